@@ -1,0 +1,173 @@
+//! Messages as data: what is wrong, where, and what to do about it.
+
+use std::fmt;
+
+/// A place in a text file, counted from one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    /// The file as the user named it.
+    pub file: String,
+    /// The line.
+    pub line: usize,
+    /// The column, in characters.
+    pub column: usize,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}
+
+/// The position of byte `offset` of `text`.
+pub fn position_of(file: &str, text: &str, offset: usize) -> Position {
+    let before = &text[..text.floor_char_boundary(offset.min(text.len()))];
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    Position { file: file.into(), line: before.matches('\n').count() + 1, column: before[start..].chars().count() + 1 }
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Severity {
+    /// Worth knowing; the result stands.
+    Warning,
+    /// There is no result.
+    Error,
+}
+
+/// One message: a lower-case fragment with ids in backticks, a place if there is one, and advice apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What is wrong and by how much.
+    pub message: String,
+    /// Where.
+    pub position: Option<Position>,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+impl Diagnostic {
+    /// An error.
+    pub fn error(message: impl Into<String>) -> Self {
+        Self { severity: Severity::Error, message: message.into(), position: None, hint: None }
+    }
+
+    /// A warning.
+    pub fn warning(message: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(message) }
+    }
+
+    /// The same with a place.
+    pub fn at(mut self, position: Position) -> Self {
+        self.position = Some(position);
+        self
+    }
+
+    /// The same with advice.
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        };
+        write!(f, "{severity}: {}", self.message)?;
+        if let Some(position) = &self.position {
+            write!(f, "\n  --> {position}")?;
+        }
+        if let Some(hint) = &self.hint {
+            write!(f, "\nhint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything that is wrong with an input, not only the first thing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults(Vec<Diagnostic>);
+
+impl Faults {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds one.
+    pub fn push(&mut self, diagnostic: Diagnostic) {
+        self.0.push(diagnostic);
+    }
+
+    /// Adds all of another list.
+    pub fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// Whether none of them is an error.
+    pub fn is_harmless(&self) -> bool {
+        self.0.iter().all(|diagnostic| diagnostic.severity == Severity::Warning)
+    }
+
+    /// Whether there are none at all.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The messages in the order in which they were found.
+    pub fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
+        self.0.iter()
+    }
+
+    /// `value` if none of the faults is an error, otherwise the faults.
+    pub fn or<T>(self, value: T) -> Result<T, Self> {
+        if self.is_harmless() { Ok(value) } else { Err(self) }
+    }
+}
+
+impl From<Diagnostic> for Faults {
+    fn from(diagnostic: Diagnostic) -> Self {
+        Self(vec![diagnostic])
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, diagnostic) in self.0.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{diagnostic}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Faults {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_count_lines_and_characters_from_one() {
+        let text = "a\nµ = 1\n";
+        let position = position_of("m.toml", text, text.find('=').unwrap());
+        assert_eq!(position.to_string(), "m.toml:2:3");
+    }
+
+    #[test]
+    fn a_message_has_three_parts() {
+        let diagnostic =
+            Diagnostic::error("stage `s2` needs 92.1 GiB on `gpu1`, which has 80.0 GiB").hint("use at least 6 stages");
+        assert_eq!(
+            diagnostic.to_string(),
+            "error: stage `s2` needs 92.1 GiB on `gpu1`, which has 80.0 GiB\nhint: use at least 6 stages"
+        );
+    }
+}

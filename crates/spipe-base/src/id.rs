@@ -1,0 +1,286 @@
+//! Ids as types, each printed with a letter, and vectors that only their own id can index.
+
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt,
+    marker::PhantomData,
+    ops::{Index, IndexMut},
+    str::FromStr,
+};
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident $letter:literal),+ $(,)?) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+        #[serde(transparent)]
+        pub struct $name(u32);
+
+        impl $name {
+            /// The id with that number.
+            pub const fn new(number: u32) -> Self {
+                Self(number)
+            }
+
+            /// Its number, counted from zero.
+            pub const fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl From<usize> for $name {
+            fn from(number: usize) -> Self {
+                match u32::try_from(number) {
+                    Ok(number) => Self(number),
+                    Err(_) => panic!("{number} is too large for an id"),
+                }
+            }
+        }
+
+        impl From<$name> for usize {
+            fn from(id: $name) -> usize {
+                id.index()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}{}", $letter, self.0)
+            }
+        }
+    )+};
+}
+
+ids! {
+    /// A layer of the model, in model order.
+    LayerId "l",
+    /// A device that computes: a GPU or a CPU socket.
+    DeviceId "d",
+    /// A memory of the machine.
+    MemoryId "r",
+    /// One direction of a link, or the channels of a memory: what flows share.
+    LinkId "k",
+    /// An in-order queue of the machine.
+    LaneId "q",
+    /// A stage of the pipeline, in model order.
+    StageId "s",
+    /// A microbatch of an iteration.
+    MicrobatchId "m",
+    /// A piece of data of a program.
+    BufferId "b",
+    /// An action of a program.
+    ActionId "a",
+}
+
+/// A vector whose elements are found by one kind of id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdVec<I, T> {
+    items: Vec<T>,
+    id: PhantomData<fn(I)>,
+}
+
+impl<I, T> Default for IdVec<I, T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), id: PhantomData }
+    }
+}
+
+impl<I: From<usize> + Into<usize>, T> IdVec<I, T> {
+    /// Without elements.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an element and returns its id.
+    pub fn push(&mut self, item: T) -> I {
+        self.items.push(item);
+        I::from(self.items.len() - 1)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The elements in order of their ids.
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.items.iter()
+    }
+
+    /// The elements in order of their ids, to be changed.
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
+        self.items.iter_mut()
+    }
+
+    /// Each element with its id.
+    pub fn enumerate(&self) -> impl DoubleEndedIterator<Item = (I, &T)> + ExactSizeIterator {
+        self.items.iter().enumerate().map(|(index, item)| (I::from(index), item))
+    }
+
+    /// All ids, ascending.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = I> + ExactSizeIterator + use<I, T> {
+        (0..self.items.len()).map(I::from)
+    }
+
+    /// The element, if there is one with this id.
+    pub fn get(&self, id: I) -> Option<&T> {
+        self.items.get(id.into())
+    }
+
+    /// The elements as a slice.
+    pub fn as_slice(&self) -> &[T] {
+        &self.items
+    }
+}
+
+impl<I: Into<usize>, T> Index<I> for IdVec<I, T> {
+    type Output = T;
+
+    fn index(&self, id: I) -> &T {
+        &self.items[id.into()]
+    }
+}
+
+impl<I: Into<usize>, T> IndexMut<I> for IdVec<I, T> {
+    fn index_mut(&mut self, id: I) -> &mut T {
+        &mut self.items[id.into()]
+    }
+}
+
+impl<I, T> FromIterator<T> for IdVec<I, T> {
+    fn from_iter<It: IntoIterator<Item = T>>(items: It) -> Self {
+        Self { items: items.into_iter().collect(), id: PhantomData }
+    }
+}
+
+impl<I, T> IntoIterator for IdVec<I, T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.items.into_iter()
+    }
+}
+
+impl<'a, I, T> IntoIterator for &'a IdVec<I, T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.items.iter()
+    }
+}
+
+/// Layers `first..last`, both included, as files and reports write them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LayerRange {
+    first: LayerId,
+    last: LayerId,
+}
+
+/// Why a text is not a range of layers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a range of layers (write the first and the last, both included, like \"0..3\")")]
+pub struct ParseRangeError(String);
+
+impl LayerRange {
+    /// From `first` to `last`, both included, if they are in order.
+    pub fn new(first: LayerId, last: LayerId) -> Option<Self> {
+        (first <= last).then_some(Self { first, last })
+    }
+
+    /// The first layer.
+    pub const fn first(self) -> LayerId {
+        self.first
+    }
+
+    /// The last layer, which belongs to the range.
+    pub const fn last(self) -> LayerId {
+        self.last
+    }
+
+    /// How many layers; at least one.
+    pub const fn count(self) -> usize {
+        self.last.index() - self.first.index() + 1
+    }
+
+    /// Whether `layer` belongs to the range.
+    pub fn contains(self, layer: LayerId) -> bool {
+        self.first <= layer && layer <= self.last
+    }
+
+    /// The layers, ascending.
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = LayerId> + Clone {
+        (self.first.index()..=self.last.index()).map(LayerId::from)
+    }
+}
+
+impl fmt::Display for LayerRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.first.0, self.last.0)
+    }
+}
+
+impl FromStr for LayerRange {
+    type Err = ParseRangeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let range = || {
+            let (first, last) = text.split_once("..").unwrap_or((text, text));
+            Self::new(LayerId(first.trim().parse().ok()?), LayerId(last.trim().parse().ok()?))
+        };
+        range().ok_or_else(|| ParseRangeError(text.into()))
+    }
+}
+
+impl TryFrom<String> for LayerRange {
+    type Error = ParseRangeError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<LayerRange> for String {
+    fn from(range: LayerRange) -> String {
+        range.to_string()
+    }
+}
+
+impl schemars::JsonSchema for LayerRange {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "LayerRange".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "string", "pattern": "^[0-9]+\\.\\.[0-9]+$" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_include_both_ends_and_round_trip() {
+        let range: LayerRange = "0..3".parse().unwrap();
+        assert_eq!((range.count(), range.to_string()), (4, "0..3".into()));
+        assert!(range.contains(LayerId::new(3)) && !range.contains(LayerId::new(4)));
+        assert_eq!("7".parse::<LayerRange>().unwrap().count(), 1);
+        assert!("3..0".parse::<LayerRange>().is_err());
+    }
+
+    #[test]
+    fn ids_print_their_letter() {
+        assert_eq!(format!("{} {} {}", StageId::new(2), MicrobatchId::new(5), LayerId::new(12)), "s2 m5 l12");
+    }
+}

@@ -1,0 +1,40 @@
+//! Quantities with units, typed ids, the vocabulary of actions, and diagnostics: what every other crate speaks.
+//!
+//! ```text
+//! quantity   Bytes  Flops  Seconds  SimTime  BytesPerSecond  FlopsPerSecond  ParamsPerSecond  Text<T>
+//! id         LayerId  DeviceId  MemoryId  LinkId  LaneId  StageId  MicrobatchId  BufferId  ActionId  LayerRange
+//! action     ActionKind  Payload  Collective  LaneRole  Subject  IdleCause
+//! diagnostic Diagnostic  Faults  Position
+//! ```
+//!
+//! Quantities refuse what makes no sense, and combine only where the physics does:
+//!
+//! ```
+//! use spipe_base::{Bytes, BytesPerSecond, SimTime};
+//!
+//! let boundary = Bytes::new(8 * 2048 * 4096 * 2);
+//! let pcie4 = BytesPerSecond::gb(32.0);
+//! assert_eq!((boundary / pcie4).to_ms(), 4.194304);
+//! assert_eq!(SimTime::from_seconds(boundary / pcie4), SimTime::ns(4_194_304));
+//! assert_eq!("128 MiB".parse::<Bytes>(), Ok(boundary));
+//! assert!("128".parse::<Bytes>().is_err(), "a size without a unit is refused");
+//! ```
+
+mod action;
+mod diagnostic;
+mod id;
+mod parse;
+mod quantity;
+mod text;
+mod time;
+
+pub use action::{ActionKind, Collective, IdleCause, LaneRole, Payload, Subject, UnknownWord};
+pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of};
+pub use id::{
+    ActionId, BufferId, DeviceId, IdVec, LaneId, LayerId, LayerRange, LinkId, MemoryId, MicrobatchId, ParseRangeError,
+    StageId,
+};
+pub use parse::ParseQuantityError;
+pub use quantity::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
+pub use text::{Exact, Text};
+pub use time::SimTime;

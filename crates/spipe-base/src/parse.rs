@@ -1,0 +1,118 @@
+//! Text such as `"18.522 ms"` taken apart into a number and one of the units of a quantity.
+
+/// Why a text is not a quantity.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseQuantityError {
+    /// The text does not start with a number.
+    #[error("`{text}` is not a {quantity}: it does not start with a number (write it like \"{example}\")")]
+    NoNumber {
+        /// The text as given.
+        text: String,
+        /// What was wanted.
+        quantity: &'static str,
+        /// A good example.
+        example: &'static str,
+    },
+    /// A number without a unit.
+    #[error("`{text}` has no unit (write a {quantity} like \"{example}\")")]
+    NoUnit {
+        /// The text as given.
+        text: String,
+        /// What was wanted.
+        quantity: &'static str,
+        /// A good example.
+        example: &'static str,
+    },
+    /// A unit of something else.
+    #[error("`{unit}` is not a unit of {quantity} (known: {known})")]
+    WrongUnit {
+        /// The unit as given.
+        unit: String,
+        /// What was wanted.
+        quantity: &'static str,
+        /// The units of that quantity.
+        known: String,
+    },
+    /// A number that the quantity cannot have: negative, too large, or zero where that makes no sense.
+    #[error("`{text}` is out of range for a {quantity}")]
+    OutOfRange {
+        /// The text as given.
+        text: String,
+        /// What was wanted.
+        quantity: &'static str,
+    },
+}
+
+/// What a quantity tells its parser.
+pub(crate) struct Units {
+    /// The quantity's name in messages.
+    pub quantity: &'static str,
+    /// A good example for messages.
+    pub example: &'static str,
+    /// Each unit with its factor to the base unit.
+    pub table: &'static [(&'static str, f64)],
+}
+
+/// The value of `text` in the base unit.
+pub(crate) fn parse(text: &str, units: &Units) -> Result<f64, ParseQuantityError> {
+    let trimmed = text.trim();
+    let end = number_end(trimmed);
+    let digits: String = trimmed[..end].chars().filter(|c| *c != '_').collect();
+    let value: f64 = digits.parse().map_err(|_| ParseQuantityError::NoNumber {
+        text: text.into(),
+        quantity: units.quantity,
+        example: units.example,
+    })?;
+    let unit = trimmed[end..].trim();
+    if unit.is_empty() {
+        return Err(ParseQuantityError::NoUnit { text: text.into(), quantity: units.quantity, example: units.example });
+    }
+    let factor = units.table.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor).ok_or_else(|| {
+        ParseQuantityError::WrongUnit {
+            unit: unit.into(),
+            quantity: units.quantity,
+            known: units.table.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+        }
+    })?;
+    let scaled = scale(value, factor);
+    if scaled.is_finite() && scaled >= 0.0 {
+        Ok(scaled)
+    } else {
+        Err(ParseQuantityError::OutOfRange { text: text.into(), quantity: units.quantity })
+    }
+}
+
+/// `value` units of `factor` base units each; small units divide, so that `18.522 ms` is the float nearest to it.
+pub(crate) fn scale(value: f64, factor: f64) -> f64 {
+    if factor < 1.0 { value / (1.0 / factor).round() } else { value * factor }
+}
+
+/// Where the number at the start of `text` ends; an `e` counts only when digits follow it.
+fn number_end(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let mut end = 0;
+    while end < bytes.len() {
+        let exponent = matches!(bytes[end], b'e' | b'E')
+            && bytes.get(end + 1).is_some_and(|next| next.is_ascii_digit() || matches!(next, b'-' | b'+'));
+        let sign = matches!(bytes[end], b'-' | b'+') && (end == 0 || matches!(bytes[end - 1], b'e' | b'E'));
+        if bytes[end].is_ascii_digit() || matches!(bytes[end], b'.' | b'_') || exponent || sign {
+            end += 1;
+        } else {
+            break;
+        }
+    }
+    end
+}
+
+/// Writes `value` with the largest of `scales` (largest first) that leaves at least one unit, with `digits` decimals.
+pub(crate) fn write_scaled(
+    f: &mut std::fmt::Formatter<'_>,
+    value: f64,
+    scales: &[(&str, f64)],
+    digits: usize,
+) -> std::fmt::Result {
+    let (unit, factor) =
+        scales.iter().find(|(_, factor)| value >= *factor).or(scales.last()).copied().unwrap_or(("", 1.0));
+    let digits = f.precision().unwrap_or(digits);
+    f.pad_integral(true, "", &format!("{:.digits$} {unit}", value / factor))
+}

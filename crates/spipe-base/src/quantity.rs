@@ -1,0 +1,457 @@
+//! The quantities: one private number each, constructors and readers named after units, and only the operators that mean
+//! something.
+
+use crate::{
+    parse::{ParseQuantityError, Units, parse, scale, write_scaled},
+    text::Exact,
+};
+use serde::{Deserialize, Serialize};
+use std::{cmp::Ordering, fmt, iter::Sum, str::FromStr};
+
+/// A size in memory or on a wire.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(transparent)]
+pub struct Bytes(u64);
+
+impl Bytes {
+    /// Nothing.
+    pub const ZERO: Self = Self(0);
+
+    /// That many bytes.
+    pub const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// That many KiB (2¹⁰ bytes).
+    pub const fn kib(n: u64) -> Self {
+        Self(n << 10)
+    }
+
+    /// That many MiB (2²⁰ bytes).
+    pub const fn mib(n: u64) -> Self {
+        Self(n << 20)
+    }
+
+    /// That many GiB (2³⁰ bytes).
+    pub const fn gib(n: u64) -> Self {
+        Self(n << 30)
+    }
+
+    /// A computed size, rounded up to whole bytes.
+    ///
+    /// # Panics
+    /// If `bytes` is negative, not finite or beyond 2⁶⁴.
+    pub fn from_f64(bytes: f64) -> Self {
+        assert!(bytes >= 0.0 && bytes < u64::MAX as f64, "{bytes} is no size in bytes");
+        Self(bytes.ceil() as u64)
+    }
+
+    /// The number of bytes.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The number of bytes, for ratios.
+    pub const fn as_f64(self) -> f64 {
+        self.0 as f64
+    }
+
+    /// In GiB.
+    pub fn to_gib(self) -> f64 {
+        self.as_f64() / (1u64 << 30) as f64
+    }
+
+    /// What is left after taking `other` away, or nothing.
+    pub const fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// What is left after taking `other` away, if there is enough.
+    pub const fn checked_sub(self, other: Self) -> Option<Self> {
+        match self.0.checked_sub(other.0) {
+            Some(left) => Some(Self(left)),
+            None => None,
+        }
+    }
+}
+
+const BYTES: Units = Units {
+    quantity: "size",
+    example: "24 GiB",
+    table: &[
+        ("B", 1.0),
+        ("KB", 1e3),
+        ("kB", 1e3),
+        ("MB", 1e6),
+        ("GB", 1e9),
+        ("TB", 1e12),
+        ("KiB", 1024.0),
+        ("MiB", 1_048_576.0),
+        ("GiB", 1_073_741_824.0),
+        ("TiB", 1_099_511_627_776.0),
+    ],
+};
+
+impl FromStr for Bytes {
+    type Err = ParseQuantityError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let value = parse(text, &BYTES)?;
+        if value >= u64::MAX as f64 {
+            return Err(ParseQuantityError::OutOfRange { text: text.into(), quantity: BYTES.quantity });
+        }
+        Ok(Self(value.round() as u64))
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SCALES: [(&str, f64); 5] =
+            [("TiB", 1_099_511_627_776.0), ("GiB", 1_073_741_824.0), ("MiB", 1_048_576.0), ("KiB", 1024.0), ("B", 1.0)];
+        write_scaled(f, self.as_f64(), &SCALES, if self.0 < 1024 { 0 } else { 1 })
+    }
+}
+
+impl Exact for Bytes {
+    fn exact(&self) -> String {
+        let scales = [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+        let (unit, factor) =
+            scales.into_iter().find(|(_, factor)| self.0 > 0 && self.0.is_multiple_of(*factor)).unwrap_or(("B", 1));
+        format!("{} {unit}", self.0 / factor)
+    }
+}
+
+impl std::ops::Add for Bytes {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl std::ops::AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+impl std::ops::Sub for Bytes {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self(self.0 - other.0)
+    }
+}
+
+impl std::ops::SubAssign for Bytes {
+    fn sub_assign(&mut self, other: Self) {
+        self.0 -= other.0;
+    }
+}
+
+impl std::ops::Mul<u64> for Bytes {
+    type Output = Self;
+
+    fn mul(self, times: u64) -> Self {
+        Self(self.0 * times)
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
+        sizes.fold(Self::ZERO, |total, size| total + size)
+    }
+}
+
+impl std::ops::Div<BytesPerSecond> for Bytes {
+    type Output = Seconds;
+
+    fn div(self, rate: BytesPerSecond) -> Seconds {
+        Seconds(self.as_f64() / rate.0)
+    }
+}
+
+/// A quantity held as a finite, non-negative `f64` in its base unit. Rates are refused at zero, so that they can divide.
+macro_rules! quantity {
+    (
+        $(#[$doc:meta])* $name:ident, $least:tt zero, $quantity:literal, $example:literal,
+        units: [$($unit:literal = $factor:literal),+],
+        display: [$($shown:literal = $scale:literal),+],
+        $($(#[$cdoc:meta])* $ctor:ident = $cfactor:literal),*
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+        #[serde(try_from = "f64", into = "f64")]
+        #[schemars(with = "f64")]
+        pub struct $name(f64);
+
+        impl $name {
+            /// That much in the base unit, if it is finite and in range.
+            pub fn new(value: f64) -> Option<Self> {
+                (value.is_finite() && value $least 0.0).then_some(Self(value))
+            }
+
+            $(
+                $(#[$cdoc])*
+                ///
+                /// # Panics
+                /// If the number is negative, not finite, or zero for a rate.
+                pub fn $ctor(value: f64) -> Self {
+                    match Self::new(scale(value, $cfactor)) {
+                        Some(quantity) => quantity,
+                        None => panic!("{value} is out of range for a {}", $quantity),
+                    }
+                }
+            )*
+
+            /// In the base unit.
+            pub const fn get(self) -> f64 {
+                self.0
+            }
+
+            const UNITS: Units =
+                Units { quantity: $quantity, example: $example, table: &[$(($unit, $factor)),+] };
+        }
+
+        impl Eq for $name {}
+
+        impl PartialOrd for $name {
+            fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+
+        impl Ord for $name {
+            fn cmp(&self, other: &Self) -> Ordering {
+                self.0.total_cmp(&other.0)
+            }
+        }
+
+        impl TryFrom<f64> for $name {
+            type Error = ParseQuantityError;
+
+            fn try_from(value: f64) -> Result<Self, Self::Error> {
+                Self::new(value)
+                    .ok_or(ParseQuantityError::OutOfRange { text: value.to_string(), quantity: $quantity })
+            }
+        }
+
+        impl From<$name> for f64 {
+            fn from(quantity: $name) -> f64 {
+                quantity.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseQuantityError;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let value = parse(text, &Self::UNITS)?;
+                Self::new(value)
+                    .ok_or(ParseQuantityError::OutOfRange { text: text.into(), quantity: $quantity })
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write_scaled(f, self.0, &[$(($shown, $scale)),+], 1)
+            }
+        }
+
+        impl Exact for $name {
+            fn exact(&self) -> String {
+                let scales = [$(($shown, $scale)),+];
+                let exact = |(unit, factor): (&str, f64)| Some(format!("{} {unit}", self.0 / factor))
+                    .filter(|text| self.0 >= factor && text.parse() == Ok(*self));
+                let (base, _) = Self::UNITS.table[0];
+                scales.into_iter().find_map(exact).unwrap_or_else(|| format!("{} {base}", self.0))
+            }
+        }
+
+        impl std::ops::Mul<f64> for $name {
+            type Output = Self;
+
+            fn mul(self, factor: f64) -> Self {
+                match Self::new(self.0 * factor) {
+                    Some(quantity) => quantity,
+                    None => panic!("{self} times {factor} is out of range for a {}", $quantity),
+                }
+            }
+        }
+
+        impl std::ops::Add for $name {
+            type Output = Self;
+
+            fn add(self, other: Self) -> Self {
+                Self(self.0 + other.0)
+            }
+        }
+
+        impl std::ops::Div for $name {
+            type Output = f64;
+
+            fn div(self, other: Self) -> f64 {
+                self.0 / other.0
+            }
+        }
+    };
+}
+
+quantity! {
+    /// A duration in seconds, for what is computed or measured; the simulator's clock is [`SimTime`](crate::SimTime).
+    Seconds, >= zero, "duration", "18.5 ms",
+    units: ["s" = 1.0, "ms" = 1e-3, "us" = 1e-6, "µs" = 1e-6, "μs" = 1e-6, "ns" = 1e-9, "min" = 60.0, "m" = 60.0, "h" = 3600.0],
+    display: ["s" = 1.0, "ms" = 1e-3, "us" = 1e-6, "ns" = 1e-9],
+    /// That many seconds.
+    s = 1.0,
+    /// That many milliseconds.
+    ms = 1e-3,
+    /// That many microseconds.
+    us = 1e-6
+}
+
+quantity! {
+    /// Floating-point operations; a multiply-add counts as two.
+    Flops, >= zero, "number of operations", "4 GFLOP",
+    units: ["FLOP" = 1.0, "kFLOP" = 1e3, "MFLOP" = 1e6, "GFLOP" = 1e9, "TFLOP" = 1e12, "PFLOP" = 1e15],
+    display: ["PFLOP" = 1e15, "TFLOP" = 1e12, "GFLOP" = 1e9, "MFLOP" = 1e6, "FLOP" = 1.0],
+    /// That many operations.
+    flop = 1.0
+}
+
+quantity! {
+    /// A bandwidth. Bits and bytes are told apart: `Gb/s` is an eighth of `GB/s`.
+    BytesPerSecond, > zero, "bandwidth", "32 GB/s",
+    units: ["B/s" = 1.0, "KB/s" = 1e3, "MB/s" = 1e6, "GB/s" = 1e9, "TB/s" = 1e12, "KiB/s" = 1024.0, "MiB/s" = 1_048_576.0,
+        "GiB/s" = 1_073_741_824.0, "TiB/s" = 1_099_511_627_776.0, "Mb/s" = 125e3, "Gb/s" = 125e6],
+    display: ["TB/s" = 1e12, "GB/s" = 1e9, "MB/s" = 1e6, "KB/s" = 1e3, "B/s" = 1.0],
+    /// That many bytes per second.
+    bytes = 1.0,
+    /// That many GB (10⁹ bytes) per second.
+    gb = 1e9
+}
+
+quantity! {
+    /// An arithmetic rate.
+    FlopsPerSecond, > zero, "arithmetic rate", "165 TFLOP/s",
+    units: ["FLOP/s" = 1.0, "MFLOP/s" = 1e6, "GFLOP/s" = 1e9, "TFLOP/s" = 1e12, "PFLOP/s" = 1e15],
+    display: ["PFLOP/s" = 1e15, "TFLOP/s" = 1e12, "GFLOP/s" = 1e9, "MFLOP/s" = 1e6, "FLOP/s" = 1.0],
+    /// That many operations per second.
+    flops = 1.0,
+    /// That many TFLOP (10¹² operations) per second.
+    tflops = 1e12
+}
+
+quantity! {
+    /// How many parameters an optimizer updates in a second.
+    ParamsPerSecond, > zero, "optimizer rate", "2 Gparam/s",
+    units: ["param/s" = 1.0, "Mparam/s" = 1e6, "Gparam/s" = 1e9],
+    display: ["Gparam/s" = 1e9, "Mparam/s" = 1e6, "param/s" = 1.0],
+    /// That many parameters per second.
+    params = 1.0,
+    /// That many 10⁹ parameters per second.
+    gparams = 1e9
+}
+
+impl Seconds {
+    /// No time at all.
+    pub const ZERO: Self = Self(0.0);
+
+    /// In milliseconds.
+    pub fn to_ms(self) -> f64 {
+        self.0 * 1e3
+    }
+}
+
+impl Sum for Seconds {
+    fn sum<I: Iterator<Item = Self>>(durations: I) -> Self {
+        durations.fold(Self::ZERO, |total, duration| total + duration)
+    }
+}
+
+impl Flops {
+    /// No work at all.
+    pub const ZERO: Self = Self(0.0);
+}
+
+impl Sum for Flops {
+    fn sum<I: Iterator<Item = Self>>(work: I) -> Self {
+        work.fold(Self::ZERO, |total, part| total + part)
+    }
+}
+
+impl std::ops::Div<FlopsPerSecond> for Flops {
+    type Output = Seconds;
+
+    fn div(self, rate: FlopsPerSecond) -> Seconds {
+        Seconds(self.0 / rate.0)
+    }
+}
+
+impl std::ops::Mul<Seconds> for BytesPerSecond {
+    type Output = Bytes;
+
+    fn mul(self, duration: Seconds) -> Bytes {
+        Bytes::from_f64(self.0 * duration.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_has_a_number_and_a_unit() {
+        assert_eq!("128GiB".parse(), Ok(Bytes::gib(128)));
+        assert_eq!("8 MiB".parse(), Ok(Bytes::mib(8)));
+        assert_eq!("18.522 ms".parse(), Ok(Seconds::ms(18.522)));
+        assert_eq!("60s".parse(), Ok(Seconds::s(60.0)));
+        assert_eq!("1e-3 s".parse(), Ok(Seconds::ms(1.0)));
+        assert_eq!("200 Gb/s".parse(), Ok(BytesPerSecond::gb(25.0)));
+        assert_eq!("1_000 TFLOP/s".parse(), Ok(FlopsPerSecond::tflops(1000.0)));
+    }
+
+    #[test]
+    fn refusals_say_what_would_do() {
+        let message = |text: &str| text.parse::<Bytes>().map_err(|error| error.to_string());
+        assert_eq!(message("24"), Err("`24` has no unit (write a size like \"24 GiB\")".into()));
+        assert_eq!(
+            message("24 GHz"),
+            Err("`GHz` is not a unit of size (known: B, KB, kB, MB, GB, TB, KiB, MiB, GiB, TiB)".into())
+        );
+        assert_eq!(message("-1 GiB"), Err("`-1 GiB` is out of range for a size".into()));
+        assert_eq!(
+            message("lots"),
+            Err("`lots` is not a size: it does not start with a number (write it like \"24 GiB\")".into())
+        );
+        assert!("0 GB/s".parse::<BytesPerSecond>().is_err(), "a rate divides, so it cannot be zero");
+    }
+
+    #[test]
+    fn display_picks_the_unit() {
+        assert_eq!(Bytes::gib(80).to_string(), "80.0 GiB");
+        assert_eq!(Bytes::new(12).to_string(), "12 B");
+        assert_eq!(Seconds::ms(4.19).to_string(), "4.2 ms");
+        assert_eq!(format!("{:.3}", Seconds::ms(4.194)), "4.194 ms");
+        assert_eq!(FlopsPerSecond::tflops(165.0).to_string(), "165.0 TFLOP/s");
+    }
+
+    #[test]
+    fn exact_text_parses_back() {
+        assert_eq!(Bytes::mib(8).exact(), "8 MiB");
+        assert_eq!(Bytes::new((8 << 20) + 1).exact(), "8388609 B");
+        for seconds in [0.0, 1.0, 18.522e-3, 1.0 / 3.0, 6e-6, 1e-9] {
+            let duration = Seconds::s(seconds);
+            assert_eq!(duration.exact().parse(), Ok(duration));
+        }
+    }
+
+    #[test]
+    fn bad_floats_are_refused() {
+        assert_eq!(Seconds::new(f64::NAN), None);
+        assert_eq!(Seconds::new(-1.0), None);
+        assert_eq!(BytesPerSecond::new(0.0), None);
+    }
+}

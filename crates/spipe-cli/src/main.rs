@@ -1,0 +1,2 @@
+//! spipe.
+fn main() {}

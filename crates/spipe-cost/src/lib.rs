@@ -1,0 +1,1 @@
+//! Model times hardware: tables of time and memory.

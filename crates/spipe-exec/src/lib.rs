@@ -1,0 +1,1 @@
+//! The Burn interpreter of programs, its optimizer kernels and calibration measurements.

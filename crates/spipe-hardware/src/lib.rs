@@ -1,0 +1,1 @@
+//! What the network runs on: devices, memories, NUMA nodes, links, routes.

@@ -1,0 +1,1 @@
+//! A placement and the checker that accepts it.

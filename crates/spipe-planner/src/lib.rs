@@ -1,0 +1,1 @@
+//! Searches for plans: ILP, dynamic program, greedy, exhaustive.

@@ -1,0 +1,1 @@
+//! Programs: orders, lowering, the checker, one builder per system.

@@ -1,0 +1,1 @@
+//! The discrete-event interpreter of programs.

@@ -1,0 +1,1 @@
+//! Draws traces: SVG, PNG, interactive HTML, Perfetto JSON, text.

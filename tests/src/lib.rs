@@ -1,0 +1,1 @@
+//! The suite that crosses the crates.
