@@ -122,6 +122,13 @@ pub struct UnknownWord {
     known: String,
 }
 
+impl UnknownWord {
+    /// That `word` names no `what`, with the words that do.
+    pub fn new(word: &str, what: &'static str, known: &[&str]) -> Self {
+        Self { word: word.into(), what, known: known.join(", ") }
+    }
+}
+
 const KINDS: [(&str, ActionKind); 21] = [
     ("forward", ActionKind::Forward),
     ("recompute", ActionKind::Recompute),
@@ -178,11 +185,11 @@ impl FromStr for ActionKind {
     type Err = UnknownWord;
 
     fn from_str(word: &str) -> Result<Self, Self::Err> {
-        KINDS.iter().find(|(name, _)| *name == word).map(|(_, kind)| *kind).ok_or_else(|| UnknownWord {
-            word: word.into(),
-            what: "kind of action",
-            known: KINDS.map(|(name, _)| name).join(", "),
-        })
+        KINDS
+            .iter()
+            .find(|(name, _)| *name == word)
+            .map(|(_, kind)| *kind)
+            .ok_or_else(|| UnknownWord::new(word, "kind of action", &KINDS.map(|(name, _)| name)))
     }
 }
 

@@ -4,6 +4,7 @@
 //! quantity   Bytes  Flops  Seconds  SimTime  BytesPerSecond  FlopsPerSecond  ParamsPerSecond  Text<T>
 //! id         LayerId  DeviceId  MemoryId  LinkId  LaneId  StageId  MicrobatchId  BufferId  ActionId  LayerRange
 //! action     ActionKind  Payload  Collective  LaneRole  Subject  IdleCause
+//! data type  DataType
 //! diagnostic Diagnostic  Faults  Position
 //! ```
 //!
@@ -20,6 +21,7 @@
 //! ```
 
 mod action;
+mod data_type;
 mod diagnostic;
 mod id;
 mod parse;
@@ -28,6 +30,7 @@ mod text;
 mod time;
 
 pub use action::{ActionKind, Collective, IdleCause, LaneRole, Payload, Subject, UnknownWord};
+pub use data_type::DataType;
 pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of};
 pub use id::{
     ActionId, BufferId, DeviceId, IdVec, LaneId, LayerId, LayerRange, LinkId, MemoryId, MicrobatchId, ParseRangeError,
