@@ -1,0 +1,215 @@
+//! Drawing in points on a plotters area, the same for every backend.
+
+use super::layout::Layout;
+use crate::{DrawError, palette::Color};
+use plotters::{
+    coord::Shift,
+    drawing::DrawingArea,
+    element::{PathElement, Polygon, Rectangle},
+    prelude::DrawingBackend,
+    style::{
+        FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, TextStyle, register_font,
+        text_anchor::{HPos, Pos, VPos},
+    },
+};
+use std::sync::LazyLock;
+
+/// What an SVG asks its reader for, and the name under which the carried font is registered. Verdana has the same widths.
+const FONT: &str = "DejaVu Sans, Verdana, sans-serif";
+const REGULAR: &[u8] = include_bytes!("../../fonts/DejaVuSans-subset.ttf");
+const BOLD: &[u8] = include_bytes!("../../fonts/DejaVuSans-Bold-subset.ttf");
+
+/// Ascent plus descent of the carried font in ems (`hhea`: (1901 + 483) / 2048). ab_glyph takes this height as the size.
+const FONT_HEIGHT: f64 = 2384.0 / 2048.0;
+/// plotters-svg divides the size by this to get `font-size`.
+const SVG_SIZE: f64 = 1.24;
+/// plotters-svg puts the baseline of text that is anchored at its top this many ems lower.
+const SVG_BASELINE: f64 = 0.76;
+/// ab_glyph is drawn with the baseline this share of the size below the top.
+const BITMAP_BASELINE: f64 = 0.5;
+
+/// Registers the carried fonts with plotters, once.
+pub(super) fn register_fonts() -> Result<(), DrawError> {
+    static REGISTERED: LazyLock<bool> = LazyLock::new(|| {
+        register_font(FONT, FontStyle::Normal, REGULAR).is_ok() && register_font(FONT, FontStyle::Bold, BOLD).is_ok()
+    });
+    if *REGISTERED { Ok(()) } else { Err(DrawError::Font) }
+}
+
+/// How points become what a backend counts in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Medium {
+    pixels_per_point: f64,
+    /// Size to ask for ÷ em that results.
+    size: f64,
+    /// Baseline below the top, in ems.
+    baseline: f64,
+}
+
+impl Medium {
+    /// Quarters of points, because plotters has integer coordinates.
+    pub(super) const fn svg() -> Self {
+        Self { pixels_per_point: 4.0, size: SVG_SIZE, baseline: SVG_BASELINE }
+    }
+
+    /// Pixels.
+    pub(super) fn bitmap(pixels_per_point: u32) -> Self {
+        let pixels_per_point = f64::from(pixels_per_point);
+        Self { pixels_per_point, size: FONT_HEIGHT, baseline: BITMAP_BASELINE * FONT_HEIGHT }
+    }
+
+    /// The size of the whole picture.
+    pub(super) fn pixels(self, layout: &Layout) -> (u32, u32) {
+        let pixels = |points: f64| (points * self.pixels_per_point).round() as u32;
+        (pixels(layout.width), pixels(layout.height))
+    }
+}
+
+/// Where text stands relative to its point on the baseline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Align {
+    Left,
+    Center,
+    Right,
+}
+
+/// How text looks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Type {
+    /// The em in points.
+    pub(super) size: f64,
+    pub(super) bold: bool,
+    pub(super) color: Color,
+    pub(super) align: Align,
+}
+
+impl Type {
+    /// Regular, black, from the left.
+    pub(super) const fn new(size: f64) -> Self {
+        Self { size, bold: false, color: [0x22; 3], align: Align::Left }
+    }
+
+    pub(super) const fn bold(self) -> Self {
+        Self { bold: true, ..self }
+    }
+
+    pub(super) const fn color(self, color: Color) -> Self {
+        Self { color, ..self }
+    }
+
+    pub(super) const fn align(self, align: Align) -> Self {
+        Self { align, ..self }
+    }
+
+    fn font(self, size: f64) -> FontDesc<'static> {
+        let style = if self.bold { FontStyle::Bold } else { FontStyle::Normal };
+        FontDesc::new(FontFamily::Name(FONT), size, style)
+    }
+
+    /// How wide `text` is in points, in every medium.
+    pub(super) fn width(self, text: &str) -> f64 {
+        const FINENESS: f64 = 16.0;
+        let width = self.font(self.size * FONT_HEIGHT * FINENESS).box_size(text).map_or(0, |(width, _)| width);
+        f64::from(width) / FINENESS
+    }
+
+    /// `text` shortened with an ellipsis until it is at most `width` points wide.
+    pub(super) fn fit(self, text: &str, width: f64) -> String {
+        if self.width(text) <= width {
+            return text.to_owned();
+        }
+        let mut kept: Vec<char> = text.chars().take((width / self.size * 4.0) as usize).collect();
+        while let Some(_dropped) = kept.pop() {
+            let shorter: String = kept.iter().collect::<String>() + "…";
+            if self.width(&shorter) <= width {
+                return shorter;
+            }
+        }
+        String::new()
+    }
+}
+
+/// Left, top, right, bottom, in points.
+pub(super) type Frame = (f64, f64, f64, f64);
+
+/// A drawing area that counts in points.
+pub(super) struct Canvas<'a, DB: DrawingBackend> {
+    area: &'a DrawingArea<DB, Shift>,
+    medium: Medium,
+}
+
+impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
+    pub(super) const fn new(area: &'a DrawingArea<DB, Shift>, medium: Medium) -> Self {
+        Self { area, medium }
+    }
+
+    /// The width of the smallest thing that can be seen, in points.
+    pub(super) fn grain(&self) -> f64 {
+        1.0 / self.medium.pixels_per_point.min(2.0)
+    }
+
+    /// A filled rectangle.
+    pub(super) fn rect(&self, (left, top, right, bottom): Frame, color: Color) -> Result<(), DrawError> {
+        let corners = [self.at((left, top)), self.at((right, bottom))];
+        failed(self.area.draw(&Rectangle::new(corners, paint(color).filled())))
+    }
+
+    /// A line of straight pieces, `width` points wide.
+    pub(super) fn line(&self, points: &[(f64, f64)], color: Color, width: f64) -> Result<(), DrawError> {
+        let points: Vec<(i32, i32)> = points.iter().map(|point| self.at(*point)).collect();
+        let width = (width * self.medium.pixels_per_point).round().max(1.0) as u32;
+        failed(self.area.draw(&PathElement::new(points, paint(color).stroke_width(width))))
+    }
+
+    /// A dashed horizontal line.
+    pub(super) fn dashes(&self, (left, right): (f64, f64), y: f64, color: Color) -> Result<(), DrawError> {
+        let mut x = left;
+        while x < right {
+            self.line(&[(x, y), ((x + 6.0).min(right), y)], color, 1.0)?;
+            x += 10.0;
+        }
+        Ok(())
+    }
+
+    /// A filled polygon.
+    pub(super) fn area(&self, points: &[(f64, f64)], color: Color) -> Result<(), DrawError> {
+        let points: Vec<(i32, i32)> = points.iter().map(|point| self.at(*point)).collect();
+        failed(self.area.draw(&Polygon::new(points, paint(color).filled())))
+    }
+
+    /// Text whose baseline starts, has its middle, or ends at `at`.
+    pub(super) fn text(&self, text: &str, at: (f64, f64), style: Type) -> Result<(), DrawError> {
+        let em = style.size * self.medium.pixels_per_point;
+        let (x, baseline) = self.at(at);
+        let horizontal = match style.align {
+            Align::Left => HPos::Left,
+            Align::Center => HPos::Center,
+            Align::Right => HPos::Right,
+        };
+        let [red, green, blue] = style.color;
+        let color = RGBColor(red, green, blue);
+        let style =
+            TextStyle::from(style.font(em * self.medium.size)).color(&color).pos(Pos::new(horizontal, VPos::Top));
+        let top = baseline - (em * self.medium.baseline).round() as i32;
+        failed(self.area.draw_text(text, &style, (x, top)))
+    }
+
+    /// Makes the backend complete its picture.
+    pub(super) fn finish(&self) -> Result<(), DrawError> {
+        failed(self.area.present())
+    }
+
+    fn at(&self, (x, y): (f64, f64)) -> (i32, i32) {
+        let pixel = |points: f64| (points * self.medium.pixels_per_point).round() as i32;
+        (pixel(x), pixel(y))
+    }
+}
+
+fn paint(color: Color) -> ShapeStyle {
+    let [red, green, blue] = color;
+    ShapeStyle::from(&RGBColor(red, green, blue))
+}
+
+fn failed<E: std::fmt::Display>(result: Result<(), E>) -> Result<(), DrawError> {
+    result.map_err(|error| DrawError::Drawing { message: error.to_string() })
+}

@@ -1,0 +1,146 @@
+//! Where everything of the chart goes, in points.
+
+use super::{
+    canvas::{Frame, Type},
+    header::{self, Header},
+};
+use crate::scene::{Row, Scene, plural};
+use spipe_base::SimTime;
+
+/// The width of the picture.
+const WIDTH: f64 = 1400.0;
+/// The empty border.
+pub(super) const MARGIN: f64 = 24.0;
+/// Room for the busy share at the right end of lanes.
+const RIGHT: f64 = 78.0;
+/// The height of all lanes together, above which they become thinner.
+const LANES_HEIGHT: f64 = 3000.0;
+/// The height of one track of a lane: normal, and at least.
+const TRACK_HEIGHT: (f64, f64) = (24.0, 3.0);
+/// The most lanes and the most memories that are drawn.
+const MAX_ROWS: usize = 1000;
+const MAX_MEMORIES: usize = 40;
+/// Between lanes, between devices, between memories.
+const LANE_GAP: f64 = 5.0;
+const DEVICE_GAP: f64 = 9.0;
+const MEMORY_HEIGHT: f64 = 64.0;
+const MEMORY_GAP: f64 = 18.0;
+/// The time axis, and the words above it that say where the iteration of each track ends.
+const AXIS_HEIGHT: f64 = 24.0;
+pub(super) const END_HEIGHT: f64 = 12.0;
+
+/// The type of lane names.
+pub(super) const LANE_TYPE: Type = Type::new(11.5);
+/// The type of the labels of tracks beside the lane's name.
+pub(super) const TRACK_TYPE: Type = Type::new(9.0).color([0x66; 3]);
+
+/// A lane on the chart.
+pub(super) struct PlacedRow<'s> {
+    pub(super) row: &'s Row,
+    pub(super) top: f64,
+    /// Whether the device's name stands before it.
+    pub(super) opens_device: bool,
+}
+
+/// The finished layout.
+pub(super) struct Layout<'s> {
+    pub(super) width: f64,
+    pub(super) height: f64,
+    pub(super) header: Header,
+    pub(super) rows: Vec<PlacedRow<'s>>,
+    /// The height of one track of a lane.
+    pub(super) track_height: f64,
+    /// Where the lane's own name starts, after the device's.
+    pub(super) lane_names: f64,
+    /// The lanes: the frame of the time axis.
+    pub(super) plot: Frame,
+    /// The frames of the memories.
+    pub(super) memories: Vec<Frame>,
+    /// What is left out, in words.
+    pub(super) omitted: Vec<String>,
+    end: SimTime,
+}
+
+impl<'s> Layout<'s> {
+    /// Lays out `scene`.
+    pub(super) fn of(scene: &'s Scene) -> Self {
+        let header = Header::of(scene, WIDTH - 2.0 * MARGIN);
+        let shown = &scene.rows[..scene.rows.len().min(MAX_ROWS)];
+        let (lane_names, left) = name_columns(scene, shown);
+        let tracks = scene.tracks.len() as f64;
+        let track_height = track_height(shown.len() as f64 * tracks);
+        let gap = if track_height < 9.0 { 1.0 } else { LANE_GAP };
+        let top = MARGIN + header.height + AXIS_HEIGHT + END_HEIGHT * tracks;
+        let mut y = top;
+        let mut rows: Vec<PlacedRow> = Vec::with_capacity(shown.len());
+        for row in shown {
+            let opens_device = rows.last().is_none_or(|before| before.row.device != row.device);
+            if opens_device && !rows.is_empty() {
+                y += DEVICE_GAP;
+            }
+            rows.push(PlacedRow { row, top: y, opens_device });
+            y += track_height * tracks + gap;
+        }
+        let plot = (left, top, WIDTH - MARGIN - RIGHT, y.max(top + 20.0));
+        let memories = memory_frames(scene, plot);
+        let bottom = memories.last().map_or(plot.3, |frame| frame.3);
+        let omitted = omitted(scene, shown.len(), memories.len());
+        let height = bottom + 8.0 + omitted.len() as f64 * header::LINE + MARGIN;
+        Self { width: WIDTH, height, header, rows, track_height, lane_names, plot, memories, omitted, end: scene.end }
+    }
+
+    /// The place of a point in time.
+    pub(super) fn x(&self, time: SimTime) -> f64 {
+        let (left, _, right, _) = self.plot;
+        left + (right - left) * (time.as_ns() as f64 / self.end.as_ns() as f64).min(1.0)
+    }
+}
+
+fn track_height(tracks: f64) -> f64 {
+    let (normal, least) = TRACK_HEIGHT;
+    (LANES_HEIGHT / tracks.max(1.0) - 1.0).clamp(least, normal)
+}
+
+/// Where lane names start and where the plot starts.
+fn name_columns(scene: &Scene, rows: &[Row]) -> (f64, f64) {
+    let widest = |texts: &mut dyn Iterator<Item = f64>, most: f64| texts.fold(0.0, f64::max).min(most);
+    let devices = rows.iter().map(|row| LANE_TYPE.bold().width(&row.device));
+    let devices = widest(&mut devices.into_iter(), 140.0);
+    let memories = scene.memories.iter().map(|row| LANE_TYPE.bold().width(&row.name) - 60.0);
+    let lanes = rows.iter().map(|row| LANE_TYPE.width(lane_name(row))).chain(memories);
+    let lanes = widest(&mut lanes.into_iter(), 180.0);
+    let labels = if scene.is_double() {
+        widest(&mut scene.tracks.iter().map(|track| TRACK_TYPE.width(&track.label) + 8.0), 80.0)
+    } else {
+        0.0
+    };
+    let start = MARGIN + devices + 12.0;
+    (start, start + lanes.max(40.0) + labels + 10.0)
+}
+
+/// The lane's name without the device's before it.
+pub(super) fn lane_name(row: &Row) -> &str {
+    row.name.strip_prefix(row.device.as_str()).and_then(|rest| rest.strip_prefix('.')).unwrap_or(&row.name)
+}
+
+fn memory_frames(scene: &Scene, (left, _, right, bottom): Frame) -> Vec<Frame> {
+    let first = bottom + 14.0;
+    let frame = |index: usize| {
+        let top = first + MEMORY_GAP + index as f64 * (MEMORY_HEIGHT + MEMORY_GAP);
+        (left, top, right, top + MEMORY_HEIGHT)
+    };
+    (0..scene.memories.len().min(MAX_MEMORIES)).map(frame).collect()
+}
+
+fn omitted(scene: &Scene, rows: usize, memories: usize) -> Vec<String> {
+    let lanes = scene.rows.len() - rows;
+    let curves = scene.memories.len() - memories;
+    let elsewhere = "fit here; the HTML and Perfetto files have all";
+    let lines = [
+        (scene.quiet > 0)
+            .then(|| plural(scene.quiet, "lane", ("that does nothing is left out", "that do nothing are left out"))),
+        (lanes > 0).then(|| format!("{} {elsewhere}", plural(lanes, "lane", ("does not", "do not")))),
+        (curves > 0).then(|| format!("{} {elsewhere}", plural(curves, "memory curve", ("does not", "do not")))),
+    ];
+    lines.into_iter().flatten().collect()
+}

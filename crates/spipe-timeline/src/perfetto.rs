@@ -1,0 +1,188 @@
+//! The trace for <https://ui.perfetto.dev> and `chrome://tracing`, in the layout of PyTorch's profiler.
+//!
+//! | trace | JSON event |
+//! |---|---|
+//! | device | a process (`pid`), named after the track where there are two |
+//! | lane | a thread (`tid`) of its device; the bubbles of a compute lane in a thread below it |
+//! | span | `X`, named `PP:2F0` as PyTorch's pipelining names arithmetic; category = kind; `ts` and `dur` in µs |
+//! | arrow | flow `s` at the end of the one and `f` (`bp: e`) at the start of the other |
+//! | memory | counter `C` in bytes, on the device of that name |
+//! | note, want of memory | global instant `i`, and a label of every process |
+//!
+//! Format: "Trace Event Format" (Duffy, Sinclair; the Chromium project). No clock and no host name goes in: the same
+//! traces give the same bytes.
+
+use crate::{
+    Picture,
+    palette::cause_meaning,
+    scene::{Scene, Track, clean},
+};
+use serde_json::{Map, Value, json};
+use spipe_base::{LaneId, SimTime};
+use spipe_trace::{Idle, MemoryTrack, Span};
+use std::collections::BTreeMap;
+
+/// The JSON text, one event per line.
+pub fn perfetto(picture: &Picture) -> String {
+    let scene = Scene::of(picture);
+    let mut events = Events { lines: Vec::new(), processes: 0, flows: 0 };
+    for track in &scene.tracks {
+        events.add_track(&scene, track);
+    }
+    events.add_words(&scene);
+    let facts: Vec<String> = scene.facts();
+    let other = json!({ "title": scene.title, "facts": facts, "notes": scene.notes(), "faults": scene.faults() });
+    format!(
+        "{{\"displayTimeUnit\":\"ms\",\"traceName\":{},\"otherData\":{other},\"traceEvents\":[\n{}\n]}}\n",
+        Value::from(scene.title.as_str()),
+        events.lines.join(",\n"),
+    )
+}
+
+struct Events {
+    lines: Vec<String>,
+    processes: usize,
+    flows: usize,
+}
+
+/// Where a lane is found: process and thread.
+type Place = (usize, usize);
+
+impl Events {
+    fn push(&mut self, event: Value) {
+        self.lines.push(event.to_string());
+    }
+
+    fn process(&mut self, scene: &Scene, track: &Track, name: &str) -> usize {
+        self.processes += 1;
+        let pid = self.processes;
+        let name = if scene.is_double() { format!("{} {name}", track.label) } else { name.to_owned() };
+        let labels: Vec<String> = std::iter::once(crate::scene::origin(track.trace.origin).to_owned())
+            .chain(track.trace.notes.iter().map(|note| clean(note)))
+            .collect();
+        self.metadata("process_name", (pid, 0), json!({ "name": name }));
+        self.metadata("process_labels", (pid, 0), json!({ "labels": labels.join(", ") }));
+        self.metadata("process_sort_index", (pid, 0), json!({ "sort_index": pid }));
+        pid
+    }
+
+    fn thread(&mut self, place: Place, name: &str) {
+        self.metadata("thread_name", place, json!({ "name": name }));
+        self.metadata("thread_sort_index", place, json!({ "sort_index": place.1 }));
+    }
+
+    fn metadata(&mut self, name: &str, (pid, tid): Place, args: Value) {
+        self.push(json!({ "ph": "M", "name": name, "pid": pid, "tid": tid, "args": args }));
+    }
+
+    fn add_track(&mut self, scene: &Scene, track: &Track) {
+        let mut processes: BTreeMap<String, usize> = BTreeMap::new();
+        let mut places: BTreeMap<LaneId, Place> = BTreeMap::new();
+        for (number, lane) in track.trace.lanes.iter().enumerate() {
+            let device = clean(&lane.device);
+            let pid = match processes.get(&device) {
+                Some(pid) => *pid,
+                None => self.process(scene, track, &device),
+            };
+            processes.insert(device, pid);
+            // An odd thread for each lane, so that its bubbles come right below it.
+            let (lane_id, place) = (LaneId::from(number), (pid, 2 * number + 1));
+            let name = clean(&lane.name);
+            self.thread(place, &name);
+            places.insert(lane_id, place);
+            for (_, span) in track.spans(lane_id) {
+                self.push(slice(place, span, &name));
+            }
+            if !track.idle(lane_id).is_empty() {
+                let below = (pid, place.1 + 1);
+                self.thread(below, &format!("{name} bubbles"));
+                for stretch in track.idle(lane_id) {
+                    self.push(bubble(below, stretch));
+                }
+            }
+        }
+        for memory in &track.trace.memories {
+            let name = clean(&memory.name);
+            let pid = match processes.get(&name) {
+                Some(pid) => *pid,
+                None => self.process(scene, track, &name),
+            };
+            processes.insert(name.clone(), pid);
+            self.add_counters(pid, &name, memory);
+        }
+        self.add_flows(track, &places);
+    }
+
+    fn add_counters(&mut self, pid: usize, name: &str, memory: &MemoryTrack) {
+        for sample in &memory.samples {
+            self.push(json!({
+                "ph": "C", "name": format!("memory of {name}"), "cat": "memory", "pid": pid, "tid": 0, "ts": us(sample.at),
+                "args": { "bytes": sample.bytes.get() },
+            }));
+        }
+    }
+
+    /// A flow is bound to the slice that is open at its time; a slice is not open any more at its end, so the flow starts
+    /// in its last nanosecond.
+    fn add_flows(&mut self, track: &Track, places: &BTreeMap<LaneId, Place>) {
+        let spans = &track.trace.spans;
+        for arrow in &track.trace.arrows {
+            let ends = [arrow.from, arrow.to].map(|index| {
+                let span = spans.get(index as usize).filter(|span| span.start <= span.end)?;
+                Some((span, *places.get(&span.lane)?))
+            });
+            let [Some((from, (from_pid, from_tid))), Some((to, (to_pid, to_tid)))] = ends else { continue };
+            self.flows += 1;
+            let id = self.flows;
+            let leaves = from.end.saturating_sub(SimTime::ns(1)).max(from.start);
+            self.push(json!({
+                "ph": "s", "id": id, "name": "lets start", "cat": "dependency", "pid": from_pid, "tid": from_tid, "ts": us(leaves),
+            }));
+            self.push(json!({
+                "ph": "f", "bp": "e", "id": id, "name": "lets start", "cat": "dependency", "pid": to_pid, "tid": to_tid,
+                "ts": us(to.start),
+            }));
+        }
+    }
+
+    fn add_words(&mut self, scene: &Scene) {
+        for note in scene.notes() {
+            self.push(json!({ "ph": "i", "s": "g", "name": note, "cat": "note", "pid": 1, "tid": 0, "ts": 0 }));
+        }
+        for (track, fault) in scene.tracks.iter().filter_map(Track::shortage).zip(scene.faults()) {
+            let ts = us(track.at);
+            self.push(
+                json!({ "ph": "i", "s": "g", "name": fault, "cat": "out-of-memory", "pid": 1, "tid": 0, "ts": ts }),
+            );
+        }
+    }
+}
+
+fn slice((pid, tid): Place, span: &Span, lane: &str) -> Value {
+    let label = span.label();
+    let name = if span.kind.is_compute() { format!("PP:{label}") } else { label };
+    let mut args = Map::new();
+    args.insert("lane".into(), lane.into());
+    args.extend(span.subject.stage.map(|stage| ("stage".into(), stage.index().into())));
+    args.extend(span.subject.microbatch.map(|microbatch| ("microbatch".into(), microbatch.index().into())));
+    args.extend(span.subject.layers.map(|layers| ("layers".into(), layers.to_string().into())));
+    args.extend(span.bytes.map(|bytes| ("bytes".into(), bytes.get().into())));
+    args.extend(span.waited_for.map(|cause| ("waited-for".into(), cause.name().into())));
+    json!({
+        "ph": "X", "name": name, "cat": span.kind.name(), "pid": pid, "tid": tid,
+        "ts": us(span.start), "dur": us(span.duration()), "args": args,
+    })
+}
+
+fn bubble((pid, tid): Place, stretch: &Idle) -> Value {
+    json!({
+        "ph": "X", "name": stretch.cause.name(), "cat": "bubble", "pid": pid, "tid": tid,
+        "ts": us(stretch.start), "dur": us(stretch.end.saturating_sub(stretch.start)),
+        "args": { "cause": cause_meaning(stretch.cause) },
+    })
+}
+
+/// Microseconds, with the nanoseconds behind the point.
+fn us(time: SimTime) -> f64 {
+    time.as_ns() as f64 / 1e3
+}

@@ -1,0 +1,349 @@
+//! What all renderers draw: one or two traces, their lanes side by side, and the words around them.
+
+use crate::{
+    Picture,
+    scale::{count, duration, percent},
+};
+use spipe_base::{IdleCause, LaneId, LaneRole, SimTime};
+use spipe_trace::{Idle, MemoryTrack, Metrics, Origin, Shortage, Span, Status, Trace, compare};
+use std::collections::{BTreeMap, VecDeque};
+
+/// One trace of a picture.
+pub(crate) struct Track<'a> {
+    /// The trace.
+    pub(crate) trace: &'a Trace,
+    /// What tells it from the other one: `predicted`, `measured`, or a letter where both have the same origin.
+    pub(crate) label: String,
+    /// Its figures, unless it contradicts itself.
+    pub(crate) figures: Option<Metrics>,
+    spans: Vec<Vec<u32>>,
+    idle: Vec<Vec<Idle>>,
+}
+
+/// One lane of the picture, with its number in each track that has it.
+pub(crate) struct Row {
+    /// Its name.
+    pub(crate) name: String,
+    /// The device it is listed under.
+    pub(crate) device: String,
+    /// What it is for.
+    pub(crate) role: LaneRole,
+    /// The lane of each track.
+    pub(crate) lanes: Vec<Option<LaneId>>,
+}
+
+/// A memory, with its curve in each track that has it.
+pub(crate) struct MemoryRow<'a> {
+    /// Its name.
+    pub(crate) name: String,
+    /// The curve of each track.
+    pub(crate) curves: Vec<Option<&'a MemoryTrack>>,
+}
+
+/// Everything that is drawn.
+pub(crate) struct Scene<'a> {
+    /// The heading.
+    pub(crate) title: String,
+    /// One or two traces; a prediction comes before a measurement.
+    pub(crate) tracks: Vec<Track<'a>>,
+    /// The lanes that do something in any track (all lanes if none does), grouped by device.
+    pub(crate) rows: Vec<Row>,
+    /// How many lanes do nothing and are left out.
+    pub(crate) quiet: usize,
+    /// The memories.
+    pub(crate) memories: Vec<MemoryRow<'a>>,
+    /// The end of the time axis, later than its start.
+    pub(crate) end: SimTime,
+}
+
+impl<'a> Track<'a> {
+    fn new(trace: &'a Trace, label: String) -> Self {
+        let mut spans = vec![Vec::new(); trace.lanes.len()];
+        for (index, span) in trace.spans.iter().enumerate() {
+            if span.start <= span.end
+                && let (Some(lane), Ok(index)) = (spans.get_mut(span.lane.index()), u32::try_from(index))
+            {
+                lane.push(index);
+            }
+        }
+        for lane in &mut spans {
+            lane.sort_by_key(|index| trace.spans[*index as usize].start);
+        }
+        let mut idle = vec![Vec::new(); trace.lanes.len()];
+        for stretch in trace.idle.iter().filter(|stretch| stretch.start < stretch.end) {
+            if let Some(lane) = idle.get_mut(stretch.lane.index()) {
+                lane.push(*stretch);
+            }
+        }
+        Self { trace, label, figures: is_sound(trace).then(|| Metrics::of(trace)), spans, idle }
+    }
+
+    /// The spans of a lane by start, each with its index in the trace.
+    pub(crate) fn spans(&self, lane: LaneId) -> impl Iterator<Item = (u32, &'a Span)> {
+        self.spans[lane.index()].iter().map(|index| (*index, &self.trace.spans[*index as usize]))
+    }
+
+    /// The bubbles of a lane.
+    pub(crate) fn idle(&self, lane: LaneId) -> &[Idle] {
+        &self.idle[lane.index()]
+    }
+
+    /// Busy time of a lane ÷ iteration, if the iteration was finished.
+    pub(crate) fn busy_share(&self, lane: LaneId) -> Option<f64> {
+        let busy: f64 = self.spans(lane).map(|(_, span)| span.duration().as_ns() as f64).sum();
+        (self.trace.iteration > SimTime::ZERO && self.shortage().is_none())
+            .then(|| busy / self.trace.iteration.as_ns() as f64)
+    }
+
+    /// Idle time of all compute lanes by cause, largest first.
+    pub(crate) fn idle_by_cause(&self) -> Vec<(IdleCause, SimTime)> {
+        let mut total: BTreeMap<IdleCause, SimTime> = BTreeMap::new();
+        for (cause, time) in self.figures.iter().flat_map(|figures| figures.idle.values()).flatten() {
+            *total.entry(*cause).or_default() += *time;
+        }
+        let mut causes: Vec<_> = total.into_iter().collect();
+        causes.sort_by_key(|(cause, time)| (std::cmp::Reverse(*time), *cause));
+        causes
+    }
+
+    /// What stopped the iteration, if it could not be finished.
+    pub(crate) fn shortage(&self) -> Option<&'a Shortage> {
+        match &self.trace.status {
+            Status::Ok => None,
+            Status::OutOfMemory(shortage) => Some(shortage),
+        }
+    }
+
+    /// Iteration, throughput and bubbles in one line.
+    pub(crate) fn facts(&self) -> String {
+        let Some(figures) = &self.figures else {
+            return format!("{} · this trace contradicts itself, so it has no figures", origin(self.trace.origin));
+        };
+        let mut facts = vec![origin(self.trace.origin).to_owned()];
+        if self.shortage().is_none() {
+            facts.push(format!("iteration {}", duration(figures.iteration)));
+            facts.extend(figures.tokens_per_second.map(|rate| format!("{} tokens/s", count(rate))));
+            facts.push(format!("bubbles {} of compute time", percent(figures.bubble_fraction)));
+        }
+        facts.join(" · ")
+    }
+
+    fn does_something(&self, lane: LaneId) -> bool {
+        !self.spans[lane.index()].is_empty() || !self.idle[lane.index()].is_empty()
+    }
+}
+
+impl<'a> Scene<'a> {
+    /// Puts the traces of a picture beside each other.
+    pub(crate) fn of(picture: &Picture<'a>) -> Self {
+        let tracks = tracks(picture);
+        let mut rows = rows(&tracks);
+        let all = rows.len();
+        let works = |row: &Row| {
+            tracks.iter().zip(&row.lanes).any(|(track, lane)| lane.is_some_and(|lane| track.does_something(lane)))
+        };
+        if rows.iter().any(works) {
+            rows.retain(works);
+        }
+        let quiet = all - rows.len();
+        let title = clean(picture.title.unwrap_or(&picture.trace.name));
+        let (memories, end) = (memories(&tracks), end(&tracks));
+        Self { title, tracks, rows, quiet, memories, end }
+    }
+
+    /// Whether there are two traces.
+    pub(crate) fn is_double(&self) -> bool {
+        self.tracks.len() > 1
+    }
+
+    /// The lines under the heading: what each trace is, and how far they are apart.
+    pub(crate) fn facts(&self) -> Vec<String> {
+        if !self.is_double() {
+            let track = &self.tracks[0];
+            let name = clean(&track.trace.name);
+            return if name.is_empty() || name == self.title { vec![track.facts()] } else { vec![name, track.facts()] };
+        }
+        let mut lines: Vec<String> = self
+            .tracks
+            .iter()
+            .map(|track| {
+                let label = (track.label != origin(track.trace.origin)).then(|| format!("{}: ", track.label));
+                let name = Some(clean(&track.trace.name)).filter(|name| !name.is_empty() && *name != self.title);
+                let name = name.map(|name| format!(" · {name}"));
+                format!("{}{}{}", label.unwrap_or_default(), track.facts(), name.unwrap_or_default())
+            })
+            .collect();
+        lines.extend(self.difference());
+        lines
+    }
+
+    fn difference(&self) -> Option<String> {
+        let [first, second] = self.tracks.as_slice() else { return None };
+        let known = self.tracks.iter().all(|track| track.figures.is_some() && track.shortage().is_none());
+        let iteration = known.then(|| compare(first.trace, second.trace).iteration)?;
+        let error = iteration.error()?;
+        Some(if (first.trace.origin, second.trace.origin) == (Origin::Predicted, Origin::Measured) {
+            let sign = if error < 0.0 { '−' } else { '+' };
+            format!("iteration error {sign}{} = (predicted − measured) ÷ measured", percent(error.abs()))
+        } else {
+            format!(
+                "the iteration of {} takes {:.3} times as long as that of {}",
+                first.label,
+                1.0 + error,
+                second.label
+            )
+        })
+    }
+
+    /// The notes of the traces, each once, saying of which trace where there are two.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<(String, Vec<&str>)> = Vec::new();
+        for track in &self.tracks {
+            for note in &track.trace.notes {
+                let note = clean(note);
+                match notes.iter_mut().find(|(known, _)| *known == note) {
+                    Some((_, labels)) => labels.push(&track.label),
+                    None => notes.push((note, vec![&track.label])),
+                }
+            }
+        }
+        let only = |labels: &[&str]| self.is_double() && labels.len() < self.tracks.len();
+        let line = |(note, labels): (String, Vec<&str>)| {
+            if only(&labels) { format!("{}: {note}", labels.join(", ")) } else { note }
+        };
+        notes.into_iter().map(line).collect()
+    }
+
+    /// What stopped the traces that could not be finished.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let fault = |track: &Track| {
+            let shortage = track.shortage()?;
+            let holders: Vec<String> = shortage
+                .holders
+                .iter()
+                .take(3)
+                .map(|holder| format!("{} {}", clean(&holder.what), holder.bytes))
+                .collect();
+            let label = if self.is_double() { format!("{}: ", track.label) } else { String::new() };
+            let most = if holders.is_empty() { String::new() } else { format!("; held by {}", holders.join(", ")) };
+            Some(format!(
+                "{label}out of memory on {} at {}: {} needs {}, {} is free{most}",
+                clean(&shortage.memory),
+                duration(shortage.at),
+                clean(&shortage.action),
+                shortage.needed,
+                shortage.free,
+            ))
+        };
+        self.tracks.iter().filter_map(fault).collect()
+    }
+
+    /// The lane of every track on a row, with that track.
+    pub(crate) fn lanes<'s>(&'s self, row: &'s Row) -> impl Iterator<Item = (usize, &'s Track<'a>, LaneId)> {
+        let present =
+            |(index, (track, lane)): (usize, (&'s Track<'a>, &'s Option<LaneId>))| Some((index, track, (*lane)?));
+        self.tracks.iter().zip(&row.lanes).enumerate().filter_map(present)
+    }
+}
+
+/// `2 lanes`.
+pub(crate) fn plural(count: usize, noun: &str, verb: (&str, &str)) -> String {
+    let (plural, verb) = if count == 1 { ("", verb.0) } else { ("s", verb.1) };
+    format!("{count} {noun}{plural} {verb}")
+}
+
+/// The word for an origin.
+pub(crate) const fn origin(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Predicted => "predicted",
+        Origin::Measured => "measured",
+    }
+}
+
+/// `text` without characters that XML or a terminal would trip over.
+pub(crate) fn clean(text: &str) -> String {
+    let odd = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{FFFE}' | '\u{FFFF}');
+    text.chars().map(|c| if odd(c) { ' ' } else { c }).collect::<String>().trim().to_owned()
+}
+
+fn tracks<'a>(picture: &Picture<'a>) -> Vec<Track<'a>> {
+    let Some(second) = picture.second else {
+        return vec![Track::new(picture.trace, origin(picture.trace.origin).into())];
+    };
+    let mut pair = [picture.trace, second];
+    if (pair[0].origin, pair[1].origin) == (Origin::Measured, Origin::Predicted) {
+        pair.reverse();
+    }
+    let labels = if pair[0].origin == pair[1].origin { ["A", "B"] } else { pair.map(|trace| origin(trace.origin)) };
+    pair.into_iter().zip(labels).map(|(trace, label)| Track::new(trace, label.into())).collect()
+}
+
+/// Lanes of equal name share a row; devices stand in the order in which they first occur, their lanes by role.
+fn rows(tracks: &[Track]) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    for (index, track) in tracks.iter().enumerate() {
+        let mut free: BTreeMap<String, VecDeque<usize>> = BTreeMap::new();
+        for (number, row) in rows.iter().enumerate() {
+            free.entry(row.name.clone()).or_default().push_back(number);
+        }
+        for (number, lane) in track.trace.lanes.iter().enumerate() {
+            let name = clean(&lane.name);
+            let row = free.get_mut(&name).and_then(VecDeque::pop_front).unwrap_or_else(|| {
+                let lanes = vec![None; tracks.len()];
+                rows.push(Row { name, device: clean(&lane.device), role: lane.role, lanes });
+                rows.len() - 1
+            });
+            rows[row].lanes[index] = Some(LaneId::from(number));
+        }
+    }
+    let mut devices: BTreeMap<String, usize> = BTreeMap::new();
+    for row in &rows {
+        let next = devices.len();
+        devices.entry(row.device.clone()).or_insert(next);
+    }
+    rows.sort_by_key(|row| (devices[&row.device], row.role));
+    rows
+}
+
+fn memories<'a>(tracks: &[Track<'a>]) -> Vec<MemoryRow<'a>> {
+    let mut rows: Vec<MemoryRow<'a>> = Vec::new();
+    for (index, track) in tracks.iter().enumerate() {
+        for memory in &track.trace.memories {
+            let name = clean(&memory.name);
+            let row = match rows.iter_mut().find(|row| row.name == name && row.curves[index].is_none()) {
+                Some(row) => row,
+                None => {
+                    rows.push(MemoryRow { name, curves: vec![None; tracks.len()] });
+                    let last = rows.len() - 1;
+                    &mut rows[last]
+                }
+            };
+            row.curves[index] = Some(memory);
+        }
+    }
+    rows
+}
+
+fn end(tracks: &[Track]) -> SimTime {
+    let times = tracks.iter().flat_map(|track| {
+        let spans = track.trace.spans.iter().map(|span| span.end);
+        let idle = track.trace.idle.iter().map(|stretch| stretch.end);
+        let whole = track.shortage().map_or(track.trace.iteration, |shortage| shortage.at);
+        spans.chain(idle).chain([whole])
+    });
+    times.max().unwrap_or_default().max(SimTime::ns(1))
+}
+
+/// Whether the figures of a trace can be taken: its spans and bubbles are on its lanes, run forwards, and add up to
+/// times that the clock can hold.
+fn is_sound(trace: &Trace) -> bool {
+    let lanes = trace.lanes.len();
+    let stretches = || {
+        let spans = trace.spans.iter().map(|span| (span.lane, span.start, span.end));
+        spans.chain(trace.idle.iter().map(|stretch| (stretch.lane, stretch.start, stretch.end)))
+    };
+    let total: u128 = stretches().map(|(_, start, end)| u128::from(end.saturating_sub(start).as_ns())).sum();
+    let available = u128::from(trace.iteration.as_ns()) * lanes as u128;
+    stretches().all(|(lane, start, end)| lane.index() < lanes && start <= end)
+        && total.max(available) < u128::from(u64::MAX)
+}

@@ -1,0 +1,257 @@
+//! The trace for a terminal: plain characters, readable without colour.
+//!
+//! | trace | characters |
+//! |---|---|
+//! | span | its letter, its microbatch, then its letter in lower case: `F12fff` |
+//! | transfer, collective | `>---`, `====` |
+//! | bubble of a compute lane | `....` |
+//! | memory | tenths of its capacity (of its peak, where it has none): `0` to `9`, and `#` for full |
+//!
+//! A column shows what took most of its time.
+
+use crate::{
+    Picture,
+    palette::Family,
+    scale::{duration, percent, ticks},
+    scene::{Scene, Track, clean},
+};
+use spipe_base::{Bytes, LaneId, LaneRole, SimTime};
+use spipe_trace::{MemoryTrack, Span};
+use std::{collections::BTreeSet, fmt::Write as _};
+
+/// The least number of characters that the lanes themselves get.
+const LEAST: usize = 20;
+/// The room for the busy share at the end of a line.
+const SHARE: usize = 9;
+
+/// The chart in lines of about `width` characters.
+pub fn text(picture: &Picture, width: usize) -> String {
+    let scene = Scene::of(picture);
+    let page = Page::new(&scene, width);
+    let mut lines = vec![scene.title.clone()];
+    lines.extend(scene.facts());
+    lines.extend(scene.notes().into_iter().map(|note| format!("note: {note}")));
+    lines.extend(scene.faults());
+    lines.push(String::new());
+    lines.extend(page.ruler());
+    let mut device = None;
+    for row in &scene.rows {
+        if device.is_some_and(|device| device != &row.device) {
+            lines.push(String::new());
+        }
+        device = Some(&row.device);
+        for (index, (number, track, lane)) in scene.lanes(row).enumerate() {
+            let name = if index == 0 { row.name.as_str() } else { "" };
+            let share = track.busy_share(lane).map(percent).unwrap_or_default();
+            lines.push(page.line(name, number, &page.bars(track, lane, row.role), &share));
+        }
+    }
+    if !scene.memories.is_empty() {
+        lines.push(String::new());
+    }
+    for row in &scene.memories {
+        let name = format!("memory {}", row.name);
+        for (number, curve) in row.curves.iter().enumerate() {
+            let Some(curve) = curve else { continue };
+            lines.push(page.line(&name, number, &page.curve(curve), ""));
+        }
+    }
+    lines.push(String::new());
+    lines.extend(legend(&scene));
+    lines.extend(summary(&scene));
+    let mut text = String::new();
+    for line in lines {
+        let _infallible = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+/// The columns of the chart.
+struct Page<'s> {
+    scene: &'s Scene<'s>,
+    /// Characters of names, of track labels, and of the time axis.
+    names: usize,
+    labels: usize,
+    columns: usize,
+}
+
+impl<'s> Page<'s> {
+    fn new(scene: &'s Scene<'s>, width: usize) -> Self {
+        let length = |text: &str| text.chars().count();
+        let lanes = scene.rows.iter().map(|row| length(&row.name));
+        let memories = scene.memories.iter().map(|row| length(&row.name) + 7);
+        let names = lanes.chain(memories).max().unwrap_or(0).clamp(4, 28);
+        let labels = if scene.is_double() {
+            scene.tracks.iter().map(|track| length(&track.label) + 1).max().unwrap_or(0)
+        } else {
+            0
+        };
+        let columns = width.saturating_sub(names + labels + 2 + SHARE).clamp(LEAST, 10_000);
+        Self { scene, names, labels, columns }
+    }
+
+    fn line(&self, name: &str, track: usize, bars: &str, share: &str) -> String {
+        let label = if self.scene.is_double() { self.scene.tracks[track].label.as_str() } else { "" };
+        let name: String = name.chars().take(self.names).collect();
+        format!("{name:<names$} {label:<labels$}|{bars}|{share:>7}", names = self.names, labels = self.labels)
+    }
+
+    /// The first column that begins at `time` or later.
+    fn column(&self, time: SimTime) -> usize {
+        let share = time.as_ns() as f64 / self.scene.end.as_ns() as f64;
+        ((share * self.columns as f64).round() as usize).min(self.columns)
+    }
+
+    /// The time at which a column begins.
+    fn time(&self, column: usize) -> u64 {
+        let end = u128::from(self.scene.end.as_ns());
+        (end * column as u128 / self.columns as u128) as u64
+    }
+
+    fn ruler(&self) -> [String; 2] {
+        let axis = ticks(self.scene.end, (self.columns / 12).max(2));
+        let (mut labels, mut marks) = (vec![' '; self.columns + 12], vec!['-'; self.columns]);
+        let mut free = 0;
+        for (time, label) in &axis.marks {
+            let column = self.column(*time);
+            if let Some(mark) = marks.get_mut(column) {
+                *mark = '+';
+            }
+            if column >= free && column + label.len() < labels.len() {
+                for (place, letter) in labels[column..].iter_mut().zip(label.chars()) {
+                    *place = letter;
+                }
+                free = column + label.len() + 1;
+            }
+        }
+        let indent = self.names + self.labels + 2;
+        let unit = format!("time in {}", axis.unit);
+        let labels: String = labels.into_iter().collect();
+        let marks: String = marks.into_iter().collect();
+        [format!("{unit:<indent$}{}", labels.trim_end()), format!("{:<indent$}{marks}  busy", "")]
+    }
+
+    /// The bars and bubbles of a lane.
+    fn bars(&self, track: &Track, lane: LaneId, role: LaneRole) -> String {
+        let spans: Vec<&Span> = track.spans(lane).map(|(_, span)| span).collect();
+        // A short transfer is worth seeing; a short action between bubbles is not worth hiding the bubbles for.
+        let least = if role == LaneRole::Compute { 2 } else { u64::MAX };
+        let owners = self.owners(&spans, least);
+        let mut line = vec![' '; self.columns];
+        for stretch in track.idle(lane) {
+            let (from, to) = (self.column(stretch.start), self.column(stretch.end));
+            line[from..to].fill('.');
+        }
+        let mut column = 0;
+        while column < self.columns {
+            let owner = owners[column];
+            let length = owners[column..].iter().take_while(|other| **other == owner).count();
+            if let Some(index) = owner {
+                for (place, letter) in line[column..column + length].iter_mut().zip(bar(spans[index])) {
+                    *place = letter;
+                }
+            }
+            column += length;
+        }
+        line.into_iter().collect()
+    }
+
+    /// The span that takes most of each column, if spans take at least one part in `least` of it.
+    fn owners(&self, spans: &[&Span], least: u64) -> Vec<Option<usize>> {
+        let mut first = 0;
+        let owner = |column: usize| {
+            let (from, to) = (self.time(column), self.time(column + 1).max(self.time(column) + 1));
+            while spans.get(first).is_some_and(|span| span.end.as_ns() <= from && span.end > span.start) {
+                first += 1;
+            }
+            let shared = |span: &Span| span.end.as_ns().min(to).saturating_sub(span.start.as_ns().max(from));
+            let here = spans[first..].iter().enumerate().take_while(|(_, span)| span.start.as_ns() < to);
+            let (mut total, mut best) = (0, None);
+            for (index, span) in here {
+                let share = shared(span);
+                total += share;
+                if share > 0 && best.is_none_or(|(most, _)| share > most) {
+                    best = Some((share, first + index));
+                }
+            }
+            best.filter(|_| total.saturating_mul(least) >= to - from).map(|(_, index)| index)
+        };
+        (0..self.columns).map(owner).collect()
+    }
+
+    /// How full a memory is at its fullest within each column.
+    fn curve(&self, curve: &MemoryTrack) -> String {
+        let whole = curve.capacity.unwrap_or(curve.peak).max(Bytes::new(1));
+        let mut samples = curve.samples.iter().peekable();
+        let mut held = Bytes::ZERO;
+        let level = |column: usize| {
+            let mut most = held;
+            while let Some(sample) = samples.next_if(|sample| sample.at.as_ns() < self.time(column + 1).max(1)) {
+                held = sample.bytes;
+                // What is held at the very start of a column is not what was held before it.
+                let starts = sample.at.as_ns() <= self.time(column);
+                most = if starts { held } else { most.max(held) };
+            }
+            let tenths = (most.as_f64() / whole.as_f64() * 10.0) as u32;
+            char::from_digit(tenths, 10).filter(|_| tenths < 10).unwrap_or('#')
+        };
+        (0..self.columns).map(level).collect()
+    }
+}
+
+/// The characters of a bar, without end.
+fn bar(span: &Span) -> impl Iterator<Item = char> {
+    let (first, rest) = Family::of(span.kind).letters();
+    let number =
+        span.subject.microbatch.filter(|_| span.kind.is_compute()).map(|microbatch| microbatch.index().to_string());
+    let number: Vec<char> = number.unwrap_or_default().chars().collect();
+    std::iter::once(first).chain(number).chain(std::iter::repeat(rest))
+}
+
+fn legend(scene: &Scene) -> Option<String> {
+    let spans = scene.tracks.iter().flat_map(|track| &track.trace.spans);
+    let families: BTreeSet<Family> = spans.map(|span| Family::of(span.kind)).collect();
+    let mut words: Vec<(char, &str)> = Vec::new();
+    for family in families {
+        let word = family.name().split(" (").next().unwrap_or_default();
+        let (letter, word) = (family.letters().0, if family.letters().0 == '>' { "transfer" } else { word });
+        if !words.contains(&(letter, word)) {
+            words.push((letter, word));
+        }
+    }
+    if scene.tracks.iter().any(|track| !track.trace.idle.is_empty()) {
+        words.push(('.', "idle"));
+    }
+    let words: Vec<String> = words.into_iter().map(|(letter, word)| format!("{letter} {word}")).collect();
+    (!words.is_empty()).then(|| words.join("   "))
+}
+
+/// Idle time by cause and peaks of memory, for each track.
+fn summary(scene: &Scene) -> Vec<String> {
+    let mut lines = Vec::new();
+    for track in &scene.tracks {
+        let label = if scene.is_double() { format!("{} ", track.label) } else { String::new() };
+        lines.extend(idle_line(track).map(|causes| format!("{label}idle: {causes}")));
+        for memory in &track.trace.memories {
+            let of = memory.capacity.map(|capacity| format!(" of {capacity}")).unwrap_or_default();
+            let holders: Vec<String> = memory
+                .holders
+                .iter()
+                .take(3)
+                .map(|holder| format!("{} {}", clean(&holder.what), holder.bytes))
+                .collect();
+            let holders = if holders.is_empty() { String::new() } else { format!(" ({})", holders.join(", ")) };
+            lines.push(format!("{label}peak of {}: {}{of}{holders}", clean(&memory.name), memory.peak));
+        }
+    }
+    lines
+}
+
+fn idle_line(track: &Track) -> Option<String> {
+    let causes = track.idle_by_cause();
+    let total: f64 = causes.iter().map(|(_, time)| time.as_ns() as f64).sum();
+    let word = |(cause, time): &(_, SimTime)| {
+        format!("{cause} {} ({})", duration(*time), percent(time.as_ns() as f64 / total.max(1.0)))
+    };
+    (!causes.is_empty()).then(|| causes.iter().map(word).collect::<Vec<_>>().join(", "))
+}
