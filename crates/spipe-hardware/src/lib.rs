@@ -1,1 +1,37 @@
 //! What the network runs on: devices, memories, NUMA nodes, links, routes.
+//!
+//! ```text
+//! gpu0 ─pcie0─ root0 ─root0-dram0─ dram0 (cpu0) ─upi─ dram1 (cpu1) ─root1-dram1─ root1 ─pcie1─ gpu1
+//!                                    │                  │
+//!                             dram0.channels      dram1.channels
+//!
+//! file text ──read──► HardwareFile ──expand, check──► Hardware   (frozen: ids, routes between all memories)
+//! ```
+//!
+//! [`Hardware::from_toml`] refuses a file with everything that is wrong with it, each fault with its place. Memories are `gpu0`,
+//! `dram0` (pinned host memory), `dram0-pageable` (the same bytes, slower to copy) and `nvme0`. Links are directed: a file's link
+//! `pcie0` is `pcie0.up` and `pcie0.down`.
+
+mod build;
+mod check;
+mod device;
+mod efficiency;
+mod expand;
+mod file;
+mod hardware;
+mod profiles;
+mod read;
+mod report;
+mod route;
+mod topology;
+mod words;
+
+pub use device::{Device, DeviceKind, Link, MeasuredLayer, Memory, MemoryKind, Provenance, Route};
+pub use efficiency::{Efficiency, Saturation};
+pub use file::{
+    DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile, HardwareFile, LayerTimeFile, LinkFile,
+    MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
+};
+pub use hardware::Hardware;
+pub use profiles::shipped;
+pub use words::{DataType, VectorExtension};

@@ -1,0 +1,276 @@
+//! A checked file into a frozen machine: ids in file order, the graph, the routes.
+
+use crate::{
+    Device, DeviceKind, Efficiency, ElementwisePoints, GpuFile, Hardware, HardwareFile, LayerTimeFile, Link,
+    MatmulPoints, MeasuredFile, MeasuredLayer, Memory, MemoryKind, Peak, Provenance, SocketFile,
+    check::pageable,
+    expand::{Parts, Placed},
+    route::routes,
+    topology::Topology,
+};
+use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LinkId, MemoryId, Seconds, Text};
+
+/// Kernel launches of CUDA take 3 to 6 µs from the call to the start, and an empty kernel about as long again: estimate.
+const GPU_LAUNCH_FLOOR: f64 = 6e-6;
+/// Waking and joining the worker threads of a socket: estimate.
+const SOCKET_LAUNCH_FLOOR: f64 = 5e-6;
+
+/// What the routes need to know of a memory.
+#[derive(Clone, Debug)]
+pub(crate) struct End {
+    /// The name of its node in the graph.
+    pub node: String,
+    /// The links of the memory itself that a copy takes when it starts here, and when it ends here.
+    pub leaving: Vec<LinkId>,
+    pub arriving: Vec<LinkId>,
+    /// What a copy to or from a GPU reaches at most, if this is pageable: stated, or half of the narrowest link.
+    pub pageable: Option<Option<BytesPerSecond>>,
+    /// What a copy within it reaches at most.
+    pub within: Option<BytesPerSecond>,
+    /// Whether other GPUs read it over PCIe.
+    pub peer_access: bool,
+}
+
+pub(crate) struct Builder<'a> {
+    parts: &'a Parts,
+    devices: IdVec<DeviceId, Device>,
+    memories: IdVec<MemoryId, Memory>,
+    links: IdVec<LinkId, Link>,
+    ends: IdVec<MemoryId, End>,
+    topology: Topology,
+}
+
+/// Builds the machine; total, so that the routes of a faulty file can be looked at too.
+pub(crate) fn build(file: &HardwareFile, parts: &Parts) -> Hardware {
+    let mut builder = Builder {
+        parts,
+        devices: IdVec::new(),
+        memories: IdVec::new(),
+        links: IdVec::new(),
+        ends: IdVec::new(),
+        topology: Topology::default(),
+    };
+    builder.add_memories();
+    builder.add_devices();
+    builder.add_nodes();
+    builder.add_links();
+    builder.add_memory_links();
+    let routes = routes(&builder.topology, &builder.links, &builder.memories, &builder.ends);
+    Hardware::assemble(file.clone(), (builder.devices, builder.memories, builder.links), routes)
+}
+
+fn provenance(source: Option<&String>, measured: Option<&MeasuredFile>) -> Provenance {
+    match measured {
+        Some(MeasuredFile { date, command, spread }) => {
+            Provenance::Measured { date: date.clone(), command: command.clone(), spread: spread.clone() }
+        }
+        None => Provenance::from_source(source.map_or("", String::as_str)),
+    }
+}
+
+impl Builder<'_> {
+    fn memory(&mut self, name: &str, kind: MemoryKind, sizes: (Bytes, Option<Text<Bytes>>), provenance: Provenance) {
+        let reserved = sizes.1.map_or(Bytes::ZERO, |text| text.0);
+        self.memories.push(Memory {
+            name: name.into(),
+            kind,
+            capacity: sizes.0,
+            reserved,
+            pageable_view_of: None,
+            device: None,
+            provenance,
+        });
+        let end = End {
+            node: name.into(),
+            leaving: Vec::new(),
+            arriving: Vec::new(),
+            pageable: None,
+            within: None,
+            peer_access: true,
+        };
+        self.ends.push(end);
+    }
+
+    /// GPUs, DRAMs, drives, then the pageable views of the DRAMs.
+    fn add_memories(&mut self) {
+        for Placed { item, .. } in &self.parts.gpus {
+            let provenance = provenance(item.source.as_ref(), item.measured.as_ref());
+            self.memory(&item.name, MemoryKind::Gpu, (*item.memory, item.reserved), provenance);
+        }
+        for Placed { item, .. } in &self.parts.sockets {
+            let provenance = provenance(item.source.as_ref(), item.measured.as_ref());
+            self.memory(&item.dram.name, MemoryKind::Dram, (*item.dram.capacity, item.dram.reserved), provenance);
+        }
+        for Placed { item, .. } in &self.parts.nvmes {
+            let provenance = provenance(item.source.as_ref(), None);
+            self.memory(&item.name, MemoryKind::Nvme, (*item.capacity, item.reserved), provenance);
+        }
+        for (index, Placed { item, .. }) in self.parts.sockets.iter().enumerate() {
+            let dram = self.dram(index);
+            let view =
+                Memory { name: pageable(&item.dram.name), pageable_view_of: Some(dram), ..self.memories[dram].clone() };
+            self.memories.push(view);
+            let stated = item.dram.pageable_bandwidth.map(|text| text.0);
+            self.ends.push(End { pageable: Some(stated), ..self.ends[dram].clone() });
+        }
+    }
+
+    fn dram(&self, socket: usize) -> MemoryId {
+        MemoryId::from(self.parts.gpus.len() + socket)
+    }
+
+    fn view(&self, socket: usize) -> MemoryId {
+        MemoryId::from(self.parts.gpus.len() + self.parts.sockets.len() + self.parts.nvmes.len() + socket)
+    }
+
+    fn add_devices(&mut self) {
+        for (index, Placed { item, .. }) in self.parts.gpus.iter().enumerate() {
+            let memory = MemoryId::from(index);
+            self.memories[memory].device = Some(self.devices.push(gpu(item, memory)));
+            self.ends[memory].peer_access = item.peer_access.unwrap_or(true);
+            self.ends[memory].within = Some(*item.memory_bandwidth * 0.5);
+        }
+        for (index, Placed { item, .. }) in self.parts.sockets.iter().enumerate() {
+            let (memory, view) = (self.dram(index), self.view(index));
+            let device = self.devices.push(socket(item, memory, index));
+            self.memories[memory].device = Some(device);
+            self.memories[view].device = Some(device);
+        }
+    }
+
+    fn add_nodes(&mut self) {
+        for memory in self.memories.iter().filter(|memory| memory.pageable_view_of.is_none()) {
+            let dram = memory.kind == MemoryKind::Dram;
+            self.topology.add(&memory.name, (dram, dram));
+        }
+        for Placed { item, .. } in &self.parts.sockets {
+            self.topology.alias(&item.name, &item.dram.name);
+        }
+        for Placed { item, .. } in &self.parts.nodes {
+            self.topology.add(&item.name, (true, false));
+        }
+        for end in self.parts.links.iter().flat_map(|part| &part.item.between) {
+            self.topology.add(end, (true, false));
+        }
+    }
+
+    fn add_links(&mut self) {
+        for Placed { item, .. } in &self.parts.links {
+            let [first, second] = &item.between;
+            let latency = item.latency.map_or(Seconds::ZERO, |text| text.0);
+            let directions = [("up", item.up, first, second), ("down", item.down, second, first)];
+            for (direction, own, from, to) in directions {
+                let Some(bandwidth) = own.or(item.bandwidth) else { continue };
+                let link = self.links.push(Link {
+                    name: format!("{}.{direction}", item.name),
+                    bandwidth: *bandwidth,
+                    latency,
+                    from: from.clone(),
+                    to: to.clone(),
+                    provenance: Provenance::from_source(item.source.as_deref().unwrap_or_default()),
+                });
+                if !self.topology.same(from, to) {
+                    self.topology.join(from, to, link);
+                }
+            }
+        }
+    }
+
+    /// The channels of each DRAM and the two directions of each drive.
+    fn add_memory_links(&mut self) {
+        for (index, Placed { item, .. }) in self.parts.sockets.iter().enumerate() {
+            let dram = self.dram(index);
+            let channels = self.memory_link(dram, "channels", (*item.dram.bandwidth, Seconds::ZERO));
+            for memory in [dram, self.view(index)] {
+                self.ends[memory].leaving = vec![channels];
+                self.ends[memory].arriving = vec![channels];
+            }
+        }
+        for (index, Placed { item, .. }) in self.parts.nvmes.iter().enumerate() {
+            let memory = MemoryId::from(self.parts.gpus.len() + self.parts.sockets.len() + index);
+            let latency = item.latency.map_or(Seconds::ZERO, |text| text.0);
+            let read = self.memory_link(memory, "read", (*item.read, latency));
+            let write = self.memory_link(memory, "write", (*item.write, latency));
+            self.ends[memory].leaving = vec![read];
+            self.ends[memory].arriving = vec![write];
+        }
+    }
+
+    fn memory_link(&mut self, memory: MemoryId, what: &str, (bandwidth, latency): (BytesPerSecond, Seconds)) -> LinkId {
+        let Memory { name, provenance, .. } = &self.memories[memory];
+        self.links.push(Link {
+            name: format!("{name}.{what}"),
+            bandwidth,
+            latency,
+            from: name.clone(),
+            to: name.clone(),
+            provenance: provenance.clone(),
+        })
+    }
+}
+
+fn gpu(file: &GpuFile, memory: MemoryId) -> Device {
+    let mut efficiency = Efficiency::new(file.efficiency.as_ref(), false);
+    measured_points(&mut efficiency, &file.matmul, &file.elementwise);
+    Device {
+        name: file.name.clone(),
+        kind: DeviceKind::Gpu,
+        memory,
+        peak: rates(&file.peak),
+        memory_bandwidth: *file.memory_bandwidth,
+        launch_floor: file.launch_floor.map_or(Seconds::s(GPU_LAUNCH_FLOOR), |text| text.0),
+        efficiency,
+        emulated: file.emulated,
+        emulated_cores: file.cores,
+        source: file.source.clone().unwrap_or_default(),
+        layer_times: layer_times(&file.layer_time),
+        provenance: provenance(file.source.as_ref(), file.measured.as_ref()),
+    }
+}
+
+fn socket(file: &SocketFile, memory: MemoryId, index: usize) -> Device {
+    let mut efficiency = Efficiency::new(file.efficiency.as_ref(), true);
+    measured_points(&mut efficiency, &file.matmul, &file.elementwise);
+    Device {
+        name: file.name.clone(),
+        kind: DeviceKind::Socket {
+            cores: file.cores,
+            optimizer_rate: *file.optimizer_rate,
+            vector_extensions: file.vector_extensions.clone(),
+            numa_node: file.numa_node.unwrap_or(index as u32),
+            memory_channels: file.memory_channels,
+        },
+        memory,
+        peak: rates(&file.peak),
+        memory_bandwidth: *file.dram.bandwidth,
+        launch_floor: file.launch_floor.map_or(Seconds::s(SOCKET_LAUNCH_FLOOR), |text| text.0),
+        efficiency,
+        emulated: false,
+        emulated_cores: None,
+        source: file.source.clone().unwrap_or_default(),
+        layer_times: layer_times(&file.layer_time),
+        provenance: provenance(file.source.as_ref(), file.measured.as_ref()),
+    }
+}
+
+fn rates(peak: &Peak) -> std::collections::BTreeMap<crate::DataType, spipe_base::FlopsPerSecond> {
+    peak.iter().map(|(data_type, rate)| (*data_type, rate.0)).collect()
+}
+
+fn measured_points(efficiency: &mut Efficiency, matmul: &MatmulPoints, elementwise: &ElementwisePoints) {
+    let plain = |points: &Vec<(Text<_>, Text<_>)>| points.iter().map(|(size, rate)| (size.0, rate.0)).collect();
+    efficiency.matmul_points = matmul.iter().map(|(data_type, points)| (*data_type, plain(points))).collect();
+    efficiency.elementwise_points = elementwise.iter().map(|(size, rate)| (size.0, rate.0)).collect();
+}
+
+fn layer_times(times: &[LayerTimeFile]) -> std::collections::BTreeMap<(String, crate::DataType), MeasuredLayer> {
+    let entry = |time: &LayerTimeFile| {
+        let measured = MeasuredLayer {
+            forward: time.forward.0,
+            backward_input: time.backward_input.0,
+            backward_weight: time.backward_weight.0,
+        };
+        ((time.layer.clone(), time.data_type), measured)
+    };
+    times.iter().map(entry).collect()
+}

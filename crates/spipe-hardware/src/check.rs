@@ -1,0 +1,255 @@
+//! What makes a file of well-formed tables a machine: names that mean one thing, numbers that can be, links that end somewhere.
+
+use crate::{
+    EfficiencyFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile,
+    NvmeFile, Peak, SocketFile,
+    expand::{Parts, Placed},
+    file::FORMAT_VERSION,
+    read::meant,
+    report::Report,
+};
+use spipe_base::{Bytes, Diagnostic, Seconds, Text};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The name of the pageable view of a DRAM.
+pub(crate) fn pageable(dram: &str) -> String {
+    format!("{dram}-pageable")
+}
+
+/// Checks all but connectedness.
+pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>) {
+    if file.format_version != FORMAT_VERSION {
+        let message = format!("format version {} is not known", file.format_version);
+        let hint = format!("this program reads `format-version = {FORMAT_VERSION}`");
+        report.push("format-version", Diagnostic::error(message).hint(hint));
+    }
+    if parts.sockets.is_empty() && parts.gpus.is_empty() {
+        let hint = "add a `[[socket]]`, and a `[[gpu]]` with a `[[link]]` for each card";
+        report.push("name", Diagnostic::error(format!("the machine `{}` has no device", file.name)).hint(hint));
+    }
+    names(parts, report);
+    numa_nodes(parts, report);
+    parts.sockets.iter().for_each(|part| socket(part, report));
+    parts.gpus.iter().for_each(|part| gpu(part, report));
+    parts.nvmes.iter().for_each(|part| nvme(part, report));
+    parts.links.iter().for_each(|part| link(part, report));
+    link_ends(parts, report);
+}
+
+/// Every name of a node with the path of its table.
+fn node_names(parts: &Parts) -> Vec<(String, &str)> {
+    let mut all = Vec::new();
+    for Placed { path, item } in &parts.gpus {
+        all.push((item.name.clone(), path.as_str()));
+    }
+    for Placed { path, item } in &parts.sockets {
+        all.push((item.name.clone(), path));
+        all.push((item.dram.name.clone(), path));
+        all.push((pageable(&item.dram.name), path));
+    }
+    all.extend(parts.nvmes.iter().map(|part| (part.item.name.clone(), part.path.as_str())));
+    all.extend(parts.nodes.iter().map(|part| (part.item.name.clone(), part.path.as_str())));
+    all
+}
+
+fn names(parts: &Parts, report: &mut Report<'_>) {
+    let links = parts.links.iter().map(|part| (part.item.name.clone(), part.path.as_str())).collect();
+    for (what, all) in [("name", node_names(parts)), ("link name", links)] {
+        let mut seen = BTreeSet::new();
+        for (name, path) in all.into_iter().filter(|(name, _)| !name.is_empty()) {
+            if name.chars().any(|letter| !(letter.is_ascii_alphanumeric() || letter == '-' || letter == '_')) {
+                let hint = "use letters, digits, `-` and `_`";
+                report.push(path, Diagnostic::error(format!("`{name}` cannot be a {what}")).hint(hint));
+            }
+            if !seen.insert(name.clone()) {
+                report.error(path, format!("the {what} `{name}` is taken already"));
+            }
+        }
+    }
+}
+
+fn numa_nodes(parts: &Parts, report: &mut Report<'_>) {
+    let mut seen: BTreeMap<u32, &str> = BTreeMap::new();
+    for (index, Placed { path, item }) in (0..).zip(&parts.sockets) {
+        let node = item.numa_node.unwrap_or(index);
+        if let Some(other) = seen.insert(node, &item.name) {
+            let message = format!("sockets `{other}` and `{}` are both NUMA node {node}", item.name);
+            report.push(&format!("{path}.numa-node"), Diagnostic::error(message).hint("count nodes over the machine"));
+        }
+    }
+}
+
+/// Faults of one table.
+struct Table<'r, 's> {
+    /// Such as ``gpu `gpu0` ``.
+    title: String,
+    path: &'r str,
+    report: &'r mut Report<'s>,
+}
+
+impl Table<'_, '_> {
+    fn error(&mut self, key: &str, message: &str) {
+        let message = format!("{} {message}", self.title);
+        self.report.error(&format!("{}.{key}", self.path), message);
+    }
+
+    fn capacity(
+        &mut self,
+        (capacity_key, capacity): (&str, Bytes),
+        (reserved_key, reserved): (&str, Option<Text<Bytes>>),
+    ) {
+        if capacity == Bytes::ZERO {
+            self.error(capacity_key, "has no memory");
+        } else if let Some(reserved) = reserved.filter(|reserved| reserved.0 >= capacity) {
+            self.error(reserved_key, &format!("reserves {} of {capacity}, which leaves nothing", reserved.0));
+        }
+    }
+
+    fn positive(&mut self, key: &str, number: Option<u32>) {
+        if number == Some(0) {
+            self.error(key, &format!("has no {}: `{key}` must be at least 1", key.replace('-', " ")));
+        }
+    }
+
+    fn rates(&mut self, peak: &Peak, matmul: &MatmulPoints, elementwise: &ElementwisePoints) {
+        if peak.is_empty() && matmul.is_empty() {
+            self.error("peak", "has no arithmetic rate (write one like `peak = { f32 = \"1.5 TFLOP/s\" }`)");
+        }
+        for (data_type, points) in matmul {
+            let sizes: Vec<f64> = points.iter().map(|(flops, _)| flops.get()).collect();
+            self.ascending(&format!("matmul.{data_type}"), &sizes);
+            let Some(limit) = peak.get(data_type) else { continue };
+            for (_, rate) in points.iter().filter(|(_, rate)| rate.0 > limit.0) {
+                let message = format!(
+                    "{}: a measured {data_type} rate of {} exceeds its peak of {}",
+                    self.title, rate.0, limit.0
+                );
+                self.report.push(&format!("{}.matmul.{data_type}", self.path), Diagnostic::warning(message));
+            }
+        }
+        let sizes: Vec<f64> = elementwise.iter().map(|(bytes, _)| bytes.as_f64()).collect();
+        self.ascending("elementwise", &sizes);
+    }
+
+    fn ascending(&mut self, key: &str, sizes: &[f64]) {
+        if sizes.windows(2).any(|pair| pair[0] >= pair[1]) || sizes.first().is_some_and(|size| *size <= 0.0) {
+            self.error(
+                key,
+                &format!("has points of `{}` that do not ascend in size from above zero", key.replace('.', " ")),
+            );
+        }
+    }
+
+    fn efficiency(&mut self, efficiency: Option<&EfficiencyFile>) {
+        let Some(efficiency) = efficiency else { return };
+        let shares = [
+            ("matmul-fraction", efficiency.matmul_fraction),
+            ("elementwise-fraction", efficiency.elementwise_fraction),
+        ];
+        for (key, share) in shares {
+            if let Some(share) = share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+                self.error(
+                    &format!("efficiency.{key}"),
+                    &format!("has a `{key}` of {share}, which is not above 0 and at most 1"),
+                );
+            }
+        }
+    }
+
+    fn layer_times(&mut self, times: &[LayerTimeFile]) {
+        let mut seen = BTreeSet::new();
+        for (index, time) in times.iter().enumerate() {
+            if !seen.insert((&time.layer, time.data_type)) {
+                self.error(
+                    &format!("layer-time.{index}"),
+                    &format!("has `{}` in {} twice", time.layer, time.data_type),
+                );
+            }
+            if time.forward.0 == Seconds::ZERO {
+                self.error(&format!("layer-time.{index}.forward"), &format!("runs `{}` in no time", time.layer));
+            }
+        }
+    }
+
+    fn source(&mut self, source: Option<&String>, measured: Option<&MeasuredFile>) {
+        if measured.is_none() && source.is_none_or(|source| source.trim().is_empty()) {
+            let message = format!("{} does not say where its numbers come from", self.title);
+            let hint = "write `source = \"…\"` with the data sheet, or \"estimate: …\" with the reason";
+            self.report.push(self.path, Diagnostic::warning(message).hint(hint));
+        }
+    }
+}
+
+fn socket(Placed { path, item }: &Placed<SocketFile>, report: &mut Report<'_>) {
+    let mut table = Table { title: format!("socket `{}`", item.name), path, report };
+    table.positive("cores", Some(item.cores));
+    table.positive("memory-channels", item.memory_channels);
+    table.rates(&item.peak, &item.matmul, &item.elementwise);
+    table.efficiency(item.efficiency.as_ref());
+    table.layer_times(&item.layer_time);
+    table.source(item.source.as_ref(), item.measured.as_ref());
+    table.title = format!("dram `{}`", item.dram.name);
+    table.capacity(("dram.capacity", *item.dram.capacity), ("dram.reserved", item.dram.reserved));
+}
+
+fn gpu(Placed { path, item }: &Placed<GpuFile>, report: &mut Report<'_>) {
+    let mut table = Table { title: format!("gpu `{}`", item.name), path, report };
+    table.capacity(("memory", *item.memory), ("reserved", item.reserved));
+    table.rates(&item.peak, &item.matmul, &item.elementwise);
+    table.efficiency(item.efficiency.as_ref());
+    table.layer_times(&item.layer_time);
+    table.positive("cores", item.cores);
+    if item.cores.is_some() && !item.emulated {
+        table.error("cores", "has `cores`, which only an emulated one has (`emulated = true`)");
+    }
+    table.source(item.source.as_ref(), item.measured.as_ref());
+}
+
+fn nvme(Placed { path, item }: &Placed<NvmeFile>, report: &mut Report<'_>) {
+    let mut table = Table { title: format!("nvme `{}`", item.name), path, report };
+    table.capacity(("capacity", *item.capacity), ("reserved", item.reserved));
+    table.source(item.source.as_ref(), None);
+}
+
+fn link(Placed { path, item }: &Placed<LinkFile>, report: &mut Report<'_>) {
+    let mut table = Table { title: format!("link `{}`", item.name), path, report };
+    match (item.up, item.down, item.bandwidth) {
+        (Some(_), Some(_), None) | (None, None, Some(_)) => {}
+        (None, None, None) => table.error("name", "has neither `up` and `down` nor `bandwidth`"),
+        (_, _, Some(_)) => table.error("bandwidth", "has `bandwidth` for both directions beside `up` or `down`"),
+        (Some(_), None, None) => table.error("up", "has an `up` but no `down`"),
+        (None, Some(_), None) => table.error("down", "has a `down` but no `up`"),
+    }
+    if item.between[0] == item.between[1] && !item.between[0].is_empty() {
+        let message = format!("joins `{}` with itself", item.between[0]);
+        table.error("between", &message);
+    }
+}
+
+/// A name that only one link end has, and that no table declares, is a slip.
+fn link_ends(parts: &Parts, report: &mut Report<'_>) {
+    let declared: BTreeSet<String> = node_names(parts).into_iter().map(|(name, _)| name).collect();
+    let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
+    for end in parts.links.iter().flat_map(|part| &part.item.between) {
+        *uses.entry(end).or_default() += 1;
+    }
+    let views: BTreeSet<String> = parts.sockets.iter().map(|part| pageable(&part.item.dram.name)).collect();
+    for Placed { path, item } in &parts.links {
+        for (index, end) in item.between.iter().enumerate().filter(|(_, end)| !end.is_empty()) {
+            let at = format!("{path}.between.{index}");
+            if views.contains(end) {
+                report.error(&at, format!("link `{}` ends at `{end}`, which is only a view of a DRAM", item.name));
+            } else if !declared.contains(end) && uses.get(end.as_str()) == Some(&1) {
+                let fault =
+                    Diagnostic::error(format!("link `{}` ends at `{end}`, which nothing else names", item.name));
+                let known = declared.iter().map(String::as_str).chain(uses.keys().copied());
+                let known = known.filter(|name| name != end && !views.contains(*name));
+                let hinted = meant(fault, end, known);
+                let hint = hinted.hint.clone().unwrap_or_else(|| {
+                    "name a device, a memory or a node of another link, or declare it (`[[root-complex]]`, `[[switch]]`, `[[nic]]`)".into()
+                });
+                report.push(&at, hinted.hint(hint));
+            }
+        }
+    }
+}

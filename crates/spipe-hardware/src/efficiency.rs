@@ -1,0 +1,118 @@
+//! How the achieved rate of a device depends on the size of an operation.
+//!
+//! Measured points are used as they are: linear between points over the logarithm of the size, constant beyond the ends.
+//! Without points the rate follows Hockney's `(r∞, n½)` model (Hockney and Jesshope, Parallel Computers, 1981): an operation of
+//! `n` units takes `startup + n / r∞`, so the rate is `r∞ · n / (n + n½)` with `n½ = r∞ · startup` and `r∞` a fraction of the peak.
+
+use crate::{DataType, EfficiencyFile};
+use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
+use std::collections::BTreeMap;
+
+/// The achieved rates of one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Efficiency {
+    /// What matmuls reach where nothing is measured.
+    pub matmul: Saturation,
+    /// What memory-bound kernels reach where nothing is measured.
+    pub elementwise: Saturation,
+    /// Measured rates of matmuls, ascending in work.
+    pub matmul_points: BTreeMap<DataType, Vec<(Flops, FlopsPerSecond)>>,
+    /// Measured bandwidths of memory-bound kernels, ascending in bytes moved.
+    pub elementwise_points: Vec<(Bytes, BytesPerSecond)>,
+}
+
+/// A rate that approaches a fraction of the peak as operations grow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Saturation {
+    /// The share of the peak that the largest operations reach, above 0 and at most 1.
+    pub fraction: f64,
+    /// The time that an operation takes beside `work / (fraction × peak)`.
+    pub startup: Seconds,
+}
+
+impl Saturation {
+    /// The share of `peak` that an operation of `amount` reaches, both in the same unit (and its rate per second).
+    pub fn share(&self, amount: f64, peak: f64) -> f64 {
+        let half_size = self.fraction * peak * self.startup.get();
+        self.fraction * amount / (amount + half_size)
+    }
+}
+
+/// What is assumed of a kind of device when its profile says nothing.
+struct Defaults {
+    matmul: (f64, f64),
+    elementwise: (f64, f64),
+}
+
+/// estimate: cuBLAS reaches about 70 % of the data-sheet peak on large training matmuls, and about 40 % of it on an A100 at 1024³,
+/// which the formula turns into 8 µs; copy kernels reach 85 % of the DRAM peak (BabelStream on V100 and A100: 83–92 %).
+const GPU: Defaults = Defaults { matmul: (0.70, 8e-6), elementwise: (0.85, 2e-6) };
+
+/// estimate: OpenBLAS and oneDNN reach about 70 % of the vector peak of a whole socket; waking and joining its threads takes about
+/// 10 µs. The bandwidth of a socket's DRAM is stated as sustained already.
+const SOCKET: Defaults = Defaults { matmul: (0.70, 10e-6), elementwise: (0.90, 10e-6) };
+
+impl Efficiency {
+    pub(crate) fn new(file: Option<&EfficiencyFile>, is_socket: bool) -> Self {
+        let defaults = if is_socket { &SOCKET } else { &GPU };
+        let or = |fraction: Option<f64>, startup: Option<Seconds>, (share, seconds): (f64, f64)| Saturation {
+            fraction: fraction.unwrap_or(share),
+            startup: startup.unwrap_or(Seconds::s(seconds)),
+        };
+        let matmul = file.map_or((None, None), |file| (file.matmul_fraction, file.matmul_startup.map(|text| text.0)));
+        let elementwise =
+            file.map_or((None, None), |file| (file.elementwise_fraction, file.elementwise_startup.map(|text| text.0)));
+        Self {
+            matmul: or(matmul.0, matmul.1, defaults.matmul),
+            elementwise: or(elementwise.0, elementwise.1, defaults.elementwise),
+            matmul_points: BTreeMap::new(),
+            elementwise_points: Vec::new(),
+        }
+    }
+
+    pub(crate) fn matmul_rate(&self, data_type: DataType, flops: Flops) -> Option<FlopsPerSecond> {
+        let points = self.matmul_points.get(&data_type).filter(|points| !points.is_empty())?;
+        FlopsPerSecond::new(interpolate(points.iter().map(|(size, rate)| (size.get(), rate.get())), flops.get()))
+    }
+
+    pub(crate) fn elementwise_rate(&self, bytes: Bytes) -> Option<BytesPerSecond> {
+        if self.elementwise_points.is_empty() {
+            return None;
+        }
+        let points = self.elementwise_points.iter().map(|(size, rate)| (size.as_f64(), rate.get()));
+        BytesPerSecond::new(interpolate(points, bytes.as_f64()))
+    }
+}
+
+/// The rate at `size` among points ascending in size: linear over ln(size), constant beyond the ends.
+fn interpolate(points: impl Iterator<Item = (f64, f64)>, size: f64) -> f64 {
+    let mut below: Option<(f64, f64)> = None;
+    for (at, rate) in points {
+        if size <= at {
+            return below
+                .map_or(rate, |(from, slower)| slower + (rate - slower) * (size / from).ln() / (at / from).ln());
+        }
+        below = Some((at, rate));
+    }
+    below.map_or(0.0, |(_, rate)| rate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_are_linear_over_the_logarithm_and_clamped() {
+        let points = [(1e6, 10.0), (1e8, 30.0)];
+        let rate = |size| interpolate(points.into_iter(), size);
+        assert_eq!([rate(1.0), rate(1e6), rate(1e7), rate(1e8), rate(1e12)], [10.0, 10.0, 20.0, 30.0, 30.0]);
+    }
+
+    #[test]
+    fn saturation_is_half_of_its_fraction_at_the_half_size() {
+        let saturation = Saturation { fraction: 0.7, startup: Seconds::us(10.0) };
+        let half_size = 0.7 * 100e12 * 10e-6;
+        assert!((saturation.share(half_size, 100e12) - 0.35).abs() < 1e-12);
+        assert!(saturation.share(1e15, 100e12) > 0.69);
+    }
+}

@@ -1,0 +1,107 @@
+//! The routes between all pairs of memories, worked out once.
+
+use crate::{
+    Link, Memory, MemoryKind, Route,
+    build::End,
+    topology::{Topology, Way, Ways},
+};
+use spipe_base::{BytesPerSecond, IdVec, LinkId, MemoryId, Seconds};
+use std::collections::BTreeMap;
+
+/// What is known of the ways between memories.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Routes {
+    /// By source, then destination.
+    pub between: IdVec<MemoryId, IdVec<MemoryId, Option<Route>>>,
+    /// The nearest DRAM of each memory.
+    pub host: IdVec<MemoryId, Option<MemoryId>>,
+    /// The channels of each DRAM.
+    pub channels: IdVec<MemoryId, Option<LinkId>>,
+    /// The root complexes and switches between each memory and its nearest DRAM.
+    pub roots: IdVec<MemoryId, Vec<String>>,
+}
+
+struct Router<'a> {
+    ways: Ways<'a>,
+    links: &'a IdVec<LinkId, Link>,
+    memories: &'a IdVec<MemoryId, Memory>,
+    ends: &'a IdVec<MemoryId, End>,
+    found: BTreeMap<&'a str, BTreeMap<&'a str, Way>>,
+    host: IdVec<MemoryId, Option<MemoryId>>,
+}
+
+pub(crate) fn routes<'a>(
+    topology: &'a Topology,
+    links: &'a IdVec<LinkId, Link>,
+    memories: &'a IdVec<MemoryId, Memory>,
+    ends: &'a IdVec<MemoryId, End>,
+) -> Routes {
+    let ways = topology.ways(links);
+    let found = ends.iter().map(|end| (end.node.as_str(), ways.from(&end.node))).collect();
+    let mut router = Router { ways, links, memories, ends, found, host: IdVec::new() };
+    router.host = memories.ids().map(|memory| router.nearest_dram(memory)).collect();
+    Routes {
+        between: memories.ids().map(|from| memories.ids().map(|to| router.route(from, to)).collect()).collect(),
+        channels: memories.enumerate().map(|(id, memory)| router.channels(id, memory)).collect(),
+        roots: memories.ids().map(|memory| router.roots(memory)).collect(),
+        host: router.host,
+    }
+}
+
+impl Router<'_> {
+    fn way(&self, from: MemoryId, to: MemoryId) -> Option<&Way> {
+        self.found.get(self.ends[from].node.as_str())?.get(self.ends[to].node.as_str())
+    }
+
+    fn nearest_dram(&self, memory: MemoryId) -> Option<MemoryId> {
+        let is_dram = |id: &MemoryId| {
+            self.memories[*id].kind == MemoryKind::Dram && self.memories[*id].pageable_view_of.is_none()
+        };
+        let drams = self.memories.ids().filter(is_dram);
+        drams.filter_map(|dram| Some((self.way(memory, dram)?, dram))).min().map(|(_, dram)| dram)
+    }
+
+    fn channels(&self, id: MemoryId, memory: &Memory) -> Option<LinkId> {
+        (memory.kind == MemoryKind::Dram).then(|| self.ends[id].leaving.first().copied()).flatten()
+    }
+
+    fn roots(&self, memory: MemoryId) -> Vec<String> {
+        let way = self.host[memory].and_then(|host| self.way(memory, host));
+        way.map_or_else(Vec::new, |way| self.ways.nodes_between(way))
+    }
+
+    fn route(&self, from: MemoryId, to: MemoryId) -> Option<Route> {
+        let path = if self.bounces(from, to) { self.via_host(from, to)? } else { self.ways.links(self.way(from, to)?) };
+        let (start, end) = (&self.ends[from], &self.ends[to]);
+        let within = start.node == end.node;
+        let narrowest = path.iter().map(|link| self.links[*link].bandwidth).min();
+        let links: Vec<LinkId> = start.leaving.iter().chain(&path).chain(&end.arriving).copied().collect();
+        let latency = links.iter().map(|link| self.links[*link].latency).sum::<Seconds>();
+        let rate_cap = if within { start.within } else { self.pageable_cap(from, to, narrowest) };
+        Some(Route { links, latency, rate_cap })
+    }
+
+    /// Whether a copy between GPUs must pass through host memory: nothing joins them directly, and one of them is closed to peers.
+    fn bounces(&self, from: MemoryId, to: MemoryId) -> bool {
+        let is_gpu = |id: MemoryId| self.memories[id].kind == MemoryKind::Gpu;
+        let closed = !self.ends[from].peer_access || !self.ends[to].peer_access;
+        let joined = self.way(from, to).is_some_and(|way| way.hops() <= 1);
+        is_gpu(from) && is_gpu(to) && closed && !joined
+    }
+
+    /// Into the host memory nearest to the source, and out of it again.
+    fn via_host(&self, from: MemoryId, to: MemoryId) -> Option<Vec<LinkId>> {
+        let host = self.host[from]?;
+        let (into, out) = (self.way(from, host)?, self.way(host, to)?);
+        let end = &self.ends[host];
+        let buffer = end.arriving.iter().chain(&end.leaving).copied();
+        Some(self.ways.links(into).into_iter().chain(buffer).chain(self.ways.links(out)).collect())
+    }
+
+    /// What pageable host memory leaves of a copy to or from a GPU.
+    fn pageable_cap(&self, from: MemoryId, to: MemoryId, narrowest: Option<BytesPerSecond>) -> Option<BytesPerSecond> {
+        let one_gpu = [from, to].iter().any(|id| self.memories[*id].kind == MemoryKind::Gpu);
+        let stated = self.ends[from].pageable.or(self.ends[to].pageable).filter(|_| one_gpu)?;
+        stated.or_else(|| narrowest.map(|bandwidth| bandwidth * 0.5))
+    }
+}
