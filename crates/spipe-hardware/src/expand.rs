@@ -90,44 +90,61 @@ fn expand<T: Clone>(
     placed
 }
 
-/// A name with a range in it.
+/// A name with ranges in it, all of which count the same.
 #[derive(Debug, PartialEq)]
 struct Ranged {
     text: String,
-    before: String,
+    /// What stands before each range.
+    pieces: Vec<(String, Range)>,
     after: String,
+}
+
+/// Every `step`th number from `first` to at most `last`.
+#[derive(Debug, PartialEq)]
+struct Range {
     first: usize,
     last: usize,
     step: usize,
 }
 
-impl Ranged {
-    fn parse(text: &str) -> Result<Option<Self>, String> {
-        if !text.contains(['{', '}']) {
-            return Ok(None);
-        }
-        let parts = || {
-            let (before, rest) = text.split_once('{')?;
-            let (range, after) = rest.split_once('}')?;
-            let (range, step) = range.split_once('/').unwrap_or((range, "1"));
-            let (first, last) = range.split_once("..")?;
-            let number = |digits: &str| digits.parse::<usize>().ok();
-            let [first, last, step] = [number(first)?, number(last)?, number(step)?];
-            let ranged = Self { text: text.into(), before: before.into(), after: after.into(), first, last, step };
-            let sound = first <= last && step > 0 && ranged.len() <= MOST && !after.contains(['{', '}']);
-            sound.then_some(ranged)
-        };
-        parts().map(Some).ok_or_else(|| {
-            format!("`{text}` has no sound range (write one like `gpu{{0..3}}`, or `gpu{{0..6/2}}` for every second)")
-        })
+impl Range {
+    fn parse(text: &str) -> Option<Self> {
+        let (range, step) = text.split_once('/').unwrap_or((text, "1"));
+        let (first, last) = range.split_once("..")?;
+        let range = Self { first: first.parse().ok()?, last: last.parse().ok()?, step: step.parse().ok()? };
+        (range.first <= range.last && range.step > 0 && range.len() <= MOST).then_some(range)
     }
 
     fn len(&self) -> usize {
-        (self.last - self.first) / self.step.max(1) + 1
+        (self.last - self.first) / self.step + 1
+    }
+}
+
+impl Ranged {
+    fn parse(text: &str) -> Result<Option<Self>, String> {
+        let parts = || {
+            let (mut pieces, mut rest) = (Vec::new(), text);
+            while let Some((before, tail)) = rest.split_once('{') {
+                let (range, tail) = tail.split_once('}')?;
+                pieces.push((before.to_string(), Range::parse(range)?));
+                rest = tail;
+            }
+            let even = pieces.iter().all(|(_, range)| range.len() == pieces[0].1.len());
+            (even && !rest.contains('}')).then(|| Self { text: text.into(), pieces, after: rest.into() })
+        };
+        let ranged = parts().ok_or_else(|| {
+            format!("`{text}` has no sound range (write one like `gpu{{0..3}}`, or `gpu{{0..6/2}}` for every second)")
+        })?;
+        Ok((!ranged.pieces.is_empty()).then_some(ranged))
+    }
+
+    fn len(&self) -> usize {
+        self.pieces.first().map_or(1, |(_, range)| range.len())
     }
 
     fn name(&self, at: usize) -> String {
-        format!("{}{}{}", self.before, self.first + at * self.step, self.after)
+        let numbered = |(before, range): &(String, Range)| format!("{before}{}", range.first + at * range.step);
+        self.pieces.iter().map(numbered).chain([self.after.clone()]).collect()
     }
 }
 
@@ -143,8 +160,9 @@ mod tests {
         };
         assert_eq!(all("gpu{0..3}"), "gpu0 gpu1 gpu2 gpu3");
         assert_eq!(all("n{1..9/4}-nic"), "n1-nic n5-nic n9-nic");
+        assert_eq!(all("nvlink{0..4/4}-{1..5/4}"), "nvlink0-1 nvlink4-5");
         assert_eq!(Ranged::parse("gpu0"), Ok(None));
-        for bad in ["gpu{3..0}", "gpu{0..3", "gpu{}", "gpu{0..4/0}", "gpu{a..b}", "gpu{0..9999999}", "a{0..1}{0..1}"] {
+        for bad in ["gpu{3..0}", "gpu{0..3", "gpu{}", "gpu{0..4/0}", "gpu{a..b}", "gpu{0..9999999}", "a{0..1}b{0..2}"] {
             assert!(Ranged::parse(bad).is_err(), "{bad}");
         }
     }

@@ -34,4 +34,5 @@ pub use file::{
 };
 pub use hardware::Hardware;
 pub use profiles::shipped;
-pub use words::{DataType, VectorExtension};
+pub use spipe_base::DataType;
+pub use words::VectorExtension;

@@ -12,5 +12,20 @@ macro_rules! profiles {
 }
 
 const PROFILES: &[(&str, &str)] = profiles! {
+    "a100-80g"
+    "a100-80g-x2"
+    "a100-80g-x8-nvlink"
+    "gh200"
+    "h100"
+    "h20"
     "one-gpu"
+    "quadro-rtx8000"
+    "rtx3090-pcie3"
+    "rtx3090-x4-two-sockets"
+    "rtx4090-pcie4-128gb"
+    "rtx4090-pcie4-256gb"
+    "v100-32g-x16"
+    "v100-32g-x32"
+    "v100-32g-x4-nvlink"
+    "v100-32g-x8"
 };

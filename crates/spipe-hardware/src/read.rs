@@ -174,9 +174,10 @@ impl<Q: Quantity> Read for Text<Q> {
 }
 
 fn word<W: Word>(text: &str, offset: usize, report: &mut Report<'_>) -> Option<W> {
-    let known = W::WORDS.iter().find(|(name, _)| *name == text);
+    let words = W::words();
+    let known = words.iter().find(|(name, _)| *name == text);
     if known.is_none() {
-        let names: Vec<&str> = W::WORDS.iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
         let fault = Diagnostic::error(format!("`{text}` is no {} (known: {})", W::WHAT, names.join(", ")));
         report.push_at(offset, meant(fault, text, names));
     }
@@ -184,26 +185,26 @@ fn word<W: Word>(text: &str, offset: usize, report: &mut Report<'_>) -> Option<W
 }
 
 macro_rules! read_words {
-    ($($type:ident)+) => {$(
+    ($($type:ident $what:literal)+) => {$(
         impl Read for $type {
-            const WANTED: &'static str = <Self as Word>::WHAT;
+            const WANTED: &'static str = concat!("the name of a ", $what);
 
             fn read(value: &Value<'_>, report: &mut Report<'_>) -> Self {
                 let DeValue::String(text) = value.get_ref() else {
-                    mismatch(value, concat!("one of the words for `", stringify!($type), "`"), report);
+                    mismatch(value, Self::WANTED, report);
                     return Self::stand_in();
                 };
                 word(text, value.span().start, report).unwrap_or_else(Self::stand_in)
             }
 
             fn stand_in() -> Self {
-                Self::WORDS[0].1
+                Self::words()[0].1
             }
         }
     )+};
 }
 
-read_words! { DataType VectorExtension }
+read_words! { DataType "data type" VectorExtension "vector extension" }
 
 impl<T: Read> Read for Option<T> {
     const WANTED: &'static str = T::WANTED;

@@ -1,15 +1,16 @@
-//! The fixed words of hardware files: data types and vector extensions.
+//! The fixed words of hardware files: vector extensions, and data types as `spipe-base` names them.
 
 use serde::{Deserialize, Serialize};
-use spipe_base::Bytes;
+use spipe_base::DataType;
 use std::fmt;
 
 /// An enum of which each value is one word in files.
 pub(crate) trait Word: Copy + 'static {
     /// What the words name, in messages.
     const WHAT: &'static str;
-    /// Every word with its value.
-    const WORDS: &'static [(&'static str, Self)];
+
+    /// Every word with its value; at least one.
+    fn words() -> Vec<(&'static str, Self)>;
 }
 
 macro_rules! words {
@@ -42,37 +43,19 @@ macro_rules! words {
 
         impl Word for $name {
             const WHAT: &'static str = $what;
-            const WORDS: &'static [(&'static str, Self)] = &[$(($word, Self::$variant)),+];
+
+            fn words() -> Vec<(&'static str, Self)> {
+                vec![$(($word, Self::$variant)),+]
+            }
         }
     };
 }
 
-words! {
-    /// The type of numbers that an arithmetic rate is about.
-    DataType, "data type" {
-        /// IEEE 754 single precision.
-        F32 = "f32",
-        /// Single precision storage, 10 bits of mantissa in products (NVIDIA tensor cores).
-        Tf32 = "tf32",
-        /// IEEE 754 half precision.
-        F16 = "f16",
-        /// The upper half of single precision.
-        Bf16 = "bf16",
-        /// Eight-bit floating point (E4M3 or E5M2).
-        F8 = "f8",
-        /// Eight-bit integers.
-        I8 = "i8",
-    }
-}
+impl Word for DataType {
+    const WHAT: &'static str = "data type";
 
-impl DataType {
-    /// How much memory one number takes.
-    pub const fn size(self) -> Bytes {
-        Bytes::new(match self {
-            Self::F32 | Self::Tf32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-            Self::F8 | Self::I8 => 1,
-        })
+    fn words() -> Vec<(&'static str, Self)> {
+        Self::ALL.iter().map(|value| (value.name(), *value)).collect()
     }
 }
 

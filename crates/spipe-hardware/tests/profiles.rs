@@ -1,0 +1,185 @@
+//! The shipped machines: all listed, all sound, and what their routes say.
+
+use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, MemoryId, Seconds};
+use spipe_hardware::{DataType, DeviceKind, Hardware, HardwareFile, MemoryKind, Provenance, shipped};
+use std::{collections::BTreeSet, path::Path};
+
+fn machine(wanted: &str) -> Hardware {
+    let (name, text) = shipped().iter().find(|(name, _)| *name == wanted).unwrap();
+    Hardware::from_toml(name, text).unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+fn id(machine: &Hardware, name: &str) -> MemoryId {
+    machine.memory(name).unwrap_or_else(|| panic!("no memory {name}"))
+}
+
+/// The links of a route, the latency in microseconds, and the cap in GB/s.
+fn route(machine: &Hardware, from: &str, to: &str) -> (String, f64, Option<f64>) {
+    let route = machine.route(id(machine, from), id(machine, to)).unwrap();
+    let names: Vec<&str> = route.links.iter().map(|link| machine.links()[*link].name.as_str()).collect();
+    (names.join(" "), (route.latency.get() * 1e9).round() / 1e3, route.rate_cap.map(|cap| cap.get() / 1e9))
+}
+
+#[test]
+fn every_file_is_shipped_and_parses_without_warnings() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../hardware-profiles");
+    let files: BTreeSet<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".toml"))
+        .collect();
+    let listed: BTreeSet<String> = shipped().iter().map(|(name, _)| format!("{name}.toml")).collect();
+    assert_eq!(files, listed);
+    for (name, _) in shipped() {
+        let machine = machine(name);
+        assert_eq!(machine.name(), *name);
+        assert!(machine.warnings().is_empty(), "{name}: {}", machine.warnings());
+        assert!(machine.links().iter().all(|link| !link.provenance.to_string().contains("no source")), "{name}");
+    }
+}
+
+#[test]
+fn the_text_of_a_machine_reads_back_to_an_equal_machine() {
+    for (name, text) in shipped() {
+        let original = machine(name);
+        let written = original.to_toml();
+        let again = Hardware::from_toml(name, &written).unwrap_or_else(|faults| panic!("{faults}\n{written}"));
+        assert_eq!(original, again, "{name}");
+        let by_serde: HardwareFile = toml::from_str(text).unwrap();
+        assert_eq!(&by_serde, original.file(), "{name}: serde and the reader of all faults agree");
+    }
+}
+
+#[test]
+fn the_example_machine_is_what_the_documentation_says() {
+    let machine = machine("one-gpu");
+    assert_eq!(route(&machine, "gpu0", "dram0"), ("pcie0.up root0-dram0.up dram0.channels".into(), 8.0, None));
+    assert_eq!(route(&machine, "dram0", "gpu0"), ("dram0.channels root0-dram0.down pcie0.down".into(), 8.0, None));
+    assert_eq!(
+        route(&machine, "gpu0", "dram0-pageable"),
+        ("pcie0.up root0-dram0.up dram0.channels".into(), 8.0, Some(12.5)),
+        "half of the narrowest link where the file states nothing"
+    );
+    assert_eq!(route(&machine, "dram0", "dram0-pageable"), ("dram0.channels dram0.channels".into(), 0.0, None));
+    assert_eq!(route(&machine, "gpu0", "gpu0"), (String::new(), 0.0, Some(504.0)));
+    let view = &machine.memories()[id(&machine, "dram0-pageable")];
+    assert_eq!((view.capacity, view.pageable_view_of), (Bytes::gib(128), machine.memory("dram0")));
+    assert_eq!(machine.pool(id(&machine, "dram0-pageable")), id(&machine, "dram0"));
+    let names: Vec<&str> = machine.memories().iter().map(|memory| memory.name.as_str()).collect();
+    assert_eq!(names, ["gpu0", "dram0", "dram0-pageable"]);
+}
+
+#[test]
+fn crossing_sockets_takes_the_interconnect() {
+    let machine = machine("rtx3090-x4-two-sockets");
+    assert_eq!(route(&machine, "gpu0", "dram0").0, "pcie0.up root0-dram0.up dram0.channels");
+    assert_eq!(
+        route(&machine, "gpu0", "dram1"),
+        ("pcie0.up root0-dram0.up interconnect.up dram1.channels".into(), 8.2, None)
+    );
+    assert_eq!(
+        route(&machine, "dram1", "gpu0").0,
+        "dram1.channels interconnect.down root0-dram0.down pcie0.down",
+        "against the link"
+    );
+    assert_eq!(route(&machine, "dram0", "dram1").0, "dram0.channels interconnect.up dram1.channels");
+    let device = |name: &str| machine.device(name).unwrap();
+    assert_eq!(machine.host_memory(device("gpu1")), machine.memory("dram0"));
+    assert_eq!(machine.host_memory(device("gpu2")), machine.memory("dram1"));
+    assert_eq!(machine.host_memory(device("cpu1")), machine.memory("dram1"));
+    assert!(machine.shared_root(device("gpu0"), device("gpu1")));
+    assert!(!machine.shared_root(device("gpu1"), device("gpu2")));
+    assert!(!machine.shared_root(device("cpu0"), device("gpu0")));
+    let DeviceKind::Socket { cores, numa_node, .. } = machine.devices()[device("cpu1")].kind else {
+        panic!("a socket")
+    };
+    assert_eq!((cores, numa_node), (16, 1));
+    assert_eq!(machine.dram_channels(id(&machine, "dram1-pageable")), machine.link("dram1.channels"));
+}
+
+#[test]
+fn cards_without_peer_access_copy_through_host_memory() {
+    let geforce = machine("rtx3090-x4-two-sockets");
+    assert_eq!(
+        route(&geforce, "gpu0", "gpu1").0,
+        "pcie0.up root0-dram0.up dram0.channels dram0.channels root0-dram0.down pcie1.down"
+    );
+    let tesla = machine("a100-80g-x2");
+    assert_eq!(route(&tesla, "gpu0", "gpu1").0, "pcie0.up pcie1.down");
+}
+
+#[test]
+fn nvlink_is_preferred_and_gpus_are_not_passed_through() {
+    let node = machine("v100-32g-x4-nvlink");
+    assert_eq!(route(&node, "gpu0", "gpu3"), ("nvlink0-3.up".into(), 3.0, None));
+    assert_eq!(route(&node, "gpu3", "gpu0").0, "nvlink0-3.down");
+    assert_eq!(route(&node, "gpu0", "dram1").0, "pcie0.up root0-dram0.up fabric0-1.up dram1.channels");
+    let switched = machine("a100-80g-x8-nvlink");
+    assert_eq!(route(&switched, "gpu0", "gpu5").0, "nvlink0.up nvlink5.down");
+    assert_eq!(route(&switched, "gpu0", "dram0").0, "pcie0.up uplink0.up dram0.channels");
+    let device = |name: &str| switched.device(name).unwrap();
+    assert!(switched.shared_root(device("gpu2"), device("gpu3")));
+    assert!(!switched.shared_root(device("gpu1"), device("gpu2")));
+}
+
+#[test]
+fn nodes_meet_at_the_network() {
+    let machine = machine("v100-32g-x32");
+    assert_eq!(machine.devices().iter().filter(|device| device.is_gpu()).count(), 32);
+    assert_eq!(
+        route(&machine, "gpu0", "gpu4").0,
+        "pcie0.up nic0-pcie.down port0.up port1.down nic1-pcie.up pcie4.down"
+    );
+    assert_eq!(
+        route(&machine, "gpu31", "dram0").0,
+        "pcie31.up root31-dram31.up fabric28-31.down root28-dram28.down nic7-pcie.down port7.up port0.down nic0-pcie.up \
+         root0-dram0.up dram0.channels"
+    );
+}
+
+#[test]
+fn drives_have_their_own_rates() {
+    let machine = machine("rtx4090-pcie4-128gb");
+    let memory = &machine.memories()[id(&machine, "nvme0")];
+    assert_eq!((memory.kind, memory.capacity), (MemoryKind::Nvme, Bytes::new(2_000_000_000_000)));
+    assert_eq!(
+        route(&machine, "nvme0", "dram0"),
+        ("nvme0.read m2.up root0-dram0.up dram0.channels".into(), 80.0, None)
+    );
+    assert_eq!(route(&machine, "gpu0", "nvme0").0, "pcie0.up m2.down nvme0.write");
+}
+
+#[test]
+fn large_matmuls_are_fast_and_small_ones_slow() {
+    let machine = machine("a100-80g");
+    let gpu = &machine.devices()[machine.device("gpu0").unwrap()];
+    let rate = |flops: f64| gpu.matmul_rate(DataType::Bf16, Flops::flop(flops)).unwrap();
+    let share = |flops: f64| rate(flops) / FlopsPerSecond::tflops(312.0);
+    assert!((0.60..0.75).contains(&share(2.0 * 8192f64.powi(3))), "{}", share(2.0 * 8192f64.powi(3)));
+    assert!(share(2.0 * 256f64.powi(3)) < 0.02);
+    assert!(gpu.elementwise_rate(Bytes::gib(1)) > BytesPerSecond::gb(1600.0));
+    assert!(gpu.elementwise_rate(Bytes::kib(4)) < BytesPerSecond::gb(10.0));
+    let socket = &machine.devices()[machine.device("cpu0").unwrap()];
+    assert_eq!(socket.arithmetic_type(DataType::Bf16), Some(DataType::F32), "cores widen");
+    let volta = self::machine("v100-32g-x4-nvlink");
+    assert_eq!(volta.devices()[volta.device("gpu0").unwrap()].matmul_rate(DataType::Bf16, Flops::flop(1e9)), None);
+    assert!(gpu.launch_floor > Seconds::ZERO);
+    assert!(matches!(gpu.provenance(), Provenance::DataSheet(name) if name.contains("A100")));
+}
+
+#[test]
+fn the_schema_names_every_table() {
+    let schema = serde_json::to_value(spipe_hardware::schema()).unwrap();
+    let properties: Vec<&str> = schema["properties"]
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    assert_eq!(
+        properties,
+        ["description", "format-version", "gpu", "link", "name", "nic", "nvme", "root-complex", "socket", "switch"]
+    );
+}
