@@ -1,1 +1,22 @@
-//! Model times hardware: tables of time and memory.
+//! Model times hardware: how long each layer takes on each device, and how many bytes it holds there.
+//!
+//! ```text
+//! Model ────┐
+//! Hardware ─┼─► CostTable ─┬─ time(layer, device)    forward, backward-input, backward-weight, optimizer step
+//! Workload ─┘              └─ memory(layer, device)  parameters, gradients, optimizer, saved, boundary, workspace
+//! ```
+//!
+//! Times come, in this order of trust, from a measurement of exactly this layer and batch in the hardware profile, from
+//! the measured times of a profiled model, and from a roofline: each operation takes
+//! `launch floor × kernels + max(FLOPs ÷ rate(FLOPs), bytes ÷ bandwidth(bytes))`, where both rates depend on the size of
+//! the operation (Williams, Waterman, Patterson: Roofline, CACM 2009; the size dependence is the profile's curve).
+//! [`Source`] says which it was.
+
+mod memory;
+mod roofline;
+mod table;
+mod workload;
+
+pub use memory::LayerMemory;
+pub use table::{CostError, CostTable, LayerTime, Source};
+pub use workload::{Mode, Optimizer, Workload, compute_type};

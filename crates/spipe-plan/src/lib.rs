@@ -1,1 +1,23 @@
-//! A placement and the checker that accepts it.
+//! A placement of a model on a machine, and the checker that accepts it.
+//!
+//! ```text
+//! PlanFile (JSON: model, hardware, workload, system, stages) ─► Plan (read, resolved, checked) ─► schedule
+//! ```
+//!
+//! A planner's result is a claim; [`check`] judges it without knowing how it was found: stages are contiguous and cover
+//! the model, their devices exist, can run their layers and are connected, and what each memory must hold fits. The
+//! memory count, [`footprint`], is the one count in the project: planners optimise under it, the checker tests it, and
+//! lowering issues actions such that the simulated peak stays at or below it.
+
+mod check;
+mod file;
+mod footprint;
+mod plan;
+
+pub use check::check;
+pub use file::{Choice, Embedded, PlanFile, StageFile, schema};
+pub use footprint::{Footprint, StageFootprint, footprint, stage_footprint};
+pub use plan::{Activations, Context, InFlight, Outcome, OutcomeStatus, Placement, Plan, Stage, System};
+
+/// The version that plan files carry.
+pub const FORMAT_VERSION: u32 = 1;

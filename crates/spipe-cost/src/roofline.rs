@@ -1,0 +1,39 @@
+//! Time of one operation from its size.
+
+use spipe_base::{Bytes, Seconds};
+use spipe_hardware::{DataType, Device};
+use spipe_model::{Attention, Op};
+
+/// How operations run on one device.
+pub(crate) struct Roofline<'a> {
+    pub device: &'a Device,
+    pub data_type: DataType,
+    /// Bytes of one element in memory.
+    pub element: u64,
+    pub attention: Attention,
+}
+
+impl Roofline<'_> {
+    /// `launch floor × kernels + max(FLOPs ÷ rate, bytes ÷ bandwidth)`; none if the device has no peak for the data type.
+    pub fn time(&self, op: &Op) -> Option<Seconds> {
+        let bytes = Bytes::new(op.elements_moved(self.attention) * self.element);
+        let moving = if bytes == Bytes::ZERO { Seconds::ZERO } else { bytes / self.device.elementwise_rate(bytes) };
+        let flops = op.flops();
+        let computing = match op {
+            Op::Elementwise { .. } => Seconds::ZERO,
+            _ if flops.get() == 0.0 => Seconds::ZERO,
+            _ => flops / self.device.matmul_rate(self.data_type, flops)?,
+        };
+        Some(self.device.launch_floor * f64::from(op.kernels(self.attention)) + moving.max(computing))
+    }
+
+    /// Bytes that the operations move through memory.
+    pub fn traffic(&self, ops: &[Op]) -> Bytes {
+        ops.iter().map(|op| Bytes::new(op.elements_moved(self.attention) * self.element)).sum()
+    }
+
+    /// One operation after the other.
+    pub fn total(&self, ops: &[Op]) -> Option<Seconds> {
+        ops.iter().map(|op| self.time(op)).sum()
+    }
+}

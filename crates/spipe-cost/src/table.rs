@@ -1,0 +1,261 @@
+//! The table itself: computed once per kind of layer and device, read by layer and device.
+
+use crate::{LayerMemory, Mode, Workload, compute_type, roofline::Roofline};
+use spipe_base::{Bytes, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
+use spipe_hardware::{DataType, Device, DeviceKind, Hardware};
+use spipe_model::{Layer, Model, Precision, Recompute};
+use std::collections::BTreeMap;
+
+/// Where a time comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// Measured on this machine for exactly this layer and batch.
+    Measured,
+    /// The model file's own measured profile.
+    Profiled,
+    /// Computed from shapes and the device's rates.
+    Roofline,
+}
+
+/// How long a layer takes on a device, for one microbatch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerTime {
+    /// Its forward.
+    pub forward: Seconds,
+    /// The gradient of its input.
+    pub backward_input: Seconds,
+    /// The gradients of its weights.
+    pub backward_weight: Seconds,
+    /// Bytes that the forward moves through the device's memory.
+    pub forward_traffic: Bytes,
+    /// Bytes that the backward moves through the device's memory.
+    pub backward_traffic: Bytes,
+    /// Where the figures come from.
+    pub source: Source,
+}
+
+impl LayerTime {
+    /// The whole backward.
+    pub fn backward(&self) -> Seconds {
+        self.backward_input + self.backward_weight
+    }
+}
+
+/// Why there is no table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CostError {
+    /// A batch of nothing.
+    #[error("{what} is zero")]
+    Zero {
+        /// Which figure.
+        what: &'static str,
+    },
+    /// A layer that no device can run.
+    #[error("layer `{layer}` has no time on any device of `{hardware}`")]
+    Nowhere {
+        /// The layer's name.
+        layer: String,
+        /// The machine's name.
+        hardware: String,
+    },
+}
+
+/// Time and memory of every layer on every device.
+#[derive(Clone, Debug)]
+pub struct CostTable {
+    workload: Workload,
+    kind_of: IdVec<LayerId, usize>,
+    parameters: IdVec<LayerId, u64>,
+    /// By kind of layer, then device.
+    times: Vec<Vec<Option<LayerTime>>>,
+    memories: Vec<Vec<LayerMemory>>,
+    optimizer_rates: IdVec<DeviceId, ParamsPerSecond>,
+    storage: IdVec<DeviceId, Precision>,
+}
+
+impl CostTable {
+    /// The table of `model` on `hardware` under `workload`.
+    pub fn new(model: &Model, hardware: &Hardware, workload: &Workload) -> Result<Self, CostError> {
+        for (what, figure) in [
+            ("the microbatch", workload.microbatch),
+            ("the number of microbatches", workload.microbatches),
+            ("the sequence length", workload.seq_len),
+        ] {
+            if figure == 0 {
+                return Err(CostError::Zero { what });
+            }
+        }
+        let mut kinds: BTreeMap<(String, u64), usize> = BTreeMap::new();
+        let mut table = Self {
+            workload: *workload,
+            kind_of: IdVec::new(),
+            parameters: model.layers().iter().map(|layer| layer.parameters).collect(),
+            times: Vec::new(),
+            memories: Vec::new(),
+            optimizer_rates: hardware.devices().iter().map(|device| optimizer_rate(device, workload)).collect(),
+            storage: hardware.devices().iter().map(|device| storage(device, workload.precision)).collect(),
+        };
+        for layer in model.layers() {
+            let key = (layer.signature(workload.batch()), layer.parameters);
+            let next = table.times.len();
+            let kind = *kinds.entry(key).or_insert(next);
+            if kind == next {
+                table.add_kind(layer, hardware)?;
+            }
+            table.kind_of.push(kind);
+        }
+        Ok(table)
+    }
+
+    fn add_kind(&mut self, layer: &Layer, hardware: &Hardware) -> Result<(), CostError> {
+        let times: Vec<_> = hardware.devices().iter().map(|device| layer_time(layer, device, &self.workload)).collect();
+        if times.iter().all(Option::is_none) {
+            return Err(CostError::Nowhere { layer: layer.name.clone(), hardware: hardware.name().into() });
+        }
+        self.times.push(times);
+        self.memories.push(
+            hardware
+                .devices()
+                .iter()
+                .map(|device| LayerMemory::of(layer, &self.workload, storage(device, self.workload.precision)))
+                .collect(),
+        );
+        Ok(())
+    }
+
+    /// What was asked for.
+    pub fn workload(&self) -> &Workload {
+        &self.workload
+    }
+
+    /// The layers, in model order.
+    pub fn layers(&self) -> impl DoubleEndedIterator<Item = LayerId> + ExactSizeIterator + use<> {
+        self.kind_of.ids()
+    }
+
+    /// The devices, in the machine's order.
+    pub fn devices(&self) -> impl DoubleEndedIterator<Item = DeviceId> + ExactSizeIterator + use<> {
+        self.optimizer_rates.ids()
+    }
+
+    /// How long `layer` takes on `device`; none if it cannot run there.
+    pub fn time(&self, layer: LayerId, device: DeviceId) -> Option<&LayerTime> {
+        self.times[self.kind_of[layer]][device.index()].as_ref()
+    }
+
+    /// What `layer` holds on `device`.
+    pub fn memory(&self, layer: LayerId, device: DeviceId) -> &LayerMemory {
+        &self.memories[self.kind_of[layer]][device.index()]
+    }
+
+    /// Two layers of the same kind cost the same on every device.
+    pub fn kind(&self, layer: LayerId) -> usize {
+        self.kind_of[layer]
+    }
+
+    /// The number of parameters of `layer`.
+    pub fn parameters(&self, layer: LayerId) -> u64 {
+        self.parameters[layer]
+    }
+
+    /// The precision in which `device` stores parameters and activations.
+    pub fn storage(&self, device: DeviceId) -> Precision {
+        self.storage[device]
+    }
+
+    /// How long `device` takes to step that many parameters that it holds itself.
+    pub fn optimizer_time(&self, parameters: u64, device: DeviceId) -> Seconds {
+        Seconds::s(parameters as f64 / self.optimizer_rates[device].get())
+    }
+
+    /// Bytes that the optimizer moves through memory per parameter: gradient in, parameter out, master and moments in and
+    /// out.
+    pub fn optimizer_traffic(&self, parameters: u64, device: DeviceId) -> Bytes {
+        let width = self.storage[device].bytes();
+        Bytes::new(parameters * (2 * width + 2 * self.workload.optimizer.state_bytes(width)))
+    }
+}
+
+/// The precision in which `device` stores parameters and activations.
+pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
+    match compute_type(device, precision) {
+        DataType::Bf16 => Precision::Bf16,
+        DataType::F16 => Precision::Fp16,
+        _ => Precision::Fp32,
+    }
+}
+
+/// Parameters per second: a socket's own figure; on a GPU its memory bandwidth over the bytes that a step moves.
+fn optimizer_rate(device: &Device, workload: &Workload) -> ParamsPerSecond {
+    match &device.kind {
+        DeviceKind::Socket { optimizer_rate, .. } => *optimizer_rate,
+        DeviceKind::Gpu => {
+            let width = storage(device, workload.precision).bytes();
+            let moved = 2 * width + 2 * workload.optimizer.state_bytes(width);
+            ParamsPerSecond::params(device.memory_bandwidth.get() / moved as f64)
+        }
+    }
+}
+
+fn layer_time(layer: &Layer, device: &Device, workload: &Workload) -> Option<LayerTime> {
+    let roofline = Roofline {
+        device,
+        data_type: compute_type(device, workload.precision),
+        element: storage(device, workload.precision).bytes(),
+        attention: workload.attention,
+    };
+    let work = layer.work(workload.batch());
+    let (times, source) = times(layer, workload, &roofline)?;
+    let training = workload.mode == Mode::Train;
+    let [forward, backward_input, backward_weight] = times;
+    let backward = |time: Seconds| if training { time } else { Seconds::ZERO };
+    let backward_traffic = roofline.traffic(&work.backward_input) + roofline.traffic(&work.backward_weight);
+    Some(LayerTime {
+        forward,
+        backward_input: backward(backward_input),
+        backward_weight: backward(backward_weight),
+        forward_traffic: roofline.traffic(&work.forward),
+        backward_traffic: if training { backward_traffic } else { Bytes::ZERO },
+        source,
+    })
+}
+
+/// Forward, backward-input and backward-weight from the best source there is.
+fn times(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Option<([Seconds; 3], Source)> {
+    let (device, batch) = (roofline.device, workload.batch());
+    if let Some(time) = device.layer_time(&layer.signature(batch), roofline.data_type) {
+        return Some(([time.forward, time.backward_input, time.backward_weight], Source::Measured));
+    }
+    let is_gpu = matches!(device.kind, DeviceKind::Gpu);
+    if let Some(time) = layer.profile(&device.name, is_gpu, batch) {
+        return Some(([time.forward, time.backward_input, time.backward_weight], Source::Profiled));
+    }
+    if layer.is_profiled() {
+        return None;
+    }
+    let work = layer.work(batch);
+    let total = |ops: &[spipe_model::Op]| roofline.total(ops);
+    let times = [total(&work.forward)?, total(&work.backward_input)?, total(&work.backward_weight)?];
+    Some((times, Source::Roofline))
+}
+
+impl CostTable {
+    /// The extra forward time when `layer` is recomputed on `device`: all of it, or its share of the saved bytes that a
+    /// selective recompute drops.
+    pub fn recompute_time(&self, layer: LayerId, device: DeviceId, recompute: Recompute) -> Option<Seconds> {
+        let forward = self.time(layer, device)?.forward;
+        let memory = self.memory(layer, device);
+        Some(match recompute {
+            Recompute::None => Seconds::ZERO,
+            Recompute::Full => forward,
+            Recompute::Selective => {
+                let dropped = memory.saved.saturating_sub(memory.saved_selective);
+                if memory.saved == Bytes::ZERO {
+                    Seconds::ZERO
+                } else {
+                    forward * (dropped.as_f64() / memory.saved.as_f64())
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,114 @@
+//! What is asked of a model: how it is trained or run, and in which batches.
+
+use serde::{Deserialize, Serialize};
+use spipe_hardware::{DataType, Device, DeviceKind, VectorExtension};
+use spipe_model::{Attention, Batch, Precision};
+use std::{fmt, str::FromStr};
+
+/// Training or inference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Forward, backward and an optimizer step.
+    #[default]
+    Train,
+    /// Forward only.
+    Infer,
+}
+
+/// How parameters are updated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay (Loshchilov, Hutter 2019): two moments per parameter.
+    #[default]
+    Adamw,
+}
+
+impl Optimizer {
+    /// Bytes of state per parameter, an f32 master copy included where the parameters themselves are narrower.
+    pub const fn state_bytes(self, parameter_bytes: u64) -> u64 {
+        match self {
+            Self::Adamw => 8 + if parameter_bytes < 4 { 4 } else { 0 },
+        }
+    }
+}
+
+macro_rules! words {
+    ($name:ident: $($word:literal => $value:expr),+) => {
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                $(if *self == $value { return f.pad($word); })+
+                Ok(())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(word: &str) -> Result<Self, String> {
+                $(if word == $word { return Ok($value); })+
+                Err(format!("`{word}` is not known here (known: {})", [$($word),+].join(", ")))
+            }
+        }
+    };
+}
+
+words!(Mode: "train" => Self::Train, "infer" => Self::Infer);
+words!(Optimizer: "adamw" => Self::Adamw);
+
+/// What one iteration consumes, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Workload {
+    /// Training or inference.
+    pub mode: Mode,
+    /// Tokens per sequence.
+    pub seq_len: u64,
+    /// Sequences (images) per microbatch.
+    pub microbatch: u64,
+    /// Microbatches per iteration.
+    pub microbatches: u64,
+    /// The data type of parameters and activations on devices that have it.
+    pub precision: Precision,
+    /// How parameters are updated.
+    pub optimizer: Optimizer,
+    /// Whether attention scores exist in memory.
+    pub attention: Attention,
+}
+
+impl Workload {
+    /// One microbatch.
+    pub const fn batch(&self) -> Batch {
+        Batch { microbatch: self.microbatch, seq_len: self.seq_len }
+    }
+
+    /// Sequences per iteration.
+    pub const fn global_batch(&self) -> u64 {
+        self.microbatch * self.microbatches
+    }
+
+    /// Tokens per iteration.
+    pub const fn tokens(&self) -> u64 {
+        self.global_batch() * self.seq_len
+    }
+}
+
+/// The data type that `device` computes in when `precision` is asked for: GPUs in it, as long as they have a peak for it;
+/// CPU sockets in bf16 where their vector extensions have it and bf16 is asked for, otherwise in f32, never in f16.
+pub fn compute_type(device: &Device, precision: Precision) -> DataType {
+    let asked = precision.data_type();
+    match &device.kind {
+        DeviceKind::Gpu if device.peak.contains_key(&asked) => asked,
+        DeviceKind::Socket { vector_extensions, .. }
+            if precision == Precision::Bf16
+                && device.peak.contains_key(&DataType::Bf16)
+                && vector_extensions
+                    .iter()
+                    .any(|extension| matches!(extension, VectorExtension::AmxBf16 | VectorExtension::Avx512Bf16)) =>
+        {
+            DataType::Bf16
+        }
+        _ => DataType::F32,
+    }
+}

@@ -1,0 +1,166 @@
+//! Programs of an order alone: stage times are given, links have pure latency, memory counts activations.
+
+use crate::{
+    Access, Action, Anchor, Content, Edge, Lifetime, Order, Pass, Program, ProgramBuilder, Shape, Stage, Token,
+};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, Bytes, Diagnostic, Faults, IdleCause, LaneRole, LayerRange, MemoryId, SimTime,
+    StageId, Subject,
+};
+use std::collections::BTreeMap;
+
+/// The times of one stage on one microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageTimes {
+    /// Its forward.
+    pub forward: SimTime,
+    /// The gradient of its input.
+    pub backward_input: SimTime,
+    /// The gradients of its weights; a fused backward takes both.
+    pub backward_weight: SimTime,
+    /// From one device to another.
+    pub latency: SimTime,
+    /// The share of an activation that is kept until the backward-weight, in thousandths.
+    pub weight_gradient_memory: u64,
+}
+
+impl StageTimes {
+    /// Bytes by which bare programs count one activation of one microbatch of one stage.
+    pub const UNIT: Bytes = Bytes::new(1000);
+
+    fn of(&self, pass: Pass) -> SimTime {
+        match pass {
+            Pass::Forward => self.forward,
+            Pass::Backward => self.backward_input + self.backward_weight,
+            Pass::BackwardInput => self.backward_input,
+            Pass::BackwardWeight => self.backward_weight,
+        }
+    }
+}
+
+/// The program of `order` with the same `times` for every stage. Each device has a memory of its own without limit, in
+/// which a forward takes [`StageTimes::UNIT`]; a fused backward gives it back, or backward-input and backward-weight give
+/// back their shares.
+pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Faults> {
+    order.validate()?;
+    if times.weight_gradient_memory > 1000 {
+        return Err(Diagnostic::error("the share of memory kept for the weight gradient is more than 1").into());
+    }
+    let (stages, microbatches) = (order.stages(), order.microbatches());
+    let mut builder = ProgramBuilder::new(Shape {
+        name: name.into(),
+        layers: stages,
+        microbatches: microbatches as u64,
+        training: true,
+        tokens: None,
+        notes: Vec::new(),
+    });
+    let mut bare = Bare { times, builder: &mut builder, added: BTreeMap::new(), saved: BTreeMap::new() };
+    for device in 0..order.devices().len() {
+        let memory = bare.builder.memory(&format!("gpu{device}"), None);
+        bare.builder.device(&format!("gpu{device}"), memory, false);
+    }
+    for stage in (0..stages).map(StageId::from) {
+        let device = order.device_of(stage).unwrap_or(0).into();
+        if let Some(layers) = LayerRange::new(stage.index().into(), stage.index().into()) {
+            bare.builder.stage(Stage { device, layers, recomputed: None });
+        }
+    }
+    for (device, tokens) in order.devices().iter().enumerate() {
+        for token in tokens {
+            bare.add(device, token);
+        }
+    }
+    bare.join(order);
+    builder.build()
+}
+
+struct Bare<'a> {
+    times: &'a StageTimes,
+    builder: &'a mut ProgramBuilder,
+    added: BTreeMap<Token, ActionId>,
+    /// What a forward leaves for the backward-input and for the backward-weight.
+    saved: BTreeMap<Token, [BufferId; 2]>,
+}
+
+impl Bare<'_> {
+    fn add(&mut self, device: usize, token: &Token) {
+        let (memory, owner) = (MemoryId::from(device), device.into());
+        let forward = Token { pass: Pass::Forward, ..*token };
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        if token.pass == Pass::Forward {
+            let layers = LayerRange::new(token.stage.index().into(), token.stage.index().into());
+            let weight = Bytes::new(self.times.weight_gradient_memory);
+            let parts = [StageTimes::UNIT - weight, weight];
+            let buffers = parts.map(|bytes| {
+                let content = match layers {
+                    Some(layers) => Content::Saved(layers, token.microbatch),
+                    None => Content::Workspace(token.stage, token.microbatch),
+                };
+                self.builder.buffer(content, memory, bytes, Lifetime::Transient)
+            });
+            self.saved.insert(forward, buffers);
+            writes.extend(buffers.map(|buffer| Access::new(buffer, 1)));
+        } else if let Some([input, weight]) = self.saved.get(&forward) {
+            let kept: &[BufferId] = match token.pass {
+                Pass::BackwardInput => &[*input],
+                Pass::BackwardWeight => &[*weight],
+                _ => &[*input, *weight],
+            };
+            reads.extend(kept.iter().map(|buffer| Access::new(*buffer, 1)));
+        }
+        let lane = self.builder.lane(owner, LaneRole::Compute.name(), LaneRole::Compute);
+        let kind = match token.pass {
+            Pass::Forward => ActionKind::Forward,
+            Pass::Backward => ActionKind::Backward,
+            Pass::BackwardInput => ActionKind::BackwardInput,
+            Pass::BackwardWeight => ActionKind::BackwardWeight,
+        };
+        let id = self.builder.action(Action {
+            lane,
+            kind,
+            subject: Subject::work(token.stage, token.microbatch),
+            reads,
+            writes,
+            work: self.times.of(token.pass),
+            flows: Vec::new(),
+            guard: None,
+        });
+        self.added.insert(*token, id);
+    }
+
+    /// Activations go from stage to stage, gradients back, with latency between devices.
+    fn join(&mut self, order: &Order) {
+        let edges: Vec<Edge> = self
+            .added
+            .iter()
+            .filter_map(|(token, id)| {
+                let (from, cause) = self.source(token, order.stages())?;
+                let same = order.device_of(from.stage) == order.device_of(token.stage);
+                let lag = if same { SimTime::ZERO } else { self.times.latency };
+                Some(Edge { from: self.added[&from], to: *id, anchor: Anchor::EndToStart, distance: 0, lag, cause })
+            })
+            .collect();
+        for edge in edges {
+            self.builder.edge(edge);
+        }
+    }
+
+    /// What `token` waits for, other than the forward of its own stage and microbatch.
+    fn source(&self, token: &Token, stages: usize) -> Option<(Token, IdleCause)> {
+        match token.pass {
+            Pass::Forward => {
+                let before = token.stage.index().checked_sub(1)?;
+                Some((Token { stage: before.into(), ..*token }, IdleCause::Activation))
+            }
+            Pass::BackwardWeight => Some((Token { pass: Pass::BackwardInput, ..*token }, IdleCause::Gradient)),
+            Pass::Backward | Pass::BackwardInput => {
+                let after = StageId::from(Some(token.stage.index() + 1).filter(|after| *after < stages)?);
+                let fused = Token { stage: after, pass: Pass::Backward, ..*token };
+                let split = Token { stage: after, pass: Pass::BackwardInput, ..*token };
+                let from = if self.added.contains_key(&fused) { fused } else { split };
+                Some((from, IdleCause::Gradient))
+            }
+        }
+    }
+}

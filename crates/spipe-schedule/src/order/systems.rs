@@ -1,0 +1,36 @@
+//! The orders of systems, one function each.
+
+use super::{Order, Pass, Token};
+
+/// GPipe: every stage runs all forwards, then all backwards (Huang et al. 2019), both in ascending order of microbatches,
+/// so that gradients accumulate as in a run without a pipeline.
+pub fn gpipe(stages: usize, microbatches: usize) -> Order {
+    let tokens = |stage: usize, pass| (0..microbatches).map(move |microbatch| token(stage, pass, microbatch));
+    Order::new(
+        (0..stages).map(|stage| tokens(stage, Pass::Forward).chain(tokens(stage, Pass::Backward)).collect()).collect(),
+    )
+}
+
+/// 1F1B: stage i of p runs p − i − 1 forwards to warm up, then one forward and one backward in turn, then the backwards
+/// that are left (Narayanan et al., PipeDream-Flush, 2021). It holds at most min(m, p − i) microbatches.
+///
+/// `head_starts[i]` more warm-up forwards raise that to min(m, p − i + H): a stage that waits for a slow neighbour then has
+/// its next microbatch under way before the current one returns.
+pub fn one_forward_one_backward(stages: usize, microbatches: usize, head_starts: &[usize]) -> Order {
+    let device = |stage: usize| {
+        let head_start = head_starts.get(stage).copied().unwrap_or(0);
+        let warm_up = (stages - stage - 1 + head_start).min(microbatches);
+        let first = (0..warm_up).map(move |microbatch| token(stage, Pass::Forward, microbatch));
+        let pairs = (0..microbatches - warm_up).flat_map(move |microbatch| {
+            [token(stage, Pass::Forward, warm_up + microbatch), token(stage, Pass::Backward, microbatch)]
+        });
+        let last =
+            (microbatches - warm_up..microbatches).map(move |microbatch| token(stage, Pass::Backward, microbatch));
+        first.chain(pairs).chain(last).collect()
+    };
+    Order::new((0..stages).map(device).collect())
+}
+
+fn token(stage: usize, pass: Pass, microbatch: usize) -> Token {
+    Token { stage: stage.into(), pass, microbatch: microbatch.into() }
+}

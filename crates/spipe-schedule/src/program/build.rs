@@ -1,0 +1,266 @@
+//! Building a program: add, order the lanes, check, freeze.
+
+use super::{
+    Access, Action, Buffer, Channel, Content, Device, Edge, Lane, LaneOrder, Lifetime, Precedence, Program, Shape,
+    Space, Stage, alone, check, precedence,
+};
+use spipe_base::{
+    ActionId, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, IdVec, LaneId, LaneRole, LinkId, MemoryId,
+    SimTime, StageId,
+};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+};
+
+/// A program in the making.
+#[derive(Clone, Debug)]
+pub struct ProgramBuilder {
+    shape: Shape,
+    devices: IdVec<DeviceId, Device>,
+    memories: IdVec<MemoryId, Space>,
+    channels: IdVec<LinkId, Channel>,
+    stages: IdVec<StageId, Stage>,
+    buffers: IdVec<BufferId, Buffer>,
+    lanes: IdVec<LaneId, Lane>,
+    actions: IdVec<ActionId, Action>,
+    edges: Vec<Edge>,
+    lane_by_name: BTreeMap<String, LaneId>,
+}
+
+impl ProgramBuilder {
+    /// Nothing yet.
+    pub fn new(shape: Shape) -> Self {
+        Self {
+            shape,
+            devices: IdVec::new(),
+            memories: IdVec::new(),
+            channels: IdVec::new(),
+            stages: IdVec::new(),
+            buffers: IdVec::new(),
+            lanes: IdVec::new(),
+            actions: IdVec::new(),
+            edges: Vec::new(),
+            lane_by_name: BTreeMap::new(),
+        }
+    }
+
+    /// Adds a memory.
+    pub fn memory(&mut self, name: &str, capacity: Option<Bytes>) -> MemoryId {
+        self.memories.push(Space { name: name.into(), capacity })
+    }
+
+    /// Adds a device with its own memory.
+    pub fn device(&mut self, name: &str, memory: MemoryId, emulated: bool) -> DeviceId {
+        self.devices.push(Device { name: name.into(), memory, emulated })
+    }
+
+    /// Adds something that flows share.
+    pub fn channel(&mut self, name: &str, bandwidth: BytesPerSecond) -> LinkId {
+        self.channels.push(Channel { name: name.into(), bandwidth })
+    }
+
+    /// Adds a stage.
+    pub fn stage(&mut self, stage: Stage) -> StageId {
+        self.stages.push(stage)
+    }
+
+    /// The lane of `device` with the name `device.word`, added with that role when it is first asked for.
+    pub fn lane(&mut self, device: DeviceId, word: &str, role: LaneRole) -> LaneId {
+        let name = format!("{}.{word}", self.devices[device].name);
+        if let Some(lane) = self.lane_by_name.get(&name) {
+            return *lane;
+        }
+        let order = if role == LaneRole::Compute { LaneOrder::AsAdded } else { LaneOrder::AsReady };
+        let lane = self.lanes.push(Lane { name: name.clone(), device, role, order, queue: Vec::new() });
+        self.lane_by_name.insert(name, lane);
+        lane
+    }
+
+    /// Adds a buffer.
+    pub fn buffer(&mut self, content: Content, memory: MemoryId, bytes: Bytes, lifetime: Lifetime) -> BufferId {
+        self.buffers.push(Buffer { content, memory, bytes, lifetime })
+    }
+
+    /// Adds an action at the end of its lane.
+    pub fn action(&mut self, action: Action) -> ActionId {
+        let lane = action.lane;
+        let id = self.actions.push(action);
+        self.lanes[lane].queue.push(id);
+        id
+    }
+
+    /// Adds an order that no data asks for.
+    pub fn edge(&mut self, edge: Edge) {
+        self.edges.push(edge);
+    }
+
+    /// The memory of a device.
+    pub fn memory_of(&self, device: DeviceId) -> MemoryId {
+        self.devices[device].memory
+    }
+
+    /// An action already added.
+    pub fn get(&self, action: ActionId) -> &Action {
+        &self.actions[action]
+    }
+
+    /// Adds `access` to what an action reads.
+    pub fn also_reads(&mut self, action: ActionId, access: Access) {
+        self.actions[action].reads.push(access);
+    }
+
+    /// Orders the lanes, proves the program well-formed and freezes it, or reports every fault.
+    pub fn build(mut self) -> Result<Program, Faults> {
+        let mut faults = check::references(&self.actions, &self.buffers, &self.edges);
+        if !faults.is_harmless() {
+            return Err(faults);
+        }
+        let precedences = precedence::derive(&self.actions, &self.buffers, &self.edges);
+        if let Err(fault) = self.order_lanes(&precedences) {
+            faults.push(fault);
+        }
+        let leaving = offsets(&precedences, self.actions.len());
+        let program = Program {
+            shape: self.shape,
+            devices: self.devices,
+            memories: self.memories,
+            channels: self.channels,
+            stages: self.stages,
+            buffers: self.buffers,
+            lanes: self.lanes,
+            actions: self.actions,
+            precedences,
+            leaving,
+        };
+        faults.extend(check::program(&program));
+        faults.or(program)
+    }
+
+    /// Puts every [`LaneOrder::AsReady`] queue into the order in which a list schedule without contention starts its actions.
+    ///
+    /// That order extends all precedences and all fixed queues, so that in-order lanes cannot deadlock.
+    fn order_lanes(&mut self, precedences: &[Precedence]) -> Result<(), Diagnostic> {
+        let started =
+            Kahn::new(&self.actions, &self.lanes, precedences).run(&self.actions, &self.lanes, &self.channels);
+        let started = started.map_err(|stuck| {
+            let named: Vec<String> = stuck.iter().map(|id| describe(&self.actions[*id], &self.lanes)).collect();
+            Diagnostic::error(format!("actions wait for each other in a circle: {}", named.join(" → ")))
+                .hint("a lane runs its actions in order; look for one that waits for a later one of the same lane")
+        })?;
+        let mut queues: Vec<Vec<ActionId>> = vec![Vec::new(); self.lanes.len()];
+        for action in started {
+            queues[self.actions[action].lane.index()].push(action);
+        }
+        for (lane, queue) in self.lanes.iter_mut().zip(queues) {
+            lane.queue = queue;
+        }
+        Ok(())
+    }
+}
+
+/// Kind, subject, lane and position of an action.
+pub(super) fn describe(action: &Action, lanes: &IdVec<LaneId, Lane>) -> String {
+    format!("{} {} on `{}`", action.kind, action.subject, lanes[action.lane].name)
+}
+
+fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {
+    let mut leaving = vec![0u32; actions + 1];
+    for precedence in precedences {
+        leaving[precedence.from.index() + 1] += 1;
+    }
+    for index in 0..actions {
+        leaving[index + 1] += leaving[index];
+    }
+    leaving
+}
+
+/// A list schedule of one iteration: the earliest startable action first, ties by id.
+struct Kahn {
+    waiting: Vec<u32>,
+    successors: Vec<Vec<(ActionId, bool, SimTime)>>,
+    ready_at: Vec<SimTime>,
+}
+
+impl Kahn {
+    fn new(actions: &IdVec<ActionId, Action>, lanes: &IdVec<LaneId, Lane>, precedences: &[Precedence]) -> Self {
+        let mut this = Self {
+            waiting: vec![0; actions.len()],
+            successors: vec![Vec::new(); actions.len()],
+            ready_at: vec![SimTime::ZERO; actions.len()],
+        };
+        for precedence in precedences.iter().filter(|precedence| precedence.distance == 0) {
+            let after_end = precedence.anchor == super::Anchor::EndToStart;
+            this.add(precedence.from, precedence.to, after_end, precedence.lag);
+        }
+        for lane in lanes.iter().filter(|lane| lane.order == LaneOrder::AsAdded) {
+            for pair in lane.queue.windows(2) {
+                this.add(pair[0], pair[1], true, SimTime::ZERO);
+            }
+        }
+        this
+    }
+
+    fn add(&mut self, from: ActionId, to: ActionId, after_end: bool, lag: SimTime) {
+        self.successors[from.index()].push((to, after_end, lag));
+        self.waiting[to.index()] += 1;
+    }
+
+    /// The actions in the order in which they start, or those of a circle.
+    fn run(
+        mut self,
+        actions: &IdVec<ActionId, Action>,
+        lanes: &IdVec<LaneId, Lane>,
+        channels: &IdVec<LinkId, Channel>,
+    ) -> Result<Vec<ActionId>, Vec<ActionId>> {
+        let mut free = vec![SimTime::ZERO; lanes.len()];
+        let mut heap: BinaryHeap<Reverse<(SimTime, ActionId)>> =
+            actions.ids().filter(|id| self.waiting[id.index()] == 0).map(|id| Reverse((SimTime::ZERO, id))).collect();
+        let mut order = Vec::with_capacity(actions.len());
+        while let Some(Reverse((at, id))) = heap.pop() {
+            let lane = actions[id].lane.index();
+            if at < free[lane] {
+                heap.push(Reverse((free[lane], id)));
+                continue;
+            }
+            let end = at + alone(&actions[id], channels);
+            free[lane] = end;
+            order.push(id);
+            for (next, after_end, lag) in std::mem::take(&mut self.successors[id.index()]) {
+                let from = if after_end { end } else { at };
+                let ready = &mut self.ready_at[next.index()];
+                *ready = (*ready).max(from + lag);
+                self.waiting[next.index()] -= 1;
+                if self.waiting[next.index()] == 0 {
+                    heap.push(Reverse((*ready, next)));
+                }
+            }
+        }
+        if order.len() == actions.len() { Ok(order) } else { Err(self.circle()) }
+    }
+
+    /// Some actions that wait for each other, each for the one before it.
+    fn circle(&self) -> Vec<ActionId> {
+        let mut waits_for: BTreeMap<ActionId, ActionId> = BTreeMap::new();
+        for (from, successors) in self.successors.iter().enumerate() {
+            if self.waiting[from] > 0 {
+                for (to, _, _) in successors {
+                    waits_for.entry(*to).or_insert(ActionId::from(from));
+                }
+            }
+        }
+        let Some(mut at) = waits_for.keys().next().copied() else { return Vec::new() };
+        let mut seen = Vec::new();
+        while !seen.contains(&at) {
+            seen.push(at);
+            match waits_for.get(&at) {
+                Some(before) => at = *before,
+                None => return seen,
+            }
+        }
+        let start = seen.iter().position(|id| *id == at).unwrap_or(0);
+        let mut circle = seen.split_off(start);
+        circle.reverse();
+        circle
+    }
+}

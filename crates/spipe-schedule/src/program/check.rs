@@ -1,0 +1,181 @@
+//! The proof that a program is well-formed. Every fault is reported, with its lane, position and action.
+
+use super::{Action, Buffer, Edge, Lifetime, Program};
+use spipe_base::{ActionId, ActionKind, BufferId, Diagnostic, Faults, IdVec, LayerId, MicrobatchId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Everything that is named exists, and every version is written once.
+pub(super) fn references(
+    actions: &IdVec<ActionId, Action>,
+    buffers: &IdVec<BufferId, Buffer>,
+    edges: &[Edge],
+) -> Faults {
+    let mut faults = Faults::new();
+    let missing = |id: ActionId| id.index() >= actions.len();
+    for edge in edges.iter().filter(|edge| missing(edge.from) || missing(edge.to)) {
+        faults.push(Diagnostic::error(format!(
+            "an edge joins {} and {}, of which one does not exist",
+            edge.from, edge.to
+        )));
+    }
+    let mut written = BTreeSet::new();
+    for (id, action) in actions.enumerate() {
+        for access in action.reads.iter().chain(&action.writes).filter(|access| buffers.get(access.buffer).is_none()) {
+            faults.push(Diagnostic::error(format!("{id} uses {}, which does not exist", access.buffer)));
+        }
+        for write in &action.writes {
+            if write.version == 0 {
+                faults.push(Diagnostic::error(format!(
+                    "{id} writes version 0 of {}, which exists from the start",
+                    write.buffer
+                )));
+            } else if !written.insert(*write) {
+                faults
+                    .push(Diagnostic::error(format!("version {} of {} is written twice", write.version, write.buffer)));
+            }
+        }
+        if action.guard.is_some_and(|guard| missing(guard.check)) {
+            faults.push(Diagnostic::error(format!("{id} is guarded by a check that does not exist")));
+        }
+    }
+    faults
+}
+
+/// Data exists where it is read, holdings repeat, and the arithmetic is complete.
+pub(super) fn program(program: &Program) -> Faults {
+    let mut faults = Faults::new();
+    reads_are_written(program, &mut faults);
+    holdings_repeat(program, &mut faults);
+    arithmetic_is_complete(program, &mut faults);
+    faults
+}
+
+/// Lane, position and name of an action.
+fn at(program: &Program, id: ActionId) -> String {
+    let action = &program.actions()[id];
+    let lane = &program.lanes()[action.lane];
+    let position = lane.queue.iter().position(|queued| *queued == id).unwrap_or(0);
+    format!("`{}` position {position}, {} {}", lane.name, action.kind, action.subject)
+}
+
+fn reads_are_written(program: &Program, faults: &mut Faults) {
+    let mut written: BTreeMap<BufferId, BTreeSet<u32>> = BTreeMap::new();
+    for write in program.actions().iter().flat_map(|action| &action.writes) {
+        written.entry(write.buffer).or_default().insert(write.version);
+    }
+    for (id, action) in program.actions().enumerate() {
+        for read in &action.reads {
+            let buffer = &program.buffers()[read.buffer];
+            let exists = if read.version == 0 {
+                matches!(buffer.lifetime, Lifetime::Resident | Lifetime::Arrives)
+            } else {
+                written.get(&read.buffer).is_some_and(|versions| versions.contains(&read.version))
+            };
+            if !exists {
+                faults.push(Diagnostic::error(format!(
+                    "{}: reads version {} of {} in `{}`, which nothing writes",
+                    at(program, id),
+                    read.version,
+                    buffer.content,
+                    program.memories()[buffer.memory].name
+                )));
+            }
+        }
+    }
+    for (buffer, versions) in written {
+        if let Some(gap) = (1..=versions.len() as u32).find(|version| !versions.contains(version)) {
+            let content = program.buffers()[buffer].content;
+            faults.push(Diagnostic::error(format!("version {gap} of {content} is skipped: later ones are written")));
+        }
+    }
+}
+
+fn holdings_repeat(program: &Program, faults: &mut Faults) {
+    let mut filled: BTreeMap<BufferId, BufferId> = BTreeMap::new();
+    for (id, buffer) in program.buffers().enumerate() {
+        let Lifetime::Leaves { into } = buffer.lifetime else { continue };
+        let fits = program.buffers().get(into).is_some_and(|next| {
+            next.lifetime == Lifetime::Arrives && next.memory == buffer.memory && next.bytes == buffer.bytes
+        });
+        if !fits {
+            faults
+                .push(Diagnostic::error(format!("{} is carried into {into}, which does not await it", buffer.content)));
+        } else if let Some(other) = filled.insert(into, id) {
+            faults.push(Diagnostic::error(format!("{other} and {id} are both carried into {into}")));
+        }
+    }
+    for (id, buffer) in program.buffers().enumerate() {
+        if buffer.lifetime == Lifetime::Arrives && !filled.contains_key(&id) {
+            faults.push(Diagnostic::error(format!(
+                "{} is held at the start, but no iteration leaves it behind",
+                buffer.content
+            )));
+        }
+    }
+}
+
+/// Each layer × microbatch has one forward and, in training, one backward: fused, or one part each for input and weights.
+fn arithmetic_is_complete(program: &Program, faults: &mut Faults) {
+    let shape = program.shape();
+    let mut counts: BTreeMap<(LayerId, MicrobatchId), Counts> = BTreeMap::new();
+    for (id, action) in program.actions().enumerate().filter(|(_, action)| action.kind.is_compute()) {
+        let (Some(stage), Some(microbatch)) = (action.subject.stage, action.subject.microbatch) else {
+            faults.push(Diagnostic::error(format!("{}: has no stage or no microbatch", at(program, id))));
+            continue;
+        };
+        let Some(stage) = program.stages().get(stage) else {
+            faults.push(Diagnostic::error(format!("{}: is of a stage that does not exist", at(program, id))));
+            continue;
+        };
+        let layers = action.subject.layers.unwrap_or(stage.layers);
+        for layer in layers.iter() {
+            counts.entry((layer, microbatch)).or_default().add(action.kind);
+        }
+    }
+    for layer in (0..shape.layers).map(LayerId::from) {
+        for microbatch in (0..shape.microbatches as usize).map(MicrobatchId::from) {
+            let count = counts.remove(&(layer, microbatch)).unwrap_or_default();
+            if let Some(fault) = count.fault(shape.training) {
+                faults.push(Diagnostic::error(format!("layer {layer}, microbatch {microbatch}: {fault}")));
+            }
+        }
+    }
+    for (layer, microbatch) in counts.keys() {
+        faults.push(Diagnostic::error(format!(
+            "layer {layer}, microbatch {microbatch}: does not belong to the iteration"
+        )));
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    forward: u32,
+    backward: u32,
+    input: u32,
+    weight: u32,
+}
+
+impl Counts {
+    fn add(&mut self, kind: ActionKind) {
+        match kind {
+            ActionKind::Forward => self.forward += 1,
+            ActionKind::Backward => self.backward += 1,
+            ActionKind::BackwardInput => self.input += 1,
+            ActionKind::BackwardWeight => self.weight += 1,
+            _ => {}
+        }
+    }
+
+    fn fault(self, training: bool) -> Option<String> {
+        let backwards = (self.backward, self.input, self.weight);
+        let wanted = if training { matches!(backwards, (1, 0, 0) | (0, 1, 1)) } else { backwards == (0, 0, 0) };
+        if self.forward != 1 {
+            Some(format!("has {} forwards", self.forward))
+        } else if !wanted {
+            let (fused, input, weight) = backwards;
+            Some(format!("has {fused} backwards, {input} backward-inputs and {weight} backward-weights"))
+        } else {
+            None
+        }
+    }
+}

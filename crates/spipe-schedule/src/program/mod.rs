@@ -1,0 +1,367 @@
+//! The program and its parts.
+
+mod build;
+mod check;
+mod precedence;
+
+pub use build::ProgramBuilder;
+pub use precedence::Precedence;
+
+use spipe_base::{
+    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, IdVec, IdleCause, LaneId, LaneRole, LayerId,
+    LayerRange, LinkId, MemoryId, MicrobatchId, SimTime, StageId, Subject,
+};
+use std::{fmt, sync::Arc};
+
+/// A device that computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its name in the machine.
+    pub name: String,
+    /// Its own memory.
+    pub memory: MemoryId,
+    /// Whether it stands for an accelerator that is not there.
+    pub emulated: bool,
+}
+
+/// A memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Its name in the machine.
+    pub name: String,
+    /// What it can hold, if that is limited.
+    pub capacity: Option<Bytes>,
+}
+
+/// One direction of a link, or the channels of a DRAM: what flows share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Channel {
+    /// Its name in the machine.
+    pub name: String,
+    /// What all flows over it get together.
+    pub bandwidth: BytesPerSecond,
+}
+
+/// A stage: consecutive layers that one device computes in one piece.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The device.
+    pub device: DeviceId,
+    /// The layers.
+    pub layers: LayerRange,
+    /// Those whose activations are computed again for the backward: the first ones of the stage.
+    pub recomputed: Option<LayerRange>,
+}
+
+/// Data by what it is; together with its memory this names a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Content {
+    /// Parameters of layers.
+    Parameters(LayerRange),
+    /// Accumulated gradients of parameters.
+    Gradients(LayerRange),
+    /// Master copies and moments.
+    OptimizerState(LayerRange),
+    /// The output of a layer on a microbatch.
+    Activation(LayerId, MicrobatchId),
+    /// The gradient of that output.
+    Gradient(LayerId, MicrobatchId),
+    /// What the forward of layers keeps for their backward.
+    Saved(LayerRange, MicrobatchId),
+    /// The same, computed again just before the backward.
+    Recomputed(LayerRange, MicrobatchId),
+    /// What an action needs for itself while it runs.
+    Workspace(StageId, MicrobatchId),
+}
+
+impl Content {
+    /// What reports call all data of this kind in one stage or range: "saved activations of layers 0..3".
+    pub fn group(&self) -> String {
+        match self {
+            Self::Parameters(layers) => format!("parameters of layers {layers}"),
+            Self::Gradients(layers) => format!("gradients of layers {layers}"),
+            Self::OptimizerState(layers) => format!("optimizer state of layers {layers}"),
+            Self::Activation(layer, _) => format!("activations after {layer}"),
+            Self::Gradient(layer, _) => format!("activation gradients after {layer}"),
+            Self::Saved(layers, _) => format!("saved activations of layers {layers}"),
+            Self::Recomputed(layers, _) => format!("recomputed activations of layers {layers}"),
+            Self::Workspace(stage, _) => format!("workspace of {stage}"),
+        }
+    }
+
+    /// The microbatch it belongs to, if any.
+    pub const fn microbatch(&self) -> Option<MicrobatchId> {
+        match self {
+            Self::Parameters(_) | Self::Gradients(_) | Self::OptimizerState(_) => None,
+            Self::Activation(_, microbatch)
+            | Self::Gradient(_, microbatch)
+            | Self::Saved(_, microbatch)
+            | Self::Recomputed(_, microbatch)
+            | Self::Workspace(_, microbatch) => Some(*microbatch),
+        }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.microbatch() {
+            Some(microbatch) => write!(f, "{}, {microbatch}", self.group()),
+            None => f.write_str(&self.group()),
+        }
+    }
+}
+
+/// How long a buffer is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// From the start of its first writer to the end of its last user.
+    Transient,
+    /// Throughout; what the last version is at the end of an iteration is version 0 of the next.
+    Resident,
+    /// From the start of the iteration, where it is version 0, to the end of its last user.
+    Arrives,
+    /// From the start of its first writer to the end of the iteration; in the next iteration it is `into`.
+    Leaves {
+        /// An [`Lifetime::Arrives`] buffer of the same memory and size.
+        into: BufferId,
+    },
+}
+
+/// A piece of data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// What it is.
+    pub content: Content,
+    /// Where it is.
+    pub memory: MemoryId,
+    /// How large it is.
+    pub bytes: Bytes,
+    /// How long it is held.
+    pub lifetime: Lifetime,
+}
+
+/// One version of a buffer. Version 0 exists before anything is written; an update in place reads version v and writes v + 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Access {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// Its version.
+    pub version: u32,
+}
+
+impl Access {
+    /// Version `version` of `buffer`.
+    pub const fn new(buffer: BufferId, version: u32) -> Self {
+        Self { buffer, version }
+    }
+}
+
+/// Bytes over a route. All flows share every channel of their routes max-min fairly.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Flow {
+    /// The channels on the way; none for a copy that only has latency.
+    pub route: Arc<[LinkId]>,
+    /// Time before the first byte.
+    pub latency: SimTime,
+    /// How much moves.
+    pub bytes: Bytes,
+    /// The most that this flow can get by itself.
+    pub rate_cap: Option<BytesPerSecond>,
+}
+
+/// An action happens only if a check ended in a certain way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guard {
+    /// The check.
+    pub check: ActionId,
+    /// The outcome that lets the action happen.
+    pub outcome: Outcome,
+}
+
+/// How a check ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// All is well.
+    #[default]
+    Pass,
+    /// Something has to be undone or done again.
+    Fail,
+}
+
+/// A thing that a lane does. It ends when its work and all its flows have ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Action {
+    /// Where it queues.
+    pub lane: LaneId,
+    /// What kind of thing it is.
+    pub kind: ActionKind,
+    /// What it is about.
+    pub subject: Subject,
+    /// What it needs.
+    pub reads: Vec<Access>,
+    /// What it makes.
+    pub writes: Vec<Access>,
+    /// How long it takes by itself.
+    pub work: SimTime,
+    /// What it moves.
+    pub flows: Vec<Flow>,
+    /// What it depends on happening at all.
+    pub guard: Option<Guard>,
+}
+
+/// Which end of the earlier action lets the later one start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Anchor {
+    /// It must have ended.
+    EndToStart,
+    /// It must have started.
+    StartToStart,
+}
+
+/// An order that no data asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// The earlier action.
+    pub from: ActionId,
+    /// The later action.
+    pub to: ActionId,
+    /// Which end of the earlier one counts.
+    pub anchor: Anchor,
+    /// 0 within an iteration; 1 if `to` waits for `from` of the iteration before.
+    pub distance: u8,
+    /// Time that must pass in between: pure latency.
+    pub lag: SimTime,
+    /// What an idle lane was waiting for when this came last.
+    pub cause: IdleCause,
+}
+
+/// How the queue of a lane is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneOrder {
+    /// As the actions were added: the order of a device's compute.
+    AsAdded,
+    /// By when the actions can start, estimated without contention: copies follow their producers.
+    AsReady,
+}
+
+/// An in-order queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// Its name, `gpu0.compute`.
+    pub name: String,
+    /// Whose it is.
+    pub device: DeviceId,
+    /// What it is for.
+    pub role: LaneRole,
+    /// How it got its order.
+    pub order: LaneOrder,
+    /// Its actions, first to last.
+    pub queue: Vec<ActionId>,
+}
+
+/// What an iteration must come to: the checker counts forwards and backwards against it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// What the program is called: system, model and machine.
+    pub name: String,
+    /// Layers of the model.
+    pub layers: usize,
+    /// Microbatches of the iteration.
+    pub microbatches: u64,
+    /// Whether every forward must be followed by a backward.
+    pub training: bool,
+    /// Tokens (or images) of the iteration, if it has any.
+    pub tokens: Option<u64>,
+    /// Words that must stand wherever results are shown.
+    pub notes: Vec<String>,
+}
+
+/// What a machine does in one iteration; checked and frozen.
+#[derive(Clone, Debug)]
+pub struct Program {
+    shape: Shape,
+    devices: IdVec<DeviceId, Device>,
+    memories: IdVec<MemoryId, Space>,
+    channels: IdVec<LinkId, Channel>,
+    stages: IdVec<StageId, Stage>,
+    buffers: IdVec<BufferId, Buffer>,
+    lanes: IdVec<LaneId, Lane>,
+    actions: IdVec<ActionId, Action>,
+    precedences: Vec<Precedence>,
+    /// Where the precedences that leave each action start; one more entry than actions.
+    leaving: Vec<u32>,
+}
+
+impl Program {
+    /// What the iteration comes to.
+    pub const fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The devices.
+    pub const fn devices(&self) -> &IdVec<DeviceId, Device> {
+        &self.devices
+    }
+
+    /// The memories.
+    pub const fn memories(&self) -> &IdVec<MemoryId, Space> {
+        &self.memories
+    }
+
+    /// What flows share.
+    pub const fn channels(&self) -> &IdVec<LinkId, Channel> {
+        &self.channels
+    }
+
+    /// The stages.
+    pub const fn stages(&self) -> &IdVec<StageId, Stage> {
+        &self.stages
+    }
+
+    /// The data.
+    pub const fn buffers(&self) -> &IdVec<BufferId, Buffer> {
+        &self.buffers
+    }
+
+    /// The queues.
+    pub const fn lanes(&self) -> &IdVec<LaneId, Lane> {
+        &self.lanes
+    }
+
+    /// The actions.
+    pub const fn actions(&self) -> &IdVec<ActionId, Action> {
+        &self.actions
+    }
+
+    /// Who must wait for whom, from data and edges; the order within lanes comes on top. Sorted by the earlier action.
+    pub fn precedences(&self) -> &[Precedence] {
+        &self.precedences
+    }
+
+    /// Who must wait for `action`.
+    pub fn leaving(&self, action: ActionId) -> &[Precedence] {
+        let (start, end) = (self.leaving[action.index()], self.leaving[action.index() + 1]);
+        &self.precedences[start as usize..end as usize]
+    }
+
+    /// How long `action` takes without contention.
+    pub fn alone(&self, action: ActionId) -> SimTime {
+        alone(&self.actions[action], &self.channels)
+    }
+
+    /// A word for `action` in messages: kind, subject and lane.
+    pub fn describe(&self, action: ActionId) -> String {
+        let this = &self.actions[action];
+        format!("{} {} on `{}`", this.kind, this.subject, self.lanes[this.lane].name)
+    }
+}
+
+/// How long `action` takes when nothing else moves: the longer of its work and its slowest flow.
+fn alone(action: &Action, channels: &IdVec<LinkId, Channel>) -> SimTime {
+    let flow_time = |flow: &Flow| {
+        let rates = flow.route.iter().map(|channel| channels[*channel].bandwidth).chain(flow.rate_cap);
+        let moving = rates.min().map_or(SimTime::ZERO, |rate| SimTime::from_seconds(flow.bytes / rate));
+        flow.latency + moving
+    };
+    action.flows.iter().map(flow_time).fold(action.work, SimTime::max)
+}

@@ -1,0 +1,404 @@
+//! The event loop.
+
+use crate::{
+    Iterations, Options,
+    memory::{Memories, Uses},
+    network::{Finish, Network},
+};
+use spipe_base::{ActionId, BufferId, Bytes, IdleCause, LaneId, MemoryId, SimTime};
+use spipe_schedule::{Anchor, Outcome, Precedence, Program};
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+/// An action of one iteration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct State {
+    pub start: SimTime,
+    pub end: SimTime,
+    /// When the last precedence was met, by whom and why that mattered.
+    pub met_at: SimTime,
+    pub met_by: Option<ActionId>,
+    pub cause: IdleCause,
+    /// Precedences still to be met.
+    pending: u32,
+    /// Work and flows still under way.
+    parts: u32,
+    /// It could have started earlier but for memory.
+    pub lacked_memory: bool,
+    /// Its guard was not met.
+    pub skipped: bool,
+}
+
+/// One iteration under way.
+pub(crate) struct Round {
+    pub states: Vec<State>,
+    /// Users still to come, by buffer.
+    users: Vec<u32>,
+    left: usize,
+}
+
+/// Something that happens at a point in time. The order of variants is the order at one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The work of an action is done.
+    Worked(u32, ActionId),
+    /// A flow has moved its last byte, unless the event is stale.
+    Moved(usize, u32),
+    /// The latency of the numbered flow of an action is over.
+    Arrived(u32, ActionId, u32),
+    /// A precedence with a lag is met.
+    Met(u32, ActionId),
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub(crate) enum End {
+    /// With whole iterations.
+    Done { steady: bool },
+    /// An action lacks memory and nothing can release it.
+    OutOfMemory { action: Option<ActionId>, memory: MemoryId, needed: Bytes },
+}
+
+pub(crate) struct Engine<'a> {
+    program: &'a Program,
+    options: &'a Options,
+    uses: Uses,
+    /// How many precedences of distance 0 and of distance 1 enter each action.
+    entering: Vec<[u32; 2]>,
+    network: Network,
+    pub memories: Memories,
+    pub rounds: Vec<Round>,
+    /// For each lane: iteration and position of its next action, and whether it is busy.
+    heads: Vec<(u32, usize)>,
+    busy: Vec<bool>,
+    /// Lanes whose next action may be startable now.
+    candidates: Vec<bool>,
+    any_candidate: bool,
+    parked: Vec<bool>,
+    events: BinaryHeap<Reverse<(SimTime, Event)>>,
+    /// Lags under way: what `Met` events stand for.
+    now: SimTime,
+    pub simulated: u64,
+    whole: u32,
+    finishes: Vec<Finish>,
+    /// Precedences with a lag, by the number in their `Met` event.
+    lagging: Vec<(u32, Precedence)>,
+}
+
+impl<'a> Engine<'a> {
+    pub fn new(program: &'a Program, options: &'a Options) -> Self {
+        let mut entering = vec![[0, 0]; program.actions().len()];
+        for precedence in program.precedences() {
+            entering[precedence.to.index()][usize::from(precedence.distance)] += 1;
+        }
+        let lanes = program.lanes().len();
+        Self {
+            program,
+            options,
+            uses: Uses::of(program),
+            entering,
+            network: Network::new(program.channels()),
+            memories: Memories::new(program),
+            rounds: Vec::new(),
+            heads: vec![(0, 0); lanes],
+            busy: vec![false; lanes],
+            candidates: vec![true; lanes],
+            any_candidate: true,
+            parked: vec![false; lanes],
+            events: BinaryHeap::new(),
+            now: SimTime::ZERO,
+            simulated: 0,
+            whole: 0,
+            finishes: Vec::new(),
+            lagging: Vec::new(),
+        }
+    }
+
+    /// Runs whole iterations until they repeat, the limit is reached, or memory is exhausted.
+    pub fn run(&mut self) -> End {
+        if let Some(memory) = self.memories.overfull() {
+            return End::OutOfMemory { action: None, memory, needed: self.memories.held[memory] };
+        }
+        if self.program.actions().is_empty() {
+            self.round(0);
+            return End::Done { steady: true };
+        }
+        loop {
+            self.start_all();
+            if let Some(end) = self.finished() {
+                return end;
+            }
+            let Some(Reverse((at, event))) = self.events.pop() else { return self.stuck() };
+            self.now = at;
+            self.happen(event);
+            while self.events.peek().is_some_and(|Reverse((next, _))| *next == at) {
+                if let Some(Reverse((_, event))) = self.events.pop() {
+                    self.happen(event);
+                }
+            }
+        }
+    }
+
+    fn limit(&self) -> u32 {
+        match self.options.iterations {
+            Iterations::One => 1,
+            Iterations::UntilSteady(most) => most.max(2),
+        }
+    }
+
+    fn finished(&mut self) -> Option<End> {
+        while self.rounds.get(self.whole as usize).is_some_and(|round| round.left == 0) {
+            self.whole += 1;
+            let steady = self.limit() == 1 || self.repeats();
+            if steady || self.whole == self.limit() {
+                return Some(End::Done { steady });
+            }
+        }
+        None
+    }
+
+    /// Whether the last whole iteration is the one before, shifted.
+    fn repeats(&self) -> bool {
+        let Some(before) = self.whole.checked_sub(2) else { return false };
+        let (earlier, later) = (&self.rounds[before as usize].states, &self.rounds[self.whole as usize - 1].states);
+        let shift = later[0].start - earlier[0].start;
+        earlier
+            .iter()
+            .zip(later)
+            .all(|(earlier, later)| later.start == earlier.start + shift && later.end == earlier.end + shift)
+    }
+
+    /// How many whole iterations there are.
+    pub const fn whole(&self) -> u32 {
+        self.whole
+    }
+
+    /// The clock.
+    pub const fn now(&self) -> SimTime {
+        self.now
+    }
+
+    /// Makes sure that the iteration has its states.
+    fn round(&mut self, iteration: u32) {
+        while self.rounds.len() <= iteration as usize {
+            let first = self.rounds.is_empty();
+            let state = |entering: &[u32; 2]| State {
+                start: SimTime::ZERO,
+                end: SimTime::ZERO,
+                met_at: SimTime::ZERO,
+                met_by: None,
+                cause: IdleCause::Order,
+                pending: entering[0] + if first { 0 } else { entering[1] },
+                parts: 0,
+                lacked_memory: false,
+                skipped: false,
+            };
+            self.rounds.push(Round {
+                states: self.entering.iter().map(state).collect(),
+                users: self.uses.users.clone(),
+                left: self.entering.len(),
+            });
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Worked(iteration, action) => self.part_done(iteration, action),
+            Event::Moved(slot, version) => {
+                if let Some(owner) = self.network.finished(slot, version) {
+                    self.network.remove(slot, self.now, &mut self.finishes);
+                    self.expect_finishes();
+                    self.part_done((owner >> 32) as u32, ActionId::new(owner as u32));
+                }
+            }
+            Event::Arrived(iteration, action, flow) => {
+                let program = self.program;
+                let owner = (u64::from(iteration) << 32) | action.index() as u64;
+                let flow = &program.actions()[action].flows[flow as usize];
+                self.network.add(self.now, flow, owner, &mut self.finishes);
+                self.expect_finishes();
+            }
+            Event::Met(number, _) => {
+                let (iteration, precedence) = self.lagging[number as usize];
+                self.meet(iteration, &precedence);
+            }
+        }
+    }
+
+    fn expect_finishes(&mut self) {
+        for finish in self.finishes.drain(..) {
+            self.events.push(Reverse((finish.at, Event::Moved(finish.slot, finish.version))));
+        }
+    }
+
+    fn part_done(&mut self, iteration: u32, action: ActionId) {
+        let state = &mut self.rounds[iteration as usize].states[action.index()];
+        state.parts -= 1;
+        if state.parts == 0 {
+            self.end(iteration, action);
+        }
+    }
+
+    fn end(&mut self, iteration: u32, action: ActionId) {
+        let now = self.now;
+        self.simulated += 1;
+        let round = &mut self.rounds[iteration as usize];
+        round.states[action.index()].end = now;
+        round.left -= 1;
+        let mut released = false;
+        for buffer in self.uses.uses(action) {
+            let users = &mut round.users[buffer.index()];
+            *users -= 1;
+            if *users == 0 {
+                self.memories.close(self.program, *buffer, now);
+                released = true;
+            }
+        }
+        if released {
+            self.wake_parked();
+        }
+        let lane = self.program.actions()[action].lane;
+        self.busy[lane.index()] = false;
+        self.propose(lane);
+        self.release(iteration, action, Anchor::EndToStart);
+    }
+
+    /// Meets the precedences that leave `action` by that anchor.
+    fn release(&mut self, iteration: u32, action: ActionId, anchor: Anchor) {
+        let program = self.program;
+        for precedence in program.leaving(action).iter().filter(|precedence| precedence.anchor == anchor) {
+            let target = iteration + u32::from(precedence.distance);
+            if precedence.lag == SimTime::ZERO {
+                self.meet(target, precedence);
+            } else {
+                let number = self.lagging.len() as u32;
+                self.lagging.push((target, *precedence));
+                self.events.push(Reverse((self.now + precedence.lag, Event::Met(number, precedence.to))));
+            }
+        }
+    }
+
+    fn meet(&mut self, iteration: u32, precedence: &Precedence) {
+        let now = self.now;
+        self.round(iteration);
+        let state = &mut self.rounds[iteration as usize].states[precedence.to.index()];
+        state.pending -= 1;
+        if now > state.met_at || precedence.cause <= state.cause {
+            state.met_at = now;
+            state.cause = precedence.cause;
+            state.met_by = (precedence.distance == 0).then_some(precedence.from);
+        }
+        if state.pending == 0 {
+            self.propose(self.program.actions()[precedence.to].lane);
+        }
+    }
+
+    fn propose(&mut self, lane: LaneId) {
+        self.candidates[lane.index()] = true;
+        self.any_candidate = true;
+    }
+
+    fn wake_parked(&mut self) {
+        for (parked, candidate) in self.parked.iter_mut().zip(&mut self.candidates) {
+            if std::mem::take(parked) {
+                *candidate = true;
+                self.any_candidate = true;
+            }
+        }
+    }
+
+    /// Starts whatever can start now, lanes in the order of their ids.
+    fn start_all(&mut self) {
+        while std::mem::take(&mut self.any_candidate) {
+            for lane in 0..self.candidates.len() {
+                if std::mem::take(&mut self.candidates[lane]) {
+                    self.start_lane(LaneId::from(lane));
+                }
+            }
+        }
+    }
+
+    fn start_lane(&mut self, lane: LaneId) {
+        let program = self.program;
+        let queue = &program.lanes()[lane].queue;
+        if self.busy[lane.index()] || queue.is_empty() {
+            return;
+        }
+        let (iteration, position) = self.heads[lane.index()];
+        if iteration >= self.limit() {
+            return;
+        }
+        let action = queue[position];
+        self.round(iteration);
+        if self.rounds[iteration as usize].states[action.index()].pending > 0 {
+            return;
+        }
+        if let Some(guard) = program.actions()[action].guard {
+            let outcome = self.options.outcomes.get(&guard.check).copied().unwrap_or_default();
+            if outcome != guard.outcome {
+                self.advance(lane, iteration, position);
+                self.skip(iteration, action, outcome);
+                return;
+            }
+        }
+        if self.memories.lacking(program, self.uses.opens(action)).is_some() {
+            self.parked[lane.index()] = true;
+            self.rounds[iteration as usize].states[action.index()].lacked_memory = true;
+            return;
+        }
+        self.advance(lane, iteration, position);
+        self.busy[lane.index()] = true;
+        self.begin(iteration, action);
+    }
+
+    fn advance(&mut self, lane: LaneId, iteration: u32, position: usize) {
+        let length = self.program.lanes()[lane].queue.len();
+        self.heads[lane.index()] = if position + 1 < length { (iteration, position + 1) } else { (iteration + 1, 0) };
+    }
+
+    fn begin(&mut self, iteration: u32, action: ActionId) {
+        let program = self.program;
+        let now = self.now;
+        for buffer in self.uses.opens(action) {
+            self.memories.open(program, *buffer, now);
+        }
+        let this = &program.actions()[action];
+        let state = &mut self.rounds[iteration as usize].states[action.index()];
+        state.start = now;
+        state.parts = 1 + this.flows.len() as u32;
+        self.events.push(Reverse((now + this.work, Event::Worked(iteration, action))));
+        for (index, flow) in this.flows.iter().enumerate() {
+            let at = SimTime::ns(now.as_ns().saturating_add(flow.latency.as_ns()));
+            self.events.push(Reverse((at, Event::Arrived(iteration, action, index as u32))));
+        }
+        self.release(iteration, action, Anchor::StartToStart);
+    }
+
+    /// Passes over an action whose guard is not met: it takes no time, and what waits for it goes on.
+    fn skip(&mut self, iteration: u32, action: ActionId, _: Outcome) {
+        let now = self.now;
+        let state = &mut self.rounds[iteration as usize].states[action.index()];
+        state.skipped = true;
+        state.start = now;
+        let opened: Vec<BufferId> = self.uses.opens(action).to_vec();
+        for buffer in opened {
+            self.memories.open(self.program, buffer, now);
+        }
+        self.release(iteration, action, Anchor::StartToStart);
+        self.end(iteration, action);
+    }
+
+    /// Nothing can happen any more, and not all is done.
+    fn stuck(&self) -> End {
+        for (lane, (iteration, position)) in self.heads.iter().enumerate() {
+            if !self.parked[lane] {
+                continue;
+            }
+            let action = self.program.lanes()[LaneId::from(lane)].queue[*position];
+            if let Some((memory, needed)) = self.memories.lacking(self.program, self.uses.opens(action)) {
+                debug_assert!(*iteration < self.limit());
+                return End::OutOfMemory { action: Some(action), memory, needed };
+            }
+        }
+        unreachable!("a checked program has no circle of precedences, so only memory can stop it")
+    }
+}

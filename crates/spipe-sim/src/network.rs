@@ -1,0 +1,224 @@
+//! Flows that share channels max-min fairly.
+
+use spipe_base::{IdVec, LinkId, SimTime};
+use spipe_schedule::Channel;
+use std::sync::Arc;
+
+/// The place of a flow among those under way.
+pub(crate) type Slot = usize;
+
+/// A flow under way.
+struct Moving {
+    route: Arc<[LinkId]>,
+    cap: f64,
+    /// Bytes left at `since`.
+    left: f64,
+    since: SimTime,
+    /// Bytes per second; zero before it has been given a share.
+    rate: f64,
+    owner: u64,
+}
+
+/// Flows under way and the channels they share.
+///
+/// A change affects only the flows that share a channel with it, directly or through others. Those get new rates by
+/// progressive filling: all rates rise together until a channel is full or a flow has reached its own cap; those flows are
+/// settled, and the others go on rising (Bertsekas, Gallager: Data Networks, section 6.5.2).
+pub(crate) struct Network {
+    capacity: Vec<f64>,
+    /// The flows on each channel.
+    users: Vec<Vec<Slot>>,
+    flows: Vec<Option<Moving>>,
+    /// One count per slot that only ever rises: slots are used again, and finish events of an earlier flow may still name them.
+    versions: Vec<u32>,
+    free: Vec<Slot>,
+    scratch: Scratch,
+}
+
+/// Work space of the progressive filling, kept to avoid allocation.
+#[derive(Default)]
+struct Scratch {
+    component: Vec<Slot>,
+    channels: Vec<usize>,
+    in_component: Vec<bool>,
+    seen_channel: Vec<bool>,
+    left: Vec<f64>,
+    open: Vec<u32>,
+    settled: Vec<bool>,
+}
+
+/// A new finish time of a flow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Finish {
+    pub slot: Slot,
+    pub version: u32,
+    pub at: SimTime,
+}
+
+impl Network {
+    pub fn new(channels: &IdVec<LinkId, Channel>) -> Self {
+        let scratch = Scratch {
+            seen_channel: vec![false; channels.len()],
+            left: vec![0.0; channels.len()],
+            open: vec![0; channels.len()],
+            ..Scratch::default()
+        };
+        Self {
+            capacity: channels.iter().map(|channel| channel.bandwidth.get()).collect(),
+            users: vec![Vec::new(); channels.len()],
+            flows: Vec::new(),
+            versions: Vec::new(),
+            free: Vec::new(),
+            scratch,
+        }
+    }
+
+    /// Starts a flow of `bytes` for `owner`; finish times that change are appended to `finishes`.
+    pub fn add(&mut self, now: SimTime, flow: &spipe_schedule::Flow, owner: u64, finishes: &mut Vec<Finish>) {
+        let moving = Moving {
+            route: Arc::clone(&flow.route),
+            cap: flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get()),
+            left: flow.bytes.as_f64(),
+            since: now,
+            rate: 0.0,
+            owner,
+        };
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => {
+                self.flows.push(None);
+                self.versions.push(0);
+                self.scratch.in_component.push(false);
+                self.scratch.settled.push(false);
+                self.flows.len() - 1
+            }
+        };
+        for channel in moving.route.iter() {
+            self.users[channel.index()].push(slot);
+        }
+        let alone = moving.route.iter().all(|channel| self.users[channel.index()].len() == 1);
+        let best = moving.route.iter().map(|channel| self.capacity[channel.index()]).fold(moving.cap, f64::min);
+        let route = Arc::clone(&moving.route);
+        self.flows[slot] = Some(moving);
+        if alone {
+            self.set_rate(slot, best, now, finishes);
+        } else {
+            self.share(&route, now, finishes);
+        }
+    }
+
+    /// The owner of the flow, if `finish` is not stale.
+    pub fn finished(&self, slot: Slot, version: u32) -> Option<u64> {
+        self.flows[slot].as_ref().filter(|_| self.versions[slot] == version).map(|flow| flow.owner)
+    }
+
+    /// Takes a finished flow away; the others share what it leaves.
+    pub fn remove(&mut self, slot: Slot, now: SimTime, finishes: &mut Vec<Finish>) {
+        let Some(flow) = self.flows[slot].take() else { return };
+        self.versions[slot] = self.versions[slot].wrapping_add(1);
+        self.free.push(slot);
+        let mut shared = false;
+        for channel in flow.route.iter() {
+            let users = &mut self.users[channel.index()];
+            users.retain(|user| *user != slot);
+            shared |= !users.is_empty();
+        }
+        if shared {
+            self.share(&flow.route, now, finishes);
+        }
+    }
+
+    fn set_rate(&mut self, slot: Slot, rate: f64, now: SimTime, finishes: &mut Vec<Finish>) {
+        let Some(flow) = self.flows[slot].as_mut() else { return };
+        let before = flow.rate;
+        if (before - rate).abs() <= f64::EPSILON * rate && before > 0.0 {
+            return;
+        }
+        let passed = (now - flow.since).to_seconds().get();
+        flow.left = (flow.left - before * passed).max(0.0);
+        flow.since = now;
+        flow.rate = rate;
+        self.versions[slot] = self.versions[slot].wrapping_add(1);
+        let takes = if rate.is_finite() { (flow.left / rate * 1e9).ceil() } else { 0.0 };
+        finishes.push(Finish { slot, version: self.versions[slot], at: now + SimTime::ns(takes as u64) });
+    }
+
+    /// Gives new rates to all flows that the channels of `route` connect.
+    fn share(&mut self, route: &[LinkId], now: SimTime, finishes: &mut Vec<Finish>) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        self.collect(route, &mut scratch);
+        for channel in &scratch.channels {
+            scratch.left[*channel] = self.capacity[*channel];
+            scratch.open[*channel] = self.users[*channel].len() as u32;
+        }
+        let mut unsettled = scratch.component.len();
+        while unsettled > 0 {
+            let level = self.next_level(&scratch);
+            for index in 0..scratch.component.len() {
+                let slot = scratch.component[index];
+                let Some(flow) = self.flows[slot].as_ref().filter(|_| !scratch.settled[slot]) else { continue };
+                let limit = |channel: &LinkId| scratch.left[channel.index()] / f64::from(scratch.open[channel.index()]);
+                let bound = flow.route.iter().map(limit).fold(flow.cap, f64::min);
+                if bound <= level * (1.0 + 1e-12) {
+                    scratch.settled[slot] = true;
+                    unsettled -= 1;
+                    for channel in flow.route.iter() {
+                        scratch.left[channel.index()] = (scratch.left[channel.index()] - level).max(0.0);
+                        scratch.open[channel.index()] -= 1;
+                    }
+                    self.set_rate(slot, level, now, finishes);
+                }
+            }
+        }
+        for slot in scratch.component.drain(..) {
+            scratch.in_component[slot] = false;
+            scratch.settled[slot] = false;
+        }
+        for channel in scratch.channels.drain(..) {
+            scratch.seen_channel[channel] = false;
+        }
+        self.scratch = scratch;
+    }
+
+    /// The lowest rate at which an unsettled flow is held back, by a channel or by its own cap.
+    fn next_level(&self, scratch: &Scratch) -> f64 {
+        let by_channel = scratch
+            .channels
+            .iter()
+            .filter(|channel| scratch.open[**channel] > 0)
+            .map(|channel| scratch.left[*channel] / f64::from(scratch.open[*channel]));
+        let by_cap = scratch
+            .component
+            .iter()
+            .filter(|slot| !scratch.settled[**slot])
+            .filter_map(|slot| self.flows[*slot].as_ref().map(|flow| flow.cap));
+        by_channel.chain(by_cap).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The channels and flows connected to `route`, flows in the order of their slots.
+    fn collect(&self, route: &[LinkId], scratch: &mut Scratch) {
+        for channel in route.iter().map(|channel| channel.index()) {
+            if !std::mem::replace(&mut scratch.seen_channel[channel], true) {
+                scratch.channels.push(channel);
+            }
+        }
+        let mut next = 0;
+        while next < scratch.channels.len() {
+            let channel = scratch.channels[next];
+            next += 1;
+            for slot in &self.users[channel] {
+                if std::mem::replace(&mut scratch.in_component[*slot], true) {
+                    continue;
+                }
+                scratch.component.push(*slot);
+                let route = self.flows[*slot].iter().flat_map(|flow| flow.route.iter());
+                for channel in route.map(|channel| channel.index()) {
+                    if !std::mem::replace(&mut scratch.seen_channel[channel], true) {
+                        scratch.channels.push(channel);
+                    }
+                }
+            }
+        }
+        scratch.component.sort_unstable();
+    }
+}
