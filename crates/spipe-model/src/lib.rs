@@ -1,1 +1,51 @@
 //! What the network is: layers, tensors, sizes, work; reads TOML and Hugging Face configs.
+//!
+//! ```text
+//! model.toml ──┐                      ┌─ work        kernels of forward, backward-input, backward-weight
+//!              ├─► Model ─► Layer … ──┼─ saved       bytes kept for the backward, by recompute choice
+//! config.json ─┘     │                ├─ workspace   bytes that live within a pass
+//!                    └─ runs          └─ boundary    bytes handed to the next layer
+//! ```
+//!
+//! Everything follows from shapes, except for profiled layers, which carry their measurements:
+//!
+//! ```
+//! use spipe_base::Bytes;
+//! use spipe_model::{Attention, Batch, Model, Precision, Recompute, shipped};
+//!
+//! let text = shipped().iter().find(|(name, _)| *name == "llama2-7b").unwrap().1;
+//! let model = Model::from_toml("llama2-7b.toml", text)?;
+//! assert_eq!(model.parameters(), 6_738_415_616);
+//!
+//! let block = model.layers().iter().find(|layer| layer.name == "block.0").unwrap();
+//! let batch = Batch { microbatch: 1, seq_len: 4096 };
+//! let kept = block.saved(batch, Precision::Bf16, Recompute::Full, Attention::Fused);
+//! assert_eq!(kept, Bytes::mib(32));
+//! # Ok::<(), spipe_base::Faults>(())
+//! ```
+
+mod architecture;
+mod block;
+mod block_memory;
+mod block_work;
+mod check;
+mod ends;
+mod file;
+mod hugging_face;
+mod layer;
+mod model;
+mod op;
+mod precision;
+mod profiled;
+mod shipped;
+
+pub use architecture::{Architecture, Profiled, ProfiledGroup, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
+pub use block::{Block, Experts, Mlp, Norm, Positions};
+pub use ends::{Contrast, Embedding, Head, PatchEmbedding, Projection};
+pub use file::schema;
+pub use layer::{Layer, LayerKind};
+pub use model::{Imported, Model};
+pub use op::{LayerWork, Op};
+pub use precision::{Attention, Batch, Precision, Recompute};
+pub use profiled::{ProfiledLayer, ProfiledTime};
+pub use shipped::shipped;

@@ -1,0 +1,310 @@
+//! What kinds of network there are, each as the few numbers that describe it, and the layers that follow from them.
+
+use crate::{
+    Batch, Block, Contrast, Embedding, Head, Layer, LayerKind, PatchEmbedding, Positions, ProfiledLayer, Projection,
+};
+use spipe_base::{IdVec, LayerId};
+use std::collections::BTreeMap;
+
+/// The kind of network with its numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Architecture {
+    /// A language model: embedding, blocks, head.
+    Transformer(Transformer),
+    /// An image encoder: patch embedding, blocks, classes or a projection.
+    Vision(Vision),
+    /// A text and an image encoder that meet in a contrastive loss.
+    TwoTowers(TwoTowers),
+    /// Layers known by measurements.
+    Profiled(Profiled),
+}
+
+/// A decoder-only language model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Transformer {
+    /// How many tokens there are.
+    pub vocabulary: u64,
+    /// How many blocks.
+    pub layers: u64,
+    /// Each block; before `full_attention_layers` without the sliding window.
+    pub block: Block,
+    /// How many of the first blocks ignore the sliding window (Qwen2's `max_window_layers`).
+    pub full_attention_layers: u64,
+    /// The sequence length to use when nothing else is asked for.
+    pub seq_len: u64,
+    /// Whether a norm follows the embedding.
+    pub embedding_norm: bool,
+    /// Whether the head's projection is the embedding's table.
+    pub tied: bool,
+}
+
+/// An image encoder.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Vision {
+    /// The first layer.
+    pub embedding: PatchEmbedding,
+    /// How many blocks.
+    pub layers: u64,
+    /// Each block.
+    pub block: Block,
+    /// What the blocks end in.
+    pub end: VisionEnd,
+}
+
+/// What an image encoder ends in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VisionEnd {
+    /// A classifier with a bias, on the class token, and its loss.
+    Classes(u64),
+    /// A projection of the class token without a bias: an embedding of the image.
+    Projection(u64),
+}
+
+/// A text encoder and an image encoder trained together (CLIP, arXiv 2103.00020).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TwoTowers {
+    /// The text encoder.
+    pub text: TextTower,
+    /// The image encoder, which ends in a projection.
+    pub vision: Vision,
+}
+
+/// A text encoder whose last token is projected.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TextTower {
+    /// How many tokens there are.
+    pub vocabulary: u64,
+    /// How many blocks.
+    pub layers: u64,
+    /// Each block.
+    pub block: Block,
+    /// The sequence length to use when nothing else is asked for.
+    pub seq_len: u64,
+    /// Width of the projection.
+    pub projection: u64,
+}
+
+/// Layers known by measurements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profiled {
+    /// The microbatch that the figures are for.
+    pub measured_at: Batch,
+    /// Runs of identical layers in model order.
+    pub groups: Vec<ProfiledGroup>,
+}
+
+/// Identical layers, one after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfiledGroup {
+    /// The figures of each; the group's name is the layer's if there is one, otherwise `name.0`, `name.1` ….
+    pub layer: ProfiledLayer,
+    /// How many layers.
+    pub count: u64,
+    /// Parameters of each.
+    pub parameters: u64,
+    /// Layers or groups (their last layer) whose output each of these reads beside that of the layer before it.
+    pub inputs: Vec<String>,
+    /// Whether the first of them also reads the layer before it.
+    pub chain: bool,
+}
+
+impl Architecture {
+    /// The sequence length to use when nothing else is asked for; of an image encoder, the tokens of an image.
+    pub fn seq_len(&self) -> u64 {
+        match self {
+            Self::Transformer(transformer) => transformer.seq_len,
+            Self::Vision(vision) => vision.embedding.tokens(),
+            Self::TwoTowers(towers) => towers.text.seq_len,
+            Self::Profiled(profiled) => profiled.measured_at.seq_len,
+        }
+    }
+
+    pub(crate) fn layers(&self) -> IdVec<LayerId, Layer> {
+        let mut layers = Layers::default();
+        match self {
+            Self::Transformer(transformer) => transformer.build(&mut layers),
+            Self::Vision(vision) => vision.build(&mut layers, ""),
+            Self::TwoTowers(towers) => towers.build(&mut layers),
+            Self::Profiled(profiled) => profiled.build(&mut layers),
+        }
+        layers.layers
+    }
+}
+
+/// Layers as they are added, each behind the one before it unless told otherwise.
+#[derive(Default)]
+struct Layers {
+    layers: IdVec<LayerId, Layer>,
+    tokens: Option<u64>,
+    previous: Option<LayerId>,
+}
+
+impl Layers {
+    fn add(&mut self, name: String, kind: LayerKind, parameters: u64) -> LayerId {
+        let layer = Layer {
+            name,
+            kind,
+            parameters,
+            inputs: self.previous.into_iter().collect(),
+            tied_to: None,
+            tied_parameters: 0,
+            tokens: self.tokens,
+        };
+        let id = self.layers.push(layer);
+        self.previous = Some(id);
+        id
+    }
+
+    fn add_block(&mut self, name: String, block: Block) {
+        self.add(name, LayerKind::Block(block), block.parameters());
+    }
+}
+
+impl Transformer {
+    /// The block with that index.
+    pub fn block(&self, index: u64) -> Block {
+        let sliding_window = self.block.sliding_window.filter(|_| index >= self.full_attention_layers);
+        Block { sliding_window, ..self.block }
+    }
+
+    /// The first layer.
+    pub fn embedding(&self) -> Embedding {
+        Embedding {
+            vocabulary: self.vocabulary,
+            hidden: self.block.hidden,
+            places: places(&self.block),
+            norm: self.embedding_norm.then_some((self.block.norm, self.block.norm_epsilon)),
+            dropout: self.block.dropout,
+        }
+    }
+
+    /// The last layer.
+    pub fn head(&self) -> Head {
+        Head {
+            hidden: self.block.hidden,
+            classes: self.vocabulary,
+            norm: self.block.norm,
+            norm_epsilon: self.block.norm_epsilon,
+            bias: false,
+            every_token: true,
+            tied: self.tied,
+        }
+    }
+
+    fn build(&self, layers: &mut Layers) {
+        let (embedding, head) = (self.embedding(), self.head());
+        let first = layers.add("embedding".into(), LayerKind::Embedding(embedding), embedding.parameters());
+        for index in 0..self.layers {
+            layers.add_block(format!("block.{index}"), self.block(index));
+        }
+        let last = layers.add("head".into(), LayerKind::Head(head), head.parameters());
+        if self.tied {
+            layers.layers[last].tied_to = Some(first);
+            layers.layers[last].tied_parameters = head.projection_parameters();
+        }
+    }
+}
+
+/// The rows of the table of learned positions.
+fn places(block: &Block) -> u64 {
+    match block.positions {
+        Positions::Learned { places } => places,
+        _ => 0,
+    }
+}
+
+fn projection(block: &Block, outputs: u64) -> Projection {
+    Projection { hidden: block.hidden, outputs, norm: block.norm, norm_epsilon: block.norm_epsilon }
+}
+
+impl Vision {
+    /// The last layer, if it classifies.
+    pub fn head(&self) -> Option<Head> {
+        let VisionEnd::Classes(classes) = self.end else { return None };
+        Some(Head {
+            hidden: self.block.hidden,
+            classes,
+            norm: self.block.norm,
+            norm_epsilon: self.block.norm_epsilon,
+            bias: true,
+            every_token: false,
+            tied: false,
+        })
+    }
+
+    fn build(&self, layers: &mut Layers, prefix: &str) {
+        layers.tokens = Some(self.embedding.tokens());
+        layers.add(
+            format!("{prefix}embedding"),
+            LayerKind::PatchEmbedding(self.embedding),
+            self.embedding.parameters(),
+        );
+        for index in 0..self.layers {
+            layers.add_block(format!("{prefix}block.{index}"), self.block);
+        }
+        match (self.head(), self.end) {
+            (Some(head), _) => {
+                layers.add(format!("{prefix}head"), LayerKind::Head(head), head.parameters());
+            }
+            (None, VisionEnd::Projection(outputs) | VisionEnd::Classes(outputs)) => {
+                let end = projection(&self.block, outputs);
+                layers.add(format!("{prefix}projection"), LayerKind::Projection(end), end.parameters());
+            }
+        }
+        layers.tokens = None;
+    }
+}
+
+impl TwoTowers {
+    fn build(&self, layers: &mut Layers) {
+        let text = &self.text;
+        let embedding = Embedding {
+            vocabulary: text.vocabulary,
+            hidden: text.block.hidden,
+            places: places(&text.block),
+            norm: None,
+            dropout: text.block.dropout,
+        };
+        layers.add("text.embedding".into(), LayerKind::Embedding(embedding), embedding.parameters());
+        for index in 0..text.layers {
+            layers.add_block(format!("text.block.{index}"), text.block);
+        }
+        let end = projection(&text.block, text.projection);
+        let text_end = layers.add("text.projection".into(), LayerKind::Projection(end), end.parameters());
+        layers.previous = None;
+        self.vision.build(layers, "vision.");
+        let contrast = Contrast { width: text.projection };
+        let last = layers.add("contrast".into(), LayerKind::Contrast(contrast), 1);
+        layers.layers[last].inputs.insert(0, text_end);
+    }
+}
+
+impl ProfiledGroup {
+    /// The names of its layers.
+    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
+        let single = (self.count == 1).then(|| self.layer.group.clone());
+        let several = (self.count > 1).then(|| (0..self.count).map(|index| format!("{}.{index}", self.layer.group)));
+        single.into_iter().chain(several.into_iter().flatten())
+    }
+}
+
+impl Profiled {
+    fn build(&self, layers: &mut Layers) {
+        let mut named: BTreeMap<String, LayerId> = BTreeMap::new();
+        for group in &self.groups {
+            let extra: Vec<LayerId> = group.inputs.iter().filter_map(|name| named.get(name).copied()).collect();
+            if !group.chain {
+                layers.previous = None;
+            }
+            for name in group.names() {
+                let id = layers.add(name.clone(), LayerKind::Profiled(group.layer.clone()), group.parameters);
+                let inputs = &mut layers.layers[id].inputs;
+                inputs.extend(&extra);
+                inputs.sort();
+                inputs.dedup();
+                named.insert(name, id);
+                named.insert(group.layer.group.clone(), id);
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What a transformer block keeps between forward and backward, and what it needs meanwhile.
+//!
+//! Elements kept, for t tokens of b sequences of length s, a heads that each meet s keys, and widths as in
+//! [`Block`]: hidden h, queries q, keys c, intermediate f.
+//!
+//! ```text
+//! kept                            elements    bytes    computed again by a selective recompute
+//! input of the first norm         t·h         e        no: the layer's input
+//! output of the first norm        t·h         e        when fused
+//! queries, keys, values           t·(q+2c)    e        no
+//! queries, keys before their norm t·(q+c)     e        when fused (the normalised ones)
+//! softmax                         b·a·s·s     e        when materialised (fused: row sums, b·a·s of 4 bytes, kept)
+//! softmax mask, masked softmax    b·a·s·s     1 + e    when materialised (with dropout only)
+//! attention output                t·q         e        no
+//! mask of the attention branch    t·h         1        when fused (with dropout only)
+//! input of the second norm        t·h         e        no (the first norm's input if the residual is parallel)
+//! output of the second norm       t·h         e        when fused
+//! inputs of the activation        2·t·f | t·f e        no (gate and up | up)
+//! output of the activation        t·f         e        when fused
+//! mask of the second branch       t·h         1        when fused (with dropout only)
+//! ```
+//!
+//! With 16-bit numbers (e = 2) and dropout, a GPT block (q = c = h = a·d, f = 4h) with materialised scores keeps
+//! sbh(34 + 5as/h) bytes, and 34sbh after a selective recompute: Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 and
+//! 6. With fused attention the selective recompute of norms, activation and masks leaves 20sbh (PipeOffload, arXiv 2503.01328,
+//! section 3). As there, the means and deviations of norms are neglected.
+//!
+//! Each expert's rows count as rows of the feed-forward network; beside them the gathered inputs and the experts' outputs are
+//! kept, and the router's probabilities in 4 bytes.
+
+use crate::{
+    Attention, Batch, Block, Precision, Recompute,
+    op::{product, sum},
+};
+use spipe_base::Bytes;
+
+impl Block {
+    /// Bytes kept between forward and backward, the block's input among them.
+    pub fn saved(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
+        let bytes = match recompute {
+            Recompute::Full => product(&[batch.tokens(), self.hidden, precision.bytes()]),
+            Recompute::None => sum(&[
+                product(&[self.kept_elements(batch), precision.bytes()]),
+                product(&[self.cheap_elements(batch), precision.bytes()]),
+                self.mask_bytes(batch),
+                self.router_bytes(batch),
+                self.score_bytes(batch, precision, attention),
+            ]),
+            Recompute::Selective => {
+                let kept = sum(&[product(&[self.kept_elements(batch), precision.bytes()]), self.router_bytes(batch)]);
+                match attention {
+                    Attention::Fused => sum(&[kept, self.score_bytes(batch, precision, attention)]),
+                    Attention::Materialised => {
+                        sum(&[kept, product(&[self.cheap_elements(batch), precision.bytes()]), self.mask_bytes(batch)])
+                    }
+                }
+            }
+        };
+        Bytes::new(bytes)
+    }
+
+    /// Elements that only a full recompute gives up.
+    fn kept_elements(&self, batch: Batch) -> u64 {
+        let residual = if self.parallel_residual { self.hidden } else { 2 * self.hidden };
+        let networks = self.networks_per_token();
+        let gathered = if self.experts.is_some() { 2 * networks * self.hidden } else { 0 };
+        let inner = networks * self.mlp.inputs() * self.intermediate;
+        product(&[batch.tokens(), residual + self.qkv_width() + self.query_width() + gathered + inner])
+    }
+
+    /// Elements that norms and the activation function yield again from what is kept.
+    fn cheap_elements(&self, batch: Batch) -> u64 {
+        let normalised = if self.qk_norm { self.query_width() + self.kv_width() } else { 0 };
+        product(&[batch.tokens(), 2 * self.hidden + normalised + self.networks_per_token() * self.intermediate])
+    }
+
+    /// The dropout masks of both branches, a byte an element.
+    fn mask_bytes(&self, batch: Batch) -> u64 {
+        if self.dropout { product(&[2, batch.tokens(), self.hidden]) } else { 0 }
+    }
+
+    fn router_bytes(&self, batch: Batch) -> u64 {
+        self.experts.map_or(0, |experts| product(&[4, batch.tokens(), experts.count]))
+    }
+
+    /// What the attention itself keeps.
+    fn score_bytes(&self, batch: Batch, precision: Precision, attention: Attention) -> u64 {
+        match attention {
+            Attention::Fused => product(&[4, batch.tokens(), self.heads]),
+            Attention::Materialised => {
+                let dropped = if self.dropout { 1 + precision.bytes() } else { 0 };
+                product(&[self.scores(batch), precision.bytes() + dropped])
+            }
+        }
+    }
+
+    /// The number of scores.
+    fn scores(&self, batch: Batch) -> u64 {
+        product(&[batch.tokens(), self.heads, self.keys(batch.seq_len)])
+    }
+
+    /// The largest sum of buffers that live within the backward only: the gradients of the output and of the residual
+    /// stream, and beside them either the gradients of the feed-forward network's inner tensors, or those of queries, keys,
+    /// values, the attention output and, when materialised, of the softmax and of the scores. The forward needs less: its
+    /// inner tensors are what is saved, or become so. What a recompute brings back comes on top
+    /// ([`Layer::recomputed`](crate::Layer::recomputed)).
+    pub fn workspace(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
+        let tokens = batch.tokens();
+        let networks = self.networks_per_token();
+        let gathered = if self.experts.is_some() { 2 * networks * self.hidden } else { 0 };
+        let mlp = product(&[tokens, networks * (self.mlp.inputs() + 1) * self.intermediate + gathered]);
+        let scores = match attention {
+            Attention::Fused => 0,
+            Attention::Materialised => product(&[2, self.scores(batch)]),
+        };
+        let attend = sum(&[product(&[tokens, self.qkv_width() + self.query_width()]), scores]);
+        Bytes::new(product(&[sum(&[product(&[2, tokens, self.hidden]), mlp.max(attend)]), precision.bytes()]))
+    }
+}

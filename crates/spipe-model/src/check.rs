@@ -1,0 +1,189 @@
+//! What makes a description a network, checked where it is read so that every fault has its place.
+
+use crate::{Block, PatchEmbedding, Positions, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
+use spipe_base::{Diagnostic, Faults, Position};
+
+/// The largest size that a file may state; products of a few of them stay within 64 bits.
+pub(crate) const LARGEST: u64 = 1 << 24;
+/// More layers than any network has.
+pub(crate) const MOST_LAYERS: u64 = 1 << 16;
+/// A thousand times the largest networks of 2026.
+const MOST_PARAMETERS: f64 = 1e16;
+
+/// Collects faults of one table of a file, each at its key.
+pub(crate) struct Check<'a> {
+    /// Where a key is, as a path from the root of the file.
+    pub locate: &'a dyn Fn(&str) -> Option<Position>,
+    /// The path to the table with a dot behind it, or nothing.
+    pub prefix: String,
+    /// What has been found.
+    pub faults: Faults,
+}
+
+impl<'a> Check<'a> {
+    pub(crate) fn new(locate: &'a dyn Fn(&str) -> Option<Position>) -> Self {
+        Self { locate, prefix: String::new(), faults: Faults::new() }
+    }
+
+    /// Runs `check` on the table `key` of this one.
+    pub(crate) fn within<T>(&mut self, key: &str, check: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = self.prefix.clone();
+        self.prefix = format!("{outer}{key}.");
+        let result = check(self);
+        self.prefix = outer;
+        result
+    }
+
+    /// Adds a fault at `key`, or warning.
+    pub(crate) fn add(&mut self, key: &str, mut diagnostic: Diagnostic) {
+        diagnostic.position = (self.locate)(&format!("{}{key}", self.prefix));
+        self.faults.push(diagnostic);
+    }
+
+    pub(crate) fn error(&mut self, key: &str, message: String) {
+        self.add(key, Diagnostic::error(message));
+    }
+
+    /// Refuses sizes that are zero or absurd.
+    pub(crate) fn sizes(&mut self, sizes: &[(&str, u64)]) {
+        for (key, size) in sizes {
+            self.size(key, *size, LARGEST);
+        }
+    }
+
+    pub(crate) fn layers(&mut self, layers: u64) {
+        self.size("layers", layers, MOST_LAYERS);
+    }
+
+    pub(crate) fn size(&mut self, key: &str, size: u64, largest: u64) {
+        if size == 0 {
+            self.error(key, format!("`{key}` is zero"));
+        } else if size > largest {
+            self.error(key, format!("`{key}` is {size}, more than the {largest} that are supported"));
+        }
+    }
+
+    /// Refuses `size` if `divisor` does not divide it.
+    fn divides(&mut self, (key, size): (&str, u64), (divisor_key, divisor): (&str, u64)) {
+        if divisor > 0 && !size.is_multiple_of(divisor) {
+            self.error(key, format!("`{key}` is {size}, which `{divisor_key}` = {divisor} does not divide"));
+        }
+    }
+
+    /// The part of the block's checks that needs only sizes, then its options.
+    fn block(&mut self, block: &Block) {
+        self.sizes(&[
+            ("hidden", block.hidden),
+            ("heads", block.heads),
+            ("kv-heads", block.kv_heads),
+            ("head-dim", block.head_dim),
+            ("intermediate", block.intermediate),
+        ]);
+        if let Some(window) = block.sliding_window {
+            self.size("sliding-window", window, LARGEST);
+        }
+        if block.heads > 0 {
+            self.divides(("heads", block.heads), ("kv-heads", block.kv_heads));
+        }
+        if !(block.norm_epsilon.is_finite() && block.norm_epsilon > 0.0) {
+            self.error("norm-epsilon", format!("`norm-epsilon` is {}, not a positive number", block.norm_epsilon));
+        }
+        if let Some(experts) = block.experts {
+            self.sizes(&[("experts", experts.count), ("experts-per-token", experts.per_token)]);
+            if experts.per_token > experts.count {
+                let message = format!("each token uses {} of {} experts", experts.per_token, experts.count);
+                self.error("experts-per-token", message);
+            }
+        }
+        self.positions(block);
+    }
+
+    fn positions(&mut self, block: &Block) {
+        match block.positions {
+            Positions::Rotary { base, fraction } => {
+                if !(base.is_finite() && base > 0.0) {
+                    self.error("rotary-base", format!("`rotary-base` is {base}, not a positive number"));
+                }
+                let turned = (fraction * block.head_dim as f64) as u64;
+                if !(fraction > 0.0 && fraction <= 1.0) {
+                    self.error("rotary-fraction", format!("`rotary-fraction` is {fraction}, not in 0..1"));
+                } else if !turned.is_multiple_of(2) || turned == 0 {
+                    let message =
+                        format!("rotary positions turn {turned} channels of each head, which is no even number");
+                    self.add("head-dim", Diagnostic::error(message).hint("pairs of channels are turned together"));
+                }
+            }
+            Positions::Learned { places } => self.size("places", places, LARGEST),
+            Positions::Alibi | Positions::None => {}
+        }
+    }
+
+    /// Refuses sequences that are longer than the table of positions.
+    fn sequence(&mut self, seq_len: u64, block: &Block) {
+        self.size("seq-len", seq_len, LARGEST);
+        if let Positions::Learned { places } = block.positions
+            && seq_len > places
+        {
+            let message = format!("`seq-len` is {seq_len}, but there are learned positions for {places} tokens");
+            self.error("seq-len", message);
+        }
+    }
+
+    /// Refuses more parameters than make sense, which also keeps their number within 64 bits.
+    fn parameters(&mut self, block: &Block, layers: u64, rest: f64) {
+        let hidden = block.hidden as f64;
+        let matrices = block.experts.map_or(1.0, |experts| experts.count as f64) * 3.0 * block.intermediate as f64;
+        let attention = 2.0 * (block.heads as f64 + block.kv_heads as f64) * block.head_dim as f64;
+        let total = layers as f64 * hidden * (matrices + attention) + rest;
+        if total > MOST_PARAMETERS {
+            self.error("hidden", format!("these sizes make {total:.1e} parameters, more than {MOST_PARAMETERS:.0e}"));
+        }
+    }
+
+    pub(crate) fn transformer(&mut self, transformer: &Transformer) {
+        let block = &transformer.block;
+        self.size("vocabulary", transformer.vocabulary, LARGEST);
+        self.layers(transformer.layers);
+        self.block(block);
+        self.sequence(transformer.seq_len, block);
+        if transformer.full_attention_layers > transformer.layers {
+            let message = format!(
+                "{} layers are to ignore the sliding window, but there are {}",
+                transformer.full_attention_layers, transformer.layers
+            );
+            self.error("full-attention-layers", message);
+        }
+        self.parameters(block, transformer.layers, 2.0 * transformer.vocabulary as f64 * block.hidden as f64);
+    }
+
+    pub(crate) fn vision(&mut self, vision: &Vision) {
+        let PatchEmbedding { image, patch, channels, .. } = vision.embedding;
+        self.sizes(&[("patch", patch), ("channels", channels)]);
+        // Tokens are the square of the patches of a side, and a patch's width has the square of its side.
+        self.size("image", image, 1 << 12);
+        self.divides(("image", image), ("patch", patch));
+        self.layers(vision.layers);
+        self.block(&vision.block);
+        self.parameters(&vision.block, vision.layers, 0.0);
+    }
+
+    pub(crate) fn vision_end(&mut self, end: VisionEnd) {
+        match end {
+            VisionEnd::Classes(classes) => self.size("classes", classes, LARGEST),
+            VisionEnd::Projection(outputs) => self.size("projection", outputs, LARGEST),
+        }
+    }
+
+    pub(crate) fn two_towers(&mut self, towers: &TwoTowers) {
+        let TextTower { vocabulary, layers, block, seq_len, projection } = &towers.text;
+        self.size("projection", *projection, LARGEST);
+        self.within("text", |check| {
+            check.size("vocabulary", *vocabulary, LARGEST);
+            check.layers(*layers);
+            check.block(block);
+            check.sequence(*seq_len, block);
+            check.parameters(block, *layers, *vocabulary as f64 * block.hidden as f64);
+        });
+        self.within("vision", |check| check.vision(&towers.vision));
+    }
+}

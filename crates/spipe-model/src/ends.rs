@@ -1,0 +1,289 @@
+//! The layers at the ends of a network: embeddings, heads, and what joins two towers.
+
+use crate::{
+    Batch, Norm, Precision,
+    op::{LayerWork, Op, product, sum},
+};
+use spipe_base::Bytes;
+
+/// A table of token vectors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Embedding {
+    /// How many tokens there are.
+    pub vocabulary: u64,
+    /// Width of a vector.
+    pub hidden: u64,
+    /// Learned vectors for so many places, added to the tokens'; 0 without.
+    pub places: u64,
+    /// A norm with its epsilon behind the table (BLOOM).
+    pub norm: Option<(Norm, f64)>,
+    /// Whether training drops out some of the output.
+    pub dropout: bool,
+}
+
+/// Patches of an image, each projected to a vector, and a class token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PatchEmbedding {
+    /// Height and width of an image in pixels.
+    pub image: u64,
+    /// Height and width of a patch in pixels.
+    pub patch: u64,
+    /// Channels of a pixel.
+    pub channels: u64,
+    /// Width of a vector.
+    pub hidden: u64,
+    /// Whether the projection has a bias.
+    pub bias: bool,
+    /// A norm with its epsilon behind the embedding (CLIP).
+    pub norm: Option<(Norm, f64)>,
+}
+
+/// The last norm, the projection to classes, and the loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Head {
+    /// Width of the input.
+    pub hidden: u64,
+    /// How many classes: the vocabulary of a language model.
+    pub classes: u64,
+    /// The norm before the projection.
+    pub norm: Norm,
+    /// The norm's epsilon.
+    pub norm_epsilon: f64,
+    /// Whether the projection has a bias.
+    pub bias: bool,
+    /// Whether each token is classified, or only one of each sequence.
+    pub every_token: bool,
+    /// Whether the projection is the embedding's table, so that only the norm is the head's own.
+    pub tied: bool,
+}
+
+/// A norm and a projection of one token of each sequence to a vector that is compared with others: the end of a tower.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Projection {
+    /// Width of the input.
+    pub hidden: u64,
+    /// Width of the output.
+    pub outputs: u64,
+    /// The norm before the projection.
+    pub norm: Norm,
+    /// The norm's epsilon.
+    pub norm_epsilon: f64,
+}
+
+/// Compares the vectors of two towers, each with each of the batch, and yields the contrastive loss (CLIP, arXiv 2103.00020,
+/// figure 3). Its only parameter is the scale of the scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Contrast {
+    /// Width of the vectors.
+    pub width: u64,
+}
+
+/// Bytes of a token's number.
+const TOKEN_ID: u64 = 4;
+/// Bytes of a logit and of a loss: cross-entropy is computed in 32 bits.
+const LOGIT: u64 = 4;
+
+fn norm_parameters(norm: Option<(Norm, f64)>, width: u64) -> u64 {
+    norm.map_or(0, |(norm, _)| norm.parameters(width))
+}
+
+impl Embedding {
+    pub(crate) fn parameters(&self) -> u64 {
+        (self.vocabulary + self.places) * self.hidden + norm_parameters(self.norm, self.hidden)
+    }
+
+    /// Forward gathers rows; the weight gradient reads the output's gradient and adds it to rows.
+    pub(crate) fn work(&self, batch: Batch) -> LayerWork {
+        let elements = product(&[batch.tokens(), self.hidden]);
+        let mut work = LayerWork::default();
+        let tables = if self.places > 0 { 2 } else { 1 };
+        work.forward.push(Op::Elementwise { elements: product(&[3 * tables - 1, elements]), kernels: tables as u32 });
+        if self.norm.is_some() {
+            work.norm(elements);
+        }
+        if self.dropout {
+            work.copy(elements);
+        }
+        work.backward_weight
+            .push(Op::Elementwise { elements: product(&[3 * tables, elements]), kernels: tables as u32 });
+        work
+    }
+
+    pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
+        let elements = product(&[batch.tokens(), self.hidden]);
+        let normalised = if self.norm.is_some() && keep_all { product(&[elements, precision.bytes()]) } else { 0 };
+        let mask = if self.dropout && keep_all { elements } else { 0 };
+        Bytes::new(sum(&[product(&[batch.tokens(), TOKEN_ID]), normalised, mask]))
+    }
+
+    pub(crate) fn signature(&self) -> String {
+        let norm = if self.norm.is_some() { " norm" } else { "" };
+        let dropout = if self.dropout { " dropout" } else { "" };
+        format!("embedding v{} h{} p{}{norm}{dropout}", self.vocabulary, self.hidden, self.places)
+    }
+}
+
+impl PatchEmbedding {
+    /// Patches of an image, and the class token.
+    pub const fn tokens(&self) -> u64 {
+        let side = self.image / self.patch;
+        side * side + 1
+    }
+
+    /// Numbers in a patch.
+    pub const fn patch_width(&self) -> u64 {
+        self.channels * self.patch * self.patch
+    }
+
+    pub(crate) fn parameters(&self) -> u64 {
+        // The class token is a vector of its own; each place, the class token's too, has a learned one.
+        let projection = self.hidden * self.patch_width() + u64::from(self.bias) * self.hidden;
+        projection + (1 + self.tokens()) * self.hidden + norm_parameters(self.norm, self.hidden)
+    }
+
+    /// The projection as a matrix product over patches; images need no gradient.
+    pub(crate) fn work(&self, batch: Batch) -> LayerWork {
+        let patches = product(&[batch.microbatch, self.tokens() - 1]);
+        let elements = product(&[batch.microbatch, self.tokens(), self.hidden]);
+        let mut work = LayerWork::default();
+        work.forward.push(Op::matmul(patches, self.hidden, self.patch_width()));
+        work.forward.push(Op::elementwise(product(&[3, elements])));
+        if self.norm.is_some() {
+            work.norm(elements);
+        }
+        work.backward_weight.push(Op::matmul(self.patch_width(), self.hidden, patches));
+        work.backward_weight.push(Op::elementwise(product(&[2, elements])));
+        work
+    }
+
+    pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
+        let pixels = product(&[batch.microbatch, self.tokens() - 1, self.patch_width()]);
+        let normalised =
+            if self.norm.is_some() && keep_all { product(&[batch.microbatch, self.tokens(), self.hidden]) } else { 0 };
+        Bytes::new(product(&[sum(&[pixels, normalised]), precision.bytes()]))
+    }
+
+    pub(crate) fn signature(&self) -> String {
+        let norm = if self.norm.is_some() { " norm" } else { "" };
+        let bias = if self.bias { " bias" } else { "" };
+        format!("patch-embedding i{} p{} c{} h{}{bias}{norm}", self.image, self.patch, self.channels, self.hidden)
+    }
+}
+
+impl Head {
+    /// The parameters of the projection, which a tied head shares with the embedding.
+    pub(crate) const fn projection_parameters(&self) -> u64 {
+        self.hidden * self.classes
+    }
+
+    pub(crate) fn parameters(&self) -> u64 {
+        let projection = if self.tied { 0 } else { self.projection_parameters() };
+        projection + u64::from(self.bias) * self.classes + self.norm.parameters(self.hidden)
+    }
+
+    /// Rows that are classified.
+    fn rows(&self, batch: Batch) -> u64 {
+        if self.every_token { batch.tokens() } else { batch.microbatch }
+    }
+
+    /// The loss reads the logits twice, for the normaliser and for the sum; its backward reads them and writes their gradient.
+    pub(crate) fn work(&self, batch: Batch) -> LayerWork {
+        let rows = self.rows(batch);
+        let logits = product(&[rows, self.classes]);
+        let mut work = LayerWork::default();
+        work.norm(product(&[batch.tokens(), self.hidden]));
+        work.linear(1, rows, (self.classes, self.hidden));
+        if self.bias {
+            work.bias(rows, self.classes);
+        }
+        work.forward.push(Op::Elementwise { elements: product(&[2, logits]), kernels: 2 });
+        work.backward_input.push(Op::elementwise(product(&[2, logits])));
+        work.backward_input.reverse();
+        work.backward_weight.reverse();
+        work
+    }
+
+    pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
+        let normalised = if keep_all { product(&[self.rows(batch), self.hidden]) } else { 0 };
+        let elements = sum(&[product(&[batch.tokens(), self.hidden]), normalised]);
+        Bytes::new(product(&[elements, precision.bytes()]))
+    }
+
+    /// Logits and their gradient in 32 bits, and the gradient of the norm's output.
+    pub(crate) fn workspace(&self, batch: Batch, precision: Precision) -> Bytes {
+        let logits = product(&[2, LOGIT, self.rows(batch), self.classes]);
+        Bytes::new(sum(&[logits, product(&[self.rows(batch), self.hidden, precision.bytes()])]))
+    }
+
+    pub(crate) fn signature(&self) -> String {
+        let rows = if self.every_token { "" } else { " pooled" };
+        let bias = if self.bias { " bias" } else { "" };
+        let tied = if self.tied { " tied" } else { "" };
+        let norm = match self.norm {
+            Norm::RmsNorm => "rms",
+            Norm::LayerNorm => "ln",
+        };
+        format!("head h{} v{} {norm}{rows}{bias}{tied}", self.hidden, self.classes)
+    }
+}
+
+impl Projection {
+    pub(crate) fn parameters(&self) -> u64 {
+        self.hidden * self.outputs + self.norm.parameters(self.hidden)
+    }
+
+    pub(crate) fn work(&self, batch: Batch) -> LayerWork {
+        let mut work = LayerWork::default();
+        work.norm(product(&[batch.tokens(), self.hidden]));
+        work.linear(1, batch.microbatch, (self.outputs, self.hidden));
+        work.backward_input.reverse();
+        work.backward_weight.reverse();
+        work
+    }
+
+    pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
+        let pooled = if keep_all { product(&[batch.microbatch, self.hidden]) } else { 0 };
+        let elements = sum(&[product(&[batch.tokens(), self.hidden]), pooled]);
+        Bytes::new(product(&[elements, precision.bytes()]))
+    }
+
+    pub(crate) fn signature(&self) -> String {
+        format!("projection h{} o{}", self.hidden, self.outputs)
+    }
+}
+
+impl Contrast {
+    /// Each vector is scaled to length one, then all pairs are multiplied; the loss is taken over rows and over columns.
+    pub(crate) fn work(&self, batch: Batch) -> LayerWork {
+        let count = batch.microbatch;
+        let vectors = product(&[2, count, self.width]);
+        let scores = product(&[count, count]);
+        let mut work = LayerWork::default();
+        work.forward.push(Op::Elementwise { elements: product(&[2, vectors]), kernels: 2 });
+        work.forward.push(Op::matmul(count, count, self.width));
+        work.forward.push(Op::Elementwise { elements: product(&[4, scores]), kernels: 4 });
+        work.backward_input.push(Op::Elementwise { elements: product(&[4, scores]), kernels: 2 });
+        work.backward_input.push(Op::MatMul { batch: 2, m: count, n: self.width, k: count });
+        work.backward_input.push(Op::Elementwise { elements: product(&[3, vectors]), kernels: 2 });
+        work.backward_weight.push(Op::elementwise(product(&[2, scores])));
+        work
+    }
+
+    pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
+        let copies = if keep_all { 2 } else { 1 };
+        Bytes::new(product(&[copies, 2, batch.microbatch, self.width, precision.bytes()]))
+    }
+
+    pub(crate) fn workspace(&self, batch: Batch) -> Bytes {
+        Bytes::new(product(&[2, LOGIT, batch.microbatch, batch.microbatch]))
+    }
+
+    pub(crate) fn signature(&self) -> String {
+        format!("contrast o{}", self.width)
+    }
+}
+
+/// What a loss hands on: one number a sequence.
+pub(crate) fn loss_bytes(batch: Batch) -> Bytes {
+    Bytes::new(batch.microbatch.saturating_mul(LOGIT))
+}

@@ -1,0 +1,201 @@
+//! Model files: TOML, one struct per kind, read in four steps so that every fault of a step is reported with its place:
+//! syntax, keys and types (against the schema of the struct), options, sizes.
+
+mod document;
+mod profiled;
+mod transformer;
+mod vision;
+
+pub(crate) use transformer::head_dim;
+pub(crate) use vision::encoder_block;
+
+use crate::{Architecture, Model, check::Check};
+use document::{Document, advice};
+use profiled::ProfiledFile;
+use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
+use serde::{Serialize, de::DeserializeOwned};
+use spipe_base::{Diagnostic, Faults, position_of};
+use toml::de::DeValue;
+use transformer::TransformerFile;
+use vision::{TowersFile, VisionFile};
+
+/// The version that model files carry.
+const FORMAT_VERSION: u32 = 1;
+
+const KINDS: [&str; 4] = ["transformer", "vit", "clip", "profiled"];
+
+/// The JSON schema of model files.
+pub fn schema() -> schemars::Schema {
+    let mut generator = SchemaGenerator::new(SchemaSettings::draft2020_12());
+    let kinds = [
+        generator.subschema_for::<TransformerFile>(),
+        generator.subschema_for::<VisionFile>(),
+        generator.subschema_for::<TowersFile>(),
+        generator.subschema_for::<ProfiledFile>(),
+    ];
+    schemars::json_schema!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "a spipe model",
+        "oneOf": kinds,
+        "$defs": generator.take_definitions(true),
+    })
+}
+
+impl Model {
+    /// Reads a model file; `file` is its name in messages.
+    ///
+    /// ```
+    /// let text = r#"
+    /// format-version = 1
+    /// kind = "transformer"
+    /// name = "tiny"
+    /// vocabulary = 256
+    /// seq-len = 128
+    /// hidden = 64
+    /// layers = 2
+    /// heads = 5
+    /// intermidiate = 192
+    /// "#;
+    /// let faults = spipe_model::Model::from_toml("tiny.toml", text).unwrap_err();
+    /// assert_eq!(
+    ///     faults.to_string(),
+    ///     "error: unknown key `intermidiate`\n  --> tiny.toml:10:1\nhint: did you mean `intermediate`\n\
+    ///      error: the key `intermediate` is missing\n  --> tiny.toml:1:1"
+    /// );
+    /// ```
+    ///
+    /// # Errors
+    /// All faults of the first step that finds any: syntax, keys and types, options and sizes.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, Faults> {
+        let document = Document::parse(file, text)?;
+        check_version(&document)?;
+        match kind(&document)? {
+            "transformer" => TransformerFile::read(&document, file, text),
+            "vit" => VisionFile::read(&document, file, text),
+            "clip" => TowersFile::read(&document, file, text),
+            _ => ProfiledFile::read(&document, file, text),
+        }
+    }
+
+    /// The model as a file that reads back as an equal model.
+    pub fn to_toml(&self) -> String {
+        let (name, source) = (self.name(), self.source());
+        match self.architecture() {
+            Architecture::Transformer(transformer) => {
+                write(&TransformerFile::from_transformer(name, source, transformer))
+            }
+            Architecture::Vision(vision) => write(&VisionFile::from_vision(name, source, vision)),
+            Architecture::TwoTowers(towers) => write(&TowersFile::from_towers(name, source, towers)),
+            Architecture::Profiled(profiled) => write(&ProfiledFile::from_profiled(name, source, profiled)),
+        }
+    }
+}
+
+/// Refuses files of another version before anything else, because nothing else would make sense of them.
+fn check_version(document: &Document<'_>) -> Result<(), Faults> {
+    let fault = match document.get("format-version") {
+        Some(DeValue::Integer(version)) if version.as_str() == "1" => return Ok(()),
+        Some(DeValue::Integer(version)) => {
+            let message = format!("the file has format version {version}, this program reads version {FORMAT_VERSION}");
+            Diagnostic::error(message)
+        }
+        Some(_) => Diagnostic::error("`format-version` is not an integer"),
+        None => Diagnostic::error("the key `format-version` is missing").hint("write `format-version = 1`"),
+    };
+    Err(fault.at(document.locate("format-version")).into())
+}
+
+/// The word at `kind`.
+fn kind<'a>(document: &'a Document<'_>) -> Result<&'a str, Faults> {
+    let known = KINDS.into_iter();
+    let fault = match document.get("kind").map(|value| value.as_str().unwrap_or("")) {
+        Some(word) if KINDS.contains(&word) => return Ok(word),
+        Some(word) => Diagnostic::error(format!("`{word}` is no kind of model")).hint(advice(word, known)),
+        None => {
+            let hint = format!("one of {}", KINDS.map(|kind| format!("`kind = \"{kind}\"`")).join(", "));
+            Diagnostic::error("the key `kind` is missing").hint(hint)
+        }
+    };
+    Err(fault.at(document.locate("kind")).into())
+}
+
+/// A struct that a kind of file deserializes to.
+trait Kind: DeserializeOwned + JsonSchema {
+    /// The network, with a fault for everything that makes no sense.
+    fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture;
+
+    /// The model's name and where its numbers are from.
+    fn title(&self) -> (&str, Option<&str>);
+
+    /// Reads a document of this kind.
+    fn read(document: &Document<'_>, file: &str, text: &str) -> Result<Model, Faults> {
+        let schema = SchemaGenerator::new(SchemaSettings::draft2020_12()).into_root_schema_for::<Self>();
+        document.check(schema.as_value()).or(())?;
+        let read: Self = toml::from_str(text).map_err(|error| {
+            let offset = error.span().map_or(0, |span| span.start);
+            Diagnostic::error(error.message()).at(position_of(file, text, offset))
+        })?;
+        let locate = |path: &str| Some(document.locate(path));
+        let mut check = Check::new(&locate);
+        let architecture = read.resolve_and_check(&mut check);
+        let (name, source) = read.title();
+        if name.trim().is_empty() {
+            check.error("name", "`name` is empty".into());
+        }
+        check.faults.or(())?;
+        Ok(Model::freeze(name.into(), source.map(str::to_owned), architecture))
+    }
+}
+
+impl Kind for TransformerFile {
+    fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture {
+        let transformer = self.resolve(check);
+        check.transformer(&transformer);
+        Architecture::Transformer(transformer)
+    }
+
+    fn title(&self) -> (&str, Option<&str>) {
+        (&self.name, self.source.as_deref())
+    }
+}
+
+impl Kind for VisionFile {
+    fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture {
+        let vision = self.resolve(check);
+        check.vision(&vision);
+        Architecture::Vision(vision)
+    }
+
+    fn title(&self) -> (&str, Option<&str>) {
+        (&self.name, self.source.as_deref())
+    }
+}
+
+impl Kind for TowersFile {
+    fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture {
+        let towers = self.resolve(check);
+        check.two_towers(&towers);
+        Architecture::TwoTowers(towers)
+    }
+
+    fn title(&self) -> (&str, Option<&str>) {
+        (&self.name, self.source.as_deref())
+    }
+}
+
+impl Kind for ProfiledFile {
+    fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture {
+        Architecture::Profiled(self.resolve(check))
+    }
+
+    fn title(&self) -> (&str, Option<&str>) {
+        (&self.name, self.source.as_deref())
+    }
+}
+
+fn write(file: &impl Serialize) -> String {
+    match toml::to_string(file) {
+        Ok(text) => text,
+        Err(error) => unreachable!("a model file has string keys and sizes below 2^63: {error}"),
+    }
+}

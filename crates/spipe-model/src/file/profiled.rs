@@ -1,0 +1,298 @@
+//! Model files of kind `profiled`.
+
+use super::document::advice;
+use crate::{
+    Batch, Profiled, ProfiledGroup, ProfiledLayer, ProfiledTime,
+    check::{Check, LARGEST, MOST_LAYERS},
+};
+use serde::{Deserialize, Serialize};
+use spipe_base::{Bytes, Diagnostic, Exact, Seconds};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    str::FromStr,
+};
+
+/// Layers known by measurements.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct ProfiledFile {
+    /// 1.
+    pub format_version: u32,
+    /// What the file describes.
+    pub kind: ProfiledKind,
+    /// The model's name.
+    pub name: String,
+    /// Where the numbers are from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Times and bytes are for microbatches of so many sequences.
+    pub microbatch: u64,
+    /// Times and bytes are for sequences of so many tokens.
+    pub seq_len: u64,
+    /// The layers in model order.
+    pub layer: Vec<LayerTable>,
+}
+
+/// The `kind` of these files.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ProfiledKind {
+    /// Layers known by measurements.
+    Profiled,
+}
+
+/// A layer, or several identical ones.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct LayerTable {
+    /// Its name.
+    pub name: String,
+    /// How many identical layers, named `name.0`, `name.1` …; 1 if absent.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub count: u64,
+    /// Layers before it whose output it reads beside that of the layer just before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<String>,
+    /// Whether it reads the layer just before it; `true` if absent.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub chain: bool,
+    /// Parameters of each.
+    pub parameters: u64,
+    /// Output handed to the next layer: a size.
+    pub boundary_activation: String,
+    /// Kept for the backward without recompute: a size.
+    pub saved_activation: String,
+    /// Kept with selective recompute: a size, `saved-activation` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selective_activation: Option<String>,
+    /// Kept with full recompute: a size; if absent the boundaries of the layers that it reads (its own boundary if it reads
+    /// none), at most `saved-activation`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute_activation: Option<String>,
+    /// Needed within a pass only: a size; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<String>,
+    /// Times by `gpu`, `cpu` or the name of a device, which goes first.
+    pub time: BTreeMap<String, TimeTable>,
+}
+
+/// The times of one layer on one device.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct TimeTable {
+    /// The forward: a duration.
+    pub forward: String,
+    /// The gradient of the input: a duration.
+    pub backward_input: String,
+    /// The gradients of the parameters: a duration.
+    pub backward_weight: String,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+const fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_one(count: &u64) -> bool {
+    *count == 1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_yes(chain: &bool) -> bool {
+    *chain
+}
+
+/// The quantity at `key`, or a fault there and the default.
+fn quantity<T: FromStr<Err: fmt::Display>>(check: &mut Check<'_>, key: &str, text: &str, default: T) -> T {
+    text.parse().unwrap_or_else(|error: T::Err| {
+        check.error(key, format!("`{key}`: {error}"));
+        default
+    })
+}
+
+/// What is known of the layers read so far: the bytes of the output of each by name.
+#[derive(Default)]
+struct Known {
+    boundaries: BTreeMap<String, Bytes>,
+    names: BTreeSet<String>,
+    last: Option<Bytes>,
+}
+
+impl ProfiledFile {
+    /// The network.
+    pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Profiled {
+        check.sizes(&[("microbatch", self.microbatch), ("seq-len", self.seq_len)]);
+        if self.layer.is_empty() {
+            check.error("layer", "there is no `[[layer]]`".into());
+        }
+        let layers = self.layer.iter().fold(0_u64, |sum, table| sum.saturating_add(table.count));
+        if layers > 0 {
+            check.size("layer", layers, MOST_LAYERS);
+        }
+        let measured_at = Batch { microbatch: self.microbatch, seq_len: self.seq_len };
+        let mut known = Known::default();
+        let groups = self.layer.iter().enumerate().map(|(index, table)| {
+            check.within(&format!("layer.{index}"), |check| {
+                table.check_inputs(check, &known, &self.layer[index..]);
+                let group = table.resolve(check, &known, measured_at);
+                known.add(check, &group);
+                group
+            })
+        });
+        Profiled { measured_at, groups: groups.collect() }
+    }
+
+    /// The file of a network.
+    pub(crate) fn from_profiled(name: &str, source: Option<&str>, profiled: &Profiled) -> Self {
+        Self {
+            format_version: super::FORMAT_VERSION,
+            kind: ProfiledKind::Profiled,
+            name: name.into(),
+            source: source.map(str::to_owned),
+            microbatch: profiled.measured_at.microbatch,
+            seq_len: profiled.measured_at.seq_len,
+            layer: profiled.groups.iter().map(LayerTable::from_group).collect(),
+        }
+    }
+}
+
+impl Known {
+    fn add(&mut self, check: &mut Check<'_>, group: &ProfiledGroup) {
+        let name = &group.layer.group;
+        if name.is_empty() {
+            check.error("name", "`name` is empty".into());
+        }
+        // Beyond the supported number of layers there is a fault already, and no use in a million names.
+        if group.count <= LARGEST {
+            for layer in group.names().chain((group.count > 1).then(|| name.clone())) {
+                if !self.names.insert(layer.clone()) {
+                    check.error("name", format!("there is another layer `{layer}`"));
+                }
+                self.boundaries.insert(layer, group.layer.boundary);
+            }
+        }
+        self.last = Some(group.layer.boundary);
+    }
+}
+
+impl LayerTable {
+    /// Refuses inputs that are not before this layer.
+    fn check_inputs(&self, check: &mut Check<'_>, known: &Known, rest: &[Self]) {
+        for (index, input) in self.inputs.iter().enumerate() {
+            let key = format!("inputs.{index}");
+            let base = input.rsplit_once('.').map_or(input.as_str(), |(base, _)| base);
+            if known.boundaries.contains_key(input) {
+                continue;
+            }
+            let diagnostic = if rest.iter().any(|table| table.name == *input || table.name == base) {
+                Diagnostic::error(format!("layer `{}` reads `{input}`, which is not before it", self.name))
+                    .hint("layers are listed in the order in which they compute")
+            } else {
+                let names = known.boundaries.keys().map(String::as_str);
+                Diagnostic::error(format!("layer `{}` reads `{input}`, which does not exist", self.name))
+                    .hint(advice(input, names))
+            };
+            check.add(&key, diagnostic);
+        }
+    }
+
+    fn resolve(&self, check: &mut Check<'_>, known: &Known, measured_at: Batch) -> ProfiledGroup {
+        check.sizes(&[("count", self.count)]);
+        if self.parameters > 1 << 53 {
+            check.error("parameters", format!("`parameters` is {}, more than 2^53", self.parameters));
+        }
+        let size = |check: &mut Check<'_>, key: &str, text: &str| quantity(check, key, text, Bytes::ZERO);
+        let boundary = size(check, "boundary-activation", &self.boundary_activation);
+        let saved = size(check, "saved-activation", &self.saved_activation);
+        let mut kept = |key: &str, text: &Option<String>, default: Bytes| {
+            let Some(text) = text else { return default };
+            let bytes = size(check, key, text);
+            if bytes > saved {
+                check.error(key, format!("`{key}` is {bytes}, more than `saved-activation`, which is {saved}"));
+            }
+            bytes
+        };
+        let selective = kept("selective-activation", &self.selective_activation, saved);
+        let read = self.read(known, boundary).min(saved);
+        let recompute = kept("recompute-activation", &self.recompute_activation, read);
+        if recompute > selective && recompute <= saved {
+            let message =
+                format!("a full recompute keeps {recompute}, more than a selective one, which keeps {selective}");
+            check.error("selective-activation", message);
+        }
+        let workspace = self.workspace.as_deref().map_or(Bytes::ZERO, |text| size(check, "workspace", text));
+        if self.time.is_empty() {
+            let fault = Diagnostic::error(format!("layer `{}` has no times", self.name));
+            check.add("time", fault.hint("give times for `gpu`, `cpu` or the name of a device"));
+        }
+        let times = check.within("time", |check| {
+            self.time.iter().map(|(device, table)| (device.clone(), table.resolve(check, device))).collect()
+        });
+        ProfiledGroup {
+            layer: ProfiledLayer {
+                group: self.name.clone(),
+                measured_at,
+                boundary,
+                saved,
+                selective,
+                recompute,
+                workspace,
+                times,
+            },
+            count: self.count,
+            parameters: self.parameters,
+            inputs: self.inputs.clone(),
+            chain: self.chain,
+        }
+    }
+
+    /// The bytes of what each of these layers reads; `boundary` for one that reads nothing.
+    fn read(&self, known: &Known, boundary: Bytes) -> Bytes {
+        let before = if self.count > 1 { Some(boundary) } else { known.last.filter(|_| self.chain) };
+        let skips = self.inputs.iter().filter_map(|input| known.boundaries.get(input).copied());
+        let read: Vec<Bytes> = before.into_iter().chain(skips).collect();
+        // Sizes in a file stay below 2^64 each; their sum may not.
+        let total = read.iter().fold(0_u64, |sum, bytes| sum.saturating_add(bytes.get()));
+        if read.is_empty() { boundary } else { Bytes::new(total) }
+    }
+
+    fn from_group(group: &ProfiledGroup) -> Self {
+        let layer = &group.layer;
+        Self {
+            name: layer.group.clone(),
+            count: group.count,
+            inputs: group.inputs.clone(),
+            chain: group.chain,
+            parameters: group.parameters,
+            boundary_activation: layer.boundary.exact(),
+            saved_activation: layer.saved.exact(),
+            selective_activation: Some(layer.selective.exact()).filter(|_| layer.selective != layer.saved),
+            recompute_activation: Some(layer.recompute.exact()),
+            workspace: Some(layer.workspace.exact()).filter(|_| layer.workspace != Bytes::ZERO),
+            time: layer.times.iter().map(|(device, time)| (device.clone(), TimeTable::from_time(time))).collect(),
+        }
+    }
+}
+
+impl TimeTable {
+    fn resolve(&self, check: &mut Check<'_>, device: &str) -> ProfiledTime {
+        check.within(device, |check| ProfiledTime {
+            forward: quantity(check, "forward", &self.forward, Seconds::ZERO),
+            backward_input: quantity(check, "backward-input", &self.backward_input, Seconds::ZERO),
+            backward_weight: quantity(check, "backward-weight", &self.backward_weight, Seconds::ZERO),
+        })
+    }
+
+    fn from_time(time: &ProfiledTime) -> Self {
+        Self {
+            forward: time.forward.exact(),
+            backward_input: time.backward_input.exact(),
+            backward_weight: time.backward_weight.exact(),
+        }
+    }
+}

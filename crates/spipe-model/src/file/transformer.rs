@@ -1,0 +1,261 @@
+//! Model files of kind `transformer`.
+
+use crate::{Block, Experts, Mlp, Norm, Positions, Transformer, check::Check};
+use serde::{Deserialize, Serialize};
+use spipe_base::Diagnostic;
+
+/// A decoder-only language model. Every key without which the file is complete states its default.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct TransformerFile {
+    /// 1.
+    pub format_version: u32,
+    /// What the file describes.
+    pub kind: TransformerKind,
+    /// The model's name.
+    pub name: String,
+    /// Where the numbers are from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// How many tokens there are.
+    pub vocabulary: u64,
+    /// The sequence length to use when nothing else is asked for.
+    pub seq_len: u64,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// How many blocks.
+    pub layers: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads; `heads` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<u64>,
+    /// Width of a head; `hidden` / `heads` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<u64>,
+    /// Inner width of the feed-forward network.
+    pub intermediate: u64,
+    /// Whether the head's projection is the embedding's table; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tied: bool,
+    /// All norms; `rms-norm` if absent.
+    #[serde(default)]
+    pub norm: Norm,
+    /// The norms' epsilon; 1e-5 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_epsilon: Option<f64>,
+    /// The feed-forward network; `swiglu` if absent.
+    #[serde(default)]
+    pub mlp: Mlp,
+    /// How the model knows the order of tokens; `rotary` if absent.
+    #[serde(default)]
+    pub positions: PositionsWord,
+    /// How many learned positions there are; with `positions = "learned"` only, `seq-len` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub places: Option<u64>,
+    /// The base of the angles; with rotary positions only, 10000 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary_base: Option<f64>,
+    /// The part of each head that is turned; with rotary positions only, 1 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary_fraction: Option<f64>,
+    /// Whether query, key and value projections have biases; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qkv_bias: bool,
+    /// Whether the attention's output projection has a bias; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub output_bias: bool,
+    /// Whether the feed-forward network has biases; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mlp_bias: bool,
+    /// Whether queries and keys are normalised by head; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub qk_norm: bool,
+    /// Whether attention and feed-forward network both read the block's input; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub parallel_residual: bool,
+    /// Whether a norm follows the embedding; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub embedding_norm: bool,
+    /// How many keys a query sees at most; all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<u64>,
+    /// How many of the first blocks ignore the sliding window; none if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full_attention_layers: Option<u64>,
+    /// How many feed-forward networks each block has; one without a router if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<u64>,
+    /// How many of them each token uses; together with `experts`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts_per_token: Option<u64>,
+    /// Whether training drops out activations, which keeps masks; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dropout: bool,
+}
+
+/// The `kind` of these files.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum TransformerKind {
+    /// A decoder-only language model.
+    Transformer,
+}
+
+/// How a model knows the order of its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PositionsWord {
+    /// Queries and keys are turned by angles.
+    #[default]
+    Rotary,
+    /// A learned vector for each place.
+    Learned,
+    /// A bias that grows with distance.
+    Alibi,
+    /// Not at all.
+    None,
+}
+
+/// The epsilon of norms where a file states none.
+pub(crate) const NORM_EPSILON: f64 = 1e-5;
+/// The base of rotary angles where a file states none (Su et al. 2021, arXiv 2104.09864, section 3.2.2).
+pub(crate) const ROTARY_BASE: f64 = 10_000.0;
+
+/// `head_dim` if stated, otherwise its share of `hidden`; a fault if that is no whole number.
+pub(crate) fn head_dim(check: &mut Check<'_>, head_dim: Option<u64>, hidden: u64, heads: u64) -> u64 {
+    match head_dim {
+        Some(head_dim) => head_dim,
+        None if heads == 0 || hidden == 0 => 2,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let message = format!("`hidden` is {hidden}, which `heads` = {heads} does not divide");
+            check.add(
+                "hidden",
+                Diagnostic::error(message).hint("state `head-dim` if heads are not `hidden` / `heads` wide"),
+            );
+            2
+        }
+    }
+}
+
+impl TransformerFile {
+    /// The network, with faults for options that contradict each other.
+    pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Transformer {
+        let block = Block {
+            hidden: self.hidden,
+            heads: self.heads,
+            kv_heads: self.kv_heads.unwrap_or(self.heads),
+            head_dim: head_dim(check, self.head_dim, self.hidden, self.heads),
+            intermediate: self.intermediate,
+            norm: self.norm,
+            norm_epsilon: self.norm_epsilon.unwrap_or(NORM_EPSILON),
+            mlp: self.mlp,
+            positions: self.resolve_positions(check),
+            qkv_bias: self.qkv_bias,
+            output_bias: self.output_bias,
+            mlp_bias: self.mlp_bias,
+            qk_norm: self.qk_norm,
+            parallel_residual: self.parallel_residual,
+            causal: true,
+            sliding_window: self.sliding_window,
+            experts: self.resolve_experts(check),
+            dropout: self.dropout,
+        };
+        if self.full_attention_layers.is_some() && self.sliding_window.is_none() {
+            let message = "`full-attention-layers` says nothing without `sliding-window`";
+            check.error("full-attention-layers", message.into());
+        }
+        Transformer {
+            vocabulary: self.vocabulary,
+            layers: self.layers,
+            block,
+            full_attention_layers: self.full_attention_layers.unwrap_or(0),
+            seq_len: self.seq_len,
+            embedding_norm: self.embedding_norm,
+            tied: self.tied,
+        }
+    }
+
+    fn resolve_positions(&self, check: &mut Check<'_>) -> Positions {
+        let (rotary, learned) = (self.positions == PositionsWord::Rotary, self.positions == PositionsWord::Learned);
+        let stray = [
+            ("rotary-base", self.rotary_base.is_some() && !rotary),
+            ("rotary-fraction", self.rotary_fraction.is_some() && !rotary),
+            ("places", self.places.is_some() && !learned),
+        ];
+        for (key, _) in stray.into_iter().filter(|(_, stray)| *stray) {
+            let wanted = if key == "places" { "learned" } else { "rotary" };
+            check.error(key, format!("`{key}` says nothing unless `positions` is `{wanted}`"));
+        }
+        match self.positions {
+            PositionsWord::Rotary => Positions::Rotary {
+                base: self.rotary_base.unwrap_or(ROTARY_BASE),
+                fraction: self.rotary_fraction.unwrap_or(1.0),
+            },
+            PositionsWord::Learned => Positions::Learned { places: self.places.unwrap_or(self.seq_len) },
+            PositionsWord::Alibi => Positions::Alibi,
+            PositionsWord::None => Positions::None,
+        }
+    }
+
+    fn resolve_experts(&self, check: &mut Check<'_>) -> Option<Experts> {
+        match (self.experts, self.experts_per_token) {
+            (Some(count), Some(per_token)) => Some(Experts { count, per_token }),
+            (None, None) => None,
+            (Some(_), None) => {
+                check.error("experts", "`experts` needs `experts-per-token`".into());
+                None
+            }
+            (None, Some(_)) => {
+                check.error("experts-per-token", "`experts-per-token` says nothing without `experts`".into());
+                None
+            }
+        }
+    }
+
+    /// The file of a network, defaults left out where they are the rule.
+    pub(crate) fn from_transformer(name: &str, source: Option<&str>, transformer: &Transformer) -> Self {
+        let block = &transformer.block;
+        let (positions, places, rotary_base, rotary_fraction) = match block.positions {
+            Positions::Rotary { base, fraction } => (PositionsWord::Rotary, None, Some(base), Some(fraction)),
+            Positions::Learned { places } => (PositionsWord::Learned, Some(places), None, None),
+            Positions::Alibi => (PositionsWord::Alibi, None, None, None),
+            Positions::None => (PositionsWord::None, None, None, None),
+        };
+        Self {
+            format_version: super::FORMAT_VERSION,
+            kind: TransformerKind::Transformer,
+            name: name.into(),
+            source: source.map(str::to_owned),
+            vocabulary: transformer.vocabulary,
+            seq_len: transformer.seq_len,
+            hidden: block.hidden,
+            layers: transformer.layers,
+            heads: block.heads,
+            kv_heads: Some(block.kv_heads).filter(|kv_heads| *kv_heads != block.heads),
+            head_dim: Some(block.head_dim).filter(|head_dim| head_dim * block.heads != block.hidden),
+            intermediate: block.intermediate,
+            tied: transformer.tied,
+            norm: block.norm,
+            norm_epsilon: Some(block.norm_epsilon),
+            mlp: block.mlp,
+            positions,
+            places,
+            rotary_base,
+            rotary_fraction: rotary_fraction.filter(|fraction| *fraction < 1.0),
+            qkv_bias: block.qkv_bias,
+            output_bias: block.output_bias,
+            mlp_bias: block.mlp_bias,
+            qk_norm: block.qk_norm,
+            parallel_residual: block.parallel_residual,
+            embedding_norm: transformer.embedding_norm,
+            sliding_window: block.sliding_window,
+            full_attention_layers: Some(transformer.full_attention_layers)
+                .filter(|layers| *layers > 0 && block.sliding_window.is_some()),
+            experts: block.experts.map(|experts| experts.count),
+            experts_per_token: block.experts.map(|experts| experts.per_token),
+            dropout: block.dropout,
+        }
+    }
+}

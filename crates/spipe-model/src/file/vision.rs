@@ -1,0 +1,306 @@
+//! Model files of the kinds `vit` and `clip`.
+
+use super::transformer::{NORM_EPSILON, head_dim};
+use crate::{Block, Mlp, Norm, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check};
+use serde::{Deserialize, Serialize};
+
+/// An image encoder.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct VisionFile {
+    /// 1.
+    pub format_version: u32,
+    /// What the file describes.
+    pub kind: VisionKind,
+    /// The model's name.
+    pub name: String,
+    /// Where the numbers are from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Height and width of an image in pixels.
+    pub image: u64,
+    /// Height and width of a patch in pixels.
+    pub patch: u64,
+    /// Channels of a pixel; 3 if absent.
+    #[serde(default = "three")]
+    pub channels: u64,
+    /// Whether the projection of patches has a bias; `true` if absent.
+    #[serde(default = "yes")]
+    pub patch_bias: bool,
+    /// Whether a norm follows the embedding; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub embedding_norm: bool,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// How many blocks.
+    pub layers: u64,
+    /// Heads of the attention.
+    pub heads: u64,
+    /// Inner width of the feed-forward network.
+    pub intermediate: u64,
+    /// The norms' epsilon; 1e-5 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_epsilon: Option<f64>,
+    /// Whether query, key and value projections have biases; `true` if absent.
+    #[serde(default = "yes")]
+    pub qkv_bias: bool,
+    /// How many classes the head tells apart; either this or `projection`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classes: Option<u64>,
+    /// Width of the vector that an image becomes; either this or `classes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub projection: Option<u64>,
+    /// Whether training drops out activations, which keeps masks; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dropout: bool,
+}
+
+/// The `kind` of image encoders.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum VisionKind {
+    /// A vision transformer (arXiv 2010.11929).
+    Vit,
+}
+
+/// A text and an image encoder that meet in a contrastive loss.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct TowersFile {
+    /// 1.
+    pub format_version: u32,
+    /// What the file describes.
+    pub kind: TowersKind,
+    /// The model's name.
+    pub name: String,
+    /// Where the numbers are from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Width of the vectors that are compared.
+    pub projection: u64,
+    /// The text encoder.
+    pub text: TextTable,
+    /// The image encoder.
+    pub vision: VisionTable,
+}
+
+/// The `kind` of two encoders.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum TowersKind {
+    /// Contrastive language-image pretraining (arXiv 2103.00020).
+    Clip,
+}
+
+/// The text encoder of two towers.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct TextTable {
+    /// How many tokens there are.
+    pub vocabulary: u64,
+    /// The longest sequence, for which there are learned positions.
+    pub seq_len: u64,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// How many blocks.
+    pub layers: u64,
+    /// Heads of the attention.
+    pub heads: u64,
+    /// Inner width of the feed-forward network.
+    pub intermediate: u64,
+    /// The norms' epsilon; 1e-5 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_epsilon: Option<f64>,
+}
+
+/// The image encoder of two towers: a patch embedding without a bias and with a norm.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct VisionTable {
+    /// Height and width of an image in pixels.
+    pub image: u64,
+    /// Height and width of a patch in pixels.
+    pub patch: u64,
+    /// Channels of a pixel; 3 if absent.
+    #[serde(default = "three")]
+    pub channels: u64,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// How many blocks.
+    pub layers: u64,
+    /// Heads of the attention.
+    pub heads: u64,
+    /// Inner width of the feed-forward network.
+    pub intermediate: u64,
+    /// The norms' epsilon; 1e-5 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_epsilon: Option<f64>,
+}
+
+const fn three() -> u64 {
+    3
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// A block as encoders of the GPT-2 family have it: two matrices, norms and projections with biases.
+pub(crate) fn encoder_block(
+    check: &mut Check<'_>,
+    (hidden, heads, intermediate): (u64, u64, u64),
+    epsilon: f64,
+) -> Block {
+    Block {
+        hidden,
+        heads,
+        kv_heads: heads,
+        head_dim: head_dim(check, None, hidden, heads),
+        intermediate,
+        norm: Norm::LayerNorm,
+        norm_epsilon: epsilon,
+        mlp: Mlp::Gelu,
+        positions: Positions::None,
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        qk_norm: false,
+        parallel_residual: false,
+        causal: false,
+        sliding_window: None,
+        experts: None,
+        dropout: false,
+    }
+}
+
+impl VisionFile {
+    /// The network, with faults for options that contradict each other.
+    pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Vision {
+        let end = match (self.classes, self.projection) {
+            (Some(classes), None) => VisionEnd::Classes(classes),
+            (None, Some(outputs)) => VisionEnd::Projection(outputs),
+            (Some(_), Some(outputs)) => {
+                check
+                    .error("projection", "an image encoder ends in `classes` or in a `projection`, not in both".into());
+                VisionEnd::Projection(outputs)
+            }
+            (None, None) => {
+                check.error("", "one of the keys `classes` and `projection` is missing".into());
+                VisionEnd::Classes(1)
+            }
+        };
+        let epsilon = self.norm_epsilon.unwrap_or(NORM_EPSILON);
+        let block = encoder_block(check, (self.hidden, self.heads, self.intermediate), epsilon);
+        let block = Block { qkv_bias: self.qkv_bias, dropout: self.dropout, ..block };
+        check.vision_end(end);
+        Vision {
+            embedding: PatchEmbedding {
+                image: self.image,
+                patch: self.patch,
+                channels: self.channels,
+                hidden: self.hidden,
+                bias: self.patch_bias,
+                norm: self.embedding_norm.then_some((block.norm, epsilon)),
+            },
+            layers: self.layers,
+            block,
+            end,
+        }
+    }
+
+    /// The file of a network.
+    pub(crate) fn from_vision(name: &str, source: Option<&str>, vision: &Vision) -> Self {
+        let (classes, projection) = match vision.end {
+            VisionEnd::Classes(classes) => (Some(classes), None),
+            VisionEnd::Projection(outputs) => (None, Some(outputs)),
+        };
+        Self {
+            format_version: super::FORMAT_VERSION,
+            kind: VisionKind::Vit,
+            name: name.into(),
+            source: source.map(str::to_owned),
+            image: vision.embedding.image,
+            patch: vision.embedding.patch,
+            channels: vision.embedding.channels,
+            patch_bias: vision.embedding.bias,
+            embedding_norm: vision.embedding.norm.is_some(),
+            hidden: vision.block.hidden,
+            layers: vision.layers,
+            heads: vision.block.heads,
+            intermediate: vision.block.intermediate,
+            norm_epsilon: Some(vision.block.norm_epsilon),
+            qkv_bias: vision.block.qkv_bias,
+            classes,
+            projection,
+            dropout: vision.block.dropout,
+        }
+    }
+}
+
+impl TowersFile {
+    /// The network.
+    pub(crate) fn resolve(&self, check: &mut Check<'_>) -> TwoTowers {
+        let (text, vision) = (&self.text, &self.vision);
+        let text_block = check.within("text", |check| {
+            let epsilon = text.norm_epsilon.unwrap_or(NORM_EPSILON);
+            encoder_block(check, (text.hidden, text.heads, text.intermediate), epsilon)
+        });
+        let vision_block = check.within("vision", |check| {
+            let epsilon = vision.norm_epsilon.unwrap_or(NORM_EPSILON);
+            encoder_block(check, (vision.hidden, vision.heads, vision.intermediate), epsilon)
+        });
+        TwoTowers {
+            text: TextTower {
+                vocabulary: text.vocabulary,
+                layers: text.layers,
+                block: Block { causal: true, positions: Positions::Learned { places: text.seq_len }, ..text_block },
+                seq_len: text.seq_len,
+                projection: self.projection,
+            },
+            vision: Vision {
+                embedding: PatchEmbedding {
+                    image: vision.image,
+                    patch: vision.patch,
+                    channels: vision.channels,
+                    hidden: vision.hidden,
+                    bias: false,
+                    norm: Some((vision_block.norm, vision_block.norm_epsilon)),
+                },
+                layers: vision.layers,
+                block: vision_block,
+                end: VisionEnd::Projection(self.projection),
+            },
+        }
+    }
+
+    /// The file of a network.
+    pub(crate) fn from_towers(name: &str, source: Option<&str>, towers: &TwoTowers) -> Self {
+        let (text, vision) = (&towers.text, &towers.vision);
+        Self {
+            format_version: super::FORMAT_VERSION,
+            kind: TowersKind::Clip,
+            name: name.into(),
+            source: source.map(str::to_owned),
+            projection: text.projection,
+            text: TextTable {
+                vocabulary: text.vocabulary,
+                seq_len: text.seq_len,
+                hidden: text.block.hidden,
+                layers: text.layers,
+                heads: text.block.heads,
+                intermediate: text.block.intermediate,
+                norm_epsilon: Some(text.block.norm_epsilon),
+            },
+            vision: VisionTable {
+                image: vision.embedding.image,
+                patch: vision.embedding.patch,
+                channels: vision.embedding.channels,
+                hidden: vision.block.hidden,
+                layers: vision.layers,
+                heads: vision.block.heads,
+                intermediate: vision.block.intermediate,
+                norm_epsilon: Some(vision.block.norm_epsilon),
+            },
+        }
+    }
+}

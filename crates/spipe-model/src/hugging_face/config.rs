@@ -1,0 +1,141 @@
+//! A `config.json`, or a table inside it, read by key with the defaults of its class.
+
+use serde_json::{Map, Value};
+use spipe_base::{Diagnostic, Faults, Position, position_of};
+
+/// One table of a config.
+pub(super) struct Config<'a> {
+    /// The text it is from, for places.
+    file: &'a str,
+    text: &'a str,
+    /// Where in the text the table begins.
+    start: usize,
+    table: &'a Map<String, Value>,
+    /// What is wrong, and what cannot be taken over.
+    pub faults: Faults,
+}
+
+impl<'a> Config<'a> {
+    pub(super) fn new(file: &'a str, text: &'a str, table: &'a Map<String, Value>) -> Self {
+        Self { file, text, start: 0, table, faults: Faults::new() }
+    }
+
+    /// The first table that is there under one of `keys`.
+    pub(super) fn child(&self, keys: &[&str]) -> Option<Self> {
+        let (key, table) = keys.iter().find_map(|key| Some((*key, self.table.get(*key)?.as_object()?)))?;
+        let start = self.offset(key).unwrap_or(self.start);
+        Some(Self { file: self.file, text: self.text, start, table, faults: Faults::new() })
+    }
+
+    /// Where `"key":` stands at or behind the beginning of the table.
+    fn offset(&self, key: &str) -> Option<usize> {
+        let quoted = format!("\"{key}\"");
+        let rest = &self.text[self.start..];
+        let is_key = |offset: &usize| rest[offset + quoted.len()..].trim_start().starts_with(':');
+        rest.match_indices(&quoted).map(|(offset, _)| offset).find(is_key).map(|offset| self.start + offset)
+    }
+
+    /// The place of the first of `keys` that is there, otherwise of the table.
+    pub(super) fn locate(&self, keys: &[&str]) -> Position {
+        let present = keys.iter().filter(|key| self.table.contains_key(**key));
+        let offset = present.filter_map(|key| self.offset(key)).next().unwrap_or(self.start);
+        position_of(self.file, self.text, offset)
+    }
+
+    /// Says at `key` that something is not taken over.
+    pub(super) fn warn(&mut self, key: &str, message: impl Into<String>) {
+        let position = self.locate(&[key]);
+        self.faults.push(Diagnostic::warning(message).at(position));
+    }
+
+    /// The first of `keys` that is there, null or not.
+    fn find(&self, keys: &[&'static str]) -> Option<(&'static str, &'a Value)> {
+        keys.iter().find_map(|key| Some((*key, self.table.get(*key)?)))
+    }
+
+    /// Whether one of `keys` is there and not null.
+    pub(super) fn has(&self, key: &'static str) -> bool {
+        self.find(&[key]).is_some_and(|(_, value)| !value.is_null())
+    }
+
+    fn wrong(&mut self, key: &str, value: &Value, wanted: &str) {
+        let position = self.locate(&[key]);
+        self.faults.push(Diagnostic::error(format!("`{key}` is {value}, not {wanted}")).at(position));
+    }
+
+    /// A size that is `default` if absent, and none if null.
+    pub(super) fn nullable_size(&mut self, keys: &[&'static str], default: Option<u64>) -> Option<u64> {
+        match self.find(keys) {
+            None => default,
+            Some((_, Value::Null)) => None,
+            Some((key, value)) => value.as_u64().or_else(|| {
+                self.wrong(key, value, "a whole number");
+                default
+            }),
+        }
+    }
+
+    /// A size that is `default` if absent or null.
+    pub(super) fn size(&mut self, keys: &[&'static str], default: u64) -> u64 {
+        self.nullable_size(keys, Some(default)).unwrap_or(default)
+    }
+
+    /// A size that every config should state; the default of the class is used with a warning.
+    pub(super) fn stated_size(&mut self, keys: &[&'static str], default: u64) -> u64 {
+        if self.find(keys).is_none() {
+            let key = keys.first().copied().unwrap_or_default();
+            self.warn(key, format!("`{key}` is absent; the default of its class, {default}, is used"));
+        }
+        self.size(keys, default)
+    }
+
+    /// A number that is `default` if absent or null.
+    pub(super) fn number(&mut self, keys: &[&'static str], default: f64) -> f64 {
+        match self.find(keys) {
+            None | Some((_, Value::Null)) => default,
+            Some((key, value)) => value.as_f64().unwrap_or_else(|| {
+                self.wrong(key, value, "a number");
+                default
+            }),
+        }
+    }
+
+    /// Yes or no; `default` if absent or null.
+    pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
+        match self.find(&[key]) {
+            None | Some((_, Value::Null)) => default,
+            Some((key, value)) => value.as_bool().unwrap_or_else(|| {
+                self.wrong(key, value, "true or false");
+                default
+            }),
+        }
+    }
+
+    /// A text, if there is one.
+    pub(super) fn word(&self, key: &str) -> Option<&'a str> {
+        self.table.get(key)?.as_str()
+    }
+
+    /// The texts of a list, if there is one.
+    pub(super) fn words(&self, key: &str) -> Option<Vec<&'a str>> {
+        Some(self.table.get(key)?.as_array()?.iter().filter_map(Value::as_str).collect())
+    }
+
+    /// How many entries a table has, if there is one.
+    pub(super) fn entries(&self, key: &str) -> Option<u64> {
+        Some(self.table.get(key)?.as_object()?.len() as u64)
+    }
+
+    /// A size that may also be written as a list of two equal ones.
+    pub(super) fn side(&mut self, key: &'static str, default: u64) -> u64 {
+        let Some(sides) = self.table.get(key).and_then(Value::as_array) else { return self.size(&[key], default) };
+        match (sides.first().and_then(Value::as_u64), sides.iter().all(|side| Some(side) == sides.first())) {
+            (Some(side), true) => side,
+            _ => {
+                let value = Value::Array(sides.clone());
+                self.wrong(key, &value, "a square");
+                default
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Decoder-only language models. Defaults are those of the config classes of transformers 5.23.
+
+use super::config::Config;
+use crate::{Block, Experts, Mlp, Norm, Positions, Transformer};
+
+const HIDDEN: &[&str] = &["hidden_size", "n_embd", "n_embed"];
+const LAYERS: &[&str] = &["num_hidden_layers", "n_layer"];
+const HEADS: &[&str] = &["num_attention_heads", "n_head"];
+const GELU: [&str; 6] = ["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu"];
+const SILU: [&str; 2] = ["silu", "swish"];
+
+/// The defaults of a class of the Llama family.
+struct Llama {
+    vocabulary: u64,
+    intermediate: u64,
+    /// Absent: as many as heads.
+    kv_heads: Option<u64>,
+    /// Absent: hidden / heads.
+    head_dim: Option<u64>,
+    places: u64,
+    sliding_window: Option<u64>,
+    epsilon: f64,
+    rotary_base: f64,
+    experts: Option<Experts>,
+}
+
+const LLAMA: Llama = Llama {
+    vocabulary: 32_000,
+    intermediate: 11_008,
+    kv_heads: None,
+    head_dim: None,
+    places: 2048,
+    sliding_window: None,
+    epsilon: 1e-6,
+    rotary_base: 10_000.0,
+    experts: None,
+};
+
+const MISTRAL: Llama =
+    Llama { intermediate: 14_336, kv_heads: Some(8), places: 131_072, sliding_window: Some(4096), ..LLAMA };
+
+const MIXTRAL: Llama = Llama {
+    sliding_window: None,
+    epsilon: 1e-5,
+    rotary_base: 1_000_000.0,
+    experts: Some(Experts { count: 8, per_token: 2 }),
+    ..MISTRAL
+};
+
+const QWEN2: Llama = Llama { vocabulary: 151_936, intermediate: 22_016, kv_heads: Some(32), places: 32_768, ..LLAMA };
+
+const QWEN3: Llama = Llama { head_dim: Some(128), ..QWEN2 };
+
+pub(super) fn llama(config: &mut Config<'_>) -> Transformer {
+    let mut transformer = llama_like(config, &LLAMA);
+    let bias = config.flag("attention_bias", false);
+    let block = &mut transformer.block;
+    (block.qkv_bias, block.output_bias) = (bias, bias);
+    block.mlp_bias = config.flag("mlp_bias", false);
+    transformer
+}
+
+pub(super) fn mistral(config: &mut Config<'_>) -> Transformer {
+    let mut transformer = llama_like(config, &MISTRAL);
+    transformer.block.sliding_window = config.nullable_size(&["sliding_window"], MISTRAL.sliding_window);
+    transformer
+}
+
+pub(super) fn mixtral(config: &mut Config<'_>) -> Transformer {
+    let mut transformer = llama_like(config, &MIXTRAL);
+    transformer.block.sliding_window = config.nullable_size(&["sliding_window"], MIXTRAL.sliding_window);
+    transformer
+}
+
+pub(super) fn qwen2(config: &mut Config<'_>) -> Transformer {
+    let mut transformer = llama_like(config, &QWEN2);
+    transformer.block.qkv_bias = true;
+    qwen_window(config, &mut transformer);
+    transformer
+}
+
+pub(super) fn qwen3(config: &mut Config<'_>) -> Transformer {
+    let mut transformer = llama_like(config, &QWEN3);
+    let bias = config.flag("attention_bias", false);
+    let block = &mut transformer.block;
+    (block.qkv_bias, block.output_bias, block.qk_norm) = (bias, bias, true);
+    qwen_window(config, &mut transformer);
+    transformer
+}
+
+/// Qwen's blocks from `max_window_layers` on see a window, if windows are used at all.
+fn qwen_window(config: &mut Config<'_>, transformer: &mut Transformer) {
+    let window = config.nullable_size(&["sliding_window"], None);
+    if !config.flag("use_sliding_window", false) || window.is_none() {
+        return;
+    }
+    let full = match config.words("layer_types") {
+        Some(types) => {
+            let full = types.iter().take_while(|kind| **kind == "full_attention").count();
+            if types[full..].contains(&"full_attention") {
+                config.warn(
+                    "layer_types",
+                    "`layer_types` mixes kinds of attention; all blocks are taken to see everything",
+                );
+                return;
+            }
+            full as u64
+        }
+        None => config.size(&["max_window_layers"], 28),
+    };
+    let full = full.min(transformer.layers);
+    if full < transformer.layers {
+        transformer.block.sliding_window = window;
+        transformer.full_attention_layers = full;
+    }
+}
+
+/// Llama and what descends from it: RMS norms, SwiGLU, rotary positions, grouped queries.
+fn llama_like(config: &mut Config<'_>, defaults: &Llama) -> Transformer {
+    let hidden = config.stated_size(HIDDEN, 4096);
+    let heads = config.stated_size(HEADS, 32);
+    let places = config.size(&["max_position_embeddings"], defaults.places);
+    expect_activation(config, "hidden_act", &SILU);
+    let experts = defaults.experts.map(|experts| Experts {
+        count: config.size(&["num_local_experts", "num_experts"], experts.count),
+        per_token: config.size(&["num_experts_per_tok"], experts.per_token),
+    });
+    let block = Block {
+        hidden,
+        heads,
+        kv_heads: config.nullable_size(&["num_key_value_heads"], defaults.kv_heads).unwrap_or(heads),
+        head_dim: config.nullable_size(&["head_dim"], defaults.head_dim).unwrap_or_else(|| share(hidden, heads)),
+        intermediate: config.stated_size(&["intermediate_size"], defaults.intermediate),
+        norm: Norm::RmsNorm,
+        norm_epsilon: config.number(&["rms_norm_eps"], defaults.epsilon),
+        mlp: Mlp::Swiglu,
+        positions: rotary(config, &["rope_theta"], defaults.rotary_base, ("partial_rotary_factor", 1.0)),
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        parallel_residual: false,
+        causal: true,
+        sliding_window: None,
+        experts,
+        dropout: dropout(config, &[("attention_dropout", 0.0)]),
+    };
+    Transformer {
+        vocabulary: config.stated_size(&["vocab_size"], defaults.vocabulary),
+        layers: config.stated_size(LAYERS, 32),
+        block,
+        full_attention_layers: 0,
+        seq_len: places,
+        embedding_norm: false,
+        tied: config.flag("tie_word_embeddings", false),
+    }
+}
+
+/// Each head's share of the width; what does not divide is found by the checks that follow.
+fn share(hidden: u64, heads: u64) -> u64 {
+    hidden.checked_div(heads).unwrap_or(0)
+}
+
+/// Rotary positions in the new spelling (`rope_parameters`) or the old (at the top).
+fn rotary(
+    config: &mut Config<'_>,
+    base_keys: &[&'static str],
+    base: f64,
+    (fraction_key, fraction): (&'static str, f64),
+) -> Positions {
+    let old_base = config.number(base_keys, base);
+    let old_fraction = config.number(&[fraction_key], fraction);
+    let Some(mut nested) = config.child(&["rope_parameters"]) else {
+        return Positions::Rotary { base: old_base, fraction: old_fraction };
+    };
+    let positions = Positions::Rotary {
+        base: nested.number(&["rope_theta"], old_base),
+        fraction: nested.number(&["partial_rotary_factor"], old_fraction),
+    };
+    config.faults.extend(nested.faults);
+    positions
+}
+
+/// Whether training drops anything out.
+fn dropout(config: &mut Config<'_>, rates: &[(&'static str, f64)]) -> bool {
+    rates.iter().any(|(key, default)| config.number(&[key], *default) > 0.0)
+}
+
+/// Warns of an activation function that costs the same but is another.
+fn expect_activation(config: &mut Config<'_>, key: &'static str, known: &[&str]) {
+    if let Some(word) = config.word(key).filter(|word| !known.contains(word)) {
+        let message = format!("the activation function `{word}` is taken for `{}`, which costs the same", known[0]);
+        config.warn(key, message);
+    }
+}
+
+/// A block of the GPT-2 family: layer norms, two matrices, biases everywhere, one key head per query head.
+fn gpt_block((hidden, heads, intermediate): (u64, u64, u64), norm_epsilon: f64, positions: Positions) -> Block {
+    Block {
+        hidden,
+        heads,
+        kv_heads: heads,
+        head_dim: share(hidden, heads),
+        intermediate,
+        norm: Norm::LayerNorm,
+        norm_epsilon,
+        mlp: Mlp::Gelu,
+        positions,
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        qk_norm: false,
+        parallel_residual: false,
+        causal: true,
+        sliding_window: None,
+        experts: None,
+        dropout: false,
+    }
+}
+
+pub(super) fn gpt2(config: &mut Config<'_>) -> Transformer {
+    let hidden = config.stated_size(&["n_embd", "hidden_size"], 768);
+    let heads = config.stated_size(&["n_head", "num_attention_heads"], 12);
+    let places = config.size(&["n_positions", "max_position_embeddings"], 1024);
+    let intermediate = config.nullable_size(&["n_inner"], None).unwrap_or(hidden.saturating_mul(4));
+    expect_activation(config, "activation_function", &GELU);
+    if config.flag("add_cross_attention", false) {
+        config.warn("add_cross_attention", "cross-attention is left out");
+    }
+    let epsilon = config.number(&["layer_norm_epsilon"], 1e-5);
+    let block = gpt_block((hidden, heads, intermediate), epsilon, Positions::Learned { places });
+    let rates = [("resid_pdrop", 0.1), ("embd_pdrop", 0.1), ("attn_pdrop", 0.1)];
+    Transformer {
+        vocabulary: config.stated_size(&["vocab_size"], 50_257),
+        layers: config.stated_size(&["n_layer", "num_hidden_layers"], 12),
+        block: Block { dropout: dropout(config, &rates), ..block },
+        full_attention_layers: 0,
+        seq_len: places,
+        embedding_norm: false,
+        tied: config.flag("tie_word_embeddings", true),
+    }
+}
+
+pub(super) fn gpt_neox(config: &mut Config<'_>) -> Transformer {
+    let hidden = config.stated_size(HIDDEN, 6144);
+    let heads = config.stated_size(HEADS, 64);
+    let intermediate = config.stated_size(&["intermediate_size"], 24_576);
+    expect_activation(config, "hidden_act", &GELU);
+    let positions = rotary(config, &["rotary_emb_base", "rope_theta"], 10_000.0, ("rotary_pct", 0.25));
+    let block = gpt_block((hidden, heads, intermediate), config.number(&["layer_norm_eps"], 1e-5), positions);
+    let bias = config.flag("attention_bias", true);
+    let parallel_residual = config.flag("use_parallel_residual", true);
+    let dropout = dropout(config, &[("attention_dropout", 0.0), ("hidden_dropout", 0.0)]);
+    Transformer {
+        vocabulary: config.stated_size(&["vocab_size"], 50_432),
+        layers: config.stated_size(LAYERS, 44),
+        block: Block { qkv_bias: bias, output_bias: bias, parallel_residual, dropout, ..block },
+        full_attention_layers: 0,
+        seq_len: config.size(&["max_position_embeddings"], 2048),
+        embedding_norm: false,
+        tied: config.flag("tie_word_embeddings", false),
+    }
+}
+
+pub(super) fn bloom(config: &mut Config<'_>) -> Transformer {
+    let hidden = config.stated_size(&["hidden_size", "n_embed", "n_embd"], 64);
+    let heads = config.stated_size(&["n_head", "num_attention_heads"], 8);
+    let epsilon = config.number(&["layer_norm_epsilon"], 1e-5);
+    let block = gpt_block((hidden, heads, hidden.saturating_mul(4)), epsilon, Positions::Alibi);
+    let dropout = dropout(config, &[("attention_dropout", 0.0), ("hidden_dropout", 0.0)]);
+    Transformer {
+        vocabulary: config.stated_size(&["vocab_size"], 250_880),
+        layers: config.stated_size(&["n_layer", "num_hidden_layers"], 2),
+        block: Block { dropout, ..block },
+        full_attention_layers: 0,
+        seq_len: config.size(&["seq_length"], 2048),
+        embedding_norm: true,
+        tied: config.flag("tie_word_embeddings", true),
+    }
+}

@@ -1,0 +1,103 @@
+//! Image encoders and two towers. Defaults are those of the config classes of transformers 5.23.
+
+use super::config::Config;
+use crate::{
+    Block, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check, file::encoder_block,
+};
+
+const HEADS: &[&str] = &["num_attention_heads"];
+
+/// A class of `transformers`, by its defaults.
+struct Encoder {
+    hidden: u64,
+    layers: u64,
+    heads: u64,
+    intermediate: u64,
+    epsilon: f64,
+}
+
+const VIT: Encoder = Encoder { hidden: 768, layers: 12, heads: 12, intermediate: 3072, epsilon: 1e-12 };
+const CLIP_VISION: Encoder = Encoder { epsilon: 1e-5, ..VIT };
+const CLIP_TEXT: Encoder = Encoder { hidden: 512, layers: 12, heads: 8, intermediate: 2048, epsilon: 1e-5 };
+
+/// The blocks of an encoder and their number. Faults of the head width are found by the checks that follow.
+fn blocks(config: &mut Config<'_>, defaults: &Encoder) -> (Block, u64) {
+    let hidden = config.stated_size(&["hidden_size"], defaults.hidden);
+    let heads = config.stated_size(HEADS, defaults.heads);
+    let intermediate = config.stated_size(&["intermediate_size"], defaults.intermediate);
+    let epsilon = config.number(&["layer_norm_eps"], defaults.epsilon);
+    let layers = config.stated_size(&["num_hidden_layers"], defaults.layers);
+    let mut silent = Check::new(&|_| None);
+    let rates = ["hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout"];
+    let dropout = rates.into_iter().any(|key| config.number(&[key], 0.0) > 0.0);
+    (Block { dropout, ..encoder_block(&mut silent, (hidden, heads, intermediate), epsilon) }, layers)
+}
+
+pub(super) fn vit(config: &mut Config<'_>) -> Vision {
+    let (block, layers) = blocks(config, &VIT);
+    // `num_labels` is a property of the class, written to files as a table of names; two when there is none.
+    let classes = config.entries("id2label").unwrap_or_else(|| config.size(&["num_labels"], 2));
+    Vision {
+        embedding: PatchEmbedding {
+            image: config.side("image_size", 224),
+            patch: config.side("patch_size", 16),
+            channels: config.size(&["num_channels"], 3),
+            hidden: block.hidden,
+            bias: true,
+            norm: None,
+        },
+        layers,
+        block: Block { qkv_bias: config.flag("qkv_bias", true), ..block },
+        end: VisionEnd::Classes(classes),
+    }
+}
+
+/// The tables of both towers; old files have them under another name.
+pub(super) const TEXT: &[&str] = &["text_config", "text_config_dict"];
+pub(super) const VISION: &[&str] = &["vision_config", "vision_config_dict"];
+
+pub(super) fn clip(config: &mut Config<'_>) -> TwoTowers {
+    let projection = config.size(&["projection_dim"], 512);
+    let empty = serde_json::Map::new();
+    let mut text_config = config.child(TEXT).unwrap_or_else(|| Config::new("", "", &empty));
+    let text = text_tower(&mut text_config, projection);
+    let mut vision_config = config.child(VISION).unwrap_or_else(|| Config::new("", "", &empty));
+    let vision = vision_tower(&mut vision_config, projection);
+    for (key, table) in [("text_config", text_config), ("vision_config", vision_config)] {
+        if config.has(key) {
+            config.faults.extend(table.faults);
+        } else {
+            config.warn(key, format!("`{key}` is absent; the defaults of its class are used"));
+        }
+    }
+    TwoTowers { text, vision }
+}
+
+fn text_tower(config: &mut Config<'_>, projection: u64) -> TextTower {
+    let (block, layers) = blocks(config, &CLIP_TEXT);
+    let places = config.size(&["max_position_embeddings"], 77);
+    TextTower {
+        vocabulary: config.size(&["vocab_size"], 49_408),
+        layers,
+        block: Block { causal: true, positions: Positions::Learned { places }, ..block },
+        seq_len: places,
+        projection,
+    }
+}
+
+fn vision_tower(config: &mut Config<'_>, projection: u64) -> Vision {
+    let (block, layers) = blocks(config, &CLIP_VISION);
+    Vision {
+        embedding: PatchEmbedding {
+            image: config.side("image_size", 224),
+            patch: config.side("patch_size", 32),
+            channels: config.size(&["num_channels"], 3),
+            hidden: block.hidden,
+            bias: false,
+            norm: Some((block.norm, block.norm_epsilon)),
+        },
+        layers,
+        block,
+        end: VisionEnd::Projection(projection),
+    }
+}

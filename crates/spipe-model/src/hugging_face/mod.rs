@@ -1,0 +1,173 @@
+//! Hugging Face `config.json` files: the sizes they state, the defaults of their class for what they leave out, in the
+//! spellings of `transformers` before and since version 5.
+
+mod config;
+mod decoder;
+mod encoder;
+
+use crate::{Architecture, Block, Imported, Model, check::Check, file::head_dim};
+use config::Config;
+use serde_json::Value;
+use spipe_base::{Diagnostic, Faults, Position, position_of};
+
+const KNOWN: [&str; 10] = ["bloom", "clip", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2", "qwen3", "vit"];
+
+impl Model {
+    /// Reads a Hugging Face config; `file` is its name in messages.
+    ///
+    /// ```
+    /// let config = r#"{"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48, "vocab_size": 50257}"#;
+    /// let imported = spipe_model::Model::from_hugging_face("gpt2-xl.json", config)?;
+    /// assert_eq!(imported.model.parameters(), 1_557_611_200);
+    /// assert!(imported.warnings.is_empty());
+    /// # Ok::<(), spipe_base::Faults>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the text is no config of a known `model_type`, with every fault of its values.
+    pub fn from_hugging_face(file: &str, text: &str) -> Result<Imported, Faults> {
+        let value: Value = serde_json::from_str(text).map_err(|error| {
+            let position = Position { file: file.into(), line: error.line(), column: error.column() };
+            Diagnostic::error(format!("not JSON: {error}")).at(position)
+        })?;
+        let start = position_of(file, text, 0);
+        let Some(table) = value.as_object() else {
+            return Err(Diagnostic::error("a config is a JSON object").at(start).into());
+        };
+        let mut config = Config::new(file, text, table);
+        let Some(model_type) = config.word("model_type") else {
+            let missing = Diagnostic::error("the key `model_type` is missing").at(start);
+            return Err(missing.hint(format!("known: {}", KNOWN.join(", "))).into());
+        };
+        let architecture = architecture(&mut config, model_type)?;
+        warn(&mut config, &architecture);
+        let mut faults = std::mem::take(&mut config.faults);
+        let locate = |path: &str| Some(locate(&config, path));
+        let mut check = Check::new(&locate);
+        check_architecture(&mut check, &architecture, config.has("head_dim"));
+        faults.extend(check.faults);
+        if !faults.is_harmless() {
+            return Err(faults);
+        }
+        let source = format!("Hugging Face config, model type {model_type}");
+        let model = Model::freeze(name(&config, file, model_type), Some(source), architecture);
+        Ok(Imported { model, warnings: faults })
+    }
+}
+
+fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architecture, Faults> {
+    Ok(Architecture::Transformer(match model_type {
+        "llama" => decoder::llama(config),
+        "mistral" => decoder::mistral(config),
+        "mixtral" => decoder::mixtral(config),
+        "qwen2" => decoder::qwen2(config),
+        "qwen3" => decoder::qwen3(config),
+        "gpt2" => decoder::gpt2(config),
+        "gpt_neox" => decoder::gpt_neox(config),
+        "bloom" => decoder::bloom(config),
+        "vit" => return Ok(Architecture::Vision(encoder::vit(config))),
+        "clip" => return Ok(Architecture::TwoTowers(encoder::clip(config))),
+        unknown => {
+            let fault = Diagnostic::error(format!("`{unknown}` is no known model type"));
+            let hint = format!("known: {}", KNOWN.join(", "));
+            return Err(fault.at(config.locate(&["model_type"])).hint(hint).into());
+        }
+    }))
+}
+
+/// Warns of settings that change the network in a way that the model does not have.
+fn warn(config: &mut Config<'_>, architecture: &Architecture) {
+    if config.has("quantization_config") {
+        config
+            .warn("quantization_config", "the weights are quantized; sizes are computed for the precision of the run");
+    }
+    let expected = match architecture {
+        Architecture::Vision(_) => "ForImageClassification",
+        Architecture::TwoTowers(_) => "CLIPModel",
+        Architecture::Transformer(_) | Architecture::Profiled(_) => "LM",
+    };
+    let other = config.words("architectures").and_then(|classes| {
+        let fits = |class: &&str| class.ends_with(expected) || class.ends_with("LMHeadModel");
+        classes.into_iter().find(|class| !fits(class))
+    });
+    if let Some(class) = other {
+        let message = match architecture {
+            Architecture::Vision(_) => format!("`{class}` is taken as an image classifier"),
+            Architecture::TwoTowers(_) => format!("`{class}` is taken as both towers with their loss"),
+            _ => format!("`{class}` is taken as a language model with its head"),
+        };
+        config.warn("architectures", message);
+    }
+}
+
+fn check_architecture(check: &mut Check<'_>, architecture: &Architecture, head_dim_stated: bool) {
+    let share = |check: &mut Check<'_>, block: &Block| {
+        if !head_dim_stated {
+            head_dim(check, None, block.hidden, block.heads);
+        }
+    };
+    match architecture {
+        Architecture::Transformer(transformer) => {
+            share(check, &transformer.block);
+            check.transformer(transformer);
+        }
+        Architecture::Vision(vision) => {
+            share(check, &vision.block);
+            check.vision(vision);
+            check.vision_end(vision.end);
+        }
+        Architecture::TwoTowers(towers) => {
+            check.within("text", |check| share(check, &towers.text.block));
+            check.within("vision", |check| share(check, &towers.vision.block));
+            check.two_towers(towers);
+        }
+        // No config describes measurements.
+        Architecture::Profiled(_) => {}
+    }
+}
+
+/// The keys under which configs hold what model files call `key`.
+fn keys(key: &str) -> &'static [&'static str] {
+    match key {
+        "vocabulary" => &["vocab_size"],
+        "hidden" => &["hidden_size", "n_embd", "n_embed"],
+        "layers" => &["num_hidden_layers", "n_layer"],
+        "heads" => &["num_attention_heads", "n_head"],
+        "kv-heads" => &["num_key_value_heads"],
+        "head-dim" => &["head_dim"],
+        "intermediate" => &["intermediate_size", "n_inner"],
+        "seq-len" | "places" => &["max_position_embeddings", "n_positions", "seq_length"],
+        "norm-epsilon" => &["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"],
+        "rotary-base" => &["rope_theta", "rotary_emb_base", "rope_parameters"],
+        "rotary-fraction" => &["rotary_pct", "partial_rotary_factor", "rope_parameters"],
+        "sliding-window" => &["sliding_window"],
+        "experts" => &["num_local_experts", "num_experts"],
+        "experts-per-token" => &["num_experts_per_tok"],
+        "image" => &["image_size"],
+        "patch" => &["patch_size"],
+        "channels" => &["num_channels"],
+        "classes" => &["id2label", "num_labels"],
+        "projection" => &["projection_dim"],
+        _ => &[],
+    }
+}
+
+/// Where the value is that model files would have at `path`.
+fn locate(config: &Config<'_>, path: &str) -> Position {
+    let Some((tower, key)) = path.split_once('.') else { return config.locate(keys(path)) };
+    let table = config.child(if tower == "text" { encoder::TEXT } else { encoder::VISION });
+    table.map_or_else(|| config.locate(&[]), |table| table.locate(keys(key)))
+}
+
+/// The name in the config, otherwise that of the file, otherwise the type.
+fn name(config: &Config<'_>, file: &str, model_type: &str) -> String {
+    let last = |path: &str| path.rsplit(['/', '\\']).next().unwrap_or("").to_owned();
+    let stated = config.word("_name_or_path").map(last);
+    let stem = last(file);
+    let stem = stem.strip_suffix(".json").unwrap_or(&stem).to_owned();
+    let usable = |name: &String| !name.trim().is_empty() && !name.starts_with('.');
+    stated
+        .filter(usable)
+        .or_else(|| Some(stem).filter(|stem| usable(stem) && stem != "config" && stem != "-"))
+        .unwrap_or_else(|| model_type.into())
+}

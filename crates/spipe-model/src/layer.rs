@@ -1,0 +1,181 @@
+//! One layer of a model and what it costs.
+
+use crate::{
+    Attention, Batch, Block, Contrast, Embedding, Head, LayerWork, Op, PatchEmbedding, Precision, ProfiledLayer,
+    ProfiledTime, Projection, Recompute, ends::loss_bytes, op::product,
+};
+use spipe_base::{Bytes, LayerId};
+
+/// A layer: the unit that is placed on a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Its name, unique in the model: `embedding`, `block.0`, `head`.
+    pub name: String,
+    /// What it is.
+    pub kind: LayerKind,
+    /// How many parameters it has itself; those of [`tied_to`](Self::tied_to) count there.
+    pub parameters: u64,
+    /// The layers whose output it reads, ascending, all before it; none for a source.
+    pub inputs: Vec<LayerId>,
+    /// The layer whose parameters it uses as well.
+    pub tied_to: Option<LayerId>,
+    /// How many parameters of [`tied_to`](Self::tied_to) it uses; where the two are on different devices, each needs them.
+    pub tied_parameters: u64,
+    /// Tokens of each sequence where the model fixes them (patches of an image), otherwise the batch's.
+    pub tokens: Option<u64>,
+}
+
+/// What a layer is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerKind {
+    /// A table of token vectors.
+    Embedding(Embedding),
+    /// Patches of an image, each projected to a vector.
+    PatchEmbedding(PatchEmbedding),
+    /// Attention and feed-forward network.
+    Block(Block),
+    /// The last norm, the projection to classes, and the loss.
+    Head(Head),
+    /// The end of a tower.
+    Projection(Projection),
+    /// The loss over two towers.
+    Contrast(Contrast),
+    /// A layer known by measurements only.
+    Profiled(ProfiledLayer),
+}
+
+impl Layer {
+    /// The batch as this layer sees it.
+    fn batch(&self, batch: Batch) -> Batch {
+        Batch { seq_len: self.tokens.unwrap_or(batch.seq_len), ..batch }
+    }
+
+    /// What the layer computes, whatever the precision; nothing for a profiled layer, whose times are known instead.
+    pub fn work(&self, batch: Batch) -> LayerWork {
+        let batch = self.batch(batch);
+        match &self.kind {
+            LayerKind::Embedding(embedding) => embedding.work(batch),
+            LayerKind::PatchEmbedding(embedding) => embedding.work(batch),
+            LayerKind::Block(block) => block.work(batch),
+            LayerKind::Head(head) => head.work(batch),
+            LayerKind::Projection(projection) => projection.work(batch),
+            LayerKind::Contrast(contrast) => contrast.work(batch),
+            LayerKind::Profiled(_) => LayerWork::default(),
+        }
+    }
+
+    /// What is computed again before the backward. A full recompute stops where the layer's output would begin, but that is
+    /// the last product of a block, which counts.
+    pub fn recompute_work(&self, batch: Batch, recompute: Recompute, attention: Attention) -> Vec<Op> {
+        match (&self.kind, recompute) {
+            (_, Recompute::None) => Vec::new(),
+            (_, Recompute::Full) => self.work(batch).forward,
+            (LayerKind::Block(block), Recompute::Selective) => match attention {
+                Attention::Fused => block.cheap_work(self.batch(batch)),
+                Attention::Materialised => block.attention_work(self.batch(batch)),
+            },
+            (_, Recompute::Selective) => Vec::new(),
+        }
+    }
+
+    /// Bytes kept between forward and backward, the layer's input among them.
+    ///
+    /// A head keeps its input and the output of its norm, no logits: where the loss is, the backward follows its forward, and
+    /// the logits live in the [`workspace`](Self::workspace).
+    pub fn saved(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
+        let scaled = batch;
+        let batch = self.batch(batch);
+        let keep_all = recompute != Recompute::Full;
+        match &self.kind {
+            LayerKind::Embedding(embedding) => embedding.saved(batch, precision, keep_all),
+            LayerKind::PatchEmbedding(embedding) => embedding.saved(batch, precision, keep_all),
+            LayerKind::Block(block) => block.saved(batch, precision, recompute, attention),
+            LayerKind::Head(head) => head.saved(batch, precision, keep_all),
+            LayerKind::Projection(projection) => projection.saved(batch, precision, keep_all),
+            LayerKind::Contrast(contrast) => contrast.saved(batch, precision, keep_all),
+            LayerKind::Profiled(layer) => {
+                let bytes = match recompute {
+                    Recompute::None => layer.saved,
+                    Recompute::Selective => layer.selective,
+                    Recompute::Full => layer.recompute,
+                };
+                layer.scaled(bytes, scaled)
+            }
+        }
+    }
+
+    /// Bytes that a recompute brings back for the time of the backward.
+    pub fn recomputed(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
+        let everything = self.saved(batch, precision, Recompute::None, attention);
+        everything.saturating_sub(self.saved(batch, precision, recompute, attention))
+    }
+
+    /// Bytes of the output that the next layer reads; of a loss, one number a sequence.
+    pub fn boundary(&self, batch: Batch, precision: Precision) -> Bytes {
+        let scaled = batch;
+        let batch = self.batch(batch);
+        let activation = |width| Bytes::new(product(&[batch.tokens(), width, precision.bytes()]));
+        match &self.kind {
+            LayerKind::Embedding(embedding) => activation(embedding.hidden),
+            LayerKind::PatchEmbedding(embedding) => activation(embedding.hidden),
+            LayerKind::Block(block) => activation(block.hidden),
+            LayerKind::Head(_) | LayerKind::Contrast(_) => loss_bytes(batch),
+            LayerKind::Projection(projection) => {
+                Bytes::new(product(&[batch.microbatch, projection.outputs, precision.bytes()]))
+            }
+            LayerKind::Profiled(layer) => layer.scaled(layer.boundary, scaled),
+        }
+    }
+
+    /// The peak of what lives within a forward or a backward only, beside what is saved.
+    pub fn workspace(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
+        let scaled = batch;
+        let batch = self.batch(batch);
+        match &self.kind {
+            LayerKind::Embedding(_) | LayerKind::PatchEmbedding(_) | LayerKind::Projection(_) => {
+                self.boundary(batch, precision)
+            }
+            LayerKind::Block(block) => block.workspace(batch, precision, attention),
+            LayerKind::Head(head) => head.workspace(batch, precision),
+            LayerKind::Contrast(contrast) => contrast.workspace(batch),
+            LayerKind::Profiled(layer) => layer.scaled(layer.workspace, scaled),
+        }
+    }
+
+    /// A text that is equal for layers that cost the same: the kind with its shapes, microbatch and tokens.
+    pub fn signature(&self, batch: Batch) -> String {
+        let seen = self.batch(batch);
+        let kind = match &self.kind {
+            LayerKind::Embedding(embedding) => embedding.signature(),
+            LayerKind::PatchEmbedding(embedding) => embedding.signature(),
+            LayerKind::Block(block) => block.signature(),
+            LayerKind::Head(head) => head.signature(),
+            LayerKind::Projection(projection) => projection.signature(),
+            LayerKind::Contrast(contrast) => contrast.signature(),
+            LayerKind::Profiled(layer) => format!("profiled {}", layer.group),
+        };
+        format!("{kind} b{} s{}", seen.microbatch, seen.seq_len)
+    }
+
+    /// The measured times of a profiled layer on a device, scaled to `batch`; `None` for other layers, and where neither
+    /// the device nor its kind was measured.
+    pub fn profile(&self, device_name: &str, is_gpu: bool, batch: Batch) -> Option<ProfiledTime> {
+        match &self.kind {
+            LayerKind::Profiled(layer) => layer.time(device_name, is_gpu, batch),
+            _ => None,
+        }
+    }
+
+    /// Whether the layer is known by measurements only.
+    pub const fn is_profiled(&self) -> bool {
+        matches!(self.kind, LayerKind::Profiled(_))
+    }
+
+    /// The block, if it is one.
+    pub const fn as_block(&self) -> Option<&Block> {
+        match &self.kind {
+            LayerKind::Block(block) => Some(block),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The work of a layer as a list of kernels with shapes.
+
+use crate::Attention;
+use spipe_base::Flops;
+
+/// One operation on a device.
+///
+/// Attention is counted in full: each query meets each key, also where a causal mask makes half of the products useless.
+/// That is how Megatron-LM (arXiv 2104.04473, equation 3) and Zero Bubble (arXiv 2401.10241, Table 1) count; `causal` tells
+/// a cost model that knows better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Op {
+    /// `batch` products of an m × k and a k × n matrix. A bias is added by the same kernel.
+    MatMul {
+        /// Independent products.
+        batch: u64,
+        /// Rows of the result.
+        m: u64,
+        /// Columns of the result.
+        n: u64,
+        /// The summed dimension.
+        k: u64,
+    },
+    /// softmax(Q·Kᵀ)·V, or its gradients.
+    Attention {
+        /// Sequences.
+        batch: u64,
+        /// Query heads.
+        heads: u64,
+        /// Key and value heads.
+        kv_heads: u64,
+        /// Queries of a sequence.
+        seq_q: u64,
+        /// Keys that each query meets.
+        seq_k: u64,
+        /// Width of a head.
+        head_dim: u64,
+        /// Whether later keys are masked.
+        causal: bool,
+        /// Whether these are the gradients.
+        backward: bool,
+    },
+    /// Anything bound by memory: norms, activation functions, additions, gathers, losses.
+    Elementwise {
+        /// Elements read plus elements written.
+        elements: u64,
+        /// Kernel launches.
+        kernels: u32,
+    },
+}
+
+/// What a layer does in each pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayerWork {
+    /// The output from the input.
+    pub forward: Vec<Op>,
+    /// The gradient of the input (Zero Bubble's B).
+    pub backward_input: Vec<Op>,
+    /// The gradients of the parameters (Zero Bubble's W).
+    pub backward_weight: Vec<Op>,
+}
+
+impl LayerWork {
+    /// The operations of the forward.
+    pub fn forward_flops(&self) -> Flops {
+        total(&self.forward)
+    }
+
+    /// The operations of the part of the backward that yields the input gradient.
+    pub fn backward_input_flops(&self) -> Flops {
+        total(&self.backward_input)
+    }
+
+    /// The operations of the part of the backward that yields the weight gradients.
+    pub fn backward_weight_flops(&self) -> Flops {
+        total(&self.backward_weight)
+    }
+}
+
+fn total(ops: &[Op]) -> Flops {
+    ops.iter().map(Op::flops).sum()
+}
+
+/// The product of sizes, saturating instead of overflowing on absurd batches.
+pub(crate) fn product(sizes: &[u64]) -> u64 {
+    sizes.iter().fold(1, |product, size| product.saturating_mul(*size))
+}
+
+/// The sum of sizes, saturating.
+pub(crate) fn sum(sizes: &[u64]) -> u64 {
+    sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
+}
+
+impl Op {
+    /// A single matrix product.
+    pub(crate) const fn matmul(m: u64, n: u64, k: u64) -> Self {
+        Self::MatMul { batch: 1, m, n, k }
+    }
+
+    /// One kernel that touches that many elements.
+    pub(crate) const fn elementwise(elements: u64) -> Self {
+        Self::Elementwise { elements, kernels: 1 }
+    }
+
+    /// Floating-point operations of the mathematics, a multiply-add counting as two: 2·m·n·k per product. Attention has two
+    /// products forward and four backward; a fused kernel computes the scores again in its backward, which is the device's
+    /// business and no work of the model. What is bound by memory counts nothing.
+    pub fn flops(&self) -> Flops {
+        Flops::flop(match *self {
+            Self::MatMul { batch, m, n, k } => 2.0 * batch as f64 * m as f64 * n as f64 * k as f64,
+            Self::Attention { batch, heads, seq_q, seq_k, head_dim, backward, .. } => {
+                let products = if backward { 4.0 } else { 2.0 };
+                products * 2.0 * batch as f64 * heads as f64 * seq_q as f64 * seq_k as f64 * head_dim as f64
+            }
+            Self::Elementwise { .. } => 0.0,
+        })
+    }
+
+    /// Elements read from and written to the device's memory at least once.
+    ///
+    /// Fused attention reads Q, K, V and writes the output; its backward reads those and the output's gradient and writes
+    /// three gradients (FlashAttention, algorithms 1 and 4). Materialised attention also moves the scores: forward four
+    /// times (written by the product, read and written by the softmax, read by the second product), backward seven times.
+    pub fn elements_moved(&self, attention: Attention) -> u64 {
+        match *self {
+            Self::MatMul { batch, m, n, k } => {
+                batch.saturating_mul(sum(&[product(&[m, k]), product(&[k, n]), product(&[m, n])]))
+            }
+            Self::Attention { batch, heads, kv_heads, seq_q, seq_k, head_dim, backward, .. } => {
+                let queries = product(&[batch, heads, seq_q, head_dim]);
+                // A sliding window bounds the keys that a query meets, not those that the kernel reads.
+                let keys = product(&[batch, kv_heads, seq_q.max(seq_k), head_dim]);
+                let passes = if backward { 4 } else { 2 };
+                let scores = match (attention, backward) {
+                    (Attention::Fused, _) => 0,
+                    (Attention::Materialised, false) => 4,
+                    (Attention::Materialised, true) => 7,
+                };
+                sum(&[
+                    product(&[passes, queries]),
+                    product(&[passes, keys]),
+                    product(&[scores, batch, heads, seq_q, seq_k]),
+                ])
+            }
+            Self::Elementwise { elements, .. } => elements,
+        }
+    }
+
+    /// Kernel launches.
+    pub const fn kernels(&self, attention: Attention) -> u32 {
+        match (self, attention) {
+            (Self::MatMul { .. }, _) => 1,
+            (Self::Attention { backward: false, .. }, Attention::Fused) => 1,
+            // A first kernel sums output times gradient by row, a second yields the three gradients.
+            (Self::Attention { backward: true, .. }, Attention::Fused) => 2,
+            (Self::Attention { backward: false, .. }, Attention::Materialised) => 3,
+            (Self::Attention { backward: true, .. }, Attention::Materialised) => 5,
+            (Self::Elementwise { kernels, .. }, _) => *kernels,
+        }
+    }
+}

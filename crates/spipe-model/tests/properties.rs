@@ -1,0 +1,143 @@
+//! What holds for every block and batch.
+
+use proptest::prelude::*;
+use spipe_model::{
+    Attention, Batch, Block, Experts, Layer, LayerKind, LayerWork, Mlp, Model, Norm, Positions, Precision, Recompute,
+};
+
+fn sizes() -> impl Strategy<Value = Block> {
+    let widths = (1_u64..5, 0_u32..3, 1_u64..20, 1_u64..300);
+    let flags = proptest::collection::vec(any::<bool>(), 8);
+    (widths, flags, proptest::option::of((1_u64..9, 1_u64..9)), proptest::option::of(1_u64..64)).prop_map(
+        |((kv_heads, group, half, intermediate), flags, experts, sliding_window)| Block {
+            hidden: 8 * half,
+            heads: kv_heads << group,
+            kv_heads,
+            head_dim: 2 * half,
+            intermediate,
+            norm: if flags[0] { Norm::RmsNorm } else { Norm::LayerNorm },
+            norm_epsilon: 1e-5,
+            mlp: if flags[1] { Mlp::Swiglu } else { Mlp::Gelu },
+            positions: if flags[2] { Positions::Alibi } else { Positions::Rotary { base: 1e4, fraction: 1.0 } },
+            qkv_bias: flags[3],
+            output_bias: flags[3],
+            mlp_bias: flags[4],
+            qk_norm: flags[5],
+            parallel_residual: flags[6],
+            causal: true,
+            sliding_window,
+            experts: experts.map(|(a, b)| Experts { count: a.max(b), per_token: a.min(b) }),
+            dropout: flags[7],
+        },
+    )
+}
+
+fn layer(block: Block) -> Layer {
+    Layer {
+        name: "block".into(),
+        kind: LayerKind::Block(block),
+        parameters: block.parameters(),
+        inputs: vec![],
+        tied_to: None,
+        tied_parameters: 0,
+        tokens: None,
+    }
+}
+
+fn flops(work: &LayerWork) -> [f64; 3] {
+    [work.forward_flops().get(), work.backward_input_flops().get(), work.backward_weight_flops().get()]
+}
+
+proptest! {
+    #[test]
+    fn a_stronger_recompute_keeps_less(block in sizes(), microbatch in 1_u64..5, seq_len in 1_u64..100) {
+        let (layer, batch) = (layer(block), Batch { microbatch, seq_len });
+        for attention in Attention::ALL {
+            for precision in Precision::ALL {
+                let kept = Recompute::ALL.map(|recompute| layer.saved(batch, precision, recompute, attention));
+                prop_assert!(kept[0] >= kept[1] && kept[1] >= kept[2], "{kept:?}");
+                prop_assert!(kept[2] >= layer.boundary(batch, precision), "the input is as large as the output");
+                for recompute in Recompute::ALL {
+                    let brought_back = layer.recomputed(batch, precision, recompute, attention);
+                    prop_assert_eq!(layer.saved(batch, precision, recompute, attention) + brought_back, kept[0]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_of_anything_is_not_less_work(block in sizes(), microbatch in 1_u64..5, seq_len in 1_u64..100) {
+        let base = flops(&layer(block).work(Batch { microbatch, seq_len }));
+        let wider = Block { intermediate: block.intermediate + 1, ..block };
+        let more = [
+            layer(block).work(Batch { microbatch: microbatch + 1, seq_len }),
+            layer(block).work(Batch { microbatch, seq_len: seq_len + 1 }),
+            layer(wider).work(Batch { microbatch, seq_len }),
+        ];
+        for work in more {
+            for (less, more) in base.into_iter().zip(flops(&work)) {
+                prop_assert!(less <= more, "{less} {more}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_product_has_two_gradients_of_its_size(block in sizes(), microbatch in 1_u64..5, seq_len in 1_u64..100) {
+        let work = layer(block).work(Batch { microbatch, seq_len });
+        let [forward, input, weight] = flops(&work);
+        let attention = forward - weight;
+        prop_assert!(attention > 0.0);
+        prop_assert!((input - (weight + 2.0 * attention)).abs() <= 1e-9 * input);
+        for attention in Attention::ALL {
+            for op in work.forward.iter().chain(&work.backward_input).chain(&work.backward_weight) {
+                prop_assert!(op.kernels(attention) > 0);
+                prop_assert!(op.elements_moved(attention) > 0);
+            }
+        }
+    }
+
+    #[test]
+    fn profiles_survive_writing(
+        layers in proptest::collection::vec((1_u64..5, 0_u64..1 << 40, 0_u64..1 << 40, 0.0..1.0_f64), 1..6),
+        microbatch in 1_u64..9,
+    ) {
+        let mut text = format!("format-version = 1\nkind = \"profiled\"\nname = \"p\"\nmicrobatch = {microbatch}\nseq-len = 64\n");
+        for (index, (count, parameters, bytes, seconds)) in layers.iter().enumerate() {
+            text += &format!(
+                "[[layer]]\nname = \"n{index}\"\ncount = {count}\nparameters = {parameters}\n\
+                 boundary-activation = \"{bytes} B\"\nsaved-activation = \"{} B\"\n\
+                 time = {{ gpu = {{ forward = \"{seconds} s\", backward-input = \"1 us\", backward-weight = \"0 s\" }} }}\n",
+                bytes * 2,
+            );
+        }
+        let model = Model::from_toml("p.toml", &text).map_err(|faults| TestCaseError::fail(faults.to_string()))?;
+        prop_assert_eq!(model.layers().len() as u64, layers.iter().map(|layer| layer.0).sum::<u64>());
+        prop_assert_eq!(Model::from_toml("p.toml", &model.to_toml()), Ok(model));
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in "\\PC{0,200}") {
+        prop_assert!(Model::from_toml("x.toml", &text).is_err());
+        prop_assert!(Model::from_hugging_face("x.json", &text).is_err());
+    }
+
+    #[test]
+    fn any_size_is_read_or_refused(sizes in proptest::collection::vec(prop_oneof![0_u64..50, 0..i64::MAX as u64], 8)) {
+        let text = format!(
+            "format-version = 1\nkind = \"transformer\"\nname = \"x\"\nvocabulary = {}\nseq-len = {}\nhidden = {}\n\
+             layers = {}\nheads = {}\nkv-heads = {}\nhead-dim = {}\nintermediate = {}\n",
+            sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6], sizes[7],
+        );
+        if let Ok(model) = Model::from_toml("x.toml", &text) {
+            prop_assert!(model.parameters() > 0);
+        }
+        let config = format!(
+            "{{\"model_type\": \"llama\", \"vocab_size\": {}, \"hidden_size\": {}, \"num_hidden_layers\": {}, \
+             \"num_attention_heads\": {}, \"num_key_value_heads\": {}, \"intermediate_size\": {}}}",
+            sizes[0], sizes[2], sizes[3], sizes[4], sizes[5], sizes[7],
+        );
+        if let Ok(imported) = Model::from_hugging_face("x.json", &config) {
+            prop_assert!(imported.model.parameters() > 0);
+        }
+    }
+}
