@@ -5,8 +5,7 @@ use crate::{
     NvmeFile, Peak, SocketFile,
     expand::{Parts, Placed},
     file::FORMAT_VERSION,
-    read::meant,
-    report::Report,
+    report::{Report, nearest},
 };
 use spipe_base::{Bytes, Diagnostic, Seconds, Text};
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,8 +15,10 @@ pub(crate) fn pageable(dram: &str) -> String {
     format!("{dram}-pageable")
 }
 
-/// Checks all but connectedness.
+/// Checks all but connectedness. After other faults a link end is only a fault if a name like it is known: what it names may be among
+/// what could not be read.
 pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>) {
+    let all_read = report.faults.is_harmless();
     if file.format_version != FORMAT_VERSION {
         let message = format!("format version {} is not known", file.format_version);
         let hint = format!("this program reads `format-version = {FORMAT_VERSION}`");
@@ -25,7 +26,7 @@ pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>)
     }
     if parts.sockets.is_empty() && parts.gpus.is_empty() {
         let hint = "add a `[[socket]]`, and a `[[gpu]]` with a `[[link]]` for each card";
-        report.push("name", Diagnostic::error(format!("the machine `{}` has no device", file.name)).hint(hint));
+        report.push("name", Diagnostic::error("the machine has no device").hint(hint));
     }
     names(parts, report);
     numa_nodes(parts, report);
@@ -33,36 +34,38 @@ pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>)
     parts.gpus.iter().for_each(|part| gpu(part, report));
     parts.nvmes.iter().for_each(|part| nvme(part, report));
     parts.links.iter().for_each(|part| link(part, report));
-    link_ends(parts, report);
+    link_ends(parts, all_read, report);
 }
 
-/// Every name of a node with the path of its table.
-fn node_names(parts: &Parts) -> Vec<(String, &str)> {
+/// Every name of a node with its path.
+fn node_names(parts: &Parts) -> Vec<(String, String)> {
     let mut all = Vec::new();
     for Placed { path, item } in &parts.gpus {
-        all.push((item.name.clone(), path.as_str()));
+        all.push((item.name.clone(), format!("{path}.name")));
     }
     for Placed { path, item } in &parts.sockets {
-        all.push((item.name.clone(), path));
-        all.push((item.dram.name.clone(), path));
-        all.push((pageable(&item.dram.name), path));
+        all.push((item.name.clone(), format!("{path}.name")));
+        if !item.dram.name.is_empty() {
+            all.push((item.dram.name.clone(), format!("{path}.dram.name")));
+            all.push((pageable(&item.dram.name), format!("{path}.dram.name")));
+        }
     }
-    all.extend(parts.nvmes.iter().map(|part| (part.item.name.clone(), part.path.as_str())));
-    all.extend(parts.nodes.iter().map(|part| (part.item.name.clone(), part.path.as_str())));
+    all.extend(parts.nvmes.iter().map(|part| (part.item.name.clone(), format!("{}.name", part.path))));
+    all.extend(parts.nodes.iter().map(|part| (part.item.name.clone(), format!("{}.name", part.path))));
     all
 }
 
 fn names(parts: &Parts, report: &mut Report<'_>) {
-    let links = parts.links.iter().map(|part| (part.item.name.clone(), part.path.as_str())).collect();
+    let links = parts.links.iter().map(|part| (part.item.name.clone(), format!("{}.name", part.path))).collect();
     for (what, all) in [("name", node_names(parts)), ("link name", links)] {
         let mut seen = BTreeSet::new();
         for (name, path) in all.into_iter().filter(|(name, _)| !name.is_empty()) {
             if name.chars().any(|letter| !(letter.is_ascii_alphanumeric() || letter == '-' || letter == '_')) {
                 let hint = "use letters, digits, `-` and `_`";
-                report.push(path, Diagnostic::error(format!("`{name}` cannot be a {what}")).hint(hint));
+                report.push(&path, Diagnostic::error(format!("`{name}` cannot be a {what}")).hint(hint));
             }
             if !seen.insert(name.clone()) {
-                report.error(path, format!("the {what} `{name}` is taken already"));
+                report.error(&path, format!("the {what} `{name}` is taken already"));
             }
         }
     }
@@ -227,29 +230,39 @@ fn link(Placed { path, item }: &Placed<LinkFile>, report: &mut Report<'_>) {
 }
 
 /// A name that only one link end has, and that no table declares, is a slip.
-fn link_ends(parts: &Parts, report: &mut Report<'_>) {
+fn link_ends(parts: &Parts, all_read: bool, report: &mut Report<'_>) {
+    let views: BTreeSet<String> = parts.sockets.iter().map(|part| pageable(&part.item.dram.name)).collect();
     let declared: BTreeSet<String> = node_names(parts).into_iter().map(|(name, _)| name).collect();
     let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
     for end in parts.links.iter().flat_map(|part| &part.item.between) {
         *uses.entry(end).or_default() += 1;
     }
-    let views: BTreeSet<String> = parts.sockets.iter().map(|part| pageable(&part.item.dram.name)).collect();
+    let is_stray = |end: &str| !end.is_empty() && !declared.contains(end) && uses.get(end) == Some(&1);
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
     for Placed { path, item } in &parts.links {
-        for (index, end) in item.between.iter().enumerate().filter(|(_, end)| !end.is_empty()) {
+        for (index, end) in item.between.iter().enumerate() {
             let at = format!("{path}.between.{index}");
+            seen.insert(end);
             if views.contains(end) {
                 report.error(&at, format!("link `{}` ends at `{end}`, which is only a view of a DRAM", item.name));
-            } else if !declared.contains(end) && uses.get(end.as_str()) == Some(&1) {
-                let fault =
-                    Diagnostic::error(format!("link `{}` ends at `{end}`, which nothing else names", item.name));
+            } else if is_stray(end) {
                 let known = declared.iter().map(String::as_str).chain(uses.keys().copied());
-                let known = known.filter(|name| name != end && !views.contains(*name));
-                let hinted = meant(fault, end, known);
-                let hint = hinted.hint.clone().unwrap_or_else(|| {
-                    "name a device, a memory or a node of another link, or declare it (`[[root-complex]]`, `[[switch]]`, `[[nic]]`)".into()
-                });
-                report.push(&at, hinted.hint(hint));
+                let near = nearest(end, known.filter(|name| name != end && !views.contains(*name)));
+                // Two strays that are like each other are one slip, told at the second.
+                let told_later = near.is_some_and(|near| is_stray(near) && !seen.contains(near));
+                if !told_later && (all_read || near.is_some()) {
+                    report.push(&at, stray(&item.name, end, near));
+                }
             }
         }
     }
+}
+
+fn stray(link: &str, end: &str, near: Option<&str>) -> Diagnostic {
+    let fault = Diagnostic::error(format!("link `{link}` ends at `{end}`, which nothing else names"));
+    fault.hint(match near {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => "name a device, a memory or a node of another link, or declare it (`[[root-complex]]`, `[[switch]]`, `[[nic]]`)"
+            .into(),
+    })
 }

@@ -68,7 +68,10 @@ fn expand<T: Clone>(
         let mut ranges: Vec<Ranged> = Vec::new();
         names(&mut item, &mut |name| match Ranged::parse(name) {
             Ok(range) => ranges.extend(range),
-            Err(message) => report.error(&path, message),
+            Err(message) => {
+                report.error(&path, message);
+                name.clear();
+            }
         });
         let count = ranges.iter().map(Ranged::len).min().unwrap_or(1);
         if let Some(longer) = ranges.iter().find(|range| range.len() != count) {

@@ -299,10 +299,9 @@ impl<T: Read> Read for BTreeMap<DataType, T> {
         };
         let entry = |(key, value): (&Spanned<_>, &Value<'_>)| {
             let data_type = word(AsRef::<str>::as_ref(key.get_ref()), key.span().start, report);
-            let read = T::read(value, report);
-            data_type.map(|data_type| (data_type, read))
+            (data_type.unwrap_or_else(DataType::stand_in), T::read(value, report))
         };
-        table.iter().filter_map(entry).collect()
+        table.iter().map(entry).collect()
     }
 
     fn stand_in() -> Self {
@@ -315,7 +314,7 @@ impl<T: Read> Read for BTreeMap<DataType, T> {
 }
 
 /// The hint "did you mean", if a known word is near.
-pub(crate) fn meant<'a>(fault: Diagnostic, word: &str, known: impl IntoIterator<Item = &'a str>) -> Diagnostic {
+fn meant<'a>(fault: Diagnostic, word: &str, known: impl IntoIterator<Item = &'a str>) -> Diagnostic {
     match nearest(word, known) {
         Some(near) => fault.hint(format!("did you mean `{near}`?")),
         None => fault,

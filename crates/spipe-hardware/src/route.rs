@@ -71,7 +71,7 @@ impl Router<'_> {
     }
 
     fn route(&self, from: MemoryId, to: MemoryId) -> Option<Route> {
-        let path = if self.bounces(from, to) { self.via_host(from, to)? } else { self.ways.links(self.way(from, to)?) };
+        let path = self.path(from, to)?;
         let (start, end) = (&self.ends[from], &self.ends[to]);
         let within = start.node == end.node;
         let narrowest = path.iter().map(|link| self.links[*link].bandwidth).min();
@@ -81,12 +81,22 @@ impl Router<'_> {
         Some(Route { links, latency, rate_cap })
     }
 
-    /// Whether a copy between GPUs must pass through host memory: nothing joins them directly, and one of them is closed to peers.
-    fn bounces(&self, from: MemoryId, to: MemoryId) -> bool {
+    /// The links between two memories, without those of the memories themselves.
+    fn path(&self, from: MemoryId, to: MemoryId) -> Option<Vec<LinkId>> {
+        let way = self.way(from, to)?;
         let is_gpu = |id: MemoryId| self.memories[id].kind == MemoryKind::Gpu;
-        let closed = !self.ends[from].peer_access || !self.ends[to].peer_access;
-        let joined = self.way(from, to).is_some_and(|way| way.hops() <= 1);
-        is_gpu(from) && is_gpu(to) && closed && !joined
+        let closed = is_gpu(from) && is_gpu(to) && !(self.ends[from].peer_access && self.ends[to].peer_access);
+        if !closed || way.hops() <= 1 {
+            return Some(self.ways.links(way));
+        }
+        self.direct_link(from, to).map(|link| vec![link]).or_else(|| self.via_host(from, to))
+    }
+
+    /// The link that joins two memories without a node between them.
+    fn direct_link(&self, from: MemoryId, to: MemoryId) -> Option<LinkId> {
+        let (from, to) = (&self.ends[from].node, &self.ends[to].node);
+        let direct = self.links.enumerate().filter(|(_, link)| link.from == *from && link.to == *to);
+        direct.min_by_key(|(_, link)| (link.latency, &link.name)).map(|(id, _)| id)
     }
 
     /// Into the host memory nearest to the source, and out of it again.

@@ -5,7 +5,8 @@ use spipe_hardware::{DataType, DeviceKind, Hardware, HardwareFile, MemoryKind, P
 use std::{collections::BTreeSet, path::Path};
 
 fn machine(wanted: &str) -> Hardware {
-    let (name, text) = shipped().iter().find(|(name, _)| *name == wanted).unwrap();
+    let found = shipped().iter().find(|(name, _)| *name == wanted);
+    let (name, text) = found.unwrap_or_else(|| panic!("{wanted} is not shipped"));
     Hardware::from_toml(name, text).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
@@ -15,7 +16,8 @@ fn id(machine: &Hardware, name: &str) -> MemoryId {
 
 /// The links of a route, the latency in microseconds, and the cap in GB/s.
 fn route(machine: &Hardware, from: &str, to: &str) -> (String, f64, Option<f64>) {
-    let route = machine.route(id(machine, from), id(machine, to)).unwrap();
+    let route = machine.route(id(machine, from), id(machine, to));
+    let route = route.unwrap_or_else(|| panic!("{from} and {to} are not connected"));
     let names: Vec<&str> = route.links.iter().map(|link| machine.links()[*link].name.as_str()).collect();
     (names.join(" "), (route.latency.get() * 1e9).round() / 1e3, route.rate_cap.map(|cap| cap.get() / 1e9))
 }
