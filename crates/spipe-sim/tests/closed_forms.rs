@@ -1,0 +1,113 @@
+//! Spans, bubbles and peaks of orders against their closed forms and against published rows.
+
+use spipe_base::{IdleCause, LaneRole, Seconds, SimTime};
+use spipe_schedule::{Order, StageTimes, bare, gpipe, one_forward_one_backward};
+use spipe_sim::{Iterations, Options, simulate};
+use spipe_trace::Trace;
+
+fn ms(milliseconds: f64) -> SimTime {
+    SimTime::from_seconds(Seconds::ms(milliseconds))
+}
+
+fn times(forward: f64, input: f64, weight: f64, latency: f64) -> StageTimes {
+    StageTimes {
+        forward: ms(forward),
+        backward_input: ms(input),
+        backward_weight: ms(weight),
+        latency: ms(latency),
+        weight_gradient_memory: 1000,
+    }
+}
+
+fn run(order: &Order, times: &StageTimes) -> Trace {
+    let program = bare("test", order, times).unwrap();
+    let simulation = simulate(&program, &Options { iterations: Iterations::One, ..Options::default() });
+    assert!(simulation.steady && spipe_sim::is_ok(&simulation));
+    simulation.trace
+}
+
+fn peaks(trace: &Trace) -> Vec<u64> {
+    trace.memories.iter().map(|memory| memory.peak.get() / StageTimes::UNIT.get()).collect()
+}
+
+/// (m + p − 1)(TF + TB + TW), Huang et al. 2019; GPipe holds all microbatches, 1F1B min(m, p − i).
+#[test]
+fn gpipe_and_1f1b_meet_their_closed_forms() {
+    let unit = times(1.0, 1.0, 1.0, 0.0);
+    let uneven = times(0.7, 1.9, 0.4, 0.0);
+    for (times, sum) in [(&unit, 3.0), (&uneven, 3.0)] {
+        for p in 1..=8usize {
+            for m in 1..=32usize {
+                let span = ms(sum * (m + p - 1) as f64);
+                let all_forward = run(&gpipe(p, m), times);
+                assert_eq!(all_forward.iteration, span, "gpipe {p} {m}");
+                assert_eq!(peaks(&all_forward), vec![m as u64; p], "gpipe {p} {m}");
+                let alternating = run(&one_forward_one_backward(p, m, &[]), times);
+                assert_eq!(alternating.iteration, span, "1f1b {p} {m}");
+                let held: Vec<u64> = (0..p).map(|i| m.min(p - i) as u64).collect();
+                assert_eq!(peaks(&alternating), held, "1f1b {p} {m}");
+            }
+        }
+    }
+}
+
+/// The head start raises what stage i holds to min(m, p − i + H) and never lengthens an even pipeline.
+#[test]
+fn head_start_holds_more_and_costs_nothing_when_even() {
+    for p in 1..=6usize {
+        for m in 1..=12usize {
+            for h in 0..=3usize {
+                let trace = run(&one_forward_one_backward(p, m, &vec![h; p]), &times(1.0, 1.0, 1.0, 0.0));
+                let held: Vec<u64> = (0..p).map(|i| m.min(p - i + h) as u64).collect();
+                assert_eq!(peaks(&trace), held, "{p} {m} {h}");
+                assert!(trace.iteration <= ms(3.0 * (m + p - 1 + h) as f64), "{p} {m} {h}");
+            }
+        }
+    }
+}
+
+/// Bubble rates of 1F1B with latency between stages: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), Table 5,
+/// from the profiled times of its Table 9. The cost is the largest time of one device from its first start to its last end;
+/// the rate is (cost − m·ΣT) ÷ cost.
+#[test]
+fn one_forward_one_backward_meets_the_zero_bubble_table() {
+    for (p, m, forward, input, weight, latency, published) in [
+        (8, 24, 18.522, 18.086, 9.337, 0.601, 0.2431),
+        (8, 32, 18.513, 18.086, 9.331, 0.626, 0.1985),
+        (8, 64, 18.546, 18.097, 9.321, 0.762, 0.1240),
+        (16, 48, 11.347, 11.248, 8.132, 0.377, 0.2552),
+        (16, 64, 11.307, 11.254, 8.101, 0.379, 0.2082),
+        (16, 128, 11.325, 11.308, 8.109, 0.378, 0.1251),
+    ] {
+        let trace = run(&one_forward_one_backward(p, m, &[]), &times(forward, input, weight, latency));
+        let cost = trace
+            .spans
+            .chunk_by(|left, right| left.lane == right.lane)
+            .map(|spans| spans[spans.len() - 1].end - spans[0].start)
+            .max()
+            .unwrap()
+            .to_ms();
+        let rate = 1.0 - m as f64 * (forward + input + weight) / cost;
+        assert!((rate - published).abs() < 0.000_05, "p {p} m {m}: {rate:.5}, published {published}");
+    }
+}
+
+/// Work and idle time of every compute lane add up to the iteration, to the nanosecond.
+#[test]
+fn idle_causes_add_up() {
+    for p in 1..=5usize {
+        for m in 1..=9usize {
+            let trace = run(&one_forward_one_backward(p, m, &[]), &times(0.3, 0.77, 0.21, 0.05));
+            for (lane, _) in trace.lanes.iter().enumerate().filter(|(_, lane)| lane.role == LaneRole::Compute) {
+                let work: SimTime =
+                    trace.spans.iter().filter(|span| span.lane.index() == lane).map(|span| span.duration()).sum();
+                let idle: SimTime =
+                    trace.idle.iter().filter(|idle| idle.lane.index() == lane).map(|idle| idle.end - idle.start).sum();
+                assert_eq!(work + idle, trace.iteration, "{p} {m} lane {lane}");
+            }
+            let causes: Vec<IdleCause> = trace.idle.iter().map(|idle| idle.cause).collect();
+            let known = [IdleCause::WarmUp, IdleCause::Drain, IdleCause::Activation, IdleCause::Gradient];
+            assert!(causes.iter().all(|cause| known.contains(cause)), "{causes:?}");
+        }
+    }
+}

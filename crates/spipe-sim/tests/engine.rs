@@ -1,0 +1,225 @@
+//! The engine by hand: sharing of links, memory, guards, edges over iterations, determinism.
+
+use proptest::prelude::*;
+use spipe_base::{
+    ActionKind, Bytes, BytesPerSecond, IdleCause, LaneId, LaneRole, LayerId, LayerRange, MicrobatchId, Payload,
+    SimTime, StageId, Subject,
+};
+use spipe_schedule::{
+    Access, Action, Anchor, Content, Edge, Flow, Guard, Lifetime, Outcome, Program, ProgramBuilder, Shape,
+};
+use spipe_sim::{Iterations, Options, Simulation, simulate};
+use spipe_trace::Status;
+
+fn builder() -> ProgramBuilder {
+    ProgramBuilder::new(Shape {
+        name: "test".into(),
+        layers: 0,
+        microbatches: 0,
+        training: false,
+        tokens: None,
+        notes: Vec::new(),
+    })
+}
+
+fn act(lane: LaneId, work: u64) -> Action {
+    Action {
+        lane,
+        kind: ActionKind::Barrier,
+        subject: Subject::default(),
+        reads: Vec::new(),
+        writes: Vec::new(),
+        work: SimTime::ns(work),
+        flows: Vec::new(),
+        guard: None,
+    }
+}
+
+fn once(program: &Program) -> Simulation {
+    simulate(program, &Options { iterations: Iterations::One, ..Options::default() })
+}
+
+/// Ends of the spans in milliseconds, by lane.
+fn ends(simulation: &Simulation) -> Vec<f64> {
+    simulation.trace.spans.iter().map(|span| (span.end.to_ms() * 1000.0).round() / 1000.0).collect()
+}
+
+/// Copies over shared channels: `(start ms, bytes in MB, route)` on channels of the given GB/s, each on a lane of its own.
+fn copies(channels: &[f64], flows: &[(u64, u64, &[usize])]) -> Program {
+    let mut builder = builder();
+    let memory = builder.memory("memory", None);
+    let device = builder.device("gpu0", memory, false);
+    let links: Vec<_> = channels.iter().map(|rate| builder.channel("link", BytesPerSecond::gb(*rate))).collect();
+    let start = builder.lane(device, "start", LaneRole::Channel);
+    let start = builder.action(act(start, 0));
+    for (index, (at, megabytes, route)) in flows.iter().enumerate() {
+        let lane = builder.lane(device, &format!("copy{index}"), LaneRole::Channel);
+        let flow = Flow {
+            route: route.iter().map(|channel| links[*channel]).collect(),
+            latency: SimTime::ZERO,
+            bytes: Bytes::new(megabytes * 1_000_000),
+            rate_cap: None,
+        };
+        let kind = ActionKind::Copy(Payload::Activation);
+        let copy = builder.action(Action { kind, flows: vec![flow], ..act(lane, 0) });
+        let (anchor, lag, cause) = (Anchor::EndToStart, SimTime::ms(*at), IdleCause::Order);
+        builder.edge(Edge { from: start, to: copy, anchor, distance: 0, lag, cause });
+    }
+    builder.build().unwrap()
+}
+
+#[test]
+fn two_copies_share_a_root_complex_evenly() {
+    // 25 GB/s each, 25 GB/s together: 25 MB take 2 ms instead of 1.
+    let program = copies(&[25.0, 25.0, 25.0], &[(0, 25, &[0, 2]), (0, 25, &[1, 2])]);
+    assert_eq!(ends(&once(&program)), [0.0, 2.0, 2.0]);
+}
+
+#[test]
+fn who_comes_later_takes_half_from_then_on() {
+    // The first has moved 10 MB after 1 ms; then both get 5 GB/s; the second has 10 MB left when the first is done.
+    let program = copies(&[10.0], &[(0, 20, &[0]), (1, 20, &[0])]);
+    assert_eq!(ends(&once(&program)), [0.0, 3.0, 4.0]);
+}
+
+#[test]
+fn max_min_gives_the_unconstrained_flow_the_rest() {
+    // Bertsekas and Gallager's example: A uses both links, B the first, C the second, which is twice as wide.
+    // A and B get 5 each; C gets 20 − 5 = 15. Then B and A end together and C goes on alone at 20.
+    let program = copies(&[10.0, 20.0], &[(0, 5, &[0, 1]), (0, 5, &[0]), (0, 35, &[1])]);
+    assert_eq!(ends(&once(&program)), [0.0, 1.0, 1.0, 2.0]);
+}
+
+fn memory_program(capacity: u64, sizes: [u64; 2]) -> Program {
+    let mut builder = builder();
+    let memory = builder.memory("gpu0", Some(Bytes::new(capacity)));
+    let device = builder.device("gpu0", memory, false);
+    let content = |number: u32| {
+        Content::Saved(LayerRange::new(LayerId::new(0), LayerId::new(0)).unwrap(), MicrobatchId::new(number))
+    };
+    for (index, bytes) in sizes.into_iter().enumerate() {
+        let buffer = builder.buffer(content(index as u32), memory, Bytes::new(bytes), Lifetime::Transient);
+        let lane = builder.lane(device, &format!("lane{index}"), LaneRole::Compute);
+        builder.action(Action { writes: vec![Access::new(buffer, 1)], ..act(lane, 10) });
+        builder.action(Action { reads: vec![Access::new(buffer, 1)], ..act(lane, 5) });
+    }
+    builder.build().unwrap()
+}
+
+#[test]
+fn an_action_waits_for_memory_and_says_so() {
+    let simulation = once(&memory_program(10, [6, 6]));
+    assert_eq!(simulation.trace.iteration, SimTime::ns(30));
+    let second = &simulation.trace.spans[2];
+    assert_eq!((second.start, second.waited_for), (SimTime::ns(15), Some(IdleCause::Memory)));
+    assert_eq!(simulation.trace.memories[0].peak, Bytes::new(6), "releases come before acquisitions at one instant");
+}
+
+#[test]
+fn out_of_memory_names_the_holder_and_the_amount() {
+    let simulation = once(&memory_program(10, [6, 11]));
+    let Status::OutOfMemory(shortage) = simulation.trace.status else { panic!("it does not fit") };
+    assert_eq!((shortage.memory.as_str(), shortage.needed, shortage.free), ("gpu0", Bytes::new(11), Bytes::new(10)));
+}
+
+#[test]
+fn guarded_actions_follow_the_outcome() {
+    let mut builder = builder();
+    let memory = builder.memory("gpu0", None);
+    let device = builder.device("gpu0", memory, false);
+    let lane = builder.lane(device, "compute", LaneRole::Compute);
+    let check = builder.action(Action { kind: ActionKind::Check, ..act(lane, 3) });
+    let guard = Some(Guard { check, outcome: Outcome::Fail });
+    builder.action(Action { kind: ActionKind::Rollback, guard, ..act(lane, 100) });
+    builder.action(act(lane, 5));
+    let program = builder.build().unwrap();
+    assert_eq!(once(&program).trace.iteration, SimTime::ns(8));
+    let options = Options { iterations: Iterations::One, outcomes: [(check, Outcome::Fail)].into_iter().collect() };
+    assert_eq!(simulate(&program, &options).trace.iteration, SimTime::ns(108));
+}
+
+#[test]
+fn iterations_repeat_with_the_period_of_the_slowest_circle() {
+    // Two lanes of 10 and 7 ns that wait for each other over iterations: one period is 17 ns; without that edge, 10.
+    for (joined, period) in [(true, 17), (false, 10)] {
+        let mut builder = builder();
+        let memory = builder.memory("gpu0", None);
+        let device = builder.device("gpu0", memory, false);
+        let lanes = ["a", "b"].map(|word| builder.lane(device, word, LaneRole::Compute));
+        let first = builder.action(act(lanes[0], 10));
+        let second = builder.action(act(lanes[1], 7));
+        let edge = |from, to, distance| Edge {
+            from,
+            to,
+            anchor: Anchor::EndToStart,
+            distance,
+            lag: SimTime::ZERO,
+            cause: IdleCause::Optimizer,
+        };
+        builder.edge(edge(first, second, 0));
+        if joined {
+            builder.edge(edge(second, first, 1));
+        }
+        let simulation = simulate(&builder.build().unwrap(), &Options::default());
+        assert!(simulation.steady);
+        assert_eq!(simulation.trace.iteration, SimTime::ns(period));
+    }
+}
+
+#[test]
+fn circles_are_faults() {
+    let mut builder = builder();
+    let memory = builder.memory("gpu0", None);
+    let device = builder.device("gpu0", memory, false);
+    let lane = builder.lane(device, "compute", LaneRole::Compute);
+    let first = builder.action(act(lane, 1));
+    let second = builder.action(act(lane, 1));
+    let (anchor, lag, cause) = (Anchor::EndToStart, SimTime::ZERO, IdleCause::Order);
+    builder.edge(Edge { from: second, to: first, anchor, distance: 0, lag, cause });
+    let faults = builder.build().unwrap_err().to_string();
+    assert!(faults.starts_with("error: actions wait for each other in a circle: "), "{faults}");
+    assert_eq!(faults.matches("barrier").count(), 2, "{faults}");
+}
+
+#[test]
+fn what_nothing_writes_cannot_be_read() {
+    let mut builder = builder();
+    let memory = builder.memory("gpu0", None);
+    let device = builder.device("gpu0", memory, false);
+    let lane = builder.lane(device, "compute", LaneRole::Compute);
+    let content = Content::Workspace(StageId::new(0), MicrobatchId::new(0));
+    let buffer = builder.buffer(content, memory, Bytes::new(1), Lifetime::Transient);
+    builder.action(Action { reads: vec![Access::new(buffer, 1)], ..act(lane, 1) });
+    let faults = builder.build().unwrap_err().to_string();
+    assert!(
+        faults.contains("`gpu0.compute` position 0, barrier : reads version 1 of workspace of s0, m0 in `gpu0`"),
+        "{faults}"
+    );
+}
+
+proptest! {
+    /// The bytes that leave a link never exceed its bandwidth, and no copy ends before it could alone.
+    #[test]
+    fn sharing_is_conservative(
+        rates in prop::collection::vec(1u32..50, 3),
+        flows in prop::collection::vec((0u64..5, 1u64..60, prop::sample::subsequence(vec![0usize, 1, 2], 1..=3)), 1..8),
+    ) {
+        let rates: Vec<f64> = rates.into_iter().map(f64::from).collect();
+        let flows: Vec<(u64, u64, &[usize])> = flows.iter().map(|(at, size, route)| (*at, *size, route.as_slice())).collect();
+        let program = copies(&rates, &flows);
+        let simulation = once(&program);
+        let ends = ends(&simulation);
+        for (index, (at, size, route)) in flows.iter().enumerate() {
+            let slowest = route.iter().map(|channel| rates[*channel]).fold(f64::INFINITY, f64::min);
+            prop_assert!(ends[index + 1] + 0.002 >= *at as f64 + *size as f64 / slowest);
+        }
+        for (channel, rate) in rates.iter().enumerate() {
+            let on = |flow: &&(u64, u64, &[usize])| flow.2.contains(&channel);
+            let total: u64 = flows.iter().filter(on).map(|flow| flow.1).sum();
+            let first = flows.iter().filter(on).map(|flow| flow.0).min().unwrap_or(0) as f64;
+            let last = flows.iter().zip(&ends[1..]).filter(|(flow, _)| on(flow)).map(|(_, end)| *end).fold(first, f64::max);
+            prop_assert!(total as f64 <= rate * (last - first) + 0.002 * rate);
+        }
+        prop_assert_eq!(once(&program).trace, simulation.trace);
+    }
+}
