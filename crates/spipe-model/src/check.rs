@@ -8,7 +8,7 @@ pub(crate) const LARGEST: u64 = 1 << 24;
 /// More layers than any network has.
 pub(crate) const MOST_LAYERS: u64 = 1 << 16;
 /// A thousand times the largest networks of 2026.
-const MOST_PARAMETERS: f64 = 1e16;
+pub(crate) const MOST_PARAMETERS: f64 = 1e16;
 
 /// Collects faults of one table of a file, each at its key.
 pub(crate) struct Check<'a> {

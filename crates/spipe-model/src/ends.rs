@@ -71,7 +71,7 @@ pub struct Projection {
 }
 
 /// Compares the vectors of two towers, each with each of the batch, and yields the contrastive loss (CLIP, arXiv 2103.00020,
-/// figure 3). Its only parameter is the scale of the scores.
+/// figure 3). Its only parameter is the scale of the scores. Microbatches are compared each within itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contrast {
     /// Width of the vectors.

@@ -64,8 +64,7 @@ impl Layer {
         }
     }
 
-    /// What is computed again before the backward. A full recompute stops where the layer's output would begin, but that is
-    /// the last product of a block, which counts.
+    /// What is computed again before the backward: by a full recompute the whole forward.
     pub fn recompute_work(&self, batch: Batch, recompute: Recompute, attention: Attention) -> Vec<Op> {
         match (&self.kind, recompute) {
             (_, Recompute::None) => Vec::new(),

@@ -46,7 +46,12 @@ impl ProfiledLayer {
     }
 
     pub(crate) fn scaled(&self, bytes: Bytes, batch: Batch) -> Bytes {
-        if batch == self.measured_at { bytes } else { Bytes::from_f64(bytes.as_f64() * self.scale(batch)) }
+        if batch == self.measured_at {
+            bytes
+        } else {
+            // Far beyond any memory, and still a size.
+            Bytes::from_f64((bytes.as_f64() * self.scale(batch)).min(2.0_f64.powi(63)))
+        }
     }
 
     /// The times on a device: those under its own name, otherwise those of its kind.

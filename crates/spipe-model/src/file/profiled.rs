@@ -3,7 +3,7 @@
 use super::document::advice;
 use crate::{
     Batch, Profiled, ProfiledGroup, ProfiledLayer, ProfiledTime,
-    check::{Check, LARGEST, MOST_LAYERS},
+    check::{Check, LARGEST, MOST_LAYERS, MOST_PARAMETERS},
 };
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Exact, Seconds};
@@ -13,11 +13,17 @@ use std::{
     str::FromStr,
 };
 
+/// More than any layer keeps; sums over layers stay within 64 bits.
+const LARGEST_SIZE: Bytes = Bytes::gib(1 << 18);
+/// More seconds than any layer takes; sums in nanoseconds stay within 64 bits.
+const LONGEST: f64 = 1e5;
+
 /// Layers known by measurements.
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct ProfiledFile {
     /// 1.
+    #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
     /// What the file describes.
     pub kind: ProfiledKind,
@@ -107,6 +113,24 @@ const fn is_yes(chain: &bool) -> bool {
     *chain
 }
 
+/// The size at `key`, or a fault there and nothing.
+fn size(check: &mut Check<'_>, key: &str, text: &str) -> Bytes {
+    let size = quantity(check, key, text, Bytes::ZERO);
+    if size > LARGEST_SIZE {
+        check.error(key, format!("`{key}` is {size}, more than the {LARGEST_SIZE} that are supported"));
+    }
+    size
+}
+
+/// The duration at `key`, or a fault there and nothing.
+fn duration(check: &mut Check<'_>, key: &str, text: &str) -> Seconds {
+    let duration = quantity(check, key, text, Seconds::ZERO);
+    if duration.get() > LONGEST {
+        check.error(key, format!("`{key}` is {duration}, more than the {LONGEST} s that are supported"));
+    }
+    duration
+}
+
 /// The quantity at `key`, or a fault there and the default.
 fn quantity<T: FromStr<Err: fmt::Display>>(check: &mut Check<'_>, key: &str, text: &str, default: T) -> T {
     text.parse().unwrap_or_else(|error: T::Err| {
@@ -133,6 +157,13 @@ impl ProfiledFile {
         let layers = self.layer.iter().fold(0_u64, |sum, table| sum.saturating_add(table.count));
         if layers > 0 {
             check.size("layer", layers, MOST_LAYERS);
+        }
+        let parameters: f64 = self.layer.iter().map(|table| table.parameters as f64 * table.count as f64).sum();
+        if parameters > MOST_PARAMETERS {
+            check.error(
+                "layer",
+                format!("{parameters:.1e} parameters are more than the {MOST_PARAMETERS:.0e} supported"),
+            );
         }
         let measured_at = Batch { microbatch: self.microbatch, seq_len: self.seq_len };
         let mut known = Known::default();
@@ -203,10 +234,6 @@ impl LayerTable {
 
     fn resolve(&self, check: &mut Check<'_>, known: &Known, measured_at: Batch) -> ProfiledGroup {
         check.sizes(&[("count", self.count)]);
-        if self.parameters > 1 << 53 {
-            check.error("parameters", format!("`parameters` is {}, more than 2^53", self.parameters));
-        }
-        let size = |check: &mut Check<'_>, key: &str, text: &str| quantity(check, key, text, Bytes::ZERO);
         let boundary = size(check, "boundary-activation", &self.boundary_activation);
         let saved = size(check, "saved-activation", &self.saved_activation);
         let mut kept = |key: &str, text: &Option<String>, default: Bytes| {
@@ -282,9 +309,9 @@ impl LayerTable {
 impl TimeTable {
     fn resolve(&self, check: &mut Check<'_>, device: &str) -> ProfiledTime {
         check.within(device, |check| ProfiledTime {
-            forward: quantity(check, "forward", &self.forward, Seconds::ZERO),
-            backward_input: quantity(check, "backward-input", &self.backward_input, Seconds::ZERO),
-            backward_weight: quantity(check, "backward-weight", &self.backward_weight, Seconds::ZERO),
+            forward: duration(check, "forward", &self.forward),
+            backward_input: duration(check, "backward-input", &self.backward_input),
+            backward_weight: duration(check, "backward-weight", &self.backward_weight),
         })
     }
 

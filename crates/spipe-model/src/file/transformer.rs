@@ -9,6 +9,7 @@ use spipe_base::Diagnostic;
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct TransformerFile {
     /// 1.
+    #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
     /// What the file describes.
     pub kind: TransformerKind,

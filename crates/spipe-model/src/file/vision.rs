@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct VisionFile {
     /// 1.
+    #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
     /// What the file describes.
     pub kind: VisionKind,
@@ -68,6 +69,7 @@ pub(crate) enum VisionKind {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct TowersFile {
     /// 1.
+    #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
     /// What the file describes.
     pub kind: TowersKind,
@@ -111,6 +113,9 @@ pub(crate) struct TextTable {
     /// The norms' epsilon; 1e-5 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_epsilon: Option<f64>,
+    /// Whether training drops out activations, which keeps masks; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dropout: bool,
 }
 
 /// The image encoder of two towers: a patch embedding without a bias and with a norm.
@@ -135,6 +140,9 @@ pub(crate) struct VisionTable {
     /// The norms' epsilon; 1e-5 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_epsilon: Option<f64>,
+    /// Whether training drops out activations, which keeps masks; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dropout: bool,
 }
 
 const fn three() -> u64 {
@@ -243,11 +251,13 @@ impl TowersFile {
         let (text, vision) = (&self.text, &self.vision);
         let text_block = check.within("text", |check| {
             let epsilon = text.norm_epsilon.unwrap_or(NORM_EPSILON);
-            encoder_block(check, (text.hidden, text.heads, text.intermediate), epsilon)
+            let block = encoder_block(check, (text.hidden, text.heads, text.intermediate), epsilon);
+            Block { dropout: text.dropout, ..block }
         });
         let vision_block = check.within("vision", |check| {
             let epsilon = vision.norm_epsilon.unwrap_or(NORM_EPSILON);
-            encoder_block(check, (vision.hidden, vision.heads, vision.intermediate), epsilon)
+            let block = encoder_block(check, (vision.hidden, vision.heads, vision.intermediate), epsilon);
+            Block { dropout: vision.dropout, ..block }
         });
         TwoTowers {
             text: TextTower {
@@ -290,6 +300,7 @@ impl TowersFile {
                 heads: text.block.heads,
                 intermediate: text.block.intermediate,
                 norm_epsilon: Some(text.block.norm_epsilon),
+                dropout: text.block.dropout,
             },
             vision: VisionTable {
                 image: vision.embedding.image,
@@ -300,6 +311,7 @@ impl TowersFile {
                 heads: vision.block.heads,
                 intermediate: vision.block.intermediate,
                 norm_epsilon: Some(vision.block.norm_epsilon),
+                dropout: vision.block.dropout,
             },
         }
     }

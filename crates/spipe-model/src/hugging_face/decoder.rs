@@ -170,6 +170,12 @@ fn rotary(
 ) -> Positions {
     let old_base = config.number(base_keys, base);
     let old_fraction = config.number(&[fraction_key], fraction);
+    for table in ["rope_parameters", "rope_scaling"] {
+        let kind = config.child(&[table]).and_then(|nested| nested.word("rope_type").or_else(|| nested.word("type")));
+        if let Some(kind) = kind.filter(|kind| *kind != "default") {
+            config.warn(table, format!("the scaling `{kind}` of rotary positions is left out; it costs nothing"));
+        }
+    }
     let Some(mut nested) = config.child(&["rope_parameters"]) else {
         return Positions::Rotary { base: old_base, fraction: old_fraction };
     };

@@ -63,11 +63,11 @@ pub(super) fn clip(config: &mut Config<'_>) -> TwoTowers {
     let text = text_tower(&mut text_config, projection);
     let mut vision_config = config.child(VISION).unwrap_or_else(|| Config::new("", "", &empty));
     let vision = vision_tower(&mut vision_config, projection);
-    for (key, table) in [("text_config", text_config), ("vision_config", vision_config)] {
-        if config.has(key) {
+    for (keys, table) in [(TEXT, text_config), (VISION, vision_config)] {
+        if config.child(keys).is_some() {
             config.faults.extend(table.faults);
         } else {
-            config.warn(key, format!("`{key}` is absent; the defaults of its class are used"));
+            config.warn(keys[0], format!("`{}` is absent; the defaults of its class are used", keys[0]));
         }
     }
     TwoTowers { text, vision }
