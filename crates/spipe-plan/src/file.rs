@@ -1,11 +1,12 @@
 //! Plan files: JSON that carries everything the plan needs, model and machine included.
 
-use crate::{Activations, FORMAT_VERSION, Outcome, Placement, Plan, Stage, System};
+use crate::{Activations, FORMAT_VERSION, Outcome, OutcomeStatus, Placement, Plan, Stage, System, footprint};
 use serde::{Deserialize, Serialize};
-use spipe_base::{Diagnostic, Faults, LayerId, LayerRange, Position};
+use spipe_base::{Bytes, Diagnostic, Faults, LayerId, LayerRange, Position};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
+use std::collections::BTreeMap;
 
 /// An input file carried along, so that a plan means the same when the file has changed since.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -56,9 +57,24 @@ pub struct PlanFile {
     pub workload: Workload,
     /// The stages, in model order.
     pub stages: Vec<StageFile>,
-    /// What the planner says of it.
+    /// How the planner's search ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub outcome: Option<Outcome>,
+    pub status: Option<OutcomeStatus>,
+    /// Which planner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planner: Option<String>,
+    /// A proven lower bound of the iteration time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub objective_ms: Option<f64>,
+    /// (simulated − bound) ÷ simulated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap: Option<f64>,
+    /// The simulated iteration time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulated_iteration_ms: Option<f64>,
+    /// What each memory must hold, by its name; for information, it is counted again when the plan is read.
+    #[serde(default)]
+    pub peak_bytes: BTreeMap<String, Bytes>,
     /// The model.
     pub model: Embedded,
     /// The machine.
@@ -86,21 +102,39 @@ impl Plan {
         let hardware = Hardware::from_toml(&format!("{file}#hardware"), &parsed.hardware.toml)?;
         let placement = place(file, text, &parsed, &hardware)?;
         let plan = Self::new(model, hardware, parsed.workload, placement)?;
-        Ok(match parsed.outcome {
-            Some(outcome) => plan.with_outcome(outcome),
-            None => plan,
+        Ok(match (parsed.planner, parsed.status) {
+            (Some(planner), Some(status)) => plan.with_outcome(Outcome {
+                planner,
+                status,
+                objective_ms: parsed.objective_ms,
+                gap: parsed.gap,
+                simulated_iteration_ms: parsed.simulated_iteration_ms,
+            }),
+            _ => plan,
         })
     }
 
     /// The plan as a file.
     pub fn to_file(&self) -> PlanFile {
+        let outcome = self.outcome.as_ref();
+        let memories = footprint(&self.context(), &self.placement);
+        let peak =
+            |stages: &BTreeMap<_, crate::StageFootprint>| stages.values().map(crate::StageFootprint::total).sum();
         PlanFile {
             format_version: FORMAT_VERSION,
             system: self.placement.system,
             head_start: self.placement.head_start,
             workload: *self.cost.workload(),
             stages: self.placement.stages.iter().map(|stage| stage_file(stage, &self.hardware)).collect(),
-            outcome: self.outcome.clone(),
+            status: outcome.map(|outcome| outcome.status),
+            planner: outcome.map(|outcome| outcome.planner.clone()),
+            objective_ms: outcome.and_then(|outcome| outcome.objective_ms),
+            gap: outcome.and_then(|outcome| outcome.gap),
+            simulated_iteration_ms: outcome.and_then(|outcome| outcome.simulated_iteration_ms),
+            peak_bytes: memories
+                .iter()
+                .map(|(memory, stages)| (self.hardware.memories()[*memory].name.clone(), peak(stages)))
+                .collect(),
             model: Embedded { name: self.model.name().into(), toml: self.model.to_toml() },
             hardware: Embedded { name: self.hardware.name().into(), toml: self.hardware.to_toml() },
         }
