@@ -32,6 +32,13 @@ pub(crate) struct Row {
     pub(crate) lanes: Vec<Option<LaneId>>,
 }
 
+impl Row {
+    /// Its name without the device's before it.
+    pub(crate) fn short_name(&self) -> &str {
+        self.name.strip_prefix(self.device.as_str()).and_then(|rest| rest.strip_prefix('.')).unwrap_or(&self.name)
+    }
+}
+
 /// A memory, with its curve in each track that has it.
 pub(crate) struct MemoryRow<'a> {
     /// Its name.

@@ -3,7 +3,7 @@
 use super::{
     canvas::{Align, Canvas, Frame, Type},
     header::{LINE, draw_bubble},
-    layout::{END_HEIGHT, LANE_TYPE, Layout, MARGIN, PlacedRow, TRACK_TYPE, lane_name},
+    layout::{END_HEIGHT, LANE_TYPE, Layout, MARGIN, PlacedRow, TRACK_TYPE},
 };
 use crate::{
     DrawError,
@@ -71,7 +71,7 @@ fn draw_row_names<DB: DrawingBackend>(
     }
     if height >= 9.0 {
         let labels = if scene.is_double() { TRACK_TYPE.width("predicted") + 8.0 } else { 0.0 };
-        let name = LANE_TYPE.fit(lane_name(placed.row), left - 6.0 - labels - layout.lane_names);
+        let name = LANE_TYPE.fit(placed.row.short_name(), left - 6.0 - labels - layout.lane_names);
         canvas.text(&name, (layout.lane_names, baseline), LANE_TYPE)?;
     }
     if scene.is_double() && layout.track_height >= 10.0 {

@@ -107,7 +107,7 @@ fn name_columns(scene: &Scene, rows: &[Row]) -> (f64, f64) {
     let devices = rows.iter().map(|row| LANE_TYPE.bold().width(&row.device));
     let devices = widest(&mut devices.into_iter(), 140.0);
     let memories = scene.memories.iter().map(|row| LANE_TYPE.bold().width(&row.name) - 60.0);
-    let lanes = rows.iter().map(|row| LANE_TYPE.width(lane_name(row))).chain(memories);
+    let lanes = rows.iter().map(|row| LANE_TYPE.width(row.short_name())).chain(memories);
     let lanes = widest(&mut lanes.into_iter(), 180.0);
     let labels = if scene.is_double() {
         widest(&mut scene.tracks.iter().map(|track| TRACK_TYPE.width(&track.label) + 8.0), 80.0)
@@ -116,11 +116,6 @@ fn name_columns(scene: &Scene, rows: &[Row]) -> (f64, f64) {
     };
     let start = MARGIN + devices + 12.0;
     (start, start + lanes.max(40.0) + labels + 10.0)
-}
-
-/// The lane's name without the device's before it.
-pub(super) fn lane_name(row: &Row) -> &str {
-    row.name.strip_prefix(row.device.as_str()).and_then(|rest| rest.strip_prefix('.')).unwrap_or(&row.name)
 }
 
 fn memory_frames(scene: &Scene, (left, _, right, bottom): Frame) -> Vec<Frame> {

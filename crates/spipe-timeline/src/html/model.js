@@ -1,0 +1,143 @@
+"use strict";
+// The traces and what can be asked of them. Times are nanoseconds; none of it knows about pixels.
+const data = JSON.parse(document.getElementById("data").textContent);
+const END = data.end;
+
+const MILLISECONDS = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
+
+function duration(ns) {
+  const [unit, factor] = UNITS.find(([, factor]) => ns >= factor) || UNITS[3];
+  const value = ns / factor;
+  const digits = unit === "ns" ? 0 : value < 10 ? 3 : value < 100 ? 2 : value < 10000 ? 1 : 0;
+  return `${value.toFixed(digits)} ${unit}`;
+}
+
+// A point in time, to the microsecond.
+function moment(ns) {
+  return `${MILLISECONDS.format(ns / 1e6)} ms`;
+}
+
+function size(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (bytes >= 1024 && unit < 4) { bytes /= 1024; unit += 1; }
+  return `${bytes.toFixed(unit ? 1 : 0)} ${units[unit]}`;
+}
+
+function percent(share) {
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+// The first index in `list` (ascending by `key`) whose key is greater than `value`.
+function after(length, key, value) {
+  let low = 0, high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (key(middle) > value) high = middle; else low = middle + 1;
+  }
+  return low;
+}
+
+class Track {
+  constructor(raw, index) {
+    Object.assign(this, raw);
+    this.index = index;
+    this.count = this.start.length;
+    // Per row: its spans by start, and the latest end so far, so that a window finds its first span by bisection.
+    this.rows = data.rows.map(() => ({ spans: [], ends: null, idle: [] }));
+    for (const span of this.order) this.rows[this.row[span]].spans.push(span);
+    for (const row of this.rows) {
+      row.ends = new Float64Array(row.spans.length);
+      let latest = 0;
+      row.spans.forEach((span, at) => { latest = Math.max(latest, this.end[span]); row.ends[at] = latest; });
+    }
+    for (const stretch of this.idle) this.rows[stretch[0]].idle.push(stretch);
+    for (const row of this.rows) row.idle.sort((a, b) => a[1] - b[1]);
+    this.before = this.links(1, 0);
+    this.next = this.links(0, 1);
+  }
+
+  // Neighbours of every span along arrows: those of span i are items[first[i] .. first[i + 1]].
+  links(from, to) {
+    const first = new Int32Array(this.count + 1);
+    const pairs = this.arrows;
+    for (let at = 0; at < pairs.length; at += 2) first[pairs[at + from] + 1] += 1;
+    for (let at = 0; at < this.count; at += 1) first[at + 1] += first[at];
+    const items = new Int32Array(pairs.length / 2), filled = first.slice();
+    for (let at = 0; at < pairs.length; at += 2) items[filled[pairs[at + from]]++] = pairs[at + to];
+    return (span) => items.subarray(first[span], first[span + 1]);
+  }
+
+  // The place in a row of the first span that ends after `time`.
+  firstAfter(row, time) {
+    const ends = this.rows[row].ends;
+    return after(ends.length, (at) => ends[at], time);
+  }
+
+  firstIdleAfter(row, time) {
+    const idle = this.rows[row].idle;
+    return after(idle.length, (at) => idle[at][2], time);
+  }
+
+  kindOf(span) { return data.kinds[this.kind[span]]; }
+  familyOf(span) { return data.kinds[this.kind[span]].family; }
+
+  subject(span) {
+    const parts = [];
+    if (this.stage[span] >= 0) parts.push(`s${this.stage[span]}`);
+    if (this.microbatch[span] >= 0) parts.push(`m${this.microbatch[span]}`);
+    return parts.join(" ");
+  }
+
+  labelOf(span) {
+    const kind = this.kindOf(span);
+    if (!kind.letter) return `${kind.name} ${this.subject(span)}`.trim();
+    const number = (id) => id >= 0 ? id : "";
+    return number(this.stage[span]) + kind.letter + number(this.microbatch[span]);
+  }
+}
+
+const tracks = data.tracks.map((raw, index) => new Track(raw, index));
+const double = tracks.length > 1;
+
+// The same action in the other track: same lane, kind and subject, and as many of those before it.
+let twins = null;
+function twin(track, span) {
+  if (!double) return -1;
+  if (!twins) {
+    const keys = tracks.map((track) => {
+      const seen = new Map(), bySpan = new Map(), byKey = new Map();
+      for (const span of track.order) {
+        const name = [track.row[span], track.kind[span], track.stage[span], track.microbatch[span], track.layers[span]].join();
+        const nth = seen.get(name) || 0;
+        seen.set(name, nth + 1);
+        bySpan.set(span, `${name},${nth}`);
+        byKey.set(`${name},${nth}`, span);
+      }
+      return { bySpan, byKey };
+    });
+    twins = keys;
+  }
+  const other = twins[1 - track.index].byKey.get(twins[track.index].bySpan.get(span));
+  return other === undefined ? -1 : other;
+}
+
+// What a memory holds at `time`.
+function heldAt(curve, time) {
+  const at = after(curve.at.length, (index) => curve.at[index], time);
+  return at ? curve.bytes[at - 1] : 0;
+}
+
+// Marks at multiples of 1, 2 or 5 times a power of ten, about one per `step` nanoseconds.
+function ticks(from, to, step) {
+  let power = 10 ** Math.floor(Math.log10(Math.max(step, 1)));
+  const width = [1, 2, 5, 10].map((digit) => digit * power).find((width) => width >= step) || step;
+  const [unit, factor] = UNITS.find(([, factor]) => Math.max(to / 2, width) >= factor) || UNITS[3];
+  const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(width / factor) - 1e-9)));
+  const marks = [];
+  for (let at = Math.ceil(from / width) * width; at <= to && marks.length < 100; at += width) {
+    marks.push([at, (at / factor).toFixed(digits)]);
+  }
+  return { unit, marks };
+}
