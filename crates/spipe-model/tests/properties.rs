@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use spipe_model::{
     Attention, Batch, Block, Experts, Layer, LayerKind, LayerWork, Mlp, Model, Norm, Positions, Precision, Recompute,
+    shipped,
 };
 
 fn sizes() -> impl Strategy<Value = Block> {
@@ -140,4 +141,91 @@ proptest! {
             prop_assert!(imported.model.parameters() > 0);
         }
     }
+
+    /// One value of a good file replaced by another: read, or refused with a place.
+    #[test]
+    fn a_wrong_value_has_a_place(file in 0..shipped().len(), line in any::<prop::sample::Index>(), value in toml_value()) {
+        let (name, text) = shipped()[file];
+        let lines: Vec<&str> = text.lines().collect();
+        let (position, key) = {
+            let keys: Vec<(usize, &str)> = lines
+                .iter()
+                .enumerate()
+                .filter(|(_, line)| !line.starts_with('#'))
+                .filter_map(|(index, line)| Some((index, line.split_once(" = ")?.0)))
+                .collect();
+            keys[line.index(keys.len())]
+        };
+        let mut changed: Vec<String> = lines.iter().map(ToString::to_string).collect();
+        changed[position] = format!("{key} = {value}");
+        match Model::from_toml(name, &changed.join("\n")) {
+            Ok(model) => prop_assert_eq!(Model::from_toml(name, &model.to_toml()), Ok(model)),
+            Err(faults) => prop_assert!(faults.iter().all(|fault| fault.position.is_some()), "{faults}"),
+        }
+    }
+
+    /// The same for configs.
+    #[test]
+    fn a_wrong_value_in_a_config_has_a_place(
+        model_type in prop::sample::select(vec!["llama", "qwen3", "gpt2", "gpt_neox", "bloom", "mixtral", "vit", "clip"]),
+        key in prop::sample::select(vec![
+            "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "vocab_size",
+            "rope_parameters", "rope_theta", "rotary_pct", "layer_norm_eps", "image_size", "patch_size", "id2label",
+            "text_config", "vision_config", "projection_dim", "num_local_experts", "tie_word_embeddings", "architectures",
+        ]),
+        value in json_value(),
+    ) {
+        let config = format!("{{\"model_type\": \"{model_type}\", \"{key}\": {value}}}");
+        match Model::from_hugging_face("config.json", &config) {
+            Ok(imported) => {
+                prop_assert_eq!(Model::from_toml("config.toml", &imported.model.to_toml()), Ok(imported.model));
+            }
+            Err(faults) => prop_assert!(faults.iter().all(|fault| fault.position.is_some()), "{faults}"),
+        }
+    }
+}
+
+fn toml_value() -> impl Strategy<Value = String> {
+    let words = [
+        "\"gelu\"",
+        "\"learned\"",
+        "\"alibi\"",
+        "\"layer-norm\"",
+        "true",
+        "[]",
+        "[1, 2]",
+        "{ a = 1 }",
+        "1e300",
+        "nan",
+        "-1",
+    ];
+    prop_oneof![
+        (0_u64..200).prop_map(|size| size.to_string()),
+        any::<i64>().prop_map(|size| size.to_string()),
+        prop::sample::select(words.to_vec()).prop_map(str::to_owned),
+    ]
+}
+
+fn json_value() -> impl Strategy<Value = String> {
+    let words = [
+        "null",
+        "true",
+        "\"64\"",
+        "[]",
+        "[224, 224]",
+        "[224, 16]",
+        "{}",
+        "{\"hidden_size\": 7}",
+        "{\"rope_theta\": -1}",
+        "{\"image_size\": 0}",
+        "1e300",
+        "-1",
+        "0.5",
+        "18446744073709551615",
+    ];
+    prop_oneof![
+        (0_u64..2000).prop_map(|size| size.to_string()),
+        any::<u64>().prop_map(|size| size.to_string()),
+        prop::sample::select(words.to_vec()).prop_map(str::to_owned),
+    ]
 }
