@@ -128,7 +128,7 @@ impl Builder<'_> {
             let memory = MemoryId::from(index);
             self.memories[memory].device = Some(self.devices.push(gpu(item, memory)));
             self.ends[memory].peer_access = item.peer_access.unwrap_or(true);
-            self.ends[memory].within = Some(*item.memory_bandwidth * 0.5);
+            self.ends[memory].within = BytesPerSecond::new(item.memory_bandwidth.get() / 2.0);
         }
         for (index, Placed { item, .. }) in self.parts.sockets.iter().enumerate() {
             let (memory, view) = (self.dram(index), self.view(index));

@@ -133,7 +133,7 @@ impl Device {
         let flops = flops.max(Flops::flop(1.0));
         self.efficiency.matmul_rate(data_type, flops).or_else(|| {
             let peak = *self.peak.get(&data_type)?;
-            Some(peak * self.efficiency.matmul.share(flops.get(), peak.get()))
+            FlopsPerSecond::new(peak.get() * self.efficiency.matmul.share(flops.get(), peak.get()))
         })
     }
 
@@ -141,8 +141,9 @@ impl Device {
     pub fn elementwise_rate(&self, bytes: Bytes) -> BytesPerSecond {
         let bytes = bytes.max(Bytes::new(1));
         let peak = self.memory_bandwidth;
-        let modelled = || peak * self.efficiency.elementwise.share(bytes.as_f64(), peak.get());
-        self.efficiency.elementwise_rate(bytes).unwrap_or_else(modelled)
+        let modelled =
+            || BytesPerSecond::new(peak.get() * self.efficiency.elementwise.share(bytes.as_f64(), peak.get()));
+        self.efficiency.elementwise_rate(bytes).or_else(modelled).unwrap_or(peak)
     }
 
     /// The measured times of exactly that layer and batch on this device, if there are any.

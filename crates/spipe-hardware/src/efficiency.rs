@@ -30,11 +30,14 @@ pub struct Saturation {
     pub startup: Seconds,
 }
 
+/// Keeps rates above zero, so that they can divide, however absurd the startup time of a profile.
+const LEAST_SHARE: f64 = 1e-30;
+
 impl Saturation {
     /// The share of `peak` that an operation of `amount` reaches, both in the same unit (and its rate per second).
     pub fn share(&self, amount: f64, peak: f64) -> f64 {
         let half_size = self.fraction * peak * self.startup.get();
-        self.fraction * amount / (amount + half_size)
+        (self.fraction * amount / (amount + half_size)).max(LEAST_SHARE)
     }
 }
 

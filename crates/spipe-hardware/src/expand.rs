@@ -119,7 +119,7 @@ impl Range {
     }
 
     fn len(&self) -> usize {
-        (self.last - self.first) / self.step + 1
+        ((self.last - self.first) / self.step).saturating_add(1)
     }
 }
 
@@ -165,7 +165,16 @@ mod tests {
         assert_eq!(all("n{1..9/4}-nic"), "n1-nic n5-nic n9-nic");
         assert_eq!(all("nvlink{0..4/4}-{1..5/4}"), "nvlink0-1 nvlink4-5");
         assert_eq!(Ranged::parse("gpu0"), Ok(None));
-        for bad in ["gpu{3..0}", "gpu{0..3", "gpu{}", "gpu{0..4/0}", "gpu{a..b}", "gpu{0..9999999}", "a{0..1}b{0..2}"] {
+        for bad in [
+            "gpu{3..0}",
+            "gpu{0..3",
+            "gpu{}",
+            "gpu{0..4/0}",
+            "gpu{a..b}",
+            "gpu{0..9999999}",
+            "a{0..1}b{0..2}",
+            "a{0..18446744073709551615}",
+        ] {
             assert!(Ranged::parse(bad).is_err(), "{bad}");
         }
     }

@@ -112,6 +112,6 @@ impl Router<'_> {
     fn pageable_cap(&self, from: MemoryId, to: MemoryId, narrowest: Option<BytesPerSecond>) -> Option<BytesPerSecond> {
         let one_gpu = [from, to].iter().any(|id| self.memories[*id].kind == MemoryKind::Gpu);
         let stated = self.ends[from].pageable.or(self.ends[to].pageable).filter(|_| one_gpu)?;
-        stated.or_else(|| narrowest.map(|bandwidth| bandwidth * 0.5))
+        stated.or_else(|| BytesPerSecond::new(narrowest?.get() / 2.0))
     }
 }

@@ -107,7 +107,7 @@ impl<'a> Ways<'a> {
 
     fn extend(&self, way: &Way, link: LinkId) -> Way {
         let mut longer = way.clone();
-        longer.latency_ps += picoseconds(self.links[link].latency);
+        longer.latency_ps = longer.latency_ps.saturating_add(picoseconds(self.links[link].latency));
         longer.hops += 1;
         longer.ranks.push(self.ranks[link.index()]);
         longer

@@ -83,6 +83,25 @@ proptest! {
     }
 
     #[test]
+    fn spoiled_text_is_refused_without_panic(
+        which in any::<prop::sample::Index>(),
+        at in any::<prop::sample::Index>(),
+        length in 0usize..40,
+        put in "[a-z0-9 {}.\"=\n\\[\\]/-]{0,12}",
+    ) {
+        let (name, text) = which.get(spipe_hardware::shipped());
+        let letters: Vec<char> = text.chars().collect();
+        let start = at.index(letters.len());
+        let end = (start + length).min(letters.len());
+        let kept = (letters[..start].iter(), letters[end..].iter());
+        let spoiled: String = kept.0.copied().chain(put.chars()).chain(kept.1.copied()).collect();
+        if let Err(faults) = Hardware::from_toml(name, &spoiled) {
+            prop_assert!(faults.iter().all(|fault| fault.position.is_some()));
+            prop_assert!(!faults.is_harmless());
+        }
+    }
+
+    #[test]
     fn text_reads_back(file in machines()) {
         let machine = Hardware::from_file("random", file.clone()).unwrap();
         prop_assert_eq!(HardwareFile::from_toml("random", &machine.to_toml()), Ok(file));
