@@ -1,1 +1,53 @@
-//! Searches for plans: ILP, dynamic program, greedy, exhaustive.
+//! Planners: who gets which layers, and how sure we are.
+//!
+//! ```text
+//!            ┌ greedy       fills GPUs in layer order, spills to sockets     heuristic
+//! Problem ──►┤ dp           balances the stages of each device order         heuristic
+//!            │ ilp          proves a lower bound, simulates what may win     optimal within the gap
+//!            └ exhaustive   simulates everything, on small cases             optimal
+//! ```
+//!
+//! The space of placements: contiguous stages, at most one per device, any of the machine's devices in any order, per
+//! stage the number of its first layers that are recomputed, and a system: GPipe, 1F1B, or the hybrid with a head start
+//! of up to [`LARGEST_HEAD_START`] where a CPU socket has a stage. A plan is judged by the iteration time that the
+//! problem's [`Score`] returns for it (a simulation), under the memory count of [`spipe_plan::footprint`].
+//!
+//! How the ILP planner works:
+//!
+//! ```text
+//! device sequences, up to symmetry ─► × systems = cases ─► partition bound ─┬─ cannot beat the best plan: skipped
+//!                                                                           └─ ILP of the case ◄── critical-path cuts, no-goods
+//!                                                                              └─► candidate ─► score ─► best plan
+//! ```
+//!
+//! Results are the same for any number of threads, unless the time limit or the stop signal struck.
+
+mod balanced;
+mod case;
+mod deadline;
+mod exhaustive;
+mod figures;
+mod greedy;
+mod ilp;
+mod order;
+mod partition;
+mod problem;
+mod reason;
+mod relaxation;
+mod sequence;
+
+pub use problem::{Claim, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};
+
+/// The names that [`planner`] knows.
+pub const NAMES: [&str; 4] = ["ilp", "dp", "greedy", "exhaustive"];
+
+/// The planner with that name.
+pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
+    Some(match name {
+        "ilp" => Box::new(ilp::Ilp),
+        "dp" => Box::new(balanced::Balanced),
+        "greedy" => Box::new(greedy::Greedy),
+        "exhaustive" => Box::new(exhaustive::Exhaustive),
+        _ => return None,
+    })
+}

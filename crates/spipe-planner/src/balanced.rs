@@ -1,0 +1,118 @@
+//! The balanced dynamic program: for each device order the division whose busiest stage is least busy.
+//!
+//! `best(i, e) = min over a < e of max(best(i−1, a), F + R + B of layers a..e on device i)`, with the least recompute R
+//! that fits in memory: O(L² p) per order (the linear partition problem; PipeDream's planner, Narayanan et al., SOSP 2019,
+//! section 3.1, without replication). The orders whose busiest stage is least busy are simulated.
+
+use crate::{
+    Claim, PlanError, Planner, Problem, Solution,
+    case::{Case, Division, Scored, faster, judge},
+    deadline::Deadline,
+    figures::Figures,
+    ilp::{cases, in_pool, search::to_time},
+    partition::Partitioner,
+    reason,
+    relaxation::relaxation,
+    sequence,
+};
+use rayon::prelude::*;
+use spipe_plan::OutcomeStatus;
+
+/// How many of the best-balanced cases are simulated.
+const CANDIDATES: usize = 64;
+
+/// The planner.
+pub(crate) struct Balanced;
+
+impl Planner for Balanced {
+    fn name(&self) -> &'static str {
+        "dp"
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::Heuristic
+    }
+
+    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
+        let deadline = Deadline::new(problem);
+        let figures = Figures::new(problem.context);
+        if deadline.stopped() {
+            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+        }
+        reason::obvious(&figures)?;
+        let cases = cases(problem, &figures, &sequence::sequences(&figures, problem.options.sequence_limit).list);
+        if cases.is_empty() {
+            return Err(PlanError::NoSystem);
+        }
+        in_pool(problem, || solve(problem, &figures, &cases, &deadline))
+    }
+}
+
+fn solve(
+    problem: &Problem<'_>,
+    figures: &Figures<'_>,
+    cases: &[Case],
+    deadline: &Deadline<'_>,
+) -> Result<Solution, PlanError> {
+    let partitioner = Partitioner::new(figures, cases);
+    let divide = |case: &Case| balance(figures, &partitioner, case);
+    let divisions: Vec<Option<(f64, Division)>> = cases.par_iter().map(divide).collect();
+    let mut candidates: Vec<(f64, &Case, Division)> = cases
+        .iter()
+        .zip(divisions)
+        .filter_map(|(case, division)| division.map(|(busiest, division)| (busiest, case, division)))
+        .collect();
+    if candidates.is_empty() {
+        return Err(reason::closest(figures, cases));
+    }
+    candidates.sort_by(|a, b| a.0.total_cmp(&b.0));
+    candidates.truncate(CANDIDATES);
+    let examined = candidates.len();
+    let scores: Vec<Option<Scored>> = candidates
+        .par_iter()
+        .map(|(_, case, division)| if deadline.stopped() { None } else { judge(problem, case.placement(division)) })
+        .collect();
+    let Some((simulated, placement)) = scores.into_iter().fold(None, faster) else {
+        return Err(if deadline.stopped() {
+            PlanError::StoppedWithoutPlan { examined }
+        } else {
+            PlanError::NothingRuns { examined }
+        });
+    };
+    let bound = to_time(figures, relaxation(figures)).min(simulated);
+    Ok(Solution {
+        placement,
+        status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
+        bound,
+        simulated,
+        gap: Solution::gap_of(simulated, bound),
+        examined,
+        solves: 0,
+        cases: cases.len(),
+    })
+}
+
+/// The division of `case` whose busiest stage is least busy per microbatch, with that time in ms.
+fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case) -> Option<(f64, Division)> {
+    let (layers, stages) = (figures.layers, case.stages());
+    let mut best = vec![f64::INFINITY; layers + 1];
+    best[0] = 0.0;
+    let mut from_of = vec![vec![0; layers + 1]; stages];
+    for stage in 0..stages {
+        let mut next = vec![f64::INFINITY; layers + 1];
+        let farthest = layers.checked_sub(stages - 1 - stage)?;
+        for from in (stage..farthest).filter(|from| best[*from].is_finite()) {
+            for to in from + 1..=farthest {
+                let Some(recomputed) = partitioner.least(case, stage, from, to) else { continue };
+                let busy = case.device(figures, stage).stage_times(from, to, recomputed).busy();
+                let busiest = best[from].max(busy);
+                if busiest < next[to] {
+                    next[to] = busiest;
+                    from_of[stage][to] = from;
+                }
+            }
+        }
+        best = next;
+    }
+    best[layers].is_finite().then(|| (best[layers], partitioner.trace(case, &from_of)))
+}

@@ -1,0 +1,166 @@
+//! A case: which device has which stage, under which system. What is left open is where the stages end and what they
+//! recompute.
+
+use crate::{
+    LARGEST_HEAD_START, Problem,
+    figures::{DeviceFigures, Figures, Hop, Seat, StageTimes},
+    order::Times,
+};
+use spipe_base::{DeviceId, LayerRange, SimTime, StageId};
+use spipe_plan::{InFlight, Placement, Stage, System, check};
+
+/// A system with its knob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Discipline {
+    pub system: System,
+    pub head_start: u64,
+}
+
+/// The disciplines that `problem` allows on a sequence with or without a CPU stage.
+///
+/// A hybrid without head start is 1F1B, and is left out where that is allowed.
+pub(crate) fn disciplines(systems: &[System], has_cpu: bool) -> Vec<Discipline> {
+    let mut list = Vec::new();
+    for system in System::ALL.into_iter().filter(|system| systems.contains(system)) {
+        let plain = usize::from(systems.contains(&System::OneForwardOneBackward)) as u64;
+        let head_starts = match system {
+            System::Hybrid if !has_cpu => continue,
+            System::Hybrid => plain..=LARGEST_HEAD_START,
+            System::Gpipe | System::OneForwardOneBackward => 0..=0,
+        };
+        list.extend(head_starts.map(|head_start| Discipline { system, head_start }));
+    }
+    list
+}
+
+/// A device sequence under a discipline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    /// Device of each stage, in model order.
+    pub devices: Vec<usize>,
+    pub discipline: Discipline,
+    /// Where each stage stands.
+    pub seats: Vec<Seat>,
+}
+
+/// Where the stages of a case end, and how many of their first layers are recomputed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Division {
+    /// The layer after the last one of each stage.
+    pub ends: Vec<usize>,
+    pub recomputed: Vec<usize>,
+}
+
+impl Division {
+    /// The layers of stage `stage`: the first, and the one after the last.
+    pub fn layers(&self, stage: usize) -> (usize, usize) {
+        (if stage == 0 { 0 } else { self.ends[stage - 1] }, self.ends[stage])
+    }
+}
+
+impl Case {
+    pub fn new(figures: &Figures<'_>, devices: &[usize], discipline: Discipline) -> Self {
+        let stages = devices.len();
+        let one_layer = |(index, device): (usize, &usize)| Stage {
+            device: DeviceId::from(*device),
+            layers: single(index),
+            recomputed: 0,
+        };
+        let sketch = Placement {
+            system: discipline.system,
+            head_start: discipline.head_start,
+            stages: devices.iter().enumerate().map(one_layer).collect(),
+        };
+        let in_flight = |stage: usize| {
+            InFlight::of(&sketch, StageId::from(stage), figures.microbatches, |device| {
+                figures.devices[device.index()].is_cpu
+            })
+            .0
+        };
+        let seat = |(index, device): (usize, &usize)| Seat {
+            device: *device,
+            in_flight: in_flight(index),
+            first: index == 0,
+            last: index + 1 == stages,
+        };
+        let seats = devices.iter().enumerate().map(seat).collect();
+        Self { devices: devices.to_vec(), discipline, seats }
+    }
+
+    pub fn stages(&self) -> usize {
+        self.devices.len()
+    }
+
+    pub fn device<'f>(&self, figures: &'f Figures<'_>, stage: usize) -> &'f DeviceFigures {
+        &figures.devices[self.devices[stage]]
+    }
+
+    /// The copy of activations over the boundary behind `stage`, and that of gradients back.
+    pub fn hops<'f>(&self, figures: &'f Figures<'_>, stage: usize) -> Option<(&'f Hop, &'f Hop)> {
+        let (from, to) = (self.devices[stage], self.devices[stage + 1]);
+        Some((figures.hop(from, to)?, figures.hop(to, from)?))
+    }
+
+    /// How long activations and gradients take over the boundary behind `stage` if it ends before layer `end`.
+    pub fn transfers(&self, figures: &Figures<'_>, stage: usize, end: usize) -> (f64, f64) {
+        let bytes = figures.crossing(end - 1, self.devices[stage], self.devices[stage + 1]);
+        match self.hops(figures, stage) {
+            Some((there, back)) => (there.time(bytes), if figures.training { back.time(bytes) } else { 0.0 }),
+            None => (f64::INFINITY, f64::INFINITY),
+        }
+    }
+
+    /// All durations of a division.
+    pub fn times(&self, figures: &Figures<'_>, division: &Division) -> Times {
+        let stage = |stage: usize| -> StageTimes {
+            let (from, to) = division.layers(stage);
+            self.device(figures, stage).stage_times(from, to, division.recomputed[stage])
+        };
+        let boundaries = (0..self.stages() - 1).map(|stage| self.transfers(figures, stage, division.ends[stage]));
+        let (activations, gradients) = boundaries.unzip();
+        Times { stages: (0..self.stages()).map(stage).collect(), activations, gradients }
+    }
+
+    pub fn placement(&self, division: &Division) -> Placement {
+        let stage = |stage: usize| {
+            let (from, to) = division.layers(stage);
+            Stage {
+                device: DeviceId::from(self.devices[stage]),
+                layers: LayerRange::new(from.into(), (to - 1).into()).unwrap_or_else(|| single(from)),
+                recomputed: division.recomputed[stage],
+            }
+        };
+        Placement {
+            system: self.discipline.system,
+            head_start: self.discipline.head_start,
+            stages: (0..self.stages()).map(stage).collect(),
+        }
+    }
+
+    /// The names of its devices, in stage order.
+    pub fn names(&self, figures: &Figures<'_>) -> String {
+        self.devices.iter().map(|device| figures.devices[*device].name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn single(layer: usize) -> LayerRange {
+    let range = LayerRange::new(layer.into(), layer.into());
+    range.unwrap_or_else(|| unreachable!("a layer comes not after itself"))
+}
+
+/// A placement with its simulated time.
+pub(crate) type Scored = (SimTime, Placement);
+
+/// The simulated time of `placement` if it is acceptable and runs.
+pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Scored> {
+    check(&problem.context, &placement).ok()?;
+    (problem.score)(&placement).map(|time| (time, placement))
+}
+
+/// The faster of two; the first of two equally fast ones.
+pub(crate) fn faster(first: Option<Scored>, second: Option<Scored>) -> Option<Scored> {
+    match (first, second) {
+        (Some(first), Some(second)) => Some(if second.0 < first.0 { second } else { first }),
+        (first, second) => first.or(second),
+    }
+}

@@ -1,0 +1,38 @@
+//! When to stop.
+
+use crate::Problem;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+/// The time limit and the stop signal together.
+///
+/// The only place below the command line that reads a clock beside the executor: a limit cannot be kept without one, and
+/// nothing but the moment of stopping depends on it.
+pub(crate) struct Deadline<'a> {
+    start: Instant,
+    limit: Duration,
+    stop: &'a AtomicBool,
+}
+
+impl<'a> Deadline<'a> {
+    pub fn new(problem: &Problem<'a>) -> Self {
+        Self { start: Instant::now(), limit: problem.options.time_limit, stop: problem.stop }
+    }
+
+    /// Whether the stop signal was given.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether to stop now.
+    pub fn over(&self) -> bool {
+        self.stopped() || self.start.elapsed() >= self.limit
+    }
+
+    /// How much time is left.
+    pub fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.start.elapsed())
+    }
+}

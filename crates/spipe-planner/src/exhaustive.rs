@@ -1,0 +1,164 @@
+//! Exhaustive search: every placement of a small case, by simulated time. The reference for the other planners.
+
+use crate::{
+    Claim, PlanError, Planner, Problem, Solution,
+    case::{Case, Division, Scored, disciplines, faster, judge},
+    deadline::Deadline,
+    figures::Figures,
+    ilp::in_pool,
+    reason,
+};
+use rayon::prelude::*;
+use spipe_plan::OutcomeStatus;
+
+/// How many placements are simulated between looks at the stop signal.
+const BATCH: usize = 256;
+
+/// The planner.
+pub(crate) struct Exhaustive;
+
+impl Planner for Exhaustive {
+    fn name(&self) -> &'static str {
+        "exhaustive"
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::OptimalSimulated
+    }
+
+    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
+        let deadline = Deadline::new(problem);
+        let figures = Figures::new(problem.context);
+        let (placements, limit) = (count(problem, &figures), problem.options.exhaustive_limit);
+        if placements > limit {
+            return Err(PlanError::TooLarge { placements, limit });
+        }
+        reason::obvious(&figures)?;
+        let cases = crate::ilp::cases(problem, &figures, &all_sequences(&figures));
+        if cases.is_empty() {
+            return Err(PlanError::NoSystem);
+        }
+        in_pool(problem, || search(problem, &figures, &cases, &deadline))
+    }
+}
+
+fn search(
+    problem: &Problem<'_>,
+    figures: &Figures<'_>,
+    cases: &[Case],
+    deadline: &Deadline<'_>,
+) -> Result<Solution, PlanError> {
+    let mut best: Option<Scored> = None;
+    let mut examined = 0;
+    for case in cases {
+        for batch in divisions(figures, case).chunks(BATCH) {
+            if deadline.stopped() || (best.is_some() && deadline.over()) {
+                return match best {
+                    Some(best) => Ok(solution(best, figures, cases, examined, OutcomeStatus::Stopped)),
+                    None => Err(PlanError::StoppedWithoutPlan { examined }),
+                };
+            }
+            let scores: Vec<Option<Scored>> =
+                batch.par_iter().map(|division| judge(problem, case.placement(division))).collect();
+            examined += batch.len();
+            best = scores.into_iter().fold(best, faster);
+        }
+    }
+    match best {
+        Some(best) => Ok(solution(best, figures, cases, examined, OutcomeStatus::Optimal)),
+        None if examined > 0 => Err(PlanError::NothingRuns { examined }),
+        None => Err(reason::closest(figures, cases)),
+    }
+}
+
+fn solution(
+    (simulated, placement): Scored,
+    figures: &Figures<'_>,
+    cases: &[Case],
+    examined: usize,
+    status: OutcomeStatus,
+) -> Solution {
+    let proven = match status {
+        OutcomeStatus::Optimal => simulated,
+        _ => crate::ilp::search::to_time(figures, crate::relaxation::relaxation(figures)).min(simulated),
+    };
+    let gap = Solution::gap_of(simulated, proven);
+    Solution { placement, status, bound: proven, simulated, gap, examined, solves: 0, cases: cases.len() }
+}
+
+/// How many placements there are, whether they fit or not: per number of stages p and discipline, D!/(D−p)! device
+/// sequences times the ways to cut L layers into p stages of n_i layers with n_i + 1 recompute choices each, which are
+/// C(L + 2p − 1 − (p − 1) …): counted by recurrence.
+fn count(problem: &Problem<'_>, figures: &Figures<'_>) -> u64 {
+    let devices = figures.devices.len();
+    let has_cpu = figures.devices.iter().any(|device| device.is_cpu);
+    let disciplines = disciplines(&problem.systems, has_cpu).len() as u64;
+    let mut ways = vec![0u64; figures.layers + 1];
+    ways[0] = 1;
+    let (mut total, mut sequences) = (0u64, 1u64);
+    for stages in 1..=devices.min(figures.layers) {
+        let mut next = vec![0u64; figures.layers + 1];
+        for (from, before) in ways.iter().enumerate() {
+            for to in from + 1..=figures.layers {
+                let choices = if figures.training { (to - from + 1) as u64 } else { 1 };
+                next[to] = next[to].saturating_add(before.saturating_mul(choices));
+            }
+        }
+        ways = next;
+        sequences = sequences.saturating_mul((devices - stages + 1) as u64);
+        let here = sequences.saturating_mul(ways[figures.layers]).saturating_mul(disciplines);
+        total = total.saturating_add(here);
+    }
+    total
+}
+
+/// Every sequence of different devices, neighbours connected.
+fn all_sequences(figures: &Figures<'_>) -> Vec<Vec<usize>> {
+    let mut list: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut next = 0;
+    while next < list.len() {
+        let sequence = list[next].clone();
+        next += 1;
+        if sequence.len() == figures.layers {
+            continue;
+        }
+        for device in 0..figures.devices.len() {
+            let joined = sequence
+                .last()
+                .is_none_or(|last| figures.hop(*last, device).is_some() && figures.hop(device, *last).is_some());
+            if joined && !sequence.contains(&device) {
+                list.push([sequence.as_slice(), &[device]].concat());
+            }
+        }
+    }
+    list.remove(0);
+    list
+}
+
+/// Every division of `case` that fits its devices, in lexicographic order of ends and recompute.
+fn divisions(figures: &Figures<'_>, case: &Case) -> Vec<Division> {
+    let stages = case.stages();
+    let mut list = vec![Division { ends: Vec::new(), recomputed: Vec::new() }];
+    for stage in 0..stages {
+        let device = case.device(figures, stage);
+        let mut longer = Vec::new();
+        for division in &list {
+            let from = division.ends.last().copied().unwrap_or(0);
+            let farthest = figures.layers - (stages - 1 - stage);
+            let nearest = if stage + 1 == stages { figures.layers } else { from + 1 };
+            for to in nearest..=farthest {
+                for recomputed in 0..=if figures.training { to - from } else { 0 } {
+                    let need = device.need(figures.training, case.seats[stage], from, to, recomputed);
+                    if device.able(from, to) && need <= device.usable {
+                        let mut division = division.clone();
+                        division.ends.push(to);
+                        division.recomputed.push(recomputed);
+                        longer.push(division);
+                    }
+                }
+            }
+        }
+        list = longer;
+    }
+    list
+}

@@ -1,0 +1,71 @@
+//! The lower bounds that every division of a case obeys, as cycles of its order graph.
+//!
+//! Notation: m microbatches; stage i holds at most K_i microbatches between forward and backward; F, R, B, O are the
+//! forward, recompute, backward and optimizer step of a stage, a and g the transfers of activation and gradient over a
+//! boundary; S = Σ_j (F_j + B_j) + Σ_j (a_j + g_j) + O_0 is one microbatch's way through all stages and back, with the first
+//! stage's step. A device is one lane, and an iteration begins on a stage when its optimizer step of the one before has
+//! ended.
+
+use crate::{
+    case::Case,
+    order::{Cycle, Passes},
+};
+
+/// All families for all stages.
+pub(crate) fn families(case: &Case, microbatches: u64, training: bool) -> Vec<Cycle> {
+    let m = microbatches as u32;
+    let stages = case.stages();
+    if !training {
+        return (0..stages).map(|stage| own(stages, stage, Passes { forward: m, ..Passes::default() })).collect();
+    }
+    let all = Passes { forward: m, recompute: m, backward: m, optimizer: 1 };
+    let mut cycles: Vec<Cycle> = (0..stages).map(|stage| own(stages, stage, all)).collect();
+    cycles.extend((1..stages).map(|stage| chain(stages, stage, m)));
+    for stage in 0..stages {
+        let rest = m - case.seats[stage].in_flight as u32;
+        cycles.push(turnaround(stages, stage, (rest, m - 1)));
+        cycles.push(turnaround(stages, stage, (m - 1, rest)));
+    }
+    cycles
+}
+
+/// `T ≥ m (F_i + R_i + B_i) + O_i`: all of that is on one lane in every iteration.
+fn own(stages: usize, stage: usize, passes: Passes) -> Cycle {
+    let mut cycle = Cycle::empty(stages);
+    cycle.stages[stage] = passes;
+    cycle
+}
+
+/// `T ≥ Σ_{j<i} (F_j + a_j + g_j + B_j) + m (F_i + R_i + B_i) + O_0`: stage i starts with microbatch 0 after that has
+/// passed all stages before it, is busy with all microbatches, and its last backward's gradient passes them all again
+/// before stage 0 can step.
+fn chain(stages: usize, stage: usize, m: u32) -> Cycle {
+    let mut cycle = Cycle::empty(stages);
+    for before in 0..stage {
+        cycle.stages[before] = Passes { forward: 1, backward: 1, ..Passes::default() };
+        (cycle.activations[before], cycle.gradients[before]) = (1, 1);
+    }
+    cycle.stages[0].optimizer = 1;
+    cycle.stages[stage] = Passes { forward: m, recompute: m, backward: m, optimizer: 0 };
+    cycle
+}
+
+/// `T ≥ S + R_{p−1} + (m − K_i) F_i + (m − 1)(R_i + B_i)`: microbatch 0 goes through all stages and comes back to stage i,
+/// which has run K_i forwards by then and has the others and m − 1 backwards before it, the last of which still has to
+/// travel to stage 0.
+///
+/// `T ≥ S + R_{p−1} + (m − 1) F_i + (m − K_i)(R_i + B_i)`: seen from the end, the last microbatch enters stage i after
+/// m − 1 forwards and all but K_i backwards, and then goes through the rest of the stages and back to stage 0.
+fn turnaround(stages: usize, stage: usize, (forwards, backwards): (u32, u32)) -> Cycle {
+    let mut cycle = Cycle::empty(stages);
+    cycle.stages.fill(Passes { forward: 1, backward: 1, ..Passes::default() });
+    cycle.activations.fill(1);
+    cycle.gradients.fill(1);
+    cycle.stages[0].optimizer = 1;
+    cycle.stages[stages - 1].recompute = 1;
+    let passes = &mut cycle.stages[stage];
+    passes.forward += forwards;
+    passes.recompute += backwards;
+    passes.backward += backwards;
+    cycle
+}

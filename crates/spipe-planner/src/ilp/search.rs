@@ -1,0 +1,381 @@
+//! The search over the cases.
+
+use super::{
+    master::Master,
+    solve::{Answer, Settings, solve},
+};
+use crate::{
+    PlanError, Problem, Solution,
+    case::{Case, Division, Scored, faster, judge},
+    deadline::Deadline,
+    figures::Figures,
+    greedy,
+    order::OrderGraph,
+    partition::Partitioner,
+    reason,
+    relaxation::relaxation,
+};
+use rayon::prelude::*;
+use spipe_base::SimTime;
+use spipe_plan::OutcomeStatus;
+
+/// How many cases are searched before what they found is shared.
+const ROUND: usize = 8;
+
+/// How many of the most promising divisions are simulated first.
+const SEEDS: usize = 64;
+
+/// The common search over the iteration time ends at this fraction.
+const COARSE: f64 = 0.002;
+
+/// How often the bound of a case is halved before its turn is decided.
+const HALVINGS: usize = 4;
+
+/// What is known of a case.
+#[derive(Clone, Debug)]
+struct Known {
+    /// Every division of the case takes at least so many ms, or has been simulated.
+    bound: f64,
+    /// Whether the search gave up on it.
+    open: bool,
+    trouble: Option<String>,
+}
+
+/// What the search of a case found.
+#[derive(Default)]
+struct Found {
+    best: Option<Scored>,
+    examined: usize,
+    solves: usize,
+}
+
+impl Found {
+    fn merge(&mut self, other: Self) {
+        self.best = faster(self.best.take(), other.best);
+        self.examined += other.examined;
+        self.solves += other.solves;
+    }
+
+    fn judge(problem: &Problem<'_>, case: &Case, division: &Division) -> Self {
+        Self { best: judge(problem, case.placement(division)), examined: 1, solves: 0 }
+    }
+}
+
+/// The search of the ILP planner.
+pub(crate) struct Search<'s, 'a> {
+    problem: &'s Problem<'a>,
+    figures: &'s Figures<'a>,
+    cases: &'s [Case],
+    deadline: &'s Deadline<'s>,
+    partitioner: Partitioner<'s, 'a>,
+    known: Vec<Known>,
+    found: Found,
+}
+
+impl<'s, 'a> Search<'s, 'a> {
+    pub fn new(
+        problem: &'s Problem<'a>,
+        figures: &'s Figures<'a>,
+        cases: &'s [Case],
+        deadline: &'s Deadline<'s>,
+    ) -> Self {
+        let known = vec![Known { bound: 0.0, open: false, trouble: None }; cases.len()];
+        let partitioner = Partitioner::new(figures, cases);
+        Self { problem, figures, cases, deadline, partitioner, known, found: Found::default() }
+    }
+
+    /// Searches, and says how it ended; `complete` if the cases stand for all there are.
+    pub fn run(mut self, complete: bool) -> Result<Solution, PlanError> {
+        if self.deadline.stopped() {
+            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+        }
+        let fitting = self.fitting();
+        if fitting.is_empty() {
+            return Err(reason::closest(self.figures, self.cases));
+        }
+        self.seed(&fitting);
+        let ended = self.rounds(&fitting);
+        self.conclude(complete, ended)
+    }
+
+    /// The cases that some division of fits in memory; the bound of the others is infinite.
+    fn fitting(&mut self) -> Vec<usize> {
+        let fits = |case: &Case| self.partitioner.division(case, f64::INFINITY).is_some();
+        let fits: Vec<bool> = self.cases.par_iter().map(fits).collect();
+        for (known, fits) in self.known.iter_mut().zip(&fits) {
+            if !fits {
+                known.bound = f64::INFINITY;
+            }
+        }
+        (0..self.cases.len()).filter(|case| fits[*case]).collect()
+    }
+
+    /// The iteration that a plan must stay below to matter, in ms: the best one less the gap, and less what rounding to
+    /// nanoseconds may pretend.
+    fn limit(&self, best: Option<&Scored>) -> f64 {
+        best.map_or(f64::INFINITY, |(time, _)| {
+            let time = time.to_ms();
+            time * (1.0 - self.problem.options.gap.max(0.0)) - (time * 1e-7).max(1e-5)
+        })
+    }
+
+    /// Finds the cases of least bound, and simulates their divisions and the greedy plan.
+    fn seed(&mut self, fitting: &[usize]) {
+        for placement in greedy::placements(self.figures, &self.problem.systems) {
+            let best = judge(self.problem, placement);
+            self.found.merge(Found { best, examined: 1, solves: 0 });
+        }
+        let floor = relaxation(self.figures);
+        let first = |case: &usize| {
+            let division = self.partitioner.division(&self.cases[*case], f64::INFINITY)?;
+            Some((*case, division))
+        };
+        let mut divisions: Vec<(usize, Division)> = fitting.par_iter().filter_map(first).collect();
+        let period = |(case, division): &(usize, Division)| self.period(*case, division);
+        let mut high = divisions.par_iter().map(period).reduce(|| f64::INFINITY, f64::min);
+        let mut low = floor;
+        for case in fitting {
+            self.known[*case].bound = floor;
+        }
+        let mut active = fitting.to_vec();
+        while high > low * (1.0 + COARSE) && !self.deadline.over() {
+            let middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
+            let possible = self.possible(&active, middle);
+            if possible.is_empty() {
+                low = middle;
+            } else {
+                (high, divisions) = (middle, possible);
+                active = divisions.iter().map(|(case, _)| *case).collect();
+            }
+        }
+        divisions.truncate(SEEDS);
+        let judged: Vec<Found> = divisions
+            .par_iter()
+            .map(|(case, division)| Found::judge(self.problem, &self.cases[*case], division))
+            .collect();
+        judged.into_iter().for_each(|judged| self.found.merge(judged));
+    }
+
+    /// Which of `cases` have a division that meets the bounds for `limit`; the limit is a bound of the others.
+    fn possible(&mut self, cases: &[usize], limit: f64) -> Vec<(usize, Division)> {
+        let test = |case: &usize| (*case, self.partitioner.division(&self.cases[*case], limit));
+        let tested: Vec<(usize, Option<Division>)> = cases.par_iter().map(test).collect();
+        let mut possible = Vec::new();
+        for (case, division) in tested {
+            match division {
+                Some(division) => possible.push((case, division)),
+                None => self.known[case].bound = self.known[case].bound.max(limit),
+            }
+        }
+        possible
+    }
+
+    fn graph(&self, case: usize) -> OrderGraph {
+        OrderGraph::new(&self.cases[case], self.figures.microbatches, self.figures.training)
+    }
+
+    fn period(&self, case: usize, division: &Division) -> f64 {
+        self.graph(case).period(&self.cases[case].times(self.figures, division)).0
+    }
+
+    /// Searches the cases that may beat the best plan; whether it got through all of them.
+    fn rounds(&mut self, fitting: &[usize]) -> bool {
+        let mut queue = self.promising(fitting);
+        while !queue.is_empty() {
+            if self.deadline.over() {
+                for case in queue {
+                    self.known[case].open = true;
+                }
+                return false;
+            }
+            let rest = queue.split_off(queue.len().min(ROUND));
+            let best = self.found.best.clone();
+            let searched: Vec<(Known, Found)> =
+                queue.par_iter().map(|case| self.search(*case, best.clone())).collect();
+            for (case, (known, found)) in queue.into_iter().zip(searched) {
+                self.known[case] = known;
+                self.found.merge(found);
+            }
+            let limit = self.limit(self.found.best.as_ref());
+            queue = rest.into_iter().filter(|case| self.known[*case].bound < limit).collect();
+        }
+        !self.deadline.over()
+    }
+
+    /// The cases of `fitting` whose partition bounds leave room below the best plan, the lowest bound first.
+    fn promising(&mut self, fitting: &[usize]) -> Vec<usize> {
+        let limit = self.limit(self.found.best.as_ref());
+        let mut queue: Vec<usize> = self.possible(fitting, limit).into_iter().map(|(case, _)| case).collect();
+        if limit.is_finite() && queue.len() > ROUND {
+            let halve = |case: &usize| {
+                let (mut low, mut high) = (self.known[*case].bound, limit);
+                for _ in 0..HALVINGS {
+                    let middle = low.midpoint(high);
+                    match self.partitioner.division(&self.cases[*case], middle) {
+                        Some(_) => high = middle,
+                        None => low = middle,
+                    }
+                }
+                (*case, low)
+            };
+            let bounds: Vec<(usize, f64)> = queue.par_iter().map(halve).collect();
+            for (case, bound) in bounds {
+                self.known[case].bound = bound;
+            }
+        }
+        queue.sort_by(|a, b| self.known[*a].bound.total_cmp(&self.known[*b].bound).then(a.cmp(b)));
+        queue
+    }
+
+    /// Searches one case, given the best plan so far.
+    fn search(&self, index: usize, best: Option<Scored>) -> (Known, Found) {
+        let case = &self.cases[index];
+        let mut known = self.known[index].clone();
+        let mut found = Found { best, ..Found::default() };
+        let limit = self.limit(found.best.as_ref());
+        let Some(division) = self.partitioner.division(case, limit) else {
+            known.bound = known.bound.max(limit);
+            return (known, found);
+        };
+        let graph = self.graph(index);
+        let (period, cycles) = graph.period(&case.times(self.figures, &division));
+        let mut master = Master::new(self.figures, case, period.max(1e-6) / 1000.0);
+        for cycle in cycles {
+            master.learn(cycle);
+        }
+        let mut visit = Visit { search: self, case, graph, master, known: &mut known, found: &mut found };
+        if period < limit {
+            visit.simulate(division);
+        }
+        while visit.step() {}
+        (known, found)
+    }
+
+    /// What the search amounts to.
+    fn conclude(self, complete: bool, ended: bool) -> Result<Solution, PlanError> {
+        let Some((simulated, placement)) = self.found.best else {
+            let examined = self.found.examined;
+            let trouble = self.known.iter().zip(self.cases).find_map(|(known, case)| {
+                let what = known.trouble.clone()?;
+                Some(PlanError::Numerical { devices: case.names(self.figures), what })
+            });
+            return Err(match trouble {
+                Some(error) => error,
+                None if !ended => PlanError::StoppedWithoutPlan { examined },
+                None => PlanError::NothingRuns { examined },
+            });
+        };
+        let least = self.known.iter().map(|known| known.bound).fold(f64::INFINITY, f64::min);
+        let least = if complete { least } else { relaxation(self.figures) };
+        let bound = to_time(self.figures, least).min(simulated);
+        let gap = Solution::gap_of(simulated, bound);
+        let open = !complete || self.known.iter().any(|known| known.open);
+        let status = match (ended, gap <= self.problem.options.gap + 1e-6) {
+            (_, true) => OutcomeStatus::Optimal,
+            (false, false) => OutcomeStatus::Stopped,
+            (true, false) => {
+                debug_assert!(open, "all cases are done, and the gap is {gap}");
+                OutcomeStatus::Feasible
+            }
+        };
+        let (examined, solves) = (self.found.examined, self.found.solves);
+        Ok(Solution { placement, status, bound, simulated, gap, examined, solves, cases: self.cases.len() })
+    }
+}
+
+/// A bound in ms on the simulator's clock, which rounds every action to whole nanoseconds: each of the actions of a cycle
+/// may be half a nanosecond shorter there.
+pub(crate) fn to_time(figures: &Figures<'_>, bound: f64) -> SimTime {
+    let actions = 5.0 * figures.microbatches as f64 * figures.devices.len() as f64 + 10.0;
+    let ns = (bound * 1e6 * (1.0 - 1e-12) - 0.5 * actions).max(0.0);
+    if ns < u64::MAX as f64 { SimTime::ns(ns as u64) } else { SimTime::MAX }
+}
+
+/// The search of one case.
+struct Visit<'v, 's, 'a> {
+    search: &'v Search<'s, 'a>,
+    case: &'v Case,
+    graph: OrderGraph,
+    master: Master<'v, 'a>,
+    known: &'v mut Known,
+    found: &'v mut Found,
+}
+
+impl Visit<'_, '_, '_> {
+    /// Solves once and learns from it; whether to go on.
+    fn step(&mut self) -> bool {
+        let search = self.search;
+        let limit = search.limit(self.found.best.as_ref());
+        if self.known.bound >= limit {
+            return false;
+        }
+        if search.deadline.over() || self.found.examined >= search.problem.options.candidates_per_case {
+            return self.give_up(None);
+        }
+        let gap = search.problem.options.gap.max(0.0) / 4.0;
+        let settings = Settings { gap, time_limit: search.deadline.left(), second_try: self.master.cautious };
+        let (unknowns, problem) = self.master.problem(limit);
+        self.found.solves += 1;
+        match solve(problem, &settings) {
+            Answer::Infeasible => {
+                self.known.bound = self.known.bound.max(limit);
+                false
+            }
+            Answer::Solved(solution) => {
+                let (division, objective) = self.master.decode(&unknowns, &solution);
+                // The solver keeps its constraints to 10⁻⁶ of numbers around 1000.
+                self.known.bound = self.known.bound.max((objective * (1.0 - gap - 1e-8)).min(limit));
+                self.take(division, limit)
+            }
+            Answer::Stopped(solution) => {
+                if let Some(solution) = solution {
+                    let (division, _) = self.master.decode(&unknowns, &solution);
+                    self.take(division, limit);
+                }
+                self.give_up(None)
+            }
+            Answer::Trouble(what) => self.again(what),
+        }
+    }
+
+    /// Judges what the solver returned; whether to go on.
+    fn take(&mut self, division: Division, limit: f64) -> bool {
+        if let Err(faults) = spipe_plan::check(&self.search.problem.context, &self.case.placement(&division)) {
+            let first = faults.iter().next().map_or_else(String::new, |fault| fault.message.clone());
+            return self.again(format!("its solution does not pass the check: {first}"));
+        }
+        let times = self.case.times(self.search.figures, &division);
+        let (period, cycles) = self.graph.period(&times);
+        let mut learned = false;
+        for cycle in cycles {
+            if cycle.period(&times) > self.known.bound * (1.0 + 1e-9) {
+                learned |= self.master.learn(cycle);
+            }
+        }
+        if period < limit || !learned {
+            self.simulate(division);
+        }
+        true
+    }
+
+    fn simulate(&mut self, division: Division) {
+        self.found.merge(Found::judge(self.search.problem, self.case, &division));
+        self.master.exclude(division);
+    }
+
+    /// Tries again with other settings, once.
+    fn again(&mut self, what: String) -> bool {
+        if self.master.cautious {
+            return self.give_up(Some(what));
+        }
+        self.master.cautious = true;
+        true
+    }
+
+    fn give_up(&mut self, trouble: Option<String>) -> bool {
+        self.known.open = true;
+        self.known.trouble = trouble;
+        false
+    }
+}
+

@@ -1,0 +1,309 @@
+//! The iteration time of a division when nothing contends: the steady period of the order that its system prescribes.
+//!
+//! ```text
+//! stage 0   F0 F1 F2 ── B0 F3 ── B1 ── … B3 O ─► F0'
+//!              ↘a     ↗g                          the next iteration's first forward waits for the optimizer
+//! stage 1      F0 B0 F1 B1 … O ─► F0'
+//! ```
+//!
+//! Every system of the space is an order: per device a fixed sequence of forwards and backwards. Its actions form a
+//! graph whose edges are the lane order and the transfers between neighbouring stages, and whose node weights are the
+//! durations. Iterations are joined by the edge from a stage's optimizer step to its first forward. A simulated schedule
+//! honours all these edges, and contention for links and memory only delays it; hence its period is at least the weight
+//! of every cycle divided by the iterations that the cycle spans (Baccelli et al., Synchronization and Linearity, 1992,
+//! theorem 2.28: the period *is* the largest such ratio). A recompute is on the lane before its backward, but does not
+//! wait for the gradient.
+//!
+//! A cycle's weight is linear in the durations, and which actions exist depends on the case alone. So each critical
+//! cycle of one division is a valid lower bound for all divisions of the case: a [`Cycle`], which the ILP adds as a cut.
+
+use crate::{case::Case, figures::StageTimes};
+use spipe_plan::System;
+
+/// Durations of a division, in ms.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Times {
+    pub stages: Vec<StageTimes>,
+    /// By boundary.
+    pub activations: Vec<f64>,
+    pub gradients: Vec<f64>,
+}
+
+/// How often a cycle passes each kind of work of a stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Passes {
+    pub forward: u32,
+    pub recompute: u32,
+    pub backward: u32,
+    pub optimizer: u32,
+}
+
+/// A cycle: T × iterations ≥ Σ passes × duration.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Cycle {
+    pub iterations: u32,
+    pub stages: Vec<Passes>,
+    pub activations: Vec<u32>,
+    pub gradients: Vec<u32>,
+}
+
+impl Cycle {
+    /// A cycle that passes nothing yet.
+    pub fn empty(stages: usize) -> Self {
+        Self {
+            iterations: 1,
+            stages: vec![Passes::default(); stages],
+            activations: vec![0; stages - 1],
+            gradients: vec![0; stages - 1],
+        }
+    }
+
+    /// The period that it proves, in ms.
+    pub fn period(&self, times: &Times) -> f64 {
+        let stage = |(passes, times): (&Passes, &StageTimes)| {
+            f64::from(passes.forward) * times.forward
+                + f64::from(passes.recompute) * times.recompute
+                + f64::from(passes.backward) * times.backward
+                + f64::from(passes.optimizer) * times.optimizer
+        };
+        let wires = |passes: &[u32], times: &[f64]| -> f64 {
+            passes.iter().zip(times).map(|(passes, time)| f64::from(*passes) * time).sum()
+        };
+        let total = self.stages.iter().zip(&times.stages).map(stage).sum::<f64>()
+            + wires(&self.activations, &times.activations)
+            + wires(&self.gradients, &times.gradients);
+        total / f64::from(self.iterations)
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (sum, more) in self.stages.iter_mut().zip(&other.stages) {
+            sum.forward += more.forward;
+            sum.recompute += more.recompute;
+            sum.backward += more.backward;
+            sum.optimizer += more.optimizer;
+        }
+        let wires = self.activations.iter_mut().chain(&mut self.gradients);
+        for (sum, more) in wires.zip(other.activations.iter().chain(&other.gradients)) {
+            *sum += more;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Forward,
+    Recompute,
+    Backward,
+    Optimizer,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Wire {
+    Activation(usize),
+    Gradient(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    stage: usize,
+    part: Part,
+    /// The action before it on its lane.
+    lane: Option<usize>,
+    /// The action that it has its input from, and over which boundary.
+    data: Option<(usize, Wire)>,
+}
+
+/// The actions of one iteration of a case, each after those it waits for.
+pub(crate) struct OrderGraph {
+    stages: usize,
+    nodes: Vec<Node>,
+    /// The first and the last action of each stage.
+    ends: Vec<(usize, usize)>,
+}
+
+/// The order of one stage: GPipe runs all forwards first; 1F1B and the hybrid run one forward fewer than they may hold,
+/// then one forward and one backward in turn, then the backwards that are left.
+fn lane_order(system: System, in_flight: u64, microbatches: usize, training: bool) -> Vec<(Part, usize)> {
+    let ahead = match system {
+        System::Gpipe => microbatches,
+        System::OneForwardOneBackward | System::Hybrid => (in_flight as usize).min(microbatches),
+    };
+    let forwards = if training { ahead } else { microbatches };
+    let mut order: Vec<(Part, usize)> = (0..forwards).map(|microbatch| (Part::Forward, microbatch)).collect();
+    if training {
+        for microbatch in 0..microbatches {
+            order.push((Part::Recompute, microbatch));
+            order.push((Part::Backward, microbatch));
+            if microbatch + ahead < microbatches {
+                order.push((Part::Forward, microbatch + ahead));
+            }
+        }
+        order.push((Part::Optimizer, 0));
+    }
+    order
+}
+
+impl OrderGraph {
+    pub fn new(case: &Case, microbatches: u64, training: bool) -> Self {
+        let (stages, count) = (case.stages(), microbatches as usize);
+        let order = |stage: usize| {
+            lane_order(case.discipline.system, case.seats[stage].in_flight, count, training)
+        };
+        let orders: Vec<Vec<(Part, usize)>> = (0..stages).map(order).collect();
+        let mut graph = Self { stages, nodes: Vec::new(), ends: vec![(0, 0); stages] };
+        let mut next = vec![0; stages];
+        // Where each stage's forward and backward of each microbatch went.
+        let mut forward = vec![vec![None; count]; stages];
+        let mut backward = vec![vec![None; count]; stages];
+        let mut lane: Vec<Option<usize>> = vec![None; stages];
+        let total: usize = orders.iter().map(Vec::len).sum();
+        while graph.nodes.len() < total {
+            let before = graph.nodes.len();
+            for stage in 0..stages {
+                while let Some((part, microbatch)) = orders[stage].get(next[stage]).copied() {
+                    let data = match part {
+                        Part::Forward if stage > 0 => Some((forward[stage - 1][microbatch], Wire::Activation(stage - 1))),
+                        Part::Backward if stage + 1 < stages => {
+                            Some((backward[stage + 1][microbatch], Wire::Gradient(stage)))
+                        }
+                        _ => None,
+                    };
+                    if matches!(data, Some((None, _))) {
+                        break;
+                    }
+                    let data = data.and_then(|(from, wire)| Some((from?, wire)));
+                    let index = graph.nodes.len();
+                    graph.nodes.push(Node { stage, part, lane: lane[stage], data });
+                    match part {
+                        Part::Forward => forward[stage][microbatch] = Some(index),
+                        Part::Backward => backward[stage][microbatch] = Some(index),
+                        Part::Recompute | Part::Optimizer => {}
+                    }
+                    if lane[stage].is_none() {
+                        graph.ends[stage].0 = index;
+                    }
+                    graph.ends[stage].1 = index;
+                    lane[stage] = Some(index);
+                    next[stage] += 1;
+                }
+            }
+            assert!(graph.nodes.len() > before, "the order of `{}` is circular", case.discipline.system);
+        }
+        graph
+    }
+
+    fn duration(&self, node: usize, times: &Times) -> f64 {
+        let Node { stage, part, .. } = self.nodes[node];
+        let times = &times.stages[stage];
+        match part {
+            Part::Forward => times.forward,
+            Part::Recompute => times.recompute,
+            Part::Backward => times.backward,
+            Part::Optimizer => times.optimizer,
+        }
+    }
+
+    /// When each action ends if `source` starts at 0 and only it and what waits for it is counted, with what each waited
+    /// for longest; actions that do not wait for it end at −∞.
+    fn longest(&self, source: usize, times: &Times) -> Vec<(f64, Option<usize>)> {
+        let mut ends: Vec<(f64, Option<usize>)> = Vec::with_capacity(self.nodes.len());
+        for (index, node) in self.nodes.iter().enumerate() {
+            let mut start = if index == source { (0.0, None) } else { (f64::NEG_INFINITY, None) };
+            if let Some(lane) = node.lane.filter(|lane| ends[*lane].0 > start.0) {
+                start = (ends[lane].0, Some(lane));
+            }
+            if let Some((from, wire)) = node.data {
+                let wire = match wire {
+                    Wire::Activation(boundary) => times.activations[boundary],
+                    Wire::Gradient(boundary) => times.gradients[boundary],
+                };
+                if ends[from].0 + wire > start.0 {
+                    start = (ends[from].0 + wire, Some(from));
+                }
+            }
+            ends.push((start.0 + self.duration(index, times), start.1));
+        }
+        ends
+    }
+
+    /// What the path that ends with `node` passes.
+    fn passes(&self, ends: &[(f64, Option<usize>)], node: usize) -> Cycle {
+        let mut cycle = Cycle::empty(self.stages);
+        let mut at = Some(node);
+        while let Some(index) = at {
+            let Node { stage, part, data, .. } = self.nodes[index];
+            let passes = &mut cycle.stages[stage];
+            match part {
+                Part::Forward => passes.forward += 1,
+                Part::Recompute => passes.recompute += 1,
+                Part::Backward => passes.backward += 1,
+                Part::Optimizer => passes.optimizer += 1,
+            }
+            match data {
+                Some((from, Wire::Activation(boundary))) if ends[index].1 == Some(from) => {
+                    cycle.activations[boundary] += 1;
+                }
+                Some((from, Wire::Gradient(boundary))) if ends[index].1 == Some(from) => cycle.gradients[boundary] += 1,
+                _ => {}
+            }
+            at = ends[index].1;
+        }
+        cycle
+    }
+
+    /// The steady period, in ms, and critical cycles: the longest one through each stage's optimizer step within one
+    /// iteration, and the one that decides the period, if that spans several.
+    pub fn period(&self, times: &Times) -> (f64, Vec<Cycle>) {
+        let paths: Vec<_> = self.ends.iter().map(|(first, _)| self.longest(*first, times)).collect();
+        let length = |from: usize, to: usize| paths[from][self.ends[to].1].0;
+        let mut cycles: Vec<Cycle> =
+            (0..self.stages).map(|stage| self.passes(&paths[stage], self.ends[stage].1)).collect();
+        let mut period = (0..self.stages).map(|stage| length(stage, stage)).fold(0.0, f64::max);
+        while let Some(hops) = positive_cycle(self.stages, |from, to| length(from, to) - period) {
+            let next = |hop: usize| hops[(hop + 1) % hops.len()];
+            let total: f64 = (0..hops.len()).map(|hop| length(hops[hop], next(hop))).sum();
+            let mean = total / hops.len() as f64;
+            if mean <= period * (1.0 + 1e-12) {
+                break;
+            }
+            let mut cycle = Cycle { iterations: hops.len() as u32, ..Cycle::empty(self.stages) };
+            for hop in 0..hops.len() {
+                cycle.add(&self.passes(&paths[hops[hop]], self.ends[next(hop)].1));
+            }
+            cycles.push(cycle);
+            period = mean;
+        }
+        (period, cycles)
+    }
+}
+
+/// A cycle of positive weight in the complete graph of `count` nodes, by Bellman and Ford.
+fn positive_cycle(count: usize, weight: impl Fn(usize, usize) -> f64) -> Option<Vec<usize>> {
+    let mut distance = vec![0.0; count];
+    let mut before = vec![None; count];
+    let mut changed = None;
+    for _ in 0..=count {
+        changed = None;
+        for from in 0..count {
+            for to in 0..count {
+                let through = distance[from] + weight(from, to);
+                if through > distance[to] + 1e-9 {
+                    (distance[to], before[to], changed) = (through, Some(from), Some(to));
+                }
+            }
+        }
+        changed?;
+    }
+    let mut at = changed?;
+    for _ in 0..count {
+        at = before[at]?;
+    }
+    let (start, mut cycle) = (at, vec![at]);
+    at = before[at]?;
+    while at != start {
+        cycle.push(at);
+        at = before[at]?;
+    }
+    cycle.reverse();
+    Some(cycle)
+}

@@ -1,0 +1,173 @@
+//! What a planner is given and what it returns.
+
+use spipe_base::SimTime;
+use spipe_plan::{Context, OutcomeStatus, Placement, System};
+use std::{sync::atomic::AtomicBool, time::Duration};
+
+/// The simulated iteration of a placement; none if it does not run.
+pub type Score<'a> = dyn Fn(&Placement) -> Option<SimTime> + Sync + 'a;
+
+/// The largest head start that planners try for the hybrid system.
+pub const LARGEST_HEAD_START: u64 = 2;
+
+/// What to plan.
+pub struct Problem<'a> {
+    /// The model, the machine and the costs.
+    pub context: Context<'a>,
+    /// The systems that may be used; several leave the choice to the planner.
+    pub systems: Vec<System>,
+    /// How long and how exactly to search.
+    pub options: Options,
+    /// Judges candidates.
+    pub score: &'a Score<'a>,
+    /// Set by someone else to end the search early; looked at between solves.
+    pub stop: &'a AtomicBool,
+}
+
+/// How long and how exactly to search.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// When to stop. Heuristic plans are made even at zero; they then come back as stopped.
+    pub time_limit: Duration,
+    /// The search ends when no other placement can be faster by more than this fraction.
+    pub gap: f64,
+    /// How many threads search. Does not change the plan.
+    pub threads: usize,
+    /// How many candidates of one device sequence and system are simulated before the search goes on to the next.
+    pub candidates_per_case: usize,
+    /// Beyond this many different device sequences only the natural ones are searched, without a claim of optimality.
+    pub sequence_limit: usize,
+    /// Exhaustive search refuses larger spaces.
+    pub exhaustive_limit: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            time_limit: Duration::from_secs(60),
+            gap: 0.005,
+            threads: 1,
+            candidates_per_case: 16,
+            sequence_limit: 4000,
+            exhaustive_limit: 1_000_000,
+        }
+    }
+}
+
+/// What a planner claims of its plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// No placement in the space is simulated to be faster.
+    OptimalSimulated,
+    /// No placement in the space can be faster by more than the stated gap, which is proven.
+    OptimalWithinGap,
+    /// Nothing.
+    Heuristic,
+}
+
+/// A plan and how it was found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solution {
+    /// The plan.
+    pub placement: Placement,
+    /// How the search ended.
+    pub status: OutcomeStatus,
+    /// A proven lower bound of the iteration time of every placement in the space. Heuristics state that of the
+    /// fractional relaxation.
+    pub bound: SimTime,
+    /// The simulated iteration time of the plan.
+    pub simulated: SimTime,
+    /// (simulated − bound) ÷ simulated.
+    pub gap: f64,
+    /// How many placements were simulated.
+    pub examined: usize,
+    /// How many integer programs were solved.
+    pub solves: usize,
+    /// How many pairs of a device sequence and a system were told apart.
+    pub cases: usize,
+}
+
+impl Solution {
+    /// (simulated − bound) ÷ simulated, and nothing for an empty iteration.
+    pub(crate) fn gap_of(simulated: SimTime, bound: SimTime) -> f64 {
+        if simulated == SimTime::ZERO { 0.0 } else { simulated.saturating_sub(bound).to_ms() / simulated.to_ms() }
+    }
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// No placement fits.
+    #[error("{reason}")]
+    Infeasible {
+        /// What does not fit, and by how much.
+        reason: String,
+        /// What would help.
+        hint: String,
+    },
+    /// The limit or the stop signal struck before there was a plan.
+    #[error("the search stopped before it had found a plan; {examined} placements were simulated")]
+    StoppedWithoutPlan {
+        /// How many placements were simulated.
+        examined: usize,
+    },
+    /// The solver failed, also with other settings.
+    #[error("the solver failed on devices `{devices}`: {what}")]
+    Numerical {
+        /// The device sequence, in stage order.
+        devices: String,
+        /// What it said.
+        what: String,
+    },
+    /// More placements than exhaustive search takes on.
+    #[error("there are {placements} placements, and exhaustive search takes at most {limit}")]
+    TooLarge {
+        /// How many there are.
+        placements: u64,
+        /// How many are taken.
+        limit: u64,
+    },
+    /// No system may be used, or none of the allowed ones suits the machine.
+    #[error("none of the allowed systems suits the machine (the hybrid system needs a CPU socket)")]
+    NoSystem,
+    /// Placements fit, but none of those tried ran in simulation.
+    #[error("{examined} placements fit in memory, and none of them ran in simulation")]
+    NothingRuns {
+        /// How many were tried.
+        examined: usize,
+    },
+    /// The threads could not be started.
+    #[error("{threads} threads could not be started: {what}")]
+    Threads {
+        /// How many were asked for.
+        threads: usize,
+        /// What the system said.
+        what: String,
+    },
+}
+
+impl PlanError {
+    /// What would help, where that is known.
+    pub fn hint(&self) -> Option<&str> {
+        match self {
+            Self::Infeasible { hint, .. } => Some(hint),
+            Self::StoppedWithoutPlan { .. } => Some("allow more time with `--time-limit`"),
+            Self::Numerical { .. } => Some("another planner may do: `--planner dp`"),
+            Self::TooLarge { .. } => Some("use `--planner ilp`"),
+            Self::NoSystem => Some("allow `1f1b` or `gpipe`"),
+            Self::NothingRuns { .. } | Self::Threads { .. } => None,
+        }
+    }
+}
+
+/// Something that finds plans.
+pub trait Planner: Send + Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// What it claims of its plans.
+    fn claim(&self) -> Claim;
+
+    /// A plan that [`spipe_plan::check`] accepts, or why there is none.
+    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError>;
+}

@@ -1,0 +1,162 @@
+//! Why nothing fits, and what would help.
+
+use crate::{
+    PlanError,
+    case::Case,
+    figures::{Figures, Seat},
+};
+use spipe_base::{Bytes, LayerId, MemoryId};
+use spipe_plan::System;
+use std::collections::BTreeMap;
+
+/// What can be said before any search: a layer that fits nowhere, or a model that all memories together cannot hold.
+pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
+    for layer in 0..figures.layers {
+        lonely(figures, layer)?;
+    }
+    let state = |layer: usize| {
+        let able = figures.devices.iter().filter(|device| device.able(layer, layer + 1));
+        able.map(|device| device.state(layer, layer + 1)).min().unwrap_or(0)
+    };
+    let needed: u64 = (0..figures.layers).map(state).sum();
+    let memories = memories(figures);
+    let usable: u64 = memories.values().sum();
+    if needed <= usable {
+        return Ok(());
+    }
+    let what = if figures.training { "parameters, gradients and optimizer state" } else { "parameters" };
+    Err(PlanError::Infeasible {
+        reason: format!(
+            "the model needs at least {} of {what}, and {} {} {}: {} more are needed",
+            Bytes::new(needed),
+            names(figures, &memories),
+            if memories.len() == 1 { "has" } else { "together have" },
+            Bytes::new(usable),
+            Bytes::new(needed - usable)
+        ),
+        hint: "add memory or devices, use a smaller model, or train in a narrower precision".into(),
+    })
+}
+
+/// That layer `layer` fits on some device, alone and with one microbatch in flight.
+fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
+    let need = |device: usize| {
+        let seat = Seat { device, in_flight: 1, first: layer == 0, last: layer + 1 == figures.layers };
+        let device = &figures.devices[device];
+        device.able(layer, layer + 1).then(|| {
+            let choices = 0..=usize::from(figures.training);
+            choices.map(|recomputed| device.need(figures.training, seat, layer, layer + 1, recomputed)).min()
+        })
+    };
+    let needs: Vec<(u64, usize)> = (0..figures.devices.len())
+        .filter_map(|device| Some((need(device)??, device)))
+        .collect();
+    if needs.iter().any(|(need, device)| *need <= figures.devices[*device].usable) {
+        return Ok(());
+    }
+    let name = &figures.context.model.layers()[LayerId::from(layer)].name;
+    let Some((need, device)) = needs.into_iter().max_by_key(|(_, device)| figures.devices[*device].usable) else {
+        return Err(PlanError::Infeasible {
+            reason: format!("layer `{name}` has no time on any device of `{}`", figures.context.hardware.name()),
+            hint: "add its times for one of the devices to the model file".into(),
+        });
+    };
+    let device = &figures.devices[device];
+    Err(PlanError::Infeasible {
+        reason: format!(
+            "layer `{name}` needs at least {}, and the largest memory, `{}`, has {}",
+            Bytes::new(need),
+            figures.context.hardware.memories()[device.memory].name,
+            Bytes::new(device.usable)
+        ),
+        hint: "use a smaller microbatch or a shorter sequence, or a device with more memory".into(),
+    })
+}
+
+/// That no division of any case fits: the least by which all of them miss.
+pub(crate) fn closest(figures: &Figures<'_>, cases: &[Case]) -> PlanError {
+    let closest = cases
+        .iter()
+        .filter_map(|case| least_shortage(figures, case).map(|(missing, device)| (missing, device, case)))
+        .min_by_key(|(missing, _, _)| *missing);
+    let Some((missing, device, case)) = closest else {
+        return PlanError::Infeasible {
+            reason: format!(
+                "no chain of connected devices of `{}` can run the layers of `{}` in order",
+                figures.context.hardware.name(),
+                figures.context.model.name()
+            ),
+            hint: "add the missing times to the model file, or the missing links to the hardware file".into(),
+        };
+    };
+    let name = &figures.context.hardware.memories()[figures.devices[device].memory].name;
+    PlanError::Infeasible {
+        reason: format!(
+            "no division of the {} layers fits: the closest one, over `{}` under `{}`, lacks {} in `{name}`",
+            figures.layers,
+            case.names(figures).replace(", ", "`, `"),
+            case.discipline.system,
+            Bytes::new(missing)
+        ),
+        hint: "use a smaller microbatch or a shorter sequence, or add memory or devices".into(),
+    }
+}
+
+/// That the greedy filling found nothing, though another planner may.
+pub(crate) fn greedy(figures: &Figures<'_>, systems: &[System], examined: usize) -> PlanError {
+    if systems.is_empty() {
+        return PlanError::NoSystem;
+    }
+    if examined > 0 {
+        return PlanError::NothingRuns { examined };
+    }
+    PlanError::Infeasible {
+        reason: format!(
+            "filling {} in order leaves layers that fit nowhere",
+            names(figures, &memories(figures))
+        ),
+        hint: "other divisions may fit: use `--planner ilp`".into(),
+    }
+}
+
+/// The least of the largest shortage of a stage over all divisions of `case`, and the device that has it.
+fn least_shortage(figures: &Figures<'_>, case: &Case) -> Option<(u64, usize)> {
+    let (layers, stages) = (figures.layers, case.stages());
+    let mut best: Vec<Option<(u64, usize)>> = vec![None; layers + 1];
+    best[0] = Some((0, case.devices[0]));
+    for stage in 0..stages {
+        let device = case.device(figures, stage);
+        let mut next = vec![None; layers + 1];
+        let farthest = layers.checked_sub(stages - 1 - stage)?;
+        for (from, before) in best.iter().enumerate() {
+            let Some(before) = before else { continue };
+            for to in (from + 1..=farthest).take_while(|to| device.able(from, *to)) {
+                let choices = [0, if figures.training { to - from } else { 0 }];
+                let seat = Seat { last: to == layers, ..case.seats[stage] };
+                let need = |recomputed: usize| device.need(figures.training, seat, from, to, recomputed);
+                let missing = choices.map(need).into_iter().min()?.saturating_sub(device.usable);
+                let worst = if missing > before.0 { (missing, case.devices[stage]) } else { *before };
+                if next[to].is_none_or(|(least, _)| worst.0 < least) {
+                    next[to] = Some(worst);
+                }
+            }
+        }
+        best = next;
+    }
+    best[layers]
+}
+
+/// The usable bytes of each memory that a device computes from.
+fn memories(figures: &Figures<'_>) -> BTreeMap<MemoryId, u64> {
+    figures.devices.iter().map(|device| (device.memory, device.usable)).collect()
+}
+
+fn names(figures: &Figures<'_>, memories: &BTreeMap<MemoryId, u64>) -> String {
+    let name = |memory: &MemoryId| format!("`{}`", figures.context.hardware.memories()[*memory].name);
+    let names: Vec<String> = memories.keys().map(name).collect();
+    match names.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => "the machine".into(),
+    }
+}

@@ -1,0 +1,157 @@
+//! The device sequences worth telling apart.
+//!
+//! Two devices are interchangeable if swapping them leaves the machine unchanged: the same times, bytes and capacity, and
+//! the same way to every other device once the links that only they use are swapped. Such swaps generate all
+//! permutations of a class of interchangeable devices, so it is enough to try the sequences that use the devices of each
+//! class in ascending order.
+
+use crate::figures::{Figures, Hop};
+use spipe_base::LinkId;
+use std::collections::BTreeMap;
+
+/// Sequences of devices, and whether every other sequence is equivalent to one of them.
+pub(crate) struct Sequences {
+    pub list: Vec<Vec<usize>>,
+    pub complete: bool,
+}
+
+/// The sequences of `figures`: all up to interchangeable devices if there are at most `limit`, otherwise the natural ones.
+pub(crate) fn sequences(figures: &Figures<'_>, limit: usize) -> Sequences {
+    let mut walk = Walk { figures, classes: classes(figures), list: Vec::new(), limit };
+    if walk.extend(&mut Vec::new()) {
+        return Sequences { list: walk.list, complete: true };
+    }
+    Sequences { list: natural(figures), complete: false }
+}
+
+struct Walk<'f, 'a> {
+    figures: &'f Figures<'a>,
+    /// The class of each device.
+    classes: Vec<usize>,
+    list: Vec<Vec<usize>>,
+    limit: usize,
+}
+
+impl Walk<'_, '_> {
+    /// Adds all that start with `sequence`; false when there are too many.
+    fn extend(&mut self, sequence: &mut Vec<usize>) -> bool {
+        if sequence.len() == self.figures.layers {
+            return true;
+        }
+        for device in 0..self.figures.devices.len() {
+            let passed_over = |other: usize| self.classes[other] == self.classes[device] && !sequence.contains(&other);
+            let joined = sequence.last().is_none_or(|before| connected(self.figures, *before, device));
+            if sequence.contains(&device) || (0..device).any(passed_over) || !joined {
+                continue;
+            }
+            sequence.push(device);
+            self.list.push(sequence.clone());
+            if self.list.len() > self.limit || !self.extend(sequence) {
+                return false;
+            }
+            sequence.pop();
+        }
+        true
+    }
+}
+
+fn connected(figures: &Figures<'_>, from: usize, to: usize) -> bool {
+    figures.hop(from, to).is_some() && figures.hop(to, from).is_some()
+}
+
+/// The first GPUs in the machine's order, with the first sockets before them, after them, on both sides, or without them;
+/// and sockets alone.
+pub(crate) fn natural(figures: &Figures<'_>) -> Vec<Vec<usize>> {
+    let of_kind = |cpu: bool| -> Vec<usize> {
+        (0..figures.devices.len()).filter(|device| figures.devices[*device].is_cpu == cpu).collect()
+    };
+    let (gpus, sockets) = (of_kind(false), of_kind(true));
+    let mut list = Vec::new();
+    for gpu_count in 0..=gpus.len() {
+        for socket_count in 0..=sockets.len() {
+            for before in 0..=socket_count {
+                let (front, back) = sockets[..socket_count].split_at(before);
+                let sequence = [front, &gpus[..gpu_count], back].concat();
+                let joined = sequence.windows(2).all(|pair| connected(figures, pair[0], pair[1]));
+                if !sequence.is_empty() && sequence.len() <= figures.layers && joined && !list.contains(&sequence) {
+                    list.push(sequence);
+                }
+            }
+        }
+    }
+    list
+}
+
+/// The class of each device, numbered by its first member.
+fn classes(figures: &Figures<'_>) -> Vec<usize> {
+    let mut classes: Vec<usize> = Vec::new();
+    for device in 0..figures.devices.len() {
+        let like = (0..device).find(|other| classes[*other] == *other && interchangeable(figures, *other, device));
+        classes.push(like.unwrap_or(device));
+    }
+    classes
+}
+
+fn interchangeable(figures: &Figures<'_>, a: usize, b: usize) -> bool {
+    let (first, second) = (&figures.devices[a], &figures.devices[b]);
+    let alike = first.is_cpu == second.is_cpu
+        && first.usable == second.usable
+        && first.times == second.times
+        && first.bytes == second.bytes
+        && first.memory != second.memory;
+    let shares = |device: usize, memory| {
+        (0..figures.devices.len()).any(|other| other != device && figures.devices[other].memory == memory)
+    };
+    if !alike || shares(a, first.memory) || shares(b, second.memory) {
+        return false;
+    }
+    let mut swap = Swap { figures, a, b, partner: BTreeMap::new() };
+    (0..figures.devices.len()).filter(|other| *other != a && *other != b).all(|other| {
+        swap.maps(figures.hop(a, other), figures.hop(b, other))
+            && swap.maps(figures.hop(other, a), figures.hop(other, b))
+    }) && swap.maps(figures.hop(a, b), figures.hop(b, a))
+}
+
+/// A swap of two devices, as far as it is known what happens to their links.
+struct Swap<'f, 'a> {
+    figures: &'f Figures<'a>,
+    a: usize,
+    b: usize,
+    partner: BTreeMap<LinkId, LinkId>,
+}
+
+impl Swap<'_, '_> {
+    /// Whether the swap turns one way into the other.
+    fn maps(&mut self, from: Option<&Hop>, to: Option<&Hop>) -> bool {
+        let (from, to) = match (from, to) {
+            (None, None) => return true,
+            (Some(from), Some(to)) => (from, to),
+            _ => return false,
+        };
+        let same = |x: f64, y: f64| x.total_cmp(&y).is_eq();
+        from.links.len() == to.links.len()
+            && same(from.latency, to.latency)
+            && same(from.per_byte, to.per_byte)
+            && from.links.iter().zip(&to.links).all(|((one, one_rate), (other, other_rate))| {
+                same(*one_rate, *other_rate) && self.pairs(*one, *other)
+            })
+    }
+
+    fn pairs(&mut self, one: LinkId, other: LinkId) -> bool {
+        if one != other && !(self.private(one) && self.private(other)) {
+            return false;
+        }
+        *self.partner.entry(one).or_insert(other) == other && *self.partner.entry(other).or_insert(one) == one
+    }
+
+    /// Whether only ways from or to one of the two devices pass `link`.
+    fn private(&self, link: LinkId) -> bool {
+        let devices = 0..self.figures.devices.len();
+        let elsewhere = |device: &usize| *device != self.a && *device != self.b;
+        devices.clone().filter(elsewhere).all(|from| {
+            devices.clone().filter(elsewhere).all(|to| {
+                self.figures.hop(from, to).is_none_or(|hop| hop.links.iter().all(|(passed, _)| *passed != link))
+            })
+        })
+    }
+}
