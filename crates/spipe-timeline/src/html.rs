@@ -122,7 +122,8 @@ impl Page {
 fn families(scene: &Scene) -> Vec<FamilyEntry> {
     let spans = scene.tracks.iter().flat_map(|track| &track.trace.spans);
     let present: BTreeSet<Family> = spans.map(|span| Family::of(span.kind)).collect();
-    let entry = |family: Family| FamilyEntry { index: family as usize, name: family.name(), color: hex(family.color()) };
+    let entry =
+        |family: Family| FamilyEntry { index: family as usize, name: family.name(), color: hex(family.color()) };
     present.into_iter().map(entry).collect()
 }
 

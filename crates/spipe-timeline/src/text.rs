@@ -28,10 +28,9 @@ const SHARE: usize = 9;
 pub fn text(picture: &Picture, width: usize) -> String {
     let scene = Scene::of(picture);
     let page = Page::new(&scene, width);
-    let mut lines = vec![scene.title.clone()];
-    lines.extend(scene.facts());
-    lines.extend(scene.notes().into_iter().map(|note| format!("note: {note}")));
-    lines.extend(scene.faults());
+    let notes = scene.notes().into_iter().map(|note| format!("note: {note}"));
+    let words = std::iter::once(scene.title.clone()).chain(scene.facts()).chain(notes).chain(scene.faults());
+    let mut lines: Vec<String> = words.flat_map(|line| wrap(&line, width)).collect();
     lines.push(String::new());
     lines.extend(page.ruler());
     let mut device = None;
@@ -57,13 +56,30 @@ pub fn text(picture: &Picture, width: usize) -> String {
         }
     }
     lines.push(String::new());
-    lines.extend(legend(&scene));
-    lines.extend(summary(&scene));
+    lines.extend(legend(&scene).into_iter().chain(summary(&scene)).flat_map(|line| wrap(&line, width)));
     let mut text = String::new();
     for line in lines {
         let _infallible = writeln!(text, "{}", line.trim_end());
     }
     text
+}
+
+/// A line of words in lines of at most `width` characters, those after the first one indented.
+fn wrap(line: &str, width: usize) -> Vec<String> {
+    const NARROWEST: usize = 40;
+    let width = width.max(NARROWEST);
+    let mut lines: Vec<String> = Vec::new();
+    for word in line.split(' ') {
+        match lines.last_mut() {
+            Some(last) if last.chars().count() + 1 + word.chars().count() <= width => {
+                last.push(' ');
+                last.push_str(word);
+            }
+            Some(_) => lines.push(format!("  {word}")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// The columns of the chart.

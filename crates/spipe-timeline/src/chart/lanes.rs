@@ -70,8 +70,7 @@ fn draw_row_names<DB: DrawingBackend>(
         canvas.text(&LANE_TYPE.bold().fit(&placed.row.device, room), (MARGIN, baseline), LANE_TYPE.bold())?;
     }
     if height >= 9.0 {
-        let labels = if scene.is_double() { TRACK_TYPE.width("predicted") + 8.0 } else { 0.0 };
-        let name = LANE_TYPE.fit(placed.row.short_name(), left - 6.0 - labels - layout.lane_names);
+        let name = LANE_TYPE.fit(placed.row.short_name(), left - 6.0 - layout.label_room - layout.lane_names);
         canvas.text(&name, (layout.lane_names, baseline), LANE_TYPE)?;
     }
     if scene.is_double() && layout.track_height >= 10.0 {

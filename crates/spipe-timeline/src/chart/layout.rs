@@ -52,6 +52,8 @@ pub(super) struct Layout<'s> {
     pub(super) track_height: f64,
     /// Where the lane's own name starts, after the device's.
     pub(super) lane_names: f64,
+    /// The room for the labels of tracks, after the lane's name.
+    pub(super) label_room: f64,
     /// The lanes: the frame of the time axis.
     pub(super) plot: Frame,
     /// The frames of the memories.
@@ -66,7 +68,7 @@ impl<'s> Layout<'s> {
     pub(super) fn of(scene: &'s Scene) -> Self {
         let header = Header::of(scene, WIDTH - 2.0 * MARGIN);
         let shown = &scene.rows[..scene.rows.len().min(MAX_ROWS)];
-        let (lane_names, left) = name_columns(scene, shown);
+        let (lane_names, label_room, left) = name_columns(scene, shown);
         let tracks = scene.tracks.len() as f64;
         let track_height = track_height(shown.len() as f64 * tracks);
         let gap = if track_height < 9.0 { 1.0 } else { LANE_GAP };
@@ -86,7 +88,19 @@ impl<'s> Layout<'s> {
         let bottom = memories.last().map_or(plot.3, |frame| frame.3);
         let omitted = omitted(scene, shown.len(), memories.len());
         let height = bottom + 8.0 + omitted.len() as f64 * header::LINE + MARGIN;
-        Self { width: WIDTH, height, header, rows, track_height, lane_names, plot, memories, omitted, end: scene.end }
+        Self {
+            width: WIDTH,
+            height,
+            header,
+            rows,
+            track_height,
+            lane_names,
+            label_room,
+            plot,
+            memories,
+            omitted,
+            end: scene.end,
+        }
     }
 
     /// The place of a point in time.
@@ -101,8 +115,8 @@ fn track_height(tracks: f64) -> f64 {
     (LANES_HEIGHT / tracks.max(1.0) - 1.0).clamp(least, normal)
 }
 
-/// Where lane names start and where the plot starts.
-fn name_columns(scene: &Scene, rows: &[Row]) -> (f64, f64) {
+/// Where lane names start, the room for labels of tracks, and where the plot starts.
+fn name_columns(scene: &Scene, rows: &[Row]) -> (f64, f64, f64) {
     let widest = |texts: &mut dyn Iterator<Item = f64>, most: f64| texts.fold(0.0, f64::max).min(most);
     let devices = rows.iter().map(|row| LANE_TYPE.bold().width(&row.device));
     let devices = widest(&mut devices.into_iter(), 140.0);
@@ -115,7 +129,7 @@ fn name_columns(scene: &Scene, rows: &[Row]) -> (f64, f64) {
         0.0
     };
     let start = MARGIN + devices + 12.0;
-    (start, start + lanes.max(40.0) + labels + 10.0)
+    (start, labels, start + lanes.max(40.0) + labels + 10.0)
 }
 
 fn memory_frames(scene: &Scene, (left, _, right, bottom): Frame) -> Vec<Frame> {

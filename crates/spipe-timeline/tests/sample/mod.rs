@@ -6,7 +6,7 @@ use spipe_base::{
 use spipe_trace::{
     Arrow, FORMAT_VERSION, Holder, Lane, MemoryTrack, Origin, Sample, Shortage, Span, Status, Trace, idle_intervals,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// What to run.
 #[derive(Clone, Copy)]
@@ -26,6 +26,14 @@ struct Node {
     length: u64,
     needs: Vec<(usize, IdleCause)>,
     bytes: Option<Bytes>,
+}
+
+/// How a node ran, and which one's end let it start.
+struct Done {
+    start: u64,
+    end: u64,
+    waited_for: Option<IdleCause>,
+    by: Option<usize>,
 }
 
 struct Plan {
@@ -55,56 +63,58 @@ impl Plan {
 
     /// Runs every lane in order and returns the spans sorted by lane and start, with their arrows.
     fn run(self) -> (Vec<Lane>, Vec<Span>, Vec<Arrow>) {
-        let mut times: Vec<Option<(u64, u64, Option<IdleCause>, Option<usize>)>> = vec![None; self.nodes.len()];
-        let mut queues: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        let mut queues: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            queues.entry(node.lane).or_default().push(index);
+            queues.entry(node.lane).or_default().push_back(index);
         }
-        let mut free: BTreeMap<usize, (u64, Option<usize>)> = BTreeMap::new();
-        let mut next: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut done: BTreeMap<usize, Done> = BTreeMap::new();
+        let mut last_of_lane: BTreeMap<usize, usize> = BTreeMap::new();
         loop {
-            let mut moved = false;
-            for (lane, queue) in &queues {
-                while let Some(index) = queue.get(*next.get(lane).unwrap_or(&0)) {
-                    let node = &self.nodes[*index];
-                    if node.needs.iter().any(|(need, _)| times[*need].is_none()) {
-                        break;
-                    }
-                    let (idle_from, before) = free.get(lane).copied().unwrap_or((0, None));
-                    let last = node.needs.iter().max_by_key(|(need, _)| times[*need].map(|time| time.1));
-                    let ready = last.and_then(|(need, _)| times[*need]).map_or(0, |time| time.1);
-                    let start = ready.max(idle_from);
-                    let waited = (start > idle_from).then(|| last.map(|(_, cause)| *cause)).flatten();
-                    let by = if start > idle_from { last.map(|(need, _)| *need) } else { before };
-                    times[*index] = Some((start, start + node.length, waited, by));
-                    free.insert(*lane, (start + node.length, Some(*index)));
-                    *next.entry(*lane).or_default() += 1;
-                    moved = true;
+            let before = done.len();
+            for (lane, queue) in &mut queues {
+                while let Some(index) = queue.front().copied() {
+                    let Some(next) = self.start(index, last_of_lane.get(lane).copied(), &done) else { break };
+                    done.insert(index, next);
+                    last_of_lane.insert(*lane, index);
+                    queue.pop_front();
                 }
             }
-            if !moved {
+            if done.len() == before {
                 break;
             }
         }
-        let mut order: Vec<usize> = (0..self.nodes.len()).collect();
-        order.sort_by_key(|index| (self.nodes[*index].lane, times[*index].map(|time| time.0)));
-        let place: BTreeMap<usize, u32> = order.iter().enumerate().map(|(at, index)| (*index, at as u32)).collect();
-        let mut arrows = Vec::new();
-        let spans = order.iter().map(|index| {
-            let (node, (start, end, waited_for, by)) = (&self.nodes[*index], times[*index].unwrap());
-            arrows.extend(by.map(|by| Arrow { from: place[&by], to: place[index] }));
-            let (start, end) = (SimTime::ns(start), SimTime::ns(end));
+        let mut order: Vec<(usize, Done)> = done.into_iter().collect();
+        order.sort_by_key(|(index, done)| (self.nodes[*index].lane, done.start));
+        let place: BTreeMap<usize, u32> =
+            order.iter().enumerate().map(|(at, (index, _))| (*index, at as u32)).collect();
+        let arrow = |(index, done): &(usize, Done)| Some(Arrow { from: place[&done.by?], to: place[index] });
+        let arrows = order.iter().filter_map(arrow).collect();
+        let span = |(index, done): &(usize, Done)| {
+            let node = &self.nodes[*index];
             Span {
                 lane: LaneId::from(node.lane),
                 kind: node.kind,
                 subject: node.subject,
-                start,
-                end,
+                start: SimTime::ns(done.start),
+                end: SimTime::ns(done.end),
                 bytes: node.bytes,
-                waited_for,
+                waited_for: done.waited_for,
             }
-        });
-        (self.lanes, spans.collect(), arrows)
+        };
+        let spans = order.iter().map(span).collect();
+        (self.lanes, spans, arrows)
+    }
+
+    /// Runs a node after the one before it in its lane, if all that it needs is done.
+    fn start(&self, index: usize, before: Option<usize>, done: &BTreeMap<usize, Done>) -> Option<Done> {
+        let node = &self.nodes[index];
+        let needs: Option<Vec<(u64, usize, IdleCause)>> =
+            node.needs.iter().map(|(need, cause)| Some((done.get(need)?.end, *need, *cause))).collect();
+        let free = before.and_then(|before| done.get(&before)).map_or(0, |before| before.end);
+        let late = needs?.into_iter().max().filter(|(ready, _, _)| *ready > free);
+        let start = late.map_or(free, |(ready, _, _)| ready);
+        let by = late.map(|(_, need, _)| need).or(before);
+        Some(Done { start, end: start + node.length, waited_for: late.map(|(_, _, cause)| cause), by })
     }
 }
 
