@@ -1,1 +1,36 @@
-//! The command line of spipe.
+//! The command line of spipe: reads files, calls the crates that know how, prints and writes results.
+//!
+//! ```text
+//! args ─► commands ─┬─ input     models, profiles, plans and traces from paths or shipped names
+//!                   ├─ planning  one search over microbatch sizes with the planner that was asked for
+//!                   ├─ tables    what people read
+//!                   └─ output    whole files or none; stdout for data, stderr for talk
+//! ```
+//!
+//! Every expected failure is a [`Failure`] with an exit code.
+
+pub mod args;
+mod commands;
+mod failure;
+mod input;
+mod output;
+mod planning;
+mod tables;
+
+pub use failure::Failure;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let args = args::Args::parse();
+    output::start_log(args.verbose);
+    match commands::run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::talk(&failure.to_string());
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}

@@ -1,2 +1,5 @@
-//! spipe.
-fn main() {}
+//! The `spipe` command; everything is in the library, where tests reach it.
+
+fn main() -> std::process::ExitCode {
+    spipe::main()
+}

@@ -90,6 +90,14 @@ fn max_min_gives_the_unconstrained_flow_the_rest() {
     assert_eq!(ends(&once(&program)), [0.0, 1.0, 1.0, 2.0]);
 }
 
+#[test]
+fn a_copy_within_one_memory_passes_its_channels_twice() {
+    let program = copies(&[10.0], &[(0, 10, &[0, 0])]);
+    assert_eq!(ends(&once(&program)), [0.0, 2.0]);
+    let copy = program.actions().ids().last().unwrap();
+    assert_eq!(program.alone(copy), SimTime::ms(2));
+}
+
 fn memory_program(capacity: u64, sizes: [u64; 2]) -> Program {
     let mut builder = builder();
     let memory = builder.memory("gpu0", Some(Bytes::new(capacity)));

@@ -9,7 +9,7 @@ pub use precedence::Precedence;
 
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, IdVec, IdleCause, LaneId, LaneRole, LayerId,
-    LayerRange, LinkId, MemoryId, MicrobatchId, SimTime, StageId, Subject,
+    LayerRange, LinkId, MemoryId, MicrobatchId, Seconds, SimTime, StageId, Subject,
 };
 use std::{fmt, sync::Arc};
 
@@ -359,9 +359,12 @@ impl Program {
 /// How long `action` takes when nothing else moves: the longer of its work and its slowest flow.
 fn alone(action: &Action, channels: &IdVec<LinkId, Channel>) -> SimTime {
     let flow_time = |flow: &Flow| {
-        let rates = flow.route.iter().map(|channel| channels[*channel].bandwidth).chain(flow.rate_cap);
-        let moving = rates.min().map_or(SimTime::ZERO, |rate| SimTime::from_seconds(flow.bytes / rate));
-        flow.latency + moving
+        // A route may pass the same channel twice, such as that of a DRAM in which a copy starts and ends.
+        let passes = |channel: &LinkId| flow.route.iter().filter(|other| *other == channel).count() as f64;
+        let rate = |channel: &LinkId| channels[*channel].bandwidth.get() / passes(channel);
+        let cap = flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get());
+        let rate = flow.route.iter().map(rate).fold(cap, f64::min);
+        flow.latency + SimTime::from_seconds(Seconds::new(flow.bytes.as_f64() / rate).unwrap_or(Seconds::ZERO))
     };
     action.flows.iter().map(flow_time).fold(action.work, SimTime::max)
 }

@@ -1,0 +1,345 @@
+//! The arguments, and nothing else.
+
+use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use spipe_base::{Bytes, BytesPerSecond, Seconds};
+use spipe_cost::{Mode, Optimizer};
+use spipe_model::Precision;
+
+/// Plans, predicts, draws and runs the training of models that do not fit in GPU memory.
+#[derive(Debug, Parser)]
+#[command(name = "spipe", version, max_term_width = 100, after_help = "Exit codes: 0 done; 1 bug; 2 wrong arguments; 3 unreadable or invalid input; 4 no feasible plan; 5 stopped at the limit with nothing feasible; 6 a check or comparison failed; 7 no suitable device")]
+pub struct Args {
+    /// What to print on stdout
+    #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
+    pub format: Format,
+    /// Say more on stderr; twice for everything
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Human,
+    /// For programs
+    Json,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Measure, plan, simulate, train and compare on this machine, in one go
+    Demo(Demo),
+    /// Show or import a model
+    #[command(subcommand)]
+    Model(Model),
+    /// Show a machine, or when copies on it finish
+    #[command(subcommand)]
+    Hardware(Hardware),
+    /// Measure this machine and write a hardware profile
+    Calibrate(Calibrate),
+    /// Find the best plan for a model on a machine
+    Plan(Plan),
+    /// Predict the iteration of a plan
+    Simulate(Simulate),
+    /// Draw one trace, or two above each other
+    Timeline(Timeline),
+    /// Run a plan for real
+    Run(Run),
+    /// Compare a predicted with a measured trace
+    Compare(Compare),
+    /// Show the schedule of a system from stage times alone
+    Schedule(Schedule),
+    /// Print the JSON schema of a file format
+    Schema(Schema),
+    /// Print completions for a shell
+    Completions(Completions),
+    /// Print the manual page
+    Man,
+}
+
+/// The main job.
+#[derive(Debug, Group)]
+pub struct Demo {
+    /// Text to train on, byte by byte; without it, this repository's own sources
+    #[arg(long)]
+    pub data: Option<String>,
+    /// Folder for the results
+    #[arg(short, long, default_value = "reports/demo")]
+    pub output: String,
+    /// Training steps
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// CPU backend
+    #[arg(long, default_value = "ndarray")]
+    pub backend: String,
+    /// Model to train: a Llama-style model file or the name of a shipped one
+    #[arg(long, default_value = "demo")]
+    pub model: String,
+    /// Seed of the parameters and of the order of the data
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// What can be done with models.
+#[derive(Debug, Subcommand)]
+pub enum Model {
+    /// Show layers, parameters, FLOPs and bytes
+    Show(ModelShow),
+    /// Make a model file from a Hugging Face config.json
+    Import(ModelImport),
+    /// List the shipped models
+    List,
+}
+
+/// A model and a batch.
+#[derive(Debug, Group)]
+pub struct ModelShow {
+    /// A model file or the name of a shipped model
+    pub model: String,
+    /// Tokens per sequence; the model's own if not given
+    #[arg(long)]
+    pub seq_len: Option<u64>,
+    /// Sequences per microbatch
+    #[arg(long, default_value_t = 1)]
+    pub microbatch: u64,
+    /// Data type of parameters and activations
+    #[arg(long, default_value = "bf16")]
+    pub precision: Precision,
+}
+
+/// A Hugging Face config.
+#[derive(Debug, Group)]
+pub struct ModelImport {
+    /// The config.json
+    pub config: String,
+    /// The model file to write, - for stdout
+    #[arg(short, long)]
+    pub output: String,
+}
+
+/// What can be asked of machines.
+#[derive(Debug, Subcommand)]
+pub enum Hardware {
+    /// Show devices, memories, links and routes
+    Show(HardwareShow),
+    /// Say when concurrent copies finish
+    Transfer(HardwareTransfer),
+    /// List the shipped profiles
+    List,
+}
+
+/// A machine.
+#[derive(Debug, Group)]
+pub struct HardwareShow {
+    /// A profile or the name of a shipped one
+    pub profile: String,
+}
+
+/// Copies on a machine.
+#[derive(Debug, Group)]
+pub struct HardwareTransfer {
+    /// A profile or the name of a shipped one
+    pub profile: String,
+    /// A copy, FROM:TO:BYTES[@START], such as dram0:gpu0:2GiB@10ms
+    #[arg(long = "flow", required = true)]
+    pub flows: Vec<String>,
+}
+
+/// What to measure.
+#[derive(Debug, Group)]
+pub struct Calibrate {
+    /// Devices, such as cpu:0,emulated:0
+    #[arg(long, value_delimiter = ',', default_value = "cpu:0")]
+    pub devices: Vec<String>,
+    /// CPU backend
+    #[arg(long, default_value = "ndarray")]
+    pub backend: String,
+    /// Also measure the layers of this model
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Tokens per sequence for those layers
+    #[arg(long)]
+    pub seq_len: Option<u64>,
+    /// Sequences per microbatch for those layers
+    #[arg(long, default_value_t = 1)]
+    pub microbatch: u64,
+    /// Memory of an emulated accelerator
+    #[arg(long, default_value = "1 GiB")]
+    pub emulated_memory: Bytes,
+    /// Bandwidth of its link, each way
+    #[arg(long, default_value = "2 GB/s")]
+    pub emulated_link: BytesPerSecond,
+    /// How long to measure
+    #[arg(long, default_value = "20 s")]
+    pub time_limit: Seconds,
+    /// The profile to write, - for stdout
+    #[arg(short, long)]
+    pub output: String,
+}
+
+/// What to plan.
+#[derive(Debug, Group)]
+pub struct Plan {
+    /// A model file or the name of a shipped model
+    #[arg(long)]
+    pub model: String,
+    /// A hardware profile or the name of a shipped one
+    #[arg(long)]
+    pub hardware: String,
+    /// Tokens per sequence; the model's own if not given
+    #[arg(long)]
+    pub seq_len: Option<u64>,
+    /// Sequences (images) per iteration
+    #[arg(long)]
+    pub global_batch: u64,
+    /// Sequences per microbatch, or auto
+    #[arg(long, default_value = "auto")]
+    pub microbatch: String,
+    /// Training or inference
+    #[arg(long, default_value = "train")]
+    pub mode: Mode,
+    /// A system, or auto
+    #[arg(long, default_value = "auto")]
+    pub system: String,
+    /// ilp, dp, greedy or exhaustive
+    #[arg(long, default_value = "ilp")]
+    pub planner: String,
+    /// Optimizer
+    #[arg(long, default_value = "adamw")]
+    pub optimizer: Optimizer,
+    /// Data type of parameters and activations
+    #[arg(long, default_value = "bf16")]
+    pub precision: Precision,
+    /// Assume attention that writes its scores to memory
+    #[arg(long)]
+    pub materialised_attention: bool,
+    /// How long to search
+    #[arg(long, default_value = "60s")]
+    pub time_limit: Seconds,
+    /// Stop when no other plan can be faster by more than this
+    #[arg(long, default_value = "0.5%")]
+    pub gap: String,
+    /// Threads to search with; all cores if not given
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// The plan to write, - for stdout
+    #[arg(short, long)]
+    pub output: Option<String>,
+}
+
+/// A plan to predict.
+#[derive(Debug, Group)]
+pub struct Simulate {
+    /// The plan
+    pub plan: String,
+    /// The trace to write
+    #[arg(short, long)]
+    pub output: Option<String>,
+}
+
+/// Traces to draw.
+#[derive(Debug, Group)]
+pub struct Timeline {
+    /// The trace
+    pub trace: String,
+    /// Another trace, drawn below it on the same time axis
+    pub second: Option<String>,
+    /// The picture: .svg, .png, .html, .txt or .perfetto.json
+    #[arg(short, long)]
+    pub output: String,
+}
+
+/// A plan to run.
+#[derive(Debug, Group)]
+pub struct Run {
+    /// The plan
+    pub plan: String,
+    /// Text to train on, byte by byte
+    #[arg(long)]
+    pub data: String,
+    /// Training steps
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Which executor device stands for which device of the plan, such as gpu0=emulated:0
+    #[arg(long = "bind")]
+    pub bindings: Vec<String>,
+    /// CPU backend
+    #[arg(long, default_value = "ndarray")]
+    pub backend: String,
+    /// Learning rate
+    #[arg(long, default_value_t = 1e-3)]
+    pub learning_rate: f64,
+    /// Seed of the parameters and of the order of the data
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The measured trace to write
+    #[arg(short, long)]
+    pub output: Option<String>,
+}
+
+/// Two traces.
+#[derive(Debug, Group)]
+pub struct Compare {
+    /// The prediction
+    pub predicted: String,
+    /// The measurement
+    pub measured: String,
+    /// Fail with exit code 6 if the iteration is off by more than this, such as 10%
+    #[arg(long)]
+    pub tolerance: Option<String>,
+}
+
+/// A schedule by itself.
+#[derive(Debug, Group)]
+pub struct Schedule {
+    /// gpipe, 1f1b, hybrid, or custom
+    pub system: String,
+    /// The order of a custom schedule: one line per device, such as 0F0,0B0
+    pub file: Option<String>,
+    /// Devices
+    #[arg(long, default_value_t = 4)]
+    pub devices: usize,
+    /// Microbatches
+    #[arg(long, default_value_t = 8)]
+    pub microbatches: usize,
+    /// Forward of one stage
+    #[arg(long, default_value = "1 ms")]
+    pub forward: Seconds,
+    /// Gradient of its input
+    #[arg(long, default_value = "1 ms")]
+    pub backward_input: Seconds,
+    /// Gradients of its weights
+    #[arg(long, default_value = "1 ms")]
+    pub backward_weight: Seconds,
+    /// From one device to another
+    #[arg(long, default_value = "0 ms")]
+    pub latency: Seconds,
+    /// Share of an activation that is kept until the backward-weight
+    #[arg(long, default_value_t = 1.0)]
+    pub weight_grad_memory: f64,
+    /// More warm-up forwards (hybrid)
+    #[arg(long, default_value_t = 0)]
+    pub head_start: usize,
+    /// Also draw it: .svg, .png, .html, .txt or .perfetto.json, or .json for the trace
+    #[arg(short, long)]
+    pub output: Option<String>,
+}
+
+/// A file format.
+#[derive(Debug, Group)]
+pub struct Schema {
+    /// model, hardware, plan or trace
+    pub name: String,
+}
+
+/// A shell.
+#[derive(Debug, Group)]
+pub struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}

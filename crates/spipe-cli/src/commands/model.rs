@@ -1,0 +1,171 @@
+//! `spipe model`.
+
+use crate::{
+    Failure, args,
+    args::Format,
+    input, output,
+    output::Target,
+    tables::{count, grouped, table},
+};
+use serde::Serialize;
+use spipe_base::{Bytes, Flops, LayerRange};
+use spipe_model::{Attention, Batch, Layer, Model, Op, Recompute};
+
+/// Shows, imports or lists.
+pub fn run(what: &args::Model, format: Format) -> Result<(), Failure> {
+    match what {
+        args::Model::Show(show) => self::show(show, format),
+        args::Model::Import(import) => self::import(import),
+        args::Model::List => list(format),
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Shown {
+    format_version: u32,
+    name: String,
+    parameters: u64,
+    seq_len: u64,
+    microbatch: u64,
+    precision: String,
+    forward_flops: f64,
+    backward_flops: f64,
+    layers: Vec<ShownLayer>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct ShownLayer {
+    name: String,
+    kind: String,
+    parameters: u64,
+    inputs: Vec<String>,
+    forward_flops: f64,
+    backward_flops: f64,
+    parameter_bytes: Bytes,
+    saved_activation_bytes: Bytes,
+    saved_activation_selective_bytes: Bytes,
+    saved_activation_full_recompute_bytes: Bytes,
+    boundary_bytes: Bytes,
+    workspace_bytes: Bytes,
+}
+
+fn show(what: &args::ModelShow, format: Format) -> Result<(), Failure> {
+    let model = input::model(&what.model)?;
+    let seq_len = what.seq_len.unwrap_or_else(|| model.seq_len());
+    if seq_len == 0 || what.microbatch == 0 {
+        return Err(Failure::argument("a batch of zero tokens has no costs", "use at least one"));
+    }
+    let batch = Batch { microbatch: what.microbatch, seq_len };
+    let layers: Vec<ShownLayer> = model.layers().iter().map(|layer| shown(&model, layer, batch, what)).collect();
+    let data = Shown {
+        format_version: 1,
+        name: model.name().into(),
+        parameters: model.parameters(),
+        seq_len,
+        microbatch: what.microbatch,
+        precision: what.precision.to_string(),
+        forward_flops: layers.iter().map(|layer| layer.forward_flops).sum(),
+        backward_flops: layers.iter().map(|layer| layer.backward_flops).sum(),
+        layers,
+    };
+    output::report(format, &human(&model, &data), &data)
+}
+
+fn shown(model: &Model, layer: &Layer, batch: Batch, what: &args::ModelShow) -> ShownLayer {
+    let work = layer.work(batch);
+    let flops = |ops: &[Op]| ops.iter().map(Op::flops).sum::<Flops>().get();
+    let saved = |recompute| layer.saved(batch, what.precision, recompute, Attention::Fused);
+    ShownLayer {
+        name: layer.name.clone(),
+        kind: layer.signature(batch).split(' ').next().unwrap_or_default().into(),
+        parameters: layer.parameters,
+        inputs: layer.inputs.iter().map(|input| model.layers()[*input].name.clone()).collect(),
+        forward_flops: flops(&work.forward),
+        backward_flops: flops(&work.backward_input) + flops(&work.backward_weight),
+        parameter_bytes: Bytes::new(layer.parameters * what.precision.bytes()),
+        saved_activation_bytes: saved(Recompute::None),
+        saved_activation_selective_bytes: saved(Recompute::Selective),
+        saved_activation_full_recompute_bytes: saved(Recompute::Full),
+        boundary_bytes: layer.boundary(batch, what.precision),
+        workspace_bytes: layer.workspace(batch, what.precision, Attention::Fused),
+    }
+}
+
+fn human(model: &Model, data: &Shown) -> String {
+    let mut rows = table(
+        &["layers", "name", "parameters", "forward", "backward", "weights", "saved", "boundary"],
+        &[2, 3, 4, 5, 6, 7],
+    );
+    for run in model.runs() {
+        let layer = &data.layers[run.first().index()];
+        let flops = |flops: f64| Flops::new(flops).unwrap_or(Flops::ZERO).to_string();
+        rows.add_row(vec![
+            run.to_string(),
+            named(run, data),
+            grouped(layer.parameters),
+            flops(layer.forward_flops),
+            flops(layer.backward_flops),
+            layer.parameter_bytes.to_string(),
+            layer.saved_activation_bytes.to_string(),
+            layer.boundary_bytes.to_string(),
+        ]);
+    }
+    let model_flops = Flops::new(data.forward_flops + data.backward_flops).unwrap_or(Flops::ZERO);
+    let state = Bytes::new(data.parameters * 16);
+    format!(
+        "{}: {} parameters ({})\n\n{rows}\n\n\
+         Figures are per layer and per microbatch of {} × {} tokens, {}; saved means without recompute, fused attention.\n\
+         One microbatch forward and backward: {model_flops}. Training state with AdamW: {state}, 16 bytes per parameter.\n",
+        data.name,
+        grouped(data.parameters),
+        count(data.parameters as f64),
+        data.microbatch,
+        data.seq_len,
+        data.precision,
+    )
+}
+
+/// The name of a run of layers: that of its one layer, or its first and last.
+fn named(run: LayerRange, data: &Shown) -> String {
+    let name = |index: usize| data.layers[index].name.as_str();
+    match run.count() {
+        1 => name(run.first().index()).into(),
+        several => format!("{} … {} (× {several})", name(run.first().index()), name(run.last().index())),
+    }
+}
+
+fn import(what: &args::ModelImport) -> Result<(), Failure> {
+    let target = Target::open(&what.output)?;
+    let text = input::text(&what.config)?;
+    let imported = spipe_model::Model::from_hugging_face(&what.config, &text)?;
+    if !imported.warnings.is_empty() {
+        output::talk(&imported.warnings.to_string());
+    }
+    target.write(imported.model.to_toml().as_bytes())?;
+    if what.output != "-" {
+        let parameters = grouped(imported.model.parameters());
+        output::talk(&format!("{}: {parameters} parameters, written to {}", imported.model.name(), what.output));
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Listed {
+    name: String,
+    parameters: u64,
+    layers: usize,
+}
+
+fn list(format: Format) -> Result<(), Failure> {
+    let mut rows = table(&["model", "parameters", "layers"], &[1, 2]);
+    let mut data = Vec::new();
+    for (name, _) in spipe_model::shipped() {
+        let model = input::model(name)?;
+        rows.add_row(vec![(*name).to_owned(), grouped(model.parameters()), model.layers().len().to_string()]);
+        data.push(Listed { name: (*name).into(), parameters: model.parameters(), layers: model.layers().len() });
+    }
+    output::report(format, &format!("{rows}\n"), &data)
+}

@@ -1,0 +1,34 @@
+//! Schemas, completions and the manual page.
+
+use crate::{Failure, args, output};
+use clap::CommandFactory;
+
+/// Prints the JSON schema of a file format.
+pub fn schema(what: &args::Schema) -> Result<(), Failure> {
+    let schema = match what.name.as_str() {
+        "model" => spipe_model::schema(),
+        "hardware" => spipe_hardware::schema(),
+        "plan" => spipe_plan::schema(),
+        "trace" => schemars::schema_for!(spipe_trace::Trace),
+        other => {
+            return Err(Failure::argument(format!("there is no format `{other}`"), "use model, hardware, plan or trace"));
+        }
+    };
+    output::print(&output::to_json(&schema)?)
+}
+
+/// Prints completions for a shell.
+pub fn completions(what: &args::Completions) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(what.shell, &mut args::Args::command(), "spipe", &mut script);
+    output::print(&String::from_utf8_lossy(&script))
+}
+
+/// Prints the manual page.
+pub fn man() -> Result<(), Failure> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(args::Args::command())
+        .render(&mut page)
+        .map_err(|error| Failure::Bug(format!("the manual page cannot be made: {error}")))?;
+    output::print(&String::from_utf8_lossy(&page))
+}

@@ -1,0 +1,140 @@
+//! `spipe schedule`.
+
+use super::timeline;
+use crate::{
+    Failure, args,
+    args::Format,
+    input, output,
+    tables::{percent, table},
+};
+use serde::Serialize;
+use spipe_base::SimTime;
+use spipe_schedule::{Order, StageTimes, bare, gpipe, one_forward_one_backward};
+use spipe_sim::{Iterations, Options, simulate};
+use spipe_trace::Trace;
+
+/// Columns of the picture on a terminal.
+const WIDTH: usize = 110;
+
+/// Builds the order, simulates one iteration, prints figures and picture.
+pub fn run(what: &args::Schedule, format: Format) -> Result<(), Failure> {
+    let order = order(what)?;
+    let times = StageTimes {
+        forward: SimTime::from_seconds(what.forward),
+        backward_input: SimTime::from_seconds(what.backward_input),
+        backward_weight: SimTime::from_seconds(what.backward_weight),
+        latency: SimTime::from_seconds(what.latency),
+        weight_gradient_memory: share(what.weight_grad_memory)?,
+    };
+    let program = bare(&what.system, &order, &times)?;
+    let options = Options { iterations: Iterations::One, ..Options::default() };
+    let trace = simulate(&program, &options).trace;
+    if let Some(path) = &what.output {
+        timeline::write(path, &trace)?;
+    }
+    let data = Data::of(&order, &trace, program.actions().len());
+    output::report(format, &human(&data, &trace), &data)
+}
+
+fn share(given: f64) -> Result<u64, Failure> {
+    if (0.0..=1.0).contains(&given) {
+        Ok((given * StageTimes::UNIT.as_f64()).round() as u64)
+    } else {
+        Err(Failure::argument(
+            format!("`--weight-grad-memory {given}` is not between 0 and 1"),
+            "it is the share of an activation that is kept until the backward-weight",
+        ))
+    }
+}
+
+fn order(what: &args::Schedule) -> Result<Order, Failure> {
+    if what.system == "custom" {
+        let path = what.file.as_deref().ok_or_else(|| {
+            Failure::argument("a custom schedule needs a file", "write one line per device, such as 0F0,0B0")
+        })?;
+        return Ok(Order::parse(path, &input::text(path)?)?);
+    }
+    for (name, number) in [("devices", what.devices), ("microbatches", what.microbatches)] {
+        if number == 0 {
+            return Err(Failure::argument(format!("`--{name}` is zero"), "use at least one"));
+        }
+    }
+    if what.file.is_some() {
+        return Err(Failure::argument("only a custom schedule has a file", "leave the file out"));
+    }
+    let head_starts = vec![what.head_start; what.devices];
+    match what.system.as_str() {
+        "gpipe" => Ok(gpipe(what.devices, what.microbatches)),
+        "1f1b" => Ok(one_forward_one_backward(what.devices, what.microbatches, &[])),
+        "hybrid" => Ok(one_forward_one_backward(what.devices, what.microbatches, &head_starts)),
+        other => Err(Failure::argument(
+            format!("there is no schedule `{other}`"),
+            "use gpipe, 1f1b, hybrid, or custom with a file",
+        )),
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Data {
+    format_version: u32,
+    span_ms: f64,
+    makespan_ms: f64,
+    work_ms: f64,
+    bubble_fraction: f64,
+    span_bubble_fraction: f64,
+    peak_activation_units: Vec<f64>,
+    actions: usize,
+    order: Vec<Vec<String>>,
+}
+
+impl Data {
+    fn of(order: &Order, trace: &Trace, actions: usize) -> Self {
+        let by_device = || trace.spans.chunk_by(|left, right| left.lane == right.lane);
+        let reach = |spans: &[spipe_trace::Span]| spans[spans.len() - 1].end - spans[0].start;
+        let work: fn(&[spipe_trace::Span]) -> SimTime = |spans| spans.iter().map(spipe_trace::Span::duration).sum();
+        let makespan = by_device().map(reach).max().unwrap_or_default().to_ms();
+        let work = by_device().map(work).max().unwrap_or_default().to_ms();
+        let span = trace.iteration.to_ms();
+        let idle_share = |whole: f64| if whole > 0.0 { (whole - work) / whole } else { 0.0 };
+        Self {
+            format_version: 1,
+            span_ms: span,
+            makespan_ms: makespan,
+            work_ms: work,
+            bubble_fraction: idle_share(makespan),
+            span_bubble_fraction: idle_share(span),
+            peak_activation_units: trace
+                .memories
+                .iter()
+                .map(|memory| memory.peak.as_f64() / StageTimes::UNIT.as_f64())
+                .collect(),
+            actions,
+            order: order
+                .devices()
+                .iter()
+                .map(|tokens| tokens.iter().map(ToString::to_string).collect())
+                .collect(),
+        }
+    }
+}
+
+fn human(data: &Data, trace: &Trace) -> String {
+    let mut figures = table(&["span", "makespan", "work", "bubble", "span bubble", "actions"], &[0, 1, 2, 3, 4, 5]);
+    figures.add_row(vec![
+        format!("{:.3} ms", data.span_ms),
+        format!("{:.3} ms", data.makespan_ms),
+        format!("{:.3} ms", data.work_ms),
+        percent(data.bubble_fraction),
+        percent(data.span_bubble_fraction),
+        data.actions.to_string(),
+    ]);
+    let peaks: Vec<String> = data.peak_activation_units.iter().map(ToString::to_string).collect();
+    let picture = spipe_timeline::text(&spipe_timeline::Picture { trace, second: None, title: None }, WIDTH);
+    let orders: Vec<String> = data.order.iter().map(|tokens| tokens.join(",")).collect();
+    format!(
+        "{figures}\n\nPeak activations per device: {}\n\n{picture}\nOrder:\n{}\n",
+        peaks.join(", "),
+        orders.join("\n")
+    )
+}

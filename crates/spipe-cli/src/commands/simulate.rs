@@ -1,0 +1,121 @@
+//! `spipe simulate`.
+
+use crate::{
+    Failure, args,
+    args::Format,
+    input, output,
+    output::Target,
+    tables::{grouped, percent, table},
+};
+use serde::Serialize;
+use spipe_base::{Bytes, Diagnostic, LaneRole, SimTime};
+use spipe_sim::{Options, Simulation, simulate};
+use spipe_trace::{Metrics, Status, Trace};
+use std::{collections::BTreeMap, fmt::Write};
+
+/// How many holders of a memory are printed.
+const HOLDERS: usize = 3;
+
+/// Simulates, prints, and writes the trace.
+pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
+    let target = what.output.as_deref().map(Target::open).transpose()?;
+    let plan = input::plan(&what.plan)?;
+    let program = spipe_schedule::lower(&plan.context(), plan.placement())
+        .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
+    let simulation = simulate(&program, &Options::default());
+    let to_stdout = matches!(target, Some(Target::Stdout));
+    if let Some(target) = target {
+        target.write(spipe_trace::to_json(&simulation.trace).as_bytes())?;
+    }
+    if !to_stdout {
+        output::report(format, &human(&simulation.trace), &data(&simulation, program.actions().len()))?;
+    }
+    match &simulation.trace.status {
+        Status::Ok => Ok(()),
+        Status::OutOfMemory(shortage) => Err(Failure::Check(
+            Diagnostic::error(format!(
+                "out of memory on `{}` after {}: {} needs {}, and {} is free",
+                shortage.memory, shortage.at, shortage.action, shortage.needed, shortage.free
+            ))
+            .hint("plan again, or recompute more layers"),
+        )),
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Data {
+    format_version: u32,
+    status: &'static str,
+    iteration_ms: f64,
+    tokens_per_second: Option<f64>,
+    bubble_fraction: f64,
+    idle_ms: BTreeMap<String, BTreeMap<&'static str, f64>>,
+    peak_bytes: BTreeMap<String, Bytes>,
+    actions: usize,
+    steady: bool,
+}
+
+fn data(simulation: &Simulation, actions: usize) -> Data {
+    let trace = &simulation.trace;
+    let metrics = Metrics::of(trace);
+    let causes = |causes: &BTreeMap<spipe_base::IdleCause, SimTime>| {
+        causes.iter().map(|(cause, time)| (cause.name(), time.to_ms())).collect()
+    };
+    Data {
+        format_version: 1,
+        status: match trace.status {
+            Status::Ok => "ok",
+            Status::OutOfMemory(_) => "out-of-memory",
+        },
+        iteration_ms: metrics.iteration.to_ms(),
+        tokens_per_second: metrics.tokens_per_second,
+        bubble_fraction: metrics.bubble_fraction,
+        idle_ms: metrics
+            .idle
+            .iter()
+            .map(|(lane, idle)| (trace.lanes[lane.index()].name.clone(), causes(idle)))
+            .collect(),
+        peak_bytes: metrics.peaks.clone(),
+        actions,
+        steady: simulation.steady,
+    }
+}
+
+/// What a trace comes to: headline, lanes, memories.
+pub fn human(trace: &Trace) -> String {
+    let metrics = Metrics::of(trace);
+    let mut text = format!("{}\n", trace.name);
+    for note in &trace.notes {
+        let _ = writeln!(text, "note: {note}");
+    }
+    let rate = metrics.tokens_per_second.map(|rate| format!(", {} tokens/s", grouped(rate.round() as u64)));
+    let _ = writeln!(
+        text,
+        "Iteration {:.3}{}, bubbles {}\n",
+        metrics.iteration,
+        rate.unwrap_or_default(),
+        percent(metrics.bubble_fraction)
+    );
+    let mut lanes = table(&["lane", "busy", "share", "idle, by cause"], &[1, 2]);
+    for (lane, busy) in &metrics.busy {
+        let this = &trace.lanes[lane.index()];
+        let share = busy.to_ms() / metrics.iteration.to_ms().max(f64::MIN_POSITIVE);
+        let causes = metrics.idle.get(lane).into_iter().flatten();
+        let idle: Vec<String> = causes.map(|(cause, time)| format!("{cause} {time}")).collect();
+        let idle = if this.role == LaneRole::Compute { idle.join(", ") } else { String::new() };
+        lanes.add_row(vec![this.name.clone(), format!("{busy:.3}"), percent(share), idle]);
+    }
+    let mut memories = table(&["memory", "peak", "capacity", "largest holders at the peak"], &[1, 2]);
+    for memory in &trace.memories {
+        let holders: Vec<String> = memory
+            .holders
+            .iter()
+            .take(HOLDERS)
+            .map(|holder| format!("{} {}", holder.bytes, holder.what))
+            .collect();
+        let capacity = memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string());
+        memories.add_row(vec![memory.name.clone(), memory.peak.to_string(), capacity, holders.join("\n")]);
+    }
+    text + &format!("{lanes}\n\n{memories}\n")
+}

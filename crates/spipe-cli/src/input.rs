@@ -1,0 +1,94 @@
+//! Models, profiles, plans and traces from paths, or from the names of shipped files.
+
+use crate::Failure;
+use spipe_base::{Diagnostic, Position};
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_plan::Plan;
+use spipe_trace::{ReadTraceError, Trace};
+use std::io::Read;
+
+/// The text of a file, or of stdin for `-`.
+pub fn text(path: &str) -> Result<String, Failure> {
+    String::from_utf8(bytes(path)?).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        Failure::from(Diagnostic::error(format!("`{path}` is not UTF-8 text: byte {offset} is none")))
+    })
+}
+
+/// The bytes of a file, or of stdin for `-`.
+pub fn bytes(path: &str) -> Result<Vec<u8>, Failure> {
+    if path == "-" {
+        let mut bytes = Vec::new();
+        std::io::stdin().read_to_end(&mut bytes).map_err(|error| Failure::file("stdin", "read", &error))?;
+        return Ok(bytes);
+    }
+    std::fs::read(path).map_err(|error| Failure::file(path, "read", &error))
+}
+
+/// A model by path or name.
+pub fn model(given: &str) -> Result<Model, Failure> {
+    let (file, text) = find(given, "model", spipe_model::shipped())?;
+    Ok(Model::from_toml(&file, &text)?)
+}
+
+/// A machine by path or name.
+pub fn hardware(given: &str) -> Result<Hardware, Failure> {
+    let (file, text) = find(given, "hardware profile", spipe_hardware::shipped())?;
+    Ok(Hardware::from_toml(&file, &text)?)
+}
+
+/// A path if it looks like one or exists, otherwise a shipped name.
+fn find(given: &str, what: &str, shipped: &[(&str, &str)]) -> Result<(String, String), Failure> {
+    let is_path = given == "-" || given.contains(['/', '\\']) || given.ends_with(".toml");
+    if is_path || std::path::Path::new(given).is_file() {
+        return Ok((given.into(), text(given)?));
+    }
+    match shipped.iter().find(|(name, _)| *name == given) {
+        Some((name, toml)) => Ok((format!("{name}.toml"), (*toml).to_owned())),
+        None => {
+            let names: Vec<&str> = shipped.iter().map(|(name, _)| *name).collect();
+            let diagnostic = Diagnostic::error(format!("there is no {what} `{given}`"))
+                .hint(format!("give the path of a file, or one of {}", names.join(", ")));
+            Err(diagnostic.into())
+        }
+    }
+}
+
+/// A plan file.
+pub fn plan(path: &str) -> Result<Plan, Failure> {
+    Ok(Plan::from_json(path, &text(path)?)?)
+}
+
+/// A trace file.
+pub fn trace(path: &str) -> Result<Trace, Failure> {
+    let text = text(path)?;
+    spipe_trace::from_json(&text).map_err(|error| {
+        let diagnostic = match error {
+            ReadTraceError::Json { message, line, column, truncated } => {
+                let position = Position { file: path.into(), line: line.max(1), column: column.max(1) };
+                let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
+                let diagnostic = Diagnostic::error(format!("not a trace: {message}")).at(position);
+                diagnostic.hint(if truncated {
+                    "the file ends too early; write it again"
+                } else {
+                    "`spipe schema trace` prints what a trace file may hold"
+                })
+            }
+            other => Diagnostic::error(other.to_string()).at(Position { file: path.into(), line: 1, column: 1 }),
+        };
+        diagnostic.into()
+    })
+}
+
+/// A fraction such as `0.5%` or `0.005`.
+pub fn fraction(given: &str) -> Result<f64, Failure> {
+    let parsed = match given.trim().strip_suffix('%') {
+        Some(percent) => percent.trim().parse::<f64>().map(|percent| percent / 100.0),
+        None => given.trim().parse::<f64>(),
+    };
+    parsed
+        .ok()
+        .filter(|fraction| fraction.is_finite() && *fraction >= 0.0)
+        .ok_or_else(|| Failure::argument(format!("`{given}` is not a fraction"), "write it like 0.5% or 0.005"))
+}

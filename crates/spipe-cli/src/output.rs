@@ -1,0 +1,131 @@
+//! Where results go: stdout for data, stderr for talk, files whole or not at all.
+
+use crate::{Failure, args::Format};
+use serde::Serialize;
+use std::{
+    io::{IsTerminal, Write},
+    path::{Path, PathBuf},
+};
+use tempfile::NamedTempFile;
+
+/// Sends log lines to stderr: warnings, or more with each `-v`.
+pub fn start_log(verbose: u8) {
+    let level = match verbose {
+        0 => "warn",
+        1 => "info",
+        _ => "debug",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("SPIPE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .without_time()
+        .with_target(false);
+    // A second start in one process (tests) keeps the first log.
+    let _ = log.try_init();
+}
+
+/// Tells the user something that is not data.
+#[expect(clippy::print_stderr, reason = "the one place where the command talks")]
+pub fn talk(message: &str) {
+    eprintln!("{message}");
+}
+
+/// Prints data.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    match written {
+        // The reader has seen enough (`spipe … | head`).
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(Failure::file("stdout", "write", &error)),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Prints `human`, or `data` as JSON, as was asked for.
+pub fn report(format: Format, human: &str, data: &impl Serialize) -> Result<(), Failure> {
+    match format {
+        Format::Human => print(human),
+        Format::Json => print(&to_json(data)?),
+    }
+}
+
+/// JSON for programs that is still pleasant to read.
+pub fn to_json(data: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string_pretty(data)
+        .map(|json| json + "\n")
+        .map_err(|error| Failure::Bug(format!("a result cannot be written as JSON: {error}")))
+}
+
+/// A file to be: opened before long work, so that a bad path fails early, and put in place whole by [`Target::write`].
+pub enum Target {
+    /// Standard output, `-`.
+    Stdout,
+    /// A file.
+    File {
+        /// Its path as the user gave it.
+        path: PathBuf,
+        /// What it will be made of.
+        temporary: NamedTempFile,
+    },
+}
+
+impl Target {
+    /// Opens a target; its folder must exist.
+    pub fn open(path: &str) -> Result<Self, Failure> {
+        if path == "-" {
+            return Ok(Self::Stdout);
+        }
+        let target = PathBuf::from(path);
+        if target.is_dir() {
+            return Err(Failure::argument(format!("`{path}` is a folder"), "name a file in it"));
+        }
+        let folder = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let temporary = tempfile::Builder::new()
+            .prefix(".spipe-")
+            .suffix(".tmp")
+            .tempfile_in(folder)
+            .map_err(|error| Failure::file(path, "write", &error))?;
+        Ok(Self::File { path: target, temporary })
+    }
+
+    /// Opens a target in `folder`, which is made if it is missing.
+    pub fn in_folder(folder: &Path, name: &str) -> Result<Self, Failure> {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| Failure::file(&folder.display().to_string(), "make folder", &error))?;
+        Self::open(&folder.join(name).display().to_string())
+    }
+
+    /// Puts the file in place with this content.
+    pub fn write(self, content: &[u8]) -> Result<(), Failure> {
+        match self {
+            Self::Stdout => print(&String::from_utf8_lossy(content)),
+            Self::File { path, mut temporary } => {
+                let shown = path.display().to_string();
+                let fail = |error: &std::io::Error| Failure::file(&shown, "write", error);
+                temporary.write_all(content).map_err(|error| fail(&error))?;
+                temporary.as_file().sync_all().map_err(|error| fail(&error))?;
+                readable(&temporary);
+                temporary.persist(&path).map_err(|error| fail(&error.error))?;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Temporary files are for their owner alone; results follow the usual rule.
+#[cfg(unix)]
+fn readable(file: &NamedTempFile) {
+    use std::os::unix::fs::PermissionsExt;
+    // Best effort: a file that only its owner can read is still a result.
+    let _ = file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644));
+}
+
+#[cfg(not(unix))]
+fn readable(_: &NamedTempFile) {}
