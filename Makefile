@@ -1,0 +1,57 @@
+# `make demo` and `make test` are all the set-up there is. Everything is built once, in the release profile.
+
+CARGO ?= cargo
+.PHONY: demo test build check fmt lint doc docs-check schemas bench setup clean
+
+## Measure, plan, simulate, train and compare on this machine; results in reports/demo/.
+demo: build
+	./target/release/spipe demo
+
+## Everything that must hold: format, lints, tests, doc tests, docs, schemas, a short demo, the cuda feature.
+test: setup fmt lint unit doc schemas demo-short cuda-check
+	@echo "make test: all good"
+
+## What the build needs from the system (cmake and libclang, for the HiGHS solver).
+setup:
+	@./crates/setup.sh
+
+build: setup
+	$(CARGO) build --release --locked
+
+.PHONY: unit demo-short cuda-check
+unit: setup
+	$(CARGO) test --release --locked --workspace
+
+fmt:
+	$(CARGO) fmt --all --check
+
+lint: setup
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+
+doc: setup
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --workspace --no-deps
+
+## The committed schemas are those of the code.
+schemas: build
+	@mkdir -p target/schemas
+	@for name in model hardware plan trace; do \
+	  ./target/release/spipe schema $$name > target/schemas/$$name.json || exit 1; \
+	  diff -u crates/schemas/$$name.json target/schemas/$$name.json || { \
+	    echo "crates/schemas/$$name.json is stale: run make update-schemas"; exit 1; }; \
+	done
+
+.PHONY: update-schemas
+update-schemas: build
+	@mkdir -p crates/schemas
+	@for name in model hardware plan trace; do ./target/release/spipe schema $$name > crates/schemas/$$name.json || exit 1; done
+
+## The demo in a short form, away from the committed reports.
+demo-short: build
+	./target/release/spipe demo --steps 3 -o target/demo-short
+
+## The cuda feature builds without a CUDA toolkit.
+cuda-check: setup
+	$(CARGO) check --release --locked -p spipe --features cuda
+
+bench: setup
+	$(CARGO) bench --locked -p spipe-sim -p spipe-planner -p spipe-exec
