@@ -16,6 +16,7 @@ mod input;
 mod output;
 mod planning;
 mod tables;
+mod training;
 
 pub use failure::Failure;
 

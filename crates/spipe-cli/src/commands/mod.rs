@@ -5,6 +5,7 @@ mod hardware;
 mod model;
 mod pages;
 mod plan;
+mod run;
 mod schedule;
 mod simulate;
 mod timeline;
@@ -19,6 +20,7 @@ pub fn run(args: &args::Args) -> Result<(), Failure> {
         args::Command::Hardware(what) => hardware::run(what, format),
         args::Command::Plan(what) => plan::run(what, format),
         args::Command::Simulate(what) => simulate::run(what, format),
+        args::Command::Run(what) => run::run(what, format),
         args::Command::Timeline(what) => timeline::run(what),
         args::Command::Compare(what) => compare::run(what, format),
         args::Command::Schedule(what) => schedule::run(what, format),

@@ -1,0 +1,100 @@
+//! `spipe run`.
+
+use super::simulate;
+use crate::{
+    Failure, args,
+    args::Format,
+    input, output,
+    output::Target,
+    tables::{percent, table},
+    training::{self, Training},
+};
+use serde::Serialize;
+use spipe_exec::{Report, Tokens};
+use std::fmt::Write;
+
+/// Runs the plan, prints the losses, writes the measured trace.
+pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
+    let target = what.output.as_deref().map(Target::open).transpose()?;
+    let backend = what
+        .backend
+        .parse()
+        .map_err(|error: spipe_base::UnknownWord| Failure::argument(error.to_string(), "choose a backend with --backend"))?;
+    let plan = input::plan(&what.plan)?;
+    let data = tokens(&what.data, plan.context().workload().seq_len)?;
+    let program = spipe_schedule::lower(&plan.context(), plan.placement())
+        .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
+    let training = Training {
+        plan: &plan,
+        program: &program,
+        data: &data,
+        bindings: training::bindings(&plan, &what.bindings, backend)?,
+        steps: what.steps,
+        seed: what.seed,
+        learning_rate: what.learning_rate,
+    };
+    let report = training::train(&training, &mut |step| match format {
+        Format::Json => output::print(&line(&StepLine {
+            step: step.index,
+            loss: step.loss,
+            duration_ms: step.duration.as_secs_f64() * 1e3,
+            tokens_per_second: training::rate(step),
+        })?),
+        Format::Human => Ok(()),
+    })?;
+    if let Some(target) = target {
+        target.write(spipe_trace::to_json(&report.trace).as_bytes())?;
+    }
+    match format {
+        Format::Json => Ok(()),
+        Format::Human => output::print(&human(&report)),
+    }
+}
+
+/// The tokens of a text file, byte by byte.
+pub fn tokens(path: &str, seq_len: u64) -> Result<Tokens, Failure> {
+    Tokens::bytes(&input::bytes(path)?, seq_len).map_err(|error| match training::refuse(error.into()) {
+        Failure::Input(faults) => {
+            let position = spipe_base::Position { file: path.into(), line: 1, column: 1 };
+            let placed = faults.iter().map(|fault| fault.clone().at(position.clone()));
+            let mut all = spipe_base::Faults::new();
+            placed.for_each(|fault| all.push(fault));
+            Failure::Input(all)
+        }
+        other => other,
+    })
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct StepLine {
+    step: u32,
+    loss: f64,
+    duration_ms: f64,
+    tokens_per_second: f64,
+}
+
+fn line(step: &StepLine) -> Result<String, Failure> {
+    serde_json::to_string(step)
+        .map(|json| json + "\n")
+        .map_err(|error| Failure::Bug(format!("a step cannot be written as JSON: {error}")))
+}
+
+/// Losses, memory, and what the measured iteration comes to.
+pub fn human(report: &Report) -> String {
+    let mut text = String::new();
+    let losses: Vec<String> = report.losses.iter().map(|loss| format!("{loss:.4}")).collect();
+    let _ = writeln!(text, "Loss by step: {}\n", losses.join(" "));
+    let mut memories = table(&["memory", "planned", "held", "capacity"], &[1, 2, 3]);
+    for memory in &report.memories {
+        memories.add_row(vec![
+            memory.name.clone(),
+            memory.planned.to_string(),
+            memory.held.to_string(),
+            memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string()),
+        ]);
+    }
+    let devices: Vec<String> = report.devices.iter().map(ToString::to_string).collect();
+    let _ = writeln!(text, "{memories}\n\nRan on {}; lane overhead {}.\n", devices.join(", "), percent(report.lane_overhead));
+    text + &simulate::human(&report.trace)
+}

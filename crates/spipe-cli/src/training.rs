@@ -1,0 +1,122 @@
+//! Running a plan with progress on the terminal; shared by `run` and `demo`.
+
+use crate::{Failure, output, tables::grouped};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use spipe_base::Diagnostic;
+use spipe_exec::{AdamW, Backend, Binding, Executor, Options, Report, RunError, Step, Tokens};
+use spipe_hardware::DeviceKind;
+use spipe_plan::Plan;
+use spipe_schedule::Program;
+use std::{collections::BTreeMap, io::IsTerminal, ops::ControlFlow};
+
+/// How to train.
+pub struct Training<'a> {
+    pub plan: &'a Plan,
+    pub program: &'a Program,
+    pub data: &'a Tokens,
+    pub bindings: Vec<Binding>,
+    pub steps: u32,
+    pub seed: u64,
+    pub learning_rate: f64,
+}
+
+/// Trains, with a progress bar on a terminal; `on_step` sees every step.
+pub fn train(training: &Training<'_>, on_step: &mut dyn FnMut(&Step) -> Result<(), Failure>) -> Result<Report, Failure> {
+    let options = Options {
+        steps: training.steps,
+        seed: training.seed,
+        optimizer: AdamW { lr: training.learning_rate, ..AdamW::default() },
+        ..Options::new(training.bindings.clone())
+    };
+    let bar = bar(training.steps);
+    let mut failure = None;
+    let report = spipe_exec::run(training.plan, training.program, training.data, &options, &mut |step| {
+        bar.set_message(format!("loss {:.4}, {} tokens/s", step.loss, grouped(rate(step).round() as u64)));
+        bar.inc(1);
+        match on_step(step) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(stop) => {
+                failure = Some(stop);
+                ControlFlow::Break(())
+            }
+        }
+    });
+    bar.finish_and_clear();
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    let report = report.map_err(refuse)?;
+    for warning in &report.warnings {
+        output::talk(&format!("warning: {warning}"));
+    }
+    Ok(report)
+}
+
+/// Tokens per second of a step.
+pub fn rate(step: &Step) -> f64 {
+    step.tokens as f64 / step.duration.as_secs_f64().max(1e-9)
+}
+
+fn bar(steps: u32) -> ProgressBar {
+    let target =
+        if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(u64::from(steps)), target);
+    let style = ProgressStyle::with_template("step {pos}/{len} {wide_bar} {msg}, {eta} left");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// The failure that an error of the executor is.
+pub fn refuse(error: RunError) -> Failure {
+    let hint = error.hint();
+    let diagnostic = Diagnostic::error(error.to_string());
+    let diagnostic = match hint {
+        Some(hint) => diagnostic.hint(hint),
+        None => diagnostic,
+    };
+    match error {
+        RunError::Unsupported(faults) => Failure::Input(faults),
+        RunError::NoDevice { .. } => Failure::NoDevice(diagnostic),
+        RunError::Data(_) => diagnostic.into(),
+        RunError::OutOfMemory(_) | RunError::Lane { .. } => Failure::Check(diagnostic),
+        RunError::Stalled { .. } => Failure::Bug(diagnostic.message),
+    }
+}
+
+/// What executes each device of `plan`: what was given, otherwise CPU cores for sockets, an emulated accelerator for
+/// accelerators that the machine's file calls emulated, and a CUDA device for the others.
+pub fn bindings(plan: &Plan, given: &[String], backend: Backend) -> Result<Vec<Binding>, Failure> {
+    let context = plan.context();
+    let mut asked = BTreeMap::new();
+    for text in given {
+        let binding: Binding = text.parse().map_err(Failure::Input)?;
+        if context.hardware.device(&binding.device).is_none() {
+            let names: Vec<&str> = context.hardware.devices().iter().map(|device| device.name.as_str()).collect();
+            return Err(Failure::argument(
+                format!("`{}` has no device `{}`", context.hardware.name(), binding.device),
+                format!("its devices are {}", names.join(", ")),
+            ));
+        }
+        asked.insert(binding.device.clone(), binding);
+    }
+    let (mut cpus, mut emulated, mut gpus) = (0, 0, 0);
+    let mut bindings = Vec::new();
+    for (id, device) in context.hardware.devices().enumerate() {
+        let executor = match &device.kind {
+            DeviceKind::Socket { .. } => Executor::Cpu { index: next(&mut cpus), backend, cores: Vec::new() },
+            DeviceKind::Gpu if device.emulated => {
+                Executor::Emulated { index: next(&mut emulated), backend, cores: Vec::new() }
+            }
+            DeviceKind::Gpu => Executor::Cuda { index: next(&mut gpus) },
+        };
+        if plan.placement().stages.iter().any(|stage| stage.device == id) {
+            let standard = Binding { device: device.name.clone(), executor };
+            bindings.push(asked.remove(&device.name).unwrap_or(standard));
+        }
+    }
+    Ok(bindings)
+}
+
+fn next(counter: &mut u32) -> u32 {
+    *counter += 1;
+    *counter - 1
+}

@@ -1,0 +1,186 @@
+//! What the command says to bad input: one clear error with its place and a hint, the exit code that fits, and nothing written.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn fixture(name: &str) -> String {
+    // Relative to the folder of the crate, in which cargo runs the tests, so that messages are the same everywhere.
+    format!("../../tests/fixtures/{name}")
+}
+
+struct Run {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn spipe(args: &[&str]) -> Run {
+    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Exit code and stderr, with the fixtures' folder and temporary folders taken out.
+fn refusal(args: &[&str]) -> String {
+    let run = spipe(args);
+    assert_eq!(run.out, "", "nothing on stdout");
+    format!("exit code {}\n{}", run.code.unwrap(), run.err.replace("../../tests/fixtures/", ""))
+}
+
+fn plan_args<'a>(model: &'a str, hardware: &'a str, output: &'a str) -> Vec<&'a str> {
+    let mut args = vec!["plan", "--model", model, "--hardware", hardware, "--global-batch", "8", "--microbatch", "1"];
+    args.extend(["--planner", "dp", "-o", output]);
+    args
+}
+
+/// A folder with a good plan and its trace.
+fn good() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let (plan, trace) = (folder.path().join("plan.json"), folder.path().join("trace.json"));
+    let (model, hardware) = (fixture("good/six-layers.toml"), fixture("good/small-gpu.toml"));
+    let made = spipe(&plan_args(&model, &hardware, plan.to_str().unwrap()));
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    let simulated = spipe(&["simulate", plan.to_str().unwrap(), "-o", trace.to_str().unwrap()]);
+    assert_eq!(simulated.code, Some(0), "{}", simulated.err);
+    (folder, plan, trace)
+}
+
+/// Runs `args` in `folder` on a file `name` with this content there.
+fn refusal_of(folder: &Path, name: &str, content: &str, args: &[&str]) -> String {
+    std::fs::write(folder.join(name), content).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).current_dir(folder).output().unwrap();
+    assert!(output.stdout.is_empty(), "nothing on stdout");
+    format!("exit code {}\n{}", output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn missing_file() {
+    insta::assert_snapshot!(refusal(&["model", "show", "missing.toml"]), @"");
+    insta::assert_snapshot!(refusal(&["model", "show", "llama9-7b"]), @"");
+}
+
+#[test]
+fn wrong_unit() {
+    insta::assert_snapshot!(refusal(&["model", "show", &fixture("bad/wrong-unit.toml")]), @"");
+}
+
+#[test]
+fn unknown_key() {
+    insta::assert_snapshot!(refusal(&["model", "show", &fixture("bad/unknown-key.toml")]), @"");
+}
+
+#[test]
+fn link_graph_that_is_not_connected() {
+    insta::assert_snapshot!(refusal(&["hardware", "show", &fixture("bad/no-link.toml")]), @"");
+}
+
+#[test]
+fn layer_that_fits_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("plan.json");
+    for planner in ["ilp", "dp", "greedy"] {
+        let (model, hardware) = (fixture("bad/huge-layer.toml"), fixture("good/small-gpu.toml"));
+        let mut args = plan_args(&model, &hardware, target.to_str().unwrap());
+        let at = args.iter().position(|arg| *arg == "dp").unwrap();
+        args[at] = planner;
+        let said = refusal(&args);
+        assert!(said.starts_with("exit code 4\n"), "{planner}: {said}");
+        if planner == "ilp" {
+            insta::assert_snapshot!(said, @"");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+    }
+}
+
+#[test]
+fn zero_microbatches() {
+    let (model, hardware) = (fixture("good/six-layers.toml"), fixture("good/small-gpu.toml"));
+    let plan = |batch, microbatch| {
+        let common = ["plan", "--model", &model, "--hardware", &hardware];
+        refusal(&[&common[..], &["--global-batch", batch, "--microbatch", microbatch]].concat())
+    };
+    insta::assert_snapshot!(plan("0", "1"), @"");
+    insta::assert_snapshot!(plan("8", "0"), @"");
+    insta::assert_snapshot!(plan("8", "3"), @"");
+    insta::assert_snapshot!(refusal(&["schedule", "1f1b", "--microbatches", "0"]), @"");
+}
+
+#[test]
+fn plan_with_a_stage_on_an_unknown_device() {
+    let (folder, plan, _) = good();
+    let edited = std::fs::read_to_string(plan).unwrap().replacen("\"device\": \"gpu0\"", "\"device\": \"gpu7\"", 1);
+    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]), @"");
+}
+
+#[test]
+fn plan_edited_by_hand_to_overlap_stages() {
+    let (folder, plan, _) = good();
+    let text = std::fs::read_to_string(plan).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let stages = json["stages"].as_array_mut().unwrap();
+    assert!(stages.len() > 1, "one device cannot hold it");
+    stages[1]["first-layer"] = 0.into();
+    stages[1]["choices"] = serde_json::json!([]);
+    let edited = serde_json::to_string_pretty(&json).unwrap();
+    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]), @"");
+}
+
+#[test]
+fn truncated_trace() {
+    let (folder, _, trace) = good();
+    let text = std::fs::read_to_string(trace).unwrap();
+    let said = refusal_of(folder.path(), "cut.json", &text[..200], &["timeline", "cut.json", "-o", "x.svg"]);
+    insta::assert_snapshot!(said, @"");
+    assert!(!folder.path().join("x.svg").exists(), "no picture of half a trace");
+    let said = refusal_of(folder.path(), "cut.json", &text[..200], &["compare", "cut.json", "trace.json"]);
+    assert!(said.starts_with("exit code 3\n"), "{said}");
+}
+
+#[test]
+fn text_shorter_than_one_sequence() {
+    let (folder, ..) = good();
+    let args = ["run", "plan.json", "--data", "short.txt", "--steps", "1", "-o", "measured.json"];
+    insta::assert_snapshot!(refusal_of(folder.path(), "short.txt", "too short\n", &args), @"");
+    assert!(!folder.path().join("measured.json").exists(), "nothing half-written");
+}
+
+#[test]
+fn pictures_of_an_unknown_kind() {
+    let (folder, ..) = good();
+    insta::assert_snapshot!(refusal_of(folder.path(), "x", "", &["timeline", "trace.json", "-o", "x.bmp"]), @"");
+    insta::assert_snapshot!(refusal_of(folder.path(), "x", "", &["timeline", "trace.json", "-o", "no/such/x.svg"]), @"");
+}
+
+#[test]
+fn copies_that_cannot_be() {
+    let transfer = |flow| refusal(&["hardware", "transfer", "one-gpu", "--flow", flow]);
+    insta::assert_snapshot!(transfer("dram0:gpu9:1GiB"), @"");
+    insta::assert_snapshot!(transfer("dram0:gpu0"), @"");
+    insta::assert_snapshot!(transfer("dram0:gpu0:1"), @"");
+}
+
+#[test]
+fn schedules_that_cannot_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |content| refusal_of(folder.path(), "s.csv", content, &["schedule", "custom", "s.csv"]);
+    insta::assert_snapshot!(said("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), @"");
+    insta::assert_snapshot!(said("0F0,0X0\n"), @"");
+}
+
+#[test]
+fn a_comparison_can_fail() {
+    let (_folder, _, trace) = good();
+    let trace = trace.to_str().unwrap();
+    assert_eq!(spipe(&["compare", trace, trace, "--tolerance", "1%"]).code, Some(0));
+    let text = std::fs::read_to_string(trace).unwrap();
+    let mut other: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let slower = other["iteration-ns"].as_u64().unwrap() * 2;
+    other["iteration-ns"] = slower.into();
+    let path = format!("{trace}.slower");
+    std::fs::write(&path, other.to_string()).unwrap();
+    let run = spipe(&["compare", trace, &path, "--tolerance", "1%"]);
+    assert_eq!(run.code, Some(6));
+    assert_eq!(run.err, "error: the predicted iteration is off by -50.0 %, more than 1.0 %\n");
+}

@@ -1,0 +1,181 @@
+//! From model and machine to a simulated iteration: what must hold between the crates, for any input.
+
+use proptest::prelude::*;
+use spipe_base::{Bytes, LaneRole, LayerRange, SimTime};
+use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model, Precision};
+use spipe_plan::{Context, Placement, Plan, Stage, StageFootprint, System, check, footprint};
+use spipe_schedule::{lower, order_of};
+use spipe_sim::{Options, simulate};
+use std::fmt::Write;
+
+fn workload(microbatches: u64, mode: Mode) -> Workload {
+    Workload {
+        mode,
+        seq_len: 1024,
+        microbatch: 1,
+        microbatches,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adamw,
+        attention: Attention::Fused,
+    }
+}
+
+/// A chain of layers with made-up times: forward in tenths of a millisecond on a GPU (a CPU takes ten times as long), boundary in
+/// MiB, saved activations in MiB.
+fn model(layers: &[(u64, u64, u64)]) -> Model {
+    let mut text =
+        "format-version = 1\nkind = \"profiled\"\nname = \"chain\"\nmicrobatch = 1\nseq-len = 1024\n".to_owned();
+    for (index, (time, boundary, saved)) in layers.iter().enumerate() {
+        let saved = saved.max(boundary);
+        let cell = |scale: u64| {
+            let ms = |tenths: u64| format!("\"{} ms\"", (tenths * scale) as f64 / 10.0);
+            let (once, half) = (ms(*time), ms(time.div_ceil(2)));
+            format!("{{ forward = {once}, backward-input = {once}, backward-weight = {half} }}")
+        };
+        let _ = write!(
+            text,
+            "[[layer]]\nname = \"layer{index}\"\nparameters = 1000000\nboundary-activation = \"{boundary} MiB\"\n\
+             saved-activation = \"{saved} MiB\"\ntime = {{ gpu = {}, cpu = {} }}\n",
+            cell(1),
+            cell(10)
+        );
+    }
+    Model::from_toml("chain.toml", &text).unwrap()
+}
+
+fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
+    list.iter().find(|(shipped, _)| *shipped == name).unwrap().1
+}
+
+fn machine(name: &str) -> Hardware {
+    Hardware::from_toml(name, shipped(spipe_hardware::shipped(), name)).unwrap()
+}
+
+/// Devices that the random placements use, in this order: two GPUs around a socket.
+const DEVICES: [&str; 3] = ["gpu0", "cpu0", "gpu1"];
+
+fn place(hardware: &Hardware, layers: usize, cuts: &[usize], recomputed: &[usize], system: System) -> Placement {
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| 1 + cut % layers.max(2).saturating_sub(1)).collect();
+    ends.retain(|end| *end < layers);
+    ends.sort_unstable();
+    ends.dedup();
+    ends.truncate(DEVICES.len() - 1);
+    ends.push(layers);
+    let mut first = 0;
+    let stages = ends.iter().enumerate().map(|(index, end)| {
+        let range = LayerRange::new(first.into(), (end - 1).into()).unwrap();
+        first = *end;
+        let device = hardware.device(DEVICES[index]).unwrap();
+        Stage { device, layers: range, recomputed: recomputed[index] % (range.count() + 1) }
+    });
+    let head_start = if system == System::Hybrid { 1 } else { 0 };
+    Placement { system, head_start, stages: stages.collect() }
+}
+
+fn system() -> impl Strategy<Value = System> {
+    prop::sample::select(System::ALL.to_vec())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Whatever is placed where: the program is well-formed, it runs, it never holds more than the footprint says, its idle
+    /// time adds up, and its iteration is at least the work of its busiest lane.
+    #[test]
+    fn a_placement_that_fits_runs_within_its_footprint(
+        layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..7),
+        cuts in prop::collection::vec(0usize..6, 0..3),
+        recomputed in prop::collection::vec(0usize..4, 3),
+        microbatches in 1u64..9,
+        system in system(),
+        train in any::<bool>(),
+    ) {
+        let (model, hardware) = (model(&layers), machine("rtx3090-x4-two-sockets"));
+        let workload = workload(microbatches, if train { Mode::Train } else { Mode::Infer });
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let placement = place(&hardware, layers.len(), &cuts, &recomputed, system);
+        prop_assert_eq!(check(&context, &placement), Ok(()));
+        let program = match lower(&context, &placement) {
+            Ok(program) => program,
+            Err(faults) => return Err(TestCaseError::fail(faults.to_string())),
+        };
+        let simulation = simulate(&program, &Options::default());
+        prop_assert!(spipe_sim::is_ok(&simulation) && simulation.steady);
+        let trace = &simulation.trace;
+        let needs = footprint(&context, &placement);
+        for memory in &trace.memories {
+            let stages = &needs[&hardware.memory(&memory.name).unwrap()];
+            let needed: Bytes = stages.values().map(StageFootprint::total).sum();
+            prop_assert!(memory.peak <= needed, "{} holds {}, counted {}", memory.name, memory.peak, needed);
+        }
+        for (lane, _) in trace.lanes.iter().enumerate().filter(|(_, lane)| lane.role == LaneRole::Compute) {
+            let on = |id: spipe_base::LaneId| id.index() == lane;
+            let work: SimTime = trace.spans.iter().filter(|span| on(span.lane)).map(|span| span.duration()).sum();
+            let idle: SimTime = trace.idle.iter().filter(|idle| on(idle.lane)).map(|idle| idle.end - idle.start).sum();
+            prop_assert!(work <= trace.iteration);
+            if work > SimTime::ZERO {
+                prop_assert_eq!(work + idle, trace.iteration);
+            }
+        }
+        prop_assert_eq!(order_of(&context, &placement).validate().is_ok(), true);
+        let again = simulate(&lower(&context, &placement).unwrap(), &Options::default());
+        prop_assert_eq!(spipe_trace::to_json(trace), spipe_trace::to_json(&again.trace));
+    }
+
+    /// A plan file says the same when it is read again.
+    #[test]
+    fn plans_round_trip(
+        layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..7),
+        cuts in prop::collection::vec(0usize..6, 0..3),
+        recomputed in prop::collection::vec(0usize..4, 3),
+        system in system(),
+    ) {
+        let (model, hardware) = (model(&layers), machine("rtx3090-x4-two-sockets"));
+        let placement = place(&hardware, layers.len(), &cuts, &recomputed, system);
+        let plan = Plan::new(model, hardware, workload(4, Mode::Train), placement).unwrap();
+        let again = Plan::from_json("plan.json", &plan.to_json()).unwrap();
+        prop_assert_eq!(again.placement(), plan.placement());
+        prop_assert_eq!(again.to_json(), plan.to_json());
+    }
+}
+
+/// Every shipped transformer that a machine can hold is planned, lowered and simulated; the simulated time is at least the bound.
+#[test]
+fn shipped_models_on_shipped_machines() {
+    let mut ran = 0;
+    for (model_name, machine_name) in [
+        ("gpt2", "rtx4090-pcie4-128gb"),
+        ("gpt2-xl", "rtx3090-pcie3"),
+        ("llama2-7b", "rtx4090-pcie4-256gb"),
+        ("llama2-7b", "a100-80g-x8-nvlink"),
+        ("llama3-8b", "rtx3090-x4-two-sockets"),
+        ("vit-bigG", "quadro-rtx8000"),
+    ] {
+        let model = Model::from_toml(model_name, shipped(spipe_model::shipped(), model_name)).unwrap();
+        let hardware = machine(machine_name);
+        let workload = Workload { seq_len: model.seq_len(), ..workload(8, Mode::Train) };
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let score = |placement: &Placement| spipe_sim::iteration_time(&lower(&context, placement).ok()?);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let problem = spipe_planner::Problem {
+            context,
+            systems: System::ALL.to_vec(),
+            options: spipe_planner::Options::default(),
+            score: &score,
+            stop: &stop,
+        };
+        for planner in ["dp", "greedy"] {
+            let solution = spipe_planner::planner(planner).unwrap().plan(&problem);
+            let solution = solution.unwrap_or_else(|error| panic!("{planner}: {model_name} on {machine_name}: {error}"));
+            assert_eq!(check(&context, &solution.placement), Ok(()));
+            assert_eq!(score(&solution.placement), Some(solution.simulated));
+            assert!(solution.bound <= solution.simulated, "{planner}: {model_name} on {machine_name}");
+            ran += 1;
+        }
+    }
+    assert_eq!(ran, 12);
+}
