@@ -253,6 +253,7 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// What the search amounts to.
     fn conclude(self, complete: bool, ended: bool) -> Result<Solution, PlanError> {
+        let target = self.limit(self.found.best.as_ref());
         let Some((simulated, placement)) = self.found.best else {
             let examined = self.found.examined;
             let trouble = self.known.iter().zip(self.cases).find_map(|(known, case)| {
@@ -269,14 +270,10 @@ impl<'s, 'a> Search<'s, 'a> {
         let least = if complete { least } else { relaxation(self.figures) };
         let bound = to_time(self.figures, least).min(simulated);
         let gap = Solution::gap_of(simulated, bound);
-        let open = !complete || self.known.iter().any(|known| known.open);
-        let status = match (ended, gap <= self.problem.options.gap + 1e-6) {
-            (_, true) => OutcomeStatus::Optimal,
+        let status = match (least * (1.0 + 1e-9) >= target, ended) {
+            (true, _) => OutcomeStatus::Optimal,
+            (false, true) => OutcomeStatus::Feasible,
             (false, false) => OutcomeStatus::Stopped,
-            (true, false) => {
-                debug_assert!(open, "all cases are done, and the gap is {gap}");
-                OutcomeStatus::Feasible
-            }
         };
         let (examined, solves) = (self.found.examined, self.found.solves);
         Ok(Solution { placement, status, bound, simulated, gap, examined, solves, cases: self.cases.len() })

@@ -1,0 +1,324 @@
+//! Small random machines and models, and a list schedule that scores placements on them.
+
+use proptest::prelude::*;
+use spipe_base::{DeviceId, SimTime, StageId};
+use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model, Precision, Recompute};
+use spipe_plan::{Context, InFlight, Placement, System};
+use std::{collections::BTreeMap, fmt::Write};
+
+/// A model on a machine under a workload.
+#[derive(Debug)]
+pub struct Instance {
+    pub model: Model,
+    pub hardware: Hardware,
+    pub cost: CostTable,
+}
+
+impl Instance {
+    pub fn new(model: &str, hardware: &str, workload: &Workload) -> Self {
+        let model = Model::from_toml("model.toml", model).unwrap_or_else(|faults| panic!("{faults}\n{model}"));
+        let hardware =
+            Hardware::from_toml("hardware.toml", hardware).unwrap_or_else(|faults| panic!("{faults}\n{hardware}"));
+        let cost = CostTable::new(&model, &hardware, workload).unwrap();
+        Self { model, hardware, cost }
+    }
+
+    pub fn context(&self) -> Context<'_> {
+        Context { model: &self.model, hardware: &self.hardware, cost: &self.cost }
+    }
+}
+
+pub fn workload(microbatches: u64, mode: Mode) -> Workload {
+    Workload {
+        mode,
+        seq_len: 128,
+        microbatch: 1,
+        microbatches,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adamw,
+        attention: Attention::Fused,
+    }
+}
+
+/// Measured figures of a run of layers, in 0.1 ms and MiB.
+#[derive(Clone, Debug)]
+pub struct LayerText {
+    pub count: usize,
+    pub times: [u32; 3],
+    pub slowdown: u32,
+    pub parameters: u64,
+    pub boundary: u64,
+    pub saved: u64,
+}
+
+pub fn model_text(layers: &[LayerText]) -> String {
+    let mut text = "format-version = 1\nkind = \"profiled\"\nname = \"random\"\nmicrobatch = 1\nseq-len = 128\n".to_string();
+    for (index, layer) in layers.iter().enumerate() {
+        let LayerText { count, times, slowdown, parameters, boundary, saved } = layer;
+        let time = |factor: u32| {
+            let [forward, input, weight] = times.map(|time| format!("{:.1} ms", f64::from(time * factor) / 10.0));
+            format!("{{ forward = \"{forward}\", backward-input = \"{input}\", backward-weight = \"{weight}\" }}")
+        };
+        write!(
+            text,
+            "[[layer]]\nname = \"part{index}\"\ncount = {count}\nparameters = {parameters}\n\
+             boundary-activation = \"{boundary} MiB\"\nsaved-activation = \"{} MiB\"\n\
+             time = {{ gpu = {}, cpu = {} }}\n",
+            saved + boundary,
+            time(1),
+            time(*slowdown)
+        )
+        .unwrap();
+    }
+    text
+}
+
+/// A machine of GPUs, each with its memory in MiB and the GB/s of its link, below one root, and sockets.
+#[derive(Clone, Debug)]
+pub struct MachineText {
+    pub gpus: Vec<(u64, u32)>,
+    pub root: u32,
+    pub sockets: Vec<u64>,
+}
+
+pub fn machine_text(machine: &MachineText) -> String {
+    let mut text = "format-version = 1\nname = \"random\"\n".to_string();
+    for (index, dram) in machine.sockets.iter().enumerate() {
+        write!(
+            text,
+            "[[socket]]\nname = \"cpu{index}\"\ncores = 16\npeak = {{ f32 = \"1.5 TFLOP/s\" }}\n\
+             optimizer-rate = \"2 Gparam/s\"\n\
+             dram = {{ name = \"dram{index}\", capacity = \"{dram} MiB\", bandwidth = \"80 GB/s\" }}\nsource = \"test\"\n"
+        )
+        .unwrap();
+    }
+    for (index, (memory, _)) in machine.gpus.iter().enumerate() {
+        write!(
+            text,
+            "[[gpu]]\nname = \"gpu{index}\"\nmemory = \"{memory} MiB\"\nmemory-bandwidth = \"1000 GB/s\"\n\
+             peak = {{ bf16 = \"165 TFLOP/s\", f32 = \"82 TFLOP/s\" }}\nlaunch-floor = \"6 us\"\nsource = \"test\"\n"
+        )
+        .unwrap();
+    }
+    let mut link = |name: String, a: String, b: String, rate: u32| {
+        write!(
+            text,
+            "[[link]]\nname = \"{name}\"\nbetween = [\"{a}\", \"{b}\"]\nup = \"{rate} GB/s\"\ndown = \"{rate} GB/s\"\n\
+             latency = \"8 us\"\n"
+        )
+        .unwrap();
+    };
+    for (index, (_, rate)) in machine.gpus.iter().enumerate() {
+        link(format!("pcie{index}"), format!("gpu{index}"), "root0".into(), *rate);
+    }
+    for index in 0..machine.sockets.len() {
+        link(format!("root0-dram{index}"), "root0".into(), format!("dram{index}"), machine.root);
+    }
+    text
+}
+
+prop_compose! {
+    pub fn layer(most: usize)(
+        count in 1..=most, times in [1u32..30, 1u32..30, 0u32..30], slowdown in 2u32..12,
+        parameters in 0u64..6, boundary in 1u64..12, saved in 0u64..80,
+    ) -> LayerText {
+        LayerText { count, times, slowdown, parameters: parameters * 1_000_000, boundary, saved }
+    }
+}
+
+prop_compose! {
+    pub fn machine()(
+        gpus in prop::collection::vec((100u64..700, 2u32..30), 1..=2), equal in any::<bool>(),
+        root in 2u32..30, dram in 300u64..3000,
+    ) -> MachineText {
+        let gpus = if equal { vec![gpus[0]; gpus.len()] } else { gpus };
+        MachineText { gpus, root, sockets: vec![dram] }
+    }
+}
+
+prop_compose! {
+    /// At most six layers on three devices.
+    pub fn instance()(
+        layers in prop::collection::vec(layer(3), 1..=4), machine in machine(), microbatches in 1u64..6,
+        infer in prop::bool::weighted(0.1),
+    ) -> Instance {
+        let mut left = 6;
+        let mut kept = Vec::new();
+        for layer in layers {
+            let count = layer.count.min(left);
+            left -= count;
+            if count > 0 {
+                kept.push(LayerText { count, ..layer });
+            }
+        }
+        let mode = if infer { Mode::Infer } else { Mode::Train };
+        Instance::new(&model_text(&kept), &machine_text(&machine), &workload(microbatches, mode))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Work {
+    Forward(usize),
+    Recompute(usize),
+    Backward(usize),
+    Step,
+}
+
+/// How many iterations pass before the period is measured, and over how many it is: a multiple of every cyclicity that
+/// three stages can have.
+const ITERATIONS: usize = 12;
+
+/// The steady iteration of `placement` on a clock of whole nanoseconds: devices run their orders, and a copy has every link
+/// of its route to itself.
+pub fn simulate(context: &Context<'_>, placement: &Placement) -> Option<SimTime> {
+    let orders: Vec<Vec<Work>> =
+        placement.stages.ids().map(|stage| order(context, placement, stage)).collect();
+    let mut simulation = Simulation::new(context, placement, &orders);
+    simulation.run();
+    let ends = &simulation.iteration_ends;
+    let period = |stage: &Vec<u64>| (stage[2 * ITERATIONS - 1] - stage[ITERATIONS - 1]) / ITERATIONS as u64;
+    ends.iter().map(period).max().map(SimTime::ns)
+}
+
+fn order(context: &Context<'_>, placement: &Placement, stage: StageId) -> Vec<Work> {
+    let m = context.workload().microbatches as usize;
+    if context.workload().mode == Mode::Infer {
+        return (0..m).map(Work::Forward).collect();
+    }
+    let InFlight(peak) = InFlight::of(placement, stage, m as u64, |device| context.is_cpu(device));
+    let warm_up = if placement.system == System::Gpipe { m } else { peak as usize };
+    let mut order: Vec<Work> = (0..warm_up).map(Work::Forward).collect();
+    for microbatch in 0..m {
+        order.extend([Work::Recompute(microbatch), Work::Backward(microbatch)]);
+        order.extend((microbatch + warm_up < m).then_some(Work::Forward(microbatch + warm_up)));
+    }
+    order.push(Work::Step);
+    order
+}
+
+struct Simulation<'a> {
+    context: &'a Context<'a>,
+    placement: &'a Placement,
+    orders: &'a [Vec<Work>],
+    /// Per stage: the next position in its order, and when it is free.
+    next: Vec<(usize, u64)>,
+    /// Per boundary and direction: how many copies have been made, and when the last one ended.
+    copies: Vec<[(usize, u64); 2]>,
+    links: BTreeMap<usize, u64>,
+    /// Ends of forwards and backwards by stage and running number, and the arrivals of their results.
+    ends: [Vec<Vec<u64>>; 2],
+    arrivals: [Vec<Vec<u64>>; 2],
+    iteration_ends: Vec<Vec<u64>>,
+}
+
+impl<'a> Simulation<'a> {
+    fn new(context: &'a Context<'a>, placement: &'a Placement, orders: &'a [Vec<Work>]) -> Self {
+        let stages = orders.len();
+        let lists = || vec![Vec::new(); stages];
+        Self {
+            context,
+            placement,
+            orders,
+            next: vec![(0, 0); stages],
+            copies: vec![[(0, 0); 2]; stages - 1],
+            links: BTreeMap::new(),
+            ends: [lists(), lists()],
+            arrivals: [lists(), lists()],
+            iteration_ends: lists(),
+        }
+    }
+
+    fn run(&mut self) {
+        loop {
+            let computing = (0..self.orders.len()).filter_map(|stage| Some((self.compute_start(stage)?, 0, stage)));
+            let copying = (0..self.copies.len())
+                .flat_map(|boundary| [0, 1].map(|way| (boundary, way)))
+                .filter_map(|(boundary, way)| Some((self.copy_start(boundary, way)?, 1 + way, boundary)));
+            let Some((start, what, index)) = computing.chain(copying).min() else { return };
+            if what == 0 { self.compute(index, start) } else { self.copy(index, what - 1, start) }
+        }
+    }
+
+    fn compute_start(&self, stage: usize) -> Option<u64> {
+        let (position, free) = self.next[stage];
+        let m = self.context.workload().microbatches as usize;
+        let (iteration, place) = (position / self.orders[stage].len(), position % self.orders[stage].len());
+        if iteration == 2 * ITERATIONS {
+            return None;
+        }
+        let arrived = match self.orders[stage][place] {
+            Work::Forward(microbatch) if stage > 0 => *self.arrivals[0][stage].get(iteration * m + microbatch)?,
+            Work::Backward(microbatch) if stage + 1 < self.orders.len() => {
+                *self.arrivals[1][stage].get(iteration * m + microbatch)?
+            }
+            _ => 0,
+        };
+        Some(free.max(arrived))
+    }
+
+    fn compute(&mut self, stage: usize, start: u64) {
+        let (position, _) = self.next[stage];
+        let work = self.orders[stage][position % self.orders[stage].len()];
+        let end = start + self.duration(stage, work);
+        self.next[stage] = (position + 1, end);
+        match work {
+            Work::Forward(_) => self.ends[0][stage].push(end),
+            Work::Backward(_) => self.ends[1][stage].push(end),
+            Work::Recompute(_) | Work::Step => {}
+        }
+        if (position + 1) % self.orders[stage].len() == 0 {
+            self.iteration_ends[stage].push(end);
+        }
+    }
+
+    fn duration(&self, stage: usize, work: Work) -> u64 {
+        let here = &self.placement.stages.as_slice()[stage];
+        let time = |layer| self.context.cost.time(layer, here.device).unwrap();
+        let seconds = match work {
+            Work::Forward(_) => here.layers.iter().map(|layer| time(layer).forward).sum(),
+            Work::Backward(_) => here.layers.iter().map(|layer| time(layer).backward()).sum(),
+            Work::Recompute(_) => {
+                let layers = here.recomputed_layers().into_iter().flat_map(|layers| layers.iter());
+                layers.map(|layer| self.context.cost.recompute_time(layer, here.device, Recompute::Full).unwrap()).sum()
+            }
+            Work::Step => {
+                let parameters = here.layers.iter().map(|layer| self.context.cost.parameters(layer)).sum();
+                self.context.cost.optimizer_time(parameters, here.device)
+            }
+        };
+        SimTime::from_seconds(seconds).as_ns()
+    }
+
+    /// Way 0 carries the output of stage `boundary` on, way 1 the gradient of its output back.
+    fn route(&self, boundary: usize, way: usize) -> (Vec<usize>, u64) {
+        let stages = self.placement.stages.as_slice();
+        let device = |stage: usize| stages[stage].device;
+        let memory = |device: DeviceId| self.context.hardware.devices()[device].memory;
+        let (from, to) = (device(boundary + way), device(boundary + 1 - way));
+        let route = self.context.hardware.route(memory(from), memory(to)).unwrap();
+        let last = stages[boundary].layers.last();
+        let bytes = self.context.cost.memory(last, from).boundary.min(self.context.cost.memory(last, to).boundary);
+        let rate = route.links.iter().map(|link| self.context.hardware.links()[*link].bandwidth).min().unwrap();
+        let time = SimTime::from_seconds(route.latency + bytes / rate).as_ns();
+        (route.links.iter().map(|link| link.index()).collect(), time)
+    }
+
+    fn copy_start(&self, boundary: usize, way: usize) -> Option<u64> {
+        let (count, free) = self.copies[boundary][way];
+        let ready = *self.ends[way][boundary + way].get(count)?;
+        let (links, _) = self.route(boundary, way);
+        let links = links.iter().filter_map(|link| self.links.get(link)).max().copied().unwrap_or(0);
+        Some(ready.max(free).max(links))
+    }
+
+    fn copy(&mut self, boundary: usize, way: usize, start: u64) {
+        let (links, time) = self.route(boundary, way);
+        self.copies[boundary][way] = (self.copies[boundary][way].0 + 1, start + time);
+        for link in links {
+            self.links.insert(link, start + time);
+        }
+        self.arrivals[way][boundary + 1 - way].push(start + time);
+    }
+}
