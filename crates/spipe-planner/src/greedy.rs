@@ -58,10 +58,12 @@ pub(crate) fn placements(figures: &Figures<'_>, systems: &[System]) -> Vec<Place
     let order = device_order(figures);
     let mut list = Vec::new();
     for discipline in disciplines(systems, order.iter().any(|device| figures.devices[*device].is_cpu)) {
-        let tries = [false, true].into_iter().flat_map(|recompute| (1..=order.len()).map(move |count| (recompute, count)));
+        let tries =
+            [false, true].into_iter().flat_map(|recompute| (1..=order.len()).map(move |count| (recompute, count)));
         let placement = |(recompute, count): (bool, usize)| {
             let case = Case::new(figures, &order[..count], discipline);
-            let suits = discipline.system != System::Hybrid || order[..count].iter().any(|device| figures.devices[*device].is_cpu);
+            let suits = discipline.system != System::Hybrid
+                || order[..count].iter().any(|device| figures.devices[*device].is_cpu);
             let joined = (0..count - 1).all(|stage| case.hops(figures, stage).is_some());
             let division = if suits && joined { fill(figures, &case, recompute) } else { None }?;
             let placement = case.placement(&division);
@@ -76,7 +78,7 @@ pub(crate) fn placements(figures: &Figures<'_>, systems: &[System]) -> Vec<Place
 fn device_order(figures: &Figures<'_>) -> Vec<usize> {
     let holds = |device: &usize| {
         (0..figures.layers).any(|layer| {
-            let seat = Seat { device: *device, in_flight: 1, first: layer == 0, last: layer + 1 == figures.layers };
+            let seat = Seat { device: *device, in_flight: 1, first: true, last: true };
             figures.devices[*device].least_recompute(figures.training, seat, layer, layer + 1).is_some()
         })
     };

@@ -146,9 +146,7 @@ fn lane_order(system: System, in_flight: u64, microbatches: usize, training: boo
 impl OrderGraph {
     pub fn new(case: &Case, microbatches: u64, training: bool) -> Self {
         let (stages, count) = (case.stages(), microbatches as usize);
-        let order = |stage: usize| {
-            lane_order(case.discipline.system, case.seats[stage].in_flight, count, training)
-        };
+        let order = |stage: usize| lane_order(case.discipline.system, case.seats[stage].in_flight, count, training);
         let orders: Vec<Vec<(Part, usize)>> = (0..stages).map(order).collect();
         let mut graph = Self { stages, nodes: Vec::new(), ends: vec![(0, 0); stages] };
         let mut next = vec![0; stages];
@@ -162,7 +160,9 @@ impl OrderGraph {
             for stage in 0..stages {
                 while let Some((part, microbatch)) = orders[stage].get(next[stage]).copied() {
                     let data = match part {
-                        Part::Forward if stage > 0 => Some((forward[stage - 1][microbatch], Wire::Activation(stage - 1))),
+                        Part::Forward if stage > 0 => {
+                            Some((forward[stage - 1][microbatch], Wire::Activation(stage - 1)))
+                        }
                         Part::Backward if stage + 1 < stages => {
                             Some((backward[stage + 1][microbatch], Wire::Gradient(stage)))
                         }

@@ -41,16 +41,16 @@ pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
 /// That layer `layer` fits on some device, alone and with one microbatch in flight.
 fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
     let need = |device: usize| {
-        let seat = Seat { device, in_flight: 1, first: layer == 0, last: layer + 1 == figures.layers };
+        // Without slots: the layer need not be at a boundary of its stage.
+        let seat = Seat { device, in_flight: 1, first: true, last: true };
         let device = &figures.devices[device];
         device.able(layer, layer + 1).then(|| {
             let choices = 0..=usize::from(figures.training);
             choices.map(|recomputed| device.need(figures.training, seat, layer, layer + 1, recomputed)).min()
         })
     };
-    let needs: Vec<(u64, usize)> = (0..figures.devices.len())
-        .filter_map(|device| Some((need(device)??, device)))
-        .collect();
+    let needs: Vec<(u64, usize)> =
+        (0..figures.devices.len()).filter_map(|device| Some((need(device)??, device))).collect();
     if needs.iter().any(|(need, device)| *need <= figures.devices[*device].usable) {
         return Ok(());
     }
@@ -111,10 +111,7 @@ pub(crate) fn greedy(figures: &Figures<'_>, systems: &[System], examined: usize)
         return PlanError::NothingRuns { examined };
     }
     PlanError::Infeasible {
-        reason: format!(
-            "filling {} in order leaves layers that fit nowhere",
-            names(figures, &memories(figures))
-        ),
+        reason: format!("filling {} in order leaves layers that fit nowhere", names(figures, &memories(figures))),
         hint: "other divisions may fit: use `--planner ilp`".into(),
     }
 }

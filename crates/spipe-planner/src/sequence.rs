@@ -132,9 +132,11 @@ impl Swap<'_, '_> {
         from.links.len() == to.links.len()
             && same(from.latency, to.latency)
             && same(from.per_byte, to.per_byte)
-            && from.links.iter().zip(&to.links).all(|((one, one_rate), (other, other_rate))| {
-                same(*one_rate, *other_rate) && self.pairs(*one, *other)
-            })
+            && from
+                .links
+                .iter()
+                .zip(&to.links)
+                .all(|((one, one_rate), (other, other_rate))| same(*one_rate, *other_rate) && self.pairs(*one, *other))
     }
 
     fn pairs(&mut self, one: LinkId, other: LinkId) -> bool {

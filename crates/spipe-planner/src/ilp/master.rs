@@ -136,8 +136,7 @@ impl<'f, 'a> Master<'f, 'a> {
             let needs = self.device(stage).bytes[runs[run].0].workspace.get() > 0;
             needs.then(|| vars.add(variable().binary().name(format!("touches_{stage}_{run}"))))
         };
-        let touches =
-            (0..stages).map(|stage| (0..runs.len()).map(|run| touch(stage, run, vars)).collect()).collect();
+        let touches = (0..stages).map(|stage| (0..runs.len()).map(|run| touch(stage, run, vars)).collect()).collect();
         let iteration = vars.add(iteration);
         Unknowns { iteration, done, begun, recomputed, passed, recomputes, held, workspace, touches }
     }
@@ -382,7 +381,8 @@ impl<'f, 'a> Master<'f, 'a> {
         let total = |variables: &Vec<Variable>| -> usize {
             variables.iter().map(|variable| solution.value(*variable).round().max(0.0) as usize).sum()
         };
-        let mut division = Division { ends: vec![self.figures.layers; self.stages()], recomputed: vec![0; self.stages()] };
+        let mut division =
+            Division { ends: vec![self.figures.layers; self.stages()], recomputed: vec![0; self.stages()] };
         for (end, done) in division.ends.iter_mut().zip(&unknowns.done) {
             *end = total(done);
         }

@@ -190,8 +190,7 @@ impl<'s, 'a> Search<'s, 'a> {
             }
             let rest = queue.split_off(queue.len().min(ROUND));
             let best = self.found.best.clone();
-            let searched: Vec<(Known, Found)> =
-                queue.par_iter().map(|case| self.search(*case, best.clone())).collect();
+            let searched: Vec<(Known, Found)> = queue.par_iter().map(|case| self.search(*case, best.clone())).collect();
             for (case, (known, found)) in queue.into_iter().zip(searched) {
                 self.known[case] = known;
                 self.found.merge(found);
@@ -375,4 +374,3 @@ impl Visit<'_, '_, '_> {
         false
     }
 }
-

@@ -1,6 +1,9 @@
 //! The one place where the solver is called and its words are translated.
 
-use good_lp::{ResolutionError, Solution, SolutionStatus, SolverModel, solvers::highs::{HighsProblem, HighsSolution}};
+use good_lp::{
+    ResolutionError, Solution, SolutionStatus, SolverModel,
+    solvers::highs::{HighsProblem, HighsSolution},
+};
 use std::time::Duration;
 
 /// What came back.

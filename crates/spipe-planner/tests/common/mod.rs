@@ -5,7 +5,7 @@ use spipe_base::{DeviceId, SimTime, StageId};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision, Recompute};
-use spipe_plan::{Context, InFlight, Placement, System};
+use spipe_plan::{Context, InFlight, Placement, Stage, System};
 use std::{collections::BTreeMap, fmt::Write};
 
 /// A model on a machine under a workload.
@@ -54,7 +54,8 @@ pub struct LayerText {
 }
 
 pub fn model_text(layers: &[LayerText]) -> String {
-    let mut text = "format-version = 1\nkind = \"profiled\"\nname = \"random\"\nmicrobatch = 1\nseq-len = 128\n".to_string();
+    let mut text =
+        "format-version = 1\nkind = \"profiled\"\nname = \"random\"\nmicrobatch = 1\nseq-len = 128\n".to_string();
     for (index, layer) in layers.iter().enumerate() {
         let LayerText { count, times, slowdown, parameters, boundary, saved } = layer;
         let time = |factor: u32| {
@@ -173,12 +174,15 @@ const ITERATIONS: usize = 12;
 /// The steady iteration of `placement` on a clock of whole nanoseconds: devices run their orders, and a copy has every link
 /// of its route to itself.
 pub fn simulate(context: &Context<'_>, placement: &Placement) -> Option<SimTime> {
-    let orders: Vec<Vec<Work>> =
-        placement.stages.ids().map(|stage| order(context, placement, stage)).collect();
-    let mut simulation = Simulation::new(context, placement, &orders);
+    simulate_some(context, placement, ITERATIONS)
+}
+
+/// The same, measured over `iterations` after as many.
+pub fn simulate_some(context: &Context<'_>, placement: &Placement, iterations: usize) -> Option<SimTime> {
+    let mut simulation = Simulation::new(context, placement, 2 * iterations);
     simulation.run();
     let ends = &simulation.iteration_ends;
-    let period = |stage: &Vec<u64>| (stage[2 * ITERATIONS - 1] - stage[ITERATIONS - 1]) / ITERATIONS as u64;
+    let period = |stage: &Vec<u64>| (stage[2 * iterations - 1] - stage[iterations - 1]) / iterations as u64;
     ends.iter().map(period).max().map(SimTime::ns)
 }
 
@@ -198,10 +202,13 @@ fn order(context: &Context<'_>, placement: &Placement, stage: StageId) -> Vec<Wo
     order
 }
 
-struct Simulation<'a> {
-    context: &'a Context<'a>,
-    placement: &'a Placement,
-    orders: &'a [Vec<Work>],
+struct Simulation {
+    /// Per stage: what it does in an iteration, each with its duration.
+    orders: Vec<Vec<(Work, u64)>>,
+    /// Per boundary and direction: the links that a copy passes, and how long it takes.
+    routes: Vec<[(Vec<usize>, u64); 2]>,
+    microbatches: usize,
+    iterations: usize,
     /// Per stage: the next position in its order, and when it is free.
     next: Vec<(usize, u64)>,
     /// Per boundary and direction: how many copies have been made, and when the last one ended.
@@ -213,14 +220,21 @@ struct Simulation<'a> {
     iteration_ends: Vec<Vec<u64>>,
 }
 
-impl<'a> Simulation<'a> {
-    fn new(context: &'a Context<'a>, placement: &'a Placement, orders: &'a [Vec<Work>]) -> Self {
-        let stages = orders.len();
+impl Simulation {
+    fn new(context: &Context<'_>, placement: &Placement, iterations: usize) -> Self {
+        let stages = placement.stages.len();
         let lists = || vec![Vec::new(); stages];
+        let timed = |stage: StageId| -> Vec<(Work, u64)> {
+            let here = &placement.stages[stage];
+            order(context, placement, stage).into_iter().map(|work| (work, duration(context, here, work))).collect()
+        };
         Self {
-            context,
-            placement,
-            orders,
+            orders: placement.stages.ids().map(timed).collect(),
+            routes: (0..stages - 1)
+                .map(|boundary| [0, 1].map(|way| route(context, placement, boundary, way)))
+                .collect(),
+            microbatches: context.workload().microbatches as usize,
+            iterations,
             next: vec![(0, 0); stages],
             copies: vec![[(0, 0); 2]; stages - 1],
             links: BTreeMap::new(),
@@ -243,15 +257,15 @@ impl<'a> Simulation<'a> {
 
     fn compute_start(&self, stage: usize) -> Option<u64> {
         let (position, free) = self.next[stage];
-        let m = self.context.workload().microbatches as usize;
         let (iteration, place) = (position / self.orders[stage].len(), position % self.orders[stage].len());
-        if iteration == 2 * ITERATIONS {
+        if iteration == self.iterations {
             return None;
         }
-        let arrived = match self.orders[stage][place] {
-            Work::Forward(microbatch) if stage > 0 => *self.arrivals[0][stage].get(iteration * m + microbatch)?,
+        let number = |microbatch: usize| iteration * self.microbatches + microbatch;
+        let arrived = match self.orders[stage][place].0 {
+            Work::Forward(microbatch) if stage > 0 => *self.arrivals[0][stage].get(number(microbatch))?,
             Work::Backward(microbatch) if stage + 1 < self.orders.len() => {
-                *self.arrivals[1][stage].get(iteration * m + microbatch)?
+                *self.arrivals[1][stage].get(number(microbatch))?
             }
             _ => 0,
         };
@@ -260,8 +274,8 @@ impl<'a> Simulation<'a> {
 
     fn compute(&mut self, stage: usize, start: u64) {
         let (position, _) = self.next[stage];
-        let work = self.orders[stage][position % self.orders[stage].len()];
-        let end = start + self.duration(stage, work);
+        let (work, duration) = self.orders[stage][position % self.orders[stage].len()];
+        let end = start + duration;
         self.next[stage] = (position + 1, end);
         match work {
             Work::Forward(_) => self.ends[0][stage].push(end),
@@ -273,52 +287,52 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn duration(&self, stage: usize, work: Work) -> u64 {
-        let here = &self.placement.stages.as_slice()[stage];
-        let time = |layer| self.context.cost.time(layer, here.device).unwrap();
-        let seconds = match work {
-            Work::Forward(_) => here.layers.iter().map(|layer| time(layer).forward).sum(),
-            Work::Backward(_) => here.layers.iter().map(|layer| time(layer).backward()).sum(),
-            Work::Recompute(_) => {
-                let layers = here.recomputed_layers().into_iter().flat_map(|layers| layers.iter());
-                layers.map(|layer| self.context.cost.recompute_time(layer, here.device, Recompute::Full).unwrap()).sum()
-            }
-            Work::Step => {
-                let parameters = here.layers.iter().map(|layer| self.context.cost.parameters(layer)).sum();
-                self.context.cost.optimizer_time(parameters, here.device)
-            }
-        };
-        SimTime::from_seconds(seconds).as_ns()
-    }
-
-    /// Way 0 carries the output of stage `boundary` on, way 1 the gradient of its output back.
-    fn route(&self, boundary: usize, way: usize) -> (Vec<usize>, u64) {
-        let stages = self.placement.stages.as_slice();
-        let device = |stage: usize| stages[stage].device;
-        let memory = |device: DeviceId| self.context.hardware.devices()[device].memory;
-        let (from, to) = (device(boundary + way), device(boundary + 1 - way));
-        let route = self.context.hardware.route(memory(from), memory(to)).unwrap();
-        let last = stages[boundary].layers.last();
-        let bytes = self.context.cost.memory(last, from).boundary.min(self.context.cost.memory(last, to).boundary);
-        let rate = route.links.iter().map(|link| self.context.hardware.links()[*link].bandwidth).min().unwrap();
-        let time = SimTime::from_seconds(route.latency + bytes / rate).as_ns();
-        (route.links.iter().map(|link| link.index()).collect(), time)
-    }
-
     fn copy_start(&self, boundary: usize, way: usize) -> Option<u64> {
         let (count, free) = self.copies[boundary][way];
         let ready = *self.ends[way][boundary + way].get(count)?;
-        let (links, _) = self.route(boundary, way);
+        let (links, _) = &self.routes[boundary][way];
         let links = links.iter().filter_map(|link| self.links.get(link)).max().copied().unwrap_or(0);
         Some(ready.max(free).max(links))
     }
 
     fn copy(&mut self, boundary: usize, way: usize, start: u64) {
-        let (links, time) = self.route(boundary, way);
-        self.copies[boundary][way] = (self.copies[boundary][way].0 + 1, start + time);
+        let (links, time) = &self.routes[boundary][way];
+        let end = start + time;
+        self.copies[boundary][way] = (self.copies[boundary][way].0 + 1, end);
         for link in links {
-            self.links.insert(link, start + time);
+            self.links.insert(*link, end);
         }
-        self.arrivals[way][boundary + 1 - way].push(start + time);
+        self.arrivals[way][boundary + 1 - way].push(end);
     }
+}
+
+fn duration(context: &Context<'_>, here: &Stage, work: Work) -> u64 {
+    let time = |layer| context.cost.time(layer, here.device).unwrap();
+    let seconds = match work {
+        Work::Forward(_) => here.layers.iter().map(|layer| time(layer).forward).sum(),
+        Work::Backward(_) => here.layers.iter().map(|layer| time(layer).backward()).sum(),
+        Work::Recompute(_) => {
+            let layers = here.recomputed_layers().into_iter().flat_map(|layers| layers.iter());
+            layers.map(|layer| context.cost.recompute_time(layer, here.device, Recompute::Full).unwrap()).sum()
+        }
+        Work::Step => {
+            let parameters = here.layers.iter().map(|layer| context.cost.parameters(layer)).sum();
+            context.cost.optimizer_time(parameters, here.device)
+        }
+    };
+    SimTime::from_seconds(seconds).as_ns()
+}
+
+/// Way 0 carries the output of stage `boundary` on, way 1 the gradient of its output back.
+fn route(context: &Context<'_>, placement: &Placement, boundary: usize, way: usize) -> (Vec<usize>, u64) {
+    let stages = placement.stages.as_slice();
+    let device = |stage: usize| stages[stage].device;
+    let memory = |device: DeviceId| context.hardware.devices()[device].memory;
+    let (from, to) = (device(boundary + way), device(boundary + 1 - way));
+    let route = context.hardware.route(memory(from), memory(to)).unwrap();
+    let last = stages[boundary].layers.last();
+    let bytes = context.cost.memory(last, from).boundary.min(context.cost.memory(last, to).boundary);
+    let rate = route.links.iter().map(|link| context.hardware.links()[*link].bandwidth).min().unwrap();
+    let time = SimTime::from_seconds(route.latency + bytes / rate).as_ns();
+    (route.links.iter().map(|link| link.index()).collect(), time)
 }
