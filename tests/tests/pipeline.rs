@@ -1,5 +1,7 @@
 //! From model and machine to a simulated iteration: what must hold between the crates, for any input.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use proptest::prelude::*;
 use spipe_base::{Bytes, LaneRole, LayerRange, SimTime};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};

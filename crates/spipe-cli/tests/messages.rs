@@ -1,5 +1,7 @@
 //! What the command says to bad input: one clear error with its place and a hint, the exit code that fits, and nothing written.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{
     path::{Path, PathBuf},
     process::Command,

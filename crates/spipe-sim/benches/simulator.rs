@@ -1,5 +1,7 @@
 //! Simulated actions per second, with transfers and memory on, on one core.
 
+#![expect(clippy::unwrap_used, reason = "a bench fails by panicking")]
+
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use spipe_base::{LayerRange, StageId};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};

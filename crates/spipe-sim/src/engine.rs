@@ -2,6 +2,7 @@
 
 use crate::{
     Iterations, Options,
+    lanes::LaneSet,
     memory::{Memories, Uses},
     network::{Finish, Network},
 };
@@ -64,16 +65,16 @@ pub(crate) struct Engine<'a> {
     uses: Uses,
     /// How many precedences of distance 0 and of distance 1 enter each action.
     entering: Vec<[u32; 2]>,
-    network: Network,
+    network: Network<'a>,
     pub memories: Memories,
     pub rounds: Vec<Round>,
     /// For each lane: iteration and position of its next action, and whether it is busy.
     heads: Vec<(u32, usize)>,
     busy: Vec<bool>,
     /// Lanes whose next action may be startable now.
-    candidates: Vec<bool>,
-    any_candidate: bool,
-    parked: Vec<bool>,
+    candidates: LaneSet,
+    /// Lanes whose next action lacks memory.
+    parked: LaneSet,
     events: BinaryHeap<Reverse<(SimTime, Event)>>,
     /// Lags under way: what `Met` events stand for.
     now: SimTime,
@@ -101,9 +102,8 @@ impl<'a> Engine<'a> {
             rounds: Vec::new(),
             heads: vec![(0, 0); lanes],
             busy: vec![false; lanes],
-            candidates: vec![true; lanes],
-            any_candidate: true,
-            parked: vec![false; lanes],
+            candidates: LaneSet::full(lanes),
+            parked: LaneSet::empty(lanes),
             events: BinaryHeap::new(),
             now: SimTime::ZERO,
             simulated: 0,
@@ -210,18 +210,20 @@ impl<'a> Engine<'a> {
                     self.part_done((owner >> 32) as u32, ActionId::new(owner as u32));
                 }
             }
-            Event::Arrived(iteration, action, flow) => {
-                let program = self.program;
-                let owner = (u64::from(iteration) << 32) | action.index() as u64;
-                let flow = &program.actions()[action].flows[flow as usize];
-                self.network.add(self.now, flow, owner, &mut self.finishes);
-                self.expect_finishes();
-            }
+            Event::Arrived(iteration, action, flow) => self.flow(iteration, action, flow as usize),
             Event::Met(number, _) => {
                 let (iteration, precedence) = self.lagging[number as usize];
                 self.meet(iteration, &precedence);
             }
         }
+    }
+
+    /// Lets a flow of `action` begin to move.
+    fn flow(&mut self, iteration: u32, action: ActionId, flow: usize) {
+        let owner = (u64::from(iteration) << 32) | action.index() as u64;
+        let flow = &self.program.actions()[action].flows[flow];
+        self.network.add(self.now, flow, owner, &mut self.finishes);
+        self.expect_finishes();
     }
 
     fn expect_finishes(&mut self) {
@@ -254,7 +256,7 @@ impl<'a> Engine<'a> {
             }
         }
         if released {
-            self.wake_parked();
+            self.candidates.take_all(&mut self.parked);
         }
         let lane = self.program.actions()[action].lane;
         self.busy[lane.index()] = false;
@@ -293,27 +295,13 @@ impl<'a> Engine<'a> {
     }
 
     fn propose(&mut self, lane: LaneId) {
-        self.candidates[lane.index()] = true;
-        self.any_candidate = true;
-    }
-
-    fn wake_parked(&mut self) {
-        for (parked, candidate) in self.parked.iter_mut().zip(&mut self.candidates) {
-            if std::mem::take(parked) {
-                *candidate = true;
-                self.any_candidate = true;
-            }
-        }
+        self.candidates.insert(lane);
     }
 
     /// Starts whatever can start now, lanes in the order of their ids.
     fn start_all(&mut self) {
-        while std::mem::take(&mut self.any_candidate) {
-            for lane in 0..self.candidates.len() {
-                if std::mem::take(&mut self.candidates[lane]) {
-                    self.start_lane(LaneId::from(lane));
-                }
-            }
+        while let Some(lane) = self.candidates.pop_first() {
+            self.start_lane(lane);
         }
     }
 
@@ -340,8 +328,8 @@ impl<'a> Engine<'a> {
                 return;
             }
         }
-        if self.memories.lacking(program, self.uses.opens(action)).is_some() {
-            self.parked[lane.index()] = true;
+        if self.memories.lacking(self.uses.needs(action)).is_some() {
+            self.parked.insert(lane);
             self.rounds[iteration as usize].states[action.index()].lacked_memory = true;
             return;
         }
@@ -364,11 +352,19 @@ impl<'a> Engine<'a> {
         let this = &program.actions()[action];
         let state = &mut self.rounds[iteration as usize].states[action.index()];
         state.start = now;
-        state.parts = 1 + this.flows.len() as u32;
-        self.events.push(Reverse((now + this.work, Event::Worked(iteration, action))));
+        // A pure copy has no work whose end would be worth an event.
+        let works = this.work > SimTime::ZERO || this.flows.is_empty();
+        state.parts = u32::from(works) + this.flows.len() as u32;
+        if works {
+            self.events.push(Reverse((now + this.work, Event::Worked(iteration, action))));
+        }
         for (index, flow) in this.flows.iter().enumerate() {
-            let at = SimTime::ns(now.as_ns().saturating_add(flow.latency.as_ns()));
-            self.events.push(Reverse((at, Event::Arrived(iteration, action, index as u32))));
+            if flow.latency == SimTime::ZERO {
+                self.flow(iteration, action, index);
+            } else {
+                let at = SimTime::ns(now.as_ns().saturating_add(flow.latency.as_ns()));
+                self.events.push(Reverse((at, Event::Arrived(iteration, action, index as u32))));
+            }
         }
         self.release(iteration, action, Anchor::StartToStart);
     }
@@ -390,11 +386,11 @@ impl<'a> Engine<'a> {
     /// Nothing can happen any more, and not all is done.
     fn stuck(&self) -> End {
         for (lane, (iteration, position)) in self.heads.iter().enumerate() {
-            if !self.parked[lane] {
+            if !self.parked.contains(LaneId::from(lane)) {
                 continue;
             }
             let action = self.program.lanes()[LaneId::from(lane)].queue[*position];
-            if let Some((memory, needed)) = self.memories.lacking(self.program, self.uses.opens(action)) {
+            if let Some((memory, needed)) = self.memories.lacking(self.uses.needs(action)) {
                 debug_assert!(*iteration < self.limit());
                 return End::OutOfMemory { action: Some(action), memory, needed };
             }

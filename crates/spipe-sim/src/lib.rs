@@ -16,6 +16,7 @@
 //!   its `iteration` is the period.
 
 mod engine;
+mod lanes;
 mod memory;
 mod network;
 mod report;

@@ -15,7 +15,10 @@ pub(crate) struct Change {
 pub(crate) struct Uses {
     opens: Vec<BufferId>,
     uses: Vec<BufferId>,
+    /// What each action adds to memories of limited size when it starts.
+    needs: Vec<(MemoryId, Bytes)>,
     opens_from: Vec<u32>,
+    needs_from: Vec<u32>,
     uses_from: Vec<u32>,
     /// How many actions use each buffer.
     pub users: Vec<u32>,
@@ -26,15 +29,19 @@ impl Uses {
         let mut this = Self {
             opens: Vec::new(),
             uses: Vec::new(),
+            needs: Vec::new(),
             opens_from: vec![0],
+            needs_from: vec![0],
             uses_from: vec![0],
             users: vec![0; program.buffers().len()],
         };
         for action in program.actions() {
+            let needs_start = this.needs.len();
             let lifetime = |buffer: BufferId| program.buffers()[buffer].lifetime;
             for write in action.writes.iter().filter(|write| write.version == 1) {
                 if matches!(lifetime(write.buffer), Lifetime::Transient | Lifetime::Leaves { .. }) {
                     this.opens.push(write.buffer);
+                    this.need(program, needs_start, write.buffer);
                 }
             }
             let start = this.uses.len();
@@ -46,13 +53,30 @@ impl Uses {
                 }
             }
             this.opens_from.push(this.opens.len() as u32);
+            this.needs_from.push(this.needs.len() as u32);
             this.uses_from.push(this.uses.len() as u32);
         }
         this
     }
 
+    /// Adds a buffer to the needs of the action whose needs start there.
+    fn need(&mut self, program: &Program, start: usize, buffer: BufferId) {
+        let buffer = &program.buffers()[buffer];
+        if program.memories()[buffer.memory].capacity.is_none() {
+            return;
+        }
+        match self.needs[start..].iter_mut().find(|(memory, _)| *memory == buffer.memory) {
+            Some((_, bytes)) => *bytes += buffer.bytes,
+            None => self.needs.push((buffer.memory, buffer.bytes)),
+        }
+    }
+
     pub fn opens(&self, action: ActionId) -> &[BufferId] {
         &self.opens[self.opens_from[action.index()] as usize..self.opens_from[action.index() + 1] as usize]
+    }
+
+    pub fn needs(&self, action: ActionId) -> &[(MemoryId, Bytes)] {
+        &self.needs[self.needs_from[action.index()] as usize..self.needs_from[action.index() + 1] as usize]
     }
 
     pub fn uses(&self, action: ActionId) -> &[BufferId] {
@@ -89,18 +113,10 @@ impl Memories {
         self.held.ids().find(|memory| self.capacity[*memory].is_some_and(|capacity| self.held[*memory] > capacity))
     }
 
-    /// The first memory that has no room for what `buffers` add to it, with what they need there.
-    pub fn lacking(&self, program: &Program, buffers: &[BufferId]) -> Option<(MemoryId, Bytes)> {
-        buffers.iter().enumerate().find_map(|(index, buffer)| {
-            let memory = program.buffers()[*buffer].memory;
-            let capacity = self.capacity[memory]?;
-            let needed: Bytes = buffers[..=index]
-                .iter()
-                .map(|buffer| &program.buffers()[*buffer])
-                .filter(|buffer| buffer.memory == memory)
-                .map(|buffer| buffer.bytes)
-                .sum();
-            (self.held[memory] + needed > capacity).then_some((memory, needed))
+    /// The first memory that has no room for what it needs to take, with that.
+    pub fn lacking(&self, needs: &[(MemoryId, Bytes)]) -> Option<(MemoryId, Bytes)> {
+        needs.iter().copied().find(|(memory, needed)| {
+            self.capacity[*memory].is_some_and(|capacity| self.held[*memory] + *needed > capacity)
         })
     }
 

@@ -1,15 +1,14 @@
 //! Flows that share channels max-min fairly.
 
 use spipe_base::{IdVec, LinkId, SimTime};
-use spipe_schedule::Channel;
-use std::sync::Arc;
+use spipe_schedule::{Channel, Flow};
 
 /// The place of a flow among those under way.
 pub(crate) type Slot = usize;
 
 /// A flow under way.
-struct Moving {
-    route: Arc<[LinkId]>,
+struct Moving<'a> {
+    route: &'a [LinkId],
     cap: f64,
     /// Bytes left at `since`.
     left: f64,
@@ -24,11 +23,11 @@ struct Moving {
 /// A change affects only the flows that share a channel with it, directly or through others. Those get new rates by
 /// progressive filling: all rates rise together until a channel is full or a flow has reached its own cap; those flows are
 /// settled, and the others go on rising (Bertsekas, Gallager: Data Networks, section 6.5.2).
-pub(crate) struct Network {
+pub(crate) struct Network<'a> {
     capacity: Vec<f64>,
     /// The flows on each channel.
     users: Vec<Vec<Slot>>,
-    flows: Vec<Option<Moving>>,
+    flows: Vec<Option<Moving<'a>>>,
     /// One count per slot that only ever rises: slots are used again, and finish events of an earlier flow may still name them.
     versions: Vec<u32>,
     free: Vec<Slot>,
@@ -55,7 +54,7 @@ pub(crate) struct Finish {
     pub at: SimTime,
 }
 
-impl Network {
+impl<'a> Network<'a> {
     pub fn new(channels: &IdVec<LinkId, Channel>) -> Self {
         let scratch = Scratch {
             seen_channel: vec![false; channels.len()],
@@ -74,9 +73,9 @@ impl Network {
     }
 
     /// Starts a flow of `bytes` for `owner`; finish times that change are appended to `finishes`.
-    pub fn add(&mut self, now: SimTime, flow: &spipe_schedule::Flow, owner: u64, finishes: &mut Vec<Finish>) {
+    pub fn add(&mut self, now: SimTime, flow: &'a Flow, owner: u64, finishes: &mut Vec<Finish>) {
         let moving = Moving {
-            route: Arc::clone(&flow.route),
+            route: &flow.route,
             cap: flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get()),
             left: flow.bytes.as_f64(),
             since: now,
@@ -98,12 +97,12 @@ impl Network {
         }
         let alone = moving.route.iter().all(|channel| self.users[channel.index()].len() == 1);
         let best = moving.route.iter().map(|channel| self.capacity[channel.index()]).fold(moving.cap, f64::min);
-        let route = Arc::clone(&moving.route);
+        let route = moving.route;
         self.flows[slot] = Some(moving);
         if alone {
             self.set_rate(slot, best, now, finishes);
         } else {
-            self.share(&route, now, finishes);
+            self.share(route, now, finishes);
         }
     }
 
@@ -124,7 +123,7 @@ impl Network {
             shared |= !users.is_empty();
         }
         if shared {
-            self.share(&flow.route, now, finishes);
+            self.share(flow.route, now, finishes);
         }
     }
 

@@ -171,14 +171,14 @@ impl Curve {
 
 /// Who holds what after `changes`, by memory, the largest first.
 fn holders_of<'c>(program: &Program, changes: impl Iterator<Item = &'c Change>) -> Vec<(MemoryId, Holder)> {
-    let mut open: BTreeMap<BufferId, u64> = BTreeMap::new();
+    let mut open: Vec<u64> = vec![0; program.buffers().len()];
     for change in changes {
-        let count = open.entry(change.buffer).or_default();
+        let count = &mut open[change.buffer.index()];
         *count = if change.opened { *count + 1 } else { *count - 1 };
     }
     let mut groups: BTreeMap<(MemoryId, String), (Bytes, u64)> = BTreeMap::new();
-    for (buffer, count) in open.into_iter().filter(|(_, count)| *count > 0) {
-        let this = &program.buffers()[buffer];
+    for (buffer, count) in open.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+        let this = &program.buffers()[BufferId::from(buffer)];
         let group = groups.entry((this.memory, this.content.group())).or_default();
         group.0 += this.bytes * count;
         group.1 += if this.content.microbatch().is_some() { count } else { 0 };

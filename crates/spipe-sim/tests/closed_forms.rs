@@ -1,5 +1,7 @@
 //! Spans, bubbles and peaks of orders against their closed forms and against published rows.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use spipe_base::{IdleCause, LaneRole, Seconds, SimTime};
 use spipe_schedule::{Order, StageTimes, bare, gpipe, one_forward_one_backward};
 use spipe_sim::{Iterations, Options, simulate};

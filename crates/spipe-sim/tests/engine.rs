@@ -1,5 +1,7 @@
 //! The engine by hand: sharing of links, memory, guards, edges over iterations, determinism.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use proptest::prelude::*;
 use spipe_base::{
     ActionKind, Bytes, BytesPerSecond, IdleCause, LaneId, LaneRole, LayerId, LayerRange, MicrobatchId, Payload,
