@@ -1,9 +1,14 @@
 //! How long planning takes: 34 layers on 3 devices, and 82 layers on 8 GPUs and 2 sockets, each to one percent.
 
+#![expect(clippy::unwrap_used, reason = "a bench that cannot run must say so")]
+
 #[path = "../tests/common/mod.rs"]
 mod common;
 
-use common::{Instance, LayerText, MachineText, machine_text, model_text, simulate_some, workload};
+use common::{
+    instances::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+    schedule::simulate,
+};
 use criterion::{Criterion, criterion_group, criterion_main};
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
@@ -28,9 +33,15 @@ fn large() -> Instance {
     Instance::new(&transformer(80, 850_000_000), &machine_text(&machine), &workload(32, Mode::Train))
 }
 
+/// The same with GPUs so small that sockets must take most layers.
+fn tight() -> Instance {
+    let machine = MachineText { gpus: vec![(60 << 10, 25); 8], root: 100, sockets: vec![1 << 20, 1 << 20] };
+    Instance::new(&transformer(80, 850_000_000), &machine_text(&machine), &workload(32, Mode::Train))
+}
+
 fn plan(instance: &Instance) -> Solution {
     let context = instance.context();
-    let score = |placement: &Placement| simulate_some(&context, placement, 2);
+    let score = |placement: &Placement| simulate(&context, placement, 2);
     let stop = AtomicBool::new(false);
     let options = Options { gap: 0.01, threads: 2, ..Options::default() };
     let problem = Problem { context, systems: System::ALL.to_vec(), options, score: &score, stop: &stop };
@@ -40,7 +51,11 @@ fn plan(instance: &Instance) -> Solution {
 fn planners(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("ilp");
     group.sample_size(10);
-    for (name, instance) in [("34 layers, 3 devices", small()), ("82 layers, 8 GPUs and 2 sockets", large())] {
+    for (name, instance) in [
+        ("34 layers, 3 devices", small()),
+        ("82 layers, 8 GPUs and 2 sockets", large()),
+        ("82 layers, 8 small GPUs and 2 sockets", tight()),
+    ] {
         let solution = plan(&instance);
         assert!(solution.gap <= 0.0101, "{name}: {solution:?}");
         group.bench_function(name, |bencher| bencher.iter(|| black_box(plan(&instance))));

@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use spipe_plan::OutcomeStatus;
 
 /// How many of the best-balanced cases are simulated.
-const CANDIDATES: usize = 64;
+const CANDIDATES: usize = 32;
 
 /// The planner.
 pub(crate) struct Balanced;
@@ -54,23 +54,16 @@ fn solve(
     cases: &[Case],
     deadline: &Deadline<'_>,
 ) -> Result<Solution, PlanError> {
-    let partitioner = Partitioner::new(figures, cases);
-    let divide = |case: &Case| balance(figures, &partitioner, case);
-    let divisions: Vec<Option<(f64, Division)>> = cases.par_iter().map(divide).collect();
-    let mut candidates: Vec<(f64, &Case, Division)> = cases
-        .iter()
-        .zip(divisions)
-        .filter_map(|(case, division)| division.map(|(busiest, division)| (busiest, case, division)))
-        .collect();
+    let candidates = candidates(figures, &Partitioner::new(figures, cases), cases);
     if candidates.is_empty() {
         return Err(reason::closest(figures, cases));
     }
-    candidates.sort_by(|a, b| a.0.total_cmp(&b.0));
-    candidates.truncate(CANDIDATES);
     let examined = candidates.len();
     let scores: Vec<Option<Scored>> = candidates
         .par_iter()
-        .map(|(_, case, division)| if deadline.stopped() { None } else { judge(problem, case.placement(division)) })
+        .map(
+            |(case, division)| if deadline.stopped() { None } else { judge(problem, cases[*case].placement(division)) },
+        )
         .collect();
     let Some((simulated, placement)) = scores.into_iter().fold(None, faster) else {
         return Err(if deadline.stopped() {
@@ -92,13 +85,27 @@ fn solve(
     })
 }
 
+/// The best-balanced divisions, the best first, each with the index of its case.
+pub(crate) fn candidates(
+    figures: &Figures<'_>,
+    partitioner: &Partitioner<'_, '_>,
+    cases: &[Case],
+) -> Vec<(usize, Division)> {
+    let divide =
+        |(index, case)| balance(figures, partitioner, case).map(|(busiest, division)| (busiest, index, division));
+    let mut divisions: Vec<(f64, usize, Division)> = cases.par_iter().enumerate().filter_map(divide).collect();
+    divisions.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    divisions.truncate(CANDIDATES);
+    divisions.into_iter().map(|(_, index, division)| (index, division)).collect()
+}
+
 /// The division of `case` whose busiest stage is least busy per microbatch, with that time in ms.
 fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case) -> Option<(f64, Division)> {
     let (layers, stages) = (figures.layers, case.stages());
     let mut best = vec![f64::INFINITY; layers + 1];
     best[0] = 0.0;
     let mut from_of = vec![vec![0; layers + 1]; stages];
-    for stage in 0..stages {
+    for (stage, starts) in from_of.iter_mut().enumerate() {
         let mut next = vec![f64::INFINITY; layers + 1];
         let farthest = layers.checked_sub(stages - 1 - stage)?;
         for from in (stage..farthest).filter(|from| best[*from].is_finite()) {
@@ -108,7 +115,7 @@ fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case
                 let busiest = best[from].max(busy);
                 if busiest < next[to] {
                     next[to] = busiest;
-                    from_of[stage][to] = from;
+                    starts[to] = from;
                 }
             }
         }

@@ -87,8 +87,8 @@ fn solution(
 }
 
 /// How many placements there are, whether they fit or not: per number of stages p and discipline, D!/(D−p)! device
-/// sequences times the ways to cut L layers into p stages of n_i layers with n_i + 1 recompute choices each, which are
-/// C(L + 2p − 1 − (p − 1) …): counted by recurrence.
+/// sequences times the ways to cut L layers into p stages of n_i layers with n_i + 1 recompute choices each, where one
+/// stage more multiplies the ways that end at a layer by the choices behind it.
 fn count(problem: &Problem<'_>, figures: &Figures<'_>) -> u64 {
     let devices = figures.devices.len();
     let has_cpu = figures.devices.iter().any(|device| device.is_cpu);
@@ -99,9 +99,9 @@ fn count(problem: &Problem<'_>, figures: &Figures<'_>) -> u64 {
     for stages in 1..=devices.min(figures.layers) {
         let mut next = vec![0u64; figures.layers + 1];
         for (from, before) in ways.iter().enumerate() {
-            for to in from + 1..=figures.layers {
+            for (to, after) in next.iter_mut().enumerate().skip(from + 1) {
                 let choices = if figures.training { (to - from + 1) as u64 } else { 1 };
-                next[to] = next[to].saturating_add(before.saturating_mul(choices));
+                *after = after.saturating_add(before.saturating_mul(choices));
             }
         }
         ways = next;
@@ -148,7 +148,7 @@ fn divisions(figures: &Figures<'_>, case: &Case) -> Vec<Division> {
             let nearest = if stage + 1 == stages { figures.layers } else { from + 1 };
             for to in nearest..=farthest {
                 for recomputed in 0..=if figures.training { to - from } else { 0 } {
-                    let need = device.need(figures.training, case.seats[stage], from, to, recomputed);
+                    let need = device.need(figures.training, case.seats[stage], (from, to), recomputed);
                     if device.able(from, to) && need <= device.usable {
                         let mut division = division.clone();
                         division.ends.push(to);

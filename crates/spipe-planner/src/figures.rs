@@ -116,8 +116,8 @@ impl DeviceFigures {
         self.state.over(from, to)
     }
 
-    /// What [`spipe_plan::stage_footprint`] counts, in constant time.
-    pub fn need(&self, training: bool, seat: Seat, from: usize, to: usize, recomputed: usize) -> u64 {
+    /// What [`spipe_plan::stage_footprint`] counts for layers `from..to`, in constant time.
+    pub fn need(&self, training: bool, seat: Seat, (from, to): (usize, usize), recomputed: usize) -> u64 {
         let split = from + recomputed;
         let (input, output) = (self.input(from), self.bytes[to - 1].boundary.get());
         let kept = self.saved.over(split, to);
@@ -134,7 +134,7 @@ impl DeviceFigures {
     /// Each recomputed layer trades `in_flight` copies of what it saves for one, so that beyond the first, which adds the
     /// stage's input, the need never grows.
     pub fn least_recompute(&self, training: bool, seat: Seat, from: usize, to: usize) -> Option<usize> {
-        let fits = |recomputed| self.need(training, seat, from, to, recomputed) <= self.usable;
+        let fits = |recomputed| self.need(training, seat, (from, to), recomputed) <= self.usable;
         if !self.able(from, to) {
             return None;
         }

@@ -36,6 +36,10 @@ mod reason;
 mod relaxation;
 mod sequence;
 
+#[cfg(test)]
+#[path = "../tests/common/instances.rs"]
+mod common;
+
 pub use problem::{Claim, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};
 
 /// The names that [`planner`] knows.

@@ -307,3 +307,47 @@ fn positive_cycle(count: usize, weight: impl Fn(usize, usize) -> f64) -> Option<
     cycle.reverse();
     Some(cycle)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        case::Discipline,
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+        figures::Figures,
+    };
+    use spipe_cost::Mode;
+
+    fn period(system: System, (stages, microbatches): (usize, u64), mode: Mode) -> f64 {
+        let layer = LayerText { count: stages, times: [10, 10, 10], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
+        let machine = MachineText { gpus: vec![(8000, 20); stages], root: 20, sockets: vec![100] };
+        let workload = workload(microbatches, mode);
+        let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload);
+        let figures = Figures::new(instance.context());
+        let devices: Vec<usize> = (0..stages).collect();
+        let case = Case::new(&figures, &devices, Discipline { system, head_start: 0 });
+        let stage = StageTimes { forward: 1.0, recompute: 0.0, backward: 2.0, optimizer: 0.5 };
+        let wires = vec![0.0; stages - 1];
+        let times = Times { stages: vec![stage; stages], activations: wires.clone(), gradients: wires };
+        let (period, cycles) = OrderGraph::new(&case, microbatches, mode == Mode::Train).period(&times);
+        assert!(cycles.iter().all(|cycle| cycle.period(&times) <= period + 1e-9));
+        period
+    }
+
+    /// (m + p − 1)(F + B) for both (Narayanan et al., PipeDream-Flush, 2021, section 2.2), and the step.
+    #[test]
+    fn equal_stages_take_what_the_closed_forms_say() {
+        for (stages, microbatches) in [(1, 1), (2, 4), (4, 8), (4, 3)] {
+            let expected = 3.0 * (microbatches + stages - 1) as f64 + 0.5;
+            for system in [System::Gpipe, System::OneForwardOneBackward] {
+                let period = period(system, (stages as usize, microbatches), Mode::Train);
+                assert!((period - expected).abs() < 1e-9, "{system} on {stages}: {period} but {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn inference_never_drains() {
+        assert!((period(System::OneForwardOneBackward, (4, 8), Mode::Infer) - 8.0).abs() < 1e-9);
+    }
+}

@@ -76,7 +76,7 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         let mut chain = vec![f64::INFINITY; self.width()];
         chain[0] = 0.0;
         let mut from_of = vec![vec![0; self.width()]; stages];
-        for stage in 0..stages {
+        for (stage, starts) in from_of.iter_mut().enumerate() {
             let mut next = vec![f64::INFINITY; self.width()];
             let farthest = layers - (stages - 1 - stage);
             let nearest = if stage + 1 == stages { layers } else { stage + 1 };
@@ -100,7 +100,7 @@ impl<'f, 'a> Partitioner<'f, 'a> {
                     let total = judge.after(stage, to, chain[from], &times);
                     if total < next[to] {
                         next[to] = total;
-                        from_of[stage][to] = from;
+                        starts[to] = from;
                     }
                 }
             }

@@ -46,7 +46,7 @@ fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
         let device = &figures.devices[device];
         device.able(layer, layer + 1).then(|| {
             let choices = 0..=usize::from(figures.training);
-            choices.map(|recomputed| device.need(figures.training, seat, layer, layer + 1, recomputed)).min()
+            choices.map(|recomputed| device.need(figures.training, seat, (layer, layer + 1), recomputed)).min()
         })
     };
     let needs: Vec<(u64, usize)> =
@@ -130,7 +130,7 @@ fn least_shortage(figures: &Figures<'_>, case: &Case) -> Option<(u64, usize)> {
             for to in (from + 1..=farthest).take_while(|to| device.able(from, *to)) {
                 let choices = [0, if figures.training { to - from } else { 0 }];
                 let seat = Seat { last: to == layers, ..case.seats[stage] };
-                let need = |recomputed: usize| device.need(figures.training, seat, from, to, recomputed);
+                let need = |recomputed: usize| device.need(figures.training, seat, (from, to), recomputed);
                 let missing = choices.map(need).into_iter().min()?.saturating_sub(device.usable);
                 let worst = if missing > before.0 { (missing, case.devices[stage]) } else { *before };
                 if next[to].is_none_or(|(least, _)| worst.0 < least) {

@@ -5,9 +5,11 @@ use crate::{
     ilp::solve::{Answer, Settings, solve},
 };
 use good_lp::{Expression, SolverModel, constraint, highs, variable, variables};
+use spipe_base::Bytes;
 
 /// The least iteration, in ms, if each run of layers could be spread over all devices: the time for which the busiest
-/// device is busy. Every placement has T ≥ m (F_i + B_i) for each of its stages, and is one way to spread the layers.
+/// device is busy. Every placement has T ≥ m (F_i + B_i) for each of its stages, and is one way to spread the layers. In
+/// memory, a layer takes at least its state and what it saves for one microbatch, be that kept or recomputed.
 ///
 /// In training, T is also at least one pass of one microbatch, forward and backward, on the fastest device of each layer.
 /// Zero if the solver has no answer.
@@ -17,21 +19,27 @@ pub(crate) fn relaxation(figures: &Figures<'_>) -> f64 {
     let chain = if figures.training { chain } else { 0.0 };
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
-    let mut loads = vec![Expression::from(0.0); figures.devices.len()];
-    let mut spread = Vec::new();
+    let nothing = || vec![Expression::from(0.0); figures.devices.len()];
+    let (mut loads, mut needs, mut rows) = (nothing(), nothing(), Vec::new());
     for (run, (first, count)) in figures.runs.iter().enumerate() {
         let mut total = Expression::from(0.0);
-        for (device, load) in figures.devices.iter().zip(&mut loads) {
+        for (index, device) in figures.devices.iter().enumerate() {
             if let Some(times) = device.times[*first] {
                 let share = vars.add(variable().min(0.0).name(format!("share_{run}_{}", device.name)));
-                load.add_mul(m * times.busy() / unit(chain), share);
+                loads[index].add_mul(m * times.busy() / unit(chain), share);
+                let bytes = device.bytes[*first];
+                needs[index].add_mul((bytes.state() + bytes.saved).to_gib(), share);
                 total += share;
             }
         }
-        spread.push(constraint!(total == *count as f64));
+        rows.push(constraint!(total == *count as f64));
+    }
+    for ((load, need), device) in loads.into_iter().zip(needs).zip(&figures.devices) {
+        rows.push(constraint!(load <= busiest));
+        rows.push(constraint!(need <= Bytes::new(device.usable).to_gib()));
     }
     let mut problem = vars.minimise(busiest).using(highs);
-    for row in spread.into_iter().chain(loads.into_iter().map(|load| constraint!(load <= busiest))) {
+    for row in rows {
         problem.add_constraint(row);
     }
     let spread = match solve(problem, &Settings::default()) {

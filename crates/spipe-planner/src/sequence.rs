@@ -157,3 +157,40 @@ impl Swap<'_, '_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
+    use spipe_cost::Mode;
+
+    fn on<T>(machine: &MachineText, look: impl Fn(&Figures<'_>) -> T) -> T {
+        let layer = LayerText { count: 12, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
+        let instance = Instance::new(&model_text(&[layer]), &machine_text(machine), &workload(2, Mode::Train));
+        look(&Figures::new(instance.context()))
+    }
+
+    #[test]
+    fn equal_devices_are_interchangeable() {
+        let machine =
+            MachineText { gpus: vec![(100, 20), (100, 20), (100, 10), (90, 20)], root: 20, sockets: vec![100, 100] };
+        assert_eq!(on(&machine, classes), [0, 0, 2, 3, 4, 4]);
+    }
+
+    #[test]
+    fn sequences_of_eight_equal_gpus_and_a_socket_are_words() {
+        let machine = MachineText { gpus: vec![(100, 20); 8], root: 20, sockets: vec![100] };
+        let found = on(&machine, |figures| sequences(figures, 1000));
+        // k GPUs alone for k = 1..8, and the socket at any of k + 1 places among k = 0..8.
+        assert_eq!((found.list.len(), found.complete), (8 + 45, true));
+    }
+
+    #[test]
+    fn too_many_sequences_leave_the_natural_ones() {
+        let gpus = (0..8).map(|index| (100 + index, 20)).collect();
+        let machine = MachineText { gpus, root: 20, sockets: vec![100] };
+        let found = on(&machine, |figures| sequences(figures, 1000));
+        assert!(!found.complete);
+        assert!(found.list.contains(&vec![8, 0, 1, 2]) && found.list.contains(&(0..9).collect()));
+    }
+}

@@ -1,8 +1,13 @@
 //! What planners say when nothing fits, when they are stopped, and when too much is asked.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on must say so")]
+
 mod common;
 
-use common::{Instance, LayerText, MachineText, machine_text, model_text, simulate, workload};
+use common::{
+    instances::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+    schedule::simulate,
+};
 use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System};
@@ -20,7 +25,7 @@ fn four_layers(gpu: u64, dram: u64) -> Instance {
 
 fn plan_with(instance: &Instance, name: &str, options: Options, stop: bool) -> Result<Solution, PlanError> {
     let context = instance.context();
-    let score = |placement: &Placement| simulate(&context, placement);
+    let score = |placement: &Placement| simulate(&context, placement, 12);
     plan_scored(instance, name, (options, stop), &score)
 }
 

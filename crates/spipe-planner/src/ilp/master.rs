@@ -16,6 +16,9 @@ use good_lp::{
 use spipe_base::{LinkId, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
 
+#[cfg(test)]
+mod tests;
+
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// What the solver may overlook in a memory, in GiB: its feasibility tolerance, ten times over.

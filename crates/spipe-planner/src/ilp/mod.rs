@@ -1,7 +1,7 @@
 //! The ILP planner: proves a bound for every case, and simulates what may beat the best plan.
 //!
 //! 1. Every case (device sequence × discipline) is tested with the partition bounds; a common search over the iteration
-//!    time finds the cases of the least bound. Their divisions, and the greedy plan, are simulated first.
+//!    time finds the cases of the least bound. Their divisions, and the plans of the heuristics, are simulated first.
 //! 2. A case whose bound cannot beat the best simulated plan by more than the gap is done.
 //! 3. The others, the most promising first, go to their integer program, which is solved for iterations that would beat
 //!    the best plan. Each solution teaches it: its critical cycles become cuts, and what has been simulated is excluded.

@@ -5,7 +5,7 @@ use super::{
     solve::{Answer, Settings, solve},
 };
 use crate::{
-    PlanError, Problem, Solution,
+    PlanError, Problem, Solution, balanced,
     case::{Case, Division, Scored, faster, judge},
     deadline::Deadline,
     figures::Figures,
@@ -23,7 +23,7 @@ use spipe_plan::OutcomeStatus;
 const ROUND: usize = 8;
 
 /// How many of the most promising divisions are simulated first.
-const SEEDS: usize = 64;
+const SEEDS: usize = 32;
 
 /// The common search over the iteration time ends at this fraction.
 const COARSE: f64 = 0.002;
@@ -119,7 +119,7 @@ impl<'s, 'a> Search<'s, 'a> {
         })
     }
 
-    /// Finds the cases of least bound, and simulates their divisions and the greedy plan.
+    /// Finds the cases of least bound, and simulates their divisions and the heuristics' plans.
     fn seed(&mut self, fitting: &[usize]) {
         for placement in greedy::placements(self.figures, &self.problem.systems) {
             let best = judge(self.problem, placement);
@@ -149,6 +149,7 @@ impl<'s, 'a> Search<'s, 'a> {
             }
         }
         divisions.truncate(SEEDS);
+        divisions.extend(balanced::candidates(self.figures, &self.partitioner, self.cases));
         let judged: Vec<Found> = divisions
             .par_iter()
             .map(|(case, division)| Found::judge(self.problem, &self.cases[*case], division))

@@ -62,3 +62,57 @@ fn translate(error: ResolutionError) -> Answer {
         ResolutionError::Str(what) => Answer::Trouble(what),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use good_lp::{Expression, constraint, highs, variable, variables};
+
+    /// Maximises the value of `count` items in a sack, with constraints from `extra`.
+    fn sack(count: u32, room: f64) -> HighsProblem {
+        let mut vars = variables!();
+        let items: Vec<_> = (0..count).map(|_| vars.add(variable().binary())).collect();
+        let sum = |of: fn(u32) -> f64| -> Expression {
+            (0..count).zip(&items).map(|(index, item)| of(index * 37 % 101) * *item).sum()
+        };
+        let (value, weight) = (sum(|seed| 1.3 + f64::from(seed)), sum(|seed| 2.7 + f64::from(seed * 53 % 97)));
+        vars.maximise(value).using(highs).with(constraint!(weight <= room))
+    }
+
+    #[test]
+    fn words_of_the_solver_are_translated() {
+        assert!(matches!(solve(sack(20, 300.0), &Settings::default()), Answer::Solved(_)));
+        let coarse = Settings { gap: 0.5, ..Settings::default() };
+        assert!(matches!(solve(sack(40, 300.0), &coarse), Answer::Solved(_)), "the gap is reached");
+        assert!(matches!(solve(sack(5, -1.0), &Settings::default()), Answer::Infeasible));
+        let second = Settings { second_try: true, ..Settings::default() };
+        assert!(matches!(solve(sack(20, 300.0), &second), Answer::Solved(_)));
+    }
+
+    #[test]
+    fn a_time_limit_strikes_with_and_without_a_solution() {
+        let none = Settings { time_limit: Duration::ZERO, ..Settings::default() };
+        let mut vars = variables!();
+        let x = vars.add(variable().clamp(0, 2));
+        let y = vars.add(variable().clamp(1, 3));
+        let linear = vars.maximise(x + y).using(highs).with(constraint!(2 * x + y <= 4));
+        assert!(matches!(solve(linear, &none), Answer::Stopped(Some(_))));
+        let mut vars = variables!();
+        let x = vars.add(variable().min(0.0));
+        let y = vars.add(variable().min(0.0));
+        let problem =
+            vars.minimise(x + y).using(highs).with(constraint!(x + 2 * y >= 3)).with(constraint!(3 * x + y >= 4));
+        assert!(matches!(solve(problem, &none), Answer::Stopped(None)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_trouble() {
+        let mut vars = variables!();
+        let x = vars.add(variable().min(0.0));
+        let unbounded = vars.maximise(x).using(highs);
+        assert!(matches!(solve(unbounded, &Settings::default()), Answer::Trouble(_)));
+        for word in [ResolutionError::Other("SolveError"), ResolutionError::Str("it broke".into())] {
+            assert!(matches!(translate(word), Answer::Trouble(_)));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The program against what it stands for: the memory count, the order graph, and all divisions one by one.
+
+use super::*;
+use crate::{
+    case::{Discipline, disciplines},
+    common::{Instance, instance},
+    ilp::solve::{Answer, Settings, solve},
+    order::OrderGraph,
+    sequence,
+};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestRunner},
+};
+use spipe_base::StageId;
+use spipe_plan::{InFlight, System, stage_footprint};
+use std::collections::HashMap;
+
+/// Runs `property` on the cases of `count` random instances, always the same.
+fn on_cases(count: u32, property: impl Fn(&Instance, &Figures<'_>, &Case) -> TestCaseResult) {
+    let config = Config { cases: count, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let on_instance = |instance: Instance| {
+        let figures = Figures::new(instance.context());
+        for devices in sequence::sequences(&figures, 1000).list {
+            let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
+            for discipline in disciplines(&System::ALL, has_cpu) {
+                property(&instance, &figures, &Case::new(&figures, &devices, discipline))?;
+            }
+        }
+        Ok(())
+    };
+    if let Err(error) = runner.run(&instance(), on_instance) {
+        panic!("{error}");
+    }
+}
+
+/// All divisions, whether they fit or not.
+fn divisions(figures: &Figures<'_>, case: &Case) -> Vec<Division> {
+    let mut list = vec![Division { ends: Vec::new(), recomputed: Vec::new() }];
+    for stage in 0..case.stages() {
+        let mut longer = Vec::new();
+        for division in &list {
+            let from = division.ends.last().copied().unwrap_or(0);
+            let farthest = figures.layers + 1 + stage - case.stages();
+            for to in if stage + 1 == case.stages() { figures.layers..=farthest } else { from + 1..=farthest } {
+                for recomputed in 0..=if figures.training { to - from } else { 0 } {
+                    let (mut ends, mut counts) = (division.ends.clone(), division.recomputed.clone());
+                    ends.push(to);
+                    counts.push(recomputed);
+                    longer.push(Division { ends, recomputed: counts });
+                }
+            }
+        }
+        list = longer;
+    }
+    list
+}
+
+/// The values of all variables that matter for the need of the stages.
+fn values(master: &Master<'_, '_>, unknowns: &Unknowns, division: &Division) -> HashMap<Variable, f64> {
+    let mut values = HashMap::new();
+    let overlap = |(first, count): (usize, usize), from: usize, to: usize| {
+        (first + count).min(to).saturating_sub(first.max(from)) as f64
+    };
+    for (run, span) in master.runs().iter().enumerate() {
+        for (stage, done) in unknowns.done.iter().enumerate() {
+            let layers = overlap(*span, 0, division.ends[stage]);
+            values.insert(done[run], layers);
+            values.insert(unknowns.begun[stage][run], layers.min(1.0));
+        }
+        for (stage, recomputed) in unknowns.recomputed.iter().enumerate() {
+            let (from, _) = division.layers(stage);
+            values.insert(recomputed[run], overlap(*span, from, from + division.recomputed[stage]));
+        }
+    }
+    for stage in 0..master.stages() {
+        let (from, to) = division.layers(stage);
+        let (device, recomputed) = (master.device(stage), division.recomputed[stage]);
+        let kept: f64 = (from + recomputed..to).map(|layer| device.bytes[layer].saved.as_f64()).sum();
+        let input = device.input(from) as f64;
+        let held = if recomputed > 0 { kept + input } else { kept.max(input) };
+        let workspace = (from..to).map(|layer| device.bytes[layer].workspace).max().unwrap();
+        values.insert(unknowns.held[stage], held / GIB);
+        values.insert(unknowns.workspace[stage], workspace.to_gib());
+    }
+    values
+}
+
+#[test]
+fn needs_are_what_the_checker_counts() {
+    on_cases(40, |instance, figures, case| {
+        let master = Master::new(figures, case, 1.0);
+        let (unknowns, _) = master.problem(f64::INFINITY);
+        for division in divisions(figures, case).iter().step_by(7) {
+            let placement = case.placement(division);
+            let values = values(&master, &unknowns, division);
+            for (stage, seat) in case.seats.iter().enumerate() {
+                let part = &placement.stages[StageId::from(stage)];
+                let counted =
+                    stage_footprint(&instance.context(), part, InFlight(seat.in_flight), (seat.first, seat.last))
+                        .total();
+                let need = master.need(&unknowns, stage).eval_with(&values);
+                prop_assert!((need - counted.to_gib()).abs() < 1e-9, "{need} GiB but {counted}");
+                let (from, to) = division.layers(stage);
+                let fast = master.device(stage).need(figures.training, *seat, (from, to), division.recomputed[stage]);
+                prop_assert_eq!(fast, counted.get());
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn families_and_critical_cycles_are_bounds_of_every_division() {
+    on_cases(40, |_, figures, case| {
+        let graph = OrderGraph::new(case, figures.microbatches, figures.training);
+        let mut cycles: BTreeSet<Cycle> = families(case, figures.microbatches, figures.training).into_iter().collect();
+        let all = divisions(figures, case);
+        for division in all.iter().step_by(5) {
+            cycles.extend(graph.period(&case.times(figures, division)).1);
+        }
+        for division in all.iter().step_by(3) {
+            let times = case.times(figures, division);
+            let (period, own) = graph.period(&times);
+            let best = own.iter().map(|cycle| cycle.period(&times)).fold(0.0, f64::max);
+            prop_assert!((best - period).abs() <= 1e-9 * period, "{best} but {period}");
+            for cycle in &cycles {
+                prop_assert!(cycle.period(&times) <= period * (1.0 + 1e-9), "{cycle:?}");
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Solves and learns until the solution's period is what the program says.
+fn least_period(figures: &Figures<'_>, case: &Case) -> Option<f64> {
+    let graph = OrderGraph::new(case, figures.microbatches, figures.training);
+    let mut master = Master::new(figures, case, 1.0);
+    loop {
+        let (unknowns, problem) = master.problem(f64::INFINITY);
+        let Answer::Solved(solution) = solve(problem, &Settings::default()) else { return None };
+        let (division, objective) = master.decode(&unknowns, &solution);
+        let (period, cycles) = graph.period(&case.times(figures, &division));
+        let learned = cycles.into_iter().filter(|cycle| master.learn(cycle.clone())).count();
+        if learned == 0 || objective >= period * (1.0 - 1e-7) {
+            return Some(objective);
+        }
+    }
+}
+
+#[test]
+fn the_optimum_is_the_least_period_of_all_divisions_that_fit() {
+    on_cases(20, |instance, figures, case| {
+        let graph = OrderGraph::new(case, figures.microbatches, figures.training);
+        let link_bound = |division: &Division| {
+            let mut loads: BTreeMap<LinkId, f64> = BTreeMap::new();
+            for stage in 0..case.stages() - 1 {
+                let bytes = figures.crossing(division.ends[stage] - 1, case.devices[stage], case.devices[stage + 1]);
+                let (there, back) = case.hops(figures, stage).unwrap();
+                let back = if figures.training { &back.links[..] } else { &[] };
+                for (link, per_byte) in there.links.iter().chain(back) {
+                    *loads.entry(*link).or_default() += bytes as f64 * per_byte * figures.microbatches as f64;
+                }
+            }
+            loads.into_values().fold(0.0, f64::max)
+        };
+        let least = divisions(figures, case)
+            .iter()
+            .filter(|division| spipe_plan::check(&instance.context(), &case.placement(division)).is_ok())
+            .map(|division| graph.period(&case.times(figures, division)).0.max(link_bound(division)))
+            .fold(f64::INFINITY, f64::min);
+        match least_period(figures, case) {
+            Some(found) => prop_assert!((found - least).abs() <= 1e-5 * least, "{found} but {least}: {case:?}"),
+            None => prop_assert!(least.is_infinite(), "{least} but nothing found: {case:?}"),
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn an_excluded_division_does_not_come_back() {
+    on_cases(6, |instance, figures, case| {
+        if figures.layers > 4 || case.discipline != (Discipline { system: System::Gpipe, head_start: 0 }) {
+            return Ok(());
+        }
+        let mut master = Master::new(figures, case, 1.0);
+        let mut seen = BTreeSet::new();
+        loop {
+            let (unknowns, problem) = master.problem(f64::INFINITY);
+            let Answer::Solved(solution) = solve(problem, &Settings::default()) else { break };
+            let (division, _) = master.decode(&unknowns, &solution);
+            prop_assert!(seen.insert(division.clone()), "{division:?} came back");
+            master.exclude(division);
+        }
+        let fits = |division: &&Division| spipe_plan::check(&instance.context(), &case.placement(division)).is_ok();
+        prop_assert_eq!(seen.len(), divisions(figures, case).iter().filter(fits).count());
+        Ok(())
+    });
+}

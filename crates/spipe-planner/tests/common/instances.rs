@@ -1,0 +1,159 @@
+//! Small random machines and models.
+
+use proptest::prelude::*;
+use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model, Precision};
+use spipe_plan::Context;
+use std::fmt::Write;
+
+/// A model on a machine under a workload.
+#[derive(Debug)]
+pub struct Instance {
+    pub model: Model,
+    pub hardware: Hardware,
+    pub cost: CostTable,
+}
+
+impl Instance {
+    pub fn new(model: &str, hardware: &str, workload: &Workload) -> Self {
+        let model = Model::from_toml("model.toml", model).unwrap_or_else(|faults| panic!("{faults}\n{model}"));
+        let hardware =
+            Hardware::from_toml("hardware.toml", hardware).unwrap_or_else(|faults| panic!("{faults}\n{hardware}"));
+        let cost = CostTable::new(&model, &hardware, workload).unwrap();
+        Self { model, hardware, cost }
+    }
+
+    pub fn context(&self) -> Context<'_> {
+        Context { model: &self.model, hardware: &self.hardware, cost: &self.cost }
+    }
+}
+
+pub fn workload(microbatches: u64, mode: Mode) -> Workload {
+    Workload {
+        mode,
+        seq_len: 128,
+        microbatch: 1,
+        microbatches,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adamw,
+        attention: Attention::Fused,
+    }
+}
+
+/// Measured figures of a run of layers, in 0.1 ms and MiB.
+#[derive(Clone, Debug)]
+pub struct LayerText {
+    pub count: usize,
+    pub times: [u32; 3],
+    pub slowdown: u32,
+    pub parameters: u64,
+    pub boundary: u64,
+    pub saved: u64,
+}
+
+pub fn model_text(layers: &[LayerText]) -> String {
+    let mut text =
+        "format-version = 1\nkind = \"profiled\"\nname = \"random\"\nmicrobatch = 1\nseq-len = 128\n".to_string();
+    for (index, layer) in layers.iter().enumerate() {
+        let LayerText { count, times, slowdown, parameters, boundary, saved } = layer;
+        let time = |factor: u32| {
+            let [forward, input, weight] = times.map(|time| format!("{:.1} ms", f64::from(time * factor) / 10.0));
+            format!("{{ forward = \"{forward}\", backward-input = \"{input}\", backward-weight = \"{weight}\" }}")
+        };
+        write!(
+            text,
+            "[[layer]]\nname = \"part{index}\"\ncount = {count}\nparameters = {parameters}\n\
+             boundary-activation = \"{boundary} MiB\"\nsaved-activation = \"{} MiB\"\n\
+             time = {{ gpu = {}, cpu = {} }}\n",
+            saved + boundary,
+            time(1),
+            time(*slowdown)
+        )
+        .unwrap();
+    }
+    text
+}
+
+/// A machine of GPUs, each with its memory in MiB and the GB/s of its link, below one root, and sockets.
+#[derive(Clone, Debug)]
+pub struct MachineText {
+    pub gpus: Vec<(u64, u32)>,
+    pub root: u32,
+    pub sockets: Vec<u64>,
+}
+
+pub fn machine_text(machine: &MachineText) -> String {
+    let mut text = "format-version = 1\nname = \"random\"\n".to_string();
+    for (index, dram) in machine.sockets.iter().enumerate() {
+        write!(
+            text,
+            "[[socket]]\nname = \"cpu{index}\"\ncores = 16\npeak = {{ f32 = \"1.5 TFLOP/s\" }}\n\
+             optimizer-rate = \"2 Gparam/s\"\n\
+             dram = {{ name = \"dram{index}\", capacity = \"{dram} MiB\", bandwidth = \"80 GB/s\" }}\nsource = \"test\"\n"
+        )
+        .unwrap();
+    }
+    for (index, (memory, _)) in machine.gpus.iter().enumerate() {
+        write!(
+            text,
+            "[[gpu]]\nname = \"gpu{index}\"\nmemory = \"{memory} MiB\"\nmemory-bandwidth = \"1000 GB/s\"\n\
+             peak = {{ bf16 = \"165 TFLOP/s\", f32 = \"82 TFLOP/s\" }}\nlaunch-floor = \"6 us\"\nsource = \"test\"\n"
+        )
+        .unwrap();
+    }
+    let mut link = |name: String, a: String, b: String, rate: u32| {
+        write!(
+            text,
+            "[[link]]\nname = \"{name}\"\nbetween = [\"{a}\", \"{b}\"]\nup = \"{rate} GB/s\"\ndown = \"{rate} GB/s\"\n\
+             latency = \"8 us\"\n"
+        )
+        .unwrap();
+    };
+    for (index, (_, rate)) in machine.gpus.iter().enumerate() {
+        link(format!("pcie{index}"), format!("gpu{index}"), "root0".into(), *rate);
+    }
+    for index in 0..machine.sockets.len() {
+        link(format!("root0-dram{index}"), "root0".into(), format!("dram{index}"), machine.root);
+    }
+    text
+}
+
+prop_compose! {
+    pub fn layer(most: usize)(
+        count in 1..=most, times in [1u32..30, 1u32..30, 0u32..30], slowdown in 2u32..12,
+        parameters in 0u64..6, boundary in 1u64..12, saved in 0u64..80,
+    ) -> LayerText {
+        LayerText { count, times, slowdown, parameters: parameters * 1_000_000, boundary, saved }
+    }
+}
+
+prop_compose! {
+    pub fn machine()(
+        gpus in prop::collection::vec((100u64..700, 2u32..30), 1..=2), equal in any::<bool>(),
+        root in 2u32..30, dram in 300u64..3000,
+    ) -> MachineText {
+        let gpus = if equal { vec![gpus[0]; gpus.len()] } else { gpus };
+        MachineText { gpus, root, sockets: vec![dram] }
+    }
+}
+
+prop_compose! {
+    /// At most six layers on three devices.
+    pub fn instance()(
+        layers in prop::collection::vec(layer(3), 1..=4), machine in machine(), microbatches in 1u64..6,
+        infer in prop::bool::weighted(0.1),
+    ) -> Instance {
+        let mut left = 6;
+        let mut kept = Vec::new();
+        for layer in layers {
+            let count = layer.count.min(left);
+            left -= count;
+            if count > 0 {
+                kept.push(LayerText { count, ..layer });
+            }
+        }
+        let mode = if infer { Mode::Infer } else { Mode::Train };
+        Instance::new(&model_text(&kept), &machine_text(&machine), &workload(microbatches, mode))
+    }
+}
