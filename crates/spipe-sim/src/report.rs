@@ -10,7 +10,7 @@ use spipe_schedule::Program;
 use spipe_trace::{
     Arrow, FORMAT_VERSION, Holder, Lane, MemoryTrack, Origin, Sample, Shortage, Span, Status, Trace, idle_intervals,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 /// How many holders a report names.
 const HOLDERS: usize = 8;
@@ -128,27 +128,28 @@ fn span(program: &Program, lane: LaneId, action: spipe_base::ActionId, (start, e
 
 /// Every memory that is ever used, over the window from `start` to `end`, with times from `start`.
 fn memories(program: &Program, changes: &[Change], start: SimTime, end: SimTime) -> Vec<MemoryTrack> {
-    let mut curves: IdVec<MemoryId, Curve> = program.memories().iter().map(|_| Curve::default()).collect();
+    let mut of: IdVec<MemoryId, Vec<Change>> = program.memories().iter().map(|_| Vec::new()).collect();
     for change in changes.iter().take_while(|change| change.at <= end) {
-        let buffer = &program.buffers()[change.buffer];
-        curves[buffer.memory].apply(change, buffer.bytes, start);
+        of[program.buffers()[change.buffer].memory].push(*change);
     }
-    let used = curves.enumerate().filter(|(_, curve)| curve.samples.iter().any(|sample| sample.bytes > Bytes::ZERO));
-    used.map(|(id, curve)| {
-        let memory = &program.memories()[id];
-        let top = curve.samples.iter().rev().max_by_key(|sample| sample.bytes);
-        let (at, peak) = top.map_or((SimTime::ZERO, Bytes::ZERO), |sample| (sample.at, sample.bytes));
-        let before = changes.iter().take_while(|change| change.at <= start + at);
-        let holders = holders_of(program, before).into_iter().filter(|(memory, _)| *memory == id);
-        MemoryTrack {
-            name: memory.name.clone(),
-            capacity: memory.capacity,
-            peak,
-            holders: holders.map(|(_, holder)| holder).collect(),
-            samples: curve.samples.clone(),
-        }
+    of.enumerate().filter_map(|(id, changes)| memory(program, id, changes, start)).collect()
+}
+
+/// The track of one memory from its changes; none if it never holds anything.
+fn memory(program: &Program, id: MemoryId, changes: &[Change], start: SimTime) -> Option<MemoryTrack> {
+    let mut curve = Curve::default();
+    for change in changes {
+        curve.apply(change, program.buffers()[change.buffer].bytes, start);
+    }
+    let top = curve.samples.iter().rev().max_by_key(|sample| sample.bytes).filter(|top| top.bytes > Bytes::ZERO)?;
+    let until_peak = changes.iter().take_while(|change| change.at <= start + top.at);
+    Some(MemoryTrack {
+        name: program.memories()[id].name.clone(),
+        capacity: program.memories()[id].capacity,
+        peak: top.bytes,
+        holders: holders(program, until_peak),
+        samples: curve.samples,
     })
-    .collect()
 }
 
 /// One memory's curve in the making. Changes at one instant make one sample; what is there when the window begins, too.
@@ -169,39 +170,41 @@ impl Curve {
     }
 }
 
-/// Who holds what after `changes`, by memory, the largest first.
-fn holders_of<'c>(program: &Program, changes: impl Iterator<Item = &'c Change>) -> Vec<(MemoryId, Holder)> {
-    let mut open: Vec<u64> = vec![0; program.buffers().len()];
+/// Who holds how much after these changes of one memory, the largest first.
+fn holders<'c>(program: &Program, changes: impl Iterator<Item = &'c Change>) -> Vec<Holder> {
+    let mut open: BTreeMap<BufferId, u64> = BTreeMap::new();
     for change in changes {
-        let count = &mut open[change.buffer.index()];
-        *count = if change.opened { *count + 1 } else { *count - 1 };
+        if change.opened {
+            *open.entry(change.buffer).or_default() += 1;
+        } else if let Entry::Occupied(mut count) = open.entry(change.buffer) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
-    let mut groups: BTreeMap<(MemoryId, String), (Bytes, u64)> = BTreeMap::new();
-    for (buffer, count) in open.into_iter().enumerate().filter(|(_, count)| *count > 0) {
-        let this = &program.buffers()[BufferId::from(buffer)];
-        let group = groups.entry((this.memory, this.content.group())).or_default();
+    let mut groups: BTreeMap<String, (Bytes, u64)> = BTreeMap::new();
+    for (buffer, count) in open {
+        let this = &program.buffers()[buffer];
+        let group = groups.entry(this.content.group()).or_default();
         group.0 += this.bytes * count;
         group.1 += if this.content.microbatch().is_some() { count } else { 0 };
     }
-    let mut holders: Vec<(MemoryId, Holder)> = groups
+    let mut holders: Vec<Holder> = groups
         .into_iter()
         .filter(|(_, (bytes, _))| *bytes > Bytes::ZERO)
-        .map(|((memory, what), (bytes, microbatches))| {
+        .map(|(what, (bytes, microbatches))| {
             let what = match microbatches {
                 0 => what,
                 1 => format!("{what} (1 microbatch)"),
                 more => format!("{what} ({more} microbatches)"),
             };
-            (memory, Holder { what, bytes })
+            Holder { what, bytes }
         })
         .collect();
-    holders.sort_by(|(_, left), (_, right)| right.bytes.cmp(&left.bytes).then_with(|| left.what.cmp(&right.what)));
-    let mut counts: BTreeMap<MemoryId, usize> = BTreeMap::new();
-    holders.retain(|(memory, _)| {
-        let count = counts.entry(*memory).or_default();
-        *count += 1;
-        *count <= HOLDERS
-    });
+    // The groups come sorted by name, which is then the order among equals.
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+    holders.truncate(HOLDERS);
     holders
 }
 
@@ -214,16 +217,13 @@ fn shortage(program: &Program, engine: &Engine<'_>, end: &End) -> Shortage {
         Some(action) => (engine.memories.held[*memory], program.describe(*action)),
         None => (Bytes::ZERO, "what is there before the first action".into()),
     };
+    let changes = engine.memories.changes.iter().filter(|change| program.buffers()[change.buffer].memory == *memory);
     Shortage {
         memory: program.memories()[*memory].name.clone(),
         at: engine.now(),
         needed: *needed,
         free: capacity.saturating_sub(held),
         action,
-        holders: holders_of(program, engine.memories.changes.iter())
-            .into_iter()
-            .filter(|(at, _)| at == memory)
-            .map(|(_, holder)| holder)
-            .collect(),
+        holders: holders(program, changes),
     }
 }
