@@ -7,7 +7,12 @@ use spipe_model::Precision;
 
 /// Plans, predicts, draws and runs the training of models that do not fit in GPU memory.
 #[derive(Debug, Parser)]
-#[command(name = "spipe", version, max_term_width = 100, after_help = "Exit codes: 0 done; 1 bug; 2 wrong arguments; 3 unreadable or invalid input; 4 no feasible plan; 5 stopped at the limit with nothing feasible; 6 a check or comparison failed; 7 no suitable device")]
+#[command(
+    name = "spipe",
+    version,
+    max_term_width = 100,
+    after_help = "Exit codes: 0 done; 1 bug; 2 wrong arguments; 3 unreadable or invalid input; 4 no feasible plan; 5 stopped at the limit with nothing feasible; 6 a check or comparison failed; 7 no suitable device"
+)]
 pub struct Args {
     /// What to print on stdout
     #[arg(long, global = true, value_enum, default_value_t = Format::Human)]

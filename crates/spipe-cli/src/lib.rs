@@ -13,6 +13,7 @@ pub mod args;
 mod commands;
 mod failure;
 mod input;
+mod measuring;
 mod output;
 mod planning;
 mod tables;

@@ -136,7 +136,9 @@ fn refuse(error: &PlanError) -> Failure {
     match error {
         PlanError::Infeasible { hint, .. } => Failure::Infeasible(diagnostic.hint(hint.clone())),
         PlanError::NothingRuns { .. } => Failure::Infeasible(diagnostic),
-        PlanError::StoppedWithoutPlan { .. } => Failure::Stopped(diagnostic.hint("give it more time with --time-limit")),
+        PlanError::StoppedWithoutPlan { .. } => {
+            Failure::Stopped(diagnostic.hint("give it more time with --time-limit"))
+        }
         PlanError::TooLarge { .. } => Failure::Arguments(diagnostic.hint("use --planner ilp")),
         PlanError::NoSystem => Failure::Arguments(diagnostic.hint("use --system auto")),
         PlanError::Numerical { .. } | PlanError::Threads { .. } => Failure::Bug(error.to_string()),

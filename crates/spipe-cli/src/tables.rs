@@ -37,11 +37,7 @@ pub fn count(number: f64) -> String {
 /// A count with its thousands apart: `6 738 415 616`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
-    let groups: Vec<&str> = digits
-        .as_bytes()
-        .rchunks(3)
-        .rev()
-        .filter_map(|group| std::str::from_utf8(group).ok())
-        .collect();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().filter_map(|group| std::str::from_utf8(group).ok()).collect();
     groups.join(" ")
 }

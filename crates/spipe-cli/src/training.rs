@@ -21,7 +21,10 @@ pub struct Training<'a> {
 }
 
 /// Trains, with a progress bar on a terminal; `on_step` sees every step.
-pub fn train(training: &Training<'_>, on_step: &mut dyn FnMut(&Step) -> Result<(), Failure>) -> Result<Report, Failure> {
+pub fn train(
+    training: &Training<'_>,
+    on_step: &mut dyn FnMut(&Step) -> Result<(), Failure>,
+) -> Result<Report, Failure> {
     let options = Options {
         steps: training.steps,
         seed: training.seed,

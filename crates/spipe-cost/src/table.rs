@@ -168,11 +168,9 @@ impl CostTable {
         Seconds::s(parameters as f64 / self.optimizer_rates[device].get())
     }
 
-    /// Bytes that the optimizer moves through memory per parameter: gradient in, parameter out, master and moments in and
-    /// out.
+    /// Bytes that a step of that many parameters moves through the memory of `device`.
     pub fn optimizer_traffic(&self, parameters: u64, device: DeviceId) -> Bytes {
-        let width = self.storage[device].bytes();
-        Bytes::new(parameters * (2 * width + 2 * self.workload.optimizer.state_bytes(width)))
+        Bytes::new(parameters * self.workload.optimizer.step_bytes(self.storage[device].bytes()))
     }
 }
 
@@ -190,8 +188,7 @@ fn optimizer_rate(device: &Device, workload: &Workload) -> ParamsPerSecond {
     match &device.kind {
         DeviceKind::Socket { optimizer_rate, .. } => *optimizer_rate,
         DeviceKind::Gpu => {
-            let width = storage(device, workload.precision).bytes();
-            let moved = 2 * width + 2 * workload.optimizer.state_bytes(width);
+            let moved = workload.optimizer.step_bytes(storage(device, workload.precision).bytes());
             ParamsPerSecond::params(device.memory_bandwidth.get() / moved as f64)
         }
     }

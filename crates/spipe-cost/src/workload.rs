@@ -34,6 +34,15 @@ impl Optimizer {
     }
 }
 
+impl Optimizer {
+    /// Bytes that a step moves through memory per parameter: the gradient in, the parameter out, its state in and out, and
+    /// the parameter in where it is its own master copy. For AdamW that is 28, whatever the precision.
+    pub const fn step_bytes(self, parameter_bytes: u64) -> u64 {
+        let parameter_in = if parameter_bytes < 4 { 0 } else { parameter_bytes };
+        2 * parameter_bytes + parameter_in + 2 * self.state_bytes(parameter_bytes)
+    }
+}
+
 macro_rules! words {
     ($name:ident: $($word:literal => $value:expr),+) => {
         impl fmt::Display for $name {
@@ -110,5 +119,16 @@ pub fn compute_type(device: &Device, precision: Precision) -> DataType {
             DataType::Bf16
         }
         _ => DataType::F32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adamw_holds_twelve_or_eight_and_moves_twenty_eight() {
+        assert_eq!((Optimizer::Adamw.state_bytes(2), Optimizer::Adamw.state_bytes(4)), (12, 8));
+        assert_eq!((Optimizer::Adamw.step_bytes(2), Optimizer::Adamw.step_bytes(4)), (28, 28));
     }
 }

@@ -76,12 +76,7 @@ pub fn human(comparison: &Comparison) -> String {
     let mut rows = table(&["", "predicted", "measured", "error"], &[1, 2, 3]);
     let mut add = |name: String, difference: &Difference| {
         let error = difference.error().map_or_else(|| "–".into(), signed_percent);
-        rows.add_row(vec![
-            name,
-            format!("{:.3}", difference.predicted),
-            format!("{:.3}", difference.measured),
-            error,
-        ]);
+        rows.add_row(vec![name, format!("{:.3}", difference.predicted), format!("{:.3}", difference.measured), error]);
     };
     add("iteration".into(), &comparison.iteration);
     for (lane, difference) in &comparison.by_lane {

@@ -191,7 +191,10 @@ fn transfer(what: &args::HardwareTransfer, format: Format) -> Result<(), Failure
 /// `FROM:TO:BYTES[@START]`.
 fn copy(hardware: &Hardware, flow: &str) -> Result<Transfer, Failure> {
     let bad = |why: String| {
-        Failure::argument(format!("`{flow}` is no copy: {why}"), "write it like dram0:gpu0:2GiB or dram0:gpu0:2GiB@10ms")
+        Failure::argument(
+            format!("`{flow}` is no copy: {why}"),
+            "write it like dram0:gpu0:2GiB or dram0:gpu0:2GiB@10ms",
+        )
     };
     let (path, start) = flow.split_once('@').map_or((flow, None), |(path, start)| (path, Some(start)));
     let parts: Vec<&str> = path.split(':').collect();

@@ -1,6 +1,8 @@
 //! One file per command.
 
+mod calibrate;
 mod compare;
+mod demo;
 mod hardware;
 mod model;
 mod pages;
@@ -16,6 +18,8 @@ use crate::{Failure, args};
 pub fn run(args: &args::Args) -> Result<(), Failure> {
     let format = args.format;
     match &args.command {
+        args::Command::Demo(what) => demo::run(what, format),
+        args::Command::Calibrate(what) => calibrate::run(what, format),
         args::Command::Model(what) => model::run(what, format),
         args::Command::Hardware(what) => hardware::run(what, format),
         args::Command::Plan(what) => plan::run(what, format),
@@ -27,6 +31,5 @@ pub fn run(args: &args::Args) -> Result<(), Failure> {
         args::Command::Schema(what) => pages::schema(what),
         args::Command::Completions(what) => pages::completions(what),
         args::Command::Man => pages::man(),
-        _ => Ok(()),
     }
 }

@@ -11,7 +11,10 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
         "plan" => spipe_plan::schema(),
         "trace" => schemars::schema_for!(spipe_trace::Trace),
         other => {
-            return Err(Failure::argument(format!("there is no format `{other}`"), "use model, hardware, plan or trace"));
+            return Err(Failure::argument(
+                format!("there is no format `{other}`"),
+                "use model, hardware, plan or trace",
+            ));
         }
     };
     output::print(&output::to_json(&schema)?)

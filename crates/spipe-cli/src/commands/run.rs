@@ -1,6 +1,6 @@
 //! `spipe run`.
 
-use super::simulate;
+use super::{calibrate, simulate};
 use crate::{
     Failure, args,
     args::Format,
@@ -16,10 +16,7 @@ use std::fmt::Write;
 /// Runs the plan, prints the losses, writes the measured trace.
 pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
     let target = what.output.as_deref().map(Target::open).transpose()?;
-    let backend = what
-        .backend
-        .parse()
-        .map_err(|error: spipe_base::UnknownWord| Failure::argument(error.to_string(), "choose a backend with --backend"))?;
+    let backend = calibrate::backend(&what.backend)?;
     let plan = input::plan(&what.plan)?;
     let data = tokens(&what.data, plan.context().workload().seq_len)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement())
@@ -95,6 +92,11 @@ pub fn human(report: &Report) -> String {
         ]);
     }
     let devices: Vec<String> = report.devices.iter().map(ToString::to_string).collect();
-    let _ = writeln!(text, "{memories}\n\nRan on {}; lane overhead {}.\n", devices.join(", "), percent(report.lane_overhead));
+    let _ = writeln!(
+        text,
+        "{memories}\n\nRan on {}; lane overhead {}.\n",
+        devices.join(", "),
+        percent(report.lane_overhead)
+    );
     text + &simulate::human(&report.trace)
 }

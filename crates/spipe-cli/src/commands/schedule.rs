@@ -110,11 +110,7 @@ impl Data {
                 .map(|memory| memory.peak.as_f64() / StageTimes::UNIT.as_f64())
                 .collect(),
             actions,
-            order: order
-                .devices()
-                .iter()
-                .map(|tokens| tokens.iter().map(ToString::to_string).collect())
-                .collect(),
+            order: order.devices().iter().map(|tokens| tokens.iter().map(ToString::to_string).collect()).collect(),
         }
     }
 }

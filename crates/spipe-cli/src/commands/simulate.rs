@@ -108,12 +108,8 @@ pub fn human(trace: &Trace) -> String {
     }
     let mut memories = table(&["memory", "peak", "capacity", "largest holders at the peak"], &[1, 2]);
     for memory in &trace.memories {
-        let holders: Vec<String> = memory
-            .holders
-            .iter()
-            .take(HOLDERS)
-            .map(|holder| format!("{} {}", holder.bytes, holder.what))
-            .collect();
+        let holders: Vec<String> =
+            memory.holders.iter().take(HOLDERS).map(|holder| format!("{} {}", holder.bytes, holder.what)).collect();
         let capacity = memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string());
         memories.add_row(vec![memory.name.clone(), memory.peak.to_string(), capacity, holders.join("\n")]);
     }

@@ -1,0 +1,110 @@
+//! `spipe calibrate`.
+
+use crate::{
+    Failure, args,
+    args::Format,
+    input,
+    measuring::{self, Request},
+    output,
+    output::Target,
+    tables::{percent, table},
+};
+use serde::Serialize;
+use spipe_exec::{Backend, Calibration};
+use spipe_model::Batch;
+use std::time::Duration;
+
+/// Measures and writes a profile.
+pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
+    let target = Target::open(&what.output)?;
+    let backend: Backend = backend(&what.backend)?;
+    let model = what.model.as_deref().map(input::model).transpose()?;
+    let layers = model.as_ref().map(|model| {
+        let seq_len = what.seq_len.unwrap_or_else(|| model.seq_len());
+        (model, Batch { microbatch: what.microbatch, seq_len })
+    });
+    let (file, calibration) = measuring::measure(&Request {
+        name: "this-machine",
+        executors: measuring::executors(&what.devices, backend)?,
+        layers,
+        budget: Duration::from_secs_f64(what.time_limit.get()),
+        memory: what.emulated_memory,
+        link: what.emulated_link,
+        command: &format!("spipe calibrate --devices {} --backend {}", what.devices.join(","), backend),
+    })?;
+    let hardware = measuring::machine(&file)?;
+    let to_stdout = matches!(target, Target::Stdout);
+    target.write(hardware.to_toml().as_bytes())?;
+    if to_stdout { Ok(()) } else { output::report(format, &human(&calibration), &data(&calibration)) }
+}
+
+/// A backend by its name.
+pub fn backend(word: &str) -> Result<Backend, Failure> {
+    word.parse()
+        .map_err(|error: spipe_base::UnknownWord| Failure::argument(error.to_string(), "choose one with --backend"))
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Data {
+    format_version: u32,
+    took_ms: f64,
+    devices: Vec<Device>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Device {
+    executor: String,
+    matmul_flops_per_second: f64,
+    memory_bandwidth_bytes_per_second: f64,
+    copy_bytes_per_second: f64,
+    optimizer_params_per_second: f64,
+    launch_floor_us: f64,
+    spread: f64,
+}
+
+fn data(calibration: &Calibration) -> Data {
+    let devices = calibration.devices.iter().map(|device| Device {
+        executor: device.executor.to_string(),
+        matmul_flops_per_second: device.matmul.iter().map(|(_, rate)| rate.get()).fold(0.0, f64::max),
+        memory_bandwidth_bytes_per_second: device.memory_bandwidth.get(),
+        copy_bytes_per_second: device.copy_rate.get(),
+        optimizer_params_per_second: device.optimizer_rate.get(),
+        launch_floor_us: device.launch_floor.get() * 1e6,
+        spread: device.spread,
+    });
+    Data { format_version: 1, took_ms: calibration.took.as_secs_f64() * 1e3, devices: devices.collect() }
+}
+
+/// What was measured, as tables: the devices, and each kind of layer on each.
+pub fn human(calibration: &Calibration) -> String {
+    let mut devices = table(
+        &["device", "best matmul", "memory bandwidth", "host copy", "optimizer", "launch floor", "spread"],
+        &[1, 2, 3, 4, 5, 6],
+    );
+    let mut layers = table(&["layer", "device", "forward", "backward", "spread"], &[2, 3, 4]);
+    for device in &calibration.devices {
+        let best = device.matmul.iter().map(|(_, rate)| *rate).max();
+        devices.add_row(vec![
+            device.executor.to_string(),
+            best.map_or_else(|| "–".into(), |rate| rate.to_string()),
+            device.memory_bandwidth.to_string(),
+            device.copy_rate.to_string(),
+            device.optimizer_rate.to_string(),
+            device.launch_floor.to_string(),
+            percent(device.spread),
+        ]);
+        for layer in &device.layers {
+            layers.add_row(vec![
+                layer.signature.clone(),
+                device.executor.to_string(),
+                format!("{:.3}", layer.forward),
+                format!("{:.3}", layer.backward_input + layer.backward_weight),
+                percent(layer.spread),
+            ]);
+        }
+    }
+    let layers = if layers.is_empty() { String::new() } else { format!("\n\n{layers}") };
+    format!("{devices}{layers}\n")
+}

@@ -1,0 +1,258 @@
+//! `spipe demo`: the main job in one go, on this machine, on real input.
+//!
+//! Measure, plan (with the ILP, and beside it greedy), simulate, train, compare. Everything goes to one folder.
+
+mod files;
+
+use super::{calibrate, compare, plan, simulate};
+use crate::{
+    Failure, args,
+    args::Format,
+    input,
+    measuring::{self, Request},
+    output,
+    planning::{self, Found},
+    tables::{grouped, percent, signed_percent, table},
+    training::{self, Training},
+};
+use files::Files;
+use spipe_base::{Bytes, BytesPerSecond, Diagnostic};
+use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_exec::{Backend, Calibration, Executor, Report, Tokens, available};
+use spipe_hardware::{Hardware, HardwareFile};
+use spipe_model::{Attention, Model, Precision};
+use spipe_plan::{Plan, System};
+use spipe_sim::Options;
+use spipe_timeline::Picture;
+use spipe_trace::Trace;
+use std::{path::Path, time::Duration};
+
+/// One sequence per microbatch, eight microbatches: the demo's model takes a second or two per step on two cores.
+const MICROBATCHES: u64 = 8;
+/// The share of the model's training state that the accelerator can hold.
+const CAP: f64 = 0.6;
+/// The link of an emulated accelerator, each way.
+const LINK_GB: f64 = 2.0;
+const CALIBRATION: Duration = Duration::from_secs(18);
+const PLANNING: Duration = Duration::from_secs(15);
+const LEARNING_RATE: f64 = 1e-3;
+
+/// Runs all of it.
+pub fn run(what: &args::Demo, format: Format) -> Result<(), Failure> {
+    let folder = Path::new(&what.output);
+    let files = Files::open(folder)?;
+    let backend = calibrate::backend(&what.backend)?;
+    let model = input::model(&what.model)?;
+    let text = files::training_text(what.data.as_deref())?;
+    let workload = workload(&model);
+    let data = Tokens::bytes(&text, workload.seq_len).map_err(|error| training::refuse(error.into()))?;
+
+    step("1. Measuring this machine");
+    let executors = executors(backend);
+    let (machine, calibration) = measure(what, &model, &workload, &executors)?;
+    let hardware = measuring::machine(&machine)?;
+    talk(&calibrate::human(&calibration));
+
+    step(&format!(
+        "2. {}: {} parameters; training text of {}",
+        model.name(),
+        grouped(model.parameters()),
+        Bytes::new(text.len() as u64)
+    ));
+    step("3. A machine in which it does not fit on the accelerator");
+    talk(&does_not_fit(&model, &hardware));
+
+    step("4. Planning");
+    let found = search(&model, &hardware, workload, "ilp")?;
+    let greedy = search(&model, &hardware, workload, "greedy");
+    let planned = planned(&found, greedy.as_ref());
+    talk(&planned);
+
+    step("5. Simulating");
+    let program = spipe_schedule::lower(&found.plan.context(), found.plan.placement())
+        .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
+    let predicted = spipe_sim::simulate(&program, &Options::default()).trace;
+    talk(&simulate::human(&predicted));
+
+    step(&format!("6. Training for {} steps on {}", what.steps, named(&executors)));
+    let report = train(what, &found.plan, &program, (&data, &executors))?;
+    talk(&losses(&report));
+
+    step("7. Predicted beside measured");
+    let comparison = spipe_trace::compare(&predicted, &report.trace);
+    talk(&compare::human(&comparison));
+    let summary = Summary { found: &found, planned: &planned, predicted: &predicted, report: &report };
+    files.write(&hardware, &summary)?;
+    step(&format!("Everything is in {}: open {}/timeline.html", what.output, what.output));
+    finish(format, &summary)
+}
+
+/// What the demo found, for its files.
+struct Summary<'a> {
+    found: &'a Found,
+    planned: &'a str,
+    predicted: &'a Trace,
+    report: &'a Report,
+}
+
+impl Summary<'_> {
+    /// The prediction above the measurement.
+    fn picture(&self) -> Picture<'_> {
+        Picture { trace: self.predicted, second: Some(&self.report.trace), title: None }
+    }
+}
+
+fn step(what: &str) {
+    output::talk(&format!("\n{what}"));
+}
+
+fn talk(what: &str) {
+    output::talk(what.trim_end());
+}
+
+fn workload(model: &Model) -> Workload {
+    Workload {
+        mode: Mode::Train,
+        seq_len: model.seq_len(),
+        microbatch: 1,
+        microbatches: MICROBATCHES,
+        precision: Precision::Fp32,
+        optimizer: Optimizer::Adamw,
+        // Burn's attention under autodiff writes its scores.
+        attention: Attention::Materialised,
+    }
+}
+
+/// A CUDA device if there is one, otherwise an emulated accelerator; beside it the CPU.
+fn executors(backend: Backend) -> Vec<Executor> {
+    let cuda = available().into_iter().find(|executor| matches!(executor, Executor::Cuda { .. }));
+    let accelerator = cuda.unwrap_or(Executor::Emulated { index: 0, backend, cores: Vec::new() });
+    let mut executors = vec![accelerator, Executor::Cpu { index: 0, backend, cores: Vec::new() }];
+    spipe_exec::assign_cores(&mut executors, &[]);
+    executors
+}
+
+fn named(executors: &[Executor]) -> String {
+    executors.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+}
+
+fn measure(
+    what: &args::Demo,
+    model: &Model,
+    workload: &Workload,
+    executors: &[Executor],
+) -> Result<(HardwareFile, Calibration), Failure> {
+    let state: Bytes = Bytes::new(model.parameters() * 16);
+    let cap = Bytes::mib((state.as_f64() * CAP / Bytes::mib(1).as_f64()).ceil() as u64);
+    measuring::measure(&Request {
+        name: "this-machine",
+        executors: executors.to_vec(),
+        layers: Some((model, workload.batch())),
+        budget: CALIBRATION,
+        memory: cap,
+        link: BytesPerSecond::gb(LINK_GB),
+        command: &format!("spipe demo --backend {}", what.backend),
+    })
+}
+
+fn does_not_fit(model: &Model, hardware: &Hardware) -> String {
+    let state = Bytes::new(model.parameters() * 16);
+    let accelerator = &hardware.devices().as_slice()[0];
+    let capacity = hardware.memories()[accelerator.memory].capacity;
+    let kind = if accelerator.emulated {
+        "an emulated accelerator: CPU cores with a memory cap and a paced link"
+    } else {
+        "a GPU with a memory cap"
+    };
+    format!(
+        "Parameters, gradients and optimizer state need {state} before any activation; `{}` has {capacity} ({kind}).",
+        accelerator.name
+    )
+}
+
+fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str) -> Result<Found, Failure> {
+    planning::search(&planning::Request {
+        model,
+        hardware,
+        workloads: vec![workload],
+        systems: System::ALL.to_vec(),
+        planner,
+        time_limit: PLANNING,
+        gap: 0.005,
+        threads: plan::cores(),
+    })
+}
+
+/// The plan, and beside it what greedy would have done.
+fn planned(found: &Found, greedy: Result<&Found, &Failure>) -> String {
+    let mut rows = table(&["planner", "stages", "system", "iteration", "at least", "proven within"], &[3, 4, 5]);
+    let mut add = |name: &str, found: &Found| {
+        let solution = &found.solution;
+        rows.add_row(vec![
+            name.to_owned(),
+            stages(&found.plan),
+            solution.placement.system.to_string(),
+            format!("{:.3}", solution.simulated),
+            format!("{:.3}", solution.bound),
+            percent(solution.gap),
+        ]);
+    };
+    add("ilp", found);
+    let other = match greedy {
+        Ok(greedy) => {
+            add("greedy VRAM fill", greedy);
+            let gain = greedy.solution.simulated.to_ms() / found.solution.simulated.to_ms() - 1.0;
+            format!("Greedy VRAM fill would take {} time.", signed_percent(gain))
+        }
+        Err(failure) => format!("Greedy VRAM fill has no plan: {failure}"),
+    };
+    format!("{}\n{rows}\n{other}\n", plan::describe(&found.plan))
+}
+
+fn stages(plan: &Plan) -> String {
+    let context = plan.context();
+    let named =
+        |stage: &spipe_plan::Stage| format!("{} {}", context.hardware.devices()[stage.device].name, stage.layers);
+    plan.placement().stages.iter().map(named).collect::<Vec<_>>().join(", ")
+}
+
+fn train(
+    what: &args::Demo,
+    plan: &Plan,
+    program: &spipe_schedule::Program,
+    (data, executors): (&Tokens, &[Executor]),
+) -> Result<Report, Failure> {
+    let mut bindings = training::bindings(plan, &[], Backend::default())?;
+    for binding in &mut bindings {
+        let device = plan.context().hardware.device(&binding.device);
+        if let Some(executor) = device.and_then(|id| executors.get(id.index())) {
+            binding.executor = executor.clone();
+        }
+    }
+    let training =
+        Training { plan, program, data, bindings, steps: what.steps, seed: what.seed, learning_rate: LEARNING_RATE };
+    let report = training::train(&training, &mut |_| Ok(()))?;
+    let (first, last) = (report.losses.first(), report.losses.last());
+    match (first, last) {
+        (Some(first), Some(last)) if report.losses.len() >= 20 && last >= first => Err(Failure::Check(
+            Diagnostic::error(format!("the loss did not fall: {first:.4} at first, {last:.4} at last")),
+        )),
+        _ => Ok(report),
+    }
+}
+
+fn losses(report: &Report) -> String {
+    let losses: Vec<String> = report.losses.iter().map(|loss| format!("{loss:.3}")).collect();
+    format!("Loss by step: {}\nLane overhead: {}", losses.join(" "), percent(report.lane_overhead))
+}
+
+/// stdout is for data: the comparison, for programs.
+fn finish(format: Format, summary: &Summary<'_>) -> Result<(), Failure> {
+    match format {
+        Format::Human => Ok(()),
+        Format::Json => {
+            let comparison = spipe_trace::compare(summary.predicted, &summary.report.trace);
+            output::print(&output::to_json(&compare::data(&comparison))?)
+        }
+    }
+}
