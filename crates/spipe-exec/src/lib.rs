@@ -1,1 +1,51 @@
-//! The Burn interpreter of programs, its optimizer kernels and calibration measurements.
+//! Programs carried out on real devices, and measurements of those devices.
+//!
+//! ```text
+//! Program ─► tasks ─┐                         ┌─ lane thread ─ begin ─ compute on its Site ─ end ─┐
+//! Plan, model ─► units ─► Interpreter ─► run ─┼─ lane thread ─ begin ─ copy, paced by its links ──┼─► Report, Trace
+//! Binding ─► Site (device, cores) ─┘          └─ …          Board: who may start, memory, losses ─┘
+//! ```
+//!
+//! [`run`] interprets a [`Program`](spipe_schedule::Program) with one thread per lane. It knows no systems' names: what an
+//! action computes follows from its kind and from what its buffers hold. [`reference()`] trains the same model without a
+//! pipeline; on one backend with as many threads per device, losses and gradients are equal bit for bit. [`calibrate`]
+//! measures what the planner needs to know about the machine it runs on.
+//!
+//! What is executed: training of decoder-only transformers in f32. [`Executor::Cuda`] is untested on a GPU.
+
+mod account;
+mod binding;
+mod board;
+mod calibrate;
+mod data;
+mod error;
+#[cfg(test)]
+mod failures;
+mod interpreter;
+mod layers;
+mod optimizer;
+mod pacer;
+mod passes;
+mod reference;
+mod rules;
+mod run;
+mod site;
+mod state;
+mod store;
+mod task;
+mod trace;
+
+pub use binding::{Backend, Binding, Executor};
+pub use calibrate::{
+    Calibration, CalibrationRequest, EmulatedMachine, Measured, MeasuredLayer, Progress, calibrate, emulated_machine,
+    host_memory,
+};
+pub use data::{Batch, DataError, Tokens};
+pub use error::{MemoryUse, RunError};
+pub use optimizer::{AdamW, Moments};
+pub use reference::{Reference, reference};
+pub use run::{Gradient, Options, Report, Step, run};
+pub use site::{assign_cores, available};
+
+#[cfg(test)]
+extern crate self as spipe_exec;

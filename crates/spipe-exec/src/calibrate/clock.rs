@@ -1,0 +1,109 @@
+//! A time budget, shared out over measurements.
+
+use spipe_base::Seconds;
+use std::time::{Duration, Instant};
+
+/// Hands each measurement its share of what is left.
+#[derive(Debug)]
+pub(super) struct Clock {
+    end: Instant,
+    /// Shares that have not been handed out.
+    left: usize,
+    spread: f64,
+}
+
+/// A median and how far the repetitions lay apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub median: Seconds,
+    /// Half the distance of the 10th and the 90th percentile over the median.
+    pub spread: f64,
+}
+
+/// More repetitions than this tell nothing new.
+const MOST: usize = 60;
+
+impl Clock {
+    pub fn new(start: Instant, budget: Duration, shares: usize) -> Self {
+        Self { end: start + budget, left: shares.max(1), spread: 0.0 }
+    }
+
+    /// Takes `shares` shares of the time that is left.
+    pub fn take(&mut self, shares: usize) -> Duration {
+        let left = self.end.saturating_duration_since(Instant::now());
+        let share = left.mul_f64(shares as f64 / self.left.max(shares) as f64);
+        self.left = self.left.saturating_sub(shares).max(1);
+        share
+    }
+
+    /// Whether the budget is used up.
+    pub fn is_over(&self) -> bool {
+        Instant::now() >= self.end
+    }
+
+    /// Notes how far the repetitions of a figure lay apart.
+    pub fn note(&mut self, sample: Sample) -> Sample {
+        self.spread = self.spread.max(sample.spread);
+        sample
+    }
+
+    pub const fn largest_spread(&self) -> f64 {
+        self.spread
+    }
+}
+
+/// Repeats `work`, which returns its own duration, for `time`: once to warm up, then once at least.
+pub(super) fn repeat(time: Duration, mut work: impl FnMut() -> Duration) -> Sample {
+    let start = Instant::now();
+    work();
+    let mut times = Vec::new();
+    while times.is_empty() || (times.len() < MOST && start.elapsed() < time) {
+        times.push(work());
+    }
+    sample(times)
+}
+
+/// Repeats something that takes no longer than the clock's own precision, `count` times in a row.
+pub(super) fn repeat_many(time: Duration, count: u32, mut work: impl FnMut()) -> Sample {
+    repeat(time, || {
+        let start = Instant::now();
+        for _ in 0..count {
+            work();
+        }
+        start.elapsed() / count
+    })
+}
+
+pub(super) fn sample(mut times: Vec<Duration>) -> Sample {
+    times.sort_unstable();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize].as_secs_f64();
+    // One nanosecond, so that rates stay finite.
+    let median = at(0.5).max(1e-9);
+    Sample { median: Seconds::s(median), spread: (at(0.9) - at(0.1)) / 2.0 / median }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_to_the_budget() {
+        let mut clock = Clock::new(Instant::now(), Duration::from_secs(100), 4);
+        assert!((clock.take(1).as_secs_f64() - 25.0).abs() < 0.1);
+        assert!((clock.take(3).as_secs_f64() - 100.0).abs() < 0.1, "no time has passed");
+        assert!(!clock.is_over());
+    }
+
+    #[test]
+    fn the_median_and_the_spread() {
+        let sample = sample((1..=11).rev().map(Duration::from_millis).collect());
+        assert!((sample.median.to_ms() - 6.0).abs() < 1e-9);
+        assert!((sample.spread - 4.0 / 6.0).abs() < 1e-9);
+        let mut runs = 0;
+        repeat(Duration::ZERO, || {
+            runs += 1;
+            Duration::from_millis(1)
+        });
+        assert_eq!(runs, 2);
+    }
+}

@@ -1,0 +1,162 @@
+//! Rates of single operations.
+
+use super::clock::{Clock, repeat, repeat_many};
+use crate::{
+    AdamW,
+    layers::Matrix,
+    optimizer::Moments,
+    passes,
+};
+use burn::tensor::{Device, Tensor, TensorData};
+use rayon::prelude::*;
+use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
+use std::time::{Duration, Instant};
+
+/// Rates of one device.
+pub(super) struct Kernels {
+    pub matmul: Vec<(Flops, FlopsPerSecond)>,
+    pub elementwise: Vec<(Bytes, BytesPerSecond)>,
+    pub memory_bandwidth: BytesPerSecond,
+    pub copy_rate: BytesPerSecond,
+    pub optimizer_rate: ParamsPerSecond,
+    pub launch_floor: Seconds,
+}
+
+/// How many measurements [`measure`] makes, as shares of the time.
+pub(super) const COUNT: usize = 6;
+
+/// Sides of the square matrices.
+const SIDES: [usize; 7] = [32, 64, 128, 256, 512, 1024, 2048];
+/// Numbers in each operand of a sum.
+const ELEMENTS: [usize; 6] = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
+/// Bytes of each of two arrays that are copied: more than second-level caches hold.
+const COPIED: usize = 64 << 20;
+/// Parameters that are stepped: four arrays of 16 MiB.
+const STEPPED: usize = 4 << 20;
+
+/// All of them, one after the other.
+pub(super) fn measure(device: &Device, clock: &mut Clock, tell: &(dyn Fn(String) + Sync)) -> Kernels {
+    let done = |what: &str| tell(what.to_owned());
+    let matmul = matmul(device, clock);
+    done("matrix products");
+    let elementwise = elementwise(device, clock);
+    done("sums of tensors");
+    let memory_bandwidth = memory_bandwidth(clock);
+    done("memory bandwidth");
+    let copy_rate = copy_rate(device, clock);
+    done("copies");
+    let optimizer_rate = optimizer_rate(device, clock);
+    done("optimizer");
+    let launch_floor = launch_floor(device, clock);
+    done("launch floor");
+    Kernels { matmul, elementwise, memory_bandwidth, copy_rate, optimizer_rate, launch_floor }
+}
+
+/// Computes until `go_on` says no.
+pub(super) fn keep_busy(device: &Device, go_on: impl Fn() -> bool) {
+    let matrix = filled(device, [256, 256]);
+    while go_on() {
+        finish(device, matrix.clone().matmul(matrix.clone()));
+    }
+}
+
+/// Numbers that are neither equal nor denormal.
+pub(super) fn filled(device: &Device, shape: [usize; 2]) -> Matrix {
+    let numbers: Vec<f32> = (0..shape[0] * shape[1]).map(|index| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
+    Tensor::from_data(TensorData::new(numbers, shape), device)
+}
+
+/// Drops a result once the device has it.
+pub(super) fn finish<T>(device: &Device, result: T) {
+    // A device that fails here fails the next computation, whose result is looked at.
+    let _ = device.sync();
+    drop(result);
+}
+
+fn timed<T>(device: &Device, work: impl FnOnce() -> T) -> Duration {
+    let start = Instant::now();
+    finish(device, work());
+    start.elapsed()
+}
+
+/// Square products, from small to large, as far as they fit into their share of the time.
+fn matmul(device: &Device, clock: &mut Clock) -> Vec<(Flops, FlopsPerSecond)> {
+    let mut left = clock.take(1);
+    let mut points = Vec::new();
+    for (index, side) in SIDES.into_iter().enumerate() {
+        let start = Instant::now();
+        let (a, b) = (filled(device, [side, side]), filled(device, [side, side]));
+        let share = left / (SIDES.len() - index) as u32;
+        let sample = repeat(share, || timed(device, || a.clone().matmul(b.clone())));
+        let work = Flops::flop(2.0 * (side as f64).powi(3));
+        points.push((work, FlopsPerSecond::flops(work.get() / clock.note(sample).median.get())));
+        left = left.saturating_sub(start.elapsed());
+        // The next one takes eight times as long, twice.
+        if sample.median.get() * 16.0 > left.as_secs_f64() {
+            break;
+        }
+    }
+    points
+}
+
+fn elementwise(device: &Device, clock: &mut Clock) -> Vec<(Bytes, BytesPerSecond)> {
+    let share = clock.take(1) / ELEMENTS.len() as u32;
+    let mut points = Vec::new();
+    for count in ELEMENTS {
+        let (a, b) = (filled(device, [count >> 6, 64]), filled(device, [count >> 6, 64]));
+        let sample = clock.note(repeat(share, || timed(device, || a.clone() + b.clone())));
+        let bytes = Bytes::new(12 * count as u64);
+        points.push((bytes, rate(bytes, sample.median)));
+        if clock.is_over() {
+            break;
+        }
+    }
+    points
+}
+
+fn rate(bytes: Bytes, time: Seconds) -> BytesPerSecond {
+    BytesPerSecond::bytes(bytes.as_f64() / time.get())
+}
+
+fn memory_bandwidth(clock: &mut Clock) -> BytesPerSecond {
+    let share = clock.take(1);
+    let from = vec![1u64; COPIED / 8];
+    let mut to = vec![0u64; COPIED / 8];
+    let chunk = (from.len() / rayon::current_num_threads()).max(1);
+    let sample = repeat(share, || {
+        let start = Instant::now();
+        to.par_chunks_mut(chunk).zip(from.par_chunks(chunk)).for_each(|(to, from)| to.copy_from_slice(from));
+        start.elapsed()
+    });
+    rate(Bytes::new(2 * COPIED as u64), clock.note(sample).median)
+}
+
+fn copy_rate(device: &Device, clock: &mut Clock) -> BytesPerSecond {
+    let matrix = filled(device, [1024, 1024]);
+    let copy = || Tensor::<2>::from_data(TensorData::new(passes::numbers(&matrix), [1024, 1024]), device);
+    let sample = repeat(clock.take(1), || timed(device, copy));
+    rate(Bytes::new(4 << 20), clock.note(sample).median)
+}
+
+fn optimizer_rate(device: &Device, clock: &mut Clock) -> ParamsPerSecond {
+    let shape = [STEPPED >> 10, 1 << 10];
+    let mut parameters = vec![vec![filled(device, shape)]];
+    let gradient = passes::numbers(&filled(device, shape));
+    let mut moments = vec![vec![Moments::new(STEPPED)]];
+    let sample = repeat(clock.take(1), || {
+        let gradients = vec![vec![Tensor::from_data(TensorData::new(gradient.clone(), shape), device)]];
+        let before = std::mem::take(&mut parameters);
+        let start = Instant::now();
+        parameters = passes::step(&AdamW::default(), before, gradients, &mut moments);
+        start.elapsed()
+    });
+    ParamsPerSecond::params(STEPPED as f64 / clock.note(sample).median.get())
+}
+
+fn launch_floor(device: &Device, clock: &mut Clock) -> Seconds {
+    let one = filled(device, [1, 1]);
+    let sample = repeat_many(clock.take(1).min(Duration::from_millis(300)), 200, || {
+        finish(device, one.clone() + one.clone());
+    });
+    sample.median
+}

@@ -1,0 +1,139 @@
+//! A hardware profile from measurements.
+
+use super::Measured;
+use spipe_base::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds, Text};
+use spipe_hardware::{
+    DramFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, Peak,
+    SocketFile,
+};
+
+/// What a profile says beside what was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmulatedMachine {
+    /// The name of the machine.
+    pub name: String,
+    /// What each emulated accelerator can hold.
+    pub memory: Bytes,
+    /// What the host can hold.
+    pub host_memory: Bytes,
+    /// What each accelerator's link carries in each direction.
+    pub link: BytesPerSecond,
+    /// What that link adds to every copy.
+    pub latency: Seconds,
+    /// Date, command and spread.
+    pub measured: MeasuredFile,
+}
+
+/// A machine of `accelerators`, emulated as `gpu0`, `gpu1` …, and one socket: `cpu0` with `dram0`. Each accelerator has a link
+/// of its own.
+pub fn emulated_machine(accelerators: &[Measured], socket: &Measured, machine: &EmulatedMachine) -> HardwareFile {
+    let mut file = HardwareFile::new(&machine.name);
+    let count = accelerators.len();
+    file.description = Some(format!(
+        "This machine with {count} emulated accelerator{}: cores with a memory cap and a paced link.",
+        if count == 1 { "" } else { "s" }
+    ));
+    file.socket.push(socket_file(socket, machine));
+    for (index, accelerator) in accelerators.iter().enumerate() {
+        let name = format!("gpu{index}");
+        file.gpu.push(gpu_file(&name, accelerator, machine));
+        let mut link = LinkFile::new(format!("pcie{index}"), [&name, "root0"], machine.link);
+        link.latency = Some(Text(machine.latency));
+        link.source = Some("set when the profile was made".into());
+        file.link.push(link);
+    }
+    if count > 0 {
+        let mut root = LinkFile::new("root0-dram0", ["root0", "dram0"], socket.memory_bandwidth);
+        root.source = Some("the measured bandwidth of the memory, which is what there is behind the emulated links".into());
+        file.link.push(root);
+    }
+    file
+}
+
+/// All of the host's memory, from Linux; elsewhere 8 GiB.
+pub fn host_memory() -> Bytes {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    parse_meminfo(&text).unwrap_or(Bytes::gib(8))
+}
+
+fn parse_meminfo(text: &str) -> Option<Bytes> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(Bytes::kib(kib))
+}
+
+fn socket_file(measured: &Measured, machine: &EmulatedMachine) -> SocketFile {
+    let dram = DramFile::new("dram0", machine.host_memory, measured.memory_bandwidth);
+    let mut socket = SocketFile::new("cpu0", cores(measured), measured.optimizer_rate, dram);
+    socket.peak = peak(measured);
+    socket.launch_floor = Some(Text(measured.launch_floor));
+    socket.matmul = matmul(measured);
+    socket.elementwise = elementwise(measured);
+    socket.layer_time = layer_times(measured);
+    socket.measured = Some(machine.measured.clone());
+    socket
+}
+
+fn gpu_file(name: &str, measured: &Measured, machine: &EmulatedMachine) -> GpuFile {
+    let mut gpu = GpuFile::new(name, machine.memory, optimizer_bandwidth(measured));
+    gpu.emulated = true;
+    gpu.cores = Some(cores(measured));
+    gpu.peak = peak(measured);
+    gpu.launch_floor = Some(Text(measured.launch_floor));
+    gpu.matmul = matmul(measured);
+    gpu.elementwise = elementwise(measured);
+    gpu.layer_time = layer_times(measured);
+    gpu.measured = Some(machine.measured.clone());
+    gpu
+}
+
+/// Bytes that an f32 step of AdamW moves per parameter: gradient in, parameter and two moments in and out.
+const STEP_BYTES: f64 = 28.0;
+
+/// The bandwidth at which the measured optimizer moves its bytes. The cost model steps an accelerator's parameters at its memory
+/// bandwidth; everything else that depends on bandwidth has measured points of its own.
+fn optimizer_bandwidth(measured: &Measured) -> BytesPerSecond {
+    BytesPerSecond::bytes(measured.optimizer_rate.get() * STEP_BYTES)
+}
+
+fn cores(measured: &Measured) -> u32 {
+    measured.executor.cpu().map_or(1, |(_, cores)| cores.len().max(1) as u32)
+}
+
+fn peak(measured: &Measured) -> Peak {
+    let best = measured.matmul.iter().map(|(_, rate)| *rate).max();
+    // Every measurement has at least one point.
+    Peak::from([(DataType::F32, Text(best.unwrap_or(FlopsPerSecond::flops(1e9))))])
+}
+
+fn matmul(measured: &Measured) -> MatmulPoints {
+    let points = measured.matmul.iter().map(|(work, rate)| (Text(*work), Text(*rate))).collect();
+    MatmulPoints::from([(DataType::F32, points)])
+}
+
+fn elementwise(measured: &Measured) -> ElementwisePoints {
+    measured.elementwise.iter().map(|(bytes, rate)| (Text(*bytes), Text(*rate))).collect()
+}
+
+fn layer_times(measured: &Measured) -> Vec<LayerTimeFile> {
+    let file = |layer: &super::MeasuredLayer| LayerTimeFile {
+        layer: layer.signature.clone(),
+        data_type: DataType::F32,
+        forward: Text(layer.forward),
+        backward_input: Text(layer.backward_input),
+        backward_weight: Text(layer.backward_weight),
+    };
+    measured.layers.iter().map(file).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_as_linux_writes_it() {
+        assert_eq!(parse_meminfo("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(Bytes::mib(16)));
+        assert_eq!(parse_meminfo("nothing"), None);
+        assert!(host_memory() > Bytes::mib(64));
+    }
+}

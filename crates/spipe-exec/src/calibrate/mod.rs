@@ -1,0 +1,199 @@
+//! Measurements of this machine, for the planner.
+//!
+//! All devices are measured at the same time, as they will run: each on its own cores, with whatever caches, memory channels
+//! and clock they share. A device that is through keeps computing until the last one is.
+
+mod clock;
+mod kernels;
+mod layers;
+mod machine;
+
+pub use machine::{EmulatedMachine, emulated_machine, host_memory};
+
+use crate::{Executor, RunError, assign_cores, site::Site};
+use clock::Clock;
+use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
+use spipe_model::{Batch, Model};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+/// What is to be measured.
+#[derive(Clone, Debug)]
+pub struct CalibrationRequest<'a> {
+    /// The devices, which are measured together. Cores that are not named are shared out.
+    pub executors: Vec<Executor>,
+    /// A model whose layers are measured, and their microbatch.
+    pub layers: Option<(&'a Model, Batch)>,
+    /// How long all of it may take.
+    pub budget: Duration,
+}
+
+impl CalibrationRequest<'_> {
+    /// How long a calibration takes if nothing is said.
+    pub const BUDGET: Duration = Duration::from_secs(20);
+}
+
+/// A measurement that is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The device.
+    pub executor: String,
+    /// What was measured.
+    pub what: String,
+    /// How many are done, over all devices.
+    pub done: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    /// By device, in the order of the request.
+    pub devices: Vec<Measured>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What one device does while the others work as well.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The device with its cores.
+    pub executor: Executor,
+    /// Square matrix products in f32: work of one, rate.
+    pub matmul: Vec<(Flops, FlopsPerSecond)>,
+    /// Sums of two f32 tensors: bytes read and written, rate.
+    pub elementwise: Vec<(Bytes, BytesPerSecond)>,
+    /// A copy of much memory by all cores, reads and writes together.
+    pub memory_bandwidth: BytesPerSecond,
+    /// A copy between devices by one thread, without pacing: bytes that arrive.
+    pub copy_rate: BytesPerSecond,
+    /// AdamW by all cores.
+    pub optimizer_rate: ParamsPerSecond,
+    /// An operation on one number.
+    pub launch_floor: Seconds,
+    /// Each kind of layer of the model.
+    pub layers: Vec<MeasuredLayer>,
+    /// Layers for which there was no time, and why.
+    pub skipped: Vec<String>,
+    /// The largest spread of any figure: half the distance of the 10th and the 90th percentile over the median.
+    pub spread: f64,
+}
+
+/// One kind of layer on one device, as the executor runs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MeasuredLayer {
+    /// Kind, shapes and batch (`Layer::signature`).
+    pub signature: String,
+    /// Its forward, with the graph for its backward.
+    pub forward: Seconds,
+    /// Its backward as far as it yields the gradient of the input: a share of the whole by FLOPs.
+    pub backward_input: Seconds,
+    /// The rest of it. The whole backward, accumulation included, is what was measured.
+    pub backward_weight: Seconds,
+    /// Of forward and backward, the larger.
+    pub spread: f64,
+}
+
+/// Measures what `request` asks for.
+///
+/// # Errors
+/// Devices that cannot be opened, and layers that cannot be computed.
+pub fn calibrate(
+    request: &CalibrationRequest<'_>,
+    on_progress: &mut dyn FnMut(&Progress),
+) -> Result<Calibration, RunError> {
+    let start = Instant::now();
+    let mut executors = request.executors.clone();
+    assign_cores(&mut executors, &[]);
+    if executors.is_empty() {
+        return Err(RunError::Unsupported(Diagnostic::error("there is no device to measure").into()));
+    }
+    let kinds = match &request.layers {
+        Some((model, batch)) => layers::kinds(model, *batch).map_err(RunError::Unsupported)?,
+        None => Vec::new(),
+    };
+    let sites = executors.iter().map(Site::open).collect::<Result<Vec<Site>, RunError>>()?;
+    let of = sites.len() * (kernels::COUNT + kinds.len());
+    let busy = AtomicUsize::new(sites.len());
+    let (sender, receiver) = mpsc::channel::<(usize, String)>();
+    let results: Vec<Result<Measured, RunError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = sites
+            .iter()
+            .zip(&executors)
+            .enumerate()
+            .map(|(index, (site, executor))| {
+                let (sender, kinds, busy) = (sender.clone(), &kinds, &busy);
+                scope.spawn(move || {
+                    let tell = |what: String| {
+                        // Nobody listening is no reason to stop measuring.
+                        let _ = sender.send((index, what));
+                    };
+                    let clock = Clock::new(start, request.budget, kernels::COUNT + 3 * kinds.len());
+                    let measured =
+                        catch_unwind(AssertUnwindSafe(|| measure(site, executor, kinds, (clock, &tell))));
+                    busy.fetch_sub(1, Ordering::Relaxed);
+                    if measured.is_ok() {
+                        site.compute(|| kernels::keep_busy(&site.device, || busy.load(Ordering::Relaxed) > 0)).ok();
+                    }
+                    measured.unwrap_or_else(|_| Err(failed(executor, "a measurement panicked".into())))
+                })
+            })
+            .collect();
+        drop(sender);
+        for (done, (index, what)) in receiver.iter().enumerate() {
+            on_progress(&Progress { executor: executors[index].to_string(), what, done: done + 1, of });
+        }
+        let join = |(thread, executor): (std::thread::ScopedJoinHandle<'_, Result<Measured, RunError>>, &Executor)| {
+            thread.join().unwrap_or_else(|_| Err(failed(executor, "its thread panicked".into())))
+        };
+        threads.into_iter().zip(&executors).map(join).collect()
+    });
+    let devices = results.into_iter().collect::<Result<_, _>>()?;
+    Ok(Calibration { devices, took: start.elapsed() })
+}
+
+fn failed(executor: &Executor, message: String) -> RunError {
+    RunError::Lane { lane: executor.to_string(), action: "a measurement".into(), message }
+}
+
+/// All measurements of one device.
+fn measure(
+    site: &Site,
+    executor: &Executor,
+    kinds: &[layers::Kind<'_>],
+    (mut clock, tell): (Clock, &(dyn Fn(String) + Sync)),
+) -> Result<Measured, RunError> {
+    let kernels = site.compute(|| kernels::measure(&site.device, &mut clock, tell));
+    let kernels = kernels.map_err(|message| failed(executor, message))?;
+    let best = kernels.matmul.iter().map(|(_, rate)| *rate).max();
+    let mut measured = Measured {
+        executor: executor.clone(),
+        matmul: kernels.matmul,
+        elementwise: kernels.elementwise,
+        memory_bandwidth: kernels.memory_bandwidth,
+        copy_rate: kernels.copy_rate,
+        optimizer_rate: kernels.optimizer_rate,
+        launch_floor: kernels.launch_floor,
+        layers: Vec::new(),
+        skipped: Vec::new(),
+        spread: clock.largest_spread(),
+    };
+    for kind in kinds {
+        match site.compute(|| layers::measure(kind, &site.device, &mut clock, best)) {
+            Ok(Ok(layer)) => measured.layers.push(layer),
+            Ok(Err(skipped)) => measured.skipped.push(skipped),
+            Err(message) => return Err(failed(executor, message)),
+        }
+        tell(kind.signature.clone());
+    }
+    let spreads = measured.layers.iter().map(|layer| layer.spread);
+    measured.spread = spreads.fold(measured.spread, f64::max);
+    Ok(measured)
+}

@@ -1,0 +1,90 @@
+//! A transformer block: attention and feed-forward network around residuals.
+
+use super::{Feed, Matrix, Parameter, attention::AttentionUnit, norm::NormUnit};
+use burn::tensor::activation::{gelu, silu};
+use spipe_model::{Block, Mlp};
+
+/// A block.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockUnit {
+    block: Block,
+    attention: AttentionUnit,
+    attention_norm: NormUnit,
+    mlp_norm: NormUnit,
+}
+
+impl BlockUnit {
+    pub fn new(block: &Block) -> Result<Self, &'static str> {
+        if block.experts.is_some() {
+            return Err("experts are not computed");
+        }
+        if block.dropout {
+            return Err("dropout is not computed");
+        }
+        let norm = NormUnit::new(block.norm, block.norm_epsilon, block.hidden);
+        Ok(Self { block: *block, attention: AttentionUnit::new(block)?, attention_norm: norm.clone(), mlp_norm: norm })
+    }
+
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut all = self.attention_norm.parameters(["attention-norm.weight", "attention-norm.bias"]);
+        all.extend(self.attention.parameters());
+        all.extend(self.mlp_norm.parameters(["mlp-norm.weight", "mlp-norm.bias"]));
+        all.extend(self.mlp_parameters());
+        all
+    }
+
+    fn mlp_parameters(&self) -> Vec<Parameter> {
+        let Block { hidden, intermediate, mlp, mlp_bias, .. } = self.block;
+        let inner: &[[&str; 2]] = match mlp {
+            Mlp::Swiglu => &[["mlp.gate.weight", "mlp.gate.bias"], ["mlp.up.weight", "mlp.up.bias"]],
+            Mlp::Gelu => &[["mlp.up.weight", "mlp.up.bias"]],
+        };
+        let matrices = inner.iter().map(|names| (*names, hidden, intermediate));
+        let matrices = matrices.chain([(["mlp.down.weight", "mlp.down.bias"], intermediate, hidden)]);
+        matrices
+            .flat_map(|([weight, bias], rows, columns)| {
+                let bias = mlp_bias.then(|| Parameter::bias(bias, columns));
+                std::iter::once(Parameter::weight(weight, rows, columns)).chain(bias)
+            })
+            .collect()
+    }
+
+    pub fn forward(&self, parameters: &[Matrix], input: Matrix, feed: &Feed) -> Matrix {
+        let (attention_norm, rest) = parameters.split_at(self.attention_norm.count());
+        let (attention, rest) = rest.split_at(self.attention.parameters().len());
+        let (mlp_norm, mlp) = rest.split_at(self.mlp_norm.count());
+        let attended = self.attention.forward(attention, self.attention_norm.forward(attention_norm, input.clone()), feed);
+        if self.block.parallel_residual {
+            let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, input.clone()));
+            return input + attended + fed;
+        }
+        let middle = input + attended;
+        let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, middle.clone()));
+        middle + fed
+    }
+
+    fn mlp(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
+        let mut rest = parameters.iter().cloned();
+        let mut linear = |input: Matrix| {
+            let weight = rest.next().expect("as many parameters as `mlp_parameters` lists");
+            let output = input.matmul(weight);
+            if self.block.mlp_bias { output + rest.next().expect("a bias for each weight") } else { output }
+        };
+        let inner = match self.block.mlp {
+            Mlp::Swiglu => silu(linear(input.clone())) * linear(input),
+            Mlp::Gelu => gelu(linear(input)),
+        };
+        linear(inner)
+    }
+
+    /// Numbers that its graph keeps: inputs of products, operands of multiplications, results of roots and exponentials.
+    pub fn kept(&self, sequences: u64, seq_len: u64) -> u64 {
+        let Block { hidden, intermediate, mlp, .. } = self.block;
+        let norms = 2 * hidden * (2 + self.attention_norm.kept());
+        let inner = match mlp {
+            Mlp::Swiglu => 5 * intermediate,
+            Mlp::Gelu => 2 * intermediate,
+        };
+        sequences * seq_len * (norms + inner) + self.attention.kept(sequences, seq_len)
+    }
+}

@@ -1,0 +1,57 @@
+//! Norms over the width of each token.
+
+use super::{Matrix, Parameter, Start};
+use spipe_model::Norm;
+
+/// A norm of a certain width.
+#[derive(Clone, Debug)]
+pub(crate) struct NormUnit {
+    norm: Norm,
+    epsilon: f64,
+    width: u64,
+}
+
+impl NormUnit {
+    pub const fn new(norm: Norm, epsilon: f64, width: u64) -> Self {
+        Self { norm, epsilon, width }
+    }
+
+    pub fn parameters(&self, names: [&'static str; 2]) -> Vec<Parameter> {
+        let weight = Parameter { start: Start::Ones, ..Parameter::bias(names[0], self.width) };
+        match self.norm {
+            Norm::RmsNorm => vec![weight],
+            Norm::LayerNorm => vec![weight, Parameter::bias(names[1], self.width)],
+        }
+    }
+
+    /// How many parameters it takes.
+    pub const fn count(&self) -> usize {
+        match self.norm {
+            Norm::RmsNorm => 1,
+            Norm::LayerNorm => 2,
+        }
+    }
+
+    /// RMSNorm is x ÷ √(mean x² + ε) · w (Zhang, Sennrich 2019); LayerNorm subtracts the mean first and adds a bias
+    /// (Ba, Kiros, Hinton 2016).
+    pub fn forward(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
+        let centred = match self.norm {
+            Norm::RmsNorm => input,
+            Norm::LayerNorm => input.clone() - input.mean_dim(1),
+        };
+        let spread = (centred.clone().square().mean_dim(1) + self.epsilon).sqrt();
+        let scaled = centred / spread * parameters[0].clone();
+        match self.norm {
+            Norm::RmsNorm => scaled,
+            Norm::LayerNorm => scaled + parameters[1].clone(),
+        }
+    }
+
+    /// Numbers per channel and token that its graph keeps beside its input: the quotient.
+    pub const fn kept(&self) -> u64 {
+        match self.norm {
+            Norm::RmsNorm => 1,
+            Norm::LayerNorm => 2,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Parameters before the first step: the same for a seed, however the layers are spread.
+
+use super::{Parameter, Start};
+use crate::data::{hash, mix};
+use spipe_base::LayerId;
+use std::f64::consts::TAU;
+
+/// The standard deviation of weights (GPT-2 and Llama: `initializer_range`).
+const DEVIATION: f64 = 0.02;
+
+/// The numbers of `parameter` of `layer`, row by row: a function of seed, layer, name and index only.
+pub(crate) fn initial(seed: u64, layer: LayerId, parameter: &Parameter) -> Vec<f32> {
+    match parameter.start {
+        Start::Ones => vec![1.0; parameter.count()],
+        Start::Zeros => vec![0.0; parameter.count()],
+        Start::Normal => {
+            let name: Vec<u64> = parameter.name.bytes().map(u64::from).collect();
+            let key = hash(&[&[seed, layer.index() as u64], &name[..]].concat());
+            let pairs = (0..parameter.count().div_ceil(2) as u64).flat_map(|pair| normal_pair(key, pair));
+            pairs.take(parameter.count()).map(|number| (number * DEVIATION) as f32).collect()
+        }
+    }
+}
+
+/// Two independent normal numbers (Box, Muller 1958).
+fn normal_pair(key: u64, pair: u64) -> [f64; 2] {
+    let uniform = |index: u64| {
+        let bits = mix(key ^ mix(2 * pair + index)) >> 11;
+        (bits as f64 + 0.5) / (1u64 << 53) as f64
+    };
+    let (radius, angle) = ((-2.0 * uniform(0).ln()).sqrt(), TAU * uniform(1));
+    [radius * angle.cos(), radius * angle.sin()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_normal_and_differ_by_layer_and_name() {
+        let of = |layer: u32, name| initial(1, LayerId::new(layer), &Parameter::weight(name, 200, 100));
+        let numbers = of(3, "a");
+        let mean = numbers.iter().map(|number| f64::from(*number)).sum::<f64>() / 2e4;
+        let square = numbers.iter().map(|number| f64::from(*number).powi(2)).sum::<f64>() / 2e4;
+        assert!(mean.abs() < 5e-4 && (square.sqrt() - DEVIATION).abs() < 5e-4, "{mean} {square}");
+        assert_eq!(numbers, of(3, "a"));
+        assert!(numbers != of(4, "a") && numbers != of(3, "b"));
+    }
+}

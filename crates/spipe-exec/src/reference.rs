@@ -1,0 +1,90 @@
+//! Plain training on one device: what every schedule must reproduce.
+
+use crate::{
+    Gradient, Options, RunError, Tokens,
+    layers::{Feed, Signal, initial, units},
+    optimizer::Moments,
+    passes::{self, Seed, Tensors},
+    run::{bind, named_gradients, vocabulary},
+    site::Site,
+};
+use burn::tensor::{Tensor, TensorData};
+use spipe_base::{Diagnostic, LayerId};
+use spipe_plan::Plan;
+use spipe_schedule::Program;
+use std::time::{Duration, Instant};
+
+/// What plain training came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reference {
+    /// The loss of every step.
+    pub losses: Vec<f64>,
+    /// The gradients of the first step, in the order of layers and their tensors.
+    pub gradients: Vec<Gradient>,
+    /// How long each step took.
+    pub durations: Vec<Duration>,
+}
+
+/// Trains the plan's model without a pipeline: the same microbatches one after the other, each with one graph over all
+/// layers, gradients summed in ascending order. Runs on what the first stage's device is bound to, cores included.
+///
+/// # Errors
+/// What is wrong with the model, the binding or the data.
+pub fn reference(plan: &Plan, program: &Program, data: &Tokens, options: &Options) -> Result<Reference, RunError> {
+    let context = plan.context();
+    let units = units(context.model).map_err(RunError::Unsupported)?;
+    data.check(vocabulary(context.model), context.workload().seq_len)?;
+    let bound = bind(plan, program, &options.bindings).map_err(RunError::Unsupported)?;
+    let first = program.stages().iter().next().and_then(|stage| bound.get(&stage.device));
+    let Some(binding) = first else {
+        return Err(RunError::Unsupported(Diagnostic::error("the program has no stages").into()));
+    };
+    let site = Site::open(&binding.executor)?;
+    let shapes: Vec<_> = units.iter().map(crate::layers::Unit::parameters).collect();
+    let mut parameters: Tensors = shapes
+        .iter()
+        .enumerate()
+        .map(|(layer, shapes)| {
+            let tensor = |shape: &crate::layers::Parameter| {
+                let numbers = initial(options.seed, LayerId::from(layer), shape);
+                Tensor::from_data(TensorData::new(numbers, shape.shape), &site.device)
+            };
+            shapes.iter().map(tensor).collect()
+        })
+        .collect();
+    let mut moments: Vec<Vec<Moments>> =
+        shapes.iter().map(|shapes| shapes.iter().map(|shape| Moments::new(shape.count())).collect()).collect();
+    let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
+    let (microbatches, sequences) = (context.workload().microbatches as usize, context.workload().microbatch as usize);
+    let failed = |message| RunError::Lane { lane: binding.executor.to_string(), action: "the reference".into(), message };
+    for step in 0..options.steps {
+        let start = Instant::now();
+        let (loss, gradients) = site
+            .compute(|| {
+                let mut sum: Option<Tensors> = None;
+                let mut losses = 0.0;
+                for microbatch in 0..microbatches {
+                    let feed = Feed::new(&data.batch(options.seed, step, microbatch, sequences), &site.device);
+                    let graph = passes::tracked(&units, &parameters, Signal::Tokens, &feed);
+                    losses += graph.loss();
+                    let gradients = passes::backward(graph, Seed::Loss(1.0 / microbatches as f64)).parameters;
+                    sum = Some(match sum {
+                        Some(sum) => passes::accumulate(sum, gradients),
+                        None => gradients,
+                    });
+                }
+                (losses / microbatches as f64, sum.unwrap_or_default())
+            })
+            .map_err(failed)?;
+        if step == 0 {
+            let layers = gradients.iter().enumerate().map(|(layer, tensors)| (LayerId::from(layer), tensors.as_slice()));
+            result.gradients = named_gradients(&units, layers);
+        }
+        parameters = site
+            .compute(|| passes::step(&options.optimizer, parameters, gradients, &mut moments))
+            .map_err(failed)?;
+        result.losses.push(loss);
+        result.durations.push(start.elapsed());
+    }
+    Ok(result)
+}

@@ -1,0 +1,351 @@
+//! A run: one thread per lane of a program.
+
+use crate::{
+    AdamW, Binding, Executor, MemoryUse, RunError, Tokens,
+    board::Board,
+    interpreter::Interpreter,
+    layers::units,
+    pacer::Pacer,
+    passes,
+    rules::Rules,
+    site::{Site, assign_cores},
+    state::{Finished, State},
+    store::Store,
+    task::tasks,
+};
+use spipe_base::{ActionId, Bytes, Diagnostic, DeviceId, Faults, LaneId, LayerId};
+use spipe_hardware::DeviceKind;
+use spipe_model::{LayerKind, Model, Precision};
+use spipe_plan::Plan;
+use spipe_schedule::Program;
+use spipe_trace::Trace;
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    ops::ControlFlow,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Mutex,
+    time::Duration,
+};
+
+/// How a program is run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// What executes each device that has a stage.
+    pub bindings: Vec<Binding>,
+    /// Iterations.
+    pub steps: u32,
+    /// Parameters and batches follow from it.
+    pub seed: u64,
+    /// How parameters are updated.
+    pub optimizer: AdamW,
+    /// Whether the report carries the gradients of the first step.
+    pub keep_gradients: bool,
+}
+
+impl Options {
+    /// One step from seed 0 with PyTorch's defaults.
+    pub fn new(bindings: Vec<Binding>) -> Self {
+        Self { bindings, steps: 1, seed: 0, optimizer: AdamW::default(), keep_gradients: false }
+    }
+}
+
+/// One iteration that is over.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Its number, from 0.
+    pub index: u32,
+    /// The mean of the losses of its microbatches.
+    pub loss: f64,
+    /// From the end of the step before; from the first action for the first one.
+    pub duration: Duration,
+    /// Tokens that it consumed.
+    pub tokens: u64,
+    /// By memory, the most that was held since the step before.
+    pub peaks: BTreeMap<String, Bytes>,
+}
+
+/// The gradient of one tensor, summed over the microbatches of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradient {
+    /// The layer.
+    pub layer: String,
+    /// The tensor's name in the layer.
+    pub tensor: String,
+    /// Row by row.
+    pub values: Vec<f32>,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The iteration of median duration, after one to warm up. Memory is what was really held: tensors by their size,
+    /// graphs by an estimate of what they keep, workspace as planned.
+    pub trace: Trace,
+    /// The loss of every step.
+    pub losses: Vec<f64>,
+    /// The share of that iteration that compute lanes spent neither in actions nor waiting for others or for memory.
+    pub lane_overhead: f64,
+    /// Planned and held bytes of every memory, over the whole run.
+    pub memories: Vec<MemoryUse>,
+    /// The gradients of the first step, if they were asked for, in the order of layers and their tensors.
+    pub gradients: Vec<Gradient>,
+    /// What each device ran on, with its cores.
+    pub devices: Vec<Binding>,
+    /// What could not be done as asked, though the run went on.
+    pub warnings: Vec<String>,
+}
+
+/// Runs `program`, which was lowered from `plan`, and calls `on_step` after each iteration on this thread; it can end the run.
+///
+/// # Errors
+/// Whatever [`RunError`] names. No thread is left behind.
+pub fn run(
+    plan: &Plan,
+    program: &Program,
+    data: &Tokens,
+    options: &Options,
+    on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
+) -> Result<Report, RunError> {
+    run_with((plan, program), data, options, on_step, &|_, _| {})
+}
+
+/// The same, with a function that is called before each action and may panic.
+pub(crate) fn run_with(
+    (plan, program): (&Plan, &Program),
+    data: &Tokens,
+    options: &Options,
+    on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
+    before: &(dyn Fn(u32, ActionId) + Sync),
+) -> Result<Report, RunError> {
+    let (interpreter, devices) = prepare(plan, program, data, options)?;
+    let rules = Rules::new(program);
+    let board = Board::new(&rules, options.steps);
+    let held = interpreter.fill().map_err(|fault| RunError::Unsupported(Diagnostic::error(fault).into()))?;
+    board.with(|state| {
+        for (instance, bytes) in held {
+            state.account.hold(&rules, spipe_base::SimTime::ZERO, instance, bytes);
+        }
+    });
+    std::thread::scope(|scope| {
+        // If `on_step` panics, lanes must not wait for what will never come.
+        let _stop = StopOnDrop(&board);
+        for lane in program.lanes().ids() {
+            let (board, interpreter) = (&board, &interpreter);
+            let name = program.lanes()[lane].name.clone();
+            let thread = std::thread::Builder::new().name(name.clone());
+            if let Err(error) = thread.spawn_scoped(scope, move || walk(board, interpreter, lane, before)) {
+                let action = "starting its thread".into();
+                board.fail(RunError::Lane { lane: name, action, message: error.to_string() });
+            }
+        }
+        report_steps(&board, program, on_step)
+    })?;
+    let state = board.into_state()?;
+    report(&rules, &interpreter, &state, devices)
+}
+
+struct StopOnDrop<'a, 'b>(&'a Board<'b>);
+
+impl Drop for StopOnDrop<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(RunError::Stalled { waiting: "the caller has given up".into() });
+        }
+    }
+}
+
+/// Everything that can be refused before anything runs, then the devices.
+fn prepare<'a>(
+    plan: &Plan,
+    program: &'a Program,
+    data: &'a Tokens,
+    options: &Options,
+) -> Result<(Interpreter<'a>, Vec<Binding>), RunError> {
+    let context = plan.context();
+    let workload = context.workload();
+    let mut faults = Faults::new();
+    let units = units(context.model).map_err(|found| faults.extend(found)).unwrap_or_default();
+    let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
+    let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
+    for device in bound.keys().filter(|device| context.cost.storage(**device) != Precision::Fp32) {
+        let name = &program.devices()[*device].name;
+        let message = format!("`{name}` would store {}, only fp32 can be executed yet", context.cost.storage(*device));
+        faults.push(Diagnostic::error(message).hint("plan with `--precision fp32`"));
+    }
+    faults.or(()).map_err(RunError::Unsupported)?;
+    data.check(vocabulary(context.model), workload.seq_len)?;
+    let mut sites = BTreeMap::new();
+    for (device, binding) in &bound {
+        sites.insert(*device, Site::open(&binding.executor)?);
+    }
+    let interpreter = Interpreter {
+        program,
+        tasks,
+        units,
+        sites,
+        data,
+        sequences: workload.microbatch as usize,
+        seed: options.seed,
+        optimizer: options.optimizer,
+        store: Store::default(),
+        pacer: Pacer::new(program.channels()),
+        first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
+    };
+    Ok((interpreter, bound.into_values().collect()))
+}
+
+/// Tokens that the model knows.
+pub(crate) fn vocabulary(model: &Model) -> u64 {
+    let first = model.layers().iter().find_map(|layer| match &layer.kind {
+        LayerKind::Embedding(embedding) => Some(embedding.vocabulary),
+        _ => None,
+    });
+    first.unwrap_or(0)
+}
+
+/// The binding of every device that has a stage, cores chosen.
+pub(crate) fn bind(plan: &Plan, program: &Program, bindings: &[Binding]) -> Result<BTreeMap<DeviceId, Binding>, Faults> {
+    let mut faults = Faults::new();
+    let mut used: Vec<DeviceId> = program.stages().iter().map(|stage| stage.device).collect();
+    used.sort_unstable();
+    used.dedup();
+    for binding in bindings {
+        let known = program.devices().iter().any(|device| device.name == binding.device);
+        let twice = bindings.iter().filter(|other| other.device == binding.device).count() > 1;
+        if !known {
+            let names: Vec<&str> = program.devices().iter().map(|device| device.name.as_str()).collect();
+            faults.push(
+                Diagnostic::error(format!("`{binding}` binds a device that the plan does not have"))
+                    .hint(format!("its devices are {}", names.join(", "))),
+            );
+        } else if twice {
+            faults.push(Diagnostic::error(format!("`{}` is bound more than once", binding.device)));
+        }
+    }
+    let mut bound = BTreeMap::new();
+    for device in used {
+        let name = &program.devices()[device].name;
+        match bindings.iter().find(|binding| binding.device == *name) {
+            Some(binding) => {
+                bound.insert(device, binding.clone());
+            }
+            None => faults.push(
+                Diagnostic::error(format!("nothing executes `{name}`")).hint(format!("bind it, for example {name}=cpu:0")),
+            ),
+        }
+    }
+    faults.or(())?;
+    let mut executors: Vec<Executor> = bound.values().map(|binding: &Binding| binding.executor.clone()).collect();
+    let wanted: Vec<Option<usize>> = bound.keys().map(|device| threads(plan, *device)).collect();
+    assign_cores(&mut executors, &wanted);
+    for (binding, executor) in bound.values_mut().zip(executors) {
+        binding.executor = executor;
+    }
+    Ok(bound)
+}
+
+/// How many cores the machine's file gives to a device.
+fn threads(plan: &Plan, device: DeviceId) -> Option<usize> {
+    let device = &plan.context().hardware.devices()[device];
+    match device.kind {
+        DeviceKind::Socket { cores, .. } => Some(cores as usize),
+        DeviceKind::Gpu => device.emulated_cores.map(|cores| cores as usize),
+    }
+}
+
+/// A lane's thread: its actions in order, iteration after iteration.
+fn walk(board: &Board<'_>, interpreter: &Interpreter<'_>, lane: LaneId, before: &(dyn Fn(u32, ActionId) + Sync)) {
+    while let Some((iteration, action)) = board.begin(lane) {
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            before(iteration, action);
+            interpreter.perform(iteration, action, &|| board.has_failed())
+        }));
+        let message = match done {
+            Ok(Ok(outcome)) => {
+                for instance in board.end(lane, (iteration, action), outcome) {
+                    drop(interpreter.store.take(instance));
+                }
+                continue;
+            }
+            Ok(Err(message)) => message,
+            Err(panic) => panic_message(panic.as_ref()),
+        };
+        let program = interpreter.program;
+        return board.fail(RunError::Lane {
+            lane: program.lanes()[lane].name.clone(),
+            action: format!("{} of step {iteration}", program.describe(action)),
+            message,
+        });
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".into())
+}
+
+fn report_steps(
+    board: &Board<'_>,
+    program: &Program,
+    on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
+) -> Result<(), RunError> {
+    let mut stopped = false;
+    while let Some(Finished { index, loss, duration, peaks }) = board.next_finished()? {
+        let duration = Duration::from_nanos(duration.as_ns());
+        let step = Step { index, loss, duration, tokens: program.shape().tokens.unwrap_or(0), peaks };
+        if !stopped && on_step(&step).is_break() {
+            stopped = true;
+            board.stop();
+        }
+    }
+    Ok(())
+}
+
+fn report(
+    rules: &Rules<'_>,
+    interpreter: &Interpreter<'_>,
+    state: &State,
+    devices: Vec<Binding>,
+) -> Result<Report, RunError> {
+    let Some((trace, lane_overhead)) = crate::trace::trace(rules, state) else {
+        return Err(RunError::Unsupported(Diagnostic::error("there is nothing to run: no steps or no actions").into()));
+    };
+    let program = rules.program;
+    let memories = program.memories().enumerate().map(|(id, space)| {
+        let (planned, held) = state.account.peaks(id);
+        MemoryUse { name: space.name.clone(), capacity: space.capacity, planned, held }
+    });
+    Ok(Report {
+        trace,
+        losses: state.losses.clone(),
+        lane_overhead,
+        memories: memories.filter(|memory| memory.planned > Bytes::ZERO).collect(),
+        gradients: gradients(interpreter),
+        devices,
+        warnings: interpreter.sites.values().flat_map(|site| site.warnings.clone()).collect(),
+    })
+}
+
+fn gradients(interpreter: &Interpreter<'_>) -> Vec<Gradient> {
+    let Some(kept) = &interpreter.first_gradients else { return Vec::new() };
+    let kept = kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    named_gradients(&interpreter.units, kept.iter().map(|(layer, tensors)| (*layer, tensors.as_slice())))
+}
+
+/// Gradients by the names of their tensors.
+pub(crate) fn named_gradients<'a>(
+    units: &[crate::layers::Unit],
+    layers: impl Iterator<Item = (LayerId, &'a [crate::layers::Matrix])>,
+) -> Vec<Gradient> {
+    let of_layer = |(layer, tensors): (LayerId, &'a [crate::layers::Matrix])| {
+        let names = units[layer.index()].parameters().into_iter().map(|parameter| parameter.name);
+        let named = names.zip(tensors).map(move |(name, tensor)| Gradient {
+            layer: layer.to_string(),
+            tensor: name.to_owned(),
+            values: passes::numbers(tensor),
+        });
+        named.collect::<Vec<_>>()
+    };
+    layers.flat_map(of_layer).collect()
+}

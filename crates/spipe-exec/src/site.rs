@@ -1,0 +1,200 @@
+//! A device that is ready to compute: a Burn device, and for CPU cores a thread pool of their own.
+
+use crate::{Backend, Executor, RunError};
+use burn::tensor::Device;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::sync::Once;
+
+/// An open device.
+#[derive(Debug)]
+pub(crate) struct Site {
+    /// Tensors of parameters, activations and gradients are created here, without autodiff.
+    pub device: Device,
+    /// The cores, unless it is a GPU.
+    pool: Option<ThreadPool>,
+    /// Whether copies to and from here are paced.
+    pub emulated: bool,
+    /// What could not be done as asked.
+    pub warnings: Vec<String>,
+}
+
+impl Site {
+    /// Opens `executor`, whose cores have been chosen.
+    pub fn open(executor: &Executor) -> Result<Self, RunError> {
+        let (device, pool, warnings) = match executor {
+            Executor::Cuda { index } => (cuda(*index)?, None, Vec::new()),
+            Executor::Cpu { backend, cores, .. } | Executor::Emulated { backend, cores, .. } => {
+                let (pool, warnings) = pinned_pool(executor, cores)?;
+                (cpu(*backend), Some(pool), warnings)
+            }
+        };
+        Ok(Self { device, pool, emulated: executor.is_emulated(), warnings })
+    }
+
+    /// Runs `work` on the device's own cores, until the device has finished it.
+    pub fn compute<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, String> {
+        let result = match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        };
+        self.device.sync().map_err(|error| format!("{error:?}"))?;
+        Ok(result)
+    }
+}
+
+fn cpu(backend: Backend) -> Device {
+    match backend {
+        Backend::Flex => Device::flex(),
+        Backend::Ndarray => {
+            keep_matrix_products_on_their_thread();
+            #[expect(deprecated, reason = "it is what the product is asked to run on; flex is its successor")]
+            Device::ndarray()
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(index: u32) -> Result<Device, RunError> {
+    let found = Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().count();
+    if (index as usize) < found {
+        Ok(Device::cuda(index as usize))
+    } else {
+        Err(RunError::NoDevice {
+            device: format!("cuda:{index}"),
+            reason: format!("{found} CUDA devices are there"),
+            hint: "bind the program's device to `emulated:0` or `cpu:0`".into(),
+        })
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(index: u32) -> Result<Device, RunError> {
+    Err(RunError::NoDevice {
+        device: format!("cuda:{index}"),
+        reason: "CUDA is not compiled in".into(),
+        hint: "build with `--features cuda`, or bind the program's device to `emulated:0`".into(),
+    })
+}
+
+fn pinned_pool(executor: &Executor, cores: &[usize]) -> Result<(ThreadPool, Vec<String>), RunError> {
+    let known = core_affinity::get_core_ids().unwrap_or_default();
+    let missing: Vec<usize> =
+        cores.iter().copied().filter(|core| !known.iter().any(|known| known.id == *core)).collect();
+    let mut warnings = Vec::new();
+    if !missing.is_empty() {
+        warnings.push(format!("`{executor}` cannot be bound to cores {missing:?}: this process may not use them"));
+    }
+    let wanted = cores.to_vec();
+    let name = executor.to_string();
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(cores.len().max(1))
+        .thread_name(move |index| format!("{name} #{index}"))
+        .start_handler(move |index| {
+            let id = wanted.get(index).and_then(|core| known.iter().find(|known| known.id == *core));
+            if let Some(id) = id {
+                // Where the system refuses, the threads still run, only less evenly.
+                let _ = core_affinity::set_for_current(*id);
+            }
+        })
+        .build()
+        .map_err(|error| RunError::NoDevice {
+            device: executor.to_string(),
+            reason: error.to_string(),
+            hint: "name fewer cores".into(),
+        })?;
+    Ok((pool, warnings))
+}
+
+/// The matrix products under `burn-ndarray` have one thread pool for the whole process, sized once from this variable and
+/// otherwise from the machine, which would let every device use every core.
+fn keep_matrix_products_on_their_thread() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if std::env::var_os("MATMUL_NUM_THREADS").is_none() {
+            // SAFETY: Rust's own readers and writers of the environment take one lock. What remains is C code that reads it
+            // in another thread at this very moment; this runs once, before the devices of a run have any threads.
+            #[expect(unsafe_code, reason = "the library has no other switch")]
+            unsafe {
+                std::env::set_var("MATMUL_NUM_THREADS", "1");
+            }
+        }
+    });
+}
+
+/// Devices of which a binding can name one, as `KIND:INDEX` or `KIND:INDEX:BACKEND`: those of the backends that are
+/// compiled in and, for GPUs, found now.
+pub fn available() -> Vec<Executor> {
+    let cpu = Backend::ALL.into_iter().rev().flat_map(|backend| {
+        [
+            Executor::Cpu { index: 0, backend, cores: Vec::new() },
+            Executor::Emulated { index: 0, backend, cores: Vec::new() },
+        ]
+    });
+    cuda_devices().into_iter().chain(cpu).collect()
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> Vec<Executor> {
+    let found = Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().count();
+    (0..found as u32).map(|index| Executor::Cuda { index }).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Vec<Executor> {
+    Vec::new()
+}
+
+/// Chooses cores for those executors that name none. `wanted[i]` is how many threads executor i should have, if that is
+/// known; it gets them as long as they last. Executors without a wish share what is left evenly. Everyone gets at least one
+/// core, shared with others if there are too few.
+pub fn assign_cores(executors: &mut [Executor], wanted: &[Option<usize>]) {
+    let cores = core_affinity::get_core_ids().map(|ids| ids.iter().map(|id| id.id).collect()).unwrap_or_default();
+    assign_from(cores, executors, wanted);
+}
+
+fn assign_from(all: Vec<usize>, executors: &mut [Executor], wanted: &[Option<usize>]) {
+    let named: Vec<usize> =
+        executors.iter().filter_map(Executor::cpu).flat_map(|(_, cores)| cores.to_vec()).collect();
+    let all = if all.is_empty() { vec![0] } else { all };
+    let mut free: Vec<usize> = all.iter().copied().filter(|core| !named.contains(core)).collect();
+    let open: Vec<usize> = (0..executors.len())
+        .filter(|index| executors[*index].cpu().is_some_and(|(_, cores)| cores.is_empty()))
+        .collect();
+    for (position, index) in open.iter().enumerate() {
+        let after = open.len() - position - 1;
+        let even = free.len().div_ceil(after + 1);
+        let most = free.len().saturating_sub(after).max(1);
+        let count = wanted.get(*index).copied().flatten().unwrap_or(even).clamp(1, most);
+        let chosen: Vec<usize> =
+            if free.is_empty() { vec![all[position % all.len()]] } else { free.drain(..count.min(free.len())).collect() };
+        executors[*index] = executors[*index].on_cores(chosen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cores(all: usize, texts: &[&str], wanted: &[Option<usize>]) -> Vec<Vec<usize>> {
+        let mut executors: Vec<Executor> = texts.iter().map(|text| text.parse().unwrap()).collect();
+        assign_from((0..all).collect(), &mut executors, wanted);
+        executors.iter().map(|executor| executor.cpu().map(|(_, cores)| cores.to_vec()).unwrap_or_default()).collect()
+    }
+
+    #[test]
+    fn cores_are_shared_out() {
+        assert_eq!(cores(4, &["emulated:0", "cpu:0"], &[]), [vec![0, 1], vec![2, 3]]);
+        assert_eq!(cores(4, &["emulated:0", "cpu:0"], &[Some(3), Some(4)]), [vec![0, 1, 2], vec![3]]);
+        assert_eq!(cores(4, &["emulated:0@1", "cpu:0"], &[]), [vec![1], vec![0, 2, 3]]);
+        assert_eq!(cores(1, &["emulated:0", "cpu:0", "cuda:0"], &[]), [vec![0], vec![0], vec![]]);
+    }
+
+    #[test]
+    fn work_runs_on_the_devices_own_threads() {
+        let mut executors = ["cpu:0".parse::<Executor>().unwrap()];
+        assign_cores(&mut executors, &[Some(1)]);
+        let site = Site::open(&executors[0]).unwrap();
+        let threads = site.compute(rayon::current_num_threads).unwrap();
+        assert_eq!(threads, 1);
+    }
+}

@@ -1,0 +1,51 @@
+//! Calibration keeps to its budget and yields a machine that plans can be made for.
+
+use spipe_base::{Bytes, BytesPerSecond, DataType, Seconds};
+use spipe_exec::{CalibrationRequest, EmulatedMachine, calibrate, emulated_machine};
+use spipe_hardware::{Hardware, MeasuredFile};
+use spipe_model::{Batch, Model};
+use std::time::{Duration, Instant};
+
+mod machine;
+
+#[test]
+fn a_short_calibration_measures_everything_in_time() {
+    let model = Model::from_toml("model.toml", machine::LLAMA).unwrap();
+    let batch = Batch { microbatch: 2, seq_len: 16 };
+    let request = CalibrationRequest {
+        executors: vec!["emulated:0".parse().unwrap(), "cpu:0".parse().unwrap()],
+        layers: Some((&model, batch)),
+        budget: Duration::from_secs(4),
+    };
+    let start = Instant::now();
+    let mut progress = Vec::new();
+    let measured = calibrate(&request, &mut |step| progress.push(step.clone())).unwrap();
+    // Every measurement is made twice at least, however little time there is.
+    assert!(start.elapsed() < Duration::from_secs(12), "{:?}", start.elapsed());
+    assert_eq!(progress.last().map(|last| (last.done, last.of)), Some((18, 18)));
+    assert_eq!(measured.devices.len(), 2);
+    for device in &measured.devices {
+        assert!(device.matmul.len() >= 3 && device.elementwise.len() >= 3, "{device:?}");
+        let signatures: Vec<&str> = device.layers.iter().map(|layer| layer.signature.as_str()).collect();
+        assert_eq!(signatures.len(), 3, "embedding, block, head: {signatures:?} {:?}", device.skipped);
+    }
+    let parts = EmulatedMachine {
+        name: "here".into(),
+        memory: Bytes::mib(512),
+        host_memory: Bytes::gib(8),
+        link: BytesPerSecond::gb(4.0),
+        latency: Seconds::us(10.0),
+        measured: MeasuredFile { date: "2026-01-01".into(), command: "test".into(), spread: "5 %".into() },
+    };
+    let file = emulated_machine(&measured.devices[..1], &measured.devices[1], &parts);
+    let machine = Hardware::from_file("here", file).unwrap_or_else(|faults| panic!("{faults}"));
+    assert!(machine.warnings().is_empty(), "{}", machine.warnings());
+    let gpu = &machine.devices()[machine.device("gpu0").unwrap()];
+    assert!(gpu.emulated);
+    for layer in model.layers() {
+        assert!(gpu.layer_time(&layer.signature(batch), DataType::F32).is_some(), "{}", layer.name);
+    }
+    let (vram, dram) = (machine.memory("gpu0").unwrap(), machine.memory("dram0").unwrap());
+    assert!(machine.route(vram, dram).is_some() && machine.route(dram, vram).is_some());
+    Hardware::from_toml("here", &machine.to_toml()).unwrap_or_else(|faults| panic!("{faults}"));
+}

@@ -1,0 +1,138 @@
+//! Small models, machines and plans.
+
+use spipe_base::{DeviceId, LayerId, LayerRange};
+use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_exec::{Backend, Binding, Options, Tokens};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model, Precision};
+use spipe_plan::{Placement, Plan, Stage, System};
+use spipe_schedule::{Program, lower};
+
+/// Three small blocks in the manner of Llama, with grouped queries.
+pub const LLAMA: &str = r#"
+format-version = 1
+kind = "transformer"
+name = "small"
+vocabulary = 256
+seq-len = 16
+hidden = 32
+layers = 3
+heads = 4
+kv-heads = 2
+intermediate = 48
+"#;
+
+/// Two small blocks in the manner of GPT-2.
+pub const GPT: &str = r#"
+format-version = 1
+kind = "transformer"
+name = "small-gpt"
+vocabulary = 256
+seq-len = 16
+hidden = 32
+layers = 2
+heads = 4
+intermediate = 64
+norm = "layer-norm"
+mlp = "gelu"
+positions = "learned"
+places = 16
+qkv-bias = true
+output-bias = true
+mlp-bias = true
+"#;
+
+/// Two emulated accelerators and a socket. `memory` is that of each accelerator.
+pub fn machine(memory: &str, link: &str) -> String {
+    let gpu = |index: u32| {
+        format!(
+            "[[gpu]]\nname = \"gpu{index}\"\nemulated = true\ncores = 1\nmemory = \"{memory}\"\n\
+             memory-bandwidth = \"10 GB/s\"\npeak = {{ f32 = \"50 GFLOP/s\" }}\nsource = \"estimate: a test\"\n\
+             [[link]]\nname = \"pcie{index}\"\nbetween = [\"gpu{index}\", \"root0\"]\nbandwidth = \"{link}\"\n\
+             latency = \"10 us\"\n"
+        )
+    };
+    format!(
+        "format-version = 1\nname = \"test\"\n\
+         [[socket]]\nname = \"cpu0\"\ncores = 1\npeak = {{ f32 = \"50 GFLOP/s\" }}\noptimizer-rate = \"0.2 Gparam/s\"\n\
+         dram = {{ name = \"dram0\", capacity = \"4 GiB\", bandwidth = \"10 GB/s\" }}\nsource = \"estimate: a test\"\n\
+         {}{}[[link]]\nname = \"root\"\nbetween = [\"root0\", \"dram0\"]\nbandwidth = \"20 GB/s\"\n",
+        gpu(0),
+        gpu(1)
+    )
+}
+
+/// What a test varies.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    pub model: &'a str,
+    pub system: System,
+    pub head_start: u64,
+    pub microbatches: u64,
+    /// Device, layers, recomputed layers.
+    pub stages: &'a [(&'a str, &'a str, usize)],
+    pub memory: &'a str,
+    pub link: &'a str,
+}
+
+impl Default for Case<'_> {
+    fn default() -> Self {
+        Self {
+            model: LLAMA,
+            system: System::OneForwardOneBackward,
+            head_start: 0,
+            microbatches: 4,
+            stages: &[("gpu0", "0..2", 0), ("cpu0", "3..4", 0)],
+            memory: "256 MiB",
+            link: "4 GB/s",
+        }
+    }
+}
+
+impl Case<'_> {
+    /// The plan, accepted by the checker, and its program.
+    pub fn build(&self) -> (Plan, Program) {
+        let model = Model::from_toml("model.toml", self.model).unwrap_or_else(|faults| panic!("{faults}"));
+        let hardware = Hardware::from_toml("machine.toml", &machine(self.memory, self.link))
+            .unwrap_or_else(|faults| panic!("{faults}"));
+        let device = |name: &str| -> DeviceId { hardware.device(name).unwrap() };
+        let stages = self.stages.iter().map(|(name, layers, recomputed)| Stage {
+            device: device(name),
+            layers: layers.parse::<LayerRange>().unwrap(),
+            recomputed: *recomputed,
+        });
+        let placement = Placement { system: self.system, head_start: self.head_start, stages: stages.collect() };
+        let workload = Workload {
+            mode: Mode::Train,
+            seq_len: 16,
+            microbatch: 2,
+            microbatches: self.microbatches,
+            precision: Precision::Fp32,
+            optimizer: Optimizer::Adamw,
+            attention: Attention::Materialised,
+        };
+        let plan = Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{faults}"));
+        let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{faults}"));
+        (plan, program)
+    }
+
+    /// Every device on one thread of `backend`.
+    pub fn options(&self, backend: Backend, steps: u32) -> Options {
+        let bind = |(index, (name, ..)): (usize, &(&str, &str, usize))| -> Binding {
+            let kind = if name.starts_with("gpu") { "emulated" } else { "cpu" };
+            format!("{name}={kind}:{index}:{backend}@0").parse().unwrap()
+        };
+        Options { steps, seed: 7, keep_gradients: true, ..Options::new(self.stages.iter().enumerate().map(bind).collect()) }
+    }
+}
+
+/// A text with some structure.
+pub fn text() -> Tokens {
+    let text = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs. ".repeat(20);
+    Tokens::bytes(text.as_bytes(), 16).unwrap()
+}
+
+/// The layer with that number.
+pub fn layer(number: u32) -> LayerId {
+    LayerId::new(number)
+}
