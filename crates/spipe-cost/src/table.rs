@@ -30,6 +30,8 @@ pub struct LayerTime {
     pub forward_traffic: Bytes,
     /// Bytes that the backward moves through the device's memory.
     pub backward_traffic: Bytes,
+    /// The share of the forward that a selective recompute does again.
+    pub selective_share: f64,
     /// Where the figures come from.
     pub source: Source,
 }
@@ -148,6 +150,17 @@ impl CostTable {
         &self.memories[self.kind_of[layer]][device.index()]
     }
 
+    /// The extra forward time when `layer` is recomputed on `device`: its forward, times the share of the operations that
+    /// are done again.
+    pub fn recompute_time(&self, layer: LayerId, device: DeviceId, recompute: Recompute) -> Option<Seconds> {
+        let time = self.time(layer, device)?;
+        Some(match recompute {
+            Recompute::None => Seconds::ZERO,
+            Recompute::Full => time.forward,
+            Recompute::Selective => time.forward * time.selective_share,
+        })
+    }
+
     /// Two layers of the same kind cost the same on every device.
     pub fn kind(&self, layer: LayerId) -> usize {
         self.kind_of[layer]
@@ -213,8 +226,20 @@ fn layer_time(layer: &Layer, device: &Device, workload: &Workload) -> Option<Lay
         backward_weight: backward(backward_weight),
         forward_traffic: roofline.traffic(&work.forward),
         backward_traffic: if training { backward_traffic } else { Bytes::ZERO },
+        selective_share: selective_share(layer, workload, &roofline),
         source,
     })
+}
+
+/// By the roofline, whatever the source of the whole: the shape of a layer says which of its operations are done again.
+fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> f64 {
+    let (batch, attention) = (workload.batch(), workload.attention);
+    let again = roofline.total(&layer.recompute_work(batch, Recompute::Selective, attention));
+    let whole = roofline.total(&layer.work(batch).forward);
+    match (again, whole) {
+        (Some(again), Some(whole)) if whole > Seconds::ZERO => (again / whole).min(1.0),
+        _ => 0.0,
+    }
 }
 
 /// Forward, backward-input and backward-weight from the best source there is.
@@ -234,25 +259,4 @@ fn times(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Option<
     let total = |ops: &[spipe_model::Op]| roofline.total(ops);
     let times = [total(&work.forward)?, total(&work.backward_input)?, total(&work.backward_weight)?];
     Some((times, Source::Roofline))
-}
-
-impl CostTable {
-    /// The extra forward time when `layer` is recomputed on `device`: all of it, or its share of the saved bytes that a
-    /// selective recompute drops.
-    pub fn recompute_time(&self, layer: LayerId, device: DeviceId, recompute: Recompute) -> Option<Seconds> {
-        let forward = self.time(layer, device)?.forward;
-        let memory = self.memory(layer, device);
-        Some(match recompute {
-            Recompute::None => Seconds::ZERO,
-            Recompute::Full => forward,
-            Recompute::Selective => {
-                let dropped = memory.saved.saturating_sub(memory.saved_selective);
-                if memory.saved == Bytes::ZERO {
-                    Seconds::ZERO
-                } else {
-                    forward * (dropped.as_f64() / memory.saved.as_f64())
-                }
-            }
-        })
-    }
 }
