@@ -33,7 +33,7 @@ pub fn order_of(context: &Context<'_>, placement: &Placement) -> Order {
 pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let order = order_of(context, placement);
     let mut builder = machine(context, placement);
-    stages::Lowering::new(context, placement, &mut builder).run(&order);
+    stages::Lowering::new(context, placement, &mut builder).run(&order)?;
     builder.build()
 }
 

@@ -4,7 +4,7 @@ use crate::{
     Access, Action, Anchor, Content, Edge, Flow, Lifetime, Order, Pass, ProgramBuilder, Stage as ProgramStage, Token,
 };
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, IdVec, IdleCause, LaneId, LaneRole, LayerId,
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, Diagnostic, Faults, IdVec, IdleCause, LaneId, LaneRole, LayerId,
     MemoryId, MicrobatchId, Payload, Seconds, SimTime, StageId, Subject,
 };
 use spipe_cost::{LayerTime, Mode};
@@ -58,6 +58,7 @@ pub(super) struct Lowering<'a> {
     /// For each stage, the copies out and the computing actions so far, by direction.
     forwards: Vec<Done>,
     backwards: Vec<Done>,
+    faults: Faults,
 }
 
 /// What a stage has done in one direction, in order.
@@ -81,11 +82,12 @@ impl<'a> Lowering<'a> {
             saved: BTreeMap::new(),
             forwards: vec![Done::default(); count],
             backwards: vec![Done::default(); count],
+            faults: Faults::new(),
         }
     }
 
     /// Adds the actions of `order`. Stages are visited such that what an action reads has been added before it.
-    pub fn run(mut self, order: &Order) {
+    pub fn run(mut self, order: &Order) -> Result<(), Faults> {
         let training = self.context.workload().mode == Mode::Train;
         let mut next = vec![0; order.devices().len()];
         loop {
@@ -110,6 +112,7 @@ impl<'a> Lowering<'a> {
                 self.optimizer(stage);
             }
         }
+        self.faults.or(())
     }
 
     fn is_ready(&self, token: &Token) -> bool {
@@ -299,7 +302,7 @@ impl<'a> Lowering<'a> {
             let content = Content::Gradient(to.stage.layers.last(), microbatch);
             (content, Payload::Gradient, to.output, from.input.min(to.output))
         };
-        let flow = route(self.context, from.memory, to.memory, wire);
+        let flow = route(self.context, from.memory, to.memory, wire).map_err(|fault| self.faults.push(fault));
         let (sender, receiver, memory) = (from.stage.device, to.stage.device, to.memory);
         let lane = self.copy_lane(sender, receiver);
         let here = self.builder.buffer(content, memory, bytes, Lifetime::Transient);
@@ -310,7 +313,7 @@ impl<'a> Lowering<'a> {
             reads: vec![Access::new(output, 1)],
             writes: vec![Access::new(here, 1)],
             work: SimTime::ZERO,
-            flows: vec![flow],
+            flows: flow.into_iter().collect(),
             guard: None,
         });
         let done = if forward { &mut self.forwards } else { &mut self.backwards };
@@ -408,15 +411,17 @@ fn times(context: &Context<'_>, stage: &Stage) -> Times {
     }
 }
 
-/// The flow of `bytes` between two memories that the plan's checker has found to be connected.
-fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: Bytes) -> Flow {
-    match context.hardware.route(from, to) {
-        Some(route) => Flow {
-            route: route.links.as_slice().into(),
-            latency: SimTime::from_seconds(route.latency),
-            bytes,
-            rate_cap: route.rate_cap,
-        },
-        None => Flow { route: [].into(), latency: SimTime::MAX, bytes, rate_cap: None::<BytesPerSecond> },
-    }
+/// The flow of `bytes` between two memories, if a route joins them.
+fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: Bytes) -> Result<Flow, Diagnostic> {
+    let hardware = context.hardware;
+    let name = |memory: MemoryId| &hardware.memories()[memory].name;
+    let route = hardware
+        .route(from, to)
+        .ok_or_else(|| Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))))?;
+    Ok(Flow {
+        route: route.links.as_slice().into(),
+        latency: SimTime::from_seconds(route.latency),
+        bytes,
+        rate_cap: route.rate_cap,
+    })
 }

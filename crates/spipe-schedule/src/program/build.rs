@@ -2,7 +2,7 @@
 
 use super::{
     Access, Action, Buffer, Channel, Content, Device, Edge, Lane, LaneOrder, Lifetime, Precedence, Program, Shape,
-    Space, Stage, alone, check, precedence,
+    Space, Stage, check, precedence,
 };
 use spipe_base::{
     ActionId, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, IdVec, LaneId, LaneRole, LinkId, MemoryId,
@@ -16,14 +16,8 @@ use std::{
 /// A program in the making.
 #[derive(Clone, Debug)]
 pub struct ProgramBuilder {
-    shape: Shape,
-    devices: IdVec<DeviceId, Device>,
-    memories: IdVec<MemoryId, Space>,
-    channels: IdVec<LinkId, Channel>,
-    stages: IdVec<StageId, Stage>,
-    buffers: IdVec<BufferId, Buffer>,
-    lanes: IdVec<LaneId, Lane>,
-    actions: IdVec<ActionId, Action>,
+    /// Without precedences yet.
+    program: Program,
     edges: Vec<Edge>,
     lane_by_name: BTreeMap<String, LaneId>,
 }
@@ -31,7 +25,7 @@ pub struct ProgramBuilder {
 impl ProgramBuilder {
     /// Nothing yet.
     pub fn new(shape: Shape) -> Self {
-        Self {
+        let program = Program {
             shape,
             devices: IdVec::new(),
             memories: IdVec::new(),
@@ -40,53 +34,54 @@ impl ProgramBuilder {
             buffers: IdVec::new(),
             lanes: IdVec::new(),
             actions: IdVec::new(),
-            edges: Vec::new(),
-            lane_by_name: BTreeMap::new(),
-        }
+            precedences: Vec::new(),
+            leaving: Vec::new(),
+        };
+        Self { program, edges: Vec::new(), lane_by_name: BTreeMap::new() }
     }
 
     /// Adds a memory.
     pub fn memory(&mut self, name: &str, capacity: Option<Bytes>) -> MemoryId {
-        self.memories.push(Space { name: name.into(), capacity })
+        self.program.memories.push(Space { name: name.into(), capacity })
     }
 
     /// Adds a device with its own memory.
     pub fn device(&mut self, name: &str, memory: MemoryId, emulated: bool) -> DeviceId {
-        self.devices.push(Device { name: name.into(), memory, emulated })
+        self.program.devices.push(Device { name: name.into(), memory, emulated })
     }
 
     /// Adds something that flows share.
     pub fn channel(&mut self, name: &str, bandwidth: BytesPerSecond) -> LinkId {
-        self.channels.push(Channel { name: name.into(), bandwidth })
+        self.program.channels.push(Channel { name: name.into(), bandwidth })
     }
 
     /// Adds a stage.
     pub fn stage(&mut self, stage: Stage) -> StageId {
-        self.stages.push(stage)
+        self.program.stages.push(stage)
     }
 
     /// The lane of `device` with the name `device.word`, added with that role when it is first asked for.
     pub fn lane(&mut self, device: DeviceId, word: &str, role: LaneRole) -> LaneId {
-        let name = format!("{}.{word}", self.devices[device].name);
+        let name = format!("{}.{word}", self.program.devices[device].name);
         if let Some(lane) = self.lane_by_name.get(&name) {
             return *lane;
         }
         let order = if role == LaneRole::Compute { LaneOrder::AsAdded } else { LaneOrder::AsReady };
-        let lane = self.lanes.push(Lane { name: name.clone(), device, role, order, queue: Vec::new() });
+        let lane = self.program.lanes.push(Lane { name: name.clone(), device, role, order, queue: Vec::new() });
         self.lane_by_name.insert(name, lane);
         lane
     }
 
     /// Adds a buffer.
     pub fn buffer(&mut self, content: Content, memory: MemoryId, bytes: Bytes, lifetime: Lifetime) -> BufferId {
-        self.buffers.push(Buffer { content, memory, bytes, lifetime })
+        self.program.buffers.push(Buffer { content, memory, bytes, lifetime })
     }
 
     /// Adds an action at the end of its lane.
     pub fn action(&mut self, action: Action) -> ActionId {
         let lane = action.lane;
-        let id = self.actions.push(action);
-        self.lanes[lane].queue.push(id);
+        let id = self.program.actions.push(action);
+        self.program.lanes[lane].queue.push(id);
         id
     }
 
@@ -97,71 +92,53 @@ impl ProgramBuilder {
 
     /// The memory of a device.
     pub fn memory_of(&self, device: DeviceId) -> MemoryId {
-        self.devices[device].memory
+        self.program.devices[device].memory
     }
 
     /// An action already added.
     pub fn get(&self, action: ActionId) -> &Action {
-        &self.actions[action]
+        &self.program.actions[action]
     }
 
     /// Adds `access` to what an action reads.
     pub fn also_reads(&mut self, action: ActionId, access: Access) {
-        self.actions[action].reads.push(access);
+        self.program.actions[action].reads.push(access);
     }
 
     /// Orders the lanes, proves the program well-formed and freezes it, or reports every fault.
-    pub fn build(mut self) -> Result<Program, Faults> {
-        let mut faults = check::references(&self.actions, &self.buffers, &self.edges);
+    pub fn build(self) -> Result<Program, Faults> {
+        let mut program = self.program;
+        let mut faults = check::references(&program.actions, &program.buffers, &self.edges);
         if !faults.is_harmless() {
             return Err(faults);
         }
-        let precedences = precedence::derive(&self.actions, &self.buffers, &self.edges);
-        if let Err(fault) = self.order_lanes(&precedences) {
+        program.precedences = precedence::derive(&program.actions, &program.buffers, &self.edges);
+        program.leaving = offsets(&program.precedences, program.actions.len());
+        if let Err(fault) = order_lanes(&mut program) {
             faults.push(fault);
         }
-        let leaving = offsets(&precedences, self.actions.len());
-        let program = Program {
-            shape: self.shape,
-            devices: self.devices,
-            memories: self.memories,
-            channels: self.channels,
-            stages: self.stages,
-            buffers: self.buffers,
-            lanes: self.lanes,
-            actions: self.actions,
-            precedences,
-            leaving,
-        };
         faults.extend(check::program(&program));
         faults.or(program)
     }
-
-    /// Puts every [`LaneOrder::AsReady`] queue into the order in which a list schedule without contention starts its actions.
-    ///
-    /// That order extends all precedences and all fixed queues, so that in-order lanes cannot deadlock.
-    fn order_lanes(&mut self, precedences: &[Precedence]) -> Result<(), Diagnostic> {
-        let started =
-            Kahn::new(&self.actions, &self.lanes, precedences).run(&self.actions, &self.lanes, &self.channels);
-        let started = started.map_err(|stuck| {
-            let named: Vec<String> = stuck.iter().map(|id| describe(&self.actions[*id], &self.lanes)).collect();
-            Diagnostic::error(format!("actions wait for each other in a circle: {}", named.join(" → ")))
-                .hint("a lane runs its actions in order; look for one that waits for a later one of the same lane")
-        })?;
-        let mut queues: Vec<Vec<ActionId>> = vec![Vec::new(); self.lanes.len()];
-        for action in started {
-            queues[self.actions[action].lane.index()].push(action);
-        }
-        for (lane, queue) in self.lanes.iter_mut().zip(queues) {
-            lane.queue = queue;
-        }
-        Ok(())
-    }
 }
 
-/// Kind, subject, lane and position of an action.
-pub(super) fn describe(action: &Action, lanes: &IdVec<LaneId, Lane>) -> String {
-    format!("{} {} on `{}`", action.kind, action.subject, lanes[action.lane].name)
+/// Puts every [`LaneOrder::AsReady`] queue into the order in which a list schedule without contention starts its actions.
+///
+/// That order extends all precedences and all fixed queues, so that in-order lanes cannot deadlock.
+fn order_lanes(program: &mut Program) -> Result<(), Diagnostic> {
+    let started = Kahn::new(program).run(program).map_err(|stuck| {
+        let named: Vec<String> = stuck.iter().map(|id| program.describe(*id)).collect();
+        Diagnostic::error(format!("actions wait for each other in a circle: {}", named.join(" → ")))
+            .hint("a lane runs its actions in order; look for one that waits for a later one of the same lane")
+    })?;
+    let mut queues: Vec<Vec<ActionId>> = vec![Vec::new(); program.lanes.len()];
+    for action in started {
+        queues[program.actions[action].lane.index()].push(action);
+    }
+    for (lane, queue) in program.lanes.iter_mut().zip(queues) {
+        lane.queue = queue;
+    }
+    Ok(())
 }
 
 fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {
@@ -183,17 +160,15 @@ struct Kahn {
 }
 
 impl Kahn {
-    fn new(actions: &IdVec<ActionId, Action>, lanes: &IdVec<LaneId, Lane>, precedences: &[Precedence]) -> Self {
-        let mut this = Self {
-            waiting: vec![0; actions.len()],
-            successors: vec![Vec::new(); actions.len()],
-            ready_at: vec![SimTime::ZERO; actions.len()],
-        };
-        for precedence in precedences.iter().filter(|precedence| precedence.distance == 0) {
+    fn new(program: &Program) -> Self {
+        let count = program.actions.len();
+        let mut this =
+            Self { waiting: vec![0; count], successors: vec![Vec::new(); count], ready_at: vec![SimTime::ZERO; count] };
+        for precedence in program.precedences.iter().filter(|precedence| precedence.distance == 0) {
             let after_end = precedence.anchor == super::Anchor::EndToStart;
             this.add(precedence.from, precedence.to, after_end, precedence.lag);
         }
-        for lane in lanes.iter().filter(|lane| lane.order == LaneOrder::AsAdded) {
+        for lane in program.lanes.iter().filter(|lane| lane.order == LaneOrder::AsAdded) {
             for pair in lane.queue.windows(2) {
                 this.add(pair[0], pair[1], true, SimTime::ZERO);
             }
@@ -207,13 +182,9 @@ impl Kahn {
     }
 
     /// The actions in the order in which they start, or those of a circle.
-    fn run(
-        mut self,
-        actions: &IdVec<ActionId, Action>,
-        lanes: &IdVec<LaneId, Lane>,
-        channels: &IdVec<LinkId, Channel>,
-    ) -> Result<Vec<ActionId>, Vec<ActionId>> {
-        let mut free = vec![SimTime::ZERO; lanes.len()];
+    fn run(mut self, program: &Program) -> Result<Vec<ActionId>, Vec<ActionId>> {
+        let actions = &program.actions;
+        let mut free = vec![SimTime::ZERO; program.lanes.len()];
         let mut heap: BinaryHeap<Reverse<(SimTime, ActionId)>> =
             actions.ids().filter(|id| self.waiting[id.index()] == 0).map(|id| Reverse((SimTime::ZERO, id))).collect();
         let mut order = Vec::with_capacity(actions.len());
@@ -223,7 +194,7 @@ impl Kahn {
                 heap.push(Reverse((free[lane], id)));
                 continue;
             }
-            let end = at + alone(&actions[id], channels);
+            let end = at + program.alone(id);
             free[lane] = end;
             order.push(id);
             for (next, after_end, lag) in std::mem::take(&mut self.successors[id.index()]) {

@@ -344,9 +344,20 @@ impl Program {
         &self.precedences[start as usize..end as usize]
     }
 
-    /// How long `action` takes without contention.
+    /// How long `action` takes when nothing else moves: the longer of its work and its slowest flow.
     pub fn alone(&self, action: ActionId) -> SimTime {
-        alone(&self.actions[action], &self.channels)
+        let action = &self.actions[action];
+        action.flows.iter().map(|flow| self.flow_alone(flow)).fold(action.work, SimTime::max)
+    }
+
+    fn flow_alone(&self, flow: &Flow) -> SimTime {
+        // A route may pass the same channel twice, such as that of a DRAM in which a copy starts and ends.
+        let passes = |channel: &LinkId| flow.route.iter().filter(|other| *other == channel).count() as f64;
+        let rate = |channel: &LinkId| self.channels[*channel].bandwidth.get() / passes(channel);
+        let cap = flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get());
+        let rate = flow.route.iter().map(rate).fold(cap, f64::min);
+        let moving = Seconds::new(flow.bytes.as_f64() / rate).unwrap_or(Seconds::ZERO);
+        flow.latency + SimTime::from_seconds(moving)
     }
 
     /// A word for `action` in messages: kind, subject and lane.
@@ -354,17 +365,4 @@ impl Program {
         let this = &self.actions[action];
         format!("{} {} on `{}`", this.kind, this.subject, self.lanes[this.lane].name)
     }
-}
-
-/// How long `action` takes when nothing else moves: the longer of its work and its slowest flow.
-fn alone(action: &Action, channels: &IdVec<LinkId, Channel>) -> SimTime {
-    let flow_time = |flow: &Flow| {
-        // A route may pass the same channel twice, such as that of a DRAM in which a copy starts and ends.
-        let passes = |channel: &LinkId| flow.route.iter().filter(|other| *other == channel).count() as f64;
-        let rate = |channel: &LinkId| channels[*channel].bandwidth.get() / passes(channel);
-        let cap = flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get());
-        let rate = flow.route.iter().map(rate).fold(cap, f64::min);
-        flow.latency + SimTime::from_seconds(Seconds::new(flow.bytes.as_f64() / rate).unwrap_or(Seconds::ZERO))
-    };
-    action.flows.iter().map(flow_time).fold(action.work, SimTime::max)
 }
