@@ -5,12 +5,12 @@ use crate::{
     engine::{End, Engine, Round},
     memory::Change,
 };
-use spipe_base::{BufferId, Bytes, IdVec, LaneId, MemoryId, SimTime};
+use spipe_base::{Bytes, IdVec, LaneId, MemoryId, SimTime};
 use spipe_schedule::Program;
 use spipe_trace::{
     Arrow, FORMAT_VERSION, Holder, Lane, MemoryTrack, Origin, Sample, Shortage, Span, Status, Trace, idle_intervals,
 };
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::BTreeMap;
 
 /// How many holders a report names.
 const HOLDERS: usize = 8;
@@ -132,22 +132,28 @@ fn memories(program: &Program, changes: &[Change], start: SimTime, end: SimTime)
     for change in changes.iter().take_while(|change| change.at <= end) {
         of[program.buffers()[change.buffer].memory].push(*change);
     }
-    of.enumerate().filter_map(|(id, changes)| memory(program, id, changes, start)).collect()
+    let mut open = vec![0; program.buffers().len()];
+    of.enumerate().filter_map(|(id, changes)| memory((program, id), changes, start, &mut open)).collect()
 }
 
-/// The track of one memory from its changes; none if it never holds anything.
-fn memory(program: &Program, id: MemoryId, changes: &[Change], start: SimTime) -> Option<MemoryTrack> {
+/// The track of one memory from its changes; none if it never holds anything. `open` counts nothing of this memory yet.
+fn memory(
+    (program, id): (&Program, MemoryId),
+    changes: &[Change],
+    start: SimTime,
+    open: &mut [u32],
+) -> Option<MemoryTrack> {
     let mut curve = Curve::default();
     for change in changes {
         curve.apply(change, program.buffers()[change.buffer].bytes, start);
     }
     let top = curve.samples.iter().rev().max_by_key(|sample| sample.bytes).filter(|top| top.bytes > Bytes::ZERO)?;
-    let until_peak = changes.iter().take_while(|change| change.at <= start + top.at);
+    let until_peak = changes.partition_point(|change| change.at <= start + top.at);
     Some(MemoryTrack {
         name: program.memories()[id].name.clone(),
         capacity: program.memories()[id].capacity,
         peak: top.bytes,
-        holders: holders(program, until_peak),
+        holders: holders(program, &changes[..until_peak], open),
         samples: curve.samples,
     })
 }
@@ -170,25 +176,22 @@ impl Curve {
     }
 }
 
-/// Who holds how much after these changes of one memory, the largest first.
-fn holders<'c>(program: &Program, changes: impl Iterator<Item = &'c Change>) -> Vec<Holder> {
-    let mut open: BTreeMap<BufferId, u64> = BTreeMap::new();
+/// Who holds how much after these changes of one memory, the largest first. `open` counts nothing of this memory yet.
+fn holders(program: &Program, changes: &[Change], open: &mut [u32]) -> Vec<Holder> {
     for change in changes {
-        if change.opened {
-            *open.entry(change.buffer).or_default() += 1;
-        } else if let Entry::Occupied(mut count) = open.entry(change.buffer) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
+        let count = &mut open[change.buffer.index()];
+        *count = if change.opened { *count + 1 } else { *count - 1 };
     }
     let mut groups: BTreeMap<String, (Bytes, u64)> = BTreeMap::new();
-    for (buffer, count) in open {
-        let this = &program.buffers()[buffer];
-        let group = groups.entry(this.content.group()).or_default();
-        group.0 += this.bytes * count;
-        group.1 += if this.content.microbatch().is_some() { count } else { 0 };
+    for change in changes {
+        // Taken when first met, so that a buffer that was opened several times is counted once.
+        let count = u64::from(std::mem::take(&mut open[change.buffer.index()]));
+        if count > 0 {
+            let this = &program.buffers()[change.buffer];
+            let group = groups.entry(this.content.group()).or_default();
+            group.0 += this.bytes * count;
+            group.1 += if this.content.microbatch().is_some() { count } else { 0 };
+        }
     }
     let mut holders: Vec<Holder> = groups
         .into_iter()
@@ -217,13 +220,14 @@ fn shortage(program: &Program, engine: &Engine<'_>, end: &End) -> Shortage {
         Some(action) => (engine.memories.held[*memory], program.describe(*action)),
         None => (Bytes::ZERO, "what is there before the first action".into()),
     };
-    let changes = engine.memories.changes.iter().filter(|change| program.buffers()[change.buffer].memory == *memory);
+    let here = |change: &&Change| program.buffers()[change.buffer].memory == *memory;
+    let changes: Vec<Change> = engine.memories.changes.iter().filter(here).copied().collect();
     Shortage {
         memory: program.memories()[*memory].name.clone(),
         at: engine.now(),
         needed: *needed,
         free: capacity.saturating_sub(held),
         action,
-        holders: holders(program, changes),
+        holders: holders(program, &changes, &mut vec![0; program.buffers().len()]),
     }
 }
