@@ -54,9 +54,11 @@ fn solve(
     cases: &[Case],
     deadline: &Deadline<'_>,
 ) -> Result<Solution, PlanError> {
-    let candidates = candidates(figures, &Partitioner::new(figures, cases), cases);
+    let candidates = candidates(figures, &Partitioner::new(figures, cases), cases, deadline);
     if candidates.is_empty() {
-        return Err(reason::closest(figures, cases));
+        let all = (0..cases.len()).all(|case| deadline.allows(case));
+        let error = || reason::closest(figures, cases);
+        return Err(if all { error() } else { PlanError::StoppedWithoutPlan { examined: 0 } });
     }
     let examined = candidates.len();
     let scores: Vec<Option<Scored>> = candidates
@@ -90,9 +92,12 @@ pub(crate) fn candidates(
     figures: &Figures<'_>,
     partitioner: &Partitioner<'_, '_>,
     cases: &[Case],
+    deadline: &Deadline<'_>,
 ) -> Vec<(usize, Division)> {
-    let divide =
-        |(index, case)| balance(figures, partitioner, case).map(|(busiest, division)| (busiest, index, division));
+    let divide = |(index, case)| {
+        let balanced = if deadline.allows(index) { balance(figures, partitioner, case) } else { None };
+        balanced.map(|(busiest, division)| (busiest, index, division))
+    };
     let mut divisions: Vec<(f64, usize, Division)> = cases.par_iter().enumerate().filter_map(divide).collect();
     divisions.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     divisions.truncate(CANDIDATES);

@@ -6,6 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// How many short steps are made even without time.
+const ALWAYS: usize = 64;
+
 /// The time limit and the stop signal together.
 ///
 /// The only place below the command line that reads a clock beside the executor: a limit cannot be kept without one, and
@@ -24,6 +27,11 @@ impl<'a> Deadline<'a> {
     /// Whether the stop signal was given.
     pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether the `index`th of a list of short steps is to be made: the first ones are, whatever the limit.
+    pub fn allows(&self, index: usize) -> bool {
+        !self.over() || (index < ALWAYS && !self.stopped())
     }
 
     /// Whether to stop now.

@@ -4,10 +4,17 @@
 //! the same way to every other device once the links that only they use are swapped. Such swaps generate all
 //! permutations of a class of interchangeable devices, so it is enough to try the sequences that use the devices of each
 //! class in ascending order.
+//!
+//! Of those, two sequences are the same if they *look* the same: equal devices in the same places, with equal ways between
+//! neighbours that share the same links in the same pattern. On a machine whose GPUs reach each other over one switch,
+//! for instance, it does not matter below which root complex a GPU is that has no CPU neighbour.
 
-use crate::figures::{Figures, Hop};
-use spipe_base::LinkId;
-use std::collections::BTreeMap;
+use crate::figures::{DeviceFigures, Figures, Hop};
+use spipe_base::{LinkId, MemoryId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many sequences are looked at for each one that may be told apart.
+const LOOKS: usize = 25;
 
 /// Sequences of devices, and whether every other sequence is equivalent to one of them.
 pub(crate) struct Sequences {
@@ -17,7 +24,15 @@ pub(crate) struct Sequences {
 
 /// The sequences of `figures`: all up to interchangeable devices if there are at most `limit`, otherwise the natural ones.
 pub(crate) fn sequences(figures: &Figures<'_>, limit: usize) -> Sequences {
-    let mut walk = Walk { figures, classes: classes(figures), list: Vec::new(), limit };
+    let mut walk = Walk {
+        figures,
+        classes: classes(figures),
+        models: models(figures),
+        seen: BTreeSet::new(),
+        list: Vec::new(),
+        looks: 0,
+        limit,
+    };
     if walk.extend(&mut Vec::new()) {
         return Sequences { list: walk.list, complete: true };
     }
@@ -28,7 +43,11 @@ struct Walk<'f, 'a> {
     figures: &'f Figures<'a>,
     /// The class of each device.
     classes: Vec<usize>,
+    /// The first device that computes and holds like each device, wherever they are.
+    models: Vec<usize>,
+    seen: BTreeSet<Vec<u64>>,
     list: Vec<Vec<usize>>,
+    looks: usize,
     limit: usize,
 }
 
@@ -45,8 +64,11 @@ impl Walk<'_, '_> {
                 continue;
             }
             sequence.push(device);
-            self.list.push(sequence.clone());
-            if self.list.len() > self.limit || !self.extend(sequence) {
+            self.looks += 1;
+            if self.seen.insert(self.look(sequence)) {
+                self.list.push(sequence.clone());
+            }
+            if self.list.len() > self.limit || self.looks > LOOKS * self.limit || !self.extend(sequence) {
                 return false;
             }
             sequence.pop();
@@ -55,21 +77,61 @@ impl Walk<'_, '_> {
     }
 }
 
+impl Walk<'_, '_> {
+    /// What a schedule can see of `sequence`: the model of each device, and the memories, DRAM channels and links that it
+    /// and its neighbours use, numbered by their first appearance.
+    fn look(&self, sequence: &[usize]) -> Vec<u64> {
+        let mut look = Vec::with_capacity(8 * sequence.len());
+        let (mut memories, mut links) = (BTreeMap::<MemoryId, u64>::new(), BTreeMap::<LinkId, u64>::new());
+        for (stage, device) in sequence.iter().enumerate() {
+            let memory = self.figures.devices[*device].memory;
+            let next = memories.len() as u64;
+            look.extend([self.models[*device] as u64, *memories.entry(memory).or_insert(next)]);
+            let channels = self.figures.context.hardware.dram_channels(memory);
+            let pair = sequence.get(stage + 1).map(|next| (*device, *next));
+            let hops = pair.into_iter().flat_map(|(from, to)| [(from, to), (to, from)]);
+            let mut number = |link: LinkId| {
+                let next = links.len() as u64;
+                *links.entry(link).or_insert(next)
+            };
+            look.extend(channels.map(&mut number));
+            for hop in hops.filter_map(|(from, to)| self.figures.hop(from, to)) {
+                look.extend([hop.latency.to_bits(), hop.per_byte.to_bits(), hop.links.len() as u64]);
+                look.extend(hop.links.iter().flat_map(|(link, per_byte)| [number(*link), per_byte.to_bits()]));
+            }
+        }
+        look
+    }
+}
+
+/// The first device that computes and holds like each device.
+fn models(figures: &Figures<'_>) -> Vec<usize> {
+    let first = |device: usize| (0..device).find(|other| alike(&figures.devices[*other], &figures.devices[device]));
+    (0..figures.devices.len()).map(|device| first(device).unwrap_or(device)).collect()
+}
+
+fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
+    first.is_cpu == second.is_cpu
+        && first.usable == second.usable
+        && first.times == second.times
+        && first.bytes == second.bytes
+}
+
 fn connected(figures: &Figures<'_>, from: usize, to: usize) -> bool {
     figures.hop(from, to).is_some() && figures.hop(to, from).is_some()
 }
 
 /// The first GPUs in the machine's order, with the first sockets before them, after them, on both sides, or without them;
-/// and sockets alone.
+/// and sockets alone. On machines of many devices not every number of them is taken.
 pub(crate) fn natural(figures: &Figures<'_>) -> Vec<Vec<usize>> {
     let of_kind = |cpu: bool| -> Vec<usize> {
         (0..figures.devices.len()).filter(|device| figures.devices[*device].is_cpu == cpu).collect()
     };
     let (gpus, sockets) = (of_kind(false), of_kind(true));
     let mut list = Vec::new();
-    for gpu_count in 0..=gpus.len() {
-        for socket_count in 0..=sockets.len() {
-            for before in 0..=socket_count {
+    for gpu_count in counts(gpus.len()) {
+        for socket_count in counts(sockets.len()) {
+            for before in BTreeSet::from([0, socket_count / 2, socket_count]) {
                 let (front, back) = sockets[..socket_count].split_at(before);
                 let sequence = [front, &gpus[..gpu_count], back].concat();
                 let joined = sequence.windows(2).all(|pair| connected(figures, pair[0], pair[1]));
@@ -80,6 +142,13 @@ pub(crate) fn natural(figures: &Figures<'_>) -> Vec<Vec<usize>> {
         }
     }
     list
+}
+
+/// Every number up to eight, and eighths and powers of two of more.
+fn counts(most: usize) -> BTreeSet<usize> {
+    let eighths = (0..=8).map(|part| most * part / 8);
+    let powers = (0..usize::BITS).map(|power| 1 << power).take_while(|count| *count < most);
+    if most <= 8 { (0..=most).collect() } else { eighths.chain(powers).collect() }
 }
 
 /// The class of each device, numbered by its first member.
@@ -94,11 +163,7 @@ fn classes(figures: &Figures<'_>) -> Vec<usize> {
 
 fn interchangeable(figures: &Figures<'_>, a: usize, b: usize) -> bool {
     let (first, second) = (&figures.devices[a], &figures.devices[b]);
-    let alike = first.is_cpu == second.is_cpu
-        && first.usable == second.usable
-        && first.times == second.times
-        && first.bytes == second.bytes
-        && first.memory != second.memory;
+    let alike = alike(first, second) && first.memory != second.memory;
     let shares = |device: usize, memory| {
         (0..figures.devices.len()).any(|other| other != device && figures.devices[other].memory == memory)
     };

@@ -68,6 +68,8 @@ pub(crate) struct Search<'s, 'a> {
     cases: &'s [Case],
     deadline: &'s Deadline<'s>,
     partitioner: Partitioner<'s, 'a>,
+    /// A bound of every placement, in ms.
+    floor: f64,
     known: Vec<Known>,
     found: Found,
 }
@@ -79,9 +81,10 @@ impl<'s, 'a> Search<'s, 'a> {
         cases: &'s [Case],
         deadline: &'s Deadline<'s>,
     ) -> Self {
-        let known = vec![Known { bound: 0.0, open: false, trouble: None }; cases.len()];
+        let floor = relaxation(figures);
+        let known = vec![Known { bound: floor, open: false, trouble: None }; cases.len()];
         let partitioner = Partitioner::new(figures, cases);
-        Self { problem, figures, cases, deadline, partitioner, known, found: Found::default() }
+        Self { problem, figures, cases, deadline, partitioner, floor, known, found: Found::default() }
     }
 
     /// Searches, and says how it ended; `complete` if the cases stand for all there are.
@@ -90,24 +93,28 @@ impl<'s, 'a> Search<'s, 'a> {
             return Err(PlanError::StoppedWithoutPlan { examined: 0 });
         }
         let fitting = self.fitting();
-        if fitting.is_empty() {
+        if fitting.is_empty() && self.known.iter().all(|known| !known.open) {
             return Err(reason::closest(self.figures, self.cases));
         }
-        self.seed(&fitting);
-        let ended = self.rounds(&fitting);
+        let cases: Vec<usize> = fitting.iter().map(|(case, _)| *case).collect();
+        self.seed(fitting);
+        let ended = self.rounds(&cases);
         self.conclude(complete, ended)
     }
 
-    /// The cases that some division of fits in memory; the bound of the others is infinite.
-    fn fitting(&mut self) -> Vec<usize> {
-        let fits = |case: &Case| self.partitioner.division(case, f64::INFINITY).is_some();
-        let fits: Vec<bool> = self.cases.par_iter().map(fits).collect();
-        for (known, fits) in self.known.iter_mut().zip(&fits) {
-            if !fits {
-                known.bound = f64::INFINITY;
+    /// The cases of which some division fits in memory, with such a division; the bound of the others is infinite.
+    fn fitting(&mut self) -> Vec<(usize, Division)> {
+        let fit = |(index, case)| self.deadline.allows(index).then(|| self.partitioner.division(case, f64::INFINITY));
+        let fits: Vec<Option<Option<Division>>> = self.cases.par_iter().enumerate().map(fit).collect();
+        let mut fitting = Vec::new();
+        for (case, (known, fits)) in self.known.iter_mut().zip(fits).enumerate() {
+            match fits {
+                Some(Some(division)) => fitting.push((case, division)),
+                Some(None) => known.bound = f64::INFINITY,
+                None => known.open = true,
             }
         }
-        (0..self.cases.len()).filter(|case| fits[*case]).collect()
+        fitting
     }
 
     /// The iteration that a plan must stay below to matter, in ms: the best one less the gap, and less what rounding to
@@ -120,24 +127,15 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     /// Finds the cases of least bound, and simulates their divisions and the heuristics' plans.
-    fn seed(&mut self, fitting: &[usize]) {
+    fn seed(&mut self, mut divisions: Vec<(usize, Division)>) {
         for placement in greedy::placements(self.figures, &self.problem.systems) {
             let best = judge(self.problem, placement);
             self.found.merge(Found { best, examined: 1, solves: 0 });
         }
-        let floor = relaxation(self.figures);
-        let first = |case: &usize| {
-            let division = self.partitioner.division(&self.cases[*case], f64::INFINITY)?;
-            Some((*case, division))
-        };
-        let mut divisions: Vec<(usize, Division)> = fitting.par_iter().filter_map(first).collect();
         let period = |(case, division): &(usize, Division)| self.period(*case, division);
         let mut high = divisions.par_iter().map(period).reduce(|| f64::INFINITY, f64::min);
-        let mut low = floor;
-        for case in fitting {
-            self.known[*case].bound = floor;
-        }
-        let mut active = fitting.to_vec();
+        let mut low = self.floor;
+        let mut active: Vec<usize> = divisions.iter().map(|(case, _)| *case).collect();
         while high > low * (1.0 + COARSE) && !self.deadline.over() {
             let middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
             let possible = self.possible(&active, middle);
@@ -149,18 +147,24 @@ impl<'s, 'a> Search<'s, 'a> {
             }
         }
         divisions.truncate(SEEDS);
-        divisions.extend(balanced::candidates(self.figures, &self.partitioner, self.cases));
+        let known = divisions.clone();
+        let balanced = balanced::candidates(self.figures, &self.partitioner, self.cases, self.deadline);
+        divisions.extend(balanced.into_iter().filter(|seed| !known.contains(seed)));
         let judged: Vec<Found> = divisions
             .par_iter()
+            .filter(|_| !self.deadline.stopped())
             .map(|(case, division)| Found::judge(self.problem, &self.cases[*case], division))
             .collect();
         judged.into_iter().for_each(|judged| self.found.merge(judged));
     }
 
-    /// Which of `cases` have a division that meets the bounds for `limit`; the limit is a bound of the others.
+    /// Which of `cases` have a division that meets the bounds for `limit`; the limit is a bound of the others, unless time ran
+    /// out before they were tested.
     fn possible(&mut self, cases: &[usize], limit: f64) -> Vec<(usize, Division)> {
-        let test = |case: &usize| (*case, self.partitioner.division(&self.cases[*case], limit));
-        let tested: Vec<(usize, Option<Division>)> = cases.par_iter().map(test).collect();
+        let test = |case: &usize| {
+            (!self.deadline.over()).then(|| (*case, self.partitioner.division(&self.cases[*case], limit)))
+        };
+        let tested: Vec<(usize, Option<Division>)> = cases.par_iter().filter_map(test).collect();
         let mut possible = Vec::new();
         for (case, division) in tested {
             match division {
@@ -267,7 +271,7 @@ impl<'s, 'a> Search<'s, 'a> {
             });
         };
         let least = self.known.iter().map(|known| known.bound).fold(f64::INFINITY, f64::min);
-        let least = if complete { least } else { relaxation(self.figures) };
+        let least = if complete { least } else { self.floor };
         let bound = to_time(self.figures, least).min(simulated);
         let gap = Solution::gap_of(simulated, bound);
         let status = match (least * (1.0 + 1e-9) >= target, ended) {
