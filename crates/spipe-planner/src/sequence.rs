@@ -8,6 +8,9 @@
 //! Of those, two sequences are the same if they *look* the same: equal devices in the same places, with equal ways between
 //! neighbours that share the same links in the same pattern. On a machine whose GPUs reach each other over one switch,
 //! for instance, it does not matter below which root complex a GPU is that has no CPU neighbour.
+//!
+//! Where that still leaves too many, sequences count as the same if only the pattern differs in which their ways share
+//! links: bounds that leave links out hold for all of them, simulations only for the one that was simulated.
 
 use crate::figures::{DeviceFigures, Figures, Hop};
 use spipe_base::{LinkId, MemoryId};
@@ -16,31 +19,46 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How many sequences are looked at for each one that may be told apart.
 const LOOKS: usize = 25;
 
-/// Sequences of devices, and whether every other sequence is equivalent to one of them.
-pub(crate) struct Sequences {
-    pub list: Vec<Vec<usize>>,
-    pub complete: bool,
+/// What a list of sequences says of those that are not on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Coverage {
+    /// Each is equivalent to one on the list.
+    Exact,
+    /// Each is equivalent to one on the list but for the links that its ways share.
+    UpToLinks,
+    /// Nothing.
+    Natural,
 }
 
-/// The sequences of `figures`: all up to interchangeable devices if there are at most `limit`, otherwise the natural ones.
+/// Sequences of devices, and what they stand for.
+pub(crate) struct Sequences {
+    pub list: Vec<Vec<usize>>,
+    pub coverage: Coverage,
+}
+
+/// The sequences of `figures`: as exact as `limit` of them allow, otherwise the natural ones.
 pub(crate) fn sequences(figures: &Figures<'_>, limit: usize) -> Sequences {
-    let mut walk = Walk {
-        figures,
-        classes: classes(figures),
-        models: models(figures),
-        seen: BTreeSet::new(),
-        list: Vec::new(),
-        looks: 0,
-        limit,
-    };
-    if walk.extend(&mut Vec::new()) {
-        return Sequences { list: walk.list, complete: true };
+    for coverage in [Coverage::Exact, Coverage::UpToLinks] {
+        let mut walk = Walk {
+            figures,
+            coverage,
+            classes: classes(figures, coverage),
+            models: models(figures),
+            seen: BTreeSet::new(),
+            list: Vec::new(),
+            looks: 0,
+            limit,
+        };
+        if walk.extend(&mut Vec::new()) {
+            return Sequences { list: walk.list, coverage };
+        }
     }
-    Sequences { list: natural(figures), complete: false }
+    Sequences { list: natural(figures), coverage: Coverage::Natural }
 }
 
 struct Walk<'f, 'a> {
     figures: &'f Figures<'a>,
+    coverage: Coverage,
     /// The class of each device.
     classes: Vec<usize>,
     /// The first device that computes and holds like each device, wherever they are.
@@ -94,9 +112,14 @@ impl Walk<'_, '_> {
                 let next = links.len() as u64;
                 *links.entry(link).or_insert(next)
             };
-            look.extend(channels.map(&mut number));
+            let exact = self.coverage == Coverage::Exact;
+            look.extend(channels.filter(|_| exact).map(&mut number));
             for hop in hops.filter_map(|(from, to)| self.figures.hop(from, to)) {
-                look.extend([hop.latency.to_bits(), hop.per_byte.to_bits(), hop.links.len() as u64]);
+                look.extend([hop.latency.to_bits(), hop.per_byte.to_bits()]);
+                if !exact {
+                    continue;
+                }
+                look.push(hop.links.len() as u64);
                 look.extend(hop.links.iter().flat_map(|(link, per_byte)| [number(*link), per_byte.to_bits()]));
             }
         }
@@ -152,16 +175,17 @@ fn counts(most: usize) -> BTreeSet<usize> {
 }
 
 /// The class of each device, numbered by its first member.
-fn classes(figures: &Figures<'_>) -> Vec<usize> {
+fn classes(figures: &Figures<'_>, coverage: Coverage) -> Vec<usize> {
     let mut classes: Vec<usize> = Vec::new();
     for device in 0..figures.devices.len() {
-        let like = (0..device).find(|other| classes[*other] == *other && interchangeable(figures, *other, device));
+        let like =
+            (0..device).find(|other| classes[*other] == *other && interchangeable(figures, (*other, device), coverage));
         classes.push(like.unwrap_or(device));
     }
     classes
 }
 
-fn interchangeable(figures: &Figures<'_>, a: usize, b: usize) -> bool {
+fn interchangeable(figures: &Figures<'_>, (a, b): (usize, usize), coverage: Coverage) -> bool {
     let (first, second) = (&figures.devices[a], &figures.devices[b]);
     let alike = alike(first, second) && first.memory != second.memory;
     let shares = |device: usize, memory| {
@@ -170,7 +194,7 @@ fn interchangeable(figures: &Figures<'_>, a: usize, b: usize) -> bool {
     if !alike || shares(a, first.memory) || shares(b, second.memory) {
         return false;
     }
-    let mut swap = Swap { figures, a, b, partner: BTreeMap::new() };
+    let mut swap = Swap { figures, coverage, a, b, partner: BTreeMap::new() };
     (0..figures.devices.len()).filter(|other| *other != a && *other != b).all(|other| {
         swap.maps(figures.hop(a, other), figures.hop(b, other))
             && swap.maps(figures.hop(other, a), figures.hop(other, b))
@@ -180,6 +204,7 @@ fn interchangeable(figures: &Figures<'_>, a: usize, b: usize) -> bool {
 /// A swap of two devices, as far as it is known what happens to their links.
 struct Swap<'f, 'a> {
     figures: &'f Figures<'a>,
+    coverage: Coverage,
     a: usize,
     b: usize,
     partner: BTreeMap<LinkId, LinkId>,
@@ -194,9 +219,12 @@ impl Swap<'_, '_> {
             _ => return false,
         };
         let same = |x: f64, y: f64| x.total_cmp(&y).is_eq();
-        from.links.len() == to.links.len()
-            && same(from.latency, to.latency)
-            && same(from.per_byte, to.per_byte)
+        let equal = same(from.latency, to.latency) && same(from.per_byte, to.per_byte);
+        if self.coverage == Coverage::UpToLinks {
+            return equal;
+        }
+        equal
+            && from.links.len() == to.links.len()
             && from
                 .links
                 .iter()
@@ -239,7 +267,7 @@ mod tests {
     fn equal_devices_are_interchangeable() {
         let machine =
             MachineText { gpus: vec![(100, 20), (100, 20), (100, 10), (90, 20)], root: 20, sockets: vec![100, 100] };
-        assert_eq!(on(&machine, classes), [0, 0, 2, 3, 4, 4]);
+        assert_eq!(on(&machine, |figures| classes(figures, Coverage::Exact)), [0, 0, 2, 3, 4, 4]);
     }
 
     #[test]
@@ -247,7 +275,7 @@ mod tests {
         let machine = MachineText { gpus: vec![(100, 20); 8], root: 20, sockets: vec![100] };
         let found = on(&machine, |figures| sequences(figures, 1000));
         // k GPUs alone for k = 1..8, and the socket at any of k + 1 places among k = 0..8.
-        assert_eq!((found.list.len(), found.complete), (8 + 45, true));
+        assert_eq!((found.list.len(), found.coverage), (8 + 45, Coverage::Exact));
     }
 
     #[test]
@@ -255,7 +283,17 @@ mod tests {
         let gpus = (0..8).map(|index| (100 + index, 20)).collect();
         let machine = MachineText { gpus, root: 20, sockets: vec![100] };
         let found = on(&machine, |figures| sequences(figures, 1000));
-        assert!(!found.complete);
+        assert_eq!(found.coverage, Coverage::Natural);
         assert!(found.list.contains(&vec![8, 0, 1, 2]) && found.list.contains(&(0..9).collect()));
+    }
+
+    #[test]
+    fn behind_many_pcie_switches_only_the_rates_of_links_count() {
+        let profile = "a100-80g-x8-nvlink";
+        let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
+        let layer = LayerText { count: 82, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
+        let instance = Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train));
+        let found = sequences(&Figures::new(instance.context()), 4000);
+        assert_eq!(found.coverage, Coverage::UpToLinks);
     }
 }

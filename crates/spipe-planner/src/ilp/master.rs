@@ -34,6 +34,8 @@ pub(crate) struct Master<'f, 'a> {
     excluded: BTreeSet<Division>,
     /// How many ms are 1, such that iterations are around 1000.
     pub unit: f64,
+    /// Whether the loads of links count.
+    pub links: bool,
     /// Whether to stay clear of the memories' limits by what the solver may overlook.
     pub cautious: bool,
 }
@@ -64,7 +66,7 @@ impl<'f, 'a> Master<'f, 'a> {
     /// The program of `case` with the families of [`families`].
     pub fn new(figures: &'f Figures<'a>, case: &'f Case, unit: f64) -> Self {
         let cycles = families(case, figures.microbatches, figures.training).into_iter().collect();
-        Self { figures, case, cycles, excluded: BTreeSet::new(), unit, cautious: false }
+        Self { figures, case, cycles, excluded: BTreeSet::new(), unit, links: true, cautious: false }
     }
 
     /// Adds a critical cycle; false if it is there already.
@@ -87,7 +89,9 @@ impl<'f, 'a> Master<'f, 'a> {
         rows.extend(self.activations(&unknowns));
         rows.extend(self.workspaces(&unknowns));
         rows.extend(self.memories(&unknowns));
-        rows.extend(self.links(&unknowns));
+        if self.links {
+            rows.extend(self.link_loads(&unknowns));
+        }
         rows.extend(self.cycles.iter().map(|cycle| self.critical(&unknowns, cycle)));
         for division in &self.excluded {
             rows.extend(self.exclusion(&unknowns, &mut vars, division));
@@ -316,7 +320,7 @@ impl<'f, 'a> Master<'f, 'a> {
 
     /// Every link carries all its microbatches in every iteration: `T ≥ m Σ bytes ÷ bandwidth` over the boundaries whose
     /// copies pass it, each direction of a link by itself.
-    fn links(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+    fn link_loads(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let scale = self.figures.microbatches as f64 / self.unit;
         let mut loads: BTreeMap<LinkId, Expression> = BTreeMap::new();
         for stage in 0..self.stages() - 1 {

@@ -44,7 +44,7 @@ impl Planner for Ilp {
         if cases.is_empty() {
             return Err(PlanError::NoSystem);
         }
-        in_pool(problem, || search::Search::new(problem, &figures, &cases, &deadline).run(sequences.complete))
+        in_pool(problem, || search::Search::new(problem, &figures, &cases, &deadline).run(sequences.coverage))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     partition::Partitioner,
     reason,
     relaxation::relaxation,
+    sequence::Coverage,
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
@@ -36,6 +37,8 @@ const HALVINGS: usize = 4;
 struct Known {
     /// Every division of the case takes at least so many ms, or has been simulated.
     bound: f64,
+    /// The least period, in ms, of the divisions that have been simulated and excluded.
+    excluded: f64,
     /// Whether the search gave up on it.
     open: bool,
     trouble: Option<String>,
@@ -70,6 +73,7 @@ pub(crate) struct Search<'s, 'a> {
     partitioner: Partitioner<'s, 'a>,
     /// A bound of every placement, in ms.
     floor: f64,
+    coverage: Coverage,
     known: Vec<Known>,
     found: Found,
 }
@@ -82,13 +86,24 @@ impl<'s, 'a> Search<'s, 'a> {
         deadline: &'s Deadline<'s>,
     ) -> Self {
         let floor = relaxation(figures);
-        let known = vec![Known { bound: floor, open: false, trouble: None }; cases.len()];
+        let known = vec![Known { bound: floor, excluded: f64::INFINITY, open: false, trouble: None }; cases.len()];
         let partitioner = Partitioner::new(figures, cases);
-        Self { problem, figures, cases, deadline, partitioner, floor, known, found: Found::default() }
+        Self {
+            problem,
+            figures,
+            cases,
+            deadline,
+            partitioner,
+            floor,
+            coverage: Coverage::Exact,
+            known,
+            found: Found::default(),
+        }
     }
 
-    /// Searches, and says how it ended; `complete` if the cases stand for all there are.
-    pub fn run(mut self, complete: bool) -> Result<Solution, PlanError> {
+    /// Searches, and says how it ended, where the cases stand for the others as `coverage` says.
+    pub fn run(mut self, coverage: Coverage) -> Result<Solution, PlanError> {
+        self.coverage = coverage;
         if self.deadline.stopped() {
             return Err(PlanError::StoppedWithoutPlan { examined: 0 });
         }
@@ -99,7 +114,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let cases: Vec<usize> = fitting.iter().map(|(case, _)| *case).collect();
         self.seed(fitting);
         let ended = self.rounds(&cases);
-        self.conclude(complete, ended)
+        self.conclude(ended)
     }
 
     /// The cases of which some division fits in memory, with such a division; the bound of the others is infinite.
@@ -244,19 +259,20 @@ impl<'s, 'a> Search<'s, 'a> {
         let graph = self.graph(index);
         let (period, cycles) = graph.period(&case.times(self.figures, &division));
         let mut master = Master::new(self.figures, case, period.max(1e-6) / 1000.0);
+        master.links = self.coverage == Coverage::Exact;
         for cycle in cycles {
             master.learn(cycle);
         }
         let mut visit = Visit { search: self, case, graph, master, known: &mut known, found: &mut found };
         if period < limit {
-            visit.simulate(division);
+            visit.simulate(division, period);
         }
         while visit.step() {}
         (known, found)
     }
 
     /// What the search amounts to.
-    fn conclude(self, complete: bool, ended: bool) -> Result<Solution, PlanError> {
+    fn conclude(self, ended: bool) -> Result<Solution, PlanError> {
         let target = self.limit(self.found.best.as_ref());
         let Some((simulated, placement)) = self.found.best else {
             let examined = self.found.examined;
@@ -270,8 +286,12 @@ impl<'s, 'a> Search<'s, 'a> {
                 None => PlanError::NothingRuns { examined },
             });
         };
-        let least = self.known.iter().map(|known| known.bound).fold(f64::INFINITY, f64::min);
-        let least = if complete { least } else { self.floor };
+        let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
+        let least = match self.coverage {
+            Coverage::Exact => least(|known| known.bound),
+            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)),
+            Coverage::Natural => self.floor,
+        };
         let bound = to_time(self.figures, least).min(simulated);
         let gap = Solution::gap_of(simulated, bound);
         let status = match (least * (1.0 + 1e-9) >= target, ended) {
@@ -354,12 +374,13 @@ impl Visit<'_, '_, '_> {
             }
         }
         if period < limit || !learned {
-            self.simulate(division);
+            self.simulate(division, period);
         }
         true
     }
 
-    fn simulate(&mut self, division: Division) {
+    fn simulate(&mut self, division: Division, period: f64) {
+        self.known.excluded = self.known.excluded.min(period);
         self.found.merge(Found::judge(self.search.problem, self.case, &division));
         self.master.exclude(division);
     }
