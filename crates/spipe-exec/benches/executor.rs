@@ -4,7 +4,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use spipe_exec::{AdamW, Backend, Moments, run};
 use std::{hint::black_box, ops::ControlFlow, time::Duration};
 
-#[path = "../tests/machine/mod.rs"]
+#[expect(dead_code, reason = "shared with the tests, which use all of it")]
+#[path = "../tests/executor/machine.rs"]
 mod machine;
 
 /// Bytes moved per parameter: parameter and moments in and out, gradient in.

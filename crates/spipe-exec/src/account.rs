@@ -108,7 +108,8 @@ impl Account {
     /// Who holds what in `memory` by the program's figures, largest first.
     pub fn holders(&self, rules: &Rules<'_>, memory: MemoryId) -> Vec<Holder> {
         let buffers = rules.program.buffers();
-        let resident = buffers.enumerate().filter(|(_, buffer)| buffer.lifetime == Lifetime::Resident).map(|(id, _)| id);
+        let resident =
+            buffers.enumerate().filter(|(_, buffer)| buffer.lifetime == Lifetime::Resident).map(|(id, _)| id);
         let open = self.open.keys().map(|(buffer, _)| *buffer);
         let here = resident.chain(open).filter(|id| buffers[*id].memory == memory);
         holders(rules, here.map(|id| (id, buffers[id].bytes)))
@@ -130,22 +131,27 @@ impl Account {
     /// One memory; none if nothing was ever held there.
     fn track(&self, rules: &Rules<'_>, memory: MemoryId, (start, end): (SimTime, SimTime)) -> Option<MemoryTrack> {
         let here = |instance: &Instance| rules.program.buffers()[instance.0].memory == memory;
-        let mut now: BTreeMap<Instance, Bytes> =
-            self.base.iter().filter(|(instance, _)| here(instance)).map(|(instance, bytes)| (*instance, *bytes)).collect();
+        let mut now: BTreeMap<Instance, Bytes> = self
+            .base
+            .iter()
+            .filter(|(instance, _)| here(instance))
+            .map(|(instance, bytes)| (*instance, *bytes))
+            .collect();
+        let mut events = self.events.iter().filter(|event| here(&event.instance) && event.at <= end).peekable();
+        while let Some(event) = events.next_if(|event| event.at < start) {
+            set(&mut now, event.instance, event.bytes);
+        }
         let mut total: Bytes = now.values().copied().sum();
         let mut samples = vec![Sample { at: SimTime::ZERO, bytes: total }];
         let (mut peak, mut at_peak) = (total, now.clone());
-        for event in self.events.iter().filter(|event| here(&event.instance) && event.at <= end) {
-            let before = set(&mut now, event.instance, event.bytes);
-            total = total + event.bytes - before;
-            let at = event.at.saturating_sub(start);
+        for event in events {
+            total = total + event.bytes - set(&mut now, event.instance, event.bytes);
+            let at = event.at - start;
             match samples.last_mut().filter(|last| last.at == at) {
                 Some(last) => last.bytes = total,
                 None => samples.push(Sample { at, bytes: total }),
             }
-            if event.at < start {
-                (peak, at_peak) = (total, now.clone());
-            } else if total > peak {
+            if total > peak {
                 (peak, at_peak) = (total, now.clone());
             }
         }

@@ -143,7 +143,8 @@ impl FromStr for Executor {
     fn from_str(text: &str) -> Result<Self, Faults> {
         let fault = |message: String| {
             Faults::from(
-                Diagnostic::error(message).hint("write cpu:0, emulated:0, cuda:0, or with backend and cores cpu:0:flex@0..3"),
+                Diagnostic::error(message)
+                    .hint("write cpu:0, emulated:0, cuda:0, or with backend and cores cpu:0:flex@0..3"),
             )
         };
         let (head, cores) = match text.split_once('@') {

@@ -161,7 +161,8 @@ mod tests {
     #[test]
     fn every_place_can_be_drawn() {
         let tokens = Tokens::bytes(b"abcd", 2).unwrap();
-        let first: std::collections::BTreeSet<i32> = (0..50).map(|step| tokens.batch(0, step, 0, 1).inputs[0]).collect();
+        let first: std::collections::BTreeSet<i32> =
+            (0..50).map(|step| tokens.batch(0, step, 0, 1).inputs[0]).collect();
         assert_eq!(first.len(), 2);
     }
 

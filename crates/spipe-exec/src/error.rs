@@ -53,8 +53,12 @@ impl RunError {
         match self {
             Self::NoDevice { hint, .. } => Some(hint.clone()),
             Self::OutOfMemory(shortage) => {
-                let holders: Vec<String> =
-                    shortage.holders.iter().take(3).map(|holder| format!("{} hold {}", holder.what, holder.bytes)).collect();
+                let holders: Vec<String> = shortage
+                    .holders
+                    .iter()
+                    .take(3)
+                    .map(|holder| format!("{} hold {}", holder.what, holder.bytes))
+                    .collect();
                 Some(format!("{}; use a smaller microbatch, or recompute more layers", holders.join(", ")))
             }
             Self::Data(DataError::TooShort { .. }) => Some("use a longer text or a shorter sequence".into()),

@@ -1,7 +1,6 @@
 //! Tests of runs that end badly, and of what a run says about itself.
 
-#[path = "../tests/machine/mod.rs"]
-#[expect(dead_code, unreachable_pub, reason = "shared with the tests outside the crate, which use all of it")]
+#[path = "../tests/executor/machine.rs"]
 mod machine;
 
 use crate::{Backend, Options, RunError, run, run::run_with};
@@ -175,10 +174,7 @@ fn what_cannot_run_is_refused_before_anything_runs() {
     assert!(stranger.contains("`tpu0=cpu:0:flex` binds a device that the plan does not have"), "{stranger}");
     let long = crate::Tokens::bytes(&[0; 100], 32).unwrap();
     let wrong = run(&plan, &program, &long, &case.options(Backend::Flex, 1), &mut |_| GO_ON);
-    assert_eq!(
-        wrong.map(|_| ()).unwrap_err().to_string(),
-        "the data has sequences of 32 tokens, the plan has 16"
-    );
+    assert_eq!(wrong.map(|_| ()).unwrap_err().to_string(), "the data has sequences of 32 tokens, the plan has 16");
     let none = refuse(&case.options(Backend::Flex, 0)).to_string();
     assert!(none.contains("there is nothing to run"), "{none}");
 }

@@ -67,7 +67,9 @@ impl Interpreter<'_> {
                     let device = device.ok_or_else(|| format!("{} belong to no stage", buffer.content))?;
                     Value::Parameters(layers.iter().map(|layer| self.initial(layer, device)).collect())
                 }
-                Content::OptimizerState(layers) => Value::Moments(layers.iter().map(|layer| self.moments(layer)).collect()),
+                Content::OptimizerState(layers) => {
+                    Value::Moments(layers.iter().map(|layer| self.moments(layer)).collect())
+                }
                 _ => continue,
             };
             held.extend(value.bytes().map(|bytes| ((id, 0), bytes)));

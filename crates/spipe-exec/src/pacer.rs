@@ -163,8 +163,12 @@ impl Fluid {
     /// Max-min fair rates of the open flows (progressive filling: Bertsekas, Gallager, Data Networks, 6.5.2).
     fn share(&mut self, rates: &[f64]) {
         let now = self.now;
-        let mut open: Vec<u64> =
-            self.active.iter().filter(|(_, flow)| now.is_some_and(|now| flow.opens <= now)).map(|(id, _)| *id).collect();
+        let mut open: Vec<u64> = self
+            .active
+            .iter()
+            .filter(|(_, flow)| now.is_some_and(|now| flow.opens <= now))
+            .map(|(id, _)| *id)
+            .collect();
         let mut left = rates.to_vec();
         while !open.is_empty() {
             let users = |channel: usize| -> f64 {
@@ -240,7 +244,10 @@ mod tests {
     #[test]
     fn flows_share_channels_fairly() {
         let near = |times: Vec<f64>, wanted: &[f64]| {
-            assert!(times.len() == wanted.len() && times.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 0.01), "{times:?}");
+            assert!(
+                times.len() == wanted.len() && times.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 0.01),
+                "{times:?}"
+            );
         };
         near(times(&[flow(&[0], 1000, 0)]), &[10.0]);
         near(times(&[flow(&[0, 1], 1000, 500)]), &[10.5]);

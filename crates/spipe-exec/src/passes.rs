@@ -148,7 +148,8 @@ pub(crate) fn stage_backward(saved: Saved, recomputed: Option<Tracked>, seed: Se
 
 /// Adds `more` to `sum`, tensor by tensor.
 pub(crate) fn accumulate(sum: Tensors, more: Tensors) -> Tensors {
-    let add = |(sum, more): (Vec<Matrix>, Vec<Matrix>)| sum.into_iter().zip(more).map(|(sum, more)| sum + more).collect();
+    let add =
+        |(sum, more): (Vec<Matrix>, Vec<Matrix>)| sum.into_iter().zip(more).map(|(sum, more)| sum + more).collect();
     sum.into_iter().zip(more).map(add).collect()
 }
 

@@ -56,7 +56,8 @@ pub fn reference(plan: &Plan, program: &Program, data: &Tokens, options: &Option
         shapes.iter().map(|shapes| shapes.iter().map(|shape| Moments::new(shape.count())).collect()).collect();
     let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
     let (microbatches, sequences) = (context.workload().microbatches as usize, context.workload().microbatch as usize);
-    let failed = |message| RunError::Lane { lane: binding.executor.to_string(), action: "the reference".into(), message };
+    let failed =
+        |message| RunError::Lane { lane: binding.executor.to_string(), action: "the reference".into(), message };
     for step in 0..options.steps {
         let start = Instant::now();
         let (loss, gradients) = site
@@ -77,12 +78,12 @@ pub fn reference(plan: &Plan, program: &Program, data: &Tokens, options: &Option
             })
             .map_err(failed)?;
         if step == 0 {
-            let layers = gradients.iter().enumerate().map(|(layer, tensors)| (LayerId::from(layer), tensors.as_slice()));
+            let layers =
+                gradients.iter().enumerate().map(|(layer, tensors)| (LayerId::from(layer), tensors.as_slice()));
             result.gradients = named_gradients(&units, layers);
         }
-        parameters = site
-            .compute(|| passes::step(&options.optimizer, parameters, gradients, &mut moments))
-            .map_err(failed)?;
+        parameters =
+            site.compute(|| passes::step(&options.optimizer, parameters, gradients, &mut moments)).map_err(failed)?;
         result.losses.push(loss);
         result.durations.push(start.elapsed());
     }

@@ -13,7 +13,7 @@ use crate::{
     store::Store,
     task::tasks,
 };
-use spipe_base::{ActionId, Bytes, Diagnostic, DeviceId, Faults, LaneId, LayerId};
+use spipe_base::{ActionId, Bytes, DeviceId, Diagnostic, Faults, LaneId, LayerId};
 use spipe_hardware::DeviceKind;
 use spipe_model::{LayerKind, Model, Precision};
 use spipe_plan::Plan;
@@ -205,7 +205,11 @@ pub(crate) fn vocabulary(model: &Model) -> u64 {
 }
 
 /// The binding of every device that has a stage, cores chosen.
-pub(crate) fn bind(plan: &Plan, program: &Program, bindings: &[Binding]) -> Result<BTreeMap<DeviceId, Binding>, Faults> {
+pub(crate) fn bind(
+    plan: &Plan,
+    program: &Program,
+    bindings: &[Binding],
+) -> Result<BTreeMap<DeviceId, Binding>, Faults> {
     let mut faults = Faults::new();
     let mut used: Vec<DeviceId> = program.stages().iter().map(|stage| stage.device).collect();
     used.sort_unstable();
@@ -231,7 +235,8 @@ pub(crate) fn bind(plan: &Plan, program: &Program, bindings: &[Binding]) -> Resu
                 bound.insert(device, binding.clone());
             }
             None => faults.push(
-                Diagnostic::error(format!("nothing executes `{name}`")).hint(format!("bind it, for example {name}=cpu:0")),
+                Diagnostic::error(format!("nothing executes `{name}`"))
+                    .hint(format!("bind it, for example {name}=cpu:0")),
             ),
         }
     }

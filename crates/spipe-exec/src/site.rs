@@ -153,8 +153,7 @@ pub fn assign_cores(executors: &mut [Executor], wanted: &[Option<usize>]) {
 }
 
 fn assign_from(all: Vec<usize>, executors: &mut [Executor], wanted: &[Option<usize>]) {
-    let named: Vec<usize> =
-        executors.iter().filter_map(Executor::cpu).flat_map(|(_, cores)| cores.to_vec()).collect();
+    let named: Vec<usize> = executors.iter().filter_map(Executor::cpu).flat_map(|(_, cores)| cores.to_vec()).collect();
     let all = if all.is_empty() { vec![0] } else { all };
     let mut free: Vec<usize> = all.iter().copied().filter(|core| !named.contains(core)).collect();
     let open: Vec<usize> = (0..executors.len())
@@ -165,8 +164,11 @@ fn assign_from(all: Vec<usize>, executors: &mut [Executor], wanted: &[Option<usi
         let even = free.len().div_ceil(after + 1);
         let most = free.len().saturating_sub(after).max(1);
         let count = wanted.get(*index).copied().flatten().unwrap_or(even).clamp(1, most);
-        let chosen: Vec<usize> =
-            if free.is_empty() { vec![all[position % all.len()]] } else { free.drain(..count.min(free.len())).collect() };
+        let chosen: Vec<usize> = if free.is_empty() {
+            vec![all[position % all.len()]]
+        } else {
+            free.drain(..count.min(free.len())).collect()
+        };
         executors[*index] = executors[*index].on_cores(chosen);
     }
 }

@@ -1,6 +1,6 @@
 //! What each action does, read off its kind and the contents of the buffers that it reads and writes.
 
-use spipe_base::{ActionId, ActionKind, BufferId, Diagnostic, DeviceId, Faults, IdVec, MemoryId, Payload, StageId};
+use spipe_base::{ActionId, ActionKind, BufferId, DeviceId, Diagnostic, Faults, IdVec, MemoryId, Payload, StageId};
 use spipe_schedule::{Access, Action, Content, Lifetime, Program};
 
 /// An action, ready to be carried out.
@@ -44,7 +44,8 @@ pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> 
     }
     for buffer in program.buffers() {
         if !matches!(buffer.lifetime, Lifetime::Transient | Lifetime::Resident) {
-            let message = format!("{} is carried from one iteration to the next, which cannot be executed yet", buffer.content);
+            let message =
+                format!("{} is carried from one iteration to the next, which cannot be executed yet", buffer.content);
             faults.push(Diagnostic::error(message));
         }
     }
@@ -63,7 +64,8 @@ pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> 
             Err(Some(what)) => faults.push(Diagnostic::error(format!("{} {what}", program.describe(id)))),
         }
         if action.guard.is_some() {
-            faults.push(Diagnostic::error(format!("{} is guarded, which cannot be executed yet", program.describe(id))));
+            faults
+                .push(Diagnostic::error(format!("{} is guarded, which cannot be executed yet", program.describe(id))));
         }
     }
     faults.or(tasks)
@@ -151,7 +153,8 @@ impl Uses<'_> {
     }
 
     fn copy(&self) -> Result<Task, String> {
-        let crosses: fn(&Content) -> bool = |content| matches!(content, Content::Activation(..) | Content::Gradient(..));
+        let crosses: fn(&Content) -> bool =
+            |content| matches!(content, Content::Activation(..) | Content::Gradient(..));
         let from = self.read(crosses).ok_or("reads nothing")?;
         let to = self.write(crosses).ok_or("writes nothing")?;
         let owner = |buffer: BufferId| self.owner(self.program.buffers()[buffer].memory);

@@ -77,10 +77,8 @@ fn spans(rules: &Rules<'_>, iteration: &Iteration, zero: SimTime) -> (Vec<Span>,
         }
     }
     let met = |action: &ActionId| iteration.records[action.index()].last.and_then(|last| last.from);
-    let mut arrows: Vec<Arrow> = place
-        .iter()
-        .filter_map(|(action, to)| Some(Arrow { from: *place.get(&met(action)?)?, to: *to }))
-        .collect();
+    let mut arrows: Vec<Arrow> =
+        place.iter().filter_map(|(action, to)| Some(Arrow { from: *place.get(&met(action)?)?, to: *to })).collect();
     arrows.sort_by_key(|arrow| (arrow.to, arrow.from));
     (spans, arrows)
 }

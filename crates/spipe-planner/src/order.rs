@@ -18,7 +18,7 @@
 //! cycle of one division is a valid lower bound for all divisions of the case: a [`Cycle`], which the ILP adds as a cut.
 
 use crate::{case::Case, figures::StageTimes};
-use spipe_plan::System;
+use spipe_schedule::{Pass, Token, system_order};
 
 /// Durations of a division, in ms.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,33 +121,33 @@ pub(crate) struct OrderGraph {
     ends: Vec<(usize, usize)>,
 }
 
-/// The order of one stage: GPipe runs all forwards first; 1F1B and the hybrid run one forward fewer than they may hold,
-/// then one forward and one backward in turn, then the backwards that are left.
-fn lane_order(system: System, in_flight: u64, microbatches: usize, training: bool) -> Vec<(Part, usize)> {
-    let ahead = match system {
-        System::Gpipe => microbatches,
-        System::OneForwardOneBackward | System::Hybrid => (in_flight as usize).min(microbatches),
-    };
-    let forwards = if training { ahead } else { microbatches };
-    let mut order: Vec<(Part, usize)> = (0..forwards).map(|microbatch| (Part::Forward, microbatch)).collect();
-    if training {
-        for microbatch in 0..microbatches {
-            order.push((Part::Recompute, microbatch));
-            order.push((Part::Backward, microbatch));
-            if microbatch + ahead < microbatches {
-                order.push((Part::Forward, microbatch + ahead));
+/// What each stage does, in the order that its system prescribes: a recompute stands before every backward, in inference
+/// there are only forwards.
+fn lane_orders(case: &Case, microbatches: usize, training: bool) -> Vec<Vec<(Part, usize)>> {
+    let stages = case.stages();
+    let head_start = |stage: usize| (case.seats[stage].in_flight as usize).saturating_sub(stages - stage);
+    let head_starts: Vec<usize> = (0..stages).map(head_start).collect();
+    let order = system_order(case.discipline.system, stages, microbatches, &head_starts);
+    let lane = |tokens: &Vec<Token>| {
+        let mut lane = Vec::new();
+        for token in tokens {
+            let microbatch = token.microbatch.index();
+            match token.pass {
+                Pass::Forward => lane.push((Part::Forward, microbatch)),
+                _ if training => lane.extend([(Part::Recompute, microbatch), (Part::Backward, microbatch)]),
+                _ => {}
             }
         }
-        order.push((Part::Optimizer, 0));
-    }
-    order
+        lane.extend(training.then_some((Part::Optimizer, 0)));
+        lane
+    };
+    order.devices().iter().map(lane).collect()
 }
 
 impl OrderGraph {
     pub fn new(case: &Case, microbatches: u64, training: bool) -> Self {
         let (stages, count) = (case.stages(), microbatches as usize);
-        let order = |stage: usize| lane_order(case.discipline.system, case.seats[stage].in_flight, count, training);
-        let orders: Vec<Vec<(Part, usize)>> = (0..stages).map(order).collect();
+        let orders = lane_orders(case, count, training);
         let mut graph = Self { stages, nodes: Vec::new(), ends: vec![(0, 0); stages] };
         let mut next = vec![0; stages];
         // Where each stage's forward and backward of each microbatch went.

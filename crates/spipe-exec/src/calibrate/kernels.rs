@@ -1,12 +1,7 @@
 //! Rates of single operations.
 
 use super::clock::{Clock, repeat, repeat_many};
-use crate::{
-    AdamW,
-    layers::Matrix,
-    optimizer::Moments,
-    passes,
-};
+use crate::{AdamW, layers::Matrix, optimizer::Moments, passes};
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
@@ -62,7 +57,8 @@ pub(super) fn keep_busy(device: &Device, go_on: impl Fn() -> bool) {
 
 /// Numbers that are neither equal nor denormal.
 pub(super) fn filled(device: &Device, shape: [usize; 2]) -> Matrix {
-    let numbers: Vec<f32> = (0..shape[0] * shape[1]).map(|index| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
+    let numbers: Vec<f32> =
+        (0..shape[0] * shape[1]).map(|index| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
     Tensor::from_data(TensorData::new(numbers, shape), device)
 }
 

@@ -56,7 +56,12 @@ pub(super) fn measure(
     // Once to warm up, and once at least; large products reach the best rate that has been seen.
     let expected = best.map_or(0.0, |rate| 2.0 * kind.copies as f64 * flops(&kind.work) / rate.get());
     if expected > share.as_secs_f64().max(0.2) {
-        return Err(format!("`{}` would take {:.1} s, there were {:.1} s left for it", kind.signature, expected, share.as_secs_f64()));
+        return Err(format!(
+            "`{}` would take {:.1} s, there were {:.1} s left for it",
+            kind.signature,
+            expected,
+            share.as_secs_f64()
+        ));
     }
     let bench = Bench::new(kind, device);
     let start = Instant::now();

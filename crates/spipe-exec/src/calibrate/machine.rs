@@ -44,7 +44,8 @@ pub fn emulated_machine(accelerators: &[Measured], socket: &Measured, machine: &
     }
     if count > 0 {
         let mut root = LinkFile::new("root0-dram0", ["root0", "dram0"], socket.memory_bandwidth);
-        root.source = Some("the measured bandwidth of the memory, which is what there is behind the emulated links".into());
+        root.source =
+            Some("the measured bandwidth of the memory, which is what there is behind the emulated links".into());
         file.link.push(root);
     }
     file

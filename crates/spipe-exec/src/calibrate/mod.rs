@@ -136,8 +136,7 @@ pub fn calibrate(
                         let _ = sender.send((index, what));
                     };
                     let clock = Clock::new(start, request.budget, kernels::COUNT + 3 * kinds.len());
-                    let measured =
-                        catch_unwind(AssertUnwindSafe(|| measure(site, executor, kinds, (clock, &tell))));
+                    let measured = catch_unwind(AssertUnwindSafe(|| measure(site, executor, kinds, (clock, &tell))));
                     busy.fetch_sub(1, Ordering::Relaxed);
                     if measured.is_ok() {
                         site.compute(|| kernels::keep_busy(&site.device, || busy.load(Ordering::Relaxed) > 0)).ok();

@@ -94,7 +94,8 @@ impl AttentionUnit {
             keys = rotate(keys, &rotation.keys, &rotation.pairing);
         }
         let queries = queries * (1.0 / (width as f64).sqrt());
-        let by_head = |matrix: Matrix, heads| -> Tensor<4> { matrix.reshape([sequences, seq_len, heads, width]).swap_dims(1, 2) };
+        let by_head =
+            |matrix: Matrix, heads| -> Tensor<4> { matrix.reshape([sequences, seq_len, heads, width]).swap_dims(1, 2) };
         let queries = by_head(queries, heads);
         let keys = self.for_each_query_head(by_head(keys, kv_heads));
         let values = self.for_each_query_head(by_head(values.reshape([tokens * kv_heads, width]), kv_heads));
@@ -157,7 +158,8 @@ impl AttentionUnit {
             position as f64 * base.powf(-2.0 * (channel % half) as f64 / turned as f64)
         };
         let table = |heads: usize, of: fn(f64) -> f64| {
-            let rows = (0..sequences).flat_map(|_| (0..seq_len).flat_map(move |place| std::iter::repeat_n(place, heads)));
+            let rows =
+                (0..sequences).flat_map(|_| (0..seq_len).flat_map(move |place| std::iter::repeat_n(place, heads)));
             let numbers: Vec<f32> =
                 rows.flat_map(|place| (0..width).map(move |channel| of(angle(place, channel)) as f32)).collect();
             Tensor::from_data(TensorData::new(numbers, [sequences * seq_len * heads, width]), device)

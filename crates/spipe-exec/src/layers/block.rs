@@ -53,7 +53,8 @@ impl BlockUnit {
         let (attention_norm, rest) = parameters.split_at(self.attention_norm.count());
         let (attention, rest) = rest.split_at(self.attention.parameters().len());
         let (mlp_norm, mlp) = rest.split_at(self.mlp_norm.count());
-        let attended = self.attention.forward(attention, self.attention_norm.forward(attention_norm, input.clone()), feed);
+        let attended =
+            self.attention.forward(attention, self.attention_norm.forward(attention_norm, input.clone()), feed);
         if self.block.parallel_residual {
             let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, input.clone()));
             return input + attended + fed;

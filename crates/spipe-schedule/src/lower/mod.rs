@@ -5,24 +5,18 @@ mod stages;
 
 pub use bare::{StageTimes, bare};
 
-use crate::{Channel, Order, Program, ProgramBuilder, Shape, gpipe, one_forward_one_backward};
+use crate::{Channel, Order, Program, ProgramBuilder, Shape, system_order};
 use spipe_base::{Faults, IdVec, LinkId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Placement, System};
+use spipe_plan::{Context, Placement};
 
 /// The order in which `placement` computes: in inference every stage runs its forwards in turn.
 pub fn order_of(context: &Context<'_>, placement: &Placement) -> Order {
     let stages = placement.stages.len();
     let microbatches = context.workload().microbatches as usize;
-    match placement.system {
-        System::Gpipe => gpipe(stages, microbatches),
-        System::OneForwardOneBackward => one_forward_one_backward(stages, microbatches, &[]),
-        System::Hybrid => {
-            let last_cpu = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
-            let reached = last_cpu.map_or(0, |(id, _)| id.index() + 1);
-            one_forward_one_backward(stages, microbatches, &vec![placement.head_start as usize; reached])
-        }
-    }
+    let last_cpu = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
+    let reached = last_cpu.map_or(0, |(id, _)| id.index() + 1);
+    system_order(placement.system, stages, microbatches, &vec![placement.head_start as usize; reached])
 }
 
 /// The program of one iteration of `placement`.

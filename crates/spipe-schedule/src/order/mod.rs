@@ -4,7 +4,7 @@ mod systems;
 mod text;
 mod validate;
 
-pub use systems::{gpipe, one_forward_one_backward};
+pub use systems::{gpipe, one_forward_one_backward, system_order};
 
 use spipe_base::{MicrobatchId, StageId};
 use std::fmt;

@@ -1,6 +1,16 @@
 //! The orders of systems, one function each.
 
 use super::{Order, Pass, Token};
+use spipe_plan::System;
+
+/// The order that `system` prescribes; `head_starts` matter to the hybrid alone.
+pub fn system_order(system: System, stages: usize, microbatches: usize, head_starts: &[usize]) -> Order {
+    match system {
+        System::Gpipe => gpipe(stages, microbatches),
+        System::OneForwardOneBackward => one_forward_one_backward(stages, microbatches, &[]),
+        System::Hybrid => one_forward_one_backward(stages, microbatches, head_starts),
+    }
+}
 
 /// GPipe: every stage runs all forwards, then all backwards (Huang et al. 2019), both in ascending order of microbatches,
 /// so that gradients accumulate as in a run without a pipeline.

@@ -1,12 +1,11 @@
 //! Calibration keeps to its budget and yields a machine that plans can be made for.
 
+use crate::machine;
 use spipe_base::{Bytes, BytesPerSecond, DataType, Seconds};
 use spipe_exec::{CalibrationRequest, EmulatedMachine, calibrate, emulated_machine};
 use spipe_hardware::{Hardware, MeasuredFile};
 use spipe_model::{Batch, Model};
 use std::time::{Duration, Instant};
-
-mod machine;
 
 #[test]
 fn a_short_calibration_measures_everything_in_time() {

@@ -1,8 +1,6 @@
 //! Every schedule yields the losses and gradients of plain training, bit for bit.
 
-mod machine;
-
-use machine::{Case, GPT, text};
+use crate::machine::{Case, GPT, text};
 use spipe_exec::{Backend, reference, run};
 use spipe_plan::System;
 use std::ops::ControlFlow;

@@ -1,6 +1,6 @@
 //! Small models, machines and plans.
 
-use spipe_base::{DeviceId, LayerId, LayerRange};
+use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::{Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Binding, Options, Tokens};
 use spipe_hardware::Hardware;
@@ -122,7 +122,12 @@ impl Case<'_> {
             let kind = if name.starts_with("gpu") { "emulated" } else { "cpu" };
             format!("{name}={kind}:{index}:{backend}@0").parse().unwrap()
         };
-        Options { steps, seed: 7, keep_gradients: true, ..Options::new(self.stages.iter().enumerate().map(bind).collect()) }
+        Options {
+            steps,
+            seed: 7,
+            keep_gradients: true,
+            ..Options::new(self.stages.iter().enumerate().map(bind).collect())
+        }
     }
 }
 
@@ -130,9 +135,4 @@ impl Case<'_> {
 pub fn text() -> Tokens {
     let text = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs. ".repeat(20);
     Tokens::bytes(text.as_bytes(), 16).unwrap()
-}
-
-/// The layer with that number.
-pub fn layer(number: u32) -> LayerId {
-    LayerId::new(number)
 }
