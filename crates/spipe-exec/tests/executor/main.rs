@@ -1,0 +1,5 @@
+//! Runs and calibrations from the outside.
+
+mod calibration;
+mod machine;
+mod parity;
