@@ -1,11 +1,14 @@
 //! Tables for people.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+
+/// A line under the headings and nothing else: rows that belong together stay together.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// A table with these headings; columns named in `right` are aligned to the right.
 pub fn table(headings: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(STYLE);
     table.set_header(headings.to_vec());
     for index in right {
         if let Some(column) = table.column_mut(*index) {
