@@ -134,13 +134,13 @@ impl Interpreter<'_> {
         let mut outcome = Outcome { held: Vec::new(), loss: loss.map(|loss| (work.microbatch, loss)) };
         match (signal, output) {
             (Some(Signal::Hidden(matrix)), Some(buffer)) => {
-                self.put(&mut outcome, (buffer, iteration), Value::Matrix(matrix));
+                self.put(&mut outcome, (buffer, iteration), Value::Matrix(Box::new(matrix)));
             }
             (None, None) => {}
             (Some(_), None) => return Err("its output goes nowhere".into()),
             (_, Some(_)) => return Err("its output is the loss, which goes nowhere".into()),
         }
-        self.store.put((saved, iteration), Value::Saved(kept));
+        self.store.put((saved, iteration), Value::Saved(Box::new(kept)));
         outcome.held.push(((saved, iteration), self.kept(layers)));
         Ok(outcome)
     }
@@ -165,7 +165,7 @@ impl Interpreter<'_> {
             let feed = self.feed(iteration, work.microbatch, &site.device);
             passes::tracked(&units[..count], &parameters[..count], input, &feed)
         })?;
-        self.store.put((recomputed, iteration), Value::Recomputed(graph));
+        self.store.put((recomputed, iteration), Value::Recomputed(Box::new(graph)));
         let held = vec![((recomputed, iteration), self.kept((&units[..count], 0)))];
         Ok(Outcome { held, loss: None })
     }
@@ -183,7 +183,7 @@ impl Interpreter<'_> {
             recomputed.map(|buffer| self.store.take_recomputed((buffer, iteration))).transpose()?,
         );
         let seed = match crossing.incoming {
-            Some(buffer) => Seed::Gradient(on(self.store.matrix((buffer, iteration))?, &site.device)),
+            Some(buffer) => Seed::Gradient(Box::new(on(self.store.matrix((buffer, iteration))?, &site.device))),
             None => Seed::Loss(1.0 / self.program.shape().microbatches as f64),
         };
         let before = if sum.adds { Some(self.store.take_gradients((sum.buffer, 0))?) } else { None };
@@ -199,7 +199,7 @@ impl Interpreter<'_> {
         self.put(&mut outcome, (sum.buffer, 0), Value::Gradients(gradients));
         if let Some(buffer) = crossing.outgoing {
             let gradient = input.ok_or("it has no input that could have a gradient")?;
-            self.put(&mut outcome, (buffer, iteration), Value::Matrix(gradient));
+            self.put(&mut outcome, (buffer, iteration), Value::Matrix(Box::new(gradient)));
         }
         Ok(outcome)
     }
@@ -229,7 +229,7 @@ impl Interpreter<'_> {
             }
         }
         let mut outcome = Outcome::default();
-        self.put(&mut outcome, (to, iteration), Value::Matrix(copy));
+        self.put(&mut outcome, (to, iteration), Value::Matrix(Box::new(copy)));
         Ok(outcome)
     }
 

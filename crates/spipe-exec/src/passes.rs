@@ -56,7 +56,7 @@ pub(crate) enum Seed {
     /// The loss is the output; its gradient is this.
     Loss(f64),
     /// The gradient of the output.
-    Gradient(Matrix),
+    Gradient(Box<Matrix>),
 }
 
 /// Gradients of the parameters that were tracked, and of the input.
@@ -118,7 +118,7 @@ pub(crate) fn backward(graph: Tracked, seed: Seed) -> Gradients {
     let root: Tensor<1> = match (graph.output, seed) {
         (Signal::Loss(loss), Seed::Loss(scale)) => loss.mul_scalar(scale),
         // The derivative of Σ y g by y is g.
-        (Signal::Hidden(output), Seed::Gradient(gradient)) => (output * gradient).sum(),
+        (Signal::Hidden(output), Seed::Gradient(gradient)) => (output * *gradient).sum(),
         (Signal::Loss(_), Seed::Gradient(_)) => panic!("a gradient arrives where the loss is computed"),
         (_, _) => panic!("no gradient arrives at an output that is not the loss"),
     };
@@ -138,7 +138,7 @@ pub(crate) fn stage_backward(saved: Saved, recomputed: Option<Tracked>, seed: Se
         (Some(rest), Some(front)) => {
             let rest = backward(rest, seed);
             let Some(middle) = rest.input else { panic!("recomputed layers lead nowhere") };
-            let mut all = backward(front, Seed::Gradient(middle));
+            let mut all = backward(front, Seed::Gradient(Box::new(middle)));
             all.parameters.extend(rest.parameters);
             all
         }

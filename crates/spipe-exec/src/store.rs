@@ -19,9 +19,9 @@ pub(crate) enum Value {
     Gradients(Tensors),
     Moments(Vec<Vec<Moments>>),
     /// An activation or the gradient of one.
-    Matrix(Matrix),
-    Saved(Saved),
-    Recomputed(Tracked),
+    Matrix(Box<Matrix>),
+    Saved(Box<Saved>),
+    Recomputed(Box<Tracked>),
 }
 
 impl Value {
@@ -78,7 +78,7 @@ impl Store {
     /// A handle to an activation or a gradient.
     pub fn matrix(&self, instance: Instance) -> Result<Matrix, String> {
         self.with(|values| match values.get(&instance) {
-            Some(Value::Matrix(matrix)) => Ok(matrix.clone()),
+            Some(Value::Matrix(matrix)) => Ok(Matrix::clone(matrix)),
             _ => Err(wrong(instance)),
         })
     }
@@ -86,21 +86,21 @@ impl Store {
     /// The input that was kept for a recompute.
     pub fn kept_input(&self, instance: Instance) -> Result<crate::layers::Signal, String> {
         self.with(|values| match values.get(&instance) {
-            Some(Value::Saved(Saved { input: Some(input), .. })) => Ok(input.clone()),
+            Some(Value::Saved(saved)) => saved.input.clone().ok_or_else(|| wrong(instance)),
             _ => Err(wrong(instance)),
         })
     }
 
     pub fn take_saved(&self, instance: Instance) -> Result<Saved, String> {
         match self.take(instance) {
-            Some(Value::Saved(saved)) => Ok(saved),
+            Some(Value::Saved(saved)) => Ok(*saved),
             _ => Err(wrong(instance)),
         }
     }
 
     pub fn take_recomputed(&self, instance: Instance) -> Result<Tracked, String> {
         match self.take(instance) {
-            Some(Value::Recomputed(graph)) => Ok(graph),
+            Some(Value::Recomputed(graph)) => Ok(*graph),
             _ => Err(wrong(instance)),
         }
     }

@@ -150,7 +150,7 @@ impl<'a> Bench<'a> {
         let graph = passes::tracked(&self.units, &self.parameters, self.input.clone(), &self.feed);
         finish(self.device, ());
         let forward = start.elapsed();
-        let seed = self.gradient.clone().map_or(Seed::Loss(1.0), Seed::Gradient);
+        let seed = self.gradient.clone().map_or(Seed::Loss(1.0), |gradient| Seed::Gradient(Box::new(gradient)));
         let start = Instant::now();
         let gradients = passes::backward(graph, seed);
         let before = sum.take().unwrap_or_default();

@@ -95,10 +95,10 @@ impl Case<'_> {
         let model = Model::from_toml("model.toml", self.model).unwrap_or_else(|faults| panic!("{faults}"));
         let hardware = Hardware::from_toml("machine.toml", &machine(self.memory, self.link))
             .unwrap_or_else(|faults| panic!("{faults}"));
-        let device = |name: &str| -> DeviceId { hardware.device(name).unwrap() };
+        let device = |name: &str| -> DeviceId { hardware.device(name).expect("the machine has it") };
         let stages = self.stages.iter().map(|(name, layers, recomputed)| Stage {
             device: device(name),
-            layers: layers.parse::<LayerRange>().unwrap(),
+            layers: layers.parse::<LayerRange>().expect("a range"),
             recomputed: *recomputed,
         });
         let placement = Placement { system: self.system, head_start: self.head_start, stages: stages.collect() };
@@ -120,7 +120,7 @@ impl Case<'_> {
     pub fn options(&self, backend: Backend, steps: u32) -> Options {
         let bind = |(index, (name, ..)): (usize, &(&str, &str, usize))| -> Binding {
             let kind = if name.starts_with("gpu") { "emulated" } else { "cpu" };
-            format!("{name}={kind}:{index}:{backend}@0").parse().unwrap()
+            format!("{name}={kind}:{index}:{backend}@0").parse().expect("a binding")
         };
         Options {
             steps,
@@ -134,5 +134,5 @@ impl Case<'_> {
 /// A text with some structure.
 pub fn text() -> Tokens {
     let text = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs. ".repeat(20);
-    Tokens::bytes(text.as_bytes(), 16).unwrap()
+    Tokens::bytes(text.as_bytes(), 16).expect("long enough")
 }
