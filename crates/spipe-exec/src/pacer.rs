@@ -107,8 +107,9 @@ impl Pacer {
                 fluid = self.changed.wait_timeout(fluid, nap).unwrap_or_else(PoisonError::into_inner).0;
             } else {
                 drop(fluid);
+                // To yield would be to wait for a time slice of whoever computes on this core.
                 while Instant::now() < due {
-                    std::thread::yield_now();
+                    std::hint::spin_loop();
                 }
                 fluid = self.lock();
             }
