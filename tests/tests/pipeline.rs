@@ -172,7 +172,8 @@ fn shipped_models_on_shipped_machines() {
         };
         for planner in ["dp", "greedy"] {
             let solution = spipe_planner::planner(planner).unwrap().plan(&problem);
-            let solution = solution.unwrap_or_else(|error| panic!("{planner}: {model_name} on {machine_name}: {error}"));
+            let solution =
+                solution.unwrap_or_else(|error| panic!("{planner}: {model_name} on {machine_name}: {error}"));
             assert_eq!(check(&context, &solution.placement), Ok(()));
             assert_eq!(score(&solution.placement), Some(solution.simulated));
             assert!(solution.bound <= solution.simulated, "{planner}: {model_name} on {machine_name}");

@@ -59,23 +59,23 @@ fn refusal_of(folder: &Path, name: &str, content: &str, args: &[&str]) -> String
 
 #[test]
 fn missing_file() {
-    insta::assert_snapshot!(refusal(&["model", "show", "missing.toml"]), @"");
-    insta::assert_snapshot!(refusal(&["model", "show", "llama9-7b"]), @"");
+    insta::assert_snapshot!(refusal(&["model", "show", "missing.toml"]));
+    insta::assert_snapshot!(refusal(&["model", "show", "llama9-7b"]));
 }
 
 #[test]
 fn wrong_unit() {
-    insta::assert_snapshot!(refusal(&["model", "show", &fixture("bad/wrong-unit.toml")]), @"");
+    insta::assert_snapshot!(refusal(&["model", "show", &fixture("bad/wrong-unit.toml")]));
 }
 
 #[test]
 fn unknown_key() {
-    insta::assert_snapshot!(refusal(&["model", "show", &fixture("bad/unknown-key.toml")]), @"");
+    insta::assert_snapshot!(refusal(&["model", "show", &fixture("bad/unknown-key.toml")]));
 }
 
 #[test]
 fn link_graph_that_is_not_connected() {
-    insta::assert_snapshot!(refusal(&["hardware", "show", &fixture("bad/no-link.toml")]), @"");
+    insta::assert_snapshot!(refusal(&["hardware", "show", &fixture("bad/no-link.toml")]));
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn layer_that_fits_nowhere() {
         let said = refusal(&args);
         assert!(said.starts_with("exit code 4\n"), "{planner}: {said}");
         if planner == "ilp" {
-            insta::assert_snapshot!(said, @"");
+            insta::assert_snapshot!(said);
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
     }
@@ -103,17 +103,17 @@ fn zero_microbatches() {
         let common = ["plan", "--model", &model, "--hardware", &hardware];
         refusal(&[&common[..], &["--global-batch", batch, "--microbatch", microbatch]].concat())
     };
-    insta::assert_snapshot!(plan("0", "1"), @"");
-    insta::assert_snapshot!(plan("8", "0"), @"");
-    insta::assert_snapshot!(plan("8", "3"), @"");
-    insta::assert_snapshot!(refusal(&["schedule", "1f1b", "--microbatches", "0"]), @"");
+    insta::assert_snapshot!(plan("0", "1"));
+    insta::assert_snapshot!(plan("8", "0"));
+    insta::assert_snapshot!(plan("8", "3"));
+    insta::assert_snapshot!(refusal(&["schedule", "1f1b", "--microbatches", "0"]));
 }
 
 #[test]
 fn plan_with_a_stage_on_an_unknown_device() {
     let (folder, plan, _) = good();
     let edited = std::fs::read_to_string(plan).unwrap().replacen("\"device\": \"gpu0\"", "\"device\": \"gpu7\"", 1);
-    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]), @"");
+    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn plan_edited_by_hand_to_overlap_stages() {
     stages[1]["first-layer"] = 0.into();
     stages[1]["choices"] = serde_json::json!([]);
     let edited = serde_json::to_string_pretty(&json).unwrap();
-    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]), @"");
+    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn truncated_trace() {
     let (folder, _, trace) = good();
     let text = std::fs::read_to_string(trace).unwrap();
     let said = refusal_of(folder.path(), "cut.json", &text[..200], &["timeline", "cut.json", "-o", "x.svg"]);
-    insta::assert_snapshot!(said, @"");
+    insta::assert_snapshot!(said);
     assert!(!folder.path().join("x.svg").exists(), "no picture of half a trace");
     let said = refusal_of(folder.path(), "cut.json", &text[..200], &["compare", "cut.json", "trace.json"]);
     assert!(said.starts_with("exit code 3\n"), "{said}");
@@ -144,31 +144,31 @@ fn truncated_trace() {
 fn text_shorter_than_one_sequence() {
     let (folder, ..) = good();
     let args = ["run", "plan.json", "--data", "short.txt", "--steps", "1", "-o", "measured.json"];
-    insta::assert_snapshot!(refusal_of(folder.path(), "short.txt", "too short\n", &args), @"");
+    insta::assert_snapshot!(refusal_of(folder.path(), "short.txt", "too short\n", &args));
     assert!(!folder.path().join("measured.json").exists(), "nothing half-written");
 }
 
 #[test]
 fn pictures_of_an_unknown_kind() {
     let (folder, ..) = good();
-    insta::assert_snapshot!(refusal_of(folder.path(), "x", "", &["timeline", "trace.json", "-o", "x.bmp"]), @"");
-    insta::assert_snapshot!(refusal_of(folder.path(), "x", "", &["timeline", "trace.json", "-o", "no/such/x.svg"]), @"");
+    insta::assert_snapshot!(refusal_of(folder.path(), "x", "", &["timeline", "trace.json", "-o", "x.bmp"]));
+    insta::assert_snapshot!(refusal_of(folder.path(), "x", "", &["timeline", "trace.json", "-o", "no/such/x.svg"]));
 }
 
 #[test]
 fn copies_that_cannot_be() {
     let transfer = |flow| refusal(&["hardware", "transfer", "one-gpu", "--flow", flow]);
-    insta::assert_snapshot!(transfer("dram0:gpu9:1GiB"), @"");
-    insta::assert_snapshot!(transfer("dram0:gpu0"), @"");
-    insta::assert_snapshot!(transfer("dram0:gpu0:1"), @"");
+    insta::assert_snapshot!(transfer("dram0:gpu9:1GiB"));
+    insta::assert_snapshot!(transfer("dram0:gpu0"));
+    insta::assert_snapshot!(transfer("dram0:gpu0:1"));
 }
 
 #[test]
 fn schedules_that_cannot_be() {
     let folder = tempfile::tempdir().unwrap();
     let said = |content| refusal_of(folder.path(), "s.csv", content, &["schedule", "custom", "s.csv"]);
-    insta::assert_snapshot!(said("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), @"");
-    insta::assert_snapshot!(said("0F0,0X0\n"), @"");
+    insta::assert_snapshot!(said("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"));
+    insta::assert_snapshot!(said("0F0,0X0\n"));
 }
 
 #[test]

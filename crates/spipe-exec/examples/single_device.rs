@@ -40,6 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let seconds = report.trace.iteration.to_seconds().get();
         let rate = workload.tokens() as f64 / seconds;
         writeln!(out, "{backend} on cores {cores}: {rate:.0} tokens/s, losses {:?}", report.losses)?;
+        writeln!(out, "  lane overhead: {:.3} %", 100.0 * report.lane_overhead)?;
         for kind in spipe_trace::Metrics::of(&report.trace).kinds {
             writeln!(out, "  {}: {}", kind.0, kind.1)?;
         }

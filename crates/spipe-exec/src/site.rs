@@ -28,6 +28,7 @@ impl Site {
                 (cpu(*backend), Some(pool), warnings)
             }
         };
+        tracing::debug!(%executor, "opened");
         Ok(Self { device, pool, emulated: executor.is_emulated(), warnings })
     }
 

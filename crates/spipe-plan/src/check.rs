@@ -1,35 +1,65 @@
 //! The judge of placements.
 
 use crate::{Context, Placement, Stage, System, footprint};
-use spipe_base::{Bytes, Diagnostic, Faults, StageId};
+use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 
 /// Accepts `placement` or says everything that is wrong with it.
 pub fn check(context: &Context<'_>, placement: &Placement) -> Result<(), Faults> {
-    let mut faults = Faults::new();
+    check_file(context, placement, &|_| None)
+}
+
+/// The same for a placement from a file, in which `position` finds the stages.
+pub(crate) fn check_file(
+    context: &Context<'_>,
+    placement: &Placement,
+    position: &dyn Fn(StageId) -> Option<Position>,
+) -> Result<(), Faults> {
+    let mut faults = Found { all: Faults::new(), position };
     if placement.stages.is_empty() {
         faults.push(Diagnostic::error("the plan has no stages"));
-        return faults.or(());
+        return faults.all.or(());
     }
     check_cover(context, placement, &mut faults);
     check_devices(context, placement, &mut faults);
     if placement.head_start > 0 && placement.system != System::Hybrid {
         faults.push(Diagnostic::error(format!("system `{}` has no head start", placement.system)));
     }
-    if faults.is_harmless() {
+    if faults.all.is_harmless() {
         check_links(context, placement, &mut faults);
         check_memory(context, placement, &mut faults);
     }
-    faults.or(())
+    faults.all.or(())
+}
+
+/// What has been found, and where stages are.
+struct Found<'a> {
+    all: Faults,
+    position: &'a dyn Fn(StageId) -> Option<Position>,
+}
+
+impl Found<'_> {
+    fn push(&mut self, diagnostic: Diagnostic) {
+        self.all.push(diagnostic);
+    }
+
+    /// A fault of one stage.
+    fn push_at(&mut self, stage: StageId, diagnostic: Diagnostic) {
+        self.all.push(match (self.position)(stage) {
+            Some(position) => diagnostic.at(position),
+            None => diagnostic,
+        });
+    }
 }
 
 /// Stages are contiguous, disjoint and cover the model.
-fn check_cover(context: &Context<'_>, placement: &Placement, faults: &mut Faults) {
+fn check_cover(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let layers = context.model.layers().len();
     let mut next = 0;
     for (id, stage) in placement.stages.enumerate() {
         let first = stage.layers.first().index();
         if first < next {
-            faults.push(
+            faults.push_at(
+                id,
                 Diagnostic::error(format!(
                     "stage `{id}` has layers {}, but layer {first} is already in an earlier stage",
                     stage.layers
@@ -40,11 +70,14 @@ fn check_cover(context: &Context<'_>, placement: &Placement, faults: &mut Faults
             faults.push(Diagnostic::error(format!("layers {next}..{} are in no stage", first - 1)));
         }
         if stage.recomputed > stage.layers.count() {
-            faults.push(Diagnostic::error(format!(
-                "stage `{id}` recomputes {} of its {} layers",
-                stage.recomputed,
-                stage.layers.count()
-            )));
+            faults.push_at(
+                id,
+                Diagnostic::error(format!(
+                    "stage `{id}` recomputes {} of its {} layers",
+                    stage.recomputed,
+                    stage.layers.count()
+                )),
+            );
         }
         next = next.max(stage.layers.last().index() + 1);
     }
@@ -61,7 +94,7 @@ fn check_cover(context: &Context<'_>, placement: &Placement, faults: &mut Faults
 }
 
 /// Every stage's device exists, has one stage, and can run its layers.
-fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Faults) {
+fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let mut used = std::collections::BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
         let Some(device) = context.hardware.devices().get(stage.device) else {
@@ -72,10 +105,13 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Faul
             continue;
         };
         if let Some(other) = used.insert(stage.device, id) {
-            faults.push(Diagnostic::error(format!(
-                "stages `{other}` and `{id}` are both on `{}`, but system `{}` runs one stage per device",
-                device.name, placement.system
-            )));
+            faults.push_at(
+                id,
+                Diagnostic::error(format!(
+                    "stages `{other}` and `{id}` are both on `{}`, but system `{}` runs one stage per device",
+                    device.name, placement.system
+                )),
+            );
         }
         let unable = stage
             .layers
@@ -83,17 +119,20 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Faul
             .filter(|layer| layer.index() < context.model.layers().len())
             .find(|layer| context.cost.time(*layer, stage.device).is_none());
         if let Some(layer) = unable {
-            faults.push(Diagnostic::error(format!(
-                "layer `{}` of stage `{id}` has no time on `{}`",
-                context.model.layers()[layer].name,
-                device.name
-            )));
+            faults.push_at(
+                id,
+                Diagnostic::error(format!(
+                    "layer `{}` of stage `{id}` has no time on `{}`",
+                    context.model.layers()[layer].name,
+                    device.name
+                )),
+            );
         }
     }
 }
 
 /// Neighbouring stages can reach each other, both ways.
-fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Faults) {
+fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let memory = |stage: &Stage| context.hardware.devices()[stage.device].memory;
     for pair in placement.stages.as_slice().windows(2) {
         let (from, to) = (memory(&pair[0]), memory(&pair[1]));
@@ -105,7 +144,7 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Faults
 }
 
 /// What each memory must hold fits.
-fn check_memory(context: &Context<'_>, placement: &Placement, faults: &mut Faults) {
+fn check_memory(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     for (id, stages) in footprint(context, placement) {
         let memory = &context.hardware.memories()[id];
         let usable = memory.capacity.saturating_sub(memory.reserved);

@@ -2,7 +2,7 @@
 
 use crate::{Activations, FORMAT_VERSION, Outcome, OutcomeStatus, Placement, Plan, Stage, System, footprint};
 use serde::{Deserialize, Serialize};
-use spipe_base::{Bytes, Diagnostic, Faults, LayerId, LayerRange, Position};
+use spipe_base::{Bytes, Diagnostic, Faults, LayerId, LayerRange, Position, StageId};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
@@ -101,7 +101,8 @@ impl Plan {
         let model = Model::from_toml(&format!("{file}#model"), &parsed.model.toml)?;
         let hardware = Hardware::from_toml(&format!("{file}#hardware"), &parsed.hardware.toml)?;
         let placement = place(file, text, &parsed, &hardware)?;
-        let plan = Self::new(model, hardware, parsed.workload, placement)?;
+        let position = |stage: StageId| Some(stage_position(file, text, stage.index()));
+        let plan = Self::located(model, hardware, parsed.workload, (placement, &position))?;
         Ok(match (parsed.planner, parsed.status) {
             (Some(planner), Some(status)) => plan.with_outcome(Outcome {
                 planner,

@@ -1,7 +1,7 @@
 //! The checked plan and its parts.
 
 use serde::{Deserialize, Serialize};
-use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
+use spipe_base::{DeviceId, Diagnostic, Faults, IdVec, LayerRange, Position, StageId};
 use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Recompute};
@@ -192,15 +192,21 @@ pub struct Plan {
 
 impl Plan {
     /// Checks `placement` and joins it to what it was made for; all faults are reported.
-    pub fn new(
+    pub fn new(model: Model, hardware: Hardware, workload: Workload, placement: Placement) -> Result<Self, Faults> {
+        Self::located(model, hardware, workload, (placement, &|_| None))
+    }
+
+    /// The same for a placement from a file, in which a function finds the stages.
+    pub(crate) fn located(
         model: Model,
         hardware: Hardware,
         workload: Workload,
-        placement: Placement,
-    ) -> Result<Self, spipe_base::Faults> {
-        let cost = CostTable::new(&model, &hardware, &workload)
-            .map_err(|error| spipe_base::Diagnostic::error(error.to_string()))?;
-        crate::check(&Context { model: &model, hardware: &hardware, cost: &cost }, &placement)?;
+        (placement, position): (Placement, &dyn Fn(StageId) -> Option<Position>),
+    ) -> Result<Self, Faults> {
+        let cost =
+            CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        crate::check::check_file(&context, &placement, position)?;
         Ok(Self { model, hardware, cost, placement, outcome: None })
     }
 

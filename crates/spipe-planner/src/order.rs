@@ -317,6 +317,7 @@ mod tests {
         figures::Figures,
     };
     use spipe_cost::Mode;
+    use spipe_plan::System;
 
     fn period(system: System, (stages, microbatches): (usize, u64), mode: Mode) -> f64 {
         let layer = LayerText { count: stages, times: [10, 10, 10], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };

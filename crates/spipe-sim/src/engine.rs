@@ -157,7 +157,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Whether the last whole iteration is the one before, shifted.
-    fn repeats(&self) -> bool {
+    pub fn repeats(&self) -> bool {
         let Some(before) = self.whole.checked_sub(2) else { return false };
         let (earlier, later) = (&self.rounds[before as usize].states, &self.rounds[self.whole as usize - 1].states);
         let shift = later[0].start - earlier[0].start;

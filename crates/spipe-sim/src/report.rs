@@ -54,7 +54,7 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
     Simulation { trace, steady, actions: engine.simulated }
 }
 
-/// The steady period: the shift between the last two iterations; over several where they do not repeat exactly; for one
+/// The steady period: the shift between the last two iterations, or the mean of the later half where they do not repeat; for one
 /// iteration, from its first start to its last end.
 pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
     let whole = engine.whole() as usize;
@@ -63,7 +63,10 @@ pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
         let end = states.iter().map(|state| state.end).max().unwrap_or_default();
         return end - first_start(&engine.rounds[0]);
     }
-    let from = if whole > 3 { whole / 2 } else { whole.saturating_sub(2) };
+    if whole < 2 {
+        return SimTime::ZERO;
+    }
+    let from = if engine.repeats() { whole - 2 } else { (whole / 2).min(whole - 2) };
     let stretch = first_start(&engine.rounds[whole - 1]) - first_start(&engine.rounds[from]);
     SimTime::ns(stretch.as_ns() / (whole - 1 - from).max(1) as u64)
 }

@@ -126,7 +126,9 @@ fn human(data: &Data, trace: &Trace) -> String {
         data.actions.to_string(),
     ]);
     let peaks: Vec<String> = data.peak_activation_units.iter().map(ToString::to_string).collect();
-    let picture = spipe_timeline::text(&spipe_timeline::Picture { trace, second: None, title: None }, WIDTH);
+    // Memories of bare schedules count activations, not bytes; their peaks are in the line above.
+    let lanes = Trace { memories: Vec::new(), ..trace.clone() };
+    let picture = spipe_timeline::text(&spipe_timeline::Picture { trace: &lanes, second: None, title: None }, WIDTH);
     let orders: Vec<String> = data.order.iter().map(|tokens| tokens.join(",")).collect();
     format!(
         "{figures}\n\nPeak activations per device: {}\n\n{picture}\nOrder:\n{}\n",

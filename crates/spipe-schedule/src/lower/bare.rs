@@ -79,8 +79,8 @@ struct Bare<'a> {
     times: &'a StageTimes,
     builder: &'a mut ProgramBuilder,
     added: BTreeMap<Token, ActionId>,
-    /// What a forward leaves for the backward-input and for the backward-weight.
-    saved: BTreeMap<Token, [BufferId; 2]>,
+    /// What a forward leaves for the backward-input and for the backward-weight; nothing where the share is nothing.
+    saved: BTreeMap<Token, [Option<BufferId>; 2]>,
 }
 
 impl Bare<'_> {
@@ -97,17 +97,18 @@ impl Bare<'_> {
                     Some(layers) => Content::Saved(layers, token.microbatch),
                     None => Content::Workspace(token.stage, token.microbatch),
                 };
-                self.builder.buffer(content, memory, bytes, Lifetime::Transient)
+                let buffer = |bytes| self.builder.buffer(content, memory, bytes, Lifetime::Transient);
+                Some(bytes).filter(|bytes| *bytes > Bytes::ZERO).map(buffer)
             });
             self.saved.insert(forward, buffers);
-            writes.extend(buffers.map(|buffer| Access::new(buffer, 1)));
+            writes.extend(buffers.into_iter().flatten().map(|buffer| Access::new(buffer, 1)));
         } else if let Some([input, weight]) = self.saved.get(&forward) {
-            let kept: &[BufferId] = match token.pass {
+            let kept: &[Option<BufferId>] = match token.pass {
                 Pass::BackwardInput => &[*input],
                 Pass::BackwardWeight => &[*weight],
                 _ => &[*input, *weight],
             };
-            reads.extend(kept.iter().map(|buffer| Access::new(*buffer, 1)));
+            reads.extend(kept.iter().flatten().map(|buffer| Access::new(*buffer, 1)));
         }
         let lane = self.builder.lane(owner, LaneRole::Compute.name(), LaneRole::Compute);
         let kind = match token.pass {

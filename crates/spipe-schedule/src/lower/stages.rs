@@ -65,6 +65,8 @@ pub(super) struct Lowering<'a> {
 #[derive(Clone, Default)]
 struct Done {
     computed: Vec<ActionId>,
+    /// The copies that brought what was computed on, in the same order.
+    arrived: Vec<ActionId>,
     copied_out: Vec<ActionId>,
 }
 
@@ -112,6 +114,7 @@ impl<'a> Lowering<'a> {
                 self.optimizer(stage);
             }
         }
+        self.join_iterations();
         self.faults.or(())
     }
 
@@ -338,7 +341,9 @@ impl<'a> Lowering<'a> {
     /// Double buffering: a copy arrives only once the computation before its user has started, and a computation starts
     /// only once the output before the last one has left.
     fn arrive_during(&mut self, stage: StageId, arrived: Option<Crossing>, user: ActionId, forward: bool) {
-        let done = if forward { &self.forwards[stage.index()] } else { &self.backwards[stage.index()] };
+        let done = if forward { &mut self.forwards } else { &mut self.backwards };
+        let done = &mut done[stage.index()];
+        done.arrived.extend(arrived.and_then(|crossing| crossing.copy));
         let mut edges = Vec::new();
         let before = done.computed.len().checked_sub(2).map(|index| done.computed[index]);
         if let (Some(copy), Some(before)) = (arrived.and_then(|crossing| crossing.copy), before) {
@@ -349,6 +354,24 @@ impl<'a> Lowering<'a> {
         }
         for (from, to, anchor) in edges {
             self.builder.edge(Edge { from, to, anchor, distance: 0, lag: SimTime::ZERO, cause: IdleCause::Memory });
+        }
+    }
+}
+
+impl Lowering<'_> {
+    /// Double buffering goes on across iterations: the first input arrives once the last computation has started, and the
+    /// first computations start once the last outputs have left.
+    fn join_iterations(&mut self) {
+        let mut edges = Vec::new();
+        for done in self.forwards.iter().chain(&self.backwards) {
+            let Some(last) = done.computed.last() else { continue };
+            edges.extend(done.arrived.first().map(|copy| (*last, *copy, Anchor::StartToStart)));
+            let waiting = done.computed.iter().take(2.min(done.copied_out.len()));
+            let leaving = done.copied_out.iter().skip(done.copied_out.len().saturating_sub(2));
+            edges.extend(leaving.zip(waiting).map(|(out, user)| (*out, *user, Anchor::EndToStart)));
+        }
+        for (from, to, anchor) in edges {
+            self.builder.edge(Edge { from, to, anchor, distance: 1, lag: SimTime::ZERO, cause: IdleCause::Memory });
         }
     }
 }
