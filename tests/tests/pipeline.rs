@@ -105,7 +105,9 @@ proptest! {
             Err(faults) => return Err(TestCaseError::fail(faults.to_string())),
         };
         let simulation = simulate(&program, &Options::default());
-        prop_assert!(spipe_sim::is_ok(&simulation) && simulation.steady);
+        prop_assert!(spipe_sim::is_ok(&simulation));
+        // In inference a fast stage may take many iterations to run into the one it feeds.
+        prop_assert!(simulation.steady || !train);
         let trace = &simulation.trace;
         let needs = footprint(&context, &placement);
         for memory in &trace.memories {
@@ -117,8 +119,7 @@ proptest! {
             let on = |id: spipe_base::LaneId| id.index() == lane;
             let work: SimTime = trace.spans.iter().filter(|span| on(span.lane)).map(|span| span.duration()).sum();
             let idle: SimTime = trace.idle.iter().filter(|idle| on(idle.lane)).map(|idle| idle.end - idle.start).sum();
-            prop_assert!(work <= trace.iteration);
-            if work > SimTime::ZERO {
+            if simulation.steady && work > SimTime::ZERO {
                 prop_assert_eq!(work + idle, trace.iteration);
             }
         }

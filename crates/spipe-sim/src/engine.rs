@@ -269,6 +269,9 @@ impl<'a> Engine<'a> {
         let program = self.program;
         for precedence in program.leaving(action).iter().filter(|precedence| precedence.anchor == anchor) {
             let target = iteration + u32::from(precedence.distance);
+            if target >= self.limit() {
+                continue;
+            }
             if precedence.lag == SimTime::ZERO {
                 self.meet(target, precedence);
             } else {

@@ -49,7 +49,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { iterations: Iterations::UntilSteady(16), outcomes: BTreeMap::new() }
+        Self { iterations: Iterations::UntilSteady(64), outcomes: BTreeMap::new() }
     }
 }
 

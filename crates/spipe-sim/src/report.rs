@@ -66,13 +66,21 @@ pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
     if whole < 2 {
         return SimTime::ZERO;
     }
-    let from = if engine.repeats() { whole - 2 } else { (whole / 2).min(whole - 2) };
-    let stretch = first_start(&engine.rounds[whole - 1]) - first_start(&engine.rounds[from]);
-    SimTime::ns(stretch.as_ns() / (whole - 1 - from).max(1) as u64)
+    if engine.repeats() {
+        return first_start(&engine.rounds[whole - 1]) - first_start(&engine.rounds[whole - 2]);
+    }
+    // Lanes that only feed others may still run ahead; what comes out at the end sets the pace.
+    let from = (whole / 2).min(whole - 2);
+    let stretch = last_end(&engine.rounds[whole - 1]).saturating_sub(last_end(&engine.rounds[from]));
+    SimTime::ns(stretch.as_ns() / (whole - 1 - from) as u64)
 }
 
 fn first_start(round: &Round) -> SimTime {
     round.states.iter().filter(|state| !state.skipped).map(|state| state.start).min().unwrap_or_default()
+}
+
+fn last_end(round: &Round) -> SimTime {
+    round.states.iter().map(|state| state.end).max().unwrap_or_default()
 }
 
 /// From each whole iteration's start to the next one's.
