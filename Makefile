@@ -54,4 +54,4 @@ cuda-check: setup
 	$(CARGO) check --release --locked -p spipe --features cuda
 
 bench: setup
-	$(CARGO) bench --locked -p spipe-sim -p spipe-planner -p spipe-exec
+	$(CARGO) bench --profile release --locked --workspace --bench simulator --bench planner --bench executor
