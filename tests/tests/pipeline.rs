@@ -7,7 +7,7 @@ use spipe_base::{Bytes, LaneRole, LayerRange, SimTime};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Context, Placement, Plan, Stage, StageFootprint, System, check, footprint};
+use spipe_plan::{Context, Knobs, Placement, Plan, Stage, StageFootprint, System, check, footprint};
 use spipe_schedule::{lower, order_of};
 use spipe_sim::{Options, simulate};
 use std::fmt::Write;
@@ -70,14 +70,14 @@ fn place(hardware: &Hardware, layers: usize, cuts: &[usize], recomputed: &[usize
         let range = LayerRange::new(first.into(), (end - 1).into()).unwrap();
         first = *end;
         let device = hardware.device(DEVICES[index]).unwrap();
-        Stage { device, layers: range, recomputed: recomputed[index] % (range.count() + 1) }
+        Stage::new(device, range).with_recomputed(recomputed[index] % (range.count() + 1))
     });
     let head_start = if system == System::Hybrid { 1 } else { 0 };
-    Placement { system, head_start, stages: stages.collect() }
+    Placement::new(system, stages).with_knobs(Knobs { head_start, ..Knobs::default() })
 }
 
 fn system() -> impl Strategy<Value = System> {
-    prop::sample::select(System::ALL.to_vec())
+    prop::sample::select(spipe_planner::SYSTEMS.to_vec())
 }
 
 proptest! {
@@ -166,7 +166,7 @@ fn shipped_models_on_shipped_machines() {
         let stop = std::sync::atomic::AtomicBool::new(false);
         let problem = spipe_planner::Problem {
             context,
-            systems: System::ALL.to_vec(),
+            systems: spipe_planner::SYSTEMS.to_vec(),
             options: spipe_planner::Options::default(),
             score: &score,
             stop: &stop,

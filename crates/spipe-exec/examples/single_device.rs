@@ -28,8 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layers = format!("0..{last}").parse()?;
     let hardware = Hardware::from_file("one socket", machine()?)?;
     let device = hardware.device("cpu0").ok_or("no socket")?;
-    let stages = [Stage { device, layers, recomputed: 0 }].into_iter().collect();
-    let placement = Placement { system: System::Gpipe, head_start: 0, stages };
+    let stages = [Stage::new(device, layers)];
+    let placement = Placement::new(System::Gpipe, stages);
     let plan = Plan::new(model, hardware, workload, placement)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement())?;
     let mut out = std::io::stdout().lock();

@@ -1,7 +1,7 @@
 //! The judge of placements.
 
-use crate::{Context, Placement, Stage, System, footprint};
-use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
+use crate::{Context, Dealing, Placement, Stage, System, Weights, footprint};
+use spipe_base::{Bytes, Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 
 /// Accepts `placement` or says everything that is wrong with it.
 pub fn check(context: &Context<'_>, placement: &Placement) -> Result<(), Faults> {
@@ -19,13 +19,22 @@ pub(crate) fn check_file(
         faults.push(Diagnostic::error("the plan has no stages"));
         return faults.all.or(());
     }
-    check_cover(context, placement, &mut faults);
-    check_devices(context, placement, &mut faults);
-    if placement.head_start > 0 && placement.system != System::Hybrid {
-        faults.push(Diagnostic::error(format!("system `{}` has no head start", placement.system)));
+    check_cover(context, &placement.stages, &mut faults);
+    if !placement.backward.is_empty() {
+        // Positions are those of the forward's stages; the backward's come after them in the file.
+        let forward = placement.stages.len();
+        let behind = |stage: StageId| (position)(StageId::from(stage.index() + forward));
+        let mut found = Found { all: Faults::new(), position: &behind };
+        check_cover(context, &placement.backward, &mut found);
+        faults.all.extend(found.all);
     }
+    check_devices(context, placement, &mut faults);
+    check_dealing(context, placement, &mut faults);
+    check_knobs(placement, &mut faults);
     if faults.all.is_harmless() {
         check_links(context, placement, &mut faults);
+    }
+    if faults.all.is_harmless() {
         check_memory(context, placement, &mut faults);
     }
     faults.all.or(())
@@ -52,10 +61,10 @@ impl Found<'_> {
 }
 
 /// Stages are contiguous, disjoint and cover the model.
-fn check_cover(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+fn check_cover(context: &Context<'_>, stages: &IdVec<StageId, Stage>, faults: &mut Found<'_>) {
     let layers = context.model.layers().len();
     let mut next = 0;
-    for (id, stage) in placement.stages.enumerate() {
+    for (id, stage) in stages.enumerate() {
         let first = stage.layers.first().index();
         if first < next {
             faults.push_at(
@@ -93,10 +102,10 @@ fn check_cover(context: &Context<'_>, placement: &Placement, faults: &mut Found<
     }
 }
 
-/// Every stage's device exists, has one stage, and can run its layers.
+/// Every stage's device exists and can run its layers; so does the socket of its optimizer.
 fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
-    let mut used = std::collections::BTreeMap::new();
-    for (id, stage) in placement.stages.enumerate() {
+    for (index, stage) in placement.all_stages().enumerate() {
+        let id = StageId::from(index);
         let Some(device) = context.hardware.devices().get(stage.device) else {
             faults.push(Diagnostic::error(format!(
                 "stage `{id}` is on a device that `{}` lacks",
@@ -104,15 +113,6 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Foun
             )));
             continue;
         };
-        if let Some(other) = used.insert(stage.device, id) {
-            faults.push_at(
-                id,
-                Diagnostic::error(format!(
-                    "stages `{other}` and `{id}` are both on `{}`, but system `{}` runs one stage per device",
-                    device.name, placement.system
-                )),
-            );
-        }
         let unable = stage
             .layers
             .iter()
@@ -128,17 +128,129 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Foun
                 )),
             );
         }
+        if let Some(socket) = stage.optimizer.filter(|socket| !context.is_cpu(*socket)) {
+            let name = &context.hardware.devices()[socket].name;
+            faults.push_at(
+                id,
+                Diagnostic::error(format!("the optimizer of stage `{id}` is on `{name}`, which is no CPU socket"))
+                    .hint("leave `optimizer-on` out to step the parameters on their own device"),
+            );
+        }
+    }
+}
+
+/// Stages lie on devices as their system deals them out.
+fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let (stages, devices) = (placement.stages.as_slice(), placement.devices());
+    let name = |stage: usize| context.hardware.devices()[stages[stage].device].name.clone();
+    if placement.system.family() != crate::Family::Pipeline
+        || stages.iter().any(|stage| context.hardware.devices().get(stage.device).is_none())
+    {
+        return;
+    }
+    for index in 0..stages.len() {
+        let (expected, rule) = match placement.system.dealing() {
+            Dealing::RoundRobin => (index % devices.len(), "deals stages out in turn"),
+            Dealing::Vee if index < devices.len() => (index, "goes down the devices and up again"),
+            Dealing::Vee => {
+                (2 * devices.len() - 1 - index.min(2 * devices.len() - 1), "goes down the devices and up again")
+            }
+            Dealing::Single => {
+                let before = (0..index).rev().find(|before| stages[*before].device == stages[index].device);
+                if let Some(before) = before.filter(|before| before + 1 != index) {
+                    faults.push_at(
+                        StageId::from(index),
+                        Diagnostic::error(format!(
+                            "stages `s{before}` and `s{index}` are both on `{}` with other stages between them, but system `{}` \
+                             comes to each device once",
+                            name(index),
+                            placement.system
+                        ))
+                        .hint("interleaved-1f1b takes turns between devices"),
+                    );
+                }
+                continue;
+            }
+        };
+        if devices[expected] != stages[index].device {
+            let device = &context.hardware.devices()[devices[expected]].name;
+            faults.push_at(
+                StageId::from(index),
+                Diagnostic::error(format!(
+                    "stage `s{index}` is on `{}`, but system `{}` {rule}",
+                    name(index),
+                    placement.system
+                ))
+                .hint(format!("put it on `{device}`")),
+            );
+        }
+    }
+    if placement.system.dealing() == Dealing::Vee && stages.len() != 2 * devices.len() {
+        faults.push(Diagnostic::error(format!(
+            "system `{}` has two stages per device, but there are {} on {}",
+            placement.system,
+            stages.len(),
+            devices.len()
+        )));
+    } else if placement.system.dealing() == Dealing::RoundRobin && !stages.len().is_multiple_of(devices.len()) {
+        faults.push(Diagnostic::error(format!(
+            "system `{}` has the same number of stages on every device, but there are {} on {}",
+            placement.system,
+            stages.len(),
+            devices.len()
+        )));
+    }
+}
+
+/// Knobs are those of the system.
+fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
+    let (system, knobs) = (placement.system, &placement.knobs);
+    let mut refuse = |given: bool, allowed: bool, what: &str| {
+        if given && !allowed {
+            faults.push(Diagnostic::error(format!("system `{system}` has no {what}")));
+        }
+    };
+    refuse(knobs.head_start > 0, system == System::Hybrid, "head start");
+    refuse(knobs.group.is_some(), matches!(system, System::Gis | System::GisH), "group size");
+    refuse(knobs.memory_limit.is_some(), matches!(system, System::Zb1p | System::Zb2p), "memory limit");
+    let superpipeline = matches!(system, System::Superpipeline | System::NaiveSwap);
+    refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
+    refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
+    refuse(knobs.synchronous_checkpoints || knobs.synchronous_optimizer, system == System::Spipe, "ablation");
+    if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap)
+        && (swap > resident || swap == 0)
+    {
+        faults.push(
+            Diagnostic::error(format!("{swap} of {resident} resident layers cannot be exchanged at a time"))
+                .hint(format!("exchange between 1 and {resident}")),
+        );
     }
 }
 
 /// Neighbouring stages can reach each other, both ways.
 fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let memory = |stage: &Stage| context.hardware.devices()[stage.device].memory;
-    for pair in placement.stages.as_slice().windows(2) {
+    for pair in placement.stages.as_slice().windows(2).chain(placement.backward.as_slice().windows(2)) {
         let (from, to) = (memory(&pair[0]), memory(&pair[1]));
         if context.hardware.route(from, to).is_none() || context.hardware.route(to, from).is_none() {
             let name = |stage: &Stage| context.hardware.devices()[stage.device].name.clone();
             faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(&pair[0]), name(&pair[1]))));
+        }
+    }
+    for stage in placement.all_stages() {
+        let homes = [stage.offload, stage.optimizer.map(|socket| context.hardware.devices()[socket].memory)];
+        let streamed = match stage.weights {
+            Weights::Streamed(memory) => Some(memory),
+            Weights::Resident => None,
+        };
+        for home in homes.into_iter().flatten().chain(streamed) {
+            let here = memory(stage);
+            if here != home
+                && (context.hardware.route(here, home).is_none() || context.hardware.route(home, here).is_none())
+            {
+                let name = |memory: MemoryId| &context.hardware.memories()[memory].name;
+                faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(here), name(home))));
+            }
         }
     }
 }

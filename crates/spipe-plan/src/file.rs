@@ -1,8 +1,8 @@
 //! Plan files: JSON that carries everything the plan needs, model and machine included.
 
-use crate::{Activations, FORMAT_VERSION, Outcome, OutcomeStatus, Placement, Plan, Stage, System, footprint};
+use crate::{FORMAT_VERSION, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System, footprint};
 use serde::{Deserialize, Serialize};
-use spipe_base::{Bytes, Diagnostic, Faults, LayerId, LayerRange, Position, StageId};
+use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
@@ -18,30 +18,6 @@ pub struct Embedded {
     pub toml: String,
 }
 
-/// What happens to a run of layers of a stage.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Choice {
-    /// The layers, both ends included.
-    pub layers: LayerRange,
-    /// Their activations.
-    pub activations: Activations,
-}
-
-/// A stage as the file writes it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct StageFile {
-    /// The device's name.
-    pub device: String,
-    /// The first layer.
-    pub first_layer: LayerId,
-    /// The last layer, which belongs to the stage.
-    pub last_layer: LayerId,
-    /// Per-layer choices, in layer order.
-    pub choices: Vec<Choice>,
-}
-
 /// A plan as the file writes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -50,13 +26,16 @@ pub struct PlanFile {
     pub format_version: u32,
     /// The system that schedules the stages.
     pub system: System,
-    /// More warm-up forwards of CPU stages and those before them.
+    /// What the system leaves to choose.
     #[serde(default)]
-    pub head_start: u64,
+    pub knobs: Knobs,
     /// What one iteration consumes.
     pub workload: Workload,
     /// The stages, in model order.
     pub stages: Vec<StageFile>,
+    /// The stages of the backward, in model order, where they are not those of the forward.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub backward: Vec<StageFile>,
     /// How the planner's search ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<OutcomeStatus>,
@@ -124,9 +103,10 @@ impl Plan {
         PlanFile {
             format_version: FORMAT_VERSION,
             system: self.placement.system,
-            head_start: self.placement.head_start,
+            knobs: self.placement.knobs,
             workload: *self.cost.workload(),
-            stages: self.placement.stages.iter().map(|stage| stage_file(stage, &self.hardware)).collect(),
+            stages: self.placement.stages.iter().map(|stage| StageFile::of(stage, &self.hardware)).collect(),
+            backward: self.placement.backward.iter().map(|stage| StageFile::of(stage, &self.hardware)).collect(),
             status: outcome.map(|outcome| outcome.status),
             planner: outcome.map(|outcome| outcome.planner.clone()),
             objective_ms: outcome.and_then(|outcome| outcome.objective_ms),
@@ -163,75 +143,18 @@ fn json_fault(file: &str, text: &str, error: &serde_json::Error) -> Faults {
     diagnostic.hint(hint).into()
 }
 
-fn stage_file(stage: &Stage, hardware: &Hardware) -> StageFile {
-    let first = stage.layers.first().index();
-    let split = first + stage.recomputed;
-    let run = |from: usize, to: usize, activations| {
-        LayerRange::new(from.into(), to.checked_sub(1)?.into())
-            .filter(|_| from < to)
-            .map(|layers| Choice { layers, activations })
-    };
-    let end = stage.layers.last().index() + 1;
-    StageFile {
-        device: hardware.devices()[stage.device].name.clone(),
-        first_layer: stage.layers.first(),
-        last_layer: stage.layers.last(),
-        choices: [run(first, split, Activations::Recomputed), run(split, end, Activations::Saved)]
-            .into_iter()
-            .flatten()
-            .collect(),
-    }
-}
-
 fn place(file: &str, text: &str, parsed: &PlanFile, hardware: &Hardware) -> Result<Placement, Faults> {
     let mut faults = Faults::new();
     let mut stages = Vec::new();
-    for (index, stage) in parsed.stages.iter().enumerate() {
-        match resolve(stage, hardware) {
+    for (index, stage) in parsed.stages.iter().chain(&parsed.backward).enumerate() {
+        match stage.resolve(hardware) {
             Ok(stage) => stages.push(stage),
             Err(diagnostic) => faults.push(diagnostic.at(stage_position(file, text, index))),
         }
     }
-    faults.or(Placement { system: parsed.system, head_start: parsed.head_start, stages: stages.into_iter().collect() })
-}
-
-fn resolve(stage: &StageFile, hardware: &Hardware) -> Result<Stage, Diagnostic> {
-    let device = hardware.device(&stage.device).ok_or_else(|| {
-        let known: Vec<&str> = hardware.devices().iter().map(|device| device.name.as_str()).collect();
-        Diagnostic::error(format!("`{}` has no device `{}`", hardware.name(), stage.device))
-            .hint(format!("its devices are {}", known.join(", ")))
-    })?;
-    let layers = LayerRange::new(stage.first_layer, stage.last_layer).ok_or_else(|| {
-        Diagnostic::error(format!(
-            "the first layer {} comes after the last layer {}",
-            stage.first_layer, stage.last_layer
-        ))
-    })?;
-    let mut next = layers.first();
-    let mut recomputed = 0;
-    for choice in &stage.choices {
-        if choice.layers.first() != next || choice.layers.last() > layers.last() {
-            return Err(Diagnostic::error(format!(
-                "choices must cover layers {layers} in order, found {}",
-                choice.layers
-            )));
-        }
-        if choice.activations == Activations::Recomputed {
-            if choice.layers.first().index() != layers.first().index() + recomputed {
-                return Err(Diagnostic::error(format!(
-                    "recomputed layers {} are not at the front of their stage",
-                    choice.layers
-                ))
-                .hint("recompute the first layers of a stage: they need no more than its input"));
-            }
-            recomputed += choice.layers.count();
-        }
-        next = LayerId::from(choice.layers.last().index() + 1);
-    }
-    if !stage.choices.is_empty() && next.index() != layers.last().index() + 1 {
-        return Err(Diagnostic::error(format!("choices end before the last layer of {layers}")));
-    }
-    Ok(Stage { device, layers, recomputed })
+    faults.or(())?;
+    let backward = stages.split_off(parsed.stages.len());
+    Ok(Placement::new(parsed.system, stages).with_knobs(parsed.knobs).with_backward(backward))
 }
 
 /// Where the `index`th stage starts: the `index`th `"device"` key after `"stages"`.

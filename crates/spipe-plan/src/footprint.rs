@@ -1,11 +1,11 @@
 //! Bytes that a placement needs in every memory.
 
 use crate::{Context, InFlight, Placement, Stage};
-use spipe_base::{Bytes, MemoryId, StageId};
+use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
 use spipe_cost::Mode;
 use std::collections::BTreeMap;
 
-/// What one stage needs in its device's memory, by purpose.
+/// What one stage needs in one memory, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageFootprint {
     /// Parameters, gradients and optimizer state: held throughout.
@@ -31,30 +31,129 @@ impl StageFootprint {
 /// The bytes needed in every memory, and by which stage.
 pub type Footprint = BTreeMap<MemoryId, BTreeMap<StageId, StageFootprint>>;
 
-/// What each memory must hold for `placement`.
+/// How a stage is joined to a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Boundary {
+    /// It is the end of the model.
+    End,
+    /// The neighbour is on the same device: what one writes, the other reads.
+    Within,
+    /// A copy lies between them, double-buffered on both sides.
+    Across,
+}
+
+impl Boundary {
+    /// What lies before and behind stage `id`.
+    pub fn around(placement: &Placement, id: StageId) -> [Self; 2] {
+        let stages = placement.stages.as_slice();
+        let device = stages[id.index()].device;
+        let towards = |neighbour: Option<&Stage>| match neighbour {
+            None => Self::End,
+            Some(neighbour) if neighbour.device == device => Self::Within,
+            Some(_) => Self::Across,
+        };
+        [towards(id.index().checked_sub(1).map(|before| &stages[before])), towards(stages.get(id.index() + 1))]
+    }
+}
+
+/// How many microbatches of a stage that offloads its activations are on the device at once: one computed, one on its way
+/// out, one on its way back, and one more on either side.
+pub const OFFLOAD_SLOTS: u64 = 4;
+
+/// What each memory must hold for `placement`, with the number of microbatches in flight that [`InFlight::of`] knows.
+pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
+    let microbatches = context.workload().microbatches;
+    footprint_with(context, placement, &|stage| {
+        InFlight::of(placement, stage, microbatches, |device| context.is_cpu(device))
+    })
+}
+
+/// What each memory must hold for `placement` when so many microbatches of each stage are in flight.
 ///
 /// Stages that share a memory add up, transient parts included: lanes of different devices in one memory run at the same
-/// time.
-pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
+/// time. Of the stages of one device only the largest transient part counts.
+pub fn footprint_with(
+    context: &Context<'_>,
+    placement: &Placement,
+    in_flight: &dyn Fn(StageId) -> InFlight,
+) -> Footprint {
     let mut memories = Footprint::new();
+    let mut largest: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
         let memory = context.hardware.devices()[stage.device].memory;
-        let in_flight = InFlight::of(placement, id, context.workload().microbatches, |device| context.is_cpu(device));
-        let ends = (id.index() == 0, id.index() + 1 == placement.stages.len());
-        memories.entry(memory).or_default().insert(id, stage_footprint(context, stage, in_flight, ends));
+        let mut need = stage_footprint(context, stage, in_flight(id), Boundary::around(placement, id));
+        let before = largest.entry(stage.device).or_insert((id, Bytes::ZERO));
+        if need.transient > before.1 {
+            let other = std::mem::replace(before, (id, need.transient)).0;
+            if let Some(other) =
+                memories.get_mut(&memory).and_then(|stages: &mut BTreeMap<_, _>| stages.get_mut(&other))
+            {
+                let other: &mut StageFootprint = other;
+                other.transient = Bytes::ZERO;
+            }
+        } else if before.0 != id {
+            need.transient = Bytes::ZERO;
+        }
+        add(&mut memories, memory, (id, need));
+        for (memory, need) in on_the_host(context, stage, in_flight(id)) {
+            add(&mut memories, memory, (id, need));
+        }
     }
     memories
 }
 
-/// What one stage needs; `ends` says whether it is the first and whether it is the last.
+fn add(memories: &mut Footprint, memory: MemoryId, (id, need): (StageId, StageFootprint)) {
+    let here = memories.entry(memory).or_default().entry(id).or_default();
+    here.state += need.state;
+    here.slots += need.slots;
+    here.transient += need.transient;
+    // The host holds what leaves the device; the two do not share a memory.
+    here.per_microbatch += need.per_microbatch;
+    here.in_flight = here.in_flight.max(need.in_flight);
+}
+
+/// What a stage holds in host memories: optimizer state and gradients of a stage that is stepped there, and activations that
+/// are offloaded.
+fn on_the_host(context: &Context<'_>, stage: &Stage, in_flight: InFlight) -> Vec<(MemoryId, StageFootprint)> {
+    let mut needs = Vec::new();
+    if context.workload().mode != Mode::Train {
+        return needs;
+    }
+    let of = |layer| context.cost.memory(layer, stage.device);
+    if let Some(socket) = stage.optimizer {
+        // The new parameters, in the device's precision, wait here for their way back.
+        let state =
+            stage.layers.iter().map(of).map(|memory| memory.optimizer + memory.gradients + memory.parameters).sum();
+        let need = StageFootprint { state, ..StageFootprint::default() };
+        needs.push((context.hardware.devices()[socket].memory, need));
+    }
+    if let Some(memory) = stage.offload {
+        let per_microbatch = offloaded_bytes(context, stage);
+        needs.push((memory, StageFootprint { per_microbatch, in_flight: in_flight.0, ..StageFootprint::default() }));
+    }
+    needs
+}
+
+/// What one microbatch of a stage offloads: what its layers save, except those that are recomputed and the stage's input.
+pub fn offloaded_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {
+    let need = stage_footprint(context, &stage_without_offload(stage), InFlight(1), [Boundary::End; 2]);
+    need.per_microbatch.saturating_sub(input_bytes(context, stage))
+}
+
+const fn stage_without_offload(stage: &Stage) -> Stage {
+    Stage { offload: None, ..*stage }
+}
+
+/// What one stage needs on its device between the given boundaries.
 ///
 /// With saved activations S(l) that include the input of layer l, a stage of layers a..b of which the first r are
-/// recomputed holds per microbatch its input plus Σ S(l) over the others, where the input is not counted twice if r = 0.
+/// recomputed holds per microbatch its input plus Σ S(l) over the others, where the input is not counted twice if r = 0. A
+/// stage that offloads keeps its input, and the rest of [`OFFLOAD_SLOTS`] microbatches.
 pub fn stage_footprint(
     context: &Context<'_>,
     stage: &Stage,
     in_flight: InFlight,
-    (first, last): (bool, bool),
+    [before, behind]: [Boundary; 2],
 ) -> StageFootprint {
     let memory = |layer| context.cost.memory(layer, stage.device);
     let training = context.workload().mode == Mode::Train;
@@ -65,16 +164,30 @@ pub fn stage_footprint(
     let kept: Bytes = saved.iter().map(|layer| memory(*layer).saved).sum();
     let per_microbatch = if recomputed.is_empty() { kept.max(input) } else { kept + input };
     let copies = if training { 2 } else { 1 };
-    let slots_in = if first { Bytes::ZERO } else { input + input * (2 * (copies - 1)) };
-    let slots_out = if last { Bytes::ZERO } else { output * (2 * copies) };
+    let slots_in = if before == Boundary::Across { input + input * (2 * (copies - 1)) } else { Bytes::ZERO };
+    let slots_out = if behind == Boundary::Across { output * (2 * copies) } else { Bytes::ZERO };
+    // Within a device, the gradient that came and the one that goes on, or the output that the next stage reads.
+    let gradients = if before == Boundary::Within { input } else { Bytes::ZERO }
+        + if behind == Boundary::Within { output * copies } else { Bytes::ZERO };
     let again: Bytes = recomputed.iter().map(|layer| memory(*layer).saved).sum();
     let workspace = stage.layers.iter().map(|layer| memory(layer).workspace).max().unwrap_or_default();
+    let state = |memory: &spipe_cost::LayerMemory| match stage.optimizer {
+        Some(_) => memory.parameters + memory.gradients,
+        None => memory.state(),
+    };
+    let in_flight = if training { in_flight.0 } else { 1 };
+    let (per_microbatch, staged) = match stage.offload {
+        Some(_) if training => {
+            (input.min(per_microbatch), per_microbatch.saturating_sub(input) * in_flight.min(OFFLOAD_SLOTS))
+        }
+        _ => (per_microbatch, Bytes::ZERO),
+    };
     StageFootprint {
-        state: stage.layers.iter().map(|layer| memory(layer).state()).sum(),
+        state: stage.layers.iter().map(|layer| state(memory(layer))).sum(),
         per_microbatch,
-        in_flight: if training { in_flight.0 } else { 1 },
-        slots: slots_in + slots_out,
-        transient: again + workspace,
+        in_flight,
+        slots: slots_in + slots_out + staged,
+        transient: again + workspace + gradients,
     }
 }
 

@@ -12,12 +12,22 @@
 mod check;
 mod file;
 mod footprint;
+mod placement;
 mod plan;
+mod stage;
+mod stage_file;
+mod system;
 
 pub use check::check;
-pub use file::{Choice, Embedded, PlanFile, StageFile, schema};
-pub use footprint::{Footprint, StageFootprint, footprint, stage_footprint};
-pub use plan::{Activations, Context, InFlight, Outcome, OutcomeStatus, Placement, Plan, Stage, System};
+pub use file::{Embedded, PlanFile, schema};
+pub use footprint::{
+    Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, offloaded_bytes, stage_footprint,
+};
+pub use placement::{InFlight, Knobs, Placement};
+pub use plan::{Context, Outcome, OutcomeStatus, Plan};
+pub use stage::{Activations, Stage, Weights};
+pub use stage_file::{Choice, StageFile};
+pub use system::{Dealing, Family, System};
 
 /// The version that plan files carry.
 pub const FORMAT_VERSION: u32 = 1;

@@ -7,13 +7,19 @@ use crate::{
     order::Times,
 };
 use spipe_base::{DeviceId, LayerRange, SimTime, StageId};
-use spipe_plan::{InFlight, Placement, Stage, System, check};
+use spipe_plan::{InFlight, Knobs, Placement, Stage, System, check};
 
 /// A system with its knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Discipline {
     pub system: System,
     pub head_start: u64,
+}
+
+impl Discipline {
+    pub fn knobs(self) -> Knobs {
+        Knobs { head_start: self.head_start, ..Knobs::default() }
+    }
 }
 
 /// The disciplines that `problem` allows on a sequence with or without a CPU stage.
@@ -27,6 +33,8 @@ pub(crate) fn disciplines(systems: &[System], has_cpu: bool) -> Vec<Discipline> 
             System::Hybrid if !has_cpu => continue,
             System::Hybrid => plain..=LARGEST_HEAD_START,
             System::Gpipe | System::OneForwardOneBackward => 0..=0,
+            // The others have planners of their own.
+            _ => continue,
         };
         list.extend(head_starts.map(|head_start| Discipline { system, head_start }));
     }
@@ -61,16 +69,9 @@ impl Division {
 impl Case {
     pub fn new(figures: &Figures<'_>, devices: &[usize], discipline: Discipline) -> Self {
         let stages = devices.len();
-        let one_layer = |(index, device): (usize, &usize)| Stage {
-            device: DeviceId::from(*device),
-            layers: single(index),
-            recomputed: 0,
-        };
-        let sketch = Placement {
-            system: discipline.system,
-            head_start: discipline.head_start,
-            stages: devices.iter().enumerate().map(one_layer).collect(),
-        };
+        let one_layer = |(index, device): (usize, &usize)| Stage::new(DeviceId::from(*device), single(index));
+        let sketch =
+            Placement::new(discipline.system, devices.iter().enumerate().map(one_layer)).with_knobs(discipline.knobs());
         let in_flight = |stage: usize| {
             InFlight::of(&sketch, StageId::from(stage), figures.microbatches, |device| {
                 figures.devices[device.index()].is_cpu
@@ -124,17 +125,10 @@ impl Case {
     pub fn placement(&self, division: &Division) -> Placement {
         let stage = |stage: usize| {
             let (from, to) = division.layers(stage);
-            Stage {
-                device: DeviceId::from(self.devices[stage]),
-                layers: LayerRange::new(from.into(), (to - 1).into()).unwrap_or_else(|| single(from)),
-                recomputed: division.recomputed[stage],
-            }
+            let layers = LayerRange::new(from.into(), (to - 1).into()).unwrap_or_else(|| single(from));
+            Stage::new(DeviceId::from(self.devices[stage]), layers).with_recomputed(division.recomputed[stage])
         };
-        Placement {
-            system: self.discipline.system,
-            head_start: self.discipline.head_start,
-            stages: (0..self.stages()).map(stage).collect(),
-        }
+        Placement::new(self.discipline.system, (0..self.stages()).map(stage)).with_knobs(self.discipline.knobs())
     }
 
     /// The names of its devices, in stage order.

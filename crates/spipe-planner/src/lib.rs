@@ -40,7 +40,12 @@ mod sequence;
 #[path = "../tests/common/instances.rs"]
 mod common;
 
+use spipe_plan::System;
+
 pub use problem::{Claim, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};
+
+/// The systems whose stages the planners search.
+pub const SYSTEMS: [System; 3] = [System::Gpipe, System::OneForwardOneBackward, System::Hybrid];
 
 /// The names that [`planner`] knows.
 pub const NAMES: [&str; 4] = ["ilp", "dp", "greedy", "exhaustive"];

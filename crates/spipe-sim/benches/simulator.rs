@@ -34,12 +34,11 @@ fn real(microbatches: u64) -> Program {
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
     let layers = model.layers().len();
     let cut = |stage: usize| stage * layers / 8;
-    let stages = (0..8).map(|stage| Stage {
-        device: hardware.device(&format!("gpu{stage}")).unwrap(),
-        layers: LayerRange::new(cut(stage).into(), (cut(stage + 1) - 1).into()).unwrap(),
-        recomputed: 0,
+    let stages = (0..8).map(|stage| {
+        let layers = LayerRange::new(cut(stage).into(), (cut(stage + 1) - 1).into()).unwrap();
+        Stage::new(hardware.device(&format!("gpu{stage}")).unwrap(), layers)
     });
-    let placement = Placement { system: System::OneForwardOneBackward, head_start: 0, stages: stages.collect() };
+    let placement = Placement::new(System::OneForwardOneBackward, stages);
     assert_eq!(placement.stages.ids().last(), Some(StageId::new(7)));
     lower(&context, &placement).unwrap()
 }

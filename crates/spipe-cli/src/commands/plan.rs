@@ -73,7 +73,7 @@ struct Refused<'a> {
 /// The systems that `--system` allows.
 pub fn systems(given: &str) -> Result<Vec<System>, Failure> {
     if given == "auto" {
-        return Ok(System::ALL.to_vec());
+        return Ok(spipe_planner::SYSTEMS.to_vec());
     }
     given.parse().map(|system| vec![system]).map_err(|message: String| Failure::argument(message, "or use auto"))
 }
@@ -136,7 +136,7 @@ pub fn describe(plan: &Plan) -> String {
         let filled = percent(needed.as_f64() / usable.as_f64().max(1.0));
         memories.add_row(vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled]);
     }
-    let head_start = match placement.head_start {
+    let head_start = match placement.knobs.head_start {
         0 => String::new(),
         more => format!(" with a head start of {more}"),
     };

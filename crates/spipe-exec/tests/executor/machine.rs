@@ -5,7 +5,7 @@ use spipe_cost::{Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Binding, Options, Tokens};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Placement, Plan, Stage, System};
+use spipe_plan::{Knobs, Placement, Plan, Stage, System};
 use spipe_schedule::{Program, lower};
 
 /// Three small blocks in the manner of Llama, with grouped queries.
@@ -96,12 +96,11 @@ impl Case<'_> {
         let hardware = Hardware::from_toml("machine.toml", &machine(self.memory, self.link))
             .unwrap_or_else(|faults| panic!("{faults}"));
         let device = |name: &str| -> DeviceId { hardware.device(name).expect("the machine has it") };
-        let stages = self.stages.iter().map(|(name, layers, recomputed)| Stage {
-            device: device(name),
-            layers: layers.parse::<LayerRange>().expect("a range"),
-            recomputed: *recomputed,
+        let stages = self.stages.iter().map(|(name, layers, recomputed)| {
+            Stage::new(device(name), layers.parse::<LayerRange>().expect("a range")).with_recomputed(*recomputed)
         });
-        let placement = Placement { system: self.system, head_start: self.head_start, stages: stages.collect() };
+        let knobs = Knobs { head_start: self.head_start, ..Knobs::default() };
+        let placement = Placement::new(self.system, stages).with_knobs(knobs);
         let workload = Workload {
             mode: Mode::Train,
             seq_len: 16,

@@ -16,7 +16,7 @@ pub fn order_of(context: &Context<'_>, placement: &Placement) -> Order {
     let microbatches = context.workload().microbatches as usize;
     let last_cpu = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
     let reached = last_cpu.map_or(0, |(id, _)| id.index() + 1);
-    system_order(placement.system, stages, microbatches, &vec![placement.head_start as usize; reached])
+    system_order(placement.system, stages, microbatches, &vec![placement.knobs.head_start as usize; reached])
 }
 
 /// The program of one iteration of `placement`.

@@ -10,7 +10,7 @@ use spipe_base::{
 use spipe_cost::{LayerTime, Mode};
 use spipe_hardware::DeviceKind;
 use spipe_model::Recompute;
-use spipe_plan::{Context, InFlight, Placement, Stage, StageFootprint, stage_footprint};
+use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, StageFootprint, stage_footprint};
 use std::collections::BTreeMap;
 
 /// What every action of a stage uses.
@@ -385,8 +385,7 @@ fn station(context: &Context<'_>, placement: &Placement, id: StageId, builder: &
     let stage = placement.stages[id];
     let layers = stage.layers;
     let in_flight = InFlight::of(placement, id, context.workload().microbatches, |device| context.is_cpu(device));
-    let ends = (id.index() == 0, id.index() + 1 == placement.stages.len());
-    let need = stage_footprint(context, &stage, in_flight, ends);
+    let need = stage_footprint(context, &stage, in_flight, Boundary::around(placement, id));
     let memory = builder.memory_of(stage.device);
     let recomputed = stage.recomputed_layers();
     builder.stage(ProgramStage { device: stage.device, layers, recomputed });

@@ -3,12 +3,13 @@
 use super::{Order, Pass, Token};
 use spipe_plan::System;
 
-/// The order that `system` prescribes; `head_starts` matter to the hybrid alone.
+/// The order that `system` prescribes for one stage per device: 1F1B unless it is another; `head_starts` matter to the hybrid
+/// alone.
 pub fn system_order(system: System, stages: usize, microbatches: usize, head_starts: &[usize]) -> Order {
     match system {
         System::Gpipe => gpipe(stages, microbatches),
-        System::OneForwardOneBackward => one_forward_one_backward(stages, microbatches, &[]),
         System::Hybrid => one_forward_one_backward(stages, microbatches, head_starts),
+        _ => one_forward_one_backward(stages, microbatches, &[]),
     }
 }
 

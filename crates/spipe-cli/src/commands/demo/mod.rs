@@ -21,7 +21,7 @@ use spipe_cost::{Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Calibration, Executor, Report, Tokens, available};
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Plan, System};
+use spipe_plan::Plan;
 use spipe_sim::Options;
 use spipe_timeline::Picture;
 use spipe_trace::Trace;
@@ -175,7 +175,7 @@ fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str)
         model,
         hardware,
         workloads: vec![workload],
-        systems: System::ALL.to_vec(),
+        systems: spipe_planner::SYSTEMS.to_vec(),
         planner,
         time_limit: PLANNING,
         gap: 0.005,

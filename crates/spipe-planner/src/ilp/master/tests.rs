@@ -24,7 +24,7 @@ fn on_cases(count: u32, property: impl Fn(&Instance, &Figures<'_>, &Case) -> Tes
         let figures = Figures::new(instance.context());
         for devices in sequence::sequences(&figures, 1000).list {
             let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
-            for discipline in disciplines(&System::ALL, has_cpu) {
+            for discipline in disciplines(&crate::SYSTEMS, has_cpu) {
                 property(&instance, &figures, &Case::new(&figures, &devices, discipline))?;
             }
         }
@@ -98,8 +98,7 @@ fn needs_are_what_the_checker_counts() {
             for (stage, seat) in case.seats.iter().enumerate() {
                 let part = &placement.stages[StageId::from(stage)];
                 let counted =
-                    stage_footprint(&instance.context(), part, InFlight(seat.in_flight), (seat.first, seat.last))
-                        .total();
+                    stage_footprint(&instance.context(), part, InFlight(seat.in_flight), seat.boundaries()).total();
                 let need = master.need(&unknowns, stage).eval_with(&values);
                 prop_assert!((need - counted.to_gib()).abs() < 1e-9, "{need} GiB but {counted}");
                 let (from, to) = division.layers(stage);

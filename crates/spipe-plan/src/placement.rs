@@ -1,0 +1,133 @@
+//! Placements: stages, and the system that schedules them.
+
+use crate::{Stage, System};
+use serde::{Deserialize, Serialize};
+use spipe_base::{DeviceId, IdVec, StageId};
+
+/// What a system leaves to choose. What is not given is the system's own default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Knobs {
+    /// More warm-up forwards of a CPU stage and those before it (`hybrid`).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub head_start: u64,
+    /// Microbatches that go through one chunk before the next (`gis`, `gis-h`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<u64>,
+    /// Activations of one microbatch that a device may hold (`zb-1p`, `zb-2p`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
+    /// k, the layers on the GPU (`superpipeline`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resident: Option<u64>,
+    /// k′, the layers exchanged at a time (`superpipeline`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap: Option<u64>,
+    /// Whether unchanged parameters are copied back to the host although they are there (`superpipeline`).
+    #[serde(skip_serializing_if = "is_false")]
+    pub write_back: bool,
+    /// Whether the layers of an exchange are copied one by one, not in one piece (`superpipeline`).
+    #[serde(skip_serializing_if = "is_false")]
+    pub sequential: bool,
+    /// Whether checkpoints are sent only when they are needed (`spipe`; for comparison).
+    #[serde(skip_serializing_if = "is_false")]
+    pub synchronous_checkpoints: bool,
+    /// Whether the optimizer waits for the end of the backward (`spipe`; for comparison).
+    #[serde(skip_serializing_if = "is_false")]
+    pub synchronous_optimizer: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+const fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
+}
+
+/// Stages in model order, and the system that schedules them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The system.
+    pub system: System,
+    /// What it leaves to choose.
+    pub knobs: Knobs,
+    /// The stages, in model order.
+    pub stages: IdVec<StageId, Stage>,
+    /// The stages of the backward, in model order, where they are not those of the forward.
+    pub backward: IdVec<StageId, Stage>,
+}
+
+impl Placement {
+    /// Stages that serve both passes, under the defaults of `system`.
+    pub fn new(system: System, stages: impl IntoIterator<Item = Stage>) -> Self {
+        Self { system, knobs: Knobs::default(), stages: stages.into_iter().collect(), backward: IdVec::new() }
+    }
+
+    /// The same with those knobs.
+    pub fn with_knobs(self, knobs: Knobs) -> Self {
+        Self { knobs, ..self }
+    }
+
+    /// The same with those stages for the backward.
+    pub fn with_backward(self, stages: impl IntoIterator<Item = Stage>) -> Self {
+        Self { backward: stages.into_iter().collect(), ..self }
+    }
+
+    /// The stages of the backward, in model order.
+    pub fn backward_stages(&self) -> &IdVec<StageId, Stage> {
+        if self.backward.is_empty() { &self.stages } else { &self.backward }
+    }
+
+    /// All stages, those of the forward first.
+    pub fn all_stages(&self) -> impl Iterator<Item = &Stage> {
+        self.stages.iter().chain(&self.backward)
+    }
+
+    /// The devices that compute, each once, in the order of the first stages on them.
+    pub fn devices(&self) -> Vec<DeviceId> {
+        let mut devices = Vec::new();
+        for stage in self.all_stages() {
+            if !devices.contains(&stage.device) {
+                devices.push(stage.device);
+            }
+        }
+        devices
+    }
+
+    /// How many stages each device has, rounded up.
+    pub fn chunks(&self) -> usize {
+        self.stages.len().div_ceil(self.devices().len().max(1))
+    }
+}
+
+/// How many microbatches a stage holds at most between forward and backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight(pub u64);
+
+impl InFlight {
+    /// The peak of stage `stage` of p under the placement's system where it has a closed form: m for GPipe, min(m, p − i) for
+    /// 1F1B, min(m, p − i + H) where a CPU stage lies at or after stage i for the hybrid. Where an algorithm makes the order, the
+    /// 1 that is certain; lowering counts the rest.
+    pub fn of(placement: &Placement, stage: StageId, microbatches: u64, is_cpu: impl Fn(DeviceId) -> bool) -> Self {
+        // Adjacent stages of one device take their turn together.
+        let behind = &placement.stages.as_slice()[stage.index()..];
+        let after = behind.chunk_by(|stage, next| stage.device == next.device).count() as u64;
+        Self(match placement.system {
+            System::Gpipe => microbatches,
+            System::OneForwardOneBackward
+            | System::Checkpointing
+            | System::GpuOnly
+            | System::CpuOnly
+            | System::ZeroOffload
+            | System::ZeroOffloadDelayed => after.min(microbatches),
+            System::Hybrid => {
+                let meets_cpu = behind.iter().any(|stage| is_cpu(stage.device));
+                (after + if meets_cpu { placement.knobs.head_start } else { 0 }).min(microbatches)
+            }
+            _ => 1,
+        })
+    }
+}
