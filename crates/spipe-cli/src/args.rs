@@ -302,7 +302,7 @@ pub struct Compare {
 /// A schedule by itself.
 #[derive(Debug, Group)]
 pub struct Schedule {
-    /// gpipe, 1f1b, hybrid, or custom
+    /// Such as 1f1b, interleaved-1f1b, zb-2p or gis; or custom, with a file
     pub system: String,
     /// The order of a custom schedule: one line per device, such as 0F0,0B0
     pub file: Option<String>,
@@ -312,6 +312,15 @@ pub struct Schedule {
     /// Microbatches
     #[arg(long, default_value_t = 8)]
     pub microbatches: usize,
+    /// Chunks of the model on each device; each is a stage (interleaved-1f1b, gis, gis-h)
+    #[arg(long)]
+    pub chunks: Option<usize>,
+    /// Microbatches that pass a chunk together (gis, gis-h)
+    #[arg(long)]
+    pub group: Option<usize>,
+    /// The most activations that a device may hold (zb-1p, zb-2p)
+    #[arg(long)]
+    pub memory_limit: Option<f64>,
     /// Forward of one stage
     #[arg(long, default_value = "1 ms")]
     pub forward: Seconds,

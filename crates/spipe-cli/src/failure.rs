@@ -9,7 +9,7 @@ pub enum Failure {
     /// Something that cannot happen did. Exit code 1.
     Bug(String),
     /// The arguments contradict each other or name something unknown. Exit code 2.
-    Arguments(Diagnostic),
+    Arguments(Faults),
     /// An input cannot be read, or is invalid. Exit code 3.
     Input(Faults),
     /// No plan fits. Exit code 4.
@@ -49,7 +49,7 @@ impl Failure {
 
     /// An argument that will not do.
     pub fn argument(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Arguments(Diagnostic::error(message).hint(hint))
+        Self::Arguments(Diagnostic::error(message).hint(hint).into())
     }
 }
 
@@ -65,9 +65,8 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bug(message) => write!(f, "error: {message}\nhint: this is a bug in spipe; please report it"),
-            Self::Input(faults) => faults.fmt(f),
-            Self::Arguments(diagnostic)
-            | Self::Infeasible(diagnostic)
+            Self::Input(faults) | Self::Arguments(faults) => faults.fmt(f),
+            Self::Infeasible(diagnostic)
             | Self::Stopped(diagnostic)
             | Self::Check(diagnostic)
             | Self::NoDevice(diagnostic) => diagnostic.fmt(f),

@@ -139,8 +139,8 @@ fn refuse(error: &PlanError) -> Failure {
         PlanError::StoppedWithoutPlan { .. } => {
             Failure::Stopped(diagnostic.hint("give it more time with --time-limit"))
         }
-        PlanError::TooLarge { .. } => Failure::Arguments(diagnostic.hint("use --planner ilp")),
-        PlanError::NoSystem => Failure::Arguments(diagnostic.hint("use --system auto")),
+        PlanError::TooLarge { .. } => Failure::Arguments(diagnostic.hint("use --planner ilp").into()),
+        PlanError::NoSystem => Failure::Arguments(diagnostic.hint("use --system auto").into()),
         PlanError::Numerical { .. } | PlanError::Threads { .. } => Failure::Bug(error.to_string()),
     }
 }

@@ -21,7 +21,10 @@ mod order;
 mod program;
 
 pub use lower::{StageTimes, bare, lower, order_of};
-pub use order::{Order, Pass, Token, gpipe, one_forward_one_backward, system_order};
+pub use order::{
+    Order, Pass, Token, automatic, gis, gis_warning, gpipe, interleaved, one_forward_one_backward, system_order,
+    uniform, zb_h1, zb_h2,
+};
 pub use program::{
     Access, Action, Anchor, Buffer, Channel, Content, Device, Edge, Flow, Guard, Lane, LaneOrder, Lifetime, Outcome,
     Precedence, Program, ProgramBuilder, Shape, Space, Stage,

@@ -2,35 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use spipe_base::{IdleCause, LaneRole, Seconds, SimTime};
-use spipe_schedule::{Order, StageTimes, bare, gpipe, one_forward_one_backward};
-use spipe_sim::{Iterations, Options, simulate};
-use spipe_trace::Trace;
+#[expect(dead_code, reason = "the tests of orders use more of it")]
+mod support;
 
-fn ms(milliseconds: f64) -> SimTime {
-    SimTime::from_seconds(Seconds::ms(milliseconds))
-}
-
-fn times(forward: f64, input: f64, weight: f64, latency: f64) -> StageTimes {
-    StageTimes {
-        forward: ms(forward),
-        backward_input: ms(input),
-        backward_weight: ms(weight),
-        latency: ms(latency),
-        weight_gradient_memory: 1000,
-    }
-}
-
-fn run(order: &Order, times: &StageTimes) -> Trace {
-    let program = bare("test", order, times).unwrap();
-    let simulation = simulate(&program, &Options { iterations: Iterations::One, ..Options::default() });
-    assert!(simulation.steady && spipe_sim::is_ok(&simulation));
-    simulation.trace
-}
-
-fn peaks(trace: &Trace) -> Vec<u64> {
-    trace.memories.iter().map(|memory| memory.peak.get() / StageTimes::UNIT.get()).collect()
-}
+use spipe_base::{IdleCause, LaneRole, SimTime};
+use spipe_schedule::{gpipe, one_forward_one_backward};
+use support::{ZERO_BUBBLE_PROFILES, ms, peaks, rate, run, times};
 
 /// (m + p − 1)(TF + TB + TW), Huang et al. 2019; GPipe holds all microbatches, 1F1B min(m, p − i).
 #[test]
@@ -43,10 +20,10 @@ fn gpipe_and_1f1b_meet_their_closed_forms() {
                 let span = ms(sum * (m + p - 1) as f64);
                 let all_forward = run(&gpipe(p, m), times);
                 assert_eq!(all_forward.iteration, span, "gpipe {p} {m}");
-                assert_eq!(peaks(&all_forward), vec![m as u64; p], "gpipe {p} {m}");
+                assert_eq!(peaks(&all_forward), vec![m as f64; p], "gpipe {p} {m}");
                 let alternating = run(&one_forward_one_backward(p, m, &[]), times);
                 assert_eq!(alternating.iteration, span, "1f1b {p} {m}");
-                let held: Vec<u64> = (0..p).map(|i| m.min(p - i) as u64).collect();
+                let held: Vec<f64> = (0..p).map(|i| m.min(p - i) as f64).collect();
                 assert_eq!(peaks(&alternating), held, "1f1b {p} {m}");
             }
         }
@@ -60,7 +37,7 @@ fn head_start_holds_more_and_costs_nothing_when_even() {
         for m in 1..=12usize {
             for h in 0..=3usize {
                 let trace = run(&one_forward_one_backward(p, m, &vec![h; p]), &times(1.0, 1.0, 1.0, 0.0));
-                let held: Vec<u64> = (0..p).map(|i| m.min(p - i + h) as u64).collect();
+                let held: Vec<f64> = (0..p).map(|i| m.min(p - i + h) as f64).collect();
                 assert_eq!(peaks(&trace), held, "{p} {m} {h}");
                 assert!(trace.iteration <= ms(3.0 * (m + p - 1 + h) as f64), "{p} {m} {h}");
             }
@@ -73,24 +50,10 @@ fn head_start_holds_more_and_costs_nothing_when_even() {
 /// the rate is (cost − m·ΣT) ÷ cost.
 #[test]
 fn one_forward_one_backward_meets_the_zero_bubble_table() {
-    for (p, m, forward, input, weight, latency, published) in [
-        (8, 24, 18.522, 18.086, 9.337, 0.601, 0.2431),
-        (8, 32, 18.513, 18.086, 9.331, 0.626, 0.1985),
-        (8, 64, 18.546, 18.097, 9.321, 0.762, 0.1240),
-        (16, 48, 11.347, 11.248, 8.132, 0.377, 0.2552),
-        (16, 64, 11.307, 11.254, 8.101, 0.379, 0.2082),
-        (16, 128, 11.325, 11.308, 8.109, 0.378, 0.1251),
-    ] {
-        let trace = run(&one_forward_one_backward(p, m, &[]), &times(forward, input, weight, latency));
-        let cost = trace
-            .spans
-            .chunk_by(|left, right| left.lane == right.lane)
-            .map(|spans| spans[spans.len() - 1].end - spans[0].start)
-            .max()
-            .unwrap()
-            .to_ms();
-        let rate = 1.0 - m as f64 * (forward + input + weight) / cost;
-        assert!((rate - published).abs() < 0.000_05, "p {p} m {m}: {rate:.5}, published {published}");
+    let published = [0.2431, 0.1985, 0.1240, 0.2552, 0.2082, 0.1251];
+    for (profile, published) in ZERO_BUBBLE_PROFILES.iter().zip(published) {
+        let rate = rate(&one_forward_one_backward(profile.devices, profile.microbatches, &[]), profile);
+        assert!((rate - published).abs() < 0.000_05, "{profile:?}: {rate:.5}, published {published}");
     }
 }
 

@@ -20,15 +20,15 @@ pub struct StageTimes {
     pub backward_weight: SimTime,
     /// From one device to another.
     pub latency: SimTime,
-    /// The share of an activation that is kept until the backward-weight, in thousandths.
+    /// The share of an activation that is kept until the backward-weight, in millionths.
     pub weight_gradient_memory: u64,
 }
 
 impl StageTimes {
     /// Bytes by which bare programs count one activation of one microbatch of one stage.
-    pub const UNIT: Bytes = Bytes::new(1000);
+    pub const UNIT: Bytes = Bytes::new(1_000_000);
 
-    fn of(&self, pass: Pass) -> SimTime {
+    pub(crate) fn of(&self, pass: Pass) -> SimTime {
         match pass {
             Pass::Forward => self.forward,
             Pass::Backward => self.backward_input + self.backward_weight,
@@ -43,7 +43,7 @@ impl StageTimes {
 /// back their shares.
 pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Faults> {
     order.validate()?;
-    if times.weight_gradient_memory > 1000 {
+    if times.weight_gradient_memory > StageTimes::UNIT.get() {
         return Err(Diagnostic::error("the share of memory kept for the weight gradient is more than 1").into());
     }
     let (stages, microbatches) = (order.stages(), order.microbatches());
@@ -55,13 +55,19 @@ pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Fa
         tokens: None,
         notes: Vec::new(),
     });
-    let mut bare = Bare { times, builder: &mut builder, added: BTreeMap::new(), saved: BTreeMap::new() };
+    let device_of: BTreeMap<StageId, usize> = order
+        .devices()
+        .iter()
+        .enumerate()
+        .flat_map(|(device, tokens)| tokens.iter().map(move |token| (token.stage, device)))
+        .collect();
+    let mut bare = Bare { times, builder: &mut builder, device_of, added: BTreeMap::new(), saved: BTreeMap::new() };
     for device in 0..order.devices().len() {
         let memory = bare.builder.memory(&format!("gpu{device}"), None);
         bare.builder.device(&format!("gpu{device}"), memory, false);
     }
-    for stage in (0..stages).map(StageId::from) {
-        let device = order.device_of(stage).unwrap_or(0).into();
+    for (stage, device) in bare.device_of.clone() {
+        let device = device.into();
         if let Some(layers) = LayerRange::new(stage.index().into(), stage.index().into()) {
             bare.builder.stage(Stage { device, layers, recomputed: None });
         }
@@ -78,6 +84,7 @@ pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Fa
 struct Bare<'a> {
     times: &'a StageTimes,
     builder: &'a mut ProgramBuilder,
+    device_of: BTreeMap<StageId, usize>,
     added: BTreeMap<Token, ActionId>,
     /// What a forward leaves for the backward-input and for the backward-weight; nothing where the share is nothing.
     saved: BTreeMap<Token, [Option<BufferId>; 2]>,
@@ -137,7 +144,7 @@ impl Bare<'_> {
             .iter()
             .filter_map(|(token, id)| {
                 let (from, cause) = self.source(token, order.stages())?;
-                let same = order.device_of(from.stage) == order.device_of(token.stage);
+                let same = self.device_of[&from.stage] == self.device_of[&token.stage];
                 let lag = if same { SimTime::ZERO } else { self.times.latency };
                 Some(Edge { from: self.added[&from], to: *id, anchor: Anchor::EndToStart, distance: 0, lag, cause })
             })

@@ -1,12 +1,20 @@
 //! What each device computes, in which order, and nothing else.
 
+mod automatic;
+mod grouped;
+mod interleaved;
 mod systems;
 mod text;
 mod validate;
+mod zero_bubble;
 
+pub use automatic::automatic;
+pub use grouped::{gis, gis_warning, uniform};
+pub use interleaved::interleaved;
 pub use systems::{gpipe, one_forward_one_backward, system_order};
+pub use zero_bubble::{zb_h1, zb_h2};
 
-use spipe_base::{MicrobatchId, StageId};
+use spipe_base::{Diagnostic, Faults, MicrobatchId, StageId};
 use std::fmt;
 
 /// Which part of a stage's work.
@@ -43,6 +51,12 @@ pub struct Token {
     pub pass: Pass,
     /// The microbatch.
     pub microbatch: MicrobatchId,
+}
+
+impl Token {
+    pub(crate) fn new(stage: usize, pass: Pass, microbatch: usize) -> Self {
+        Self { stage: stage.into(), pass, microbatch: microbatch.into() }
+    }
 }
 
 impl fmt::Display for Token {
@@ -95,4 +109,13 @@ impl Order {
     fn tokens(&self) -> impl Iterator<Item = &Token> {
         self.devices.iter().flatten()
     }
+}
+
+/// A fault for every amount that is zero.
+fn at_least_one(amounts: &[(&str, usize)]) -> Result<(), Faults> {
+    let mut faults = Faults::new();
+    for (name, _) in amounts.iter().filter(|(_, amount)| *amount == 0) {
+        faults.push(Diagnostic::error(format!("the number of {name} is zero")).hint("use at least 1"));
+    }
+    faults.or(())
 }

@@ -16,7 +16,7 @@ pub fn system_order(system: System, stages: usize, microbatches: usize, head_sta
 /// GPipe: every stage runs all forwards, then all backwards (Huang et al. 2019), both in ascending order of microbatches,
 /// so that gradients accumulate as in a run without a pipeline.
 pub fn gpipe(stages: usize, microbatches: usize) -> Order {
-    let tokens = |stage: usize, pass| (0..microbatches).map(move |microbatch| token(stage, pass, microbatch));
+    let tokens = |stage: usize, pass| (0..microbatches).map(move |microbatch| Token::new(stage, pass, microbatch));
     Order::new(
         (0..stages).map(|stage| tokens(stage, Pass::Forward).chain(tokens(stage, Pass::Backward)).collect()).collect(),
     )
@@ -31,17 +31,13 @@ pub fn one_forward_one_backward(stages: usize, microbatches: usize, head_starts:
     let device = |stage: usize| {
         let head_start = head_starts.get(stage).copied().unwrap_or(0);
         let warm_up = (stages - stage - 1 + head_start).min(microbatches);
-        let first = (0..warm_up).map(move |microbatch| token(stage, Pass::Forward, microbatch));
+        let first = (0..warm_up).map(move |microbatch| Token::new(stage, Pass::Forward, microbatch));
         let pairs = (0..microbatches - warm_up).flat_map(move |microbatch| {
-            [token(stage, Pass::Forward, warm_up + microbatch), token(stage, Pass::Backward, microbatch)]
+            [Token::new(stage, Pass::Forward, warm_up + microbatch), Token::new(stage, Pass::Backward, microbatch)]
         });
         let last =
-            (microbatches - warm_up..microbatches).map(move |microbatch| token(stage, Pass::Backward, microbatch));
+            (microbatches - warm_up..microbatches).map(move |microbatch| Token::new(stage, Pass::Backward, microbatch));
         first.chain(pairs).chain(last).collect()
     };
     Order::new((0..stages).map(device).collect())
-}
-
-fn token(stage: usize, pass: Pass, microbatch: usize) -> Token {
-    Token { stage: stage.into(), pass, microbatch: microbatch.into() }
 }

@@ -1,31 +1,27 @@
-//! `spipe schedule`.
+//! `spipe schedule`: a schedule by itself, from given stage times.
+
+mod orders;
 
 use super::timeline;
 use crate::{
     Failure, args,
     args::Format,
-    input, output,
+    output,
     tables::{percent, table},
 };
 use serde::Serialize;
-use spipe_base::SimTime;
-use spipe_schedule::{Order, StageTimes, bare, gpipe, one_forward_one_backward};
+use spipe_base::{LaneRole, SimTime};
+use spipe_schedule::{Order, StageTimes, bare};
 use spipe_sim::{Iterations, Options, simulate};
-use spipe_trace::Trace;
+use spipe_trace::{Span, Trace};
 
 /// Columns of the picture on a terminal.
 const WIDTH: usize = 110;
 
 /// Builds the order, simulates one iteration, prints figures and picture.
 pub fn run(what: &args::Schedule, format: Format) -> Result<(), Failure> {
-    let order = order(what)?;
-    let times = StageTimes {
-        forward: SimTime::from_seconds(what.forward),
-        backward_input: SimTime::from_seconds(what.backward_input),
-        backward_weight: SimTime::from_seconds(what.backward_weight),
-        latency: SimTime::from_seconds(what.latency),
-        weight_gradient_memory: share(what.weight_grad_memory)?,
-    };
+    let times = times(what)?;
+    let order = orders::order(what, &times)?;
     let program = bare(&what.system, &order, &times)?;
     let options = Options { iterations: Iterations::One, ..Options::default() };
     let trace = simulate(&program, &options).trace;
@@ -36,42 +32,21 @@ pub fn run(what: &args::Schedule, format: Format) -> Result<(), Failure> {
     output::report(format, &human(&data, &trace), &data)
 }
 
-fn share(given: f64) -> Result<u64, Failure> {
-    if (0.0..=1.0).contains(&given) {
-        Ok((given * StageTimes::UNIT.as_f64()).round() as u64)
-    } else {
-        Err(Failure::argument(
-            format!("`--weight-grad-memory {given}` is not between 0 and 1"),
+fn times(what: &args::Schedule) -> Result<StageTimes, Failure> {
+    let share = what.weight_grad_memory;
+    if !(0.0..=1.0).contains(&share) {
+        return Err(Failure::argument(
+            format!("`--weight-grad-memory {share}` is not between 0 and 1"),
             "it is the share of an activation that is kept until the backward-weight",
-        ))
+        ));
     }
-}
-
-fn order(what: &args::Schedule) -> Result<Order, Failure> {
-    if what.system == "custom" {
-        let path = what.file.as_deref().ok_or_else(|| {
-            Failure::argument("a custom schedule needs a file", "write one line per device, such as 0F0,0B0")
-        })?;
-        return Ok(Order::parse(path, &input::text(path)?)?);
-    }
-    for (name, number) in [("devices", what.devices), ("microbatches", what.microbatches)] {
-        if number == 0 {
-            return Err(Failure::argument(format!("`--{name}` is zero"), "use at least one"));
-        }
-    }
-    if what.file.is_some() {
-        return Err(Failure::argument("only a custom schedule has a file", "leave the file out"));
-    }
-    let head_starts = vec![what.head_start; what.devices];
-    match what.system.as_str() {
-        "gpipe" => Ok(gpipe(what.devices, what.microbatches)),
-        "1f1b" => Ok(one_forward_one_backward(what.devices, what.microbatches, &[])),
-        "hybrid" => Ok(one_forward_one_backward(what.devices, what.microbatches, &head_starts)),
-        other => Err(Failure::argument(
-            format!("there is no schedule `{other}`"),
-            "use gpipe, 1f1b, hybrid, or custom with a file",
-        )),
-    }
+    Ok(StageTimes {
+        forward: SimTime::from_seconds(what.forward),
+        backward_input: SimTime::from_seconds(what.backward_input),
+        backward_weight: SimTime::from_seconds(what.backward_weight),
+        latency: SimTime::from_seconds(what.latency),
+        weight_gradient_memory: (share * StageTimes::UNIT.as_f64()).round() as u64,
+    })
 }
 
 #[derive(Serialize)]
@@ -90,10 +65,14 @@ struct Data {
 
 impl Data {
     fn of(order: &Order, trace: &Trace, actions: usize) -> Self {
-        let by_device = || trace.spans.chunk_by(|left, right| left.lane == right.lane);
-        let reach = |spans: &[spipe_trace::Span]| spans[spans.len() - 1].end - spans[0].start;
-        let work: fn(&[spipe_trace::Span]) -> SimTime = |spans| spans.iter().map(spipe_trace::Span::duration).sum();
+        // Spans are sorted by lane.
+        let by_device = || {
+            let of_one_lane = trace.spans.chunk_by(|left, right| left.lane == right.lane);
+            of_one_lane.filter(|spans| trace.lanes[spans[0].lane.index()].role == LaneRole::Compute)
+        };
+        let reach = |spans: &[Span]| spans[spans.len() - 1].end - spans[0].start;
         let makespan = by_device().map(reach).max().unwrap_or_default().to_ms();
+        let work: fn(&[Span]) -> SimTime = |spans| spans.iter().map(Span::duration).sum();
         let work = by_device().map(work).max().unwrap_or_default().to_ms();
         let span = trace.iteration.to_ms();
         let idle_share = |whole: f64| if whole > 0.0 { (whole - work) / whole } else { 0.0 };

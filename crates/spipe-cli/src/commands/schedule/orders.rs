@@ -1,0 +1,130 @@
+//! Which order a system prescribes.
+
+use crate::{Failure, args, input, output};
+use spipe_base::{Bytes, Diagnostic, Faults};
+use spipe_schedule::{
+    Order, StageTimes, automatic, gis, gis_warning, gpipe, interleaved, one_forward_one_backward, zb_h1, zb_h2,
+};
+
+/// The order of `what.system`, or of a file.
+pub fn order(what: &args::Schedule, times: &StageTimes) -> Result<Order, Failure> {
+    if what.system == "custom" {
+        let path = what.file.as_deref().ok_or_else(|| {
+            Failure::argument("a custom schedule needs a file", "write one line per device, such as 0F0,0B0")
+        })?;
+        return Ok(Order::parse(path, &input::text(path)?)?);
+    }
+    if what.file.is_some() {
+        return Err(Failure::argument("only a custom schedule has a file", "leave the file out"));
+    }
+    let system = System::named(&what.system)?;
+    system.check(what).or(()).map_err(Failure::Arguments)?;
+    system.order(what, times)
+}
+
+/// A system whose order is made here.
+struct System {
+    name: &'static str,
+    /// How many chunks each device has unless `--chunks` says so.
+    chunks: usize,
+    /// Which options matter beside devices, microbatches and times.
+    options: &'static [&'static str],
+}
+
+const SYSTEMS: [System; 10] = [
+    System::new("gpipe", 1, &[]),
+    System::new("1f1b", 1, &[]),
+    System::new("hybrid", 1, &["head-start"]),
+    System::new("interleaved-1f1b", 2, &["chunks"]),
+    System::new("zb-h1", 1, &[]),
+    System::new("zb-h2", 1, &[]),
+    System::new("zb-1p", 1, &["memory-limit"]),
+    System::new("zb-2p", 1, &["memory-limit"]),
+    System::new("gis", 2, &["chunks", "group"]),
+    System::new("gis-h", 2, &["chunks", "group"]),
+];
+
+impl System {
+    const fn new(name: &'static str, chunks: usize, options: &'static [&'static str]) -> Self {
+        Self { name, chunks, options }
+    }
+
+    fn named(name: &str) -> Result<&'static Self, Failure> {
+        SYSTEMS.iter().find(|system| system.name == name).ok_or_else(|| {
+            let names: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
+            let hint = format!("use {}, or custom with a file", names.join(", "));
+            Failure::argument(format!("there is no schedule `{name}`"), hint)
+        })
+    }
+
+    /// Options that would be ignored, and amounts that are nothing.
+    fn check(&self, what: &args::Schedule) -> Faults {
+        let mut faults = Faults::new();
+        for (name, number) in [("devices", what.devices), ("microbatches", what.microbatches)] {
+            if number == 0 {
+                faults.push(Diagnostic::error(format!("`--{name}` is zero")).hint("use at least one"));
+            }
+        }
+        let given = [
+            ("chunks", what.chunks.is_some_and(|chunks| chunks != self.chunks)),
+            ("group", what.group.is_some()),
+            ("memory-limit", what.memory_limit.is_some()),
+            ("head-start", what.head_start != 0),
+        ];
+        for (option, _) in given.iter().filter(|(option, given)| *given && !self.options.contains(option)) {
+            let hint = match *option {
+                "chunks" => format!("its devices have {} each", self.chunks),
+                _ => "leave it out".into(),
+            };
+            faults.push(Diagnostic::error(format!("`--{option}` does nothing to `{}`", self.name)).hint(hint));
+        }
+        faults
+    }
+
+    fn order(&self, what: &args::Schedule, times: &StageTimes) -> Result<Order, Failure> {
+        let (devices, microbatches) = (what.devices, what.microbatches);
+        let chunks = what.chunks.unwrap_or(self.chunks);
+        let order = match self.name {
+            "gpipe" => Ok(gpipe(devices, microbatches)),
+            "1f1b" => Ok(one_forward_one_backward(devices, microbatches, &[])),
+            "hybrid" => Ok(one_forward_one_backward(devices, microbatches, &vec![what.head_start; devices])),
+            "interleaved-1f1b" => interleaved(devices, chunks, microbatches),
+            "zb-h1" => zb_h1(devices, microbatches),
+            "zb-h2" => zb_h2(devices, microbatches),
+            "zb-1p" => return limited(what, times, devices),
+            "zb-2p" => return limited(what, times, 2 * devices),
+            "gis" | "gis-h" => {
+                let default = if self.name == "gis" { devices } else { devices.div_ceil(2) };
+                let group = what.group.unwrap_or(default);
+                if let Some(warning) = gis_warning(microbatches, group) {
+                    output::talk(&warning.to_string());
+                }
+                gis(devices, chunks, microbatches, group)
+            }
+            other => return Err(Failure::Bug(format!("the order of `{other}` is missing"))),
+        };
+        order.map_err(Failure::Arguments)
+    }
+}
+
+/// The automatic schedule within the limit given, or within so many activations.
+fn limited(what: &args::Schedule, times: &StageTimes, activations: usize) -> Result<Order, Failure> {
+    let limit = memory_limit(what)?.unwrap_or(StageTimes::UNIT * activations as u64);
+    automatic(&vec![*times; what.devices], what.microbatches, limit).map_err(infeasible)
+}
+
+/// The limit given, in what bare programs count activations by.
+fn memory_limit(what: &args::Schedule) -> Result<Option<Bytes>, Failure> {
+    let Some(units) = what.memory_limit else { return Ok(None) };
+    let bytes = (units * StageTimes::UNIT.as_f64()).round();
+    if bytes.is_finite() && bytes >= 0.0 {
+        return Ok(Some(Bytes::new(bytes as u64)));
+    }
+    Err(Failure::argument(format!("`--memory-limit {units}` is no amount"), "give a number of activations"))
+}
+
+/// A limit that no schedule keeps is no fault of the arguments.
+fn infeasible(faults: Faults) -> Failure {
+    let first = faults.iter().next().cloned();
+    first.map_or(Failure::Arguments(faults), Failure::Infeasible)
+}

@@ -1,0 +1,281 @@
+//! The automatic Zero Bubble schedule under a memory limit (Qi et al., arXiv 2401.10241, section 3.1).
+
+use super::{Order, Pass, Token, at_least_one};
+use crate::StageTimes;
+use spipe_base::{Bytes, Diagnostic, Faults, SimTime};
+
+/// The best of eight list schedules that split the backward, for one stage per device with the given times.
+///
+/// No device holds more than `limit` ([`StageTimes::UNIT`] is one activation; p of them are what the paper calls ZB-1p, 2p
+/// ZB-2p). Each of the eight
+///
+/// 1. warms up with forwards until memory is full or the first backward-input arrives, fewer on later stages;
+/// 2. gives every stage one forward and one backward-input in turn, and runs backward-weights where the wait for either is
+///    long enough, where memory demands it, or where the stage has idled no less than all others;
+/// 3. runs the backward-inputs that are left with backward-weights in between, and then the backward-weights that are left.
+///
+/// They differ in three switches: see [`Switches`]. The best has the shortest time from the first start to the last end on
+/// the slowest device.
+pub fn automatic(stages: &[StageTimes], microbatches: usize, limit: Bytes) -> Result<Order, Faults> {
+    at_least_one(&[("devices", stages.len()), ("microbatches", microbatches)])?;
+    if limit < StageTimes::UNIT {
+        let fault = format!("a limit of {} activations leaves no room for a forward", in_units(limit));
+        return Err(Diagnostic::error(fault).hint("use a limit of at least 1").into());
+    }
+    let mut best: Option<(SimTime, Order)> = None;
+    for late_forward in [false, true] {
+        for backward_first in [true, false] {
+            for eager_weights in [true, false] {
+                let switches = Switches { late_forward, backward_first, eager_weights };
+                let mut list = List::new(stages, microbatches, limit, switches);
+                list.run();
+                if best.as_ref().is_none_or(|(cost, _)| list.cost() < *cost) {
+                    best = Some((list.cost(), list.order()));
+                }
+            }
+        }
+    }
+    best.map(|(_, order)| order).ok_or_else(Faults::new)
+}
+
+fn in_units(bytes: Bytes) -> f64 {
+    bytes.as_f64() / StageTimes::UNIT.as_f64()
+}
+
+/// What the eight schedules differ in.
+#[derive(Clone, Copy)]
+struct Switches {
+    /// A forward of the warm-up may end after the first backward-input arrives.
+    late_forward: bool,
+    /// A stage that is well ahead of the next one keeps its forward back if that would hold up a backward-input.
+    backward_first: bool,
+    /// A backward-weight may also hold up the next pass of a stage that has idled less than another.
+    eager_weights: bool,
+}
+
+/// What a stage has done so far.
+#[derive(Clone, Default)]
+struct Progress {
+    forwards: usize,
+    backwards: usize,
+    weights: usize,
+    held: Bytes,
+    start: Option<SimTime>,
+    /// When it is free again.
+    free: SimTime,
+    /// How long it has waited since its first forward.
+    idle: SimTime,
+    forward_ends: Vec<SimTime>,
+    backward_ends: Vec<SimTime>,
+    tokens: Vec<Token>,
+}
+
+/// One list schedule in the making.
+struct List<'a> {
+    stages: &'a [StageTimes],
+    microbatches: usize,
+    limit: Bytes,
+    switches: Switches,
+    progress: Vec<Progress>,
+}
+
+impl<'a> List<'a> {
+    fn new(stages: &'a [StageTimes], microbatches: usize, limit: Bytes, switches: Switches) -> Self {
+        Self { stages, microbatches, limit, switches, progress: vec![Progress::default(); stages.len()] }
+    }
+
+    fn run(&mut self) {
+        self.warm_up();
+        for microbatch in 1..self.microbatches {
+            for stage in self.forwards_of_round() {
+                self.forward_in_turn(stage);
+            }
+            for stage in (0..self.stages.len()).rev() {
+                self.backward_in_turn(stage, microbatch);
+            }
+        }
+        for stage in 0..self.stages.len() {
+            while self.progress[stage].weights < self.microbatches {
+                self.put(stage, Pass::BackwardWeight);
+            }
+        }
+    }
+
+    /// The largest time of a stage from its first start to its last end.
+    fn cost(&self) -> SimTime {
+        let reach = |progress: &Progress| progress.free - progress.start.unwrap_or_default();
+        self.progress.iter().map(reach).max().unwrap_or_default()
+    }
+
+    fn order(self) -> Order {
+        Order::new(self.progress.into_iter().map(|progress| progress.tokens).collect())
+    }
+
+    /// Forwards up to the first backward-input, and that.
+    fn warm_up(&mut self) {
+        for stage in 0..self.stages.len() {
+            self.put(stage, Pass::Forward);
+        }
+        let more = self.more_forwards();
+        for (stage, more) in more.into_iter().enumerate() {
+            for _ in 0..more {
+                self.put(stage, Pass::Forward);
+            }
+        }
+        for stage in (0..self.stages.len()).rev() {
+            self.put(stage, Pass::BackwardInput);
+        }
+    }
+
+    /// How many forwards each stage runs beside the first one before its first backward-input: as many as fit, and fewer
+    /// than the stage before, which feeds it.
+    fn more_forwards(&self) -> Vec<usize> {
+        let mut more = vec![0; self.stages.len()];
+        let mut arrival = SimTime::ZERO;
+        for (stage, times) in self.stages.iter().enumerate().rev() {
+            let progress = &self.progress[stage];
+            let last = stage + 1 == self.stages.len();
+            let (mut held, mut free) = (progress.held, progress.free);
+            while !last && 1 + more[stage] < self.microbatches && held + StageTimes::UNIT <= self.limit {
+                let in_time = if self.switches.late_forward { free < arrival } else { free + times.forward <= arrival };
+                if !in_time {
+                    break;
+                }
+                held += StageTimes::UNIT;
+                free += times.forward;
+                more[stage] += 1;
+            }
+            let begun = if last { free } else { free.max(arrival) };
+            arrival = begun + times.backward_input + times.latency;
+        }
+        for stage in 1..more.len() {
+            if 1 + more[stage] < self.microbatches {
+                more[stage] = more[stage].min(more[stage - 1].saturating_sub(1));
+            }
+        }
+        more
+    }
+
+    /// The stages that run a forward in this round. A stage does so only if all later ones do.
+    fn forwards_of_round(&self) -> Vec<usize> {
+        let first = (0..self.stages.len()).rev().find(|stage| !self.wants_forward(*stage)).map_or(0, |stage| stage + 1);
+        (first..self.stages.len()).collect()
+    }
+
+    fn wants_forward(&self, stage: usize) -> bool {
+        let (this, times) = (&self.progress[stage], &self.stages[stage]);
+        if this.forwards == self.microbatches {
+            return false;
+        }
+        let Some(next) = self.progress.get(stage + 1) else { return true };
+        if !self.switches.backward_first || this.forwards < next.forwards + 2 {
+            return true;
+        }
+        let next_times = &self.stages[stage + 1];
+        let gradient = next.free + next_times.forward + next_times.backward_input + times.latency;
+        if this.free >= gradient {
+            return false;
+        }
+        let ready = this.free + times.forward + times.backward_weight * self.weights_for_room(stage);
+        ready <= gradient || gradient - this.free > self.idle_allowance(stage)
+    }
+
+    /// How many backward-weights a forward needs to run before it for want of memory.
+    fn weights_for_room(&self, stage: usize) -> u64 {
+        let this = &self.progress[stage];
+        let over = (this.held + StageTimes::UNIT).saturating_sub(self.limit);
+        let pending = (this.backwards - this.weights) as u64;
+        match self.stages[stage].weight_gradient_memory {
+            _ if over == Bytes::ZERO => 0,
+            0 => pending,
+            each => over.get().div_ceil(each).min(pending),
+        }
+    }
+
+    /// How much longer than `stage` some other stage has idled.
+    fn idle_allowance(&self, stage: usize) -> SimTime {
+        let most = self.progress.iter().map(|progress| progress.idle).max().unwrap_or_default();
+        most - self.progress[stage].idle
+    }
+
+    fn forward_in_turn(&mut self, stage: usize) {
+        for _ in 0..self.weights_for_room(stage) {
+            self.put(stage, Pass::BackwardWeight);
+        }
+        if let Some(arrival) = self.arrival(stage, Pass::Forward) {
+            self.fill(stage, arrival);
+        }
+        self.put(stage, Pass::Forward);
+    }
+
+    fn backward_in_turn(&mut self, stage: usize, microbatch: usize) {
+        debug_assert_eq!(self.progress[stage].backwards, microbatch);
+        if let Some(arrival) = self.arrival(stage, Pass::BackwardInput) {
+            self.fill(stage, arrival);
+        }
+        if stage == 0 && self.progress[0].forwards == self.microbatches {
+            while self.progress[0].weights < self.progress[0].backwards {
+                self.put(0, Pass::BackwardWeight);
+            }
+        }
+        self.put(stage, Pass::BackwardInput);
+    }
+
+    /// Runs backward-weights in the gap before `arrival`, and perhaps one that does not quite fit.
+    fn fill(&mut self, stage: usize, arrival: SimTime) {
+        let weight = self.stages[stage].backward_weight;
+        let pending = |this: &Progress| this.weights < this.backwards;
+        while pending(&self.progress[stage]) && self.progress[stage].free + weight <= arrival {
+            self.put(stage, Pass::BackwardWeight);
+        }
+        let this = &self.progress[stage];
+        if pending(this) && this.free < arrival {
+            let longest_wait = arrival - this.free > self.idle_allowance(stage);
+            if longest_wait || self.switches.eager_weights {
+                self.put(stage, Pass::BackwardWeight);
+            }
+        }
+    }
+
+    /// When the next pass of that kind has what it needs from the neighbouring stage; none if it needs nothing from there.
+    fn arrival(&self, stage: usize, pass: Pass) -> Option<SimTime> {
+        let this = &self.progress[stage];
+        let end = match pass {
+            Pass::Forward => self.progress[stage.checked_sub(1)?].forward_ends[this.forwards],
+            Pass::BackwardInput => self.progress.get(stage + 1)?.backward_ends[this.backwards],
+            Pass::Backward | Pass::BackwardWeight => return None,
+        };
+        Some(end + self.stages[stage].latency)
+    }
+
+    fn put(&mut self, stage: usize, pass: Pass) {
+        let times = &self.stages[stage];
+        let arrival = self.arrival(stage, pass).unwrap_or_default();
+        let this = &mut self.progress[stage];
+        let start = this.free.max(arrival);
+        if this.start.is_some() {
+            this.idle += start - this.free;
+        }
+        this.start.get_or_insert(start);
+        this.free = start + times.of(pass);
+        let weight = Bytes::new(times.weight_gradient_memory);
+        let done = match pass {
+            Pass::Forward => {
+                this.held += StageTimes::UNIT;
+                this.forward_ends.push(this.free);
+                &mut this.forwards
+            }
+            Pass::Backward | Pass::BackwardInput => {
+                this.held -= StageTimes::UNIT - weight;
+                this.backward_ends.push(this.free);
+                &mut this.backwards
+            }
+            Pass::BackwardWeight => {
+                this.held -= weight;
+                &mut this.weights
+            }
+        };
+        this.tokens.push(Token::new(stage, pass, *done));
+        *done += 1;
+    }
+}

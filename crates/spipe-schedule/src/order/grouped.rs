@@ -1,0 +1,88 @@
+//! Generalised interleaved schedules: a building block of passes at fixed slots, repeated.
+
+use super::{Order, Pass, Token, at_least_one};
+use spipe_base::{Diagnostic, Faults};
+
+/// GIS, generalised interleaved (Wan et al., PipeOffload, arXiv 2503.01328, section 3): interleaved 1F1B with split backwards
+/// and with groups of g microbatches. Rank 0 peaks at g(v − 1) + d activations of one stage; the bubble is
+/// 2(d − 1) + (d − g)(v − 1) unit passes. g = d is the paper's GIS and g = ⌈d/2⌉ its GIS-H; below ⌈d/2⌉ a group is back at
+/// device 0 only after the next one should have started.
+pub fn gis(devices: usize, chunks: usize, microbatches: usize, group: usize) -> Result<Order, Faults> {
+    at_least_one(&[("devices", devices), ("chunks", chunks), ("microbatches", microbatches)])?;
+    let (least, most) = (devices.div_ceil(2), devices);
+    if group < least || group > most {
+        let near = group.clamp(least, most);
+        let fault = format!("groups of {group} microbatches are outside {least}..{most}");
+        let hint = format!("a group is at least half of the {devices} devices and at most all of them: use {near}");
+        return Err(Diagnostic::error(fault).hint(hint).into());
+    }
+    Ok(Block { devices, chunks, group, chunk_starts: (0..chunks).map(|chunk| chunk * group).collect() }
+        .order(microbatches))
+}
+
+/// What there is to say about a group size that does not divide the microbatches.
+pub fn gis_warning(microbatches: usize, group: usize) -> Option<Diagnostic> {
+    (group > 0 && !microbatches.is_multiple_of(group)).then(|| {
+        Diagnostic::warning(format!(
+            "groups of {group} do not divide {microbatches} microbatches: the last one is smaller"
+        ))
+        .hint("the memory stays the same, but the bubble can be larger than its closed form")
+    })
+}
+
+/// The building block of GIS-H repeated for every microbatch (g = 1, "uniform"): chunks follow each other ⌈d/2⌉ microbatches
+/// apart, and one more wherever two chunks would otherwise meet in one slot of the period.
+pub fn uniform(devices: usize, chunks: usize, microbatches: usize) -> Result<Order, Faults> {
+    at_least_one(&[("devices", devices), ("chunks", chunks), ("microbatches", microbatches)])?;
+    let apart = devices.div_ceil(2);
+    let turn = chunks / greatest_common_divisor(chunks, apart);
+    let chunk_starts = (0..chunks).map(|chunk| apart * chunk + chunk / turn).collect();
+    Ok(Block { devices, chunks, group: 1, chunk_starts }.order(microbatches))
+}
+
+const fn greatest_common_divisor(mut a: usize, mut b: usize) -> usize {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// Passes of a group of microbatches at slots of unit time. A forward moves on by one slot per device, a backward by two,
+/// and a backward-weight follows its backward-input at once, so that forwards, backward-inputs and backward-weights of a
+/// device each keep to one slot in three.
+struct Block {
+    devices: usize,
+    chunks: usize,
+    group: usize,
+    /// Where each chunk starts behind the first, in microbatches of three slots.
+    chunk_starts: Vec<usize>,
+}
+
+impl Block {
+    /// Runs the block for all microbatches, in the order of slots; the last group may be smaller.
+    fn order(&self, microbatches: usize) -> Order {
+        let device = |device: usize| {
+            let mut slotted: Vec<(usize, Token)> =
+                (0..microbatches).flat_map(|microbatch| self.passes(device, microbatch)).collect();
+            slotted.sort_unstable_by_key(|(slot, _)| *slot);
+            slotted.into_iter().map(|(_, token)| token).collect()
+        };
+        Order::new((0..self.devices).map(device).collect())
+    }
+
+    fn passes(&self, device: usize, microbatch: usize) -> Vec<(usize, Token)> {
+        let start = 3 * (microbatch / self.group * self.group * self.chunks + microbatch % self.group);
+        let turn = 3 * self.chunk_starts[self.chunks - 1] + device + 3 * (self.devices - 1 - device) + 1;
+        let chunk = |chunk: usize| {
+            let stage = chunk * self.devices + device;
+            let forward = start + 3 * self.chunk_starts[chunk] + device;
+            let backward = start + turn + 3 * self.chunk_starts[self.chunks - 1 - chunk];
+            [
+                (forward, Token::new(stage, Pass::Forward, microbatch)),
+                (backward, Token::new(stage, Pass::BackwardInput, microbatch)),
+                (backward + 1, Token::new(stage, Pass::BackwardWeight, microbatch)),
+            ]
+        };
+        (0..self.chunks).flat_map(chunk).collect()
+    }
+}

@@ -1,0 +1,41 @@
+//! Interleaved 1F1B: several chunks of the model per device.
+
+use super::{Order, Pass, Token, at_least_one};
+use spipe_base::Faults;
+
+/// Interleaved 1F1B (Narayanan et al., SC 2021, section 2.2): chunk c of device i is stage c·p + i. Microbatches pass in
+/// groups; a group runs through one chunk after the other, forwards in ascending, backwards in descending order of chunks.
+/// Device i warms up with (v − 1)·g + 2(p − i − 1) forwards, where g is the size of the first group, and then runs one
+/// forward and one backward in turn.
+///
+/// Groups hold p microbatches. Where p does not divide m, there are ⌊m/p⌋ groups whose sizes differ by at most one, the
+/// larger ones first: a group smaller than p would let the pipeline run dry, and one that grew would make a device wait for
+/// its own later actions. The span stays 3m + 3(p − 1)/v for every m ≥ p (unit passes of a whole device).
+pub fn interleaved(devices: usize, chunks: usize, microbatches: usize) -> Result<Order, Faults> {
+    at_least_one(&[("devices", devices), ("chunks", chunks), ("microbatches", microbatches)])?;
+    let groups = (microbatches / devices).max(1);
+    let mut first = 0;
+    let (mut forwards, mut backwards) = (Vec::new(), Vec::new());
+    for group in 0..groups {
+        let size = microbatches / groups + usize::from(group < microbatches % groups);
+        for chunk in 0..chunks {
+            forwards.extend((first..first + size).map(|microbatch| (chunk, microbatch)));
+            backwards.extend((first..first + size).map(|microbatch| (chunks - 1 - chunk, microbatch)));
+        }
+        first += size;
+    }
+    let ahead = (chunks - 1) * microbatches.div_ceil(groups);
+    let distance = if chunks == 1 { 1 } else { 2 };
+    let device = |device: usize| {
+        let token =
+            |pass| move |&(chunk, microbatch): &(usize, usize)| Token::new(chunk * devices + device, pass, microbatch);
+        let warm_up = (ahead + distance * (devices - device - 1)).min(forwards.len());
+        let pairs = forwards[warm_up..]
+            .iter()
+            .zip(&backwards)
+            .flat_map(|(forward, backward)| [token(Pass::Forward)(forward), token(Pass::Backward)(backward)]);
+        let last = backwards[forwards.len() - warm_up..].iter().map(token(Pass::Backward));
+        forwards[..warm_up].iter().map(token(Pass::Forward)).chain(pairs).chain(last).collect()
+    };
+    Ok(Order::new((0..devices).map(device).collect()))
+}
