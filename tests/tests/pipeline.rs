@@ -123,7 +123,7 @@ proptest! {
                 prop_assert_eq!(work + idle, trace.iteration);
             }
         }
-        prop_assert_eq!(order_of(&context, &placement).validate().is_ok(), true);
+        prop_assert_eq!(order_of(&context, &placement).unwrap().validate(), Ok(()));
         let again = simulate(&lower(&context, &placement).unwrap(), &Options::default());
         prop_assert_eq!(spipe_trace::to_json(trace), spipe_trace::to_json(&again.trace));
     }

@@ -1,6 +1,6 @@
 //! Bytes that a placement needs in every memory.
 
-use crate::{Context, InFlight, Placement, Stage};
+use crate::{Context, InFlight, Placement, Stage, System};
 use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
 use spipe_cost::Mode;
 use std::collections::BTreeMap;
@@ -95,7 +95,8 @@ pub fn footprint_with(
             need.transient = Bytes::ZERO;
         }
         add(&mut memories, memory, (id, need));
-        for (memory, need) in on_the_host(context, stage, in_flight(id)) {
+        let delayed = placement.system == System::ZeroOffloadDelayed;
+        for (memory, need) in on_the_host(context, stage, in_flight(id), delayed) {
             add(&mut memories, memory, (id, need));
         }
     }
@@ -114,16 +115,24 @@ fn add(memories: &mut Footprint, memory: MemoryId, (id, need): (StageId, StageFo
 
 /// What a stage holds in host memories: optimizer state and gradients of a stage that is stepped there, and activations that
 /// are offloaded.
-fn on_the_host(context: &Context<'_>, stage: &Stage, in_flight: InFlight) -> Vec<(MemoryId, StageFootprint)> {
+fn on_the_host(
+    context: &Context<'_>,
+    stage: &Stage,
+    in_flight: InFlight,
+    delayed: bool,
+) -> Vec<(MemoryId, StageFootprint)> {
     let mut needs = Vec::new();
     if context.workload().mode != Mode::Train {
         return needs;
     }
     let of = |layer| context.cost.memory(layer, stage.device);
     if let Some(socket) = stage.optimizer {
-        // The new parameters, in the device's precision, wait here for their way back.
-        let state =
-            stage.layers.iter().map(of).map(|memory| memory.optimizer + memory.gradients + memory.parameters).sum();
+        // The new parameters, in the device's precision, wait here for their way back; a delayed step uses the gradients of
+        // the iteration before while those of this one arrive.
+        let gradients = if delayed { 2 } else { 1 };
+        let held =
+            |memory: &spipe_cost::LayerMemory| memory.optimizer + memory.gradients * gradients + memory.parameters;
+        let state = stage.layers.iter().map(of).map(held).sum();
         let need = StageFootprint { state, ..StageFootprint::default() };
         needs.push((context.hardware.devices()[socket].memory, need));
     }

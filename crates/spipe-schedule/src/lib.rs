@@ -20,7 +20,7 @@ mod lower;
 mod order;
 mod program;
 
-pub use lower::{StageTimes, bare, lower, order_of};
+pub use lower::{StageTimes, bare, in_flight, lower, order_of};
 pub use order::{
     Order, Pass, Token, automatic, gis, gis_warning, gpipe, interleaved, one_forward_one_backward, system_order,
     uniform, zb_h1, zb_h2,

@@ -123,6 +123,8 @@ impl Memories {
     pub fn open(&mut self, program: &Program, buffer: BufferId, at: SimTime) {
         let this = &program.buffers()[buffer];
         self.held[this.memory] += this.bytes;
+        // What leaves this iteration is closed under the name that it has in the next.
+        let buffer = if let Lifetime::Leaves { into } = this.lifetime { into } else { buffer };
         self.changes.push(Change { at, buffer, opened: true });
     }
 

@@ -1,40 +1,72 @@
 //! Lowering: from a placement and an order to a program.
 
 mod bare;
-mod stages;
+mod flows;
+mod pipeline;
+mod turns;
 
 pub use bare::{StageTimes, bare};
+pub use turns::{in_flight, order_of};
 
-use crate::{Channel, Order, Program, ProgramBuilder, Shape, system_order};
-use spipe_base::{Faults, IdVec, LinkId};
+use crate::{Channel, Program, ProgramBuilder, Shape};
+use spipe_base::{Bytes, Diagnostic, Faults, IdVec, LinkId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Placement};
+use spipe_plan::{Context, Family, Placement, StageFootprint, footprint_with};
 
-/// The order in which `placement` computes: in inference every stage runs its forwards in turn.
-pub fn order_of(context: &Context<'_>, placement: &Placement) -> Order {
-    let stages = placement.stages.len();
-    let microbatches = context.workload().microbatches as usize;
-    let last_cpu = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
-    let reached = last_cpu.map_or(0, |(id, _)| id.index() + 1);
-    system_order(placement.system, stages, microbatches, &vec![placement.knobs.head_start as usize; reached])
-}
+/// Slots on either side of a boundary between devices.
+const DOUBLE_BUFFERING: usize = 2;
 
 /// The program of one iteration of `placement`.
 ///
-/// Every stage keeps its parameters, gradients and optimizer state on its device. Boundaries are double-buffered: an input
-/// arrives while the stage computes on the one before it, and an output is copied out while the next one is computed. That
-/// bounds the memory to what [`spipe_plan::footprint`] counts.
+/// Boundaries are double-buffered: an input arrives while the stage computes on the one before it, and an output is copied
+/// out while the next one is computed. That bounds the memory to what [`spipe_plan::footprint_with`] counts, which is checked
+/// here for orders that are made by an algorithm.
 pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
-    let order = order_of(context, placement);
-    let mut builder = machine(context, placement);
-    stages::Lowering::new(context, placement, &mut builder).run(&order)?;
-    builder.build()
+    match placement.system.family() {
+        Family::Pipeline => pipeline(context, placement),
+        Family::Rounds | Family::Sharded => {
+            Err(Diagnostic::error(format!("system `{}` has no lowering", placement.system)).into())
+        }
+    }
+}
+
+fn pipeline(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
+    let order = order_of(context, placement)?;
+    check_memory(context, placement, &order)?;
+    let mut depth = DOUBLE_BUFFERING;
+    loop {
+        let mut builder = machine(context, placement);
+        pipeline::Lowering::new(context, placement, depth, &mut builder).run(&order, placement.system)?;
+        match builder.build() {
+            // An order in which a device runs far ahead of its neighbour needs more slots than two.
+            Err(_) if depth < 2 * order.microbatches() => depth *= 2,
+            built => return built,
+        }
+    }
+}
+
+/// What each memory must hold fits, in-flight activations counted from the order.
+fn check_memory(context: &Context<'_>, placement: &Placement, order: &crate::Order) -> Result<(), Faults> {
+    let held = in_flight(context, placement, order);
+    let mut faults = Faults::new();
+    for (id, stages) in footprint_with(context, placement, &|stage| held[stage]) {
+        let memory = &context.hardware.memories()[id];
+        let usable = memory.capacity.saturating_sub(memory.reserved);
+        let needed: Bytes = stages.values().map(StageFootprint::total).sum();
+        if needed > usable {
+            faults.push(Diagnostic::error(format!(
+                "system `{}` needs {needed} on `{}`, which has {usable}",
+                placement.system, memory.name
+            )));
+        }
+    }
+    faults.or(())
 }
 
 /// A builder with the machine's memories, devices and channels, under the machine's own ids.
 fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
     let (model, hardware, workload) = (context.model, context.hardware, context.workload());
-    let used = |device| placement.stages.iter().any(|stage| stage.device == device);
+    let used = |device| placement.all_stages().any(|stage| stage.device == device);
     let notes = hardware
         .devices()
         .enumerate()

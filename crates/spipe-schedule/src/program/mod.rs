@@ -70,6 +70,8 @@ pub enum Content {
     Saved(LayerRange, MicrobatchId),
     /// The same, computed again just before the backward.
     Recomputed(LayerRange, MicrobatchId),
+    /// The same, back from the host just before the backward.
+    Reloaded(LayerRange, MicrobatchId),
     /// What an action needs for itself while it runs.
     Workspace(StageId, MicrobatchId),
 }
@@ -85,6 +87,7 @@ impl Content {
             Self::Gradient(layer, _) => format!("activation gradients after {layer}"),
             Self::Saved(layers, _) => format!("saved activations of layers {layers}"),
             Self::Recomputed(layers, _) => format!("recomputed activations of layers {layers}"),
+            Self::Reloaded(layers, _) => format!("reloaded activations of layers {layers}"),
             Self::Workspace(stage, _) => format!("workspace of {stage}"),
         }
     }
@@ -97,6 +100,7 @@ impl Content {
             | Self::Gradient(_, microbatch)
             | Self::Saved(_, microbatch)
             | Self::Recomputed(_, microbatch)
+            | Self::Reloaded(_, microbatch)
             | Self::Workspace(_, microbatch) => Some(*microbatch),
         }
     }

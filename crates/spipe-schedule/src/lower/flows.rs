@@ -1,0 +1,38 @@
+//! Flows: bytes over the routes of a machine, and arithmetic that draws on the channels of a DRAM.
+
+use crate::Flow;
+use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, SimTime};
+use spipe_hardware::DeviceKind;
+use spipe_plan::Context;
+
+/// The flow of `bytes` between two memories, if a route joins them.
+pub(super) fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: Bytes) -> Result<Flow, Diagnostic> {
+    let hardware = context.hardware;
+    let name = |memory: MemoryId| &hardware.memories()[memory].name;
+    let route = hardware
+        .route(from, to)
+        .ok_or_else(|| Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))))?;
+    Ok(Flow {
+        route: route.links.as_slice().into(),
+        latency: SimTime::from_seconds(route.latency),
+        bytes,
+        rate_cap: route.rate_cap,
+    })
+}
+
+/// Arithmetic on a CPU draws on the channels of its DRAM, but alone it is never slowed by them: the figure for its time
+/// already holds its own traffic, part of which caches serve.
+pub(super) fn dram_flow(context: &Context<'_>, device: DeviceId, time: Seconds, traffic: Bytes) -> Vec<Flow> {
+    let hardware = context.hardware;
+    let device = &hardware.devices()[device];
+    let channels = match device.kind {
+        DeviceKind::Socket { .. } => hardware.dram_channels(device.memory),
+        DeviceKind::Gpu => None,
+    };
+    let flow = |channel| {
+        let bandwidth = hardware.links()[channel].bandwidth;
+        let most = (bandwidth.get() * time.get()).floor().max(0.0) as u64;
+        Flow { route: [channel].into(), latency: SimTime::ZERO, bytes: traffic.min(Bytes::new(most)), rate_cap: None }
+    };
+    channels.map(flow).into_iter().filter(|flow| flow.bytes > Bytes::ZERO).collect()
+}

@@ -1,0 +1,133 @@
+//! What goes from stage to stage: outputs and the gradients of inputs, by double-buffered copies between devices.
+
+use super::{Done, Lowering};
+use crate::lower::flows::route;
+use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, DeviceId, IdleCause, LaneId, LaneRole, LayerId, MicrobatchId, Payload, SimTime,
+    StageId, Subject,
+};
+
+/// The two copies of something that crosses a boundary, or the one that both sides share.
+#[derive(Clone, Copy)]
+pub(super) struct Crossing {
+    /// Where it is used.
+    pub here: BufferId,
+    /// The copy that brought it, if it came from another memory.
+    pub copy: Option<ActionId>,
+}
+
+impl Lowering<'_> {
+    /// The buffer that a stage writes for its neighbour, in its own memory; none at the ends of the model.
+    pub(super) fn out(&mut self, stage: StageId, microbatch: MicrobatchId, forward: bool) -> Option<BufferId> {
+        let here = &self.stations[stage];
+        let (content, bytes) = if forward {
+            let last = stage.index() + 1 == self.stations.len();
+            (!last).then_some((Content::Activation(here.stage.layers.last(), microbatch), here.output))?
+        } else {
+            let before = here.stage.layers.first().index().checked_sub(1)?;
+            (Content::Gradient(LayerId::from(before), microbatch), here.input)
+        };
+        Some(self.builder.buffer(content, here.memory, bytes, Lifetime::Transient))
+    }
+
+    /// Passes a stage's output (or the gradient of its input) to the neighbour: by a copy if that is in another memory.
+    pub(super) fn hand_over(&mut self, stage: StageId, microbatch: MicrobatchId, output: BufferId, forward: bool) {
+        let neighbour = neighbour(stage, forward);
+        let crossing = if self.stations[stage].memory == self.stations[neighbour].memory {
+            Crossing { here: output, copy: None }
+        } else {
+            self.copy(stage, microbatch, output, forward)
+        };
+        let arrivals = if forward { &mut self.activations } else { &mut self.gradients };
+        arrivals.insert((neighbour, microbatch), crossing);
+    }
+
+    fn copy(&mut self, stage: StageId, microbatch: MicrobatchId, output: BufferId, forward: bool) -> Crossing {
+        let (from, to) = (&self.stations[stage], &self.stations[neighbour(stage, forward)]);
+        let (content, payload, bytes, wire) = if forward {
+            let content = Content::Activation(from.stage.layers.last(), microbatch);
+            (content, Payload::Activation, to.input, from.output.min(to.input))
+        } else {
+            let content = Content::Gradient(to.stage.layers.last(), microbatch);
+            (content, Payload::Gradient, to.output, from.input.min(to.output))
+        };
+        let flow = route(self.context, from.memory, to.memory, wire).map_err(|fault| self.faults.push(fault));
+        let (sender, receiver, memory) = (from.stage.device, to.stage.device, to.memory);
+        let lane = self.copy_lane(sender, receiver);
+        let here = self.builder.buffer(content, memory, bytes, Lifetime::Transient);
+        let copy = self.builder.action(Action {
+            lane,
+            kind: ActionKind::Copy(payload),
+            subject: Subject::work(stage, microbatch),
+            reads: vec![Access::new(output, 1)],
+            writes: vec![Access::new(here, 1)],
+            work: SimTime::ZERO,
+            flows: flow.into_iter().collect(),
+            guard: None,
+        });
+        let done = if forward { &mut self.forwards } else { &mut self.backwards };
+        done[stage.index()].copied_out.push(copy);
+        Crossing { here, copy: Some(copy) }
+    }
+
+    /// The copy engine that moves bytes from one device's memory to another's: that of the GPU if one side is a CPU, a
+    /// channel of their link otherwise.
+    fn copy_lane(&mut self, from: DeviceId, to: DeviceId) -> LaneId {
+        let is_cpu = |device| self.context.is_cpu(device);
+        match (is_cpu(from), is_cpu(to)) {
+            (false, true) => self.builder.lane(from, LaneRole::D2h.name(), LaneRole::D2h),
+            (true, false) => self.builder.lane(to, LaneRole::H2d.name(), LaneRole::H2d),
+            _ => {
+                let other = self.context.hardware.devices()[to].name.clone();
+                self.builder.lane(from, &format!("to-{other}"), LaneRole::Channel)
+            }
+        }
+    }
+
+    /// Double buffering: a copy arrives only once the computation before its user has started, and a computation starts
+    /// only once the output before the last one has left.
+    pub(super) fn arrive_during(&mut self, stage: StageId, arrived: Option<Crossing>, user: ActionId, forward: bool) {
+        let depth = self.depth;
+        let done = if forward { &mut self.forwards } else { &mut self.backwards };
+        let done = &mut done[stage.index()];
+        done.arrived.extend(arrived.and_then(|crossing| crossing.copy));
+        let mut edges = Vec::new();
+        let before = done.computed.len().checked_sub(depth).map(|index| done.computed[index]);
+        if let (Some(copy), Some(before)) = (arrived.and_then(|crossing| crossing.copy), before) {
+            edges.push((before, copy, Anchor::StartToStart));
+        }
+        if let Some(out) = done.copied_out.len().checked_sub(depth).map(|index| done.copied_out[index]) {
+            edges.push((out, user, Anchor::EndToStart));
+        }
+        for (from, to, anchor) in edges {
+            self.builder.edge(Edge { from, to, anchor, distance: 0, lag: SimTime::ZERO, cause: IdleCause::Memory });
+        }
+    }
+
+    /// Double buffering goes on across iterations: the first input arrives once the last computation has started, and the
+    /// first computations start once the last outputs have left.
+    pub(super) fn join_iterations(&mut self) {
+        let mut edges = Vec::new();
+        for done in self.forwards.iter().chain(&self.backwards) {
+            edges.extend(around(done, self.depth));
+        }
+        for (from, to, anchor) in edges {
+            self.builder.edge(Edge { from, to, anchor, distance: 1, lag: SimTime::ZERO, cause: IdleCause::Memory });
+        }
+    }
+}
+
+fn around(done: &Done, depth: usize) -> Vec<(ActionId, ActionId, Anchor)> {
+    let Some(last) = done.computed.last() else { return Vec::new() };
+    let mut edges: Vec<_> = done.arrived.first().map(|copy| (*last, *copy, Anchor::StartToStart)).into_iter().collect();
+    let waiting = done.computed.iter().take(depth.min(done.copied_out.len()));
+    let leaving = done.copied_out.iter().skip(done.copied_out.len().saturating_sub(depth));
+    edges.extend(leaving.zip(waiting).map(|(out, user)| (*out, *user, Anchor::EndToStart)));
+    edges
+}
+
+/// The stage that takes what `stage` hands over.
+fn neighbour(stage: StageId, forward: bool) -> StageId {
+    StageId::from(if forward { stage.index() + 1 } else { stage.index() - 1 })
+}

@@ -1,0 +1,127 @@
+//! Optimizer steps: on the stage's own device, or on a CPU socket that gets the gradients and returns the parameters.
+
+use super::Lowering;
+use crate::lower::flows::{dram_flow, route};
+use crate::{Access, Action, Content, Lifetime};
+use spipe_base::{
+    ActionKind, BufferId, Bytes, DeviceId, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId, Subject,
+};
+
+/// One stage's state at the end of its backwards.
+struct Step {
+    stage: StageId,
+    subject: Subject,
+    parameters: BufferId,
+    /// The last version of its gradients on the device.
+    gradients: Access,
+    device: DeviceId,
+    memory: MemoryId,
+}
+
+impl Lowering<'_> {
+    /// Steps the parameters of a stage; `delayed` steps with the gradients of the iteration before, while this one computes.
+    pub(super) fn optimizer(&mut self, stage: StageId, delayed: bool) {
+        let here = &self.stations[stage];
+        let Some(gradients) = here.gradients else { return };
+        let last = self.accumulated[stage.index()];
+        if last == 0 {
+            return;
+        }
+        let step = Step {
+            stage,
+            subject: Subject { layers: Some(here.stage.layers), ..Subject::stage(stage) },
+            parameters: here.parameters,
+            gradients: Access::new(gradients, last),
+            device: here.stage.device,
+            memory: here.memory,
+        };
+        match here.stage.optimizer.filter(|socket| *socket != here.stage.device) {
+            None => self.step_here(&step),
+            Some(socket) => self.step_on(socket, &step, delayed),
+        }
+    }
+
+    fn step_here(&mut self, step: &Step) {
+        let state = self.optimizer_state(step, step.memory);
+        let lane = self.stations[step.stage].lane;
+        let reads = vec![step.gradients, Access::new(step.parameters, 0), Access::new(state, 0)];
+        let writes = vec![Access::new(step.parameters, 1), Access::new(state, 1)];
+        self.step(step, (lane, step.device), (reads, writes));
+    }
+
+    /// Gradients out, step on the socket's workers, parameters back.
+    fn step_on(&mut self, socket: DeviceId, step: &Step, delayed: bool) {
+        let host = self.context.hardware.devices()[socket].memory;
+        let layers = self.stations[step.stage].stage.layers;
+        let bytes = |part: fn(&spipe_cost::LayerMemory) -> Bytes| {
+            layers.iter().map(|layer| part(self.context.cost.memory(layer, step.device))).sum::<Bytes>()
+        };
+        let (gradient_bytes, parameter_bytes) = (bytes(|memory| memory.gradients), bytes(|memory| memory.parameters));
+        let state = self.optimizer_state(step, host);
+        let content = Content::Gradients(layers);
+        let (gradients, awaited) = if delayed {
+            let before = self.builder.buffer(content, host, gradient_bytes, Lifetime::Arrives);
+            (
+                self.builder.buffer(content, host, gradient_bytes, Lifetime::Leaves { into: before }),
+                Access::new(before, 0),
+            )
+        } else {
+            let buffer = self.builder.buffer(content, host, gradient_bytes, Lifetime::Transient);
+            (buffer, Access::new(buffer, 1))
+        };
+        let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, host);
+        self.exchange(step, out, gradient_bytes, (step.gradients, vec![Access::new(gradients, 1)]));
+        let updated = self.builder.buffer(Content::Parameters(layers), host, parameter_bytes, Lifetime::Transient);
+        let lane = self.builder.lane(socket, LaneRole::Optimizer.name(), LaneRole::Optimizer);
+        let reads = vec![awaited, Access::new(state, 0)];
+        self.step(step, (lane, socket), (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
+        let back = (ActionKind::Copy(Payload::WriteBack), host, step.memory);
+        self.exchange(step, back, parameter_bytes, (Access::new(updated, 1), vec![Access::new(step.parameters, 1)]));
+    }
+
+    fn optimizer_state(&mut self, step: &Step, memory: MemoryId) -> BufferId {
+        let layers = self.stations[step.stage].stage.layers;
+        let bytes = layers.iter().map(|layer| self.context.cost.memory(layer, step.device).optimizer).sum();
+        self.builder.buffer(Content::OptimizerState(layers), memory, bytes, Lifetime::Resident)
+    }
+
+    fn step(&mut self, step: &Step, (lane, device): (LaneId, DeviceId), (reads, writes): (Vec<Access>, Vec<Access>)) {
+        let layers = self.stations[step.stage].stage.layers;
+        let parameters = layers.iter().map(|layer| self.context.cost.parameters(layer)).sum();
+        let time = self.context.cost.optimizer_time(parameters, device);
+        let traffic = self.context.cost.optimizer_traffic(parameters, device);
+        self.builder.action(Action {
+            lane,
+            kind: ActionKind::OptimizerStep,
+            subject: step.subject,
+            reads,
+            writes,
+            work: SimTime::from_seconds(time),
+            flows: dram_flow(self.context, device, time, traffic),
+            guard: None,
+        });
+    }
+
+    /// A copy between device and host on the device's copy engine.
+    fn exchange(
+        &mut self,
+        step: &Step,
+        (kind, from, to): (ActionKind, MemoryId, MemoryId),
+        bytes: Bytes,
+        (read, writes): (Access, Vec<Access>),
+    ) {
+        let role = if from == step.memory { LaneRole::D2h } else { LaneRole::H2d };
+        let flow = route(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault));
+        let lane = self.builder.lane(step.device, role.name(), role);
+        self.builder.action(Action {
+            lane,
+            kind,
+            subject: step.subject,
+            reads: vec![read],
+            writes,
+            work: SimTime::ZERO,
+            flows: flow.into_iter().collect(),
+            guard: None,
+        });
+    }
+}

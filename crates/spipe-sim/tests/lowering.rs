@@ -1,0 +1,152 @@
+//! Whatever system places whatever stages where: its program is well-formed, runs, holds no more than the footprint counts and
+//! accounts for every idle nanosecond.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use proptest::prelude::*;
+use spipe_base::{Bytes, LaneRole, LayerRange, SimTime};
+use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model, Precision};
+use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, StageFootprint, System, check, footprint_with};
+use spipe_schedule::{in_flight, lower, order_of};
+use spipe_sim::{Options, is_ok, simulate};
+use std::fmt::Write;
+
+const MACHINE: &str = "rtx3090-x4-two-sockets";
+
+fn workload(microbatches: u64, mode: Mode) -> Workload {
+    Workload {
+        mode,
+        seq_len: 1024,
+        microbatch: 1,
+        microbatches,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adamw,
+        attention: Attention::Fused,
+    }
+}
+
+/// A chain of layers: forward in tenths of a millisecond, boundary and saved activations in MiB.
+fn model(layers: &[(u64, u64, u64)]) -> Model {
+    let mut text =
+        "format-version = 1\nkind = \"profiled\"\nname = \"chain\"\nmicrobatch = 1\nseq-len = 1024\n".to_owned();
+    for (index, (time, boundary, saved)) in layers.iter().enumerate() {
+        let saved = saved.max(boundary);
+        let ms = |tenths: u64| format!("\"{} ms\"", tenths as f64 / 10.0);
+        let (once, half) = (ms(*time), ms(time.div_ceil(2)));
+        let cell = format!("{{ forward = {once}, backward-input = {once}, backward-weight = {half} }}");
+        let _ = write!(
+            text,
+            "[[layer]]\nname = \"layer{index}\"\nparameters = 1000000\nboundary-activation = \"{boundary} MiB\"\n\
+             saved-activation = \"{saved} MiB\"\ntime = {{ gpu = {cell}, cpu = {cell} }}\n",
+        );
+    }
+    Model::from_toml("chain.toml", &text).unwrap()
+}
+
+fn machine() -> Hardware {
+    let text = spipe_hardware::shipped().iter().find(|(name, _)| *name == MACHINE).unwrap().1;
+    Hardware::from_toml(MACHINE, text).unwrap()
+}
+
+/// What every stage does beside computing.
+#[derive(Clone, Copy, Debug)]
+struct Habits {
+    recomputed: usize,
+    offload: bool,
+    optimizer_on_socket: bool,
+}
+
+/// Stages of one layer each (the last of all that are left), dealt out over `devices` GPUs as the system wants.
+fn place(hardware: &Hardware, layers: usize, (system, devices): (System, usize), habits: Habits) -> Option<Placement> {
+    let gpu = |index: usize| hardware.device(&format!("gpu{index}")).unwrap();
+    let socket = hardware.device("cpu0").unwrap();
+    let stages = match system.dealing() {
+        Dealing::Single => layers,
+        Dealing::RoundRobin => layers / devices * devices,
+        Dealing::Vee => 2 * devices,
+    };
+    if stages == 0 || stages > layers || (system.dealing() == Dealing::Single && layers < devices) {
+        return None;
+    }
+    let stage = |index: usize| {
+        let last = if index + 1 == stages { layers - 1 } else { index };
+        let device = match system.dealing() {
+            // The first devices take a layer each, the last one takes the others as stages of their own.
+            Dealing::Single => index.min(devices - 1),
+            Dealing::RoundRobin => index % devices,
+            Dealing::Vee => index.min(stages - 1 - index),
+        };
+        let range = LayerRange::new(index.into(), last.into()).unwrap();
+        let mut stage = Stage::new(gpu(device), range).with_recomputed(habits.recomputed.min(range.count()));
+        if habits.offload {
+            stage = stage.with_activations_in(hardware.memory("dram0").unwrap());
+        }
+        if habits.optimizer_on_socket {
+            stage = stage.with_optimizer_on(socket);
+        }
+        stage
+    };
+    let knobs = Knobs { head_start: u64::from(system == System::Hybrid), ..Knobs::default() };
+    Some(Placement::new(system, (0..stages).map(stage)).with_knobs(knobs))
+}
+
+fn pipelines() -> impl Strategy<Value = System> {
+    let lowered = |system: &System| system.family() == Family::Pipeline;
+    prop::sample::select(System::ALL.into_iter().filter(lowered).collect::<Vec<_>>())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_pipeline_runs_within_its_footprint(
+        layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
+        devices in 1usize..5,
+        habits in (0usize..2, any::<bool>(), any::<bool>()),
+        microbatches in 1u64..9,
+        system in pipelines(),
+        train in any::<bool>(),
+    ) {
+        let (model, hardware) = (model(&layers), machine());
+        let workload = workload(microbatches, if train { Mode::Train } else { Mode::Infer });
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let habits = Habits { recomputed: habits.0, offload: habits.1, optimizer_on_socket: habits.2 };
+        let placement = place(&hardware, layers.len(), (system, devices), habits);
+        prop_assume!(placement.is_some());
+        let placement = placement.unwrap();
+        prop_assert_eq!(check(&context, &placement), Ok(()));
+        let Ok(order) = order_of(&context, &placement) else {
+            // The system asks for more microbatches than there are.
+            return Ok(());
+        };
+        prop_assert_eq!(order.validate(), Ok(()));
+        let program = match lower(&context, &placement) {
+            Ok(program) => program,
+            Err(faults) => return Err(TestCaseError::fail(faults.to_string())),
+        };
+        let simulation = simulate(&program, &Options::default());
+        prop_assert!(is_ok(&simulation));
+        prop_assert!(simulation.steady || !train);
+        let trace = &simulation.trace;
+        let held = in_flight(&context, &placement, &order);
+        let needs = footprint_with(&context, &placement, &|stage| held[stage]);
+        for memory in &trace.memories {
+            let needed: Bytes = needs
+                .get(&hardware.memory(&memory.name).unwrap())
+                .map(|stages| stages.values().map(StageFootprint::total).sum())
+                .unwrap_or_default();
+            prop_assert!(memory.peak <= needed, "{} holds {}, counted {}", memory.name, memory.peak, needed);
+        }
+        for (lane, _) in trace.lanes.iter().enumerate().filter(|(_, lane)| lane.role == LaneRole::Compute) {
+            let on = |id: spipe_base::LaneId| id.index() == lane;
+            let work: SimTime = trace.spans.iter().filter(|span| on(span.lane)).map(|span| span.duration()).sum();
+            let idle: SimTime = trace.idle.iter().filter(|idle| on(idle.lane)).map(|idle| idle.end - idle.start).sum();
+            if simulation.steady && work > SimTime::ZERO {
+                prop_assert_eq!(work + idle, trace.iteration);
+            }
+        }
+    }
+}
