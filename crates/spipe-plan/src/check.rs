@@ -2,6 +2,7 @@
 
 use crate::{Context, Dealing, Placement, Stage, System, Weights, footprint};
 use spipe_base::{Bytes, Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
+use spipe_cost::Mode;
 
 /// Accepts `placement` or says everything that is wrong with it.
 pub fn check(context: &Context<'_>, placement: &Placement) -> Result<(), Faults> {
@@ -31,6 +32,11 @@ pub(crate) fn check_file(
     check_devices(context, placement, &mut faults);
     check_dealing(context, placement, &mut faults);
     check_knobs(placement, &mut faults);
+    if context.workload().mode == Mode::Infer && !placement.system.infers() {
+        faults.push(
+            Diagnostic::error(format!("system `{}` only trains", placement.system)).hint("use gpipe to run forwards"),
+        );
+    }
     if faults.all.is_harmless() {
         check_links(context, placement, &mut faults);
     }

@@ -1,6 +1,6 @@
 //! Bytes that a placement needs in every memory.
 
-use crate::{Context, InFlight, Placement, Stage, System};
+use crate::{Context, Dealing, Held, InFlight, Placement, Stage, System};
 use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
 use spipe_cost::Mode;
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ pub const OFFLOAD_SLOTS: u64 = 4;
 pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let microbatches = context.workload().microbatches;
     footprint_with(context, placement, &|stage| {
-        InFlight::of(placement, stage, microbatches, |device| context.is_cpu(device))
+        InFlight::of(placement, stage, microbatches, |device| context.is_cpu(device)).into()
     })
 }
 
@@ -72,16 +72,29 @@ pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
 ///
 /// Stages that share a memory add up, transient parts included: lanes of different devices in one memory run at the same
 /// time. Of the stages of one device only the largest transient part counts.
-pub fn footprint_with(
-    context: &Context<'_>,
-    placement: &Placement,
-    in_flight: &dyn Fn(StageId) -> InFlight,
-) -> Footprint {
+pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn Fn(StageId) -> Held) -> Footprint {
     let mut memories = Footprint::new();
     let mut largest: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
         let memory = context.hardware.devices()[stage.device].memory;
-        let mut need = stage_footprint(context, stage, in_flight(id), Boundary::around(placement, id));
+        let held = held(id);
+        let mut need = stage_footprint(context, stage, held.in_flight, Boundary::around(placement, id));
+        if placement.system.splits_backward() && context.workload().mode == Mode::Train {
+            need.slots += waiting_for_weights(context, stage) * held.awaiting_weights;
+        }
+        if stage.offload.is_some() && context.workload().mode == Mode::Train {
+            need.slots += offloaded_bytes(context, stage) * held.at_most.min(OFFLOAD_SLOTS);
+        }
+        let [before, behind] = Boundary::around(placement, id);
+        // Where adjacent stages take their turn together, the transient part has the one that is handed on.
+        let one = u64::from(placement.system.dealing() == Dealing::Single);
+        if before == Boundary::Within {
+            need.slots += input_bytes(context, stage) * held.gradients.saturating_sub(one);
+        }
+        if behind == Boundary::Within {
+            let output = context.cost.memory(stage.layers.last(), stage.device).boundary;
+            need.slots += output * held.outputs.saturating_sub(one);
+        }
         let before = largest.entry(stage.device).or_insert((id, Bytes::ZERO));
         if need.transient > before.1 {
             let other = std::mem::replace(before, (id, need.transient)).0;
@@ -96,11 +109,21 @@ pub fn footprint_with(
         }
         add(&mut memories, memory, (id, need));
         let delayed = placement.system == System::ZeroOffloadDelayed;
-        for (memory, need) in on_the_host(context, stage, in_flight(id), delayed) {
+        for (memory, need) in on_the_host(context, stage, held.at_most, delayed) {
             add(&mut memories, memory, (id, need));
         }
     }
     memories
+}
+
+/// What one microbatch keeps between the two parts of a split backward beside what it saved: what was recomputed or reloaded,
+/// and the incoming gradient.
+fn waiting_for_weights(context: &Context<'_>, stage: &Stage) -> Bytes {
+    let of = |layer| context.cost.memory(layer, stage.device);
+    let again: Bytes =
+        stage.recomputed_layers().iter().flat_map(|layers| layers.iter()).map(|layer| of(layer).saved).sum();
+    let reloaded = if stage.offload.is_some() { offloaded_bytes(context, stage) } else { Bytes::ZERO };
+    again + reloaded + of(stage.layers.last()).boundary
 }
 
 fn add(memories: &mut Footprint, memory: MemoryId, (id, need): (StageId, StageFootprint)) {
@@ -115,12 +138,7 @@ fn add(memories: &mut Footprint, memory: MemoryId, (id, need): (StageId, StageFo
 
 /// What a stage holds in host memories: optimizer state and gradients of a stage that is stepped there, and activations that
 /// are offloaded.
-fn on_the_host(
-    context: &Context<'_>,
-    stage: &Stage,
-    in_flight: InFlight,
-    delayed: bool,
-) -> Vec<(MemoryId, StageFootprint)> {
+fn on_the_host(context: &Context<'_>, stage: &Stage, in_flight: u64, delayed: bool) -> Vec<(MemoryId, StageFootprint)> {
     let mut needs = Vec::new();
     if context.workload().mode != Mode::Train {
         return needs;
@@ -138,7 +156,7 @@ fn on_the_host(
     }
     if let Some(memory) = stage.offload {
         let per_microbatch = offloaded_bytes(context, stage);
-        needs.push((memory, StageFootprint { per_microbatch, in_flight: in_flight.0, ..StageFootprint::default() }));
+        needs.push((memory, StageFootprint { per_microbatch, in_flight, ..StageFootprint::default() }));
     }
     needs
 }
@@ -157,7 +175,7 @@ const fn stage_without_offload(stage: &Stage) -> Stage {
 ///
 /// With saved activations S(l) that include the input of layer l, a stage of layers a..b of which the first r are
 /// recomputed holds per microbatch its input plus Σ S(l) over the others, where the input is not counted twice if r = 0. A
-/// stage that offloads keeps its input, and the rest of [`OFFLOAD_SLOTS`] microbatches.
+/// stage that offloads keeps its input; [`footprint_with`] adds what is on its way.
 pub fn stage_footprint(
     context: &Context<'_>,
     stage: &Stage,
@@ -185,17 +203,12 @@ pub fn stage_footprint(
         None => memory.state(),
     };
     let in_flight = if training { in_flight.0 } else { 1 };
-    let (per_microbatch, staged) = match stage.offload {
-        Some(_) if training => {
-            (input.min(per_microbatch), per_microbatch.saturating_sub(input) * in_flight.min(OFFLOAD_SLOTS))
-        }
-        _ => (per_microbatch, Bytes::ZERO),
-    };
+    let leaves = stage.offload.is_some() && training;
     StageFootprint {
         state: stage.layers.iter().map(|layer| state(memory(layer))).sum(),
-        per_microbatch,
+        per_microbatch: if leaves { input.min(per_microbatch) } else { per_microbatch },
         in_flight,
-        slots: slots_in + slots_out + staged,
+        slots: slots_in + slots_out,
         transient: again + workspace + gradients,
     }
 }

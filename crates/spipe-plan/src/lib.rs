@@ -23,7 +23,7 @@ pub use file::{Embedded, PlanFile, schema};
 pub use footprint::{
     Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, offloaded_bytes, stage_footprint,
 };
-pub use placement::{InFlight, Knobs, Placement};
+pub use placement::{Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Outcome, OutcomeStatus, Plan};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};

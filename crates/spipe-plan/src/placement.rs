@@ -131,3 +131,24 @@ impl InFlight {
         })
     }
 }
+
+/// What a stage holds at most between passes, in microbatches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Between forward and the end of the backward, when the device of the stage holds the most bytes.
+    pub in_flight: InFlight,
+    /// The same at any time.
+    pub at_most: u64,
+    /// Of these, between the two parts of a split backward.
+    pub awaiting_weights: u64,
+    /// Outputs that the next stage, on the same device, has not taken yet.
+    pub outputs: u64,
+    /// Gradients that the stage before, on the same device, has not taken yet.
+    pub gradients: u64,
+}
+
+impl From<InFlight> for Held {
+    fn from(in_flight: InFlight) -> Self {
+        Self { in_flight, at_most: in_flight.0, awaiting_weights: 1, outputs: 1, gradients: 1 }
+    }
+}

@@ -169,6 +169,23 @@ impl System {
         }
     }
 
+    /// Whether it also runs models forward only.
+    pub const fn infers(self) -> bool {
+        matches!(
+            self,
+            Self::Gpipe
+                | Self::OneForwardOneBackward
+                | Self::Hybrid
+                | Self::Mobius
+                | Self::Superpipeline
+                | Self::NaiveSwap
+                | Self::ZeroInfinity
+                | Self::Fsdp
+                | Self::GpuOnly
+                | Self::CpuOnly
+        )
+    }
+
     /// Whether it splits the backward into the gradients of inputs and those of weights.
     pub const fn splits_backward(self) -> bool {
         matches!(

@@ -98,7 +98,7 @@ fn pipelines() -> impl Strategy<Value = System> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn a_pipeline_runs_within_its_footprint(
@@ -115,8 +115,8 @@ proptest! {
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
         let habits = Habits { recomputed: habits.0, offload: habits.1, optimizer_on_socket: habits.2 };
         let placement = place(&hardware, layers.len(), (system, devices), habits);
-        prop_assume!(placement.is_some());
-        let placement = placement.unwrap();
+        // There are too few layers for the system, or it only trains.
+        let Some(placement) = placement.filter(|_| train || system.infers()) else { return Ok(()) };
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let Ok(order) = order_of(&context, &placement) else {
             // The system asks for more microbatches than there are.

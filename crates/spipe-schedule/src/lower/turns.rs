@@ -1,28 +1,85 @@
 //! In which order the devices of a placement take their turns, and how many microbatches that leaves in flight.
 
-use crate::{Order, Pass, Token, system_order};
-use spipe_base::{Bytes, Diagnostic, Faults, IdVec, StageId};
-use spipe_plan::{Boundary, Context, Dealing, InFlight, Placement, stage_footprint};
+use super::pipeline::{Times, times};
+use crate::{Order, Pass, StageTimes, Token, automatic, gis, interleaved, system_order, uniform, zb_h1, zb_h2};
+use spipe_base::{Bytes, Faults, IdVec, Seconds, SimTime, StageId};
+use spipe_plan::{Boundary, Context, Held, InFlight, Placement, System, stage_footprint};
 
 /// The order in which `placement` computes: in inference every stage runs its forwards in turn.
 ///
 /// Adjacent stages of one device take their turn together: a forward goes through them all, a backward back through them.
 pub fn order_of(context: &Context<'_>, placement: &Placement) -> Result<Order, Faults> {
     let microbatches = context.workload().microbatches as usize;
-    match placement.system.dealing() {
-        Dealing::Single => Ok(one_turn_per_device(context, placement, microbatches)),
-        Dealing::RoundRobin | Dealing::Vee => {
-            Err(Diagnostic::error(format!("system `{}` has no lowering", placement.system)).into())
-        }
+    let (devices, chunks) = (placement.devices().len(), placement.chunks());
+    let group = |default: usize| placement.knobs.group.map_or(default, |group| group as usize);
+    match placement.system {
+        System::Interleaved => interleaved(devices, chunks, microbatches),
+        System::Gis => gis(devices, chunks, microbatches, group(devices)),
+        System::GisH => gis(devices, chunks, microbatches, group(devices.div_ceil(2))),
+        System::PoH | System::PoF => uniform(devices, chunks, microbatches),
+        _ => one_turn_per_device(context, placement, microbatches),
     }
 }
 
-fn one_turn_per_device(context: &Context<'_>, placement: &Placement, microbatches: usize) -> Order {
+fn one_turn_per_device(context: &Context<'_>, placement: &Placement, microbatches: usize) -> Result<Order, Faults> {
     let turns = turns(placement);
-    let reached = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
-    let reached = reached.map_or(0, |(id, _)| turns.iter().filter(|turn| turn[0] <= id).count());
-    let head_starts = vec![placement.knobs.head_start as usize; reached];
-    expand(&system_order(placement.system, turns.len(), microbatches, &head_starts), &turns)
+    let count = turns.len();
+    let of_turns = match placement.system {
+        System::ZbH1 => zb_h1(count, microbatches)?,
+        System::ZbH2 => zb_h2(count, microbatches)?,
+        System::Zb1p => automatic(&turn_times(context, placement, &turns), microbatches, limit(placement, count))?,
+        System::Zb2p => automatic(&turn_times(context, placement, &turns), microbatches, limit(placement, 2 * count))?,
+        system => {
+            let reached = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
+            let reached = reached.map_or(0, |(id, _)| turns.iter().filter(|turn| turn[0] <= id).count());
+            let head_starts = vec![placement.knobs.head_start as usize; reached];
+            system_order(system, count, microbatches, &head_starts)
+        }
+    };
+    Ok(expand(&of_turns, &turns))
+}
+
+/// What a device may hold, in activations of one microbatch.
+fn limit(placement: &Placement, default: usize) -> Bytes {
+    StageTimes::UNIT * placement.knobs.memory_limit.unwrap_or(default as u64)
+}
+
+/// How long the slowest turn takes on one microbatch, recompute included, and how long the slowest output travels, for every
+/// turn: the automatic schedule is made for stages of equal length.
+fn turn_times(context: &Context<'_>, placement: &Placement, turns: &[Vec<StageId>]) -> Vec<StageTimes> {
+    let memory = |turn: &[StageId]| context.hardware.devices()[placement.stages[turn[0]].device].memory;
+    let sum = |turn: &[StageId], part: fn(&Times) -> Seconds| {
+        let time = turn.iter().map(|stage| part(&times(context, &placement.stages[*stage]))).sum();
+        SimTime::from_seconds(time)
+    };
+    let latency = |turn: usize| {
+        let (here, next) = (turns[turn].as_slice(), turns.get(turn + 1)?);
+        let last = &placement.stages[here[here.len() - 1]];
+        let bytes = context.cost.memory(last.layers.last(), last.device).boundary;
+        let route = context.hardware.route(memory(here), memory(next))?;
+        let slowest = route.links.iter().map(|link| context.hardware.links()[*link].bandwidth.get());
+        let rate = slowest.chain(route.rate_cap.map(|cap| cap.get())).fold(f64::INFINITY, f64::min);
+        let moving = Seconds::new(bytes.as_f64() / rate).unwrap_or(Seconds::ZERO);
+        Some(SimTime::from_seconds(route.latency + moving))
+    };
+    let of_turn = |turn: usize| StageTimes {
+        forward: sum(&turns[turn], |times| times.forward.0),
+        backward_input: sum(&turns[turn], |times| times.recompute.0 + times.backward_input.0),
+        backward_weight: sum(&turns[turn], |times| times.backward_weight.0),
+        latency: latency(turn).unwrap_or_default(),
+        // What a stage saves is kept for both parts of the backward.
+        weight_gradient_memory: 1000,
+    };
+    let all: Vec<StageTimes> = (0..turns.len()).map(of_turn).collect();
+    let most = |part: fn(&StageTimes) -> SimTime| all.iter().map(part).max().unwrap_or_default();
+    let slowest = StageTimes {
+        forward: most(|times| times.forward),
+        backward_input: most(|times| times.backward_input),
+        backward_weight: most(|times| times.backward_weight),
+        latency: most(|times| times.latency),
+        weight_gradient_memory: 1000,
+    };
+    vec![slowest; turns.len()]
 }
 
 /// Maximal runs of adjacent stages on one device.
@@ -42,38 +99,70 @@ fn expand(order: &Order, turns: &[Vec<StageId>]) -> Order {
     Order::new(order.devices().iter().map(|device| device.iter().flat_map(tokens).collect()).collect())
 }
 
-/// How many microbatches of each stage are held between forward and backward when its device holds the most bytes.
-pub fn in_flight(context: &Context<'_>, placement: &Placement, order: &Order) -> IdVec<StageId, InFlight> {
+/// How many microbatches each stage holds between its passes: between forward and backward when its device holds the most
+/// bytes, and between the parts of a split backward at most.
+pub fn in_flight(context: &Context<'_>, placement: &Placement, order: &Order) -> IdVec<StageId, Held> {
     let bytes = |id: StageId| {
         let stage = &placement.stages[id];
         stage_footprint(context, stage, InFlight(1), Boundary::around(placement, id)).per_microbatch
     };
     let bytes: IdVec<StageId, Bytes> = placement.stages.ids().map(bytes).collect();
-    let mut most: IdVec<StageId, InFlight> = placement.stages.iter().map(|_| InFlight(1)).collect();
+    let mut most: IdVec<StageId, Held> = placement.stages.iter().map(|_| Held::from(InFlight(0))).collect();
     for tokens in order.devices() {
+        count_handed_on(tokens, &mut most);
         let mut held: IdVec<StageId, u64> = placement.stages.iter().map(|_| 0).collect();
+        let mut halfway = held.clone();
         let (mut now, mut peak) = (Bytes::ZERO, Bytes::ZERO);
         for token in tokens {
             match token.pass {
                 Pass::Forward => {
                     held[token.stage] += 1;
+                    most[token.stage].at_most = most[token.stage].at_most.max(held[token.stage]);
                     now += bytes[token.stage];
+                }
+                Pass::BackwardInput => {
+                    halfway[token.stage] += 1;
+                    most[token.stage].awaiting_weights = most[token.stage].awaiting_weights.max(halfway[token.stage]);
                 }
                 Pass::Backward | Pass::BackwardWeight => {
                     held[token.stage] -= 1;
+                    halfway[token.stage] = halfway[token.stage].saturating_sub(1);
                     now -= bytes[token.stage];
                 }
-                Pass::BackwardInput => {}
             }
             if now > peak {
                 peak = now;
                 for (id, count) in held.enumerate().filter(|(id, _)| tokens.iter().any(|token| token.stage == *id)) {
-                    most[id] = InFlight(*count);
+                    most[id].in_flight = InFlight(*count);
                 }
             }
         }
     }
     most
+}
+
+/// How far each stage of a device runs ahead of the next one, where that is on the same device, in either direction.
+fn count_handed_on(tokens: &[Token], most: &mut IdVec<StageId, Held>) {
+    let mut forwards: IdVec<StageId, u64> = most.iter().map(|_| 0).collect();
+    let mut backwards = forwards.clone();
+    for token in tokens {
+        let (here, index) = (token.stage, token.stage.index());
+        match token.pass {
+            Pass::Forward => {
+                forwards[here] += 1;
+                if let Some(next) = forwards.get(StageId::from(index + 1)) {
+                    most[here].outputs = most[here].outputs.max(forwards[here].saturating_sub(*next));
+                }
+            }
+            Pass::Backward | Pass::BackwardInput => {
+                backwards[here] += 1;
+                if let Some(before) = index.checked_sub(1).and_then(|before| backwards.get(StageId::from(before))) {
+                    most[here].gradients = most[here].gradients.max(backwards[here].saturating_sub(*before));
+                }
+            }
+            Pass::BackwardWeight => {}
+        }
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use spipe_base::{ActionId, ActionKind, Bytes, Faults, IdVec, MicrobatchId, Secon
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, System};
 use station::Station;
+pub(super) use station::{Times, times};
 use std::collections::BTreeMap;
 
 type Key = (StageId, MicrobatchId);

@@ -28,7 +28,7 @@ pub(super) struct Station {
 
 /// Work and memory traffic of one microbatch in a stage.
 #[derive(Clone, Copy)]
-pub(super) struct Times {
+pub(in crate::lower) struct Times {
     pub forward: (Seconds, Bytes),
     pub recompute: (Seconds, Bytes),
     pub backward_input: (Seconds, Bytes),
@@ -81,7 +81,8 @@ impl Station {
     }
 }
 
-fn times(context: &Context<'_>, stage: &Stage) -> Times {
+/// Work and traffic of `stage` on one microbatch.
+pub(in crate::lower) fn times(context: &Context<'_>, stage: &Stage) -> Times {
     let sum = |layers: Vec<LayerId>, part: &dyn Fn(&LayerTime) -> (Seconds, Bytes)| {
         layers
             .into_iter()
