@@ -1,7 +1,7 @@
 //! The judge of placements.
 
-use crate::{Context, Dealing, Placement, Stage, System, Weights, footprint};
-use spipe_base::{Bytes, Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
+use crate::{Context, Dealing, Family, Placement, Stage, System, Weights, footprint};
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 
 /// Accepts `placement` or says everything that is wrong with it.
@@ -32,6 +32,9 @@ pub(crate) fn check_file(
     check_devices(context, placement, &mut faults);
     check_dealing(context, placement, &mut faults);
     check_knobs(placement, &mut faults);
+    if placement.system.family() == Family::Sharded {
+        check_shards(context, placement, &mut faults);
+    }
     if context.workload().mode == Mode::Infer && !placement.system.infers() {
         faults.push(
             Diagnostic::error(format!("system `{}` only trains", placement.system)).hint("use gpipe to run forwards"),
@@ -149,7 +152,7 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Foun
 fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let (stages, devices) = (placement.stages.as_slice(), placement.devices());
     let name = |stage: usize| context.hardware.devices()[stages[stage].device].name.clone();
-    if placement.system.family() != crate::Family::Pipeline
+    if placement.system.family() != Family::Pipeline
         || stages.iter().any(|stage| context.hardware.devices().get(stage.device).is_none())
     {
         return;
@@ -221,6 +224,7 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
     refuse(knobs.memory_limit.is_some(), matches!(system, System::Zb1p | System::Zb2p), "memory limit");
     let superpipeline = matches!(system, System::Superpipeline | System::NaiveSwap);
     refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
+    refuse(knobs.shards.is_some(), system.family() == Family::Sharded, "shards");
     refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
     refuse(knobs.synchronous_checkpoints || knobs.synchronous_optimizer, system == System::Spipe, "ablation");
     if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap)
@@ -230,6 +234,54 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
             Diagnostic::error(format!("{swap} of {resident} resident layers cannot be exchanged at a time"))
                 .hint(format!("exchange between 1 and {resident}")),
         );
+    }
+}
+
+/// Participants exist, have each other's memory in reach, and get the same number of microbatches.
+fn check_shards(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let participants = placement.participants(context.hardware);
+    let gpus = context.hardware.devices().iter().filter(|device| device.is_gpu()).count();
+    let (count, microbatches) = (participants.len() as u64, context.workload().microbatches);
+    if count == 0 || placement.knobs.shards.is_some_and(|shards| shards != count) {
+        let asked = placement.knobs.shards.unwrap_or(1);
+        faults.push(
+            Diagnostic::error(format!("{asked} GPUs are to share, but `{}` has {gpus}", context.hardware.name()))
+                .hint(format!("use between 1 and {gpus}")),
+        );
+        return;
+    }
+    if !microbatches.is_multiple_of(count) {
+        let near = microbatches.next_multiple_of(count);
+        faults.push(
+            Diagnostic::error(format!("{microbatches} microbatches cannot be shared out evenly among {count} GPUs"))
+                .hint(format!("use {near} microbatches")),
+        );
+    }
+    for (id, stage) in placement.stages.enumerate().filter(|(_, stage)| stage.device != participants[0]) {
+        let name = |device| &context.hardware.devices()[device].name;
+        faults.push_at(
+            id,
+            Diagnostic::error(format!(
+                "stage `{id}` is on `{}`, but system `{}` names the first of the GPUs that share it",
+                name(stage.device),
+                placement.system
+            ))
+            .hint(format!("put it on `{}`", name(participants[0]))),
+        );
+    }
+    let memory = |device: &DeviceId| context.hardware.devices()[*device].memory;
+    for (from, to) in participants.iter().zip(participants.iter().cycle().skip(1)) {
+        if from != to && context.hardware.route(memory(from), memory(to)).is_none() {
+            let name = |device: &DeviceId| &context.hardware.devices()[*device].name;
+            faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))));
+        }
+    }
+    let hosted =
+        placement.stages.iter().any(|stage| stage.optimizer.is_some() || matches!(stage.weights, Weights::Streamed(_)));
+    if let Some(device) = participants.iter().find(|device| hosted && context.hardware.host_memory(**device).is_none())
+    {
+        let name = &context.hardware.devices()[*device].name;
+        faults.push(Diagnostic::error(format!("`{name}` reaches no host memory")));
     }
 }
 

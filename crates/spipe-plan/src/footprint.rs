@@ -1,6 +1,6 @@
 //! Bytes that a placement needs in every memory.
 
-use crate::{Context, Dealing, Held, InFlight, Placement, Stage, System};
+use crate::{Context, Dealing, Family, Held, InFlight, Placement, Stage, System, Weights};
 use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
 use spipe_cost::Mode;
 use std::collections::BTreeMap;
@@ -73,6 +73,9 @@ pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
 /// Stages that share a memory add up, transient parts included: lanes of different devices in one memory run at the same
 /// time. Of the stages of one device only the largest transient part counts.
 pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn Fn(StageId) -> Held) -> Footprint {
+    if placement.system.family() == Family::Sharded {
+        return sharded(context, placement);
+    }
     let mut memories = Footprint::new();
     let mut largest: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
@@ -112,6 +115,55 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         for (memory, need) in on_the_host(context, stage, held.at_most, delayed) {
             add(&mut memories, memory, (id, need));
         }
+    }
+    memories
+}
+
+/// What one of `shards` equal parts comes to, rounded up.
+pub const fn shard(bytes: Bytes, shards: usize) -> Bytes {
+    Bytes::new(bytes.get().div_ceil(shards as u64))
+}
+
+/// What participants hold that share everything: their shards, two stages' parameters and gradients in whole, and one
+/// microbatch's activations.
+fn sharded(context: &Context<'_>, placement: &Placement) -> Footprint {
+    let mut memories = Footprint::new();
+    let participants = placement.participants(context.hardware);
+    let training = context.workload().mode == Mode::Train;
+    for device in &participants {
+        let mut largest = StageFootprint::default();
+        for (id, stage) in placement.stages.enumerate() {
+            let here = Stage { device: *device, optimizer: None, offload: None, ..*stage };
+            let need = stage_footprint(context, &here, InFlight(1), Boundary::around(placement, id));
+            let sum = |part: fn(&spipe_cost::LayerMemory) -> Bytes| {
+                stage.layers.iter().map(|layer| part(context.cost.memory(layer, *device))).sum::<Bytes>()
+            };
+            let (parameters, gradients) = (sum(|memory| memory.parameters), sum(|memory| memory.gradients));
+            let part = |bytes| shard(bytes, participants.len());
+            let (mut on_device, mut on_host) = (Bytes::ZERO, Bytes::ZERO);
+            let streamed = matches!(stage.weights, Weights::Streamed(_));
+            *(if streamed { &mut on_host } else { &mut on_device }) += part(parameters) + part(gradients);
+            *(if streamed || stage.optimizer.is_some() { &mut on_host } else { &mut on_device }) +=
+                part(sum(|memory| memory.optimizer));
+            if stage.optimizer.is_some() && !streamed {
+                on_host += part(parameters) + part(gradients);
+            }
+            // On their way between host and device, shards are there twice.
+            let moving = if streamed { part(parameters) + part(gradients) } else { Bytes::ZERO };
+            largest.slots = largest.slots.max((parameters + gradients + moving) * 2);
+            largest.transient = largest.transient.max(need.transient);
+            let state = StageFootprint {
+                state: on_device,
+                per_microbatch: if training { need.per_microbatch } else { Bytes::ZERO },
+                in_flight: 1,
+                ..StageFootprint::default()
+            };
+            add(&mut memories, context.hardware.devices()[*device].memory, (id, state));
+            if let Some(host) = context.hardware.host_memory(*device).filter(|_| on_host > Bytes::ZERO) {
+                add(&mut memories, host, (id, StageFootprint { state: on_host, ..StageFootprint::default() }));
+            }
+        }
+        add(&mut memories, context.hardware.devices()[*device].memory, (StageId::new(0), largest));
     }
     memories
 }

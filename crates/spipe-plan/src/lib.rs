@@ -21,7 +21,8 @@ mod system;
 pub use check::check;
 pub use file::{Embedded, PlanFile, schema};
 pub use footprint::{
-    Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, offloaded_bytes, stage_footprint,
+    Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, offloaded_bytes, shard,
+    stage_footprint,
 };
 pub use placement::{Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Outcome, OutcomeStatus, Plan};

@@ -3,6 +3,7 @@
 use crate::{Stage, System};
 use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, IdVec, StageId};
+use spipe_hardware::Hardware;
 
 /// What a system leaves to choose. What is not given is the system's own default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -17,6 +18,10 @@ pub struct Knobs {
     /// Activations of one microbatch that a device may hold (`zb-1p`, `zb-2p`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
+    /// How many GPUs share parameters, gradients and optimizer state, counted from the first; all without (`fsdp`,
+    /// `zero-infinity`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<u64>,
     /// k, the layers on the GPU (`superpipeline`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident: Option<u64>,
@@ -95,6 +100,12 @@ impl Placement {
             }
         }
         devices
+    }
+
+    /// The GPUs that share everything ([`crate::Family::Sharded`]): the first of the machine, as many as the knob says.
+    pub fn participants(&self, hardware: &Hardware) -> Vec<DeviceId> {
+        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
+        gpus.take(self.knobs.shards.map_or(usize::MAX, |shards| shards as usize)).collect()
     }
 
     /// How many stages each device has, rounded up.

@@ -4,11 +4,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
-use spipe_base::{Bytes, LaneRole, LayerRange, SimTime};
+use spipe_base::{ActionKind, Bytes, Collective, LaneRole, LayerRange, SimTime};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, StageFootprint, System, check, footprint_with};
+use spipe_plan::{
+    Context, Dealing, Family, Footprint, Knobs, Placement, Stage, StageFootprint, System, check, footprint_with,
+};
 use spipe_schedule::{in_flight, lower, order_of};
 use spipe_sim::{Options, is_ok, simulate};
 use std::fmt::Write;
@@ -97,6 +99,67 @@ fn pipelines() -> impl Strategy<Value = System> {
     prop::sample::select(System::ALL.into_iter().filter(lowered).collect::<Vec<_>>())
 }
 
+/// One stage per layer, shared by `devices` GPUs.
+fn share(hardware: &Hardware, layers: usize, (devices, streamed): (usize, bool), habits: Habits) -> Placement {
+    let (gpu, socket) = (hardware.device("gpu0").unwrap(), hardware.device("cpu0").unwrap());
+    let stage = |index: usize| {
+        let range = LayerRange::new(index.into(), index.into()).unwrap();
+        let mut stage = Stage::new(gpu, range).with_recomputed(habits.recomputed);
+        if habits.optimizer_on_socket {
+            stage = stage.with_optimizer_on(socket);
+        }
+        if streamed { stage.with_weights_in(hardware.memory("dram0").unwrap()) } else { stage }
+    };
+    let system = if streamed { System::ZeroInfinity } else { System::Fsdp };
+    let knobs = Knobs { shards: Some(devices as u64), ..Knobs::default() };
+    Placement::new(system, (0..layers).map(stage)).with_knobs(knobs)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn what_is_shared_runs_within_its_footprint(
+        layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
+        devices in 1usize..5,
+        habits in (0usize..2, any::<bool>(), any::<bool>()),
+        rounds in 1u64..4,
+        train in any::<bool>(),
+    ) {
+        let (model, hardware) = (model(&layers), machine());
+        let workload = workload(rounds * devices as u64, if train { Mode::Train } else { Mode::Infer });
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let streamed = habits.1;
+        let habits = Habits { recomputed: habits.0, offload: false, optimizer_on_socket: habits.2 };
+        let placement = share(&hardware, layers.len(), (devices, streamed), habits);
+        prop_assert_eq!(check(&context, &placement), Ok(()));
+        let program = lower(&context, &placement).map_err(|faults| TestCaseError::fail(faults.to_string()))?;
+        let simulation = simulate(&program, &Options::default());
+        prop_assert!(is_ok(&simulation) && (simulation.steady || !train));
+        let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
+        holds_no_more(&simulation.trace, &hardware, &needs)?;
+        // Every device gets what the others have: (n − 1) / n of the parameters per pass.
+        let gathers = |trace: &spipe_trace::Trace| {
+            let gathered = |span: &&spipe_trace::Span| span.kind == ActionKind::Collective(Collective::AllGather);
+            trace.spans.iter().filter(gathered).filter_map(|span| span.bytes).sum::<Bytes>().get()
+        };
+        let passes = if train { 2 } else { 1 };
+        let uses = rounds * passes * devices as u64 * layers.len() as u64;
+        prop_assert_eq!(gathers(&simulation.trace), uses * (2_000_000 / devices as u64 * (devices as u64 - 1)));
+    }
+}
+
+/// No memory holds more than was counted.
+fn holds_no_more(trace: &spipe_trace::Trace, hardware: &Hardware, needs: &Footprint) -> Result<(), TestCaseError> {
+    for memory in &trace.memories {
+        let stages = needs.get(&hardware.memory(&memory.name).unwrap());
+        let needed: Bytes = stages.map(|stages| stages.values().map(StageFootprint::total).sum()).unwrap_or_default();
+        prop_assert!(memory.peak <= needed, "{} holds {}, counted {}", memory.name, memory.peak, needed);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
@@ -133,13 +196,7 @@ proptest! {
         let trace = &simulation.trace;
         let held = in_flight(&context, &placement, &order);
         let needs = footprint_with(&context, &placement, &|stage| held[stage]);
-        for memory in &trace.memories {
-            let needed: Bytes = needs
-                .get(&hardware.memory(&memory.name).unwrap())
-                .map(|stages| stages.values().map(StageFootprint::total).sum())
-                .unwrap_or_default();
-            prop_assert!(memory.peak <= needed, "{} holds {}, counted {}", memory.name, memory.peak, needed);
-        }
+        holds_no_more(trace, &hardware, &needs)?;
         for (lane, _) in trace.lanes.iter().enumerate().filter(|(_, lane)| lane.role == LaneRole::Compute) {
             let on = |id: spipe_base::LaneId| id.index() == lane;
             let work: SimTime = trace.spans.iter().filter(|span| on(span.lane)).map(|span| span.duration()).sum();

@@ -3,6 +3,7 @@
 mod bare;
 mod flows;
 mod pipeline;
+mod sharded;
 mod turns;
 
 pub use bare::{StageTimes, bare};
@@ -24,9 +25,12 @@ const DOUBLE_BUFFERING: usize = 2;
 pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     match placement.system.family() {
         Family::Pipeline => pipeline(context, placement),
-        Family::Rounds | Family::Sharded => {
-            Err(Diagnostic::error(format!("system `{}` has no lowering", placement.system)).into())
+        Family::Sharded => {
+            let mut builder = machine(context, placement);
+            sharded::Lowering::new(context, placement, &mut builder).run()?;
+            builder.build()
         }
+        Family::Rounds => Err(Diagnostic::error(format!("system `{}` has no lowering", placement.system)).into()),
     }
 }
 
@@ -66,7 +70,11 @@ fn check_memory(context: &Context<'_>, placement: &Placement, order: &crate::Ord
 /// A builder with the machine's memories, devices and channels, under the machine's own ids.
 fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
     let (model, hardware, workload) = (context.model, context.hardware, context.workload());
-    let used = |device| placement.all_stages().any(|stage| stage.device == device);
+    let participants = match placement.system.family() {
+        Family::Sharded => placement.participants(hardware),
+        _ => placement.devices(),
+    };
+    let used = |device| participants.contains(&device);
     let notes = hardware
         .devices()
         .enumerate()

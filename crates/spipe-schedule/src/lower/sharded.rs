@@ -1,0 +1,447 @@
+//! Devices that share everything: each keeps a part of every stage's parameters, gradients and optimizer state, gathers a stage
+//! when it is needed, and runs all stages on microbatches of its own (Rajbhandari et al., ZeRO, 2020; Zhao et al., FSDP, 2023).
+//!
+//! ```text
+//! per use of a stage    [weights in] ─► all-gather ─► forward, or recompute + backward ─► reduce-scatter ─► [gradients out]
+//! ```
+//!
+//! A collective over n devices is a ring: each device gets (n − 1)/n of the bytes from the one before it. The next stage is
+//! gathered while the current one computes, into the second of two slots.
+
+use super::flows::{dram_flow, route};
+use super::pipeline::times;
+use crate::{Access, Action, Anchor, Content, Edge, Flow, Lifetime, ProgramBuilder, Stage as ProgramStage};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, Bytes, Collective, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId,
+    MicrobatchId, Payload, Seconds, SimTime, StageId, Subject,
+};
+use spipe_cost::{LayerMemory, Mode};
+use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, Weights, shard, stage_footprint};
+
+/// How many stages a device holds in whole.
+const SLOTS: usize = 2;
+
+/// One device's part of one stage.
+struct Part {
+    /// The stage as this device computes it.
+    stage: Stage,
+    id: StageId,
+    /// Shards of parameters, gradients and optimizer state, and where parameters and gradients live.
+    parameters: BufferId,
+    gradients: Option<BufferId>,
+    state: Option<(BufferId, MemoryId)>,
+    home: MemoryId,
+    /// How often gradients have been added up.
+    accumulated: u32,
+    bytes: Sizes,
+}
+
+/// Bytes of a stage in whole and in shards.
+#[derive(Clone, Copy)]
+struct Sizes {
+    parameters: Bytes,
+    gradients: Bytes,
+    /// A shard of the parameters, and of the gradients.
+    parameter_shard: Bytes,
+    gradient_shard: Bytes,
+    boundary: Bytes,
+    saved: Bytes,
+    recomputed: Bytes,
+    workspace: Bytes,
+}
+
+/// One device.
+struct Participant {
+    device: DeviceId,
+    memory: MemoryId,
+    compute: LaneId,
+    collective: LaneId,
+    parts: Vec<Part>,
+    /// Everything computed and reduced so far, in order.
+    computed: Vec<ActionId>,
+    reduced: Vec<ActionId>,
+    gathered_first: Option<ActionId>,
+}
+
+/// The state of lowering one placement.
+pub(super) struct Lowering<'a> {
+    context: &'a Context<'a>,
+    builder: &'a mut ProgramBuilder,
+    participants: Vec<Participant>,
+    /// By participant: what the forward of each stage left for the next stage and for the backward.
+    outputs: Vec<Vec<Option<BufferId>>>,
+    saved: Vec<Vec<Option<BufferId>>>,
+    faults: Faults,
+}
+
+impl<'a> Lowering<'a> {
+    pub fn new(context: &'a Context<'a>, placement: &Placement, builder: &'a mut ProgramBuilder) -> Self {
+        let devices = placement.participants(context.hardware);
+        let mut participants = Vec::new();
+        for device in &devices {
+            let memory = builder.memory_of(*device);
+            let parts =
+                placement.stages.ids().map(|id| part(context, placement, (*device, devices.len(), id), builder));
+            let parts = parts.collect();
+            participants.push(Participant {
+                device: *device,
+                memory,
+                compute: builder.lane(*device, LaneRole::Compute.name(), LaneRole::Compute),
+                collective: builder.lane(*device, "collective", LaneRole::Channel),
+                parts,
+                computed: Vec::new(),
+                reduced: Vec::new(),
+                gathered_first: None,
+            });
+        }
+        let stages = placement.stages.len();
+        let none = vec![vec![None; stages]; devices.len()];
+        Self { context, builder, participants, outputs: none.clone(), saved: none, faults: Faults::new() }
+    }
+
+    pub fn run(mut self) -> Result<(), Faults> {
+        let count = self.participants.len();
+        let stages = self.participants.first().map_or(0, |participant| participant.parts.len());
+        let training = self.context.workload().mode == Mode::Train;
+        for round in 0..self.context.workload().microbatches as usize / count.max(1) {
+            for stage in 0..stages {
+                for at in 0..count {
+                    self.forward(at, stage, MicrobatchId::from(round * count + at));
+                }
+            }
+            for stage in (0..stages).rev().filter(|_| training) {
+                let gradients: Vec<BufferId> =
+                    (0..count).map(|at| self.backward(at, stage, MicrobatchId::from(round * count + at))).collect();
+                for at in 0..count {
+                    self.reduce_scatter(at, stage, &gradients);
+                }
+            }
+        }
+        for at in (0..count).filter(|_| training) {
+            for stage in (0..stages).rev() {
+                self.optimizer(at, stage);
+            }
+        }
+        self.join_iterations();
+        self.faults.or(())
+    }
+
+    fn forward(&mut self, at: usize, stage: usize, microbatch: MicrobatchId) {
+        let gathered = self.gather(at, stage);
+        let here = &self.participants[at];
+        let part = &here.parts[stage];
+        let mut reads = vec![Access::new(gathered, 1)];
+        reads.extend(
+            stage.checked_sub(1).and_then(|before| self.outputs[at][before]).map(|input| Access::new(input, 1)),
+        );
+        let (memory, layers, id, bytes) = (here.memory, part.stage.layers, part.id, part.bytes);
+        let work = times(self.context, &part.stage).forward;
+        let mut new = |content, bytes| self.builder.buffer(content, memory, bytes, Lifetime::Transient);
+        let mut writes = vec![Access::new(new(Content::Workspace(id, microbatch), bytes.workspace), 1)];
+        if self.context.workload().mode == Mode::Train {
+            let saved = new(Content::Saved(layers, microbatch), bytes.saved);
+            self.saved[at][stage] = Some(saved);
+            writes.push(Access::new(saved, 1));
+        }
+        if stage + 1 < self.participants[at].parts.len() {
+            let output = new(Content::Activation(layers.last(), microbatch), bytes.boundary);
+            self.outputs[at][stage] = Some(output);
+            writes.push(Access::new(output, 1));
+        }
+        self.compute(at, (ActionKind::Forward, Subject::work(id, microbatch)), work, (reads, writes));
+    }
+
+    /// The backward of a stage, after its recompute; returns the gradients of its parameters in whole.
+    fn backward(&mut self, at: usize, stage: usize, microbatch: MicrobatchId) -> BufferId {
+        let gathered = self.gather(at, stage);
+        let here = &self.participants[at];
+        let part = &here.parts[stage];
+        let (memory, layers, id, bytes) = (here.memory, part.stage.layers, part.id, part.bytes);
+        let (recomputed, times) = (part.stage.recomputed_layers(), times(self.context, &part.stage));
+        let mut reads = vec![Access::new(gathered, 1)];
+        reads.extend(self.saved[at][stage].map(|saved| Access::new(saved, 1)));
+        reads.extend(
+            stage.checked_sub(1).and_then(|before| self.outputs[at][before]).map(|input| Access::new(input, 1)),
+        );
+        if let Some(layers) = recomputed {
+            let content = Content::Recomputed(layers, microbatch);
+            let again = self.builder.buffer(content, memory, bytes.recomputed, Lifetime::Transient);
+            let space = self.workspace(memory, id, (microbatch, bytes.workspace));
+            let writes = vec![space, Access::new(again, 1)];
+            let what = (ActionKind::Recompute, Subject::work(id, microbatch));
+            self.compute(at, what, times.recompute, (reads.clone(), writes));
+            reads.push(Access::new(again, 1));
+        }
+        // The gradient that the stage behind left.
+        let incoming = self.outputs[at][stage].take().filter(|_| stage + 1 < self.participants[at].parts.len());
+        reads.extend(incoming.map(|gradient| Access::new(gradient, 1)));
+        let whole = self.builder.buffer(Content::Gradients(layers), memory, bytes.gradients, Lifetime::Transient);
+        let mut writes = vec![self.workspace(memory, id, (microbatch, bytes.workspace)), Access::new(whole, 1)];
+        if let Some(before) = stage.checked_sub(1) {
+            let part = &self.participants[at].parts[before];
+            let content = Content::Gradient(part.stage.layers.last(), microbatch);
+            let gradient = self.builder.buffer(content, memory, part.bytes.boundary, Lifetime::Transient);
+            self.outputs[at][before] = Some(gradient);
+            writes.push(Access::new(gradient, 1));
+        }
+        let what = (ActionKind::Backward, Subject::work(id, microbatch));
+        let backward = self.compute(at, what, times.backward(), (reads, writes));
+        let reduced = &self.participants[at].reduced;
+        if let Some(before) = reduced.len().checked_sub(SLOTS).map(|index| reduced[index]) {
+            self.slot(before, backward, Anchor::EndToStart, 0);
+        }
+        whole
+    }
+
+    /// Gathers a stage on a device: its own shard from the host if it is there, the others from the other devices.
+    fn gather(&mut self, at: usize, stage: usize) -> BufferId {
+        let here = &self.participants[at];
+        let (memory, lane, part) = (here.memory, here.collective, &here.parts[stage]);
+        let (layers, id, bytes, home, shard) =
+            (part.stage.layers, part.id, part.bytes, part.home, Access::new(part.parameters, 0));
+        let subject = Subject { layers: Some(layers), ..Subject::stage(id) };
+        let mut own = shard;
+        let mut first = None;
+        if home != memory {
+            let content = Content::Parameters(layers);
+            let arrived = self.builder.buffer(content, memory, bytes.parameter_shard, Lifetime::Transient);
+            let ends = (home, memory, bytes.parameter_shard);
+            let kind = ActionKind::Copy(Payload::WeightsIn);
+            first = Some(self.copy(at, (kind, subject), ends, (vec![own], vec![Access::new(arrived, 1)])));
+            own = Access::new(arrived, 1);
+        }
+        let whole = self.builder.buffer(Content::Parameters(layers), memory, bytes.parameters, Lifetime::Transient);
+        let others = self.participants.iter().enumerate().filter(|(other, _)| *other != at);
+        let reads = std::iter::once(own).chain(others.map(|(_, other)| Access::new(other.parts[stage].parameters, 0)));
+        let action = Action {
+            lane,
+            kind: ActionKind::Collective(Collective::AllGather),
+            subject,
+            reads: reads.collect(),
+            writes: vec![Access::new(whole, 1)],
+            work: SimTime::ZERO,
+            flows: self.ring(at, bytes.parameters),
+            guard: None,
+        };
+        let gather = self.builder.action(action);
+        let first = first.unwrap_or(gather);
+        let computed = &self.participants[at].computed;
+        let before = |back: usize| computed.len().checked_sub(back).map(|index| computed[index]);
+        let waits = [(before(1), Anchor::StartToStart), (before(SLOTS), Anchor::EndToStart)];
+        for (from, anchor) in waits {
+            if let Some(from) = from {
+                self.slot(from, first, anchor, 0);
+            }
+        }
+        self.participants[at].gathered_first.get_or_insert(first);
+        whole
+    }
+
+    /// Every device ends with the sum of its shard of the gradients.
+    fn reduce_scatter(&mut self, at: usize, stage: usize, gradients: &[BufferId]) {
+        let here = &self.participants[at];
+        let (memory, lane, part) = (here.memory, here.collective, &here.parts[stage]);
+        let Some(sum) = part.gradients else { return };
+        let (layers, id, bytes, home, done) = (part.stage.layers, part.id, part.bytes, part.home, part.accumulated);
+        let subject = Subject { layers: Some(layers), ..Subject::stage(id) };
+        let mut reads: Vec<Access> = gradients.iter().map(|gradients| Access::new(*gradients, 1)).collect();
+        let added = (done > 0).then_some(Access::new(sum, done));
+        let mut target = Access::new(sum, done + 1);
+        if home == memory {
+            reads.extend(added);
+        } else {
+            let content = Content::Gradients(layers);
+            let leaving = self.builder.buffer(content, memory, bytes.gradient_shard, Lifetime::Transient);
+            target = Access::new(leaving, 1);
+        }
+        let flows = self.ring(at, bytes.gradients);
+        let reduce = self.builder.action(Action {
+            lane,
+            kind: ActionKind::Collective(Collective::ReduceScatter),
+            subject,
+            reads,
+            writes: vec![target],
+            work: SimTime::ZERO,
+            flows,
+            guard: None,
+        });
+        let mut last = reduce;
+        if home != memory {
+            let reads = std::iter::once(target).chain(added).collect();
+            let kind = ActionKind::Copy(Payload::GradientsOut);
+            let ends = (memory, home, bytes.gradient_shard);
+            last = self.copy(at, (kind, subject), ends, (reads, vec![Access::new(sum, done + 1)]));
+        }
+        let here = &mut self.participants[at];
+        here.parts[stage].accumulated = done + 1;
+        here.reduced.push(last);
+    }
+
+    /// Each device steps its shards, or has its socket do it.
+    fn optimizer(&mut self, at: usize, stage: usize) {
+        let here = &self.participants[at];
+        let count = self.participants.len() as u64;
+        let part = &here.parts[stage];
+        let (Some(gradients), Some((state, host))) = (part.gradients, part.state) else { return };
+        let (layers, home, bytes) = (part.stage.layers, part.home, part.bytes);
+        let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
+        let summed = Access::new(gradients, part.accumulated);
+        let parameters = (Access::new(part.parameters, 0), Access::new(part.parameters, 1));
+        let stepped: u64 = layers.iter().map(|layer| self.context.cost.parameters(layer)).sum::<u64>().div_ceil(count);
+        let state = (Access::new(state, 0), Access::new(state, 1));
+        if host == here.memory || host == home {
+            let device = self.steps(at, host);
+            self.step((device, subject, stepped), (vec![summed, parameters.0, state.0], vec![parameters.1, state.1]));
+            return;
+        }
+        // The state is on the host, parameters and gradients on the device.
+        let memory = here.memory;
+        let device = self.steps(at, host);
+        let mut new = |content, bytes| self.builder.buffer(content, host, bytes, Lifetime::Transient);
+        let there = Access::new(new(Content::Gradients(layers), bytes.gradient_shard), 1);
+        let updated = Access::new(new(Content::Parameters(layers), bytes.parameter_shard), 1);
+        let out = (ActionKind::Copy(Payload::GradientsOut), subject);
+        self.copy(at, out, (memory, host, bytes.gradient_shard), (vec![summed], vec![there]));
+        self.step((device, subject, stepped), (vec![there, state.0], vec![updated, state.1]));
+        let back = (ActionKind::Copy(Payload::WriteBack), subject);
+        self.copy(at, back, (host, memory, bytes.parameter_shard), (vec![updated], vec![parameters.1]));
+    }
+
+    /// The device that steps what lies in a memory: the GPU itself, or the socket to which the memory belongs.
+    fn steps(&self, at: usize, memory: MemoryId) -> DeviceId {
+        let devices = self.context.hardware.devices().enumerate();
+        let mut owners = devices.filter(|(_, device)| device.memory == memory).map(|(id, _)| id);
+        owners.next().unwrap_or(self.participants[at].device)
+    }
+
+    fn step(
+        &mut self,
+        (device, subject, parameters): (DeviceId, Subject, u64),
+        (reads, writes): (Vec<Access>, Vec<Access>),
+    ) {
+        let time = self.context.cost.optimizer_time(parameters, device);
+        let traffic = self.context.cost.optimizer_traffic(parameters, device);
+        let role = if self.context.is_cpu(device) { LaneRole::Optimizer } else { LaneRole::Compute };
+        let lane = self.builder.lane(device, role.name(), role);
+        self.builder.action(Action {
+            lane,
+            kind: ActionKind::OptimizerStep,
+            subject,
+            reads,
+            writes,
+            work: SimTime::from_seconds(time),
+            flows: dram_flow(self.context, device, time, traffic),
+            guard: None,
+        });
+    }
+
+    fn compute(
+        &mut self,
+        at: usize,
+        (kind, subject): (ActionKind, Subject),
+        (time, _): (Seconds, Bytes),
+        (reads, writes): (Vec<Access>, Vec<Access>),
+    ) -> ActionId {
+        let lane = self.participants[at].compute;
+        let work = SimTime::from_seconds(time);
+        let action = Action { lane, kind, subject, reads, writes, work, flows: Vec::new(), guard: None };
+        let id = self.builder.action(action);
+        if kind != ActionKind::Recompute {
+            self.participants[at].computed.push(id);
+        }
+        id
+    }
+
+    fn copy(
+        &mut self,
+        at: usize,
+        (kind, subject): (ActionKind, Subject),
+        (from, to, bytes): (MemoryId, MemoryId, Bytes),
+        (reads, writes): (Vec<Access>, Vec<Access>),
+    ) -> ActionId {
+        let here = &self.participants[at];
+        let role = if from == here.memory { LaneRole::D2h } else { LaneRole::H2d };
+        let lane = self.builder.lane(here.device, role.name(), role);
+        let flow = route(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault));
+        let flows = flow.into_iter().collect();
+        self.builder.action(Action { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
+    }
+
+    /// What a device gets from the one before it in the ring.
+    fn ring(&mut self, at: usize, bytes: Bytes) -> Vec<Flow> {
+        let count = self.participants.len();
+        if count == 1 {
+            return Vec::new();
+        }
+        let before = self.participants[(at + count - 1) % count].memory;
+        let bytes = Bytes::new(bytes.get() / count as u64 * (count as u64 - 1));
+        let flow = route(self.context, before, self.participants[at].memory, bytes);
+        flow.map_err(|fault| self.faults.push(fault)).into_iter().collect()
+    }
+
+    fn workspace(&mut self, memory: MemoryId, id: StageId, (microbatch, bytes): (MicrobatchId, Bytes)) -> Access {
+        Access::new(self.builder.buffer(Content::Workspace(id, microbatch), memory, bytes, Lifetime::Transient), 1)
+    }
+
+    /// The first stage of an iteration is gathered once the last one of the iteration before has been left.
+    fn join_iterations(&mut self) {
+        let ends: Vec<_> =
+            self.participants.iter().map(|here| (here.computed.last().copied(), here.gathered_first)).collect();
+        for end in ends {
+            if let (Some(last), Some(first)) = end {
+                self.slot(last, first, Anchor::EndToStart, 1);
+            }
+        }
+    }
+
+    fn slot(&mut self, from: ActionId, to: ActionId, anchor: Anchor, distance: u8) {
+        self.builder.edge(Edge { from, to, anchor, distance, lag: SimTime::ZERO, cause: IdleCause::Memory });
+    }
+}
+
+fn part(
+    context: &Context<'_>,
+    placement: &Placement,
+    (device, count, id): (DeviceId, usize, StageId),
+    builder: &mut ProgramBuilder,
+) -> Part {
+    let stage = Stage { device, ..placement.stages[id] };
+    let (layers, memory) = (stage.layers, builder.memory_of(device));
+    let on_device = Stage { offload: None, optimizer: None, weights: Weights::Resident, ..stage };
+    let need = stage_footprint(context, &on_device, InFlight(1), [Boundary::End; 2]);
+    let recomputed = stage.recomputed_layers();
+    let id = builder.stage(ProgramStage { device, layers, recomputed });
+    let of = |layer| context.cost.memory(layer, device);
+    let sum = |part: fn(&LayerMemory) -> Bytes| layers.iter().map(|layer| part(of(layer))).sum::<Bytes>();
+    let (parameters, gradients) = (sum(|memory| memory.parameters), sum(|memory| memory.gradients));
+    let host = context.hardware.host_memory(device).unwrap_or(memory);
+    let home = if matches!(stage.weights, Weights::Streamed(_)) { host } else { memory };
+    let stepped_in = if home == host || stage.optimizer.is_some() { host } else { memory };
+    let again: Bytes = recomputed.iter().flat_map(|layers| layers.iter()).map(|layer| of(layer).saved).sum();
+    let input = layers.first().index().checked_sub(1).map_or(Bytes::ZERO, |before| of(before.into()).boundary);
+    let bytes = Sizes {
+        parameters,
+        gradients,
+        parameter_shard: shard(parameters, count),
+        gradient_shard: shard(gradients, count),
+        boundary: of(layers.last()).boundary,
+        saved: need.per_microbatch.saturating_sub(input),
+        recomputed: again,
+        workspace: need.transient - again,
+    };
+    let training = context.workload().mode == Mode::Train;
+    let mut resident = |content, memory, bytes| builder.buffer(content, memory, bytes, Lifetime::Resident);
+    Part {
+        parameters: resident(Content::Parameters(layers), home, bytes.parameter_shard),
+        gradients: training.then(|| resident(Content::Gradients(layers), home, bytes.gradient_shard)),
+        state: training.then(|| {
+            let bytes = shard(sum(|memory| memory.optimizer), count);
+            (resident(Content::OptimizerState(layers), stepped_in, bytes), stepped_in)
+        }),
+        stage,
+        id,
+        home,
+        accumulated: 0,
+        bytes,
+    }
+}
