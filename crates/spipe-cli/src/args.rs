@@ -318,7 +318,7 @@ pub struct Schedule {
     /// Microbatches that pass a chunk together (gis, gis-h)
     #[arg(long)]
     pub group: Option<usize>,
-    /// The most activations that a device may hold (zb-1p, zb-2p)
+    /// The most activations that a device may hold (zb-1p, zb-2p, zb-v)
     #[arg(long)]
     pub memory_limit: Option<f64>,
     /// Forward of one stage

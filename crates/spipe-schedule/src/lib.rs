@@ -23,7 +23,7 @@ mod program;
 pub use lower::{StageTimes, bare, in_flight, lower, order_of};
 pub use order::{
     Order, Pass, Token, automatic, gis, gis_warning, gpipe, interleaved, one_forward_one_backward, system_order,
-    uniform, zb_h1, zb_h2,
+    uniform, v_half, v_min, zb_h1, zb_h2, zb_v,
 };
 pub use program::{
     Access, Action, Anchor, Buffer, Channel, Content, Device, Edge, Flow, Guard, Lane, LaneOrder, Lifetime, Outcome,

@@ -1,10 +1,14 @@
 //! What each device computes, in which order, and nothing else.
 
 mod automatic;
+mod chain;
 mod grouped;
 mod interleaved;
+mod list;
 mod systems;
 mod text;
+mod tighten;
+mod v_shape;
 mod validate;
 mod zero_bubble;
 
@@ -12,6 +16,7 @@ pub use automatic::automatic;
 pub use grouped::{gis, gis_warning, uniform};
 pub use interleaved::interleaved;
 pub use systems::{gpipe, one_forward_one_backward, system_order};
+pub use v_shape::{v_half, v_min, zb_v};
 pub use zero_bubble::{zb_h1, zb_h2};
 
 use spipe_base::{Diagnostic, Faults, MicrobatchId, StageId};

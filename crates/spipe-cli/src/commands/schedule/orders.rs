@@ -3,7 +3,8 @@
 use crate::{Failure, args, input, output};
 use spipe_base::{Bytes, Diagnostic, Faults};
 use spipe_schedule::{
-    Order, StageTimes, automatic, gis, gis_warning, gpipe, interleaved, one_forward_one_backward, zb_h1, zb_h2,
+    Order, StageTimes, automatic, gis, gis_warning, gpipe, interleaved, one_forward_one_backward, v_half, v_min, zb_h1,
+    zb_h2, zb_v,
 };
 
 /// The order of `what.system`, or of a file.
@@ -31,7 +32,7 @@ struct System {
     options: &'static [&'static str],
 }
 
-const SYSTEMS: [System; 10] = [
+const SYSTEMS: [System; 13] = [
     System::new("gpipe", 1, &[]),
     System::new("1f1b", 1, &[]),
     System::new("hybrid", 1, &["head-start"]),
@@ -40,6 +41,9 @@ const SYSTEMS: [System; 10] = [
     System::new("zb-h2", 1, &[]),
     System::new("zb-1p", 1, &["memory-limit"]),
     System::new("zb-2p", 1, &["memory-limit"]),
+    System::new("zb-v", 2, &["memory-limit"]),
+    System::new("v-half", 2, &[]),
+    System::new("v-min", 2, &[]),
     System::new("gis", 2, &["chunks", "group"]),
     System::new("gis-h", 2, &["chunks", "group"]),
 ];
@@ -93,6 +97,9 @@ impl System {
             "zb-h2" => zb_h2(devices, microbatches),
             "zb-1p" => return limited(what, times, devices),
             "zb-2p" => return limited(what, times, 2 * devices),
+            "zb-v" => return zb_v(devices, microbatches, times, memory_limit(what)?).map_err(infeasible),
+            "v-half" => v_half(devices, microbatches, times),
+            "v-min" => v_min(devices, microbatches, times),
             "gis" | "gis-h" => {
                 let default = if self.name == "gis" { devices } else { devices.div_ceil(2) };
                 let group = what.group.unwrap_or(default);

@@ -1,0 +1,127 @@
+//! The way of a microbatch through the machine.
+
+use super::{Pass, Token};
+
+/// The forwards of all stages and then their backward-inputs, as the positions of a chain: a pass of a microbatch waits for
+/// its pass at the position before. With S stages, position s < S is the forward of stage s and position 2S − 1 − s its
+/// backward-input.
+#[derive(Clone, Debug)]
+pub(super) struct Chain {
+    /// The device of each stage.
+    device_of: Vec<usize>,
+    /// The positions on each device, ascending.
+    positions: Vec<Vec<usize>>,
+    pub microbatches: usize,
+}
+
+impl Chain {
+    /// Two stages per device: down the devices and back up again, so that the first and the last stage are together
+    /// (Qi et al., arXiv 2401.10241, section 6).
+    pub fn v_shape(devices: usize, microbatches: usize) -> Self {
+        let device_of: Vec<usize> = (0..devices).chain((0..devices).rev()).collect();
+        let length = 2 * device_of.len();
+        let on = |device| (0..length).filter(|position| device_of[stage(*position, length)] == device).collect();
+        let positions = (0..devices).map(on).collect();
+        Self { device_of, positions, microbatches }
+    }
+
+    pub const fn devices(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// How many positions there are.
+    pub const fn len(&self) -> usize {
+        2 * self.device_of.len()
+    }
+
+    pub const fn is_forward(&self, position: usize) -> bool {
+        position < self.device_of.len()
+    }
+
+    /// The positions on a device, ascending.
+    pub fn positions(&self, device: usize) -> &[usize] {
+        &self.positions[device]
+    }
+
+    pub fn device(&self, position: usize) -> usize {
+        self.device_of[stage(position, self.len())]
+    }
+
+    pub fn token(&self, position: usize, microbatch: usize) -> Token {
+        let pass = if self.is_forward(position) { Pass::Forward } else { Pass::BackwardInput };
+        Token::new(stage(position, self.len()), pass, microbatch)
+    }
+}
+
+fn stage(position: usize, length: usize) -> usize {
+    position.min(length - 1 - position)
+}
+
+/// A slot of unit time for every pass of a chain, by position and microbatch. Backward-weights have none: they take
+/// whatever is free.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub slots: Vec<Vec<usize>>,
+}
+
+/// What a slot of a device is taken by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    Free,
+    Forward,
+    Backward,
+}
+
+impl Plan {
+    /// Starts every microbatch `period` slots after the one before, at the offsets of the positions.
+    pub fn repeat(offsets: &[usize], period: usize, microbatches: usize) -> Self {
+        let slots = |offset: &usize| (0..microbatches).map(|microbatch| offset + period * microbatch).collect();
+        Self { slots: offsets.iter().map(slots).collect() }
+    }
+
+    /// The slots of a device.
+    pub fn row(&self, chain: &Chain, device: usize) -> Vec<Slot> {
+        let positions = chain.positions(device);
+        let length =
+            positions.iter().filter_map(|position| self.slots[*position].last()).max().map_or(0, |last| last + 1);
+        let mut row = vec![Slot::Free; length];
+        for position in positions {
+            let taken = if chain.is_forward(*position) { Slot::Forward } else { Slot::Backward };
+            for slot in &self.slots[*position] {
+                row[*slot] = taken;
+            }
+        }
+        row
+    }
+
+    /// The most activations that a device holds if its backward-weights run in the first slots that are free.
+    pub fn peak(&self, chain: &Chain) -> usize {
+        (0..chain.devices()).map(|device| peak(&self.row(chain, device))).max().unwrap_or(0)
+    }
+
+    /// All passes in the order of slots, then of devices.
+    pub fn passes(&self, chain: &Chain) -> Vec<(usize, usize)> {
+        let mut passes: Vec<(usize, usize)> =
+            (0..chain.len()).flat_map(|position| (0..chain.microbatches).map(move |at| (position, at))).collect();
+        passes.sort_by_key(|(position, microbatch)| (self.slots[*position][*microbatch], chain.device(*position)));
+        passes
+    }
+}
+
+/// The most activations held over a row of slots.
+pub(super) fn peak(row: &[Slot]) -> usize {
+    let (mut held, mut pending, mut most) = (0, 0, 0);
+    for slot in row {
+        match slot {
+            Slot::Forward => held += 1,
+            Slot::Backward => pending += 1,
+            Slot::Free if pending > 0 => {
+                pending -= 1;
+                held -= 1;
+            }
+            Slot::Free => {}
+        }
+        most = most.max(held);
+    }
+    most
+}

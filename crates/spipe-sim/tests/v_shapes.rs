@@ -1,0 +1,62 @@
+//! Schedules of two chunks per device in a V against closed forms and unit-time goldens.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[expect(dead_code, reason = "the tests of orders use more of it")]
+mod support;
+
+use spipe_schedule::{StageTimes, v_half, v_min, zb_v};
+use support::{ms, peaks, run, times};
+
+/// ZB-V spans 6m + p − 1 chunk passes with 2p activations of a chunk: 3m + (p − 1)/2 and p of a whole device.
+#[test]
+fn zb_v_meets_its_closed_form() {
+    let unit = times(1.0, 1.0, 1.0, 0.0);
+    for p in 1..=8usize {
+        for m in p.max(2)..=32usize {
+            let trace = run(&zb_v(p, m, &unit, None).unwrap(), &unit);
+            assert_eq!(trace.iteration, ms((6 * m + p - 1) as f64), "{p} {m}");
+            assert!(peaks(&trace).iter().all(|peak| *peak <= (2 * p) as f64), "{p} {m}: {:?}", peaks(&trace));
+        }
+    }
+}
+
+/// Spans at most those of the released greedy (Qi et al., Pipeline Parallelism with Controllable Memory,
+/// arXiv 2405.15362), at peaks of at most its; in passes and activations of one chunk.
+#[test]
+fn controllable_memory_is_as_fast_as_the_released_schedules() {
+    let unit = times(1.0, 1.0, 1.0, 0.0);
+    for (p, m, half, half_peak, min, min_peak) in [(4, 8, 53.0, 6.0, 59.0, 4.0), (8, 32, 209.0, 10.0, 218.0, 8.0)] {
+        for (name, order, span, peak) in [
+            ("v-half", v_half(p, m, &unit).unwrap(), half, half_peak),
+            ("v-min", v_min(p, m, &unit).unwrap(), min, min_peak),
+        ] {
+            let trace = run(&order, &unit);
+            assert!(trace.iteration <= ms(span), "{name} {p} {m}: {}", trace.iteration);
+            assert!(peaks(&trace).iter().all(|found| *found <= peak), "{name} {p} {m}: {:?}", peaks(&trace));
+        }
+    }
+}
+
+/// Whatever the times and the limit, nothing deadlocks and nothing exceeds the limit; less than one microbatch is refused.
+#[test]
+fn v_shapes_keep_to_their_limits() {
+    for weight_gradient_memory in [0, StageTimes::UNIT.get() / 3, StageTimes::UNIT.get()] {
+        let uneven = StageTimes { weight_gradient_memory, ..times(0.9, 1.4, 0.5, 0.07) };
+        for p in 1..=6usize {
+            for m in 1..=9usize {
+                for limit in 2..=2 * p + 3 {
+                    let order = zb_v(p, m, &uneven, Some(StageTimes::UNIT * limit as u64)).unwrap();
+                    let peaks = peaks(&run(&order, &uneven));
+                    assert!(peaks.iter().all(|peak| *peak <= limit as f64), "{p} {m} {limit}: {peaks:?}");
+                }
+                for (order, share) in [(v_half(p, m, &uneven), 0.5), (v_min(p, m, &uneven), 1.0 / 3.0)] {
+                    let most = 2.0 * p as f64 * share + 3.0;
+                    assert!(peaks(&run(&order.unwrap(), &uneven)).iter().all(|peak| *peak <= most), "{p} {m}");
+                }
+            }
+        }
+    }
+    let refusal = zb_v(4, 8, &times(1.0, 1.0, 1.0, 0.0), Some(StageTimes::UNIT)).unwrap_err().to_string();
+    assert!(refusal.contains("hint: use a limit of at least 2"), "{refusal}");
+}
