@@ -13,7 +13,7 @@ use support::{ms, peaks, run, times};
 fn zb_v_meets_its_closed_form() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
     for p in 1..=8usize {
-        for m in p.max(2)..=32usize {
+        for m in p.max(2)..=20usize {
             let trace = run(&zb_v(p, m, &unit, None).unwrap(), &unit);
             assert_eq!(trace.iteration, ms((6 * m + p - 1) as f64), "{p} {m}");
             assert!(peaks(&trace).iter().all(|peak| *peak <= (2 * p) as f64), "{p} {m}: {:?}", peaks(&trace));
