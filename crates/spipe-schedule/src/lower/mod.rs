@@ -10,9 +10,9 @@ pub use bare::{StageTimes, bare};
 pub use turns::{in_flight, order_of};
 
 use crate::{Channel, Program, ProgramBuilder, Shape};
-use spipe_base::{Bytes, Diagnostic, Faults, IdVec, LinkId};
+use spipe_base::{Diagnostic, Faults, IdVec, LinkId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Family, Placement, StageFootprint, footprint_with};
+use spipe_plan::{Context, Family, Placement};
 
 /// Slots on either side of a boundary between devices.
 const DOUBLE_BUFFERING: usize = 2;
@@ -20,8 +20,7 @@ const DOUBLE_BUFFERING: usize = 2;
 /// The program of one iteration of `placement`.
 ///
 /// Boundaries are double-buffered: an input arrives while the stage computes on the one before it, and an output is copied
-/// out while the next one is computed. That bounds the memory to what [`spipe_plan::footprint_with`] counts, which is checked
-/// here for orders that are made by an algorithm.
+/// out while the next one is computed. That bounds the memory to what [`spipe_plan::footprint_with`] counts with [`in_flight`].
 pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     match placement.system.family() {
         Family::Pipeline => pipeline(context, placement),
@@ -36,7 +35,6 @@ pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Fa
 
 fn pipeline(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let order = order_of(context, placement)?;
-    check_memory(context, placement, &order)?;
     let mut depth = DOUBLE_BUFFERING;
     loop {
         let mut builder = machine(context, placement);
@@ -47,24 +45,6 @@ fn pipeline(context: &Context<'_>, placement: &Placement) -> Result<Program, Fau
             built => return built,
         }
     }
-}
-
-/// What each memory must hold fits, in-flight activations counted from the order.
-fn check_memory(context: &Context<'_>, placement: &Placement, order: &crate::Order) -> Result<(), Faults> {
-    let held = in_flight(context, placement, order);
-    let mut faults = Faults::new();
-    for (id, stages) in footprint_with(context, placement, &|stage| held[stage]) {
-        let memory = &context.hardware.memories()[id];
-        let usable = memory.capacity.saturating_sub(memory.reserved);
-        let needed: Bytes = stages.values().map(StageFootprint::total).sum();
-        if needed > usable {
-            faults.push(Diagnostic::error(format!(
-                "system `{}` needs {needed} on `{}`, which has {usable}",
-                placement.system, memory.name
-            )));
-        }
-    }
-    faults.or(())
 }
 
 /// A builder with the machine's memories, devices and channels, under the machine's own ids.
