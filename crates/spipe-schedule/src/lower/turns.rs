@@ -68,7 +68,7 @@ fn turn_times(context: &Context<'_>, placement: &Placement, turns: &[Vec<StageId
         backward_weight: sum(&turns[turn], |times| times.backward_weight.0),
         latency: latency(turn).unwrap_or_default(),
         // What a stage saves is kept for both parts of the backward.
-        weight_gradient_memory: 1000,
+        weight_gradient_memory: StageTimes::UNIT.get(),
     };
     let all: Vec<StageTimes> = (0..turns.len()).map(of_turn).collect();
     let most = |part: fn(&StageTimes) -> SimTime| all.iter().map(part).max().unwrap_or_default();
@@ -77,7 +77,7 @@ fn turn_times(context: &Context<'_>, placement: &Placement, turns: &[Vec<StageId
         backward_input: most(|times| times.backward_input),
         backward_weight: most(|times| times.backward_weight),
         latency: most(|times| times.latency),
-        weight_gradient_memory: 1000,
+        weight_gradient_memory: StageTimes::UNIT.get(),
     };
     vec![slowest; turns.len()]
 }
