@@ -20,10 +20,10 @@ mod lower;
 mod order;
 mod program;
 
-pub use lower::{StageTimes, bare, in_flight, lower, order_of};
+pub use lower::{StageTimes, bare, bare_offloaded, in_flight, lower, order_of};
 pub use order::{
-    Order, Pass, Token, automatic, gis, gis_warning, gpipe, interleaved, one_forward_one_backward, system_order,
-    uniform, v_half, v_min, zb_h1, zb_h2, zb_v,
+    Barrier, Offloading, Order, Pass, Step, Token, automatic, gis, gis_warning, gpipe, interleaved, offloaded,
+    one_forward_one_backward, system_order, uniform, v_half, v_min, zb_h1, zb_h2, zb_v,
 };
 pub use program::{
     Access, Action, Anchor, Buffer, Channel, Content, Device, Edge, Flow, Guard, Lane, LaneOrder, Lifetime, Outcome,

@@ -1,13 +1,14 @@
 //! Programs of an order alone: stage times are given, links have pure latency, memory counts activations.
 
 use crate::{
-    Access, Action, Anchor, Content, Edge, Lifetime, Order, Pass, Program, ProgramBuilder, Shape, Stage, Token,
+    Access, Action, Anchor, Content, Edge, Lifetime, Offloading, Order, Pass, Program, ProgramBuilder, Shape, Stage,
+    Step, Token,
 };
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, Diagnostic, Faults, IdleCause, LaneRole, LayerRange, MemoryId, SimTime,
-    StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, Diagnostic, Faults, IdleCause, LaneRole, LayerRange, MemoryId, Payload,
+    SimTime, StageId, Subject,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The times of one stage on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,16 @@ impl StageTimes {
 /// which a forward takes [`StageTimes::UNIT`]; a fused backward gives it back, or backward-input and backward-weight give
 /// back their shares.
 pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Faults> {
+    program(name, order, times, None)
+}
+
+/// The same with copies of activations to the host and back, on one lane `offload` per device. The end of an offload gives a
+/// device [`StageTimes::UNIT`] back, and the start of a reload takes it again.
+pub fn bare_offloaded(name: &str, offloading: &Offloading, times: &StageTimes) -> Result<Program, Faults> {
+    program(name, &offloading.order, times, Some(offloading))
+}
+
+fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Offloading>) -> Result<Program, Faults> {
     order.validate()?;
     if times.weight_gradient_memory > StageTimes::UNIT.get() {
         return Err(Diagnostic::error("the share of memory kept for the weight gradient is more than 1").into());
@@ -61,7 +72,18 @@ pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Fa
         .enumerate()
         .flat_map(|(device, tokens)| tokens.iter().map(move |token| (token.stage, device)))
         .collect();
-    let mut bare = Bare { times, builder: &mut builder, device_of, added: BTreeMap::new(), saved: BTreeMap::new() };
+    let copies = offloading.iter().flat_map(|offloading| offloading.copies.iter().flatten());
+    let mut bare = Bare {
+        times,
+        builder: &mut builder,
+        device_of,
+        added: BTreeMap::new(),
+        leaving: copies
+            .filter_map(|(step, _)| if let Step::Offload(forward) = step { Some(*forward) } else { None })
+            .collect(),
+        left: BTreeMap::new(),
+        saved: BTreeMap::new(),
+    };
     for device in 0..order.devices().len() {
         let memory = bare.builder.memory(&format!("gpu{device}"), None);
         bare.builder.device(&format!("gpu{device}"), memory, false);
@@ -78,6 +100,10 @@ pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Fa
         }
     }
     bare.join(order);
+    if let Some(offloading) = offloading {
+        let host = bare.builder.memory("dram", None);
+        bare.copy(offloading, host);
+    }
     builder.build()
 }
 
@@ -85,39 +111,36 @@ struct Bare<'a> {
     times: &'a StageTimes,
     builder: &'a mut ProgramBuilder,
     device_of: BTreeMap<StageId, usize>,
-    added: BTreeMap<Token, ActionId>,
-    /// What a forward leaves for the backward-input and for the backward-weight; nothing where the share is nothing.
-    saved: BTreeMap<Token, [Option<BufferId>; 2]>,
+    added: BTreeMap<Step, ActionId>,
+    /// Forwards whose activations are offloaded.
+    leaving: BTreeSet<Token>,
+    /// What they leave.
+    left: BTreeMap<Token, Saved>,
+    /// What a backward finds of its forward.
+    saved: BTreeMap<Token, Saved>,
 }
+
+/// What a forward leaves for the backward-input and for the backward-weight; nothing where the share is nothing.
+type Saved = [Option<BufferId>; 2];
 
 impl Bare<'_> {
     fn add(&mut self, device: usize, token: &Token) {
-        let (memory, owner) = (MemoryId::from(device), device.into());
         let forward = Token { pass: Pass::Forward, ..*token };
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         if token.pass == Pass::Forward {
-            let layers = LayerRange::new(token.stage.index().into(), token.stage.index().into());
-            let weight = Bytes::new(self.times.weight_gradient_memory);
-            let parts = [StageTimes::UNIT - weight, weight];
-            let buffers = parts.map(|bytes| {
-                let content = match layers {
-                    Some(layers) => Content::Saved(layers, token.microbatch),
-                    None => Content::Workspace(token.stage, token.microbatch),
-                };
-                let buffer = |bytes| self.builder.buffer(content, memory, bytes, Lifetime::Transient);
-                Some(bytes).filter(|bytes| *bytes > Bytes::ZERO).map(buffer)
-            });
-            self.saved.insert(forward, buffers);
-            writes.extend(buffers.into_iter().flatten().map(|buffer| Access::new(buffer, 1)));
+            let left = self.save(forward, device.into());
+            let found = if self.leaving.contains(token) { self.save(forward, device.into()) } else { left };
+            self.left.insert(forward, left);
+            self.saved.insert(forward, found);
+            writes.extend(accesses(left));
         } else if let Some([input, weight]) = self.saved.get(&forward) {
-            let kept: &[Option<BufferId>] = match token.pass {
-                Pass::BackwardInput => &[*input],
-                Pass::BackwardWeight => &[*weight],
-                _ => &[*input, *weight],
-            };
-            reads.extend(kept.iter().flatten().map(|buffer| Access::new(*buffer, 1)));
+            reads.extend(match token.pass {
+                Pass::BackwardInput => accesses([*input, None]),
+                Pass::BackwardWeight => accesses([None, *weight]),
+                _ => accesses([*input, *weight]),
+            });
         }
-        let lane = self.builder.lane(owner, LaneRole::Compute.name(), LaneRole::Compute);
+        let lane = self.builder.lane(device.into(), LaneRole::Compute.name(), LaneRole::Compute);
         let kind = match token.pass {
             Pass::Forward => ActionKind::Forward,
             Pass::Backward => ActionKind::Backward,
@@ -134,7 +157,64 @@ impl Bare<'_> {
             flows: Vec::new(),
             guard: None,
         });
-        self.added.insert(*token, id);
+        self.added.insert(Step::Pass(*token), id);
+    }
+
+    /// Buffers for what `forward` leaves.
+    fn save(&mut self, forward: Token, memory: MemoryId) -> Saved {
+        let layers = LayerRange::new(forward.stage.index().into(), forward.stage.index().into());
+        let weight = Bytes::new(self.times.weight_gradient_memory);
+        [StageTimes::UNIT - weight, weight].map(|bytes| {
+            let content = match layers {
+                Some(layers) => Content::Saved(layers, forward.microbatch),
+                None => Content::Workspace(forward.stage, forward.microbatch),
+            };
+            let buffer = |bytes| self.builder.buffer(content, memory, bytes, Lifetime::Transient);
+            Some(bytes).filter(|bytes| *bytes > Bytes::ZERO).map(buffer)
+        })
+    }
+    /// Copies take turns on the lane of their device, and what has to wait for room or for a link does.
+    fn copy(&mut self, offloading: &Offloading, host: MemoryId) {
+        let mut away: BTreeMap<Token, Saved> = BTreeMap::new();
+        let mut edges = Vec::new();
+        let edge =
+            |from, to, cause| Edge { from, to, anchor: Anchor::EndToStart, distance: 0, lag: SimTime::ZERO, cause };
+        for (device, copies) in offloading.copies.iter().enumerate() {
+            let mut before = None;
+            for (step, work) in copies {
+                let (forward, payload) = match step {
+                    Step::Pass(_) => continue,
+                    Step::Offload(forward) => (*forward, Payload::Offload),
+                    Step::Reload(forward) => (*forward, Payload::Reload),
+                };
+                let outside = *away.entry(forward).or_insert_with(|| self.save(forward, host));
+                let (reads, writes) = match payload {
+                    Payload::Offload => (self.left[&forward], outside),
+                    _ => (outside, self.saved[&forward]),
+                };
+                let lane = self.builder.lane(device.into(), "offload", LaneRole::Channel);
+                let id = self.builder.action(Action {
+                    lane,
+                    kind: ActionKind::Copy(payload),
+                    subject: Subject::work(forward.stage, forward.microbatch),
+                    reads: accesses(reads),
+                    writes: accesses(writes),
+                    work: *work,
+                    flows: Vec::new(),
+                    guard: None,
+                });
+                edges.extend(before.map(|before| edge(before, id, IdleCause::Order)));
+                before = Some(id);
+                self.added.insert(*step, id);
+            }
+        }
+        edges.extend(offloading.barriers.iter().filter_map(|barrier| {
+            let cause = if barrier.for_memory { IdleCause::Memory } else { IdleCause::Order };
+            Some(edge(*self.added.get(&barrier.from)?, *self.added.get(&barrier.to)?, cause))
+        }));
+        for edge in edges {
+            self.builder.edge(edge);
+        }
     }
 
     /// Activations go from stage to stage, gradients back, with latency between devices.
@@ -143,10 +223,18 @@ impl Bare<'_> {
             .added
             .iter()
             .filter_map(|(token, id)| {
+                let Step::Pass(token) = token else { return None };
                 let (from, cause) = self.source(token, order.stages())?;
                 let same = self.device_of[&from.stage] == self.device_of[&token.stage];
                 let lag = if same { SimTime::ZERO } else { self.times.latency };
-                Some(Edge { from: self.added[&from], to: *id, anchor: Anchor::EndToStart, distance: 0, lag, cause })
+                Some(Edge {
+                    from: self.added[&Step::Pass(from)],
+                    to: *id,
+                    anchor: Anchor::EndToStart,
+                    distance: 0,
+                    lag,
+                    cause,
+                })
             })
             .collect();
         for edge in edges {
@@ -166,9 +254,13 @@ impl Bare<'_> {
                 let after = StageId::from(Some(token.stage.index() + 1).filter(|after| *after < stages)?);
                 let fused = Token { stage: after, pass: Pass::Backward, ..*token };
                 let split = Token { stage: after, pass: Pass::BackwardInput, ..*token };
-                let from = if self.added.contains_key(&fused) { fused } else { split };
+                let from = if self.added.contains_key(&Step::Pass(fused)) { fused } else { split };
                 Some((from, IdleCause::Gradient))
             }
         }
     }
+}
+
+fn accesses(saved: Saved) -> Vec<Access> {
+    saved.into_iter().flatten().map(|buffer| Access::new(buffer, 1)).collect()
 }

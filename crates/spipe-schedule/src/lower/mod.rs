@@ -6,7 +6,7 @@ mod pipeline;
 mod sharded;
 mod turns;
 
-pub use bare::{StageTimes, bare};
+pub use bare::{StageTimes, bare, bare_offloaded};
 pub use turns::{in_flight, order_of};
 
 use crate::{Channel, Program, ProgramBuilder, Shape};

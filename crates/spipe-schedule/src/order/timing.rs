@@ -1,0 +1,101 @@
+//! When the passes of an order start, without a machine: stage times and pure latency.
+
+use super::{Order, Pass, Token};
+use crate::StageTimes;
+use spipe_base::{SimTime, StageId};
+use std::collections::BTreeMap;
+
+/// When each pass starts and on which device each stage is.
+#[derive(Clone, Debug)]
+pub(super) struct Timing<'a> {
+    pub times: &'a StageTimes,
+    starts: BTreeMap<Token, SimTime>,
+    device_of: BTreeMap<StageId, usize>,
+    last: usize,
+}
+
+impl<'a> Timing<'a> {
+    /// Every pass of a valid order as soon as what it waits for has ended.
+    pub fn of(order: &Order, times: &'a StageTimes) -> Self {
+        let devices = order.devices();
+        let with_device = |(device, tokens): (usize, &Vec<Token>)| -> Vec<(StageId, usize)> {
+            tokens.iter().map(|token| (token.stage, device)).collect()
+        };
+        let device_of = devices.iter().enumerate().flat_map(with_device).collect();
+        let mut this = Self { times, starts: BTreeMap::new(), device_of, last: order.stages().saturating_sub(1) };
+        let mut next = vec![0; devices.len()];
+        let mut free = vec![SimTime::ZERO; devices.len()];
+        let mut moved = true;
+        while std::mem::take(&mut moved) {
+            for (device, tokens) in devices.iter().enumerate() {
+                while let Some(token) = tokens.get(next[device]) {
+                    let Some(arrival) = this.arrival(*token) else { break };
+                    let start = arrival.max(free[device]);
+                    this.starts.insert(*token, start);
+                    free[device] = start + times.of(token.pass);
+                    next[device] += 1;
+                    moved = true;
+                }
+            }
+        }
+        this
+    }
+
+    pub fn start(&self, token: Token) -> SimTime {
+        self.starts.get(&token).copied().unwrap_or_default()
+    }
+
+    pub fn end(&self, token: Token) -> SimTime {
+        self.start(token) + self.times.of(token.pass)
+    }
+
+    /// What hands its result to `token`; nothing hands anything to the first forward.
+    fn source(&self, token: Token) -> Option<Token> {
+        let stage = token.stage.index();
+        match token.pass {
+            Pass::Forward => Some(Token { stage: stage.checked_sub(1)?.into(), ..token }),
+            Pass::BackwardWeight => Some(Token { pass: Pass::BackwardInput, ..token }),
+            _ if stage == self.last => Some(Token { pass: Pass::Forward, ..token }),
+            _ => Some(Token { stage: (stage + 1).into(), ..token }),
+        }
+    }
+
+    /// When `token` has what it needs; none while that is unknown.
+    fn arrival(&self, token: Token) -> Option<SimTime> {
+        let Some(source) = self.source(token) else { return Some(SimTime::ZERO) };
+        self.starts.contains_key(&source).then(|| self.end(source) + self.latency(source, token))
+    }
+
+    fn latency(&self, from: Token, to: Token) -> SimTime {
+        let same = self.device_of.get(&from.stage) == self.device_of.get(&to.stage);
+        if same { SimTime::ZERO } else { self.times.latency }
+    }
+
+    /// The same with every forward as late as all backwards, where they are, allow, but at most `most` of a forward's time
+    /// before that; none starts earlier than it did.
+    pub fn with_late_forwards(&self, order: &Order, ahead: u64) -> Self {
+        let mut late = self.clone();
+        let next: BTreeMap<Token, Token> =
+            order.devices().iter().flat_map(|tokens| tokens.windows(2).map(|pair| (pair[0], pair[1]))).collect();
+        let mut forwards: Vec<(SimTime, Token)> = self.starts.iter().map(|(token, start)| (*start, *token)).collect();
+        forwards.retain(|(_, token)| token.pass == Pass::Forward);
+        forwards.sort_unstable();
+        for (start, token) in forwards.into_iter().rev() {
+            let consumer = if token.stage.index() == self.last {
+                Token { pass: Pass::BackwardInput, ..token }
+            } else {
+                Token { stage: (token.stage.index() + 1).into(), ..token }
+            };
+            let by_consumer = late.starts.get(&consumer).map(|start| *start - self.latency(token, consumer));
+            let by_next = next.get(&token).and_then(|next| late.starts.get(next)).copied();
+            let deadline = by_consumer.into_iter().chain(by_next).min();
+            late.starts.insert(token, deadline.map_or(start, |deadline| deadline - self.times.forward));
+        }
+        let slack = self.times.forward * ahead;
+        for (token, start) in &mut late.starts {
+            let early = self.start(*token);
+            *start = early.max(start.saturating_sub(slack));
+        }
+        late
+    }
+}
