@@ -312,7 +312,7 @@ pub struct Schedule {
     /// Microbatches
     #[arg(long, default_value_t = 8)]
     pub microbatches: usize,
-    /// Chunks of the model on each device; each is a stage (interleaved-1f1b, gis, gis-h)
+    /// Chunks of the model on each device; each is a stage (interleaved-1f1b, gis, gis-h, po-h, po-f)
     #[arg(long)]
     pub chunks: Option<usize>,
     /// Microbatches that pass a chunk together (gis, gis-h)
@@ -321,6 +321,13 @@ pub struct Schedule {
     /// The most activations that a device may hold (zb-1p, zb-2p, zb-v)
     #[arg(long)]
     pub memory_limit: Option<f64>,
+    /// Chunks of each device whose activations are offloaded: by default half of them (po-h) or all (po-f)
+    #[arg(long)]
+    pub offload_chunks: Option<usize>,
+    /// Time of an activation's way to the host and back over the time of its forward and backward; 1 if not given
+    /// (po-h, po-f)
+    #[arg(long)]
+    pub offload_ratio: Option<f64>,
     /// Forward of one stage
     #[arg(long, default_value = "1 ms")]
     pub forward: Seconds,

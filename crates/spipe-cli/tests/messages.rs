@@ -169,6 +169,12 @@ fn schedules_that_cannot_be() {
     let said = |content| refusal_of(folder.path(), "s.csv", content, &["schedule", "custom", "s.csv"]);
     insta::assert_snapshot!(said("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"));
     insta::assert_snapshot!(said("0F0,0X0\n"));
+    insta::assert_snapshot!(refusal(&["schedule", "gpi"]));
+    insta::assert_snapshot!(refusal(&["schedule", "1f1b", "--devices", "0", "--chunks", "2", "--group", "4"]));
+    insta::assert_snapshot!(refusal(&["schedule", "gis", "--devices", "8", "--group", "3"]));
+    insta::assert_snapshot!(refusal(&["schedule", "zb-2p", "--memory-limit", "0.5"]));
+    insta::assert_snapshot!(refusal(&["schedule", "zb-v", "--memory-limit", "1"]));
+    insta::assert_snapshot!(refusal(&["schedule", "po-h", "--offload-chunks", "3"]));
 }
 
 #[test]

@@ -129,5 +129,5 @@ fn orders_become_programs_or_faults() {
     assert_eq!(program.precedences().len(), 2 * 2 * 4 + 3 * 4);
     let late: Order = "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n".parse().unwrap();
     let said = bare("late", &late, &times).unwrap_err().to_string();
-    assert!(said.starts_with("error: deadlock: these actions wait for each other"), "{said}");
+    assert!(said.starts_with("error: deadlock: `0B0` needs `1B0`, which comes after `1F1`"), "{said}");
 }

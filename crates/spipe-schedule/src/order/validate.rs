@@ -78,24 +78,55 @@ impl Order {
                 break;
             }
         }
-        let stuck: Vec<Token> =
-            self.devices().iter().zip(&next).filter_map(|(tokens, next)| tokens.get(*next).copied()).collect();
-        if !stuck.is_empty() {
-            faults.push(self.fault("deadlock: these actions wait for each other".into(), &stuck));
+        let heads: Vec<Option<Token>> =
+            self.devices().iter().zip(&next).map(|(tokens, next)| tokens.get(*next).copied()).collect();
+        if let Some(first) = heads.iter().flatten().next() {
+            let circle = self.circle(*first, &heads, &done);
+            let told: Vec<String> = circle
+                .iter()
+                .map(|(head, needed, before)| format!("`{head}` needs `{needed}`, which comes after `{before}`"))
+                .collect();
+            let marked: Vec<Token> = circle.iter().map(|(head, ..)| *head).collect();
+            faults.push(self.fault(format!("deadlock: {}", told.join("; ")), &marked));
         }
+    }
+
+    /// Next actions that wait for each other, from any that waits: each with what it needs and with the action, the next one
+    /// of the circle, that stands before that.
+    fn circle(&self, from: Token, heads: &[Option<Token>], done: &BTreeSet<Token>) -> Vec<(Token, Token, Token)> {
+        let last = StageId::from(self.stages() - 1);
+        let mut seen: Vec<(Token, Token, Token)> = Vec::new();
+        let mut at = from;
+        while seen.iter().all(|(head, ..)| *head != at) {
+            let missing =
+                needs(&at, last).into_iter().find(|options| !options.iter().any(|token| done.contains(token)));
+            let queued = |token: &Token| self.devices().iter().position(|tokens| tokens.contains(token));
+            let blocked = missing.iter().flatten().find_map(|token| Some((*token, heads[queued(token)?]?)));
+            let Some((needed, before)) = blocked else { break };
+            seen.push((at, needed, before));
+            at = before;
+        }
+        let start = seen.iter().position(|(head, ..)| *head == at).unwrap_or(0);
+        seen.split_off(start)
     }
 }
 
 fn startable(token: &Token, last: StageId, done: &BTreeSet<Token>) -> bool {
-    let is_done = |stage: StageId, pass| done.contains(&Token { stage, pass, microbatch: token.microbatch });
+    needs(token, last).iter().all(|options| options.iter().any(|token| done.contains(token)))
+}
+
+/// What `token` waits for: one of each of these.
+fn needs(token: &Token, last: StageId) -> Vec<Vec<Token>> {
+    let at = |stage: StageId, pass| Token { stage, pass, ..*token };
+    let forward = vec![at(token.stage, Pass::Forward)];
     match token.pass {
-        Pass::Forward => token.stage.index() == 0 || is_done(StageId::from(token.stage.index() - 1), Pass::Forward),
-        Pass::BackwardWeight => is_done(token.stage, Pass::BackwardInput),
-        Pass::Backward | Pass::BackwardInput if token.stage == last => is_done(token.stage, Pass::Forward),
+        Pass::Forward if token.stage.index() == 0 => Vec::new(),
+        Pass::Forward => vec![vec![at(StageId::from(token.stage.index() - 1), Pass::Forward)]],
+        Pass::BackwardWeight => vec![vec![at(token.stage, Pass::BackwardInput)]],
+        Pass::Backward | Pass::BackwardInput if token.stage == last => vec![forward],
         Pass::Backward | Pass::BackwardInput => {
             let after = StageId::from(token.stage.index() + 1);
-            is_done(token.stage, Pass::Forward)
-                && (is_done(after, Pass::Backward) || is_done(after, Pass::BackwardInput))
+            vec![forward, vec![at(after, Pass::Backward), at(after, Pass::BackwardInput)]]
         }
     }
 }
@@ -127,7 +158,10 @@ mod tests {
         );
         let deadlock = check("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n");
         assert!(
-            deadlock.starts_with("error: deadlock: these actions wait for each other\ndevice  0  0F0 [0B0] 0F1"),
+            deadlock.starts_with(
+                "error: deadlock: `0B0` needs `1B0`, which comes after `1F1`; `1F1` needs `0F1`, which comes after `0B0`\n\
+                 device  0  0F0 [0B0] 0F1"
+            ),
             "{deadlock}"
         );
         assert!(check("0F0,1F0\n0B0,1B0\n").contains("stage `s0` is on devices 0 and 1"));

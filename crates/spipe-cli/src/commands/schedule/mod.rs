@@ -11,7 +11,7 @@ use crate::{
 };
 use serde::Serialize;
 use spipe_base::{LaneRole, SimTime};
-use spipe_schedule::{Order, StageTimes, bare};
+use spipe_schedule::{Order, StageTimes};
 use spipe_sim::{Iterations, Options, simulate};
 use spipe_trace::{Span, Trace};
 
@@ -21,14 +21,14 @@ const WIDTH: usize = 110;
 /// Builds the order, simulates one iteration, prints figures and picture.
 pub fn run(what: &args::Schedule, format: Format) -> Result<(), Failure> {
     let times = times(what)?;
-    let order = orders::order(what, &times)?;
-    let program = bare(&what.system, &order, &times)?;
+    let chosen = orders::chosen(what, &times)?;
+    let program = chosen.program(&what.system, &times)?;
     let options = Options { iterations: Iterations::One, ..Options::default() };
     let trace = simulate(&program, &options).trace;
     if let Some(path) = &what.output {
         timeline::write(path, &trace)?;
     }
-    let data = Data::of(&order, &trace, program.actions().len());
+    let data = Data::of(chosen.order(), &trace, program.actions().len());
     output::report(format, &human(&data, &trace), &data)
 }
 
@@ -83,8 +83,8 @@ impl Data {
             work_ms: work,
             bubble_fraction: idle_share(makespan),
             span_bubble_fraction: idle_share(span),
-            peak_activation_units: trace
-                .memories
+            // Memories of the devices come first, that of the host after them.
+            peak_activation_units: trace.memories[..order.devices().len()]
                 .iter()
                 .map(|memory| memory.peak.as_f64() / StageTimes::UNIT.as_f64())
                 .collect(),

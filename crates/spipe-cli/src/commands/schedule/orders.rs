@@ -1,26 +1,56 @@
 //! Which order a system prescribes.
 
 use crate::{Failure, args, input, output};
-use spipe_base::{Bytes, Diagnostic, Faults};
+use spipe_base::{Bytes, Diagnostic, Faults, Seconds, SimTime};
 use spipe_schedule::{
-    Order, StageTimes, automatic, gis, gis_warning, gpipe, interleaved, one_forward_one_backward, v_half, v_min, zb_h1,
-    zb_h2, zb_v,
+    Offloading, Order, Program, StageTimes, automatic, bare, bare_offloaded, gis, gis_warning, gpipe, interleaved,
+    offloaded, one_forward_one_backward, v_half, v_min, zb_h1, zb_h2, zb_v,
 };
 
-/// The order of `what.system`, or of a file.
-pub fn order(what: &args::Schedule, times: &StageTimes) -> Result<Order, Failure> {
+/// What devices compute, and perhaps what they copy.
+pub enum Chosen {
+    /// An order alone.
+    Order(Order),
+    /// An order with activations offloaded.
+    Offloading(Offloading),
+}
+
+impl Chosen {
+    /// What devices compute.
+    pub const fn order(&self) -> &Order {
+        match self {
+            Self::Order(order) => order,
+            Self::Offloading(offloading) => &offloading.order,
+        }
+    }
+
+    /// The program of that.
+    pub fn program(&self, name: &str, times: &StageTimes) -> Result<Program, Faults> {
+        match self {
+            Self::Order(order) => bare(name, order, times),
+            Self::Offloading(offloading) => bare_offloaded(name, offloading, times),
+        }
+    }
+}
+
+/// The schedule of `what.system`, or of a file.
+pub fn chosen(what: &args::Schedule, times: &StageTimes) -> Result<Chosen, Failure> {
     if what.system == "custom" {
         let path = what.file.as_deref().ok_or_else(|| {
             Failure::argument("a custom schedule needs a file", "write one line per device, such as 0F0,0B0")
         })?;
-        return Ok(Order::parse(path, &input::text(path)?)?);
+        return Ok(Chosen::Order(Order::parse(path, &input::text(path)?)?));
     }
     if what.file.is_some() {
         return Err(Failure::argument("only a custom schedule has a file", "leave the file out"));
     }
     let system = System::named(&what.system)?;
     system.check(what).or(()).map_err(Failure::Arguments)?;
-    system.order(what, times)
+    match system.name {
+        "po-h" => offloading(what, times, system.chunks(what).div_ceil(2), system.chunks(what)),
+        "po-f" => offloading(what, times, system.chunks(what), system.chunks(what)),
+        _ => system.order(what, times).map(Chosen::Order),
+    }
 }
 
 /// A system whose order is made here.
@@ -32,7 +62,7 @@ struct System {
     options: &'static [&'static str],
 }
 
-const SYSTEMS: [System; 13] = [
+const SYSTEMS: [System; 15] = [
     System::new("gpipe", 1, &[]),
     System::new("1f1b", 1, &[]),
     System::new("hybrid", 1, &["head-start"]),
@@ -46,6 +76,8 @@ const SYSTEMS: [System; 13] = [
     System::new("v-min", 2, &[]),
     System::new("gis", 2, &["chunks", "group"]),
     System::new("gis-h", 2, &["chunks", "group"]),
+    System::new("po-h", 2, &["chunks", "offload-chunks", "offload-ratio"]),
+    System::new("po-f", 2, &["chunks", "offload-chunks", "offload-ratio"]),
 ];
 
 impl System {
@@ -61,6 +93,10 @@ impl System {
         })
     }
 
+    fn chunks(&self, what: &args::Schedule) -> usize {
+        what.chunks.unwrap_or(self.chunks)
+    }
+
     /// Options that would be ignored, and amounts that are nothing.
     fn check(&self, what: &args::Schedule) -> Faults {
         let mut faults = Faults::new();
@@ -73,6 +109,8 @@ impl System {
             ("chunks", what.chunks.is_some_and(|chunks| chunks != self.chunks)),
             ("group", what.group.is_some()),
             ("memory-limit", what.memory_limit.is_some()),
+            ("offload-chunks", what.offload_chunks.is_some()),
+            ("offload-ratio", what.offload_ratio.is_some()),
             ("head-start", what.head_start != 0),
         ];
         for (option, _) in given.iter().filter(|(option, given)| *given && !self.options.contains(option)) {
@@ -87,7 +125,7 @@ impl System {
 
     fn order(&self, what: &args::Schedule, times: &StageTimes) -> Result<Order, Failure> {
         let (devices, microbatches) = (what.devices, what.microbatches);
-        let chunks = what.chunks.unwrap_or(self.chunks);
+        let chunks = self.chunks(what);
         let order = match self.name {
             "gpipe" => Ok(gpipe(devices, microbatches)),
             "1f1b" => Ok(one_forward_one_backward(devices, microbatches, &[])),
@@ -103,15 +141,29 @@ impl System {
             "gis" | "gis-h" => {
                 let default = if self.name == "gis" { devices } else { devices.div_ceil(2) };
                 let group = what.group.unwrap_or(default);
-                if let Some(warning) = gis_warning(microbatches, group) {
+                let order = gis(devices, chunks, microbatches, group);
+                if let (Ok(_), Some(warning)) = (&order, gis_warning(microbatches, group)) {
                     output::talk(&warning.to_string());
                 }
-                gis(devices, chunks, microbatches, group)
+                order
             }
             other => return Err(Failure::Bug(format!("the order of `{other}` is missing"))),
         };
         order.map_err(Failure::Arguments)
     }
+}
+
+/// Copies of `default` chunks, or as many as given, of `chunks`.
+fn offloading(what: &args::Schedule, times: &StageTimes, default: usize, chunks: usize) -> Result<Chosen, Failure> {
+    let ratio = what.offload_ratio.unwrap_or(1.0);
+    let work = times.forward + times.backward_input + times.backward_weight;
+    let copy = Seconds::new(ratio / 2.0 * work.to_seconds().get()).ok_or_else(|| {
+        let hint = "it is the time of a round trip over that of forward and backward of one chunk";
+        Failure::argument(format!("`--offload-ratio {ratio}` is no ratio"), hint)
+    })?;
+    let shape = [what.devices, chunks, what.microbatches];
+    let offloaded = offloaded(shape, times, what.offload_chunks.unwrap_or(default), SimTime::from_seconds(copy));
+    offloaded.map(Chosen::Offloading).map_err(Failure::Arguments)
 }
 
 /// The automatic schedule within the limit given, or within so many activations.
