@@ -1,6 +1,7 @@
 //! The way of a microbatch through the machine.
 
-use super::{Pass, Token};
+use super::{Order, Pass, Token};
+use std::collections::VecDeque;
 
 /// The forwards of all stages and then their backward-inputs, as the positions of a chain: a pass of a microbatch waits for
 /// its pass at the position before. With S stages, position s < S is the forward of stage s and position 2S − 1 − s its
@@ -97,6 +98,31 @@ impl Plan {
     /// The most activations that a device holds if its backward-weights run in the first slots that are free.
     pub fn peak(&self, chain: &Chain) -> usize {
         (0..chain.devices()).map(|device| peak(&self.row(chain, device))).max().unwrap_or(0)
+    }
+
+    /// The passes of every device in the order of their slots, with backward-weights in the first slots that are free.
+    pub fn order(&self, chain: &Chain) -> Order {
+        let device = |device: usize| {
+            let mut passes: Vec<(usize, Token)> = Vec::new();
+            for position in chain.positions(device) {
+                let tokens = (0..chain.microbatches).map(|microbatch| chain.token(*position, microbatch));
+                passes.extend(self.slots[*position].iter().copied().zip(tokens));
+            }
+            passes.sort_unstable();
+            let (mut tokens, mut pending, mut slot) = (Vec::new(), VecDeque::new(), 0);
+            for (at, token) in passes {
+                let free = at.saturating_sub(slot).min(pending.len());
+                tokens.extend(pending.drain(..free));
+                tokens.push(token);
+                slot = at + 1;
+                if token.pass == Pass::BackwardInput {
+                    pending.push_back(Token { pass: Pass::BackwardWeight, ..token });
+                }
+            }
+            tokens.extend(pending);
+            tokens
+        };
+        Order::new((0..chain.devices()).map(device).collect())
     }
 
     /// All passes in the order of slots, then of devices.

@@ -49,6 +49,18 @@ impl<'a> Timing<'a> {
         self.start(token) + self.times.of(token.pass)
     }
 
+    /// The largest time of a device from its first start to its last end, and the last end of all.
+    pub fn cost(&self, order: &Order) -> (SimTime, SimTime) {
+        let reach = |tokens: &Vec<Token>| {
+            let start = tokens.first().map_or(SimTime::ZERO, |token| self.start(*token));
+            let end = tokens.last().map_or(SimTime::ZERO, |token| self.end(*token));
+            (end - start, end)
+        };
+        let reaches = || order.devices().iter().map(reach);
+        let longest = reaches().map(|(reach, _)| reach).max().unwrap_or_default();
+        (longest, reaches().map(|(_, end)| end).max().unwrap_or_default())
+    }
+
     /// What hands its result to `token`; nothing hands anything to the first forward.
     fn source(&self, token: Token) -> Option<Token> {
         let stage = token.stage.index();

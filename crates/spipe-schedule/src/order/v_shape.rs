@@ -3,8 +3,9 @@
 use super::{
     Order, at_least_one,
     chain::{Chain, Plan},
-    list::{Choice, Overtaking, list},
+    list::{Choice, Listed, Overtaking, list},
     tighten::{Ends, tighten},
+    timing::Timing,
 };
 use crate::StageTimes;
 use spipe_base::{Bytes, Diagnostic, Faults};
@@ -86,19 +87,23 @@ const CHOICES: [(Option<[usize; 4]>, Overtaking); 7] = [
     (Some([2, 0, 3, 1]), Overtaking::Always),
 ];
 
-/// The best of some list schedules along `plan`, as it is and with its ends tightened.
+/// The best of `plan` and some list schedules along it, as it is and with its ends tightened.
 fn best(chain: &Chain, plan: &Plan, times: &StageTimes, limit: Bytes) -> Order {
     let most = (limit.get() / StageTimes::UNIT.get()) as usize;
     let tail = tighten(chain, plan, most, Ends { head: false, tail: true });
     let both = tighten(chain, plan, most, Ends { head: true, tail: true });
-    let mut best = list(chain, plan, times, limit, Choice { ranks: None, overtaking: Overtaking::Never, wait: true });
+    let as_planned = |plan: &Plan| {
+        let order = plan.order(chain);
+        Listed { cost: Timing::of(&order, times).cost(&order), order }
+    };
+    let mut best = as_planned(plan);
     for plan in [plan, &tail, &both] {
-        for (ranks, overtaking) in CHOICES {
-            for wait in [true, false] {
-                let listed = list(chain, plan, times, limit, Choice { ranks, overtaking, wait });
-                if listed.cost < best.cost {
-                    best = listed;
-                }
+        let lists = CHOICES.into_iter().flat_map(|(ranks, overtaking)| {
+            [true, false].map(|wait| list(chain, plan, times, limit, Choice { ranks, overtaking, wait }))
+        });
+        for listed in std::iter::once(as_planned(plan)).chain(lists) {
+            if listed.cost < best.cost {
+                best = listed;
             }
         }
     }
