@@ -99,7 +99,7 @@ fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Of
             bare.add(device, token);
         }
     }
-    bare.join(order);
+    bare.join(stages);
     if let Some(offloading) = offloading {
         let host = bare.builder.memory("dram", None);
         bare.copy(offloading, host);
@@ -218,13 +218,13 @@ impl Bare<'_> {
     }
 
     /// Activations go from stage to stage, gradients back, with latency between devices.
-    fn join(&mut self, order: &Order) {
+    fn join(&mut self, stages: usize) {
         let edges: Vec<Edge> = self
             .added
             .iter()
             .filter_map(|(token, id)| {
                 let Step::Pass(token) = token else { return None };
-                let (from, cause) = self.source(token, order.stages())?;
+                let (from, cause) = self.source(token, stages)?;
                 let same = self.device_of[&from.stage] == self.device_of[&token.stage];
                 let lag = if same { SimTime::ZERO } else { self.times.latency };
                 Some(Edge {

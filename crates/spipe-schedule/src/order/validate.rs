@@ -40,8 +40,9 @@ impl Order {
         for token in self.devices().iter().flatten() {
             passes.entry((token.stage, token.microbatch)).or_default().push(token.pass);
         }
+        let microbatches = self.microbatches();
         for stage in (0..self.stages()).map(StageId::from) {
-            for microbatch in (0..self.microbatches()).map(MicrobatchId::from) {
+            for microbatch in (0..microbatches).map(MicrobatchId::from) {
                 let found = passes.get(&(stage, microbatch)).map_or(&[][..], Vec::as_slice);
                 let good = matches!(
                     found,
