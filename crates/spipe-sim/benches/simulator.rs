@@ -3,12 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a bench fails by panicking")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use spipe_base::{LayerRange, StageId};
+use spipe_base::LayerRange;
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Context, Placement, Stage, System};
-use spipe_schedule::{Program, StageTimes, bare, lower, one_forward_one_backward};
+use spipe_schedule::{Program, StageTimes, bare, interleaved, lower, one_forward_one_backward};
 use spipe_sim::{Iterations, Options, simulate};
 use std::hint::black_box;
 
@@ -16,43 +16,104 @@ fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
     list.iter().find(|(shipped, _)| *shipped == name).unwrap().1
 }
 
-/// Llama-2-7B in 1F1B on eight A100, with boundary copies over NVLink, buffers in every memory.
-fn real(microbatches: u64) -> Program {
-    let model = Model::from_toml("llama2-7b", shipped(spipe_model::shipped(), "llama2-7b")).unwrap();
-    let machine = "a100-80g-x8-nvlink";
-    let hardware = Hardware::from_toml(machine, shipped(spipe_hardware::shipped(), machine)).unwrap();
-    let workload = Workload {
-        mode: Mode::Train,
-        seq_len: 2048,
-        microbatch: 1,
-        microbatches,
-        precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-    };
-    let cost = CostTable::new(&model, &hardware, &workload).unwrap();
-    let context = Context { model: &model, hardware: &hardware, cost: &cost };
-    let layers = model.layers().len();
-    let cut = |stage: usize| stage * layers / 8;
-    let stages = (0..8).map(|stage| {
-        let layers = LayerRange::new(cut(stage).into(), (cut(stage + 1) - 1).into()).unwrap();
-        Stage::new(hardware.device(&format!("gpu{stage}")).unwrap(), layers)
-    });
-    let placement = Placement::new(System::OneForwardOneBackward, stages);
-    assert_eq!(placement.stages.ids().last(), Some(StageId::new(7)));
-    lower(&context, &placement).unwrap()
+/// What a placement is lowered with, kept alive beside it.
+struct Bench {
+    model: Model,
+    hardware: Hardware,
+    cost: CostTable,
 }
 
-fn simulator(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("simulator");
+impl Bench {
+    fn new(model: &str, machine: &str, microbatches: u64) -> Self {
+        let model = Model::from_toml(model, shipped(spipe_model::shipped(), model)).unwrap();
+        let hardware = Hardware::from_toml(machine, shipped(spipe_hardware::shipped(), machine)).unwrap();
+        let workload = Workload {
+            mode: Mode::Train,
+            seq_len: 2048,
+            microbatch: 1,
+            microbatches,
+            precision: Precision::Fp16,
+            optimizer: Optimizer::Adamw,
+            attention: Attention::Fused,
+        };
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        Self { model, hardware, cost }
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context { model: &self.model, hardware: &self.hardware, cost: &self.cost }
+    }
+
+    /// Stages of about equally many layers, dealt out in turn.
+    fn dealt(&self, system: System, devices: usize, chunks: usize) -> Placement {
+        let (layers, stages) = (self.model.layers().len(), devices * chunks);
+        let cut = |stage: usize| stage * layers / stages;
+        let stage = |stage: usize| {
+            let layers = LayerRange::new(cut(stage).into(), (cut(stage + 1) - 1).into()).unwrap();
+            Stage::new(self.hardware.device(&format!("gpu{}", stage % devices)).unwrap(), layers)
+        };
+        Placement::new(system, (0..stages).map(stage))
+    }
+}
+
+/// Sixteen devices with two stages each and 256 microbatches: ordered, lowered, checked and simulated.
+fn whole_way(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("whole-way-16-devices-256-microbatches-2-chunks");
     let options = Options { iterations: Iterations::One, ..Options::default() };
-    let times = StageTimes {
+    let times = unit_times();
+    let bench = Bench::new("gpt3-175b", "v100-32g-x16", 256);
+    let placement = bench.dealt(System::Interleaved, 16, 2);
+    let actions = lower(&bench.context(), &placement).unwrap().actions().len();
+    group.throughput(Throughput::Elements(actions as u64));
+    group.bench_function("on-a-machine", |bencher| {
+        bencher.iter(|| black_box(simulate(&lower(&bench.context(), &placement).unwrap(), &options).actions));
+    });
+    group.throughput(Throughput::Elements(4 * 16 * 256));
+    group.bench_function("order-alone", |bencher| {
+        bencher.iter(|| {
+            let order = interleaved(16, 2, 256).unwrap();
+            black_box(simulate(&bare("interleaved-1f1b", &order, &times).unwrap(), &options).actions)
+        });
+    });
+    group.finish();
+}
+
+/// How the cost grows with the number of actions.
+fn growth(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("growth");
+    group.sample_size(10);
+    let options = Options { iterations: Iterations::One, ..Options::default() };
+    for millions in [1, 10] {
+        let microbatches = millions * 1_000_000 / 16;
+        let order = bare("1f1b", &one_forward_one_backward(8, microbatches, &[]), &unit_times()).unwrap();
+        group.throughput(Throughput::Elements(order.actions().len() as u64));
+        group.bench_function(format!("{millions}-million-actions"), |bencher| {
+            bencher.iter(|| black_box(simulate(&order, &options).actions));
+        });
+    }
+    group.finish();
+}
+
+fn unit_times() -> StageTimes {
+    StageTimes {
         forward: spipe_base::SimTime::ns(1000),
         backward_input: spipe_base::SimTime::ns(1000),
         backward_weight: spipe_base::SimTime::ns(1000),
         latency: spipe_base::SimTime::ns(10),
         weight_gradient_memory: 1000,
-    };
+    }
+}
+
+/// Llama-2-7B in 1F1B on eight A100, with boundary copies over NVLink, buffers in every memory.
+fn real(microbatches: u64) -> Program {
+    let bench = Bench::new("llama2-7b", "a100-80g-x8-nvlink", microbatches);
+    lower(&bench.context(), &bench.dealt(System::OneForwardOneBackward, 8, 1)).unwrap()
+}
+
+fn simulator(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("simulator");
+    let options = Options { iterations: Iterations::One, ..Options::default() };
+    let times = unit_times();
     let order = bare("1f1b", &one_forward_one_backward(8, 1000, &[]), &times).unwrap();
     for (name, program) in [("llama2-7b-8-gpus-transfers-memory", real(1000)), ("order-alone", order)] {
         group.throughput(Throughput::Elements(program.actions().len() as u64));
@@ -64,5 +125,5 @@ fn simulator(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, simulator);
+criterion_group!(benches, simulator, whole_way, growth);
 criterion_main!(benches);

@@ -38,16 +38,51 @@ pub(crate) struct Round {
 }
 
 /// Something that happens at a point in time. The order of variants is the order at one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// The work of an action is done.
     Worked(u32, ActionId),
     /// A flow has moved its last byte, unless the event is stale.
-    Moved(usize, u32),
+    Moved(u32, u32),
     /// The latency of the numbered flow of an action is over.
     Arrived(u32, ActionId, u32),
     /// A precedence with a lag is met.
     Met(u32, ActionId),
+}
+
+/// An event in the queue: packed into integers, so that the queue compares numbers. The order is that of time, then of
+/// variants, then of their fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Due {
+    at: SimTime,
+    /// Two bits of variant, thirty of the first field, thirty-two of the second.
+    what: u64,
+    third: u32,
+}
+
+/// Iterations are numbered with thirty bits.
+const MOST_ITERATIONS: u32 = (1 << 30) - 1;
+
+impl Due {
+    const fn new(at: SimTime, event: Event) -> Self {
+        let (variant, first, second, third) = match event {
+            Event::Worked(iteration, action) => (0, iteration, action.index() as u32, 0),
+            Event::Moved(slot, version) => (1, slot, version, 0),
+            Event::Arrived(iteration, action, flow) => (2, iteration, action.index() as u32, flow),
+            Event::Met(number, action) => (3, number, action.index() as u32, 0),
+        };
+        Self { at, what: variant << 62 | (first as u64) << 32 | second as u64, third }
+    }
+
+    const fn event(self) -> Event {
+        let (first, second) = ((self.what >> 32) as u32 & MOST_ITERATIONS, self.what as u32);
+        match self.what >> 62 {
+            0 => Event::Worked(first, ActionId::new(second)),
+            1 => Event::Moved(first, second),
+            2 => Event::Arrived(first, ActionId::new(second), self.third),
+            _ => Event::Met(first, ActionId::new(second)),
+        }
+    }
 }
 
 /// How a run ended.
@@ -75,7 +110,7 @@ pub(crate) struct Engine<'a> {
     candidates: LaneSet,
     /// Lanes whose next action lacks memory.
     parked: LaneSet,
-    events: BinaryHeap<Reverse<(SimTime, Event)>>,
+    events: BinaryHeap<Reverse<Due>>,
     /// Lags under way: what `Met` events stand for.
     now: SimTime,
     pub simulated: u64,
@@ -127,12 +162,12 @@ impl<'a> Engine<'a> {
             if let Some(end) = self.finished() {
                 return end;
             }
-            let Some(Reverse((at, event))) = self.events.pop() else { return self.stuck() };
-            self.now = at;
-            self.happen(event);
-            while self.events.peek().is_some_and(|Reverse((next, _))| *next == at) {
-                if let Some(Reverse((_, event))) = self.events.pop() {
-                    self.happen(event);
+            let Some(Reverse(due)) = self.events.pop() else { return self.stuck() };
+            self.now = due.at;
+            self.happen(due.event());
+            while self.events.peek().is_some_and(|Reverse(next)| next.at == due.at) {
+                if let Some(Reverse(due)) = self.events.pop() {
+                    self.happen(due.event());
                 }
             }
         }
@@ -141,7 +176,7 @@ impl<'a> Engine<'a> {
     fn limit(&self) -> u32 {
         match self.options.iterations {
             Iterations::One => 1,
-            Iterations::UntilSteady(most) => most.max(2),
+            Iterations::UntilSteady(most) => most.clamp(2, MOST_ITERATIONS),
         }
     }
 
@@ -204,8 +239,8 @@ impl<'a> Engine<'a> {
         match event {
             Event::Worked(iteration, action) => self.part_done(iteration, action),
             Event::Moved(slot, version) => {
-                if let Some(owner) = self.network.finished(slot, version) {
-                    self.network.remove(slot, self.now, &mut self.finishes);
+                if let Some(owner) = self.network.finished(slot as usize, version) {
+                    self.network.remove(slot as usize, self.now, &mut self.finishes);
                     self.expect_finishes();
                     self.part_done((owner >> 32) as u32, ActionId::new(owner as u32));
                 }
@@ -228,7 +263,7 @@ impl<'a> Engine<'a> {
 
     fn expect_finishes(&mut self) {
         for finish in self.finishes.drain(..) {
-            self.events.push(Reverse((finish.at, Event::Moved(finish.slot, finish.version))));
+            self.events.push(Reverse(Due::new(finish.at, Event::Moved(finish.slot as u32, finish.version))));
         }
     }
 
@@ -277,7 +312,7 @@ impl<'a> Engine<'a> {
             } else {
                 let number = self.lagging.len() as u32;
                 self.lagging.push((target, *precedence));
-                self.events.push(Reverse((self.now + precedence.lag, Event::Met(number, precedence.to))));
+                self.events.push(Reverse(Due::new(self.now + precedence.lag, Event::Met(number, precedence.to))));
             }
         }
     }
@@ -359,14 +394,14 @@ impl<'a> Engine<'a> {
         let works = this.work > SimTime::ZERO || this.flows.is_empty();
         state.parts = u32::from(works) + this.flows.len() as u32;
         if works {
-            self.events.push(Reverse((now + this.work, Event::Worked(iteration, action))));
+            self.events.push(Reverse(Due::new(now + this.work, Event::Worked(iteration, action))));
         }
         for (index, flow) in this.flows.iter().enumerate() {
             if flow.latency == SimTime::ZERO {
                 self.flow(iteration, action, index);
             } else {
                 let at = SimTime::ns(now.as_ns().saturating_add(flow.latency.as_ns()));
-                self.events.push(Reverse((at, Event::Arrived(iteration, action, index as u32))));
+                self.events.push(Reverse(Due::new(at, Event::Arrived(iteration, action, index as u32))));
             }
         }
         self.release(iteration, action, Anchor::StartToStart);

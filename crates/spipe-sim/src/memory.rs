@@ -26,13 +26,19 @@ pub(crate) struct Uses {
 
 impl Uses {
     pub fn of(program: &Program) -> Self {
+        let (actions, buffers) = (program.actions().len(), program.buffers().len());
+        let from_zero = || {
+            let mut from = Vec::with_capacity(actions + 1);
+            from.push(0);
+            from
+        };
         let mut this = Self {
-            opens: Vec::new(),
-            uses: Vec::new(),
-            needs: Vec::new(),
-            opens_from: vec![0],
-            needs_from: vec![0],
-            uses_from: vec![0],
+            opens: Vec::with_capacity(buffers),
+            uses: Vec::with_capacity(2 * buffers),
+            needs: Vec::with_capacity(buffers),
+            opens_from: from_zero(),
+            needs_from: from_zero(),
+            uses_from: from_zero(),
             users: vec![0; program.buffers().len()],
         };
         for action in program.actions() {

@@ -5,7 +5,7 @@ use crate::{
     engine::{End, Engine, Round},
     memory::Change,
 };
-use spipe_base::{Bytes, IdVec, LaneId, MemoryId, SimTime};
+use spipe_base::{ActionId, Bytes, IdVec, LaneId, MemoryId, SimTime};
 use spipe_schedule::Program;
 use spipe_trace::{
     Arrow, FORMAT_VERSION, Holder, Lane, MemoryTrack, Origin, Sample, Shortage, Span, Status, Trace, idle_intervals,
@@ -95,7 +95,7 @@ fn trace_lane(program: &Program, lane: &spipe_schedule::Lane) -> Lane {
 
 /// The spans of one iteration by lane and start, and the arrows between them. Of an unfinished iteration, only what ended.
 fn spans(program: &Program, round: &Round, origin: SimTime, whole: bool) -> (Vec<Span>, Vec<Arrow>) {
-    let mut spans = Vec::new();
+    let mut spans = Vec::with_capacity(program.actions().len());
     let mut index_of = vec![None; program.actions().len()];
     for (lane, this) in program.lanes().enumerate() {
         let mut free = SimTime::ZERO;
@@ -114,16 +114,34 @@ fn spans(program: &Program, round: &Round, origin: SimTime, whole: bool) -> (Vec
             }
         }
     }
-    let arrow = |(action, to): (usize, &Option<u32>)| {
-        let from = index_of[round.states[action].met_by?.index()]?;
-        Some(Arrow { from, to: (*to)? })
-    };
-    let mut arrows: Vec<Arrow> = index_of.iter().enumerate().filter_map(arrow).collect();
-    arrows.sort_unstable_by_key(|arrow| (arrow.from, arrow.to));
+    let arrows = arrows(program, round, &index_of, spans.len());
     (spans, arrows)
 }
 
-fn span(program: &Program, lane: LaneId, action: spipe_base::ActionId, (start, end): (SimTime, SimTime)) -> Span {
+/// From the span that a span waited for last to that span, sorted by both ends.
+fn arrows(program: &Program, round: &Round, index_of: &[Option<u32>], spans: usize) -> Vec<Arrow> {
+    let last_of = |to: ActionId| {
+        let from = index_of[round.states[to.index()].met_by?.index()]?;
+        Some((from, index_of[to.index()]?))
+    };
+    // Counting by the first end, and then placing in the order of lanes, which is that of the second end, sorts by both.
+    let mut place = vec![0u32; spans + 1];
+    let queued = || program.lanes().iter().flat_map(|lane| lane.queue.iter().copied());
+    for (from, _) in queued().filter_map(last_of) {
+        place[from as usize + 1] += 1;
+    }
+    for index in 0..spans {
+        place[index + 1] += place[index];
+    }
+    let mut arrows = vec![Arrow { from: 0, to: 0 }; place[spans] as usize];
+    for (from, to) in queued().filter_map(last_of) {
+        arrows[place[from as usize] as usize] = Arrow { from, to };
+        place[from as usize] += 1;
+    }
+    arrows
+}
+
+fn span(program: &Program, lane: LaneId, action: ActionId, (start, end): (SimTime, SimTime)) -> Span {
     let this = &program.actions()[action];
     let moved: Bytes = this.flows.iter().map(|flow| flow.bytes).sum();
     Span {
