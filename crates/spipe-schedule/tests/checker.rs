@@ -110,7 +110,7 @@ fn versions_are_written_once_and_in_turn() {
     }
     assert_eq!(
         faults(builder),
-        ["version 2 of b0 is written twice", "a4 writes version 0 of b0, which exists from the start"]
+        ["a4 writes version 0 of b0, which exists from the start", "version 2 of b0 is written twice"]
     );
 }
 

@@ -1,7 +1,10 @@
 //! In which order the devices of a placement take their turns, and how many microbatches that leaves in flight.
 
 use super::pipeline::{Times, times};
-use crate::{Order, Pass, StageTimes, Token, automatic, gis, interleaved, system_order, uniform, zb_h1, zb_h2};
+use crate::{
+    Order, Pass, StageTimes, Token, automatic, gis, interleaved, system_order, uniform, v_half, v_min, zb_h1, zb_h2,
+    zb_v,
+};
 use spipe_base::{Bytes, Faults, IdVec, Seconds, SimTime, StageId};
 use spipe_plan::{Boundary, Context, Held, InFlight, Placement, System, stage_footprint};
 
@@ -17,6 +20,15 @@ pub fn order_of(context: &Context<'_>, placement: &Placement) -> Result<Order, F
         System::Gis => gis(devices, chunks, microbatches, group(devices)),
         System::GisH => gis(devices, chunks, microbatches, group(devices.div_ceil(2))),
         System::PoH | System::PoF => uniform(devices, chunks, microbatches),
+        System::ZbV | System::VHalf | System::VMin => {
+            let each: Vec<Vec<StageId>> = placement.stages.ids().map(|id| vec![id]).collect();
+            let times = slowest(&turn_times(context, placement, &each));
+            match placement.system {
+                System::ZbV => zb_v(devices, microbatches, &times, None),
+                System::VHalf => v_half(devices, microbatches, &times),
+                _ => v_min(devices, microbatches, &times),
+            }
+        }
         _ => one_turn_per_device(context, placement, microbatches),
     }
 }
@@ -70,16 +82,20 @@ fn turn_times(context: &Context<'_>, placement: &Placement, turns: &[Vec<StageId
         // What a stage saves is kept for both parts of the backward.
         weight_gradient_memory: StageTimes::UNIT.get(),
     };
-    let all: Vec<StageTimes> = (0..turns.len()).map(of_turn).collect();
+    let slowest = slowest(&(0..turns.len()).map(of_turn).collect::<Vec<_>>());
+    vec![slowest; turns.len()]
+}
+
+/// The largest of each time.
+fn slowest(all: &[StageTimes]) -> StageTimes {
     let most = |part: fn(&StageTimes) -> SimTime| all.iter().map(part).max().unwrap_or_default();
-    let slowest = StageTimes {
+    StageTimes {
         forward: most(|times| times.forward),
         backward_input: most(|times| times.backward_input),
         backward_weight: most(|times| times.backward_weight),
         latency: most(|times| times.latency),
         weight_gradient_memory: StageTimes::UNIT.get(),
-    };
-    vec![slowest; turns.len()]
+    }
 }
 
 /// Maximal runs of adjacent stages on one device.

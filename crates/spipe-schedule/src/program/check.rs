@@ -1,6 +1,6 @@
 //! The proof that a program is well-formed. Every fault is reported, with its lane, position and action.
 
-use super::{Action, Buffer, Edge, Lifetime, Program};
+use super::{Access, Action, Buffer, Edge, Lifetime, Program};
 use spipe_base::{ActionId, ActionKind, BufferId, Diagnostic, Faults, IdVec, LayerId, MicrobatchId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub(super) fn references(
             edge.from, edge.to
         )));
     }
-    let mut written = BTreeSet::new();
+    let mut written: Vec<Access> = Vec::with_capacity(actions.len());
     for (id, action) in actions.enumerate() {
         for access in action.reads.iter().chain(&action.writes).filter(|access| buffers.get(access.buffer).is_none()) {
             faults.push(Diagnostic::error(format!("{id} uses {}, which does not exist", access.buffer)));
@@ -29,14 +29,17 @@ pub(super) fn references(
                     "{id} writes version 0 of {}, which exists from the start",
                     write.buffer
                 )));
-            } else if !written.insert(*write) {
-                faults
-                    .push(Diagnostic::error(format!("version {} of {} is written twice", write.version, write.buffer)));
+            } else {
+                written.push(*write);
             }
         }
         if action.guard.is_some_and(|guard| missing(guard.check)) {
             faults.push(Diagnostic::error(format!("{id} is guarded by a check that does not exist")));
         }
+    }
+    written.sort_unstable();
+    for twice in written.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]) {
+        faults.push(Diagnostic::error(format!("version {} of {} is written twice", twice.version, twice.buffer)));
     }
     faults
 }
@@ -59,9 +62,13 @@ fn at(program: &Program, id: ActionId) -> String {
 }
 
 fn reads_are_written(program: &Program, faults: &mut Faults) {
-    let mut written: BTreeMap<BufferId, BTreeSet<u32>> = BTreeMap::new();
+    // Every version is written once, so that the largest and the count tell whether one is skipped.
+    let mut written: IdVec<BufferId, Vec<u32>> = program.buffers().iter().map(|_| Vec::new()).collect();
     for write in program.actions().iter().flat_map(|action| &action.writes) {
-        written.entry(write.buffer).or_default().insert(write.version);
+        written[write.buffer].push(write.version);
+    }
+    for versions in written.iter_mut() {
+        versions.sort_unstable();
     }
     for (id, action) in program.actions().enumerate() {
         for read in &action.reads {
@@ -69,7 +76,7 @@ fn reads_are_written(program: &Program, faults: &mut Faults) {
             let exists = if read.version == 0 {
                 matches!(buffer.lifetime, Lifetime::Resident | Lifetime::Arrives)
             } else {
-                written.get(&read.buffer).is_some_and(|versions| versions.contains(&read.version))
+                written[read.buffer].binary_search(&read.version).is_ok()
             };
             if !exists {
                 faults.push(Diagnostic::error(format!(
@@ -82,8 +89,9 @@ fn reads_are_written(program: &Program, faults: &mut Faults) {
             }
         }
     }
-    for (buffer, versions) in written {
-        if let Some(gap) = (1..=versions.len() as u32).find(|version| !versions.contains(version)) {
+    for (buffer, versions) in written.enumerate() {
+        let gap = versions.iter().zip(1..).find(|(version, expected)| *version != expected);
+        if let Some((_, gap)) = gap {
             let content = program.buffers()[buffer].content;
             faults.push(Diagnostic::error(format!("version {gap} of {content} is skipped: later ones are written")));
         }
@@ -117,7 +125,9 @@ fn holdings_repeat(program: &Program, faults: &mut Faults) {
 /// Each layer × microbatch has one forward and, in training, one backward: fused, or one part each for input and weights.
 fn arithmetic_is_complete(program: &Program, faults: &mut Faults) {
     let shape = program.shape();
-    let mut counts: BTreeMap<(LayerId, MicrobatchId), Counts> = BTreeMap::new();
+    let microbatches = shape.microbatches as usize;
+    let mut counts = vec![Counts::default(); shape.layers * microbatches];
+    let mut strangers: BTreeSet<(LayerId, MicrobatchId)> = BTreeSet::new();
     for (id, action) in program.actions().enumerate().filter(|(_, action)| action.kind.is_compute()) {
         let (Some(stage), Some(microbatch)) = (action.subject.stage, action.subject.microbatch) else {
             faults.push(Diagnostic::error(format!("{}: has no stage or no microbatch", at(program, id))));
@@ -129,18 +139,20 @@ fn arithmetic_is_complete(program: &Program, faults: &mut Faults) {
         };
         let layers = action.subject.layers.unwrap_or(stage.layers);
         for layer in layers.iter() {
-            counts.entry((layer, microbatch)).or_default().add(action.kind);
-        }
-    }
-    for layer in (0..shape.layers).map(LayerId::from) {
-        for microbatch in (0..shape.microbatches as usize).map(MicrobatchId::from) {
-            let count = counts.remove(&(layer, microbatch)).unwrap_or_default();
-            if let Some(fault) = count.fault(shape.training) {
-                faults.push(Diagnostic::error(format!("layer {layer}, microbatch {microbatch}: {fault}")));
+            if layer.index() < shape.layers && microbatch.index() < microbatches {
+                counts[layer.index() * microbatches + microbatch.index()].add(action.kind);
+            } else {
+                strangers.insert((layer, microbatch));
             }
         }
     }
-    for (layer, microbatch) in counts.keys() {
+    for (index, count) in counts.iter().enumerate() {
+        if let Some(fault) = count.fault(shape.training) {
+            let (layer, microbatch) = (LayerId::from(index / microbatches), MicrobatchId::from(index % microbatches));
+            faults.push(Diagnostic::error(format!("layer {layer}, microbatch {microbatch}: {fault}")));
+        }
+    }
+    for (layer, microbatch) in strangers {
         faults.push(Diagnostic::error(format!(
             "layer {layer}, microbatch {microbatch}: does not belong to the iteration"
         )));
@@ -166,7 +178,7 @@ impl Counts {
         }
     }
 
-    fn fault(self, training: bool) -> Option<String> {
+    fn fault(&self, training: bool) -> Option<String> {
         let backwards = (self.backward, self.input, self.weight);
         let wanted = if training { matches!(backwards, (1, 0, 0) | (0, 1, 1)) } else { backwards == (0, 0, 0) };
         if self.forward != 1 {
