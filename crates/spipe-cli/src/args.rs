@@ -318,7 +318,7 @@ pub struct Schedule {
     /// Microbatches that pass a chunk together (gis, gis-h)
     #[arg(long)]
     pub group: Option<usize>,
-    /// The most activations that a device may hold (zb-1p, zb-2p, zb-v)
+    /// The most activations that a device may hold (zb-1p, zb-2p, zb-v, zb-v-2p)
     #[arg(long)]
     pub memory_limit: Option<f64>,
     /// Chunks of each device whose activations are offloaded: by default half of them (po-h) or all (po-f)

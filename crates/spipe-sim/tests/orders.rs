@@ -5,7 +5,7 @@
 mod support;
 
 use spipe_base::Bytes;
-use spipe_schedule::{StageTimes, automatic, gis, interleaved, zb_h1, zb_h2};
+use spipe_schedule::{StageTimes, automatic, gis, interleaved, zb_h1, zb_h2, zb_v};
 use support::{ZERO_BUBBLE_PROFILES, makespan, ms, peaks, rate, run, times};
 
 const COLUMNS: [(&str, [f64; 6]); 4] = [
@@ -141,5 +141,56 @@ fn grouped_schedules_meet_their_closed_forms() {
                 }
             }
         }
+    }
+}
+
+/// The bubble for unequal times, (d − 1)(TF + TB) + (v − 1)(d − g)(TF + TB − TW): Table 1 of the same source.
+#[test]
+fn grouped_schedules_meet_their_closed_form_for_unequal_times() {
+    for (forward, input, weight) in [(1.0, 1.2, 0.8), (1.0, 1.3, 1.0), (1.0, 1.0, 0.6)] {
+        for (d, v) in [(4, 2), (4, 3), (8, 2), (8, 4)] {
+            for g in [d / 2, d] {
+                let m = 4 * d;
+                let trace = run(&gis(d, v, m, g).unwrap(), &times(forward, input, weight, 0.0));
+                let bubble = (d - 1) as f64 * (forward + input);
+                let bubble = bubble + ((v - 1) * (d - g)) as f64 * (forward + input - weight);
+                let span = (v * m) as f64 * (forward + input + weight) + bubble;
+                assert_eq!(trace.iteration, ms(span), "{d} {v} {g} {forward} {input} {weight}");
+            }
+        }
+    }
+}
+
+/// Where g does not divide m, the memory stays at most what it is where g does.
+#[test]
+fn grouped_schedules_keep_their_peak_for_any_number_of_microbatches() {
+    for d in 2..=6usize {
+        for v in 1..=3usize {
+            for g in d.div_ceil(2)..=d {
+                for m in 1..=3 * d {
+                    let trace = run(&gis(d, v, m, g).unwrap(), &times(1.0, 1.0, 1.0, 0.0));
+                    let most = (g * (v - 1) + d) as f64;
+                    assert!(peaks(&trace).iter().all(|peak| *peak <= most), "{d} {v} {m} {g}: {:?}", peaks(&trace));
+                }
+            }
+        }
+    }
+}
+
+/// With the memory of ZB-2p, a V of the same stages cut in half has a smaller bubble than Table 5 of Zero Bubble gives ZB-2p.
+#[test]
+fn zb_v_with_twice_the_memory_beats_zb_2p() {
+    let zb_2p = [0.0433, 0.0039, 0.0026, 0.0066, 0.0054, 0.0028];
+    for (profile, published) in ZERO_BUBBLE_PROFILES.iter().zip(zb_2p) {
+        let (p, m) = (profile.devices, profile.microbatches);
+        let half = times(profile.forward / 2.0, profile.input / 2.0, profile.weight / 2.0, profile.latency);
+        let share = (profile.weight_share() * StageTimes::UNIT.as_f64()).round() as u64;
+        let half = StageTimes { weight_gradient_memory: share, ..half };
+        let order = zb_v(p, m, &half, Some(StageTimes::UNIT * (4 * p) as u64)).unwrap();
+        let trace = run(&order, &half);
+        let cost = makespan(&trace).to_ms();
+        let rate = 1.0 - m as f64 * (profile.forward + profile.input + profile.weight) / cost;
+        assert!(rate < published, "{profile:?}: {rate:.5}, ZB-2p {published}");
+        assert!(peaks(&trace).iter().all(|chunks| *chunks <= (4 * p) as f64), "{profile:?}: {:?}", peaks(&trace));
     }
 }

@@ -62,7 +62,7 @@ struct System {
     options: &'static [&'static str],
 }
 
-const SYSTEMS: [System; 15] = [
+const SYSTEMS: [System; 16] = [
     System::new("gpipe", 1, &[]),
     System::new("1f1b", 1, &[]),
     System::new("hybrid", 1, &["head-start"]),
@@ -72,6 +72,7 @@ const SYSTEMS: [System; 15] = [
     System::new("zb-1p", 1, &["memory-limit"]),
     System::new("zb-2p", 1, &["memory-limit"]),
     System::new("zb-v", 2, &["memory-limit"]),
+    System::new("zb-v-2p", 2, &["memory-limit"]),
     System::new("v-half", 2, &[]),
     System::new("v-min", 2, &[]),
     System::new("gis", 2, &["chunks", "group"]),
@@ -136,6 +137,11 @@ impl System {
             "zb-1p" => return limited(what, times, devices),
             "zb-2p" => return limited(what, times, 2 * devices),
             "zb-v" => return zb_v(devices, microbatches, times, memory_limit(what)?).map_err(infeasible),
+            // Twice the memory of ZB-V: what ZB-2p has.
+            "zb-v-2p" => {
+                let limit = memory_limit(what)?.unwrap_or(StageTimes::UNIT * (4 * devices) as u64);
+                return zb_v(devices, microbatches, times, Some(limit)).map_err(infeasible);
+            }
             "v-half" => v_half(devices, microbatches, times),
             "v-min" => v_min(devices, microbatches, times),
             "gis" | "gis-h" => {
