@@ -20,7 +20,10 @@ mod lower;
 mod order;
 mod program;
 
-pub use lower::{StageTimes, bare, bare_offloaded, in_flight, lower, order_of};
+pub use lower::{
+    RoundTimes, StageTimes, UnitTimes, bare, bare_offloaded, bare_rounds, bare_superpipeline, in_flight, lower,
+    order_of,
+};
 pub use order::{
     Barrier, Offloading, Order, Pass, Step, Token, automatic, gis, gis_warning, gpipe, interleaved, offloaded,
     one_forward_one_backward, system_order, uniform, v_half, v_min, zb_h1, zb_h2, zb_v,

@@ -3,14 +3,16 @@
 mod bare;
 mod flows;
 mod pipeline;
+mod rounds;
 mod sharded;
 mod turns;
 
 pub use bare::{StageTimes, bare, bare_offloaded};
+pub use rounds::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline};
 pub use turns::{in_flight, order_of};
 
 use crate::{Channel, Program, ProgramBuilder, Shape};
-use spipe_base::{Diagnostic, Faults, IdVec, LinkId};
+use spipe_base::{Faults, IdVec, LinkId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Placement};
 
@@ -29,7 +31,7 @@ pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Fa
             sharded::Lowering::new(context, placement, &mut builder).run()?;
             builder.build()
         }
-        Family::Rounds => Err(Diagnostic::error(format!("system `{}` has no lowering", placement.system)).into()),
+        Family::Rounds => rounds::lower_rounds(context, placement),
     }
 }
 

@@ -95,6 +95,11 @@ impl ProgramBuilder {
         self.program.devices[device].memory
     }
 
+    /// The name of a device.
+    pub fn name_of(&self, device: DeviceId) -> &str {
+        &self.program.devices[device].name
+    }
+
     /// An action already added.
     pub fn get(&self, action: ActionId) -> &Action {
         &self.program.actions[action]

@@ -72,6 +72,10 @@ pub enum Content {
     Recomputed(LayerRange, MicrobatchId),
     /// The same, back from the host just before the backward.
     Reloaded(LayerRange, MicrobatchId),
+    /// The output of a layer on a microbatch, kept so that the backward of the layers behind it can start from it.
+    Checkpoint(LayerId, MicrobatchId),
+    /// What a step taken on trust has changed, as it was.
+    UndoLog(LayerRange),
     /// What an action needs for itself while it runs.
     Workspace(StageId, MicrobatchId),
 }
@@ -88,6 +92,8 @@ impl Content {
             Self::Saved(layers, _) => format!("saved activations of layers {layers}"),
             Self::Recomputed(layers, _) => format!("recomputed activations of layers {layers}"),
             Self::Reloaded(layers, _) => format!("reloaded activations of layers {layers}"),
+            Self::Checkpoint(layer, _) => format!("checkpoints after {layer}"),
+            Self::UndoLog(layers) => format!("undo log of layers {layers}"),
             Self::Workspace(stage, _) => format!("workspace of {stage}"),
         }
     }
@@ -95,12 +101,13 @@ impl Content {
     /// The microbatch it belongs to, if any.
     pub const fn microbatch(&self) -> Option<MicrobatchId> {
         match self {
-            Self::Parameters(_) | Self::Gradients(_) | Self::OptimizerState(_) => None,
+            Self::Parameters(_) | Self::Gradients(_) | Self::OptimizerState(_) | Self::UndoLog(_) => None,
             Self::Activation(_, microbatch)
             | Self::Gradient(_, microbatch)
             | Self::Saved(_, microbatch)
             | Self::Recomputed(_, microbatch)
             | Self::Reloaded(_, microbatch)
+            | Self::Checkpoint(_, microbatch)
             | Self::Workspace(_, microbatch) => Some(*microbatch),
         }
     }

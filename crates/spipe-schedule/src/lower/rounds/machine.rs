@@ -1,0 +1,113 @@
+//! Rounds of a placement on a machine.
+
+use super::{Chunk, Links, Rounds, Spec, Stepping, Transfer};
+use crate::Program;
+use crate::lower::flows::{dram_flow, route};
+use crate::lower::{machine, pipeline::times};
+use spipe_base::{Bytes, DeviceId, Faults, MemoryId, SimTime};
+use spipe_cost::{LayerMemory, Mode};
+use spipe_model::Precision;
+use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, System, Weights, stage_footprint};
+
+/// Copies over the machine's routes.
+struct Routes<'a>(&'a Context<'a>);
+
+impl Links for Routes<'_> {
+    fn copy(&self, from: MemoryId, to: MemoryId, bytes: Bytes) -> Result<Transfer, Faults> {
+        Ok(Transfer { work: SimTime::ZERO, flows: vec![route(self.0, from, to, bytes)?] })
+    }
+}
+
+/// The program of one iteration of `placement`.
+pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
+    let workload = context.workload();
+    let training = workload.mode == Mode::Train;
+    let knobs = &placement.knobs;
+    let coupled = placement.backward.is_empty();
+    let forward = placement.stages.iter().map(|stage| chunk(context, stage, (false, coupled))).collect();
+    let backward = placement.backward_stages().iter().filter(|_| training);
+    let stepping = match placement.system {
+        _ if !training => Stepping::Never,
+        System::Spipe if !knobs.synchronous_optimizer => Stepping::Asynchronous,
+        System::Superpipeline => Stepping::Asynchronous,
+        _ => Stepping::Serial,
+    };
+    let units = placement.stages.len();
+    let (resident, swap) = match placement.system {
+        System::Superpipeline => {
+            let resident = knobs.resident.map_or(2, |resident| resident as usize).min(units);
+            (resident, knobs.swap.map_or(1, |swap| swap as usize).min(resident))
+        }
+        System::NaiveSwap => {
+            let resident = knobs.resident.map_or(1, |resident| resident as usize).min(units);
+            (resident, resident)
+        }
+        // Double buffering: one stage computes, the next one arrives.
+        _ => (2, 1),
+    };
+    let spec = Spec {
+        microbatches: workload.microbatches as usize,
+        forward,
+        backward: backward.map(|stage| chunk(context, stage, (true, coupled))).collect(),
+        coupled,
+        resident,
+        swap,
+        sequential: knobs.sequential,
+        write_back: knobs.write_back,
+        streams: true,
+        stepping,
+        late_checkpoints: knobs.synchronous_checkpoints,
+        // Only gradients that were scaled can overflow.
+        speculates: placement.system == System::Spipe && workload.precision == Precision::Fp16,
+    };
+    Rounds::build(&spec, &Routes(context), machine(context, placement))
+}
+
+fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)) -> Chunk {
+    let layers = stage.layers;
+    let plain = Stage { offload: None, optimizer: None, weights: Weights::Resident, ..*stage };
+    let need = stage_footprint(context, &plain, InFlight(1), [Boundary::End; 2]);
+    let of = |layer| context.cost.memory(layer, stage.device);
+    let sum = |part: fn(&LayerMemory) -> Bytes| layers.iter().map(|layer| part(of(layer))).sum::<Bytes>();
+    let again: Bytes = stage.recomputed_layers().iter().flat_map(|run| run.iter()).map(|layer| of(layer).saved).sum();
+    let times = times(context, stage);
+    let input = layers.first().index().checked_sub(1).map_or(Bytes::ZERO, |before| of(before.into()).boundary);
+    let home = match stage.weights {
+        Weights::Streamed(home) => home,
+        Weights::Resident => context.hardware.devices()[stage.device].memory,
+    };
+    let socket = stage.optimizer.or_else(|| owner(context, home));
+    let parameters = layers.iter().map(|layer| context.cost.parameters(layer)).sum();
+    let step = socket.map_or_else(Transfer::default, |socket| {
+        let time = context.cost.optimizer_time(parameters, socket);
+        let traffic = context.cost.optimizer_traffic(parameters, socket);
+        Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, socket, time, traffic) }
+    });
+    let (work, recompute) =
+        if backward { (times.backward().0, times.recompute.0) } else { (times.forward.0, times.recompute.0) };
+    Chunk {
+        device: stage.device,
+        layers,
+        recomputed: stage.recomputed_layers(),
+        work: SimTime::from_seconds(work),
+        recompute: if backward { SimTime::from_seconds(recompute) } else { SimTime::ZERO },
+        weights: sum(|memory| memory.parameters),
+        gradients: sum(|memory| memory.gradients),
+        input,
+        output: of(layers.last()).boundary,
+        saved: if coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO },
+        again,
+        workspace: need.transient - again,
+        home,
+        socket,
+        state: sum(|memory| memory.optimizer),
+        step,
+    }
+}
+
+/// The socket whose memory this is.
+fn owner(context: &Context<'_>, memory: MemoryId) -> Option<DeviceId> {
+    let pool = context.hardware.pool(memory);
+    let mut devices = context.hardware.devices().enumerate().filter(|(id, _)| context.is_cpu(*id));
+    devices.find(|(_, device)| device.memory == pool).map(|(id, _)| id)
+}

@@ -1,0 +1,117 @@
+//! Gradients out, optimizer steps on CPU sockets, the global check and what it undoes.
+
+use super::{Rounds, Stepping, Transfer, Use};
+use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
+use spipe_base::{ActionId, ActionKind, BufferId, Faults, IdleCause, LaneRole, MemoryId, Payload, SimTime, Subject};
+
+/// A step taken on trust.
+struct Trusted {
+    action: ActionId,
+    chunk: usize,
+    state: BufferId,
+    undo: BufferId,
+}
+
+impl Rounds<'_> {
+    /// Every backward chunk's gradients leave after its last microbatch and are stepped on the socket.
+    pub(super) fn step(&mut self) -> Result<(), Faults> {
+        let mut trusted = Vec::new();
+        let last_backwards: Vec<ActionId> = match self.spec.stepping {
+            Stepping::Serial => self
+                .computed
+                .iter()
+                .filter(|(this, _)| this.backward)
+                .filter_map(|(_, all)| all.last().copied())
+                .collect(),
+            _ => Vec::new(),
+        };
+        for chunk in (0..self.spec.backward.len()).rev() {
+            let this = Use { backward: true, chunk };
+            let Some(gradients) = self.gradients.get(&chunk).copied() else { continue };
+            let (device, home, bytes, layers, socket) = {
+                let chunk = self.chunk(this);
+                (chunk.device, chunk.home, chunk.gradients, chunk.layers, chunk.socket)
+            };
+            let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(this)) };
+            let memory = self.builder.memory_of(device);
+            let last = Access::new(gradients, self.spec.microbatches as u32);
+            let (Some(socket), true) = (socket, self.spec.stepping != Stepping::Never) else { continue };
+            let there = self.builder.buffer(Content::Gradients(layers), home, bytes, Lifetime::Transient);
+            let transfer = self.links.copy(memory, home, bytes)?;
+            let lane = self.lane(device, LaneRole::D2h);
+            let out = (lane, ActionKind::Copy(Payload::GradientsOut), subject);
+            self.copy(out, transfer, (vec![last], vec![Access::new(there, 1)]));
+            let step = self.step_chunk((this, subject, socket), (there, home));
+            for backward in &last_backwards {
+                self.wait(*backward, step.action, (0, IdleCause::Order));
+            }
+            trusted.push(step);
+        }
+        if self.spec.speculates && !trusted.is_empty() {
+            self.check(&trusted);
+        }
+        Ok(())
+    }
+
+    fn step_chunk(
+        &mut self,
+        (this, subject, socket): (Use, Subject, spipe_base::DeviceId),
+        (gradients, home): (BufferId, MemoryId),
+    ) -> Trusted {
+        let (layers, bytes, Transfer { work, flows }) = {
+            let chunk = self.chunk(this);
+            (chunk.layers, chunk.state, chunk.step.clone())
+        };
+        let state = self.builder.buffer(Content::OptimizerState(layers), home, bytes, Lifetime::Resident);
+        let mut reads = vec![Access::new(gradients, 1), Access::new(state, 0)];
+        let mut writes = vec![Access::new(state, 1)];
+        for (piece, _) in self.pieces(layers) {
+            reads.push(Access::new(piece, 0));
+            writes.push(Access::new(piece, 1));
+        }
+        // Master copy and both moments, as they were.
+        let undo = self.builder.buffer(Content::UndoLog(layers), home, bytes, Lifetime::Transient);
+        if self.spec.speculates {
+            writes.push(Access::new(undo, 1));
+        }
+        let lane = self.lane(socket, LaneRole::Optimizer);
+        let kind = ActionKind::OptimizerStep;
+        let action = self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None });
+        Trusted { action, chunk: this.chunk, state, undo }
+    }
+
+    /// All steps are checked together; where the check fails, each is undone. Nothing starts the next iteration before.
+    fn check(&mut self, trusted: &[Trusted]) {
+        let socket = self.chunk(Use { backward: true, chunk: trusted[0].chunk }).socket;
+        let Some(socket) = socket else { return };
+        let lane = self.lane(socket, LaneRole::Optimizer);
+        let check = self.builder.action(Action {
+            lane,
+            kind: ActionKind::Check,
+            subject: Subject::default(),
+            reads: trusted.iter().map(|step| Access::new(step.state, 1)).collect(),
+            writes: Vec::new(),
+            work: SimTime::ZERO,
+            flows: Vec::new(),
+            guard: None,
+        });
+        for step in trusted {
+            let this = Use { backward: true, chunk: step.chunk };
+            let (layers, Transfer { work, flows }, socket) = {
+                let chunk = self.chunk(this);
+                (chunk.layers, chunk.step.clone(), chunk.socket.unwrap_or(socket))
+            };
+            let mut reads = vec![Access::new(step.undo, 1), Access::new(step.state, 1)];
+            let mut writes = vec![Access::new(step.state, 2)];
+            for (piece, _) in self.pieces(layers) {
+                reads.push(Access::new(piece, 1));
+                writes.push(Access::new(piece, 2));
+            }
+            let lane = self.lane(socket, LaneRole::Optimizer);
+            let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(this)) };
+            let guard = Some(Guard { check, outcome: Outcome::Fail });
+            let kind = ActionKind::Rollback;
+            self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard });
+        }
+    }
+}

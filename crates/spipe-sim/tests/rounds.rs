@@ -1,0 +1,96 @@
+//! SPipe, Mobius and Superpipeline from stage times alone meet their closed forms, exactly.
+
+use spipe_base::SimTime;
+use spipe_schedule::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline};
+use spipe_sim::{Iterations, Options, simulate};
+
+fn span(program: &spipe_schedule::Program) -> u64 {
+    let options = Options { iterations: Iterations::One, ..Options::default() };
+    simulate(program, &options).trace.iteration.as_ns()
+}
+
+fn rounds(name: (&str, bool), devices: usize, microbatches: usize, stages: (usize, usize), times: (u64, u64)) -> u64 {
+    let times = RoundTimes { forward: SimTime::ns(times.0), backward: SimTime::ns(times.1) };
+    match bare_rounds(name, devices, microbatches, stages, &times) {
+        Ok(program) => span(&program),
+        Err(faults) => panic!("{faults}"),
+    }
+}
+
+/// F·M·τf + B·M·τb + (N − 1)·max(τf, τb): the only ramp is that of the slower pass.
+#[test]
+fn spipe_has_one_ramp() {
+    for devices in 1..=8u64 {
+        for (forward, backward) in (1..=3u64).flat_map(|forward| (1..=6u64).map(move |backward| (forward, backward))) {
+            for microbatches in [devices, devices + 1, 2 * devices, 3 * devices + 2] {
+                for (tf, tb) in [(10, 10), (10, 25), (30, 10)] {
+                    let stages = (forward as usize, backward as usize);
+                    let found = rounds(("spipe", true), devices as usize, microbatches as usize, stages, (tf, tb));
+                    let expected =
+                        forward * microbatches * tf + backward * microbatches * tb + (devices - 1) * tf.max(tb);
+                    assert_eq!(
+                        found, expected,
+                        "N = {devices}, F = {forward}, B = {backward}, M = {microbatches}, τ = {tf}, {tb}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// (F·M + N − 1)(τf + τb): each pass has its own ramp.
+#[test]
+fn mobius_has_two_ramps() {
+    for devices in 1..=8u64 {
+        for stages in 1..=3u64 {
+            for microbatches in [devices, devices + 1, 2 * devices, 3 * devices + 2] {
+                for (tf, tb) in [(10, 10), (10, 30), (30, 10)] {
+                    let both = (stages as usize, stages as usize);
+                    let found = rounds(("mobius", false), devices as usize, microbatches as usize, both, (tf, tb));
+                    assert_eq!(found, (stages * microbatches + devices - 1) * (tf + tb), "N = {devices}, F = {stages}");
+                }
+            }
+        }
+    }
+}
+
+/// max(c, h, d, (c + h + d)·k′/k) per unit in steady state.
+#[test]
+fn superpipeline_is_bound_by_compute_copies_or_room() {
+    for swap in 1..=4u64 {
+        for ratio in 1..=4u64 {
+            for (compute, load, evict) in [(10, 4, 3), (10, 20, 5), (10, 8, 24), (12, 12, 12), (5, 10, 0), (30, 1, 1)] {
+                let (resident, cycle) = ((swap * ratio) as usize, swap * ratio);
+                let times =
+                    UnitTimes { compute: SimTime::ns(compute), load: SimTime::ns(load), evict: SimTime::ns(evict) };
+                let whole = |cycles: u64| {
+                    let units = (cycles * cycle) as usize;
+                    match bare_superpipeline(units, resident, swap as usize, &times) {
+                        Ok(program) => span(&program),
+                        Err(faults) => panic!("{faults}"),
+                    }
+                };
+                let steady = whole(60) - whole(40);
+                let bound = (compute + load + evict) * swap;
+                let expected = [compute, load, evict].map(|time| time * 20 * cycle).into_iter().max().unwrap_or(0);
+                assert_eq!(steady, expected.max(bound * 20), "k = {resident}, k′ = {swap}: {compute}, {load}, {evict}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_nearest_that_can() {
+    let times = RoundTimes { forward: SimTime::ns(1), backward: SimTime::ns(1) };
+    let refuse = |result: Result<spipe_schedule::Program, spipe_base::Faults>| match result {
+        Ok(_) => panic!("it should be refused"),
+        Err(faults) => faults.to_string(),
+    };
+    let few = refuse(bare_rounds(("spipe", true), 4, 3, (2, 6), &times));
+    assert!(few.contains("3 microbatches are fewer than the 4 devices") && few.contains("use at least 4"), "{few}");
+    let other = refuse(bare_rounds(("mobius", false), 4, 8, (2, 6), &times));
+    assert!(other.contains("use 2 backward stages per device"), "{other}");
+    let unit = UnitTimes { compute: SimTime::ns(1), load: SimTime::ns(1), evict: SimTime::ns(1) };
+    let much = refuse(bare_superpipeline(32, 4, 5, &unit));
+    assert!(much.contains("5 of 4 resident units") && much.contains("exchange between 1 and 4"), "{much}");
+}
