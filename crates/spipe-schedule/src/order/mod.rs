@@ -11,6 +11,7 @@ mod systems;
 mod text;
 mod tighten;
 mod timing;
+mod v_rounds;
 mod v_shape;
 mod validate;
 mod zero_bubble;

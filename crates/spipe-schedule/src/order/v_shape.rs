@@ -6,6 +6,7 @@ use super::{
     list::{Choice, Listed, Overtaking, list},
     tighten::{Ends, tighten},
     timing::Timing,
+    v_rounds::{Fill, rounds},
 };
 use crate::StageTimes;
 use spipe_base::{Bytes, Diagnostic, Faults};
@@ -29,7 +30,11 @@ pub fn zb_v(devices: usize, microbatches: usize, times: &StageTimes, limit: Opti
     let slower = |pace: usize| Plan::repeat(&min_offsets(devices), PERIOD * pace, microbatches);
     // A microbatch that starts only after the one before has ended holds two.
     let plan = std::iter::once(half).chain((1..=devices + 1).map(slower)).find(fits);
-    Ok(best(&chain, &plan.unwrap_or_else(|| slower(devices + 1)), times, limit))
+    let along_plan = best(&chain, &plan.unwrap_or_else(|| slower(devices + 1)), times, limit);
+    let fills = [true, false].into_iter().flat_map(|backward| [true, false].map(|forward| Fill { forward, backward }));
+    let in_rounds = fills.filter_map(|fill| rounds(&chain, times, limit, fill));
+    let best = in_rounds.chain(std::iter::once(along_plan)).min_by_key(|listed| listed.cost);
+    best.map(|listed| listed.order).ok_or_else(Faults::new)
 }
 
 /// V-Half (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362): about half the memory of 1F1B.
@@ -72,7 +77,7 @@ fn block(
     let chain = Chain::v_shape(devices, microbatches);
     let plan = Plan::repeat(&offsets(devices), PERIOD, microbatches);
     let limit = StageTimes::UNIT * plan.peak(&chain) as u64;
-    Ok(best(&chain, &plan, times, limit))
+    Ok(best(&chain, &plan, times, limit).order)
 }
 
 /// How devices choose, by trial: passes in the plan's order, or in these ranks of first forward, second forward, second
@@ -88,7 +93,7 @@ const CHOICES: [(Option<[usize; 4]>, Overtaking); 7] = [
 ];
 
 /// The best of `plan` and some list schedules along it, as it is and with its ends tightened.
-fn best(chain: &Chain, plan: &Plan, times: &StageTimes, limit: Bytes) -> Order {
+fn best(chain: &Chain, plan: &Plan, times: &StageTimes, limit: Bytes) -> Listed {
     let most = (limit.get() / StageTimes::UNIT.get()) as usize;
     let tail = tighten(chain, plan, most, Ends { head: false, tail: true });
     let both = tighten(chain, plan, most, Ends { head: true, tail: true });
@@ -107,5 +112,5 @@ fn best(chain: &Chain, plan: &Plan, times: &StageTimes, limit: Bytes) -> Order {
             }
         }
     }
-    best.order
+    best
 }
