@@ -32,6 +32,9 @@ pub(crate) fn check_file(
     check_devices(context, placement, &mut faults);
     check_dealing(context, placement, &mut faults);
     check_knobs(placement, &mut faults);
+    if placement.system.family() == Family::Rounds {
+        check_rounds(context, placement, &mut faults);
+    }
     if placement.system.family() == Family::Sharded {
         check_shards(context, placement, &mut faults);
     }
@@ -233,6 +236,39 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
         faults.push(
             Diagnostic::error(format!("{swap} of {resident} resident layers cannot be exchanged at a time"))
                 .hint(format!("exchange between 1 and {resident}")),
+        );
+    }
+}
+
+/// Parameters come from host memory, backward chunks of their own start from checkpoints, and no device waits for itself.
+fn check_rounds(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let system = placement.system;
+    for (index, stage) in placement.all_stages().enumerate() {
+        let id = StageId::from(index);
+        if matches!(stage.weights, Weights::Resident) {
+            faults.push_at(
+                id,
+                Diagnostic::error(format!("stage `{id}` keeps its parameters, but system `{system}` streams them"))
+                    .hint("name a host memory in `weights-in`"),
+            );
+        }
+        let apart = !placement.backward.is_empty() && index >= placement.stages.len();
+        if apart && stage.recomputed < stage.layers.count() {
+            faults.push_at(
+                id,
+                Diagnostic::error(format!(
+                    "stage `{id}` of the backward recomputes {} of its layers",
+                    stage.recomputed
+                ))
+                .hint("a backward apart from its forward has only a checkpoint: recompute all layers"),
+            );
+        }
+    }
+    let (devices, microbatches) = (placement.devices().len() as u64, context.workload().microbatches);
+    if microbatches < devices {
+        faults.push(
+            Diagnostic::error(format!("system `{system}` needs at least as many microbatches as devices"))
+                .hint(format!("use at least {devices} microbatches")),
         );
     }
 }

@@ -76,6 +76,9 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
     if placement.system.family() == Family::Sharded {
         return sharded(context, placement);
     }
+    if placement.system.family() == Family::Rounds {
+        return crate::rounds::footprint(context, placement);
+    }
     let mut memories = Footprint::new();
     let mut largest: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
@@ -178,7 +181,7 @@ fn waiting_for_weights(context: &Context<'_>, stage: &Stage) -> Bytes {
     again + reloaded + of(stage.layers.last()).boundary
 }
 
-fn add(memories: &mut Footprint, memory: MemoryId, (id, need): (StageId, StageFootprint)) {
+pub(crate) fn add(memories: &mut Footprint, memory: MemoryId, (id, need): (StageId, StageFootprint)) {
     let here = memories.entry(memory).or_default().entry(id).or_default();
     here.state += need.state;
     here.slots += need.slots;

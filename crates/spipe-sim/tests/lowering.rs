@@ -160,6 +160,75 @@ fn holds_no_more(trace: &spipe_trace::Trace, hardware: &Hardware, needs: &Footpr
     Ok(())
 }
 
+/// Chunks of one or more layers that stream their parameters: forward chunk i on device i mod N, backward chunks cut anew for
+/// SPipe, every one of them on the other side of the ring.
+fn stream(hardware: &Hardware, layers: usize, (system, devices): (System, usize), recomputed: bool) -> Placement {
+    let dram = hardware.memory("dram0").unwrap();
+    let cut = |chunks: usize, device: &dyn Fn(usize) -> usize, recomputed: bool| -> Vec<Stage> {
+        let end = |chunk: usize| (chunk + 1) * layers / chunks;
+        let chunk = |chunk: usize| {
+            let first = if chunk == 0 { 0 } else { end(chunk - 1) };
+            let range = LayerRange::new(first.into(), (end(chunk) - 1).into()).unwrap();
+            let gpu = hardware.device(&format!("gpu{}", device(chunk))).unwrap();
+            let stage = Stage::new(gpu, range).with_weights_in(dram);
+            if recomputed { stage.with_everything_recomputed() } else { stage }
+        };
+        (0..chunks).map(chunk).collect()
+    };
+    let round = |chunk: usize| chunk % devices;
+    match system {
+        System::Spipe => Placement::new(system, cut(layers.div_ceil(2), &round, true)).with_backward(cut(
+            layers,
+            &|chunk| devices - 1 - chunk % devices,
+            true,
+        )),
+        _ => Placement::new(system, cut(layers, &round, recomputed)),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn what_is_streamed_runs_within_its_footprint(
+        layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
+        devices in 1usize..5,
+        system in prop::sample::select(vec![
+            System::Spipe,
+            System::Mobius,
+            System::Superpipeline,
+            System::NaiveSwap,
+        ]),
+        (resident, swap) in (1u64..5).prop_flat_map(|resident| (Just(resident), 1..=resident)),
+        (recomputed, write_back, half) in any::<(bool, bool, bool)>(),
+        more in 0u64..4,
+        train in any::<bool>(),
+    ) {
+        let (model, hardware) = (model(&layers), machine());
+        let unit = matches!(system, System::Superpipeline | System::NaiveSwap);
+        let devices = if unit { 1 } else { devices };
+        let mode = if train { Mode::Train } else { Mode::Infer };
+        let precision = if half { Precision::Fp16 } else { Precision::Bf16 };
+        let workload = Workload { precision, ..workload(devices as u64 + more, mode) };
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let mut placement = stream(&hardware, layers.len(), (system, devices), recomputed);
+        if unit {
+            let swap = Some(swap).filter(|_| system == System::Superpipeline);
+            placement = placement.with_knobs(Knobs { resident: Some(resident), swap, write_back, ..Knobs::default() });
+        }
+        if !train && !system.infers() {
+            return Ok(());
+        }
+        prop_assert_eq!(check(&context, &placement), Ok(()));
+        let program = lower(&context, &placement).map_err(|faults| TestCaseError::fail(faults.to_string()))?;
+        let simulation = simulate(&program, &Options::default());
+        prop_assert!(is_ok(&simulation) && (simulation.steady || !train));
+        let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
+        holds_no_more(&simulation.trace, &hardware, &needs)?;
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 

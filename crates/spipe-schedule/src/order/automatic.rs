@@ -14,7 +14,7 @@ use spipe_base::{Bytes, Diagnostic, Faults, SimTime};
 ///    long enough, where memory demands it, or where the stage has idled no less than all others;
 /// 3. runs the backward-inputs that are left with backward-weights in between, and then the backward-weights that are left.
 ///
-/// They differ in three switches: see [`Switches`]. The best has the shortest time from the first start to the last end on
+/// They differ in three switches: see `Switches`. The best has the shortest time from the first start to the last end on
 /// the slowest device.
 pub fn automatic(stages: &[StageTimes], microbatches: usize, limit: Bytes) -> Result<Order, Faults> {
     at_least_one(&[("devices", stages.len()), ("microbatches", microbatches)])?;

@@ -106,9 +106,7 @@ impl Rounds<'_> {
         let lane = self.channel(sender, receiver, passed.payload);
         let what = (lane, ActionKind::Copy(passed.payload), passed.subject);
         let copy = self.copy(what, transfer, (vec![Access::new(made, 1)], vec![Access::new(there, 1)]));
-        if passed.payload == Payload::Checkpoint {
-            self.sent.insert(there, copy);
-        }
+        self.sent.insert(there, copy);
         Ok(there)
     }
 
@@ -120,6 +118,21 @@ impl Rounds<'_> {
             _ => format!("to-{other}"),
         };
         self.builder.lane(from, &word, LaneRole::Channel)
+    }
+
+    /// A copy of the next iteration overwrites what this one's forward has read, and the forward before it what the copy has:
+    /// no device runs ahead of the one behind it.
+    pub(super) fn reuse_inputs(&mut self) {
+        let forward = |chunk: usize, microbatch: usize| self.computed[&Use { backward: false, chunk }][microbatch];
+        let copies = self.inputs.iter().filter_map(|(key, buffer)| Some((*key, *self.sent.get(buffer)?)));
+        let edges: Vec<_> = copies
+            .flat_map(|((chunk, microbatch), copy)| {
+                [(forward(chunk, microbatch), copy), (copy, forward(chunk - 1, microbatch))]
+            })
+            .collect();
+        for (from, to) in edges {
+            self.wait(from, to, (1, IdleCause::Memory));
+        }
     }
 
     /// Checkpoints leave only in the timestep before the one that uses them.

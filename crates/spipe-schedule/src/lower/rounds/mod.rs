@@ -129,7 +129,7 @@ pub(super) struct Rounds<'a> {
     checkpoints: BTreeMap<Key, BufferId>,
     made_by_forward: BTreeMap<Key, Vec<BufferId>>,
     saved: BTreeMap<Key, BufferId>,
-    /// The copies that brought checkpoints, by what they wrote.
+    /// The copies between devices, by what they wrote.
     sent: BTreeMap<BufferId, ActionId>,
     gradients: BTreeMap<usize, BufferId>,
     /// First and last computing action of each use.
@@ -170,6 +170,7 @@ impl Rounds<'_> {
                 this.compute(*this_use);
             }
         }
+        this.reuse_inputs();
         if spec.late_checkpoints {
             this.delay_checkpoints();
         }

@@ -3,16 +3,23 @@
 use super::{Rounds, Use};
 use crate::{Access, Content, Lifetime};
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, Faults, IdleCause, LaneRole, LayerId, LayerRange, MemoryId, Payload, Subject,
+    ActionId, ActionKind, BufferId, Bytes, Faults, IdleCause, LaneId, LaneRole, LayerId, LayerRange, MemoryId, Payload,
+    Subject,
 };
 use std::collections::BTreeMap;
 
+/// Units whose parameters come in together and leave together, in the order in which they are used.
+struct Exchange {
+    units: Vec<Unit>,
+    /// The copies that bring them.
+    loads: Vec<ActionId>,
+    /// What must end before their room is free: their last uses, or copies back.
+    leaves: Vec<ActionId>,
+}
+
 /// Parameters that are loaded once: for one use, or for the last forward and the first backward of a chunk.
-struct Resident {
+struct Unit {
     uses: Vec<Use>,
-    /// The copy that brings them, and what must end before their room is free.
-    load: Option<ActionId>,
-    leaves: Option<ActionId>,
 }
 
 impl Rounds<'_> {
@@ -57,72 +64,78 @@ impl Rounds<'_> {
     /// A place on the device for the parameters of every use; the uses that follow each other at the turn share theirs.
     pub(super) fn hold_weights(&mut self, uses: &[Use]) {
         let lifetime = if self.spec.streams { Lifetime::Transient } else { Lifetime::Resident };
-        for resident in self.residents(uses) {
-            let first = resident.uses[0];
+        for unit in self.exchanges(uses).into_iter().flat_map(|exchange| exchange.units) {
             let (device, layers, bytes) = {
-                let chunk = self.chunk(first);
+                let chunk = self.chunk(unit.uses[0]);
                 (chunk.device, chunk.layers, chunk.weights)
             };
             let memory = self.builder.memory_of(device);
             let buffer = self.builder.buffer(Content::Parameters(layers), memory, bytes, lifetime);
-            for this in resident.uses {
+            for this in unit.uses {
                 self.weights.insert(this, buffer);
             }
         }
     }
 
-    /// What is loaded, in order. At the turn from forward to backward the last k units are there already, in whole exchanges.
-    fn residents(&self, uses: &[Use]) -> Vec<Resident> {
-        let forward = uses.iter().filter(|this| !this.backward).count();
-        let stay = if self.spec.coupled {
-            (self.spec.resident / self.spec.swap.max(1) * self.spec.swap).min(forward)
-        } else {
-            0
+    /// What is loaded, k′ units at a time, in order. At the turn from forward to backward the last exchanges that fit among k units
+    /// are there already.
+    fn exchanges(&self, uses: &[Use]) -> Vec<Exchange> {
+        let turn = uses.iter().position(|this| this.backward).unwrap_or(uses.len());
+        let (forward, backward) = uses.split_at(turn);
+        let size = self.spec.swap.max(1);
+        let alone = |this: &Use| Unit { uses: vec![*this] };
+        let exchange = |units: &[Use]| Exchange {
+            units: units.iter().map(alone).collect(),
+            loads: Vec::new(),
+            leaves: Vec::new(),
         };
-        let mut residents: Vec<Resident> = Vec::new();
-        for (index, this) in uses.iter().enumerate() {
-            let stays = this.backward && index < forward + stay;
-            match residents.iter_mut().find(|other| stays && other.uses[0].chunk == this.chunk) {
-                Some(other) => other.uses.push(*this),
-                None => residents.push(Resident { uses: vec![*this], load: None, leaves: None }),
+        let mut exchanges: Vec<Exchange> = forward.chunks(size).map(exchange).collect();
+        let mut stay = 0;
+        for exchange in exchanges.iter_mut().rev().filter(|_| self.spec.coupled) {
+            if stay + exchange.units.len() > self.spec.resident {
+                break;
+            }
+            stay += exchange.units.len();
+            for unit in &mut exchange.units {
+                let again = Use { backward: true, chunk: unit.uses[0].chunk };
+                unit.uses.extend(backward.contains(&again).then_some(again));
             }
         }
-        residents
+        exchanges.extend(backward[stay.min(backward.len())..].chunks(size).map(exchange));
+        exchanges
     }
 
-    /// Copies of parameters in, `swap` units at a time, each as soon as there is room for it.
+    /// Copies of parameters in, each exchange as soon as there is room for it.
     pub(super) fn load(&mut self, uses: &[Use]) -> Result<(), Faults> {
-        let mut residents = self.residents(uses);
-        let (first, size) = (self.chunk(uses[0]).device, self.spec.swap.max(1));
-        let lane = self.lane(first, LaneRole::H2d);
-        for group in residents.chunks_mut(size) {
-            let pieces = if self.spec.sequential { 1 } else { group.len() };
-            for batch in group.chunks_mut(pieces) {
+        let mut exchanges = self.exchanges(uses);
+        let device = self.chunk(uses[0]).device;
+        let lane = self.lane(device, LaneRole::H2d);
+        for exchange in &mut exchanges {
+            let pieces = if self.spec.sequential { 1 } else { exchange.units.len() };
+            for batch in exchange.units.chunks(pieces) {
                 let load = self.load_batch(lane, batch)?;
-                for resident in batch {
-                    resident.load = Some(load);
-                }
+                exchange.loads.push(load);
             }
+            self.leave(exchange)?;
         }
-        self.evict(&mut residents)?;
-        self.make_room(&residents);
+        self.make_room(&exchanges);
         Ok(())
     }
 
-    fn load_batch(&mut self, lane: spipe_base::LaneId, batch: &[Resident]) -> Result<ActionId, Faults> {
+    fn load_batch(&mut self, lane: LaneId, batch: &[Unit]) -> Result<ActionId, Faults> {
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         let mut from: BTreeMap<MemoryId, Bytes> = BTreeMap::new();
-        let device = self.chunk(batch[0].uses[0]).device;
-        let memory = self.builder.memory_of(device);
-        for resident in batch {
-            let chunk = self.chunk(resident.uses[0]);
+        let first = batch[0].uses[0];
+        let memory = self.builder.memory_of(self.chunk(first).device);
+        for unit in batch {
+            let chunk = self.chunk(unit.uses[0]);
             let pieces = self.pieces(chunk.layers);
             let homes = pieces.len() as u64;
             for (piece, home) in &pieces {
                 reads.push(Access::new(*piece, 0));
                 *from.entry(*home).or_default() += Bytes::new(chunk.weights.get() / homes.max(1));
             }
-            writes.push(Access::new(self.weights[&resident.uses[0]], 1));
+            writes.push(Access::new(self.weights[&unit.uses[0]], 1));
         }
         let mut transfer = super::Transfer::default();
         for (home, bytes) in from {
@@ -130,74 +143,71 @@ impl Rounds<'_> {
             transfer.work += part.work;
             transfer.flows.extend(part.flows);
         }
-        let first = batch[0].uses[0];
         let subject = Subject { layers: Some(self.chunk(first).layers), ..Subject::stage(self.stage(first)) };
         Ok(self.copy((lane, ActionKind::Copy(Payload::WeightsIn), subject), transfer, (reads, writes)))
     }
 
-    /// What must end before the room of each resident is free: its last use, or the copy back.
-    fn evict(&mut self, residents: &mut [Resident]) -> Result<(), Faults> {
-        for resident in residents.iter_mut() {
-            let last = resident.uses[resident.uses.len() - 1];
-            let computed = self.computed[&last].last().copied();
-            resident.leaves = computed;
-        }
+    /// What must end before the room of an exchange is free: the last use of each unit, or their copies back.
+    fn leave(&mut self, exchange: &mut Exchange) -> Result<(), Faults> {
+        let last = |unit: &Unit| self.computed[&unit.uses[unit.uses.len() - 1]].last().copied();
+        let computed: Vec<ActionId> = exchange.units.iter().filter_map(last).collect();
         if !self.spec.write_back {
+            exchange.leaves = computed;
             return Ok(());
         }
-        let mut order: Vec<usize> = (0..residents.len()).collect();
-        order.sort_by_key(|index| residents[*index].leaves);
-        for group in order.chunks(self.spec.swap.max(1)) {
-            let pieces = if self.spec.sequential { 1 } else { group.len() };
-            for batch in group.chunks(pieces) {
-                let mut bytes = Bytes::ZERO;
-                let mut reads = Vec::new();
-                let mut home = None;
-                for index in batch {
-                    let first = residents[*index].uses[0];
-                    bytes += self.chunk(first).weights;
-                    home = Some(self.chunk(first).home);
-                    reads.push(Access::new(self.weights[&first], 1));
-                }
-                let last = residents[batch[batch.len() - 1]].uses[0];
-                let device = self.chunk(last).device;
-                let memory = self.builder.memory_of(device);
-                let transfer = self.links.copy(memory, home.unwrap_or(memory), bytes)?;
-                let lane = self.lane(device, LaneRole::D2h);
-                let subject = Subject { layers: Some(self.chunk(last).layers), ..Subject::stage(self.stage(last)) };
-                let kind = ActionKind::Copy(Payload::WriteBack);
-                let copy = self.copy((lane, kind, subject), transfer, (reads, Vec::new()));
-                for index in batch {
-                    if let Some(computed) = residents[*index].leaves {
-                        self.wait(computed, copy, (0, IdleCause::Order));
-                    }
-                }
-                for index in batch {
-                    residents[*index].leaves = Some(copy);
-                }
+        let pieces = if self.spec.sequential { 1 } else { exchange.units.len() };
+        for (batch, computed) in exchange.units.chunks(pieces).zip(computed.chunks(pieces)) {
+            let first = batch[0].uses[0];
+            let bytes = batch.iter().map(|unit| self.chunk(unit.uses[0]).weights).sum();
+            let reads = batch.iter().map(|unit| Access::new(self.weights[&unit.uses[0]], 1)).collect();
+            let (device, home) = (self.chunk(first).device, self.chunk(first).home);
+            let transfer = self.links.copy(self.builder.memory_of(device), home, bytes)?;
+            let lane = self.lane(device, LaneRole::D2h);
+            let subject = Subject { layers: Some(self.chunk(first).layers), ..Subject::stage(self.stage(first)) };
+            let copy = self.copy((lane, ActionKind::Copy(Payload::WriteBack), subject), transfer, (reads, Vec::new()));
+            for computed in computed {
+                self.wait(*computed, copy, (0, IdleCause::Order));
             }
+            exchange.leaves.push(copy);
         }
         Ok(())
     }
 
-    /// No more than k units are there at a time: a load waits until enough others have left, in this iteration or the one before.
-    fn make_room(&mut self, residents: &[Resident]) {
+    /// No more than k units are there at a time: an exchange comes in once enough others have left, in this iteration or the one
+    /// before.
+    fn make_room(&mut self, exchanges: &[Exchange]) {
         let capacity = self.spec.resident.max(self.spec.swap);
-        let mut leaving: Vec<ActionId> = residents.iter().filter_map(|resident| resident.leaves).collect();
-        leaving.sort_unstable();
-        let total = residents.len();
-        for (index, resident) in residents.iter().enumerate() {
-            // Units that are there or asked for once the exchange of this one has come in.
-            let wanted = ((index / self.spec.swap.max(1) + 1) * self.spec.swap.max(1)).min(total);
-            let Some(load) = resident.load else { continue };
-            if let Some(before) = wanted.checked_sub(capacity + 1) {
-                // Whole exchanges leave together.
-                let whole =
-                    (before / self.spec.swap.max(1) * self.spec.swap.max(1) + self.spec.swap.max(1) - 1).min(total - 1);
-                self.wait(leaving[whole], load, (0, IdleCause::Memory));
-            } else if let Some(before) = (total + wanted).checked_sub(capacity + 1) {
-                self.wait(leaving[before.min(total - 1)], load, (1, IdleCause::Memory));
+        let mut leaving: Vec<&Exchange> = exchanges.iter().collect();
+        leaving.sort_by_key(|exchange| {
+            exchange.units.last().map(|unit| self.computed[&unit.uses[unit.uses.len() - 1]].last())
+        });
+        // How many units have left once the first so many exchanges have.
+        let gone: Vec<usize> = leaving
+            .iter()
+            .scan(0, |sum, exchange| {
+                *sum += exchange.units.len();
+                Some(*sum)
+            })
+            .collect();
+        let total = gone.last().copied().unwrap_or(0);
+        let mut edges = Vec::new();
+        let mut wanted = 0;
+        for exchange in exchanges {
+            wanted += exchange.units.len();
+            let (must_leave, distance) = if wanted > capacity {
+                (wanted - capacity, 0)
+            } else {
+                ((total + wanted).saturating_sub(capacity).max(wanted), 1)
+            };
+            let Some(index) = gone.iter().position(|gone| *gone >= must_leave).filter(|_| must_leave > 0) else {
+                continue;
+            };
+            for load in &exchange.loads {
+                edges.extend(leaving[index].leaves.iter().map(|leaves| (*leaves, *load, distance)));
             }
+        }
+        for (leaves, load, distance) in edges {
+            self.wait(leaves, load, (distance, IdleCause::Memory));
         }
     }
 }

@@ -1,0 +1,75 @@
+//! Bytes of systems that stream parameters and run all microbatches of a chunk before the next ([`crate::Family::Rounds`]).
+
+use crate::{
+    Boundary, Context, Footprint, InFlight, Placement, Stage, StageFootprint, System, Weights, footprint::add,
+    footprint::input_bytes, stage_footprint,
+};
+use spipe_base::{Bytes, StageId};
+use spipe_cost::{LayerMemory, Mode};
+
+/// How many chunks' parameters a device holds: k for Superpipeline, otherwise one that computes and one that arrives.
+pub fn resident_chunks(placement: &Placement) -> u64 {
+    match placement.system {
+        System::Superpipeline => placement.knobs.resident.unwrap_or(2),
+        System::NaiveSwap => placement.knobs.resident.unwrap_or(1),
+        _ => 2,
+    }
+}
+
+/// What each memory holds at most.
+///
+/// On a device: the largest chunk as often as chunks are resident, gradients of the chunk that computes and of the one on its
+/// way out, every boundary of every microbatch that its chunks read or write, what a recompute makes, and what a forward or
+/// backward needs for itself. On the host: 16 bytes per parameter in mixed precision with Adam, and once more what an undo log
+/// keeps.
+pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
+    let mut memories = Footprint::new();
+    let training = context.workload().mode == Mode::Train;
+    let microbatches = context.workload().microbatches;
+    let coupled = placement.backward.is_empty();
+    for device in placement.devices() {
+        let memory = context.hardware.devices()[device].memory;
+        let mut shared = StageFootprint::default();
+        let (mut weights, mut gradients) = (Bytes::ZERO, Bytes::ZERO);
+        let chunks = placement.all_stages().enumerate().filter(|(_, stage)| stage.device == device);
+        for (index, stage) in chunks {
+            let backward = index >= placement.stages.len();
+            let plain = Stage { offload: None, optimizer: None, weights: Weights::Resident, ..*stage };
+            let need = stage_footprint(context, &plain, InFlight(1), [Boundary::End; 2]);
+            let sum = |part: fn(&LayerMemory) -> Bytes| {
+                stage.layers.iter().map(|layer| part(context.cost.memory(layer, device))).sum::<Bytes>()
+            };
+            weights = weights.max(sum(|memory| memory.parameters));
+            gradients = gradients.max(sum(|memory| memory.gradients));
+            shared.transient = shared.transient.max(need.transient);
+            // Boundaries in both passes, and those inside a forward chunk at which a backward chunk begins.
+            let (input, output) =
+                (input_bytes(context, stage), context.cost.memory(stage.layers.last(), device).boundary);
+            let inside = placement.backward.iter().filter(|back| {
+                !backward && stage.layers.first() < back.layers.first() && back.layers.first() <= stage.layers.last()
+            });
+            let checkpoints: Bytes = inside.map(|back| input_bytes(context, &Stage { device, ..*back })).sum();
+            let passes = if training { 2 } else { 1 };
+            let saved = if training && coupled { need.per_microbatch } else { Bytes::ZERO };
+            let kept = StageFootprint {
+                per_microbatch: (input + output) * passes + checkpoints + saved,
+                in_flight: microbatches,
+                ..StageFootprint::default()
+            };
+            add(&mut memories, memory, (StageId::from(index), kept));
+        }
+        shared.slots = weights * resident_chunks(placement) + gradients * 2;
+        add(&mut memories, memory, (StageId::new(0), shared));
+    }
+    for (id, stage) in placement.backward_stages().enumerate() {
+        let Weights::Streamed(home) = stage.weights else { continue };
+        let sum = |part: fn(&LayerMemory) -> Bytes| {
+            stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.device))).sum::<Bytes>()
+        };
+        let state = sum(|memory| memory.parameters) + sum(|memory| memory.gradients) + sum(|memory| memory.optimizer);
+        let speculates = placement.system == System::Spipe && training;
+        let slots = if speculates { sum(|memory| memory.optimizer) } else { Bytes::ZERO };
+        add(&mut memories, home, (id, StageFootprint { state, slots, ..StageFootprint::default() }));
+    }
+    memories
+}
