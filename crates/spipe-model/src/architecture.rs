@@ -2,6 +2,7 @@
 
 use crate::{
     Batch, Block, Contrast, Embedding, Head, Layer, LayerKind, PatchEmbedding, Positions, ProfiledLayer, Projection,
+    Unet,
 };
 use spipe_base::{IdVec, LayerId};
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ pub enum Architecture {
     Vision(Vision),
     /// A text and an image encoder that meet in a contrastive loss.
     TwoTowers(TwoTowers),
+    /// A denoising network over latent images.
+    Unet(Unet),
     /// Layers known by measurements.
     Profiled(Profiled),
 }
@@ -109,12 +112,14 @@ pub struct ProfiledGroup {
 }
 
 impl Architecture {
-    /// The sequence length to use when nothing else is asked for; of an image encoder, the tokens of an image.
+    /// The sequence length to use when nothing else is asked for; of an image encoder, the tokens of an image, of a denoising
+    /// network the pixels of a latent image.
     pub fn seq_len(&self) -> u64 {
         match self {
             Self::Transformer(transformer) => transformer.seq_len,
             Self::Vision(vision) => vision.embedding.tokens(),
             Self::TwoTowers(towers) => towers.text.seq_len,
+            Self::Unet(unet) => unet.latent * unet.latent,
             Self::Profiled(profiled) => profiled.measured_at.seq_len,
         }
     }
@@ -125,6 +130,7 @@ impl Architecture {
             Self::Transformer(transformer) => transformer.build(&mut layers),
             Self::Vision(vision) => vision.build(&mut layers, ""),
             Self::TwoTowers(towers) => towers.build(&mut layers),
+            Self::Unet(unet) => unet.build(&mut layers),
             Self::Profiled(profiled) => profiled.build(&mut layers),
         }
         layers.layers
@@ -149,6 +155,9 @@ impl Layers {
             tied_to: None,
             tied_parameters: 0,
             tokens: self.tokens,
+            trains: true,
+            needs_backward: true,
+            passes_gradient: true,
         };
         let id = self.layers.push(layer);
         self.previous = Some(id);
@@ -276,6 +285,17 @@ impl TwoTowers {
         let contrast = Contrast { width: text.projection };
         let last = layers.add("contrast".into(), LayerKind::Contrast(contrast), 1);
         layers.layers[last].inputs.insert(0, text_end);
+    }
+}
+
+impl Unet {
+    fn build(&self, layers: &mut Layers) {
+        for placed in self.layers() {
+            layers.tokens = Some(placed.layer.pixels());
+            let parameters = placed.layer.parameters();
+            let id = layers.add(placed.name, LayerKind::Unet(placed.layer), parameters);
+            layers.layers[id].inputs = placed.inputs.into_iter().map(LayerId::from).collect();
+        }
     }
 }
 

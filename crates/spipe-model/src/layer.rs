@@ -2,7 +2,7 @@
 
 use crate::{
     Attention, Batch, Block, Contrast, Embedding, Head, LayerWork, Op, PatchEmbedding, Precision, ProfiledLayer,
-    ProfiledTime, Projection, Recompute, ends::loss_bytes, op::product,
+    ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes, op::product,
 };
 use spipe_base::{Bytes, LayerId};
 
@@ -23,6 +23,12 @@ pub struct Layer {
     pub tied_parameters: u64,
     /// Tokens of each sequence where the model fixes them (patches of an image), otherwise the batch's.
     pub tokens: Option<u64>,
+    /// Whether its parameters are trained; false for a frozen layer, which has neither gradients nor optimizer state.
+    pub trains: bool,
+    /// Whether a backward runs through it: it trains, or one of those that it reads, directly or through others.
+    pub needs_backward: bool,
+    /// Whether its backward yields the gradient of its input: one of those that it reads needs a backward.
+    pub passes_gradient: bool,
 }
 
 /// What a layer is.
@@ -40,6 +46,8 @@ pub enum LayerKind {
     Projection(Projection),
     /// The loss over two towers.
     Contrast(Contrast),
+    /// A layer of a denoising network.
+    Unet(UnetLayer),
     /// A layer known by measurements only.
     Profiled(ProfiledLayer),
 }
@@ -60,6 +68,14 @@ impl Layer {
             LayerKind::Head(head) => head.work(batch),
             LayerKind::Projection(projection) => projection.work(batch),
             LayerKind::Contrast(contrast) => contrast.work(batch),
+            LayerKind::Unet(layer) => {
+                let mut work = layer.work(batch.microbatch);
+                if self.inputs.is_empty() && matches!(layer, UnetLayer::Convolution(_)) {
+                    // Latent images need no gradient.
+                    work.backward_input.clear();
+                }
+                work
+            }
             LayerKind::Profiled(_) => LayerWork::default(),
         }
     }
@@ -73,6 +89,9 @@ impl Layer {
                 Attention::Fused => block.cheap_work(self.batch(batch)),
                 Attention::Materialised => block.attention_work(self.batch(batch)),
             },
+            (LayerKind::Unet(UnetLayer::Denoising(layer)), Recompute::Selective) => {
+                layer.cheap_work(batch.microbatch, attention == Attention::Fused)
+            }
             (_, Recompute::Selective) => Vec::new(),
         }
     }
@@ -92,6 +111,7 @@ impl Layer {
             LayerKind::Head(head) => head.saved(batch, precision, keep_all),
             LayerKind::Projection(projection) => projection.saved(batch, precision, keep_all),
             LayerKind::Contrast(contrast) => contrast.saved(batch, precision, keep_all),
+            LayerKind::Unet(layer) => layer.saved(batch.microbatch, precision, recompute, attention),
             LayerKind::Profiled(layer) => {
                 let bytes = match recompute {
                     Recompute::None => layer.saved,
@@ -122,6 +142,9 @@ impl Layer {
             LayerKind::Projection(projection) => {
                 Bytes::new(product(&[batch.microbatch, projection.outputs, precision.bytes()]))
             }
+            LayerKind::Unet(layer) => {
+                Bytes::new(product(&[layer.output_elements(batch.microbatch), precision.bytes()]))
+            }
             LayerKind::Profiled(layer) => layer.scaled(layer.boundary, scaled),
         }
     }
@@ -137,6 +160,7 @@ impl Layer {
             LayerKind::Block(block) => block.workspace(batch, precision, attention),
             LayerKind::Head(head) => head.workspace(batch, precision),
             LayerKind::Contrast(contrast) => contrast.workspace(batch),
+            LayerKind::Unet(layer) => layer.workspace(batch.microbatch, precision, attention),
             LayerKind::Profiled(layer) => layer.scaled(layer.workspace, scaled),
         }
     }
@@ -151,6 +175,7 @@ impl Layer {
             LayerKind::Head(head) => head.signature(),
             LayerKind::Projection(projection) => projection.signature(),
             LayerKind::Contrast(contrast) => contrast.signature(),
+            LayerKind::Unet(layer) => layer.signature(),
             LayerKind::Profiled(layer) => format!("profiled {}", layer.group),
         };
         format!("{kind} b{} s{}", seen.microbatch, seen.seq_len)

@@ -38,6 +38,7 @@ mod op;
 mod precision;
 mod profiled;
 mod shipped;
+mod unet;
 
 pub use architecture::{Architecture, Profiled, ProfiledGroup, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
 pub use block::{Block, Experts, Mlp, Norm, Positions};
@@ -49,3 +50,4 @@ pub use op::{LayerWork, Op};
 pub use precision::{Attention, Batch, Precision, Recompute};
 pub use profiled::{ProfiledLayer, ProfiledTime};
 pub use shipped::shipped;
+pub use unet::{Condition, Convolution, Denoising, Level, Unet, UnetLayer};

@@ -1,7 +1,7 @@
 //! A model: frozen and checked.
 
-use crate::{Architecture, Layer};
-use spipe_base::{Faults, IdVec, LayerId, LayerRange};
+use crate::{Architecture, Batch, Layer, Precision};
+use spipe_base::{Bytes, Diagnostic, Faults, IdVec, LayerId, LayerRange};
 
 /// A network whose every number has been checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,6 +10,8 @@ pub struct Model {
     source: Option<String>,
     architecture: Architecture,
     layers: IdVec<LayerId, Layer>,
+    /// Its value for each layer: the last layer that reads its output.
+    last_readers: IdVec<LayerId, Option<LayerId>>,
 }
 
 /// A model read from somebody else's file, and what could not be taken over from it.
@@ -25,7 +27,13 @@ impl Model {
     /// From numbers that have been checked.
     pub(crate) fn freeze(name: String, source: Option<String>, architecture: Architecture) -> Self {
         let layers = architecture.layers();
-        Self { name, source, architecture, layers }
+        let mut last_readers: IdVec<LayerId, Option<LayerId>> = layers.iter().map(|_| None).collect();
+        for (id, layer) in layers.enumerate() {
+            for input in &layer.inputs {
+                last_readers[*input] = Some(id);
+            }
+        }
+        Self { name, source, architecture, layers, last_readers }
     }
 
     /// Its name.
@@ -56,6 +64,89 @@ impl Model {
     /// The kind of network with its numbers.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
+    }
+
+    /// The same network with these layers frozen and no others: they have neither gradients nor optimizer state, and a
+    /// backward runs only through layers that train or read, directly or through others, one that does.
+    ///
+    /// # Errors
+    /// A fault for each range that ends behind the last layer.
+    pub fn with_frozen(mut self, frozen: &[LayerRange]) -> Result<Self, Faults> {
+        let count = self.layers.len();
+        let mut faults = Faults::new();
+        for range in frozen.iter().filter(|range| range.last().index() >= count) {
+            let fault = Diagnostic::error(format!("layers `{range}` are to be frozen, but there are {count} layers"));
+            faults.push(fault.hint(format!("layers are counted from 0 to {}", count.saturating_sub(1))));
+        }
+        faults.or(())?;
+        for id in self.layers.ids() {
+            let trains = !frozen.iter().any(|range| range.contains(id));
+            let inputs = &self.layers[id].inputs;
+            // What a source reads is data; whether its gradient is computed is the layer's own affair.
+            let passes =
+                if inputs.is_empty() { trains } else { inputs.iter().any(|input| self.layers[*input].needs_backward) };
+            let layer = &mut self.layers[id];
+            (layer.trains, layer.passes_gradient, layer.needs_backward) = (trains, passes, trains || passes);
+        }
+        Ok(self)
+    }
+
+    /// The layers that are frozen, as the fewest ranges.
+    pub fn frozen(&self) -> Vec<LayerRange> {
+        let mut ranges: Vec<LayerRange> = Vec::new();
+        for (id, _) in self.layers.enumerate().filter(|(_, layer)| !layer.trains) {
+            let longer = ranges.pop_if(|range| range.last().index() + 1 == id.index()).map(LayerRange::first);
+            ranges.extend(LayerRange::new(longer.unwrap_or(id), id));
+        }
+        ranges
+    }
+
+    /// The parameters that are trained.
+    pub fn trained_parameters(&self) -> u64 {
+        self.layers.iter().filter(|layer| layer.trains).map(|layer| layer.parameters).sum()
+    }
+
+    /// The layers that `text` means: `3`, `0..3`, `head`, `block.0..block.3`, both ends included.
+    ///
+    /// ```
+    /// # use spipe_model::{Model, shipped};
+    /// # let text = shipped().iter().find(|(name, _)| *name == "gpt2").unwrap().1;
+    /// let model = Model::from_toml("gpt2.toml", text)?;
+    /// assert_eq!(model.layer_range("embedding..block.3").map(|range| range.count()), Some(5));
+    /// assert_eq!(model.layer_range("block.12"), None, "there are twelve, counted from 0");
+    /// # Ok::<(), spipe_base::Faults>(())
+    /// ```
+    pub fn layer_range(&self, text: &str) -> Option<LayerRange> {
+        let (first, last) = text.split_once("..").unwrap_or((text, text));
+        let layer = |end: &str| match end.trim().parse::<usize>() {
+            Ok(index) => Some(LayerId::from(index)).filter(|id| id.index() < self.layers.len()),
+            Err(_) => self.layer(end.trim()),
+        };
+        LayerRange::new(layer(first)?, layer(last)?)
+    }
+
+    /// The layers up to `after` whose output is read behind it, ascending: what crosses a cut there. Of the last layer, itself.
+    pub fn crossing(&self, after: LayerId) -> impl Iterator<Item = LayerId> + '_ {
+        let is_last = after.index() + 1 == self.layers.len();
+        let live = self.last_readers.enumerate().take(after.index() + 1);
+        live.filter(move |(id, reader)| reader.is_some_and(|reader| reader > after) || (is_last && *id == after))
+            .map(|(id, _)| id)
+    }
+
+    /// Bytes of one microbatch that cross a cut behind layer `after`: the outputs of all layers before it that are read behind
+    /// it, skip connections included.
+    pub fn cut_bytes(&self, after: LayerId, batch: Batch, precision: Precision) -> Bytes {
+        self.crossing(after).map(|layer| self.layers[layer].boundary(batch, precision)).sum()
+    }
+
+    /// The layers that use the same parameters, by the layer that counts them: what must be there on every device that has one
+    /// of the group.
+    pub fn tied(&self) -> Vec<Vec<LayerId>> {
+        let readers = |owner: LayerId| {
+            let tied = self.layers.enumerate().filter(move |(_, layer)| layer.tied_to == Some(owner)).map(|(id, _)| id);
+            std::iter::once(owner).chain(tied).collect::<Vec<_>>()
+        };
+        self.layers.ids().map(readers).filter(|group| group.len() > 1).collect()
     }
 
     /// The layer with that name.
@@ -99,8 +190,11 @@ impl Model {
             && before.parameters == after.parameters
             && before.tokens == after.tokens
             && before.tied_to == after.tied_to
+            && (before.trains, before.needs_backward, before.passes_gradient)
+                == (after.trains, after.needs_backward, after.passes_gradient)
             && after.inputs.contains(&last)
             && others(last) == others(next)
             && readers[last] == readers[next]
+            && self.crossing(last).filter(|id| *id != last).eq(self.crossing(next).filter(|id| *id != next))
     }
 }

@@ -21,6 +21,21 @@ pub enum Op {
         /// The summed dimension.
         k: u64,
     },
+    /// A convolution, or one of its two gradients, which multiply as often and move the same three tensors.
+    Convolution {
+        /// Images.
+        images: u64,
+        /// Pixels of an image that goes in.
+        pixels_in: u64,
+        /// Pixels of an image that comes out.
+        pixels_out: u64,
+        /// Channels that go in.
+        inputs: u64,
+        /// Channels that come out.
+        outputs: u64,
+        /// Pixels that the kernel covers.
+        taps: u64,
+    },
     /// softmax(Q·Kᵀ)·V, or its gradients.
     Attention {
         /// Sequences.
@@ -102,7 +117,8 @@ impl Op {
         Self::Elementwise { elements, kernels: 1 }
     }
 
-    /// Floating-point operations of the mathematics, a multiply-add counting as two: 2·m·n·k per product. Attention has two
+    /// Floating-point operations of the mathematics, a multiply-add counting as two: 2·m·n·k per product
+    /// and 2·pixels·taps·inputs·outputs per convolution. Attention has two
     /// products forward and four backward; a fused kernel computes the scores again in its backward, which is the device's
     /// business and no work of the model. What is bound by memory counts nothing.
     pub fn flops(&self) -> Flops {
@@ -111,6 +127,9 @@ impl Op {
             Self::Attention { batch, heads, seq_q, seq_k, head_dim, backward, .. } => {
                 let products = if backward { 4.0 } else { 2.0 };
                 products * 2.0 * batch as f64 * heads as f64 * seq_q as f64 * seq_k as f64 * head_dim as f64
+            }
+            Self::Convolution { images, pixels_out, inputs, outputs, taps, .. } => {
+                2.0 * images as f64 * pixels_out as f64 * inputs as f64 * outputs as f64 * taps as f64
             }
             Self::Elementwise { .. } => 0.0,
         })
@@ -142,6 +161,11 @@ impl Op {
                     product(&[scores, batch, heads, seq_q, seq_k]),
                 ])
             }
+            Self::Convolution { images, pixels_in, pixels_out, inputs, outputs, taps } => sum(&[
+                product(&[images, pixels_in, inputs]),
+                product(&[images, pixels_out, outputs]),
+                product(&[taps, inputs, outputs]),
+            ]),
             Self::Elementwise { elements, .. } => elements,
         }
     }
@@ -149,7 +173,7 @@ impl Op {
     /// Kernel launches.
     pub const fn kernels(&self, attention: Attention) -> u32 {
         match (self, attention) {
-            (Self::MatMul { .. }, _) => 1,
+            (Self::MatMul { .. } | Self::Convolution { .. }, _) => 1,
             (Self::Attention { backward: false, .. }, Attention::Fused) => 1,
             // A first kernel sums output times gradient by row, a second yields the three gradients.
             (Self::Attention { backward: true, .. }, Attention::Fused) => 2,

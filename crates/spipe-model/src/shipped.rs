@@ -18,6 +18,7 @@ pub fn shipped() -> &'static [(&'static str, &'static str)] {
         "llama2-70b",
         "llama2-7b",
         "llama3-8b",
+        "stable-diffusion-unet",
         "vit-b-16",
         "vit-bigG",
     ]

@@ -50,6 +50,9 @@ fn layer(block: Block) -> Layer {
         tied_to: None,
         tied_parameters: 0,
         tokens: None,
+        trains: true,
+        needs_backward: true,
+        passes_gradient: true,
     }
 }
 

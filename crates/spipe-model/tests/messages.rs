@@ -197,7 +197,7 @@ fn what_a_config_says_in_vain_is_a_warning() {
 fn the_schema_knows_every_kind() {
     let schema = schema();
     let kinds = schema.as_value()["oneOf"].as_array().map(Vec::len);
-    assert_eq!(kinds, Some(4));
+    assert_eq!(kinds, Some(5));
     let text = schema.as_value().to_string();
     for word in ["format-version", "sliding-window", "boundary-activation", "patch-bias", "projection"] {
         assert!(text.contains(word), "{word}");

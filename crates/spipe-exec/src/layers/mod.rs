@@ -132,6 +132,7 @@ impl Unit {
             LayerKind::Head(head) => HeadUnit::new(head).map(Self::Head),
             LayerKind::PatchEmbedding(_) => Err("images are not read"),
             LayerKind::Projection(_) | LayerKind::Contrast(_) => Err("contrastive losses are not computed"),
+            LayerKind::Unet(_) => Err("convolutions are not computed"),
             LayerKind::Profiled(_) => Err("it is known by measurements only"),
         }
         .map_err(unsupported)

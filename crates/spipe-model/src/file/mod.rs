@@ -4,6 +4,7 @@
 mod document;
 mod profiled;
 mod transformer;
+mod unet;
 mod vision;
 
 pub(crate) use transformer::head_dim;
@@ -14,15 +15,16 @@ use document::{Document, advice};
 use profiled::ProfiledFile;
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde::{Serialize, de::DeserializeOwned};
-use spipe_base::{Diagnostic, Faults, position_of};
+use spipe_base::{Diagnostic, Faults, LayerRange, position_of};
 use toml::de::DeValue;
 use transformer::TransformerFile;
+use unet::UnetFile;
 use vision::{TowersFile, VisionFile};
 
 /// The version that model files carry.
 const FORMAT_VERSION: u32 = 1;
 
-const KINDS: [&str; 4] = ["transformer", "vit", "clip", "profiled"];
+const KINDS: [&str; 5] = ["transformer", "vit", "clip", "unet", "profiled"];
 
 /// The JSON schema of model files.
 pub fn schema() -> schemars::Schema {
@@ -31,6 +33,7 @@ pub fn schema() -> schemars::Schema {
         generator.subschema_for::<TransformerFile>(),
         generator.subschema_for::<VisionFile>(),
         generator.subschema_for::<TowersFile>(),
+        generator.subschema_for::<UnetFile>(),
         generator.subschema_for::<ProfiledFile>(),
     ];
     schemars::json_schema!({
@@ -73,6 +76,7 @@ impl Model {
             "transformer" => TransformerFile::read(&document, file, text),
             "vit" => VisionFile::read(&document, file, text),
             "clip" => TowersFile::read(&document, file, text),
+            "unet" => UnetFile::read(&document, file, text),
             _ => ProfiledFile::read(&document, file, text),
         }
     }
@@ -80,13 +84,21 @@ impl Model {
     /// The model as a file that reads back as an equal model.
     pub fn to_toml(&self) -> String {
         let (name, source) = (self.name(), self.source());
+        let frozen = self.frozen().iter().map(ToString::to_string).collect();
         match self.architecture() {
             Architecture::Transformer(transformer) => {
-                write(&TransformerFile::from_transformer(name, source, transformer))
+                write(&TransformerFile { frozen, ..TransformerFile::from_transformer(name, source, transformer) })
             }
-            Architecture::Vision(vision) => write(&VisionFile::from_vision(name, source, vision)),
-            Architecture::TwoTowers(towers) => write(&TowersFile::from_towers(name, source, towers)),
-            Architecture::Profiled(profiled) => write(&ProfiledFile::from_profiled(name, source, profiled)),
+            Architecture::Vision(vision) => {
+                write(&VisionFile { frozen, ..VisionFile::from_vision(name, source, vision) })
+            }
+            Architecture::TwoTowers(towers) => {
+                write(&TowersFile { frozen, ..TowersFile::from_towers(name, source, towers) })
+            }
+            Architecture::Unet(unet) => write(&UnetFile { frozen, ..UnetFile::from_unet(name, source, unet) }),
+            Architecture::Profiled(profiled) => {
+                write(&ProfiledFile { frozen, ..ProfiledFile::from_profiled(name, source, profiled) })
+            }
         }
     }
 }
@@ -127,6 +139,9 @@ trait Kind: DeserializeOwned + JsonSchema {
     /// The model's name and where its numbers are from.
     fn title(&self) -> (&str, Option<&str>);
 
+    /// The layers that are not trained.
+    fn frozen(&self) -> &[String];
+
     /// Reads a document of this kind.
     fn read(document: &Document<'_>, file: &str, text: &str) -> Result<Model, Faults> {
         let schema = SchemaGenerator::new(SchemaSettings::draft2020_12()).into_root_schema_for::<Self>();
@@ -142,8 +157,44 @@ trait Kind: DeserializeOwned + JsonSchema {
         if name.trim().is_empty() {
             check.error("name", "`name` is empty".into());
         }
+        std::mem::take(&mut check.faults).or(())?;
+        let model = Model::freeze(name.into(), source.map(str::to_owned), architecture);
+        let ranges = frozen(&model, read.frozen(), &mut check);
         check.faults.or(())?;
-        Ok(Model::freeze(name.into(), source.map(str::to_owned), architecture))
+        model.with_frozen(&ranges)
+    }
+}
+
+/// The ranges of layers that `texts` mean, with a fault for each that means none.
+fn frozen(model: &Model, texts: &[String], check: &mut Check<'_>) -> Vec<LayerRange> {
+    let mut ranges = Vec::new();
+    for (index, text) in texts.iter().enumerate() {
+        match model.layer_range(text) {
+            Some(range) => ranges.push(range),
+            None => {
+                let last = model.layers().len().saturating_sub(1);
+                let fault = Diagnostic::error(format!("`{text}` is no layer and no range of layers of this model"));
+                let hint = format!("layers are counted from 0 to {last}; `0..{last}` and their names work too");
+                check.add(&format!("frozen.{index}"), fault.hint(hint));
+            }
+        }
+    }
+    ranges
+}
+
+impl Kind for UnetFile {
+    fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture {
+        let unet = self.resolve(check);
+        check.unet(&unet);
+        Architecture::Unet(unet)
+    }
+
+    fn title(&self) -> (&str, Option<&str>) {
+        (&self.name, self.source.as_deref())
+    }
+
+    fn frozen(&self) -> &[String] {
+        &self.frozen
     }
 }
 
@@ -157,6 +208,10 @@ impl Kind for TransformerFile {
     fn title(&self) -> (&str, Option<&str>) {
         (&self.name, self.source.as_deref())
     }
+
+    fn frozen(&self) -> &[String] {
+        &self.frozen
+    }
 }
 
 impl Kind for VisionFile {
@@ -168,6 +223,10 @@ impl Kind for VisionFile {
 
     fn title(&self) -> (&str, Option<&str>) {
         (&self.name, self.source.as_deref())
+    }
+
+    fn frozen(&self) -> &[String] {
+        &self.frozen
     }
 }
 
@@ -181,6 +240,10 @@ impl Kind for TowersFile {
     fn title(&self) -> (&str, Option<&str>) {
         (&self.name, self.source.as_deref())
     }
+
+    fn frozen(&self) -> &[String] {
+        &self.frozen
+    }
 }
 
 impl Kind for ProfiledFile {
@@ -190,6 +253,10 @@ impl Kind for ProfiledFile {
 
     fn title(&self) -> (&str, Option<&str>) {
         (&self.name, self.source.as_deref())
+    }
+
+    fn frozen(&self) -> &[String] {
+        &self.frozen
     }
 }
 

@@ -32,6 +32,9 @@ pub(crate) struct ProfiledFile {
     /// Where the numbers are from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<String>,
     /// Times and bytes are for microbatches of so many sequences.
     pub microbatch: u64,
     /// Times and bytes are for sequences of so many tokens.
@@ -185,6 +188,7 @@ impl ProfiledFile {
             kind: ProfiledKind::Profiled,
             name: name.into(),
             source: source.map(str::to_owned),
+            frozen: Vec::new(),
             microbatch: profiled.measured_at.microbatch,
             seq_len: profiled.measured_at.seq_len,
             layer: profiled.groups.iter().map(LayerTable::from_group).collect(),

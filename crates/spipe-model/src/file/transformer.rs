@@ -18,6 +18,9 @@ pub(crate) struct TransformerFile {
     /// Where the numbers are from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<String>,
     /// How many tokens there are.
     pub vocabulary: u64,
     /// The sequence length to use when nothing else is asked for.
@@ -229,6 +232,7 @@ impl TransformerFile {
             kind: TransformerKind::Transformer,
             name: name.into(),
             source: source.map(str::to_owned),
+            frozen: Vec::new(),
             vocabulary: transformer.vocabulary,
             seq_len: transformer.seq_len,
             hidden: block.hidden,

@@ -18,6 +18,9 @@ pub(crate) struct VisionFile {
     /// Where the numbers are from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<String>,
     /// Height and width of an image in pixels.
     pub image: u64,
     /// Height and width of a patch in pixels.
@@ -78,6 +81,9 @@ pub(crate) struct TowersFile {
     /// Where the numbers are from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<String>,
     /// Width of the vectors that are compared.
     pub projection: u64,
     /// The text encoder.
@@ -227,6 +233,7 @@ impl VisionFile {
             kind: VisionKind::Vit,
             name: name.into(),
             source: source.map(str::to_owned),
+            frozen: Vec::new(),
             image: vision.embedding.image,
             patch: vision.embedding.patch,
             channels: vision.embedding.channels,
@@ -291,6 +298,7 @@ impl TowersFile {
             kind: TowersKind::Clip,
             name: name.into(),
             source: source.map(str::to_owned),
+            frozen: Vec::new(),
             projection: text.projection,
             text: TextTable {
                 vocabulary: text.vocabulary,

@@ -84,7 +84,7 @@ fn warn(config: &mut Config<'_>, architecture: &Architecture) {
     let expected = match architecture {
         Architecture::Vision(_) => "ForImageClassification",
         Architecture::TwoTowers(_) => "CLIPModel",
-        Architecture::Transformer(_) | Architecture::Profiled(_) => "LM",
+        Architecture::Transformer(_) | Architecture::Unet(_) | Architecture::Profiled(_) => "LM",
     };
     let other = config.words("architectures").and_then(|classes| {
         let fits = |class: &&str| class.ends_with(expected) || class.ends_with("LMHeadModel");
@@ -121,6 +121,7 @@ fn check_architecture(check: &mut Check<'_>, architecture: &Architecture, head_d
             check.within("vision", |check| share(check, &towers.vision.block));
             check.two_towers(towers);
         }
+        Architecture::Unet(unet) => check.unet(unet),
         // No config describes measurements.
         Architecture::Profiled(_) => {}
     }

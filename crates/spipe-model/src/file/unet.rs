@@ -1,0 +1,129 @@
+//! Model files of kind `unet`.
+
+use crate::{Condition, Level, Unet, check::Check};
+use serde::{Deserialize, Serialize};
+
+/// A denoising network over latent images.
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct UnetFile {
+    /// 1.
+    #[schemars(range(min = 1, max = 1))]
+    pub format_version: u32,
+    /// What the file describes.
+    pub kind: UnetKind,
+    /// The model's name.
+    pub name: String,
+    /// Where the numbers are from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<String>,
+    /// Height and width of a latent image.
+    pub latent: u64,
+    /// Channels of a latent image; 4 if absent.
+    #[serde(default = "four")]
+    pub channels: u64,
+    /// Channels of each level, the largest images first.
+    pub widths: Vec<u64>,
+    /// Residual blocks of a level on the way down; the way up has one more; 2 if absent.
+    #[serde(default = "two")]
+    pub blocks_per_level: u64,
+    /// Transformer blocks behind each residual block, by level; 0 without attention.
+    pub depths: Vec<u64>,
+    /// Transformer blocks in the middle; 1 if absent.
+    #[serde(default = "one")]
+    pub middle_depth: u64,
+    /// Heads of the attention, by level.
+    pub heads: Vec<u64>,
+    /// Width of the text's vectors.
+    pub text_width: u64,
+    /// Tokens of the text; 77 if absent, as in CLIP's text encoder.
+    #[serde(default = "tokens")]
+    pub text_tokens: u64,
+    /// Groups of each group norm; 32 if absent.
+    #[serde(default = "groups")]
+    pub norm_groups: u64,
+}
+
+/// The `kind` of denoising networks.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum UnetKind {
+    /// Convolutions with cross-attention on a way down and a way up (arXiv 2112.10752).
+    Unet,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+const fn two() -> u64 {
+    2
+}
+
+const fn four() -> u64 {
+    4
+}
+
+const fn tokens() -> u64 {
+    77
+}
+
+const fn groups() -> u64 {
+    32
+}
+
+/// How much wider the time vector is than the first level.
+const TIME_FACTOR: u64 = 4;
+
+/// What follows from the width of the first level: that of the sinusoids, and the time vector's, four times as much.
+pub(crate) fn condition(width: u64, text_tokens: u64, text_width: u64) -> Condition {
+    Condition { sinusoids: width, time: width.saturating_mul(TIME_FACTOR), text_tokens, text_width }
+}
+
+impl UnetFile {
+    /// The network, with faults for lists that do not fit together.
+    pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Unet {
+        let count = self.widths.len();
+        for (key, list) in [("depths", &self.depths), ("heads", &self.heads)] {
+            if list.len() != count {
+                check.error(key, format!("`{key}` has {} levels, `widths` has {count}", list.len()));
+            }
+        }
+        let levels = self.widths.iter().zip(&self.depths).zip(&self.heads);
+        Unet {
+            latent: self.latent,
+            channels: self.channels,
+            levels: levels
+                .map(|((width, depth), heads)| Level { width: *width, depth: *depth, heads: *heads })
+                .collect(),
+            blocks: self.blocks_per_level,
+            middle_depth: self.middle_depth,
+            condition: condition(self.widths.first().copied().unwrap_or(0), self.text_tokens, self.text_width),
+            groups: self.norm_groups,
+        }
+    }
+
+    /// The file of a network.
+    pub(crate) fn from_unet(name: &str, source: Option<&str>, unet: &Unet) -> Self {
+        Self {
+            format_version: super::FORMAT_VERSION,
+            kind: UnetKind::Unet,
+            name: name.into(),
+            source: source.map(str::to_owned),
+            frozen: Vec::new(),
+            latent: unet.latent,
+            channels: unet.channels,
+            widths: unet.levels.iter().map(|level| level.width).collect(),
+            blocks_per_level: unet.blocks,
+            depths: unet.levels.iter().map(|level| level.depth).collect(),
+            middle_depth: unet.middle_depth,
+            heads: unet.levels.iter().map(|level| level.heads).collect(),
+            text_width: unet.condition.text_width,
+            text_tokens: unet.condition.text_tokens,
+            norm_groups: unet.groups,
+        }
+    }
+}
