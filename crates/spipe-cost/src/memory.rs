@@ -1,8 +1,8 @@
 //! Bytes of a layer on a device.
 
-use crate::Workload;
-use spipe_base::Bytes;
-use spipe_model::{Layer, Precision, Recompute};
+use crate::{Mode, Workload};
+use spipe_base::{Bytes, LayerId};
+use spipe_model::{Model, Precision, Recompute};
 
 /// What a layer holds on the device that runs it. AdamW in 16-bit training comes to 2 + 2 + 12 bytes per parameter, in f32
 /// to 4 + 4 + 8 (Rajbhandari et al., ZeRO, 2020, section 3.1).
@@ -10,17 +10,20 @@ use spipe_model::{Layer, Precision, Recompute};
 pub struct LayerMemory {
     /// Its parameters.
     pub parameters: Bytes,
-    /// Their gradients.
+    /// Their gradients; none of a frozen layer.
     pub gradients: Bytes,
-    /// The optimizer's state, master copy included.
+    /// The optimizer's state, master copy included; none of a frozen layer.
     pub optimizer: Bytes,
-    /// Kept from one microbatch's forward to its backward, the layer's input included, when nothing is recomputed.
+    /// Keys and values of all microbatches, when tokens are generated.
+    pub cache: Bytes,
+    /// Kept from one microbatch's forward to its backward, the layer's input included, when nothing is recomputed; nothing where
+    /// no backward runs. A frozen layer that a backward runs through is counted as one that trains.
     pub saved: Bytes,
     /// The same when the attention internals are recomputed.
     pub saved_selective: Bytes,
     /// Its input, which is all that is kept when everything is recomputed.
     pub input: Bytes,
-    /// Its output on one microbatch.
+    /// What one microbatch hands on over a cut behind it: its output, and every other output from before it that is read behind.
     pub boundary: Bytes,
     /// What a forward or backward needs for itself while it runs.
     pub workspace: Bytes,
@@ -28,26 +31,39 @@ pub struct LayerMemory {
 
 impl LayerMemory {
     /// The memory of `layer` when parameters and activations are stored in `precision`.
-    pub(crate) fn of(layer: &Layer, workload: &Workload, precision: Precision) -> Self {
+    pub(crate) fn of(model: &Model, id: LayerId, workload: &Workload, precision: Precision) -> Self {
+        let layer = &model.layers()[id];
         let batch = workload.batch();
         let width = precision.bytes();
-        let training = workload.mode == crate::Mode::Train;
-        let when_training = |bytes: Bytes| if training { bytes } else { Bytes::ZERO };
-        let saved = |recompute| when_training(layer.saved(batch, precision, recompute, workload.attention));
+        let training = workload.mode == Mode::Train;
+        let when = |wanted: bool, bytes: Bytes| if training && wanted { bytes } else { Bytes::ZERO };
+        let saved =
+            |recompute| when(layer.needs_backward, layer.saved(batch, precision, recompute, workload.attention));
+        let generating = workload.mode == Mode::Generate;
+        let cache = if generating { layer.cache(batch, precision) * workload.microbatches } else { Bytes::ZERO };
+        let seen = if generating { layer.generated(batch) } else { batch };
         Self {
             parameters: Bytes::new(layer.parameters * width),
-            gradients: when_training(Bytes::new(layer.parameters * width)),
-            optimizer: when_training(Bytes::new(layer.parameters * workload.optimizer.state_bytes(width))),
+            gradients: when(layer.trains, Bytes::new(layer.parameters * width)),
+            optimizer: when(layer.trains, Bytes::new(layer.parameters * workload.optimizer.state_bytes(width))),
+            cache,
             saved: saved(Recompute::None),
             saved_selective: saved(Recompute::Selective),
             input: saved(Recompute::Full),
-            boundary: layer.boundary(batch, precision),
-            workspace: layer.workspace(batch, precision, workload.attention),
+            boundary: model.crossing(id).map(|id| crossing(model, id, workload, precision)).sum(),
+            workspace: layer.workspace(seen, precision, workload.attention),
         }
     }
 
-    /// Parameters, gradients and optimizer state together.
+    /// Parameters, gradients, optimizer state and cache together.
     pub fn state(&self) -> Bytes {
-        self.parameters + self.gradients + self.optimizer
+        self.parameters + self.gradients + self.optimizer + self.cache
     }
+}
+
+/// What `layer` puts out for one microbatch.
+fn crossing(model: &Model, id: LayerId, workload: &Workload, precision: Precision) -> Bytes {
+    let layer = &model.layers()[id];
+    let batch = workload.batch();
+    layer.boundary(if workload.mode == Mode::Generate { layer.generated(batch) } else { batch }, precision)
 }

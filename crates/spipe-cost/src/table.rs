@@ -3,7 +3,7 @@
 use crate::{LayerMemory, Mode, Workload, compute_type, roofline::Roofline};
 use spipe_base::{Bytes, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
 use spipe_hardware::{DataType, Device, DeviceKind, Hardware};
-use spipe_model::{Layer, Model, Precision, Recompute};
+use spipe_model::{Layer, LayerWork, Model, Op, Precision, Recompute};
 use std::collections::BTreeMap;
 
 /// Where a time comes from.
@@ -68,6 +68,8 @@ pub struct CostTable {
     workload: Workload,
     kind_of: IdVec<LayerId, usize>,
     parameters: IdVec<LayerId, u64>,
+    trains: IdVec<LayerId, bool>,
+    needs_backward: IdVec<LayerId, bool>,
     /// By kind of layer, then device.
     times: Vec<Vec<Option<LayerTime>>>,
     memories: Vec<Vec<LayerMemory>>,
@@ -87,29 +89,35 @@ impl CostTable {
                 return Err(CostError::Zero { what });
             }
         }
-        let mut kinds: BTreeMap<(String, u64), usize> = BTreeMap::new();
+        let mut kinds = BTreeMap::new();
         let mut table = Self {
             workload: *workload,
             kind_of: IdVec::new(),
             parameters: model.layers().iter().map(|layer| layer.parameters).collect(),
+            trains: model.layers().iter().map(|layer| layer.trains).collect(),
+            needs_backward: model.layers().iter().map(|layer| layer.needs_backward).collect(),
             times: Vec::new(),
             memories: Vec::new(),
             optimizer_rates: hardware.devices().iter().map(|device| optimizer_rate(device, workload)).collect(),
             storage: hardware.devices().iter().map(|device| storage(device, workload.precision)).collect(),
         };
-        for layer in model.layers() {
-            let key = (layer.signature(workload.batch()), layer.parameters);
+        for (id, layer) in model.layers().enumerate() {
+            let passes = (layer.trains, layer.needs_backward, layer.passes_gradient);
+            // Two layers before which different skip connections begin cost differently if a stage ends behind them.
+            let cut = model.cut_bytes(id, workload.batch(), Precision::Fp32);
+            let key = (layer.signature(workload.batch()), layer.parameters, passes, cut);
             let next = table.times.len();
             let kind = *kinds.entry(key).or_insert(next);
             if kind == next {
-                table.add_kind(layer, hardware)?;
+                table.add_kind(model, id, hardware)?;
             }
             table.kind_of.push(kind);
         }
         Ok(table)
     }
 
-    fn add_kind(&mut self, layer: &Layer, hardware: &Hardware) -> Result<(), CostError> {
+    fn add_kind(&mut self, model: &Model, id: LayerId, hardware: &Hardware) -> Result<(), CostError> {
+        let layer = &model.layers()[id];
         let times: Vec<_> = hardware.devices().iter().map(|device| layer_time(layer, device, &self.workload)).collect();
         if times.iter().all(Option::is_none) {
             return Err(CostError::Nowhere { layer: layer.name.clone(), hardware: hardware.name().into() });
@@ -119,7 +127,7 @@ impl CostTable {
             hardware
                 .devices()
                 .iter()
-                .map(|device| LayerMemory::of(layer, &self.workload, storage(device, self.workload.precision)))
+                .map(|device| LayerMemory::of(model, id, &self.workload, storage(device, self.workload.precision)))
                 .collect(),
         );
         Ok(())
@@ -171,6 +179,17 @@ impl CostTable {
         self.parameters[layer]
     }
 
+    /// The number of parameters of `layer` that are trained: all of them or none.
+    pub fn trained_parameters(&self, layer: LayerId) -> u64 {
+        if self.trains[layer] { self.parameters[layer] } else { 0 }
+    }
+
+    /// Whether a backward runs through `layer`: in training, if it trains or one of those that it reads does, directly or
+    /// through others.
+    pub fn needs_backward(&self, layer: LayerId) -> bool {
+        self.workload.mode == Mode::Train && self.needs_backward[layer]
+    }
+
     /// The precision in which `device` stores parameters and activations.
     pub fn storage(&self, device: DeviceId) -> Precision {
         self.storage[device]
@@ -214,21 +233,30 @@ fn layer_time(layer: &Layer, device: &Device, workload: &Workload) -> Option<Lay
         element: storage(device, workload.precision).bytes(),
         attention: workload.attention,
     };
-    let work = layer.work(workload.batch());
-    let (times, source) = times(layer, workload, &roofline)?;
+    let work = work(layer, workload);
+    let (times, source) = times(layer, workload, &work, &roofline)?;
     let training = workload.mode == Mode::Train;
     let [forward, backward_input, backward_weight] = times;
-    let backward = |time: Seconds| if training { time } else { Seconds::ZERO };
-    let backward_traffic = roofline.traffic(&work.backward_input) + roofline.traffic(&work.backward_weight);
+    let (passes, trains) = (training && layer.passes_gradient, training && layer.trains);
+    let when = |wanted: bool, time: Seconds| if wanted { time } else { Seconds::ZERO };
+    let moved = |wanted: bool, ops: &[Op]| if wanted { roofline.traffic(ops) } else { Bytes::ZERO };
     Some(LayerTime {
         forward,
-        backward_input: backward(backward_input),
-        backward_weight: backward(backward_weight),
+        backward_input: when(passes, backward_input),
+        backward_weight: when(trains, backward_weight),
         forward_traffic: roofline.traffic(&work.forward),
-        backward_traffic: if training { backward_traffic } else { Bytes::ZERO },
+        backward_traffic: moved(passes, &work.backward_input) + moved(trains, &work.backward_weight),
         selective_share: selective_share(layer, workload, &roofline),
         source,
     })
+}
+
+/// What a layer computes in the workload's mode.
+fn work(layer: &Layer, workload: &Workload) -> LayerWork {
+    match workload.mode {
+        Mode::Train | Mode::Infer => layer.work(workload.batch()),
+        Mode::Generate => LayerWork { forward: layer.generate_work(workload.batch()), ..LayerWork::default() },
+    }
 }
 
 /// By the roofline, whatever the source of the whole: the shape of a layer says which of its operations are done again.
@@ -242,21 +270,30 @@ fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) 
     }
 }
 
-/// Forward, backward-input and backward-weight from the best source there is.
-fn times(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Option<([Seconds; 3], Source)> {
+/// Forward, backward-input and backward-weight from the best source there is. Measurements of whole sequences say nothing
+/// about generating with a cache; the times of a profiled layer are scaled to one token, so measure it on one.
+fn times(
+    layer: &Layer,
+    workload: &Workload,
+    work: &LayerWork,
+    roofline: &Roofline<'_>,
+) -> Option<([Seconds; 3], Source)> {
     let (device, batch) = (roofline.device, workload.batch());
-    if let Some(time) = device.layer_time(&layer.signature(batch), roofline.data_type) {
+    let generating = workload.mode == Mode::Generate;
+    let signature = layer.signature(batch);
+    let measured = device.layer_time(&signature, roofline.data_type).filter(|_| !generating);
+    if let Some(time) = measured {
         return Some(([time.forward, time.backward_input, time.backward_weight], Source::Measured));
     }
     let is_gpu = matches!(device.kind, DeviceKind::Gpu);
-    if let Some(time) = layer.profile(&device.name, is_gpu, batch) {
+    let seen = if generating { layer.generated(batch) } else { batch };
+    if let Some(time) = layer.profile(&device.name, is_gpu, seen) {
         return Some(([time.forward, time.backward_input, time.backward_weight], Source::Profiled));
     }
     if layer.is_profiled() {
         return None;
     }
-    let work = layer.work(batch);
-    let total = |ops: &[spipe_model::Op]| roofline.total(ops);
+    let total = |ops: &[Op]| roofline.total(ops);
     let times = [total(&work.forward)?, total(&work.backward_input)?, total(&work.backward_weight)?];
     Some((times, Source::Roofline))
 }

@@ -12,8 +12,12 @@ pub enum Mode {
     /// Forward, backward and an optimizer step.
     #[default]
     Train,
-    /// Forward only.
+    /// Forward only, of all tokens of each sequence: of a language model the prefill, of an image encoder an embedding, of a
+    /// denoising network one step.
     Infer,
+    /// The forward of the next token of each sequence, whose other tokens, to the sequence length in all, are in a cache of keys
+    /// and values.
+    Generate,
 }
 
 /// How parameters are updated.
@@ -63,7 +67,7 @@ macro_rules! words {
     };
 }
 
-words!(Mode: "train" => Self::Train, "infer" => Self::Infer);
+words!(Mode: "train" => Self::Train, "infer" => Self::Infer, "generate" => Self::Generate);
 words!(Optimizer: "adamw" => Self::Adamw);
 
 /// What one iteration consumes, and how.
@@ -97,9 +101,12 @@ impl Workload {
         self.microbatch * self.microbatches
     }
 
-    /// Tokens per iteration.
+    /// Tokens per iteration; of generating, one a sequence.
     pub const fn tokens(&self) -> u64 {
-        self.global_batch() * self.seq_len
+        match self.mode {
+            Mode::Train | Mode::Infer => self.global_batch() * self.seq_len,
+            Mode::Generate => self.global_batch(),
+        }
     }
 }
 

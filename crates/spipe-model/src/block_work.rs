@@ -6,9 +6,10 @@
 //! F = sbh(24h + 4s), B = sbh(24h + 8s), W = 24sbh².
 
 use crate::{
-    Batch, Block, Mlp, Norm, Positions,
+    Batch, Block, Mlp, Norm, Positions, Precision,
     op::{LayerWork, Op, product},
 };
+use spipe_base::Bytes;
 
 impl LayerWork {
     /// A product of `m` rows of width `k` with a weight of `k` × `n`, and its two gradients.
@@ -47,10 +48,28 @@ impl LayerWork {
 impl Block {
     /// The work of one microbatch.
     pub fn work(&self, batch: Batch) -> LayerWork {
+        self.work_within(batch, batch.seq_len)
+    }
+
+    /// The forward of one token of each sequence, which meets the keys of `batch.seq_len` tokens, its own among them; the others'
+    /// are in the cache.
+    pub fn generate(&self, batch: Batch) -> Vec<Op> {
+        self.work_within(Batch { seq_len: 1, ..batch }, batch.seq_len).forward
+    }
+
+    /// Bytes of the keys and values of one microbatch, which generating the next token reads: 2·t·c numbers, as many tokens of
+    /// each sequence as a window lets be seen.
+    pub fn cache(&self, batch: Batch, precision: Precision) -> Bytes {
+        let tokens = product(&[batch.microbatch, self.keys(batch.seq_len)]);
+        Bytes::new(product(&[2, tokens, self.kv_width(), precision.bytes()]))
+    }
+
+    /// The work on `batch`, whose tokens are the last of sequences of length `context`.
+    fn work_within(&self, batch: Batch, context: u64) -> LayerWork {
         let mut work = LayerWork::default();
         let residual = product(&[batch.tokens(), self.hidden]);
         work.norm(residual);
-        self.attend(&mut work, batch);
+        self.attend(&mut work, batch, context);
         if self.dropout {
             work.copy(residual);
         }
@@ -72,7 +91,7 @@ impl Block {
         work
     }
 
-    fn attend(&self, work: &mut LayerWork, batch: Batch) {
+    fn attend(&self, work: &mut LayerWork, batch: Batch, context: u64) {
         let tokens = batch.tokens();
         work.linear(1, tokens, (self.qkv_width(), self.hidden));
         if self.qkv_bias {
@@ -87,23 +106,24 @@ impl Block {
             work.forward.push(Op::Elementwise { elements, kernels: 2 });
             work.backward_input.push(Op::Elementwise { elements, kernels: 2 });
         }
-        work.forward.push(self.attention(batch, false));
-        work.backward_input.push(self.attention(batch, true));
+        work.forward.push(self.attention(batch, context, false));
+        work.backward_input.push(self.attention(batch, context, true));
         work.linear(1, tokens, (self.hidden, self.query_width()));
         if self.output_bias {
             work.bias(tokens, self.hidden);
         }
     }
 
-    fn attention(&self, batch: Batch, backward: bool) -> Op {
+    fn attention(&self, batch: Batch, context: u64, backward: bool) -> Op {
         Op::Attention {
             batch: batch.microbatch,
             heads: self.heads,
             kv_heads: self.kv_heads,
             seq_q: batch.seq_len,
-            seq_k: self.keys(batch.seq_len),
+            seq_k: self.keys(context),
             head_dim: self.head_dim,
-            causal: self.causal,
+            // A single token comes last and sees all.
+            causal: self.causal && batch.seq_len > 1,
             backward,
         }
     }
@@ -156,7 +176,7 @@ impl Block {
 
     /// What a selective recompute of materialised attention computes again.
     pub(crate) fn attention_work(&self, batch: Batch) -> Vec<Op> {
-        vec![self.attention(batch, false)]
+        vec![self.attention(batch, batch.seq_len, false)]
     }
 
     /// The block's part of a layer's signature.

@@ -80,6 +80,29 @@ impl Layer {
         }
     }
 
+    /// The batch when the next token of each sequence is generated: one token; of layers whose tokens are fixed, the same batch.
+    pub fn generated(&self, batch: Batch) -> Batch {
+        Batch { seq_len: if self.tokens.is_some() { batch.seq_len } else { 1 }, ..batch }
+    }
+
+    /// The forward of the next token of each sequence, the keys and values of the `batch.seq_len` − 1 before it being in the
+    /// [`cache`](Self::cache); of layers whose tokens are fixed, as of images, their whole forward.
+    pub fn generate_work(&self, batch: Batch) -> Vec<Op> {
+        match &self.kind {
+            LayerKind::Block(block) if self.tokens.is_none() => block.generate(batch),
+            _ => self.work(self.generated(batch)).forward,
+        }
+    }
+
+    /// Bytes that a layer keeps of `batch.seq_len` tokens of each sequence of a microbatch to generate the next: of a block its
+    /// keys and values; nothing where the number of tokens is fixed.
+    pub fn cache(&self, batch: Batch, precision: Precision) -> Bytes {
+        match &self.kind {
+            LayerKind::Block(block) if self.tokens.is_none() => block.cache(batch, precision),
+            _ => Bytes::ZERO,
+        }
+    }
+
     /// What is computed again before the backward: by a full recompute the whole forward.
     pub fn recompute_work(&self, batch: Batch, recompute: Recompute, attention: Attention) -> Vec<Op> {
         match (&self.kind, recompute) {

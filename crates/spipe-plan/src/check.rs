@@ -38,7 +38,7 @@ pub(crate) fn check_file(
     if placement.system.family() == Family::Sharded {
         check_shards(context, placement, &mut faults);
     }
-    if context.workload().mode == Mode::Infer && !placement.system.infers() {
+    if context.workload().mode != Mode::Train && !placement.system.infers() {
         faults.push(
             Diagnostic::error(format!("system `{}` only trains", placement.system)).hint("use gpipe to run forwards"),
         );

@@ -143,7 +143,8 @@ fn sharded(context: &Context<'_>, placement: &Placement) -> Footprint {
             };
             let (parameters, gradients) = (sum(|memory| memory.parameters), sum(|memory| memory.gradients));
             let part = |bytes| shard(bytes, participants.len());
-            let (mut on_device, mut on_host) = (Bytes::ZERO, Bytes::ZERO);
+            // Each participant generates its share of the sequences.
+            let (mut on_device, mut on_host) = (part(sum(|memory| memory.cache)), Bytes::ZERO);
             let streamed = matches!(stage.weights, Weights::Streamed(_));
             *(if streamed { &mut on_host } else { &mut on_device }) += part(parameters) + part(gradients);
             *(if streamed || stage.optimizer.is_some() { &mut on_host } else { &mut on_device }) +=

@@ -178,7 +178,7 @@ pub(crate) const fn slots_out(training: bool) -> u64 {
 fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Option<StageTimes> {
     let time = context.cost.time(layer, device)?;
     let training = context.workload().mode == Mode::Train;
-    let step = context.cost.optimizer_time(context.cost.parameters(layer), device).to_ms();
+    let step = context.cost.optimizer_time(context.cost.trained_parameters(layer), device).to_ms();
     Some(StageTimes {
         forward: time.forward.to_ms(),
         recompute: 0.0,

@@ -287,7 +287,8 @@ impl<'a> Lowering<'a> {
         let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
         let summed = Access::new(gradients, part.accumulated);
         let parameters = (Access::new(part.parameters, 0), Access::new(part.parameters, 1));
-        let stepped: u64 = layers.iter().map(|layer| self.context.cost.parameters(layer)).sum::<u64>().div_ceil(count);
+        let stepped: u64 =
+            layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum::<u64>().div_ceil(count);
         let state = (Access::new(state, 0), Access::new(state, 1));
         if host == here.memory || host == home {
             let device = self.steps(at, host);
@@ -431,6 +432,10 @@ fn part(
     };
     let training = context.workload().mode == Mode::Train;
     let mut resident = |content, memory, bytes| builder.buffer(content, memory, bytes, Lifetime::Resident);
+    let cache = shard(sum(|memory| memory.cache), count);
+    if cache > Bytes::ZERO {
+        resident(Content::Cache(layers), memory, cache);
+    }
     Part {
         parameters: resident(Content::Parameters(layers), home, bytes.parameter_shard),
         gradients: training.then(|| resident(Content::Gradients(layers), home, bytes.gradient_shard)),

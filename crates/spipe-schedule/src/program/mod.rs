@@ -62,6 +62,8 @@ pub enum Content {
     Gradients(LayerRange),
     /// Master copies and moments.
     OptimizerState(LayerRange),
+    /// Keys and values of the tokens so far, of all microbatches.
+    Cache(LayerRange),
     /// The output of a layer on a microbatch.
     Activation(LayerId, MicrobatchId),
     /// The gradient of that output.
@@ -87,6 +89,7 @@ impl Content {
             Self::Parameters(layers) => format!("parameters of layers {layers}"),
             Self::Gradients(layers) => format!("gradients of layers {layers}"),
             Self::OptimizerState(layers) => format!("optimizer state of layers {layers}"),
+            Self::Cache(layers) => format!("keys and values of layers {layers}"),
             Self::Activation(layer, _) => format!("activations after {layer}"),
             Self::Gradient(layer, _) => format!("activation gradients after {layer}"),
             Self::Saved(layers, _) => format!("saved activations of layers {layers}"),
@@ -101,7 +104,9 @@ impl Content {
     /// The microbatch it belongs to, if any.
     pub const fn microbatch(&self) -> Option<MicrobatchId> {
         match self {
-            Self::Parameters(_) | Self::Gradients(_) | Self::OptimizerState(_) | Self::UndoLog(_) => None,
+            Self::Parameters(_) | Self::Gradients(_) | Self::OptimizerState(_) | Self::UndoLog(_) | Self::Cache(_) => {
+                None
+            }
             Self::Activation(_, microbatch)
             | Self::Gradient(_, microbatch)
             | Self::Saved(_, microbatch)

@@ -109,7 +109,7 @@ impl<'a> Lowering<'a> {
         let last = token.stage.index() + 1 == self.stations.len();
         match token.pass {
             Pass::Forward => token.stage.index() == 0 || self.activations.contains_key(&key),
-            _ => last || self.context.workload().mode == Mode::Infer || self.gradients.contains_key(&key),
+            _ => last || self.context.workload().mode != Mode::Train || self.gradients.contains_key(&key),
         }
     }
 
@@ -117,6 +117,7 @@ impl<'a> Lowering<'a> {
         let here = &self.stations[stage];
         let training = here.gradients.is_some();
         let mut reads = vec![Access::new(here.parameters, 0)];
+        reads.extend(here.cache.map(|cache| Access::new(cache, 0)));
         let arrived = self.activations.get(&(stage, microbatch)).copied();
         reads.extend(arrived.map(|crossing| Access::new(crossing.here, 1)));
         let mut writes = vec![self.workspace(stage, microbatch)];

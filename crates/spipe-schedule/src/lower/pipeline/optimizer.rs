@@ -87,7 +87,7 @@ impl Lowering<'_> {
 
     fn step(&mut self, step: &Step, (lane, device): (LaneId, DeviceId), (reads, writes): (Vec<Access>, Vec<Access>)) {
         let layers = self.stations[step.stage].stage.layers;
-        let parameters = layers.iter().map(|layer| self.context.cost.parameters(layer)).sum();
+        let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
         let time = self.context.cost.optimizer_time(parameters, device);
         let traffic = self.context.cost.optimizer_traffic(parameters, device);
         self.builder.action(Action {

@@ -23,6 +23,8 @@ pub(super) struct Station {
     pub parameters: BufferId,
     /// Gradients, in training.
     pub gradients: Option<BufferId>,
+    /// Keys and values, when tokens are generated.
+    pub cache: Option<BufferId>,
     pub times: Times,
 }
 
@@ -59,6 +61,9 @@ impl Station {
         let gradients = training.then(|| {
             builder.buffer(Content::Gradients(layers), memory, sum(|memory| memory.gradients), Lifetime::Resident)
         });
+        let cached: Bytes = sum(|memory| memory.cache);
+        let cache =
+            (cached > Bytes::ZERO).then(|| builder.buffer(Content::Cache(layers), memory, cached, Lifetime::Resident));
         let again: Bytes = recomputed.iter().flat_map(|layers| layers.iter()).map(|layer| of(layer).saved).sum();
         let offloaded = match stage.offload {
             Some(_) if training => offloaded_bytes(context, &stage),
@@ -76,6 +81,7 @@ impl Station {
             offloaded,
             parameters,
             gradients,
+            cache,
             times: times(context, &stage),
         }
     }
