@@ -77,7 +77,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         Weights::Resident => context.hardware.devices()[stage.device].memory,
     };
     let socket = stage.optimizer.or_else(|| owner(context, home));
-    let parameters = layers.iter().map(|layer| context.cost.parameters(layer)).sum();
+    let parameters = layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
     let step = socket.map_or_else(Transfer::default, |socket| {
         let time = context.cost.optimizer_time(parameters, socket);
         let traffic = context.cost.optimizer_traffic(parameters, socket);
