@@ -302,7 +302,7 @@ pub struct Compare {
 /// A schedule by itself.
 #[derive(Debug, Group)]
 pub struct Schedule {
-    /// Such as 1f1b, interleaved-1f1b, zb-2p or gis; or custom, with a file
+    /// Such as 1f1b, interleaved-1f1b, zb-2p, gis, spipe or superpipeline; or custom, with a file
     pub system: String,
     /// The order of a custom schedule: one line per device, such as 0F0,0B0
     pub file: Option<String>,
@@ -331,6 +331,33 @@ pub struct Schedule {
     /// Forward of one stage
     #[arg(long, default_value = "1 ms")]
     pub forward: Seconds,
+    /// Forward stages of each device: 2 if not given (spipe), 1 (mobius)
+    #[arg(long)]
+    pub forward_chunks: Option<usize>,
+    /// Backward stages of each device: three times as many if not given (spipe), the same (mobius)
+    #[arg(long)]
+    pub backward_chunks: Option<usize>,
+    /// Backward of one stage with its recompute (spipe, mobius)
+    #[arg(long)]
+    pub backward: Option<Seconds>,
+    /// Repeated layers (superpipeline)
+    #[arg(long)]
+    pub units: Option<usize>,
+    /// k, the units on the device (superpipeline)
+    #[arg(long)]
+    pub resident: Option<usize>,
+    /// k', the units exchanged at a time (superpipeline)
+    #[arg(long)]
+    pub swap: Option<usize>,
+    /// Arithmetic of one unit (superpipeline)
+    #[arg(long)]
+    pub compute: Option<Seconds>,
+    /// Its way to the device (superpipeline)
+    #[arg(long)]
+    pub load: Option<Seconds>,
+    /// Its way back; 0 where the host keeps what it has (superpipeline)
+    #[arg(long, default_value = "0 ms")]
+    pub evict: Seconds,
     /// Gradient of its input
     #[arg(long, default_value = "1 ms")]
     pub backward_input: Seconds,

@@ -1,6 +1,7 @@
 //! `spipe schedule`: a schedule by itself, from given stage times.
 
 mod orders;
+mod rounds;
 
 use super::timeline;
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
 };
 use serde::Serialize;
 use spipe_base::{LaneRole, SimTime};
-use spipe_schedule::{Order, StageTimes};
+use spipe_schedule::{Program, StageTimes};
 use spipe_sim::{Iterations, Options, simulate};
 use spipe_trace::{Span, Trace};
 
@@ -20,15 +21,31 @@ const WIDTH: usize = 110;
 
 /// Builds the order, simulates one iteration, prints figures and picture.
 pub fn run(what: &args::Schedule, format: Format) -> Result<(), Failure> {
+    if let Some(chosen) = rounds::chosen(what) {
+        let (program, steady) = chosen?;
+        let order = rounds::order(&program);
+        return show(what, format, &program, (order, steady));
+    }
     let times = times(what)?;
     let chosen = orders::chosen(what, &times)?;
     let program = chosen.program(&what.system, &times)?;
+    let order = chosen.order().devices().iter();
+    let order = order.map(|tokens| tokens.iter().map(ToString::to_string).collect()).collect();
+    show(what, format, &program, (order, None))
+}
+
+fn show(
+    what: &args::Schedule,
+    format: Format,
+    program: &Program,
+    (order, steady): (Vec<Vec<String>>, Option<f64>),
+) -> Result<(), Failure> {
     let options = Options { iterations: Iterations::One, ..Options::default() };
-    let trace = simulate(&program, &options).trace;
+    let trace = simulate(program, &options).trace;
     if let Some(path) = &what.output {
         timeline::write(path, &trace)?;
     }
-    let data = Data::of(chosen.order(), &trace, program.actions().len());
+    let data = Data { steady_unit_ms: steady, ..Data::of(order, program, &trace) };
     output::report(format, &human(&data, &trace), &data)
 }
 
@@ -59,12 +76,14 @@ struct Data {
     bubble_fraction: f64,
     span_bubble_fraction: f64,
     peak_activation_units: Vec<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steady_unit_ms: Option<f64>,
     actions: usize,
     order: Vec<Vec<String>>,
 }
 
 impl Data {
-    fn of(order: &Order, trace: &Trace, actions: usize) -> Self {
+    fn of(order: Vec<Vec<String>>, program: &Program, trace: &Trace) -> Self {
         // Spans are sorted by lane.
         let by_device = || {
             let of_one_lane = trace.spans.chunk_by(|left, right| left.lane == right.lane);
@@ -83,15 +102,22 @@ impl Data {
             work_ms: work,
             bubble_fraction: idle_share(makespan),
             span_bubble_fraction: idle_share(span),
-            // Memories of the devices come first, that of the host after them.
-            peak_activation_units: trace.memories[..order.devices().len()]
-                .iter()
-                .map(|memory| memory.peak.as_f64() / StageTimes::UNIT.as_f64())
-                .collect(),
-            actions,
-            order: order.devices().iter().map(|tokens| tokens.iter().map(ToString::to_string).collect()).collect(),
+            peak_activation_units: peaks(program, trace),
+            steady_unit_ms: None,
+            actions: program.actions().len(),
+            order,
         }
     }
+}
+
+/// The most activations (or units) in the memory of each device.
+fn peaks(program: &Program, trace: &Trace) -> Vec<f64> {
+    let peak = |device: &spipe_schedule::Device| {
+        let name = &program.memories()[device.memory].name;
+        let track = trace.memories.iter().find(|memory| memory.name == *name);
+        track.map_or(0.0, |memory| memory.peak.as_f64() / StageTimes::UNIT.as_f64())
+    };
+    program.devices().iter().map(peak).collect()
 }
 
 fn human(data: &Data, trace: &Trace) -> String {
@@ -104,13 +130,14 @@ fn human(data: &Data, trace: &Trace) -> String {
         percent(data.span_bubble_fraction),
         data.actions.to_string(),
     ]);
+    let steady = data.steady_unit_ms.map(|time| format!("\n\nSteady time per unit: {time:.3} ms")).unwrap_or_default();
     let peaks: Vec<String> = data.peak_activation_units.iter().map(ToString::to_string).collect();
     // Memories of bare schedules count activations, not bytes; their peaks are in the line above.
     let lanes = Trace { memories: Vec::new(), ..trace.clone() };
     let picture = spipe_timeline::text(&spipe_timeline::Picture { trace: &lanes, second: None, title: None }, WIDTH);
     let orders: Vec<String> = data.order.iter().map(|tokens| tokens.join(",")).collect();
     format!(
-        "{figures}\n\nPeak activations per device: {}\n\n{picture}\nOrder:\n{}\n",
+        "{figures}{steady}\n\nPeak activations per device: {}\n\n{picture}\nOrder:\n{}\n",
         peaks.join(", "),
         orders.join("\n")
     )
