@@ -123,6 +123,44 @@ fn shipped_models_are_the_published_ones() {
     assert_eq!(model("demo").parameters(), 14_358_912);
 }
 
+/// The models that systems were measured with have the sizes that their papers name, to the digits that these give.
+#[test]
+fn evaluated_models_have_their_published_sizes() {
+    let spipe = [
+        ("10b", 10.13),
+        ("19b", 17.45),
+        ("30b", 29.46),
+        ("40b", 39.95),
+        ("52b", 52.03),
+        ("69b", 68.72),
+        ("88b", 87.59),
+        ("110b", 110.77),
+    ];
+    for (name, billions) in spipe {
+        let parameters = model(&format!("spipe-{name}")).parameters() as f64 / 1e9;
+        assert!((parameters - billions).abs() < 0.006, "{name}: {parameters}");
+    }
+    let named = ["pipeoffload-", "zero-bubble-"];
+    let mut found = 0;
+    for (name, _) in shipped() {
+        let Some(size) = named.iter().find_map(|prefix| name.strip_prefix(prefix)) else { continue };
+        let billions: f64 = size.trim_end_matches('b').parse().unwrap();
+        let parameters = model(name).parameters() as f64 / 1e9;
+        assert!((parameters - billions).abs() < 0.051, "{name}: {parameters}");
+        found += 1;
+    }
+    assert_eq!(found, 10);
+}
+
+/// One layer and one embedding of SPipe's 10B model, in millions: 202.4 and 206.0.
+#[test]
+fn the_parts_of_an_evaluated_model_have_their_sizes() {
+    let model = model("spipe-10b");
+    let millions = |name: &str| model.layers()[model.layer(name).unwrap()].parameters as f64 / 1e6;
+    assert!((millions("block.0") - 202.4).abs() < 0.05, "{}", millions("block.0"));
+    assert!((millions("embedding") - 206.0).abs() < 0.05, "{}", millions("embedding"));
+}
+
 #[test]
 fn tied_heads_count_once_and_say_what_they_share() {
     let model = model("gpt2");
