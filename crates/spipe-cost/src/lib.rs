@@ -11,12 +11,16 @@
 //! `launch floor × kernels + max(FLOPs ÷ rate(FLOPs), bytes ÷ bandwidth(bytes))`, where both rates depend on the size of
 //! the operation (Williams, Waterman, Patterson: Roofline, CACM 2009; the size dependence is the profile's curve).
 //! [`Source`] says which it was.
+//!
+//! [`Parallelism`] is the baseline without a pipeline: tensor and data parallelism over the machine's GPUs.
 
 mod memory;
+mod parallel;
 mod roofline;
 mod table;
 mod workload;
 
 pub use memory::LayerMemory;
+pub use parallel::{ParallelCost, ParallelError, Parallelism, all_reduce};
 pub use table::{CostError, CostTable, LayerTime, Source};
 pub use workload::{Mode, Optimizer, Workload, compute_type};

@@ -2,7 +2,7 @@
 
 use crate::{Mode, Workload};
 use spipe_base::{Bytes, LayerId};
-use spipe_model::{Model, Precision, Recompute};
+use spipe_model::{Layer, Model, Precision, Recompute};
 
 /// What a layer holds on the device that runs it. AdamW in 16-bit training comes to 2 + 2 + 12 bytes per parameter, in f32
 /// to 4 + 4 + 8 (Rajbhandari et al., ZeRO, 2020, section 3.1).
@@ -30,9 +30,14 @@ pub struct LayerMemory {
 }
 
 impl LayerMemory {
-    /// The memory of `layer` when parameters and activations are stored in `precision`.
+    /// The memory of layer `id` when parameters and activations are stored in `precision`.
     pub(crate) fn of(model: &Model, id: LayerId, workload: &Workload, precision: Precision) -> Self {
-        let layer = &model.layers()[id];
+        let outputs = model.crossing(id).map(|id| output(&model.layers()[id], workload, precision));
+        Self { boundary: outputs.sum(), ..Self::alone(&model.layers()[id], workload, precision) }
+    }
+
+    /// The memory of `layer` where nothing but its own output goes on.
+    pub(crate) fn alone(layer: &Layer, workload: &Workload, precision: Precision) -> Self {
         let batch = workload.batch();
         let width = precision.bytes();
         let training = workload.mode == Mode::Train;
@@ -50,7 +55,7 @@ impl LayerMemory {
             saved: saved(Recompute::None),
             saved_selective: saved(Recompute::Selective),
             input: saved(Recompute::Full),
-            boundary: model.crossing(id).map(|id| crossing(model, id, workload, precision)).sum(),
+            boundary: output(layer, workload, precision),
             workspace: layer.workspace(seen, precision, workload.attention),
         }
     }
@@ -62,8 +67,7 @@ impl LayerMemory {
 }
 
 /// What `layer` puts out for one microbatch.
-fn crossing(model: &Model, id: LayerId, workload: &Workload, precision: Precision) -> Bytes {
-    let layer = &model.layers()[id];
+pub(crate) fn output(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
     let batch = workload.batch();
     layer.boundary(if workload.mode == Mode::Generate { layer.generated(batch) } else { batch }, precision)
 }

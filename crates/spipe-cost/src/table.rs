@@ -216,7 +216,7 @@ pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
 }
 
 /// Parameters per second: a socket's own figure; on a GPU its memory bandwidth over the bytes that a step moves.
-fn optimizer_rate(device: &Device, workload: &Workload) -> ParamsPerSecond {
+pub(crate) fn optimizer_rate(device: &Device, workload: &Workload) -> ParamsPerSecond {
     match &device.kind {
         DeviceKind::Socket { optimizer_rate, .. } => *optimizer_rate,
         DeviceKind::Gpu => {
@@ -226,7 +226,7 @@ fn optimizer_rate(device: &Device, workload: &Workload) -> ParamsPerSecond {
     }
 }
 
-fn layer_time(layer: &Layer, device: &Device, workload: &Workload) -> Option<LayerTime> {
+pub(crate) fn layer_time(layer: &Layer, device: &Device, workload: &Workload) -> Option<LayerTime> {
     let roofline = Roofline {
         device,
         data_type: compute_type(device, workload.precision),

@@ -37,6 +37,7 @@ mod model;
 mod op;
 mod precision;
 mod profiled;
+mod shard;
 mod shipped;
 mod unet;
 

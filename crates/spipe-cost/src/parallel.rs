@@ -1,0 +1,274 @@
+//! Tensor and data parallelism: the baseline of pipelines, in closed form.
+//!
+//! With T GPUs that share the matrices of each layer and D such groups that share the sequences, an iteration takes
+//!
+//! ```text
+//! m/D · (Σ layers: forward + recompute + backward of a T-th + reductions) + reduction of gradients over D + optimizer
+//! ```
+//!
+//! where a block reduces its output of b·s·h numbers twice in the forward and twice in the backward (Shoeybi et al. 2019, arXiv
+//! 1909.08053, section 3 and figure 4), an embedding once in the forward, a head once in the backward; a full recompute repeats the
+//! forward's. Each group runs one microbatch after the other and reduces the sum of its gradients once, behind the last backward
+//! (Narayanan et al. 2021, arXiv 2104.04473, section 3.3.2). Nothing overlaps.
+
+use crate::{LayerMemory, Mode, Workload, memory::output, table};
+use spipe_base::{Bytes, DeviceId, LinkId, ParamsPerSecond, Seconds};
+use spipe_hardware::Hardware;
+use spipe_model::{Layer, LayerKind, Model, Precision, Recompute};
+use std::collections::BTreeMap;
+
+/// How a model is spread over GPUs without a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parallelism {
+    /// GPUs that share each layer; neighbours in the machine's order.
+    pub tensor: u64,
+    /// Groups of these that share the sequences.
+    pub data: u64,
+    /// What is computed again in the backward.
+    pub recompute: Recompute,
+}
+
+/// What an iteration costs; all parts but memory add up to `iteration`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ParallelCost {
+    /// The whole iteration.
+    pub iteration: Seconds,
+    /// Forwards, recomputes and backwards of the slowest GPU.
+    pub compute: Seconds,
+    /// Reductions within the groups that share layers.
+    pub tensor_reductions: Seconds,
+    /// The reduction of gradients between groups.
+    pub data_reduction: Seconds,
+    /// The optimizer's step.
+    pub optimizer: Seconds,
+    /// What each GPU must hold.
+    pub memory: Bytes,
+    /// What the smallest GPU can hold.
+    pub usable: Bytes,
+}
+
+impl ParallelCost {
+    /// Whether every GPU holds its part.
+    pub fn fits(&self) -> bool {
+        self.memory <= self.usable
+    }
+}
+
+/// Why a model cannot be spread like that.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParallelError {
+    /// A degree of nothing.
+    #[error("a degree of parallelism is zero")]
+    Zero,
+    /// More parts than GPUs.
+    #[error("{wanted} GPUs are asked for, but there are {present}")]
+    Gpus {
+        /// How many are asked for.
+        wanted: u64,
+        /// How many there are.
+        present: u64,
+    },
+    /// Groups would get different numbers of microbatches.
+    #[error("{microbatches} microbatches cannot be dealt out evenly to {data} groups")]
+    Microbatches {
+        /// How many there are.
+        microbatches: u64,
+        /// To how many groups.
+        data: u64,
+    },
+    /// A layer whose sizes do not divide, or that is not split.
+    #[error("layer `{layer}` cannot be split over {tensor} GPUs")]
+    Layer {
+        /// The layer.
+        layer: String,
+        /// How many parts.
+        tensor: u64,
+    },
+    /// A GPU that cannot compute a layer.
+    #[error("layer `{layer}` has no time on `{device}`")]
+    Nowhere {
+        /// The layer.
+        layer: String,
+        /// The GPU.
+        device: String,
+    },
+    /// GPUs without a route between them.
+    #[error("`{from}` and `{to}` are not connected")]
+    Apart {
+        /// One end.
+        from: String,
+        /// The other.
+        to: String,
+    },
+}
+
+/// How long concurrent all-reduces of `bytes` take, one in each of `groups`, by rings in the order given: of n devices, 2(n−1)
+/// steps that move an n-th each, over the slowest hop, whose links carry the hops of all rings at once.
+///
+/// # Errors
+/// If two neighbours of a ring are not connected.
+pub fn all_reduce(hardware: &Hardware, groups: &[Vec<DeviceId>], bytes: Bytes) -> Result<Seconds, ParallelError> {
+    if bytes == Bytes::ZERO {
+        return Ok(Seconds::ZERO);
+    }
+    let rings = groups.iter().filter(|group| group.len() > 1);
+    let hops = rings.flat_map(|group| {
+        let next = group.iter().cycle().skip(1);
+        group.iter().zip(next).map(|(from, to)| (group.len(), *from, *to))
+    });
+    let mut routes = Vec::new();
+    for (count, from, to) in hops {
+        let (here, there) = (&hardware.devices()[from], &hardware.devices()[to]);
+        let route = hardware.route(here.memory, there.memory);
+        let apart = || ParallelError::Apart { from: here.name.clone(), to: there.name.clone() };
+        routes.push((count, route.ok_or_else(apart)?));
+    }
+    let mut load: BTreeMap<LinkId, u64> = BTreeMap::new();
+    for link in routes.iter().flat_map(|(_, route)| &route.links) {
+        *load.entry(*link).or_insert(0) += 1;
+    }
+    let times = routes.iter().map(|(count, route)| {
+        let shared = |link: &LinkId| hardware.links()[*link].bandwidth.get() / load[link] as f64;
+        let cap = route.rate_cap.map(|cap| cap.get());
+        let rate = route.links.iter().map(shared).chain(cap).fold(f64::INFINITY, f64::min);
+        let step = route.latency + Seconds::s(bytes.as_f64() / *count as f64 / rate);
+        step * (2 * (count - 1)) as f64
+    });
+    Ok(times.fold(Seconds::ZERO, Seconds::max))
+}
+
+impl Parallelism {
+    /// What an iteration of `model` costs on the first T·D GPUs of `hardware`.
+    ///
+    /// # Errors
+    /// If there are too few GPUs, if microbatches or layers do not divide, or if GPUs are not connected.
+    pub fn cost(&self, model: &Model, hardware: &Hardware, workload: &Workload) -> Result<ParallelCost, ParallelError> {
+        let gpus = self.gpus(hardware)?;
+        if !workload.microbatches.is_multiple_of(self.data) {
+            return Err(ParallelError::Microbatches { microbatches: workload.microbatches, data: self.data });
+        }
+        let workload = Workload { microbatches: workload.microbatches / self.data, ..*workload };
+        let shards = self.shards(model)?;
+        let rounds = workload.microbatches as f64;
+        let (mut compute, mut optimizer) = (Seconds::ZERO, Seconds::ZERO);
+        let trained: u64 = shards.iter().filter(|layer| layer.trains).map(|layer| layer.parameters).sum();
+        for gpu in &gpus {
+            compute = compute.max(self.compute(&shards, hardware, *gpu, &workload)? * rounds);
+            let rate: ParamsPerSecond = table::optimizer_rate(&hardware.devices()[*gpu], &workload);
+            if workload.mode == Mode::Train {
+                optimizer = optimizer.max(Seconds::s(trained as f64 / rate.get()));
+            }
+        }
+        let tensor = self.groups(&gpus);
+        let width = gpus
+            .first()
+            .map_or(workload.precision, |gpu| table::storage(&hardware.devices()[*gpu], workload.precision));
+        let mut tensor_reductions = Seconds::ZERO;
+        for layer in &shards {
+            let once = all_reduce(hardware, &tensor, output_of(layer, &workload, width))?;
+            tensor_reductions = tensor_reductions + once * (self.reductions(layer, workload.mode) as f64 * rounds);
+        }
+        let gradients: Bytes = shards.iter().map(|layer| LayerMemory::alone(layer, &workload, width).gradients).sum();
+        let data_reduction = all_reduce(hardware, &self.replicas(&gpus), gradients)?;
+        let usable = gpus.iter().map(|gpu| hardware.memories()[hardware.devices()[*gpu].memory].usable()).min();
+        Ok(ParallelCost {
+            iteration: compute + tensor_reductions + data_reduction + optimizer,
+            compute,
+            tensor_reductions,
+            data_reduction,
+            optimizer,
+            memory: self.memory(&shards, &workload, width),
+            usable: usable.unwrap_or(Bytes::ZERO),
+        })
+    }
+
+    fn gpus(&self, hardware: &Hardware) -> Result<Vec<DeviceId>, ParallelError> {
+        let wanted = self.tensor.saturating_mul(self.data);
+        if wanted == 0 {
+            return Err(ParallelError::Zero);
+        }
+        let all = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
+        let all: Vec<DeviceId> = all.collect();
+        let present = all.len() as u64;
+        let enough = (wanted <= present).then(|| all.into_iter().take(wanted as usize).collect());
+        enough.ok_or(ParallelError::Gpus { wanted, present })
+    }
+
+    /// Neighbours share layers.
+    fn groups(&self, gpus: &[DeviceId]) -> Vec<Vec<DeviceId>> {
+        gpus.chunks(self.tensor as usize).map(<[DeviceId]>::to_vec).collect()
+    }
+
+    /// GPUs of different groups that have the same part.
+    fn replicas(&self, gpus: &[DeviceId]) -> Vec<Vec<DeviceId>> {
+        let tensor = self.tensor as usize;
+        (0..tensor).map(|part| gpus.iter().skip(part).step_by(tensor).copied().collect()).collect()
+    }
+
+    fn shards(&self, model: &Model) -> Result<Vec<Layer>, ParallelError> {
+        let shard = |layer: &Layer| {
+            let refused = || ParallelError::Layer { layer: layer.name.clone(), tensor: self.tensor };
+            layer.shard(self.tensor).ok_or_else(refused)
+        };
+        model.layers().iter().map(shard).collect()
+    }
+
+    /// Everything that a GPU computes for one microbatch.
+    fn compute(
+        &self,
+        shards: &[Layer],
+        hardware: &Hardware,
+        gpu: DeviceId,
+        workload: &Workload,
+    ) -> Result<Seconds, ParallelError> {
+        let device = &hardware.devices()[gpu];
+        let mut total = Seconds::ZERO;
+        for layer in shards {
+            let nowhere = || ParallelError::Nowhere { layer: layer.name.clone(), device: device.name.clone() };
+            let time = table::layer_time(layer, device, workload).ok_or_else(nowhere)?;
+            let again = match self.recompute {
+                _ if workload.mode != Mode::Train || !layer.needs_backward => Seconds::ZERO,
+                Recompute::None => Seconds::ZERO,
+                Recompute::Selective => time.forward * time.selective_share,
+                Recompute::Full => time.forward,
+            };
+            total = total + time.forward + again + time.backward();
+        }
+        Ok(total)
+    }
+
+    /// How often the GPUs of a group reduce for one microbatch of `layer`.
+    fn reductions(&self, layer: &Layer, mode: Mode) -> u64 {
+        let (forward, backward) = match layer.kind {
+            LayerKind::Block(_) => (2, 2),
+            LayerKind::Embedding(_) => (1, 0),
+            LayerKind::Head(_) => (0, 1),
+            _ => (0, 0),
+        };
+        let training = mode == Mode::Train;
+        let again = if training && layer.needs_backward && self.recompute == Recompute::Full { forward } else { 0 };
+        forward + again + if training && layer.passes_gradient { backward } else { 0 }
+    }
+
+    /// State, what one microbatch keeps, what a recompute brings back, and the largest working space.
+    fn memory(&self, shards: &[Layer], workload: &Workload, precision: Precision) -> Bytes {
+        let all: Vec<LayerMemory> = shards.iter().map(|layer| LayerMemory::alone(layer, workload, precision)).collect();
+        let kept = |memory: &LayerMemory| match self.recompute {
+            Recompute::None => memory.saved,
+            Recompute::Selective => memory.saved_selective,
+            Recompute::Full => memory.input,
+        };
+        let held: Bytes = all.iter().map(|memory| memory.state() + kept(memory)).sum();
+        let again = all.iter().map(|memory| memory.saved.saturating_sub(kept(memory))).max();
+        let working = all.iter().map(|memory| memory.workspace + memory.boundary).max();
+        held + again.unwrap_or_default() + working.unwrap_or_default()
+    }
+}
+
+/// The bytes that a layer reduces: a block's output, and of a head the gradient of its input, which is as wide.
+fn output_of(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
+    match layer.kind {
+        LayerKind::Head(head) => Bytes::new(workload.batch().tokens() * head.hidden * precision.bytes()),
+        _ => output(layer, workload, precision),
+    }
+}

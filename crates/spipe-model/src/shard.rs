@@ -1,0 +1,36 @@
+//! The part of a layer that one of several devices has under tensor parallelism.
+
+use crate::{Block, Embedding, Head, Layer, LayerKind};
+
+impl Layer {
+    /// What each of `tensor` devices has of this layer when its matrices are split as in Megatron-LM (Shoeybi et al. 2019, arXiv
+    /// 1909.08053, section 3): heads and the inner width of the feed-forward network by device, the vocabulary of embedding and head by
+    /// rows; norms and the residual stream are on every device. None if the sizes do not divide, or if the layer is of another kind.
+    ///
+    /// Where there are fewer key and value heads than devices, several devices have the same.
+    pub fn shard(&self, tensor: u64) -> Option<Self> {
+        if tensor == 1 {
+            return Some(self.clone());
+        }
+        let part = |size: u64| (tensor > 0 && size.is_multiple_of(tensor)).then(|| size / tensor);
+        let (kind, parameters) = match self.kind {
+            LayerKind::Block(block) => {
+                let kv_heads = if tensor.is_multiple_of(block.kv_heads) { Some(1) } else { part(block.kv_heads) };
+                let (heads, intermediate) = (part(block.heads)?, part(block.intermediate)?);
+                let block = Block { heads, kv_heads: kv_heads?, intermediate, ..block };
+                (LayerKind::Block(block), block.parameters())
+            }
+            LayerKind::Embedding(embedding) => {
+                let embedding = Embedding { vocabulary: embedding.vocabulary.div_ceil(tensor), ..embedding };
+                (LayerKind::Embedding(embedding), embedding.parameters())
+            }
+            LayerKind::Head(head) => {
+                let head = Head { classes: head.classes.div_ceil(tensor), ..head };
+                (LayerKind::Head(head), head.parameters())
+            }
+            _ => return None,
+        };
+        let tied_parameters = self.tied_parameters.div_ceil(tensor);
+        Some(Self { kind, parameters, tied_parameters, ..self.clone() })
+    }
+}
