@@ -100,7 +100,11 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     }
     let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
     let outcome = Outcome {
-        planner: request.planner.into(),
+        planner: if spipe_planner::SYSTEMS.contains(&solution.placement.system) {
+            request.planner.into()
+        } else {
+            "generated".into()
+        },
         status: solution.status,
         objective_ms: Some(solution.bound.to_ms()),
         gap: Some(solution.gap),
@@ -128,7 +132,10 @@ fn one(
     let stop = AtomicBool::new(false);
     let options = Options { time_limit, gap: request.gap, threads: request.threads, ..Options::default() };
     let problem = Problem { context, systems: request.systems.clone(), options, score: &score, stop: &stop };
-    planner.plan(&problem).map_err(|error| refuse(&error))
+    // The other systems have a shape of their own, which no planner of stages knows.
+    let planned = request.systems.iter().all(|system| spipe_planner::SYSTEMS.contains(system));
+    let solution = if planned { planner.plan(&problem) } else { spipe_planner::generated(&problem) };
+    solution.map_err(|error| refuse(&error))
 }
 
 fn refuse(error: &PlanError) -> Failure {

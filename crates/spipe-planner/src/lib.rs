@@ -35,12 +35,14 @@ mod problem;
 mod reason;
 mod relaxation;
 mod sequence;
+mod systems;
 
 #[cfg(test)]
 #[path = "../tests/common/instances.rs"]
 mod common;
 
 use spipe_plan::System;
+pub use systems::{candidates, generated};
 
 pub use problem::{Claim, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};
 

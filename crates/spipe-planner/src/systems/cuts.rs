@@ -1,0 +1,48 @@
+//! Layers cut into consecutive pieces whose largest takes least.
+
+use spipe_base::{DeviceId, LayerRange};
+use spipe_cost::Mode;
+use spipe_plan::Context;
+
+/// `pieces` consecutive pieces of all layers, each with at least one, such that the slowest on `device` is as fast as
+/// possible: the linear partition problem, by dynamic programming in O(L² p). None if there are too few layers, or one cannot
+/// run there.
+pub(super) fn balanced(context: &Context<'_>, device: DeviceId, pieces: usize) -> Option<Vec<LayerRange>> {
+    let training = context.workload().mode == Mode::Train;
+    let mut sums = vec![0.0];
+    for layer in context.cost.layers() {
+        let time = context.cost.time(layer, device)?;
+        let work = time.forward.get() + if training { time.backward().get() } else { 0.0 };
+        sums.push(sums[sums.len() - 1] + work);
+    }
+    let layers = sums.len() - 1;
+    if pieces == 0 || pieces > layers {
+        return None;
+    }
+    // best[p][e]: the slowest of p pieces of the first e layers; from[p][e]: where its last piece starts.
+    let mut best = vec![vec![f64::INFINITY; layers + 1]; pieces + 1];
+    let mut from = vec![vec![0; layers + 1]; pieces + 1];
+    best[0][0] = 0.0;
+    for piece in 1..=pieces {
+        for end in piece..=layers {
+            for start in piece - 1..end {
+                let slowest = f64::max(best[piece - 1][start], sums[end] - sums[start]);
+                if slowest < best[piece][end] {
+                    best[piece][end] = slowest;
+                    from[piece][end] = start;
+                }
+            }
+        }
+    }
+    let mut ends = vec![layers];
+    for piece in (1..=pieces).rev() {
+        ends.push(from[piece][ends[ends.len() - 1]]);
+    }
+    ends.reverse();
+    ends.windows(2).map(|pair| LayerRange::new(pair[0].into(), (pair[1] - 1).into())).collect()
+}
+
+/// One piece per layer.
+pub(super) fn single(context: &Context<'_>) -> Vec<LayerRange> {
+    context.cost.layers().filter_map(|layer| LayerRange::new(layer, layer)).collect()
+}

@@ -1,0 +1,134 @@
+//! Stages that stream their parameters: SPipe, Mobius, Superpipeline, naive swap.
+
+use super::{cuts, gpus, socket};
+use spipe_base::{DeviceId, LayerRange};
+use spipe_cost::Mode;
+use spipe_plan::{Context, Knobs, Placement, Stage, System};
+
+/// Beyond this many GPUs the mapping of stages to GPUs is not searched.
+const MOST_MAPPED: usize = 8;
+
+/// k and k′ that are tried, as far as the model has so many layers.
+const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
+
+pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
+    match system {
+        System::Spipe => spipe(context),
+        System::Mobius => mobius(context),
+        _ => units(context, system),
+    }
+}
+
+/// F forward and B backward chunks per GPU: forward chunk i·N + r on GPU r, backward chunk j·N + (N − 1 − r).
+fn spipe(context: &Context<'_>) -> Option<Vec<Placement>> {
+    let gpus = gpus(context);
+    let count = gpus.len();
+    let first = *gpus.first()?;
+    let mut placements = Vec::new();
+    for forward in 1..=3 {
+        for backward in [forward, 2 * forward, 3 * forward] {
+            let (Some(ahead), Some(back)) =
+                (cuts::balanced(context, first, forward * count), cuts::balanced(context, first, backward * count))
+            else {
+                continue;
+            };
+            let ahead = stages(context, &ahead, &|chunk| gpus[chunk % count], true);
+            let back = stages(context, &back, &|chunk| gpus[count - 1 - chunk % count], true);
+            if let (Some(ahead), Some(back)) = (ahead, back) {
+                placements.push(Placement::new(System::Spipe, ahead).with_backward(back));
+            }
+        }
+    }
+    Some(placements)
+}
+
+/// S stages in turn on GPUs whose order keeps neighbours under different root complexes.
+fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
+    let gpus = cross_mapping(context, &gpus(context));
+    let first = *gpus.first()?;
+    let mut placements = Vec::new();
+    for turns in 1..=6 {
+        let Some(pieces) = cuts::balanced(context, first, turns * gpus.len()) else { continue };
+        let recompute = context.workload().mode == Mode::Train;
+        let stages = stages(context, &pieces, &|chunk| gpus[chunk % gpus.len()], recompute);
+        placements.extend(stages.map(|stages| Placement::new(System::Mobius, stages)));
+    }
+    Some(placements)
+}
+
+/// The order of GPUs that minimises Σ over i < j of shared(i, j) ÷ (j − i), where shared counts the GPUs under a common root
+/// complex: neighbouring stages, whose transfers coincide, then load different ones (Feng et al., Mobius, 2023).
+pub(super) fn cross_mapping(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<DeviceId> {
+    if gpus.len() > MOST_MAPPED {
+        return gpus.to_vec();
+    }
+    let under = |a: DeviceId, b: DeviceId| context.hardware.shared_root(a, b);
+    let shared = |a: DeviceId, b: DeviceId| {
+        if under(a, b) { gpus.iter().filter(|other| under(a, **other)).count() as f64 } else { 0.0 }
+    };
+    let cost = |order: &[DeviceId]| -> f64 {
+        (0..order.len())
+            .flat_map(|i| (i + 1..order.len()).map(move |j| (i, j)))
+            .map(|(i, j)| shared(order[i], order[j]) / (j - i) as f64)
+            .sum()
+    };
+    let mut best = (cost(gpus), gpus.to_vec());
+    permute(&mut gpus.to_vec(), 0, &mut |order| {
+        let cost = cost(order);
+        if cost < best.0 - 1e-12 {
+            best = (cost, order.to_vec());
+        }
+    });
+    best.1
+}
+
+fn permute(order: &mut Vec<DeviceId>, from: usize, visit: &mut dyn FnMut(&[DeviceId])) {
+    if from == order.len() {
+        visit(order);
+        return;
+    }
+    for index in from..order.len() {
+        order.swap(from, index);
+        permute(order, from + 1, visit);
+        order.swap(from, index);
+    }
+}
+
+/// Every layer a unit on the first GPU: all (k, k′) of the grid.
+fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
+    let gpu = *gpus(context).first()?;
+    let layers = cuts::single(context);
+    let count = layers.len() as u64;
+    let grid: Vec<u64> = RESIDENT.into_iter().filter(|resident| *resident < count).chain([count]).collect();
+    let recomputes: &[bool] = if context.workload().mode == Mode::Train { &[false, true] } else { &[false] };
+    let mut placements = Vec::new();
+    for recompute in recomputes {
+        let stages = stages(context, &layers, &|_| gpu, *recompute)?;
+        for resident in &grid {
+            let swaps: Vec<Option<u64>> = match system {
+                System::Superpipeline => grid.iter().filter(|swap| *swap <= resident).map(|swap| Some(*swap)).collect(),
+                _ => vec![None],
+            };
+            for swap in swaps {
+                let knobs = Knobs { resident: Some(*resident), swap, ..Knobs::default() };
+                placements.push(Placement::new(system, stages.clone()).with_knobs(knobs));
+            }
+        }
+    }
+    Some(placements)
+}
+
+fn stages(
+    context: &Context<'_>,
+    pieces: &[LayerRange],
+    device: &dyn Fn(usize) -> DeviceId,
+    recompute: bool,
+) -> Option<Vec<Stage>> {
+    let stage = |(index, layers): (usize, &LayerRange)| {
+        let here = device(index);
+        let stage = Stage::new(here, *layers).with_weights_in(context.hardware.host_memory(here)?);
+        let stage = stage.with_optimizer_on(socket(context, here)?);
+        Some(if recompute { stage.with_everything_recomputed() } else { stage })
+    };
+    pieces.iter().enumerate().map(stage).collect()
+}
