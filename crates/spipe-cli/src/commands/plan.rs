@@ -9,10 +9,12 @@ use crate::{
     tables::{grouped, percent, table},
 };
 use serde::Serialize;
-use spipe_base::Bytes;
+use spipe_base::{Bytes, SimTime};
 use spipe_cost::Workload;
 use spipe_model::Attention;
-use spipe_plan::{OutcomeStatus, Plan, StageFootprint, System, footprint};
+use spipe_plan::{OutcomeStatus, Plan, StageFootprint, System, check, footprint};
+use spipe_schedule::lower;
+use spipe_sim::{Options, is_ok, simulate};
 use std::time::Duration;
 
 /// Searches, prints, and writes the plan.
@@ -57,7 +59,11 @@ pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
     match format {
         _ if to_stdout => Ok(()),
         Format::Json => output::print(&json),
-        Format::Human => output::print(&human(&found, what.output.as_deref())),
+        Format::Human => {
+            output::print(&human(&found, what.output.as_deref()))?;
+            let superpipeline = found.plan.placement().system == System::Superpipeline;
+            if superpipeline { output::print(&grid(&found.plan)) } else { Ok(()) }
+        }
     }
 }
 
@@ -100,6 +106,42 @@ fn human(found: &Found, output: Option<&str>) -> String {
         solution.examined,
         written.unwrap_or_default()
     )
+}
+
+/// Every (k, k′) of a Superpipeline with the memory that its GPU held and the time of an iteration; those on the Pareto front,
+/// which no other beats in both, are marked.
+fn grid(plan: &Plan) -> String {
+    let context = plan.context();
+    let mut tried: Vec<(u64, u64, bool, Bytes, SimTime)> = Vec::new();
+    for placement in spipe_planner::candidates(&context, System::Superpipeline) {
+        let Ok(program) = lower(&context, &placement) else { continue };
+        let simulation = simulate(&program, &Options::default());
+        if !is_ok(&simulation) || check(&context, &placement).is_err() {
+            continue;
+        }
+        let memory =
+            &context.hardware.memories()[context.hardware.devices()[placement.stages.as_slice()[0].device].memory];
+        let track = simulation.trace.memories.iter().find(|track| track.name == memory.name);
+        let (Some(resident), Some(swap), Some(track)) = (placement.knobs.resident, placement.knobs.swap, track) else {
+            continue;
+        };
+        let recomputes = placement.stages.iter().any(|stage| stage.recomputed > 0);
+        tried.push((resident, swap, recomputes, track.peak, simulation.trace.iteration));
+    }
+    let mut rows = table(&["k", "k'", "recomputed", "GPU memory", "iteration", "Pareto front"], &[0, 1, 3, 4]);
+    for (resident, swap, recomputes, peak, time) in &tried {
+        let beaten =
+            tried.iter().any(|other| other.3 <= *peak && other.4 <= *time && (other.3 < *peak || other.4 < *time));
+        rows.add_row(vec![
+            resident.to_string(),
+            swap.to_string(),
+            if *recomputes { "all" } else { "none" }.into(),
+            peak.to_string(),
+            format!("{:.1} ms", time.to_ms()),
+            if beaten { "" } else { "yes" }.into(),
+        ]);
+    }
+    format!("\n{rows}\n")
 }
 
 /// The plan as a table: stages, and what each memory must hold.

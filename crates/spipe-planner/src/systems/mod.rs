@@ -79,8 +79,10 @@ fn refusal(problem: &Problem<'_>, candidates: &[Placement], examined: usize) -> 
             hint: "use a smaller microbatch, or a system that holds less".into(),
         };
     };
-    let least = faults.iter().min_by_key(|faults| faults.iter().count());
-    let first = least.and_then(|faults| faults.iter().next());
+    // The one that spreads furthest lacks least.
+    let devices = |index: &usize| std::cmp::Reverse(candidates[*index].devices().len());
+    let least = (0..faults.len()).min_by_key(|index| (faults[*index].iter().count(), devices(index)));
+    let first = least.and_then(|index| faults[index].iter().next());
     PlanError::Infeasible {
         reason: first.map(|fault| fault.message.clone()).unwrap_or_default(),
         hint: first.and_then(|fault| fault.hint.clone()).unwrap_or_default(),
