@@ -33,6 +33,8 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         _ => Stepping::Serial,
     };
     let units = placement.stages.len();
+    let on = |device| placement.stages.iter().filter(|stage| stage.device == device).count();
+    let most = placement.devices().into_iter().map(on).max().unwrap_or(0);
     let (resident, swap) = match placement.system {
         System::Superpipeline => {
             let resident = knobs.resident.map_or(2, |resident| resident as usize).min(units);
@@ -54,7 +56,8 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         swap,
         sequential: knobs.sequential,
         write_back: knobs.write_back,
-        streams: true,
+        // Where all fit at once and nothing steps them, they stay.
+        streams: training || most > resident,
         stepping,
         late_checkpoints: knobs.synchronous_checkpoints,
         // Only gradients that were scaled can overflow.
