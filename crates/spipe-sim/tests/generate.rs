@@ -1,0 +1,58 @@
+//! Generating tokens: the cache is held all the time, within the footprint.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use spipe_base::{Bytes, LayerRange};
+use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Batch, Model, Precision};
+use spipe_plan::{Context, Placement, Stage, System, check, footprint};
+use spipe_schedule::{Content, lower};
+use spipe_sim::{Options, is_ok, simulate};
+
+fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
+    list.iter().find(|(shipped, _)| *shipped == name).unwrap().1
+}
+
+#[test]
+fn a_pipeline_holds_the_keys_and_values_of_all_its_sequences() {
+    let model = Model::from_toml("m.toml", shipped(spipe_model::shipped(), "llama2-7b")).unwrap();
+    let machine = "rtx3090-x4-two-sockets";
+    let hardware = Hardware::from_toml("p.toml", shipped(spipe_hardware::shipped(), machine)).unwrap();
+    let workload = Workload {
+        mode: Mode::Generate,
+        seq_len: 2048,
+        microbatch: 2,
+        microbatches: 4,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adamw,
+        attention: Attention::Fused,
+    };
+    let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+    let context = Context { model: &model, hardware: &hardware, cost: &cost };
+    let range = |first: usize, last: usize| LayerRange::new(first.into(), last.into()).unwrap();
+    let gpus = [0, 1].map(|gpu| hardware.device(&format!("gpu{gpu}")).unwrap());
+    let stages = [Stage::new(gpus[0], range(0, 16)), Stage::new(gpus[1], range(17, 33))];
+    let placement = Placement::new(System::Gpipe, stages);
+    assert_eq!(check(&context, &placement), Ok(()));
+    let program = lower(&context, &placement).unwrap();
+    // 16 blocks on each, 2·t·c numbers of two bytes for each of eight sequences.
+    let batch = Batch { microbatch: 8, seq_len: 2048 };
+    let cached = Bytes::new(16 * 2 * batch.tokens() * 4096 * 2);
+    let caches: Vec<Bytes> = program
+        .buffers()
+        .iter()
+        .filter(|buffer| matches!(buffer.content, Content::Cache(_)))
+        .map(|b| b.bytes)
+        .collect();
+    assert_eq!(caches, [cached; 2]);
+    let simulation = simulate(&program, &Options::default());
+    assert!(is_ok(&simulation));
+    let needs = footprint(&context, &placement);
+    for track in &simulation.trace.memories {
+        let Some(memory) = hardware.memory(&track.name) else { continue };
+        let need: Bytes = needs.get(&memory).into_iter().flatten().map(|(_, stage)| stage.total()).sum();
+        assert!(track.peak <= need, "{}: {} of {need}", track.name, track.peak);
+        assert!(!needs.contains_key(&memory) || track.peak > cached, "{}", track.name);
+    }
+}
