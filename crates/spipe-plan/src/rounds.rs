@@ -52,6 +52,7 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
             let passes = if training { 2 } else { 1 };
             let saved = if training && coupled { need.per_microbatch } else { Bytes::ZERO };
             let kept = StageFootprint {
+                state: if backward { Bytes::ZERO } else { sum(|memory| memory.cache) },
                 per_microbatch: (input + output) * passes + checkpoints + saved,
                 in_flight: microbatches,
                 ..StageFootprint::default()

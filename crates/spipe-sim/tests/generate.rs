@@ -14,8 +14,8 @@ fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
     list.iter().find(|(shipped, _)| *shipped == name).unwrap().1
 }
 
-#[test]
-fn a_pipeline_holds_the_keys_and_values_of_all_its_sequences() {
+/// 16 blocks of Llama-2-7B on each of two GPUs, eight sequences of 2048 tokens: 2·t·c numbers of two bytes a block.
+fn holds_keys_and_values(system: System, streamed: bool) {
     let model = Model::from_toml("m.toml", shipped(spipe_model::shipped(), "llama2-7b")).unwrap();
     let machine = "rtx3090-x4-two-sockets";
     let hardware = Hardware::from_toml("p.toml", shipped(spipe_hardware::shipped(), machine)).unwrap();
@@ -32,11 +32,14 @@ fn a_pipeline_holds_the_keys_and_values_of_all_its_sequences() {
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
     let range = |first: usize, last: usize| LayerRange::new(first.into(), last.into()).unwrap();
     let gpus = [0, 1].map(|gpu| hardware.device(&format!("gpu{gpu}")).unwrap());
-    let stages = [Stage::new(gpus[0], range(0, 16)), Stage::new(gpus[1], range(17, 33))];
-    let placement = Placement::new(System::Gpipe, stages);
+    let dram = hardware.memory("dram0").unwrap();
+    let stage = |gpu: usize, layers| {
+        let stage = Stage::new(gpus[gpu], layers);
+        if streamed { stage.with_weights_in(dram) } else { stage }
+    };
+    let placement = Placement::new(system, [stage(0, range(0, 16)), stage(1, range(17, 33))]);
     assert_eq!(check(&context, &placement), Ok(()));
     let program = lower(&context, &placement).unwrap();
-    // 16 blocks on each, 2·t·c numbers of two bytes for each of eight sequences.
     let batch = Batch { microbatch: 8, seq_len: 2048 };
     let cached = Bytes::new(16 * 2 * batch.tokens() * 4096 * 2);
     let caches: Vec<Bytes> = program
@@ -55,4 +58,14 @@ fn a_pipeline_holds_the_keys_and_values_of_all_its_sequences() {
         assert!(track.peak <= need, "{}: {} of {need}", track.name, track.peak);
         assert!(!needs.contains_key(&memory) || track.peak > cached, "{}", track.name);
     }
+}
+
+#[test]
+fn a_pipeline_holds_the_keys_and_values_of_all_its_sequences() {
+    holds_keys_and_values(System::Gpipe, false);
+}
+
+#[test]
+fn streaming_parameters_leaves_the_cache_on_the_device() {
+    holds_keys_and_values(System::Mobius, true);
 }

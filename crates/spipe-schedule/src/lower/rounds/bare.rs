@@ -166,6 +166,7 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         recompute: SimTime::ZERO,
         weights: StageTimes::UNIT,
         gradients: Bytes::ZERO,
+        cache: Bytes::ZERO,
         input: StageTimes::UNIT,
         output: StageTimes::UNIT,
         saved: Bytes::ZERO,

@@ -96,6 +96,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         recompute: if backward { SimTime::from_seconds(recompute) } else { SimTime::ZERO },
         weights: sum(|memory| memory.parameters),
         gradients: sum(|memory| memory.gradients),
+        cache: sum(|memory| memory.cache),
         input,
         output: of(layers.last()).boundary,
         saved: if coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO },

@@ -37,6 +37,8 @@ pub(super) struct Chunk {
     pub recompute: SimTime,
     pub weights: Bytes,
     pub gradients: Bytes,
+    /// Keys and values of all microbatches, which stay on the device.
+    pub cache: Bytes,
     /// Bytes of one microbatch at either end.
     pub input: Bytes,
     pub output: Bytes,
@@ -158,6 +160,7 @@ impl Rounds<'_> {
         };
         this.add_stages();
         this.hold_parameters();
+        this.hold_caches();
         let uses = this.uses();
         for of_device in uses.values() {
             this.hold_weights(of_device);

@@ -61,6 +61,14 @@ impl Rounds<'_> {
         self.parameters.iter().filter(within).map(|(_, buffer, home)| (*buffer, *home)).collect()
     }
 
+    /// Keys and values stay on the device of their chunk.
+    pub(super) fn hold_caches(&mut self) {
+        for chunk in self.spec.forward.iter().filter(|chunk| chunk.cache > Bytes::ZERO) {
+            let memory = self.builder.memory_of(chunk.device);
+            self.builder.buffer(Content::Cache(chunk.layers), memory, chunk.cache, Lifetime::Resident);
+        }
+    }
+
     /// A place on the device for the parameters of every use; the uses that follow each other at the turn share theirs.
     pub(super) fn hold_weights(&mut self, uses: &[Use]) {
         let lifetime = if self.spec.streams { Lifetime::Transient } else { Lifetime::Resident };
