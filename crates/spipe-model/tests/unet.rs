@@ -225,3 +225,32 @@ fn faults_have_places() {
          hint: layers are counted from 0 to 9; `0..9` and their names work too"
     );
 }
+
+const DIFFUSERS: &str = r#"{"_class_name": "UNet2DConditionModel", "sample_size": 64, "in_channels": 4, "out_channels": 4,
+  "block_out_channels": [320, 640, 1280, 1280], "layers_per_block": 2, "cross_attention_dim": 768, "attention_head_dim": 8,
+  "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
+  "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+  "norm_num_groups": 32}"#;
+
+#[test]
+fn a_config_of_diffusers_is_the_shipped_network() {
+    let imported = Model::from_hugging_face("unet.json", DIFFUSERS).unwrap();
+    assert!(imported.warnings.is_empty(), "{}", imported.warnings);
+    assert_eq!(imported.model.layers(), stable_diffusion().layers());
+    assert_eq!(imported.model.parameters(), 859_520_964);
+    // Stable Diffusion 2: text of 1024, heads of 64 channels (865,910,724 parameters).
+    let second = DIFFUSERS
+        .replace("768", "1024")
+        .replace("\"attention_head_dim\": 8", "\"attention_head_dim\": [5, 10, 20, 20]");
+    assert_eq!(Model::from_hugging_face("unet.json", &second).unwrap().model.parameters(), 865_910_724);
+}
+
+#[test]
+fn networks_of_other_blocks_are_refused_with_a_place() {
+    let text_time = DIFFUSERS.replace("\"norm_num", "\"addition_embed_type\": \"text_time\", \"norm_num");
+    let faults = Model::from_hugging_face("unet.json", &text_time).unwrap_err().to_string();
+    assert_eq!(faults, "error: networks that are told more than a time and a text are not known\n  --> unet.json:5:3");
+    let other = DIFFUSERS.replace("[\"UpBlock2D\"", "[\"CrossAttnUpBlock2D\"");
+    let faults = Model::from_hugging_face("unet.json", &other).unwrap_err().to_string();
+    assert_eq!(faults, "error: the way up does not mirror the way down\n  --> unet.json:4:3");
+}

@@ -8,6 +8,7 @@ mod unet;
 mod vision;
 
 pub(crate) use transformer::head_dim;
+pub(crate) use unet::condition;
 pub(crate) use vision::encoder_block;
 
 use crate::{Architecture, Model, check::Check};

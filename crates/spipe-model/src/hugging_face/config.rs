@@ -121,6 +121,25 @@ impl<'a> Config<'a> {
         Some(self.table.get(key)?.as_array()?.iter().filter_map(Value::as_str).collect())
     }
 
+    /// Says at `key` that the network cannot be described.
+    pub(super) fn refuse(&mut self, key: &str, message: String) {
+        let position = self.locate(&[key]);
+        self.faults.push(Diagnostic::error(message).at(position));
+    }
+
+    /// A list of sizes, or one that stands for `count` equal ones; none if absent or null.
+    pub(super) fn sizes(&mut self, key: &'static str, count: usize) -> Option<Vec<u64>> {
+        let value = self.table.get(key).filter(|value| !value.is_null())?;
+        let sizes = match value.as_array() {
+            Some(list) => list.iter().map(Value::as_u64).collect(),
+            None => value.as_u64().map(|size| vec![size; count]),
+        };
+        if sizes.is_none() {
+            self.wrong(key, value, "a list of whole numbers");
+        }
+        sizes
+    }
+
     /// How many entries a table has, if there is one.
     pub(super) fn entries(&self, key: &str) -> Option<u64> {
         Some(self.table.get(key)?.as_object()?.len() as u64)

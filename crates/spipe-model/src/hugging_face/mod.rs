@@ -3,12 +3,16 @@
 
 mod config;
 mod decoder;
+mod denoiser;
 mod encoder;
 
 use crate::{Architecture, Block, Imported, Model, check::Check, file::head_dim};
 use config::Config;
 use serde_json::Value;
 use spipe_base::{Diagnostic, Faults, Position, position_of};
+
+/// What `diffusers` writes in place of a model type.
+const DENOISER: &str = "UNet2DConditionModel";
 
 const KNOWN: [&str; 10] = ["bloom", "clip", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2", "qwen3", "vit"];
 
@@ -35,7 +39,8 @@ impl Model {
             return Err(Diagnostic::error("a config is a JSON object").at(start).into());
         };
         let mut config = Config::new(file, text, table);
-        let Some(model_type) = config.word("model_type") else {
+        let denoiser = config.word("_class_name").filter(|class| *class == DENOISER);
+        let Some(model_type) = config.word("model_type").or(denoiser) else {
             let missing = Diagnostic::error("the key `model_type` is missing").at(start);
             return Err(missing.hint(format!("known: {}", KNOWN.join(", "))).into());
         };
@@ -65,6 +70,7 @@ fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architectur
         "gpt2" => decoder::gpt2(config),
         "gpt_neox" => decoder::gpt_neox(config),
         "bloom" => decoder::bloom(config),
+        DENOISER => return Ok(Architecture::Unet(denoiser::unet(config))),
         "vit" => return Ok(Architecture::Vision(encoder::vit(config))),
         "clip" => return Ok(Architecture::TwoTowers(encoder::clip(config))),
         unknown => {
