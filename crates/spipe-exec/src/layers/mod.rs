@@ -126,6 +126,9 @@ impl Unit {
         if layer.tied_to.is_some() {
             return Err(unsupported("it shares its parameters with another layer"));
         }
+        if !layer.trains {
+            return Err(unsupported("it is frozen"));
+        }
         match &layer.kind {
             LayerKind::Embedding(embedding) => EmbeddingUnit::new(embedding).map(Self::Embedding),
             LayerKind::Block(block) => BlockUnit::new(block).map(|unit| Self::Block(Box::new(unit))),

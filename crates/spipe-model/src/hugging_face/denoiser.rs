@@ -23,7 +23,7 @@ pub(super) fn unet(config: &mut Config<'_>) -> Unet {
     let mut up = config.words("up_block_types").unwrap_or_default();
     up.reverse();
     let attending = |kind: &&str| ATTENDING.contains(kind);
-    if !up.is_empty() && !up.iter().map(|kind| attending(kind)).eq(down.iter().map(|kind| attending(kind))) {
+    if !up.is_empty() && !up.iter().map(&attending).eq(down.iter().map(&attending)) {
         config.refuse("up_block_types", "the way up does not mirror the way down".into());
     }
     for kind in down.iter().chain(&up).filter(|kind| !attending(kind) && !PLAIN.contains(kind)) {
