@@ -59,6 +59,8 @@ pub enum Command {
     Compare(Compare),
     /// Show the schedule of a system from stage times alone
     Schedule(Schedule),
+    /// Compare published measurements with what this program predicts
+    Reproduce(Reproduce),
     /// Print the JSON schema of a file format
     Schema(Schema),
     /// Print completions for a shell
@@ -245,6 +247,21 @@ pub struct Simulate {
     /// The trace to write
     #[arg(short, long)]
     pub output: Option<String>,
+}
+
+/// A published table to reproduce.
+///
+/// Rows are TOML files: crates/spipe-cli/data has those that are built in, one for each table, each explained in its first lines.
+#[derive(Debug, Group)]
+pub struct Reproduce {
+    /// zero-bubble, pipeoffload or spipe; or all
+    pub name: String,
+    /// Folder for the tables: Markdown and JSON
+    #[arg(short, long)]
+    pub output: String,
+    /// Other rows in the format of the table
+    #[arg(long)]
+    pub rows: Option<String>,
 }
 
 /// Traces to draw.

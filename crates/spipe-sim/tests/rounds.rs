@@ -10,7 +10,7 @@ fn span(program: &spipe_schedule::Program) -> u64 {
 }
 
 fn rounds(name: (&str, bool), devices: usize, microbatches: usize, stages: (usize, usize), times: (u64, u64)) -> u64 {
-    let times = RoundTimes { forward: SimTime::ns(times.0), backward: SimTime::ns(times.1) };
+    let times = RoundTimes { forward: SimTime::ns(times.0), backward: SimTime::ns(times.1), step: SimTime::ZERO };
     match bare_rounds(name, devices, microbatches, stages, &times) {
         Ok(program) => span(&program),
         Err(faults) => panic!("{faults}"),
@@ -81,7 +81,7 @@ fn superpipeline_is_bound_by_compute_copies_or_room() {
 
 #[test]
 fn what_cannot_be_is_refused_with_the_nearest_that_can() {
-    let times = RoundTimes { forward: SimTime::ns(1), backward: SimTime::ns(1) };
+    let times = RoundTimes { forward: SimTime::ns(1), backward: SimTime::ns(1), step: SimTime::ZERO };
     let refuse = |result: Result<spipe_schedule::Program, spipe_base::Faults>| match result {
         Ok(_) => panic!("it should be refused"),
         Err(faults) => faults.to_string(),

@@ -7,6 +7,7 @@ mod hardware;
 mod model;
 mod pages;
 mod plan;
+mod reproduce;
 mod run;
 mod schedule;
 mod simulate;
@@ -28,6 +29,7 @@ pub fn run(args: &args::Args) -> Result<(), Failure> {
         args::Command::Timeline(what) => timeline::run(what),
         args::Command::Compare(what) => compare::run(what, format),
         args::Command::Schedule(what) => schedule::run(what, format),
+        args::Command::Reproduce(what) => reproduce::run(what, format),
         args::Command::Schema(what) => pages::schema(what),
         args::Command::Completions(what) => pages::completions(what),
         args::Command::Man => pages::man(),

@@ -33,9 +33,12 @@ pub struct RoundTimes {
     pub forward: SimTime,
     /// A backward stage.
     pub backward: SimTime,
+    /// The optimizer step of a backward stage on the CPU cores of its device; zero leaves the optimizer out. With decoupled passes
+    /// a step starts when its stage has ended, otherwise when the whole backward has.
+    pub step: SimTime,
 }
 
-/// SPipe's or Mobius' passes with transfers and optimizer left out: `forward` and `backward` stages on each of `devices`
+/// SPipe's or Mobius' passes with transfers left out: `forward` and `backward` stages on each of `devices`
 /// devices. Forward stage i·N + r is on device r. With `decoupled` passes backward stage j·N + (N − 1 − r) is, so that both
 /// passes go round the same way; otherwise each device computes the backward of its own forward stages.
 pub fn bare_rounds(
@@ -72,9 +75,16 @@ pub fn bare_rounds(
         let memory = builder.memory(&format!("gpu{device}"), None);
         builder.device(&format!("gpu{device}"), memory, false);
     }
+    for device in 0..devices {
+        builder.device(&format!("cpu{device}"), host, false);
+    }
     let cut = |stages: usize, time: SimTime, device: &dyn Fn(usize) -> usize| -> Vec<Chunk> {
         let length = layers / stages;
-        let chunk = |stage: usize| unit(DeviceId::from(device(stage)), (stage * length, length), time, host);
+        let chunk = |stage: usize| Chunk {
+            socket: Some(DeviceId::from(devices + device(stage))),
+            step: Transfer { work: times.step, flows: Vec::new() },
+            ..unit(DeviceId::from(device(stage)), (stage * length, length), time, host)
+        };
         (0..stages).map(chunk).collect()
     };
     let ring = |stage: usize| stage % devices;
@@ -83,6 +93,11 @@ pub fn bare_rounds(
         forward: cut(devices * forward, times.forward, &ring),
         backward: cut(devices * backward, times.backward, &back),
         coupled: !decoupled,
+        stepping: match times.step {
+            SimTime::ZERO => Stepping::Never,
+            _ if decoupled => Stepping::Asynchronous,
+            _ => Stepping::Serial,
+        },
         streams: false,
         ..spec(microbatches)
     };

@@ -1,0 +1,184 @@
+//! SPipe and Mobius by number of microbatches.
+//!
+//! The GPU part is τ·u(M) + c, where u is the simulated span of passes with τ = 1: SPipe's forward and backward stages take the
+//! same time, Mobius' backward with its recompute takes three forwards. The iteration is the simulated span with the optimizer's
+//! steps on the CPU, which start stage by stage (SPipe) or after the backward (Mobius), plus c and another constant.
+
+use super::{Cell, FORMAT_VERSION, Reproduction, parse};
+use crate::Failure;
+use serde::Deserialize;
+use spipe_base::{ActionKind, Diagnostic, Seconds, SimTime};
+use spipe_schedule::{RoundTimes, bare_rounds};
+use spipe_sim::{Iterations, Options, simulate};
+use std::collections::BTreeMap;
+
+/// How often the interval that holds the time of a step is halved.
+const HALVINGS: usize = 40;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct File {
+    #[serde(rename = "format-version")]
+    _format_version: u32,
+    source: String,
+    row: Vec<Row>,
+}
+
+#[derive(Clone, Copy, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum Usage {
+    Fit,
+    Predict,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Row {
+    model: String,
+    system: String,
+    devices: usize,
+    microbatches: usize,
+    stages: [usize; 2],
+    parameters: u64,
+    #[serde(rename = "use")]
+    usage: Usage,
+    published: Published,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Published {
+    iteration: Seconds,
+    gpu: Seconds,
+}
+
+/// What the fit found, in ms.
+struct Fit {
+    stage: f64,
+    constant: f64,
+    step: f64,
+    rest: f64,
+}
+
+pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
+    let rows: File = parse(file, text)?;
+    let mut groups: BTreeMap<(&str, &str), Vec<&Row>> = BTreeMap::new();
+    for row in &rows.row {
+        groups.entry((&row.model, &row.system)).or_default().push(row);
+    }
+    let mut cells = Vec::new();
+    for ((model, system), rows) in groups {
+        let fit = fit(&rows)?;
+        for row in rows {
+            let (gpu, iteration) = predict(row, &fit)?;
+            let name = format!("{model}, {system}, {} GPUs, {} microbatches", row.devices, row.microbatches);
+            let note = |what: String| (row.usage == Usage::Fit).then_some(what);
+            let rate = row.parameters as f64 / (fit.step * row.stages[1] as f64) / 1e6;
+            let parts = [
+                ("gpu", row.published.gpu, gpu, format!("{:.2} ms per stage, {:+.0} ms", fit.stage, fit.constant)),
+                ("iteration", row.published.iteration, iteration, format!("{rate:.2} Gparam/s, {:+.0} ms", fit.rest)),
+            ];
+            for (column, published, ours, fitted) in parts {
+                let published = published.to_ms();
+                let error = (ours - published) / published;
+                let column = format!("{column}, ms");
+                cells.push(Cell { row: name.clone(), column, published, ours, error, fitted: note(fitted) });
+            }
+        }
+    }
+    Ok(Reproduction {
+        format_version: FORMAT_VERSION,
+        table: "spipe",
+        source: rows.source,
+        unit: "Milliseconds; errors are relative.",
+        cells,
+    })
+}
+
+/// Two unknowns of the GPU part by least squares; then the time of a step and a constant such that the fitted iterations differ
+/// as the published ones do.
+fn fit(rows: &[&Row]) -> Result<Fit, Failure> {
+    let fitted: Vec<&Row> = rows.iter().copied().filter(|row| row.usage == Usage::Fit).collect();
+    let (Some(first), Some(last)) = (fitted.first(), fitted.last()) else {
+        return Err(too_few(rows));
+    };
+    if first.microbatches == last.microbatches {
+        return Err(too_few(rows));
+    }
+    let mut points = Vec::new();
+    for row in &fitted {
+        points.push((span(row, 1.0, 0.0)?.0, row.published.gpu.to_ms()));
+    }
+    let (stage, constant) = line(&points);
+    let difference =
+        |step: f64| -> Result<f64, Failure> { Ok(span(first, stage, step)?.1 - span(last, stage, step)?.1) };
+    let wanted = first.published.iteration.to_ms() - last.published.iteration.to_ms();
+    let tail = |row: &Row| row.published.iteration.to_ms() - row.published.gpu.to_ms();
+    let most = first.published.iteration.to_ms();
+    let (mut low, mut high) = (0.0, most);
+    // Steps that all come after the backward add the same to every row; then they are all there is after the GPU part.
+    let step = if (difference(high)? - difference(low)?).abs() < 1e-6 * most {
+        fitted.iter().map(|row| tail(row) / row.stages[1] as f64).sum::<f64>() / fitted.len() as f64
+    } else {
+        for _ in 0..HALVINGS {
+            let middle = f64::midpoint(low, high);
+            if difference(middle)? < wanted {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        f64::midpoint(low, high)
+    };
+    let mut rest = 0.0;
+    for row in &fitted {
+        rest += row.published.iteration.to_ms() - span(row, stage, step)?.1 - constant;
+    }
+    Ok(Fit { stage, constant, step, rest: rest / fitted.len() as f64 })
+}
+
+fn predict(row: &Row, fit: &Fit) -> Result<(f64, f64), Failure> {
+    let (gpu, iteration) = span(row, fit.stage, fit.step)?;
+    Ok((gpu + fit.constant, iteration + fit.constant + fit.rest))
+}
+
+/// The simulated end of the last pass and of the last step, in ms, for passes of `stage` ms and steps of `step` ms.
+fn span(row: &Row, stage: f64, step: f64) -> Result<(f64, f64), Failure> {
+    let decoupled = match row.system.as_str() {
+        "spipe" => true,
+        "mobius" => false,
+        other => {
+            let fault = Diagnostic::error(format!("no system of this table is called `{other}`"));
+            return Err(fault.hint("use spipe or mobius").into());
+        }
+    };
+    let time = |ms: f64| SimTime::ns((ms * 1e6).round() as u64);
+    // Backward and recompute of a chunk take about three of its forwards.
+    let backward = 3.0 * row.stages[0] as f64 / row.stages[1] as f64;
+    let times = RoundTimes { forward: time(stage), backward: time(stage * backward), step: time(step) };
+    let name = (row.system.as_str(), decoupled);
+    let program = bare_rounds(name, row.devices, row.microbatches, (row.stages[0], row.stages[1]), &times)?;
+    let options = Options { iterations: Iterations::One, ..Options::default() };
+    let trace = simulate(&program, &options).trace;
+    let passes = trace.spans.iter().filter(|span| matches!(span.kind, ActionKind::Forward | ActionKind::Backward));
+    let gpu = passes.map(|span| span.end).max().unwrap_or_default();
+    Ok((gpu.to_ms(), trace.iteration.to_ms()))
+}
+
+/// The line through points, by least squares: slope and intercept.
+fn line(points: &[(f64, f64)]) -> (f64, f64) {
+    let count = points.len() as f64;
+    let mean = |part: fn(&(f64, f64)) -> f64| points.iter().map(part).sum::<f64>() / count;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let covariance: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
+    let variance: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
+    let slope = covariance / variance;
+    (slope, y - slope * x)
+}
+
+fn too_few(rows: &[&Row]) -> Failure {
+    let name = rows.first().map_or_else(String::new, |row| format!("{}, {}", row.model, row.system));
+    Diagnostic::error(format!("rows of `{name}` cannot be fitted: two with different microbatches are needed"))
+        .hint("mark two of them with use = \"fit\"")
+        .into()
+}
