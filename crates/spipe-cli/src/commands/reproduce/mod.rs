@@ -48,27 +48,60 @@ struct Reproduction {
 
 /// A table that can be made anew.
 struct Known {
+    /// What it is asked for by.
     name: &'static str,
+    /// What its files are called.
+    table: &'static str,
     rows: &'static str,
     make: fn(&str, &str) -> Result<Reproduction, Failure>,
 }
 
-const TABLES: [Known; 3] = [
-    Known { name: "zero-bubble", rows: include_str!("../../../data/zero-bubble.toml"), make: zero_bubble::make },
-    Known { name: "pipeoffload", rows: include_str!("../../../data/pipeoffload.toml"), make: pipeoffload::make },
-    Known { name: "spipe", rows: include_str!("../../../data/spipe.toml"), make: spipe::make },
+const TABLES: [Known; 5] = [
+    Known {
+        name: "zero-bubble",
+        table: "zero-bubble",
+        rows: include_str!("../../../data/zero-bubble.toml"),
+        make: zero_bubble::make,
+    },
+    Known {
+        name: "pipeoffload",
+        table: "pipeoffload",
+        rows: include_str!("../../../data/pipeoffload.toml"),
+        make: pipeoffload::make,
+    },
+    Known {
+        name: "spipe",
+        table: "spipe-figure-14",
+        rows: include_str!("../../../data/spipe-figure-14.toml"),
+        make: spipe::make,
+    },
+    Known {
+        name: "spipe",
+        table: "spipe-figure-9",
+        rows: include_str!("../../../data/spipe-figure-9.toml"),
+        make: spipe::make,
+    },
+    Known {
+        name: "spipe",
+        table: "spipe-figure-10",
+        rows: include_str!("../../../data/spipe-figure-10.toml"),
+        make: spipe::make,
+    },
 ];
 
 /// Makes the tables that were asked for and writes them.
 pub fn run(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
     let chosen: Vec<&Known> = TABLES.iter().filter(|known| what.name == "all" || known.name == what.name).collect();
     if chosen.is_empty() {
-        let known: Vec<&str> = TABLES.iter().map(|known| known.name).collect();
+        let mut known: Vec<&str> = TABLES.iter().map(|known| known.name).collect();
+        known.dedup();
         return Err(Failure::argument(
             format!("`{}` is no published table", what.name),
             format!("use one of {}, or all", known.join(", ")),
         ));
     }
+    // Tables of one name have one format.
+    let chosen: Vec<&Known> = if what.rows.is_some() && what.name != "all" { chosen[..1].to_vec() } else { chosen };
     if what.rows.is_some() && chosen.len() > 1 {
         return Err(Failure::argument("rows belong to one table", "name it instead of `all`"));
     }
@@ -77,13 +110,14 @@ pub fn run(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
         let given = what.rows.as_deref().map(crate::input::text).transpose()?;
         let (file, rows) = match (&what.rows, &given) {
             (Some(path), Some(text)) => (path.as_str(), text.as_str()),
-            _ => (known.name, known.rows),
+            _ => (known.table, known.rows),
         };
-        let reproduction = (known.make)(file, rows)?;
+        let mut reproduction = (known.make)(file, rows)?;
+        reproduction.table = if what.rows.is_some() { known.name } else { known.table };
         let folder = Path::new(&what.output);
         let json = output::to_json(&reproduction)? + "\n";
-        Target::in_folder(folder, &format!("{}.json", known.name))?.write(json.as_bytes())?;
-        Target::in_folder(folder, &format!("{}.md", known.name))?.write(markdown(&reproduction).as_bytes())?;
+        Target::in_folder(folder, &format!("{}.json", reproduction.table))?.write(json.as_bytes())?;
+        Target::in_folder(folder, &format!("{}.md", reproduction.table))?.write(markdown(&reproduction).as_bytes())?;
         made.push(reproduction);
     }
     let human: Vec<String> = made.iter().map(human).collect();

@@ -7,7 +7,7 @@
 use super::{Cell, FORMAT_VERSION, Reproduction, parse};
 use crate::Failure;
 use serde::Deserialize;
-use spipe_base::{ActionKind, Diagnostic, Seconds, SimTime};
+use spipe_base::{ActionKind, Diagnostic, Seconds, SimTime, Text};
 use spipe_schedule::{RoundTimes, bare_rounds};
 use spipe_sim::{Iterations, Options, simulate};
 use std::collections::BTreeMap;
@@ -48,8 +48,8 @@ struct Row {
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Published {
-    iteration: Seconds,
-    gpu: Seconds,
+    iteration: Text<Seconds>,
+    gpu: Text<Seconds>,
 }
 
 /// What the fit found, in ms.
@@ -67,16 +67,23 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
         groups.entry((&row.model, &row.system)).or_default().push(row);
     }
     let mut cells = Vec::new();
-    for ((model, system), rows) in groups {
-        let fit = fit(&rows)?;
+    for ((model, system), rows) in &groups {
+        let own = rows.iter().any(|row| row.usage == Usage::Fit);
+        let fit = if own {
+            fit(rows)?
+        } else {
+            let others =
+                groups.iter().filter(|((other, _), _)| other == model).flat_map(|(_, rows)| rows.iter().copied());
+            fit_others(&others.collect::<Vec<_>>(), rows)?
+        };
         for row in rows {
             let (gpu, iteration) = predict(row, &fit)?;
             let name = format!("{model}, {system}, {} GPUs, {} microbatches", row.devices, row.microbatches);
             let note = |what: String| (row.usage == Usage::Fit).then_some(what);
             let rate = row.parameters as f64 / (fit.step * row.stages[1] as f64) / 1e6;
             let parts = [
-                ("gpu", row.published.gpu, gpu, format!("{:.2} ms per stage, {:+.0} ms", fit.stage, fit.constant)),
-                ("iteration", row.published.iteration, iteration, format!("{rate:.2} Gparam/s, {:+.0} ms", fit.rest)),
+                ("gpu", row.published.gpu.0, gpu, format!("{:.2} ms per stage, {:+.0} ms", fit.stage, fit.constant)),
+                ("iteration", row.published.iteration.0, iteration, format!("{rate:.2} Gparam/s, {:+.0} ms", fit.rest)),
             ];
             for (column, published, ours, fitted) in parts {
                 let published = published.to_ms();
@@ -95,6 +102,15 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
     })
 }
 
+/// The time of a stage and the rate of the optimizer from one row of another system, whose steps all come after its passes.
+fn fit_others(others: &[&Row], rows: &[&Row]) -> Result<Fit, Failure> {
+    let Some(other) = others.iter().find(|row| row.usage == Usage::Fit) else { return Err(too_few(rows)) };
+    let stage = other.published.gpu.0.to_ms() / span(other, 1.0, 0.0)?.0;
+    let per_parameter = (other.published.iteration.0.to_ms() - other.published.gpu.0.to_ms()) / other.parameters as f64;
+    let here = rows.first().map_or(0.0, |row| row.parameters as f64 / row.stages[1] as f64);
+    Ok(Fit { stage, constant: 0.0, step: per_parameter * here, rest: 0.0 })
+}
+
 /// Two unknowns of the GPU part by least squares; then the time of a step and a constant such that the fitted iterations differ
 /// as the published ones do.
 fn fit(rows: &[&Row]) -> Result<Fit, Failure> {
@@ -103,18 +119,18 @@ fn fit(rows: &[&Row]) -> Result<Fit, Failure> {
         return Err(too_few(rows));
     };
     if first.microbatches == last.microbatches {
-        return Err(too_few(rows));
+        return fit_others(rows, rows);
     }
     let mut points = Vec::new();
     for row in &fitted {
-        points.push((span(row, 1.0, 0.0)?.0, row.published.gpu.to_ms()));
+        points.push((span(row, 1.0, 0.0)?.0, row.published.gpu.0.to_ms()));
     }
     let (stage, constant) = line(&points);
     let difference =
         |step: f64| -> Result<f64, Failure> { Ok(span(first, stage, step)?.1 - span(last, stage, step)?.1) };
-    let wanted = first.published.iteration.to_ms() - last.published.iteration.to_ms();
-    let tail = |row: &Row| row.published.iteration.to_ms() - row.published.gpu.to_ms();
-    let most = first.published.iteration.to_ms();
+    let wanted = first.published.iteration.0.to_ms() - last.published.iteration.0.to_ms();
+    let tail = |row: &Row| row.published.iteration.0.to_ms() - row.published.gpu.0.to_ms();
+    let most = first.published.iteration.0.to_ms();
     let (mut low, mut high) = (0.0, most);
     // Steps that all come after the backward add the same to every row; then they are all there is after the GPU part.
     let step = if (difference(high)? - difference(low)?).abs() < 1e-6 * most {
@@ -132,7 +148,7 @@ fn fit(rows: &[&Row]) -> Result<Fit, Failure> {
     };
     let mut rest = 0.0;
     for row in &fitted {
-        rest += row.published.iteration.to_ms() - span(row, stage, step)?.1 - constant;
+        rest += row.published.iteration.0.to_ms() - span(row, stage, step)?.1 - constant;
     }
     Ok(Fit { stage, constant, step, rest: rest / fitted.len() as f64 })
 }

@@ -3,7 +3,7 @@
 use super::{Cell, FORMAT_VERSION, Reproduction, parse};
 use crate::Failure;
 use serde::Deserialize;
-use spipe_base::{Diagnostic, Faults, Seconds, SimTime};
+use spipe_base::{Diagnostic, Faults, Seconds, SimTime, Text};
 use spipe_schedule::{Order, StageTimes, automatic, bare, interleaved, one_forward_one_backward, zb_h1, zb_h2};
 use spipe_sim::{Iterations, Options, simulate};
 use spipe_trace::Span;
@@ -29,10 +29,10 @@ struct Row {
     hidden: u64,
     heads: u64,
     seq_len: u64,
-    forward: Seconds,
-    backward_input: Seconds,
-    backward_weight: Seconds,
-    latency: Seconds,
+    forward: Text<Seconds>,
+    backward_input: Text<Seconds>,
+    backward_weight: Text<Seconds>,
+    latency: Text<Seconds>,
     published: BTreeMap<String, f64>,
 }
 
@@ -70,10 +70,10 @@ fn rate(row: &Row, system: &str) -> Result<f64, Failure> {
     let chunks = if system == "interleaved-1f1b" { row.chunks.max(1) } else { 1 };
     let time = |time: Seconds| SimTime::ns((time.get() * 1e9 / chunks as f64).round() as u64);
     let times = StageTimes {
-        forward: time(row.forward),
-        backward_input: time(row.backward_input),
-        backward_weight: time(row.backward_weight),
-        latency: SimTime::from_seconds(row.latency),
+        forward: time(row.forward.0),
+        backward_input: time(row.backward_input.0),
+        backward_weight: time(row.backward_weight.0),
+        latency: SimTime::from_seconds(row.latency.0),
         weight_gradient_memory: (share * StageTimes::UNIT.as_f64()).round() as u64,
     };
     let limited =
@@ -93,6 +93,6 @@ fn rate(row: &Row, system: &str) -> Result<f64, Failure> {
     let trace = simulate(&bare(system, &order?, &times)?, &options).trace;
     let reach = |spans: &[Span]| spans[spans.len() - 1].end - spans[0].start;
     let cost = trace.spans.chunk_by(|one, next| one.lane == next.lane).map(reach).max().unwrap_or_default();
-    let work = row.forward.get() + row.backward_input.get() + row.backward_weight.get();
+    let work = row.forward.0.get() + row.backward_input.0.get() + row.backward_weight.0.get();
     Ok(1.0 - microbatches as f64 * work * 1e3 / cost.to_ms())
 }

@@ -23,7 +23,11 @@ fn passes(what: &args::Schedule) -> Result<Program, Failure> {
     // A backward with its recompute takes about as long as three forwards.
     let backward = what.backward_chunks.unwrap_or(if decoupled { 3 * forward } else { forward });
     let whole = what.backward.unwrap_or(what.backward_input + what.backward_weight);
-    let times = RoundTimes { forward: SimTime::from_seconds(what.forward), backward: SimTime::from_seconds(whole) };
+    let times = RoundTimes {
+        forward: SimTime::from_seconds(what.forward),
+        backward: SimTime::from_seconds(whole),
+        step: SimTime::ZERO,
+    };
     Ok(bare_rounds((&what.system, decoupled), what.devices, what.microbatches, (forward, backward), &times)?)
 }
 

@@ -1,0 +1,192 @@
+//! Every system by name: planned, simulated, shown from stage times, and compared with published tables.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::Value;
+use std::process::Command;
+
+fn spipe(args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn json(args: &[&str]) -> Value {
+    let (code, out, err) = spipe(&[args, &["--format", "json"]].concat());
+    assert_eq!(code, Some(0), "{args:?}: {err}");
+    serde_json::from_str(&out).unwrap()
+}
+
+/// What is planned is simulated to the time that the plan states, and holds no more than its machine has.
+fn plans(systems: &[&str], model: &str, machine: &str, more: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    for system in systems {
+        let path = folder.path().join(format!("{system}.json"));
+        let path = path.to_str().unwrap();
+        let args = ["plan", "--model", model, "--hardware", machine, "--system", system, "--global-batch", "16"];
+        let plan = json(&[&args[..], &["--microbatch", "1", "--seq-len", "512", "-o", path], more].concat());
+        assert_eq!(plan["system"], *system);
+        let simulated = json(&["simulate", path]);
+        assert_eq!(simulated["status"], "ok", "{system}");
+        let (stated, found) = (&plan["simulated-iteration-ms"], &simulated["iteration-ms"]);
+        assert_eq!(stated.as_f64(), found.as_f64(), "{system}");
+    }
+}
+
+#[test]
+fn pipelines_that_keep_their_parameters() {
+    let systems = [
+        "gpipe",
+        "1f1b",
+        "interleaved-1f1b",
+        "zb-h1",
+        "zb-h2",
+        "zb-1p",
+        "zb-2p",
+        "zb-v",
+        "v-half",
+        "v-min",
+        "gis",
+        "gis-h",
+        "po-h",
+        "po-f",
+        "gpu-only",
+        "checkpointing",
+        "fsdp",
+    ];
+    plans(&systems, "gpt2-xl", "rtx3090-x4-two-sockets", &[]);
+}
+
+#[test]
+fn systems_that_use_the_host() {
+    let systems = [
+        "hybrid",
+        "spipe",
+        "mobius",
+        "superpipeline",
+        "naive-swap",
+        "zero-offload",
+        "zero-offload-delayed",
+        "zero-infinity",
+        "cpu-only",
+    ];
+    plans(&systems, "gpt2-xl", "rtx3090-x4-two-sockets", &["--precision", "fp16"]);
+}
+
+#[test]
+fn inference() {
+    let systems = ["gpipe", "superpipeline", "naive-swap", "mobius", "fsdp", "zero-infinity", "gpu-only", "cpu-only"];
+    plans(&systems, "gpt2-xl", "rtx3090-x4-two-sockets", &["--mode", "infer"]);
+}
+
+#[test]
+fn a_system_that_only_trains_says_so() {
+    let args =
+        ["plan", "--model", "gpt2-xl", "--hardware", "rtx3090-x4-two-sockets", "--system", "zb-v", "--mode", "infer"];
+    let (code, _, err) = spipe(&[&args[..], &["--global-batch", "8"]].concat());
+    assert_ne!(code, Some(0), "{err}");
+}
+
+#[test]
+fn rounds_from_stage_times() {
+    let spipe = json(&[
+        "schedule",
+        "spipe",
+        "--devices",
+        "4",
+        "--microbatches",
+        "8",
+        "--forward-chunks",
+        "2",
+        "--backward-chunks",
+        "6",
+        "--forward",
+        "1 ms",
+        "--backward",
+        "1 ms",
+    ]);
+    // (F + B)·M + N − 1.
+    assert_eq!(spipe["span-ms"].as_f64(), Some(67.0));
+    let mobius = json(&[
+        "schedule",
+        "mobius",
+        "--devices",
+        "4",
+        "--microbatches",
+        "8",
+        "--forward-chunks",
+        "2",
+        "--forward",
+        "1 ms",
+        "--backward",
+        "3 ms",
+    ]);
+    assert_eq!(mobius["span-ms"].as_f64(), Some(76.0));
+    let superpipeline = json(&[
+        "schedule",
+        "superpipeline",
+        "--units",
+        "32",
+        "--resident",
+        "4",
+        "--swap",
+        "2",
+        "--compute",
+        "1 ms",
+        "--load",
+        "1.5 ms",
+        "--evict",
+        "0.5 ms",
+    ]);
+    assert_eq!(superpipeline["steady-unit-ms"].as_f64(), Some(1.5));
+}
+
+/// The largest error of what was predicted, and the mean, over the cells of a column.
+fn errors(reproduction: &Value, column: &str) -> (f64, f64) {
+    let cells = reproduction["cells"].as_array().unwrap();
+    let predicted = cells.iter().filter(|cell| cell.get("fitted").is_none() && cell["column"].as_str() == Some(column));
+    let errors: Vec<f64> = predicted.map(|cell| cell["error"].as_f64().unwrap().abs()).collect();
+    assert!(!errors.is_empty(), "{column}");
+    (errors.iter().copied().fold(0.0, f64::max), errors.iter().sum::<f64>() / errors.len() as f64)
+}
+
+#[test]
+fn published_tables_are_met() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = json(&["reproduce", "all", "-o", folder.path().to_str().unwrap()]);
+    let table = |name: &str| tables.as_array().unwrap().iter().find(|table| table["table"] == name).unwrap();
+    for system in ["1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p"] {
+        assert!(errors(table("zero-bubble"), system).0 < 0.000_05, "{system}");
+    }
+    assert!(errors(table("zero-bubble"), "interleaved-1f1b").0 < 0.004);
+    for seq_len in ["s 4096", "s 8192", "s 16384", "s 32768"] {
+        assert!(errors(table("pipeoffload"), seq_len).0 < 0.01, "{seq_len}");
+    }
+    for column in ["gpu, ms", "iteration, ms"] {
+        assert!(errors(table("spipe-figure-14"), column).0 < 0.04, "{column}");
+    }
+    let (most, mean) = errors(table("spipe-figure-9"), "gpu, ms");
+    assert!(most < 0.10 && mean < 0.06, "{most} {mean}");
+    for name in ["zero-bubble.md", "spipe-figure-9.json"] {
+        assert!(folder.path().join(name).is_file(), "{name}");
+    }
+}
+
+#[test]
+fn rows_of_others_are_read_with_their_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = folder.path().join("rows.toml");
+    std::fs::write(&rows, "format-version = 1\nsource = \"a talk\"\n[[row]]\nhidden = 4096\nseq-len = 4096\n").unwrap();
+    let output = folder.path().join("out");
+    let args = ["reproduce", "pipeoffload", "--rows", rows.to_str().unwrap(), "-o", output.to_str().unwrap()];
+    let (code, _, err) = spipe(&args);
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("missing field `rate-ratio`") && err.contains("rows.toml:3:1"), "{err}");
+    assert!(!output.exists());
+    let more = "hidden = 2048\nseq-len = 8192\nrate-ratio = 14400\npublished = 2.3\n";
+    std::fs::write(&rows, format!("format-version = 1\nsource = \"a talk\"\n[[row]]\n{more}")).unwrap();
+    let tables = json(&args);
+    // 10 · 14400 ÷ (3 (6 · 2048 + 8192)).
+    let ours = tables[0]["cells"][0]["ours"].as_f64().unwrap();
+    assert!((ours - 2.34375).abs() < 1e-9, "{ours}");
+}
