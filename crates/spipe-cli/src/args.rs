@@ -225,6 +225,9 @@ pub struct Plan {
     /// Assume attention that writes its scores to memory
     #[arg(long)]
     pub materialised_attention: bool,
+    /// Layers that are not trained, such as 0..3 or block.0..block.3
+    #[arg(long)]
+    pub freeze: Vec<String>,
     /// How long to search
     #[arg(long, default_value = "60s")]
     pub time_limit: Seconds,

@@ -88,6 +88,22 @@ fn a_system_that_only_trains_says_so() {
 }
 
 #[test]
+fn frozen_layers_need_no_state() {
+    let peak = |more: &[&str]| {
+        let args = ["plan", "--model", "gpt2", "--hardware", "one-gpu", "--system", "gpu-only", "--global-batch", "2"];
+        let plan = json(&[&args[..], &["--microbatch", "1"], more].concat());
+        plan["peak-bytes"]["gpu0"].as_u64().unwrap()
+    };
+    let (all, half) = (peak(&[]), peak(&["--freeze", "block.0..block.5"]));
+    // Six blocks of 7 087 872 parameters with 14 bytes each of gradients and optimizer state.
+    assert!(all - half >= 6 * 7_087_872 * 14, "{all} {half}");
+    let (code, _, err) =
+        spipe(&["plan", "--model", "gpt2", "--hardware", "one-gpu", "--global-batch", "2", "--freeze", "block.12"]);
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("`block.12` names no layers of `gpt2`"), "{err}");
+}
+
+#[test]
 fn rounds_from_stage_times() {
     let spipe = json(&[
         "schedule",

@@ -11,7 +11,7 @@ use crate::{
 use serde::Serialize;
 use spipe_base::{Bytes, SimTime};
 use spipe_cost::Workload;
-use spipe_model::Attention;
+use spipe_model::{Attention, Model};
 use spipe_plan::{OutcomeStatus, Plan, StageFootprint, System, check, footprint};
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Searches, prints, and writes the plan.
 pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
     let target = what.output.as_deref().map(Target::open).transpose()?;
-    let model = input::model(&what.model)?;
+    let model = frozen(input::model(&what.model)?, &what.freeze)?;
     let hardware = input::hardware(&what.hardware)?;
     let template = Workload {
         mode: what.mode,
@@ -74,6 +74,25 @@ struct Refused<'a> {
     status: OutcomeStatus,
     reason: &'a str,
     hint: Option<&'a str>,
+}
+
+/// `model` with more layers frozen.
+fn frozen(model: Model, more: &[String]) -> Result<Model, Failure> {
+    if more.is_empty() {
+        return Ok(model);
+    }
+    let mut ranges = model.frozen();
+    for text in more {
+        let range = model.layer_range(text).ok_or_else(|| {
+            let last = model.layers().len().saturating_sub(1);
+            Failure::argument(
+                format!("`{text}` names no layers of `{}`", model.name()),
+                format!("write 0..{last}, or names such as `spipe model show` prints"),
+            )
+        })?;
+        ranges.push(range);
+    }
+    Ok(model.with_frozen(&ranges)?)
 }
 
 /// The systems that `--system` allows.
