@@ -183,6 +183,11 @@ fn published_tables_are_met() {
     }
     let (most, mean) = errors(table("spipe-figure-9"), "gpu, ms");
     assert!(most < 0.10 && mean < 0.06, "{most} {mean}");
+    for (cluster, bound) in [("V100, ms", 0.03), ("RTX 3090, ms", 0.08)] {
+        let cells = table("spipe-tails")["cells"].as_array().unwrap().iter().filter(|cell| cell["column"] == cluster);
+        let errors: Vec<f64> = cells.map(|cell| cell["error"].as_f64().unwrap().abs()).collect();
+        assert!(errors.len() > 3 && errors.iter().all(|error| *error < bound), "{cluster}: {errors:?}");
+    }
     for name in ["zero-bubble.md", "spipe-figure-9.json"] {
         assert!(folder.path().join(name).is_file(), "{name}");
     }

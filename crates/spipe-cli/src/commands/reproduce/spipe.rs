@@ -24,9 +24,10 @@ struct File {
     row: Vec<Row>,
 }
 
+/// What a row is for.
 #[derive(Clone, Copy, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-enum Usage {
+pub enum Usage {
     Fit,
     Predict,
 }
