@@ -89,6 +89,8 @@ impl Account {
         self.held[memory] = self.held[memory] + bytes - before;
         self.held_peak[memory] = self.held_peak[memory].max(self.held[memory]);
         self.recent_peak[memory] = self.recent_peak[memory].max(self.held[memory]);
+        // A thread may have read the clock before another one that came here first; things happen in the order in which they come.
+        let at = self.events.back().map_or(at, |last| last.at.max(at));
         self.events.push_back(Event { at, instance, bytes });
     }
 

@@ -56,8 +56,7 @@ fn limit(placement: &Placement, default: usize) -> Bytes {
     StageTimes::UNIT * placement.knobs.memory_limit.unwrap_or(default as u64)
 }
 
-/// How long the slowest turn takes on one microbatch, recompute included, and how long the slowest output travels, for every
-/// turn: the automatic schedule is made for stages of equal length.
+/// How long each turn takes on one microbatch, recompute included, and how long its output travels.
 fn turn_times(context: &Context<'_>, placement: &Placement, turns: &[Vec<StageId>]) -> Vec<StageTimes> {
     let memory = |turn: &[StageId]| context.hardware.devices()[placement.stages[turn[0]].device].memory;
     let sum = |turn: &[StageId], part: fn(&Times) -> Seconds| {
@@ -82,8 +81,7 @@ fn turn_times(context: &Context<'_>, placement: &Placement, turns: &[Vec<StageId
         // What a stage saves is kept for both parts of the backward.
         weight_gradient_memory: StageTimes::UNIT.get(),
     };
-    let slowest = slowest(&(0..turns.len()).map(of_turn).collect::<Vec<_>>());
-    vec![slowest; turns.len()]
+    (0..turns.len()).map(of_turn).collect()
 }
 
 /// The largest of each time.
