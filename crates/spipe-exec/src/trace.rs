@@ -13,7 +13,9 @@ use std::collections::BTreeMap;
 pub(crate) fn trace(rules: &Rules<'_>, state: &State) -> Option<(Trace, f64)> {
     let chosen = median(state)?;
     let iteration = &state.iterations[(chosen - state.oldest) as usize];
-    let period = state.durations[chosen as usize];
+    // Real iterations differ a little: where a lane took longer for this one than the run took from its end to that of the one
+    // before, the longer time is what the lane's work and waiting add up to.
+    let period = state.durations[chosen as usize].max(longest_reach(rules, iteration));
     let start = iteration.records.iter().map(|record| record.start).min()?;
     let end = iteration.records.iter().map(|record| record.end).max()?;
     let program = rules.program;
@@ -43,6 +45,16 @@ pub(crate) fn trace(rules: &Rules<'_>, state: &State) -> Option<(Trace, f64)> {
         memories: state.account.tracks(rules, start, end),
     };
     Some((trace, overhead(rules, iteration, period)))
+}
+
+/// The longest way of a compute lane from its first start to its last end.
+fn longest_reach(rules: &Rules<'_>, iteration: &Iteration) -> SimTime {
+    let compute = rules.program.lanes().iter().filter(|lane| lane.role == LaneRole::Compute);
+    let reach = |lane: &spipe_schedule::Lane| {
+        let (first, last) = (lane.queue.first()?, lane.queue.last()?);
+        Some(iteration.records[last.index()].end.saturating_sub(iteration.records[first.index()].start))
+    };
+    compute.filter_map(reach).max().unwrap_or_default()
 }
 
 /// The index of that iteration.
