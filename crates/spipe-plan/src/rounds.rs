@@ -19,7 +19,8 @@ pub fn resident_chunks(placement: &Placement) -> u64 {
 /// What each memory holds at most.
 ///
 /// On a device: the largest chunk as often as chunks are resident, gradients of the chunk that computes and of the one on its
-/// way out, every boundary of every microbatch that its chunks read or write, what a recompute makes, and what a forward or
+/// way out, the inputs of its chunks and what leaves for others on every microbatch,
+/// gradients of three boundaries, what a recompute makes, and what a forward or
 /// backward needs for itself. On the host: 16 bytes per parameter in mixed precision with Adam, and once more what an undo log
 /// keeps.
 pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
@@ -30,7 +31,7 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
     for device in placement.devices() {
         let memory = context.hardware.devices()[device].memory;
         let mut shared = StageFootprint::default();
-        let (mut weights, mut gradients) = (Bytes::ZERO, Bytes::ZERO);
+        let (mut weights, mut gradients, mut boundary) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         let chunks = placement.all_stages().enumerate().filter(|(_, stage)| stage.device == device);
         for (index, stage) in chunks {
             let backward = index >= placement.stages.len();
@@ -42,24 +43,28 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
             weights = weights.max(sum(|memory| memory.parameters));
             gradients = gradients.max(sum(|memory| memory.gradients));
             shared.transient = shared.transient.max(need.transient);
-            // Boundaries in both passes, and those inside a forward chunk at which a backward chunk begins.
+            // Inputs, outputs that leave for another device, and boundaries inside a forward chunk at which a backward chunk begins.
             let (input, output) =
                 (input_bytes(context, stage), context.cost.memory(stage.layers.last(), device).boundary);
+            boundary = boundary.max(input).max(output);
+            let next = placement.stages.get(StageId::from(index + 1)).filter(|_| !backward);
+            let leaves = if next.is_some_and(|next| next.device != device) { output } else { Bytes::ZERO };
             let inside = placement.backward.iter().filter(|back| {
                 !backward && stage.layers.first() < back.layers.first() && back.layers.first() <= stage.layers.last()
             });
             let checkpoints: Bytes = inside.map(|back| input_bytes(context, &Stage { device, ..*back })).sum();
-            let passes = if training { 2 } else { 1 };
-            let saved = if training && coupled { need.per_microbatch } else { Bytes::ZERO };
+            let saved = if training && coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO };
             let kept = StageFootprint {
                 state: if backward { Bytes::ZERO } else { sum(|memory| memory.cache) },
-                per_microbatch: (input + output) * passes + checkpoints + saved,
+                per_microbatch: input + leaves + checkpoints + saved,
                 in_flight: microbatches,
                 ..StageFootprint::default()
             };
             add(&mut memories, memory, (StageId::from(index), kept));
         }
-        shared.slots = weights * resident_chunks(placement) + gradients * 2;
+        // Gradients of the boundary that comes in, of the one that goes out, and of one on its way.
+        let crossing = if training { boundary * (3 * microbatches) } else { Bytes::ZERO };
+        shared.slots = weights * resident_chunks(placement) + gradients * 2 + crossing;
         add(&mut memories, memory, (StageId::new(0), shared));
     }
     for (id, stage) in placement.backward_stages().enumerate() {
