@@ -70,6 +70,7 @@ pub struct CostTable {
     parameters: IdVec<LayerId, u64>,
     trains: IdVec<LayerId, bool>,
     needs_backward: IdVec<LayerId, bool>,
+    without_backward: usize,
     /// By kind of layer, then device.
     times: Vec<Vec<Option<LayerTime>>>,
     memories: Vec<Vec<LayerMemory>>,
@@ -96,6 +97,7 @@ impl CostTable {
             parameters: model.layers().iter().map(|layer| layer.parameters).collect(),
             trains: model.layers().iter().map(|layer| layer.trains).collect(),
             needs_backward: model.layers().iter().map(|layer| layer.needs_backward).collect(),
+            without_backward: model.layers().iter().take_while(|layer| !layer.needs_backward).count(),
             times: Vec::new(),
             memories: Vec::new(),
             optimizer_rates: hardware.devices().iter().map(|device| optimizer_rate(device, workload)).collect(),
@@ -188,6 +190,14 @@ impl CostTable {
     /// through others.
     pub fn needs_backward(&self, layer: LayerId) -> bool {
         self.workload.mode == Mode::Train && self.needs_backward[layer]
+    }
+
+    /// How many layers at the front of the model no backward runs through: all of them outside of training.
+    pub fn without_backward(&self) -> usize {
+        match self.workload.mode {
+            Mode::Train => self.without_backward,
+            _ => self.kind_of.len(),
+        }
     }
 
     /// The precision in which `device` stores parameters and activations.

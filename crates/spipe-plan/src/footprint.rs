@@ -85,16 +85,17 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         let memory = context.hardware.devices()[stage.device].memory;
         let held = held(id);
         let mut need = stage_footprint(context, stage, held.in_flight, Boundary::around(placement, id));
-        if placement.system.splits_backward() && context.workload().mode == Mode::Train {
+        let backward = context.backward_of(stage.layers).is_some();
+        if placement.system.splits_backward() && backward {
             need.slots += waiting_for_weights(context, stage) * held.awaiting_weights;
         }
-        if stage.offload.is_some() && context.workload().mode == Mode::Train {
+        if stage.offload.is_some() && backward {
             need.slots += offloaded_bytes(context, stage) * held.at_most.min(OFFLOAD_SLOTS);
         }
         let [before, behind] = Boundary::around(placement, id);
         // Where adjacent stages take their turn together, the transient part has the one that is handed on.
         let one = u64::from(placement.system.dealing() == Dealing::Single);
-        if before == Boundary::Within {
+        if before == Boundary::Within && context.passes_gradient(stage.layers) {
             need.slots += input_bytes(context, stage) * held.gradients.saturating_sub(one);
         }
         if behind == Boundary::Within {
@@ -196,7 +197,7 @@ pub(crate) fn add(memories: &mut Footprint, memory: MemoryId, (id, need): (Stage
 /// are offloaded.
 fn on_the_host(context: &Context<'_>, stage: &Stage, in_flight: u64, delayed: bool) -> Vec<(MemoryId, StageFootprint)> {
     let mut needs = Vec::new();
-    if context.workload().mode != Mode::Train {
+    if context.backward_of(stage.layers).is_none() {
         return needs;
     }
     let of = |layer| context.cost.memory(layer, stage.device);
@@ -239,7 +240,7 @@ pub fn stage_footprint(
     [before, behind]: [Boundary; 2],
 ) -> StageFootprint {
     let memory = |layer| context.cost.memory(layer, stage.device);
-    let training = context.workload().mode == Mode::Train;
+    let (training, passes) = (context.backward_of(stage.layers).is_some(), context.passes_gradient(stage.layers));
     let split = stage.layers.first().index() + stage.recomputed;
     let (recomputed, saved): (Vec<_>, Vec<_>) = stage.layers.iter().partition(|layer| layer.index() < split);
     let input = input_bytes(context, stage);
@@ -247,10 +248,11 @@ pub fn stage_footprint(
     let kept: Bytes = saved.iter().map(|layer| memory(*layer).saved).sum();
     let per_microbatch = if recomputed.is_empty() { kept.max(input) } else { kept + input };
     let copies = if training { 2 } else { 1 };
-    let slots_in = if before == Boundary::Across { input + input * (2 * (copies - 1)) } else { Bytes::ZERO };
+    let slots_in =
+        if before == Boundary::Across { input + if passes { input * 2 } else { Bytes::ZERO } } else { Bytes::ZERO };
     let slots_out = if behind == Boundary::Across { output * (2 * copies) } else { Bytes::ZERO };
     // Within a device, the gradient that came and the one that goes on, or the output that the next stage reads.
-    let gradients = if before == Boundary::Within { input } else { Bytes::ZERO }
+    let gradients = if before == Boundary::Within && (passes || !training) { input } else { Bytes::ZERO }
         + if behind == Boundary::Within { output * copies } else { Bytes::ZERO };
     let again: Bytes = recomputed.iter().map(|layer| memory(*layer).saved).sum();
     let workspace = stage.layers.iter().map(|layer| memory(layer).workspace).max().unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use crate::Placement;
 use serde::{Deserialize, Serialize};
-use spipe_base::{DeviceId, Diagnostic, Faults, Position, StageId};
+use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange, Position, StageId};
 use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
@@ -27,6 +27,16 @@ impl Context<'_> {
     /// Whether `device` is a CPU socket.
     pub fn is_cpu(&self, device: DeviceId) -> bool {
         matches!(self.hardware.devices()[device].kind, spipe_hardware::DeviceKind::Socket { .. })
+    }
+
+    /// The part of `layers` that a backward runs through: none in inference, and none where nothing at or below them trains.
+    pub fn backward_of(&self, layers: LayerRange) -> Option<LayerRange> {
+        LayerRange::new(layers.first().max(self.cost.without_backward().into()), layers.last())
+    }
+
+    /// Whether the backward of `layers` hands a gradient to the layer before them.
+    pub fn passes_gradient(&self, layers: LayerRange) -> bool {
+        self.cost.without_backward() < layers.first().index()
     }
 }
 

@@ -18,6 +18,7 @@ fn program(passes: &str, training: bool) -> ProgramBuilder {
         layers: 2,
         microbatches: 1,
         training,
+        without_backward: 0,
         tokens: None,
         notes: Vec::new(),
     });

@@ -40,6 +40,7 @@ pub fn transfers(hardware: &Hardware, copies: &[Transfer]) -> Result<Vec<SimTime
         layers: 0,
         microbatches: 0,
         training: false,
+        without_backward: 0,
         tokens: None,
         notes: Vec::new(),
     });

@@ -19,6 +19,7 @@ fn builder() -> ProgramBuilder {
         layers: 0,
         microbatches: 0,
         training: false,
+        without_backward: 0,
         tokens: None,
         notes: Vec::new(),
     })

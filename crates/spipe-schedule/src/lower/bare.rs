@@ -63,6 +63,7 @@ fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Of
         layers: stages,
         microbatches: microbatches as u64,
         training: true,
+        without_backward: 0,
         tokens: None,
         notes: Vec::new(),
     });

@@ -70,6 +70,7 @@ fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
         layers: model.layers().len(),
         microbatches: workload.microbatches,
         training: workload.mode == Mode::Train,
+        without_backward: context.cost.without_backward(),
         tokens: Some(workload.tokens()),
         notes,
     });

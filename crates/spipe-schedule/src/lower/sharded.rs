@@ -15,7 +15,7 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, Collective, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId,
     MicrobatchId, Payload, Seconds, SimTime, StageId, Subject,
 };
-use spipe_cost::{LayerMemory, Mode};
+use spipe_cost::LayerMemory;
 use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, Weights, shard, stage_footprint};
 
 /// How many stages a device holds in whole.
@@ -102,14 +102,14 @@ impl<'a> Lowering<'a> {
     pub fn run(mut self) -> Result<(), Faults> {
         let count = self.participants.len();
         let stages = self.participants.first().map_or(0, |participant| participant.parts.len());
-        let training = self.context.workload().mode == Mode::Train;
+        let first = (0..stages).find(|stage| self.returns(*stage)).unwrap_or(stages);
         for round in 0..self.context.workload().microbatches as usize / count.max(1) {
             for stage in 0..stages {
                 for at in 0..count {
                     self.forward(at, stage, MicrobatchId::from(round * count + at));
                 }
             }
-            for stage in (0..stages).rev().filter(|_| training) {
+            for stage in (first..stages).rev() {
                 let gradients: Vec<BufferId> =
                     (0..count).map(|at| self.backward(at, stage, MicrobatchId::from(round * count + at))).collect();
                 for at in 0..count {
@@ -117,13 +117,19 @@ impl<'a> Lowering<'a> {
                 }
             }
         }
-        for at in (0..count).filter(|_| training) {
-            for stage in (0..stages).rev() {
+        for at in 0..count {
+            for stage in (first..stages).rev() {
                 self.optimizer(at, stage);
             }
         }
         self.join_iterations();
         self.faults.or(())
+    }
+
+    /// Whether a stage has a backward.
+    fn returns(&self, stage: usize) -> bool {
+        let part = self.participants.first().and_then(|here| here.parts.get(stage));
+        part.is_some_and(|part| self.context.backward_of(part.stage.layers).is_some())
     }
 
     fn forward(&mut self, at: usize, stage: usize, microbatch: MicrobatchId) {
@@ -135,10 +141,10 @@ impl<'a> Lowering<'a> {
             stage.checked_sub(1).and_then(|before| self.outputs[at][before]).map(|input| Access::new(input, 1)),
         );
         let (memory, layers, id, bytes) = (here.memory, part.stage.layers, part.id, part.bytes);
-        let work = times(self.context, &part.stage).forward;
+        let (work, returns) = (times(self.context, &part.stage).forward, self.returns(stage));
         let mut new = |content, bytes| self.builder.buffer(content, memory, bytes, Lifetime::Transient);
         let mut writes = vec![Access::new(new(Content::Workspace(id, microbatch), bytes.workspace), 1)];
-        if self.context.workload().mode == Mode::Train {
+        if returns {
             let saved = new(Content::Saved(layers, microbatch), bytes.saved);
             self.saved[at][stage] = Some(saved);
             writes.push(Access::new(saved, 1));
@@ -177,14 +183,16 @@ impl<'a> Lowering<'a> {
         reads.extend(incoming.map(|gradient| Access::new(gradient, 1)));
         let whole = self.builder.buffer(Content::Gradients(layers), memory, bytes.gradients, Lifetime::Transient);
         let mut writes = vec![self.workspace(memory, id, (microbatch, bytes.workspace)), Access::new(whole, 1)];
-        if let Some(before) = stage.checked_sub(1) {
+        if let Some(before) = stage.checked_sub(1).filter(|_| self.context.passes_gradient(layers)) {
             let part = &self.participants[at].parts[before];
             let content = Content::Gradient(part.stage.layers.last(), microbatch);
             let gradient = self.builder.buffer(content, memory, part.bytes.boundary, Lifetime::Transient);
             self.outputs[at][before] = Some(gradient);
             writes.push(Access::new(gradient, 1));
         }
-        let what = (ActionKind::Backward, Subject::work(id, microbatch));
+        // The whole stage is not worth a word.
+        let part = self.context.backward_of(layers).filter(|part| *part != layers);
+        let what = (ActionKind::Backward, Subject { layers: part, ..Subject::work(id, microbatch) });
         let backward = self.compute(at, what, times.backward(), (reads, writes));
         let reduced = &self.participants[at].reduced;
         if let Some(before) = reduced.len().checked_sub(SLOTS).map(|index| reduced[index]) {
@@ -430,7 +438,7 @@ fn part(
         recomputed: again,
         workspace: need.transient - again,
     };
-    let training = context.workload().mode == Mode::Train;
+    let training = context.backward_of(layers).is_some();
     let mut resident = |content, memory, bytes| builder.buffer(content, memory, bytes, Lifetime::Resident);
     let cache = shard(sum(|memory| memory.cache), count);
     if cache > Bytes::ZERO {

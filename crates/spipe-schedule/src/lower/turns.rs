@@ -8,10 +8,21 @@ use crate::{
 use spipe_base::{Bytes, Faults, IdVec, Seconds, SimTime, StageId};
 use spipe_plan::{Boundary, Context, Held, InFlight, Placement, System, stage_footprint};
 
-/// The order in which `placement` computes: in inference every stage runs its forwards in turn.
+/// The order in which `placement` computes: stages at or below which nothing trains run their forwards alone, as all do in
+/// inference.
 ///
 /// Adjacent stages of one device take their turn together: a forward goes through them all, a backward back through them.
 pub fn order_of(context: &Context<'_>, placement: &Placement) -> Result<Order, Faults> {
+    let order = order_of_all(context, placement)?;
+    let computes = |token: &Token| {
+        token.pass == Pass::Forward || context.backward_of(placement.stages[token.stage].layers).is_some()
+    };
+    let devices = order.devices().iter();
+    Ok(Order::new(devices.map(|tokens| tokens.iter().copied().filter(&computes).collect()).collect()))
+}
+
+/// The same as if every layer trained.
+fn order_of_all(context: &Context<'_>, placement: &Placement) -> Result<Order, Faults> {
     let microbatches = context.workload().microbatches as usize;
     let (devices, chunks) = (placement.devices().len(), placement.chunks());
     let group = |default: usize| placement.knobs.group.map_or(default, |group| group as usize);
@@ -121,6 +132,7 @@ pub fn in_flight(context: &Context<'_>, placement: &Placement, order: &Order) ->
         stage_footprint(context, stage, InFlight(1), Boundary::around(placement, id)).per_microbatch
     };
     let bytes: IdVec<StageId, Bytes> = placement.stages.ids().map(bytes).collect();
+    let returns = |id: StageId| context.backward_of(placement.stages[id].layers).is_some();
     let mut most: IdVec<StageId, Held> = placement.stages.iter().map(|_| Held::from(InFlight(0))).collect();
     for tokens in order.devices() {
         count_handed_on(tokens, &mut most);
@@ -129,6 +141,10 @@ pub fn in_flight(context: &Context<'_>, placement: &Placement, order: &Order) ->
         let (mut now, mut peak) = (Bytes::ZERO, Bytes::ZERO);
         for token in tokens {
             match token.pass {
+                Pass::Forward if !returns(token.stage) => {
+                    most[token.stage].at_most = 1;
+                    most[token.stage].in_flight = InFlight(1);
+                }
                 Pass::Forward => {
                     held[token.stage] += 1;
                     most[token.stage].at_most = most[token.stage].at_most.max(held[token.stage]);
@@ -146,7 +162,7 @@ pub fn in_flight(context: &Context<'_>, placement: &Placement, order: &Order) ->
             }
             if now > peak {
                 peak = now;
-                for (id, count) in held.enumerate().filter(|(id, _)| tokens.iter().any(|token| token.stage == *id)) {
+                for (id, count) in held.enumerate().filter(|(id, _)| returns(*id) && tokens.iter().any(|token| token.stage == *id)) {
                     most[id].in_flight = InFlight(*count);
                 }
             }

@@ -122,7 +122,8 @@ fn holdings_repeat(program: &Program, faults: &mut Faults) {
     }
 }
 
-/// Each layer × microbatch has one forward and, in training, one backward: fused, or one part each for input and weights.
+/// Each layer × microbatch has one forward and, in training where something at or below it trains, one backward: fused, or one
+/// part each for input and weights.
 fn arithmetic_is_complete(program: &Program, faults: &mut Faults) {
     let shape = program.shape();
     let microbatches = shape.microbatches as usize;
@@ -147,8 +148,8 @@ fn arithmetic_is_complete(program: &Program, faults: &mut Faults) {
         }
     }
     for (index, count) in counts.iter().enumerate() {
-        if let Some(fault) = count.fault(shape.training) {
-            let (layer, microbatch) = (LayerId::from(index / microbatches), MicrobatchId::from(index % microbatches));
+        let (layer, microbatch) = (LayerId::from(index / microbatches), MicrobatchId::from(index % microbatches));
+        if let Some(fault) = count.fault(shape.training && layer.index() >= shape.without_backward) {
             faults.push(Diagnostic::error(format!("layer {layer}, microbatch {microbatch}: {fault}")));
         }
     }

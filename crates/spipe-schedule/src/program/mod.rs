@@ -286,6 +286,8 @@ pub struct Shape {
     pub microbatches: u64,
     /// Whether every forward must be followed by a backward.
     pub training: bool,
+    /// Layers at the front of the model at or below which nothing trains: in training they alone have no backward.
+    pub without_backward: usize,
     /// Tokens (or images) of the iteration, if it has any.
     pub tokens: Option<u64>,
     /// Words that must stand wherever results are shown.

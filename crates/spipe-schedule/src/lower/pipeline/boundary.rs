@@ -25,7 +25,7 @@ impl Lowering<'_> {
             let last = stage.index() + 1 == self.stations.len();
             (!last).then_some((Content::Activation(here.stage.layers.last(), microbatch), here.output))?
         } else {
-            let before = here.stage.layers.first().index().checked_sub(1)?;
+            let before = here.stage.layers.first().index().checked_sub(1).filter(|_| here.passes_gradient)?;
             (Content::Gradient(LayerId::from(before), microbatch), here.input)
         };
         Some(self.builder.buffer(content, here.memory, bytes, Lifetime::Transient))

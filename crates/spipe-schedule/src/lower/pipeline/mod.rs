@@ -10,7 +10,6 @@ use crate::{Access, Action, Content, Lifetime, Order, Pass, ProgramBuilder, Toke
 use boundary::Crossing;
 use offload::Offloads;
 use spipe_base::{ActionId, ActionKind, Bytes, Faults, IdVec, MicrobatchId, Seconds, SimTime, StageId, Subject};
-use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, System};
 use station::Station;
 pub(super) use station::{Times, times};
@@ -74,7 +73,6 @@ impl<'a> Lowering<'a> {
 
     /// Adds the actions of `order`. Stages are visited such that what an action reads has been added before it.
     pub fn run(mut self, order: &Order, system: System) -> Result<(), Faults> {
-        let training = self.context.workload().mode == Mode::Train;
         let mut next = vec![0; order.devices().len()];
         loop {
             let mut moved = false;
@@ -82,8 +80,7 @@ impl<'a> Lowering<'a> {
                 while let Some(token) = tokens.get(next[device]).filter(|token| self.is_ready(token)) {
                     match token.pass {
                         Pass::Forward => self.forward(token.stage, token.microbatch),
-                        _ if training => self.backward(*token),
-                        _ => {}
+                        _ => self.backward(*token),
                     }
                     next[device] += 1;
                     moved = true;
@@ -93,11 +90,9 @@ impl<'a> Lowering<'a> {
                 break;
             }
         }
-        if training {
-            // The stage that ends its backwards first is stepped first.
-            for stage in (0..self.stations.len()).rev().map(StageId::from) {
-                self.optimizer(stage, system == System::ZeroOffloadDelayed);
-            }
+        // The stage that ends its backwards first is stepped first.
+        for stage in (0..self.stations.len()).rev().map(StageId::from) {
+            self.optimizer(stage, system == System::ZeroOffloadDelayed);
         }
         self.join_iterations();
         self.join_offloads();
@@ -109,7 +104,7 @@ impl<'a> Lowering<'a> {
         let last = token.stage.index() + 1 == self.stations.len();
         match token.pass {
             Pass::Forward => token.stage.index() == 0 || self.activations.contains_key(&key),
-            _ => last || self.context.workload().mode != Mode::Train || self.gradients.contains_key(&key),
+            _ => last || self.gradients.contains_key(&key),
         }
     }
 
@@ -175,7 +170,11 @@ impl<'a> Lowering<'a> {
             Pass::BackwardWeight => (ActionKind::BackwardWeight, times.backward_weight),
             _ => (ActionKind::Backward, times.backward()),
         };
-        let action = self.compute(kind, Subject::work(stage, microbatch), work, (reads, writes));
+        // The whole stage is not worth a word.
+        let here = &self.stations[stage];
+        let layers = here.backward.filter(|layers| *layers != here.stage.layers);
+        let subject = Subject { layers, ..Subject::work(stage, microbatch) };
+        let action = self.compute(kind, subject, work, (reads, writes));
         if pass != Pass::BackwardWeight {
             self.arrive_during(stage, arrived, action, false);
         }

@@ -1,8 +1,8 @@
 //! What every action of a stage uses.
 
 use crate::{Content, Lifetime, ProgramBuilder, Stage as ProgramStage};
-use spipe_base::{BufferId, Bytes, LaneId, LaneRole, LayerId, MemoryId, Seconds, StageId};
-use spipe_cost::{LayerMemory, LayerTime, Mode};
+use spipe_base::{BufferId, Bytes, LaneId, LaneRole, LayerId, LayerRange, MemoryId, Seconds, StageId};
+use spipe_cost::{LayerMemory, LayerTime};
 use spipe_model::Recompute;
 use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, offloaded_bytes, stage_footprint};
 
@@ -21,7 +21,10 @@ pub(super) struct Station {
     /// What goes to the host in between.
     pub offloaded: Bytes,
     pub parameters: BufferId,
-    /// Gradients, in training.
+    /// The layers that its backward runs through, and whether it hands on a gradient.
+    pub backward: Option<LayerRange>,
+    pub passes_gradient: bool,
+    /// Gradients, if it has a backward.
     pub gradients: Option<BufferId>,
     /// Keys and values, when tokens are generated.
     pub cache: Option<BufferId>,
@@ -48,7 +51,7 @@ impl Station {
     pub fn new(context: &Context<'_>, placement: &Placement, id: StageId, builder: &mut ProgramBuilder) -> Self {
         let stage = placement.stages[id];
         let layers = stage.layers;
-        let training = context.workload().mode == Mode::Train;
+        let backward = context.backward_of(layers);
         let on_device = Stage { offload: None, ..stage };
         let need = stage_footprint(context, &on_device, InFlight(1), [Boundary::End; 2]);
         let memory = builder.memory_of(stage.device);
@@ -58,7 +61,7 @@ impl Station {
         let sum = |bytes: fn(&LayerMemory) -> Bytes| layers.iter().map(|layer| bytes(of(layer))).sum();
         let parameters =
             builder.buffer(Content::Parameters(layers), memory, sum(|memory| memory.parameters), Lifetime::Resident);
-        let gradients = training.then(|| {
+        let gradients = backward.map(|_| {
             builder.buffer(Content::Gradients(layers), memory, sum(|memory| memory.gradients), Lifetime::Resident)
         });
         let cached: Bytes = sum(|memory| memory.cache);
@@ -66,7 +69,7 @@ impl Station {
             (cached > Bytes::ZERO).then(|| builder.buffer(Content::Cache(layers), memory, cached, Lifetime::Resident));
         let again: Bytes = recomputed.iter().flat_map(|layers| layers.iter()).map(|layer| of(layer).saved).sum();
         let offloaded = match stage.offload {
-            Some(_) if training => offloaded_bytes(context, &stage),
+            Some(_) if backward.is_some() => offloaded_bytes(context, &stage),
             _ => Bytes::ZERO,
         };
         Self {
@@ -81,6 +84,8 @@ impl Station {
             offloaded,
             parameters,
             gradients,
+            backward,
+            passes_gradient: context.passes_gradient(layers),
             cache,
             times: times(context, &stage),
         }

@@ -36,7 +36,7 @@ impl Rounds<'_> {
 
     /// The input of every backward chunk but the first: what the forward passed there, or a copy of its own.
     pub(super) fn carry_checkpoints(&mut self) -> Result<(), Faults> {
-        for chunk in 1..self.spec.backward.len() {
+        for chunk in (1..self.spec.backward.len()).filter(|chunk| self.spec.backward[*chunk].returns.is_some()) {
             let to = Use { backward: true, chunk };
             let first = self.chunk(to).layers.first().index();
             // The forward chunk that computes the layer before it.
@@ -77,7 +77,7 @@ impl Rounds<'_> {
 
     /// Gradients of inputs go to the backward chunk before.
     pub(super) fn carry_backward(&mut self) -> Result<(), Faults> {
-        for chunk in 1..self.spec.backward.len() {
+        for chunk in (1..self.spec.backward.len()).filter(|chunk| self.spec.backward[*chunk].passes_gradient) {
             let (from, to) = (Use { backward: true, chunk }, Use { backward: true, chunk: chunk - 1 });
             for microbatch in 0..self.spec.microbatches {
                 let id = MicrobatchId::from(microbatch);

@@ -147,6 +147,7 @@ fn builder(name: &str, (layers, microbatches, training): (usize, usize, bool)) -
         layers,
         microbatches: microbatches as u64,
         training,
+        without_backward: 0,
         tokens: None,
         notes: Vec::new(),
     })
@@ -173,9 +174,12 @@ fn spec(microbatches: usize) -> Spec {
 fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: MemoryId) -> Chunk {
     let last = LayerId::from(first + count - 1);
     let layers = LayerRange::new(LayerId::from(first), last);
+    let layers = layers.unwrap_or_else(|| unreachable!("a unit has at least one layer"));
     Chunk {
         device,
-        layers: layers.unwrap_or_else(|| unreachable!("a unit has at least one layer")),
+        layers,
+        returns: Some(layers),
+        passes_gradient: true,
         recomputed: None,
         work,
         recompute: SimTime::ZERO,

@@ -91,6 +91,8 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
     Chunk {
         device: stage.device,
         layers,
+        returns: context.backward_of(layers),
+        passes_gradient: context.passes_gradient(layers),
         recomputed: stage.recomputed_layers(),
         work: SimTime::from_seconds(work),
         recompute: if backward { SimTime::from_seconds(recompute) } else { SimTime::ZERO },

@@ -30,6 +30,9 @@ use std::collections::BTreeMap;
 pub(super) struct Chunk {
     pub device: DeviceId,
     pub layers: LayerRange,
+    /// The layers that its backward runs through, and whether that hands on a gradient.
+    pub returns: Option<LayerRange>,
+    pub passes_gradient: bool,
     pub recomputed: Option<LayerRange>,
     /// The forward, or the backward without its recompute, on one microbatch.
     pub work: SimTime,
@@ -213,7 +216,7 @@ impl Rounds<'_> {
         for (chunk, this) in self.spec.forward.iter().enumerate() {
             uses.entry(this.device).or_default().push(Use { backward: false, chunk });
         }
-        for (chunk, this) in self.spec.backward.iter().enumerate().rev() {
+        for (chunk, this) in self.spec.backward.iter().enumerate().rev().filter(|(_, this)| this.returns.is_some()) {
             uses.entry(this.device).or_default().push(Use { backward: true, chunk });
         }
         uses
@@ -235,14 +238,14 @@ impl Rounds<'_> {
         let made = self.made_by_forward.get(&key).into_iter().flatten();
         writes.extend(self.outputs.get(&key).into_iter().chain(made).map(|buffer| Access::new(*buffer, 1)));
         let chunk = self.chunk(this);
-        if self.spec.coupled && !self.spec.backward.is_empty() && chunk.saved > Bytes::ZERO {
+        if self.spec.coupled && !self.spec.backward.is_empty() && chunk.returns.is_some() && chunk.saved > Bytes::ZERO {
             let (content, bytes) = (Content::Saved(chunk.layers, MicrobatchId::from(microbatch)), chunk.saved);
             let saved = self.on_device(this, content, bytes);
             self.saved.insert(key, saved);
             writes.push(Access::new(saved, 1));
         }
         let work = self.chunk(this).work;
-        self.arithmetic(this, (ActionKind::Forward, microbatch), work, (reads, writes))
+        self.arithmetic((this, None), (ActionKind::Forward, microbatch), work, (reads, writes))
     }
 
     fn backward(&mut self, this: Use, microbatch: usize) -> ActionId {
@@ -255,7 +258,7 @@ impl Rounds<'_> {
             let again = self.on_device(this, Content::Recomputed(layers, id), chunk.again);
             let writes = vec![self.workspace(this, microbatch), Access::new(again, 1)];
             let what = (ActionKind::Recompute, microbatch);
-            let action = self.arithmetic(this, what, chunk.recompute, (reads.clone(), writes));
+            let action = self.arithmetic((this, None), what, chunk.recompute, (reads.clone(), writes));
             self.computed.entry(this).or_default().push(action);
             reads.push(Access::new(again, 1));
         }
@@ -272,18 +275,20 @@ impl Rounds<'_> {
         reads.extend((done > 0).then_some(Access::new(gradients, done)));
         let mut writes = vec![self.workspace(this, microbatch), Access::new(gradients, done + 1)];
         writes.extend(self.outgoing.get(&key).map(|gradient| Access::new(*gradient, 1)));
-        self.arithmetic(this, (ActionKind::Backward, microbatch), chunk.work, (reads, writes))
+        // The whole chunk is not worth a word.
+        let layers = chunk.returns.filter(|layers| *layers != chunk.layers);
+        self.arithmetic((this, layers), (ActionKind::Backward, microbatch), chunk.work, (reads, writes))
     }
 
     fn arithmetic(
         &mut self,
-        this: Use,
+        (this, layers): (Use, Option<LayerRange>),
         (kind, microbatch): (ActionKind, usize),
         work: SimTime,
         (reads, writes): (Vec<Access>, Vec<Access>),
     ) -> ActionId {
         let lane = self.lane(self.chunk(this).device, LaneRole::Compute);
-        let subject = Subject::work(self.stage(this), MicrobatchId::from(microbatch));
+        let subject = Subject { layers, ..Subject::work(self.stage(this), MicrobatchId::from(microbatch)) };
         self.builder.action(Action { lane, kind, subject, reads, writes, work, flows: Vec::new(), guard: None })
     }
 
