@@ -1,7 +1,7 @@
 //! SPipe, Mobius and Superpipeline from stage times alone meet their closed forms, exactly.
 
 use spipe_base::SimTime;
-use spipe_schedule::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline};
+use spipe_schedule::{RoundTimes, StageTimes, UnitTimes, bare_rounds, bare_superpipeline};
 use spipe_sim::{Iterations, Options, simulate};
 
 fn span(program: &spipe_schedule::Program) -> u64 {
@@ -75,6 +75,22 @@ fn superpipeline_is_bound_by_compute_copies_or_room() {
                 let expected = [compute, load, evict].map(|time| time * 20 * cycle).into_iter().max().unwrap_or(0);
                 assert_eq!(steady, expected.max(bound * 20), "k = {resident}, k′ = {swap}: {compute}, {load}, {evict}");
             }
+        }
+    }
+}
+
+#[test]
+fn superpipeline_holds_k_units_whatever_bounds_it() {
+    for (resident, swap) in [(1, 1), (2, 1), (4, 2), (6, 3), (8, 1)] {
+        for (compute, load, evict) in [(10, 1, 0), (10, 1, 1), (1, 10, 0), (1, 10, 3), (5, 5, 5)] {
+            let times = UnitTimes { compute: SimTime::ns(compute), load: SimTime::ns(load), evict: SimTime::ns(evict) };
+            let Ok(program) = bare_superpipeline(24, resident, swap, &times) else { panic!("it is well-formed") };
+            let trace = simulate(&program, &Options::default()).trace;
+            let Some(on_device) = trace.memories.iter().find(|memory| memory.name == "gpu0") else { panic!("no gpu0") };
+            // Beside the units, what one reads and what it makes.
+            let peak = on_device.peak.get() / StageTimes::UNIT.get();
+            let resident = resident as u64;
+            assert!((resident..=resident + 2).contains(&peak), "{peak} with k = {resident}, k′ = {swap}, {times:?}");
         }
     }
 }

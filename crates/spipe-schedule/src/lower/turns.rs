@@ -162,7 +162,9 @@ pub fn in_flight(context: &Context<'_>, placement: &Placement, order: &Order) ->
             }
             if now > peak {
                 peak = now;
-                for (id, count) in held.enumerate().filter(|(id, _)| returns(*id) && tokens.iter().any(|token| token.stage == *id)) {
+                for (id, count) in
+                    held.enumerate().filter(|(id, _)| returns(*id) && tokens.iter().any(|token| token.stage == *id))
+                {
                     most[id].in_flight = InFlight(*count);
                 }
             }

@@ -126,7 +126,7 @@ impl Rounds<'_> {
             }
             self.leave(exchange)?;
         }
-        self.make_room(&exchanges);
+        self.make_room(lane, &exchanges);
         Ok(())
     }
 
@@ -182,8 +182,8 @@ impl Rounds<'_> {
     }
 
     /// No more than k units are there at a time: an exchange comes in once enough others have left, in this iteration or the one
-    /// before.
-    fn make_room(&mut self, exchanges: &[Exchange]) {
+    /// before. What has been used keeps its room until something takes it.
+    fn make_room(&mut self, lane: LaneId, exchanges: &[Exchange]) {
         let capacity = self.spec.resident.max(self.spec.swap);
         let mut leaving: Vec<&Exchange> = exchanges.iter().collect();
         leaving.sort_by_key(|exchange| {
@@ -199,6 +199,7 @@ impl Rounds<'_> {
             .collect();
         let total = gone.last().copied().unwrap_or(0);
         let mut edges = Vec::new();
+        let mut evicted = 0;
         let mut wanted = 0;
         for exchange in exchanges {
             wanted += exchange.units.len();
@@ -210,6 +211,11 @@ impl Rounds<'_> {
             let Some(index) = gone.iter().position(|gone| *gone >= must_leave).filter(|_| must_leave > 0) else {
                 continue;
             };
+            if distance == 0 && evicted <= index {
+                let eviction = self.evict(lane, &leaving[evicted..=index]);
+                edges.extend(exchange.loads.first().map(|load| (eviction, *load, 0)));
+                evicted = index + 1;
+            }
             for load in &exchange.loads {
                 edges.extend(leaving[index].leaves.iter().map(|leaves| (*leaves, *load, distance)));
             }
@@ -217,5 +223,19 @@ impl Rounds<'_> {
         for (leaves, load, distance) in edges {
             self.wait(leaves, load, (distance, IdleCause::Memory));
         }
+    }
+
+    /// The last reader of what has been used: it holds the room until `lane` is about to fill it.
+    fn evict(&mut self, lane: LaneId, leaving: &[&Exchange]) -> ActionId {
+        let units = || leaving.iter().flat_map(|exchange| &exchange.units);
+        let reads = units().map(|unit| Access::new(self.weights[&unit.uses[0]], 1)).collect();
+        let layers = units().next().map(|unit| self.chunk(unit.uses[0]).layers);
+        let subject = Subject { layers, ..Subject::default() };
+        let what = (lane, ActionKind::Barrier, subject);
+        let eviction = self.copy(what, super::Transfer::default(), (reads, Vec::new()));
+        for leaves in leaving.iter().flat_map(|exchange| &exchange.leaves) {
+            self.wait(*leaves, eviction, (0, IdleCause::Memory));
+        }
+        eviction
     }
 }
