@@ -152,7 +152,7 @@ pub struct HardwareShow {
 pub struct HardwareTransfer {
     /// A profile or the name of a shipped one
     pub profile: String,
-    /// A copy as `FROM:TO:BYTES[@START]`, such as dram0:gpu0:2GiB@10ms
+    /// A copy as `FROM:TO:BYTES[@START][*WEIGHT][^PRIORITY]`, such as dram0:gpu0:2GiB@10ms
     #[arg(long = "flow", required = true)]
     pub flows: Vec<String>,
 }

@@ -206,6 +206,7 @@ fn seconds(seconds: f64) -> Duration {
 mod tests {
     use super::*;
     use spipe_base::{Bytes, SimTime};
+    use spipe_schedule::Share;
 
     fn pacer() -> Pacer {
         let channel = |name: &str, mb: f64| Channel { name: name.into(), bandwidth: BytesPerSecond::bytes(mb * 1e6) };
@@ -218,6 +219,7 @@ mod tests {
             latency: SimTime::ns(latency_us * 1000),
             bytes: Bytes::new(kb * 1000),
             rate_cap: None,
+            share: Share::default(),
         }
     }
 

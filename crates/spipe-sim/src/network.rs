@@ -1,7 +1,7 @@
 //! Flows that share channels max-min fairly.
 
 use spipe_base::{IdVec, LinkId, SimTime};
-use spipe_schedule::{Channel, Flow};
+use spipe_schedule::{Channel, Flow, Share};
 
 /// The place of a flow among those under way.
 pub(crate) type Slot = usize;
@@ -10,6 +10,7 @@ pub(crate) type Slot = usize;
 struct Moving<'a> {
     route: &'a [LinkId],
     cap: f64,
+    share: Share,
     /// Bytes left at `since`.
     left: f64,
     since: SimTime,
@@ -22,7 +23,8 @@ struct Moving<'a> {
 ///
 /// A change affects only the flows that share a channel with it, directly or through others. Those get new rates by
 /// progressive filling: all rates rise together until a channel is full or a flow has reached its own cap; those flows are
-/// settled, and the others go on rising (Bertsekas, Gallager: Data Networks, section 6.5.2).
+/// settled, and the others go on rising (Bertsekas, Gallager: Data Networks, section 6.5.2). Rates rise in proportion to the
+/// flows' weights, and those of a lower priority rise only once all of a higher one are settled.
 pub(crate) struct Network<'a> {
     capacity: Vec<f64>,
     /// The flows on each channel.
@@ -42,7 +44,9 @@ struct Scratch {
     in_component: Vec<bool>,
     seen_channel: Vec<bool>,
     left: Vec<f64>,
-    open: Vec<u32>,
+    /// By channel, the weights of the flows whose rates still rise.
+    open: Vec<f64>,
+    priorities: Vec<u8>,
     settled: Vec<bool>,
 }
 
@@ -59,7 +63,7 @@ impl<'a> Network<'a> {
         let scratch = Scratch {
             seen_channel: vec![false; channels.len()],
             left: vec![0.0; channels.len()],
-            open: vec![0; channels.len()],
+            open: vec![0.0; channels.len()],
             ..Scratch::default()
         };
         Self {
@@ -77,6 +81,7 @@ impl<'a> Network<'a> {
         let moving = Moving {
             route: &flow.route,
             cap: flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get()),
+            share: flow.share,
             left: flow.bytes.as_f64(),
             since: now,
             rate: 0.0,
@@ -138,6 +143,10 @@ impl<'a> Network<'a> {
         flow.since = now;
         flow.rate = rate;
         self.versions[slot] = self.versions[slot].wrapping_add(1);
+        if rate <= 0.0 {
+            // Others have everything; it goes on when they have gone.
+            return;
+        }
         let takes = if rate.is_finite() { (flow.left / rate * 1e9).ceil() } else { 0.0 };
         finishes.push(Finish { slot, version: self.versions[slot], at: now + SimTime::ns(takes as u64) });
     }
@@ -148,26 +157,13 @@ impl<'a> Network<'a> {
         self.collect(route, &mut scratch);
         for channel in &scratch.channels {
             scratch.left[*channel] = self.capacity[*channel];
-            scratch.open[*channel] = self.users[*channel].len() as u32;
         }
-        let mut unsettled = scratch.component.len();
-        while unsettled > 0 {
-            let level = self.next_level(&scratch);
-            for index in 0..scratch.component.len() {
-                let slot = scratch.component[index];
-                let Some(flow) = self.flows[slot].as_ref().filter(|_| !scratch.settled[slot]) else { continue };
-                let limit = |channel: &LinkId| scratch.left[channel.index()] / f64::from(scratch.open[channel.index()]);
-                let bound = flow.route.iter().map(limit).fold(flow.cap, f64::min);
-                if bound <= level * (1.0 + 1e-12) {
-                    scratch.settled[slot] = true;
-                    unsettled -= 1;
-                    for channel in flow.route.iter() {
-                        scratch.left[channel.index()] = (scratch.left[channel.index()] - level).max(0.0);
-                        scratch.open[channel.index()] -= 1;
-                    }
-                    self.set_rate(slot, level, now, finishes);
-                }
-            }
+        let priority = |slot: &Slot| self.flows[*slot].as_ref().map_or(0, |flow| flow.share.priority);
+        scratch.priorities.extend(scratch.component.iter().map(priority));
+        scratch.priorities.sort_unstable();
+        scratch.priorities.dedup();
+        while let Some(priority) = scratch.priorities.pop() {
+            self.fill(priority, &mut scratch, (now, finishes));
         }
         for slot in scratch.component.drain(..) {
             scratch.in_component[slot] = false;
@@ -179,18 +175,59 @@ impl<'a> Network<'a> {
         self.scratch = scratch;
     }
 
-    /// The lowest rate at which an unsettled flow is held back, by a channel or by its own cap.
-    fn next_level(&self, scratch: &Scratch) -> f64 {
+    /// Lets the rates of one priority rise until all are settled.
+    fn fill(&mut self, priority: u8, scratch: &mut Scratch, (now, finishes): (SimTime, &mut Vec<Finish>)) {
+        for channel in &scratch.channels {
+            scratch.open[*channel] = 0.0;
+        }
+        let mut unsettled = 0;
+        for slot in &scratch.component {
+            let Some(flow) = self.flows[*slot].as_ref().filter(|flow| flow.share.priority == priority) else {
+                continue;
+            };
+            unsettled += 1;
+            for channel in flow.route {
+                scratch.open[channel.index()] += f64::from(flow.share.weight.get());
+            }
+        }
+        while unsettled > 0 {
+            let level = self.next_level(priority, scratch);
+            for index in 0..scratch.component.len() {
+                let slot = scratch.component[index];
+                let Some(flow) = self.flows[slot].as_ref().filter(|_| !scratch.settled[slot]) else { continue };
+                if flow.share.priority != priority {
+                    continue;
+                }
+                let weight = f64::from(flow.share.weight.get());
+                let limit = |channel: &LinkId| scratch.left[channel.index()] / scratch.open[channel.index()];
+                let bound = flow.route.iter().map(limit).fold(flow.cap / weight, f64::min);
+                if bound <= level * (1.0 + 1e-12) {
+                    scratch.settled[slot] = true;
+                    unsettled -= 1;
+                    for channel in flow.route {
+                        scratch.left[channel.index()] = (scratch.left[channel.index()] - level * weight).max(0.0);
+                        scratch.open[channel.index()] -= weight;
+                    }
+                    self.set_rate(slot, level * weight, now, finishes);
+                }
+            }
+        }
+    }
+
+    /// The lowest rate of weight 1 at which an unsettled flow is held back, by a channel or by its own cap.
+    fn next_level(&self, priority: u8, scratch: &Scratch) -> f64 {
         let by_channel = scratch
             .channels
             .iter()
-            .filter(|channel| scratch.open[**channel] > 0)
-            .map(|channel| scratch.left[*channel] / f64::from(scratch.open[*channel]));
+            .filter(|channel| scratch.open[**channel] > 0.0)
+            .map(|channel| scratch.left[*channel] / scratch.open[*channel]);
         let by_cap = scratch
             .component
             .iter()
             .filter(|slot| !scratch.settled[**slot])
-            .filter_map(|slot| self.flows[*slot].as_ref().map(|flow| flow.cap));
+            .filter_map(|slot| self.flows[*slot].as_ref())
+            .filter(|flow| flow.share.priority == priority)
+            .map(|flow| flow.cap / f64::from(flow.share.weight.get()));
         by_channel.chain(by_cap).fold(f64::INFINITY, f64::min)
     }
 

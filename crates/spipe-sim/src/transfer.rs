@@ -3,7 +3,7 @@
 use crate::{Iterations, Options, simulate};
 use spipe_base::{ActionKind, Bytes, Diagnostic, IdleCause, LaneRole, MemoryId, Payload, SimTime, Subject};
 use spipe_hardware::Hardware;
-use spipe_schedule::{Action, Anchor, Edge, Flow, ProgramBuilder, Shape};
+use spipe_schedule::{Action, Anchor, Edge, Flow, ProgramBuilder, Shape, Share};
 use std::collections::BTreeMap;
 
 /// One copy.
@@ -17,6 +17,8 @@ pub struct Transfer {
     pub bytes: Bytes,
     /// Not before then.
     pub start: SimTime,
+    /// What it gets beside others.
+    pub share: Share,
 }
 
 /// Why a copy cannot be made.
@@ -73,6 +75,7 @@ pub fn transfers(hardware: &Hardware, copies: &[Transfer]) -> Result<Vec<SimTime
             latency: SimTime::from_seconds(route.latency),
             bytes: copy.bytes,
             rate_cap: route.rate_cap,
+            share: copy.share,
         };
         let lane = lane(&mut builder, &format!("{index}"));
         let id = builder.action(action(lane, ActionKind::Copy(Payload::Activation), vec![flow]));

@@ -4,6 +4,7 @@
 
 use spipe_base::{Bytes, SimTime};
 use spipe_hardware::Hardware;
+use spipe_schedule::Share;
 use spipe_sim::{Transfer, transfers};
 
 /// Two GPUs on one root complex with a 25 GB/s uplink, one on another socket's; 10 GB/s between the sockets, 8 GB/s for memory
@@ -46,15 +47,24 @@ bandwidth = "10 GB/s"
 
 /// When each copy of so many GB has finished, in seconds, all starting at once.
 fn finish(copies: &[(&str, &str, u64)]) -> Vec<f64> {
+    finish_with(copies, &[])
+}
+
+/// The same where the first copies have these priorities and weights.
+fn finish_with(copies: &[(&str, &str, u64)], shares: &[(u8, u32)]) -> Vec<f64> {
+    let shares =
+        shares.iter().map(|(priority, weight)| Share { priority: *priority, weight: (*weight).try_into().unwrap() });
     let hardware = Hardware::from_toml("machine.toml", MACHINE).unwrap_or_else(|faults| panic!("{faults}"));
     let memory = |name: &str| hardware.memory(name).unwrap();
     let copies: Vec<Transfer> = copies
         .iter()
-        .map(|(from, to, gigabytes)| Transfer {
+        .zip(shares.chain(std::iter::repeat(Share::default())))
+        .map(|((from, to, gigabytes), share)| Transfer {
             from: memory(from),
             to: memory(to),
             bytes: Bytes::new(gigabytes * 1_000_000_000),
             start: SimTime::ZERO,
+            share,
         })
         .collect();
     transfers(&hardware, &copies).unwrap().iter().map(|end| (end.to_ms() / 10.0).round() / 100.0).collect()
@@ -66,6 +76,20 @@ fn two_gpus_under_one_root_complex_get_half_each() {
     assert_eq!(finish(&[("dram0", "gpu0", 25), ("dram0", "gpu1", 25)]), [2.0, 2.0]);
     // When the shorter one has gone, the other gets the whole uplink.
     assert_eq!(finish(&[("dram0", "gpu0", 25), ("dram0", "gpu1", 50)]), [2.0, 3.0]);
+}
+
+#[test]
+fn rates_follow_weights_among_flows_of_one_priority() {
+    let both = [("dram0", "gpu0", 20), ("dram0", "gpu1", 20)];
+    // 20 and 5 GB/s for one second; the rest of the second one then has the uplink for itself.
+    assert_eq!(finish_with(&both, &[(0, 4)]), [1.0, 1.6]);
+    // The second one waits.
+    assert_eq!(finish_with(&both, &[(1, 1)]), [0.8, 1.6]);
+    assert_eq!(finish_with(&both, &[(0, 1), (3, 1)]), [1.6, 0.8]);
+    // Where the first one is held back elsewhere, the second one gets what is left, whatever the priorities.
+    let across = [("dram1", "gpu0", 10), ("dram0", "gpu1", 30)];
+    assert_eq!(finish_with(&across, &[(9, 7)]), [1.0, 1.6]);
+    assert_eq!(finish_with(&across, &[(0, 3), (0, 1)]), [1.0, 1.6]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use spipe_base::{
     SimTime, StageId, Subject,
 };
 use spipe_schedule::{
-    Access, Action, Anchor, Content, Edge, Flow, Guard, Lifetime, Outcome, Program, ProgramBuilder, Shape,
+    Access, Action, Anchor, Content, Edge, Flow, Guard, Lifetime, Outcome, Program, ProgramBuilder, Shape, Share,
 };
 use spipe_sim::{Iterations, Options, Simulation, simulate};
 use spipe_trace::Status;
@@ -62,6 +62,7 @@ fn copies(channels: &[f64], flows: &[(u64, u64, &[usize])]) -> Program {
             latency: SimTime::ZERO,
             bytes: Bytes::new(megabytes * 1_000_000),
             rate_cap: None,
+            share: Share::default(),
         };
         let kind = ActionKind::Copy(Payload::Activation);
         let copy = builder.action(Action { kind, flows: vec![flow], ..act(lane, 0) });

@@ -4,6 +4,7 @@ use crate::{Failure, args, args::Format, input, output, tables::table};
 use serde::Serialize;
 use spipe_base::{Bytes, SimTime};
 use spipe_hardware::{Device, DeviceKind, Hardware};
+use spipe_schedule::Share;
 use spipe_sim::Transfer;
 use std::collections::BTreeMap;
 
@@ -188,15 +189,16 @@ fn transfer(what: &args::HardwareTransfer, format: Format) -> Result<(), Failure
     output::report(format, &format!("{rows}\n"), &data)
 }
 
-/// `FROM:TO:BYTES[@START]`.
+/// `FROM:TO:BYTES[@START][*WEIGHT][^PRIORITY]`.
 fn copy(hardware: &Hardware, flow: &str) -> Result<Transfer, Failure> {
     let bad = |why: String| {
         Failure::argument(
             format!("`{flow}` is no copy: {why}"),
-            "write it like dram0:gpu0:2GiB or dram0:gpu0:2GiB@10ms",
+            "write it like dram0:gpu0:2GiB or dram0:gpu0:2GiB@10ms; *2 behind it doubles its weight, ^1 raises its priority",
         )
     };
-    let (path, start) = flow.split_once('@').map_or((flow, None), |(path, start)| (path, Some(start)));
+    let unread = |error: spipe_base::ParseQuantityError| bad(error.to_string());
+    let path = flow.split(['@', '*', '^']).next().unwrap_or_default();
     let parts: Vec<&str> = path.split(':').collect();
     let [from, to, bytes] = parts[..] else { return Err(bad("it has no three parts".into())) };
     let memory = |name: &str| {
@@ -205,16 +207,28 @@ fn copy(hardware: &Hardware, flow: &str) -> Result<Transfer, Failure> {
             .memory(name)
             .ok_or_else(|| bad(format!("`{}` has no memory `{name}`, only {}", hardware.name(), names.join(", "))))
     };
-    let bytes: Bytes = bytes.parse().map_err(|error: spipe_base::ParseQuantityError| bad(error.to_string()))?;
-    let start = match start {
-        Some(text) => {
-            let start: spipe_base::Seconds =
-                text.parse().map_err(|error: spipe_base::ParseQuantityError| bad(error.to_string()))?;
-            SimTime::from_seconds(start)
+    let bytes: Bytes = bytes.parse().map_err(unread)?;
+    let mut copy =
+        Transfer { from: memory(from)?, to: memory(to)?, bytes, start: SimTime::ZERO, share: Share::default() };
+    let mut rest = &flow[path.len()..];
+    while let Some(sign) = rest.chars().next() {
+        let end = rest[1..].find(['@', '*', '^']).map_or(rest.len(), |end| end + 1);
+        let text = &rest[1..end];
+        match sign {
+            '@' => copy.start = SimTime::from_seconds(text.parse::<spipe_base::Seconds>().map_err(unread)?),
+            '*' => {
+                let weight = text.parse().map_err(|_| bad(format!("weight `{text}` is no whole number from 1")))?;
+                copy.share.weight = weight;
+            }
+            _ => {
+                let priority =
+                    text.parse().map_err(|_| bad(format!("priority `{text}` is no number from 0 to 255")))?;
+                copy.share.priority = priority;
+            }
         }
-        None => SimTime::ZERO,
-    };
-    Ok(Transfer { from: memory(from)?, to: memory(to)?, bytes, start })
+        rest = &rest[end..];
+    }
+    Ok(copy)
 }
 
 #[derive(Serialize)]

@@ -1,6 +1,6 @@
 //! Flows: bytes over the routes of a machine, and arithmetic that draws on the channels of a DRAM.
 
-use crate::Flow;
+use crate::{Flow, Share};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, SimTime};
 use spipe_hardware::DeviceKind;
 use spipe_plan::Context;
@@ -17,6 +17,7 @@ pub(super) fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: 
         latency: SimTime::from_seconds(route.latency),
         bytes,
         rate_cap: route.rate_cap,
+        share: Share::default(),
     })
 }
 
@@ -32,7 +33,13 @@ pub(super) fn dram_flow(context: &Context<'_>, device: DeviceId, time: Seconds, 
     let flow = |channel| {
         let bandwidth = hardware.links()[channel].bandwidth;
         let most = (bandwidth.get() * time.get()).floor().max(0.0) as u64;
-        Flow { route: [channel].into(), latency: SimTime::ZERO, bytes: traffic.min(Bytes::new(most)), rate_cap: None }
+        Flow {
+            route: [channel].into(),
+            latency: SimTime::ZERO,
+            bytes: traffic.min(Bytes::new(most)),
+            rate_cap: None,
+            share: Share::default(),
+        }
     };
     channels.map(flow).into_iter().filter(|flow| flow.bytes > Bytes::ZERO).collect()
 }

@@ -11,7 +11,7 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, IdVec, IdleCause, LaneId, LaneRole, LayerId,
     LayerRange, LinkId, MemoryId, MicrobatchId, Seconds, SimTime, StageId, Subject,
 };
-use std::{fmt, sync::Arc};
+use std::{fmt, num::NonZeroU32, sync::Arc};
 
 /// A device that computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,6 +183,23 @@ pub struct Flow {
     pub bytes: Bytes,
     /// The most that this flow can get by itself.
     pub rate_cap: Option<BytesPerSecond>,
+    /// What it gets beside others.
+    pub share: Share,
+}
+
+/// What a flow gets of the channels that it shares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share {
+    /// Flows of a higher priority are served before it; those of a lower one get what it leaves.
+    pub priority: u8,
+    /// Among flows of its priority its rate rises so many times as fast as that of one with weight 1.
+    pub weight: NonZeroU32,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self { priority: 0, weight: NonZeroU32::MIN }
+    }
 }
 
 /// An action happens only if a check ended in a certain way.
