@@ -5,7 +5,7 @@
 //! wakes up a little later.
 
 use spipe_base::{BytesPerSecond, LinkId};
-use spipe_schedule::{Channel, Flow};
+use spipe_schedule::{Channel, Flow, Share};
 use std::{
     collections::BTreeMap,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -33,6 +33,7 @@ struct Fluid {
 struct Active {
     route: Vec<usize>,
     cap: f64,
+    share: Share,
     opens: Instant,
     left: f64,
     rate: f64,
@@ -74,6 +75,7 @@ impl Pacer {
         let active = Active {
             route: flow.route.iter().map(|link: &LinkId| link.index()).collect(),
             cap: flow.rate_cap.map_or(f64::INFINITY, BytesPerSecond::get),
+            share: flow.share,
             opens: now + latency,
             left: flow.bytes.as_f64(),
             rate: 0.0,
@@ -161,35 +163,42 @@ impl Fluid {
         }
     }
 
-    /// Max-min fair rates of the open flows (progressive filling: Bertsekas, Gallager, Data Networks, 6.5.2).
+    /// Max-min fair rates of the open flows, in proportion to their weights, one priority after the other (progressive filling:
+    /// Bertsekas, Gallager, Data Networks, 6.5.2).
     fn share(&mut self, rates: &[f64]) {
         let now = self.now;
-        let mut open: Vec<u64> = self
-            .active
-            .iter()
-            .filter(|(_, flow)| now.is_some_and(|now| flow.opens <= now))
-            .map(|(id, _)| *id)
-            .collect();
+        let is_open = |flow: &Active| now.is_some_and(|now| flow.opens <= now);
+        let mut classes: BTreeMap<u8, Vec<u64>> = BTreeMap::new();
+        for (id, flow) in self.active.iter().filter(|(_, flow)| is_open(flow)) {
+            classes.entry(flow.share.priority).or_default().push(*id);
+        }
         let mut left = rates.to_vec();
+        for open in classes.into_values().rev() {
+            self.fill(open, &mut left);
+        }
+    }
+
+    /// Rates of the `open` flows from what is `left` of every channel.
+    fn fill(&mut self, mut open: Vec<u64>, left: &mut [f64]) {
         while !open.is_empty() {
+            let weight = |id: &u64| f64::from(self.active[id].share.weight.get());
             let users = |channel: usize| -> f64 {
-                let uses = open.iter().map(|id| self.active[id].route.iter().filter(|on| **on == channel).count());
-                uses.sum::<usize>() as f64
+                let uses = |id: &u64| self.active[id].route.iter().filter(|on| **on == channel).count() as f64;
+                open.iter().map(|id| uses(id) * weight(id)).sum()
             };
             let fair = |id: &u64| {
                 let flow = &self.active[id];
                 let shares = flow.route.iter().map(|channel| left[*channel].max(0.0) / users(*channel));
-                shares.fold(flow.cap, f64::min)
+                shares.fold(flow.cap / weight(id), f64::min)
             };
-            let Some((slowest, rate)) =
-                open.iter().map(|id| (*id, fair(id))).min_by(|before, after| before.1.total_cmp(&after.1))
-            else {
+            let slowest = open.iter().map(|id| (*id, fair(id), weight(id)));
+            let Some((slowest, rate, weight)) = slowest.min_by(|before, after| before.1.total_cmp(&after.1)) else {
                 return;
             };
             open.retain(|id| *id != slowest);
             if let Some(flow) = self.active.get_mut(&slowest) {
                 // Without channels and cap nothing limits the flow.
-                flow.rate = if rate.is_finite() { rate.max(1.0) } else { 1e15 };
+                flow.rate = if rate.is_finite() { (rate * weight).max(1.0) } else { 1e15 };
                 for channel in &flow.route {
                     left[*channel] -= flow.rate;
                 }
@@ -198,15 +207,10 @@ impl Fluid {
     }
 }
 
-fn seconds(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1 << 20))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use spipe_base::{Bytes, SimTime};
-    use spipe_schedule::Share;
 
     fn pacer() -> Pacer {
         let channel = |name: &str, mb: f64| Channel { name: name.into(), bandwidth: BytesPerSecond::bytes(mb * 1e6) };
@@ -234,6 +238,7 @@ mod tests {
                 route: flow.route.iter().map(|link| link.index()).collect(),
                 cap: flow.rate_cap.map_or(f64::INFINITY, BytesPerSecond::get),
                 opens: start + Duration::from_nanos(flow.latency.as_ns()),
+                share: flow.share,
                 left: flow.bytes.as_f64(),
                 rate: 0.0,
             };
@@ -261,6 +266,11 @@ mod tests {
         // A channel that is crossed twice carries each byte twice.
         near(times(&[flow(&[0, 0], 1000, 0)]), &[20.0]);
         near(times(&[flow(&[0], 0, 300)]), &[0.3]);
+        // By weight, 80 and 20 MB/s; by priority, one after the other.
+        let with = |share| Flow { share, ..flow(&[0], 1000, 0) };
+        let four = std::num::NonZeroU32::MIN.saturating_add(3);
+        near(times(&[with(Share { weight: four, priority: 0 }), flow(&[0], 1000, 0)]), &[12.5, 20.0]);
+        near(times(&[flow(&[0], 1000, 0), with(Share { priority: 1, ..Share::default() })]), &[20.0, 10.0]);
     }
 
     #[test]
