@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
-use spipe_base::{ActionKind, Bytes, Collective, LaneRole, LayerRange, SimTime};
+use spipe_base::{ActionKind, Bytes, Collective, LaneRole, LayerRange, Payload, SimTime};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
@@ -288,4 +288,28 @@ proptest! {
             }
         }
     }
+}
+
+/// gpu0 and gpu1 are behind one uplink that either of them fills.
+#[test]
+fn offloads_have_one_stream_each_and_take_turns_on_a_switch() {
+    let layers = vec![(10, 8, 400); 8];
+    let (model, hardware) = (model(&layers, 0), machine());
+    let cost = CostTable::new(&model, &hardware, &workload(8, Mode::Train)).unwrap();
+    let context = Context { model: &model, hardware: &hardware, cost: &cost };
+    let habits = Habits { recomputed: 0, offload: true, optimizer_on_socket: false };
+    let placement = place(&hardware, layers.len(), (System::PoF, 2), habits).unwrap();
+    let program = lower(&context, &placement).unwrap();
+    let trace = simulate(&program, &Options::default()).trace;
+    let copies = |payloads: &[Payload], lanes: &[&str]| {
+        let named = |span: &&spipe_trace::Span| lanes.contains(&trace.lanes[span.lane.index()].name.as_str());
+        let wanted = |span: &&spipe_trace::Span| payloads.iter().any(|it| span.kind == ActionKind::Copy(*it));
+        let mut spans: Vec<_> = trace.spans.iter().filter(wanted).filter(named).collect();
+        spans.sort_by_key(|span| span.start);
+        assert!(spans.len() >= 32, "{}", spans.len());
+        spans.windows(2).all(|pair| pair[0].end <= pair[1].start)
+    };
+    assert!(copies(&[Payload::Offload], &["gpu0.offload", "gpu1.offload"]));
+    assert!(copies(&[Payload::Reload], &["gpu0.offload", "gpu1.offload"]));
+    assert!(copies(&[Payload::Offload, Payload::Reload], &["gpu0.offload"]));
 }

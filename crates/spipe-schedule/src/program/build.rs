@@ -19,6 +19,7 @@ pub struct ProgramBuilder {
     /// Without precedences yet.
     program: Program,
     edges: Vec<Edge>,
+    turns: Vec<Vec<ActionId>>,
     lane_by_name: BTreeMap<String, LaneId>,
 }
 
@@ -37,7 +38,7 @@ impl ProgramBuilder {
             precedences: Vec::new(),
             leaving: Vec::new(),
         };
-        Self { program, edges: Vec::new(), lane_by_name: BTreeMap::new() }
+        Self { program, edges: Vec::new(), turns: Vec::new(), lane_by_name: BTreeMap::new() }
     }
 
     /// Adds a memory.
@@ -90,6 +91,11 @@ impl ProgramBuilder {
         self.edges.push(edge);
     }
 
+    /// Lets actions of several lanes happen one after the other, in the order in which a list schedule starts them.
+    pub fn take_turns(&mut self, group: Vec<ActionId>) {
+        self.turns.push(group);
+    }
+
     /// The memory of a device.
     pub fn memory_of(&self, device: DeviceId) -> MemoryId {
         self.program.devices[device].memory
@@ -118,32 +124,53 @@ impl ProgramBuilder {
             return Err(faults);
         }
         program.precedences = precedence::derive(&program.actions, &program.buffers, &self.edges);
-        program.leaving = offsets(&program.precedences, program.actions.len());
-        if let Err(fault) = order_lanes(&mut program) {
-            faults.push(fault);
+        match order_lanes(&mut program, &self.turns) {
+            Ok(turns) if turns.is_empty() => {}
+            Ok(turns) => {
+                let edges: Vec<Edge> = self.edges.into_iter().chain(turns).collect();
+                program.precedences = precedence::derive(&program.actions, &program.buffers, &edges);
+            }
+            Err(fault) => faults.push(fault),
         }
+        program.leaving = offsets(&program.precedences, program.actions.len());
         faults.extend(check::program(&program));
         faults.or(program)
     }
 }
 
-/// Puts every [`LaneOrder::AsReady`] queue into the order in which a list schedule without contention starts its actions.
+/// Puts every [`LaneOrder::AsReady`] queue, and every group of `turns`, into the order in which a list schedule without
+/// contention starts its actions; returns the edges of the groups.
 ///
 /// That order extends all precedences and all fixed queues, so that in-order lanes cannot deadlock.
-fn order_lanes(program: &mut Program) -> Result<(), Diagnostic> {
-    let started = Kahn::new(program).run(program).map_err(|stuck| {
+fn order_lanes(program: &mut Program, turns: &[Vec<ActionId>]) -> Result<Vec<Edge>, Diagnostic> {
+    let started = Kahn::new(program, turns).run(program).map_err(|stuck| {
         let named: Vec<String> = stuck.iter().map(|id| program.describe(*id)).collect();
         Diagnostic::error(format!("actions wait for each other in a circle: {}", named.join(" → ")))
             .hint("a lane runs its actions in order; look for one that waits for a later one of the same lane")
     })?;
     let mut queues: Vec<Vec<ActionId>> = vec![Vec::new(); program.lanes.len()];
-    for action in started {
+    let mut place = vec![0; program.actions.len()];
+    for (index, action) in started.into_iter().enumerate() {
         queues[program.actions[action].lane.index()].push(action);
+        place[action.index()] = index;
     }
     for (lane, queue) in program.lanes.iter_mut().zip(queues) {
         lane.queue = queue;
     }
-    Ok(())
+    let edge = |from: ActionId, to: ActionId, distance| {
+        let (anchor, lag, cause) = (super::Anchor::EndToStart, SimTime::ZERO, spipe_base::IdleCause::Order);
+        Edge { from, to, anchor, distance, lag, cause }
+    };
+    let mut edges = Vec::new();
+    for group in turns {
+        let mut group = group.clone();
+        group.sort_unstable_by_key(|action| place[action.index()]);
+        edges.extend(group.windows(2).map(|pair| edge(pair[0], pair[1], 0)));
+        if let [first, .., last] = group[..] {
+            edges.push(edge(last, first, 1));
+        }
+    }
+    Ok(edges)
 }
 
 fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {
@@ -159,16 +186,30 @@ fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {
 
 /// A list schedule of one iteration: the earliest startable action first, ties by id.
 struct Kahn {
+    /// The groups of each action.
+    groups: BTreeMap<ActionId, Vec<usize>>,
+    group_free: Vec<SimTime>,
     waiting: Vec<u32>,
     successors: Vec<Vec<(ActionId, bool, SimTime)>>,
     ready_at: Vec<SimTime>,
 }
 
 impl Kahn {
-    fn new(program: &Program) -> Self {
+    fn new(program: &Program, turns: &[Vec<ActionId>]) -> Self {
         let count = program.actions.len();
-        let mut this =
-            Self { waiting: vec![0; count], successors: vec![Vec::new(); count], ready_at: vec![SimTime::ZERO; count] };
+        let mut groups: BTreeMap<ActionId, Vec<usize>> = BTreeMap::new();
+        for (index, group) in turns.iter().enumerate() {
+            for action in group {
+                groups.entry(*action).or_default().push(index);
+            }
+        }
+        let mut this = Self {
+            groups,
+            group_free: vec![SimTime::ZERO; turns.len()],
+            waiting: vec![0; count],
+            successors: vec![Vec::new(); count],
+            ready_at: vec![SimTime::ZERO; count],
+        };
         for precedence in program.precedences.iter().filter(|precedence| precedence.distance == 0) {
             let after_end = precedence.anchor == super::Anchor::EndToStart;
             this.add(precedence.from, precedence.to, after_end, precedence.lag);
@@ -195,12 +236,17 @@ impl Kahn {
         let mut order = Vec::with_capacity(actions.len());
         while let Some(Reverse((at, id))) = heap.pop() {
             let lane = actions[id].lane.index();
-            if at < free[lane] {
-                heap.push(Reverse((free[lane], id)));
+            let groups = self.groups.get(&id).map_or(&[][..], Vec::as_slice);
+            let open = groups.iter().map(|group| self.group_free[*group]).fold(free[lane], SimTime::max);
+            if at < open {
+                heap.push(Reverse((open, id)));
                 continue;
             }
             let end = at + program.alone(id);
             free[lane] = end;
+            for group in groups {
+                self.group_free[*group] = end;
+            }
             order.push(id);
             for (next, after_end, lag) in std::mem::take(&mut self.successors[id.index()]) {
                 let from = if after_end { end } else { at };

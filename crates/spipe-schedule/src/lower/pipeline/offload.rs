@@ -1,16 +1,23 @@
 //! Saved activations on their way to the host and back.
+//!
+//! A device has one stream for both directions, and of the devices behind one switch only one copies in each direction at a
+//! time: while one GPU's activations leave, another's may return (Wan et al., PipeOffload, arXiv 2503.01328, section 4).
 
 use super::Lowering;
 use crate::lower::flows::route;
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
+use crate::{Access, Action, Anchor, Content, Edge, Flow, Lifetime};
 use spipe_base::{
-    ActionId, ActionKind, BufferId, DeviceId, IdleCause, LaneRole, MicrobatchId, Payload, SimTime, StageId, Subject,
+    ActionId, ActionKind, BufferId, DeviceId, IdleCause, LaneRole, LinkId, MemoryId, MicrobatchId, Payload, SimTime,
+    StageId, Subject,
 };
 use std::collections::BTreeMap;
 
 /// How many activations may be on their way out of a device, and how many on their way in: one that is computed on, and one
 /// that moves.
 const SLOTS: usize = 2;
+
+/// The share of a link's bandwidth beyond which a copy is held to fill it.
+const NEARLY: f64 = 0.9;
 
 /// What a device has offloaded so far, in order.
 #[derive(Clone, Default)]
@@ -24,6 +31,8 @@ struct Traffic {
 /// The offloads of all devices.
 #[derive(Default)]
 pub(super) struct Offloads {
+    /// The copies over each link, by device.
+    over: BTreeMap<LinkId, BTreeMap<DeviceId, Vec<ActionId>>>,
     devices: BTreeMap<DeviceId, Traffic>,
     on_the_host: BTreeMap<(StageId, MicrobatchId), BufferId>,
 }
@@ -35,18 +44,8 @@ impl Lowering<'_> {
         let Some(host) = here.stage.offload else { return };
         let (device, layers, bytes, memory) = (here.stage.device, here.stage.layers, here.offloaded, here.memory);
         let there = self.builder.buffer(Content::Saved(layers, microbatch), host, bytes, Lifetime::Transient);
-        let flow = route(self.context, memory, host, bytes).map_err(|fault| self.faults.push(fault));
-        let lane = self.builder.lane(device, LaneRole::D2h.name(), LaneRole::D2h);
-        let out = self.builder.action(Action {
-            lane,
-            kind: ActionKind::Copy(Payload::Offload),
-            subject: Subject::work(stage, microbatch),
-            reads: vec![Access::new(saved, 1)],
-            writes: vec![Access::new(there, 1)],
-            work: SimTime::ZERO,
-            flows: flow.into_iter().collect(),
-            guard: None,
-        });
+        let what = (Payload::Offload, stage, microbatch);
+        let out = self.move_saved(what, (memory, host), (Access::new(saved, 1), Access::new(there, 1)));
         self.offloads.on_the_host.insert((stage, microbatch), there);
         let traffic = self.offloads.devices.entry(device).or_default();
         let waits = traffic.out.len().checked_sub(SLOTS).map(|index| traffic.out[index]);
@@ -61,22 +60,69 @@ impl Lowering<'_> {
     pub(super) fn reload(&mut self, stage: StageId, microbatch: MicrobatchId) -> Option<(Access, ActionId)> {
         let there = *self.offloads.on_the_host.get(&(stage, microbatch))?;
         let here = &self.stations[stage];
-        let (device, layers, bytes, memory) = (here.stage.device, here.stage.layers, here.offloaded, here.memory);
+        let (layers, bytes, memory) = (here.stage.layers, here.offloaded, here.memory);
         let host = here.stage.offload?;
         let again = self.builder.buffer(Content::Reloaded(layers, microbatch), memory, bytes, Lifetime::Transient);
-        let flow = route(self.context, host, memory, bytes).map_err(|fault| self.faults.push(fault));
-        let lane = self.builder.lane(device, LaneRole::H2d.name(), LaneRole::H2d);
-        let back = self.builder.action(Action {
+        let what = (Payload::Reload, stage, microbatch);
+        let back = self.move_saved(what, (host, memory), (Access::new(there, 1), Access::new(again, 1)));
+        Some((Access::new(again, 1), back))
+    }
+
+    /// A copy on the one stream that a device has for both directions.
+    fn move_saved(
+        &mut self,
+        (payload, stage, microbatch): (Payload, StageId, MicrobatchId),
+        (from, to): (MemoryId, MemoryId),
+        (read, write): (Access, Access),
+    ) -> ActionId {
+        let here = &self.stations[stage];
+        let (device, bytes) = (here.stage.device, here.offloaded);
+        let flow = route(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault)).ok();
+        let links: Vec<LinkId> = flow.iter().flat_map(|flow| flow.route.iter().copied()).collect();
+        let lane = self.builder.lane(device, "offload", LaneRole::Channel);
+        let copy = self.builder.action(Action {
             lane,
-            kind: ActionKind::Copy(Payload::Reload),
+            kind: ActionKind::Copy(payload),
             subject: Subject::work(stage, microbatch),
-            reads: vec![Access::new(there, 1)],
-            writes: vec![Access::new(again, 1)],
+            reads: vec![read],
+            writes: vec![write],
             work: SimTime::ZERO,
             flows: flow.into_iter().collect(),
             guard: None,
         });
-        Some((Access::new(again, 1), back))
+        for link in links {
+            self.offloads.over.entry(link).or_default().entry(device).or_default().push(copy);
+        }
+        copy
+    }
+
+    /// Where several devices' copies share a link that one of them fills, they take turns on it.
+    fn stagger(&mut self) {
+        let mut groups: Vec<Vec<ActionId>> = Vec::new();
+        for (link, by_device) in &self.offloads.over {
+            let fills = |copy: &ActionId| self.fills(*copy, *link);
+            if by_device.len() < 2 || !by_device.values().flatten().all(fills) {
+                continue;
+            }
+            let mut group: Vec<ActionId> = by_device.values().flatten().copied().collect();
+            group.sort_unstable();
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        for group in groups {
+            self.builder.take_turns(group);
+        }
+    }
+
+    /// Whether a copy alone could use nearly all of a link.
+    fn fills(&self, copy: ActionId, link: LinkId) -> bool {
+        let bandwidth = |link: LinkId| self.context.hardware.links()[link].bandwidth.get();
+        let rate = |flow: &Flow| {
+            let links = flow.route.iter().map(|link| bandwidth(*link));
+            links.fold(flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get()), f64::min)
+        };
+        self.builder.get(copy).flows.iter().all(|flow| rate(flow) >= NEARLY * bandwidth(link))
     }
 
     /// Lets a reload start with the backward before its own on the same device, so that no more than [`SLOTS`] are there.
@@ -92,6 +138,7 @@ impl Lowering<'_> {
 
     /// Slots are free again only once the iteration before has left them.
     pub(super) fn join_offloads(&mut self) {
+        self.stagger();
         let mut edges = Vec::new();
         for traffic in self.offloads.devices.values() {
             let waiting = traffic.forwards.iter().take(SLOTS.min(traffic.out.len()));
