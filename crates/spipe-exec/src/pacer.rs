@@ -207,6 +207,10 @@ impl Fluid {
     }
 }
 
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(1 << 20))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

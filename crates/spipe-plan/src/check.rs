@@ -230,6 +230,7 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
     refuse(knobs.shards.is_some(), system.family() == Family::Sharded, "shards");
     refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
     refuse(knobs.synchronous_checkpoints || knobs.synchronous_optimizer, system == System::Spipe, "ablation");
+    refuse(knobs.arithmetic_undo, system == System::Spipe, "way to undo");
     if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap)
         && (swap > resident || swap == 0)
     {

@@ -40,6 +40,10 @@ pub struct Knobs {
     /// Whether the optimizer waits for the end of the backward (`spipe`; for comparison).
     #[serde(skip_serializing_if = "is_false")]
     pub synchronous_optimizer: bool,
+    /// Whether steps taken on trust are undone by arithmetic from their gradients, nearly exactly, instead of from a log of what
+    /// was there before, exactly (`spipe`).
+    #[serde(skip_serializing_if = "is_false")]
+    pub arithmetic_undo: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]

@@ -73,8 +73,9 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
             stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.device))).sum::<Bytes>()
         };
         let state = sum(|memory| memory.parameters) + sum(|memory| memory.gradients) + sum(|memory| memory.optimizer);
-        let speculates = placement.system == System::Spipe && training;
-        let slots = if speculates { sum(|memory| memory.optimizer) } else { Bytes::ZERO };
+        // Arithmetic needs the gradients, which are there anyway.
+        let logs = placement.system == System::Spipe && training && !placement.knobs.arithmetic_undo;
+        let slots = if logs { sum(|memory| memory.optimizer) } else { Bytes::ZERO };
         add(&mut memories, home, (id, StageFootprint { state, slots, ..StageFootprint::default() }));
     }
     memories

@@ -11,7 +11,7 @@ use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{
     Context, Dealing, Family, Footprint, Knobs, Placement, Stage, StageFootprint, System, check, footprint_with,
 };
-use spipe_schedule::{in_flight, lower, order_of};
+use spipe_schedule::{Content, in_flight, lower, order_of};
 use spipe_sim::{Options, is_ok, simulate};
 use std::fmt::Write;
 
@@ -207,7 +207,7 @@ proptest! {
             System::NaiveSwap,
         ]),
         (resident, swap) in (1u64..5).prop_flat_map(|resident| (Just(resident), 1..=resident)),
-        (recomputed, write_back, half) in any::<(bool, bool, bool)>(),
+        (recomputed, write_back, half, arithmetic_undo) in any::<(bool, bool, bool, bool)>(),
         more in 0u64..4,
         train in any::<bool>(),
         frozen in 0usize..6,
@@ -225,6 +225,9 @@ proptest! {
             let swap = Some(swap).filter(|_| system == System::Superpipeline);
             placement = placement.with_knobs(Knobs { resident: Some(resident), swap, write_back, ..Knobs::default() });
         }
+        if system == System::Spipe {
+            placement = placement.with_knobs(Knobs { arithmetic_undo, ..Knobs::default() });
+        }
         if !train && !system.infers() {
             return Ok(());
         }
@@ -235,6 +238,12 @@ proptest! {
         prop_assert!(is_ok(&simulation) && (simulation.steady || !train || frozen > 0));
         let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
         holds_no_more(&simulation.trace, &hardware, &needs)?;
+        // Only gradients that were scaled can overflow; what is trusted then can be undone.
+        let logged = program.buffers().iter().any(|buffer| matches!(buffer.content, Content::UndoLog(_)));
+        let undone = program.actions().iter().filter(|action| action.kind == ActionKind::Rollback);
+        let speculates = system == System::Spipe && half && train;
+        prop_assert_eq!(logged, speculates && !arithmetic_undo);
+        prop_assert_eq!(undone.count() > 0, speculates);
     }
 }
 

@@ -167,6 +167,7 @@ fn spec(microbatches: usize) -> Spec {
         stepping: Stepping::Never,
         late_checkpoints: false,
         speculates: false,
+        arithmetic_undo: false,
     }
 }
 

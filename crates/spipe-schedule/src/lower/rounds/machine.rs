@@ -62,6 +62,7 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         late_checkpoints: knobs.synchronous_checkpoints,
         // Only gradients that were scaled can overflow.
         speculates: placement.system == System::Spipe && workload.precision == Precision::Fp16,
+        arithmetic_undo: knobs.arithmetic_undo,
     };
     Rounds::build(&spec, &Routes(context), machine(context, placement))
 }

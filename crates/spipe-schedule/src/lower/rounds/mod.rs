@@ -104,6 +104,8 @@ pub(super) struct Spec {
     pub late_checkpoints: bool,
     /// Whether steps are taken on trust, and undone when a global check fails.
     pub speculates: bool,
+    /// Whether they are undone from their gradients instead of a log.
+    pub arithmetic_undo: bool,
 }
 
 /// Which pass, and the number of a chunk in it.

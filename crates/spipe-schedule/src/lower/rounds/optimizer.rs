@@ -9,6 +9,7 @@ struct Trusted {
     action: ActionId,
     chunk: usize,
     state: BufferId,
+    /// What the step is undone from: a log of what was there, or the gradients.
     undo: BufferId,
 }
 
@@ -69,9 +70,10 @@ impl Rounds<'_> {
             reads.push(Access::new(piece, 0));
             writes.push(Access::new(piece, 1));
         }
-        // Master copy and both moments, as they were.
-        let undo = self.builder.buffer(Content::UndoLog(layers), home, bytes, Lifetime::Transient);
-        if self.spec.speculates {
+        let mut undo = gradients;
+        if self.spec.speculates && !self.spec.arithmetic_undo {
+            // Master copy and both moments, as they were.
+            undo = self.builder.buffer(Content::UndoLog(layers), home, bytes, Lifetime::Transient);
             writes.push(Access::new(undo, 1));
         }
         let lane = self.lane(socket, LaneRole::Optimizer);
