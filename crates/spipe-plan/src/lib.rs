@@ -14,6 +14,7 @@ mod file;
 mod footprint;
 mod placement;
 mod plan;
+mod remarks;
 mod rounds;
 mod stage;
 mod stage_file;
@@ -27,6 +28,7 @@ pub use footprint::{
 };
 pub use placement::{Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Outcome, OutcomeStatus, Plan};
+pub use remarks::remarks;
 pub use rounds::resident_chunks;
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};

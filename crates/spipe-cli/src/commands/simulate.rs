@@ -8,7 +8,8 @@ use crate::{
     tables::{grouped, percent, table},
 };
 use serde::Serialize;
-use spipe_base::{Bytes, Diagnostic, LaneRole, SimTime};
+use spipe_base::{Bytes, Diagnostic, LaneId, LaneRole, SimTime};
+use spipe_plan::Plan;
 use spipe_sim::{Options, Simulation, simulate};
 use spipe_trace::{Metrics, Status, Trace};
 use std::{collections::BTreeMap, fmt::Write};
@@ -23,12 +24,17 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     let program = spipe_schedule::lower(&plan.context(), plan.placement())
         .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
     let simulation = simulate(&program, &Options::default());
+    let remarks = remarks(&plan, &simulation.trace);
+    for remark in &remarks {
+        output::talk(&remark.to_string());
+    }
     let to_stdout = matches!(target, Some(Target::Stdout));
     if let Some(target) = target {
         target.write(spipe_trace::to_json(&simulation.trace).as_bytes())?;
     }
     if !to_stdout {
-        output::report(format, &human(&simulation.trace), &data(&simulation, program.actions().len()))?;
+        let data = data(&simulation, program.actions().len(), &remarks);
+        output::report(format, &human(&simulation.trace), &data)?;
     }
     match &simulation.trace.status {
         Status::Ok => Ok(()),
@@ -54,9 +60,43 @@ struct Data {
     peak_bytes: BTreeMap<String, Bytes>,
     actions: usize,
     steady: bool,
+    remarks: Vec<Remark>,
 }
 
-fn data(simulation: &Simulation, actions: usize) -> Data {
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Remark {
+    message: String,
+    hint: Option<String>,
+}
+
+/// The share of idle time beyond which a plan is worth another look.
+const MUCH: f64 = 0.2;
+
+/// What is unwise about a plan, and where its time goes if much of it is idle.
+fn remarks(plan: &Plan, trace: &Trace) -> Vec<Diagnostic> {
+    let mut all = spipe_plan::remarks(&plan.context(), plan.placement());
+    let metrics = Metrics::of(trace);
+    let computes = |(lane, _): &(&LaneId, &SimTime)| trace.lanes[lane.index()].role == LaneRole::Compute;
+    let mut busy: Vec<(&LaneId, &SimTime)> = metrics.busy.iter().filter(computes).collect();
+    busy.sort_by_key(|(_, time)| **time);
+    let (Some((least, low)), Some((most, high))) = (busy.first(), busy.last()) else { return all };
+    if metrics.bubble_fraction > MUCH && low != high {
+        let share = |time: &SimTime| percent(time.to_ms() / metrics.iteration.to_ms().max(f64::MIN_POSITIVE));
+        let (least, most) = (&trace.lanes[least.index()].name, &trace.lanes[most.index()].name);
+        let message = format!(
+            "{} of the time is idle: `{most}` is busy {} of it, `{least}` {}",
+            percent(metrics.bubble_fraction),
+            share(high),
+            share(low)
+        );
+        let hint = format!("move a layer or two from `{most}` to `{least}`, or use more microbatches");
+        all.push(Diagnostic::warning(message).hint(hint));
+    }
+    all
+}
+
+fn data(simulation: &Simulation, actions: usize, remarks: &[Diagnostic]) -> Data {
     let trace = &simulation.trace;
     let metrics = Metrics::of(trace);
     let causes = |causes: &BTreeMap<spipe_base::IdleCause, SimTime>| {
@@ -79,6 +119,10 @@ fn data(simulation: &Simulation, actions: usize) -> Data {
         peak_bytes: metrics.peaks.clone(),
         actions,
         steady: simulation.steady,
+        remarks: remarks
+            .iter()
+            .map(|remark| Remark { message: remark.message.clone(), hint: remark.hint.clone() })
+            .collect(),
     }
 }
 

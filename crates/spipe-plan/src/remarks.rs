@@ -1,0 +1,115 @@
+//! What is unwise, though allowed, about stages on GPUs and CPU sockets together.
+//!
+//! The pitfalls are those that a hybrid pipeline meets: a socket that computes so long that GPUs starve, a socket on the far side
+//! of the machine, CPU stages that could be one, and boundaries that take longer to cross than to compute.
+
+use crate::{Context, Placement, Stage};
+use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId};
+use spipe_cost::Mode;
+use std::collections::BTreeMap;
+
+/// How much longer than any GPU a socket computes before GPUs starve.
+const STARVES: f64 = 1.25;
+
+/// Warnings about `placement`, in the order of its stages. None if it has no stage on a CPU socket beside those on GPUs.
+pub fn remarks(context: &Context<'_>, placement: &Placement) -> Vec<Diagnostic> {
+    let cpus = placement.stages.iter().filter(|stage| context.is_cpu(stage.device)).count();
+    if cpus == 0 || cpus == placement.stages.len() {
+        return Vec::new();
+    }
+    let mut all: Vec<Diagnostic> = starving(context, placement).into_iter().collect();
+    all.extend(placement.stages.ids().skip(1).flat_map(|id| {
+        let before = &placement.stages[StageId::from(id.index() - 1)];
+        boundary(context, before, &placement.stages[id], id)
+    }));
+    all
+}
+
+/// What a stage computes on one microbatch.
+fn work(context: &Context<'_>, stage: &Stage) -> Seconds {
+    let times = stage.layers.iter().filter_map(|layer| context.cost.time(layer, stage.device));
+    let backward = context.workload().mode == Mode::Train;
+    times.map(|time| if backward { time.forward + time.backward() } else { time.forward }).sum()
+}
+
+/// A socket that computes longer on a microbatch than every GPU.
+fn starving(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
+    let mut loads: BTreeMap<DeviceId, Seconds> = BTreeMap::new();
+    for stage in &placement.stages {
+        let load = loads.entry(stage.device).or_insert(Seconds::ZERO);
+        *load = *load + work(context, stage);
+    }
+    let busiest = |cpu: bool| {
+        let of = loads.iter().filter(|(device, _)| context.is_cpu(**device) == cpu);
+        of.max_by(|before, after| before.1.get().total_cmp(&after.1.get()))
+    };
+    let ((cpu, long), (gpu, short)) = (busiest(true)?, busiest(false)?);
+    if long.get() < STARVES * short.get() {
+        return None;
+    }
+    let slow = placement.stages.iter().filter(|stage| stage.device == *cpu).flat_map(|stage| stage.layers.iter());
+    let worst = slow
+        .filter_map(|layer| Some((layer, context.cost.time(layer, *cpu)?)))
+        .max_by(|before, after| before.1.forward.get().total_cmp(&after.1.forward.get()))
+        .map(|(layer, _)| layer)?;
+    let name = |device: DeviceId| &context.hardware.devices()[device].name;
+    let layer = &context.model.layers()[worst];
+    let message =
+        format!("`{}` computes {long} on each microbatch, `{}` only {short}: the GPU starves", name(*cpu), name(*gpu));
+    Some(Diagnostic::warning(message).hint(format!(
+        "move layer {worst} (`{}`) to a GPU, or keep only layers with little arithmetic on the CPU: embeddings, norms, the head",
+        layer.name
+    )))
+}
+
+fn boundary(context: &Context<'_>, before: &Stage, behind: &Stage, id: StageId) -> Vec<Diagnostic> {
+    let mut all = Vec::new();
+    let hardware = context.hardware;
+    let name = |device: DeviceId| &hardware.devices()[device].name;
+    let memory = |device: DeviceId| hardware.devices()[device].memory;
+    let (from, to) = (before.device, behind.device);
+    if from == to {
+        return all;
+    }
+    let previous = StageId::from(id.index() - 1);
+    if context.is_cpu(from) && context.is_cpu(to) {
+        let message = format!("stages `{previous}` and `{id}` are both on CPUs, yet every boundary costs a copy");
+        all.push(Diagnostic::warning(message).hint(format!("merge them into one stage on `{}`", name(from))));
+    }
+    let bytes = context.cost.memory(before.layers.last(), from).boundary;
+    let time = copy(context, (memory(from), memory(to)), bytes);
+    if context.is_cpu(from) != context.is_cpu(to) {
+        let (gpu, cpu) = if context.is_cpu(from) { (to, from) } else { (from, to) };
+        if let Some(near) = hardware.host_memory(gpu).filter(|near| hardware.pool(*near) != memory(cpu)) {
+            let nearest = hardware.devices().iter().find(|device| device.memory == hardware.pool(near));
+            let message =
+                format!("`{}` is not the socket nearest to `{}`: every copy crosses the machine", name(cpu), name(gpu));
+            let hint = nearest.map(|socket| format!("put the stage on `{}`", socket.name));
+            let warning = Diagnostic::warning(message);
+            all.push(match hint {
+                Some(hint) => warning.hint(hint),
+                None => warning,
+            });
+        }
+    }
+    let shorter = work(context, before).get().min(work(context, behind).get());
+    // There and back.
+    let copies = if context.workload().mode == Mode::Train { 2.0 } else { 1.0 };
+    if let Some(time) = time.filter(|time| time.get() * copies > shorter) {
+        let message = format!(
+            "each microbatch takes {time} from `{}` to `{}` ({bytes}), longer than one of them computes on it",
+            name(from),
+            name(to)
+        );
+        all.push(Diagnostic::warning(message).hint("give the shorter stage more layers, or use a faster link"));
+    }
+    all
+}
+
+/// How long a copy takes by itself.
+fn copy(context: &Context<'_>, (from, to): (MemoryId, MemoryId), bytes: Bytes) -> Option<Seconds> {
+    let route = context.hardware.route(from, to)?;
+    let links = route.links.iter().map(|link| context.hardware.links()[*link].bandwidth.get());
+    let rate = links.chain(route.rate_cap.map(|cap| cap.get())).fold(f64::INFINITY, f64::min);
+    Seconds::new(bytes.as_f64() / rate).map(|time| time + route.latency)
+}
