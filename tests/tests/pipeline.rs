@@ -123,7 +123,10 @@ proptest! {
                 prop_assert_eq!(work + idle, trace.iteration);
             }
         }
-        prop_assert_eq!(order_of(&context, &placement).unwrap().validate(), Ok(()));
+        // In inference there are forwards alone.
+        if train {
+            prop_assert_eq!(order_of(&context, &placement).unwrap().validate(), Ok(()));
+        }
         let again = simulate(&lower(&context, &placement).unwrap(), &Options::default());
         prop_assert_eq!(spipe_trace::to_json(trace), spipe_trace::to_json(&again.trace));
     }
