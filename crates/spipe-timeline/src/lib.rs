@@ -11,6 +11,8 @@
 //! One record, five renderers. With a second trace every lane is drawn twice on one time axis, the prediction above the
 //! measurement. The notes of a trace ("emulated accelerator") stand in every picture of it.
 //!
+//! Figures of many traces, or of none, go on a [`Plot`]: lines and points between two axes, in SVG and PNG.
+//!
 //! ```
 //! # use spipe_base::{ActionKind, LaneId, LaneRole, MicrobatchId, SimTime, StageId, Subject};
 //! # use spipe_trace::{Lane, Origin, Span, Status, Trace, FORMAT_VERSION};
@@ -29,10 +31,12 @@
 //! # Ok::<(), spipe_timeline::DrawError>(())
 //! ```
 
+mod canvas;
 mod chart;
 mod html;
 mod palette;
 mod perfetto;
+mod plot;
 mod scale;
 mod scene;
 mod text;
@@ -40,6 +44,7 @@ mod text;
 pub use chart::{png, svg};
 pub use html::html;
 pub use perfetto::perfetto;
+pub use plot::{Axis, Plot, Scale, Series, plot_png, plot_svg};
 pub use text::text;
 
 use spipe_trace::Trace;

@@ -1,11 +1,9 @@
 //! The words above the chart and the legend.
 
-use super::{
-    canvas::{Canvas, Type},
-    layout::{Layout, MARGIN},
-};
+use super::layout::{Layout, MARGIN};
 use crate::{
     DrawError,
+    canvas::{Canvas, Type},
     palette::{ALARM, Color, Family, cause_code, cause_color, tint},
     scale::{duration, percent},
     scene::Scene,
@@ -61,7 +59,7 @@ impl Header {
             facts.chain(notes.map(|note| (note, NOTE))).chain(scene.faults().into_iter().map(|fault| (fault, FAULT)));
         let title = if scene.title.is_empty() { "untitled" } else { &scene.title };
         for (text, style) in [(title.to_owned(), TITLE)].into_iter().chain(words) {
-            for text in wrap(&text, style, width) {
+            for text in style.wrap(&text, width) {
                 y += if style.size > 15.0 { 22.0 } else { LINE };
                 lines.push(Line { text, style, baseline: y - 5.0 });
             }
@@ -162,7 +160,7 @@ pub(super) fn draw_bubble<DB: DrawingBackend>(
     (left, top, right, bottom): (f64, f64, f64, f64),
     cause: IdleCause,
 ) -> Result<(), DrawError> {
-    const WORD: Type = Type::new(9.0).color([0x55; 3]).align(super::canvas::Align::Center);
+    const WORD: Type = Type::new(9.0).color([0x55; 3]).align(crate::canvas::Align::Center);
     let color = cause_color(cause);
     canvas.rect((left, top, right, bottom), tint(color, 0.13))?;
     let line = (bottom - top).min(24.0) / 8.0;
@@ -176,19 +174,4 @@ pub(super) fn draw_bubble<DB: DrawingBackend>(
         Some(word) => canvas.text(word, ((left + right) / 2.0, (top + bottom - line) / 2.0 + 3.2), WORD),
         None => Ok(()),
     }
-}
-
-/// `text` in lines of at most `width` points, broken between words.
-fn wrap(text: &str, style: Type, width: f64) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if style.width(&format!("{line} {word}")) <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(style.fit(word, width)),
-        }
-    }
-    lines
 }

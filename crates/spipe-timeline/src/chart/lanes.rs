@@ -1,12 +1,12 @@
 //! The lanes and the time axis.
 
 use super::{
-    canvas::{Align, Canvas, Frame, Type},
     header::{LINE, draw_bubble},
     layout::{END_HEIGHT, LANE_TYPE, Layout, MARGIN, PlacedRow, TRACK_TYPE},
 };
 use crate::{
     DrawError,
+    canvas::{Align, Canvas, Frame, Type},
     palette::{ALARM, Family, cause_color, ink_on, tint},
     scale::{percent, ticks},
     scene::{Row, Scene, Track},

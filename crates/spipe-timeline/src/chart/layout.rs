@@ -1,10 +1,10 @@
 //! Where everything of the chart goes, in points.
 
-use super::{
+use super::header::{self, Header};
+use crate::{
     canvas::{Frame, Type},
-    header::{self, Header},
+    scene::{Row, Scene, plural},
 };
-use crate::scene::{Row, Scene, plural};
 use spipe_base::SimTime;
 
 /// The width of the picture.
@@ -101,6 +101,11 @@ impl<'s> Layout<'s> {
             omitted,
             end: scene.end,
         }
+    }
+
+    /// Width and height.
+    pub(super) fn size(&self) -> (f64, f64) {
+        (self.width, self.height)
     }
 
     /// The place of a point in time.

@@ -1,11 +1,9 @@
 //! The memories: a step curve of each over time, its capacity and its peak.
 
-use super::{
-    canvas::{Align, Canvas, Frame, Type},
-    layout::{LANE_TYPE, Layout, MARGIN},
-};
+use super::layout::{LANE_TYPE, Layout, MARGIN};
 use crate::{
     DrawError,
+    canvas::{Align, Canvas, Frame, Type},
     palette::{ALARM, Color, tint},
     scene::{MemoryRow, Scene, clean},
 };

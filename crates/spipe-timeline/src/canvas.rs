@@ -1,6 +1,5 @@
 //! Drawing in points on a plotters area, the same for every backend.
 
-use super::layout::Layout;
 use crate::{DrawError, palette::Color};
 use plotters::{
     coord::Shift,
@@ -16,8 +15,8 @@ use std::sync::LazyLock;
 
 /// What an SVG asks its reader for, and the name under which the carried font is registered. Verdana has the same widths.
 const FONT: &str = "DejaVu Sans, Verdana, sans-serif";
-const REGULAR: &[u8] = include_bytes!("../../fonts/DejaVuSans-subset.ttf");
-const BOLD: &[u8] = include_bytes!("../../fonts/DejaVuSans-Bold-subset.ttf");
+const REGULAR: &[u8] = include_bytes!("../fonts/DejaVuSans-subset.ttf");
+const BOLD: &[u8] = include_bytes!("../fonts/DejaVuSans-Bold-subset.ttf");
 
 /// Ascent plus descent of the carried font in ems (`hhea`: (1901 + 483) / 2048). ab_glyph takes this height as the size.
 const FONT_HEIGHT: f64 = 2384.0 / 2048.0;
@@ -29,7 +28,7 @@ const SVG_BASELINE: f64 = 0.76;
 const BITMAP_BASELINE: f64 = 0.5;
 
 /// Registers the carried fonts with plotters, once.
-pub(super) fn register_fonts() -> Result<(), DrawError> {
+pub(crate) fn register_fonts() -> Result<(), DrawError> {
     static REGISTERED: LazyLock<bool> = LazyLock::new(|| {
         register_font(FONT, FontStyle::Normal, REGULAR).is_ok() && register_font(FONT, FontStyle::Bold, BOLD).is_ok()
     });
@@ -38,7 +37,7 @@ pub(super) fn register_fonts() -> Result<(), DrawError> {
 
 /// How points become what a backend counts in.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Medium {
+pub(crate) struct Medium {
     pixels_per_point: f64,
     /// Size to ask for ÷ em that results.
     size: f64,
@@ -48,26 +47,26 @@ pub(super) struct Medium {
 
 impl Medium {
     /// Quarters of points, because plotters has integer coordinates.
-    pub(super) const fn svg() -> Self {
+    pub(crate) const fn svg() -> Self {
         Self { pixels_per_point: 4.0, size: SVG_SIZE, baseline: SVG_BASELINE }
     }
 
     /// Pixels.
-    pub(super) fn bitmap(pixels_per_point: u32) -> Self {
+    pub(crate) fn bitmap(pixels_per_point: u32) -> Self {
         let pixels_per_point = f64::from(pixels_per_point);
         Self { pixels_per_point, size: FONT_HEIGHT, baseline: BITMAP_BASELINE * FONT_HEIGHT }
     }
 
-    /// The size of the whole picture.
-    pub(super) fn pixels(self, layout: &Layout) -> (u32, u32) {
+    /// The size of a picture of so many points.
+    pub(crate) fn pixels(self, (width, height): (f64, f64)) -> (u32, u32) {
         let pixels = |points: f64| (points * self.pixels_per_point).round() as u32;
-        (pixels(layout.width), pixels(layout.height))
+        (pixels(width), pixels(height))
     }
 }
 
 /// Where text stands relative to its point on the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Align {
+pub(crate) enum Align {
     Left,
     Center,
     Right,
@@ -75,29 +74,29 @@ pub(super) enum Align {
 
 /// How text looks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Type {
+pub(crate) struct Type {
     /// The em in points.
-    pub(super) size: f64,
-    pub(super) bold: bool,
-    pub(super) color: Color,
-    pub(super) align: Align,
+    pub(crate) size: f64,
+    pub(crate) bold: bool,
+    pub(crate) color: Color,
+    pub(crate) align: Align,
 }
 
 impl Type {
     /// Regular, black, from the left.
-    pub(super) const fn new(size: f64) -> Self {
+    pub(crate) const fn new(size: f64) -> Self {
         Self { size, bold: false, color: [0x22; 3], align: Align::Left }
     }
 
-    pub(super) const fn bold(self) -> Self {
+    pub(crate) const fn bold(self) -> Self {
         Self { bold: true, ..self }
     }
 
-    pub(super) const fn color(self, color: Color) -> Self {
+    pub(crate) const fn color(self, color: Color) -> Self {
         Self { color, ..self }
     }
 
-    pub(super) const fn align(self, align: Align) -> Self {
+    pub(crate) const fn align(self, align: Align) -> Self {
         Self { align, ..self }
     }
 
@@ -107,14 +106,14 @@ impl Type {
     }
 
     /// How wide `text` is in points, in every medium.
-    pub(super) fn width(self, text: &str) -> f64 {
+    pub(crate) fn width(self, text: &str) -> f64 {
         const FINENESS: f64 = 16.0;
         let width = self.font(self.size * FONT_HEIGHT * FINENESS).box_size(text).map_or(0, |(width, _)| width);
         f64::from(width) / FINENESS
     }
 
     /// `text` shortened with an ellipsis until it is at most `width` points wide.
-    pub(super) fn fit(self, text: &str, width: f64) -> String {
+    pub(crate) fn fit(self, text: &str, width: f64) -> String {
         if self.width(text) <= width {
             return text.to_owned();
         }
@@ -127,42 +126,57 @@ impl Type {
         }
         String::new()
     }
+
+    /// `text` in lines of at most `width` points, broken between words.
+    pub(crate) fn wrap(self, text: &str, width: f64) -> Vec<String> {
+        let mut lines: Vec<String> = Vec::new();
+        for word in text.split_whitespace() {
+            match lines.last_mut() {
+                Some(line) if self.width(&format!("{line} {word}")) <= width => {
+                    line.push(' ');
+                    line.push_str(word);
+                }
+                _ => lines.push(self.fit(word, width)),
+            }
+        }
+        lines
+    }
 }
 
 /// Left, top, right, bottom, in points.
-pub(super) type Frame = (f64, f64, f64, f64);
+pub(crate) type Frame = (f64, f64, f64, f64);
 
 /// A drawing area that counts in points.
-pub(super) struct Canvas<'a, DB: DrawingBackend> {
+pub(crate) struct Canvas<'a, DB: DrawingBackend> {
     area: &'a DrawingArea<DB, Shift>,
     medium: Medium,
 }
 
 impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
-    pub(super) const fn new(area: &'a DrawingArea<DB, Shift>, medium: Medium) -> Self {
+    pub(crate) const fn new(area: &'a DrawingArea<DB, Shift>, medium: Medium) -> Self {
         Self { area, medium }
     }
 
     /// The width of the smallest thing that can be seen, in points.
-    pub(super) fn grain(&self) -> f64 {
+    pub(crate) fn grain(&self) -> f64 {
         1.0 / self.medium.pixels_per_point.min(2.0)
     }
 
     /// A filled rectangle.
-    pub(super) fn rect(&self, (left, top, right, bottom): Frame, color: Color) -> Result<(), DrawError> {
+    pub(crate) fn rect(&self, (left, top, right, bottom): Frame, color: Color) -> Result<(), DrawError> {
         let corners = [self.at((left, top)), self.at((right, bottom))];
         failed(self.area.draw(&Rectangle::new(corners, paint(color).filled())))
     }
 
     /// A line of straight pieces, `width` points wide.
-    pub(super) fn line(&self, points: &[(f64, f64)], color: Color, width: f64) -> Result<(), DrawError> {
+    pub(crate) fn line(&self, points: &[(f64, f64)], color: Color, width: f64) -> Result<(), DrawError> {
         let points: Vec<(i32, i32)> = points.iter().map(|point| self.at(*point)).collect();
         let width = (width * self.medium.pixels_per_point).round().max(1.0) as u32;
         failed(self.area.draw(&PathElement::new(points, paint(color).stroke_width(width))))
     }
 
     /// A dashed horizontal line.
-    pub(super) fn dashes(&self, (left, right): (f64, f64), y: f64, color: Color) -> Result<(), DrawError> {
+    pub(crate) fn dashes(&self, (left, right): (f64, f64), y: f64, color: Color) -> Result<(), DrawError> {
         let mut x = left;
         while x < right {
             self.line(&[(x, y), ((x + 6.0).min(right), y)], color, 1.0)?;
@@ -172,13 +186,13 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
     }
 
     /// A filled polygon.
-    pub(super) fn area(&self, points: &[(f64, f64)], color: Color) -> Result<(), DrawError> {
+    pub(crate) fn area(&self, points: &[(f64, f64)], color: Color) -> Result<(), DrawError> {
         let points: Vec<(i32, i32)> = points.iter().map(|point| self.at(*point)).collect();
         failed(self.area.draw(&Polygon::new(points, paint(color).filled())))
     }
 
     /// Text whose baseline starts, has its middle, or ends at `at`.
-    pub(super) fn text(&self, text: &str, at: (f64, f64), style: Type) -> Result<(), DrawError> {
+    pub(crate) fn text(&self, text: &str, at: (f64, f64), style: Type) -> Result<(), DrawError> {
         let em = style.size * self.medium.pixels_per_point;
         let (x, baseline) = self.at(at);
         let horizontal = match style.align {
@@ -195,7 +209,7 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
     }
 
     /// Makes the backend complete its picture.
-    pub(super) fn finish(&self) -> Result<(), DrawError> {
+    pub(crate) fn finish(&self) -> Result<(), DrawError> {
         failed(self.area.present())
     }
 
@@ -208,6 +222,39 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
 fn paint(color: Color) -> ShapeStyle {
     let [red, green, blue] = color;
     ShapeStyle::from(&RGBColor(red, green, blue))
+}
+
+/// Pixels of three bytes as the bytes of a PNG file.
+pub(crate) fn encode_png(pixels: &[u8], (width, height): (u32, u32)) -> Result<Vec<u8>, DrawError> {
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    // Rows of a chart resemble the row above them.
+    encoder.set_filter(png::FilterType::Up);
+    encoder.set_compression(png::Compression::Default);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(pixels)?;
+    writer.finish()?;
+    Ok(file)
+}
+
+/// An SVG of plotters with its size in points and with words for screen readers.
+///
+/// plotters writes the size in pixels and no title. In points the file opens at a sensible size with fractions of points in it.
+pub(crate) fn with_header(svg: &str, (width, height): (f64, f64), title: &str, description: &str) -> String {
+    let body = svg.split_once('\n').map_or("", |(_, body)| body);
+    let (across, down) = Medium::svg().pixels((width, height));
+    format!(
+        "<svg width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {across} {down}\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\">\n\
+         <title>{}</title>\n<desc>{}</desc>\n{body}",
+        escape(title),
+        escape(description),
+    )
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn failed<E: std::fmt::Display>(result: Result<(), E>) -> Result<(), DrawError> {

@@ -1,0 +1,274 @@
+//! Charts of figures: lines and points of several series between two axes.
+//!
+//! ```text
+//! heading, notes
+//! y, unit                        ● first     legend
+//!  40 ┤        ╭──●──            ■ second
+//!  20 ┤   ●────╯   ■             ● published
+//!   0 ┼────┬────┬────┬           ─ predicted
+//!     0    10   20   30
+//!            x, unit
+//! ```
+//!
+//! Series differ in colour and in the shape of their points, so that they can be told apart without seeing hue.
+
+mod axis;
+mod marks;
+
+use crate::{
+    DrawError,
+    canvas::{Align, Canvas, Frame, Medium, Type, encode_png, register_fonts, with_header},
+    palette::Color,
+};
+use axis::Ruler;
+use plotters::{
+    backend::{BitMapBackend, DrawingBackend, SVGBackend},
+    drawing::IntoDrawingArea,
+};
+
+/// The frame of the figures: its width and its least height.
+const FRAME: (f64, f64) = (520.0, 340.0);
+const MARGIN: f64 = 20.0;
+/// From one line of text to the next.
+const LINE: f64 = 18.0;
+/// Between the frame and the legend, and the room for its swatches.
+const GAP: f64 = 22.0;
+const SWATCH: f64 = 26.0;
+/// The widest name of the legend that is not broken.
+const NAME: f64 = 260.0;
+const TITLE: Type = Type::new(16.0).bold();
+const NOTE: Type = Type::new(11.0).color([0x55; 3]);
+const LABEL: Type = Type::new(12.0);
+const TICK: Type = Type::new(11.0).color([0x44; 3]);
+const GRID: Color = [0xE4; 3];
+const INK: Color = [0x55; 3];
+
+/// How values become places on an axis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scale {
+    /// Equal differences are equally far apart.
+    #[default]
+    Linear,
+    /// Equal ratios are equally far apart; values are positive.
+    Logarithmic,
+}
+
+/// One of the two axes.
+#[derive(Clone, Debug, Default)]
+pub struct Axis {
+    /// What it measures, with its unit.
+    pub label: String,
+    /// How its values are placed.
+    pub scale: Scale,
+}
+
+/// Figures that belong together.
+#[derive(Clone, Debug, Default)]
+pub struct Series {
+    /// What the legend calls it.
+    pub name: String,
+    /// Joined by straight lines, in this order.
+    pub line: Vec<(f64, f64)>,
+    /// Each drawn by itself.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// What to draw.
+#[derive(Clone, Debug, Default)]
+pub struct Plot {
+    /// The heading.
+    pub title: String,
+    /// Smaller lines below it: where figures are from, what was fitted.
+    pub notes: Vec<String>,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical axis.
+    pub y: Axis,
+    /// The figures.
+    pub series: Vec<Series>,
+    /// What points and lines mean in all series, where the legend is to say so.
+    pub points_are: Option<String>,
+    /// See [`Plot::points_are`].
+    pub lines_are: Option<String>,
+    /// The line on which both axes say the same, and what it means; both axes then have one range.
+    pub diagonal: Option<String>,
+}
+
+/// The plot as SVG.
+///
+/// ```
+/// use spipe_timeline::{Axis, Plot, Series, plot_svg};
+/// let plot = Plot {
+///     title: "bubbles".into(),
+///     x: Axis { label: "microbatches".into(), ..Axis::default() },
+///     y: Axis { label: "bubble, %".into(), ..Axis::default() },
+///     series: vec![Series { name: "1F1B".into(), line: vec![(24.0, 24.3), (32.0, 19.9)], points: vec![] }],
+///     ..Plot::default()
+/// };
+/// assert!(plot_svg(&plot)?.contains("microbatches"));
+/// # Ok::<(), spipe_timeline::DrawError>(())
+/// ```
+///
+/// # Errors
+///
+/// A figure that is not finite, or not positive on a logarithmic axis.
+pub fn plot_svg(plot: &Plot) -> Result<String, DrawError> {
+    register_fonts()?;
+    let layout = Layout::of(plot)?;
+    let medium = Medium::svg();
+    let mut text = String::new();
+    draw(SVGBackend::with_string(&mut text, medium.pixels(layout.size)), medium, plot, &layout)?;
+    Ok(with_header(&text, layout.size, &plot.title, &plot.notes.join("; ")))
+}
+
+/// The plot as the bytes of a PNG file, two pixels per point.
+///
+/// # Errors
+///
+/// As [`plot_svg`].
+pub fn plot_png(plot: &Plot) -> Result<Vec<u8>, DrawError> {
+    register_fonts()?;
+    let layout = Layout::of(plot)?;
+    let medium = Medium::bitmap(2);
+    let (width, height) = medium.pixels(layout.size);
+    let mut pixels = vec![255; width as usize * height as usize * 3];
+    draw(BitMapBackend::with_buffer(&mut pixels, (width, height)), medium, plot, &layout)?;
+    encode_png(&pixels, (width, height))
+}
+
+/// A line of the legend.
+struct Entry {
+    /// Which series; none for the words about all of them.
+    series: Option<usize>,
+    line: bool,
+    points: bool,
+    text: Vec<String>,
+}
+
+struct Layout {
+    size: (f64, f64),
+    words: Vec<(String, Type)>,
+    frame: Frame,
+    x: Ruler,
+    y: Ruler,
+    legend: Vec<Entry>,
+}
+
+impl Layout {
+    fn of(plot: &Plot) -> Result<Self, DrawError> {
+        let (x, y) = rulers(plot)?;
+        let legend = legend(plot);
+        let names = legend.iter().flat_map(|entry| &entry.text).map(|text| LABEL.width(text)).fold(0.0, f64::max);
+        let ticks = y.marks.iter().map(|(_, text)| TICK.width(text)).fold(0.0, f64::max);
+        let left = MARGIN + ticks + 8.0;
+        let right = left + FRAME.0;
+        let width = right + GAP + SWATCH + names + MARGIN;
+        let headings = TITLE.wrap(&plot.title, width - 2.0 * MARGIN).into_iter().map(|text| (text, TITLE));
+        let notes = plot.notes.iter().flat_map(|note| NOTE.wrap(note, width - 2.0 * MARGIN));
+        let words: Vec<(String, Type)> = headings.chain(notes.map(|text| (text, NOTE))).collect();
+        let top = MARGIN + words.len() as f64 * LINE + 2.0 * LINE;
+        let lines: usize = legend.iter().map(|entry| entry.text.len()).sum();
+        let bottom = top + FRAME.1.max(lines as f64 * LINE);
+        let height = bottom + 2.0 * LINE + MARGIN;
+        Ok(Self { size: (width, height), words, frame: (left, top, right, bottom), x, y, legend })
+    }
+
+    /// The place of a point.
+    fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
+        let (left, top, right, bottom) = self.frame;
+        (left + (right - left) * self.x.place(x), bottom - (bottom - top) * self.y.place(y))
+    }
+}
+
+fn rulers(plot: &Plot) -> Result<(Ruler, Ruler), DrawError> {
+    let all = || plot.series.iter().flat_map(|series| series.line.iter().chain(&series.points));
+    let (mut across, mut up): (Vec<f64>, Vec<f64>) = all().copied().unzip();
+    if plot.diagonal.is_some() {
+        across.append(&mut up);
+        up.clone_from(&across);
+    }
+    Ok((Ruler::of(&across, &plot.x)?, Ruler::of(&up, &plot.y)?))
+}
+
+fn legend(plot: &Plot) -> Vec<Entry> {
+    let entry = |(index, series): (usize, &Series)| Entry {
+        series: Some(index),
+        line: !series.line.is_empty(),
+        points: !series.points.is_empty(),
+        text: LABEL.wrap(&series.name, NAME),
+    };
+    let about = |text: &Option<String>, points: bool| {
+        text.as_ref().map(|text| Entry { series: None, line: !points, points, text: LABEL.wrap(text, NAME) })
+    };
+    let own = plot.series.iter().enumerate().map(entry);
+    let general = [about(&plot.points_are, true), about(&plot.lines_are, false), about(&plot.diagonal, false)];
+    own.chain(general.into_iter().flatten()).collect()
+}
+
+fn draw<DB: DrawingBackend>(backend: DB, medium: Medium, plot: &Plot, layout: &Layout) -> Result<(), DrawError> {
+    let area = backend.into_drawing_area();
+    let canvas = Canvas::new(&area, medium);
+    canvas.rect((0.0, 0.0, layout.size.0, layout.size.1), [255; 3])?;
+    let mut baseline = MARGIN + 8.0;
+    for (text, style) in &layout.words {
+        canvas.text(text, (MARGIN, baseline), *style)?;
+        baseline += LINE;
+    }
+    draw_axes(&canvas, plot, layout)?;
+    if plot.diagonal.is_some() {
+        let ends = [layout.x.low, layout.x.high].map(|end| layout.at((end, end)));
+        canvas.line(&ends, INK, 1.0)?;
+    }
+    for (index, series) in plot.series.iter().enumerate() {
+        let line: Vec<(f64, f64)> = series.line.iter().map(|point| layout.at(*point)).collect();
+        if line.len() > 1 {
+            canvas.line(&line, marks::color(index), 1.5)?;
+        }
+    }
+    for (index, series) in plot.series.iter().enumerate() {
+        for point in &series.points {
+            marks::draw(&canvas, index, layout.at(*point))?;
+        }
+    }
+    draw_legend(&canvas, plot, layout)?;
+    canvas.finish()
+}
+
+fn draw_axes<DB: DrawingBackend>(canvas: &Canvas<DB>, plot: &Plot, layout: &Layout) -> Result<(), DrawError> {
+    let (left, top, right, bottom) = layout.frame;
+    for (value, text) in &layout.x.marks {
+        let x = left + (right - left) * layout.x.place(*value);
+        canvas.line(&[(x, top), (x, bottom)], GRID, 0.5)?;
+        canvas.text(text, (x, bottom + LINE - 3.0), TICK.align(Align::Center))?;
+    }
+    for (value, text) in &layout.y.marks {
+        let y = bottom - (bottom - top) * layout.y.place(*value);
+        canvas.line(&[(left, y), (right, y)], GRID, 0.5)?;
+        canvas.text(text, (left - 6.0, y + 4.0), TICK.align(Align::Right))?;
+    }
+    canvas.line(&[(left, top), (left, bottom), (right, bottom)], INK, 1.0)?;
+    canvas.text(&plot.y.label, (MARGIN, top - LINE / 2.0), LABEL)?;
+    canvas.text(&plot.x.label, ((left + right) / 2.0, bottom + 2.0 * LINE), LABEL.align(Align::Center))
+}
+
+fn draw_legend<DB: DrawingBackend>(canvas: &Canvas<DB>, plot: &Plot, layout: &Layout) -> Result<(), DrawError> {
+    let start = layout.frame.2 + GAP;
+    let mut y = layout.frame.1 + LINE / 2.0;
+    for entry in &layout.legend {
+        let color = entry.series.map_or(INK, marks::color);
+        if entry.line {
+            canvas.line(&[(start, y), (start + SWATCH - 8.0, y)], color, 1.5)?;
+        }
+        let middle = (start + (SWATCH - 8.0) / 2.0, y);
+        match entry.series {
+            Some(index) if entry.points => marks::draw(canvas, index, middle)?,
+            None if entry.points => marks::draw_all(canvas, plot.series.len(), middle)?,
+            _ => {}
+        }
+        for text in &entry.text {
+            canvas.text(text, (start + SWATCH, y + 4.0), LABEL)?;
+            y += LINE;
+        }
+    }
+    Ok(())
+}

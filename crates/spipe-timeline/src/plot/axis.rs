@@ -1,0 +1,136 @@
+//! Ranges and marks of axes.
+
+use super::{Axis, Scale};
+use crate::DrawError;
+
+/// About how many marks an axis has.
+const MARKS: f64 = 7.0;
+/// The most marks of a logarithmic axis at 1, 2 and 5; above it, powers of ten alone.
+const MOST: usize = 9;
+
+/// An axis with its range and its marks.
+pub(super) struct Ruler {
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) marks: Vec<(f64, String)>,
+    scale: Scale,
+}
+
+impl Ruler {
+    /// The axis of `values`.
+    pub(super) fn of(values: &[f64], axis: &Axis) -> Result<Self, DrawError> {
+        let wrong = values.iter().find(|value| match axis.scale {
+            Scale::Linear => !value.is_finite(),
+            Scale::Logarithmic => !value.is_finite() || **value <= 0.0,
+        });
+        if let Some(wrong) = wrong {
+            return Err(DrawError::Drawing { message: format!("{wrong} has no place on the axis `{}`", axis.label) });
+        }
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Ok(match axis.scale {
+            _ if values.is_empty() => linear(0.0, 1.0),
+            Scale::Linear => linear(low, high),
+            Scale::Logarithmic => logarithmic(low, high),
+        })
+    }
+
+    /// Where `value` is: 0 at the low end, 1 at the high end.
+    pub(super) fn place(&self, value: f64) -> f64 {
+        match self.scale {
+            Scale::Linear => (value - self.low) / (self.high - self.low),
+            Scale::Logarithmic => (value / self.low).ln() / (self.high / self.low).ln(),
+        }
+    }
+}
+
+/// From zero, unless all values are far from it.
+fn linear(low: f64, high: f64) -> Ruler {
+    let low = if low > 0.0 && low < 0.5 * high { 0.0 } else { low };
+    let room = if high > low { high - low } else { high.abs().max(1.0) };
+    let (digit, exponent) = nice(room / MARKS);
+    let step = decimal(digit, exponent);
+    let first = (low / step).floor();
+    let last = (high / step).ceil().max(first + 1.0);
+    let digits = (-exponent).max(0) as usize;
+    let mark = |index: i64| {
+        let value = (first + index as f64) * step;
+        // No minus before a zero.
+        (value, format!("{:.digits$}", value + 0.0))
+    };
+    let marks = (0..=(last - first) as i64).map(mark).collect();
+    Ruler { low: first * step, high: last * step, marks, scale: Scale::Linear }
+}
+
+/// Between the next 1, 2 or 5 times a power of ten below and above.
+fn logarithmic(low: f64, high: f64) -> Ruler {
+    let exponents = (low.log10().floor() as i32 - 1)..=(high.log10().ceil() as i32 + 1);
+    let all: Vec<(u32, f64)> =
+        exponents.flat_map(|exponent| [1, 2, 5].map(|digit| (digit, decimal(digit, exponent)))).collect();
+    let below = all.iter().map(|mark| mark.1).filter(|mark| *mark <= low).fold(0.0, f64::max);
+    let above =
+        all.iter().map(|mark| mark.1).filter(|mark| *mark >= high && *mark > below).fold(f64::INFINITY, f64::min);
+    let within: Vec<(u32, f64)> = all.into_iter().filter(|(_, mark)| (below..=above).contains(mark)).collect();
+    let every = within.len() <= MOST;
+    let marks = within.iter().filter(|(digit, _)| every || *digit == 1).map(|(_, mark)| (*mark, mark.to_string()));
+    Ruler { low: below, high: above, marks: marks.collect(), scale: Scale::Logarithmic }
+}
+
+/// The least of 1, 2 and 5 times a power of ten that is at least `least`.
+fn nice(least: f64) -> (u32, i32) {
+    let exponent = least.log10().floor() as i32;
+    let candidates = [(1, exponent), (2, exponent), (5, exponent), (1, exponent + 1)];
+    candidates.into_iter().find(|(digit, exponent)| decimal(*digit, *exponent) >= least).unwrap_or((1, exponent + 1))
+}
+
+/// The number that is closest to digit × 10^exponent, which products of powers often miss.
+fn decimal(digit: u32, exponent: i32) -> f64 {
+    format!("{digit}e{exponent}").parse().unwrap_or_else(|_| f64::from(digit) * 10f64.powi(exponent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[expect(clippy::unwrap_used, reason = "a helper of tests fails as tests do")]
+    fn ruler(values: &[f64], scale: Scale) -> Ruler {
+        Ruler::of(values, &Axis { label: "x".into(), scale }).unwrap()
+    }
+
+    fn labels(ruler: &Ruler) -> Vec<&str> {
+        ruler.marks.iter().map(|(_, text)| text.as_str()).collect()
+    }
+
+    #[test]
+    fn marks_are_round() {
+        assert_eq!(labels(&ruler(&[3.0, 61.0], Scale::Linear)), ["0", "10", "20", "30", "40", "50", "60", "70"]);
+        assert_eq!(labels(&ruler(&[1.21, 1.36], Scale::Linear)), ["1.20", "1.25", "1.30", "1.35", "1.40"]);
+        assert_eq!(labels(&ruler(&[0.003, 0.24], Scale::Linear)), ["0.00", "0.05", "0.10", "0.15", "0.20", "0.25"]);
+        assert_eq!(labels(&ruler(&[3.1, 112.0], Scale::Logarithmic)), ["2", "5", "10", "20", "50", "100", "200"]);
+        assert_eq!(
+            labels(&ruler(&[0.01, 9_000.0], Scale::Logarithmic)),
+            ["0.01", "0.1", "1", "10", "100", "1000", "10000"]
+        );
+    }
+
+    #[test]
+    fn values_without_a_place_are_refused() {
+        let refused = |value: f64, scale| Ruler::of(&[value], &Axis { label: "x".into(), scale }).is_err();
+        assert!(refused(f64::NAN, Scale::Linear));
+        assert!(refused(0.0, Scale::Logarithmic));
+        assert!(!refused(0.0, Scale::Linear));
+    }
+
+    proptest! {
+        #[test]
+        fn every_value_is_within(values in prop::collection::vec(1e-6..1e9_f64, 1..20), logarithmic: bool) {
+            let ruler = ruler(&values, if logarithmic { Scale::Logarithmic } else { Scale::Linear });
+            for value in values {
+                let place = ruler.place(value);
+                prop_assert!((-1e-9..=1.0 + 1e-9).contains(&place), "{value} at {place}");
+            }
+            prop_assert!((2..=21).contains(&ruler.marks.len()), "{:?}", ruler.marks);
+        }
+    }
+}
