@@ -93,7 +93,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    #[expect(clippy::unwrap_used, reason = "a helper of tests fails as tests do")]
     fn ruler(values: &[f64], scale: Scale) -> Ruler {
         Ruler::of(values, &Axis { label: "x".into(), scale }).unwrap()
     }
