@@ -3,7 +3,7 @@
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use spipe_base::{Bytes, BytesPerSecond, Seconds};
 use spipe_cost::{Mode, Optimizer};
-use spipe_model::Precision;
+use spipe_model::{Precision, Recompute};
 
 /// Plans, predicts, draws and runs the training of models that do not fit in GPU memory.
 #[derive(Debug, Parser)]
@@ -49,6 +49,9 @@ pub enum Command {
     Calibrate(Calibrate),
     /// Find the best plan for a model on a machine
     Plan(Plan),
+    /// Price a model without a pipeline, in closed form
+    #[command(subcommand)]
+    Baseline(Baseline),
     /// Predict the iteration of a plan
     Simulate(Simulate),
     /// Draw one trace, or two above each other
@@ -240,6 +243,75 @@ pub struct Plan {
     /// The plan to write, - for stdout
     #[arg(short, long)]
     pub output: Option<String>,
+}
+
+/// What pipelines are compared with.
+#[derive(Debug, Subcommand)]
+pub enum Baseline {
+    /// Tensor and data parallelism over the GPUs of a machine
+    TensorData(TensorData),
+}
+
+/// A model to spread over GPUs.
+#[derive(Debug, Group)]
+pub struct TensorData {
+    /// A model file or the name of a shipped model
+    #[arg(long)]
+    pub model: String,
+    /// A hardware profile or the name of a shipped one
+    #[arg(long)]
+    pub hardware: String,
+    /// GPUs that share each layer; if not given, every number that uses all GPUs
+    #[arg(long)]
+    pub tensor: Option<u64>,
+    /// Groups of them that share the sequences; if not given, every number that uses all GPUs
+    #[arg(long)]
+    pub data: Option<u64>,
+    /// Activations that are computed again in the backward; every choice if not given
+    #[arg(long, value_enum)]
+    pub recompute: Option<Again>,
+    /// Tokens per sequence; the model's own if not given
+    #[arg(long)]
+    pub seq_len: Option<u64>,
+    /// Sequences (images) per iteration
+    #[arg(long)]
+    pub global_batch: u64,
+    /// Sequences per microbatch, or auto
+    #[arg(long, default_value = "auto")]
+    pub microbatch: String,
+    /// Training or inference
+    #[arg(long, default_value = "train")]
+    pub mode: Mode,
+    /// Optimizer
+    #[arg(long, default_value = "adamw")]
+    pub optimizer: Optimizer,
+    /// Data type of parameters and activations
+    #[arg(long, default_value = "bf16")]
+    pub precision: Precision,
+    /// Assume attention that writes its scores to memory
+    #[arg(long)]
+    pub materialised_attention: bool,
+}
+
+/// What is computed again in the backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Again {
+    /// Nothing
+    None,
+    /// What is large and cheap
+    Selective,
+    /// Everything but the layer's input
+    Full,
+}
+
+impl From<Again> for Recompute {
+    fn from(again: Again) -> Self {
+        match again {
+            Again::None => Self::None,
+            Again::Selective => Self::Selective,
+            Again::Full => Self::Full,
+        }
+    }
 }
 
 /// A plan to predict.

@@ -1,5 +1,6 @@
 //! One file per command.
 
+mod baseline;
 mod calibrate;
 mod compare;
 mod demo;
@@ -24,6 +25,7 @@ pub fn run(args: &args::Args) -> Result<(), Failure> {
         args::Command::Model(what) => model::run(what, format),
         args::Command::Hardware(what) => hardware::run(what, format),
         args::Command::Plan(what) => plan::run(what, format),
+        args::Command::Baseline(what) => baseline::run(what, format),
         args::Command::Simulate(what) => simulate::run(what, format),
         args::Command::Run(what) => run::run(what, format),
         args::Command::Timeline(what) => timeline::run(what),
