@@ -34,6 +34,7 @@ mod state;
 mod store;
 mod task;
 mod trace;
+mod width;
 
 pub use binding::{Backend, Binding, Executor};
 pub use calibrate::{
@@ -42,7 +43,7 @@ pub use calibrate::{
 };
 pub use data::{Batch, DataError, Tokens};
 pub use error::{MemoryUse, RunError};
-pub use optimizer::{AdamW, Moments};
+pub use optimizer::{AdamW, Exchange, Moments, NarrowMut, Numbers, UndoLog};
 pub use reference::{Reference, reference};
 pub use run::{Gradient, Options, Report, Step, run};
 pub use site::{assign_cores, available};

@@ -1,5 +1,21 @@
 //! AdamW in one pass over memory.
+//!
+//! ```text
+//! gradients (f32, bf16 or f16) ─┐
+//! master weights (f32) ─────────┼─► one pass on all threads of the pool ─► master weights, moments, weights of 16 bits
+//! moments (f32) ────────────────┘                 └─► undo log
+//! ```
 
+mod kernel;
+mod narrow;
+mod pieces;
+mod undo;
+
+pub use narrow::{NarrowMut, Numbers};
+pub use undo::UndoLog;
+
+use kernel::Scalars;
+use pieces::Piece;
 use rayon::prelude::*;
 
 /// AdamW with decoupled weight decay (Loshchilov, Hutter 2019); the defaults are those of `torch.optim.AdamW`.
@@ -41,19 +57,22 @@ impl Moments {
     }
 }
 
-/// Elements that one task updates: four arrays of this fit the second-level cache of a core.
-const CHUNK: usize = 1 << 16;
+/// What goes in and out of a step beside master weights and moments.
+#[derive(Debug)]
+pub struct Exchange<'a> {
+    /// The gradients.
+    pub gradients: Numbers<'a>,
+    /// Where the new weights go in the width in which they are computed with.
+    pub weights: Option<NarrowMut<'a>>,
+    /// Where everything goes as it was before.
+    pub log: Option<&'a mut UndoLog>,
+}
 
-/// The numbers of one step, as f32 like the tensors they multiply.
-#[derive(Clone, Copy)]
-struct Scalars {
-    keep: f32,
-    first_weight: f32,
-    second_decay: f32,
-    second_weight: f32,
-    second_root: f32,
-    eps: f32,
-    step: f32,
+impl<'a> Exchange<'a> {
+    /// Gradients in, nothing out.
+    pub const fn of(gradients: Numbers<'a>) -> Self {
+        Self { gradients, weights: None, log: None }
+    }
 }
 
 impl AdamW {
@@ -66,48 +85,37 @@ impl AdamW {
     /// # Panics
     /// If the three do not have the same length.
     pub fn step(&self, parameters: &mut [f32], gradients: &[f32], moments: &mut Moments) {
-        assert!(
-            parameters.len() == gradients.len() && parameters.len() == moments.first.len(),
-            "parameters, gradients and moments differ in length"
-        );
+        self.step_with(parameters, Exchange::of(Numbers::F32(gradients)), moments);
+    }
+
+    /// The same in the same single pass, with gradients of any width, weights of 16 bits out, and a log.
+    ///
+    /// # Panics
+    /// If lengths differ.
+    pub fn step_with(&self, parameters: &mut [f32], exchange: Exchange<'_>, moments: &mut Moments) {
+        let before = moments.steps;
         moments.steps += 1;
-        let scalars = self.scalars(moments.steps);
-        let chunks = parameters.par_chunks_mut(CHUNK).zip(gradients.par_chunks(CHUNK));
-        let moments = moments.first.par_chunks_mut(CHUNK).zip(moments.second.par_chunks_mut(CHUNK));
-        chunks.zip(moments).for_each(|((parameters, gradients), (first, second))| {
-            update(scalars, (parameters, gradients), (first, second));
-        });
-    }
-
-    fn scalars(&self, steps: u32) -> Scalars {
-        let (first, second) = self.betas;
-        let correction = |beta: f64| 1.0 - beta.powi(steps.cast_signed());
-        Scalars {
-            keep: (1.0 - self.lr * self.weight_decay) as f32,
-            first_weight: (1.0 - first) as f32,
-            second_decay: second as f32,
-            second_weight: (1.0 - second) as f32,
-            second_root: correction(second).sqrt() as f32,
-            eps: self.eps as f32,
-            step: -(self.lr / correction(first)) as f32,
+        let scalars = Scalars::new(self, moments.steps);
+        let mut all = Piece::new([parameters, &mut moments.first, &mut moments.second], exchange.gradients);
+        let count = all.gradients.len();
+        if let Some(weights) = exchange.weights {
+            assert_eq!(weights.len(), count, "weights and parameters differ in length");
+            all.weights = Some(weights);
         }
-    }
-}
-
-fn update(scalars: Scalars, (parameters, gradients): (&mut [f32], &[f32]), (first, second): (&mut [f32], &mut [f32])) {
-    let Scalars { keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
-    let moments = first.iter_mut().zip(second);
-    for ((parameter, gradient), (first, second)) in parameters.iter_mut().zip(gradients).zip(moments) {
-        *first += first_weight * (*gradient - *first);
-        *second = *second * second_decay + second_weight * *gradient * *gradient;
-        let denominator = second.sqrt() / second_root + eps;
-        *parameter = *parameter * keep + step * *first / denominator;
+        if let Some(log) = exchange.log {
+            assert_eq!(log.bytes(), 12 * count as u64, "the log is of other parameters");
+            all.log = Some(log.fill(before));
+        }
+        all.split().into_par_iter().for_each(|mut piece| {
+            piece.for_each_block(|state, gradients| kernel::update(scalars, state, gradients));
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::tensor::{bf16, f16};
     use proptest::prelude::*;
 
     /// Algorithm 2 of the paper as it stands there, in f64.
@@ -146,8 +154,32 @@ mod tests {
     }
 
     #[test]
+    fn narrow_gradients_and_weights_are_rounded_and_nothing_else() {
+        let count = 2 * pieces::CHUNK + 1234;
+        let gradients: Vec<bf16> = (0..count).map(|index| bf16::from_f32((index % 977) as f32 / 977.0 - 0.5)).collect();
+        let halves: Vec<f16> = gradients.iter().map(|gradient| f16::from_f32(gradient.to_f32())).collect();
+        let wide: Vec<f32> = halves.iter().map(|gradient| gradient.to_f32()).collect();
+        let start: Vec<f32> = (0..count).map(|index| (index % 13) as f32 / 13.0).collect();
+        let (mut expected, mut moments) = (start.clone(), Moments::new(count));
+        AdamW::default().step(&mut expected, &wide, &mut moments);
+        let (mut brain, mut half) = (vec![bf16::ZERO; count], vec![f16::ZERO; count]);
+        let sources = [
+            (Numbers::Bf16(&gradients), NarrowMut::Bf16(&mut brain)),
+            (Numbers::F16(&halves), NarrowMut::F16(&mut half)),
+        ];
+        for (gradients, weights) in sources {
+            let (mut parameters, mut found) = (start.clone(), Moments::new(count));
+            let exchange = Exchange { weights: Some(weights), ..Exchange::of(gradients) };
+            AdamW::default().step_with(&mut parameters, exchange, &mut found);
+            assert!(parameters == expected && found == moments);
+        }
+        assert!(brain.iter().zip(&expected).all(|(brain, wide)| *brain == bf16::from_f32(*wide)));
+        assert!(half.iter().zip(&expected).all(|(half, wide)| *half == f16::from_f32(*wide)));
+    }
+
+    #[test]
     fn chunks_and_threads_change_nothing() {
-        let count = 3 * CHUNK + 17;
+        let count = 3 * pieces::CHUNK + 17;
         let gradients: Vec<f32> = (0..count).map(|index| ((index * 7919) % 1000) as f32 / 1000.0 - 0.5).collect();
         let start: Vec<f32> = (0..count).map(|index| (index % 13) as f32 / 13.0).collect();
         let run = |threads| {

@@ -1,0 +1,86 @@
+//! What one task of a step works on.
+
+use super::{NarrowMut, Numbers, kernel::State};
+
+/// Elements that one task updates: four arrays of this fit the second-level cache of a core.
+pub(super) const CHUNK: usize = 1 << 16;
+/// Elements that are converted at a time: few enough to stay in the first-level cache until they are used.
+const BLOCK: usize = 1 << 10;
+
+/// The same range of all arrays of a step.
+pub(super) struct Piece<'a> {
+    pub state: State<'a>,
+    pub gradients: Numbers<'a>,
+    pub weights: Option<NarrowMut<'a>>,
+    pub log: Option<State<'a>>,
+}
+
+impl<'a> Piece<'a> {
+    /// All of it.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn new(state: State<'a>, gradients: Numbers<'a>) -> Self {
+        let same = state.iter().all(|part| part.len() == gradients.len());
+        assert!(same, "parameters, gradients and moments differ in length");
+        Self { state, gradients, weights: None, log: None }
+    }
+
+    /// The tasks.
+    pub fn split(self) -> Vec<Self> {
+        let mut pieces = Vec::with_capacity(self.gradients.len().div_ceil(CHUNK));
+        let mut rest = self;
+        while rest.gradients.len() > CHUNK {
+            let [piece, after] = rest.split_at(CHUNK);
+            pieces.push(piece);
+            rest = after;
+        }
+        pieces.push(rest);
+        pieces
+    }
+
+    fn split_at(self, count: usize) -> [Self; 2] {
+        let [state, states] = split_state(self.state, count);
+        let [gradient, gradients] = self.gradients.split_at(count);
+        let [weight, weights] = halves(self.weights.map(|weights| weights.split_at(count)));
+        let [log, logs] = halves(self.log.map(|log| split_state(log, count)));
+        [
+            Self { state, gradients: gradient, weights: weight, log },
+            Self { state: states, gradients, weights, log: logs },
+        ]
+    }
+
+    /// Hands `change` the state and its gradients as f32. What was there before goes to the log, the new parameters to the
+    /// narrow weights, all while they are in the first-level cache.
+    pub fn for_each_block(&mut self, change: impl Fn(State<'_>, &[f32])) {
+        let Self { state, gradients, weights, log } = self;
+        if let (Numbers::F32(gradients), None, None) = (&*gradients, &*weights, &*log) {
+            return change(state.each_mut().map(|part| &mut **part), gradients);
+        }
+        let (mut room, mut rest, mut start) = ([0.0; BLOCK], *gradients, 0);
+        while !rest.is_empty() {
+            let [block, after] = rest.split_at(rest.len().min(BLOCK));
+            let range = start..start + block.len();
+            let now = state.each_mut().map(|part| &mut part[range.clone()]);
+            if let Some(log) = log {
+                for (to, from) in log.iter_mut().zip(&now) {
+                    to[range.clone()].copy_from_slice(from);
+                }
+            }
+            change(now, block.widened(&mut room));
+            if let Some(weights) = weights {
+                weights.round(start, &state[0][range.clone()]);
+            }
+            (start, rest) = (range.end, after);
+        }
+    }
+}
+
+fn split_state(state: State<'_>, count: usize) -> [State<'_>; 2] {
+    let [parameters, first, second] = state.map(|part| part.split_at_mut(count));
+    [[parameters.0, first.0, second.0], [parameters.1, first.1, second.1]]
+}
+
+fn halves<T>(both: Option<[T; 2]>) -> [Option<T>; 2] {
+    both.map_or([None, None], |both| both.map(Some))
+}

@@ -1,0 +1,121 @@
+//! Steps that turn out not to have been wanted.
+//!
+//! | | memory | what comes back |
+//! |---|---|---|
+//! | [`UndoLog`] | 12 bytes per parameter | every bit |
+//! | [`AdamW::undo`] | none, if the gradients are still there | all but rounding errors |
+
+use super::{AdamW, Moments, Numbers, kernel, kernel::Scalars, pieces, pieces::Piece};
+use rayon::prelude::*;
+
+/// Parameters and moments as they were before a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UndoLog {
+    parameters: Vec<f32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    steps: u32,
+}
+
+impl UndoLog {
+    /// Room for a step of `count` parameters. It is used again for the next one.
+    pub fn new(count: usize) -> Self {
+        Self { parameters: vec![0.0; count], first: vec![0.0; count], second: vec![0.0; count], steps: 0 }
+    }
+
+    /// Bytes that it takes.
+    pub const fn bytes(&self) -> u64 {
+        12 * self.parameters.len() as u64
+    }
+
+    /// Notes after how many steps it is filled, and gives out its room.
+    pub(super) fn fill(&mut self, steps: u32) -> [&mut [f32]; 3] {
+        self.steps = steps;
+        [&mut self.parameters, &mut self.first, &mut self.second]
+    }
+
+    /// Puts back what was there before the last step that was logged, to the bit.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn roll_back(&self, parameters: &mut [f32], moments: &mut Moments) {
+        moments.steps = self.steps;
+        let saved = [&self.parameters, &self.first, &self.second];
+        for (to, from) in [parameters, &mut moments.first, &mut moments.second].into_iter().zip(saved) {
+            assert_eq!(to.len(), from.len(), "the log is of other parameters");
+            let chunks = to.par_chunks_mut(pieces::CHUNK).zip(from.par_chunks(pieces::CHUNK));
+            chunks.for_each(|(to, from)| to.copy_from_slice(from));
+        }
+    }
+}
+
+impl AdamW {
+    /// Takes back the last step, which was made with these gradients, by solving its formula for what was there before.
+    ///
+    /// Rounding errors of the step stay: parameters come back within some units in the last place, moments within some of
+    /// the larger of themselves and their share of the gradient. A step with a gradient that is not finite cannot be taken
+    /// back this way.
+    ///
+    /// # Panics
+    /// If the lengths differ, or if no step was made.
+    pub fn undo(&self, parameters: &mut [f32], gradients: Numbers<'_>, moments: &mut Moments) {
+        assert!(moments.steps > 0, "there is no step to take back");
+        let scalars = Scalars::new(self, moments.steps);
+        moments.steps -= 1;
+        let state = [parameters, &mut moments.first, &mut moments.second];
+        Piece::new(state, gradients).split().into_par_iter().for_each(|mut piece| {
+            piece.for_each_block(|state, gradients| kernel::invert(scalars, state, gradients));
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::Exchange;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_log_gives_back_every_bit(
+            start in prop::collection::vec((-2.0f32..2.0, -1.0f32..1.0), 1..300),
+            spoilt in prop::sample::select(vec![1.0f32, f32::NAN, f32::INFINITY]),
+        ) {
+            let (mut parameters, gradients): (Vec<f32>, Vec<f32>) = start.into_iter().unzip();
+            let mut moments = Moments::new(parameters.len());
+            AdamW::default().step(&mut parameters, &gradients, &mut moments);
+            let before = (parameters.clone(), moments.clone());
+            let mut log = UndoLog::new(parameters.len());
+            let bad: Vec<f32> = gradients.iter().map(|gradient| gradient * spoilt).collect();
+            let exchange = Exchange { log: Some(&mut log), ..Exchange::of(Numbers::F32(&bad)) };
+            AdamW::default().step_with(&mut parameters, exchange, &mut moments);
+            prop_assert!(parameters != before.0);
+            log.roll_back(&mut parameters, &mut moments);
+            prop_assert_eq!((parameters, moments), before);
+        }
+
+        #[test]
+        fn the_inverse_gives_back_all_but_rounding(
+            start in prop::collection::vec((-2.0f32..2.0, -1.0f32..1.0), 1..300),
+            lr in 1e-5f64..1e-2,
+            steps in 1usize..6,
+        ) {
+            let adam = AdamW { lr, ..AdamW::default() };
+            let (mut parameters, gradients): (Vec<f32>, Vec<f32>) = start.into_iter().unzip();
+            let mut moments = Moments::new(parameters.len());
+            for _ in 1..steps {
+                adam.step(&mut parameters, &gradients, &mut moments);
+            }
+            let before = (parameters.clone(), moments.clone());
+            adam.step(&mut parameters, &gradients, &mut moments);
+            adam.undo(&mut parameters, Numbers::F32(&gradients), &mut moments);
+            prop_assert_eq!(moments.steps, before.1.steps);
+            let near = |now: &[f32], before: &[f32], scale: f32| {
+                now.iter().zip(before).all(|(now, before)| (now - before).abs() <= 4.0 * f32::EPSILON * before.abs().max(scale))
+            };
+            prop_assert!(near(&parameters, &before.0, 2.0));
+            prop_assert!(near(&moments.first, &before.1.first, 1.0));
+            prop_assert!(near(&moments.second, &before.1.second, 1.0));
+        }
+    }
+}
