@@ -55,3 +55,10 @@ cuda-check: setup
 
 bench: setup
 	$(CARGO) bench --profile release --locked --workspace --bench simulator --bench planner --bench executor
+
+.PHONY: bench-pytorch
+## Optimizer and tokens per second beside PyTorch, turn by turn in one run. PYTHON needs torch (pip install torch).
+PYTHON ?= python3
+bench-pytorch: setup
+	$(CARGO) build --release --locked --workspace --example paired
+	$(PYTHON) crates/spipe-exec/benches/pytorch/paired.py target/release/examples/paired
