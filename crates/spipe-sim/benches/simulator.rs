@@ -83,11 +83,11 @@ fn growth(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("growth");
     group.sample_size(10);
     let options = Options { iterations: Iterations::One, ..Options::default() };
-    for millions in [1, 10] {
-        let microbatches = millions * 100_000 / 16;
+    for hundred_thousands in [1, 10, 100] {
+        let microbatches = hundred_thousands * 100_000 / 16;
         let order = bare("1f1b", &one_forward_one_backward(8, microbatches, &[]), &unit_times()).unwrap();
         group.throughput(Throughput::Elements(order.actions().len() as u64));
-        group.bench_function(format!("{millions}00-thousand-actions"), |bencher| {
+        group.bench_function(format!("{hundred_thousands}00-thousand-actions"), |bencher| {
             bencher.iter(|| black_box(simulate(&order, &options).actions));
         });
     }

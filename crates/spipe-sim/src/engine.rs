@@ -3,38 +3,61 @@
 use crate::{
     Iterations, Options,
     lanes::LaneSet,
-    memory::{Memories, Uses},
+    memory::{Memories, opened, used, users},
     network::{Finish, Network},
 };
-use spipe_base::{ActionId, BufferId, Bytes, IdleCause, LaneId, MemoryId, SimTime};
+use spipe_base::{ActionId, Bytes, IdleCause, LaneId, MemoryId, SimTime};
 use spipe_schedule::{Anchor, Outcome, Precedence, Program};
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{cmp::Reverse, collections::BinaryHeap, num::NonZeroU32};
 
-/// An action of one iteration.
+/// An action of one iteration, packed: there is one for each action of a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
+    /// Before it starts, when its last precedence was met.
     pub start: SimTime,
     pub end: SimTime,
-    /// When the last precedence was met, by whom and why that mattered.
-    pub met_at: SimTime,
-    pub met_by: Option<ActionId>,
+    /// By whom its last precedence was met, counted from one.
+    met_by: Option<NonZeroU32>,
+    /// Before it starts, precedences still to be met; then, work and flows still under way.
+    waiting: u32,
+    /// Why the last precedence mattered.
     pub cause: IdleCause,
-    /// Precedences still to be met.
-    pending: u32,
-    /// Work and flows still under way.
-    parts: u32,
     /// It could have started earlier but for memory.
     pub lacked_memory: bool,
+    /// It has started.
+    begun: bool,
     /// Its guard was not met.
     pub skipped: bool,
 }
 
+impl State {
+    const WAITING: Self = Self {
+        start: SimTime::ZERO,
+        end: SimTime::ZERO,
+        met_by: None,
+        waiting: 0,
+        cause: IdleCause::Order,
+        lacked_memory: false,
+        begun: false,
+        skipped: false,
+    };
+
+    /// By whom its last precedence was met, if that was in the same iteration.
+    pub fn met_by(&self) -> Option<ActionId> {
+        self.met_by.map(|number| ActionId::new(number.get() - 1))
+    }
+}
+
 /// One iteration under way.
 pub(crate) struct Round {
+    /// Empty once the iteration is long over.
     pub states: Vec<State>,
-    /// Users still to come, by buffer.
+    /// Users still to come, by buffer; empty once the iteration is over.
     users: Vec<u32>,
     left: usize,
+    /// The first start and the last end.
+    pub first: Option<SimTime>,
+    pub last: SimTime,
 }
 
 /// Something that happens at a point in time. The order of variants is the order at one instant.
@@ -46,8 +69,8 @@ enum Event {
     Moved(u32, u32),
     /// The latency of the numbered flow of an action is over.
     Arrived(u32, ActionId, u32),
-    /// A precedence with a lag is met.
-    Met(u32, ActionId),
+    /// The numbered precedence is met after its lag.
+    Met(u32, u32),
 }
 
 /// An event in the queue: packed into integers, so that the queue compares numbers. The order is that of time, then of
@@ -69,7 +92,7 @@ impl Due {
             Event::Worked(iteration, action) => (0, iteration, action.index() as u32, 0),
             Event::Moved(slot, version) => (1, slot, version, 0),
             Event::Arrived(iteration, action, flow) => (2, iteration, action.index() as u32, flow),
-            Event::Met(number, action) => (3, number, action.index() as u32, 0),
+            Event::Met(iteration, precedence) => (3, iteration, precedence, 0),
         };
         Self { at, what: variant << 62 | (first as u64) << 32 | second as u64, third }
     }
@@ -80,7 +103,7 @@ impl Due {
             0 => Event::Worked(first, ActionId::new(second)),
             1 => Event::Moved(first, second),
             2 => Event::Arrived(first, ActionId::new(second), self.third),
-            _ => Event::Met(first, ActionId::new(second)),
+            _ => Event::Met(first, second),
         }
     }
 }
@@ -97,9 +120,6 @@ pub(crate) enum End {
 pub(crate) struct Engine<'a> {
     program: &'a Program,
     options: &'a Options,
-    uses: Uses,
-    /// How many precedences of distance 0 and of distance 1 enter each action.
-    entering: Vec<[u32; 2]>,
     network: Network<'a>,
     pub memories: Memories,
     pub rounds: Vec<Round>,
@@ -111,27 +131,18 @@ pub(crate) struct Engine<'a> {
     /// Lanes whose next action lacks memory.
     parked: LaneSet,
     events: BinaryHeap<Reverse<Due>>,
-    /// Lags under way: what `Met` events stand for.
     now: SimTime,
     pub simulated: u64,
     whole: u32,
     finishes: Vec<Finish>,
-    /// Precedences with a lag, by the number in their `Met` event.
-    lagging: Vec<(u32, Precedence)>,
 }
 
 impl<'a> Engine<'a> {
     pub fn new(program: &'a Program, options: &'a Options) -> Self {
-        let mut entering = vec![[0, 0]; program.actions().len()];
-        for precedence in program.precedences() {
-            entering[precedence.to.index()][usize::from(precedence.distance)] += 1;
-        }
         let lanes = program.lanes().len();
         Self {
             program,
             options,
-            uses: Uses::of(program),
-            entering,
             network: Network::new(program.channels()),
             memories: Memories::new(program),
             rounds: Vec::new(),
@@ -144,7 +155,6 @@ impl<'a> Engine<'a> {
             simulated: 0,
             whole: 0,
             finishes: Vec::new(),
-            lagging: Vec::new(),
         }
     }
 
@@ -183,12 +193,25 @@ impl<'a> Engine<'a> {
     fn finished(&mut self) -> Option<End> {
         while self.rounds.get(self.whole as usize).is_some_and(|round| round.left == 0) {
             self.whole += 1;
+            self.forget();
             let steady = self.limit() == 1 || self.repeats();
             if steady || self.whole == self.limit() {
                 return Some(End::Done { steady });
             }
         }
         None
+    }
+
+    /// Drops what nobody will ask for any more: only the last two whole iterations are compared, and the last one is shown.
+    fn forget(&mut self) {
+        let last = self.whole as usize - 1;
+        self.rounds[last].users = Vec::new();
+        if let Some(old) = last.checked_sub(2) {
+            self.rounds[old].states = Vec::new();
+        }
+        if last > 0 {
+            self.memories.forget(self.program, self.rounds[last].first.unwrap_or_default());
+        }
     }
 
     /// Whether the last whole iteration is the one before, shifted.
@@ -216,22 +239,13 @@ impl<'a> Engine<'a> {
     fn round(&mut self, iteration: u32) {
         while self.rounds.len() <= iteration as usize {
             let first = self.rounds.is_empty();
-            let state = |entering: &[u32; 2]| State {
-                start: SimTime::ZERO,
-                end: SimTime::ZERO,
-                met_at: SimTime::ZERO,
-                met_by: None,
-                cause: IdleCause::Order,
-                pending: entering[0] + if first { 0 } else { entering[1] },
-                parts: 0,
-                lacked_memory: false,
-                skipped: false,
-            };
-            self.rounds.push(Round {
-                states: self.entering.iter().map(state).collect(),
-                users: self.uses.users.clone(),
-                left: self.entering.len(),
-            });
+            let mut states = vec![State::WAITING; self.program.actions().len()];
+            for precedence in self.program.precedences().iter().filter(|it| !first || it.distance == 0) {
+                states[precedence.to.index()].waiting += 1;
+            }
+            self.memories.expect(self.program);
+            let (users, left) = (users(self.program), states.len());
+            self.rounds.push(Round { states, users, left, first: None, last: SimTime::ZERO });
         }
     }
 
@@ -246,9 +260,8 @@ impl<'a> Engine<'a> {
                 }
             }
             Event::Arrived(iteration, action, flow) => self.flow(iteration, action, flow as usize),
-            Event::Met(number, _) => {
-                let (iteration, precedence) = self.lagging[number as usize];
-                self.meet(iteration, &precedence);
+            Event::Met(iteration, precedence) => {
+                self.meet(iteration, &self.program.precedences()[precedence as usize]);
             }
         }
     }
@@ -269,8 +282,8 @@ impl<'a> Engine<'a> {
 
     fn part_done(&mut self, iteration: u32, action: ActionId) {
         let state = &mut self.rounds[iteration as usize].states[action.index()];
-        state.parts -= 1;
-        if state.parts == 0 {
+        state.waiting -= 1;
+        if state.waiting == 0 {
             self.end(iteration, action);
         }
     }
@@ -281,14 +294,16 @@ impl<'a> Engine<'a> {
         let round = &mut self.rounds[iteration as usize];
         round.states[action.index()].end = now;
         round.left -= 1;
+        round.last = now;
         let mut released = false;
-        for buffer in self.uses.uses(action) {
+        for buffer in used(&self.program.actions()[action]) {
+            // None are counted of what is held throughout.
             let users = &mut round.users[buffer.index()];
-            *users -= 1;
-            if *users == 0 {
-                self.memories.close(self.program, *buffer, now);
+            if *users == 1 {
+                self.memories.close(self.program, buffer, now);
                 released = true;
             }
+            *users = users.saturating_sub(1);
         }
         if released {
             self.candidates.take_all(&mut self.parked);
@@ -302,7 +317,11 @@ impl<'a> Engine<'a> {
     /// Meets the precedences that leave `action` by that anchor.
     fn release(&mut self, iteration: u32, action: ActionId, anchor: Anchor) {
         let program = self.program;
-        for precedence in program.leaving(action).iter().filter(|precedence| precedence.anchor == anchor) {
+        for number in program.leaving(action) {
+            let precedence = &program.precedences()[number];
+            if precedence.anchor != anchor {
+                continue;
+            }
             let target = iteration + u32::from(precedence.distance);
             if target >= self.limit() {
                 continue;
@@ -310,9 +329,8 @@ impl<'a> Engine<'a> {
             if precedence.lag == SimTime::ZERO {
                 self.meet(target, precedence);
             } else {
-                let number = self.lagging.len() as u32;
-                self.lagging.push((target, *precedence));
-                self.events.push(Reverse(Due::new(self.now + precedence.lag, Event::Met(number, precedence.to))));
+                let met = Event::Met(target, number as u32);
+                self.events.push(Reverse(Due::new(self.now + precedence.lag, met)));
             }
         }
     }
@@ -321,13 +339,14 @@ impl<'a> Engine<'a> {
         let now = self.now;
         self.round(iteration);
         let state = &mut self.rounds[iteration as usize].states[precedence.to.index()];
-        state.pending -= 1;
-        if now > state.met_at || precedence.cause <= state.cause {
-            state.met_at = now;
+        state.waiting -= 1;
+        if now > state.start || precedence.cause <= state.cause {
+            state.start = now;
             state.cause = precedence.cause;
-            state.met_by = (precedence.distance == 0).then_some(precedence.from);
+            let number = NonZeroU32::MIN.saturating_add(precedence.from.index() as u32);
+            state.met_by = (precedence.distance == 0).then_some(number);
         }
-        if state.pending == 0 {
+        if state.waiting == 0 {
             self.propose(self.program.actions()[precedence.to].lane);
         }
     }
@@ -355,7 +374,7 @@ impl<'a> Engine<'a> {
         }
         let action = queue[position];
         self.round(iteration);
-        if self.rounds[iteration as usize].states[action.index()].pending > 0 {
+        if self.rounds[iteration as usize].states[action.index()].waiting > 0 {
             return;
         }
         if let Some(guard) = program.actions()[action].guard {
@@ -366,7 +385,7 @@ impl<'a> Engine<'a> {
                 return;
             }
         }
-        if self.memories.lacking(self.uses.needs(action)).is_some() {
+        if self.memories.lacking(program, action).is_some() {
             self.parked.insert(lane);
             self.rounds[iteration as usize].states[action.index()].lacked_memory = true;
             return;
@@ -384,15 +403,19 @@ impl<'a> Engine<'a> {
     fn begin(&mut self, iteration: u32, action: ActionId) {
         let program = self.program;
         let now = self.now;
-        for buffer in self.uses.opens(action) {
-            self.memories.open(program, *buffer, now);
-        }
         let this = &program.actions()[action];
-        let state = &mut self.rounds[iteration as usize].states[action.index()];
+        for buffer in opened(program, this) {
+            self.memories.open(program, buffer, now);
+        }
+        let round = &mut self.rounds[iteration as usize];
+        round.first.get_or_insert(now);
+        let state = &mut round.states[action.index()];
+        state.lacked_memory &= now > state.start;
+        state.begun = true;
         state.start = now;
         // A pure copy has no work whose end would be worth an event.
         let works = this.work > SimTime::ZERO || this.flows.is_empty();
-        state.parts = u32::from(works) + this.flows.len() as u32;
+        state.waiting = u32::from(works) + this.flows.len() as u32;
         if works {
             self.events.push(Reverse(Due::new(now + this.work, Event::Worked(iteration, action))));
         }
@@ -413,9 +436,9 @@ impl<'a> Engine<'a> {
         let state = &mut self.rounds[iteration as usize].states[action.index()];
         state.skipped = true;
         state.start = now;
-        let opened: Vec<BufferId> = self.uses.opens(action).to_vec();
-        for buffer in opened {
-            self.memories.open(self.program, buffer, now);
+        let program = self.program;
+        for buffer in opened(program, &program.actions()[action]) {
+            self.memories.open(program, buffer, now);
         }
         self.release(iteration, action, Anchor::StartToStart);
         self.end(iteration, action);
@@ -428,7 +451,7 @@ impl<'a> Engine<'a> {
                 continue;
             }
             let action = self.program.lanes()[LaneId::from(lane)].queue[*position];
-            if let Some((memory, needed)) = self.memories.lacking(self.uses.needs(action)) {
+            if let Some((memory, needed)) = self.memories.lacking(self.program, action) {
                 debug_assert!(*iteration < self.limit());
                 return End::OutOfMemory { action: Some(action), memory, needed };
             }

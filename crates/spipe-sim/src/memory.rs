@@ -1,7 +1,7 @@
 //! What memories hold, and since when.
 
 use spipe_base::{ActionId, BufferId, Bytes, IdVec, MemoryId, SimTime};
-use spipe_schedule::{Lifetime, Program};
+use spipe_schedule::{Access, Action, Lifetime, Program};
 
 /// A change of what a memory holds.
 #[derive(Clone, Copy, Debug)]
@@ -11,107 +11,111 @@ pub(crate) struct Change {
     pub opened: bool,
 }
 
-/// Which buffers an action opens when it starts, and which it uses until it ends.
-pub(crate) struct Uses {
-    opens: Vec<BufferId>,
-    uses: Vec<BufferId>,
-    /// What each action adds to memories of limited size when it starts.
-    needs: Vec<(MemoryId, Bytes)>,
-    opens_from: Vec<u32>,
-    needs_from: Vec<u32>,
-    uses_from: Vec<u32>,
-    /// How many actions use each buffer.
-    pub users: Vec<u32>,
+/// Changes in the order of time, packed.
+#[derive(Default)]
+pub(crate) struct Changes {
+    at: Vec<SimTime>,
+    /// The buffer, and in the lowest bit whether it was opened.
+    what: Vec<u32>,
 }
 
-impl Uses {
-    pub fn of(program: &Program) -> Self {
-        let (actions, buffers) = (program.actions().len(), program.buffers().len());
-        let from_zero = || {
-            let mut from = Vec::with_capacity(actions + 1);
-            from.push(0);
-            from
+impl Changes {
+    fn push(&mut self, at: SimTime, buffer: BufferId, opened: bool) {
+        self.at.push(at);
+        self.what.push((buffer.index() as u32) << 1 | u32::from(opened));
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = Change> + '_ {
+        let change = |(at, what): (&SimTime, &u32)| Change {
+            at: *at,
+            buffer: BufferId::new(*what >> 1),
+            opened: *what & 1 == 1,
         };
-        let mut this = Self {
-            opens: Vec::with_capacity(buffers),
-            uses: Vec::with_capacity(2 * buffers),
-            needs: Vec::with_capacity(buffers),
-            opens_from: from_zero(),
-            needs_from: from_zero(),
-            uses_from: from_zero(),
-            users: vec![0; program.buffers().len()],
-        };
-        for action in program.actions() {
-            let needs_start = this.needs.len();
-            let lifetime = |buffer: BufferId| program.buffers()[buffer].lifetime;
-            for write in action.writes.iter().filter(|write| write.version == 1) {
-                if matches!(lifetime(write.buffer), Lifetime::Transient | Lifetime::Leaves { .. }) {
-                    this.opens.push(write.buffer);
-                    this.need(program, needs_start, write.buffer);
-                }
-            }
-            let start = this.uses.len();
-            for access in action.reads.iter().chain(&action.writes) {
-                let counted = matches!(lifetime(access.buffer), Lifetime::Transient | Lifetime::Arrives);
-                if counted && !this.uses[start..].contains(&access.buffer) {
-                    this.uses.push(access.buffer);
-                    this.users[access.buffer.index()] += 1;
-                }
-            }
-            this.opens_from.push(this.opens.len() as u32);
-            this.needs_from.push(this.needs.len() as u32);
-            this.uses_from.push(this.uses.len() as u32);
-        }
-        this
+        self.at.iter().zip(&self.what).map(change)
     }
+}
 
-    /// Adds a buffer to the needs of the action whose needs start there.
-    fn need(&mut self, program: &Program, start: usize, buffer: BufferId) {
-        let buffer = &program.buffers()[buffer];
-        if program.memories()[buffer.memory].capacity.is_none() {
-            return;
-        }
-        match self.needs[start..].iter_mut().find(|(memory, _)| *memory == buffer.memory) {
-            Some((_, bytes)) => *bytes += buffer.bytes,
-            None => self.needs.push((buffer.memory, buffer.bytes)),
+/// The buffers that an action takes room for when it starts.
+pub(crate) fn opened<'a>(program: &'a Program, action: &'a Action) -> impl Iterator<Item = BufferId> + 'a {
+    let opens = |write: &&Access| {
+        write.version == 1
+            && matches!(program.buffers()[write.buffer].lifetime, Lifetime::Transient | Lifetime::Leaves { .. })
+    };
+    action.writes.iter().filter(opens).map(|write| write.buffer)
+}
+
+/// The buffers that an action reads or writes, each once.
+pub(crate) fn used(action: &Action) -> impl Iterator<Item = BufferId> + '_ {
+    let accesses = || action.reads.iter().chain(&action.writes).map(|access| access.buffer);
+    accesses()
+        .enumerate()
+        .filter(move |(index, buffer)| !accesses().take(*index).any(|other| other == *buffer))
+        .map(|it| it.1)
+}
+
+/// How many actions use each buffer that is given back in the iteration; none of the others.
+pub(crate) fn users(program: &Program) -> Vec<u32> {
+    let mut users = vec![0; program.buffers().len()];
+    for buffer in program.actions().iter().flat_map(used) {
+        if matches!(program.buffers()[buffer].lifetime, Lifetime::Transient | Lifetime::Arrives) {
+            users[buffer.index()] += 1;
         }
     }
-
-    pub fn opens(&self, action: ActionId) -> &[BufferId] {
-        &self.opens[self.opens_from[action.index()] as usize..self.opens_from[action.index() + 1] as usize]
-    }
-
-    pub fn needs(&self, action: ActionId) -> &[(MemoryId, Bytes)] {
-        &self.needs[self.needs_from[action.index()] as usize..self.needs_from[action.index() + 1] as usize]
-    }
-
-    pub fn uses(&self, action: ActionId) -> &[BufferId] {
-        &self.uses[self.uses_from[action.index()] as usize..self.uses_from[action.index() + 1] as usize]
-    }
+    users
 }
 
 /// The memories of a program while it runs.
 pub(crate) struct Memories {
     pub held: IdVec<MemoryId, Bytes>,
     capacity: IdVec<MemoryId, Option<Bytes>>,
-    pub changes: Vec<Change>,
+    limited: bool,
+    /// How often each buffer was held before the changes that are remembered.
+    pub before: Vec<u32>,
+    /// The memories that held something before them.
+    pub touched: IdVec<MemoryId, bool>,
+    pub changes: Changes,
 }
 
 impl Memories {
     /// With what is there before the first iteration.
     pub fn new(program: &Program) -> Self {
+        let memories = program.memories();
         let mut this = Self {
-            held: program.memories().iter().map(|_| Bytes::ZERO).collect(),
-            capacity: program.memories().iter().map(|memory| memory.capacity).collect(),
-            changes: Vec::new(),
+            held: memories.iter().map(|_| Bytes::ZERO).collect(),
+            capacity: memories.iter().map(|memory| memory.capacity).collect(),
+            limited: memories.iter().any(|memory| memory.capacity.is_some()),
+            before: vec![0; program.buffers().len()],
+            touched: memories.iter().map(|_| false).collect(),
+            changes: Changes::default(),
         };
         for (id, buffer) in program.buffers().enumerate() {
             if matches!(buffer.lifetime, Lifetime::Resident | Lifetime::Arrives) {
                 this.held[buffer.memory] += buffer.bytes;
-                this.changes.push(Change { at: SimTime::ZERO, buffer: id, opened: true });
+                this.before[id.index()] = 1;
+                this.touched[buffer.memory] = true;
             }
         }
         this
+    }
+
+    /// Makes room for the changes of one more iteration.
+    pub fn expect(&mut self, program: &Program) {
+        let most = 2 * program.buffers().iter().filter(|buffer| buffer.lifetime != Lifetime::Resident).count();
+        self.changes.at.reserve(most);
+        self.changes.what.reserve(most);
+    }
+
+    /// Remembers the changes before `until` by what they come to.
+    pub fn forget(&mut self, program: &Program, until: SimTime) {
+        let old = self.changes.at.partition_point(|at| *at < until);
+        for change in self.changes.iter().take(old) {
+            let count = &mut self.before[change.buffer.index()];
+            *count = if change.opened { *count + 1 } else { *count - 1 };
+            self.touched[program.buffers()[change.buffer].memory] = true;
+        }
+        self.changes.at.drain(..old);
+        self.changes.what.drain(..old);
     }
 
     /// A memory that holds more than it can before anything starts.
@@ -119,10 +123,17 @@ impl Memories {
         self.held.ids().find(|memory| self.capacity[*memory].is_some_and(|capacity| self.held[*memory] > capacity))
     }
 
-    /// The first memory that has no room for what it needs to take, with that.
-    pub fn lacking(&self, needs: &[(MemoryId, Bytes)]) -> Option<(MemoryId, Bytes)> {
-        needs.iter().copied().find(|(memory, needed)| {
-            self.capacity[*memory].is_some_and(|capacity| self.held[*memory] + *needed > capacity)
+    /// The first memory that has no room for what `action` takes when it starts, with that.
+    pub fn lacking(&self, program: &Program, action: ActionId) -> Option<(MemoryId, Bytes)> {
+        if !self.limited {
+            return None;
+        }
+        let action = &program.actions()[action];
+        let buffers = || opened(program, action).map(|buffer| &program.buffers()[buffer]);
+        buffers().find_map(|buffer| {
+            let free = self.capacity[buffer.memory]?.saturating_sub(self.held[buffer.memory]);
+            let needed = buffers().filter(|other| other.memory == buffer.memory).map(|other| other.bytes).sum();
+            (needed > free).then_some((buffer.memory, needed))
         })
     }
 
@@ -131,13 +142,13 @@ impl Memories {
         self.held[this.memory] += this.bytes;
         // What leaves this iteration is closed under the name that it has in the next.
         let buffer = if let Lifetime::Leaves { into } = this.lifetime { into } else { buffer };
-        self.changes.push(Change { at, buffer, opened: true });
+        self.changes.push(at, buffer, true);
     }
 
     pub fn close(&mut self, program: &Program, buffer: BufferId, at: SimTime) {
         let this = &program.buffers()[buffer];
         self.held[this.memory] -= this.bytes;
-        self.changes.push(Change { at, buffer, opened: false });
+        self.changes.push(at, buffer, false);
     }
 
     pub fn capacity(&self, memory: MemoryId) -> Bytes {

@@ -3,14 +3,14 @@
 use crate::{
     Iterations, Options, Simulation,
     engine::{End, Engine, Round},
-    memory::Change,
+    memory::{Change, Memories},
 };
 use spipe_base::{ActionId, Bytes, IdVec, LaneId, MemoryId, SimTime};
 use spipe_schedule::Program;
 use spipe_trace::{
     Arrow, FORMAT_VERSION, Holder, Lane, MemoryTrack, Origin, Sample, Shortage, Span, Status, Trace, idle_intervals,
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, num::NonZeroU32};
 
 /// How many holders a report names.
 const HOLDERS: usize = 8;
@@ -49,7 +49,7 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
         spans,
         arrows,
         idle,
-        memories: memories(program, &engine.memories.changes, origin, origin + window),
+        memories: memories(program, &engine.memories, origin, origin + window),
     };
     Simulation { trace, steady, actions: engine.simulated }
 }
@@ -59,9 +59,7 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
 pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
     let whole = engine.whole() as usize;
     if options.iterations == Iterations::One {
-        let states = &engine.rounds[0].states;
-        let end = states.iter().map(|state| state.end).max().unwrap_or_default();
-        return end - first_start(&engine.rounds[0]);
+        return engine.rounds[0].last - first_start(&engine.rounds[0]);
     }
     if whole < 2 {
         return SimTime::ZERO;
@@ -71,16 +69,12 @@ pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
     }
     // Lanes that only feed others may still run ahead; what comes out at the end sets the pace.
     let from = (whole / 2).min(whole - 2);
-    let stretch = last_end(&engine.rounds[whole - 1]).saturating_sub(last_end(&engine.rounds[from]));
+    let stretch = engine.rounds[whole - 1].last.saturating_sub(engine.rounds[from].last);
     SimTime::ns(stretch.as_ns() / (whole - 1 - from) as u64)
 }
 
 fn first_start(round: &Round) -> SimTime {
-    round.states.iter().filter(|state| !state.skipped).map(|state| state.start).min().unwrap_or_default()
-}
-
-fn last_end(round: &Round) -> SimTime {
-    round.states.iter().map(|state| state.end).max().unwrap_or_default()
+    round.first.unwrap_or_default()
 }
 
 /// From each whole iteration's start to the next one's.
@@ -96,7 +90,7 @@ fn trace_lane(program: &Program, lane: &spipe_schedule::Lane) -> Lane {
 /// The spans of one iteration by lane and start, and the arrows between them. Of an unfinished iteration, only what ended.
 fn spans(program: &Program, round: &Round, origin: SimTime, whole: bool) -> (Vec<Span>, Vec<Arrow>) {
     let mut spans = Vec::with_capacity(program.actions().len());
-    let mut index_of = vec![None; program.actions().len()];
+    let mut index_of: Vec<Option<NonZeroU32>> = vec![None; program.actions().len()];
     for (lane, this) in program.lanes().enumerate() {
         let mut free = SimTime::ZERO;
         for action in &this.queue {
@@ -106,11 +100,10 @@ fn spans(program: &Program, round: &Round, origin: SimTime, whole: bool) -> (Vec
             }
             let idle = state.start > free;
             free = state.end;
-            index_of[action.index()] = Some(spans.len() as u32);
             spans.push(span(program, lane, *action, (state.start - origin, state.end - origin)));
+            index_of[action.index()] = NonZeroU32::new(spans.len() as u32);
             if let (true, Some(span)) = (idle, spans.last_mut()) {
-                let lacked = state.lacked_memory && state.start > state.met_at;
-                span.waited_for = Some(if lacked { spipe_base::IdleCause::Memory } else { state.cause });
+                span.waited_for = Some(if state.lacked_memory { spipe_base::IdleCause::Memory } else { state.cause });
             }
         }
     }
@@ -119,11 +112,11 @@ fn spans(program: &Program, round: &Round, origin: SimTime, whole: bool) -> (Vec
 }
 
 /// From the span that a span waited for last to that span, sorted by both ends.
-fn arrows(program: &Program, round: &Round, index_of: &[Option<u32>], spans: usize) -> Vec<Arrow> {
-    let last_of = |to: ActionId| {
-        let from = index_of[round.states[to.index()].met_by?.index()]?;
-        Some((from, index_of[to.index()]?))
-    };
+///
+/// Spans are counted from one in `index_of`.
+fn arrows(program: &Program, round: &Round, index_of: &[Option<NonZeroU32>], spans: usize) -> Vec<Arrow> {
+    let index = |action: ActionId| index_of[action.index()].map(|number| number.get() - 1);
+    let last_of = |to: ActionId| Some((index(round.states[to.index()].met_by()?)?, index(to)?));
     // Counting by the first end, and then placing in the order of lanes, which is that of the second end, sorts by both.
     let mut place = vec![0u32; spans + 1];
     let queued = || program.lanes().iter().flat_map(|lane| lane.queue.iter().copied());
@@ -156,35 +149,42 @@ fn span(program: &Program, lane: LaneId, action: ActionId, (start, end): (SimTim
 }
 
 /// Every memory that is ever used, over the window from `start` to `end`, with times from `start`.
-fn memories(program: &Program, changes: &[Change], start: SimTime, end: SimTime) -> Vec<MemoryTrack> {
-    let mut of: IdVec<MemoryId, Vec<Change>> = program.memories().iter().map(|_| Vec::new()).collect();
-    for change in changes.iter().take_while(|change| change.at <= end) {
-        of[program.buffers()[change.buffer].memory].push(*change);
+fn memories(program: &Program, memories: &Memories, start: SimTime, end: SimTime) -> Vec<MemoryTrack> {
+    let mut curves: IdVec<MemoryId, Curve> = program.memories().iter().map(|_| Curve::default()).collect();
+    for (buffer, this) in program.buffers().enumerate() {
+        curves[this.memory].held += this.bytes * u64::from(memories.before[buffer.index()]);
     }
-    let mut open = vec![0; program.buffers().len()];
-    of.enumerate().filter_map(|(id, changes)| memory((program, id), changes, start, &mut open)).collect()
-}
-
-/// The track of one memory from its changes; none if it never holds anything. `open` counts nothing of this memory yet.
-fn memory(
-    (program, id): (&Program, MemoryId),
-    changes: &[Change],
-    start: SimTime,
-    open: &mut [u32],
-) -> Option<MemoryTrack> {
-    let mut curve = Curve::default();
-    for change in changes {
-        curve.apply(change, program.buffers()[change.buffer].bytes, start);
+    for (curve, _) in curves.iter_mut().zip(memories.touched.iter()).filter(|(_, touched)| **touched) {
+        curve.samples.push(Sample { at: SimTime::ZERO, bytes: curve.held });
     }
-    let top = curve.samples.iter().rev().max_by_key(|sample| sample.bytes).filter(|top| top.bytes > Bytes::ZERO)?;
-    let until_peak = changes.partition_point(|change| change.at <= start + top.at);
-    Some(MemoryTrack {
-        name: program.memories()[id].name.clone(),
-        capacity: program.memories()[id].capacity,
-        peak: top.bytes,
-        holders: holders(program, &changes[..until_peak], open),
-        samples: curve.samples,
-    })
+    let changes = || memories.changes.iter().take_while(|change| change.at <= end);
+    for change in changes() {
+        let buffer = &program.buffers()[change.buffer];
+        curves[buffer.memory].apply(&change, buffer.bytes, start);
+    }
+    // The first of the highest.
+    let top = |curve: &Curve| curve.samples.iter().rev().max_by_key(|sample| sample.bytes).copied();
+    let tops: IdVec<MemoryId, Option<Sample>> = curves.iter().map(top).collect();
+    let until_peak = |change: &Change| {
+        let top = tops[program.buffers()[change.buffer].memory];
+        top.is_some_and(|top| change.at <= start + top.at)
+    };
+    let mut held = memories.before.clone();
+    count(changes().filter(until_peak), &mut held);
+    let mut holders = holders(program, &held);
+    let named = curves.into_iter().zip(tops).zip(program.memories().enumerate());
+    named
+        .filter_map(|((curve, top), (id, memory))| {
+            let top = top.filter(|top| top.bytes > Bytes::ZERO)?;
+            Some(MemoryTrack {
+                name: memory.name.clone(),
+                capacity: memory.capacity,
+                peak: top.bytes,
+                holders: std::mem::take(&mut holders[id]),
+                samples: curve.samples,
+            })
+        })
+        .collect()
 }
 
 /// One memory's curve in the making. Changes at one instant make one sample; what is there when the window begins, too.
@@ -205,23 +205,29 @@ impl Curve {
     }
 }
 
-/// Who holds how much after these changes of one memory, the largest first. `open` counts nothing of this memory yet.
-fn holders(program: &Program, changes: &[Change], open: &mut [u32]) -> Vec<Holder> {
+/// How often each buffer is held after `changes`.
+fn count(changes: impl Iterator<Item = Change>, held: &mut [u32]) {
     for change in changes {
-        let count = &mut open[change.buffer.index()];
+        let count = &mut held[change.buffer.index()];
         *count = if change.opened { *count + 1 } else { *count - 1 };
     }
-    let mut groups: BTreeMap<String, (Bytes, u64)> = BTreeMap::new();
-    for change in changes {
-        // Taken when first met, so that a buffer that was opened several times is counted once.
-        let count = u64::from(std::mem::take(&mut open[change.buffer.index()]));
-        if count > 0 {
-            let this = &program.buffers()[change.buffer];
-            let group = groups.entry(this.content.group()).or_default();
-            group.0 += this.bytes * count;
-            group.1 += if this.content.microbatch().is_some() { count } else { 0 };
-        }
+}
+
+/// Who holds how much of each memory where each buffer is held so often, the largest first.
+fn holders(program: &Program, held: &[u32]) -> IdVec<MemoryId, Vec<Holder>> {
+    let none = || BTreeMap::<String, (Bytes, u64)>::new();
+    let mut groups: IdVec<MemoryId, _> = program.memories().iter().map(|_| none()).collect();
+    for (buffer, this) in program.buffers().enumerate().filter(|(buffer, _)| held[buffer.index()] > 0) {
+        let count = u64::from(held[buffer.index()]);
+        let group = groups[this.memory].entry(this.content.group()).or_default();
+        group.0 += this.bytes * count;
+        group.1 += if this.content.microbatch().is_some() { count } else { 0 };
     }
+    groups.into_iter().map(largest).collect()
+}
+
+/// The largest groups by bytes; the number is that of their microbatches.
+fn largest(groups: BTreeMap<String, (Bytes, u64)>) -> Vec<Holder> {
     let mut holders: Vec<Holder> = groups
         .into_iter()
         .filter(|(_, (bytes, _))| *bytes > Bytes::ZERO)
@@ -249,14 +255,15 @@ fn shortage(program: &Program, engine: &Engine<'_>, end: &End) -> Shortage {
         Some(action) => (engine.memories.held[*memory], program.describe(*action)),
         None => (Bytes::ZERO, "what is there before the first action".into()),
     };
-    let here = |change: &&Change| program.buffers()[change.buffer].memory == *memory;
-    let changes: Vec<Change> = engine.memories.changes.iter().filter(here).copied().collect();
+    let mut open = engine.memories.before.clone();
+    count(engine.memories.changes.iter(), &mut open);
+    let mut holders = holders(program, &open);
     Shortage {
         memory: program.memories()[*memory].name.clone(),
         at: engine.now(),
         needed: *needed,
         free: capacity.saturating_sub(held),
         action,
-        holders: holders(program, &changes, &mut vec![0; program.buffers().len()]),
+        holders: std::mem::take(&mut holders[*memory]),
     }
 }

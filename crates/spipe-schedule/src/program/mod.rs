@@ -373,10 +373,9 @@ impl Program {
         &self.precedences
     }
 
-    /// Who must wait for `action`.
-    pub fn leaving(&self, action: ActionId) -> &[Precedence] {
-        let (start, end) = (self.leaving[action.index()], self.leaving[action.index() + 1]);
-        &self.precedences[start as usize..end as usize]
+    /// The precedences that say who must wait for `action`, by their place among all.
+    pub fn leaving(&self, action: ActionId) -> std::ops::Range<usize> {
+        self.leaving[action.index()] as usize..self.leaving[action.index() + 1] as usize
     }
 
     /// How long `action` takes when nothing else moves: the longer of its work and its slowest flow.
