@@ -356,7 +356,8 @@ pub struct Timeline {
 pub struct Run {
     /// The plan
     pub plan: String,
-    /// Text to train on, byte by byte
+    /// What to train on: a text, byte by byte; for models that read images a folder with a folder of images for each class,
+    /// or `synthetic`
     #[arg(long)]
     pub data: String,
     /// Training steps

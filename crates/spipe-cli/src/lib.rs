@@ -11,6 +11,7 @@
 
 pub mod args;
 mod commands;
+mod data;
 mod failure;
 mod input;
 mod measuring;

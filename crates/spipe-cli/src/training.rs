@@ -3,7 +3,7 @@
 use crate::{Failure, output, tables::grouped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::Diagnostic;
-use spipe_exec::{AdamW, Backend, Binding, Executor, Options, Report, RunError, Step, Tokens};
+use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError, Step};
 use spipe_hardware::DeviceKind;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, io::IsTerminal, ops::ControlFlow};
 pub struct Training<'a> {
     pub plan: &'a Plan,
     pub program: &'a Program,
-    pub data: &'a Tokens,
+    pub data: &'a Data,
     pub bindings: Vec<Binding>,
     pub steps: u32,
     pub seed: u64,

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("give a model file, a text and the sequences of a microbatch".into());
     };
     let model = Model::from_toml(model, &std::fs::read_to_string(model)?)?;
-    let data = Tokens::bytes(&std::fs::read(text)?, model.seq_len())?;
+    let data = Tokens::bytes(&std::fs::read(text)?, model.seq_len())?.into();
     let cores = cores.first().map_or("0", String::as_str);
     let workload = Workload {
         mode: Mode::Train,

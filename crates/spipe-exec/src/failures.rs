@@ -173,7 +173,7 @@ fn what_cannot_run_is_refused_before_anything_runs() {
     assert!(unbound.contains("nothing executes `cpu0`"), "{unbound}");
     let stranger = refuse(&Options::new(vec!["tpu0=cpu:0".parse().unwrap()])).to_string();
     assert!(stranger.contains("`tpu0=cpu:0:flex` binds a device that the plan does not have"), "{stranger}");
-    let long = crate::Tokens::bytes(&[0; 100], 32).unwrap();
+    let long = crate::Tokens::bytes(&[0; 100], 32).unwrap().into();
     let wrong = run(&plan, &program, &long, &case.options(Backend::Flex, 1), &mut |_| GO_ON);
     assert_eq!(wrong.map(|_| ()).unwrap_err().to_string(), "the data has sequences of 32 tokens, the plan has 16");
     let none = refuse(&case.options(Backend::Flex, 0)).to_string();

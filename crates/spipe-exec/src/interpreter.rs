@@ -1,9 +1,10 @@
 //! One function per kind of task: takes values, computes on a device, puts values.
 
 use crate::{
-    AdamW, Tokens,
+    AdamW, Data,
     account::Instance,
-    layers::{Feed, Matrix, Signal, Unit, initial},
+    data::Draw,
+    layers::{Feed, Matrix, Reading, Signal, Unit, initial},
     optimizer::Moments,
     pacer::Pacer,
     passes::{self, Seed, Tensors},
@@ -24,9 +25,10 @@ pub(crate) struct Interpreter<'a> {
     pub units: Vec<Unit>,
     /// By device of the program; only those with stages.
     pub sites: BTreeMap<DeviceId, Site>,
-    pub data: &'a Tokens,
-    /// Sequences of a microbatch.
-    pub sequences: usize,
+    pub data: &'a Data,
+    pub reading: Reading,
+    /// Sequences of a microbatch, and tokens of each.
+    pub batch: (usize, usize),
     pub seed: u64,
     pub optimizer: AdamW,
     pub store: Store,
@@ -102,7 +104,8 @@ impl Interpreter<'_> {
     }
 
     fn feed(&self, iteration: u32, microbatch: usize, device: &Device) -> Feed {
-        Feed::new(&self.data.batch(self.seed, iteration, microbatch, self.sequences), device)
+        let draw = Draw { seed: self.seed, step: iteration, microbatch };
+        Feed::new(&self.data.microbatch(draw, self.batch.0), &self.reading, device)
     }
 
     /// What a stage computes on: what has arrived, or the tokens.
@@ -147,8 +150,7 @@ impl Interpreter<'_> {
 
     /// An estimate of what the graph of a stage's saved layers keeps, and its input if it is kept beside.
     fn kept(&self, (units, recomputed): (&[Unit], usize)) -> Bytes {
-        let batch = (self.sequences, self.data.seq_len() as usize);
-        units[recomputed..].iter().map(|unit| unit.kept(batch)).sum()
+        units[recomputed..].iter().map(|unit| unit.kept(self.batch)).sum()
     }
 
     fn recompute(

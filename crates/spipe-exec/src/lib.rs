@@ -11,7 +11,7 @@
 //! pipeline; on one backend with as many threads per device, losses and gradients are equal bit for bit. [`calibrate`]
 //! measures what the planner needs to know about the machine it runs on.
 //!
-//! What is executed: training of decoder-only transformers in f32. [`Executor::Cuda`] is untested on a GPU.
+//! What is executed: training in f32 of decoder-only transformers, image encoders and denoising networks. [`Executor::Cuda`] is untested on a GPU.
 
 mod account;
 mod binding;
@@ -41,7 +41,7 @@ pub use calibrate::{
     Calibration, CalibrationRequest, EmulatedMachine, Measured, MeasuredLayer, Progress, calibrate, emulated_machine,
     host_memory,
 };
-pub use data::{Batch, DataError, Tokens};
+pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
 pub use error::{MemoryUse, RunError};
 pub use optimizer::{AdamW, Exchange, Moments, NarrowMut, Numbers, UndoLog};
 pub use reference::{Reference, reference};

@@ -68,15 +68,29 @@ pub(crate) struct Gradients {
 /// Runs `units` without a graph, yet with the very operations that a graph would record: Burn's plain operations may round
 /// differently.
 pub(crate) fn untracked(units: &[Unit], parameters: &[Vec<Matrix>], input: Signal, feed: &Feed) -> Signal {
-    let mut signal = match input {
-        Signal::Hidden(matrix) => Signal::Hidden(matrix.autodiff()),
-        other => other,
+    let input = match input {
+        Signal::Hidden(matrix) => Some(matrix.autodiff()),
+        _ => None,
     };
+    let parameters: Tensors =
+        parameters.iter().map(|layer| layer.iter().map(|parameter| parameter.clone().autodiff()).collect()).collect();
+    plain(compute(units, &parameters, input, feed))
+}
+
+/// Runs `units`, each on what those that it reads put out; hands on what crosses behind the last of them.
+fn compute(units: &[Unit], parameters: &[Vec<Matrix>], input: Option<Matrix>, feed: &Feed) -> Signal {
+    let Some((first, last)) = units.first().zip(units.last()) else {
+        return input.map_or(Signal::Tokens, Signal::Hidden);
+    };
+    let mut live = first.before().unpack(input);
     for (unit, parameters) in units.iter().zip(parameters) {
-        let parameters: Vec<Matrix> = parameters.iter().map(|parameter| parameter.clone().autodiff()).collect();
-        signal = unit.forward(&parameters, signal, feed);
+        match unit.forward(parameters, &live, feed) {
+            Signal::Hidden(output) => live.insert(unit.id(), output),
+            other => return other,
+        };
+        live.retain(|layer, _| unit.after().has(*layer));
     }
-    plain(signal)
+    Signal::Hidden(last.after().pack(live))
 }
 
 /// Runs `units` and records their graph.
@@ -88,10 +102,7 @@ pub(crate) fn tracked(units: &[Unit], parameters: &[Vec<Matrix>], input: Signal,
     };
     let parameters: Tensors =
         parameters.iter().map(|layer| layer.iter().map(|parameter| leaf(parameter.clone())).collect()).collect();
-    let mut output = input.clone().map_or(Signal::Tokens, Signal::Hidden);
-    for (unit, parameters) in units.iter().zip(&parameters) {
-        output = unit.forward(parameters, output, feed);
-    }
+    let output = compute(units, &parameters, input.clone(), feed);
     Tracked { input, parameters, output }
 }
 

@@ -1,11 +1,12 @@
 //! Plain training on one device: what every schedule must reproduce.
 
 use crate::{
-    Gradient, Options, RunError, Tokens,
-    layers::{Feed, Signal, initial, units},
+    Data, Gradient, Options, RunError,
+    data::Draw,
+    layers::{Feed, Reading, Signal, initial, units},
     optimizer::Moments,
     passes::{self, Seed, Tensors},
-    run::{bind, named_gradients, vocabulary},
+    run::{bind, named_gradients},
     site::Site,
 };
 use burn::tensor::{Tensor, TensorData};
@@ -30,10 +31,11 @@ pub struct Reference {
 ///
 /// # Errors
 /// What is wrong with the model, the binding or the data.
-pub fn reference(plan: &Plan, program: &Program, data: &Tokens, options: &Options) -> Result<Reference, RunError> {
+pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options) -> Result<Reference, RunError> {
     let context = plan.context();
     let units = units(context.model).map_err(RunError::Unsupported)?;
-    data.check(vocabulary(context.model), context.workload().seq_len)?;
+    data.check(context.model, context.workload().seq_len)?;
+    let reading = Reading::of(context.model);
     let bound = bind(plan, program, &options.bindings).map_err(RunError::Unsupported)?;
     let first = program.stages().iter().next().and_then(|stage| bound.get(&stage.device));
     let Some(binding) = first else {
@@ -65,7 +67,8 @@ pub fn reference(plan: &Plan, program: &Program, data: &Tokens, options: &Option
                 let mut sum: Option<Tensors> = None;
                 let mut losses = 0.0;
                 for microbatch in 0..microbatches {
-                    let feed = Feed::new(&data.batch(options.seed, step, microbatch, sequences), &site.device);
+                    let draw = Draw { seed: options.seed, step, microbatch };
+                    let feed = Feed::new(&data.microbatch(draw, sequences), &reading, &site.device);
                     let graph = passes::tracked(&units, &parameters, Signal::Tokens, &feed);
                     losses += graph.loss();
                     let gradients = passes::backward(graph, Seed::Loss(1.0 / microbatches as f64)).parameters;

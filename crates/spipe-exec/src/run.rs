@@ -1,10 +1,10 @@
 //! A run: one thread per lane of a program.
 
 use crate::{
-    AdamW, Binding, Executor, MemoryUse, RunError, Tokens,
+    AdamW, Binding, Data, Executor, MemoryUse, RunError,
     board::Board,
     interpreter::Interpreter,
-    layers::units,
+    layers::{Reading, units},
     pacer::Pacer,
     passes,
     rules::Rules,
@@ -15,7 +15,7 @@ use crate::{
 };
 use spipe_base::{ActionId, Bytes, DeviceId, Diagnostic, Faults, LaneId, LayerId};
 use spipe_hardware::DeviceKind;
-use spipe_model::{LayerKind, Model, Precision};
+use spipe_model::Precision;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
 use spipe_trace::Trace;
@@ -103,7 +103,7 @@ pub struct Report {
 pub fn run(
     plan: &Plan,
     program: &Program,
-    data: &Tokens,
+    data: &Data,
     options: &Options,
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Report, RunError> {
@@ -113,7 +113,7 @@ pub fn run(
 /// The same, with a function that is called before each action and may panic.
 pub(crate) fn run_with(
     (plan, program): (&Plan, &Program),
-    data: &Tokens,
+    data: &Data,
     options: &Options,
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
     before: &(dyn Fn(u32, ActionId) + Sync),
@@ -159,7 +159,7 @@ impl Drop for StopOnDrop<'_, '_> {
 fn prepare<'a>(
     plan: &Plan,
     program: &'a Program,
-    data: &'a Tokens,
+    data: &'a Data,
     options: &Options,
 ) -> Result<(Interpreter<'a>, Vec<Binding>), RunError> {
     let context = plan.context();
@@ -174,7 +174,8 @@ fn prepare<'a>(
         faults.push(Diagnostic::error(message).hint("plan with `--precision fp32`"));
     }
     faults.or(()).map_err(RunError::Unsupported)?;
-    data.check(vocabulary(context.model), workload.seq_len)?;
+    data.check(context.model, workload.seq_len)?;
+    let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
     let mut sites = BTreeMap::new();
     for (device, binding) in &bound {
         sites.insert(*device, Site::open(&binding.executor)?);
@@ -185,7 +186,8 @@ fn prepare<'a>(
         units,
         sites,
         data,
-        sequences: workload.microbatch as usize,
+        reading: Reading::of(context.model),
+        batch: (workload.microbatch as usize, tokens as usize),
         seed: options.seed,
         optimizer: options.optimizer,
         store: Store::default(),
@@ -193,15 +195,6 @@ fn prepare<'a>(
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok((interpreter, bound.into_values().collect()))
-}
-
-/// Tokens that the model knows.
-pub(crate) fn vocabulary(model: &Model) -> u64 {
-    let first = model.layers().iter().find_map(|layer| match &layer.kind {
-        LayerKind::Embedding(embedding) => Some(embedding.vocabulary),
-        _ => None,
-    });
-    first.unwrap_or(0)
 }
 
 /// The binding of every device that has a stage, cores chosen.
@@ -347,7 +340,7 @@ pub(crate) fn named_gradients<'a>(
         let names = units[layer.index()].parameters().into_iter().map(|parameter| parameter.name);
         let named = names.zip(tensors).map(move |(name, tensor)| Gradient {
             layer: layer.to_string(),
-            tensor: name.to_owned(),
+            tensor: name.into_owned(),
             values: passes::numbers(tensor),
         });
         named.collect::<Vec<_>>()

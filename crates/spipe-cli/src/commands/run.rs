@@ -4,13 +4,13 @@ use super::{calibrate, simulate};
 use crate::{
     Failure, args,
     args::Format,
-    input, output,
+    data, input, output,
     output::Target,
     tables::{percent, table},
     training::{self, Training},
 };
 use serde::Serialize;
-use spipe_exec::{Report, Tokens};
+use spipe_exec::Report;
 use std::fmt::Write;
 
 /// Runs the plan, prints the losses, writes the measured trace.
@@ -18,7 +18,7 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
     let target = what.output.as_deref().map(Target::open).transpose()?;
     let backend = calibrate::backend(&what.backend)?;
     let plan = input::plan(&what.plan)?;
-    let data = tokens(&what.data, plan.context().workload().seq_len)?;
+    let data = data::read(&what.data, plan.context().model, plan.context().workload().seq_len)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement())
         .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
     let training = Training {
@@ -46,20 +46,6 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
         Format::Json => Ok(()),
         Format::Human => output::print(&human(&report)),
     }
-}
-
-/// The tokens of a text file, byte by byte.
-pub fn tokens(path: &str, seq_len: u64) -> Result<Tokens, Failure> {
-    Tokens::bytes(&input::bytes(path)?, seq_len).map_err(|error| match training::refuse(error.into()) {
-        Failure::Input(faults) => {
-            let position = spipe_base::Position { file: path.into(), line: 1, column: 1 };
-            let placed = faults.iter().map(|fault| fault.clone().at(position.clone()));
-            let mut all = spipe_base::Faults::new();
-            placed.for_each(|fault| all.push(fault));
-            Failure::Input(all)
-        }
-        other => other,
-    })
 }
 
 #[derive(Serialize)]

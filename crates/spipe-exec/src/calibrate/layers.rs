@@ -6,13 +6,13 @@ use super::{
     kernels::{filled, finish},
 };
 use crate::{
-    data,
-    layers::{Feed, Matrix, Signal, Unit, initial, units},
+    Data, Draw, Tokens,
+    layers::{Feed, Matrix, Reading, Signal, Unit, initial, units},
     passes::{self, Seed, Tensors},
 };
 use burn::tensor::{Device, Tensor, TensorData};
-use spipe_base::{Faults, FlopsPerSecond, LayerId, Seconds};
-use spipe_model::{Batch, Layer, LayerKind, LayerWork, Model, Op};
+use spipe_base::{Bytes, Faults, FlopsPerSecond, LayerId, Seconds};
+use spipe_model::{Batch, Layer, LayerKind, LayerWork, Model, Op, Precision};
 use std::time::{Duration, Instant};
 
 /// One kind of layer.
@@ -20,6 +20,7 @@ pub(super) struct Kind<'a> {
     pub signature: String,
     layer: &'a Layer,
     unit: Unit,
+    model: &'a Model,
     /// How many of them are run in a row: weights then come from as far away as in a run.
     copies: usize,
     batch: Batch,
@@ -36,13 +37,27 @@ pub(super) fn kinds(model: &Model, batch: Batch) -> Result<Vec<Kind<'_>>, Faults
     let mut kinds: Vec<Kind<'_>> = Vec::new();
     for (layer, unit) in model.layers().iter().zip(units(model)?) {
         let signature = layer.signature(batch);
-        let most = (MOST_NUMBERS / layer.parameters.max(1)).clamp(1, MOST_COPIES as u64) as usize;
+        let chains = layer.inputs.len() == 1 && shape(model, &layer.inputs, batch) == shape(model, &[unit.id()], batch);
+        let most = if chains { MOST_COPIES as u64 } else { 1 };
+        let most = (MOST_NUMBERS / layer.parameters.max(1)).clamp(1, most) as usize;
         match kinds.iter_mut().find(|kind| kind.signature == signature) {
             Some(kind) => kind.copies = (kind.copies + 1).min(most),
-            None => kinds.push(Kind { signature, layer, unit, copies: 1, batch, work: layer.work(batch) }),
+            None => kinds.push(Kind { signature, layer, unit, model, copies: 1, batch, work: layer.work(batch) }),
         }
     }
     Ok(kinds)
+}
+
+/// What the outputs of `layers` come to side by side.
+fn shape(model: &Model, layers: &[LayerId], batch: Batch) -> [usize; 2] {
+    let numbers = layers.iter().map(|layer| model.layers()[*layer].boundary(batch, Precision::Fp32));
+    let numbers = numbers.sum::<Bytes>().get() / Precision::Fp32.bytes();
+    let tokens = |layer: &Layer| match layer.kind {
+        LayerKind::Unet(_) => 1,
+        _ => layer.tokens.unwrap_or(batch.seq_len),
+    };
+    let rows = batch.microbatch * layers.first().map_or(1, |layer| tokens(&model.layers()[*layer]));
+    [rows as usize, (numbers / rows) as usize]
 }
 
 /// Forward and backward of `kind`; the error says why it was left out.
@@ -63,7 +78,7 @@ pub(super) fn measure(
             share.as_secs_f64()
         ));
     }
-    let bench = Bench::new(kind, device);
+    let bench = Bench::new(kind, device)?;
     let start = Instant::now();
     let mut sum = bench.gradients();
     let (mut forwards, mut backwards) = (Vec::new(), Vec::new());
@@ -110,10 +125,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(kind: &Kind<'_>, device: &'a Device) -> Self {
-        let (sequences, seq_len) = (kind.batch.microbatch as usize, kind.batch.seq_len as usize);
-        let tokens = vec![1; sequences * seq_len];
-        let batch = data::Batch { inputs: tokens.clone(), targets: tokens, sequences, seq_len };
+    fn new(kind: &Kind<'_>, device: &'a Device) -> Result<Self, String> {
         let parameters = (0..kind.copies).map(|copy| {
             let tensor = |parameter: &crate::layers::Parameter| {
                 let numbers = initial(copy as u64, LayerId::new(0), parameter);
@@ -121,22 +133,20 @@ impl<'a> Bench<'a> {
             };
             kind.unit.parameters().iter().map(tensor).collect()
         });
-        let activation = |width: u64| filled(device, [sequences * seq_len, width as usize]);
-        let (input, gradient) = match &kind.layer.kind {
-            LayerKind::Embedding(embedding) => (Signal::Tokens, Some(activation(embedding.hidden))),
-            LayerKind::Block(block) => (Signal::Hidden(activation(block.hidden)), Some(activation(block.hidden))),
-            LayerKind::Head(head) => (Signal::Hidden(activation(head.hidden)), None),
-            // Units exist for the three above only.
-            _ => (Signal::Tokens, None),
-        };
-        Self {
-            units: vec![kind.unit.clone(); kind.copies],
+        let activation = |layers: &[LayerId]| filled(device, shape(kind.model, layers, kind.batch));
+        let inputs = &kind.layer.inputs;
+        let text = || Tokens::bytes(&vec![1; kind.batch.seq_len as usize + 1], kind.batch.seq_len).map(Data::from);
+        let data = Data::synthetic(kind.model).map_or_else(text, Ok).map_err(|error| error.to_string())?;
+        let draw = Draw { seed: 0, step: 0, microbatch: 0 };
+        let microbatch = data.microbatch(draw, kind.batch.microbatch as usize);
+        Ok(Self {
+            units: (0..kind.copies as u32).map(|index| kind.unit.copy(kind.model, index)).collect(),
             parameters: parameters.collect(),
-            input,
-            gradient,
-            feed: Feed::new(&batch, device),
+            input: if inputs.is_empty() { Signal::Tokens } else { Signal::Hidden(activation(inputs)) },
+            gradient: (!kind.unit.yields_loss()).then(|| activation(&[kind.unit.id()])),
+            feed: Feed::new(&microbatch, &Reading::of(kind.model), device),
             device,
-        }
+        })
     }
 
     /// Zeros to accumulate into.

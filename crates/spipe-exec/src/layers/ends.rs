@@ -33,7 +33,7 @@ impl EmbeddingUnit {
     pub fn forward(&self, parameters: &[Matrix], feed: &Feed) -> Matrix {
         let (sequences, seq_len) = feed.batch;
         let hidden = self.shape.hidden as usize;
-        let mut output = embedding(parameters[0].clone(), feed.inputs.clone());
+        let mut output = embedding(parameters[0].clone(), feed.inputs());
         let mut used = 1;
         if self.shape.places > 0 {
             output = output + parameters[1].clone().narrow(0, 0, seq_len).reshape([1, seq_len, hidden]);
@@ -57,31 +57,39 @@ pub(crate) struct HeadUnit {
 impl HeadUnit {
     pub fn new(shape: &Head) -> Result<Self, &'static str> {
         if shape.tied {
-            Err("its projection is the embedding's table")
-        } else if !shape.every_token {
-            Err("only one token of each sequence is classified")
-        } else if shape.bias {
-            Err("its projection has a bias")
-        } else {
-            Ok(Self { shape: *shape, norm: NormUnit::new(shape.norm, shape.norm_epsilon, shape.hidden) })
+            return Err("its projection is the embedding's table");
         }
+        Ok(Self { shape: *shape, norm: NormUnit::new(shape.norm, shape.norm_epsilon, shape.hidden) })
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut all = self.norm.parameters(["norm.weight", "norm.bias"]);
         all.push(Parameter::weight("projection.weight", self.shape.hidden, self.shape.classes));
+        all.extend(self.shape.bias.then(|| Parameter::bias("projection.bias", self.shape.classes)));
         all
     }
 
-    /// Cross-entropy, averaged over all tokens of the microbatch.
+    /// Cross-entropy, averaged over all that is classified: every token, or the first of each sequence.
     pub fn forward(&self, parameters: &[Matrix], input: Matrix, feed: &Feed) -> Tensor<1> {
         let (norm, projection) = parameters.split_at(self.norm.count());
-        let logits = self.norm.forward(norm, input).matmul(projection[0].clone());
-        log_softmax(logits, 1).gather(1, feed.targets.clone()).mean().neg()
+        let input = if self.shape.every_token { input } else { first_of_each(input, feed.batch) };
+        let mut logits = self.norm.forward(norm, input).matmul(projection[0].clone());
+        if self.shape.bias {
+            logits = logits + projection[1].clone();
+        }
+        log_softmax(logits, 1).gather(1, feed.targets()).mean().neg()
     }
 
     /// Its input, the norm, and the logits with their exponentials.
-    pub const fn kept(&self, tokens: u64) -> u64 {
-        tokens * (self.shape.hidden * (2 + self.norm.kept()) + 3 * self.shape.classes)
+    pub const fn kept(&self, sequences: u64, seq_len: u64) -> u64 {
+        let rows = if self.shape.every_token { sequences * seq_len } else { sequences };
+        sequences * seq_len * self.shape.hidden
+            + rows * (self.shape.hidden * (1 + self.norm.kept()) + 3 * self.shape.classes)
     }
+}
+
+fn first_of_each(input: Matrix, (sequences, tokens): (usize, usize)) -> Matrix {
+    let width = input.dims()[1];
+    let input: Tensor<3> = input.reshape([sequences, tokens, width]);
+    input.narrow(1, 0, 1).reshape([sequences, width])
 }

@@ -1,30 +1,40 @@
 //! The layers that can be computed: their tensors, their arithmetic, and what their graphs keep.
 //!
-//! Everything between layers is a matrix of tokens × width, so that every projection is one matrix product whatever the
-//! microbatch. All parameters are matrices too: norms and biases have one row.
+//! Between layers of a transformer is a matrix of tokens × width, so that every projection is one matrix product whatever the
+//! microbatch; between those of a denoising network a row for each image. All parameters are matrices too: norms and biases
+//! have one row, convolutions one for each output channel.
 
 mod attention;
 mod block;
 mod ends;
+mod feed;
 mod norm;
+mod patch;
+mod seam;
 mod start;
+mod unet;
 
+pub(crate) use feed::{Feed, Reading};
+pub(crate) use seam::{Live, Seam};
 pub(crate) use start::initial;
 
 use block::BlockUnit;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::Tensor;
 use ends::{EmbeddingUnit, HeadUnit};
-use spipe_base::{Bytes, Diagnostic, Faults};
-use spipe_model::{Layer, LayerKind, Model};
+use patch::PatchUnit;
+use spipe_base::{Bytes, Diagnostic, Faults, LayerId};
+use spipe_model::{Attention, Batch, Layer, LayerKind, Model, Precision, Recompute};
+use std::borrow::Cow;
+use unet::UnetUnit;
 
 /// A matrix of tokens × width, or of parameters.
 pub(crate) type Matrix = Tensor<2>;
 
 /// A parameter of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     /// Its name in the layer, `attention.query.weight`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Rows and columns; weights are inputs × outputs.
     pub shape: [usize; 2],
     /// What it is before the first step.
@@ -40,15 +50,37 @@ pub(crate) enum Start {
     Ones,
     /// All zeros.
     Zeros,
+    /// Uniform within ± 1 ÷ √n for n numbers that each output is a sum over: PyTorch's linear layers and convolutions.
+    Uniform(u64),
 }
 
 impl Parameter {
     const fn weight(name: &'static str, rows: u64, columns: u64) -> Self {
-        Self { name, shape: [rows as usize, columns as usize], start: Start::Normal }
+        Self { name: Cow::Borrowed(name), shape: [rows as usize, columns as usize], start: Start::Normal }
     }
 
     const fn bias(name: &'static str, width: u64) -> Self {
-        Self { name, shape: [1, width as usize], start: Start::Zeros }
+        Self { name: Cow::Borrowed(name), shape: [1, width as usize], start: Start::Zeros }
+    }
+
+    fn uniform(name: String, [rows, columns]: [u64; 2], fan_in: u64) -> Self {
+        Self { name: name.into(), shape: [rows as usize, columns as usize], start: Start::Uniform(fan_in) }
+    }
+
+    fn ones(name: String, width: u64) -> Self {
+        Self { name: name.into(), shape: [1, width as usize], start: Start::Ones }
+    }
+
+    fn zeros(name: String, width: u64) -> Self {
+        Self { start: Start::Zeros, ..Self::ones(name, width) }
+    }
+
+    /// A weight and a bias as PyTorch starts them.
+    fn linear(name: &str, inputs: u64, outputs: u64) -> [Self; 2] {
+        [
+            Self::uniform(format!("{name}.weight"), [inputs, outputs], inputs),
+            Self::uniform(format!("{name}.bias"), [1, outputs], inputs),
+        ]
     }
 
     /// How many numbers it has.
@@ -57,71 +89,46 @@ impl Parameter {
     }
 }
 
-/// The sequences of a microbatch on a device.
-#[derive(Clone, Debug)]
-pub(crate) struct Feed {
-    /// Sequences, and tokens of each.
-    pub batch: (usize, usize),
-    /// Token numbers, sequences × tokens.
-    pub inputs: Tensor<2, Int>,
-    /// The numbers of the tokens that follow, all in one column.
-    pub targets: Tensor<2, Int>,
-}
-
-impl Feed {
-    /// `batch` on `device`.
-    pub fn new(batch: &crate::data::Batch, device: &Device) -> Self {
-        let shape = [batch.sequences, batch.seq_len];
-        let matrix = |numbers: &[i32], shape: [usize; 2]| {
-            Tensor::from_data(burn::tensor::TensorData::new(numbers.to_vec(), shape), device)
-        };
-        Self {
-            batch: (batch.sequences, batch.seq_len),
-            inputs: matrix(&batch.inputs, shape),
-            targets: matrix(&batch.targets, [batch.sequences * batch.seq_len, 1]),
-        }
-    }
-}
-
 /// What goes from layer to layer.
 #[derive(Clone, Debug)]
 pub(crate) enum Signal {
-    /// Nothing yet: the layer reads the tokens.
+    /// Nothing: what reads data is given it with the microbatch.
     Tokens,
-    /// A vector for each token.
+    /// A vector for each token, or a row for each image.
     Hidden(Matrix),
-    /// The mean loss over all tokens.
+    /// The mean loss.
     Loss(Tensor<1>),
 }
 
-impl Signal {
-    /// The vectors.
-    ///
-    /// # Panics
-    /// If there are none, which models refuse: an embedding is first, a head is last.
-    pub fn hidden(self) -> Matrix {
-        match self {
-            Self::Hidden(matrix) => matrix,
-            Self::Tokens => panic!("tokens where vectors belong"),
-            Self::Loss(_) => panic!("a loss where vectors belong"),
-        }
-    }
+/// A layer as it is computed, and where it stands in the model.
+#[derive(Clone, Debug)]
+pub(crate) struct Unit {
+    id: LayerId,
+    inputs: Vec<LayerId>,
+    is_last: bool,
+    before: Seam,
+    after: Seam,
+    arithmetic: Arithmetic,
 }
 
-/// A layer as it is computed.
 #[derive(Clone, Debug)]
-pub(crate) enum Unit {
+enum Arithmetic {
     Embedding(EmbeddingUnit),
+    Patches(PatchUnit),
     Block(Box<BlockUnit>),
     Head(HeadUnit),
+    /// With the layer, which says what it keeps.
+    Unet(UnetUnit, Box<Layer>),
 }
 
-impl Unit {
-    /// The arithmetic of `layer`, or what of it cannot be computed.
-    pub fn new(layer: &Layer) -> Result<Self, Diagnostic> {
+impl Arithmetic {
+    /// That of `layer`, or what of it cannot be computed.
+    fn new(layer: &Layer) -> Result<Self, Diagnostic> {
         let unsupported = |what: &str| {
-            Diagnostic::error(format!("layer `{}` cannot be executed yet: {what}", layer.name))
-                .hint("transformers with rotary or learned positions, one feed-forward network, untied embeddings and no dropout run")
+            Diagnostic::error(format!("layer `{}` cannot be executed yet: {what}", layer.name)).hint(
+                "transformers with rotary or learned positions, one feed-forward network, untied embeddings and no dropout \
+                 run, over text or over patches of images, and denoising networks",
+            )
         };
         if layer.tied_to.is_some() {
             return Err(unsupported("it shares its parameters with another layer"));
@@ -131,42 +138,91 @@ impl Unit {
         }
         match &layer.kind {
             LayerKind::Embedding(embedding) => EmbeddingUnit::new(embedding).map(Self::Embedding),
+            LayerKind::PatchEmbedding(embedding) => Ok(Self::Patches(PatchUnit::new(embedding))),
             LayerKind::Block(block) => BlockUnit::new(block).map(|unit| Self::Block(Box::new(unit))),
             LayerKind::Head(head) => HeadUnit::new(head).map(Self::Head),
-            LayerKind::PatchEmbedding(_) => Err("images are not read"),
             LayerKind::Projection(_) | LayerKind::Contrast(_) => Err("contrastive losses are not computed"),
-            LayerKind::Unet(_) => Err("convolutions are not computed"),
+            LayerKind::Unet(shape) => Ok(Self::Unet(UnetUnit::new(shape), Box::new(layer.clone()))),
             LayerKind::Profiled(_) => Err("it is known by measurements only"),
         }
         .map_err(unsupported)
     }
+}
 
-    /// Its parameters, in the order in which [`Unit::forward`] takes them.
-    pub fn parameters(&self) -> Vec<Parameter> {
-        match self {
-            Self::Embedding(unit) => unit.parameters(),
-            Self::Block(unit) => unit.parameters(),
-            Self::Head(unit) => unit.parameters(),
+impl Unit {
+    /// The layer.
+    pub const fn id(&self) -> LayerId {
+        self.id
+    }
+
+    /// Whether it ends in the loss.
+    pub const fn yields_loss(&self) -> bool {
+        self.is_last
+    }
+
+    /// What crosses a cut before it.
+    pub const fn before(&self) -> &Seam {
+        &self.before
+    }
+
+    /// What crosses a cut behind it.
+    pub const fn after(&self) -> &Seam {
+        &self.after
+    }
+
+    /// The same layer `index` places further in a chain of its copies, by itself: nothing else crosses.
+    pub fn copy(&self, model: &Model, index: u32) -> Self {
+        let shift = |id: &LayerId| LayerId::new(id.index() as u32 + index);
+        Self {
+            id: shift(&self.id),
+            inputs: self.inputs.iter().map(shift).collect(),
+            before: Seam::of(model, self.inputs.iter().copied()).shifted(index),
+            after: Seam::of(model, std::iter::once(self.id)).shifted(index),
+            ..self.clone()
         }
     }
 
-    /// Its output; with tracked parameters or input, the graph as well.
-    pub fn forward(&self, parameters: &[Matrix], input: Signal, feed: &Feed) -> Signal {
-        match self {
-            Self::Embedding(unit) => Signal::Hidden(unit.forward(parameters, feed)),
-            Self::Block(unit) => Signal::Hidden(unit.forward(parameters, input.hidden(), feed)),
-            Self::Head(unit) => Signal::Loss(unit.forward(parameters, input.hidden(), feed)),
+    /// Its parameters, in the order in which [`Unit::forward`] takes them.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        match &self.arithmetic {
+            Arithmetic::Embedding(unit) => unit.parameters(),
+            Arithmetic::Patches(unit) => unit.parameters(),
+            Arithmetic::Block(unit) => unit.parameters(),
+            Arithmetic::Head(unit) => unit.parameters(),
+            Arithmetic::Unet(unit, _) => unit.parameters(),
+        }
+    }
+
+    /// Its output from those of the layers before it; with tracked parameters or inputs, the graph as well.
+    ///
+    /// # Panics
+    /// If a layer that it reads has not run, which the order of layers rules out.
+    pub fn forward(&self, parameters: &[Matrix], live: &Live, feed: &Feed) -> Signal {
+        let read = |layer: &LayerId| live.get(layer).expect("layers come behind those that they read").clone();
+        let inputs: Vec<Matrix> = self.inputs.iter().map(read).collect();
+        let input = || inputs.first().expect("only layers that read data have no input").clone();
+        match &self.arithmetic {
+            Arithmetic::Embedding(unit) => Signal::Hidden(unit.forward(parameters, feed)),
+            Arithmetic::Patches(unit) => Signal::Hidden(unit.forward(parameters, feed)),
+            Arithmetic::Block(unit) => Signal::Hidden(unit.forward(parameters, input(), feed)),
+            Arithmetic::Head(unit) => Signal::Loss(unit.forward(parameters, input(), feed)),
+            Arithmetic::Unet(unit, _) => unit.forward(parameters, &inputs, feed, self.is_last),
         }
     }
 
     /// Bytes that its graph keeps from forward to backward, its input included: an estimate, counted from the operations
-    /// that Burn records.
+    /// that Burn records; of a denoising network as the plan counts it.
     pub fn kept(&self, (sequences, seq_len): (usize, usize)) -> Bytes {
-        let tokens = (sequences * seq_len) as u64;
-        let numbers = match self {
-            Self::Embedding(_) => tokens,
-            Self::Block(unit) => unit.kept(sequences as u64, seq_len as u64),
-            Self::Head(unit) => unit.kept(tokens),
+        let (sequences, seq_len) = (sequences as u64, seq_len as u64);
+        let numbers = match &self.arithmetic {
+            Arithmetic::Embedding(_) => sequences * seq_len,
+            Arithmetic::Patches(unit) => unit.kept(sequences),
+            Arithmetic::Block(unit) => unit.kept(sequences, seq_len),
+            Arithmetic::Head(unit) => unit.kept(sequences, seq_len),
+            Arithmetic::Unet(_, layer) => {
+                let batch = Batch { microbatch: sequences, seq_len };
+                return layer.saved(batch, Precision::Fp32, Recompute::None, Attention::Materialised);
+            }
         };
         Bytes::new(4 * numbers)
     }
@@ -176,23 +232,18 @@ impl Unit {
 pub(crate) fn units(model: &Model) -> Result<Vec<Unit>, Faults> {
     let mut faults = Faults::new();
     let mut units = Vec::new();
-    let last = model.layers().len().saturating_sub(1);
+    let mut before = Seam::default();
     for (id, layer) in model.layers().enumerate() {
-        match Unit::new(layer) {
-            Ok(unit) => {
-                let belongs = match &unit {
-                    Unit::Embedding(_) => id.index() == 0,
-                    Unit::Block(_) => id.index() > 0 && id.index() < last,
-                    Unit::Head(_) => id.index() == last,
-                };
-                if !belongs {
-                    faults.push(Diagnostic::error(format!(
-                        "layer `{}` cannot be executed where it is: an embedding comes first, then blocks, then a head",
-                        layer.name
-                    )));
-                }
-                units.push(unit);
-            }
+        let after = Seam::behind(model, id);
+        match Arithmetic::new(layer) {
+            Ok(arithmetic) => units.push(Unit {
+                id,
+                inputs: layer.inputs.clone(),
+                is_last: id.index() + 1 == model.layers().len(),
+                before: std::mem::replace(&mut before, after.clone()),
+                after,
+                arithmetic,
+            }),
             // One message for a run of equal layers.
             Err(fault) if !same_kind_before(model, id) => faults.push(fault),
             Err(_) => {}
@@ -201,7 +252,7 @@ pub(crate) fn units(model: &Model) -> Result<Vec<Unit>, Faults> {
     faults.or(units)
 }
 
-fn same_kind_before(model: &Model, id: spipe_base::LayerId) -> bool {
-    let kind = |index: usize| &model.layers()[spipe_base::LayerId::from(index)].kind;
+fn same_kind_before(model: &Model, id: LayerId) -> bool {
+    let kind = |index: usize| &model.layers()[LayerId::from(index)].kind;
     id.index() > 0 && std::mem::discriminant(kind(id.index())) == std::mem::discriminant(kind(id.index() - 1))
 }

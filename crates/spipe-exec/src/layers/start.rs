@@ -1,35 +1,25 @@
 //! Parameters before the first step: the same for a seed, however the layers are spread.
 
 use super::{Parameter, Start};
-use crate::data::{hash, mix};
+use crate::data::{hash, normals, uniform};
 use spipe_base::LayerId;
-use std::f64::consts::TAU;
 
 /// The standard deviation of weights (GPT-2 and Llama: `initializer_range`).
 const DEVIATION: f64 = 0.02;
 
 /// The numbers of `parameter` of `layer`, row by row: a function of seed, layer, name and index only.
 pub(crate) fn initial(seed: u64, layer: LayerId, parameter: &Parameter) -> Vec<f32> {
+    let name: Vec<u64> = parameter.name.bytes().map(u64::from).collect();
+    let key = hash(&[&[seed, layer.index() as u64], &name[..]].concat());
     match parameter.start {
         Start::Ones => vec![1.0; parameter.count()],
         Start::Zeros => vec![0.0; parameter.count()],
-        Start::Normal => {
-            let name: Vec<u64> = parameter.name.bytes().map(u64::from).collect();
-            let key = hash(&[&[seed, layer.index() as u64], &name[..]].concat());
-            let pairs = (0..parameter.count().div_ceil(2) as u64).flat_map(|pair| normal_pair(key, pair));
-            pairs.take(parameter.count()).map(|number| (number * DEVIATION) as f32).collect()
+        Start::Normal => normals(key).take(parameter.count()).map(|number| (number * DEVIATION) as f32).collect(),
+        Start::Uniform(fan_in) => {
+            let bound = 1.0 / (fan_in as f64).sqrt();
+            (0..parameter.count() as u64).map(|index| ((2.0 * uniform(key, index) - 1.0) * bound) as f32).collect()
         }
     }
-}
-
-/// Two independent normal numbers (Box, Muller 1958).
-fn normal_pair(key: u64, pair: u64) -> [f64; 2] {
-    let uniform = |index: u64| {
-        let bits = mix(key ^ mix(2 * pair + index)) >> 11;
-        (bits as f64 + 0.5) / (1u64 << 53) as f64
-    };
-    let (radius, angle) = ((-2.0 * uniform(0).ln()).sqrt(), TAU * uniform(1));
-    [radius * angle.cos(), radius * angle.sin()]
 }
 
 #[cfg(test)]

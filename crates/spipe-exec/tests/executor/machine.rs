@@ -2,7 +2,7 @@
 
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{Backend, Binding, Options, Tokens};
+use spipe_exec::{Backend, Binding, Data, Options, Tokens};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Knobs, Placement, Plan, Stage, System};
@@ -40,6 +40,36 @@ places = 16
 qkv-bias = true
 output-bias = true
 mlp-bias = true
+"#;
+
+/// Two small blocks over patches of images.
+pub const VIT: &str = r#"
+format-version = 1
+kind = "vit"
+name = "small-vit"
+image = 8
+patch = 4
+hidden = 32
+layers = 2
+heads = 4
+intermediate = 64
+classes = 4
+"#;
+
+/// Two levels with attention in the lower one; 13 layers, whose skip connections cross every cut between 2 and 10.
+pub const UNET: &str = r#"
+format-version = 1
+kind = "unet"
+name = "small-unet"
+latent = 7
+channels = 2
+widths = [8, 16]
+blocks-per-level = 1
+depths = [0, 1]
+heads = [2, 4]
+text-width = 6
+text-tokens = 3
+norm-groups = 4
 "#;
 
 /// Two emulated accelerators and a socket. `memory` is that of each accelerator.
@@ -130,8 +160,13 @@ impl Case<'_> {
     }
 }
 
+/// What the model of `plan` is trained on: images, or a text with some structure.
+pub fn data(plan: &Plan) -> Data {
+    Data::synthetic(plan.context().model).unwrap_or_else(text)
+}
+
 /// A text with some structure.
-pub fn text() -> Tokens {
+pub fn text() -> Data {
     let text = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs. ".repeat(20);
-    Tokens::bytes(text.as_bytes(), 16).expect("long enough")
+    Tokens::bytes(text.as_bytes(), 16).expect("long enough").into()
 }

@@ -18,7 +18,7 @@ use crate::{
 use files::Files;
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic};
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{Backend, Calibration, Executor, Report, Tokens, available};
+use spipe_exec::{Backend, Calibration, Data, Executor, Report, Tokens, available};
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::Plan;
@@ -45,7 +45,7 @@ pub fn run(what: &args::Demo, format: Format) -> Result<(), Failure> {
     let model = input::model(&what.model)?;
     let text = files::training_text(what.data.as_deref())?;
     let workload = workload(&model);
-    let data = Tokens::bytes(&text, workload.seq_len).map_err(|error| training::refuse(error.into()))?;
+    let data = Tokens::bytes(&text, workload.seq_len).map_err(|error| training::refuse(error.into()))?.into();
 
     step("1. Measuring this machine");
     let executors = executors(backend);
@@ -220,7 +220,7 @@ fn train(
     what: &args::Demo,
     plan: &Plan,
     program: &spipe_schedule::Program,
-    (data, executors): (&Tokens, &[Executor]),
+    (data, executors): (&Data, &[Executor]),
 ) -> Result<Report, Failure> {
     let mut bindings = training::bindings(plan, &[], Backend::default())?;
     for binding in &mut bindings {

@@ -1,40 +1,6 @@
-//! Training data: bytes of a text as tokens, and the batches that follow from a seed.
+//! Bytes of a text as tokens, and the batches that follow from a seed.
 
-/// Why a text is no training data.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DataError {
-    /// Shorter than one sequence and the token after it.
-    #[error("the text has {found} bytes, one sequence of {seq_len} tokens and the one after it needs {needed}")]
-    TooShort {
-        /// Bytes of the text.
-        found: u64,
-        /// Tokens of a sequence.
-        seq_len: u64,
-        /// Bytes that it takes.
-        needed: u64,
-    },
-    /// A sequence of nothing.
-    #[error("the sequence length is zero")]
-    NoLength,
-    /// A token that the model does not have.
-    #[error("the text has byte {token} at offset {offset}, the model's vocabulary has {vocabulary} tokens")]
-    Vocabulary {
-        /// The largest byte.
-        token: u8,
-        /// Where it is first.
-        offset: usize,
-        /// Tokens of the model.
-        vocabulary: u64,
-    },
-    /// Sequences of another length than the plan's.
-    #[error("the data has sequences of {found} tokens, the plan has {wanted}")]
-    Length {
-        /// Of the data.
-        found: u64,
-        /// Of the plan.
-        wanted: u64,
-    },
-}
+use super::{DataError, Draw, choice};
 
 /// A text as tokens, one per byte, cut into sequences at random places.
 #[derive(Clone, Debug)]
@@ -87,8 +53,8 @@ impl Tokens {
         self.bytes.is_empty()
     }
 
-    /// Microbatch `microbatch` of step `step`: the same for the same seed, whatever else has been asked for.
-    pub fn batch(&self, seed: u64, step: u32, microbatch: usize, sequences: usize) -> Batch {
+    /// The sequences that `draw` draws.
+    pub fn batch(&self, draw: Draw, sequences: usize) -> Batch {
         let mut batch = Batch {
             inputs: Vec::with_capacity(sequences * self.seq_len),
             targets: Vec::with_capacity(sequences * self.seq_len),
@@ -97,9 +63,7 @@ impl Tokens {
         };
         let places = (self.bytes.len() - self.seq_len) as u64;
         for sequence in 0..sequences {
-            let key = [seed, u64::from(step), microbatch as u64, sequence as u64];
-            // The high half of the product is even to within 2⁻⁶⁴ × places.
-            let place = ((u128::from(hash(&key)) * u128::from(places)) >> 64) as usize;
+            let place = choice(draw.key(sequence), places) as usize;
             let window = &self.bytes[place..=place + self.seq_len];
             batch.inputs.extend(window[..self.seq_len].iter().map(|byte| i32::from(*byte)));
             batch.targets.extend(window[1..].iter().map(|byte| i32::from(*byte)));
@@ -120,22 +84,13 @@ impl Tokens {
     }
 }
 
-/// A well-mixed number from a key: SplitMix64 (Steele, Lea, Flood 2014) over its words.
-pub(crate) fn hash(key: &[u64]) -> u64 {
-    key.iter().fold(0x9E37_79B9_7F4A_7C15, |state, word| mix(state.wrapping_add(*word)))
-}
-
-/// One step of SplitMix64.
-pub(crate) const fn mix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn draw(step: u32, microbatch: usize) -> Draw {
+        Draw { seed: 7, step, microbatch }
+    }
 
     #[test]
     fn a_short_text_is_refused_with_both_lengths() {
@@ -150,19 +105,19 @@ mod tests {
     fn targets_follow_inputs_and_batches_repeat() {
         let text: Vec<u8> = (0..200).collect();
         let tokens = Tokens::bytes(&text, 8).unwrap();
-        let batch = tokens.batch(7, 3, 1, 4);
+        let batch = tokens.batch(draw(3, 1), 4);
         assert_eq!((batch.inputs.len(), batch.targets.len()), (32, 32));
         assert!(batch.inputs.iter().zip(&batch.targets).all(|(input, target)| input + 1 == *target));
-        assert_eq!(batch, tokens.batch(7, 3, 1, 4));
-        assert_ne!(batch, tokens.batch(7, 4, 1, 4));
-        assert_ne!(batch, tokens.batch(7, 3, 2, 4));
+        assert_eq!(batch, tokens.batch(draw(3, 1), 4));
+        assert_ne!(batch, tokens.batch(draw(4, 1), 4));
+        assert_ne!(batch, tokens.batch(draw(3, 2), 4));
     }
 
     #[test]
     fn every_place_can_be_drawn() {
         let tokens = Tokens::bytes(b"abcd", 2).unwrap();
         let first: std::collections::BTreeSet<i32> =
-            (0..50).map(|step| tokens.batch(0, step, 0, 1).inputs[0]).collect();
+            (0..50).map(|step| tokens.batch(draw(step, 0), 1).inputs[0]).collect();
         assert_eq!(first.len(), 2);
     }
 

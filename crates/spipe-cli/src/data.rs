@@ -1,0 +1,132 @@
+//! Training data from files.
+
+use crate::{Failure, input, training};
+use image::imageops::FilterType;
+use rayon::prelude::*;
+use spipe_base::{Diagnostic, Faults, Position};
+use spipe_exec::{Data, ImageShape, Images, Tokens};
+use spipe_model::Model;
+use std::path::{Path, PathBuf};
+
+/// The word for images that are made instead of read.
+const SYNTHETIC: &str = "synthetic";
+
+/// What `given` names for `model`: a text, `synthetic`, or a folder with a folder of images for each class.
+pub fn read(given: &str, model: &Model, seq_len: u64) -> Result<Data, Failure> {
+    match ImageShape::of(model) {
+        None => tokens(given, seq_len).map(Data::from),
+        Some(shape) if given == SYNTHETIC => Ok(Images::synthetic(shape).into()),
+        Some(shape) => folder(given, shape).map(Data::from),
+    }
+}
+
+/// The tokens of a text file, byte by byte.
+fn tokens(path: &str, seq_len: u64) -> Result<Tokens, Failure> {
+    Tokens::bytes(&input::bytes(path)?, seq_len).map_err(|error| placed(path, training::refuse(error.into())))
+}
+
+/// A failure of the input with its file.
+fn placed(path: &str, failure: Failure) -> Failure {
+    match failure {
+        Failure::Input(faults) => {
+            let position = Position { file: path.into(), line: 1, column: 1 };
+            let mut all = Faults::new();
+            faults.iter().for_each(|fault| all.push(fault.clone().at(position.clone())));
+            Failure::Input(all)
+        }
+        other => other,
+    }
+}
+
+/// The images of a folder: those of each folder in it are a class, classes and images in the order of their names.
+fn folder(path: &str, shape: ImageShape) -> Result<Images, Failure> {
+    if !Path::new(path).is_dir() {
+        let hint = format!("name a folder with a folder of images for each class, or `{SYNTHETIC}`");
+        return Err(Diagnostic::error(format!("`{path}` is no folder of images")).hint(hint).into());
+    }
+    let mut files: Vec<(PathBuf, u32)> = Vec::new();
+    for (class, folder) in (0..).zip(entries(Path::new(path))?.into_iter().filter(|entry| entry.is_dir())) {
+        files.extend(entries(&folder)?.into_iter().filter(|file| is_image(file)).map(|file| (file, class)));
+    }
+    let read: Vec<Result<(Vec<u8>, u32), Diagnostic>> =
+        files.par_iter().map(|(file, class)| decode(file, shape).map(|pixels| (pixels, *class))).collect();
+    let mut faults = Faults::new();
+    let images = read.into_iter().filter_map(|image| image.map_err(|fault| faults.push(fault)).ok()).collect();
+    faults.or(())?;
+    Images::new(shape.channels, shape.side, images).map_err(|error| placed(path, training::refuse(error.into())))
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let shown = folder.display().to_string();
+    let fail = |error: std::io::Error| Failure::file(&shown, "read", &error);
+    let mut entries = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(fail)? {
+        entries.push(entry.map_err(fail)?.path());
+    }
+    entries.sort();
+    Ok(entries)
+}
+
+fn is_image(file: &Path) -> bool {
+    let extension = file.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    ["png", "jpg", "jpeg"].iter().any(|known| extension.eq_ignore_ascii_case(known))
+}
+
+/// The largest square in the middle, as large as the model reads images, channel by channel.
+fn decode(file: &Path, shape: ImageShape) -> Result<Vec<u8>, Diagnostic> {
+    let shown = file.display().to_string();
+    let fail = |what: String| {
+        let position = Position { file: shown.clone(), line: 1, column: 1 };
+        Diagnostic::error(format!("`{shown}` cannot be read as an image: {what}")).at(position)
+    };
+    let image = image::open(file).map_err(|error| fail(error.to_string()))?;
+    let square = image.width().min(image.height());
+    let (left, top) = ((image.width() - square) / 2, (image.height() - square) / 2);
+    let side = u32::try_from(shape.side).map_err(|_| fail("it would be too large".into()))?;
+    let image = image.crop_imm(left, top, square, square).resize_exact(side, side, FilterType::Triangle);
+    let (bytes, channels) = match shape.channels {
+        1 => (image.to_luma8().into_raw(), 1),
+        3 => (image.to_rgb8().into_raw(), 3),
+        4 => (image.to_rgba8().into_raw(), 4),
+        other => return Err(fail(format!("the model reads {other} channels, images have 1, 3 or 4"))),
+    };
+    Ok((0..channels).flat_map(|channel| bytes.iter().skip(channel).step_by(channels).copied()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn folders_are_classes() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cats, dogs) = (folder.path().join("cats"), folder.path().join("dogs"));
+        std::fs::create_dir(&cats).unwrap();
+        std::fs::create_dir(&dogs).unwrap();
+        image::RgbImage::from_pixel(6, 4, image::Rgb([255, 0, 0])).save(dogs.join("a.png")).unwrap();
+        image::RgbImage::from_pixel(4, 4, image::Rgb([0, 255, 0])).save(cats.join("b.jpg")).unwrap();
+        std::fs::write(cats.join("notes.txt"), "no image").unwrap();
+        let path = folder.path().display().to_string();
+        let shape = ImageShape { channels: 3, side: 2, classes: Some(2) };
+        let images = super::folder(&path, shape).unwrap();
+        assert_eq!((images.channels(), images.side(), images.classes()), (3, 2, 2));
+        let red = decode(&dogs.join("a.png"), shape).unwrap();
+        assert_eq!(red, [255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0]);
+        std::fs::write(cats.join("c.png"), "broken").unwrap();
+        std::fs::write(cats.join("d.png"), "broken").unwrap();
+        let broken = super::folder(&path, shape).unwrap_err().to_string();
+        assert!(broken.contains("c.png` cannot be read as an image") && broken.contains("d.png"), "{broken}");
+    }
+
+    #[test]
+    fn other_things_are_no_folders() {
+        let shape = ImageShape { channels: 3, side: 2, classes: None };
+        let missing = super::folder("missing", shape).unwrap_err().to_string();
+        assert!(missing.contains("`missing` is no folder of images\nhint: name a folder"), "{missing}");
+        let empty = tempfile::tempdir().unwrap();
+        let none = super::folder(&empty.path().display().to_string(), shape).unwrap_err().to_string();
+        assert!(none.contains("there are no images"), "{none}");
+    }
+}

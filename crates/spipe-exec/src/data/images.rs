@@ -1,0 +1,182 @@
+//! Images with classes: read from somewhere, or made from nothing but numbers.
+
+use super::{DataError, Draw, ImageShape, choice, hash, normals, uniform};
+use std::f64::consts::TAU;
+
+/// Images of one shape, each with a class.
+#[derive(Clone, Debug)]
+pub struct Images {
+    channels: u64,
+    side: u64,
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// Bytes of each image, channel by channel and row by row, and its class.
+    Read { pixels: Vec<Vec<u8>>, classes: Vec<u32>, count: u64 },
+    /// Waves whose direction and length follow from the class, under noise.
+    Synthetic { classes: u64 },
+}
+
+/// The images of one microbatch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageBatch {
+    /// Image by image, channel by channel, row by row; from −1 to 1 where they are read from bytes.
+    pub pixels: Vec<f32>,
+    /// The class of each.
+    pub classes: Vec<i32>,
+    /// Whatever else is drawn for these images follows from it.
+    pub key: u64,
+}
+
+/// The most classes of synthetic images.
+const MOST_CLASSES: u64 = 1000;
+/// How much of a synthetic image is noise.
+const NOISE: f64 = 0.25;
+
+impl Images {
+    /// Images that have been read: the bytes of each, channel by channel and row by row, and its class.
+    ///
+    /// # Errors
+    /// No images, or one that does not have `channels` × `side` × `side` bytes.
+    pub fn new(channels: u64, side: u64, images: Vec<(Vec<u8>, u32)>) -> Result<Self, DataError> {
+        let wanted = channels * side * side;
+        if images.is_empty() {
+            return Err(DataError::NoImages);
+        }
+        if let Some((image, found)) = (0..).zip(&images).find(|(_, (pixels, _))| pixels.len() as u64 != wanted) {
+            return Err(DataError::Pixels { image, found: found.0.len(), wanted, channels, side });
+        }
+        let count = images.iter().map(|(_, class)| u64::from(*class) + 1).max().unwrap_or(0);
+        let (pixels, classes) = images.into_iter().unzip();
+        Ok(Self { channels, side, source: Source::Read { pixels, classes, count } })
+    }
+
+    /// Images of that shape, of at most a thousand classes.
+    pub fn synthetic(shape: ImageShape) -> Self {
+        let classes = shape.classes.unwrap_or(MOST_CLASSES).clamp(1, MOST_CLASSES);
+        Self { channels: shape.channels, side: shape.side, source: Source::Synthetic { classes } }
+    }
+
+    /// Channels of a pixel.
+    pub const fn channels(&self) -> u64 {
+        self.channels
+    }
+
+    /// Height and width.
+    pub const fn side(&self) -> u64 {
+        self.side
+    }
+
+    /// Classes.
+    pub const fn classes(&self) -> u64 {
+        match &self.source {
+            Source::Read { count, .. } => *count,
+            Source::Synthetic { classes } => *classes,
+        }
+    }
+
+    /// The images that `draw` draws.
+    pub fn batch(&self, draw: Draw, images: usize) -> ImageBatch {
+        let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), key: hash(&[draw.key(0), 1]) };
+        for image in 0..images {
+            let key = draw.key(image);
+            match &self.source {
+                Source::Read { pixels, classes, .. } => {
+                    let place = choice(key, pixels.len() as u64) as usize;
+                    batch.pixels.extend(pixels[place].iter().map(|byte| f32::from(*byte) / 127.5 - 1.0));
+                    batch.classes.push(classes[place].cast_signed());
+                }
+                Source::Synthetic { classes } => {
+                    let class = choice(key, *classes);
+                    self.draw(class, key, &mut batch.pixels);
+                    batch.classes.push(class as i32);
+                }
+            }
+        }
+        batch
+    }
+
+    /// A wave along a direction of the class, shifted by channel, and noise.
+    fn draw(&self, class: u64, key: u64, pixels: &mut Vec<f32>) {
+        let class = hash(&[class, 3]);
+        // Up to four waves across the image in either direction.
+        let [across, down] = [0, 1].map(|index| (8.0 * uniform(class, index) - 4.0) / self.side as f64);
+        let mut noise = normals(key);
+        for channel in 0..self.channels {
+            let shift = uniform(class, 2 + channel);
+            for (row, column) in (0..self.side).flat_map(|row| (0..self.side).map(move |column| (row, column))) {
+                let wave = (TAU * (column as f64 * across + row as f64 * down + shift)).sin();
+                pixels.push((wave + NOISE * noise.next().unwrap_or(0.0)) as f32);
+            }
+        }
+    }
+
+    /// Whether a model that reads images of that shape can read these.
+    pub(super) fn check(&self, model: &str, shape: ImageShape) -> Result<(), DataError> {
+        let ImageShape { channels, side, classes } = shape;
+        if (self.channels, self.side) != (channels, side) {
+            let (found_channels, found) = (self.channels, self.side);
+            return Err(DataError::Shape { model: model.into(), found_channels, found, channels, side });
+        }
+        match classes.filter(|classes| self.classes() > *classes) {
+            Some(classes) => Err(DataError::Classes { model: model.into(), found: self.classes(), classes }),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draw(step: u32) -> Draw {
+        Draw { seed: 5, step, microbatch: 1 }
+    }
+
+    #[test]
+    fn images_are_drawn_evenly_and_repeat() {
+        let bytes = |class: u32| vec![(class * 51) as u8; 12];
+        let images = Images::new(3, 2, (0..6).map(|class| (bytes(class), class)).collect()).unwrap();
+        assert_eq!((images.channels(), images.side(), images.classes()), (3, 2, 6));
+        let batch = images.batch(draw(0), 600);
+        assert_eq!(batch, images.batch(draw(0), 600));
+        assert_ne!(batch, images.batch(draw(1), 600));
+        for class in 0..6 {
+            assert!(batch.classes.iter().filter(|other| **other == class).count() > 60, "{class}");
+        }
+        for (pixels, class) in batch.pixels.chunks(12).zip(&batch.classes) {
+            assert!(
+                pixels.iter().all(|pixel| (pixel - (*class as f32 * 0.4 - 1.0)).abs() < 1e-6),
+                "{pixels:?} {class}"
+            );
+        }
+    }
+
+    #[test]
+    fn synthetic_images_of_a_class_are_alike() {
+        let images = Images::synthetic(ImageShape { channels: 2, side: 8, classes: Some(3) });
+        let batch = images.batch(draw(0), 40);
+        let distance = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / 128.0;
+        let all: Vec<(&[f32], i32)> = batch.pixels.chunks(128).zip(batch.classes.iter().copied()).collect();
+        for (pixels, class) in &all[1..] {
+            let far = distance(all[0].0, pixels);
+            assert!(if *class == all[0].1 { far < 0.2 } else { far > 0.3 }, "{far} {class} {}", all[0].1);
+        }
+    }
+
+    #[test]
+    fn shapes_are_checked() {
+        assert_eq!(Images::new(1, 2, Vec::new()).err(), Some(DataError::NoImages));
+        let short = Images::new(1, 2, vec![(vec![0; 4], 0), (vec![0; 3], 1)]).unwrap_err().to_string();
+        assert_eq!(short, "image 1 has 3 numbers, 1 channels of 2 × 2 pixels are 4");
+        let images = Images::new(1, 2, vec![(vec![0; 4], 7)]).unwrap();
+        let shape = ImageShape { channels: 1, side: 2, classes: Some(8) };
+        assert_eq!(images.check("m", shape), Ok(()));
+        let few = images.check("m", ImageShape { classes: Some(7), ..shape }).unwrap_err().to_string();
+        assert_eq!(few, "the images have 8 classes, `m` tells 7 apart");
+        let other = images.check("m", ImageShape { channels: 3, side: 4, ..shape }).unwrap_err().to_string();
+        assert_eq!(other, "the images have 1 channels of 2 × 2 pixels, `m` reads 3 of 4 × 4");
+    }
+}

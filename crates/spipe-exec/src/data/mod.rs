@@ -1,0 +1,242 @@
+//! What models are trained on, and the microbatches that follow from a seed.
+//!
+//! Nothing is kept from step to step: a microbatch is a function of the data, the seed, the step and its own number, so that
+//! a run that goes on where another one ended reads what that one would have read.
+
+mod images;
+mod tokens;
+
+pub use images::{ImageBatch, Images};
+pub use tokens::{Batch, Tokens};
+
+use spipe_model::{Architecture, LayerKind, Model};
+use std::f64::consts::TAU;
+
+/// What a model is trained on.
+#[derive(Clone, Debug)]
+pub enum Data {
+    /// Text, for language models.
+    Tokens(Tokens),
+    /// Images with classes, for image encoders; denoising networks tell noise from them.
+    Images(Images),
+}
+
+/// The images that a model reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageShape {
+    /// Channels of a pixel.
+    pub channels: u64,
+    /// Height and width.
+    pub side: u64,
+    /// Classes that it tells apart; none where any number will do.
+    pub classes: Option<u64>,
+}
+
+/// Which microbatch is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// The order of the data follows from it.
+    pub seed: u64,
+    /// The step, from 0.
+    pub step: u32,
+    /// The microbatch in the step, from 0.
+    pub microbatch: usize,
+}
+
+/// One microbatch of either.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Microbatch {
+    Tokens(Batch),
+    Images(ImageBatch),
+}
+
+/// Why data is no training data for a model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DataError {
+    /// Shorter than one sequence and the token after it.
+    #[error("the text has {found} bytes, one sequence of {seq_len} tokens and the one after it needs {needed}")]
+    TooShort {
+        /// Bytes of the text.
+        found: u64,
+        /// Tokens of a sequence.
+        seq_len: u64,
+        /// Bytes that it takes.
+        needed: u64,
+    },
+    /// A sequence of nothing.
+    #[error("the sequence length is zero")]
+    NoLength,
+    /// A token that the model does not have.
+    #[error("the text has byte {token} at offset {offset}, the model's vocabulary has {vocabulary} tokens")]
+    Vocabulary {
+        /// The largest byte.
+        token: u8,
+        /// Where it is first.
+        offset: usize,
+        /// Tokens of the model.
+        vocabulary: u64,
+    },
+    /// Sequences of another length than the plan's.
+    #[error("the data has sequences of {found} tokens, the plan has {wanted}")]
+    Length {
+        /// Of the data.
+        found: u64,
+        /// Of the plan.
+        wanted: u64,
+    },
+    /// Data of another kind than the model reads.
+    #[error("`{model}` reads {wanted}, the data is {found}")]
+    Kind {
+        /// The model.
+        model: String,
+        /// What it reads.
+        wanted: &'static str,
+        /// What it is given.
+        found: &'static str,
+    },
+    /// No image at all.
+    #[error("there are no images")]
+    NoImages,
+    /// An image with another count of numbers than its shape has.
+    #[error("image {image} has {found} numbers, {channels} channels of {side} × {side} pixels are {wanted}")]
+    Pixels {
+        /// Its place among the images.
+        image: usize,
+        /// Numbers that it has.
+        found: usize,
+        /// Numbers of its shape.
+        wanted: u64,
+        /// Channels of a pixel.
+        channels: u64,
+        /// Height and width.
+        side: u64,
+    },
+    /// Images of another shape than the model's.
+    #[error(
+        "the images have {found_channels} channels of {found} × {found} pixels, `{model}` reads {channels} of {side} × {side}"
+    )]
+    Shape {
+        /// The model.
+        model: String,
+        /// Channels of the data.
+        found_channels: u64,
+        /// Height and width of the data.
+        found: u64,
+        /// Channels that the model reads.
+        channels: u64,
+        /// Height and width that it reads.
+        side: u64,
+    },
+    /// More classes than the model tells apart.
+    #[error("the images have {found} classes, `{model}` tells {classes} apart")]
+    Classes {
+        /// The model.
+        model: String,
+        /// Of the data.
+        found: u64,
+        /// Of the model.
+        classes: u64,
+    },
+}
+
+impl From<Tokens> for Data {
+    fn from(tokens: Tokens) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+impl From<Images> for Data {
+    fn from(images: Images) -> Self {
+        Self::Images(images)
+    }
+}
+
+impl Data {
+    /// Images that follow from nothing but numbers, of the shape and with the classes that `model` reads; none for a model that
+    /// reads tokens.
+    pub fn synthetic(model: &Model) -> Option<Self> {
+        ImageShape::of(model).map(|shape| Self::Images(Images::synthetic(shape)))
+    }
+
+    /// One microbatch: the same for the same draw, whatever else has been asked for.
+    pub(crate) fn microbatch(&self, draw: Draw, sequences: usize) -> Microbatch {
+        match self {
+            Self::Tokens(tokens) => Microbatch::Tokens(tokens.batch(draw, sequences)),
+            Self::Images(images) => Microbatch::Images(images.batch(draw, sequences)),
+        }
+    }
+
+    /// Whether `model` can be trained on this with sequences of that length.
+    pub(crate) fn check(&self, model: &Model, seq_len: u64) -> Result<(), DataError> {
+        let kind = |wanted, found| DataError::Kind { model: model.name().into(), wanted, found };
+        match (self, ImageShape::of(model)) {
+            (Self::Tokens(tokens), None) => tokens.check(vocabulary(model), seq_len),
+            (Self::Images(images), Some(shape)) => images.check(model.name(), shape),
+            (Self::Tokens(_), Some(_)) => Err(kind("images", "text")),
+            (Self::Images(_), None) => Err(kind("text", "images")),
+        }
+    }
+}
+
+impl ImageShape {
+    /// What `model` reads; none for a model that reads tokens.
+    pub fn of(model: &Model) -> Option<Self> {
+        match model.architecture() {
+            Architecture::Vision(vision) => Some(Self {
+                channels: vision.embedding.channels,
+                side: vision.embedding.image,
+                classes: vision.head().map(|head| head.classes),
+            }),
+            Architecture::Unet(unet) => Some(Self { channels: unet.channels, side: unet.latent, classes: None }),
+            _ => None,
+        }
+    }
+}
+
+/// Tokens that the model knows.
+fn vocabulary(model: &Model) -> u64 {
+    let first = model.layers().iter().find_map(|layer| match &layer.kind {
+        LayerKind::Embedding(embedding) => Some(embedding.vocabulary),
+        _ => None,
+    });
+    first.unwrap_or(0)
+}
+
+impl Draw {
+    /// The key of one sequence or image of the microbatch.
+    fn key(self, sequence: usize) -> u64 {
+        hash(&[self.seed, u64::from(self.step), self.microbatch as u64, sequence as u64])
+    }
+}
+
+/// One of `count` things: the high half of the product is even to within 2⁻⁶⁴ × count.
+fn choice(key: u64, count: u64) -> u64 {
+    ((u128::from(key) * u128::from(count)) >> 64) as u64
+}
+
+/// A well-mixed number from a key: SplitMix64 (Steele, Lea, Flood 2014) over its words.
+pub(crate) fn hash(key: &[u64]) -> u64 {
+    key.iter().fold(0x9E37_79B9_7F4A_7C15, |state, word| mix(state.wrapping_add(*word)))
+}
+
+/// One step of SplitMix64.
+const fn mix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// A number between 0 and 1, both left out.
+pub(crate) fn uniform(key: u64, index: u64) -> f64 {
+    let bits = mix(key ^ mix(index)) >> 11;
+    (bits as f64 + 0.5) / (1u64 << 53) as f64
+}
+
+/// Independent normal numbers, two from each pair of even ones (Box, Muller 1958).
+pub(crate) fn normals(key: u64) -> impl Iterator<Item = f64> {
+    (0..).flat_map(move |pair| {
+        let (radius, angle) = ((-2.0 * uniform(key, 2 * pair).ln()).sqrt(), TAU * uniform(key, 2 * pair + 1));
+        [radius * angle.cos(), radius * angle.sin()]
+    })
+}
