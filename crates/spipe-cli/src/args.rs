@@ -213,7 +213,7 @@ pub struct Plan {
     /// Training or inference
     #[arg(long, default_value = "train")]
     pub mode: Mode,
-    /// A system, or auto
+    /// A system, several with commas between them, or auto for all that suit
     #[arg(long, default_value = "auto")]
     pub system: String,
     /// ilp, dp, greedy or exhaustive

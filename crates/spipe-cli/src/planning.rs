@@ -1,12 +1,12 @@
 //! One search over microbatch sizes with the planner that was asked for.
 
 use crate::Failure;
-use spipe_base::{Diagnostic, SimTime};
+use spipe_base::{Bytes, Diagnostic, SimTime};
 use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, Outcome, OutcomeStatus, Placement, Plan, System};
-use spipe_planner::{Options, PlanError, Problem, Solution};
+use spipe_planner::{Claim, Options, PlanError, Planner, Problem, Solution};
 use std::{
     sync::atomic::AtomicBool,
     time::{Duration, Instant},
@@ -58,46 +58,31 @@ pub struct Found {
 
 /// The best plan over all microbatch sizes, by simulated time.
 pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
-    let planner = spipe_planner::planner(request.planner).ok_or_else(|| {
-        Failure::argument(
-            format!("there is no planner `{}`", request.planner),
-            format!("use one of {}", spipe_planner::NAMES.join(", ")),
-        )
-    })?;
+    let planner = planner(request.planner)?;
     let start = Instant::now();
-    let mut best: Option<(Workload, Solution)> = None;
-    let mut bound = SimTime::MAX;
-    let mut refusal = None;
-    let mut all_optimal = true;
+    let mut over = Over { best: None, bound: SimTime::MAX, refusal: None, proven: true, stopped: false };
     for (index, workload) in request.workloads.iter().enumerate() {
         let left = request.time_limit.saturating_sub(start.elapsed());
         let share = left / (request.workloads.len() - index) as u32;
-        match one(request, planner.as_ref(), workload, share) {
-            Ok(solution) => {
-                all_optimal &= solution.status == OutcomeStatus::Optimal;
-                bound = bound.min(solution.bound);
-                let better = best.as_ref().is_none_or(|(_, best)| solution.simulated < best.simulated);
-                if better {
-                    best = Some((*workload, solution));
-                }
-            }
-            Err(Failure::Infeasible(diagnostic)) => refusal = refusal.or(Some(Failure::Infeasible(diagnostic))),
-            Err(Failure::Stopped(diagnostic)) => {
-                all_optimal = false;
-                bound = SimTime::ZERO;
-                refusal = Some(Failure::Stopped(diagnostic));
-            }
-            Err(other) => return Err(other),
-        }
+        let incumbent = over.best.as_ref().map(|(_, best)| best.simulated);
+        let options = Options { gap: request.gap, threads: request.threads, incumbent, ..Options::default() };
+        let found = one(request, planner.as_ref(), workload, Options { time_limit: share, ..options });
+        over.take(*workload, found)?;
     }
-    let Some((workload, mut solution)) = best else {
-        return Err(refusal.unwrap_or_else(|| Failure::Bug("a search without microbatch sizes".into())));
+    let (bound, proven, stopped) = (over.bound, over.proven, over.stopped);
+    let Some((workload, mut solution)) = over.best else {
+        let missing = Failure::Bug("a search without microbatch sizes".into());
+        return Err(over.refusal.map_or(missing, |error| refuse(&error)));
     };
-    solution.bound = bound.min(solution.bound);
+    solution.bound = bound.min(solution.simulated);
     solution.gap = gap(solution.simulated, solution.bound);
-    if !all_optimal && solution.status == OutcomeStatus::Optimal {
-        solution.status = if solution.gap <= request.gap { OutcomeStatus::Optimal } else { OutcomeStatus::Feasible };
-    }
+    solution.status = if proven || solution.gap <= request.gap {
+        OutcomeStatus::Optimal
+    } else if stopped {
+        OutcomeStatus::Stopped
+    } else {
+        OutcomeStatus::Feasible
+    };
     let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
     let outcome = Outcome {
         planner: if spipe_planner::SYSTEMS.contains(&solution.placement.system) {
@@ -113,36 +98,99 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     Ok(Found { plan: plan.with_outcome(outcome), solution })
 }
 
+/// What is known over all microbatch sizes so far.
+struct Over {
+    best: Option<(Workload, Solution)>,
+    /// No plan takes less, whatever its microbatch.
+    bound: SimTime,
+    /// Of the sizes for which nothing fits, the refusal of the one that lacks least.
+    refusal: Option<PlanError>,
+    proven: bool,
+    stopped: bool,
+}
+
+impl Over {
+    fn take(&mut self, workload: Workload, found: Result<Solution, PlanError>) -> Result<(), Failure> {
+        match found {
+            Ok(solution) => {
+                self.proven &= solution.status == OutcomeStatus::Optimal;
+                self.stopped |= solution.status == OutcomeStatus::Stopped;
+                self.bound = self.bound.min(solution.bound);
+                if self.best.as_ref().is_none_or(|(_, best)| solution.simulated < best.simulated) {
+                    self.best = Some((workload, solution));
+                }
+            }
+            Err(PlanError::NothingBetter { bound, .. }) => {
+                let best = self.best.as_ref().map_or(SimTime::ZERO, |(_, best)| best.simulated);
+                self.proven &= bound >= best;
+                self.bound = self.bound.min(bound);
+            }
+            Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
+                let lacks_less = self.refusal.as_ref().is_none_or(|before| missing(&error) < missing(before));
+                if lacks_less && !matches!(self.refusal, Some(PlanError::StoppedWithoutPlan { .. })) {
+                    self.refusal = Some(error);
+                }
+            }
+            Err(error @ PlanError::StoppedWithoutPlan { .. }) => {
+                (self.proven, self.stopped, self.bound) = (false, true, SimTime::ZERO);
+                self.refusal = Some(error);
+            }
+            Err(other) => return Err(refuse(&other)),
+        }
+        Ok(())
+    }
+}
+
+/// What a refusal says is missing; more than anything where it does not say.
+fn missing(error: &PlanError) -> Bytes {
+    match error {
+        PlanError::Infeasible { missing: Some(missing), .. } => *missing,
+        _ => Bytes::new(u64::MAX),
+    }
+}
+
+fn planner(name: &str) -> Result<Box<dyn Planner>, Failure> {
+    spipe_planner::planner(name).ok_or_else(|| {
+        let names = spipe_planner::NAMES.join(", ");
+        Failure::argument(format!("there is no planner `{name}`"), format!("use one of {names}"))
+    })
+}
+
 fn gap(simulated: SimTime, bound: SimTime) -> f64 {
     if simulated == SimTime::ZERO { 0.0 } else { simulated.saturating_sub(bound).to_ms() / simulated.to_ms() }
 }
 
 fn one(
     request: &Request<'_>,
-    planner: &dyn spipe_planner::Planner,
+    planner: &dyn Planner,
     workload: &Workload,
-    time_limit: Duration,
-) -> Result<Solution, Failure> {
-    let cost = CostTable::new(request.model, request.hardware, workload)
-        .map_err(|error| Failure::from(Diagnostic::error(error.to_string())))?;
+    options: Options,
+) -> Result<Solution, PlanError> {
+    let cost = CostTable::new(request.model, request.hardware, workload).map_err(|error| PlanError::Infeasible {
+        reason: error.to_string(),
+        hint: "add its times for one of the devices to the model file".into(),
+        missing: None,
+    })?;
     let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
     let score = |placement: &Placement| {
         spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
     };
     let stop = AtomicBool::new(false);
-    let options = Options { time_limit, gap: request.gap, threads: request.threads, ..Options::default() };
     let problem = Problem { context, systems: request.systems.clone(), options, score: &score, stop: &stop };
-    // The other systems have a shape of their own, which no planner of stages knows.
-    let planned = request.systems.iter().all(|system| spipe_planner::SYSTEMS.contains(system));
-    let solution = if planned { planner.plan(&problem) } else { spipe_planner::generated(&problem) };
-    solution.map_err(|error| refuse(&error))
+    // The other systems have a shape of their own, which heuristics for stages do not know.
+    let stages = request.systems.iter().any(|system| spipe_planner::SYSTEMS.contains(system));
+    match (planner.claim(), stages) {
+        (Claim::OptimalWithinGap, _) => spipe_planner::plan_all(&problem, planner),
+        (_, true) => planner.plan(&problem),
+        (_, false) => spipe_planner::generated(&problem),
+    }
 }
 
 fn refuse(error: &PlanError) -> Failure {
     let diagnostic = Diagnostic::error(error.to_string());
     match error {
         PlanError::Infeasible { hint, .. } => Failure::Infeasible(diagnostic.hint(hint.clone())),
-        PlanError::NothingRuns { .. } => Failure::Infeasible(diagnostic),
+        PlanError::NothingRuns { .. } | PlanError::NothingBetter { .. } => Failure::Infeasible(diagnostic),
         PlanError::StoppedWithoutPlan { .. } => {
             Failure::Stopped(diagnostic.hint("give it more time with --time-limit"))
         }

@@ -4,6 +4,11 @@ use crate::{Context, Dealing, Family, Placement, Stage, System, Weights, footpri
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 
+/// The same as [`check`] but for what memories must hold: whether the placement would do if they were large enough.
+pub fn check_shape(context: &Context<'_>, placement: &Placement) -> Result<(), Faults> {
+    shape(context, placement, &|_| None)
+}
+
 /// Accepts `placement` or says everything that is wrong with it.
 pub fn check(context: &Context<'_>, placement: &Placement) -> Result<(), Faults> {
     check_file(context, placement, &|_| None)
@@ -11,6 +16,18 @@ pub fn check(context: &Context<'_>, placement: &Placement) -> Result<(), Faults>
 
 /// The same for a placement from a file, in which `position` finds the stages.
 pub(crate) fn check_file(
+    context: &Context<'_>,
+    placement: &Placement,
+    position: &dyn Fn(StageId) -> Option<Position>,
+) -> Result<(), Faults> {
+    shape(context, placement, position)?;
+    let mut faults = Found { all: Faults::new(), position };
+    check_memory(context, placement, &mut faults);
+    faults.all.or(())
+}
+
+/// Everything but memory.
+fn shape(
     context: &Context<'_>,
     placement: &Placement,
     position: &dyn Fn(StageId) -> Option<Position>,
@@ -45,9 +62,6 @@ pub(crate) fn check_file(
     }
     if faults.all.is_harmless() {
         check_links(context, placement, &mut faults);
-    }
-    if faults.all.is_harmless() {
-        check_memory(context, placement, &mut faults);
     }
     faults.all.or(())
 }

@@ -20,7 +20,7 @@ mod stage;
 mod stage_file;
 mod system;
 
-pub use check::check;
+pub use check::{check, check_shape};
 pub use file::{Embedded, PlanFile, schema};
 pub use footprint::{
     Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, offloaded_bytes, shard,

@@ -9,6 +9,7 @@ use crate::{
     case::{Case, Division, Scored, faster, judge},
     deadline::Deadline,
     figures::Figures,
+    freedom::Freedom,
     ilp::{cases, in_pool, search::to_time},
     partition::Partitioner,
     reason,
@@ -74,7 +75,7 @@ fn solve(
             PlanError::NothingRuns { examined }
         });
     };
-    let bound = to_time(figures, relaxation(figures)).min(simulated);
+    let bound = to_time(figures, relaxation(figures, &Freedom::STAGES)).min(simulated);
     Ok(Solution {
         placement,
         status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
@@ -84,6 +85,7 @@ fn solve(
         examined,
         solves: 0,
         cases: cases.len(),
+        considered: Vec::new(),
     })
 }
 

@@ -5,6 +5,7 @@ use crate::{
     case::{Case, Division, Scored, disciplines, faster, judge},
     deadline::Deadline,
     figures::Figures,
+    freedom::Freedom,
     ilp::in_pool,
     reason,
 };
@@ -80,10 +81,21 @@ fn solution(
 ) -> Solution {
     let proven = match status {
         OutcomeStatus::Optimal => simulated,
-        _ => crate::ilp::search::to_time(figures, crate::relaxation::relaxation(figures)).min(simulated),
+        _ => crate::ilp::search::to_time(figures, crate::relaxation::relaxation(figures, &Freedom::STAGES))
+            .min(simulated),
     };
     let gap = Solution::gap_of(simulated, proven);
-    Solution { placement, status, bound: proven, simulated, gap, examined, solves: 0, cases: cases.len() }
+    Solution {
+        placement,
+        status,
+        bound: proven,
+        simulated,
+        gap,
+        examined,
+        solves: 0,
+        cases: cases.len(),
+        considered: Vec::new(),
+    }
 }
 
 /// How many placements there are, whether they fit or not: per number of stages p and discipline, D!/(D−p)! device

@@ -7,6 +7,7 @@ use crate::{
     case::{Case, Division, disciplines, faster, judge},
     deadline::Deadline,
     figures::{Figures, Seat},
+    freedom::Freedom,
     ilp::search::to_time,
     reason,
     relaxation::relaxation,
@@ -38,7 +39,7 @@ impl Planner for Greedy {
         let Some((simulated, placement)) = best else {
             return Err(reason::greedy(&figures, &problem.systems, examined));
         };
-        let bound = to_time(&figures, relaxation(&figures)).min(simulated);
+        let bound = to_time(&figures, relaxation(&figures, &Freedom::STAGES)).min(simulated);
         Ok(Solution {
             placement,
             status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
@@ -48,6 +49,7 @@ impl Planner for Greedy {
             examined,
             solves: 0,
             cases: examined,
+            considered: Vec::new(),
         })
     }
 }

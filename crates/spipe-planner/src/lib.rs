@@ -27,12 +27,14 @@ mod case;
 mod deadline;
 mod exhaustive;
 mod figures;
+mod freedom;
 mod greedy;
 mod ilp;
 mod order;
 mod partition;
 mod problem;
 mod reason;
+mod refine;
 mod relaxation;
 mod sequence;
 mod systems;
@@ -42,9 +44,9 @@ mod systems;
 mod common;
 
 use spipe_plan::System;
-pub use systems::{candidates, generated};
+pub use systems::{candidates, generated, plan_all};
 
-pub use problem::{Claim, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};
+pub use problem::{Claim, Considered, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};
 
 /// The systems whose stages the planners search.
 pub const SYSTEMS: [System; 3] = [System::Gpipe, System::OneForwardOneBackward, System::Hybrid];

@@ -1,6 +1,7 @@
 //! What a planner is given and what it returns.
 
-use spipe_base::SimTime;
+use crate::systems::Shortage;
+use spipe_base::{Bytes, SimTime};
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
 use std::{sync::atomic::AtomicBool, time::Duration};
 
@@ -39,6 +40,10 @@ pub struct Options {
     pub sequence_limit: usize,
     /// Exhaustive search refuses larger spaces.
     pub exhaustive_limit: u64,
+    /// How many changes of the best placements of a system are simulated.
+    pub refinements: usize,
+    /// The iteration of a plan that is there already: only faster ones matter.
+    pub incumbent: Option<SimTime>,
 }
 
 impl Default for Options {
@@ -50,6 +55,8 @@ impl Default for Options {
             candidates_per_case: 16,
             sequence_limit: 4000,
             exhaustive_limit: 1_000_000,
+            refinements: 400,
+            incumbent: None,
         }
     }
 }
@@ -85,6 +92,23 @@ pub struct Solution {
     pub solves: usize,
     /// How many pairs of a device sequence and a system were told apart.
     pub cases: usize,
+    /// What is known of each system, where several were considered.
+    pub considered: Vec<Considered>,
+}
+
+/// What a search over systems found out about one of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Considered {
+    /// The system.
+    pub system: System,
+    /// No placement of it takes less; none if none fits.
+    pub bound: Option<SimTime>,
+    /// Its best simulated iteration.
+    pub simulated: Option<SimTime>,
+    /// Whether its bound was too high to try it.
+    pub skipped: bool,
+    /// How many of its placements were simulated.
+    pub examined: usize,
 }
 
 impl Solution {
@@ -104,6 +128,16 @@ pub enum PlanError {
         reason: String,
         /// What would help.
         hint: String,
+        /// What the closest placement lacks, where that is known.
+        missing: Option<Bytes>,
+    },
+    /// Placements fit, but none is faster than the plan that is there already.
+    #[error("none of {examined} placements is faster than the plan that is there already")]
+    NothingBetter {
+        /// No placement takes less.
+        bound: SimTime,
+        /// How many were simulated.
+        examined: usize,
     },
     /// The limit or the stop signal struck before there was a plan.
     #[error("the search stopped before it had found a plan; {examined} placements were simulated")]
@@ -155,7 +189,17 @@ impl PlanError {
             Self::Numerical { .. } => Some("another planner may do: `--planner dp`"),
             Self::TooLarge { .. } => Some("use `--planner ilp`"),
             Self::NoSystem => Some("allow `1f1b` or `gpipe`"),
-            Self::NothingRuns { .. } | Self::Threads { .. } => None,
+            Self::NothingBetter { .. } | Self::NothingRuns { .. } | Self::Threads { .. } => None,
+        }
+    }
+}
+
+impl PlanError {
+    /// The refusal that quotes the smaller of two shortages.
+    pub(crate) fn closer(self, shortage: &Shortage, context: &Context<'_>) -> Self {
+        match self {
+            Self::Infeasible { missing: Some(missing), .. } if missing <= shortage.missing => self,
+            _ => shortage.error(context),
         }
     }
 }

@@ -11,9 +11,7 @@ use std::collections::BTreeMap;
 
 /// What can be said before any search: a layer that fits nowhere, or a model that all memories together cannot hold.
 pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
-    for layer in 0..figures.layers {
-        lonely(figures, layer)?;
-    }
+    lonely_layers(figures)?;
     let state = |layer: usize| {
         let able = figures.devices.iter().filter(|device| device.able(layer, layer + 1));
         able.map(|device| device.state(layer, layer + 1)).min().unwrap_or(0)
@@ -35,7 +33,13 @@ pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
             Bytes::new(needed - usable)
         ),
         hint: "add memory or devices, use a smaller model, or train in a narrower precision".into(),
+        missing: Some(Bytes::new(needed - usable)),
     })
+}
+
+/// That every layer fits on some device by itself.
+pub(crate) fn lonely_layers(figures: &Figures<'_>) -> Result<(), PlanError> {
+    (0..figures.layers).try_for_each(|layer| lonely(figures, layer))
 }
 
 /// That layer `layer` fits on some device, alone and with one microbatch in flight.
@@ -59,6 +63,7 @@ fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
         return Err(PlanError::Infeasible {
             reason: format!("layer `{name}` has no time on any device of `{}`", figures.context.hardware.name()),
             hint: "add its times for one of the devices to the model file".into(),
+            missing: None,
         });
     };
     let device = &figures.devices[device];
@@ -70,6 +75,7 @@ fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
             Bytes::new(device.usable)
         ),
         hint: "use a smaller microbatch or a shorter sequence, or a device with more memory".into(),
+        missing: Some(Bytes::new(need.saturating_sub(device.usable))),
     })
 }
 
@@ -87,6 +93,7 @@ pub(crate) fn closest(figures: &Figures<'_>, cases: &[Case]) -> PlanError {
                 figures.context.model.name()
             ),
             hint: "add the missing times to the model file, or the missing links to the hardware file".into(),
+            missing: None,
         };
     };
     let name = &figures.context.hardware.memories()[figures.devices[device].memory].name;
@@ -98,7 +105,11 @@ pub(crate) fn closest(figures: &Figures<'_>, cases: &[Case]) -> PlanError {
             case.discipline.system,
             Bytes::new(missing)
         ),
-        hint: "use a smaller microbatch or a shorter sequence, or add memory or devices".into(),
+        hint: format!(
+            "give `{name}` {} more, use a smaller microbatch or a shorter sequence, or add devices",
+            Bytes::new(missing)
+        ),
+        missing: Some(Bytes::new(missing)),
     }
 }
 
@@ -113,6 +124,7 @@ pub(crate) fn greedy(figures: &Figures<'_>, systems: &[System], examined: usize)
     PlanError::Infeasible {
         reason: format!("filling {} in order leaves layers that fit nowhere", names(figures, &memories(figures))),
         hint: "other divisions may fit: use `--planner ilp`".into(),
+        missing: None,
     }
 }
 

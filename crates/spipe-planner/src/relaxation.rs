@@ -1,62 +1,257 @@
 //! A lower bound for every placement at once: layers may be cut into fractions.
 
 use crate::{
-    figures::Figures,
+    figures::{DeviceFigures, Figures},
+    freedom::{Computing, Freedom, When},
     ilp::solve::{Answer, Settings, solve},
+    sequence::alike,
 };
-use good_lp::{Expression, SolverModel, constraint, highs, variable, variables};
-use spipe_base::Bytes;
+use good_lp::{
+    Constraint, Expression, ProblemVariables, SolverModel, Variable, constraint, highs, variable, variables,
+};
+use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
+use spipe_hardware::MemoryKind;
+use spipe_plan::System;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The least iteration of any placement of `system`, in ms; infinite if none fits, none where no bound is known.
+pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
+    Freedom::of(system).map(|freedom| relaxation(figures, &freedom))
+}
 
 /// The least iteration, in ms, if each run of layers could be spread over all devices: the time for which the busiest
-/// device is busy. Every placement has T ≥ m (F_i + B_i) for each of its stages, and is one way to spread the layers. In
-/// memory, a layer takes at least its state and what it saves for one microbatch, be that kept or recomputed.
+/// device, link or optimizer is busy. Every placement has T ≥ m (F_i + B_i) + O_i for each of its devices, T ≥ bytes ÷ rate
+/// for each copy engine, and is one way to spread the layers.
 ///
-/// In training, T is also at least one pass of one microbatch, forward and backward, on the fastest device of each layer.
-/// Zero if the solver has no answer.
-pub(crate) fn relaxation(figures: &Figures<'_>) -> f64 {
-    let m = figures.microbatches as f64;
-    let chain: f64 = (0..figures.layers).map(|layer| fastest(figures, layer)).sum();
-    let chain = if figures.training { chain } else { 0.0 };
+/// In training, T is also at least one pass of one microbatch, forward and backward, through the layers from the first
+/// trained one on, each on its fastest device: the next iteration's forward there waits for the step.
+///
+/// Infinite if nothing fits; no more than that pass if the solver has no answer.
+pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
+    let classes = classes(figures, freedom);
+    let chain = chain(figures, freedom, &classes);
+    if classes.is_empty() || !chain.is_finite() {
+        return f64::INFINITY;
+    }
+    let unit = if chain > 0.0 { chain } else { 1.0 };
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
-    let nothing = || vec![Expression::from(0.0); figures.devices.len()];
-    let (mut loads, mut needs, mut rows) = (nothing(), nothing(), Vec::new());
-    for (run, (first, count)) in figures.runs.iter().enumerate() {
-        let mut total = Expression::from(0.0);
-        for (index, device) in figures.devices.iter().enumerate() {
-            if let Some(times) = device.times[*first] {
-                let share = vars.add(variable().min(0.0).name(format!("share_{run}_{}", device.name)));
-                loads[index].add_mul(m * times.busy() / unit(chain), share);
-                let bytes = device.bytes[*first];
-                needs[index].add_mul((bytes.state() + bytes.saved).to_gib(), share);
-                total += share;
-            }
-        }
-        rows.push(constraint!(total == *count as f64));
-    }
-    for ((load, need), device) in loads.into_iter().zip(needs).zip(&figures.devices) {
-        rows.push(constraint!(load <= busiest));
-        rows.push(constraint!(need <= Bytes::new(device.usable).to_gib()));
-    }
+    let mut spread = Spread { figures, freedom, unit, busiest, rows: Vec::new() };
+    spread.layers(&classes, &mut vars);
     let mut problem = vars.minimise(busiest).using(highs);
-    for row in rows {
+    for row in spread.rows {
         problem.add_constraint(row);
     }
-    let spread = match solve(problem, &Settings::default()) {
-        Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit(chain),
-        _ => 0.0,
+    match solve(problem, &Settings::default()) {
+        // The solver's tolerance is 10⁻⁷ of numbers around one.
+        Answer::Solved(solution) => chain_or_zero(figures, freedom, chain)
+            .max(good_lp::Solution::value(&solution, busiest) * unit * (1.0 - 1e-6)),
+        Answer::Infeasible => f64::INFINITY,
+        _ => chain_or_zero(figures, freedom, chain),
+    }
+}
+
+/// The chain bounds an iteration only where iterations wait for each other.
+fn chain_or_zero(figures: &Figures<'_>, freedom: &Freedom, chain: f64) -> f64 {
+    if figures.training && freedom.synchronous { chain } else { 0.0 }
+}
+
+/// Devices that compute alike.
+struct Class {
+    members: Vec<usize>,
+}
+
+fn classes(figures: &Figures<'_>, freedom: &Freedom) -> Vec<Class> {
+    let mut classes: Vec<Class> = Vec::new();
+    for (index, device) in figures.devices.iter().enumerate() {
+        let computes = match freedom.computing {
+            Computing::All => true,
+            Computing::Gpus => !device.is_cpu,
+            Computing::FirstGpu => !device.is_cpu && classes.is_empty(),
+            Computing::Sockets => device.is_cpu,
+        };
+        if !computes {
+            continue;
+        }
+        match classes.iter_mut().find(|class| alike(&figures.devices[class.members[0]], device)) {
+            Some(class) => class.members.push(index),
+            None => classes.push(Class { members: vec![index] }),
+        }
+    }
+    classes
+}
+
+/// One microbatch's way through the layers from the first trained one on, each on its fastest device; infinite if some layer
+/// runs nowhere.
+fn chain(figures: &Figures<'_>, freedom: &Freedom, classes: &[Class]) -> f64 {
+    let cost = figures.context.cost;
+    let layers = || cost.layers().map(|layer| layer.index());
+    let able = |layer: usize| classes.iter().any(|class| figures.devices[class.members[0]].times[layer].is_some());
+    if !layers().all(able) {
+        return f64::INFINITY;
+    }
+    let first = layers().find(|layer| cost.trained_parameters((*layer).into()) > 0);
+    let from = if figures.training { first.unwrap_or(figures.layers) } else { 0 };
+    let again = u64::from(figures.training && freedom.recomputes == When::Always) as f64;
+    let fastest = |layer: usize| {
+        let times = classes.iter().filter_map(|class| figures.devices[class.members[0]].times[layer]);
+        times.map(|times| times.busy() + again * times.forward).fold(f64::INFINITY, f64::min)
     };
-    // The solver's tolerance is 10⁻⁷ of numbers around one.
-    chain.max(spread * (1.0 - 1e-6))
+    (from..figures.layers).map(fastest).sum()
 }
 
-/// Brings the numbers near one.
-fn unit(chain: f64) -> f64 {
-    if chain > 0.0 { chain } else { 1.0 }
+/// The rows of the linear program.
+struct Spread<'f, 'a> {
+    figures: &'f Figures<'a>,
+    freedom: &'f Freedom,
+    /// How many ms are 1.
+    unit: f64,
+    busiest: Variable,
+    rows: Vec<Constraint>,
 }
 
-fn fastest(figures: &Figures<'_>, layer: usize) -> f64 {
-    let times = figures.devices.iter().filter_map(|device| device.times[layer]);
-    let least = times.map(|times| times.busy()).fold(f64::INFINITY, f64::min);
-    if least.is_finite() { least } else { 0.0 }
+/// What a class of devices, or the host, has to do and to hold.
+#[derive(Default)]
+struct Burden {
+    busy: Expression,
+    held: Expression,
+    /// Bytes in and out, in GB.
+    inbound: Expression,
+    outbound: Expression,
+}
+
+impl Spread<'_, '_> {
+    fn layers(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
+        let mut burdens: Vec<Burden> = classes.iter().map(|_| Burden::default()).collect();
+        let mut host = Burden::default();
+        for (run, (first, count)) in self.figures.runs.iter().enumerate() {
+            let mut total = Expression::from(0.0);
+            for (index, (class, burden)) in classes.iter().zip(&mut burdens).enumerate() {
+                let device = &self.figures.devices[class.members[0]];
+                if device.times[*first].is_none() {
+                    continue;
+                }
+                for steps_on_host in self.steps(device) {
+                    let name = format!("share_{run}_{index}_{steps_on_host}");
+                    let share = vars.add(variable().min(0.0).name(name));
+                    self.layer(*first, (device, steps_on_host, share), (burden, &mut host));
+                    total += share;
+                }
+            }
+            self.rows.push(constraint!(total == *count as f64));
+        }
+        for (class, burden) in classes.iter().zip(burdens) {
+            self.limit(class, burden, &mut host);
+        }
+        self.limit_host(host);
+    }
+
+    /// Whether a layer on `device` may be stepped there, and on the host.
+    fn steps(&self, device: &DeviceFigures) -> Vec<bool> {
+        match self.freedom.steps_on_host {
+            _ if !self.figures.training || device.is_cpu => vec![false],
+            When::Never => vec![false],
+            When::Always => vec![true],
+            When::Perhaps => vec![false, true],
+        }
+    }
+
+    /// What one layer on a device of a class amounts to.
+    fn layer(
+        &self,
+        layer: usize,
+        (device, steps_on_host, share): (&DeviceFigures, bool, Variable),
+        (burden, host): (&mut Burden, &mut Burden),
+    ) {
+        let (figures, freedom) = (self.figures, self.freedom);
+        let (times, bytes) = (device.times[layer].unwrap_or_default(), &device.bytes[layer]);
+        let again = if figures.training && freedom.recomputes == When::Always { times.forward } else { 0.0 };
+        let step = if steps_on_host || freedom.streams { 0.0 } else { times.optimizer };
+        burden.busy.add_mul((figures.microbatches as f64 * (times.busy() + again) + step) / self.unit, share);
+        let streams = freedom.streams && !device.is_cpu;
+        let state = match (streams, steps_on_host) {
+            (true, _) => Bytes::ZERO,
+            (false, true) => bytes.parameters + bytes.gradients,
+            (false, false) => bytes.state(),
+        };
+        let certain = freedom.one_stage_each || freedom.recomputes == When::Never;
+        let saved = if certain && freedom.offloads == When::Never { bytes.saved } else { Bytes::ZERO };
+        burden.held.add_mul((state + saved).to_gib(), share);
+        let trains = bytes.gradients > Bytes::ZERO;
+        if figures.training && (streams || (steps_on_host && trains)) {
+            burden.inbound.add_mul(bytes.parameters.as_f64() / 1e9, share);
+            burden.outbound.add_mul(bytes.gradients.as_f64() / 1e9, share);
+        }
+        if streams {
+            host.held.add_mul(bytes.state().to_gib(), share);
+        } else if steps_on_host {
+            host.held.add_mul((bytes.optimizer + bytes.gradients + bytes.parameters).to_gib(), share);
+        }
+        if steps_on_host {
+            let parameters = figures.context.cost.trained_parameters(layer.into());
+            host.busy.add_mul(parameters as f64 / 1e9, share);
+        }
+    }
+
+    /// The members of a class together are busy at most so long, hold at most so much, and move at most so much.
+    fn limit(&mut self, class: &Class, burden: Burden, host: &mut Burden) {
+        let (count, device) = (class.members.len() as f64, &self.figures.devices[class.members[0]]);
+        self.rows.push(constraint!(burden.busy <= count * self.busiest));
+        self.rows.push(constraint!(burden.held.clone() <= count * Bytes::new(device.usable).to_gib()));
+        if device.is_cpu {
+            host.held += burden.held;
+            return;
+        }
+        for (bytes, inbound) in [(burden.inbound, true), (burden.outbound, false)] {
+            let rate = self.rate(class, inbound);
+            if rate.is_finite() {
+                self.rows.push(constraint!(bytes <= rate * self.unit / 1e3 * self.busiest));
+            }
+        }
+    }
+
+    /// GB per second between a class of GPUs and all DRAM together: every GPU counts at that link on all of its ways for
+    /// which it has the least share, and every link once.
+    fn rate(&self, class: &Class, inbound: bool) -> f64 {
+        let hardware = self.figures.context.hardware;
+        let of_member = |member: &usize| common(self.figures, self.figures.devices[*member].memory, inbound);
+        let links: Vec<BTreeSet<LinkId>> = class.members.iter().map(of_member).collect();
+        let sharers = |link: &LinkId| links.iter().filter(|links| links.contains(link)).count() as f64;
+        let rate = |link: &LinkId| hardware.links()[*link].bandwidth.get() / 1e9;
+        let share = |link: &LinkId| rate(link) / sharers(link);
+        let mut narrow = BTreeSet::new();
+        for links in &links {
+            match links.iter().min_by(|a, b| share(a).total_cmp(&share(b))) {
+                Some(link) => narrow.insert(*link),
+                None => return f64::INFINITY,
+            };
+        }
+        narrow.iter().map(rate).sum()
+    }
+
+    /// All sockets step at most so many parameters, and all DRAM holds at most so much.
+    fn limit_host(&mut self, host: Burden) {
+        let context = &self.figures.context;
+        let sockets = || self.figures.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
+        // In billions of parameters per ms.
+        let billion = |(index, _): (usize, &DeviceFigures)| {
+            1.0 / context.cost.optimizer_time(1_000_000_000, DeviceId::from(index)).to_ms()
+        };
+        let rate: f64 = sockets().map(billion).sum();
+        let drams: BTreeMap<MemoryId, u64> = sockets().map(|(_, device)| (device.memory, device.usable)).collect();
+        let usable = Bytes::new(drams.values().sum());
+        self.rows.push(constraint!(host.busy <= rate * self.unit * self.busiest));
+        self.rows.push(constraint!(host.held <= usable.to_gib()));
+    }
+}
+
+/// The links on every way between the memory of a GPU and any DRAM, towards the GPU or away from it.
+fn common(figures: &Figures<'_>, memory: MemoryId, inbound: bool) -> BTreeSet<LinkId> {
+    let hardware = figures.context.hardware;
+    let drams = hardware.memories().enumerate().filter(|(_, memory)| memory.kind == MemoryKind::Dram);
+    let ways = drams.filter_map(|(dram, _)| {
+        let (from, to) = if inbound { (dram, memory) } else { (memory, dram) };
+        hardware.route(from, to).map(|route| route.links.iter().copied().collect::<BTreeSet<LinkId>>())
+    });
+    ways.reduce(|all, way| &all & &way).unwrap_or_default()
 }

@@ -133,7 +133,8 @@ fn models(figures: &Figures<'_>) -> Vec<usize> {
     (0..figures.devices.len()).map(|device| first(device).unwrap_or(device)).collect()
 }
 
-fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
+/// Whether two devices compute and hold alike, wherever they are.
+pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
     first.is_cpu == second.is_cpu
         && first.usable == second.usable
         && first.times == second.times

@@ -42,7 +42,7 @@ fn plan_scored(
 
 fn infeasible(instance: &Instance, name: &str) -> (String, String) {
     match plan_with(instance, name, Options::default(), false) {
-        Err(PlanError::Infeasible { reason, hint }) => (reason, hint),
+        Err(PlanError::Infeasible { reason, hint, .. }) => (reason, hint),
         other => panic!("`{name}`: {other:?}"),
     }
 }

@@ -13,9 +13,10 @@ use spipe_base::{Bytes, SimTime};
 use spipe_cost::Workload;
 use spipe_model::{Attention, Model};
 use spipe_plan::{OutcomeStatus, Plan, StageFootprint, System, check, footprint};
+use spipe_planner::Solution;
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 /// Searches, prints, and writes the plan.
 pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
@@ -98,9 +99,12 @@ fn frozen(model: Model, more: &[String]) -> Result<Model, Failure> {
 /// The systems that `--system` allows.
 pub fn systems(given: &str) -> Result<Vec<System>, Failure> {
     if given == "auto" {
-        return Ok(spipe_planner::SYSTEMS.to_vec());
+        return Ok(System::ALL.to_vec());
     }
-    given.parse().map(|system| vec![system]).map_err(|message: String| Failure::argument(message, "or use auto"))
+    let system = |name: &str| name.trim().parse::<System>();
+    let systems: Result<BTreeSet<System>, String> = given.split(',').map(system).collect();
+    let systems = systems.map_err(|message| Failure::argument(message, "or use auto"))?;
+    Ok(systems.into_iter().collect())
 }
 
 /// How many threads this machine runs at once.
@@ -118,13 +122,37 @@ fn human(found: &Found, output: Option<&str>) -> String {
     };
     let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
     format!(
-        "{}\nIteration {:.3} simulated, {:.3} at least by the bound: {status}; {} candidates simulated.\n{}",
+        "{}\n{}Iteration {:.3} simulated, {:.3} at least by the bound: {status}; {} candidates simulated.\n{}",
         describe(&found.plan),
+        considered(solution),
         solution.simulated,
         solution.bound,
         solution.examined,
         written.unwrap_or_default()
     )
+}
+
+/// What is known of each system, where several were considered.
+fn considered(solution: &Solution) -> String {
+    if solution.considered.len() < 2 {
+        return String::new();
+    }
+    let mut rows = table(&["system", "bound", "best simulated", "candidates"], &[1, 2, 3]);
+    let mut all: Vec<_> = solution.considered.iter().collect();
+    all.sort_by_key(|known| (known.simulated.unwrap_or(SimTime::MAX), known.bound.unwrap_or(SimTime::MAX)));
+    for known in all {
+        rows.add_row(vec![
+            known.system.to_string(),
+            known.bound.map_or_else(|| "nothing fits".into(), |bound| format!("{bound:.3}")),
+            match (known.simulated, known.skipped) {
+                (Some(time), _) => format!("{time:.3}"),
+                (None, true) => "not tried: the bound is too high".into(),
+                (None, false) => "nothing fits".into(),
+            },
+            known.examined.to_string(),
+        ]);
+    }
+    format!("{rows}\n\n")
 }
 
 /// Every (k, k′) of a Superpipeline with the memory that its GPU held and the time of an iteration; those on the Pareto front,

@@ -9,6 +9,7 @@ use crate::{
     case::{Case, Division, Scored, faster, judge},
     deadline::Deadline,
     figures::Figures,
+    freedom::Freedom,
     greedy,
     order::OrderGraph,
     partition::Partitioner,
@@ -85,7 +86,7 @@ impl<'s, 'a> Search<'s, 'a> {
         cases: &'s [Case],
         deadline: &'s Deadline<'s>,
     ) -> Self {
-        let floor = relaxation(figures);
+        let floor = relaxation(figures, &Freedom::STAGES);
         let known = vec![Known { bound: floor, excluded: f64::INFINITY, open: false, trouble: None }; cases.len()];
         let partitioner = Partitioner::new(figures, cases);
         Self {
@@ -135,7 +136,8 @@ impl<'s, 'a> Search<'s, 'a> {
     /// The iteration that a plan must stay below to matter, in ms: the best one less the gap, and less what rounding to
     /// nanoseconds may pretend.
     fn limit(&self, best: Option<&Scored>) -> f64 {
-        best.map_or(f64::INFINITY, |(time, _)| {
+        let best = best.map(|(time, _)| *time).into_iter().chain(self.problem.options.incumbent).min();
+        best.map_or(f64::INFINITY, |time| {
             let time = time.to_ms();
             time * (1.0 - self.problem.options.gap.max(0.0)) - (time * 1e-7).max(1e-5)
         })
@@ -271,11 +273,25 @@ impl<'s, 'a> Search<'s, 'a> {
         (known, found)
     }
 
+    /// No placement takes less, in ms.
+    fn least(&self) -> f64 {
+        let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
+        match self.coverage {
+            Coverage::Exact => least(|known| known.bound),
+            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)),
+            Coverage::Natural => self.floor,
+        }
+    }
+
     /// What the search amounts to.
     fn conclude(self, ended: bool) -> Result<Solution, PlanError> {
         let target = self.limit(self.found.best.as_ref());
+        let least = self.least();
         let Some((simulated, placement)) = self.found.best else {
             let examined = self.found.examined;
+            if self.problem.options.incumbent.is_some() && self.known.iter().all(|known| known.trouble.is_none()) {
+                return Err(PlanError::NothingBetter { bound: to_time(self.figures, least), examined });
+            }
             let trouble = self.known.iter().zip(self.cases).find_map(|(known, case)| {
                 let what = known.trouble.clone()?;
                 Some(PlanError::Numerical { devices: case.names(self.figures), what })
@@ -286,12 +302,6 @@ impl<'s, 'a> Search<'s, 'a> {
                 None => PlanError::NothingRuns { examined },
             });
         };
-        let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
-        let least = match self.coverage {
-            Coverage::Exact => least(|known| known.bound),
-            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)),
-            Coverage::Natural => self.floor,
-        };
         let bound = to_time(self.figures, least).min(simulated);
         let gap = Solution::gap_of(simulated, bound);
         let status = match (least * (1.0 + 1e-9) >= target, ended) {
@@ -300,14 +310,25 @@ impl<'s, 'a> Search<'s, 'a> {
             (false, false) => OutcomeStatus::Stopped,
         };
         let (examined, solves) = (self.found.examined, self.found.solves);
-        Ok(Solution { placement, status, bound, simulated, gap, examined, solves, cases: self.cases.len() })
+        Ok(Solution {
+            placement,
+            status,
+            bound,
+            simulated,
+            gap,
+            examined,
+            solves,
+            cases: self.cases.len(),
+            considered: Vec::new(),
+        })
     }
 }
 
 /// A bound in ms on the simulator's clock, which rounds every action to whole nanoseconds: each of the actions of a cycle
 /// may be half a nanosecond shorter there.
 pub(crate) fn to_time(figures: &Figures<'_>, bound: f64) -> SimTime {
-    let actions = 5.0 * figures.microbatches as f64 * figures.devices.len() as f64 + 10.0;
+    let stages = figures.devices.len().max(figures.layers) as f64;
+    let actions = 5.0 * figures.microbatches as f64 * stages + 10.0;
     let ns = (bound * 1e6 * (1.0 - 1e-12) - 0.5 * actions).max(0.0);
     if ns < u64::MAX as f64 { SimTime::ns(ns as u64) } else { SimTime::MAX }
 }

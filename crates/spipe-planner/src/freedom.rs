@@ -1,0 +1,68 @@
+//! What the placements of a system may do, as far as that bounds their time.
+
+use spipe_plan::{Family, System};
+
+/// Which devices may compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Computing {
+    All,
+    Gpus,
+    FirstGpu,
+    Sockets,
+}
+
+/// What always, never or sometimes happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum When {
+    Never,
+    Always,
+    Perhaps,
+}
+
+/// The placements of a system, as far as that bounds their time and memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Freedom {
+    pub computing: Computing,
+    /// Whether a device has one stage only, whose layers hold at least one microbatch of what they save.
+    pub one_stage_each: bool,
+    pub recomputes: When,
+    pub offloads: When,
+    /// Whether parameters live on the host and are copied in.
+    pub streams: bool,
+    /// Whether optimizers are on CPU sockets.
+    pub steps_on_host: When,
+    /// Whether an iteration's forward needs the steps of the one before.
+    pub synchronous: bool,
+}
+
+impl Freedom {
+    /// Contiguous stages, one per device, that keep everything: what the planners of stages search.
+    pub const STAGES: Self = Self {
+        computing: Computing::All,
+        one_stage_each: true,
+        recomputes: When::Perhaps,
+        offloads: When::Never,
+        streams: false,
+        steps_on_host: When::Never,
+        synchronous: true,
+    };
+
+    /// That of `system`; none for systems that leave nothing to bound, because all their placements are tried.
+    pub fn of(system: System) -> Option<Self> {
+        let gpus = Self { computing: Computing::Gpus, one_stage_each: false, ..Self::STAGES };
+        let streams = Self { streams: true, steps_on_host: When::Always, ..gpus };
+        Some(match system {
+            _ if system.family() == Family::Sharded => return None,
+            System::Gpipe | System::OneForwardOneBackward | System::Hybrid => Self::STAGES,
+            System::PoH | System::PoF => Self { offloads: When::Perhaps, ..gpus },
+            System::GpuOnly => Self { recomputes: When::Never, ..gpus },
+            System::Checkpointing => Self { recomputes: When::Always, ..gpus },
+            System::CpuOnly => Self { computing: Computing::Sockets, ..gpus },
+            System::ZeroOffload => Self { steps_on_host: When::Always, ..gpus },
+            System::ZeroOffloadDelayed => Self { steps_on_host: When::Always, synchronous: false, ..gpus },
+            System::Spipe | System::Mobius => Self { recomputes: When::Always, ..streams },
+            System::Superpipeline | System::NaiveSwap => Self { computing: Computing::FirstGpu, ..streams },
+            _ => gpus,
+        })
+    }
+}

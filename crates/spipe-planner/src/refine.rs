@@ -1,0 +1,242 @@
+//! Steps from a placement to a faster one: what one change of it brings, by simulated time.
+//!
+//! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
+//! is stepped on its device or on the socket near it; a stage is cut in two on one device, each part with choices of its own,
+//! or two become one; a stage moves to the neighbouring device; k and k′ grow or shrink. Neighbours are looked at in a fixed
+//! order, in batches of fixed size, and the best of the first batch with an improvement is the next step, so that the result
+//! is the same on any number of threads.
+
+use crate::{
+    Problem, SYSTEMS,
+    case::{Scored, faster, judge},
+    deadline::Deadline,
+    systems::socket,
+};
+use rayon::prelude::*;
+use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
+use spipe_cost::Mode;
+use spipe_plan::{Context, Dealing, Family, Placement, Stage, System, Weights};
+
+/// How many neighbours are simulated before the best of them is taken.
+const BATCH: usize = 16;
+
+/// Improves `start` until no change helps or `problem` allows no more; the result, and how many placements were simulated.
+pub(crate) fn refine(problem: &Problem<'_>, deadline: &Deadline<'_>, start: Scored) -> (Scored, usize) {
+    let mut best = start;
+    let mut examined = 0;
+    loop {
+        let neighbours = neighbours(&problem.context, &best.1);
+        let mut next: Option<Scored> = None;
+        for batch in neighbours.chunks(BATCH) {
+            if examined >= problem.options.refinements || deadline.over() {
+                return (best, examined);
+            }
+            examined += batch.len();
+            let scored: Vec<Option<Scored>> =
+                batch.par_iter().map(|placement| judge(problem, placement.clone())).collect();
+            next = scored.into_iter().fold(None, faster).filter(|(time, _)| *time < best.0);
+            if next.is_some() {
+                break;
+            }
+        }
+        match next {
+            Some(next) => best = next,
+            None => return (best, examined),
+        }
+    }
+}
+
+/// Every placement one change away.
+pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    let mut list = Vec::new();
+    if placement.system.family() == Family::Sharded {
+        return list;
+    }
+    let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
+    let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
+    list.extend(moved_layers(&placement.stages).into_iter().map(forward));
+    list.extend(moved_layers(&placement.backward).into_iter().map(backward));
+    list.extend(other_choices(context, placement).into_iter().map(forward));
+    if placement.system.family() == Family::Pipeline && placement.system.dealing() == Dealing::Single {
+        list.extend(cut_and_joined(context, placement).into_iter().map(forward));
+        list.extend(moved_stages(context, &placement.stages).into_iter().map(forward));
+    }
+    list.extend(other_knobs(placement));
+    list
+}
+
+/// One, two or four layers over each boundary, either way.
+fn moved_layers(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let mut list = Vec::new();
+    for index in 0..stages.len().saturating_sub(1) {
+        let (here, next) = (&stages[index], &stages[index + 1]);
+        let end = here.layers.last().index() + 1;
+        for by in [1, 2, 4] {
+            let ends = [end.checked_sub(by), Some(end + by)];
+            for end in ends.into_iter().flatten() {
+                let (first, last) = (here.layers.first().index(), next.layers.last().index());
+                if end <= first || end > last {
+                    continue;
+                }
+                let mut all = stages.to_vec();
+                (all[index], all[index + 1]) = (over(here, first, end), over(next, end, last + 1));
+                list.push(all);
+            }
+        }
+    }
+    list
+}
+
+/// `stage` with layers `from..to`: all recomputed if all were.
+fn over(stage: &Stage, from: usize, to: usize) -> Stage {
+    let layers = LayerRange::new(from.into(), (to - 1).into()).unwrap_or(stage.layers);
+    let all = stage.recomputed == stage.layers.count();
+    Stage { layers, recomputed: if all { layers.count() } else { stage.recomputed.min(layers.count()) }, ..*stage }
+}
+
+/// Each stage with more or less recomputed, its activations elsewhere, or its optimizer elsewhere.
+fn other_choices(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
+    let mut list = Vec::new();
+    if context.workload().mode != Mode::Train {
+        return list;
+    }
+    let system = placement.system;
+    let fixed = matches!(system, System::Checkpointing | System::GpuOnly | System::Spipe | System::Mobius);
+    for (index, stage) in placement.stages.as_slice().iter().enumerate() {
+        let mut others = Vec::new();
+        if !fixed {
+            let (now, all) = (stage.recomputed, stage.layers.count());
+            let mut counts = vec![0, now / 2, now.saturating_sub(1), (now + 1).min(all), now.midpoint(all), all];
+            counts.sort_unstable();
+            counts.dedup();
+            let other = counts.into_iter().filter(|count| *count != now);
+            others.extend(other.map(|count| stage.with_recomputed(count)));
+        }
+        if SYSTEMS.contains(&system) && !context.is_cpu(stage.device) {
+            others.extend(stepped_elsewhere(context, stage));
+            others.extend(saved_elsewhere(context, stage));
+        }
+        for other in others {
+            let mut stages = placement.stages.as_slice().to_vec();
+            stages[index] = other;
+            list.push(stages);
+        }
+    }
+    list
+}
+
+/// `stage` with its optimizer on the socket near it, or back on its device.
+fn stepped_elsewhere(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
+    match stage.optimizer {
+        Some(_) => Some(Stage { optimizer: None, ..*stage }),
+        None => Some(stage.with_optimizer_on(socket(context, stage.device)?)),
+    }
+}
+
+/// `stage` with its activations in the DRAM near it, or kept.
+fn saved_elsewhere(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
+    match stage.offload {
+        Some(_) => Some(Stage { offload: None, ..*stage }),
+        None => Some(stage.with_activations_in(context.hardware.host_memory(stage.device)?)),
+    }
+}
+
+/// Each stage in two parts, alike or with one of them stepped or saved elsewhere; and neighbours on one device joined.
+fn cut_and_joined(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
+    let stages = placement.stages.as_slice();
+    let mut list = Vec::new();
+    let mut replace = |index: usize, old: usize, new: &[Stage]| {
+        let mut all = stages[..index].to_vec();
+        all.extend_from_slice(new);
+        all.extend_from_slice(&stages[index + old..]);
+        list.push(all);
+    };
+    for (index, stage) in stages.iter().enumerate() {
+        let (first, count) = (stage.layers.first().index(), stage.layers.count());
+        let mut cuts = vec![1, count / 2, count.saturating_sub(1)];
+        cuts.sort_unstable();
+        cuts.dedup();
+        for cut in cuts.into_iter().filter(|cut| *cut > 0 && *cut < count) {
+            let front = over(stage, first, first + cut);
+            let rest = stage.recomputed.saturating_sub(cut);
+            let back = over(stage, first + cut, first + count).with_recomputed(rest);
+            replace(index, 1, &[front, back]);
+            if SYSTEMS.contains(&placement.system) && !context.is_cpu(stage.device) {
+                for change in [stepped_elsewhere, saved_elsewhere] {
+                    if let (Some(other_front), Some(other_back)) = (change(context, &front), change(context, &back)) {
+                        replace(index, 1, &[other_front, back]);
+                        replace(index, 1, &[front, other_back]);
+                    }
+                }
+            }
+        }
+        if let Some(next) = stages.get(index + 1).filter(|next| next.device == stage.device) {
+            let joined = over(stage, first, next.layers.last().index() + 1);
+            replace(index, 2, &[joined]);
+        }
+    }
+    list
+}
+
+/// The last stage of a device on the next one, and the first of the next one on this, where each keeps another.
+fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let mut list = Vec::new();
+    let alone = |index: usize| stages.iter().filter(|stage| stage.device == stages[index].device).count() == 1;
+    for index in 0..stages.len().saturating_sub(1) {
+        let (here, next) = (stages[index].device, stages[index + 1].device);
+        if here == next {
+            continue;
+        }
+        for (from, to) in [(index, next), (index + 1, here)] {
+            if alone(from) || context.is_cpu(to) != context.is_cpu(stages[from].device) {
+                continue;
+            }
+            let mut all = stages.to_vec();
+            all[from] = on(context, &stages[from], to);
+            list.push(all);
+        }
+    }
+    list
+}
+
+/// `stage` on another device, what is on the host near that.
+fn on(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stage {
+    let home = context.hardware.host_memory(device);
+    Stage {
+        device,
+        offload: stage.offload.and(home),
+        optimizer: stage.optimizer.and(socket(context, device)),
+        weights: match (stage.weights, home) {
+            (Weights::Streamed(_), Some(home)) => Weights::Streamed(home),
+            (weights, _) => weights,
+        },
+        ..*stage
+    }
+}
+
+/// k and k′, the head start and the group one up or down.
+fn other_knobs(placement: &Placement) -> Vec<Placement> {
+    let knobs = placement.knobs;
+    let with = |knobs| Placement { knobs, ..placement.clone() };
+    let around = |value: u64| [value.checked_sub(1), Some(value + 1)].into_iter().flatten();
+    let layers = placement.stages.len() as u64;
+    let mut list = Vec::new();
+    if let Some(resident) = knobs.resident {
+        let others = around(resident).filter(|other| (1..=layers).contains(other));
+        let swap = |resident: u64| knobs.swap.map(|swap| swap.min(resident));
+        list.extend(
+            others.map(|resident| with(spipe_plan::Knobs { resident: Some(resident), swap: swap(resident), ..knobs })),
+        );
+    }
+    if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap) {
+        let others = around(swap).filter(|other| (1..=resident).contains(other));
+        list.extend(others.map(|swap| with(spipe_plan::Knobs { swap: Some(swap), ..knobs })));
+    }
+    if placement.system == System::Hybrid {
+        let others = around(knobs.head_start).filter(|other| *other <= crate::LARGEST_HEAD_START);
+        list.extend(others.map(|head_start| with(spipe_plan::Knobs { head_start, ..knobs })));
+    }
+    list
+}

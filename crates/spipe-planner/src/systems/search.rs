@@ -1,0 +1,276 @@
+//! The search over systems: bounded first, then tried in the order of their bounds, and the best of them improved.
+//!
+//! ```text
+//! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
+//!                                 ├─ generated candidates ─► simulated ─┐
+//!                                 └─ stages, by the planner ────────────┴─► the best few ─► improved ─► best plan
+//! ```
+
+use super::{candidates, refusal};
+use crate::{
+    Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
+    case::{Scored, faster, judge},
+    deadline::Deadline,
+    figures::Figures,
+    ilp::{in_pool, search::to_time},
+    reason,
+    refine::refine,
+    relaxation::least,
+};
+use rayon::prelude::*;
+use spipe_base::SimTime;
+use spipe_cost::Mode;
+use spipe_plan::{OutcomeStatus, Placement, System};
+
+/// How many systems' best placements are improved.
+const REFINED: usize = 3;
+
+/// The best plan of all systems that `problem` allows: those of [`SYSTEMS`] are left to `planner`, the others generated.
+///
+/// # Errors
+/// Why no system has a plan: what the closest candidate of any of them lacks.
+pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution, PlanError> {
+    let (planned, other): (Vec<System>, Vec<System>) =
+        problem.systems.iter().partition(|system| SYSTEMS.contains(system));
+    let of_planner = |incumbent: Option<SimTime>, share: u32| {
+        let mut options = problem.options.clone();
+        options.incumbent = incumbent;
+        options.time_limit /= share;
+        planner.plan(&Problem { context: problem.context, systems: planned.clone(), options, ..*problem })
+    };
+    if other.is_empty() {
+        return of_planner(problem.options.incumbent, 1);
+    }
+    let mut search = Search::new(problem, &other);
+    in_pool(problem, || {
+        search.generate();
+        Ok(())
+    })?;
+    if !planned.is_empty() {
+        let incumbent = search.best().map(|(time, _)| time).into_iter().chain(problem.options.incumbent).min();
+        search.join(&planned, of_planner(incumbent, 2))?;
+    }
+    in_pool(problem, || {
+        search.improve();
+        Ok(())
+    })?;
+    search.conclude()
+}
+
+/// The best generated placement of the problem's systems.
+///
+/// # Errors
+/// Why there is none.
+pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
+    let mut search = Search::new(problem, &problem.systems);
+    in_pool(problem, || {
+        search.generate();
+        search.improve();
+        Ok(())
+    })?;
+    search.conclude()
+}
+
+/// What is known of one system.
+struct Known {
+    system: System,
+    candidates: Vec<Placement>,
+    /// No placement takes less, in ms; infinite if none fits.
+    bound: f64,
+    best: Option<Scored>,
+    examined: usize,
+    skipped: bool,
+}
+
+struct Search<'s, 'a> {
+    problem: &'s Problem<'a>,
+    figures: Figures<'a>,
+    deadline: Deadline<'s>,
+    systems: Vec<Known>,
+    /// Why the planner of stages has nothing.
+    refused: Option<PlanError>,
+    solves: usize,
+    cases: usize,
+}
+
+impl<'s, 'a> Search<'s, 'a> {
+    fn new(problem: &'s Problem<'a>, systems: &[System]) -> Self {
+        let mode = problem.context.workload().mode;
+        let suits = |system: &&System| mode == Mode::Train || system.infers();
+        let systems: Vec<System> = systems.iter().filter(suits).copied().collect();
+        let figures = Figures::new(problem.context);
+        let known = |system: &System| Known {
+            system: *system,
+            candidates: candidates(&problem.context, *system),
+            bound: 0.0,
+            best: None,
+            examined: 0,
+            skipped: false,
+        };
+        let systems = systems.iter().map(known).collect();
+        Self { problem, figures, deadline: Deadline::new(problem), systems, refused: None, solves: 0, cases: 0 }
+    }
+
+    fn best(&self) -> Option<Scored> {
+        self.systems.iter().map(|known| known.best.clone()).fold(None, faster)
+    }
+
+    /// What a plan must stay below to matter, in ms.
+    fn limit(&self) -> f64 {
+        let found = self.systems.iter().filter_map(|known| known.best.as_ref()).map(|(time, _)| *time);
+        let best = found.chain(self.problem.options.incumbent).min();
+        best.map_or(f64::INFINITY, |time| time.to_ms() * (1.0 - self.problem.options.gap.max(0.0)))
+    }
+
+    /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
+    fn generate(&mut self) {
+        let figures = &self.figures;
+        self.systems.par_iter_mut().for_each(|known| {
+            known.bound = match known.candidates.is_empty() {
+                true => f64::INFINITY,
+                false => least(figures, known.system).unwrap_or(0.0),
+            };
+        });
+        let mut order: Vec<usize> = (0..self.systems.len()).collect();
+        order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
+        let mut looks = 0;
+        for index in order {
+            if self.systems[index].bound >= self.limit() {
+                self.systems[index].skipped = self.systems[index].bound.is_finite();
+                continue;
+            }
+            let tried = |offset: usize, placement: &Placement| {
+                let look = self.deadline.allows(looks + offset);
+                (look, if look { judge(self.problem, placement.clone()) } else { None })
+            };
+            let scored: Vec<(bool, Option<Scored>)> = self.systems[index]
+                .candidates
+                .par_iter()
+                .enumerate()
+                .map(|(offset, placement)| tried(offset, placement))
+                .collect();
+            looks += scored.len();
+            let all = scored.iter().all(|(looked, _)| *looked);
+            let known = &mut self.systems[index];
+            known.examined = scored.iter().filter(|(looked, _)| *looked).count();
+            known.best = scored.into_iter().map(|(_, scored)| scored).fold(None, faster);
+            // The candidates of systems without a bound are all that they have.
+            if all && least_is_exhaustive(known.system) {
+                known.bound = known.best.as_ref().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+            }
+        }
+    }
+
+    /// Adds what the planner of stages found.
+    fn join(&mut self, planned: &[System], found: Result<Solution, PlanError>) -> Result<(), PlanError> {
+        let mut known = Known {
+            system: planned[0],
+            candidates: Vec::new(),
+            bound: f64::INFINITY,
+            best: None,
+            examined: 0,
+            skipped: false,
+        };
+        match found {
+            Ok(solution) => {
+                known.system = solution.placement.system;
+                known.bound = solution.bound.to_ms();
+                known.examined = solution.examined;
+                known.best = Some((solution.simulated, solution.placement));
+                (self.solves, self.cases) = (solution.solves, solution.cases);
+            }
+            Err(PlanError::NothingBetter { bound, examined }) => {
+                (known.bound, known.examined, known.skipped) = (bound.to_ms(), examined, true);
+            }
+            Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
+                self.refused = Some(error);
+            }
+            Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
+                known.bound =
+                    planned.iter().filter_map(|system| least(&self.figures, *system)).fold(f64::INFINITY, f64::min);
+                self.refused = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+        self.systems.push(known);
+        Ok(())
+    }
+
+    /// Improves the best placements of the best few systems.
+    fn improve(&mut self) {
+        let mut order: Vec<usize> = (0..self.systems.len()).collect();
+        let time = |known: &Known| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
+        order.sort_by_key(|index| (time(&self.systems[*index]), *index));
+        let open = |index: &usize| self.systems[*index].bound < self.limit();
+        let few: Vec<usize> = order.into_iter().filter(open).take(REFINED).collect();
+        for index in few {
+            let Some(start) = self.systems[index].best.clone() else { continue };
+            let (refined, examined) = refine(self.problem, &self.deadline, start);
+            let known = &mut self.systems[index];
+            known.best = Some(refined);
+            known.examined += examined;
+        }
+    }
+
+    fn conclude(self) -> Result<Solution, PlanError> {
+        let limit = self.limit();
+        let examined = self.systems.iter().map(|known| known.examined).sum();
+        let least = self.systems.iter().map(|known| known.bound).fold(f64::INFINITY, f64::min);
+        let (over, best) = (self.deadline.over(), self.best());
+        let bound = to_time(&self.figures, least);
+        let Some((simulated, placement)) = best else {
+            return Err(match self.refused.clone() {
+                _ if self.problem.options.incumbent.is_some() => PlanError::NothingBetter { bound, examined },
+                None if self.systems.is_empty() => PlanError::NoSystem,
+                Some(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => error,
+                _ if over => PlanError::StoppedWithoutPlan { examined },
+                refused => self.refusal(refused, examined),
+            });
+        };
+        let bound = bound.min(simulated);
+        let status = match (least >= limit, over) {
+            (true, _) => OutcomeStatus::Optimal,
+            (false, false) => OutcomeStatus::Feasible,
+            (false, true) => OutcomeStatus::Stopped,
+        };
+        let considered = |known: &Known| Considered {
+            system: known.system,
+            bound: known.bound.is_finite().then(|| to_time(&self.figures, known.bound)),
+            simulated: known.best.as_ref().map(|(time, _)| *time),
+            skipped: known.skipped,
+            examined: known.examined,
+        };
+        Ok(Solution {
+            placement,
+            status,
+            bound,
+            simulated,
+            gap: Solution::gap_of(simulated, bound),
+            examined,
+            solves: self.solves,
+            cases: self.cases.max(self.systems.len()),
+            considered: self.systems.iter().map(considered).collect(),
+        })
+    }
+
+    /// Why no system has a plan: the shortage of the candidate that lacks least, or what the planner of stages says.
+    fn refusal(&self, refused: Option<PlanError>, examined: usize) -> PlanError {
+        if let Err(error) = reason::lonely_layers(&self.figures) {
+            return error;
+        }
+        let candidates: Vec<Placement> =
+            self.systems.iter().flat_map(|known| known.candidates.iter().cloned()).collect();
+        let closest = refusal::closest(&self.problem.context, &candidates);
+        match (closest, refused) {
+            (Some(shortage), Some(refused)) => refused.closer(&shortage, &self.problem.context),
+            (Some(shortage), None) => shortage.error(&self.problem.context),
+            (None, Some(refused)) => refused,
+            (None, None) => refusal::without_shortage(self.problem, &candidates, examined),
+        }
+    }
+}
+
+/// Whether the candidates of a system are all its placements.
+fn least_is_exhaustive(system: System) -> bool {
+    crate::freedom::Freedom::of(system).is_none()
+}

@@ -1,0 +1,127 @@
+//! Plans over all systems, judged by the simulator itself.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../../crates/spipe-planner/tests/common/instances.rs"]
+mod instances;
+
+use instances::{Instance, instance};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
+use spipe_base::SimTime;
+use spipe_cost::Mode;
+use spipe_plan::{Placement, System, check};
+use spipe_planner::{Options, PlanError, Problem, Solution, candidates, generated, plan_all, planner};
+use std::sync::atomic::AtomicBool;
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// What rounding to the simulator's clock may hide.
+const CLOCK: SimTime = SimTime::ns(1000);
+
+fn run<T>(cases: u32, test: impl Fn(Instance) -> Result<T, TestCaseError>) {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    if let Err(error) = runner.run(&instance(), |instance| test(instance).map(|_| ())) {
+        panic!("{error}");
+    }
+}
+
+fn simulated(instance: &Instance, placement: &Placement) -> Option<SimTime> {
+    let program = spipe_schedule::lower(&instance.context(), placement).ok()?;
+    spipe_sim::iteration_time(&program)
+}
+
+fn solve(instance: &Instance, systems: &[System], options: Options, all: bool) -> Result<Solution, PlanError> {
+    let context = instance.context();
+    let score = |placement: &Placement| simulated(instance, placement);
+    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, stop: &NEVER };
+    if all { plan_all(&problem, planner("ilp").unwrap().as_ref()) } else { generated(&problem) }
+}
+
+/// Whatever a system can do on a machine takes at least its bound, and a refused system has nothing that fits.
+#[test]
+fn no_candidate_of_any_system_beats_its_bound() {
+    run(60, |instance| {
+        let context = instance.context();
+        for system in System::ALL.into_iter().filter(|system| !spipe_planner::SYSTEMS.contains(system)) {
+            let found = solve(&instance, &[system], Options { refinements: 60, ..Options::default() }, false);
+            let times: Vec<SimTime> = candidates(&context, system)
+                .iter()
+                .filter(|placement| check(&context, placement).is_ok())
+                .filter_map(|placement| simulated(&instance, placement))
+                .collect();
+            match found {
+                Ok(found) => {
+                    prop_assert_eq!(Ok(()), check(&context, &found.placement));
+                    prop_assert_eq!(simulated(&instance, &found.placement), Some(found.simulated));
+                    let known = &found.considered[0];
+                    let bound = known.bound.unwrap();
+                    prop_assert!(bound <= found.simulated, "{}: {} but {}", system, bound, found.simulated);
+                    prop_assert!(
+                        times.iter().all(|time| bound <= *time + CLOCK),
+                        "{}: {} but {:?}",
+                        system,
+                        bound,
+                        times
+                    );
+                    prop_assert!(times.iter().all(|time| found.simulated <= *time), "{}", system);
+                }
+                Err(error) => prop_assert!(times.is_empty(), "{}: {} but {:?}", system, error, times),
+            }
+        }
+        Ok(())
+    });
+}
+
+/// The plan over all systems is no slower than that of any of them, is the same on any number of threads, and comes with a bound
+/// below all of them.
+#[test]
+fn the_plan_over_all_systems_is_the_best_of_all_systems() {
+    run(40, |instance| {
+        let options = || Options { refinements: 60, ..Options::default() };
+        let all = solve(&instance, &System::ALL, options(), true);
+        let again = solve(&instance, &System::ALL, Options { threads: 3, ..options() }, true);
+        prop_assert_eq!(&all, &again, "one thread and three");
+        for system in System::ALL {
+            let Ok(one) = solve(&instance, &[system], options(), true) else { continue };
+            let Ok(all) = &all else { return Err(TestCaseError::fail(format!("{all:?} but {one:?}"))) };
+            prop_assert!(all.bound <= one.simulated + CLOCK, "{}: {} but {}", system, all.bound, one.simulated);
+            let most = one.simulated.to_ms() * (1.0 + all.gap.max(Options::default().gap)) + 1e-3;
+            prop_assert!(all.simulated.to_ms() <= most, "{}: {} but {}", system, all.simulated, one.simulated);
+        }
+        if instance.cost.workload().mode == Mode::Infer
+            && let Ok(all) = &all
+        {
+            prop_assert!(all.placement.system.infers());
+        }
+        Ok(())
+    });
+}
+
+/// A refusal quotes what the closest candidate lacks: with that much more memory, it fits.
+#[test]
+fn a_refusal_says_how_much_is_missing() {
+    let mut refused = 0;
+    for memory in [20, 40, 60, 80] {
+        let layer = instances::LayerText {
+            count: 6,
+            times: [10, 10, 10],
+            slowdown: 5,
+            parameters: 16_000_000,
+            boundary: 16,
+            saved: 16,
+        };
+        let machine = instances::MachineText { gpus: vec![(memory, 20)], root: 20, sockets: vec![300] };
+        let model = instances::model_text(&[layer]);
+        let instance = Instance::new(&model, &instances::machine_text(&machine), &instances::workload(4, Mode::Train));
+        let error = solve(&instance, &System::ALL, Options::default(), true).unwrap_err();
+        let PlanError::Infeasible { missing, reason, hint } = error else { panic!("{error}") };
+        assert!(missing.is_some_and(|missing| missing.get() > 0), "{reason}");
+        assert!(!hint.is_empty() && reason.contains('`'), "{reason}: {hint}");
+        refused += 1;
+    }
+    assert_eq!(refused, 4);
+}
