@@ -5,7 +5,7 @@
 #[path = "../../crates/spipe-planner/tests/common/instances.rs"]
 mod instances;
 
-use instances::{Instance, instance};
+use instances::{Instance, instance, instance_of};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
@@ -22,9 +22,13 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 const CLOCK: SimTime = SimTime::ns(1000);
 
 fn run<T>(cases: u32, test: impl Fn(Instance) -> Result<T, TestCaseError>) {
+    run_on(cases, instance(), test);
+}
+
+fn run_on<T>(cases: u32, on: impl Strategy<Value = Instance>, test: impl Fn(Instance) -> Result<T, TestCaseError>) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    if let Err(error) = runner.run(&instance(), |instance| test(instance).map(|_| ())) {
+    if let Err(error) = runner.run(&on, |instance| test(instance).map(|_| ())) {
         panic!("{error}");
     }
 }
@@ -124,4 +128,48 @@ fn a_refusal_says_how_much_is_missing() {
         refused += 1;
     }
     assert_eq!(refused, 4);
+}
+
+/// The planner of stages by that name, alone.
+fn stages(instance: &Instance, name: &str, options: Options) -> Result<Solution, PlanError> {
+    let score = |placement: &Placement| simulated(instance, placement);
+    let systems = spipe_planner::SYSTEMS.to_vec();
+    let problem = Problem { context: instance.context(), systems, options, score: &score, stop: &NEVER };
+    planner(name).unwrap().plan(&problem)
+}
+
+/// What holds between the planner that proves its plans and the one that tries everything out.
+fn agrees(instance: &Instance, host_help: bool) -> Result<(), TestCaseError> {
+    let options =
+        |threads| Options { gap: 0.0, candidates_per_case: usize::MAX, threads, host_help, ..Options::default() };
+    let best = stages(instance, "exhaustive", options(2));
+    let one = stages(instance, "ilp", options(1));
+    prop_assert_eq!(&one, &stages(instance, "ilp", options(3)), "one thread and three");
+    let (best, one) = match (best, one) {
+        (Ok(best), Ok(one)) => (best, one),
+        (Err(PlanError::Infeasible { .. }), Err(PlanError::Infeasible { .. })) => return Ok(()),
+        (best, one) => return Err(TestCaseError::fail(format!("{best:?} but {one:?}"))),
+    };
+    prop_assert!(best.simulated <= one.simulated && one.simulated <= best.simulated + CLOCK, "{best:?} but {one:?}");
+    prop_assert!(one.bound <= best.simulated);
+    prop_assert_eq!(simulated(instance, &one.placement), Some(one.simulated));
+    for name in ["dp", "greedy"] {
+        let Ok(other) = stages(instance, name, options(1)) else { continue };
+        prop_assert!(best.simulated <= other.simulated && other.bound <= best.simulated, "`{}`", name);
+        prop_assert_eq!(Ok(()), check(&instance.context(), &other.placement));
+    }
+    prop_assert_eq!(Ok(()), check(&instance.context(), &one.placement));
+    Ok(())
+}
+
+/// Boundaries, devices, recompute, and what the host does for each stage.
+#[test]
+fn with_all_choices_the_plan_is_the_best_of_all_placements() {
+    run_on(250, instance_of(3), |instance| agrees(&instance, true));
+}
+
+/// Boundaries, devices and recompute.
+#[test]
+fn on_longer_models_the_plan_is_the_best_of_all_placements() {
+    run(250, |instance| agrees(&instance, false));
 }

@@ -1,5 +1,6 @@
 //! The arguments, and nothing else.
 
+use crate::solving::Unknown;
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use spipe_base::{Bytes, BytesPerSecond, Seconds};
 use spipe_cost::{Mode, Optimizer};
@@ -196,17 +197,20 @@ pub struct Calibrate {
 #[derive(Debug, Group)]
 pub struct Plan {
     /// A model file or the name of a shipped model
-    #[arg(long)]
-    pub model: String,
+    #[arg(long, required_unless_present = "improve")]
+    pub model: Option<String>,
     /// A hardware profile or the name of a shipped one
-    #[arg(long)]
-    pub hardware: String,
+    #[arg(long, required_unless_present = "improve")]
+    pub hardware: Option<String>,
+    /// A plan to start from, with its model, machine and workload
+    #[arg(long, conflicts_with_all = ["model", "hardware", "global_batch", "seq_len", "solve_for"])]
+    pub improve: Option<String>,
     /// Tokens per sequence; the model's own if not given
     #[arg(long)]
     pub seq_len: Option<u64>,
     /// Sequences (images) per iteration
-    #[arg(long)]
-    pub global_batch: u64,
+    #[arg(long, required_unless_present = "improve")]
+    pub global_batch: Option<u64>,
     /// Sequences per microbatch, or auto
     #[arg(long, default_value = "auto")]
     pub microbatch: String,
@@ -231,6 +235,15 @@ pub struct Plan {
     /// Layers that are not trained, such as 0..3 or block.0..block.3
     #[arg(long)]
     pub freeze: Vec<String>,
+    /// What the plan must hold: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, system=1f1b or microbatch=2
+    #[arg(long)]
+    pub pin: Vec<String>,
+    /// Find the largest value of this for which some plan fits
+    #[arg(long, value_enum)]
+    pub solve_for: Option<Unknown>,
+    /// Also plan with 10 % more GPU memory, DRAM, bandwidth of links and arithmetic, and say what each would gain
+    #[arg(long)]
+    pub sensitivity: bool,
     /// How long to search
     #[arg(long, default_value = "60s")]
     pub time_limit: Seconds,

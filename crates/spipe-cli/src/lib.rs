@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! args ─► commands ─┬─ input     models, profiles, plans and traces from paths or shipped names
-//!                   ├─ planning  one search over microbatch sizes with the planner that was asked for
+//!                   ├─ planning  one search over microbatch sizes with the planner that was asked for; pinning what it must hold,
+//!                   │            solving the largest that fits, sensitivity what more of a resource would gain
 //!                   ├─ tables    what people read
 //!                   └─ output    whole files or none; stdout for data, stderr for talk
 //! ```
@@ -16,7 +17,10 @@ mod failure;
 mod input;
 mod measuring;
 mod output;
+mod pinning;
 mod planning;
+mod sensitivity;
+mod solving;
 mod tables;
 mod training;
 

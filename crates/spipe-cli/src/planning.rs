@@ -6,13 +6,14 @@ use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, Outcome, OutcomeStatus, Placement, Plan, System};
-use spipe_planner::{Claim, Options, PlanError, Planner, Problem, Solution};
+use spipe_planner::{Claim, Options, Pins, PlanError, Planner, Problem, Solution};
 use std::{
     sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
 /// What to search.
+#[derive(Clone)]
 pub struct Request<'a> {
     pub model: &'a Model,
     pub hardware: &'a Hardware,
@@ -23,6 +24,12 @@ pub struct Request<'a> {
     pub time_limit: Duration,
     pub gap: f64,
     pub threads: usize,
+    /// What the plan must hold.
+    pub pins: Pins,
+    /// A plan to begin with.
+    pub start: Option<Placement>,
+    /// Whether the host may keep what belongs to a GPU's stage.
+    pub host_help: bool,
 }
 
 /// The workloads that split `global_batch` sequences into equal microbatches: of the given size, or of every size that
@@ -65,7 +72,15 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
         let left = request.time_limit.saturating_sub(start.elapsed());
         let share = left / (request.workloads.len() - index) as u32;
         let incumbent = over.best.as_ref().map(|(_, best)| best.simulated);
-        let options = Options { gap: request.gap, threads: request.threads, incumbent, ..Options::default() };
+        let options = Options {
+            gap: request.gap,
+            threads: request.threads,
+            incumbent,
+            pins: request.pins.clone(),
+            start: request.start.clone(),
+            host_help: request.host_help,
+            ..Options::default()
+        };
         let found = one(request, planner.as_ref(), workload, Options { time_limit: share, ..options });
         over.take(*workload, found)?;
     }
@@ -94,6 +109,7 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
         objective_ms: Some(solution.bound.to_ms()),
         gap: Some(solution.gap),
         simulated_iteration_ms: Some(solution.simulated.to_ms()),
+        sensitivity: Vec::new(),
     };
     Ok(Found { plan: plan.with_outcome(outcome), solution })
 }
@@ -184,6 +200,19 @@ fn one(
         (_, true) => planner.plan(&problem),
         (_, false) => spipe_planner::generated(&problem),
     }
+}
+
+/// Whether any placement of `systems` fits and runs.
+pub fn fits((model, hardware): (&Model, &Hardware), (workload, systems, pins): (&Workload, &[System], &Pins)) -> bool {
+    let Ok(cost) = CostTable::new(model, hardware, workload) else { return false };
+    let context = Context { model, hardware, cost: &cost };
+    let score = |placement: &Placement| {
+        spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
+    };
+    let stop = AtomicBool::new(false);
+    let options = Options { pins: pins.clone(), ..Options::default() };
+    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, stop: &stop };
+    spipe_planner::fits(&problem).is_some()
 }
 
 fn refuse(error: &PlanError) -> Failure {

@@ -1,6 +1,6 @@
 //! Plan files: JSON that carries everything the plan needs, model and machine included.
 
-use crate::{FORMAT_VERSION, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System, footprint};
+use crate::{FORMAT_VERSION, Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System, footprint};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
@@ -51,6 +51,9 @@ pub struct PlanFile {
     /// The simulated iteration time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulated_iteration_ms: Option<f64>,
+    /// What it would gain from more of each resource.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sensitivity: Vec<Gain>,
     /// What each memory must hold, by its name; for information, it is counted again when the plan is read.
     #[serde(default)]
     pub peak_bytes: BTreeMap<String, Bytes>,
@@ -89,6 +92,7 @@ impl Plan {
                 objective_ms: parsed.objective_ms,
                 gap: parsed.gap,
                 simulated_iteration_ms: parsed.simulated_iteration_ms,
+                sensitivity: parsed.sensitivity,
             }),
             _ => plan,
         })
@@ -112,6 +116,7 @@ impl Plan {
             objective_ms: outcome.and_then(|outcome| outcome.objective_ms),
             gap: outcome.and_then(|outcome| outcome.gap),
             simulated_iteration_ms: outcome.and_then(|outcome| outcome.simulated_iteration_ms),
+            sensitivity: outcome.map(|outcome| outcome.sensitivity.clone()).unwrap_or_default(),
             peak_bytes: memories
                 .iter()
                 .map(|(memory, stages)| (self.hardware.memories()[*memory].name.clone(), peak(stages)))

@@ -27,7 +27,7 @@ pub use footprint::{
     stage_footprint,
 };
 pub use placement::{Held, InFlight, Knobs, Placement};
-pub use plan::{Context, Outcome, OutcomeStatus, Plan};
+pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
 pub use remarks::remarks;
 pub use rounds::resident_chunks;
 pub use stage::{Activations, Stage, Weights};

@@ -54,6 +54,20 @@ pub enum OutcomeStatus {
     Stopped,
 }
 
+/// What a plan would gain from more of a resource.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Gain {
+    /// Which: `vram`, `dram`, `pcie` or `flops`.
+    pub resource: String,
+    /// How much more, as a fraction.
+    pub more: f64,
+    /// The simulated iteration of the best plan found with that.
+    pub iteration_ms: f64,
+    /// The iteration without ÷ that with it.
+    pub speedup: f64,
+}
+
 /// What a planner says of its plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -68,6 +82,9 @@ pub struct Outcome {
     pub gap: Option<f64>,
     /// The simulated iteration time.
     pub simulated_iteration_ms: Option<f64>,
+    /// What it would gain from more of each resource, where that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sensitivity: Vec<Gain>,
 }
 
 /// A plan that the checker has accepted: the only kind that can be scheduled.

@@ -36,7 +36,7 @@ impl Planner for Balanced {
 
     fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
         let deadline = Deadline::new(problem);
-        let figures = Figures::new(problem.context);
+        let figures = Figures::new(problem.context, &problem.options);
         if deadline.stopped() {
             return Err(PlanError::StoppedWithoutPlan { examined: 0 });
         }
@@ -65,7 +65,9 @@ fn solve(
     let scores: Vec<Option<Scored>> = candidates
         .par_iter()
         .map(
-            |(case, division)| if deadline.stopped() { None } else { judge(problem, cases[*case].placement(division)) },
+            |(case, division)| {
+                if deadline.stopped() { None } else { judge(problem, cases[*case].placement(figures, division)) }
+            },
         )
         .collect();
     let Some((simulated, placement)) = scores.into_iter().fold(None, faster) else {
@@ -75,7 +77,7 @@ fn solve(
             PlanError::NothingRuns { examined }
         });
     };
-    let bound = to_time(figures, relaxation(figures, &Freedom::STAGES)).min(simulated);
+    let bound = to_time(figures, relaxation(figures, &Freedom::of_stages(figures.host_help))).min(simulated);
     Ok(Solution {
         placement,
         status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
@@ -96,8 +98,9 @@ pub(crate) fn candidates(
     cases: &[Case],
     deadline: &Deadline<'_>,
 ) -> Vec<(usize, Division)> {
-    let divide = |(index, case)| {
-        let balanced = if deadline.allows(index) { balance(figures, partitioner, case) } else { None };
+    let divide = |(index, case): (usize, &Case)| {
+        let tried = case.undecided().is_none() && deadline.allows(index);
+        let balanced = if tried { balance(figures, partitioner, case) } else { None };
         balanced.map(|(busiest, division)| (busiest, index, division))
     };
     let mut divisions: Vec<(f64, usize, Division)> = cases.par_iter().enumerate().filter_map(divide).collect();
@@ -118,7 +121,8 @@ fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case
         for from in (stage..farthest).filter(|from| best[*from].is_finite()) {
             for to in from + 1..=farthest {
                 let Some(recomputed) = partitioner.least(case, stage, from, to) else { continue };
-                let busy = case.device(figures, stage).stage_times(from, to, recomputed).busy();
+                let busy =
+                    case.device(figures, stage).stage_times((from, to), recomputed, case.seats[stage].help).busy();
                 let busiest = best[from].max(busy);
                 if busiest < next[to] {
                     next[to] = busiest;

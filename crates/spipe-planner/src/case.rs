@@ -3,7 +3,7 @@
 
 use crate::{
     LARGEST_HEAD_START, Problem,
-    figures::{DeviceFigures, Figures, Hop, Seat, StageTimes},
+    figures::{DeviceFigures, Figures, Help, Hop, Seat, StageTimes},
     order::Times,
 };
 use spipe_base::{DeviceId, LayerRange, SimTime, StageId};
@@ -83,9 +83,33 @@ impl Case {
             in_flight: in_flight(index),
             first: index == 0,
             last: index + 1 == stages,
+            help: Some(Help::default()),
         };
         let seats = devices.iter().enumerate().map(seat).collect();
         Self { devices: devices.to_vec(), discipline, seats }
+    }
+
+    /// The same with that help for every stage that can be helped.
+    pub fn with_help(mut self, figures: &Figures<'_>, help: Option<Help>) -> Self {
+        for seat in self.seats.iter_mut().filter(|seat| figures.helps(seat.device).len() > 1) {
+            seat.help = help;
+        }
+        self
+    }
+
+    /// The first stage of which it is undecided what the host does for it.
+    pub fn undecided(&self) -> Option<usize> {
+        self.seats.iter().position(|seat| seat.help.is_none())
+    }
+
+    /// The same with every help for stage `stage`.
+    pub fn decided(&self, figures: &Figures<'_>, stage: usize) -> Vec<Self> {
+        let with = |help: &Help| {
+            let mut case = self.clone();
+            case.seats[stage].help = Some(*help);
+            case
+        };
+        figures.helps(self.devices[stage]).iter().map(with).collect()
     }
 
     pub fn stages(&self) -> usize {
@@ -115,20 +139,35 @@ impl Case {
     pub fn times(&self, figures: &Figures<'_>, division: &Division) -> Times {
         let stage = |stage: usize| -> StageTimes {
             let (from, to) = division.layers(stage);
-            self.device(figures, stage).stage_times(from, to, division.recomputed[stage])
+            let help = self.seats[stage].help;
+            self.device(figures, stage).stage_times((from, to), division.recomputed[stage], help)
         };
         let boundaries = (0..self.stages() - 1).map(|stage| self.transfers(figures, stage, division.ends[stage]));
         let (activations, gradients) = boundaries.unzip();
         Times { stages: (0..self.stages()).map(stage).collect(), activations, gradients }
     }
 
-    pub fn placement(&self, division: &Division) -> Placement {
+    pub fn placement(&self, figures: &Figures<'_>, division: &Division) -> Placement {
         let stage = |stage: usize| {
             let (from, to) = division.layers(stage);
             let layers = LayerRange::new(from.into(), (to - 1).into()).unwrap_or_else(|| single(from));
-            Stage::new(DeviceId::from(self.devices[stage]), layers).with_recomputed(division.recomputed[stage])
+            let plain = Stage::new(DeviceId::from(self.devices[stage]), layers);
+            let stage_of = plain.with_recomputed(division.recomputed[stage]);
+            match (self.seats[stage].help, self.device(figures, stage).host) {
+                (Some(help), Some(host)) => Stage {
+                    optimizer: help.optimizer.then_some(host.socket),
+                    offload: help.activations.then_some(host.memory),
+                    ..stage_of
+                },
+                _ => stage_of,
+            }
         };
         Placement::new(self.discipline.system, (0..self.stages()).map(stage)).with_knobs(self.discipline.knobs())
+    }
+
+    /// What the host does for a stage, nothing where that is undecided.
+    pub fn help(&self, stage: usize) -> Help {
+        self.seats[stage].help.unwrap_or_default()
     }
 
     /// The names of its devices, in stage order.
@@ -147,6 +186,9 @@ pub(crate) type Scored = (SimTime, Placement);
 
 /// The simulated time of `placement` if it is acceptable and runs.
 pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Scored> {
+    if !problem.options.pins.allow(&problem.context, &placement) {
+        return None;
+    }
     check(&problem.context, &placement).ok()?;
     (problem.score)(&placement).map(|time| (time, placement))
 }

@@ -29,13 +29,16 @@ impl Planner for Exhaustive {
 
     fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
         let deadline = Deadline::new(problem);
-        let figures = Figures::new(problem.context);
+        let figures = Figures::new(problem.context, &problem.options);
         let (placements, limit) = (count(problem, &figures), problem.options.exhaustive_limit);
         if placements > limit {
             return Err(PlanError::TooLarge { placements, limit });
         }
         reason::obvious(&figures)?;
-        let cases = crate::ilp::cases(problem, &figures, &all_sequences(&figures));
+        let mut cases = crate::ilp::cases(problem, &figures, &all_sequences(&figures));
+        if problem.options.host_help {
+            cases = cases.into_iter().flat_map(|case| decided(&figures, case.with_help(&figures, None))).collect();
+        }
         if cases.is_empty() {
             return Err(PlanError::NoSystem);
         }
@@ -60,7 +63,7 @@ fn search(
                 };
             }
             let scores: Vec<Option<Scored>> =
-                batch.par_iter().map(|division| judge(problem, case.placement(division))).collect();
+                batch.par_iter().map(|division| judge(problem, case.placement(figures, division))).collect();
             examined += batch.len();
             best = scores.into_iter().fold(best, faster);
         }
@@ -81,8 +84,11 @@ fn solution(
 ) -> Solution {
     let proven = match status {
         OutcomeStatus::Optimal => simulated,
-        _ => crate::ilp::search::to_time(figures, crate::relaxation::relaxation(figures, &Freedom::STAGES))
-            .min(simulated),
+        _ => crate::ilp::search::to_time(
+            figures,
+            crate::relaxation::relaxation(figures, &Freedom::of_stages(figures.host_help)),
+        )
+        .min(simulated),
     };
     let gap = Solution::gap_of(simulated, proven);
     Solution {
@@ -98,8 +104,17 @@ fn solution(
     }
 }
 
-/// How many placements there are, whether they fit or not: per number of stages p and discipline, D!/(D−p)! device
-/// sequences times the ways to cut L layers into p stages of n_i layers with n_i + 1 recompute choices each, where one
+/// `case` with every help for every stage.
+fn decided(figures: &Figures<'_>, case: Case) -> Vec<Case> {
+    match case.undecided() {
+        None => vec![case],
+        Some(stage) => case.decided(figures, stage).into_iter().flat_map(|case| decided(figures, case)).collect(),
+    }
+}
+
+/// How many placements there are, whether they fit or not: per number of stages p and discipline, the device
+/// sequences, each with every help that its stages may have, which number p! times the ways to choose p devices (the elementary
+/// symmetric polynomial of degree p of how many helps each device has), times the ways to cut L layers into p stages of n_i layers with n_i + 1 recompute choices each, where one
 /// stage more multiplies the ways that end at a layer by the choices behind it.
 fn count(problem: &Problem<'_>, figures: &Figures<'_>) -> u64 {
     let devices = figures.devices.len();
@@ -107,7 +122,14 @@ fn count(problem: &Problem<'_>, figures: &Figures<'_>) -> u64 {
     let disciplines = disciplines(&problem.systems, has_cpu).len() as u64;
     let mut ways = vec![0u64; figures.layers + 1];
     ways[0] = 1;
-    let (mut total, mut sequences) = (0u64, 1u64);
+    let mut chosen = vec![1u64];
+    for device in 0..devices {
+        let helps = if problem.options.host_help { figures.helps(device).len() as u64 } else { 1 };
+        let with = |count: usize| count.checked_sub(1).map_or(0, |fewer| chosen[fewer].saturating_mul(helps));
+        let next = (0..=chosen.len()).map(|count| chosen.get(count).unwrap_or(&0).saturating_add(with(count)));
+        chosen = next.collect();
+    }
+    let (mut total, mut orders) = (0u64, 1u64);
     for stages in 1..=devices.min(figures.layers) {
         let mut next = vec![0u64; figures.layers + 1];
         for (from, before) in ways.iter().enumerate() {
@@ -117,8 +139,9 @@ fn count(problem: &Problem<'_>, figures: &Figures<'_>) -> u64 {
             }
         }
         ways = next;
-        sequences = sequences.saturating_mul((devices - stages + 1) as u64);
-        let here = sequences.saturating_mul(ways[figures.layers]).saturating_mul(disciplines);
+        orders = orders.saturating_mul(stages as u64);
+        let here =
+            orders.saturating_mul(chosen[stages]).saturating_mul(ways[figures.layers]).saturating_mul(disciplines);
         total = total.saturating_add(here);
     }
     total
@@ -159,8 +182,10 @@ fn divisions(figures: &Figures<'_>, case: &Case) -> Vec<Division> {
             let farthest = figures.layers - (stages - 1 - stage);
             let nearest = if stage + 1 == stages { figures.layers } else { from + 1 };
             for to in nearest..=farthest {
-                for recomputed in 0..=if figures.training { to - from } else { 0 } {
+                let recomputes = device.recomputes(figures.training, from, to);
+                for recomputed in recomputes.into_iter().flat_map(|(least, most)| least..=most) {
                     let need = device.need(figures.training, case.seats[stage], (from, to), recomputed);
+                    // Host memory is shared: the checker counts it.
                     if device.able(from, to) && need <= device.usable {
                         let mut division = division.clone();
                         division.ends.push(to);

@@ -1,8 +1,9 @@
 //! The cost table laid out for search: sums over any range of layers in constant time.
 
+use crate::{Options, Pins};
 use spipe_base::{DeviceId, LayerId, LinkId, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_plan::Context;
+use spipe_plan::{Context, OFFLOAD_SLOTS};
 
 /// Sums of the first 0, 1, 2, … of a list.
 struct Sums<T>(Vec<T>);
@@ -38,6 +39,25 @@ impl StageTimes {
     }
 }
 
+/// What the host does for a stage on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Help {
+    /// The socket near it keeps its optimizer state and steps it.
+    pub optimizer: bool,
+    /// The DRAM near it holds its activations between forward and backward.
+    pub activations: bool,
+}
+
+impl Help {
+    /// Everything that the host can do, nothing first.
+    pub const ALL: [Self; 4] = [
+        Self { optimizer: false, activations: false },
+        Self { optimizer: true, activations: false },
+        Self { optimizer: false, activations: true },
+        Self { optimizer: true, activations: true },
+    ];
+}
+
 /// Where a stage stands in the pipeline, as far as its memory depends on that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Seat {
@@ -45,6 +65,22 @@ pub(crate) struct Seat {
     pub in_flight: u64,
     pub first: bool,
     pub last: bool,
+    /// What the host does for it; undecided, it has the time and the memory of whatever suits it best.
+    pub help: Option<Help>,
+}
+
+impl Seat {
+    /// A stage by itself with one microbatch in flight and no help.
+    pub fn alone(device: usize) -> Self {
+        Self { device, in_flight: 1, first: true, last: true, help: Some(Help::default()) }
+    }
+}
+
+/// The socket and the DRAM near a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    pub socket: DeviceId,
+    pub memory: MemoryId,
 }
 
 #[cfg(test)]
@@ -68,20 +104,34 @@ pub(crate) struct DeviceFigures {
     forward: Sums<f64>,
     backward: Sums<f64>,
     optimizer: Sums<f64>,
+    /// The same where the host steps: gradients out, the step, and parameters in, one after the other.
+    assisted: Sums<f64>,
+    /// By layer: whether it must be recomputed, or must not.
+    pub wanted: Vec<Option<bool>>,
+    /// Who may help it.
+    pub host: Option<Host>,
     unable: Sums<usize>,
     state: Sums<u64>,
+    optimizer_state: Sums<u64>,
     saved: Sums<u64>,
     /// The largest workspace of layers a..=b at `a × layers + b`.
     workspace: Vec<u64>,
 }
 
 impl DeviceFigures {
-    fn new(context: &Context<'_>, id: DeviceId) -> Self {
+    fn new(context: &Context<'_>, id: DeviceId, pins: &Pins) -> Self {
         let (cost, device) = (context.cost, &context.hardware.devices()[id]);
         let memory = &context.hardware.memories()[device.memory];
         let bytes: Vec<LayerMemory> = cost.layers().map(|layer| *cost.memory(layer, id)).collect();
-        let times: Vec<Option<StageTimes>> = cost.layers().map(|layer| layer_times(context, layer, id)).collect();
+        let allowed = |layer: &LayerId| pins.allows_layer(layer.index(), id.index());
+        let times: Vec<Option<StageTimes>> = cost
+            .layers()
+            .map(|layer| Some(layer).filter(allowed).and_then(|layer| layer_times(context, layer, id)))
+            .collect();
+        let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
         let all = || times.iter().map(|times| times.unwrap_or_default());
+        let host = host(context, id);
+        let assisted = |layer| host.map_or(0.0, |host| assisted(context, layer, (id, host)));
         Self {
             name: device.name.clone(),
             memory: device.memory,
@@ -90,8 +140,12 @@ impl DeviceFigures {
             forward: Sums::new(all().map(|times| times.forward)),
             backward: Sums::new(all().map(|times| times.backward)),
             optimizer: Sums::new(all().map(|times| times.optimizer)),
+            assisted: Sums::new(cost.layers().map(assisted)),
+            host,
+            wanted,
             unable: Sums::new(times.iter().map(|times| usize::from(times.is_none()))),
             state: Sums::new(bytes.iter().map(|bytes| bytes.state().get())),
+            optimizer_state: Sums::new(bytes.iter().map(|bytes| bytes.optimizer.get())),
             saved: Sums::new(bytes.iter().map(|bytes| bytes.saved.get())),
             workspace: largest(&bytes),
             times,
@@ -105,13 +159,22 @@ impl DeviceFigures {
     }
 
     /// Times of the stage of layers `from..to` of which the first `recomputed` are recomputed.
-    pub fn stage_times(&self, from: usize, to: usize, recomputed: usize) -> StageTimes {
+    pub fn stage_times(&self, (from, to): (usize, usize), recomputed: usize, help: Option<Help>) -> StageTimes {
         StageTimes {
             forward: self.forward.over(from, to),
             recompute: self.forward.over(from, from + recomputed),
             backward: self.backward.over(from, to),
-            optimizer: self.optimizer.over(from, to),
+            optimizer: match help {
+                Some(help) if help.optimizer => self.assisted.over(from, to),
+                None if self.host.is_some() => self.optimizer.over(from, to).min(self.assisted.over(from, to)),
+                _ => self.optimizer.over(from, to),
+            },
         }
+    }
+
+    /// How long the optimizer keeps one layer from its next forward, in ms.
+    pub fn step(&self, layer: usize, help: Help) -> f64 {
+        if help.optimizer { &self.assisted } else { &self.optimizer }.over(layer, layer + 1)
     }
 
     /// Bytes of one microbatch of the input of a stage that starts at layer `from`.
@@ -119,22 +182,50 @@ impl DeviceFigures {
         from.checked_sub(1).map_or(self.bytes[0].input, |before| self.bytes[before].boundary).get()
     }
 
-    /// Parameters, gradients and optimizer state of layers `from..to`.
-    pub fn state(&self, from: usize, to: usize) -> u64 {
-        self.state.over(from, to)
+    /// Parameters, gradients and optimizer state of layers `from..to` that stay on the device.
+    pub fn state(&self, from: usize, to: usize, help: Option<Help>) -> u64 {
+        let leaves = match help {
+            Some(help) => help.optimizer,
+            None => self.host.is_some(),
+        };
+        self.state.over(from, to) - if leaves { self.optimizer_state.over(from, to) } else { 0 }
     }
 
     /// What [`spipe_plan::stage_footprint`] counts for layers `from..to`, in constant time.
     pub fn need(&self, training: bool, seat: Seat, (from, to): (usize, usize), recomputed: usize) -> u64 {
         let split = from + recomputed;
         let (input, output) = (self.input(from), self.bytes[to - 1].boundary.get());
-        let kept = self.saved.over(split, to);
-        let per_microbatch = if recomputed == 0 { kept.max(input) } else { kept + input };
         let in_flight = if training { seat.in_flight } else { 1 };
         let workspace = self.workspace[from * self.bytes.len() + to - 1];
         let slots = if seat.first { 0 } else { input * slots_in(training) }
             + if seat.last { 0 } else { output * slots_out(training) };
-        self.state(from, to) + per_microbatch * in_flight + slots + self.saved.over(from, split) + workspace
+        let leaving = self.leaving((from, to), recomputed);
+        let kept = (input + leaving) * in_flight;
+        let offloaded = input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS);
+        let held = match seat.help {
+            Some(help) if help.activations => offloaded,
+            None if self.host.is_some() => kept.min(offloaded),
+            _ => kept,
+        };
+        self.state(from, to, seat.help) + held + slots + self.saved.over(from, split) + workspace
+    }
+
+    /// What one microbatch keeps beside its input, and may leave for the host.
+    pub fn leaving(&self, (from, to): (usize, usize), recomputed: usize) -> u64 {
+        let (kept, input) = (self.saved.over(from + recomputed, to), self.input(from));
+        if recomputed == 0 { kept.saturating_sub(input) } else { kept }
+    }
+
+    /// The least and the largest number of layers of `from..to` that may be recomputed, counted from the first; none if what must
+    /// be recomputed is behind what must not.
+    pub fn recomputes(&self, training: bool, from: usize, to: usize) -> Option<(usize, usize)> {
+        if !training {
+            return Some((0, 0));
+        }
+        let wanted = &self.wanted[from..to];
+        let least = wanted.iter().rposition(|wanted| *wanted == Some(true)).map_or(0, |last| last + 1);
+        let most = wanted.iter().position(|wanted| *wanted == Some(false)).unwrap_or(to - from);
+        (least <= most).then_some((least, most))
     }
 
     /// The least number of recomputed layers with which layers `from..to` fit, if any.
@@ -146,13 +237,14 @@ impl DeviceFigures {
         if !self.able(from, to) {
             return None;
         }
-        if fits(0) {
-            return Some(0);
+        let (least, most) = self.recomputes(training, from, to)?;
+        if fits(least) {
+            return Some(least);
         }
-        if !training || !fits(to - from) {
+        if most == 0 || !fits(most) {
             return None;
         }
-        let (mut low, mut high) = (1, to - from);
+        let (mut low, mut high) = (least.max(1), most);
         while low < high {
             let middle = low.midpoint(high);
             if fits(middle) {
@@ -173,6 +265,30 @@ pub(crate) const fn slots_in(training: bool) -> u64 {
 /// Slots for outputs of a stage that is not the last: two outputs leaving, and two gradients arriving.
 pub(crate) const fn slots_out(training: bool) -> u64 {
     if training { 4 } else { 2 }
+}
+
+/// The socket near a GPU, where it can be reached both ways; none for a socket.
+fn host(context: &Context<'_>, id: DeviceId) -> Option<Host> {
+    if context.is_cpu(id) {
+        return None;
+    }
+    let socket = crate::systems::socket(context, id)?;
+    let (here, memory) = (context.hardware.devices()[id].memory, context.hardware.devices()[socket].memory);
+    (context.hardware.route(here, memory).is_some() && context.hardware.route(memory, here).is_some())
+        .then_some(Host { socket, memory })
+}
+
+/// Gradients to the host, the step there, and parameters back, without latencies, in ms.
+fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host)) -> f64 {
+    let (cost, bytes) = (context.cost, context.cost.memory(layer, id));
+    let parameters = cost.trained_parameters(layer);
+    if parameters == 0 || context.workload().mode != Mode::Train {
+        return 0.0;
+    }
+    let per_byte = |from, to| hop(context, from, to).map_or(0.0, |hop| hop.per_byte);
+    bytes.gradients.as_f64() * per_byte(id, host.socket)
+        + cost.optimizer_time(parameters, host.socket).to_ms()
+        + bytes.parameters.as_f64() * per_byte(host.socket, id)
 }
 
 fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Option<StageTimes> {
@@ -227,6 +343,8 @@ pub(crate) struct Figures<'a> {
     pub layers: usize,
     pub microbatches: u64,
     pub training: bool,
+    /// Whether the host may help stages on GPUs.
+    pub host_help: bool,
     /// By device.
     pub devices: Vec<DeviceFigures>,
     /// By device from and device to; none where they are not connected both ways.
@@ -236,12 +354,17 @@ pub(crate) struct Figures<'a> {
 }
 
 impl<'a> Figures<'a> {
-    pub fn new(context: Context<'a>) -> Self {
-        let cost = context.cost;
+    /// The costs of `context`, as far as `options` leave a choice.
+    pub fn new(context: Context<'a>, options: &Options) -> Self {
+        let (cost, pins) = (context.cost, &options.pins);
         let mut runs: Vec<(usize, usize)> = Vec::new();
         for layer in cost.layers() {
             match runs.last_mut() {
-                Some((first, count)) if cost.kind(LayerId::from(*first)) == cost.kind(layer) => *count += 1,
+                Some((first, count))
+                    if cost.kind(LayerId::from(*first)) == cost.kind(layer) && pins.same(*first, layer.index()) =>
+                {
+                    *count += 1;
+                }
                 _ => runs.push((layer.index(), 1)),
             }
         }
@@ -250,10 +373,17 @@ impl<'a> Figures<'a> {
             layers: cost.layers().len(),
             microbatches: context.workload().microbatches,
             training: context.workload().mode == Mode::Train,
-            devices: cost.devices().map(|device| DeviceFigures::new(&context, device)).collect(),
+            devices: cost.devices().map(|device| DeviceFigures::new(&context, device, pins)).collect(),
+            host_help: options.host_help,
             hops: cost.devices().map(|from| cost.devices().map(|to| hop(&context, from, to)).collect()).collect(),
             runs,
         }
+    }
+
+    /// What the host can do for a stage on a device, nothing first.
+    pub fn helps(&self, device: usize) -> &'static [Help] {
+        let helped = self.host_help && self.training && self.devices[device].host.is_some();
+        if helped { &Help::ALL } else { &Help::ALL[..1] }
     }
 
     /// The copy between two devices, if they are connected both ways.

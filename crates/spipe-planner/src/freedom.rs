@@ -33,6 +33,8 @@ pub(crate) struct Freedom {
     pub steps_on_host: When,
     /// Whether an iteration's forward needs the steps of the one before.
     pub synchronous: bool,
+    /// Whether gradients of weights are computed apart from those of inputs, aside from the way of a microbatch.
+    pub splits: bool,
 }
 
 impl Freedom {
@@ -45,7 +47,19 @@ impl Freedom {
         streams: false,
         steps_on_host: When::Never,
         synchronous: true,
+        splits: false,
     };
+
+    /// The same where the host may help.
+    pub const HELPED_STAGES: Self = Self { steps_on_host: When::Perhaps, offloads: When::Perhaps, ..Self::STAGES };
+
+    /// Several stages per device, each with choices of its own.
+    pub const CUT_STAGES: Self = Self { one_stage_each: false, ..Self::HELPED_STAGES };
+
+    /// Stages, one per device, with the host's help or without.
+    pub const fn of_stages(host_help: bool) -> Self {
+        if host_help { Self::HELPED_STAGES } else { Self::STAGES }
+    }
 
     /// That of `system`; none for systems that leave nothing to bound, because all their placements are tried.
     pub fn of(system: System) -> Option<Self> {
@@ -53,8 +67,8 @@ impl Freedom {
         let streams = Self { streams: true, steps_on_host: When::Always, ..gpus };
         Some(match system {
             _ if system.family() == Family::Sharded => return None,
-            System::Gpipe | System::OneForwardOneBackward | System::Hybrid => Self::STAGES,
-            System::PoH | System::PoF => Self { offloads: When::Perhaps, ..gpus },
+            System::Gpipe | System::OneForwardOneBackward | System::Hybrid => Self::CUT_STAGES,
+            System::PoH | System::PoF => Self { offloads: When::Perhaps, splits: true, ..gpus },
             System::GpuOnly => Self { recomputes: When::Never, ..gpus },
             System::Checkpointing => Self { recomputes: When::Always, ..gpus },
             System::CpuOnly => Self { computing: Computing::Sockets, ..gpus },
@@ -62,7 +76,7 @@ impl Freedom {
             System::ZeroOffloadDelayed => Self { steps_on_host: When::Always, synchronous: false, ..gpus },
             System::Spipe | System::Mobius => Self { recomputes: When::Always, ..streams },
             System::Superpipeline | System::NaiveSwap => Self { computing: Computing::FirstGpu, ..streams },
-            _ => gpus,
+            _ => Self { splits: system.splits_backward(), ..gpus },
         })
     }
 }

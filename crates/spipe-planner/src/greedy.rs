@@ -28,7 +28,7 @@ impl Planner for Greedy {
 
     fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
         let deadline = Deadline::new(problem);
-        let figures = Figures::new(problem.context);
+        let figures = Figures::new(problem.context, &problem.options);
         if deadline.stopped() {
             return Err(PlanError::StoppedWithoutPlan { examined: 0 });
         }
@@ -39,7 +39,7 @@ impl Planner for Greedy {
         let Some((simulated, placement)) = best else {
             return Err(reason::greedy(&figures, &problem.systems, examined));
         };
-        let bound = to_time(&figures, relaxation(&figures, &Freedom::STAGES)).min(simulated);
+        let bound = to_time(&figures, relaxation(&figures, &Freedom::of_stages(figures.host_help))).min(simulated);
         Ok(Solution {
             placement,
             status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
@@ -68,7 +68,7 @@ pub(crate) fn placements(figures: &Figures<'_>, systems: &[System]) -> Vec<Place
                 || order[..count].iter().any(|device| figures.devices[*device].is_cpu);
             let joined = (0..count - 1).all(|stage| case.hops(figures, stage).is_some());
             let division = if suits && joined { fill(figures, &case, recompute) } else { None }?;
-            let placement = case.placement(&division);
+            let placement = case.placement(figures, &division);
             check(&figures.context, &placement).is_ok().then_some(placement)
         };
         list.extend(tries.into_iter().find_map(placement));
@@ -80,7 +80,7 @@ pub(crate) fn placements(figures: &Figures<'_>, systems: &[System]) -> Vec<Place
 fn device_order(figures: &Figures<'_>) -> Vec<usize> {
     let holds = |device: &usize| {
         (0..figures.layers).any(|layer| {
-            let seat = Seat { device: *device, in_flight: 1, first: true, last: true };
+            let seat = Seat::alone(*device);
             figures.devices[*device].least_recompute(figures.training, seat, layer, layer + 1).is_some()
         })
     };
@@ -98,8 +98,13 @@ fn fill(figures: &Figures<'_>, case: &Case, recompute: bool) -> Option<Division>
         let farthest = figures.layers.checked_sub(stages - 1 - stage)?;
         let device = case.device(figures, stage);
         let recomputed = |to: usize| if recompute && figures.training { to - from } else { 0 };
+        let may = |to: usize| {
+            let (least, most) = device.recomputes(figures.training, from, to).unwrap_or((1, 0));
+            (least..=most).contains(&recomputed(to))
+        };
         let fits = |to: &usize| {
             device.able(from, *to)
+                && may(*to)
                 && device.need(figures.training, case.seats[stage], (from, *to), recomputed(*to)) <= device.usable
         };
         let nearest = if stage + 1 == stages { figures.layers } else { from + 1 };

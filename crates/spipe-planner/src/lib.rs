@@ -27,11 +27,14 @@ mod case;
 mod deadline;
 mod exhaustive;
 mod figures;
+mod fits;
 mod freedom;
 mod greedy;
 mod ilp;
+mod mobius;
 mod order;
 mod partition;
+mod pins;
 mod problem;
 mod reason;
 mod refine;
@@ -46,13 +49,15 @@ mod common;
 use spipe_plan::System;
 pub use systems::{candidates, generated, plan_all};
 
+pub use fits::fits;
+pub use pins::{Contradiction, Named, Pin, Pins};
 pub use problem::{Claim, Considered, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};
 
 /// The systems whose stages the planners search.
 pub const SYSTEMS: [System; 3] = [System::Gpipe, System::OneForwardOneBackward, System::Hybrid];
 
 /// The names that [`planner`] knows.
-pub const NAMES: [&str; 4] = ["ilp", "dp", "greedy", "exhaustive"];
+pub const NAMES: [&str; 5] = ["ilp", "dp", "greedy", "exhaustive", "mobius-mip"];
 
 /// The planner with that name.
 pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
@@ -61,6 +66,7 @@ pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
         "dp" => Box::new(balanced::Balanced),
         "greedy" => Box::new(greedy::Greedy),
         "exhaustive" => Box::new(exhaustive::Exhaustive),
+        "mobius-mip" => Box::new(mobius::Mobius),
         _ => return None,
     })
 }

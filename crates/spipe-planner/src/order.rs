@@ -324,7 +324,7 @@ mod tests {
         let machine = MachineText { gpus: vec![(8000, 20); stages], root: 20, sockets: vec![100] };
         let workload = workload(microbatches, mode);
         let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload);
-        let figures = Figures::new(instance.context());
+        let figures = Figures::new(instance.context(), &crate::Options::default());
         let devices: Vec<usize> = (0..stages).collect();
         let case = Case::new(&figures, &devices, Discipline { system, head_start: 0 });
         let stage = StageTimes { forward: 1.0, recompute: 0.0, backward: 2.0, optimizer: 0.5 };

@@ -36,11 +36,16 @@ pub(crate) struct Partitioner<'f, 'a> {
 impl<'f, 'a> Partitioner<'f, 'a> {
     /// For `cases` and nothing else.
     pub fn new(figures: &'f Figures<'a>, cases: &[Case]) -> Self {
-        let mut least = BTreeMap::new();
+        let mut this = Self { figures, least: BTreeMap::new() };
+        this.extend(cases);
+        this
+    }
+
+    /// For those as well.
+    pub fn extend(&mut self, cases: &[Case]) {
         for seat in cases.iter().flat_map(|case| &case.seats) {
-            least.entry(key(*seat)).or_insert_with(|| least_recompute(figures, *seat));
+            self.least.entry(key(*seat)).or_insert_with(|| least_recompute(self.figures, *seat));
         }
-        Self { figures, least }
     }
 
     fn width(&self) -> usize {
@@ -85,12 +90,12 @@ impl<'f, 'a> Partitioner<'f, 'a> {
             for from in (stage..farthest).filter(|from| chain[*from].is_finite()) {
                 for to in nearest.max(from + 1)..=farthest {
                     let Some(recomputed) = table[from * self.width() + to] else {
-                        if device.able(from, to) && device.state(from, to) <= device.usable {
+                        if device.able(from, to) && device.state(from, to, case.seats[stage].help) <= device.usable {
                             continue;
                         }
                         break;
                     };
-                    let times = device.stage_times(from, to, recomputed);
+                    let times = device.stage_times((from, to), recomputed, case.seats[stage].help);
                     if judge.too_slow(stage, chain[from], &times) {
                         if judge.too_slow(stage, chain[from], &StageTimes { recompute: 0.0, ..times }) {
                             break;
@@ -166,7 +171,7 @@ fn least_recompute(figures: &Figures<'_>, seat: Seat) -> Vec<Option<usize>> {
     let mut table = vec![None; width * width];
     for from in 0..figures.layers {
         for to in from + 1..=figures.layers {
-            if !device.able(from, to) || device.state(from, to) > device.usable {
+            if !device.able(from, to) || device.state(from, to, seat.help) > device.usable {
                 break;
             }
             let seat = Seat { first: from == 0, last: to == figures.layers, ..seat };

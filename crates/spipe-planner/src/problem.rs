@@ -1,6 +1,6 @@
 //! What a planner is given and what it returns.
 
-use crate::systems::Shortage;
+use crate::{Pins, systems::Shortage};
 use spipe_base::{Bytes, SimTime};
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
 use std::{sync::atomic::AtomicBool, time::Duration};
@@ -40,6 +40,14 @@ pub struct Options {
     pub sequence_limit: usize,
     /// Exhaustive search refuses larger spaces.
     pub exhaustive_limit: u64,
+    /// Whether the host may keep the optimizer state or the activations of a GPU's stage.
+    pub host_help: bool,
+    /// How many choices of help for whole device sequences are told apart, at most.
+    pub help_limit: usize,
+    /// What the plan must hold.
+    pub pins: Pins,
+    /// A plan to begin with.
+    pub start: Option<Placement>,
     /// How many changes of the best placements of a system are simulated.
     pub refinements: usize,
     /// The iteration of a plan that is there already: only faster ones matter.
@@ -55,6 +63,10 @@ impl Default for Options {
             candidates_per_case: 16,
             sequence_limit: 4000,
             exhaustive_limit: 1_000_000,
+            host_help: true,
+            help_limit: 4000,
+            pins: Pins::default(),
+            start: None,
             refinements: 400,
             incumbent: None,
         }

@@ -3,7 +3,7 @@
 use crate::{
     PlanError,
     case::Case,
-    figures::{Figures, Seat},
+    figures::{Figures, Help, Seat},
 };
 use spipe_base::{Bytes, LayerId, MemoryId};
 use spipe_plan::System;
@@ -14,7 +14,7 @@ pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
     lonely_layers(figures)?;
     let state = |layer: usize| {
         let able = figures.devices.iter().filter(|device| device.able(layer, layer + 1));
-        able.map(|device| device.state(layer, layer + 1)).min().unwrap_or(0)
+        able.map(|device| device.state(layer, layer + 1, Some(Help::default()))).min().unwrap_or(0)
     };
     let needed: u64 = (0..figures.layers).map(state).sum();
     let memories = memories(figures);
@@ -46,10 +46,12 @@ pub(crate) fn lonely_layers(figures: &Figures<'_>) -> Result<(), PlanError> {
 fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
     let need = |device: usize| {
         // Without slots: the layer need not be at a boundary of its stage.
-        let seat = Seat { device, in_flight: 1, first: true, last: true };
+        let help = Some(Help::default()).filter(|_| figures.helps(device).len() == 1);
+        let seat = Seat { help, ..Seat::alone(device) };
         let device = &figures.devices[device];
         device.able(layer, layer + 1).then(|| {
-            let choices = 0..=usize::from(figures.training);
+            let (least, most) = device.recomputes(figures.training, layer, layer + 1).unwrap_or((0, 0));
+            let choices = least..=most;
             choices.map(|recomputed| device.need(figures.training, seat, (layer, layer + 1), recomputed)).min()
         })
     };
@@ -61,8 +63,11 @@ fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
     let name = &figures.context.model.layers()[LayerId::from(layer)].name;
     let Some((need, device)) = needs.into_iter().max_by_key(|(_, device)| figures.devices[*device].usable) else {
         return Err(PlanError::Infeasible {
-            reason: format!("layer `{name}` has no time on any device of `{}`", figures.context.hardware.name()),
-            hint: "add its times for one of the devices to the model file".into(),
+            reason: format!(
+                "layer `{name}` has no time on any device of `{}` on which it may be",
+                figures.context.hardware.name()
+            ),
+            hint: "add its times for one of the devices to the model file, or drop a pin".into(),
             missing: None,
         });
     };
@@ -140,7 +145,8 @@ fn least_shortage(figures: &Figures<'_>, case: &Case) -> Option<(u64, usize)> {
         for (from, before) in best.iter().enumerate() {
             let Some(before) = before else { continue };
             for to in (from + 1..=farthest).take_while(|to| device.able(from, *to)) {
-                let choices = [0, if figures.training { to - from } else { 0 }];
+                let Some((least, most)) = device.recomputes(figures.training, from, to) else { continue };
+                let choices = [least, most];
                 let seat = Seat { last: to == layers, ..case.seats[stage] };
                 let need = |recomputed: usize| device.need(figures.training, seat, (from, to), recomputed);
                 let missing = choices.map(need).into_iter().min()?.saturating_sub(device.usable);

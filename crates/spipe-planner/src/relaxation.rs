@@ -24,7 +24,8 @@ pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
 /// for each copy engine, and is one way to spread the layers.
 ///
 /// In training, T is also at least one pass of one microbatch, forward and backward, through the layers from the first
-/// trained one on, each on its fastest device: the next iteration's forward there waits for the step.
+/// trained one on, each on its fastest device: the next iteration's forward there waits for the step. Where backwards are
+/// split, gradients of weights are not on that way, and a recompute waits for no gradient.
 ///
 /// Infinite if nothing fits; no more than that pass if the solver has no answer.
 pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
@@ -92,11 +93,14 @@ fn chain(figures: &Figures<'_>, freedom: &Freedom, classes: &[Class]) -> f64 {
     }
     let first = layers().find(|layer| cost.trained_parameters((*layer).into()) > 0);
     let from = if figures.training { first.unwrap_or(figures.layers) } else { 0 };
-    let again = u64::from(figures.training && freedom.recomputes == When::Always) as f64;
-    let fastest = |layer: usize| {
-        let times = classes.iter().filter_map(|class| figures.devices[class.members[0]].times[layer]);
-        times.map(|times| times.busy() + again * times.forward).fold(f64::INFINITY, f64::min)
+    let way = |layer: usize, class: &Class| {
+        let device = class.members[0];
+        let times = figures.devices[device].times[layer]?;
+        let input = cost.time(layer.into(), device.into())?.backward_input.to_ms();
+        let backward = if freedom.splits { input.min(times.backward) } else { times.backward };
+        Some(times.forward + backward)
     };
+    let fastest = |layer: usize| classes.iter().filter_map(|class| way(layer, class)).fold(f64::INFINITY, f64::min);
     (from..figures.layers).map(fastest).sum()
 }
 

@@ -261,7 +261,7 @@ mod tests {
     fn on<T>(machine: &MachineText, look: impl Fn(&Figures<'_>) -> T) -> T {
         let layer = LayerText { count: 12, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
         let instance = Instance::new(&model_text(&[layer]), &machine_text(machine), &workload(2, Mode::Train));
-        look(&Figures::new(instance.context()))
+        look(&Figures::new(instance.context(), &crate::Options::default()))
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
         let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
         let layer = LayerText { count: 82, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
         let instance = Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train));
-        let found = sequences(&Figures::new(instance.context()), 4000);
+        let found = sequences(&Figures::new(instance.context(), &crate::Options::default()), 4000);
         assert_eq!(found.coverage, Coverage::UpToLinks);
     }
 }

@@ -5,14 +5,18 @@ use crate::{
     args::Format,
     input, output,
     output::Target,
+    pinning,
     planning::{self, Found, Request},
+    sensitivity,
+    solving::{self, Largest, Question, Unknown},
     tables::{grouped, percent, table},
 };
 use serde::Serialize;
-use spipe_base::{Bytes, SimTime};
+use spipe_base::{Bytes, Diagnostic, SimTime};
 use spipe_cost::Workload;
+use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model};
-use spipe_plan::{OutcomeStatus, Plan, StageFootprint, System, check, footprint};
+use spipe_plan::{Outcome, OutcomeStatus, Placement, Plan, StageFootprint, System, check, footprint};
 use spipe_planner::Solution;
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
@@ -20,29 +24,44 @@ use std::{collections::BTreeSet, time::Duration};
 
 /// Searches, prints, and writes the plan.
 pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
+    if what.time_limit.get() <= 0.0 {
+        return Err(Failure::argument("the time limit is zero", "give the search some time, such as 10s"));
+    }
     let target = what.output.as_deref().map(Target::open).transpose()?;
-    let model = frozen(input::model(&what.model)?, &what.freeze)?;
-    let hardware = input::hardware(&what.hardware)?;
-    let template = Workload {
-        mode: what.mode,
-        seq_len: what.seq_len.unwrap_or_else(|| model.seq_len()),
-        microbatch: 1,
-        microbatches: 1,
-        precision: what.precision,
-        optimizer: what.optimizer,
-        attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
+    let task = Task::new(what)?;
+    let pinned = pinning::read(&what.pin, (&what.system, &what.microbatch), (&task.model, &task.hardware))?;
+    let systems = systems(&pinned.system)?;
+    let question = Question {
+        model: &task.model,
+        hardware: &task.hardware,
+        template: task.template,
+        global_batch: task.global_batch,
+        microbatch: &pinned.microbatch,
+        systems: &systems,
+        pins: &pinned.pins,
+    };
+    let solved = what.solve_for.map(|unknown| solved(&question, unknown)).transpose()?;
+    let (model, template, global_batch, microbatch) = match &solved {
+        Some(found) => (&found.model, found.template, found.global_batch, found.microbatch.as_str()),
+        None => (&task.model, task.template, task.global_batch, pinned.microbatch.as_str()),
     };
     let request = Request {
-        model: &model,
-        hardware: &hardware,
-        workloads: planning::workloads(template, what.global_batch, &what.microbatch)?,
-        systems: systems(&what.system)?,
+        model,
+        hardware: &task.hardware,
+        workloads: match &task.start {
+            Some(_) if microbatch == "auto" => vec![template],
+            _ => planning::workloads(template, global_batch, microbatch)?,
+        },
+        systems: systems.clone(),
         planner: &what.planner,
         time_limit: Duration::from_secs_f64(what.time_limit.get()),
         gap: input::fraction(&what.gap)?,
         threads: what.threads.unwrap_or_else(cores).max(1),
+        pins: pinned.pins.clone(),
+        start: task.start.clone(),
+        host_help: true,
     };
-    let found = planning::search(&request);
+    let found = planning::search(&request).map_err(|failure| smaller(failure, &question));
     if let (Err(Failure::Infeasible(diagnostic)), Format::Json) = (&found, format) {
         output::print(&output::to_json(&Refused {
             format_version: 1,
@@ -51,20 +70,131 @@ pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
             hint: diagnostic.hint.as_deref(),
         })?)?;
     }
-    let found = found?;
+    let mut found = found?;
+    if what.sensitivity {
+        let sensitivity = sensitivity::gains(&request, &found)?;
+        let outcome = found.plan.outcome().cloned().map(|outcome| Outcome { sensitivity, ..outcome });
+        found.plan = outcome.into_iter().fold(found.plan, spipe_plan::Plan::with_outcome);
+    }
     let json = found.plan.to_json();
     let to_stdout = matches!(target, Some(Target::Stdout));
     if let Some(target) = target {
         target.write(json.as_bytes())?;
     }
-    match format {
+    match (format, what.solve_for.zip(solved.as_ref())) {
         _ if to_stdout => Ok(()),
-        Format::Json => output::print(&json),
-        Format::Human => {
+        (Format::Json, Some((unknown, solved))) => output::print(&answer(unknown, solved, &found)?),
+        (Format::Json, None) => output::print(&json),
+        (Format::Human, solved) => {
+            if let Some((unknown, solved)) = solved {
+                output::print(&sentence(unknown, solved))?;
+            }
             output::print(&human(&found, what.output.as_deref()))?;
             let superpipeline = found.plan.placement().system == System::Superpipeline;
             if superpipeline { output::print(&grid(&found.plan)) } else { Ok(()) }
         }
+    }
+}
+
+/// What is to be planned.
+struct Task {
+    model: Model,
+    hardware: Hardware,
+    template: Workload,
+    global_batch: u64,
+    /// The plan to improve.
+    start: Option<Placement>,
+}
+
+impl Task {
+    fn new(what: &args::Plan) -> Result<Self, Failure> {
+        if let Some(path) = &what.improve {
+            let plan = input::plan(path)?;
+            let context = plan.context();
+            return Ok(Self {
+                model: context.model.clone(),
+                hardware: context.hardware.clone(),
+                template: *context.workload(),
+                global_batch: context.workload().global_batch(),
+                start: Some(plan.placement().clone()),
+            });
+        }
+        let given = |value: &Option<String>| value.clone().unwrap_or_default();
+        let model = frozen(input::model(&given(&what.model))?, &what.freeze)?;
+        let hardware = input::hardware(&given(&what.hardware))?;
+        let template = Workload {
+            mode: what.mode,
+            seq_len: what.seq_len.unwrap_or_else(|| model.seq_len()),
+            microbatch: 1,
+            microbatches: 1,
+            precision: what.precision,
+            optimizer: what.optimizer,
+            attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
+        };
+        Ok(Self { model, hardware, template, global_batch: what.global_batch.unwrap_or(0), start: None })
+    }
+}
+
+/// The largest value that fits, or that none does.
+fn solved(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Failure> {
+    let found = solving::largest(question, unknown)?;
+    if found.value.is_some() {
+        return Ok(found);
+    }
+    let diagnostic = Diagnostic::error(format!("no plan fits, whatever the {}", word(unknown)));
+    Err(Failure::Infeasible(diagnostic.hint("use a smaller model, or a machine with more memory")))
+}
+
+const fn word(unknown: Unknown) -> &'static str {
+    match unknown {
+        Unknown::Microbatch => "microbatch",
+        Unknown::SeqLen => "sequence length",
+        Unknown::Layers => "number of layers",
+        Unknown::GlobalBatch => "global batch",
+    }
+}
+
+fn sentence(unknown: Unknown, solved: &Largest) -> String {
+    let value = solved.value.unwrap_or_default();
+    let more = if solved.unlimited { "; larger ones were not looked at" } else { "" };
+    format!("The largest {} for which a plan fits: {value}{more}.\n\n", word(unknown))
+}
+
+fn answer(unknown: Unknown, solved: &Largest, found: &Found) -> Result<String, Failure> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Answer {
+        format_version: u32,
+        solve_for: Unknown,
+        value: Option<u64>,
+        unlimited: bool,
+        status: OutcomeStatus,
+        system: System,
+        simulated_iteration_ms: f64,
+    }
+    output::to_json(&Answer {
+        format_version: 1,
+        solve_for: unknown,
+        value: solved.value,
+        unlimited: solved.unlimited,
+        status: found.solution.status,
+        system: found.solution.placement.system,
+        simulated_iteration_ms: found.solution.simulated.to_ms(),
+    })
+}
+
+/// A refusal that names the largest microbatch that would fit, if a smaller one does.
+fn smaller(failure: Failure, question: &Question<'_>) -> Failure {
+    let (Failure::Infeasible(diagnostic), Ok(size)) = (&failure, question.microbatch.parse::<u64>()) else {
+        return failure;
+    };
+    match solving::largest(question, Unknown::Microbatch) {
+        Ok(Largest { value: Some(value), .. }) if value < size => {
+            let hint = diagnostic.hint.clone().map_or_else(String::new, |hint| hint + ", or ");
+            let hint = format!("{hint}use a microbatch of at most {value}");
+            Failure::Infeasible(Diagnostic::error(diagnostic.message.clone()).hint(hint))
+        }
+        _ => failure,
     }
 }
 
@@ -120,9 +250,11 @@ fn human(found: &Found, output: Option<&str>) -> String {
         OutcomeStatus::Stopped => format!("stopped at the limit: the bound leaves {}", percent(solution.gap)),
         OutcomeStatus::Infeasible => "infeasible".into(),
     };
+    let gains = found.plan.outcome().map_or(&[][..], |outcome| &outcome.sensitivity);
+    let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::describe(gains)) };
     let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
     format!(
-        "{}\n{}Iteration {:.3} simulated, {:.3} at least by the bound: {status}; {} candidates simulated.\n{}",
+        "{}\n{}Iteration {:.3} simulated, {:.3} at least by the bound: {status}; {} candidates simulated.\n{gains}{}",
         describe(&found.plan),
         considered(solution),
         solution.simulated,

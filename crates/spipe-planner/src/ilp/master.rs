@@ -6,14 +6,15 @@
 use super::families::families;
 use crate::{
     case::{Case, Division},
-    figures::{DeviceFigures, Figures, StageTimes, slots_in, slots_out},
+    figures::{DeviceFigures, Figures, Help, StageTimes, slots_in, slots_out},
     order::Cycle,
 };
 use good_lp::{
     Constraint, Expression, ProblemVariables, Solution, SolverModel, Variable, constraint, highs,
     solvers::highs::HighsProblem, variable, variables,
 };
-use spipe_base::{LinkId, MemoryId};
+use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
+use spipe_plan::OFFLOAD_SLOTS;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[cfg(test)]
@@ -89,6 +90,7 @@ impl<'f, 'a> Master<'f, 'a> {
         rows.extend(self.activations(&unknowns));
         rows.extend(self.workspaces(&unknowns));
         rows.extend(self.memories(&unknowns));
+        rows.extend(self.socket_loads(&unknowns));
         if self.links {
             rows.extend(self.link_loads(&unknowns));
         }
@@ -225,13 +227,18 @@ impl<'f, 'a> Master<'f, 'a> {
     }
 
     /// The first layers of a stage are recomputed: `r_ik ≤ x_ik`, `r_{i,k+1} ≤ n_{k+1} w_ik`,
-    /// `x_ik − r_ik ≤ n_k (1 − w_ik)`, and `r_ik ≤ n_k ρ_i`.
+    /// `x_ik − r_ik ≤ n_k (1 − w_ik)`, and `r_ik ≤ n_k ρ_i`; what is pinned has `r_ik = x_ik` or `r_ik = 0`.
     fn recompute_in_front(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for (stage, recomputed) in unknowns.recomputed.iter().enumerate() {
-            for (run, (_, count)) in self.runs().iter().enumerate() {
+            for (run, (first, count)) in self.runs().iter().enumerate() {
                 let (count, layers) = (*count as f64, self.layers(unknowns, stage, run));
                 rows.push(constraint!(recomputed[run] <= layers.clone()));
+                match self.device(stage).wanted[*first] {
+                    Some(true) => rows.push(constraint!(recomputed[run] >= layers.clone())),
+                    Some(false) => rows.push(constraint!(recomputed[run] <= 0.0)),
+                    None => {}
+                }
                 rows.push(constraint!(recomputed[run] <= count * unknowns.recomputes[stage]));
                 if let (Some(next), Some((_, next_count))) = (recomputed.get(run + 1), self.runs().get(run + 1)) {
                     let passed = unknowns.passed[stage][run];
@@ -286,13 +293,22 @@ impl<'f, 'a> Master<'f, 'a> {
         rows
     }
 
-    /// What stage i needs, in GiB: `Σ_k state_k x_ik + K_i M_i + slots + Σ_k saved_k r_ik + W_i`.
+    /// What stage i needs, in GiB: `Σ_k state_k x_ik + K_i M_i + slots + Σ_k saved_k r_ik + W_i`; with its activations on the host
+    /// `K_i a_i + min(K_i, 4) (M_i − a_i)` instead of `K_i M_i`, and with its optimizer there without the optimizer's state.
     pub(super) fn need(&self, unknowns: &Unknowns, stage: usize) -> Expression {
-        let (device, training) = (self.device(stage), self.figures.training);
+        let (device, training, help) = (self.device(stage), self.figures.training, self.case.help(stage));
         let bytes = |layer: usize| &device.bytes[layer];
         let in_flight = if training { self.case.seats[stage].in_flight } else { 1 };
-        let mut need = self.sum(unknowns, stage, |layer| bytes(layer).state().as_f64() / GIB);
-        need.add_mul(in_flight as f64, unknowns.held[stage]);
+        let mut need = self.sum(unknowns, stage, |layer| {
+            let leaves = if help.optimizer { bytes(layer).optimizer } else { Bytes::ZERO };
+            (bytes(layer).state() - leaves).as_f64() / GIB
+        });
+        if help.activations {
+            need += self.input(unknowns, stage) * in_flight as f64;
+            need += self.leaving(unknowns, stage) * in_flight.min(OFFLOAD_SLOTS) as f64;
+        } else {
+            need.add_mul(in_flight as f64, unknowns.held[stage]);
+        }
         need += unknowns.workspace[stage];
         need += self.sum_recomputed(unknowns, stage, |layer| bytes(layer).saved.as_f64() / GIB);
         if stage > 0 {
@@ -305,6 +321,27 @@ impl<'f, 'a> Master<'f, 'a> {
         need
     }
 
+    /// What one microbatch of stage i keeps beside its input, in GiB: `M_i − a_i`.
+    fn leaving(&self, unknowns: &Unknowns, stage: usize) -> Expression {
+        Expression::from(unknowns.held[stage]) - self.input(unknowns, stage)
+    }
+
+    /// What stage i needs of its host, in GiB: `Σ_k (optimizer + gradients + parameters)_k x_ik` and `K_i (M_i − a_i)`.
+    pub(super) fn need_of_host(&self, unknowns: &Unknowns, stage: usize) -> Expression {
+        let (device, help) = (self.device(stage), self.case.help(stage));
+        let mut need = Expression::from(0.0);
+        if help.optimizer {
+            need += self.sum(unknowns, stage, |layer| {
+                let bytes = &device.bytes[layer];
+                (bytes.optimizer + bytes.gradients + bytes.parameters).as_f64() / GIB
+            });
+        }
+        if help.activations {
+            need += self.leaving(unknowns, stage) * self.case.seats[stage].in_flight as f64;
+        }
+        need
+    }
+
     /// What the stages in each memory need is at most what it has.
     fn memories(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut needs: BTreeMap<MemoryId, (Expression, f64)> = BTreeMap::new();
@@ -313,13 +350,34 @@ impl<'f, 'a> Master<'f, 'a> {
             let entry = needs.entry(device.memory);
             let (need, _) = entry.or_insert_with(|| (Expression::from(0.0), device.usable as f64 / GIB));
             *need += self.need(unknowns, stage);
+            let host = device.host.filter(|_| self.case.help(stage) != Help::default());
+            if let Some(host) = host {
+                let usable = self.figures.devices[host.socket.index()].usable;
+                let (need, _) = needs.entry(host.memory).or_insert_with(|| (0.0.into(), usable as f64 / GIB));
+                *need += self.need_of_host(unknowns, stage);
+            }
         }
         let slack = if self.cautious { TOLERANCE } else { 0.0 };
         needs.into_values().map(|(need, usable)| constraint!(need <= usable - slack)).collect()
     }
 
+    /// Every socket steps all that it has to: `T ≥ Σ parameters ÷ rate` over the stages that it helps.
+    fn socket_loads(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+        let mut loads: BTreeMap<DeviceId, Expression> = BTreeMap::new();
+        for stage in (0..self.stages()).filter(|stage| self.case.help(*stage).optimizer) {
+            let Some(host) = self.device(stage).host else { continue };
+            let cost = self.figures.context.cost;
+            let step = |layer: usize| {
+                cost.optimizer_time(cost.trained_parameters(layer.into()), host.socket).to_ms() / self.unit
+            };
+            *loads.entry(host.socket).or_insert_with(|| 0.0.into()) += self.sum(unknowns, stage, step);
+        }
+        loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
+    }
+
     /// Every link carries all its microbatches in every iteration: `T ≥ m Σ bytes ÷ bandwidth` over the boundaries whose
-    /// copies pass it, each direction of a link by itself.
+    /// copies pass it and the activations that leave over it and come back, and gradients and parameters once, each direction of a
+    /// link by itself.
     fn link_loads(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let scale = self.figures.microbatches as f64 / self.unit;
         let mut loads: BTreeMap<LinkId, Expression> = BTreeMap::new();
@@ -332,7 +390,34 @@ impl<'f, 'a> Master<'f, 'a> {
                 *loads.entry(*link).or_insert_with(|| 0.0.into()) += bytes.clone() * (per_byte * scale);
             }
         }
+        for (stage, host) in (0..self.stages()).filter_map(|stage| Some((stage, self.device(stage).host?.socket))) {
+            let device = self.case.devices[stage];
+            for (outwards, (from, to)) in [(true, (device, host.index())), (false, (host.index(), device))] {
+                let moved = self.moved(unknowns, stage, outwards);
+                for (link, per_byte) in self.figures.hop(from, to).into_iter().flat_map(|hop| &hop.links) {
+                    let load = loads.entry(*link).or_insert_with(|| 0.0.into());
+                    *load += moved.clone() * (per_byte * GIB / self.unit);
+                }
+            }
+        }
         loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
+    }
+
+    /// What stage i moves to its host in an iteration, or back, in GiB.
+    fn moved(&self, unknowns: &Unknowns, stage: usize, outwards: bool) -> Expression {
+        let (device, help) = (self.device(stage), self.case.help(stage));
+        let mut moved = Expression::from(0.0);
+        if help.optimizer {
+            moved += self.sum(unknowns, stage, |layer| {
+                let bytes = &device.bytes[layer];
+                let back = if bytes.gradients > Bytes::ZERO { bytes.parameters } else { Bytes::ZERO };
+                if outwards { bytes.gradients } else { back }.as_f64() / GIB
+            });
+        }
+        if help.activations {
+            moved += self.leaving(unknowns, stage) * self.figures.microbatches as f64;
+        }
+        moved
     }
 
     /// `iterations × T ≥ Σ passes × duration` for a cycle of the case's order graph.
@@ -340,7 +425,11 @@ impl<'f, 'a> Master<'f, 'a> {
         let mut total = Expression::from(0.0);
         for (stage, passes) in cycle.stages.iter().enumerate() {
             let device = self.device(stage);
-            let times = |layer: usize| device.times[layer].unwrap_or_default();
+            let help = self.case.help(stage);
+            let times = |layer: usize| StageTimes {
+                optimizer: device.step(layer, help),
+                ..device.times[layer].unwrap_or_default()
+            };
             let per_layer = |times: StageTimes| {
                 (f64::from(passes.forward) * times.forward
                     + f64::from(passes.backward) * times.backward

@@ -8,7 +8,7 @@ use crate::{
     PlanError, Problem, Solution, balanced,
     case::{Case, Division, Scored, faster, judge},
     deadline::Deadline,
-    figures::Figures,
+    figures::{Figures, Help},
     freedom::Freedom,
     greedy,
     order::OrderGraph,
@@ -30,6 +30,9 @@ const SEEDS: usize = 32;
 /// The common search over the iteration time ends at this fraction.
 const COARSE: f64 = 0.002;
 
+/// How many cases may be added to any number.
+const SPARE: usize = 256;
+
 /// How often the bound of a case is halved before its turn is decided.
 const HALVINGS: usize = 4;
 
@@ -43,6 +46,12 @@ struct Known {
     /// Whether the search gave up on it.
     open: bool,
     trouble: Option<String>,
+}
+
+impl From<f64> for Known {
+    fn from(bound: f64) -> Self {
+        Self { bound, excluded: f64::INFINITY, open: false, trouble: None }
+    }
 }
 
 /// What the search of a case found.
@@ -60,8 +69,8 @@ impl Found {
         self.solves += other.solves;
     }
 
-    fn judge(problem: &Problem<'_>, case: &Case, division: &Division) -> Self {
-        Self { best: judge(problem, case.placement(division)), examined: 1, solves: 0 }
+    fn judge(problem: &Problem<'_>, figures: &Figures<'_>, case: &Case, division: &Division) -> Self {
+        Self { best: judge(problem, case.placement(figures, division)), examined: 1, solves: 0 }
     }
 }
 
@@ -69,12 +78,14 @@ impl Found {
 pub(crate) struct Search<'s, 'a> {
     problem: &'s Problem<'a>,
     figures: &'s Figures<'a>,
-    cases: &'s [Case],
+    cases: Vec<Case>,
     deadline: &'s Deadline<'s>,
     partitioner: Partitioner<'s, 'a>,
     /// A bound of every placement, in ms.
     floor: f64,
     coverage: Coverage,
+    /// How many cases there are at most where the limit has less than a few to spare.
+    roots: usize,
     known: Vec<Known>,
     found: Found,
 }
@@ -83,12 +94,13 @@ impl<'s, 'a> Search<'s, 'a> {
     pub fn new(
         problem: &'s Problem<'a>,
         figures: &'s Figures<'a>,
-        cases: &'s [Case],
+        cases: Vec<Case>,
         deadline: &'s Deadline<'s>,
     ) -> Self {
-        let floor = relaxation(figures, &Freedom::STAGES);
-        let known = vec![Known { bound: floor, excluded: f64::INFINITY, open: false, trouble: None }; cases.len()];
-        let partitioner = Partitioner::new(figures, cases);
+        let floor = relaxation(figures, &Freedom::of_stages(figures.host_help));
+        let known = vec![Known::from(floor); cases.len()];
+        let roots = cases.len() + SPARE;
+        let partitioner = Partitioner::new(figures, &cases);
         Self {
             problem,
             figures,
@@ -97,6 +109,7 @@ impl<'s, 'a> Search<'s, 'a> {
             partitioner,
             floor,
             coverage: Coverage::Exact,
+            roots,
             known,
             found: Found::default(),
         }
@@ -110,12 +123,76 @@ impl<'s, 'a> Search<'s, 'a> {
         }
         let fitting = self.fitting();
         if fitting.is_empty() && self.known.iter().all(|known| !known.open) {
-            return Err(reason::closest(self.figures, self.cases));
+            return Err(reason::closest(self.figures, &self.cases));
         }
-        let cases: Vec<usize> = fitting.iter().map(|(case, _)| *case).collect();
-        self.seed(fitting);
+        let decided = |(case, _): &(usize, Division)| self.cases[*case].undecided().is_none();
+        let (decided, undecided): (Vec<_>, Vec<_>) = fitting.into_iter().partition(decided);
+        let cases: Vec<usize> = decided.iter().map(|(case, _)| *case).collect();
+        let undecided: Vec<usize> = undecided.into_iter().map(|(case, _)| case).collect();
+        self.seed(decided);
         let ended = self.rounds(&cases);
+        let children = self.decide(undecided);
+        let ended = self.rounds(&children) && ended;
         self.conclude(ended)
+    }
+
+    /// Decides stage by stage what the host does in those of `undecided` that may beat the best plan; the decided cases that
+    /// may. What there are too many of stays open, with a bound.
+    fn decide(&mut self, mut undecided: Vec<usize>) -> Vec<usize> {
+        let mut decided = Vec::new();
+        while !undecided.is_empty() {
+            let limit = self.limit(self.found.best.as_ref());
+            undecided.retain(|case| self.known[*case].bound < limit);
+            let open: Vec<usize> = self.possible(&undecided, limit).into_iter().map(|(case, _)| case).collect();
+            let (full, parts): (Vec<usize>, Vec<usize>) =
+                open.into_iter().partition(|case| self.cases[*case].undecided().is_none());
+            decided.extend(full);
+            let most = self.problem.options.help_limit;
+            if self.deadline.over() || self.cases.len() + Help::ALL.len() * parts.len() > most.max(self.roots) {
+                self.raise(&parts, limit);
+                break;
+            }
+            undecided = parts.into_iter().flat_map(|case| self.branch(case)).collect();
+        }
+        decided
+    }
+
+    /// Puts the cases in the place of one, in which its first undecided stage is decided; returns them.
+    fn branch(&mut self, case: usize) -> Vec<usize> {
+        let parent = &self.cases[case];
+        let Some(stage) = parent.undecided() else { return vec![case] };
+        let children = parent.decided(self.figures, stage);
+        let bound = std::mem::replace(&mut self.known[case].bound, f64::INFINITY);
+        self.partitioner.extend(&children);
+        let first = self.cases.len();
+        self.known.extend(children.iter().map(|_| Known::from(bound)));
+        self.cases.extend(children);
+        (first..self.cases.len()).collect()
+    }
+
+    /// Leaves `cases` open, with the best bounds that their divisions have.
+    fn raise(&mut self, cases: &[usize], limit: f64) {
+        let found: Vec<f64> = cases.par_iter().map(|case| self.halve(*case, limit)).collect();
+        for (case, bound) in cases.iter().zip(found) {
+            let known = &mut self.known[*case];
+            (known.bound, known.open) = (known.bound.max(bound), true);
+        }
+    }
+
+    /// A bound of a case between what is known and `limit`.
+    fn halve(&self, case: usize, limit: f64) -> f64 {
+        let (mut low, mut high) = (self.known[case].bound, limit);
+        if high.is_infinite() {
+            return low;
+        }
+        for _ in 0..HALVINGS {
+            let middle = low.midpoint(high);
+            match self.partitioner.division(&self.cases[case], middle) {
+                Some(_) => high = middle,
+                None => low = middle,
+            }
+        }
+        low
     }
 
     /// The cases of which some division fits in memory, with such a division; the bound of the others is infinite.
@@ -165,12 +242,12 @@ impl<'s, 'a> Search<'s, 'a> {
         }
         divisions.truncate(SEEDS);
         let known = divisions.clone();
-        let balanced = balanced::candidates(self.figures, &self.partitioner, self.cases, self.deadline);
+        let balanced = balanced::candidates(self.figures, &self.partitioner, &self.cases, self.deadline);
         divisions.extend(balanced.into_iter().filter(|seed| !known.contains(seed)));
         let judged: Vec<Found> = divisions
             .par_iter()
             .filter(|_| !self.deadline.stopped())
-            .map(|(case, division)| Found::judge(self.problem, &self.cases[*case], division))
+            .map(|(case, division)| Found::judge(self.problem, self.figures, &self.cases[*case], division))
             .collect();
         judged.into_iter().for_each(|judged| self.found.merge(judged));
     }
@@ -228,18 +305,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let limit = self.limit(self.found.best.as_ref());
         let mut queue: Vec<usize> = self.possible(fitting, limit).into_iter().map(|(case, _)| case).collect();
         if limit.is_finite() && queue.len() > ROUND {
-            let halve = |case: &usize| {
-                let (mut low, mut high) = (self.known[*case].bound, limit);
-                for _ in 0..HALVINGS {
-                    let middle = low.midpoint(high);
-                    match self.partitioner.division(&self.cases[*case], middle) {
-                        Some(_) => high = middle,
-                        None => low = middle,
-                    }
-                }
-                (*case, low)
-            };
-            let bounds: Vec<(usize, f64)> = queue.par_iter().map(halve).collect();
+            let bounds: Vec<(usize, f64)> = queue.par_iter().map(|case| (*case, self.halve(*case, limit))).collect();
             for (case, bound) in bounds {
                 self.known[case].bound = bound;
             }
@@ -292,7 +358,7 @@ impl<'s, 'a> Search<'s, 'a> {
             if self.problem.options.incumbent.is_some() && self.known.iter().all(|known| known.trouble.is_none()) {
                 return Err(PlanError::NothingBetter { bound: to_time(self.figures, least), examined });
             }
-            let trouble = self.known.iter().zip(self.cases).find_map(|(known, case)| {
+            let trouble = self.known.iter().zip(&self.cases).find_map(|(known, case)| {
                 let what = known.trouble.clone()?;
                 Some(PlanError::Numerical { devices: case.names(self.figures), what })
             });
@@ -382,7 +448,9 @@ impl Visit<'_, '_, '_> {
 
     /// Judges what the solver returned; whether to go on.
     fn take(&mut self, division: Division, limit: f64) -> bool {
-        if let Err(faults) = spipe_plan::check(&self.search.problem.context, &self.case.placement(&division)) {
+        if let Err(faults) =
+            spipe_plan::check(&self.search.problem.context, &self.case.placement(self.search.figures, &division))
+        {
             let first = faults.iter().next().map_or_else(String::new, |fault| fault.message.clone());
             return self.again(format!("its solution does not pass the check: {first}"));
         }
@@ -402,7 +470,7 @@ impl Visit<'_, '_, '_> {
 
     fn simulate(&mut self, division: Division, period: f64) {
         self.known.excluded = self.known.excluded.min(period);
-        self.found.merge(Found::judge(self.search.problem, self.case, &division));
+        self.found.merge(Found::judge(self.search.problem, self.search.figures, self.case, &division));
         self.master.exclude(division);
     }
 

@@ -8,6 +8,7 @@ mod search;
 mod shared;
 
 pub(crate) use refusal::Shortage;
+pub(crate) use rounds::{cross_mapped, in_turn};
 pub use search::{generated, plan_all};
 
 use spipe_base::DeviceId;

@@ -46,14 +46,20 @@ fn spipe(context: &Context<'_>) -> Option<Vec<Placement>> {
 fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
     let gpus = cross_mapping(context, &gpus(context));
     let first = *gpus.first()?;
-    let mut placements = Vec::new();
-    for turns in 1..=6 {
-        let Some(pieces) = cuts::balanced(context, first, turns * gpus.len()) else { continue };
-        let recompute = context.workload().mode == Mode::Train;
-        let stages = stages(context, &pieces, &|chunk| gpus[chunk % gpus.len()], recompute);
-        placements.extend(stages.map(|stages| Placement::new(System::Mobius, stages)));
-    }
-    Some(placements)
+    let pieces = (1..=6).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
+    Some(pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect())
+}
+
+/// Stages of `pieces` on `gpus` in turn.
+pub(crate) fn in_turn(context: &Context<'_>, gpus: &[DeviceId], pieces: &[LayerRange]) -> Option<Placement> {
+    let recompute = context.workload().mode == Mode::Train;
+    let stages = stages(context, pieces, &|chunk| gpus[chunk % gpus.len()], recompute);
+    stages.map(|stages| Placement::new(System::Mobius, stages))
+}
+
+/// The GPUs of the machine in the order of [`cross_mapping`].
+pub(crate) fn cross_mapped(context: &Context<'_>) -> Vec<DeviceId> {
+    cross_mapping(context, &gpus(context))
 }
 
 /// The order of GPUs that minimises Σ over i < j of shared(i, j) ÷ (j − i), where shared counts the GPUs under a common root
@@ -131,4 +137,25 @@ fn stages(
         Some(if recompute { stage.with_everything_recomputed() } else { stage })
     };
     pieces.iter().enumerate().map(stage).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, model_text, workload};
+
+    /// Two GPUs below each of two root complexes: neighbours are below different ones.
+    #[test]
+    fn neighbours_are_below_different_root_complexes() {
+        let profile = "rtx3090-x4-two-sockets";
+        let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
+        let layer = LayerText { count: 8, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
+        let instance = Instance::new(&model_text(&[layer]), machine, &workload(4, Mode::Train));
+        let context = instance.context();
+        let order = cross_mapped(&context);
+        let below = |a: usize, b: usize| context.hardware.shared_root(order[a], order[b]);
+        assert_eq!(order.len(), 4);
+        assert!(!below(0, 1) && !below(1, 2) && !below(2, 3), "{order:?}");
+        assert!(below(0, 2) && below(1, 3));
+    }
 }

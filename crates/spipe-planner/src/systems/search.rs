@@ -38,9 +38,12 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         options.time_limit /= share;
         planner.plan(&Problem { context: problem.context, systems: planned.clone(), options, ..*problem })
     };
-    if other.is_empty() {
+    let start = problem.options.start.as_ref();
+    let start = start.filter(|start| SYSTEMS.contains(&start.system) && planned.contains(&start.system));
+    if other.is_empty() && start.is_none() {
         return of_planner(problem.options.incumbent, 1);
     }
+    let other: Vec<System> = other.into_iter().chain(start.map(|start| start.system)).collect();
     let mut search = Search::new(problem, &other);
     in_pool(problem, || {
         search.generate();
@@ -82,6 +85,14 @@ struct Known {
     skipped: bool,
 }
 
+/// The candidates of `system` that hold the pins.
+fn allowed(problem: &Problem<'_>, system: System) -> Vec<Placement> {
+    let mut list = candidates(&problem.context, system);
+    list.extend(problem.options.start.iter().filter(|start| start.system == system).cloned());
+    list.retain(|placement| problem.options.pins.allow(&problem.context, placement));
+    list
+}
+
 struct Search<'s, 'a> {
     problem: &'s Problem<'a>,
     figures: Figures<'a>,
@@ -98,10 +109,10 @@ impl<'s, 'a> Search<'s, 'a> {
         let mode = problem.context.workload().mode;
         let suits = |system: &&System| mode == Mode::Train || system.infers();
         let systems: Vec<System> = systems.iter().filter(suits).copied().collect();
-        let figures = Figures::new(problem.context);
+        let figures = Figures::new(problem.context, &problem.options);
         let known = |system: &System| Known {
             system: *system,
-            candidates: candidates(&problem.context, *system),
+            candidates: allowed(problem, *system),
             bound: 0.0,
             best: None,
             examined: 0,

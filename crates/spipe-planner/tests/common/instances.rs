@@ -138,13 +138,18 @@ prop_compose! {
     }
 }
 
+/// At most six layers on three devices.
+pub fn instance() -> impl Strategy<Value = Instance> {
+    instance_of(6)
+}
+
 prop_compose! {
-    /// At most six layers on three devices.
-    pub fn instance()(
+    /// At most `most` layers on three devices.
+    pub fn instance_of(most: usize)(
         layers in prop::collection::vec(layer(3), 1..=4), machine in machine(), microbatches in 1u64..6,
         infer in prop::bool::weighted(0.1),
     ) -> Instance {
-        let mut left = 6;
+        let mut left = most;
         let mut kept = Vec::new();
         for layer in layers {
             let count = layer.count.min(left);

@@ -180,6 +180,10 @@ fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str)
         time_limit: PLANNING,
         gap: 0.005,
         threads: plan::cores(),
+        pins: spipe_planner::Pins::default(),
+        start: None,
+        // The run that follows keeps everything of a stage on its device.
+        host_help: false,
     })
 }
 

@@ -12,8 +12,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestRunner},
 };
-use spipe_base::StageId;
-use spipe_plan::{InFlight, System, stage_footprint};
+use spipe_plan::{StageFootprint, System, footprint};
 use std::collections::HashMap;
 
 /// Runs `property` on the cases of `count` random instances, always the same.
@@ -21,11 +20,14 @@ fn on_cases(count: u32, property: impl Fn(&Instance, &Figures<'_>, &Case) -> Tes
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let on_instance = |instance: Instance| {
-        let figures = Figures::new(instance.context());
+        let figures = Figures::new(instance.context(), &crate::Options::default());
         for devices in sequence::sequences(&figures, 1000).list {
             let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
-            for discipline in disciplines(&crate::SYSTEMS, has_cpu) {
-                property(&instance, &figures, &Case::new(&figures, &devices, discipline))?;
+            for (index, discipline) in disciplines(&crate::SYSTEMS, has_cpu).into_iter().enumerate() {
+                let case = Case::new(&figures, &devices, discipline);
+                property(&instance, &figures, &case)?;
+                let help = Help::ALL[1 + index % (Help::ALL.len() - 1)];
+                property(&instance, &figures, &case.with_help(&figures, Some(help)))?;
             }
         }
         Ok(())
@@ -93,18 +95,26 @@ fn needs_are_what_the_checker_counts() {
         let master = Master::new(figures, case, 1.0);
         let (unknowns, _) = master.problem(f64::INFINITY);
         for division in divisions(figures, case).iter().step_by(7) {
-            let placement = case.placement(division);
+            let placement = case.placement(figures, division);
             let values = values(&master, &unknowns, division);
+            let mut needs: BTreeMap<MemoryId, f64> = BTreeMap::new();
             for (stage, seat) in case.seats.iter().enumerate() {
-                let part = &placement.stages[StageId::from(stage)];
-                let counted =
-                    stage_footprint(&instance.context(), part, InFlight(seat.in_flight), seat.boundaries()).total();
                 let need = master.need(&unknowns, stage).eval_with(&values);
-                prop_assert!((need - counted.to_gib()).abs() < 1e-9, "{need} GiB but {counted}");
+                *needs.entry(master.device(stage).memory).or_default() += need;
+                if let Some(host) = master.device(stage).host {
+                    let of_host = master.need_of_host(&unknowns, stage).eval_with(&values);
+                    *needs.entry(host.memory).or_default() += of_host;
+                }
                 let (from, to) = division.layers(stage);
                 let fast = master.device(stage).need(figures.training, *seat, (from, to), division.recomputed[stage]);
-                prop_assert_eq!(fast, counted.get());
+                prop_assert!((need - Bytes::new(fast).to_gib()).abs() < 1e-9, "{need} GiB but {fast} B");
             }
+            for (memory, stages) in footprint(&instance.context(), &placement) {
+                let counted: Bytes = stages.values().map(StageFootprint::total).sum();
+                let need = needs.remove(&memory).unwrap_or_default();
+                prop_assert!((need - counted.to_gib()).abs() < 1e-9, "{need} GiB but {counted}");
+            }
+            prop_assert!(needs.values().all(|need| *need < 1e-9));
         }
         Ok(())
     });
@@ -154,6 +164,27 @@ fn the_optimum_is_the_least_period_of_all_divisions_that_fit() {
         let graph = OrderGraph::new(case, figures.microbatches, figures.training);
         let link_bound = |division: &Division| {
             let mut loads: BTreeMap<LinkId, f64> = BTreeMap::new();
+            let mut steps: BTreeMap<DeviceId, f64> = BTreeMap::new();
+            for stage in 0..case.stages() {
+                let (device, help) = (case.device(figures, stage), case.help(stage));
+                let Some(host) = device.host.filter(|_| help != Help::default()) else { continue };
+                let ((from, to), cost) = (division.layers(stage), figures.context.cost);
+                let leaving = device.leaving((from, to), division.recomputed[stage]) * figures.microbatches;
+                let mut moved = if help.activations { [leaving as f64; 2] } else { [0.0; 2] };
+                for layer in (from..to).filter(|_| help.optimizer) {
+                    let bytes = &device.bytes[layer];
+                    let back = if bytes.gradients > Bytes::ZERO { bytes.parameters } else { Bytes::ZERO };
+                    moved = [moved[0] + bytes.gradients.as_f64(), moved[1] + back.as_f64()];
+                    let parameters = cost.trained_parameters(layer.into());
+                    *steps.entry(host.socket).or_default() += cost.optimizer_time(parameters, host.socket).to_ms();
+                }
+                let (here, there) = (case.devices[stage], host.socket.index());
+                for (bytes, (from, to)) in moved.into_iter().zip([(here, there), (there, here)]) {
+                    for (link, per_byte) in &figures.hop(from, to).unwrap().links {
+                        *loads.entry(*link).or_default() += bytes * per_byte;
+                    }
+                }
+            }
             for stage in 0..case.stages() - 1 {
                 let bytes = figures.crossing(division.ends[stage] - 1, case.devices[stage], case.devices[stage + 1]);
                 let (there, back) = case.hops(figures, stage).unwrap();
@@ -162,11 +193,11 @@ fn the_optimum_is_the_least_period_of_all_divisions_that_fit() {
                     *loads.entry(*link).or_default() += bytes as f64 * per_byte * figures.microbatches as f64;
                 }
             }
-            loads.into_values().fold(0.0, f64::max)
+            loads.into_values().chain(steps.into_values()).fold(0.0, f64::max)
         };
         let least = divisions(figures, case)
             .iter()
-            .filter(|division| spipe_plan::check(&instance.context(), &case.placement(division)).is_ok())
+            .filter(|division| spipe_plan::check(&instance.context(), &case.placement(figures, division)).is_ok())
             .map(|division| graph.period(&case.times(figures, division)).0.max(link_bound(division)))
             .fold(f64::INFINITY, f64::min);
         match least_period(figures, case) {
@@ -192,7 +223,8 @@ fn an_excluded_division_does_not_come_back() {
             prop_assert!(seen.insert(division.clone()), "{division:?} came back");
             master.exclude(division);
         }
-        let fits = |division: &&Division| spipe_plan::check(&instance.context(), &case.placement(division)).is_ok();
+        let fits =
+            |division: &&Division| spipe_plan::check(&instance.context(), &case.placement(figures, division)).is_ok();
         prop_assert_eq!(seen.len(), divisions(figures, case).iter().filter(fits).count());
         Ok(())
     });

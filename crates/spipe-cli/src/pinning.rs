@@ -1,0 +1,115 @@
+//! `--pin`: what a plan must hold, read from words.
+//!
+//! ```text
+//! layer=0..3:cpu0      layers 0 to 3 on that device, or on any cpu or gpu
+//! stage=0:gpu1         the first stage there
+//! recompute=4..7       these layers recomputed; save=4..7: not
+//! system=1f1b          like --system          microbatch=2   like --microbatch
+//! ```
+
+use crate::Failure;
+use spipe_base::{Diagnostic, Faults, LayerRange};
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_planner::{Named, Pin, Pins};
+use std::collections::BTreeSet;
+
+/// What the pins of a command line say.
+#[derive(Debug, Default)]
+pub struct Pinned {
+    pub pins: Pins,
+    /// What `--system` and `--microbatch` come to with them.
+    pub system: String,
+    pub microbatch: String,
+}
+
+/// Reads `--pin`s, beside `--system` and `--microbatch`, which are pins unless they are `auto`.
+pub fn read(
+    words: &[String],
+    (system, microbatch): (&str, &str),
+    (model, hardware): (&Model, &Hardware),
+) -> Result<Pinned, Failure> {
+    let mut faults = Faults::new();
+    let mut named = Vec::new();
+    let mut systems = vec![("--system ".to_owned() + system, system.to_owned())];
+    let mut microbatches = vec![("--microbatch ".to_owned() + microbatch, microbatch.to_owned())];
+    for word in words {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        let pin = match key {
+            "system" => {
+                systems.push((word.clone(), value.to_owned()));
+                continue;
+            }
+            "microbatch" => {
+                microbatches.push((word.clone(), value.to_owned()));
+                continue;
+            }
+            "layer" => on_devices(value, hardware)
+                .and_then(|(layers, devices)| Ok(Pin::Layers(range(&layers, model)?, devices))),
+            "stage" => on_devices(value, hardware).and_then(|(stage, devices)| match stage.parse() {
+                Ok(stage) => Ok(Pin::Stage(stage, devices)),
+                Err(_) => {
+                    Err(Diagnostic::error(format!("`{stage}` is not the number of a stage")).hint("count from 0"))
+                }
+            }),
+            "recompute" => range(value, model).map(|layers| Pin::Recompute(layers, true)),
+            "save" => range(value, model).map(|layers| Pin::Recompute(layers, false)),
+            _ => Err(Diagnostic::error(format!("`{word}` is no pin"))
+                .hint("write layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, system=1f1b or microbatch=2")),
+        };
+        match pin {
+            Ok(pin) => named.push(Named { words: word.clone(), pin }),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    let system = agreed(systems, &mut faults);
+    let microbatch = agreed(microbatches, &mut faults);
+    let pins = Pins::new(&named).unwrap_or_else(|contradiction| {
+        faults.push(Diagnostic::error(contradiction.to_string()).hint("drop one of the two"));
+        Pins::default()
+    });
+    if faults.is_empty() { Ok(Pinned { pins, system, microbatch }) } else { Err(Failure::Arguments(faults)) }
+}
+
+/// The one value that is not `auto`.
+fn agreed(all: Vec<(String, String)>, faults: &mut Faults) -> String {
+    let mut given = all.into_iter().filter(|(_, value)| value != "auto");
+    let Some((first, value)) = given.next() else { return "auto".into() };
+    if let Some((second, _)) = given.find(|(_, other)| *other != value) {
+        faults.push(
+            Diagnostic::error(format!("`{first}` and `{second}` contradict each other")).hint("drop one of the two"),
+        );
+    }
+    value
+}
+
+fn range(text: &str, model: &Model) -> Result<LayerRange, Diagnostic> {
+    model.layer_range(text).ok_or_else(|| {
+        let last = model.layers().len().saturating_sub(1);
+        Diagnostic::error(format!("`{text}` names no layers of `{}`", model.name()))
+            .hint(format!("write 0..{last}, or names such as `spipe model show` prints"))
+    })
+}
+
+/// What is before the colon, and the devices behind it: one by name, or all of a kind.
+fn on_devices(value: &str, hardware: &Hardware) -> Result<(String, BTreeSet<usize>), Diagnostic> {
+    let Some((what, name)) = value.rsplit_once(':') else {
+        return Err(Diagnostic::error(format!("`{value}` names no device")).hint("write it behind a colon: 0..3:cpu0"));
+    };
+    let devices: BTreeSet<usize> = hardware
+        .devices()
+        .enumerate()
+        .filter(|(_, device)| match name {
+            "gpu" => device.is_gpu(),
+            "cpu" => !device.is_gpu(),
+            _ => device.name == name,
+        })
+        .map(|(id, _)| id.index())
+        .collect();
+    if devices.is_empty() {
+        let known: Vec<&str> = hardware.devices().iter().map(|device| device.name.as_str()).collect();
+        return Err(Diagnostic::error(format!("`{}` has no device `{name}`", hardware.name()))
+            .hint(format!("its devices are {}", known.join(", "))));
+    }
+    Ok((what.into(), devices))
+}

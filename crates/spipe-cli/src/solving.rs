@@ -1,0 +1,191 @@
+//! `--solve-for`: the largest microbatch, sequence, model or batch for which some plan fits.
+
+use crate::{Failure, planning};
+use clap::ValueEnum;
+use serde::Serialize;
+use spipe_cost::Workload;
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_plan::System;
+use spipe_planner::Pins;
+
+/// Beyond this, a value counts as unlimited.
+const LARGEST: u64 = 1 << 20;
+
+/// Beyond this many layers or sequences per iteration, the same: plans are looked at one by one.
+const LARGEST_COUNT: u64 = 4096;
+
+/// What to solve for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unknown {
+    /// Sequences per microbatch, of those sizes that divide the global batch
+    Microbatch,
+    /// Tokens per sequence
+    SeqLen,
+    /// Repeated layers of the model
+    Layers,
+    /// Sequences per iteration
+    GlobalBatch,
+}
+
+/// What is given.
+pub struct Question<'a> {
+    pub model: &'a Model,
+    pub hardware: &'a Hardware,
+    pub template: Workload,
+    pub global_batch: u64,
+    pub microbatch: &'a str,
+    pub systems: &'a [System],
+    pub pins: &'a Pins,
+}
+
+/// The answer, and what is left of the question.
+pub struct Largest {
+    /// None if not even the smallest value fits.
+    pub value: Option<u64>,
+    /// Whether larger values were not looked at.
+    pub unlimited: bool,
+    /// The model and the workload with that value.
+    pub model: Model,
+    pub template: Workload,
+    pub global_batch: u64,
+    pub microbatch: String,
+}
+
+/// The largest value of `unknown` with which some plan fits.
+pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Failure> {
+    let fits = |value: u64| {
+        let with = with(question, unknown, value)?;
+        let sizes = planning::workloads(with.template, with.global_batch, &with.microbatch)?;
+        Ok(sizes.iter().any(|workload| {
+            planning::fits((&with.model, question.hardware), (workload, question.systems, question.pins))
+        }))
+    };
+    let (value, unlimited) = match unknown {
+        Unknown::Microbatch => (divisor(question.global_batch, fits)?, false),
+        Unknown::SeqLen => grow(question.template.seq_len, LARGEST, fits)?,
+        Unknown::Layers => grow(repeated(question.model), LARGEST_COUNT, fits)?,
+        Unknown::GlobalBatch => grow(question.global_batch, LARGEST_COUNT, multiple(question.microbatch, fits))?,
+    };
+    let found = with(question, unknown, value.unwrap_or(1))?;
+    Ok(Largest { value, unlimited, ..found })
+}
+
+/// A batch that is no multiple of the microbatch counts as the one before that is.
+fn multiple(microbatch: &str, fits: impl Fn(u64) -> Result<bool, Failure>) -> impl Fn(u64) -> Result<bool, Failure> {
+    let size = microbatch.parse::<u64>().unwrap_or(1).max(1);
+    move |batch| fits((batch / size * size).max(size))
+}
+
+/// The question with a value in it.
+fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest, Failure> {
+    let (mut template, mut global_batch) = (question.template, question.global_batch);
+    let mut microbatch = question.microbatch.to_owned();
+    let mut model = question.model.clone();
+    match unknown {
+        Unknown::Microbatch => microbatch = value.to_string(),
+        Unknown::SeqLen => template.seq_len = value,
+        Unknown::Layers => model = with_layers(question.model, value)?,
+        Unknown::GlobalBatch => {
+            let size = microbatch.parse::<u64>().unwrap_or(1).max(1);
+            global_batch = (value / size * size).max(size);
+        }
+    }
+    Ok(Largest { value: Some(value), unlimited: false, model, template, global_batch, microbatch })
+}
+
+/// The largest divisor of `whole` that fits.
+fn divisor(whole: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<Option<u64>, Failure> {
+    for size in (1..=whole).rev().filter(|size| whole.is_multiple_of(*size)) {
+        if fits(size)? {
+            return Ok(Some(size));
+        }
+    }
+    Ok(None)
+}
+
+/// The largest value up to `most` that fits, if what is larger needs more, and whether that is `most` itself.
+fn grow(start: u64, most: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<(Option<u64>, bool), Failure> {
+    let (mut low, mut high) = (0, start.clamp(1, most));
+    while fits(high)? {
+        if high == most {
+            return Ok((Some(most), true));
+        }
+        (low, high) = (high, (2 * high).min(most));
+    }
+    while high - low > 1 {
+        let middle = low.midpoint(high);
+        if fits(middle)? {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok((Some(low).filter(|value| *value > 0), false))
+}
+
+/// How often the layer of which there are most is repeated.
+fn repeated(model: &Model) -> u64 {
+    match table(model).and_then(|table| Ok((table.get("layers").and_then(toml::Value::as_integer), counts(&table)))) {
+        Ok((Some(layers), _)) => layers.unsigned_abs(),
+        Ok((None, counts)) => counts.into_iter().max().unwrap_or(1),
+        Err(_) => 1,
+    }
+}
+
+fn table(model: &Model) -> Result<toml::Table, Failure> {
+    model.to_toml().parse().map_err(|error| Failure::Bug(format!("a model does not read back: {error}")))
+}
+
+/// How often each measured layer is repeated.
+fn counts(table: &toml::Table) -> Vec<u64> {
+    let layers = table.get("layer").and_then(toml::Value::as_array).into_iter().flatten();
+    layers.map(|layer| layer.get("count").and_then(toml::Value::as_integer).map_or(1, i64::unsigned_abs)).collect()
+}
+
+/// `model` with another number of its repeated layers.
+fn with_layers(model: &Model, count: u64) -> Result<Model, Failure> {
+    let mut table = table(model)?;
+    let count = toml::Value::Integer(count as i64);
+    let counts = counts(&table);
+    let most = (0..counts.len()).rev().max_by_key(|index| counts[*index]);
+    let measured = table.get_mut("layer").and_then(toml::Value::as_array_mut);
+    if let (Some(layers), Some(most)) = (measured, most) {
+        if let Some(layer) = layers[most].as_table_mut() {
+            layer.insert("count".into(), count);
+        }
+    } else if table.contains_key("layers") {
+        table.insert("layers".into(), count);
+    } else {
+        let name = model.name();
+        return Err(Failure::argument(format!("`{name}` has no layers that repeat"), "solve for something else"));
+    }
+    let text = toml::to_string(&table).map_err(|error| Failure::Bug(format!("a model cannot be written: {error}")))?;
+    Ok(Model::from_toml(&format!("{}.toml", model.name()), &text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    #[test]
+    fn growing_finds_the_last_that_fits() {
+        for (start, last) in [(1, 1), (7, 1000), (1000, 7), (1, 0), (5, 4095)] {
+            let (value, unlimited) = grow(start, 4096, |value| Ok(value <= last)).unwrap();
+            assert_eq!((value.unwrap_or(0), unlimited), (last, false), "from {start}");
+        }
+        assert_eq!(grow(3, 4096, |_| Ok(true)).unwrap(), (Some(4096), true));
+    }
+
+    #[test]
+    fn layers_are_counted_and_changed() {
+        let shipped = |name| spipe_model::shipped().iter().find(|(shipped, _)| *shipped == name).unwrap().1;
+        let model = Model::from_toml("gpt2", shipped("gpt2")).unwrap();
+        assert_eq!(repeated(&model), 12);
+        let longer = with_layers(&model, 20).unwrap();
+        assert_eq!((repeated(&longer), longer.layers().len()), (20, model.layers().len() + 8));
+    }
+}
