@@ -20,7 +20,8 @@ pub struct ProgramBuilder {
     program: Program,
     edges: Vec<Edge>,
     turns: Vec<Vec<ActionId>>,
-    lane_by_name: BTreeMap<String, LaneId>,
+    /// The lanes of each device by their word.
+    lanes_of: BTreeMap<DeviceId, Vec<(String, LaneId)>>,
 }
 
 impl ProgramBuilder {
@@ -38,7 +39,7 @@ impl ProgramBuilder {
             precedences: Vec::new(),
             leaving: Vec::new(),
         };
-        Self { program, edges: Vec::new(), turns: Vec::new(), lane_by_name: BTreeMap::new() }
+        Self { program, edges: Vec::new(), turns: Vec::new(), lanes_of: BTreeMap::new() }
     }
 
     /// Adds a memory.
@@ -63,13 +64,14 @@ impl ProgramBuilder {
 
     /// The lane of `device` with the name `device.word`, added with that role when it is first asked for.
     pub fn lane(&mut self, device: DeviceId, word: &str, role: LaneRole) -> LaneId {
-        let name = format!("{}.{word}", self.program.devices[device].name);
-        if let Some(lane) = self.lane_by_name.get(&name) {
+        let of_device = self.lanes_of.entry(device).or_default();
+        if let Some((_, lane)) = of_device.iter().find(|(known, _)| known == word) {
             return *lane;
         }
+        let name = format!("{}.{word}", self.program.devices[device].name);
         let order = if role == LaneRole::Compute { LaneOrder::AsAdded } else { LaneOrder::AsReady };
-        let lane = self.program.lanes.push(Lane { name: name.clone(), device, role, order, queue: Vec::new() });
-        self.lane_by_name.insert(name, lane);
+        let lane = self.program.lanes.push(Lane { name, device, role, order, queue: Vec::new() });
+        of_device.push((word.to_owned(), lane));
         lane
     }
 
@@ -124,15 +126,16 @@ impl ProgramBuilder {
             return Err(faults);
         }
         program.precedences = precedence::derive(&program.actions, &program.buffers, &self.edges);
+        program.leaving = offsets(&program.precedences, program.actions.len());
         match order_lanes(&mut program, &self.turns) {
             Ok(turns) if turns.is_empty() => {}
             Ok(turns) => {
                 let edges: Vec<Edge> = self.edges.into_iter().chain(turns).collect();
                 program.precedences = precedence::derive(&program.actions, &program.buffers, &edges);
+                program.leaving = offsets(&program.precedences, program.actions.len());
             }
             Err(fault) => faults.push(fault),
         }
-        program.leaving = offsets(&program.precedences, program.actions.len());
         faults.extend(check::program(&program));
         faults.or(program)
     }
@@ -143,7 +146,7 @@ impl ProgramBuilder {
 ///
 /// That order extends all precedences and all fixed queues, so that in-order lanes cannot deadlock.
 fn order_lanes(program: &mut Program, turns: &[Vec<ActionId>]) -> Result<Vec<Edge>, Diagnostic> {
-    let started = Kahn::new(program, turns).run(program).map_err(|stuck| {
+    let started = Kahn::new(program, turns).run().map_err(|stuck| {
         let named: Vec<String> = stuck.iter().map(|id| program.describe(*id)).collect();
         Diagnostic::error(format!("actions wait for each other in a circle: {}", named.join(" → ")))
             .hint("a lane runs its actions in order; look for one that waits for a later one of the same lane")
@@ -185,17 +188,19 @@ fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {
 }
 
 /// A list schedule of one iteration: the earliest startable action first, ties by id.
-struct Kahn {
+struct Kahn<'a> {
+    program: &'a Program,
     /// The groups of each action.
     groups: BTreeMap<ActionId, Vec<usize>>,
     group_free: Vec<SimTime>,
     waiting: Vec<u32>,
-    successors: Vec<Vec<(ActionId, bool, SimTime)>>,
+    /// The next action of a queue that is fixed.
+    queued_behind: Vec<Option<ActionId>>,
     ready_at: Vec<SimTime>,
 }
 
-impl Kahn {
-    fn new(program: &Program, turns: &[Vec<ActionId>]) -> Self {
+impl<'a> Kahn<'a> {
+    fn new(program: &'a Program, turns: &[Vec<ActionId>]) -> Self {
         let count = program.actions.len();
         let mut groups: BTreeMap<ActionId, Vec<usize>> = BTreeMap::new();
         for (index, group) in turns.iter().enumerate() {
@@ -203,34 +208,35 @@ impl Kahn {
                 groups.entry(*action).or_default().push(index);
             }
         }
-        let mut this = Self {
-            groups,
-            group_free: vec![SimTime::ZERO; turns.len()],
-            waiting: vec![0; count],
-            successors: vec![Vec::new(); count],
-            ready_at: vec![SimTime::ZERO; count],
-        };
+        let mut waiting = vec![0; count];
         for precedence in program.precedences.iter().filter(|precedence| precedence.distance == 0) {
-            let after_end = precedence.anchor == super::Anchor::EndToStart;
-            this.add(precedence.from, precedence.to, after_end, precedence.lag);
+            waiting[precedence.to.index()] += 1;
         }
+        let mut queued_behind = vec![None; count];
         for lane in program.lanes.iter().filter(|lane| lane.order == LaneOrder::AsAdded) {
             for pair in lane.queue.windows(2) {
-                this.add(pair[0], pair[1], true, SimTime::ZERO);
+                queued_behind[pair[0].index()] = Some(pair[1]);
+                waiting[pair[1].index()] += 1;
             }
         }
-        this
+        let group_free = vec![SimTime::ZERO; turns.len()];
+        Self { program, groups, group_free, waiting, queued_behind, ready_at: vec![SimTime::ZERO; count] }
     }
 
-    fn add(&mut self, from: ActionId, to: ActionId, after_end: bool, lag: SimTime) {
-        self.successors[from.index()].push((to, after_end, lag));
-        self.waiting[to.index()] += 1;
+    /// Whom `action` lets start, and how long after its start (false) or end (true).
+    fn successors(&self, action: ActionId) -> impl Iterator<Item = (ActionId, bool, SimTime)> + use<'a> {
+        let leaving = &self.program.precedences[self.program.leaving(action)];
+        let data = leaving
+            .iter()
+            .filter(|precedence| precedence.distance == 0)
+            .map(|precedence| (precedence.to, precedence.anchor == super::Anchor::EndToStart, precedence.lag));
+        data.chain(self.queued_behind[action.index()].map(|next| (next, true, SimTime::ZERO)))
     }
 
     /// The actions in the order in which they start, or those of a circle.
-    fn run(mut self, program: &Program) -> Result<Vec<ActionId>, Vec<ActionId>> {
-        let actions = &program.actions;
-        let mut free = vec![SimTime::ZERO; program.lanes.len()];
+    fn run(mut self) -> Result<Vec<ActionId>, Vec<ActionId>> {
+        let actions = &self.program.actions;
+        let mut free = vec![SimTime::ZERO; self.program.lanes.len()];
         let mut heap: BinaryHeap<Reverse<(SimTime, ActionId)>> =
             actions.ids().filter(|id| self.waiting[id.index()] == 0).map(|id| Reverse((SimTime::ZERO, id))).collect();
         let mut order = Vec::with_capacity(actions.len());
@@ -242,13 +248,13 @@ impl Kahn {
                 heap.push(Reverse((open, id)));
                 continue;
             }
-            let end = at + program.alone(id);
+            let end = at + self.program.alone(id);
             free[lane] = end;
             for group in groups {
                 self.group_free[*group] = end;
             }
             order.push(id);
-            for (next, after_end, lag) in std::mem::take(&mut self.successors[id.index()]) {
+            for (next, after_end, lag) in self.successors(id) {
                 let from = if after_end { end } else { at };
                 let ready = &mut self.ready_at[next.index()];
                 *ready = (*ready).max(from + lag);
@@ -264,11 +270,9 @@ impl Kahn {
     /// Some actions that wait for each other, each for the one before it.
     fn circle(&self) -> Vec<ActionId> {
         let mut waits_for: BTreeMap<ActionId, ActionId> = BTreeMap::new();
-        for (from, successors) in self.successors.iter().enumerate() {
-            if self.waiting[from] > 0 {
-                for (to, _, _) in successors {
-                    waits_for.entry(*to).or_insert(ActionId::from(from));
-                }
+        for from in self.program.actions.ids().filter(|from| self.waiting[from.index()] > 0) {
+            for (to, _, _) in self.successors(from) {
+                waits_for.entry(to).or_insert(from);
             }
         }
         let Some(mut at) = waits_for.keys().next().copied() else { return Vec::new() };

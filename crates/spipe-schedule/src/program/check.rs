@@ -29,7 +29,7 @@ pub(super) fn references(
                     "{id} writes version 0 of {}, which exists from the start",
                     write.buffer
                 )));
-            } else {
+            } else if buffers.get(write.buffer).is_some() {
                 written.push(*write);
             }
         }
@@ -37,11 +37,37 @@ pub(super) fn references(
             faults.push(Diagnostic::error(format!("{id} is guarded by a check that does not exist")));
         }
     }
-    written.sort_unstable();
-    for twice in written.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]) {
+    for twice in repeated(&written, buffers.len()) {
         faults.push(Diagnostic::error(format!("version {} of {} is written twice", twice.version, twice.buffer)));
     }
     faults
+}
+
+/// What occurs more than once among the writes of versions from 1 on.
+fn repeated(written: &[Access], buffers: usize) -> Vec<Access> {
+    let mut from = vec![0usize; buffers + 1];
+    for write in written {
+        from[write.buffer.index() + 1] += 1;
+    }
+    for index in 0..buffers {
+        from[index + 1] += from[index];
+    }
+    // Where no version is skipped, none is beyond the number of writes.
+    let mut seen = vec![false; written.len()];
+    let (mut twice, mut beyond) = (Vec::new(), Vec::new());
+    for write in written {
+        let start = from[write.buffer.index()];
+        let place = start + write.version as usize - 1;
+        if place >= from[write.buffer.index() + 1] {
+            beyond.push(*write);
+        } else if std::mem::replace(&mut seen[place], true) {
+            twice.push(*write);
+        }
+    }
+    beyond.sort_unstable();
+    twice.extend(beyond.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]));
+    twice.sort_unstable();
+    twice
 }
 
 /// Data exists where it is read, holdings repeat, and the arithmetic is complete.
@@ -63,20 +89,23 @@ fn at(program: &Program, id: ActionId) -> String {
 
 fn reads_are_written(program: &Program, faults: &mut Faults) {
     // Every version is written once, so that the largest and the count tell whether one is skipped.
-    let mut written: IdVec<BufferId, Vec<u32>> = program.buffers().iter().map(|_| Vec::new()).collect();
+    let mut counts: IdVec<BufferId, (u32, u32)> = program.buffers().iter().map(|_| (0, 0)).collect();
     for write in program.actions().iter().flat_map(|action| &action.writes) {
-        written[write.buffer].push(write.version);
+        let (count, largest) = &mut counts[write.buffer];
+        *count += 1;
+        *largest = write.version.max(*largest);
     }
-    for versions in written.iter_mut() {
-        versions.sort_unstable();
-    }
+    let is_written = |access: Access| match counts[access.buffer] {
+        (count, largest) if count == largest => access.version <= largest,
+        _ => program.actions().iter().any(|action| action.writes.contains(&access)),
+    };
     for (id, action) in program.actions().enumerate() {
         for read in &action.reads {
             let buffer = &program.buffers()[read.buffer];
             let exists = if read.version == 0 {
                 matches!(buffer.lifetime, Lifetime::Resident | Lifetime::Arrives)
             } else {
-                written[read.buffer].binary_search(&read.version).is_ok()
+                is_written(*read)
             };
             if !exists {
                 faults.push(Diagnostic::error(format!(
@@ -89,9 +118,9 @@ fn reads_are_written(program: &Program, faults: &mut Faults) {
             }
         }
     }
-    for (buffer, versions) in written.enumerate() {
-        let gap = versions.iter().zip(1..).find(|(version, expected)| *version != expected);
-        if let Some((_, gap)) = gap {
+    for (buffer, (_, largest)) in counts.enumerate().filter(|(_, (count, largest))| count != largest) {
+        let gap = (1..*largest).find(|version| !is_written(Access::new(buffer, *version)));
+        if let Some(gap) = gap {
             let content = program.buffers()[buffer].content;
             faults.push(Diagnostic::error(format!("version {gap} of {content} is skipped: later ones are written")));
         }

@@ -1,6 +1,6 @@
 //! Who must wait for whom: derived from what actions read and write, and from edges.
 
-use super::{Action, Anchor, Buffer, Edge, Lifetime};
+use super::{Access, Action, Anchor, Buffer, Edge, Lifetime};
 use spipe_base::{ActionId, ActionKind, BufferId, IdVec, IdleCause, Payload, SimTime};
 
 /// `to` starts only after `from` of the same iteration (distance 0) or of the one before (distance 1).
@@ -39,26 +39,63 @@ pub(super) fn cause(kind: ActionKind) -> IdleCause {
     }
 }
 
-/// The users of one buffer by version.
-#[derive(Clone, Default)]
+/// A use of a version of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Use {
+    version: u32,
+    /// Of the uses of a version the write comes first.
+    reads: bool,
+    action: ActionId,
+}
+
+/// The uses of all buffers, buffer by buffer, each by version.
 struct Uses {
-    /// `writers[v]` makes version v; version 0 has none.
-    writers: Vec<Option<ActionId>>,
-    readers: Vec<Vec<ActionId>>,
+    all: Vec<Use>,
+    from: Vec<u32>,
 }
 
 impl Uses {
-    fn reach(&mut self, version: u32) {
-        let needed = version as usize + 1;
-        if self.writers.len() < needed {
-            self.writers.resize(needed, None);
-            self.readers.resize(needed, Vec::new());
+    fn of(actions: &IdVec<ActionId, Action>, buffers: usize) -> Self {
+        let accesses = || {
+            actions.enumerate().flat_map(|(id, action)| {
+                let access =
+                    move |access: &Access, reads| (access.buffer, Use { version: access.version, reads, action: id });
+                let reads = action.reads.iter().map(move |it| access(it, true));
+                reads.chain(action.writes.iter().map(move |it| access(it, false)))
+            })
+        };
+        // Counted by buffer, then placed: there are many buffers with few uses each.
+        let mut from = vec![0u32; buffers + 1];
+        for (buffer, _) in accesses() {
+            from[buffer.index() + 1] += 1;
         }
+        for index in 0..buffers {
+            from[index + 1] += from[index];
+        }
+        let nothing = Use { version: 0, reads: false, action: ActionId::new(0) };
+        let mut all = vec![nothing; from[buffers] as usize];
+        let mut next = from.clone();
+        for (buffer, this) in accesses() {
+            let place = &mut next[buffer.index()];
+            all[*place as usize] = this;
+            *place += 1;
+        }
+        for pair in from.windows(2) {
+            all[pair[0] as usize..pair[1] as usize].sort_unstable();
+        }
+        Self { all, from }
     }
 
-    fn last(&self) -> Option<usize> {
-        self.writers.len().checked_sub(1)
+    fn buffer(&self, buffer: BufferId) -> &[Use] {
+        &self.all[self.from[buffer.index()] as usize..self.from[buffer.index() + 1] as usize]
     }
+}
+
+/// The uses of one version of those of a buffer.
+fn of_version(uses: &[Use], version: u32) -> &[Use] {
+    let start = uses.partition_point(|this| this.version < version);
+    let end = start + uses[start..].partition_point(|this| this.version == version);
+    &uses[start..end]
 }
 
 /// All precedences, sorted and without repetition.
@@ -67,37 +104,49 @@ pub(super) fn derive(
     buffers: &IdVec<BufferId, Buffer>,
     edges: &[Edge],
 ) -> Vec<Precedence> {
-    let mut uses: Vec<Uses> = vec![Uses::default(); buffers.len()];
-    for (id, action) in actions.enumerate() {
-        for read in &action.reads {
-            let uses = &mut uses[read.buffer.index()];
-            uses.reach(read.version);
-            uses.readers[read.version as usize].push(id);
-        }
-        for write in &action.writes {
-            let uses = &mut uses[write.buffer.index()];
-            uses.reach(write.version);
-            uses.writers[write.version as usize] = Some(id);
-        }
-    }
+    let uses = Uses::of(actions, buffers.len());
     let mut all: Vec<Precedence> = edges.iter().map(explicit).collect();
     for action in actions.iter().enumerate().filter_map(|(id, action)| action.guard.map(|guard| (id, guard))) {
         all.push(data(actions, action.1.check, ActionId::from(action.0), 0));
     }
-    for (buffer, mine) in uses.iter().enumerate() {
+    for (id, buffer) in buffers.enumerate() {
+        let mine = uses.buffer(id);
         within(actions, mine, &mut all);
-        match buffers[BufferId::from(buffer)].lifetime {
+        match buffer.lifetime {
             Lifetime::Resident => across(actions, mine, mine, &mut all),
-            Lifetime::Leaves { into } => across(actions, mine, &uses[into.index()], &mut all),
+            Lifetime::Leaves { into } => across(actions, mine, uses.buffer(into), &mut all),
             Lifetime::Transient | Lifetime::Arrives => {}
         }
     }
     all.retain(|precedence| precedence.from != precedence.to || precedence.distance > 0);
-    all.sort_unstable();
+    let mut all = by_first(&all, actions.len());
     all.dedup_by_key(|precedence| {
         (precedence.from, precedence.to, precedence.distance, precedence.anchor, precedence.lag)
     });
     all
+}
+
+/// The same, sorted: by the earlier action at first, of which each has few.
+fn by_first(all: &[Precedence], actions: usize) -> Vec<Precedence> {
+    let Some(first) = all.first() else { return Vec::new() };
+    let mut from = vec![0u32; actions + 1];
+    for precedence in all {
+        from[precedence.from.index() + 1] += 1;
+    }
+    for index in 0..actions {
+        from[index + 1] += from[index];
+    }
+    let mut sorted = vec![*first; all.len()];
+    let mut next = from.clone();
+    for precedence in all {
+        let place = &mut next[precedence.from.index()];
+        sorted[*place as usize] = *precedence;
+        *place += 1;
+    }
+    for pair in from.windows(2) {
+        sorted[pair[0] as usize..pair[1] as usize].sort_unstable();
+    }
+    sorted
 }
 
 const fn explicit(edge: &Edge) -> Precedence {
@@ -117,26 +166,30 @@ fn data(actions: &IdVec<ActionId, Action>, from: ActionId, to: ActionId, distanc
 }
 
 /// Readers wait for the writer of their version; the writer of a version waits for the users of the one before.
-fn within(actions: &IdVec<ActionId, Action>, uses: &Uses, all: &mut Vec<Precedence>) {
-    for (version, writer) in uses.writers.iter().enumerate() {
-        let Some(writer) = *writer else { continue };
-        all.extend(uses.readers[version].iter().map(|reader| data(actions, writer, *reader, 0)));
-        if version > 0 {
-            let before = uses.readers[version - 1].iter().copied().chain(uses.writers[version - 1]);
-            all.extend(before.map(|user| data(actions, user, writer, 0)));
+fn within(actions: &IdVec<ActionId, Action>, uses: &[Use], all: &mut Vec<Precedence>) {
+    let mut before: &[Use] = &[];
+    for now in uses.chunk_by(|one, next| one.version == next.version) {
+        if let [writer, readers @ ..] = now
+            && !writer.reads
+        {
+            all.extend(readers.iter().map(|reader| data(actions, writer.action, reader.action, 0)));
+            let follows = before.first().is_some_and(|before| before.version + 1 == writer.version);
+            let users = before.iter().filter(|_| follows);
+            all.extend(users.map(|user| data(actions, user.action, writer.action, 0)));
         }
+        before = now;
     }
 }
 
 /// The last version of `mine` is version 0 of `next` in the following iteration.
-fn across(actions: &IdVec<ActionId, Action>, mine: &Uses, next: &Uses, all: &mut Vec<Precedence>) {
-    let (Some(last), false) = (mine.last(), next.writers.is_empty()) else { return };
-    let writer = mine.writers[last];
-    for reader in &next.readers[0] {
-        all.extend(writer.map(|writer| data(actions, writer, *reader, 1)));
+fn across(actions: &IdVec<ActionId, Action>, mine: &[Use], next: &[Use], all: &mut Vec<Precedence>) {
+    let (Some(last), false) = (mine.last(), next.is_empty()) else { return };
+    let last = of_version(mine, last.version);
+    let writer = last.first().filter(|this| !this.reads);
+    for reader in of_version(next, 0).iter().filter(|this| this.reads) {
+        all.extend(writer.map(|writer| data(actions, writer.action, reader.action, 1)));
     }
-    if let Some(Some(first_writer)) = next.writers.get(1) {
-        let users = mine.readers[last].iter().copied().chain(writer);
-        all.extend(users.map(|user| data(actions, user, *first_writer, 1)));
+    if let Some(first_writer) = of_version(next, 1).first().filter(|this| !this.reads) {
+        all.extend(last.iter().map(|user| data(actions, user.action, first_writer.action, 1)));
     }
 }
