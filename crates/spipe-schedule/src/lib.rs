@@ -21,8 +21,8 @@ mod order;
 mod program;
 
 pub use lower::{
-    RoundTimes, StageTimes, UnitTimes, bare, bare_offloaded, bare_rounds, bare_superpipeline, in_flight, lower,
-    order_of,
+    RoundTimes, StageTimes, UnitTimes, bare, bare_offloaded, bare_rounds, bare_superpipeline, bare_superpipeline_after,
+    in_flight, lower, order_of,
 };
 pub use order::{
     Barrier, Offloading, Order, Pass, Step, Token, automatic, gis, gis_warning, gpipe, interleaved, offloaded,

@@ -1,7 +1,7 @@
 //! SPipe, Mobius and Superpipeline from stage times alone meet their closed forms, exactly.
 
 use spipe_base::SimTime;
-use spipe_schedule::{RoundTimes, StageTimes, UnitTimes, bare_rounds, bare_superpipeline};
+use spipe_schedule::{RoundTimes, StageTimes, UnitTimes, bare_rounds, bare_superpipeline, bare_superpipeline_after};
 use spipe_sim::{Iterations, Options, simulate};
 
 fn span(program: &spipe_schedule::Program) -> u64 {
@@ -109,4 +109,19 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
     let unit = UnitTimes { compute: SimTime::ns(1), load: SimTime::ns(1), evict: SimTime::ns(1) };
     let much = refuse(bare_superpipeline(32, 4, 5, &unit));
     assert!(much.contains("5 of 4 resident units") && much.contains("exchange between 1 and 4"), "{much}");
+}
+
+#[test]
+fn units_that_are_there_need_no_way_in() {
+    let times = UnitTimes { compute: SimTime::ns(10), load: SimTime::ns(100), evict: SimTime::ZERO };
+    let end = |there: usize| match bare_superpipeline_after(there, 12, (4, 2), &times) {
+        Ok(program) => span(&program),
+        Err(faults) => panic!("{faults}"),
+    };
+    // Copies of k′ = 2 units bound the pass; behind the last one two units are computed.
+    assert_eq!((end(0), end(2)), (12 * 100 + 20, 10 * 100 + 20));
+    // With all k there, the first room is free once two are computed.
+    assert_eq!(end(4), 20 + 8 * 100 + 20);
+    let refused = bare_superpipeline_after(5, 12, (4, 2), &times);
+    assert!(refused.is_err_and(|faults| faults.to_string().contains("begin with at most 4")));
 }

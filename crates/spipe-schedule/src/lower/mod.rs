@@ -8,7 +8,7 @@ mod sharded;
 mod turns;
 
 pub use bare::{StageTimes, bare, bare_offloaded};
-pub use rounds::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline};
+pub use rounds::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline, bare_superpipeline_after};
 pub use turns::{in_flight, order_of};
 
 use crate::{Channel, Program, ProgramBuilder, Shape};

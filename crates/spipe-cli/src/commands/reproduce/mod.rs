@@ -1,7 +1,15 @@
 //! `spipe reproduce`: published tables beside our predictions.
+//!
+//! ```text
+//! rows (TOML: fit, predict) ─► fit ─► simulate ─► table (JSON, Markdown)
+//! ```
 
+mod fit;
 mod pipeoffload;
+mod rows;
 mod spipe;
+mod superpipeline;
+mod table;
 mod tails;
 mod zero_bubble;
 
@@ -9,193 +17,88 @@ use crate::{
     Failure, args,
     args::Format,
     output::{self, Target},
-    tables::{percent, table},
 };
-use serde::{Serialize, de::DeserializeOwned};
-use spipe_base::{Diagnostic, Faults, position_of};
 use std::path::Path;
-
-/// The version of row files and results.
-const FORMAT_VERSION: u32 = 1;
-
-/// One figure of a table.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Cell {
-    /// What the row is about.
-    row: String,
-    /// The column.
-    column: String,
-    published: f64,
-    ours: f64,
-    /// (ours − published) ÷ published for times and ratios; ours − published for rates.
-    error: f64,
-    /// What was fitted on this figure, if anything was.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fitted: Option<String>,
-}
-
-/// A table with where it comes from.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Reproduction {
-    format_version: u32,
-    table: &'static str,
-    source: String,
-    /// What figures and errors are.
-    unit: &'static str,
-    cells: Vec<Cell>,
-}
+use table::Reproduction;
 
 /// A table that can be made anew.
 struct Known {
-    /// What it is asked for by.
+    /// What it is asked for by, together with others.
     name: &'static str,
-    /// What its files are called.
+    /// What it is asked for by alone, and what its files are called.
     table: &'static str,
     rows: &'static str,
     make: fn(&str, &str) -> Result<Reproduction, Failure>,
 }
 
-const TABLES: [Known; 6] = [
-    Known {
-        name: "zero-bubble",
-        table: "zero-bubble",
-        rows: include_str!("../../../data/zero-bubble.toml"),
-        make: zero_bubble::make,
-    },
-    Known {
-        name: "pipeoffload",
-        table: "pipeoffload",
-        rows: include_str!("../../../data/pipeoffload.toml"),
-        make: pipeoffload::make,
-    },
-    Known {
-        name: "spipe",
-        table: "spipe-figure-14",
-        rows: include_str!("../../../data/spipe-figure-14.toml"),
-        make: spipe::make,
-    },
-    Known {
-        name: "spipe",
-        table: "spipe-figure-9",
-        rows: include_str!("../../../data/spipe-figure-9.toml"),
-        make: spipe::make,
-    },
-    Known {
-        name: "spipe",
-        table: "spipe-figure-10",
-        rows: include_str!("../../../data/spipe-figure-10.toml"),
-        make: spipe::make,
-    },
-    Known {
-        name: "spipe",
-        table: "spipe-tails",
-        rows: include_str!("../../../data/spipe-tails.toml"),
-        make: tails::make,
-    },
-];
+macro_rules! known {
+    ($($name:literal $table:literal $make:path;)+) => {
+        [$(Known {
+            name: $name,
+            table: $table,
+            rows: include_str!(concat!("../../../data/", $table, ".toml")),
+            make: $make,
+        }),+]
+    };
+}
+
+/// Where tables share a name, rows that do not say which they are for are for the first.
+const TABLES: &[Known] = &known! {
+    "zero-bubble" "zero-bubble" zero_bubble::make;
+    "pipeoffload" "pipeoffload" pipeoffload::make;
+    "spipe" "spipe-figure-14" spipe::make;
+    "spipe" "spipe-figure-9" spipe::make;
+    "spipe" "spipe-figure-10" spipe::make;
+    "spipe" "spipe-tails" tails::make;
+    "superpipeline" "superpipeline" superpipeline::make;
+};
 
 /// Makes the tables that were asked for and writes them.
 pub fn run(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
-    let chosen: Vec<&Known> = TABLES.iter().filter(|known| what.name == "all" || known.name == what.name).collect();
-    if chosen.is_empty() {
-        let mut known: Vec<&str> = TABLES.iter().map(|known| known.name).collect();
-        known.dedup();
-        return Err(Failure::argument(
-            format!("`{}` is no published table", what.name),
-            format!("use one of {}, or all", known.join(", ")),
-        ));
-    }
-    // Tables of one name have one format.
-    let chosen: Vec<&Known> = if what.rows.is_some() && what.name != "all" { chosen[..1].to_vec() } else { chosen };
-    if what.rows.is_some() && chosen.len() > 1 {
-        return Err(Failure::argument("rows belong to one table", "name it instead of `all`"));
-    }
     let mut made = Vec::new();
-    for known in chosen {
-        let given = what.rows.as_deref().map(crate::input::text).transpose()?;
-        let (file, rows) = match (&what.rows, &given) {
-            (Some(path), Some(text)) => (path.as_str(), text.as_str()),
-            _ => (known.table, known.rows),
-        };
-        let mut reproduction = (known.make)(file, rows)?;
-        reproduction.table = if what.rows.is_some() { known.name } else { known.table };
-        let folder = Path::new(&what.output);
-        let json = output::to_json(&reproduction)? + "\n";
-        Target::in_folder(folder, &format!("{}.json", reproduction.table))?.write(json.as_bytes())?;
-        Target::in_folder(folder, &format!("{}.md", reproduction.table))?.write(markdown(&reproduction).as_bytes())?;
+    for (known, file, rows) in chosen(what)? {
+        let mut reproduction = (known.make)(&file, &rows)?;
+        reproduction.table = known.table.into();
+        write(Path::new(&what.output), &reproduction)?;
         made.push(reproduction);
     }
-    let human: Vec<String> = made.iter().map(human).collect();
+    let human: Vec<String> = made.iter().map(Reproduction::human).collect();
     output::report(format, &(human.join("\n\n") + "\n"), &made)
 }
 
-/// Reads rows; a fault has its place in the file.
-fn parse<T: DeserializeOwned>(file: &str, text: &str) -> Result<T, Faults> {
-    toml::from_str(text).map_err(|error| {
-        let at = error.span().map_or(0, |span| span.start);
-        let fault = Diagnostic::error(error.message().to_owned()).at(position_of(file, text, at));
-        fault.hint("crates/spipe-cli/data has the rows that are built in, in the same format").into()
-    })
+fn write(folder: &Path, reproduction: &Reproduction) -> Result<(), Failure> {
+    let json = output::to_json(reproduction)? + "\n";
+    Target::in_folder(folder, &format!("{}.json", reproduction.table))?.write(json.as_bytes())?;
+    Target::in_folder(folder, &format!("{}.md", reproduction.table))?.write(reproduction.markdown().as_bytes())
 }
 
-/// The largest error of what was predicted, and the mean; of what was fitted, where nothing was predicted.
-fn largest(reproduction: &Reproduction) -> (f64, f64) {
-    let predicts = reproduction.cells.iter().any(|cell| cell.fitted.is_none());
-    let judged = reproduction.cells.iter().filter(|cell| !predicts || cell.fitted.is_none());
-    let errors: Vec<f64> = judged.map(|cell| cell.error.abs()).collect();
-    (errors.iter().copied().fold(0.0, f64::max), errors.iter().sum::<f64>() / errors.len().max(1) as f64)
-}
-
-fn human(reproduction: &Reproduction) -> String {
-    let mut rows = table(&["row", "column", "published", "ours", "error", "fitted"], &[2, 3, 4]);
-    for cell in &reproduction.cells {
-        rows.add_row(vec![
-            cell.row.clone(),
-            cell.column.clone(),
-            figure(cell.published),
-            figure(cell.ours),
-            format!("{:+.2} %", 100.0 * cell.error),
-            cell.fitted.clone().unwrap_or_default(),
-        ]);
+/// Tables, the names of their row files and the rows.
+fn chosen(what: &args::Reproduce) -> Result<Vec<(&'static Known, String, String)>, Failure> {
+    let asked = |known: &&Known| what.name == "all" || known.name == what.name || known.table == what.name;
+    let tables: Vec<&Known> = TABLES.iter().filter(asked).collect();
+    if tables.is_empty() {
+        let mut names: Vec<&str> = TABLES.iter().map(|known| known.name).collect();
+        names.dedup();
+        return Err(Failure::argument(
+            format!("`{}` is no published table", what.name),
+            format!("use one of {}, or all", names.join(", ")),
+        ));
     }
-    let (most, mean) = largest(reproduction);
-    format!(
-        "{}: {}\n{}\n\n{rows}\n\nLargest error {}, mean {}",
-        reproduction.table,
-        reproduction.source,
-        reproduction.unit,
-        percent(most),
-        percent(mean)
-    )
-}
-
-fn markdown(reproduction: &Reproduction) -> String {
-    let (most, mean) = largest(reproduction);
-    let mut text = format!(
-        "# {}\n\n{}\n\n{} Largest error of what was predicted (of what was fitted, if nothing was): {:.2} %; mean {:.2} %.\n\n\
-         | row | column | published | ours | error | fitted |\n|---|---|---|---|---|---|\n",
-        reproduction.table,
-        reproduction.source,
-        reproduction.unit,
-        100.0 * most,
-        100.0 * mean
-    );
-    for cell in &reproduction.cells {
-        text += &format!(
-            "| {} | {} | {} | {} | {:+.2} % | {} |\n",
-            cell.row,
-            cell.column,
-            figure(cell.published),
-            figure(cell.ours),
-            100.0 * cell.error,
-            cell.fitted.as_deref().unwrap_or("")
-        );
+    let Some(path) = &what.rows else {
+        let shipped = |known: &'static Known| (known, format!("{}.toml", known.table), known.rows.to_owned());
+        return Ok(tables.into_iter().map(shipped).collect());
+    };
+    if what.name == "all" {
+        return Err(Failure::argument("rows belong to one table", "name it instead of `all`"));
     }
-    text
-}
-
-fn figure(number: f64) -> String {
-    if number.abs() < 10.0 { format!("{number:.4}") } else { format!("{number:.0}") }
+    let text = crate::input::text(path)?;
+    let named = rows::table_of(path, &text)?;
+    let table = match &named {
+        Some((name, fault)) => tables.iter().find(|known| known.table == name).ok_or_else(|| {
+            let names: Vec<&str> = tables.iter().map(|known| known.table).collect();
+            Failure::from(fault.clone().hint(format!("write one of {}", names.join(", "))))
+        })?,
+        None => &tables[0],
+    };
+    Ok(vec![(*table, path.clone(), text)])
 }

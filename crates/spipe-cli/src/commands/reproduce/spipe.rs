@@ -4,10 +4,14 @@
 //! same time, Mobius' backward with its recompute takes three forwards. The iteration is the simulated span with the optimizer's
 //! steps on the CPU, which start stage by stage (SPipe) or after the backward (Mobius), plus c and another constant.
 
-use super::{Cell, FORMAT_VERSION, Reproduction, parse};
+use super::{
+    fit::line,
+    rows::{self, Rows, Usage, above_zero},
+    table::{Cell, Reproduction},
+};
 use crate::Failure;
 use serde::Deserialize;
-use spipe_base::{ActionKind, Diagnostic, Seconds, SimTime, Text};
+use spipe_base::{ActionKind, Diagnostic, Faults, Seconds, SimTime, Text};
 use spipe_schedule::{RoundTimes, bare_rounds};
 use spipe_sim::{Iterations, Options, simulate};
 use std::collections::BTreeMap;
@@ -17,24 +21,7 @@ const HALVINGS: usize = 40;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct File {
-    #[serde(rename = "format-version")]
-    _format_version: u32,
-    source: String,
-    row: Vec<Row>,
-}
-
-/// What a row is for.
-#[derive(Clone, Copy, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Usage {
-    Fit,
-    Predict,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Row {
+struct Measured {
     model: String,
     system: String,
     devices: usize,
@@ -53,6 +40,8 @@ struct Published {
     gpu: Text<Seconds>,
 }
 
+type Row = rows::Row<Measured>;
+
 /// What the fit found, in ms.
 struct Fit {
     stage: f64,
@@ -62,9 +51,13 @@ struct Fit {
 }
 
 pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
-    let rows: File = parse(file, text)?;
+    let read = Rows::<Measured>::read(file, text)?;
+    read.each(|row| {
+        above_zero("time", row.published.iteration.0.get().min(row.published.gpu.0.get()))?;
+        span(row, 1.0, 0.0).map(|_| ())
+    })?;
     let mut groups: BTreeMap<(&str, &str), Vec<&Row>> = BTreeMap::new();
-    for row in &rows.row {
+    for row in &read.rows {
         groups.entry((&row.model, &row.system)).or_default().push(row);
     }
     let mut cells = Vec::new();
@@ -88,19 +81,11 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
             ];
             for (column, published, ours, fitted) in parts {
                 let published = published.to_ms();
-                let error = (ours - published) / published;
-                let column = format!("{column}, ms");
-                cells.push(Cell { row: name.clone(), column, published, ours, error, fitted: note(fitted) });
+                cells.push(Cell::relative(&name, format!("{column}, ms"), published, ours).fitted(note(fitted)));
             }
         }
     }
-    Ok(Reproduction {
-        format_version: FORMAT_VERSION,
-        table: "spipe",
-        source: rows.source,
-        unit: "Milliseconds; errors are relative.",
-        cells,
-    })
+    Ok(Reproduction::new(&read.source, "Milliseconds; errors are relative.", cells))
 }
 
 /// The time of a stage and the rate of the optimizer from one row of another system, whose steps all come after its passes.
@@ -128,7 +113,7 @@ fn fit(rows: &[&Row]) -> Result<Fit, Failure> {
     }
     let (stage, constant) = line(&points);
     let difference =
-        |step: f64| -> Result<f64, Failure> { Ok(span(first, stage, step)?.1 - span(last, stage, step)?.1) };
+        |step: f64| -> Result<f64, Faults> { Ok(span(first, stage, step)?.1 - span(last, stage, step)?.1) };
     let wanted = first.published.iteration.0.to_ms() - last.published.iteration.0.to_ms();
     let tail = |row: &Row| row.published.iteration.0.to_ms() - row.published.gpu.0.to_ms();
     let most = first.published.iteration.0.to_ms();
@@ -160,7 +145,7 @@ fn predict(row: &Row, fit: &Fit) -> Result<(f64, f64), Failure> {
 }
 
 /// The simulated end of the last pass and of the last step, in ms, for passes of `stage` ms and steps of `step` ms.
-fn span(row: &Row, stage: f64, step: f64) -> Result<(f64, f64), Failure> {
+fn span(row: &Row, stage: f64, step: f64) -> Result<(f64, f64), Faults> {
     let decoupled = match row.system.as_str() {
         "spipe" => true,
         "mobius" => false,
@@ -180,17 +165,6 @@ fn span(row: &Row, stage: f64, step: f64) -> Result<(f64, f64), Failure> {
     let passes = trace.spans.iter().filter(|span| matches!(span.kind, ActionKind::Forward | ActionKind::Backward));
     let gpu = passes.map(|span| span.end).max().unwrap_or_default();
     Ok((gpu.to_ms(), trace.iteration.to_ms()))
-}
-
-/// The line through points, by least squares: slope and intercept.
-fn line(points: &[(f64, f64)]) -> (f64, f64) {
-    let count = points.len() as f64;
-    let mean = |part: fn(&(f64, f64)) -> f64| points.iter().map(part).sum::<f64>() / count;
-    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-    let covariance: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-    let variance: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
-    let slope = covariance / variance;
-    (slope, y - slope * x)
 }
 
 fn too_few(rows: &[&Row]) -> Failure {

@@ -1,6 +1,9 @@
 //! Bubble rates from profiled stage times.
 
-use super::{Cell, FORMAT_VERSION, Reproduction, parse};
+use super::{
+    rows::Rows,
+    table::{Cell, Reproduction},
+};
 use crate::Failure;
 use serde::Deserialize;
 use spipe_base::{Diagnostic, Faults, Seconds, SimTime, Text};
@@ -11,16 +14,7 @@ use std::collections::BTreeMap;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct File {
-    #[serde(rename = "format-version")]
-    _format_version: u32,
-    source: String,
-    row: Vec<Row>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Row {
+struct Profile {
     model: String,
     devices: usize,
     microbatches: usize,
@@ -37,32 +31,20 @@ struct Row {
 }
 
 pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
-    let rows: File = parse(file, text)?;
-    let mut cells = Vec::new();
-    for row in &rows.row {
-        for (system, published) in &row.published {
-            let ours = rate(row, system)?;
-            cells.push(Cell {
-                row: format!("{}, {} devices, {} microbatches", row.model, row.devices, row.microbatches),
-                column: system.clone(),
-                published: *published,
-                ours,
-                error: ours - published,
-                fitted: None,
-            });
-        }
-    }
-    Ok(Reproduction {
-        format_version: FORMAT_VERSION,
-        table: "zero-bubble",
-        source: rows.source,
-        unit: "Bubble rates; errors are differences of rates. Nothing is fitted: stage times are the paper's own profile.",
-        cells,
-    })
+    let rows = Rows::<Profile>::read(file, text)?;
+    let cells = rows.each(|row| {
+        let name = format!("{}, {} devices, {} microbatches", row.model, row.devices, row.microbatches);
+        let cell =
+            |(system, published): (&String, &f64)| Ok(Cell::difference(&name, system, *published, rate(row, system)?));
+        row.published.iter().map(cell).collect::<Result<Vec<_>, Faults>>()
+    })?;
+    let unit =
+        "Bubble rates; errors are differences of rates. Nothing is fitted: stage times are the paper's own profile.";
+    Ok(Reproduction::new(&rows.source, unit, cells.concat()))
 }
 
 /// 1 − m·Σ ÷ cost, where the cost is the longest way of a device from its own first start to its own last end.
-fn rate(row: &Row, system: &str) -> Result<f64, Failure> {
+fn rate(row: &Profile, system: &str) -> Result<f64, Faults> {
     let (devices, microbatches) = (row.devices, row.microbatches);
     // Between the two parts of a backward 32·sbh of the sb(34h + 5as) bytes of a layer are kept.
     let (hidden, heads, seq_len) = (row.hidden as f64, row.heads as f64, row.seq_len as f64);

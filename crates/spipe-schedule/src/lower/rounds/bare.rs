@@ -118,6 +118,16 @@ pub struct UnitTimes {
 /// One forward of Superpipeline: `units` repeated layers of which `resident` (k) are on the device and `swap` (k′) are
 /// exchanged at a time.
 pub fn bare_superpipeline(units: usize, resident: usize, swap: usize, times: &UnitTimes) -> Result<Program, Faults> {
+    bare_superpipeline_after(0, units, (resident, swap), times)
+}
+
+/// The same with the first `there` units on the device when the forward begins, as another left them.
+pub fn bare_superpipeline_after(
+    there: usize,
+    units: usize,
+    (resident, swap): (usize, usize),
+    times: &UnitTimes,
+) -> Result<Program, Faults> {
     if units == 0 {
         return Err(Diagnostic::error("there are no units").hint("use at least 1").into());
     }
@@ -131,13 +141,18 @@ pub fn bare_superpipeline(units: usize, resident: usize, swap: usize, times: &Un
             .hint(format!("exchange between 1 and {resident}"))
             .into());
     }
+    if there > resident {
+        return Err(Diagnostic::error(format!("{there} units cannot be on the device where {resident} have room"))
+            .hint(format!("begin with at most {resident}"))
+            .into());
+    }
     let mut builder = builder("superpipeline", (units, 1, false));
     let host = builder.memory("dram0", None);
     let memory = builder.memory("gpu0", None);
     let device = builder.device("gpu0", memory, false);
     let forward = (0..units).map(|index| unit(device, (index, 1), times.compute, host)).collect();
     let write_back = times.evict > SimTime::ZERO;
-    let spec = Spec { forward, resident, swap, write_back, streams: true, ..spec(1) };
+    let spec = Spec { forward, resident, swap, there, write_back, streams: true, ..spec(1) };
     Rounds::build(&spec, &PerUnit { host, load: times.load, evict: times.evict }, builder)
 }
 
@@ -161,6 +176,7 @@ fn spec(microbatches: usize) -> Spec {
         coupled: true,
         resident: 2,
         swap: 1,
+        there: 0,
         sequential: false,
         write_back: false,
         streams: false,

@@ -54,6 +54,7 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         coupled,
         resident,
         swap,
+        there: 0,
         sequential: knobs.sequential,
         write_back: knobs.write_back,
         // Where all fit at once and nothing steps them, they stay.

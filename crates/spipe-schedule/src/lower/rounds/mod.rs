@@ -15,7 +15,7 @@ mod machine;
 mod optimizer;
 mod weights;
 
-pub use bare::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline};
+pub use bare::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline, bare_superpipeline_after};
 pub(super) use machine::lower_rounds;
 
 use crate::{Access, Action, Content, Edge, Flow, Lifetime, Program, ProgramBuilder, Stage as ProgramStage};
@@ -93,6 +93,8 @@ pub(super) struct Spec {
     /// k, the chunks whose parameters a device holds, and k′, those exchanged at a time.
     pub resident: usize,
     pub swap: usize,
+    /// How many of the first chunks of the forward are on the device when it begins: bringing them takes no time.
+    pub there: usize,
     /// Whether the chunks of an exchange are copied one by one.
     pub sequential: bool,
     /// Whether parameters are copied back when they leave, although the host has them.

@@ -139,9 +139,11 @@ impl Rounds<'_> {
             let chunk = self.chunk(unit.uses[0]);
             let pieces = self.pieces(chunk.layers);
             let homes = pieces.len() as u64;
+            let there = !unit.uses[0].backward && unit.uses[0].chunk < self.spec.there;
+            let bytes = if there { Bytes::ZERO } else { Bytes::new(chunk.weights.get() / homes.max(1)) };
             for (piece, home) in &pieces {
                 reads.push(Access::new(*piece, 0));
-                *from.entry(*home).or_default() += Bytes::new(chunk.weights.get() / homes.max(1));
+                *from.entry(*home).or_default() += bytes;
             }
             writes.push(Access::new(self.weights[&unit.uses[0]], 1));
         }
