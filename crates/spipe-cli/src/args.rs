@@ -342,7 +342,7 @@ pub struct Simulate {
 /// Rows are TOML files: crates/spipe-cli/data has those that are built in, one for each table, each explained in its first lines.
 #[derive(Debug, Group)]
 pub struct Reproduce {
-    /// zero-bubble, pipeoffload, spipe, superpipeline, or one of their tables; or all
+    /// zero-bubble, pipeoffload, spipe, superpipeline, spipe-article, or one of their tables; or all
     pub name: String,
     /// Folder for the tables: Markdown and JSON
     #[arg(short, long)]

@@ -4,11 +4,17 @@
 //! rows (TOML: fit, predict) ─► fit ─► simulate ─► table (JSON, Markdown)
 //! ```
 
+mod article;
+mod bench;
 mod fit;
+mod offloading;
 mod pipeoffload;
+mod pipeoffload_peaks;
+mod pipeoffload_runs;
 mod rows;
 mod spipe;
 mod superpipeline;
+mod superpipeline_training;
 mod table;
 mod tails;
 mod zero_bubble;
@@ -46,11 +52,15 @@ macro_rules! known {
 const TABLES: &[Known] = &known! {
     "zero-bubble" "zero-bubble" zero_bubble::make;
     "pipeoffload" "pipeoffload" pipeoffload::make;
+    "pipeoffload" "pipeoffload-peaks" pipeoffload_peaks::make;
+    "pipeoffload" "pipeoffload-runs" pipeoffload_runs::make;
     "spipe" "spipe-figure-14" spipe::make;
     "spipe" "spipe-figure-9" spipe::make;
     "spipe" "spipe-figure-10" spipe::make;
     "spipe" "spipe-tails" tails::make;
     "superpipeline" "superpipeline" superpipeline::make;
+    "superpipeline" "superpipeline-training" superpipeline_training::make;
+    "spipe-article" "spipe-article" article::make;
 };
 
 /// Makes the tables that were asked for and writes them.

@@ -13,7 +13,8 @@ pub struct Cell {
     pub column: String,
     /// What others measured; nothing where they could not, or did not say.
     pub published: Option<f64>,
-    pub ours: f64,
+    /// What is found here; nothing where it cannot be.
+    pub ours: Option<f64>,
     /// (ours − published) ÷ published for times and ratios; ours − published for rates and shares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<f64>,
@@ -40,7 +41,12 @@ impl Cell {
     /// A figure without one of others beside it.
     pub fn alone(row: impl Into<String>, column: impl Into<String>, ours: f64) -> Self {
         let (row, column) = (row.into(), column.into());
-        Self { row, column, published: None, ours, error: None, fitted: None, note: None }
+        Self { row, column, published: None, ours: Some(ours), error: None, fitted: None, note: None }
+    }
+
+    /// A figure of others that cannot be, and why.
+    pub fn refused(row: impl Into<String>, column: impl Into<String>, published: f64, why: &str) -> Self {
+        Self { ours: None, note: Some(why.into()), ..Self::alone(row, column, 0.0).published(published) }
     }
 
     fn published(self, published: f64) -> Self {
@@ -134,7 +140,8 @@ impl Reproduction {
     fn columns(&self, cell: &Cell) -> [String; 6] {
         let error = cell.error.map_or_else(String::new, |error| format!("{:+.2} %", 100.0 * error));
         let published = cell.published.map_or_else(String::new, figure);
-        [cell.row.clone(), cell.column.clone(), published, figure(cell.ours), error, cell.remark()]
+        let ours = cell.ours.map_or_else(String::new, figure);
+        [cell.row.clone(), cell.column.clone(), published, ours, error, cell.remark()]
     }
 }
 

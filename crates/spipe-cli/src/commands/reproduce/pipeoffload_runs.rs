@@ -1,0 +1,162 @@
+//! PipeOffload's runs: model FLOPs utilisation, activation memory, and what ran out of memory.
+//!
+//! Stage times and bytes of a layer are the cost model's; the ratio k is the paper's. Schedules are simulated. One efficiency per row
+//! is fitted on the utilisation of one of its schedules; utilisation of the others is that efficiency over the simulated stretch.
+
+use super::{
+    bench::{Bench, Setting, gib},
+    offloading::{Schedule, Shape, simulated},
+    rows::{self, Rows},
+    table::{Cell, Reproduction},
+};
+use crate::Failure;
+use serde::Deserialize;
+use spipe_base::{Bytes, Diagnostic, Faults, LayerId, SimTime, Text};
+use spipe_model::LayerKind;
+use spipe_schedule::StageTimes;
+use std::collections::BTreeMap;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Measured {
+    /// The machine needs no more than one GPU of the kind.
+    setting: Setting,
+    devices: usize,
+    /// k, the way of an activation over the compute of its layer.
+    ratio: f64,
+    /// The schedule whose utilisation fixes the efficiency of the row.
+    fit: String,
+    published: BTreeMap<String, Published>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Published {
+    /// A share of the peak; neither this nor the activations where the run was out of memory.
+    #[serde(default)]
+    utilisation: Option<f64>,
+    #[serde(default)]
+    activations: Option<Text<Bytes>>,
+}
+
+type Row = rows::Row<Measured>;
+
+/// What the cost model says of a row.
+struct Costs {
+    shape: Shape,
+    times: StageTimes,
+    /// Kept of one microbatch of one layer.
+    layer: Bytes,
+    /// Parameters, gradients and optimizer state of one device.
+    state: Bytes,
+    usable: Bytes,
+}
+
+pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
+    let rows = Rows::<Measured>::read(file, text)?;
+    let made = rows.each(cells)?.concat();
+    let fits = || made.iter().filter(|cell| cell.column == TOTAL);
+    let (agreed, all) = (fits().filter(|cell| cell.note.as_deref().is_some_and(as_published)).count(), fits().count());
+    let unit = "Shares of the peak (errors are differences) and GiB (errors are relative). One efficiency per row is fitted, on the \
+                schedule marked so; memory is not fitted, and is what the schedule holds at least.";
+    let mut made = Reproduction::new(&rows.source, unit, made);
+    made.findings.push(format!("Whether a run is out of memory is as published in {agreed} of {all} cases."));
+    Ok(made)
+}
+
+/// The column of what a device holds in all.
+const TOTAL: &str = "activations and state, GiB";
+
+fn as_published(note: &str) -> bool {
+    note.ends_with("as published")
+}
+
+fn cells(row: &Row) -> Result<Vec<Cell>, Faults> {
+    let costs = costs(row)?;
+    let mut stretches = BTreeMap::new();
+    let mut peaks = BTreeMap::new();
+    for name in row.published.keys() {
+        let found = simulated(schedule(name, &costs.shape, row.ratio)?, costs.shape, &costs.times)?;
+        stretches.insert(name, found.stretch);
+        peaks.insert(name, found.peaks.into_iter().fold(0.0, f64::max));
+    }
+    let fitted = row.published.get(&row.fit).and_then(|published| published.utilisation);
+    let Some(efficiency) = fitted.zip(stretches.get(&row.fit)).map(|(own, stretch)| own * stretch) else {
+        let message = format!("no utilisation of `{}` is published to fit on", row.fit);
+        return Err(Diagnostic::error(message).hint("name a schedule that ran").into());
+    };
+    let workload = &row.setting;
+    let title = format!("{}, {} GPUs, {} tokens", workload.model, row.devices, workload.seq_len.unwrap_or_default());
+    let mut cells = Vec::new();
+    for (name, published) in &row.published {
+        let row_name = format!("{title}, {name}");
+        let activations = costs.layer.as_f64() * peaks[name] / Bytes::gib(1).as_f64();
+        let needed = activations + gib(costs.state);
+        if let Some(utilisation) = published.utilisation {
+            let note = (*name == row.fit).then(|| format!("efficiency {:.1} % of the peak", 100.0 * efficiency));
+            let ours = efficiency / stretches[name];
+            cells.push(Cell::difference(&row_name, "utilisation", utilisation, ours).fitted(note));
+        }
+        if let Some(bytes) = published.activations {
+            cells.push(Cell::relative(&row_name, "activations, GiB", gib(bytes.0), activations));
+        }
+        let ran_out = published.utilisation.is_none() && published.activations.is_none();
+        let out = needed > gib(costs.usable);
+        let verdict = if out { "out of memory" } else { "fits" };
+        let agrees = if out == ran_out { "as published" } else { "but not as published" };
+        let note = format!("of {:.1}: {verdict}, {agrees}", gib(costs.usable));
+        cells.push(Cell::alone(&row_name, TOTAL, needed).note(Some(note)));
+    }
+    Ok(cells)
+}
+
+/// Times of a chunk of one layer, and bytes, by the cost model; one layer fewer in the first and in the last stage leaves room for the
+/// embedding and the head, so that the chunks are all layers of the model.
+fn costs(row: &Row) -> Result<Costs, Faults> {
+    let bench = Bench::new(&row.setting)?;
+    let context = bench.context();
+    let layers = context.model.layers().len();
+    if row.devices == 0 || !layers.is_multiple_of(row.devices) {
+        let message =
+            format!("{layers} layers, embedding and head among them, cannot be dealt out to {} devices", row.devices);
+        return Err(Diagnostic::error(message).hint("use a number of devices that divides them").into());
+    }
+    let gpu = context.hardware.devices().enumerate().find(|(_, device)| device.is_gpu());
+    let block = context.model.layers().enumerate().find(|(_, layer)| matches!(layer.kind, LayerKind::Block(_)));
+    let (Some((gpu, device)), Some((block, _))) = (gpu, block) else {
+        return Err(Diagnostic::error("there is no GPU, or no block")
+            .hint("use a transformer and a machine with a GPU")
+            .into());
+    };
+    let time = context.cost.time(block, gpu).ok_or_else(|| Diagnostic::error("a block has no time on the GPU"))?;
+    let state: Bytes = context.cost.layers().map(|layer: LayerId| context.cost.memory(layer, gpu).state()).sum();
+    let microbatches = context.workload().microbatches as usize;
+    Ok(Costs {
+        shape: Shape { devices: row.devices, chunks: layers / row.devices, microbatches },
+        times: StageTimes {
+            forward: SimTime::from_seconds(time.forward),
+            backward_input: SimTime::from_seconds(time.backward_input),
+            backward_weight: SimTime::from_seconds(time.backward_weight),
+            latency: SimTime::ZERO,
+            weight_gradient_memory: StageTimes::UNIT.get(),
+        },
+        layer: context.cost.memory(block, gpu).saved_selective,
+        state: Bytes::new(state.get() / row.devices as u64),
+        usable: context.hardware.memories()[device.memory].usable(),
+    })
+}
+
+fn schedule(name: &str, shape: &Shape, ratio: f64) -> Result<Schedule, Diagnostic> {
+    Ok(match name {
+        "1f1b" => Schedule::OneForwardOneBackward,
+        "interleaved-1f1b" => Schedule::Interleaved,
+        "gis" => Schedule::Gis(shape.devices),
+        "gis-h" => Schedule::Gis(shape.devices.div_ceil(2)),
+        "po-h" => Schedule::Offloaded(shape.chunks.div_ceil(2), ratio),
+        "po-f" => Schedule::Offloaded(shape.chunks, ratio),
+        other => {
+            let fault = Diagnostic::error(format!("no schedule of this table is called `{other}`"));
+            return Err(fault.hint("use 1f1b, interleaved-1f1b, gis, gis-h, po-h or po-f"));
+        }
+    })
+}
