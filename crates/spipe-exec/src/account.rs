@@ -6,7 +6,7 @@ use spipe_schedule::Lifetime;
 use spipe_trace::{Holder, MemoryTrack, Sample};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A buffer in one iteration; resident ones belong to iteration 0.
+/// A buffer in one iteration; see [`instance`](crate::rules::instance).
 pub(crate) type Instance = (BufferId, u32);
 
 /// What is held where.
@@ -45,7 +45,7 @@ impl Account {
             held_peak: zero(),
             recent_peak: zero(),
             instances: BTreeMap::new(),
-            open: BTreeMap::new(),
+            open: rules.arriving_first().map(|(buffer, users)| ((buffer, 0), users)).collect(),
             base: BTreeMap::new(),
             events: VecDeque::new(),
         }

@@ -5,7 +5,7 @@
 use crate::{
     RunError,
     account::Instance,
-    rules::Rules,
+    rules::{Rules, instance},
     state::{Block, Finished, Last, Outcome, Record, State},
 };
 use spipe_base::{ActionId, IdleCause, LaneId, SimTime};
@@ -83,7 +83,7 @@ impl<'a> Board<'a> {
         let free_since = state.lanes[lane.index()].free_since;
         state.lanes[lane.index()].running = true;
         for buffer in &self.rules.opens[action] {
-            state.account.acquire(self.rules, start, (*buffer, iteration));
+            state.account.acquire(self.rules, start, instance(self.rules.program, *buffer, iteration));
         }
         let waited = turn.at > free_since;
         let current = state.iteration(iteration);
@@ -104,9 +104,10 @@ impl<'a> Board<'a> {
         }
         let mut gone = Vec::new();
         for buffer in &self.rules.uses[action] {
-            if state.account.release(self.rules, end, (*buffer, iteration)) {
+            let instance = instance(self.rules.program, *buffer, iteration);
+            if state.account.release(self.rules, end, instance) {
                 state.freed[self.rules.program.buffers()[*buffer].memory.index()] = end;
-                gone.push((*buffer, iteration));
+                gone.push(instance);
             }
         }
         state.lanes[lane.index()].running = false;

@@ -5,13 +5,13 @@
 //!
 //! ```text
 //! input ──front (not tracked)──► leaf ──rest──► output ──► next stage
-//!   │                              ▲      Saved { input, rest: Tracked { leaf, parameters, output } }
-//!   └──front again (recompute)─────┘      Recomputed = Tracked { input leaf, parameters, output }
+//!   │                              ▲      saved: Tracked { leaf, parameters, output }
+//!   └──front again (recompute)─────┘      recomputed: Tracked { input leaf, parameters, output }
 //! ```
 
 use crate::{
     AdamW,
-    layers::{Feed, Matrix, Signal, Unit},
+    layers::{Feed, Matrix, Product, Products, Signal, Unit},
     optimizer::Moments,
 };
 use burn::tensor::{Tensor, TensorData};
@@ -19,13 +19,59 @@ use burn::tensor::{Tensor, TensorData};
 /// The tensors of consecutive layers, layer by layer.
 pub(crate) type Tensors = Vec<Vec<Matrix>>;
 
+/// Consecutive layers with their parameters.
+#[derive(Clone, Copy)]
+pub(crate) struct Layers<'a> {
+    /// The number of the first one in the model.
+    pub first: usize,
+    pub units: &'a [Unit],
+    pub parameters: &'a [Vec<Matrix>],
+}
+
+impl<'a> Layers<'a> {
+    /// Those before layer `middle` of the model, and those from it on.
+    pub fn split_at(self, middle: usize) -> (Self, Self) {
+        let count = middle.saturating_sub(self.first).min(self.units.len());
+        let (units, parameters) = (self.units.split_at(count), self.parameters.split_at(count));
+        (
+            Self { first: self.first, units: units.0, parameters: parameters.0 },
+            Self { first: self.first + count, units: units.1, parameters: parameters.1 },
+        )
+    }
+}
+
+/// Outputs of layers that are wanted beside what a pass is about.
+#[derive(Debug, Default)]
+pub(crate) struct Outputs {
+    wanted: Vec<usize>,
+    /// By layer of the model, without a graph.
+    pub found: Vec<(usize, Matrix)>,
+}
+
+impl Outputs {
+    /// Those of the layers `wanted`.
+    pub const fn of(wanted: Vec<usize>) -> Self {
+        Self { wanted, found: Vec::new() }
+    }
+
+    fn look(&mut self, layer: usize, behind: impl FnOnce() -> Matrix) {
+        if self.wanted.contains(&layer) {
+            self.found.push((layer, behind().inner()));
+        }
+    }
+}
+
 /// A graph from leaves to its output.
 #[derive(Debug)]
 pub(crate) struct Tracked {
+    /// The number of its first layer in the model.
+    pub first: usize,
     /// The leaf that the graph starts at, unless it starts at tokens.
     input: Option<Matrix>,
-    /// The leaves of the parameters.
-    parameters: Tensors,
+    /// The leaves of the parameters; none of weights whose gradients come later.
+    parameters: Vec<Vec<Option<Matrix>>>,
+    /// The products of each layer, where gradients of weights come later.
+    products: Vec<Products>,
     output: Signal,
 }
 
@@ -40,15 +86,11 @@ impl Tracked {
             _ => panic!("the last layer has no loss"),
         }
     }
-}
 
-/// What a stage keeps of a forward for its backward.
-#[derive(Debug)]
-pub(crate) struct Saved {
-    /// The input, if layers are computed again from it.
-    pub input: Option<Signal>,
-    /// The graph of the layers that are not, if there are any.
-    pub rest: Option<Tracked>,
+    /// How many layers it has.
+    pub const fn count(&self) -> usize {
+        self.parameters.len()
+    }
 }
 
 /// What a backward starts from.
@@ -65,67 +107,96 @@ pub(crate) struct Gradients {
     pub input: Option<Matrix>,
 }
 
-/// Runs `units` without a graph, yet with the very operations that a graph would record: Burn's plain operations may round
+/// The gradient of a parameter, or what it is computed from.
+#[derive(Debug)]
+pub(crate) enum Due {
+    Known(Box<Matrix>),
+    Product(Box<Product>),
+}
+
+/// What is left to do of a backward once the gradient of its input is known.
+pub(crate) type Later = Vec<Vec<Due>>;
+
+/// Runs `layers` without a graph, yet with the very operations that a graph would record: Burn's plain operations may round
 /// differently.
-pub(crate) fn untracked(units: &[Unit], parameters: &[Vec<Matrix>], input: Signal, feed: &Feed) -> Signal {
+pub(crate) fn untracked(layers: Layers<'_>, input: Signal, feed: &Feed, outputs: &mut Outputs) -> Signal {
     let input = match input {
         Signal::Hidden(matrix) => Some(matrix.autodiff()),
         _ => None,
     };
-    let parameters: Tensors =
-        parameters.iter().map(|layer| layer.iter().map(|parameter| parameter.clone().autodiff()).collect()).collect();
-    plain(compute(units, &parameters, input, feed))
+    let constants = |layer: &Vec<Matrix>| layer.iter().map(|parameter| parameter.clone().autodiff()).collect();
+    let parameters: Tensors = layers.parameters.iter().map(constants).collect();
+    plain(compute(Layers { parameters: &parameters, ..layers }, input, (feed, &[]), outputs))
 }
 
-/// Runs `units`, each on what those that it reads put out; hands on what crosses behind the last of them.
-fn compute(units: &[Unit], parameters: &[Vec<Matrix>], input: Option<Matrix>, feed: &Feed) -> Signal {
-    let Some((first, last)) = units.first().zip(units.last()) else {
+/// Runs `layers`, each on what those that it reads put out; hands on what crosses behind the last of them.
+fn compute(
+    layers: Layers<'_>,
+    input: Option<Matrix>,
+    (feed, products): (&Feed, &[Products]),
+    outputs: &mut Outputs,
+) -> Signal {
+    let Some((first, last)) = layers.units.first().zip(layers.units.last()) else {
         return input.map_or(Signal::Tokens, Signal::Hidden);
     };
     let mut live = first.before().unpack(input);
-    for (unit, parameters) in units.iter().zip(parameters) {
-        match unit.forward(parameters, &live, feed) {
+    for (index, (unit, parameters)) in layers.units.iter().zip(layers.parameters).enumerate() {
+        match unit.forward(parameters, &live, &feed.recorded(products.get(index))) {
             Signal::Hidden(output) => live.insert(unit.id(), output),
             other => return other,
         };
         live.retain(|layer, _| unit.after().has(*layer));
+        outputs.look(layers.first + index, || unit.after().pack(live.clone()));
     }
     Signal::Hidden(last.after().pack(live))
 }
 
-/// Runs `units` and records their graph.
-pub(crate) fn tracked(units: &[Unit], parameters: &[Vec<Matrix>], input: Signal, feed: &Feed) -> Tracked {
-    let leaf = |matrix: Matrix| matrix.autodiff().require_grad();
+/// Runs `layers` and records their graph; `split` leaves gradients of weights for later.
+pub(crate) fn tracked(layers: Layers<'_>, input: Signal, feed: &Feed, split: bool, outputs: &mut Outputs) -> Tracked {
     let input = match input {
-        Signal::Hidden(matrix) => Some(leaf(matrix)),
+        Signal::Hidden(matrix) => Some(matrix.autodiff().require_grad()),
         _ => None,
     };
-    let parameters: Tensors =
-        parameters.iter().map(|layer| layer.iter().map(|parameter| leaf(parameter.clone())).collect()).collect();
-    let output = compute(units, &parameters, input.clone(), feed);
-    Tracked { input, parameters, output }
+    let late: Vec<Vec<usize>> =
+        layers.units.iter().map(|unit| if split { unit.multiplied() } else { Vec::new() }).collect();
+    let tensors = |(late, parameters): (&Vec<usize>, &Vec<Matrix>)| {
+        let tensor = |(index, parameter): (usize, &Matrix)| {
+            let tensor = parameter.clone().autodiff();
+            if late.contains(&index) { tensor } else { tensor.require_grad() }
+        };
+        parameters.iter().enumerate().map(tensor).collect()
+    };
+    let parameters: Tensors = late.iter().zip(layers.parameters).map(tensors).collect();
+    let products: Vec<Products> = layers.units.iter().filter(|_| split).map(|_| Products::default()).collect();
+    let with_leaves = Layers { parameters: &parameters, ..layers };
+    let output = compute(with_leaves, input.clone(), (feed, &products), outputs);
+    let leaves = |(late, tensors): (&Vec<usize>, Vec<Matrix>)| {
+        let leaf = |(index, tensor)| (!late.contains(&index)).then_some(tensor);
+        tensors.into_iter().enumerate().map(leaf).collect()
+    };
+    let parameters = late.iter().zip(parameters).map(leaves).collect();
+    Tracked { first: layers.first, input, parameters, products, output }
 }
 
-/// A stage's forward: its output without a graph, and what it keeps. The first `recomputed` units run without one.
+/// A stage's forward: its output without a graph, and the graph of its layers from `tracked_from` on.
 pub(crate) fn forward(
-    (units, recomputed): (&[Unit], usize),
-    parameters: &[Vec<Matrix>],
+    layers: Layers<'_>,
+    (tracked_from, split): (usize, bool),
     input: Signal,
     feed: &Feed,
-) -> (Signal, Saved) {
-    let (front, rest) = units.split_at(recomputed);
-    let (front_parameters, rest_parameters) = parameters.split_at(recomputed);
-    let kept = (recomputed > 0).then(|| input.clone());
-    let middle = if front.is_empty() { input } else { untracked(front, front_parameters, input, feed) };
-    if rest.is_empty() {
-        return (middle, Saved { input: kept, rest: None });
+    outputs: &mut Outputs,
+) -> (Signal, Option<Tracked>) {
+    let (front, rest) = layers.split_at(tracked_from);
+    let middle = if front.units.is_empty() { input } else { untracked(front, input, feed, outputs) };
+    if rest.units.is_empty() {
+        return (middle, None);
     }
-    let graph = tracked(rest, rest_parameters, middle, feed);
-    (plain(graph.output.clone()), Saved { input: kept, rest: Some(graph) })
+    let graph = tracked(rest, middle, feed, split, outputs);
+    (plain(graph.output.clone()), Some(graph))
 }
 
-/// The backward of one graph.
-pub(crate) fn backward(graph: Tracked, seed: Seed) -> Gradients {
+/// The gradient of the input of one graph, and what remains for the gradients of its parameters.
+fn input_gradient(graph: Tracked, seed: Seed) -> (Later, Option<Matrix>) {
     let root: Tensor<1> = match (graph.output, seed) {
         (Signal::Loss(loss), Seed::Loss(scale)) => loss.mul_scalar(scale),
         // The derivative of Σ y g by y is g.
@@ -135,26 +206,47 @@ pub(crate) fn backward(graph: Tracked, seed: Seed) -> Gradients {
     };
     let mut gradients = root.backward();
     let mut of = |leaf: &Matrix| leaf.grad_remove(&mut gradients).unwrap_or_else(|| leaf.clone().inner().zeros_like());
-    Gradients {
-        parameters: graph.parameters.iter().map(|layer| layer.iter().map(&mut of).collect()).collect(),
-        input: graph.input.as_ref().map(&mut of),
+    let mut later = Vec::new();
+    let mut products = graph.products.into_iter();
+    for parameters in &graph.parameters {
+        let mut products = products.next().map(|products| products.collect(&mut of)).unwrap_or_default().into_iter();
+        let due = |parameter: &Option<Matrix>| match parameter {
+            Some(leaf) => Due::Known(Box::new(of(leaf))),
+            None => Due::Product(Box::new(products.next().expect("every weight without a leaf is multiplied with"))),
+        };
+        later.push(parameters.iter().map(due).collect());
     }
+    (later, graph.input.as_ref().map(&mut of))
 }
 
-/// The backward of a stage: the layers that were saved, then those that were computed again.
-pub(crate) fn stage_backward(saved: Saved, recomputed: Option<Tracked>, seed: Seed) -> Gradients {
-    match (saved.rest, recomputed) {
-        (Some(rest), None) => backward(rest, seed),
-        (None, Some(front)) => backward(front, seed),
-        (Some(rest), Some(front)) => {
-            let rest = backward(rest, seed);
-            let Some(middle) = rest.input else { panic!("recomputed layers lead nowhere") };
-            let mut all = backward(front, Seed::Gradient(Box::new(middle)));
-            all.parameters.extend(rest.parameters);
-            all
-        }
-        (None, None) => panic!("nothing was kept of the forward"),
+/// The backward of consecutive graphs without what can wait: what remains of all their layers, and the gradient of the input
+/// of the first.
+pub(crate) fn backward_input(graphs: Vec<Tracked>, seed: Seed) -> (Later, Option<Matrix>) {
+    let mut seed = Some(seed);
+    let mut later = Vec::new();
+    let mut input = None;
+    for graph in graphs.into_iter().rev() {
+        let seed = seed.take().or_else(|| input.take().map(|gradient| Seed::Gradient(Box::new(gradient))));
+        let (mut due, gradient) = input_gradient(graph, seed.expect("a graph before another one has an input"));
+        due.append(&mut later);
+        (later, input) = (due, gradient);
     }
+    (later, input)
+}
+
+/// The gradients of parameters from what [`backward_input`] left.
+pub(crate) fn backward_weight(later: Later) -> Tensors {
+    let gradient = |due| match due {
+        Due::Known(gradient) => *gradient,
+        Due::Product(product) => product.weight_gradient(),
+    };
+    later.into_iter().map(|layer| layer.into_iter().map(gradient).collect()).collect()
+}
+
+/// The whole backward of consecutive graphs.
+pub(crate) fn backward(graphs: Vec<Tracked>, seed: Seed) -> Gradients {
+    let (later, input) = backward_input(graphs, seed);
+    Gradients { parameters: backward_weight(later), input }
 }
 
 /// Adds `more` to `sum`, tensor by tensor.

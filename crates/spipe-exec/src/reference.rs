@@ -5,14 +5,14 @@ use crate::{
     data::Draw,
     layers::{Feed, Reading, Signal, initial, units},
     optimizer::Moments,
-    passes::{self, Seed, Tensors},
+    passes::{self, Layers, Outputs, Seed, Tensors},
     run::{bind, named_gradients},
     site::Site,
 };
 use burn::tensor::{Tensor, TensorData};
 use spipe_base::{Diagnostic, LayerId};
 use spipe_plan::Plan;
-use spipe_schedule::Program;
+use spipe_schedule::{Content, Lifetime, Program};
 use std::time::{Duration, Instant};
 
 /// What plain training came to.
@@ -27,7 +27,8 @@ pub struct Reference {
 }
 
 /// Trains the plan's model without a pipeline: the same microbatches one after the other, each with one graph over all
-/// layers, gradients summed in ascending order. Runs on what the first stage's device is bound to, cores included.
+/// layers, gradients summed in ascending order. Where the program's gradients arrive from the iteration before, each step uses
+/// those of the one before it, and the first none. Runs on what the first stage's device is bound to, cores included.
 ///
 /// # Errors
 /// What is wrong with the model, the binding or the data.
@@ -58,6 +59,11 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         shapes.iter().map(|shapes| shapes.iter().map(|shape| Moments::new(shape.count())).collect()).collect();
     let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
     let (microbatches, sequences) = (context.workload().microbatches as usize, context.workload().microbatch as usize);
+    let delayed = program
+        .buffers()
+        .iter()
+        .any(|buffer| matches!(buffer.content, Content::Gradients(_)) && buffer.lifetime == Lifetime::Arrives);
+    let mut before: Option<Tensors> = None;
     let failed =
         |message| RunError::Lane { lane: binding.executor.to_string(), action: "the reference".into(), message };
     for step in 0..options.steps {
@@ -69,9 +75,10 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
                 for microbatch in 0..microbatches {
                     let draw = Draw { seed: options.seed, step, microbatch };
                     let feed = Feed::new(&data.microbatch(draw, sequences), &reading, &site.device);
-                    let graph = passes::tracked(&units, &parameters, Signal::Tokens, &feed);
+                    let layers = Layers { first: 0, units: &units, parameters: &parameters };
+                    let graph = passes::tracked(layers, Signal::Tokens, &feed, false, &mut Outputs::default());
                     losses += graph.loss();
-                    let gradients = passes::backward(graph, Seed::Loss(1.0 / microbatches as f64)).parameters;
+                    let gradients = passes::backward(vec![graph], Seed::Loss(1.0 / microbatches as f64)).parameters;
                     sum = Some(match sum {
                         Some(sum) => passes::accumulate(sum, gradients),
                         None => gradients,
@@ -83,10 +90,15 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         if step == 0 {
             let layers =
                 gradients.iter().enumerate().map(|(layer, tensors)| (LayerId::from(layer), tensors.as_slice()));
-            result.gradients = named_gradients(&units, layers);
+            let host = layers.map(|(layer, tensors)| (layer, tensors.iter().map(|tensor| tensor.clone().into_data())));
+            result.gradients = named_gradients(&units, host);
         }
-        parameters =
-            site.compute(|| passes::step(&options.optimizer, parameters, gradients, &mut moments)).map_err(failed)?;
+        let gradients = if delayed { before.replace(gradients) } else { Some(gradients) };
+        if let Some(gradients) = gradients {
+            parameters = site
+                .compute(|| passes::step(&options.optimizer, parameters, gradients, &mut moments))
+                .map_err(failed)?;
+        }
         result.losses.push(loss);
         result.durations.push(start.elapsed());
     }

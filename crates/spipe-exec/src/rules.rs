@@ -1,8 +1,18 @@
 //! What a program asks of its interpreter, laid out for a quick look: who waits for whom, what each action opens and uses.
 
+use crate::account::Instance;
 use spipe_base::{ActionId, BufferId, Bytes, IdVec, LaneId, MemoryId};
 use spipe_schedule::{Lifetime, Precedence, Program};
 use std::collections::BTreeSet;
+
+/// A buffer in one iteration. Resident ones belong to iteration 0, and what leaves an iteration is what arrives in the next.
+pub(crate) fn instance(program: &Program, buffer: BufferId, iteration: u32) -> Instance {
+    match program.buffers()[buffer].lifetime {
+        Lifetime::Resident => (buffer, 0),
+        Lifetime::Leaves { into } => (into, iteration + 1),
+        Lifetime::Transient | Lifetime::Arrives => (buffer, iteration),
+    }
+}
 
 /// Tables over one program.
 #[derive(Debug)]
@@ -10,13 +20,13 @@ pub(crate) struct Rules<'a> {
     pub program: &'a Program,
     /// By action, what must be met before it starts.
     pub arriving: IdVec<ActionId, Vec<Precedence>>,
-    /// By action, the transient buffers of which it is the first writer.
+    /// By action, the buffers that come and go of which it is the first writer.
     pub opens: IdVec<ActionId, Vec<BufferId>>,
-    /// By action, the transient buffers that it uses.
+    /// By action, the buffers that come and go that it uses.
     pub uses: IdVec<ActionId, Vec<BufferId>>,
-    /// By buffer, how many actions use it.
+    /// By buffer, how many actions use it; for what is carried into the next iteration, those of both.
     pub users: IdVec<BufferId, u32>,
-    /// By memory, what is held throughout.
+    /// By memory, what is held before the first action: what is held throughout, and what arrives.
     pub resident: IdVec<MemoryId, Bytes>,
 }
 
@@ -28,22 +38,46 @@ impl<'a> Rules<'a> {
         }
         let mut users: IdVec<BufferId, u32> = program.buffers().iter().map(|_| 0).collect();
         let (mut opens, mut uses) = (IdVec::new(), IdVec::new());
-        let transient = |buffer: &BufferId| program.buffers()[*buffer].lifetime == Lifetime::Transient;
+        let comes_and_goes = |buffer: &BufferId| program.buffers()[*buffer].lifetime != Lifetime::Resident;
         for action in program.actions() {
             let used: BTreeSet<BufferId> =
-                action.reads.iter().chain(&action.writes).map(|access| access.buffer).filter(transient).collect();
+                action.reads.iter().chain(&action.writes).map(|access| access.buffer).filter(comes_and_goes).collect();
             for buffer in &used {
                 users[*buffer] += 1;
             }
             let first = action.writes.iter().filter(|write| write.version == 1).map(|write| write.buffer);
-            opens.push(first.filter(transient).collect());
+            opens.push(first.filter(comes_and_goes).collect());
             uses.push(used.into_iter().collect());
         }
         let mut resident: IdVec<MemoryId, Bytes> = program.memories().iter().map(|_| Bytes::ZERO).collect();
-        for buffer in program.buffers().iter().filter(|buffer| buffer.lifetime == Lifetime::Resident) {
-            resident[buffer.memory] += buffer.bytes;
+        for (id, buffer) in program.buffers().enumerate() {
+            match buffer.lifetime {
+                Lifetime::Resident | Lifetime::Arrives => resident[buffer.memory] += buffer.bytes,
+                Lifetime::Leaves { into } => {
+                    let both = users[id] + users[into];
+                    (users[id], users[into]) = (both, both);
+                }
+                Lifetime::Transient => {}
+            }
         }
         Self { program, arriving, opens, uses, users, resident }
+    }
+
+    /// What is held before the first action and given back by its last user.
+    pub fn arriving_first(&self) -> impl Iterator<Item = (BufferId, u32)> {
+        let leaves = self.program.buffers().enumerate().filter_map(|(id, buffer)| match buffer.lifetime {
+            Lifetime::Leaves { into } => Some((id, into)),
+            _ => None,
+        });
+        leaves.map(|(id, into)| {
+            // Nobody of an iteration before the first one uses it.
+            let before = self
+                .program
+                .actions()
+                .iter()
+                .filter(|action| action.reads.iter().chain(&action.writes).any(|access| access.buffer == id));
+            (into, self.users[into] - before.count() as u32)
+        })
     }
 
     /// The `position`th action of a lane, counted over all iterations, and its iteration.

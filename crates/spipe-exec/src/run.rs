@@ -6,14 +6,14 @@ use crate::{
     interpreter::Interpreter,
     layers::{Reading, units},
     pacer::Pacer,
-    passes,
     rules::Rules,
     site::{Site, assign_cores},
     state::{Finished, State},
     store::Store,
-    task::tasks,
+    task::{computed_on, tasks},
 };
-use spipe_base::{ActionId, Bytes, DeviceId, Diagnostic, Faults, LaneId, LayerId};
+use burn::tensor::TensorData;
+use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, Diagnostic, Faults, LaneId, LayerId};
 use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
 use spipe_plan::Plan;
@@ -31,7 +31,7 @@ use std::{
 /// How a program is run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// What executes each device that has a stage.
+    /// What executes each device that has a stage or steps parameters.
     pub bindings: Vec<Binding>,
     /// Iterations.
     pub steps: u32,
@@ -183,6 +183,7 @@ fn prepare<'a>(
     let interpreter = Interpreter {
         program,
         tasks,
+        computed_on: computed_on(program),
         units,
         sites,
         data,
@@ -192,19 +193,25 @@ fn prepare<'a>(
         optimizer: options.optimizer,
         store: Store::default(),
         pacer: Pacer::new(program.channels()),
+        checks: Mutex::new(BTreeMap::new()),
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok((interpreter, bound.into_values().collect()))
 }
 
-/// The binding of every device that has a stage, cores chosen.
+/// The binding of every device that computes a stage or steps parameters, cores chosen.
 pub(crate) fn bind(
     plan: &Plan,
     program: &Program,
     bindings: &[Binding],
 ) -> Result<BTreeMap<DeviceId, Binding>, Faults> {
     let mut faults = Faults::new();
-    let mut used: Vec<DeviceId> = program.stages().iter().map(|stage| stage.device).collect();
+    let steps = program
+        .actions()
+        .iter()
+        .filter(|action| matches!(action.kind, ActionKind::OptimizerStep | ActionKind::Check | ActionKind::Rollback));
+    let stepping = steps.map(|action| program.lanes()[action.lane].device);
+    let mut used: Vec<DeviceId> = program.stages().iter().map(|stage| stage.device).chain(stepping).collect();
     used.sort_unstable();
     used.dedup();
     for binding in bindings {
@@ -328,22 +335,31 @@ fn report(
 fn gradients(interpreter: &Interpreter<'_>) -> Vec<Gradient> {
     let Some(kept) = &interpreter.first_gradients else { return Vec::new() };
     let kept = kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    named_gradients(&interpreter.units, kept.iter().map(|(layer, tensors)| (*layer, tensors.as_slice())))
+    let parts = kept.iter().flat_map(|(layer, parts)| parts.values().map(|tensors| (*layer, tensors.iter().cloned())));
+    named_gradients(&interpreter.units, parts)
 }
 
-/// Gradients by the names of their tensors.
-pub(crate) fn named_gradients<'a>(
+/// Gradients by the names of their tensors; those that come in parts are joined in the order in which they come.
+pub(crate) fn named_gradients<T: Iterator<Item = TensorData>>(
     units: &[crate::layers::Unit],
-    layers: impl Iterator<Item = (LayerId, &'a [crate::layers::Matrix])>,
+    layers: impl Iterator<Item = (LayerId, T)>,
 ) -> Vec<Gradient> {
-    let of_layer = |(layer, tensors): (LayerId, &'a [crate::layers::Matrix])| {
-        let names = units[layer.index()].parameters().into_iter().map(|parameter| parameter.name);
-        let named = names.zip(tensors).map(move |(name, tensor)| Gradient {
-            layer: layer.to_string(),
-            tensor: name.into_owned(),
-            values: passes::numbers(tensor),
-        });
-        named.collect::<Vec<_>>()
-    };
-    layers.flat_map(of_layer).collect()
+    let mut all: Vec<Gradient> = Vec::new();
+    for (id, tensors) in layers {
+        let layer = id.to_string();
+        for (parameter, data) in units[id.index()].parameters().into_iter().zip(tensors) {
+            let numbers = data.iter::<f32>();
+            match all.iter_mut().find(|known| known.layer == layer && known.tensor == parameter.name) {
+                Some(known) => known.values.extend(numbers),
+                None => {
+                    all.push(Gradient {
+                        layer: layer.clone(),
+                        tensor: parameter.name.clone().into_owned(),
+                        values: numbers.collect(),
+                    });
+                }
+            }
+        }
+    }
+    all
 }

@@ -4,24 +4,51 @@ use crate::{
     account::Instance,
     layers::Matrix,
     optimizer::Moments,
-    passes::{Saved, Tensors, Tracked},
+    passes::{Later, Tensors, Tracked},
 };
+use burn::tensor::TensorData;
 use spipe_base::Bytes;
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
+
+/// The tensors of one layer in host memory.
+pub(crate) type HostLayer = Vec<TensorData>;
 
 /// What a buffer holds.
 #[derive(Debug)]
 pub(crate) enum Value {
-    Parameters(Tensors),
-    Gradients(Tensors),
-    Moments(Vec<Vec<Moments>>),
+    /// Parameters or gradients on a device, layer by layer.
+    Tensors(Tensors),
+    /// The same in host memory.
+    Host(Vec<Arc<HostLayer>>),
+    State(Box<State>),
+    /// What a step has changed, as it was.
+    Log(Box<Log>),
     /// An activation or the gradient of one.
     Matrix(Box<Matrix>),
-    Saved(Box<Saved>),
-    Recomputed(Box<Tracked>),
+    /// What a forward, or its repetition, left for the backward.
+    Graphs(Vec<Tracked>),
+    /// What the first part of a backward left for the second.
+    Later(Box<Later>),
+}
+
+/// What an optimizer keeps of some layers.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    /// The parameters in f32, where they are narrower elsewhere.
+    pub master: Option<Vec<HostLayer>>,
+    pub moments: Vec<Vec<Moments>>,
+    /// Whether all gradients of the last step were finite; where they were not, nothing was stepped.
+    pub sound: bool,
+}
+
+/// State and parameters before a step.
+#[derive(Debug)]
+pub(crate) struct Log {
+    pub state: State,
+    pub parameters: Vec<Arc<HostLayer>>,
 }
 
 impl Value {
@@ -29,18 +56,31 @@ impl Value {
     pub fn bytes(&self) -> Option<Bytes> {
         let tensors = |tensors: &Tensors| tensors.iter().flatten().map(matrix_bytes).sum();
         match self {
-            Self::Parameters(all) | Self::Gradients(all) => Some(tensors(all)),
-            Self::Moments(all) => Some(Bytes::new(all.iter().flatten().map(Moments::bytes).sum())),
+            Self::Tensors(all) => Some(tensors(all)),
+            Self::Host(layers) => Some(host_bytes(layers.iter().map(AsRef::as_ref))),
+            Self::State(state) => Some(state.bytes()),
+            Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter().map(AsRef::as_ref))),
             Self::Matrix(matrix) => Some(matrix_bytes(matrix)),
-            Self::Saved(_) | Self::Recomputed(_) => None,
+            Self::Graphs(_) | Self::Later(_) => None,
         }
     }
 }
 
-/// Bytes of an f32 matrix.
+impl State {
+    fn bytes(&self) -> Bytes {
+        let moments = Bytes::new(self.moments.iter().flatten().map(Moments::bytes).sum());
+        moments + host_bytes(self.master.iter().flatten())
+    }
+}
+
+fn host_bytes<'a>(layers: impl Iterator<Item = &'a HostLayer>) -> Bytes {
+    Bytes::new(layers.flatten().map(|tensor| tensor.as_bytes().len() as u64).sum())
+}
+
+/// Bytes of a matrix.
 pub(crate) fn matrix_bytes(matrix: &Matrix) -> Bytes {
     let [rows, columns] = matrix.dims();
-    Bytes::new(4 * (rows * columns) as u64)
+    Bytes::new((matrix.dtype().size() * rows * columns) as u64)
 }
 
 /// All values by buffer and iteration; resident ones are under iteration 0.
@@ -48,7 +88,7 @@ pub(crate) fn matrix_bytes(matrix: &Matrix) -> Bytes {
 pub(crate) struct Store(Mutex<BTreeMap<Instance, Value>>);
 
 /// A value that is not what its buffer's content promises.
-fn wrong(instance: Instance) -> String {
+pub(crate) fn wrong(instance: Instance) -> String {
     format!("{} of iteration {} does not hold what it should", instance.0, instance.1)
 }
 
@@ -67,62 +107,50 @@ impl Store {
         self.with(|values| values.remove(&instance))
     }
 
-    /// Handles to the parameters; no numbers are copied.
-    pub fn parameters(&self, instance: Instance) -> Result<Tensors, String> {
-        self.with(|values| match values.get(&instance) {
-            Some(Value::Parameters(tensors)) => Ok(tensors.clone()),
-            _ => Err(wrong(instance)),
+    /// Looks at a value without copying its numbers; `look` returns none if it is not what it should be.
+    pub fn look<T>(&self, instance: Instance, look: impl FnOnce(&Value) -> Option<T>) -> Result<T, String> {
+        self.with(|values| values.get(&instance).and_then(look)).ok_or_else(|| wrong(instance))
+    }
+
+    /// Handles to parameters or gradients on a device.
+    pub fn tensors(&self, instance: Instance) -> Result<Tensors, String> {
+        self.look(instance, |value| match value {
+            Value::Tensors(tensors) => Some(tensors.clone()),
+            _ => None,
         })
     }
 
     /// A handle to an activation or a gradient.
     pub fn matrix(&self, instance: Instance) -> Result<Matrix, String> {
-        self.with(|values| match values.get(&instance) {
-            Some(Value::Matrix(matrix)) => Ok(Matrix::clone(matrix)),
-            _ => Err(wrong(instance)),
+        self.look(instance, |value| match value {
+            Value::Matrix(matrix) => Some(Matrix::clone(matrix)),
+            _ => None,
         })
     }
 
-    /// The input that was kept for a recompute.
-    pub fn kept_input(&self, instance: Instance) -> Result<crate::layers::Signal, String> {
-        self.with(|values| match values.get(&instance) {
-            Some(Value::Saved(saved)) => saved.input.clone().ok_or_else(|| wrong(instance)),
-            _ => Err(wrong(instance)),
+    /// What of a value is taken out; `part` returns none if it is not what it should be.
+    pub fn take_as<T>(&self, instance: Instance, part: impl FnOnce(Value) -> Option<T>) -> Result<T, String> {
+        self.take(instance).and_then(part).ok_or_else(|| wrong(instance))
+    }
+
+    pub fn take_tensors(&self, instance: Instance) -> Result<Tensors, String> {
+        self.take_as(instance, |value| match value {
+            Value::Tensors(tensors) => Some(tensors),
+            _ => None,
         })
     }
 
-    pub fn take_saved(&self, instance: Instance) -> Result<Saved, String> {
-        match self.take(instance) {
-            Some(Value::Saved(saved)) => Ok(*saved),
-            _ => Err(wrong(instance)),
-        }
+    pub fn take_graphs(&self, instance: Instance) -> Result<Vec<Tracked>, String> {
+        self.take_as(instance, |value| match value {
+            Value::Graphs(graphs) => Some(graphs),
+            _ => None,
+        })
     }
 
-    pub fn take_recomputed(&self, instance: Instance) -> Result<Tracked, String> {
-        match self.take(instance) {
-            Some(Value::Recomputed(graph)) => Ok(*graph),
-            _ => Err(wrong(instance)),
-        }
-    }
-
-    pub fn take_parameters(&self, instance: Instance) -> Result<Tensors, String> {
-        match self.take(instance) {
-            Some(Value::Parameters(tensors)) => Ok(tensors),
-            _ => Err(wrong(instance)),
-        }
-    }
-
-    pub fn take_gradients(&self, instance: Instance) -> Result<Tensors, String> {
-        match self.take(instance) {
-            Some(Value::Gradients(tensors)) => Ok(tensors),
-            _ => Err(wrong(instance)),
-        }
-    }
-
-    pub fn take_moments(&self, instance: Instance) -> Result<Vec<Vec<Moments>>, String> {
-        match self.take(instance) {
-            Some(Value::Moments(moments)) => Ok(moments),
-            _ => Err(wrong(instance)),
-        }
+    pub fn take_state(&self, instance: Instance) -> Result<State, String> {
+        self.take_as(instance, |value| match value {
+            Value::State(state) => Some(*state),
+            _ => None,
+        })
     }
 }

@@ -1,16 +1,79 @@
 //! What each action does, read off its kind and the contents of the buffers that it reads and writes.
 
-use spipe_base::{ActionId, ActionKind, BufferId, DeviceId, Diagnostic, Faults, IdVec, MemoryId, Payload, StageId};
-use spipe_schedule::{Access, Action, Content, Lifetime, Program};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, Collective, DeviceId, Diagnostic, Faults, IdVec, LayerId, LayerRange, MicrobatchId,
+    Payload, StageId,
+};
+use spipe_schedule::{Access, Action, Content, Program};
+use std::collections::BTreeSet;
 
 /// An action, ready to be carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
-    Forward { work: Work, input: Option<BufferId>, output: Option<BufferId>, saved: BufferId },
-    Recompute { work: Work, saved: BufferId, recomputed: BufferId },
-    Backward { work: Work, saved: BufferId, recomputed: Option<BufferId>, gradients: Sum, crossing: Crossing },
-    Copy { from: BufferId, to: BufferId, sender: DeviceId, receiver: DeviceId },
-    Step { stage: StageId, parameters: BufferId, gradients: BufferId, state: BufferId },
+    Forward {
+        work: Work,
+        outputs: Vec<(LayerId, BufferId)>,
+        keeps: Option<Keeps>,
+    },
+    Recompute {
+        work: Work,
+        layers: LayerRange,
+        split: bool,
+        into: BufferId,
+    },
+    Backward {
+        work: Work,
+        graphs: Vec<BufferId>,
+        gradients: Sum,
+        crossing: Crossing,
+    },
+    BackwardInput {
+        work: Work,
+        graphs: Vec<BufferId>,
+        crossing: Crossing,
+    },
+    BackwardWeight {
+        later: BufferId,
+        gradients: Sum,
+        stage: StageId,
+    },
+    /// An activation, a checkpoint or a gradient to another device.
+    Pass {
+        from: BufferId,
+        to: BufferId,
+    },
+    /// What a forward saved, to another memory.
+    Park {
+        from: BufferId,
+        to: BufferId,
+    },
+    /// Parameters or gradients to another memory.
+    Move {
+        from: Vec<BufferId>,
+        to: Vec<BufferId>,
+        adds: bool,
+    },
+    /// Parameters from the parts of all devices.
+    Gather {
+        from: Vec<BufferId>,
+        to: BufferId,
+    },
+    /// One part of the sum of several devices' gradients.
+    Reduce {
+        from: Vec<BufferId>,
+        to: BufferId,
+        adds: bool,
+    },
+    Step(Step),
+    Check {
+        states: Vec<BufferId>,
+    },
+    Rollback {
+        step: Step,
+        undo: BufferId,
+    },
+    /// Nothing: it only orders others.
+    Barrier,
 }
 
 /// One microbatch in a stage.
@@ -19,6 +82,19 @@ pub(crate) struct Work {
     pub stage: StageId,
     pub microbatch: usize,
     pub parameters: BufferId,
+    /// What has arrived; none for tokens.
+    pub input: Option<BufferId>,
+}
+
+/// What a forward leaves for its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keeps {
+    /// Where the graph goes.
+    pub graph: BufferId,
+    /// The first layer that is in it.
+    pub from: usize,
+    /// Whether the gradients of weights come later.
+    pub split: bool,
 }
 
 /// Where gradients of parameters go.
@@ -36,23 +112,32 @@ pub(crate) struct Crossing {
     pub outgoing: Option<BufferId>,
 }
 
+/// A step of the optimizer, or what undoes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub device: DeviceId,
+    pub gradients: Option<BufferId>,
+    pub state: BufferId,
+    /// Parameters that it starts from, and those that it makes.
+    pub before: Vec<BufferId>,
+    pub after: Vec<BufferId>,
+    /// Where it leaves what was there.
+    pub log: Option<BufferId>,
+}
+
 /// The tasks of `program`, or everything in it that cannot be executed yet.
 pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> {
     let mut faults = Faults::new();
-    if !program.shape().training {
-        faults.push(Diagnostic::error("inference cannot be executed yet"));
-    }
-    for buffer in program.buffers() {
-        if !matches!(buffer.lifetime, Lifetime::Transient | Lifetime::Resident) {
-            let message =
-                format!("{} is carried from one iteration to the next, which cannot be executed yet", buffer.content);
-            faults.push(Diagnostic::error(message));
-        }
-    }
+    let split: BTreeSet<(StageId, MicrobatchId)> = program
+        .actions()
+        .iter()
+        .filter(|action| action.kind == ActionKind::BackwardWeight)
+        .filter_map(|action| action.subject.stage.zip(action.subject.microbatch))
+        .collect();
     let mut refused: Vec<ActionKind> = Vec::new();
     let mut tasks = IdVec::new();
     for (id, action) in program.actions().enumerate() {
-        match task(program, action) {
+        match (Uses { program, action, split: &split }).task() {
             Ok(task) => {
                 tasks.push(task);
             }
@@ -63,118 +148,201 @@ pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> 
             }
             Err(Some(what)) => faults.push(Diagnostic::error(format!("{} {what}", program.describe(id)))),
         }
-        if action.guard.is_some() {
-            faults
-                .push(Diagnostic::error(format!("{} is guarded, which cannot be executed yet", program.describe(id))));
-        }
     }
     faults.or(tasks)
 }
 
-/// The task of one action; the error is none for a kind that is not known here, otherwise what the action lacks.
-fn task(program: &Program, action: &Action) -> Result<Task, Option<String>> {
-    let uses = Uses { program, action };
-    match action.kind {
-        ActionKind::Forward => uses.forward(),
-        ActionKind::Recompute => uses.recompute(),
-        ActionKind::Backward => uses.backward(),
-        ActionKind::Copy(Payload::Activation | Payload::Gradient) => uses.copy(),
-        ActionKind::OptimizerStep => uses.step(),
-        _ => return Err(None),
+/// By buffer, the device that computes on it; none for what only copies and steps use.
+pub(crate) fn computed_on(program: &Program) -> IdVec<BufferId, Option<DeviceId>> {
+    let mut devices: IdVec<BufferId, Option<DeviceId>> = program.buffers().iter().map(|_| None).collect();
+    for action in program.actions().iter().filter(|action| action.kind.is_compute()) {
+        let stage = action.subject.stage.and_then(|stage| program.stages().get(stage));
+        for access in action.reads.iter().chain(&action.writes) {
+            devices[access.buffer] = stage.map(|stage| stage.device);
+        }
     }
-    .map_err(Some)
+    devices
 }
 
 /// The buffers of one action by what they hold.
 struct Uses<'a> {
     program: &'a Program,
     action: &'a Action,
+    /// Microbatches of stages whose backward is split.
+    split: &'a BTreeSet<(StageId, MicrobatchId)>,
 }
 
+type Wanted = fn(&Content) -> bool;
+
+const PARAMETERS: Wanted = |content| matches!(content, Content::Parameters(_));
+const GRADIENTS: Wanted = |content| matches!(content, Content::Gradients(_));
+const STATE: Wanted = |content| matches!(content, Content::OptimizerState(_));
+const LOG: Wanted = |content| matches!(content, Content::UndoLog(_));
+const OUTPUT: Wanted = |content| matches!(content, Content::Activation(..) | Content::Checkpoint(..));
+const GRADIENT: Wanted = |content| matches!(content, Content::Gradient(..));
+const GRAPH: Wanted = |content| matches!(content, Content::Saved(..) | Content::Recomputed(..) | Content::Reloaded(..));
+
 impl Uses<'_> {
-    fn find(&self, accesses: &[Access], wanted: fn(&Content) -> bool) -> Option<BufferId> {
-        let holds = |access: &&Access| wanted(&self.program.buffers()[access.buffer].content);
-        accesses.iter().find(holds).map(|access| access.buffer)
+    /// The task; the error is none for a kind that is not known here, otherwise what the action lacks.
+    fn task(&self) -> Result<Task, Option<String>> {
+        match self.action.kind {
+            ActionKind::Forward => self.forward(),
+            ActionKind::Recompute => self.recompute(),
+            ActionKind::Backward => self.backward(),
+            ActionKind::BackwardInput => self.backward_input(),
+            ActionKind::BackwardWeight => self.backward_weight(),
+            ActionKind::Copy(Payload::Activation | Payload::Gradient | Payload::Checkpoint) => {
+                self.one(|content| OUTPUT(content) || GRADIENT(content)).map(|(from, to)| Task::Pass { from, to })
+            }
+            ActionKind::Copy(Payload::Offload | Payload::Reload) => {
+                self.one(GRAPH).map(|(from, to)| Task::Park { from, to })
+            }
+            ActionKind::Copy(Payload::WeightsIn | Payload::WriteBack) => Ok(self.moved(PARAMETERS)),
+            ActionKind::Copy(Payload::GradientsOut) => Ok(self.moved(GRADIENTS)),
+            ActionKind::Collective(Collective::AllGather) => self.gather(),
+            ActionKind::Collective(Collective::ReduceScatter) => self.reduce(),
+            ActionKind::OptimizerStep => self.step().map(Task::Step),
+            ActionKind::Check => Ok(Task::Check { states: self.all(&self.action.reads, STATE) }),
+            ActionKind::Rollback => self.rollback(),
+            ActionKind::Barrier => Ok(Task::Barrier),
+            ActionKind::Accumulate | ActionKind::Collective(Collective::AllReduce) => return Err(None),
+        }
+        .map_err(Some)
     }
 
-    fn read(&self, wanted: fn(&Content) -> bool) -> Option<BufferId> {
-        self.find(&self.action.reads, wanted)
+    fn content(&self, buffer: BufferId) -> &Content {
+        &self.program.buffers()[buffer].content
     }
 
-    fn write(&self, wanted: fn(&Content) -> bool) -> Option<BufferId> {
-        self.find(&self.action.writes, wanted)
+    fn all(&self, accesses: &[Access], wanted: Wanted) -> Vec<BufferId> {
+        let buffers = accesses.iter().map(|access| access.buffer);
+        buffers.filter(|buffer| wanted(self.content(*buffer))).collect()
+    }
+
+    fn read(&self, wanted: Wanted) -> Option<BufferId> {
+        self.all(&self.action.reads, wanted).first().copied()
+    }
+
+    fn write(&self, wanted: Wanted) -> Option<BufferId> {
+        self.all(&self.action.writes, wanted).first().copied()
+    }
+
+    /// The one buffer that is read and the one that is written.
+    fn one(&self, wanted: Wanted) -> Result<(BufferId, BufferId), String> {
+        Ok((self.read(wanted).ok_or("reads nothing")?, self.write(wanted).ok_or("writes nothing")?))
     }
 
     fn stage(&self) -> Result<StageId, String> {
         self.action.subject.stage.ok_or_else(|| "has no stage".into())
     }
 
-    fn parameters(&self) -> Result<BufferId, String> {
-        self.read(|content| matches!(content, Content::Parameters(_))).ok_or_else(|| "reads no parameters".into())
-    }
-
     fn work(&self) -> Result<Work, String> {
         let microbatch = self.action.subject.microbatch.ok_or("has no microbatch")?;
-        Ok(Work { stage: self.stage()?, microbatch: microbatch.index(), parameters: self.parameters()? })
+        let stage = self.stage()?;
+        let first = self.program.stages()[stage].layers.first().index();
+        let behind = |content: &Content| match content {
+            Content::Activation(layer, _) | Content::Checkpoint(layer, _) => layer.index() + 1 == first,
+            _ => false,
+        };
+        let input = self.action.reads.iter().map(|access| access.buffer).find(|buffer| behind(self.content(*buffer)));
+        if input.is_none() && first > 0 {
+            return Err("reads no input".into());
+        }
+        let parameters = self.read(PARAMETERS).ok_or("reads no parameters")?;
+        Ok(Work { stage, microbatch: microbatch.index(), parameters, input })
+    }
+
+    fn is_split(&self) -> bool {
+        let subject = self.action.subject;
+        subject.stage.zip(subject.microbatch).is_some_and(|key| self.split.contains(&key))
     }
 
     fn forward(&self) -> Result<Task, String> {
-        Ok(Task::Forward {
-            work: self.work()?,
-            input: self.read(|content| matches!(content, Content::Activation(..))),
-            output: self.write(|content| matches!(content, Content::Activation(..))),
-            saved: self.write(|content| matches!(content, Content::Saved(..))).ok_or("saves nothing")?,
-        })
+        let work = self.work()?;
+        let outputs =
+            self.all(&self.action.writes, OUTPUT).into_iter().filter_map(|buffer| match self.content(buffer) {
+                Content::Activation(layer, _) | Content::Checkpoint(layer, _) => Some((*layer, buffer)),
+                _ => None,
+            });
+        let stage = &self.program.stages()[work.stage];
+        let recomputed = stage.recomputed.map_or(0, LayerRange::count);
+        let from = (stage.layers.first().index() + recomputed).max(self.program.shape().without_backward);
+        // Where what is saved is in two places, the second is the one that leaves the device.
+        let graph = self.all(&self.action.writes, GRAPH).last().copied();
+        let keeps = graph.map(|graph| Keeps { graph, from, split: self.is_split() });
+        Ok(Task::Forward { work, outputs: outputs.collect(), keeps })
     }
 
     fn recompute(&self) -> Result<Task, String> {
-        Ok(Task::Recompute {
-            work: self.work()?,
-            saved: self.read(|content| matches!(content, Content::Saved(..))).ok_or("reads nothing saved")?,
-            recomputed: self.write(|content| matches!(content, Content::Recomputed(..))).ok_or("makes nothing")?,
-        })
+        let into = self.write(|content| matches!(content, Content::Recomputed(..))).ok_or("makes nothing")?;
+        let Content::Recomputed(layers, _) = *self.content(into) else { return Err("makes nothing".into()) };
+        Ok(Task::Recompute { work: self.work()?, layers, split: self.is_split(), into })
+    }
+
+    fn gradients(&self) -> Result<Sum, String> {
+        let buffer = self.write(GRADIENTS).ok_or("makes no gradients")?;
+        Ok(Sum { buffer, adds: self.read(GRADIENTS).is_some() })
+    }
+
+    fn crossing(&self) -> Crossing {
+        Crossing { incoming: self.read(GRADIENT), outgoing: self.write(GRADIENT) }
     }
 
     fn backward(&self) -> Result<Task, String> {
-        let is_gradients: fn(&Content) -> bool = |content| matches!(content, Content::Gradients(_));
-        Ok(Task::Backward {
-            work: self.work()?,
-            saved: self.read(|content| matches!(content, Content::Saved(..))).ok_or("reads nothing saved")?,
-            recomputed: self.read(|content| matches!(content, Content::Recomputed(..))),
-            gradients: Sum {
-                buffer: self.write(is_gradients).ok_or("makes no gradients")?,
-                adds: self.read(is_gradients).is_some(),
-            },
-            crossing: Crossing {
-                incoming: self.read(|content| matches!(content, Content::Gradient(..))),
-                outgoing: self.write(|content| matches!(content, Content::Gradient(..))),
-            },
+        let graphs = self.all(&self.action.reads, GRAPH);
+        let (work, gradients, crossing) = (self.work()?, self.gradients()?, self.crossing());
+        Ok(Task::Backward { work, graphs, gradients, crossing })
+    }
+
+    fn backward_input(&self) -> Result<Task, String> {
+        let graphs = self.all(&self.action.reads, GRAPH);
+        if graphs.is_empty() {
+            return Err("reads nothing saved".into());
+        }
+        Ok(Task::BackwardInput { work: self.work()?, graphs, crossing: self.crossing() })
+    }
+
+    fn backward_weight(&self) -> Result<Task, String> {
+        // What its other half leaves takes the place of what that half read first.
+        let later = self.read(GRAPH).ok_or("reads nothing saved")?;
+        Ok(Task::BackwardWeight { later, gradients: self.gradients()?, stage: self.stage()? })
+    }
+
+    fn moved(&self, wanted: Wanted) -> Task {
+        let to = self.all(&self.action.writes, wanted);
+        let read = self.all(&self.action.reads, wanted);
+        let adds = read.iter().any(|buffer| to.contains(buffer));
+        Task::Move { from: read.into_iter().filter(|buffer| !to.contains(buffer)).collect(), to, adds }
+    }
+
+    fn gather(&self) -> Result<Task, String> {
+        let to = self.write(PARAMETERS).ok_or("gathers nothing")?;
+        let mut from = self.all(&self.action.reads, PARAMETERS);
+        from.sort_by_key(|buffer| self.program.buffers()[*buffer].part);
+        Ok(Task::Gather { from, to })
+    }
+
+    fn reduce(&self) -> Result<Task, String> {
+        let to = self.write(GRADIENTS).ok_or("reduces nothing")?;
+        let read = self.all(&self.action.reads, GRADIENTS);
+        let adds = read.contains(&to);
+        Ok(Task::Reduce { from: read.into_iter().filter(|buffer| *buffer != to).collect(), to, adds })
+    }
+
+    fn step(&self) -> Result<Step, String> {
+        Ok(Step {
+            device: self.program.lanes()[self.action.lane].device,
+            gradients: self.read(GRADIENTS),
+            state: self.read(STATE).ok_or("reads no state")?,
+            before: self.all(&self.action.reads, PARAMETERS),
+            after: self.all(&self.action.writes, PARAMETERS),
+            log: self.write(LOG),
         })
     }
 
-    fn copy(&self) -> Result<Task, String> {
-        let crosses: fn(&Content) -> bool =
-            |content| matches!(content, Content::Activation(..) | Content::Gradient(..));
-        let from = self.read(crosses).ok_or("reads nothing")?;
-        let to = self.write(crosses).ok_or("writes nothing")?;
-        let owner = |buffer: BufferId| self.owner(self.program.buffers()[buffer].memory);
-        Ok(Task::Copy { from, to, sender: owner(from)?, receiver: owner(to)? })
-    }
-
-    /// The device that computes stages in `memory`.
-    fn owner(&self, memory: MemoryId) -> Result<DeviceId, String> {
-        let mut devices = self.program.stages().iter().map(|stage| stage.device);
-        devices
-            .find(|device| self.program.devices()[*device].memory == memory)
-            .ok_or_else(|| format!("moves data in `{}`, where no stage is", self.program.memories()[memory].name))
-    }
-
-    fn step(&self) -> Result<Task, String> {
-        Ok(Task::Step {
-            stage: self.stage()?,
-            parameters: self.parameters()?,
-            gradients: self.read(|content| matches!(content, Content::Gradients(_))).ok_or("reads no gradients")?,
-            state: self.read(|content| matches!(content, Content::OptimizerState(_))).ok_or("reads no state")?,
-        })
+    fn rollback(&self) -> Result<Task, String> {
+        let step = self.step()?;
+        let undo = self.read(|content| LOG(content) || GRADIENTS(content)).ok_or("has nothing to undo from")?;
+        Ok(Task::Rollback { step, undo })
     }
 }

@@ -30,5 +30,5 @@ pub use order::{
 };
 pub use program::{
     Access, Action, Anchor, Buffer, Channel, Content, Device, Edge, Flow, Guard, Lane, LaneOrder, Lifetime, Outcome,
-    Precedence, Program, ProgramBuilder, Shape, Share, Space, Stage,
+    Part, Precedence, Program, ProgramBuilder, Shape, Share, Space, Stage,
 };

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     Data, Draw, Tokens,
     layers::{Feed, Matrix, Reading, Signal, Unit, initial, units},
-    passes::{self, Seed, Tensors},
+    passes::{self, Layers, Outputs, Seed, Tensors},
 };
 use burn::tensor::{Device, Tensor, TensorData};
 use spipe_base::{Bytes, Faults, FlopsPerSecond, LayerId, Seconds};
@@ -157,12 +157,13 @@ impl<'a> Bench<'a> {
     /// One forward and one backward with accumulation.
     fn run(&self, sum: &mut Option<Tensors>) -> [Duration; 2] {
         let start = Instant::now();
-        let graph = passes::tracked(&self.units, &self.parameters, self.input.clone(), &self.feed);
+        let layers = Layers { first: 0, units: &self.units, parameters: &self.parameters };
+        let graph = passes::tracked(layers, self.input.clone(), &self.feed, false, &mut Outputs::default());
         finish(self.device, ());
         let forward = start.elapsed();
         let seed = self.gradient.clone().map_or(Seed::Loss(1.0), |gradient| Seed::Gradient(Box::new(gradient)));
         let start = Instant::now();
-        let gradients = passes::backward(graph, seed);
+        let gradients = passes::backward(vec![graph], seed);
         let before = sum.take().unwrap_or_default();
         *sum = Some(passes::accumulate(before, gradients.parameters));
         finish(self.device, gradients.input);

@@ -77,7 +77,7 @@ impl AttentionUnit {
         let mut rest = parameters.iter().cloned();
         let mut next = || rest.next().expect("as many parameters as `parameters` lists");
         let weights = [next(), next(), next()];
-        let mut projected = weights.map(|weight| input.clone().matmul(weight));
+        let mut projected = weights.map(|weight| feed.multiply(input.clone(), weight));
         if block.qkv_bias {
             projected = projected.map(|projection| projection + next());
         }
@@ -104,7 +104,7 @@ impl AttentionUnit {
             scores = scores + mask;
         }
         let mixed = softmax(scores, 3).matmul(values).swap_dims(1, 2).reshape([tokens, heads * width]);
-        let output = mixed.matmul(next());
+        let output = feed.multiply(mixed, next());
         if block.output_bias { output + next() } else { output }
     }
 

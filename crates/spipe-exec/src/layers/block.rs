@@ -56,19 +56,19 @@ impl BlockUnit {
         let attended =
             self.attention.forward(attention, self.attention_norm.forward(attention_norm, input.clone()), feed);
         if self.block.parallel_residual {
-            let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, input.clone()));
+            let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, input.clone()), feed);
             return input + attended + fed;
         }
         let middle = input + attended;
-        let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, middle.clone()));
+        let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, middle.clone()), feed);
         middle + fed
     }
 
-    fn mlp(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
+    fn mlp(&self, parameters: &[Matrix], input: Matrix, feed: &Feed) -> Matrix {
         let mut rest = parameters.iter().cloned();
         let mut linear = |input: Matrix| {
             let weight = rest.next().expect("as many parameters as `mlp_parameters` lists");
-            let output = input.matmul(weight);
+            let output = feed.multiply(input, weight);
             if self.block.mlp_bias { output + rest.next().expect("a bias for each weight") } else { output }
         };
         let inner = match self.block.mlp {

@@ -73,7 +73,7 @@ impl HeadUnit {
     pub fn forward(&self, parameters: &[Matrix], input: Matrix, feed: &Feed) -> Tensor<1> {
         let (norm, projection) = parameters.split_at(self.norm.count());
         let input = if self.shape.every_token { input } else { first_of_each(input, feed.batch) };
-        let mut logits = self.norm.forward(norm, input).matmul(projection[0].clone());
+        let mut logits = feed.multiply(self.norm.forward(norm, input), projection[0].clone());
         if self.shape.bias {
             logits = logits + projection[1].clone();
         }

@@ -1,6 +1,6 @@
 //! What a model reads, on a device.
 
-use super::Matrix;
+use super::{Matrix, Products};
 use crate::data::{ImageBatch, Microbatch, hash, normals};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use spipe_model::{Architecture, Condition, Model};
@@ -33,6 +33,8 @@ pub(crate) struct Feed {
     /// Sequences or images, and tokens of each.
     pub batch: (usize, usize),
     given: Given,
+    /// Where products with weights are written down, if the gradients of weights are computed later.
+    products: Option<Products>,
 }
 
 #[derive(Clone, Debug)]
@@ -53,15 +55,32 @@ impl Feed {
                 let shape = [batch.sequences, batch.seq_len];
                 let inputs = integers(batch.inputs.clone(), shape, device);
                 let targets = integers(batch.targets.clone(), [batch.sequences * batch.seq_len, 1], device);
-                Self { batch: (batch.sequences, batch.seq_len), given: Given::Tokens { inputs, targets } }
+                Self {
+                    batch: (batch.sequences, batch.seq_len),
+                    given: Given::Tokens { inputs, targets },
+                    products: None,
+                }
             }
             (Microbatch::Images(batch), Reading::Noise(condition)) => noise(batch, condition, device),
             (Microbatch::Images(batch), reading) => {
                 let tokens = if let Reading::Classes { tokens } = reading { *tokens } else { 1 };
                 let pixels = matrix(batch.pixels.clone(), batch.classes.len(), device);
                 let classes = integers(batch.classes.clone(), [batch.classes.len(), 1], device);
-                Self { batch: (batch.classes.len(), tokens), given: Given::Classes { pixels, classes } }
+                Self { batch: (batch.classes.len(), tokens), given: Given::Classes { pixels, classes }, products: None }
             }
+        }
+    }
+
+    /// The same, with products written down in `products`.
+    pub fn recorded(&self, products: Option<&Products>) -> Self {
+        Self { products: products.cloned(), ..self.clone() }
+    }
+
+    /// The product of an input with a weight.
+    pub fn multiply(&self, input: Matrix, weight: Matrix) -> Matrix {
+        match &self.products {
+            Some(products) => products.multiply(input, weight),
+            None => input.matmul(weight),
         }
     }
 
@@ -159,7 +178,7 @@ fn noise(batch: &ImageBatch, condition: &Condition, device: &Device) -> Feed {
     }
     let [noisy, noise, sinusoids, text] =
         [noisy, added, sinusoids, text].map(|numbers| matrix(numbers, images, device));
-    Feed { batch: (images, 1), given: Given::Noise { noisy, sinusoids, text, noise } }
+    Feed { batch: (images, 1), given: Given::Noise { noisy, sinusoids, text, noise }, products: None }
 }
 
 #[cfg(test)]

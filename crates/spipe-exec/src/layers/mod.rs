@@ -10,11 +10,13 @@ mod ends;
 mod feed;
 mod norm;
 mod patch;
+mod product;
 mod seam;
 mod start;
 mod unet;
 
 pub(crate) use feed::{Feed, Reading};
+pub(crate) use product::{Product, Products};
 pub(crate) use seam::{Live, Seam};
 pub(crate) use start::initial;
 
@@ -190,6 +192,17 @@ impl Unit {
             Arithmetic::Block(unit) => unit.parameters(),
             Arithmetic::Head(unit) => unit.parameters(),
             Arithmetic::Unet(unit, _) => unit.parameters(),
+        }
+    }
+
+    /// Which of its parameters are weights that [`Feed::multiply`] multiplies with, in the order in which it does.
+    pub fn multiplied(&self) -> Vec<usize> {
+        match &self.arithmetic {
+            Arithmetic::Block(_) | Arithmetic::Head(_) => {
+                let parameters = self.parameters().into_iter().enumerate();
+                parameters.filter(|(_, parameter)| parameter.shape[0] > 1).map(|(index, _)| index).collect()
+            }
+            Arithmetic::Embedding(_) | Arithmetic::Patches(_) | Arithmetic::Unet(..) => Vec::new(),
         }
     }
 

@@ -1,8 +1,9 @@
 //! Flows: bytes over the routes of a machine, and arithmetic that draws on the channels of a DRAM.
 
-use crate::{Flow, Share};
+use crate::{Flow, Lifetime, Share};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, SimTime};
 use spipe_hardware::DeviceKind;
+use spipe_model::Precision;
 use spipe_plan::Context;
 
 /// The flow of `bytes` between two memories, if a route joins them.
@@ -42,4 +43,13 @@ pub(super) fn dram_flow(context: &Context<'_>, device: DeviceId, time: Seconds, 
         }
     };
     channels.map(flow).into_iter().filter(|flow| flow.bytes > Bytes::ZERO).collect()
+}
+
+/// How long the parameters of a device are held where they are stepped away from it: in f32 they are the master copy that the
+/// next step starts from; otherwise that is part of the optimizer's state, and they are there only until they have left.
+pub(super) fn kept_by_its_step(context: &Context<'_>, device: DeviceId) -> Lifetime {
+    match context.cost.storage(device) {
+        Precision::Fp32 => Lifetime::Resident,
+        _ => Lifetime::Transient,
+    }
 }

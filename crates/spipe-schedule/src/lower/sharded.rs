@@ -8,9 +8,11 @@
 //! A collective over n devices is a ring: each device gets (n − 1)/n of the bytes from the one before it. The next stage is
 //! gathered while the current one computes, into the second of two slots.
 
-use super::flows::{dram_flow, route};
+use super::flows::{dram_flow, kept_by_its_step, route};
 use super::pipeline::times;
-use crate::{Access, Action, Anchor, Content, Edge, Flow, Lifetime, ProgramBuilder, Stage as ProgramStage};
+use crate::{
+    Access, Action, Anchor, Content, Edge, Flow, Lifetime, Part as Share, ProgramBuilder, Stage as ProgramStage,
+};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, Collective, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId,
     MicrobatchId, Payload, Seconds, SimTime, StageId, Subject,
@@ -80,8 +82,8 @@ impl<'a> Lowering<'a> {
         let mut participants = Vec::new();
         for device in &devices {
             let memory = builder.memory_of(*device);
-            let parts =
-                placement.stages.ids().map(|id| part(context, placement, (*device, devices.len(), id), builder));
+            let share = Share { index: participants.len() as u32, of: devices.len() as u32 };
+            let parts = placement.stages.ids().map(|id| part(context, placement, (*device, share, id), builder));
             let parts = parts.collect();
             participants.push(Participant {
                 device: *device,
@@ -212,7 +214,8 @@ impl<'a> Lowering<'a> {
         let mut first = None;
         if home != memory {
             let content = Content::Parameters(layers);
-            let arrived = self.builder.buffer(content, memory, bytes.parameter_shard, Lifetime::Transient);
+            let arrived = (bytes.parameter_shard, Lifetime::Transient);
+            let arrived = self.builder.part(self.share(at), content, memory, arrived);
             let ends = (home, memory, bytes.parameter_shard);
             let kind = ActionKind::Copy(Payload::WeightsIn);
             first = Some(self.copy(at, (kind, subject), ends, (vec![own], vec![Access::new(arrived, 1)])));
@@ -259,7 +262,8 @@ impl<'a> Lowering<'a> {
             reads.extend(added);
         } else {
             let content = Content::Gradients(layers);
-            let leaving = self.builder.buffer(content, memory, bytes.gradient_shard, Lifetime::Transient);
+            let leaving = (bytes.gradient_shard, Lifetime::Transient);
+            let leaving = self.builder.part(self.share(at), content, memory, leaving);
             target = Access::new(leaving, 1);
         }
         let flows = self.ring(at, bytes.gradients);
@@ -305,15 +309,24 @@ impl<'a> Lowering<'a> {
         }
         // The state is on the host, parameters and gradients on the device.
         let memory = here.memory;
-        let device = self.steps(at, host);
-        let mut new = |content, bytes| self.builder.buffer(content, host, bytes, Lifetime::Transient);
-        let there = Access::new(new(Content::Gradients(layers), bytes.gradient_shard), 1);
-        let updated = Access::new(new(Content::Parameters(layers), bytes.parameter_shard), 1);
+        let (device, share) = (self.steps(at, host), self.share(at));
+        let mut new = |content, bytes, lifetime| self.builder.part(share, content, host, (bytes, lifetime));
+        let there = Access::new(new(Content::Gradients(layers), bytes.gradient_shard, Lifetime::Transient), 1);
+        let lifetime = kept_by_its_step(self.context, self.participants[at].device);
+        let updated = new(Content::Parameters(layers), bytes.parameter_shard, lifetime);
         let out = (ActionKind::Copy(Payload::GradientsOut), subject);
         self.copy(at, out, (memory, host, bytes.gradient_shard), (vec![summed], vec![there]));
-        self.step((device, subject, stepped), (vec![there, state.0], vec![updated, state.1]));
+        let mut reads = vec![there, state.0];
+        reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
+        let updated = Access::new(updated, 1);
+        self.step((device, subject, stepped), (reads, vec![updated, state.1]));
         let back = (ActionKind::Copy(Payload::WriteBack), subject);
         self.copy(at, back, (host, memory, bytes.parameter_shard), (vec![updated], vec![parameters.1]));
+    }
+
+    /// Which part of everything is a device's own.
+    fn share(&self, at: usize) -> Share {
+        Share { index: at as u32, of: self.participants.len() as u32 }
     }
 
     /// The device that steps what lies in a memory: the GPU itself, or the socket to which the memory belongs.
@@ -411,9 +424,10 @@ impl<'a> Lowering<'a> {
 fn part(
     context: &Context<'_>,
     placement: &Placement,
-    (device, count, id): (DeviceId, usize, StageId),
+    (device, share, id): (DeviceId, Share, StageId),
     builder: &mut ProgramBuilder,
 ) -> Part {
+    let count = share.of as usize;
     let stage = Stage { device, ..placement.stages[id] };
     let (layers, memory) = (stage.layers, builder.memory_of(device));
     let on_device = Stage { offload: None, optimizer: None, weights: Weights::Resident, ..stage };
@@ -439,7 +453,7 @@ fn part(
         workspace: need.transient - again,
     };
     let training = context.backward_of(layers).is_some();
-    let mut resident = |content, memory, bytes| builder.buffer(content, memory, bytes, Lifetime::Resident);
+    let mut resident = |content, memory, bytes| builder.part(share, content, memory, (bytes, Lifetime::Resident));
     let cache = shard(sum(|memory| memory.cache), count);
     if cache > Bytes::ZERO {
         resident(Content::Cache(layers), memory, cache);

@@ -1,8 +1,8 @@
 //! Building a program: add, order the lanes, check, freeze.
 
 use super::{
-    Access, Action, Buffer, Channel, Content, Device, Edge, Lane, LaneOrder, Lifetime, Precedence, Program, Shape,
-    Space, Stage, check, precedence,
+    Access, Action, Buffer, Channel, Content, Device, Edge, Lane, LaneOrder, Lifetime, Part, Precedence, Program,
+    Shape, Space, Stage, check, precedence,
 };
 use spipe_base::{
     ActionId, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, IdVec, LaneId, LaneRole, LinkId, MemoryId,
@@ -77,7 +77,18 @@ impl ProgramBuilder {
 
     /// Adds a buffer.
     pub fn buffer(&mut self, content: Content, memory: MemoryId, bytes: Bytes, lifetime: Lifetime) -> BufferId {
-        self.program.buffers.push(Buffer { content, memory, bytes, lifetime })
+        self.program.buffers.push(Buffer { content, memory, bytes, lifetime, part: None })
+    }
+
+    /// Adds a buffer that is one part of its content.
+    pub fn part(
+        &mut self,
+        part: Part,
+        content: Content,
+        memory: MemoryId,
+        (bytes, lifetime): (Bytes, Lifetime),
+    ) -> BufferId {
+        self.program.buffers.push(Buffer { content, memory, bytes, lifetime, part: Some(part) })
     }
 
     /// Adds an action at the end of its lane.

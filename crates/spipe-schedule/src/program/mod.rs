@@ -154,6 +154,17 @@ pub struct Buffer {
     pub bytes: Bytes,
     /// How long it is held.
     pub lifetime: Lifetime,
+    /// Which of equal parts of its content it is; none if it is all of it.
+    pub part: Option<Part>,
+}
+
+/// One of several equal parts of every tensor of some content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Part {
+    /// Which one, from 0.
+    pub index: u32,
+    /// How many there are.
+    pub of: u32,
 }
 
 /// One version of a buffer. Version 0 exists before anything is written; an update in place reads version v and writes v + 1.

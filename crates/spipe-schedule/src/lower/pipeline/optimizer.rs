@@ -1,7 +1,7 @@
 //! Optimizer steps: on the stage's own device, or on a CPU socket that gets the gradients and returns the parameters.
 
 use super::Lowering;
-use crate::lower::flows::{dram_flow, route};
+use crate::lower::flows::{dram_flow, kept_by_its_step, route};
 use crate::{Access, Action, Content, Lifetime};
 use spipe_base::{
     ActionKind, BufferId, Bytes, DeviceId, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId, Subject,
@@ -71,9 +71,11 @@ impl Lowering<'_> {
         };
         let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, host);
         self.exchange(step, out, gradient_bytes, (step.gradients, vec![Access::new(gradients, 1)]));
-        let updated = self.builder.buffer(Content::Parameters(layers), host, parameter_bytes, Lifetime::Transient);
+        let lifetime = kept_by_its_step(self.context, step.device);
+        let updated = self.builder.buffer(Content::Parameters(layers), host, parameter_bytes, lifetime);
         let lane = self.builder.lane(socket, LaneRole::Optimizer.name(), LaneRole::Optimizer);
-        let reads = vec![awaited, Access::new(state, 0)];
+        let mut reads = vec![awaited, Access::new(state, 0)];
+        reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
         self.step(step, (lane, socket), (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
         let back = (ActionKind::Copy(Payload::WriteBack), host, step.memory);
         self.exchange(step, back, parameter_bytes, (Access::new(updated, 1), vec![Access::new(step.parameters, 1)]));

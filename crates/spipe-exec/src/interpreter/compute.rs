@@ -1,0 +1,220 @@
+//! Forward, recompute and backward of a stage on one microbatch.
+
+use super::{Interpreter, on};
+use crate::{
+    data::Draw,
+    layers::{Feed, Signal, Unit},
+    passes::{self, Layers, Outputs, Seed, Tracked},
+    site::Site,
+    state::Outcome,
+    store::Value,
+    task::{Crossing, Keeps, Sum, Work},
+};
+use burn::tensor::Device;
+use spipe_base::{BufferId, Bytes, LayerId, LayerRange, StageId};
+
+impl Interpreter<'_> {
+    fn site(&self, stage: StageId) -> &Site {
+        &self.sites[&self.program.stages()[stage].device]
+    }
+
+    fn stage_units(&self, stage: StageId) -> (usize, &[Unit]) {
+        let layers = self.program.stages()[stage].layers;
+        (layers.first().index(), &self.units[layers.first().index()..=layers.last().index()])
+    }
+
+    fn feed(&self, iteration: u32, microbatch: usize, device: &Device) -> Feed {
+        let draw = Draw { seed: self.seed, step: iteration, microbatch };
+        Feed::new(&self.data.microbatch(draw, self.batch.0), &self.reading, device)
+    }
+
+    /// What a stage computes on: what has arrived, or the tokens.
+    fn input(&self, iteration: u32, work: Work, device: &Device) -> Result<Signal, String> {
+        Ok(match work.input {
+            Some(buffer) => Signal::Hidden(on(self.store.matrix(self.at(buffer, iteration))?, device)),
+            None => Signal::Tokens,
+        })
+    }
+
+    /// An estimate of what the graphs of some layers keep, their input included.
+    pub(super) fn kept(&self, layers: std::ops::Range<usize>) -> Bytes {
+        self.units[layers].iter().map(|unit| unit.kept(self.batch)).sum()
+    }
+
+    pub(super) fn forward(
+        &self,
+        iteration: u32,
+        work: Work,
+        (outputs, keeps): (&[(LayerId, BufferId)], Option<Keeps>),
+    ) -> Result<Outcome, String> {
+        let site = self.site(work.stage);
+        let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
+        let input = self.input(iteration, work, &site.device)?;
+        let (first, units) = self.stage_units(work.stage);
+        let mut wanted = Outputs::of(outputs.iter().map(|(layer, _)| layer.index()).collect());
+        let tracked = keeps.map_or((first + units.len(), false), |keeps| (keeps.from, keeps.split));
+        let (graph, loss) = site.compute(|| {
+            let feed = self.feed(iteration, work.microbatch, &site.device);
+            let layers = Layers { first, units, parameters: &parameters };
+            let (signal, graph) = passes::forward(layers, tracked, input, &feed, &mut wanted);
+            let loss = match signal {
+                Signal::Loss(loss) => Some(passes::loss_number(loss)),
+                _ => None,
+            };
+            (graph, loss)
+        })?;
+        let mut outcome = Outcome { held: Vec::new(), loss: loss.map(|loss| (work.microbatch, loss)) };
+        for (layer, buffer) in outputs {
+            let made = wanted.found.iter().find(|(found, _)| *found == layer.index());
+            let (_, matrix) = made.ok_or_else(|| format!("{layer} has no output that could go on"))?;
+            self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix.clone())));
+        }
+        if let Some(keeps) = keeps {
+            let bytes = self.kept(keeps.from.clamp(first, first + units.len())..first + units.len());
+            let value = Value::Graphs(graph.into_iter().collect());
+            self.put_held(&mut outcome, (self.at(keeps.graph, iteration), bytes), value);
+        }
+        Ok(outcome)
+    }
+
+    pub(super) fn recompute(
+        &self,
+        iteration: u32,
+        work: Work,
+        (layers, split, into): (LayerRange, bool, BufferId),
+    ) -> Result<Outcome, String> {
+        let site = self.site(work.stage);
+        let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
+        let input = self.input(iteration, work, &site.device)?;
+        let end = layers.last().index() + 1;
+        let graph = self.track(iteration, (work, split), (&parameters, end), input)?;
+        let mut outcome = Outcome::default();
+        let held = (self.at(into, iteration), self.kept(layers.first().index()..end));
+        self.put_held(&mut outcome, held, Value::Graphs(vec![graph]));
+        Ok(outcome)
+    }
+
+    /// The graph of a stage's layers before `end`.
+    fn track(
+        &self,
+        iteration: u32,
+        (work, split): (Work, bool),
+        (parameters, end): (&passes::Tensors, usize),
+        input: Signal,
+    ) -> Result<Tracked, String> {
+        let site = self.site(work.stage);
+        let (first, units) = self.stage_units(work.stage);
+        site.compute(|| {
+            let feed = self.feed(iteration, work.microbatch, &site.device);
+            let (layers, _) = Layers { first, units, parameters }.split_at(end);
+            passes::tracked(layers, input, &feed, split, &mut Outputs::default())
+        })
+    }
+
+    /// The graphs of all layers that a backward runs through, in model order. Layers at the front of the stage that no forward
+    /// has kept a graph of run again here.
+    fn graphs(
+        &self,
+        iteration: u32,
+        (work, split): (Work, bool),
+        buffers: &[BufferId],
+    ) -> Result<Vec<Tracked>, String> {
+        let mut graphs = Vec::new();
+        for buffer in buffers {
+            // What is saved beside a graph that has left the device is the stage's input, which has a buffer of its own.
+            if let Some(Value::Graphs(found)) = self.store.take(self.at(*buffer, iteration)) {
+                graphs.extend(found);
+            }
+        }
+        graphs.sort_by_key(|graph| graph.first);
+        let (first, units) = self.stage_units(work.stage);
+        let start = first.max(self.program.shape().without_backward);
+        let covered = graphs.first().map_or(first + units.len(), |graph| graph.first);
+        if start < covered {
+            let site = self.site(work.stage);
+            let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
+            let input = self.input(iteration, work, &site.device)?;
+            graphs.insert(0, self.track(iteration, (work, split), (&parameters, covered), input)?);
+        }
+        Ok(graphs)
+    }
+
+    fn seed(&self, iteration: u32, crossing: Crossing, device: &Device) -> Result<Seed, String> {
+        Ok(match crossing.incoming {
+            Some(buffer) => Seed::Gradient(Box::new(on(self.store.matrix(self.at(buffer, iteration))?, device))),
+            None => Seed::Loss(1.0 / self.program.shape().microbatches as f64),
+        })
+    }
+
+    pub(super) fn backward(
+        &self,
+        iteration: u32,
+        work: Work,
+        graphs: &[BufferId],
+        (sum, crossing): (Sum, Crossing),
+    ) -> Result<Outcome, String> {
+        let site = self.site(work.stage);
+        let graphs = self.graphs(iteration, (work, false), graphs)?;
+        let seed = self.seed(iteration, crossing, &site.device)?;
+        let before = self.before(iteration, sum)?;
+        let (gradients, input) = site.compute(|| {
+            let gradients = passes::backward(graphs, seed);
+            (add(before, gradients.parameters), gradients.input)
+        })?;
+        let mut outcome = Outcome::default();
+        self.put(&mut outcome, self.at(sum.buffer, iteration), Value::Tensors(gradients));
+        if let Some(buffer) = crossing.outgoing {
+            let gradient = input.ok_or("it has no input that could have a gradient")?;
+            self.put(&mut outcome, self.at(buffer, iteration), Value::Matrix(Box::new(gradient)));
+        }
+        Ok(outcome)
+    }
+
+    fn before(&self, iteration: u32, sum: Sum) -> Result<Option<passes::Tensors>, String> {
+        sum.adds.then(|| self.store.take_tensors(self.at(sum.buffer, iteration))).transpose()
+    }
+
+    pub(super) fn backward_input(
+        &self,
+        iteration: u32,
+        work: Work,
+        buffers: &[BufferId],
+        crossing: Crossing,
+    ) -> Result<Outcome, String> {
+        let site = self.site(work.stage);
+        let graphs = self.graphs(iteration, (work, true), buffers)?;
+        let seed = self.seed(iteration, crossing, &site.device)?;
+        let (later, input) = site.compute(|| passes::backward_input(graphs, seed))?;
+        let mut outcome = Outcome::default();
+        self.store.put(self.at(buffers[0], iteration), Value::Later(Box::new(later)));
+        if let Some(buffer) = crossing.outgoing {
+            let gradient = input.ok_or("it has no input that could have a gradient")?;
+            self.put(&mut outcome, self.at(buffer, iteration), Value::Matrix(Box::new(gradient)));
+        }
+        Ok(outcome)
+    }
+
+    pub(super) fn backward_weight(
+        &self,
+        iteration: u32,
+        stage: StageId,
+        (later, sum): (BufferId, Sum),
+    ) -> Result<Outcome, String> {
+        let later = self.store.take_as(self.at(later, iteration), |value| match value {
+            Value::Later(later) => Some(*later),
+            _ => None,
+        })?;
+        let before = self.before(iteration, sum)?;
+        let gradients = self.site(stage).compute(|| add(before, passes::backward_weight(later)))?;
+        let mut outcome = Outcome::default();
+        self.put(&mut outcome, self.at(sum.buffer, iteration), Value::Tensors(gradients));
+        Ok(outcome)
+    }
+}
+
+fn add(before: Option<passes::Tensors>, more: passes::Tensors) -> passes::Tensors {
+    match before {
+        Some(before) => passes::accumulate(before, more),
+        None => more,
+    }
+}

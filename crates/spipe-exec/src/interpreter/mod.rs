@@ -1,0 +1,185 @@
+//! Tasks carried out: takes values, computes on a device or moves them, puts values.
+
+mod compute;
+mod moves;
+mod start;
+mod steps;
+
+use crate::{
+    AdamW, Data,
+    account::Instance,
+    layers::{Matrix, Reading, Unit},
+    pacer::Pacer,
+    passes,
+    rules::instance,
+    site::Site,
+    state::Outcome,
+    store::{HostLayer, Store, Value},
+    task::Task,
+};
+use burn::tensor::{Device, Tensor, TensorData};
+use spipe_base::{ActionId, BufferId, Bytes, DeviceId, IdVec, LayerId, LayerRange};
+use spipe_schedule::{Content, Program};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Everything that tasks work with.
+pub(crate) struct Interpreter<'a> {
+    pub program: &'a Program,
+    pub tasks: IdVec<ActionId, Task>,
+    /// By buffer, the device that computes on it; what none computes on is held as bytes.
+    pub computed_on: IdVec<BufferId, Option<DeviceId>>,
+    pub units: Vec<Unit>,
+    /// By device of the program; only those that compute or step.
+    pub sites: BTreeMap<DeviceId, Site>,
+    pub data: &'a Data,
+    pub reading: Reading,
+    /// Sequences of a microbatch, and tokens of each.
+    pub batch: (usize, usize),
+    pub seed: u64,
+    pub optimizer: AdamW,
+    pub store: Store,
+    pub pacer: Pacer,
+    /// How checks have ended, by iteration.
+    pub checks: Mutex<BTreeMap<(u32, ActionId), spipe_schedule::Outcome>>,
+    /// The gradients of the first step by layer and part, if they are asked for.
+    pub first_gradients: Option<Mutex<FirstGradients>>,
+}
+
+/// By layer and part, what every tensor's gradient was.
+pub(crate) type FirstGradients = BTreeMap<LayerId, BTreeMap<u32, HostLayer>>;
+
+impl Interpreter<'_> {
+    /// Carries out one action. `stopped` says whether the run has failed elsewhere.
+    pub fn perform(&self, iteration: u32, action: ActionId, stopped: &dyn Fn() -> bool) -> Result<Outcome, String> {
+        let guard = self.program.actions()[action].guard;
+        if guard.is_some_and(|guard| self.check_of(iteration, guard.check) != guard.outcome) {
+            return Ok(Outcome::default());
+        }
+        match &self.tasks[action] {
+            Task::Forward { work, outputs, keeps } => self.forward(iteration, *work, (outputs, *keeps)),
+            Task::Recompute { work, layers, split, into } => self.recompute(iteration, *work, (*layers, *split, *into)),
+            Task::Backward { work, graphs, gradients, crossing } => {
+                self.backward(iteration, *work, graphs, (*gradients, *crossing))
+            }
+            Task::BackwardInput { work, graphs, crossing } => self.backward_input(iteration, *work, graphs, *crossing),
+            Task::BackwardWeight { later, gradients, stage } => {
+                self.backward_weight(iteration, *stage, (*later, *gradients))
+            }
+            Task::Pass { from, to } => self.paced(action, stopped, || self.pass(iteration, *from, *to)),
+            Task::Park { from, to } => self.paced(action, stopped, || self.park(iteration, *from, *to)),
+            Task::Move { from, to, adds } => {
+                self.paced(action, stopped, || self.move_layers(iteration, from, (to, *adds)))
+            }
+            Task::Gather { from, to } => self.paced(action, stopped, || self.gather(iteration, from, *to)),
+            Task::Reduce { from, to, adds } => {
+                self.paced(action, stopped, || self.reduce(iteration, from, (*to, *adds)))
+            }
+            Task::Step(step) => self.step(iteration, step),
+            Task::Check { states } => self.check(iteration, action, states),
+            Task::Rollback { step, undo } => self.rollback(iteration, step, *undo),
+            Task::Barrier => Ok(Outcome::default()),
+        }
+    }
+
+    fn check_of(&self, iteration: u32, check: ActionId) -> spipe_schedule::Outcome {
+        self.checks().get(&(iteration, check)).copied().unwrap_or_default()
+    }
+
+    fn checks(&self) -> MutexGuard<'_, BTreeMap<(u32, ActionId), spipe_schedule::Outcome>> {
+        self.checks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn at(&self, buffer: BufferId, iteration: u32) -> Instance {
+        instance(self.program, buffer, iteration)
+    }
+
+    /// The layers that a buffer of parameters, gradients or optimizer state is about.
+    fn layers_of(&self, buffer: BufferId) -> Result<LayerRange, String> {
+        match self.program.buffers()[buffer].content {
+            Content::Parameters(layers)
+            | Content::Gradients(layers)
+            | Content::OptimizerState(layers)
+            | Content::UndoLog(layers) => Ok(layers),
+            content => Err(format!("{content} where something of layers belongs")),
+        }
+    }
+
+    /// The numbers of a tensor of `count` numbers that belong to a buffer: all, or those of its part.
+    fn numbers_in(&self, buffer: BufferId, count: usize) -> Range<usize> {
+        self.program.buffers()[buffer].part.map_or(0..count, |part| part_of(count, part))
+    }
+
+    /// The layers of a buffer in host memory, wherever they are now.
+    fn host_layers(&self, instance: Instance) -> Result<Vec<(LayerId, Arc<HostLayer>)>, String> {
+        let layers = self.layers_of(instance.0)?;
+        enum Found {
+            Device(passes::Tensors),
+            Host(Vec<Arc<HostLayer>>),
+        }
+        let found = self.store.look(instance, |value| match value {
+            Value::Tensors(tensors) => Some(Found::Device(tensors.clone())),
+            Value::Host(layers) => Some(Found::Host(layers.clone())),
+            _ => None,
+        })?;
+        Ok(match found {
+            Found::Host(found) => layers.iter().zip(found).collect(),
+            Found::Device(tensors) => {
+                let host = |layer: Vec<Matrix>| Arc::new(layer.iter().map(host).collect());
+                layers.iter().zip(tensors.into_iter().map(host)).collect()
+            }
+        })
+    }
+
+    /// The value of a buffer that holds `layers`: tensors where a device computes on it, bytes elsewhere.
+    fn value_of(&self, buffer: BufferId, layers: Vec<(LayerId, Arc<HostLayer>)>) -> Value {
+        let Some(device) = self.computed_on[buffer] else {
+            return Value::Host(layers.into_iter().map(|(_, layer)| layer).collect());
+        };
+        let device = &self.sites[&device].device;
+        let tensors = |(layer, data): (LayerId, Arc<HostLayer>)| {
+            let shapes = self.units[layer.index()].parameters().into_iter().map(|parameter| parameter.shape);
+            data.iter().zip(shapes).map(|(data, shape)| on_device(data, shape, device)).collect()
+        };
+        Value::Tensors(layers.into_iter().map(tensors).collect())
+    }
+
+    fn put(&self, outcome: &mut Outcome, instance: Instance, value: Value) {
+        outcome.held.extend(value.bytes().map(|bytes| (instance, bytes)));
+        self.store.put(instance, value);
+    }
+
+    fn put_held(&self, outcome: &mut Outcome, (instance, bytes): (Instance, Bytes), value: Value) {
+        outcome.held.push((instance, bytes));
+        self.store.put(instance, value);
+    }
+}
+
+/// A tensor's numbers in host memory.
+fn host(tensor: &Matrix) -> TensorData {
+    tensor.clone().into_data()
+}
+
+/// A tensor from host memory, in memory of its own.
+fn on_device(data: &TensorData, shape: [usize; 2], device: &Device) -> Matrix {
+    Tensor::from_data(TensorData::from_bytes_vec(data.as_bytes().to_vec(), shape, data.dtype()), device)
+}
+
+/// What part of `count` numbers belongs to one of several devices.
+fn part_of(count: usize, part: spipe_schedule::Part) -> Range<usize> {
+    let size = count.div_ceil(part.of as usize);
+    let start = |index: u32| (size * index as usize).min(count);
+    start(part.index)..start(part.index + 1)
+}
+
+/// The matrix on `device`: itself if it is there, which it is unless two devices with different libraries share a memory.
+fn on(matrix: Matrix, device: &Device) -> Matrix {
+    if matrix.device() == *device {
+        return matrix;
+    }
+    let shape = matrix.dims();
+    on_device(&host(&matrix), shape, device)
+}

@@ -1,0 +1,177 @@
+//! Copies between memories and exchanges among devices, no faster than the program's links.
+
+use super::{Interpreter, host, on_device, part_of};
+use crate::{
+    state::Outcome,
+    store::{HostLayer, Value, wrong},
+};
+use burn::tensor::TensorData;
+use spipe_base::{ActionId, BufferId, LayerId};
+use std::sync::Arc;
+
+impl Interpreter<'_> {
+    /// Moves what `work` moves. Where a device on the way plays an accelerator, that takes at least as long as the flows would on
+    /// the program's links.
+    pub(super) fn paced(
+        &self,
+        action: ActionId,
+        stopped: &dyn Fn() -> bool,
+        work: impl FnOnce() -> Result<Outcome, String>,
+    ) -> Result<Outcome, String> {
+        let flows = self.program.actions()[action].flows.iter().filter(|_| self.plays(action));
+        let tickets: Vec<_> = flows.map(|flow| self.pacer.start(flow)).collect();
+        let outcome = work()?;
+        for ticket in tickets {
+            if !self.pacer.finish(ticket, stopped) {
+                return Err("stopped".into());
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Whether an action touches the memory of a device that stands for an accelerator.
+    fn plays(&self, action: ActionId) -> bool {
+        let action = &self.program.actions()[action];
+        let memories =
+            action.reads.iter().chain(&action.writes).map(|access| self.program.buffers()[access.buffer].memory);
+        let mut emulated = self.sites.iter().filter(|(_, site)| site.emulated);
+        let memories: Vec<_> = memories.collect();
+        emulated.any(|(device, _)| memories.contains(&self.program.devices()[*device].memory))
+    }
+
+    /// An activation, a checkpoint or a gradient to another device.
+    pub(super) fn pass(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
+        let receiver = self.computed_on[to].ok_or_else(|| format!("{to} is used by no device"))?;
+        let device = &self.sites[&receiver].device;
+        let matrix = self.store.matrix(self.at(from, iteration))?;
+        let copy = on_device(&host(&matrix), matrix.dims(), device);
+        device.sync().map_err(|error| format!("{error:?}"))?;
+        let mut outcome = Outcome::default();
+        self.put(&mut outcome, self.at(to, iteration), Value::Matrix(Box::new(copy)));
+        Ok(outcome)
+    }
+
+    /// What a forward saved. The library owns the tensors of a graph: they change memory in the account of what is held, and an
+    /// emulated accelerator's memory is the host's.
+    pub(super) fn park(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
+        let graphs = self.store.take_graphs(self.at(from, iteration))?;
+        let bytes = graphs.iter().map(|graph| self.kept(graph.first..graph.first + graph.count())).sum();
+        let mut outcome = Outcome::default();
+        self.put_held(&mut outcome, (self.at(to, iteration), bytes), Value::Graphs(graphs));
+        Ok(outcome)
+    }
+
+    /// Layers from one or several places to others; `adds` adds them to what is there.
+    pub(super) fn move_layers(
+        &self,
+        iteration: u32,
+        from: &[BufferId],
+        (to, adds): (&[BufferId], bool),
+    ) -> Result<Outcome, String> {
+        let mut found = Vec::new();
+        for buffer in from {
+            found.extend(self.host_layers(self.at(*buffer, iteration))?);
+        }
+        let mut outcome = Outcome::default();
+        for buffer in to {
+            let instance = self.at(*buffer, iteration);
+            let before = if adds { Some(self.host_layers(instance)?) } else { None };
+            let mut layers = Vec::new();
+            for (index, layer) in self.layers_of(*buffer)?.iter().enumerate() {
+                let source = found.iter().find(|(other, _)| *other == layer).ok_or_else(|| wrong(instance))?;
+                let copy = source.1.iter().map(deep).collect();
+                let copy = before.as_ref().map_or_else(|| Ok(copy), |before| sum(&before[index].1, &source.1));
+                layers.push((layer, Arc::new(copy?)));
+            }
+            self.put(&mut outcome, instance, self.value_of(*buffer, layers));
+            self.finish(*buffer)?;
+        }
+        Ok(outcome)
+    }
+
+    /// Waits until the device that computes on a buffer has got it.
+    fn finish(&self, buffer: BufferId) -> Result<(), String> {
+        let device = self.computed_on[buffer].map(|device| &self.sites[&device].device);
+        device.map_or(Ok(()), |device| device.sync().map_err(|error| format!("{error:?}")))
+    }
+
+    /// Parameters in whole from the parts of all devices, which come in their order.
+    pub(super) fn gather(&self, iteration: u32, from: &[BufferId], to: BufferId) -> Result<Outcome, String> {
+        let parts: Vec<Vec<(LayerId, Arc<HostLayer>)>> =
+            from.iter().map(|buffer| self.host_layers(self.at(*buffer, iteration))).collect::<Result<_, _>>()?;
+        let mut layers = Vec::new();
+        for (index, layer) in self.layers_of(to)?.iter().enumerate() {
+            let whole = |tensor: usize| join(parts.iter().map(|part| &part[index].1[tensor]));
+            let count = self.units[layer.index()].parameters().len();
+            layers.push((layer, Arc::new((0..count).map(whole).collect::<Result<_, _>>()?)));
+        }
+        let mut outcome = Outcome::default();
+        self.put(&mut outcome, self.at(to, iteration), self.value_of(to, layers));
+        self.finish(to)?;
+        Ok(outcome)
+    }
+
+    /// One part of the sum of several devices' gradients, added in the order of the devices.
+    pub(super) fn reduce(
+        &self,
+        iteration: u32,
+        from: &[BufferId],
+        (to, adds): (BufferId, bool),
+    ) -> Result<Outcome, String> {
+        let instance = self.at(to, iteration);
+        let part = self.program.buffers()[to].part.ok_or_else(|| wrong(instance))?;
+        let mut total = if adds { Some(self.host_layers(instance)?) } else { None };
+        for buffer in from {
+            let mine = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
+                let cut: Result<HostLayer, String> = tensors.iter().map(|tensor| cut(tensor, part)).collect();
+                cut.map(|cut| (layer, Arc::new(cut)))
+            };
+            let whole = self.host_layers(self.at(*buffer, iteration))?;
+            let more: Vec<_> = whole.into_iter().map(mine).collect::<Result<_, String>>()?;
+            let add = |((layer, before), (_, more)): ((LayerId, Arc<HostLayer>), (LayerId, Arc<HostLayer>))| {
+                sum(&before, &more).map(|sum| (layer, Arc::new(sum)))
+            };
+            total = Some(match total {
+                None => more,
+                Some(before) => before.into_iter().zip(more).map(add).collect::<Result<_, String>>()?,
+            });
+        }
+        let mut outcome = Outcome::default();
+        self.put(&mut outcome, instance, self.value_of(to, total.unwrap_or_default()));
+        Ok(outcome)
+    }
+}
+
+/// The same numbers in memory of their own.
+pub(super) fn deep(data: &TensorData) -> TensorData {
+    TensorData::from_bytes_vec(data.as_bytes().to_vec(), data.shape().clone(), data.dtype())
+}
+
+pub(super) fn floats(data: &TensorData) -> Result<&[f32], String> {
+    data.as_slice::<f32>().map_err(|error| format!("{error:?}"))
+}
+
+fn sum(before: &HostLayer, more: &HostLayer) -> Result<HostLayer, String> {
+    let add = |(before, more): (&TensorData, &TensorData)| {
+        let numbers =
+            floats(before)?.iter().zip(floats(more)?).map(|(before, more)| before + more).collect::<Vec<f32>>();
+        Ok(TensorData::new(numbers, before.shape().clone()))
+    };
+    before.iter().zip(more).map(add).collect()
+}
+
+fn join<'a>(parts: impl Iterator<Item = &'a TensorData>) -> Result<TensorData, String> {
+    let mut numbers = Vec::new();
+    for part in parts {
+        numbers.extend_from_slice(floats(part)?);
+    }
+    let shape = [1, numbers.len()];
+    Ok(TensorData::new(numbers, shape))
+}
+
+fn cut(whole: &TensorData, part: spipe_schedule::Part) -> Result<TensorData, String> {
+    let numbers = floats(whole)?;
+    let numbers = numbers[part_of(numbers.len(), part)].to_vec();
+    let shape = [1, numbers.len()];
+    Ok(TensorData::new(numbers, shape))
+}
