@@ -3,3 +3,4 @@
 mod calibration;
 mod machine;
 mod parity;
+mod systems;
