@@ -85,8 +85,8 @@ pub fn refuse(error: RunError) -> Failure {
     }
 }
 
-/// What executes each device of `plan`: what was given, otherwise CPU cores for sockets, an emulated accelerator for
-/// accelerators that the machine's file calls emulated, and a CUDA device for the others.
+/// What executes each device of the machine of `plan`, used or not: what was given, otherwise CPU cores for sockets, an
+/// emulated accelerator for accelerators that the machine's file calls emulated, and a CUDA device for the others.
 pub fn bindings(plan: &Plan, given: &[String], backend: Backend) -> Result<Vec<Binding>, Failure> {
     let context = plan.context();
     let mut asked = BTreeMap::new();
@@ -103,7 +103,7 @@ pub fn bindings(plan: &Plan, given: &[String], backend: Backend) -> Result<Vec<B
     }
     let (mut cpus, mut emulated, mut gpus) = (0, 0, 0);
     let mut bindings = Vec::new();
-    for (id, device) in context.hardware.devices().enumerate() {
+    for device in context.hardware.devices() {
         let executor = match &device.kind {
             DeviceKind::Socket { .. } => Executor::Cpu { index: next(&mut cpus), backend, cores: Vec::new() },
             DeviceKind::Gpu if device.emulated => {
@@ -111,10 +111,8 @@ pub fn bindings(plan: &Plan, given: &[String], backend: Backend) -> Result<Vec<B
             }
             DeviceKind::Gpu => Executor::Cuda { index: next(&mut gpus) },
         };
-        if plan.placement().stages.iter().any(|stage| stage.device == id) {
-            let standard = Binding { device: device.name.clone(), executor };
-            bindings.push(asked.remove(&device.name).unwrap_or(standard));
-        }
+        let standard = Binding { device: device.name.clone(), executor };
+        bindings.push(asked.remove(&device.name).unwrap_or(standard));
     }
     Ok(bindings)
 }

@@ -4,7 +4,7 @@
 
 use rayon::prelude::*;
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{AdamW, Binding, Exchange, Moments, NarrowMut, Numbers, Options, Tokens, reference};
+use spipe_exec::{AdamW, Binding, Data, Exchange, Moments, NarrowMut, Numbers, Options, Tokens, reference};
 use spipe_hardware::{DramFile, Hardware, HardwareFile, Peak, SocketFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Placement, Plan, Stage, System};
@@ -97,14 +97,14 @@ impl Arrays {
 struct Training {
     plan: Plan,
     program: spipe_schedule::Program,
-    data: Tokens,
+    data: Data,
     cores: String,
 }
 
 impl Training {
     fn new(model: &str, text: &str, threads: usize) -> Result<Self, Box<dyn Error>> {
         let model = Model::from_toml(model, &std::fs::read_to_string(model)?)?;
-        let data = Tokens::bytes(&std::fs::read(text)?, model.seq_len())?;
+        let data = Tokens::bytes(&std::fs::read(text)?, model.seq_len())?.into();
         let workload = Workload {
             mode: Mode::Train,
             seq_len: model.seq_len(),
