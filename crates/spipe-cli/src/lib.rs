@@ -19,6 +19,7 @@ mod measuring;
 mod output;
 mod pinning;
 mod planning;
+mod progress;
 mod sensitivity;
 mod solving;
 mod tables;

@@ -1,13 +1,12 @@
-//! Running a plan with progress on the terminal; shared by `run` and `demo`.
+//! Running a plan; shared by `run` and `demo`.
 
-use crate::{Failure, output, tables::grouped};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::{Failure, args::Format, output, progress::Progress};
 use spipe_base::Diagnostic;
-use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError, Step};
+use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError};
 use spipe_hardware::DeviceKind;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
-use std::{collections::BTreeMap, io::IsTerminal, ops::ControlFlow};
+use std::{collections::BTreeMap, ops::ControlFlow};
 
 /// How to train.
 pub struct Training<'a> {
@@ -20,31 +19,21 @@ pub struct Training<'a> {
     pub learning_rate: f64,
 }
 
-/// Trains, with a progress bar on a terminal; `on_step` sees every step.
-pub fn train(
-    training: &Training<'_>,
-    on_step: &mut dyn FnMut(&Step) -> Result<(), Failure>,
-) -> Result<Report, Failure> {
+/// Trains, and tells of every step: to people on a terminal, to programs in lines of JSON.
+pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure> {
     let options = Options {
         steps: training.steps,
         seed: training.seed,
         optimizer: AdamW { lr: training.learning_rate, ..AdamW::default() },
         ..Options::new(training.bindings.clone())
     };
-    let bar = bar(training.steps);
+    let mut progress = Progress::start(training.steps, format);
     let mut failure = None;
     let report = spipe_exec::run(training.plan, training.program, training.data, &options, &mut |step| {
-        bar.set_message(format!("loss {:.4}, {} tokens/s", step.loss, grouped(rate(step).round() as u64)));
-        bar.inc(1);
-        match on_step(step) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(stop) => {
-                failure = Some(stop);
-                ControlFlow::Break(())
-            }
-        }
+        failure = failure.take().or(progress.step(step).err());
+        if failure.is_some() || progress.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    bar.finish_and_clear();
+    progress.clear();
     if let Some(failure) = failure {
         return Err(failure);
     }
@@ -52,20 +41,8 @@ pub fn train(
     for warning in &report.warnings {
         output::talk(&format!("warning: {warning}"));
     }
+    progress.end(&report)?;
     Ok(report)
-}
-
-/// Tokens per second of a step.
-pub fn rate(step: &Step) -> f64 {
-    step.tokens as f64 / step.duration.as_secs_f64().max(1e-9)
-}
-
-fn bar(steps: u32) -> ProgressBar {
-    let target =
-        if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(Some(u64::from(steps)), target);
-    let style = ProgressStyle::with_template("step {pos}/{len} {wide_bar} {msg}, {eta} left");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// The failure that an error of the executor is.

@@ -9,7 +9,6 @@ use crate::{
     tables::{percent, table},
     training::{self, Training},
 };
-use serde::Serialize;
 use spipe_exec::Report;
 use std::fmt::Write;
 
@@ -30,15 +29,7 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
         seed: what.seed,
         learning_rate: what.learning_rate,
     };
-    let report = training::train(&training, &mut |step| match format {
-        Format::Json => output::print(&line(&StepLine {
-            step: step.index,
-            loss: step.loss,
-            duration_ms: step.duration.as_secs_f64() * 1e3,
-            tokens_per_second: training::rate(step),
-        })?),
-        Format::Human => Ok(()),
-    })?;
+    let report = training::train(&training, format)?;
     if let Some(target) = target {
         target.write(spipe_trace::to_json(&report.trace).as_bytes())?;
     }
@@ -46,21 +37,6 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
         Format::Json => Ok(()),
         Format::Human => output::print(&human(&report)),
     }
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct StepLine {
-    step: u32,
-    loss: f64,
-    duration_ms: f64,
-    tokens_per_second: f64,
-}
-
-fn line(step: &StepLine) -> Result<String, Failure> {
-    serde_json::to_string(step)
-        .map(|json| json + "\n")
-        .map_err(|error| Failure::Bug(format!("a step cannot be written as JSON: {error}")))
 }
 
 /// Losses, memory, and what the measured iteration comes to.

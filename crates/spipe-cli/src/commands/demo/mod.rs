@@ -235,7 +235,7 @@ fn train(
     }
     let training =
         Training { plan, program, data, bindings, steps: what.steps, seed: what.seed, learning_rate: LEARNING_RATE };
-    let report = training::train(&training, &mut |_| Ok(()))?;
+    let report = training::train(&training, Format::Human)?;
     let (first, last) = (report.losses.first(), report.losses.last());
     match (first, last) {
         (Some(first), Some(last)) if report.losses.len() >= 20 && last >= first => Err(Failure::Check(

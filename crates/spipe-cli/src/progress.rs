@@ -1,0 +1,154 @@
+//! How far a run has come: a bar on a terminal, lines of JSON for programs, and Ctrl-C.
+
+use crate::{Failure, args::Format, output, tables::grouped};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use signal_hook::consts::SIGINT;
+use spipe_exec::{Report, Step};
+use std::{
+    collections::BTreeMap,
+    io::IsTerminal,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// What a shell reports of a process that Ctrl-C has ended: 128 and the signal's number.
+const INTERRUPTED: i32 = 128 + SIGINT;
+
+/// Watches a run and tells of it.
+pub struct Progress {
+    bar: ProgressBar,
+    format: Format,
+    steps: u32,
+    over: u32,
+    seconds: f64,
+    interrupted: Arc<AtomicBool>,
+}
+
+/// One step as a line of JSON.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct StepLine<'a> {
+    format_version: u32,
+    event: &'static str,
+    step: u32,
+    loss: f64,
+    duration_ms: f64,
+    tokens_per_second: f64,
+    remaining_s: f64,
+    peak_bytes: BTreeMap<&'a str, u64>,
+}
+
+/// The end of a run as a line of JSON.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct EndLine<'a> {
+    format_version: u32,
+    event: &'static str,
+    steps: u32,
+    asked_steps: u32,
+    iteration_ms: f64,
+    lane_overhead: f64,
+    memories: Vec<MemoryLine<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct MemoryLine<'a> {
+    name: &'a str,
+    planned_bytes: u64,
+    held_bytes: u64,
+    capacity_bytes: Option<u64>,
+}
+
+impl Progress {
+    /// Before the first of `steps` steps. From now on the first Ctrl-C lets the running step end, the second ends the process.
+    pub fn start(steps: u32, format: Format) -> Self {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        // In this order: a signal that comes while the flag is up ends the process, then the flag goes up.
+        let second = signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, Arc::clone(&interrupted));
+        if let Err(error) = second.and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))) {
+            output::talk(&format!("warning: Ctrl-C will end the run at once: {error}"));
+        }
+        let shown = std::io::stderr().is_terminal();
+        let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let style = ProgressStyle::with_template("step {pos}/{len} {wide_bar} {msg}, {eta} left");
+        let bar = ProgressBar::with_draw_target(Some(u64::from(steps)), target)
+            .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Self { bar, format, steps, over: 0, seconds: 0.0, interrupted }
+    }
+
+    /// Tells of a step that is over.
+    pub fn step(&mut self, step: &Step) -> Result<(), Failure> {
+        self.over += 1;
+        self.seconds += step.duration.as_secs_f64();
+        let rate = rate(step);
+        let held: Vec<String> = step.peaks.iter().map(|(memory, bytes)| format!("{memory} {bytes}")).collect();
+        let message = format!("loss {:.4}, {} tokens/s, {}", step.loss, grouped(rate.round() as u64), held.join(", "));
+        tracing::info!(step = step.index, "{message}");
+        self.bar.set_message(message);
+        self.bar.inc(1);
+        if self.format == Format::Human {
+            return Ok(());
+        }
+        let left = self.steps.saturating_sub(self.over);
+        line(&StepLine {
+            format_version: 1,
+            event: "step",
+            step: step.index,
+            loss: step.loss,
+            duration_ms: step.duration.as_secs_f64() * 1e3,
+            tokens_per_second: rate,
+            remaining_s: self.seconds / f64::from(self.over) * f64::from(left),
+            peak_bytes: step.peaks.iter().map(|(memory, bytes)| (memory.as_str(), bytes.get())).collect(),
+        })
+    }
+
+    /// Whether somebody has pressed Ctrl-C.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// Tells of the end of the run.
+    pub fn end(&self, report: &Report) -> Result<(), Failure> {
+        if self.is_interrupted() && self.over < self.steps {
+            output::talk(&format!("stopped after {} of {} steps", self.over, self.steps));
+        }
+        if self.format == Format::Human {
+            return Ok(());
+        }
+        let memories = report.memories.iter().map(|memory| MemoryLine {
+            name: &memory.name,
+            planned_bytes: memory.planned.get(),
+            held_bytes: memory.held.get(),
+            capacity_bytes: memory.capacity.map(spipe_base::Bytes::get),
+        });
+        line(&EndLine {
+            format_version: 1,
+            event: "end",
+            steps: self.over,
+            asked_steps: self.steps,
+            iteration_ms: report.trace.iteration.to_ms(),
+            lane_overhead: report.lane_overhead,
+            memories: memories.collect(),
+        })
+    }
+}
+
+/// Tokens per second of a step.
+fn rate(step: &Step) -> f64 {
+    step.tokens as f64 / step.duration.as_secs_f64().max(1e-9)
+}
+
+fn line(data: &impl Serialize) -> Result<(), Failure> {
+    let json = serde_json::to_string(data)
+        .map_err(|error| Failure::Bug(format!("a line cannot be written as JSON: {error}")))?;
+    output::print(&(json + "\n"))
+}

@@ -1,0 +1,160 @@
+//! `spipe run` as a program or a shell sees it: lines, signals, exit codes.
+
+#![cfg(unix)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::Value;
+use std::{
+    fmt::Write as _,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"small\"\nvocabulary = 256\nseq-len = 16\n\
+                     hidden = 32\nlayers = 2\nheads = 4\nintermediate = 48\n";
+const VIT: &str = "format-version = 1\nkind = \"vit\"\nname = \"small-vit\"\nimage = 8\npatch = 4\nhidden = 32\n\
+                   layers = 2\nheads = 4\nintermediate = 64\nclasses = 4\n";
+
+/// An emulated accelerator that cannot hold everything, behind a link of that bandwidth.
+fn machine(link: &str) -> String {
+    format!(
+        "format-version = 1\nname = \"test\"\n\
+         [[socket]]\nname = \"cpu0\"\ncores = 1\npeak = {{ f32 = \"20 GFLOP/s\" }}\n\
+         optimizer-rate = \"0.2 Gparam/s\"\n\
+         dram = {{ name = \"dram0\", capacity = \"4 GiB\", bandwidth = \"10 GB/s\" }}\nsource = \"estimate: a test\"\n\
+         [[gpu]]\nname = \"gpu0\"\nemulated = true\ncores = 1\nmemory = \"64 MiB\"\nmemory-bandwidth = \"10 GB/s\"\n\
+         peak = {{ f32 = \"50 GFLOP/s\" }}\nsource = \"estimate: a test\"\n\
+         [[link]]\nname = \"pcie0\"\nbetween = [\"gpu0\", \"dram0\"]\nbandwidth = \"{link}\"\nlatency = \"10 us\"\n"
+    )
+}
+
+/// A folder with `plan.json` for a model whose stages are on both devices, and `text.txt`.
+fn folder(model: &str, link: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("model.toml", model);
+    write("machine.toml", &machine(link));
+    write("text.txt", &"the quick brown fox jumps over the lazy dog. ".repeat(40));
+    let args = "plan --model model.toml --hardware machine.toml --system hybrid --precision fp32 --global-batch 4 \
+                --microbatch 2 --planner dp -o plan.json";
+    let made = spipe(folder.path(), args).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    folder
+}
+
+fn spipe(folder: &Path, args: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
+    command.args(args.split_whitespace()).current_dir(folder).env("NO_COLOR", "1");
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn lines(output: &str) -> Vec<Value> {
+    output.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// Steps in the order in which they are told, and the last line.
+fn steps(lines: &[Value]) -> (Vec<u64>, &Value) {
+    let (end, steps) = lines.split_last().unwrap();
+    assert!(lines.iter().all(|line| line["format-version"] == 1), "{lines:?}");
+    assert!(steps.iter().all(|line| line["event"] == "step") && end["event"] == "end", "{lines:?}");
+    (steps.iter().map(|line| line["step"].as_u64().unwrap()).collect(), end)
+}
+
+#[test]
+fn programs_read_a_line_for_each_step() {
+    for (model, data) in [(MODEL, "text.txt"), (VIT, "synthetic")] {
+        let folder = folder(model, "4 GB/s");
+        let args = format!("run plan.json --data {data} --steps 4 --format json -o trace.json");
+        let run = spipe(folder.path(), &args).output().unwrap();
+        assert_eq!((run.status.code(), text(&run.stderr).as_str()), (Some(0), ""));
+        let lines = lines(&text(&run.stdout));
+        let (told, end) = steps(&lines);
+        assert_eq!((told, &end["steps"], &end["asked-steps"]), (vec![0, 1, 2, 3], &4.into(), &4.into()));
+        for line in &lines[..4] {
+            assert!(
+                line["loss"].as_f64().unwrap() > 0.0 && line["tokens-per-second"].as_f64().unwrap() > 0.0,
+                "{line}"
+            );
+            assert!(line["peak-bytes"].as_object().unwrap().values().any(|bytes| bytes.as_u64() > Some(0)), "{line}");
+        }
+        assert!(lines[0]["remaining-s"].as_f64().unwrap() > 0.0 && lines[3]["remaining-s"] == 0.0, "{lines:?}");
+        assert!(end["memories"].as_array().unwrap().iter().all(|memory| memory["held-bytes"].as_u64() > Some(0)));
+        assert!(folder.path().join("trace.json").exists());
+    }
+}
+
+/// Starts a run and waits for its first line.
+fn started(folder: &Path, steps: u32) -> (Child, BufReader<std::process::ChildStdout>, String) {
+    let args = format!("run plan.json --data text.txt --steps {steps} --format json");
+    let mut child = spipe(folder, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    out.read_line(&mut first).unwrap();
+    (child, out, first)
+}
+
+fn interrupt(child: &Child) {
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+#[test]
+fn the_first_interrupt_lets_the_step_end() {
+    let folder = folder(MODEL, "4 GB/s");
+    let (child, mut out, mut all) = started(folder.path(), 1_000_000);
+    interrupt(&child);
+    out.read_to_string(&mut all).unwrap();
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    assert_eq!(status.code(), Some(0), "{}", text(&stderr));
+    let lines = lines(&all);
+    let (told, end) = steps(&lines);
+    assert_eq!(told, (0..told.len() as u64).collect::<Vec<_>>());
+    assert_eq!(end["steps"], told.len());
+    let mut expected = String::new();
+    writeln!(expected, "stopped after {} of 1000000 steps", told.len()).unwrap();
+    assert_eq!(text(&stderr), expected);
+}
+
+#[test]
+fn the_second_interrupt_ends_the_process() {
+    let folder = folder(MODEL, "4 GB/s");
+    let plan = std::fs::read_to_string(folder.path().join("plan.json")).unwrap();
+    assert!(plan.contains("4 GB/s") && plan.contains("\"last-layer\": 3"), "{plan}");
+    // 4 KiB cross: a step takes longer than the test may.
+    std::fs::write(folder.path().join("plan.json"), plan.replace("4 GB/s", "1 KB/s")).unwrap();
+    let args = "run plan.json --data text.txt --steps 2 -v";
+    let child = spipe(folder.path(), args).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let began = Instant::now();
+    interrupt(&child);
+    std::thread::sleep(Duration::from_millis(200));
+    interrupt(&child);
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    assert_eq!(status.code(), Some(130), "{}", text(&stderr));
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn what_goes_wrong_has_its_exit_code() {
+    let folder = folder(MODEL, "4 GB/s");
+    let refused = |args: &str| {
+        let run = spipe(folder.path(), args).output().unwrap();
+        assert!(run.stdout.is_empty(), "{}", text(&run.stdout));
+        format!("{}: {}", run.status.code().unwrap(), text(&run.stderr))
+    };
+    std::fs::write(folder.path().join("short.txt"), "too short").unwrap();
+    let short = refused("run plan.json --data short.txt --steps 1");
+    assert!(short.starts_with("3: error: the text has 9 bytes"), "{short}");
+    let images = refused("run plan.json --data synthetic --steps 1");
+    assert!(images.starts_with("3: error: cannot read `synthetic`"), "{images}");
+    let gpu = refused("run plan.json --data text.txt --steps 1 --bind gpu0=cuda:7");
+    assert!(gpu.starts_with("7: error: `cuda:7` cannot be opened"), "{gpu}");
+    let device = refused("run plan.json --data text.txt --steps 1 --bind gpu9=cpu:0");
+    assert!(device.starts_with("2: error: `test` has no device `gpu9`"), "{device}");
+}
