@@ -337,14 +337,22 @@ pub struct Simulate {
     pub output: Option<String>,
 }
 
-/// A published table to reproduce.
+/// Published tables to reproduce.
 ///
-/// Rows are TOML files: crates/spipe-cli/data has those that are built in, one for each table, each explained in its first lines.
+/// Each table is made from a TOML file of rows: published figures, what they were measured with, and whether a row is there to fit
+/// constants on or to be predicted. The rows that are built in are in crates/spipe-cli/data, one file per table, whose first lines
+/// explain its columns; a file of other rows in the same format (other models, machines, counts) goes to --rows and needs no code. It
+/// names its table with `table = "NAME"`; without that it is for the first table of the name that is asked for. Tables by name:
+///
+/// zero-bubble: bubble rates from profiled stage times.
+/// pipeoffload: the ratio k; pipeoffload-peaks: activations and bubbles at unit times; pipeoffload-runs: utilisation, memory and what
+/// ran out of it. spipe: spipe-figure-14, -9 and -10: iteration times of SPipe and Mobius; spipe-tails: serial optimizers.
+/// superpipeline: time and memory by k and k'; superpipeline-training: memory by batch. spipe-article: five claimed configurations.
 #[derive(Debug, Group)]
 pub struct Reproduce {
     /// zero-bubble, pipeoffload, spipe, superpipeline, spipe-article, or one of their tables; or all
     pub name: String,
-    /// Folder for the tables: Markdown and JSON
+    /// Folder for the tables (Markdown, JSON) and their pictures (SVG, PNG)
     #[arg(short, long)]
     pub output: String,
     /// Other rows in the format of the table

@@ -29,7 +29,7 @@ fn reproduce(name: &str, rows: Option<&str>) -> Result<Vec<Value>, String> {
     }
     let tables: Vec<Value> = serde_json::from_str(&out).unwrap();
     for table in &tables {
-        for end in ["md", "json"] {
+        for end in ["md", "json", "svg", "png"] {
             assert!(output.join(format!("{}.{end}", table["table"].as_str().unwrap())).is_file());
         }
     }
@@ -56,7 +56,8 @@ fn superpipeline_is_predicted_from_few_rows() {
     assert!(most < 0.21 && mean < 0.06, "{most} {mean}");
     assert!(errors(&tables[0], "memory, GB").1 < 0.25);
     let doubted = |model: &str| {
-        let times = cells(&tables[0], "time, ms").into_iter().filter(|cell| cell["row"].as_str().unwrap().starts_with(model));
+        let times =
+            cells(&tables[0], "time, ms").into_iter().filter(|cell| cell["row"].as_str().unwrap().starts_with(model));
         times.filter(|cell| cell.get("note").is_some()).count()
     };
     // No card moves 8 GB in 41 ms over PCIe; a Quadro's seconds per token are what PCIe 3 allows.
@@ -94,7 +95,8 @@ fn utilisation_and_memory_of_offloading() {
     let wrong = notes.iter().filter(|cell| cell["note"].as_str().unwrap().contains("but not as published"));
     assert!(notes.len() >= 40 && wrong.count() <= 1);
     for cell in cells(&tables[0], "activations, GiB") {
-        let stays = ["1f1b", "gis", "gis-h"].iter().any(|end| cell["row"].as_str().unwrap().ends_with(&format!(", {end}")));
+        let stays =
+            ["1f1b", "gis", "gis-h"].iter().any(|end| cell["row"].as_str().unwrap().ends_with(&format!(", {end}")));
         assert!(!stays || cell["error"].as_f64().unwrap().abs() < 0.1, "{cell}");
     }
 }
@@ -151,4 +153,20 @@ fn rows_say_which_table_they_are_for() {
     let newer = rows.replace("format-version = 1", "format-version = 2");
     let err = reproduce("pipeoffload", Some(&newer)).unwrap_err();
     assert!(err.contains("format version 2") && err.contains("rows.toml:"), "{err}");
+}
+
+#[test]
+fn pictures_show_every_series() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().to_str().unwrap();
+    assert_eq!(spipe(&["reproduce", "zero-bubble", "-o", output]).0, Some(0));
+    let svg = std::fs::read_to_string(folder.path().join("zero-bubble.svg")).unwrap();
+    for word in ["1f1b", "interleaved-1f1b", "zb-2p", "microbatches", "bubble, %", "published", "predicted"] {
+        assert!(svg.contains(word), "{word}");
+    }
+    let markdown = std::fs::read_to_string(folder.path().join("zero-bubble.md")).unwrap();
+    // One picture for each of the two models.
+    for name in ["zero-bubble.png", "zero-bubble-14-6b.png"] {
+        assert!(markdown.contains(&format!("({name})")) && folder.path().join(name).is_file(), "{name}");
+    }
 }

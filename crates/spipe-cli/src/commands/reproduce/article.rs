@@ -84,7 +84,8 @@ fn cells(claim: &Claim) -> Result<Judgement, Faults> {
         let (needed, usable) = (gib(need.needed), gib(need.usable));
         let verdict = if needed <= usable { "fits" } else { "does not fit" };
         let column = format!("{}, GiB needed of {usable:.1}", need.memory);
-        cells.push(Cell::alone(&claim.name, column, needed).note(Some(verdict.into())));
+        let cell = Cell::alone(&claim.name, column, needed).note(Some(verdict.into()));
+        cells.push(cell.at("", &claim.name, Some(usable)));
         if needed > usable {
             lacks.push(format!("`{}` would need {needed:.1} GiB of {usable:.1}", need.memory));
         }

@@ -1,7 +1,7 @@
 //! `spipe reproduce`: published tables beside our predictions.
 //!
 //! ```text
-//! rows (TOML: fit, predict) ─► fit ─► simulate ─► table (JSON, Markdown)
+//! rows (TOML: fit, predict) ─► fit ─► simulate ─► table (JSON, Markdown) ─► pictures (SVG, PNG)
 //! ```
 
 mod article;
@@ -11,6 +11,7 @@ mod offloading;
 mod pipeoffload;
 mod pipeoffload_peaks;
 mod pipeoffload_runs;
+mod plots;
 mod rows;
 mod spipe;
 mod superpipeline;
@@ -24,6 +25,9 @@ use crate::{
     args::Format,
     output::{self, Target},
 };
+use plots::Picture;
+use spipe_base::Diagnostic;
+use spipe_timeline::{DrawError, plot_png, plot_svg};
 use std::path::Path;
 use table::Reproduction;
 
@@ -65,21 +69,40 @@ const TABLES: &[Known] = &known! {
 
 /// Makes the tables that were asked for and writes them.
 pub fn run(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
+    let folder = Path::new(&what.output);
     let mut made = Vec::new();
+    let mut index = String::from(INDEX);
     for (known, file, rows) in chosen(what)? {
         let mut reproduction = (known.make)(&file, &rows)?;
         reproduction.table = known.table.into();
-        write(Path::new(&what.output), &reproduction)?;
+        let pictures = plots::of(&reproduction);
+        write(folder, &reproduction, &pictures)?;
+        index += &format!("\n{}", reproduction.section(&pictures));
         made.push(reproduction);
+    }
+    if what.name == "all" {
+        Target::in_folder(folder, "index.md")?.write(index.as_bytes())?;
     }
     let human: Vec<String> = made.iter().map(Reproduction::human).collect();
     output::report(format, &(human.join("\n\n") + "\n"), &made)
 }
 
-fn write(folder: &Path, reproduction: &Reproduction) -> Result<(), Failure> {
+/// How an index begins.
+const INDEX: &str = "# Published tables beside our figures\n\nMade by `spipe reproduce all`. Errors are of what was predicted; what was \
+                     fitted on what stands in each table.\n";
+
+fn write(folder: &Path, reproduction: &Reproduction, pictures: &[Picture]) -> Result<(), Failure> {
     let json = output::to_json(reproduction)? + "\n";
+    let markdown = reproduction.markdown(pictures);
     Target::in_folder(folder, &format!("{}.json", reproduction.table))?.write(json.as_bytes())?;
-    Target::in_folder(folder, &format!("{}.md", reproduction.table))?.write(reproduction.markdown().as_bytes())
+    Target::in_folder(folder, &format!("{}.md", reproduction.table))?.write(markdown.as_bytes())?;
+    for Picture { name, plot } in pictures {
+        // A figure of a user's rows that has no place, such as none on a logarithmic axis.
+        let failed = |error: DrawError| Failure::from(Diagnostic::error(format!("cannot draw `{name}`: {error}")));
+        Target::in_folder(folder, &format!("{name}.svg"))?.write(plot_svg(plot).map_err(failed)?.as_bytes())?;
+        Target::in_folder(folder, &format!("{name}.png"))?.write(&plot_png(plot).map_err(failed)?)?;
+    }
+    Ok(())
 }
 
 /// Tables, the names of their row files and the rows.

@@ -23,7 +23,8 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
         above_zero("ratio", row.published)?;
         above_zero("hidden size", row.hidden as f64)?;
         let ours = 10.0 / (3.0 * (6 * row.hidden + row.seq_len) as f64) * row.rate_ratio;
-        Ok(Cell::relative(format!("h {}", row.hidden), format!("s {}", row.seq_len), row.published, ours))
+        let cell = Cell::relative(format!("h {}", row.hidden), format!("s {}", row.seq_len), row.published, ours);
+        Ok(cell.at("", format!("{} tokens", row.seq_len), Some(row.hidden as f64)))
     })?;
     Ok(Reproduction::new(&rows.source, "Ratios; errors are relative.", cells))
 }

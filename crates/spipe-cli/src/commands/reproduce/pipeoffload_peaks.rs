@@ -48,6 +48,14 @@ impl Golden {
         }
     }
 
+    fn kind(&self) -> String {
+        match (self.group, self.offloaded) {
+            (Some(_), _) => "generalised interleaved".into(),
+            (None, None) => "uniform".into(),
+            (None, Some(count)) => format!("{count} of {} chunks offloaded", self.shape.chunks),
+        }
+    }
+
     fn name(&self) -> String {
         let Shape { devices, chunks, microbatches } = self.shape;
         let shape = format!("{devices} devices, {chunks} chunks, {microbatches} microbatches");
@@ -75,10 +83,11 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
         let mut cells = Vec::new();
         if published.len() == 1 {
             let most = found.peaks.iter().copied().fold(0.0, f64::max);
-            cells.push(Cell::relative(row.name(), "peak", published[0], most));
+            cells.push(Cell::relative(row.name(), "peak", published[0], most).at("", row.kind(), None));
         } else if published.len() == found.peaks.len() {
             for (device, (published, ours)) in published.iter().zip(&found.peaks).enumerate() {
-                cells.push(Cell::relative(format!("{}, device {device}", row.name()), "peak", *published, *ours));
+                let name = format!("{}, device {device}", row.name());
+                cells.push(Cell::relative(name, "peak", *published, *ours).at("", row.kind(), None));
             }
         } else {
             let message = format!("{} peaks are published of {} devices", published.len(), found.peaks.len());

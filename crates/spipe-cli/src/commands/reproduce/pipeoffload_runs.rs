@@ -95,10 +95,12 @@ fn cells(row: &Row) -> Result<Vec<Cell>, Faults> {
         if let Some(utilisation) = published.utilisation {
             let note = (*name == row.fit).then(|| format!("efficiency {:.1} % of the peak", 100.0 * efficiency));
             let ours = efficiency / stretches[name];
-            cells.push(Cell::difference(&row_name, "utilisation", utilisation, ours).fitted(note));
+            let cell = Cell::difference(&row_name, "utilisation", utilisation, ours);
+            cells.push(cell.fitted(note).at("", name, None));
         }
         if let Some(bytes) = published.activations {
-            cells.push(Cell::relative(&row_name, "activations, GiB", gib(bytes.0), activations));
+            let cell = Cell::relative(&row_name, "activations, GiB", gib(bytes.0), activations);
+            cells.push(cell.at("", name, None));
         }
         let ran_out = published.utilisation.is_none() && published.activations.is_none();
         let out = needed > gib(costs.usable);

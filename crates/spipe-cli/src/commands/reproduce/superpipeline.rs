@@ -161,13 +161,17 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
             let fits = row.usage == Usage::Fit;
             let unit_times = format!("{compute:.2} ms per unit, {load:.2} in, {evict:.2} out");
             let cell = Cell::relative(row.name(), "time, ms", time, 1e3 * row.simulated(&times)?);
-            cells.push(cell.fitted(fits.then_some(unit_times)).note(row.doubt()));
+            let cell = cell.fitted(fits.then_some(unit_times)).note(row.doubt());
+            cells.push(cell.at("", format!("{}, {}", row.machine, row.model), None));
             let ours = (beside + per_unit * row.pass()?.room as f64) / 1e9;
             let fitted = (fits && row.system != System::Standard).then(|| {
                 let (beside, per_unit, shapes) = (beside / 1e9, per_unit / 1e9, row.unit.0.as_f64() / 1e9);
                 format!("{beside:.2} GB and {per_unit:.3} GB per unit, which has {shapes:.3} GB of parameters")
             });
-            cells.push(Cell::relative(row.name(), "memory, GB", memory, ours).fitted(fitted));
+            let cell = Cell::relative(row.name(), "memory, GB", memory, ours).fitted(fitted);
+            let naive = if row.system == System::Naive { ", naive" } else { "" };
+            let room = if row.system == System::Standard { None } else { Some(row.pass()?.room as f64) };
+            cells.push(cell.at(&row.model, format!("{}{naive}", row.machine), room));
         }
     }
     let doubtful = read.rows.iter().filter(|row| row.doubt().is_some()).count();

@@ -47,6 +47,13 @@ impl Measured {
         format!("{model} on {hardware}, {checkpointing}, batch {microbatch}, {how}")
     }
 
+    /// A cell with its place among batches.
+    fn placed(&self, cell: Cell) -> Cell {
+        let how = if self.resident.is_some() { "k, k'" } else { "standard" };
+        let checkpointing = if self.checkpointing { "checkpointing" } else { "no checkpointing" };
+        cell.at(&self.setting.model, format!("{how}, {checkpointing}"), Some(self.setting.microbatch as f64))
+    }
+
     fn placement(&self, bench: &Bench) -> Result<Placement, Faults> {
         let (system, knobs) = match (self.resident, self.swap) {
             (None, None) if self.checkpointing => (System::Checkpointing, Knobs::default()),
@@ -118,10 +125,10 @@ fn cells(rows: &[(&Row, &Need)]) -> Vec<Cell> {
         let Some(published) = measured(row) else {
             let said = if out.is_some() { "as published" } else { "published as out of memory, but fits here" };
             let note = out.map_or_else(|| said.into(), |out| format!("{out}, {said}"));
-            cells.push(Cell::alone(row.name(), "by shapes, GB", needed).note(Some(note)));
+            cells.push(row.placed(Cell::alone(row.name(), "by shapes, GB", needed).note(Some(note))));
             continue;
         };
-        cells.push(Cell::relative(row.name(), "by shapes, GB", published, needed).note(out));
+        cells.push(row.placed(Cell::relative(row.name(), "by shapes, GB", published, needed).note(out)));
         if let Some((slope, beside)) = scale {
             let fitted = fits(row).then(|| format!("{beside:.1} GB and {slope:.2} of the count"));
             cells.push(Cell::relative(row.name(), "memory, GB", published, beside + slope * needed).fitted(fitted));

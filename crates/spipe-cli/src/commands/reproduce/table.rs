@@ -1,7 +1,18 @@
 //! Tables of results: figures of others, ours beside them, and what was fitted on what.
 
+use super::plots::Picture;
 use crate::tables::table;
 use serde::Serialize;
+
+/// Where a figure is in pictures.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Which picture, where a table has several of a kind.
+    pub picture: String,
+    pub series: String,
+    /// The horizontal axis.
+    pub x: Option<f64>,
+}
 
 /// One figure of a table.
 #[derive(Clone, Debug, Serialize)]
@@ -24,6 +35,8 @@ pub struct Cell {
     /// What else is to be said of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    #[serde(skip)]
+    pub place: Option<Place>,
 }
 
 impl Cell {
@@ -41,7 +54,7 @@ impl Cell {
     /// A figure without one of others beside it.
     pub fn alone(row: impl Into<String>, column: impl Into<String>, ours: f64) -> Self {
         let (row, column) = (row.into(), column.into());
-        Self { row, column, published: None, ours: Some(ours), error: None, fitted: None, note: None }
+        Self { row, column, published: None, ours: Some(ours), error: None, fitted: None, note: None, place: None }
     }
 
     /// A figure of others that cannot be, and why.
@@ -61,6 +74,11 @@ impl Cell {
     /// The same with something else to be said.
     pub fn note(self, what: Option<String>) -> Self {
         Self { note: what, ..self }
+    }
+
+    /// The same with its place in pictures.
+    pub fn at(self, picture: impl Into<String>, series: impl Into<String>, x: Option<f64>) -> Self {
+        Self { place: Some(Place { picture: picture.into(), series: series.into(), x }), ..self }
     }
 
     fn remark(&self) -> String {
@@ -114,6 +132,18 @@ impl Reproduction {
         Some(format!("{column}: largest error {most:.2} %, mean {mean:.2} %, over {count} {what}."))
     }
 
+    /// A section of an index.
+    pub fn section(&self, pictures: &[Picture]) -> String {
+        let mut text = format!("## [{}]({}.md)\n\n{}\n\n", self.table, self.table, self.source);
+        for line in self.findings.iter().cloned().chain(self.summary()) {
+            text += &format!("- {line}\n");
+        }
+        for Picture { name, plot } in pictures {
+            text += &format!("\n[![{}]({name}.png)]({name}.svg)\n", plot.title);
+        }
+        text
+    }
+
     /// For a terminal.
     pub fn human(&self) -> String {
         let mut rows = table(&["row", "column", "published", "ours", "error", "fitted; notes"], &[2, 3, 4]);
@@ -125,10 +155,13 @@ impl Reproduction {
     }
 
     /// For the web.
-    pub fn markdown(&self) -> String {
+    pub fn markdown(&self, pictures: &[Picture]) -> String {
         let mut text = format!("# {}\n\n{}\n\n{}\n\n", self.table, self.source, self.unit);
         for line in self.findings.iter().cloned().chain(self.summary()) {
             text += &format!("- {line}\n");
+        }
+        for Picture { name, plot } in pictures {
+            text += &format!("\n![{}]({name}.png)\n", plot.title);
         }
         text += "\n| row | column | published | ours | error | fitted; notes |\n|---|---|---|---|---|---|\n";
         for cell in &self.cells {

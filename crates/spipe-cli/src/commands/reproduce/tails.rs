@@ -49,7 +49,7 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
             let (published, ours) = (row.published.0.to_ms(), row.parameters as f64 / rate);
             let fitted = format!("one rate for {cluster}: {:.3} Gparam/s", rate / 1e6);
             let cell = Cell::relative(&row.model, format!("{cluster}, ms"), published, ours);
-            cells.push(cell.fitted((row.usage == Usage::Fit).then_some(fitted)));
+            cells.push(cell.fitted((row.usage == Usage::Fit).then_some(fitted)).at("", cluster, None));
         }
     }
     Ok(Reproduction::new(&read.source, "Milliseconds; errors are relative.", cells))

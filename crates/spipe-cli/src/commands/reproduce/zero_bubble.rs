@@ -34,8 +34,10 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
     let rows = Rows::<Profile>::read(file, text)?;
     let cells = rows.each(|row| {
         let name = format!("{}, {} devices, {} microbatches", row.model, row.devices, row.microbatches);
-        let cell =
-            |(system, published): (&String, &f64)| Ok(Cell::difference(&name, system, *published, rate(row, system)?));
+        let cell = |(system, published): (&String, &f64)| {
+            let cell = Cell::difference(&name, system, *published, rate(row, system)?);
+            Ok(cell.at(&row.model, system, Some(row.microbatches as f64)))
+        };
         row.published.iter().map(cell).collect::<Result<Vec<_>, Faults>>()
     })?;
     let unit =
