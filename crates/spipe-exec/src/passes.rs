@@ -11,7 +11,7 @@
 
 use crate::{
     AdamW,
-    layers::{Feed, Matrix, Product, Products, Signal, Unit},
+    layers::{Feed, Matrix, Product, Products, Signal, Tape, Unit},
     optimizer::Moments,
 };
 use burn::tensor::{Tensor, TensorData};
@@ -85,11 +85,6 @@ impl Tracked {
             Signal::Loss(loss) => loss_number(loss.clone().inner()),
             _ => panic!("the last layer has no loss"),
         }
-    }
-
-    /// How many layers it has.
-    pub const fn count(&self) -> usize {
-        self.parameters.len()
     }
 }
 
@@ -193,6 +188,50 @@ pub(crate) fn forward(
     }
     let graph = tracked(rest, middle, feed, split, outputs);
     (plain(graph.output.clone()), Some(graph))
+}
+
+/// What takes the place of a graph whose activations leave the device: all that it takes to make the graph again.
+#[derive(Debug)]
+pub(crate) struct Record<T> {
+    /// The number of its first layer in the model.
+    pub first: usize,
+    /// The input of that layer, unless the stage begins with it, and the outputs of its products.
+    pub input: Option<T>,
+    pub outputs: Vec<T>,
+}
+
+impl<T> Record<T> {
+    /// The same of other things.
+    pub fn map<U>(&self, change: impl Fn(&T) -> U) -> Record<U> {
+        let outputs = self.outputs.iter().map(&change).collect();
+        Record { first: self.first, input: self.input.as_ref().map(&change), outputs }
+    }
+
+    /// All that it holds.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.input.iter().chain(&self.outputs)
+    }
+}
+
+/// A stage's forward without a graph: its output, and what the graph of its layers from `recorded_from` on can be made from.
+pub(crate) fn recorded_forward(
+    layers: Layers<'_>,
+    recorded_from: usize,
+    input: Signal,
+    feed: &Feed,
+    outputs: &mut Outputs,
+) -> (Signal, Record<Matrix>) {
+    let (front, rest) = layers.split_at(recorded_from);
+    let is_whole = front.units.is_empty();
+    let middle = if is_whole { input } else { untracked(front, input, feed, outputs) };
+    let tape = Tape::blank();
+    let kept = match &middle {
+        Signal::Hidden(matrix) if !is_whole => Some(matrix.clone()),
+        _ => None,
+    };
+    let first = rest.first;
+    let signal = if rest.units.is_empty() { middle } else { untracked(rest, middle, &feed.taped(&tape), outputs) };
+    (signal, Record { first, input: kept, outputs: tape.take() })
 }
 
 /// The gradient of the input of one graph, and what remains for the gradients of its parameters.

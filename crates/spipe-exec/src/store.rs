@@ -4,7 +4,7 @@ use crate::{
     account::Instance,
     layers::Matrix,
     optimizer::Moments,
-    passes::{Later, Tensors, Tracked},
+    passes::{Later, Record, Tensors, Tracked},
 };
 use burn::tensor::TensorData;
 use spipe_base::Bytes;
@@ -30,6 +30,9 @@ pub(crate) enum Value {
     Matrix(Box<Matrix>),
     /// What a forward, or its repetition, left for the backward.
     Graphs(Vec<Tracked>),
+    /// What takes the place of a graph that leaves the device: there, and in host memory.
+    Record(Box<Record<Matrix>>),
+    Parked(Box<Record<TensorData>>),
     /// What the first part of a backward left for the second.
     Later(Box<Later>),
 }
@@ -61,6 +64,8 @@ impl Value {
             Self::State(state) => Some(state.bytes()),
             Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter().map(AsRef::as_ref))),
             Self::Matrix(matrix) => Some(matrix_bytes(matrix)),
+            Self::Record(record) => Some(record.iter().map(matrix_bytes).sum()),
+            Self::Parked(record) => Some(Bytes::new(record.iter().map(|data| data.as_bytes().len() as u64).sum())),
             Self::Graphs(_) | Self::Later(_) => None,
         }
     }
@@ -136,13 +141,6 @@ impl Store {
     pub fn take_tensors(&self, instance: Instance) -> Result<Tensors, String> {
         self.take_as(instance, |value| match value {
             Value::Tensors(tensors) => Some(tensors),
-            _ => None,
-        })
-    }
-
-    pub fn take_graphs(&self, instance: Instance) -> Result<Vec<Tracked>, String> {
-        self.take_as(instance, |value| match value {
-            Value::Graphs(graphs) => Some(graphs),
             _ => None,
         })
     }

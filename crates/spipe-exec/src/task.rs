@@ -95,6 +95,8 @@ pub(crate) struct Keeps {
     pub from: usize,
     /// Whether the gradients of weights come later.
     pub split: bool,
+    /// Whether it leaves the device before the backward.
+    pub leaves: bool,
 }
 
 /// Where gradients of parameters go.
@@ -134,10 +136,12 @@ pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> 
         .filter(|action| action.kind == ActionKind::BackwardWeight)
         .filter_map(|action| action.subject.stage.zip(action.subject.microbatch))
         .collect();
+    let offloads = program.actions().iter().filter(|action| action.kind == ActionKind::Copy(Payload::Offload));
+    let leaving: BTreeSet<BufferId> = offloads.flat_map(|action| &action.reads).map(|read| read.buffer).collect();
     let mut refused: Vec<ActionKind> = Vec::new();
     let mut tasks = IdVec::new();
     for (id, action) in program.actions().enumerate() {
-        match (Uses { program, action, split: &split }).task() {
+        match (Uses { program, action, split: &split, leaving: &leaving }).task() {
             Ok(task) => {
                 tasks.push(task);
             }
@@ -170,6 +174,8 @@ struct Uses<'a> {
     action: &'a Action,
     /// Microbatches of stages whose backward is split.
     split: &'a BTreeSet<(StageId, MicrobatchId)>,
+    /// What is saved and leaves its device.
+    leaving: &'a BTreeSet<BufferId>,
 }
 
 type Wanted = fn(&Content) -> bool;
@@ -269,7 +275,8 @@ impl Uses<'_> {
         let from = (stage.layers.first().index() + recomputed).max(self.program.shape().without_backward);
         // Where what is saved is in two places, the second is the one that leaves the device.
         let graph = self.all(&self.action.writes, GRAPH).last().copied();
-        let keeps = graph.map(|graph| Keeps { graph, from, split: self.is_split() });
+        let leaves = |graph| self.leaving.contains(&graph);
+        let keeps = graph.map(|graph| Keeps { graph, from, split: self.is_split(), leaves: leaves(graph) });
         Ok(Task::Forward { work, outputs: outputs.collect(), keeps })
     }
 

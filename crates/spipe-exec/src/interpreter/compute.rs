@@ -3,8 +3,8 @@
 use super::{Interpreter, on};
 use crate::{
     data::Draw,
-    layers::{Feed, Signal, Unit},
-    passes::{self, Layers, Outputs, Seed, Tracked},
+    layers::{Feed, Matrix, Signal, Tape, Unit},
+    passes::{self, Layers, Outputs, Record, Seed, Tracked},
     site::Site,
     state::Outcome,
     store::Value,
@@ -53,15 +53,22 @@ impl Interpreter<'_> {
         let (first, units) = self.stage_units(work.stage);
         let mut wanted = Outputs::of(outputs.iter().map(|(layer, _)| layer.index()).collect());
         let tracked = keeps.map_or((first + units.len(), false), |keeps| (keeps.from, keeps.split));
-        let (graph, loss) = site.compute(|| {
+        let leaves = keeps.is_some_and(|keeps| keeps.leaves);
+        let (kept, loss) = site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
             let layers = Layers { first, units, parameters: &parameters };
-            let (signal, graph) = passes::forward(layers, tracked, input, &feed, &mut wanted);
+            let (signal, kept) = if leaves {
+                let (signal, record) = passes::recorded_forward(layers, tracked.0, input, &feed, &mut wanted);
+                (signal, Value::Record(Box::new(record)))
+            } else {
+                let (signal, graph) = passes::forward(layers, tracked, input, &feed, &mut wanted);
+                (signal, Value::Graphs(graph.into_iter().collect()))
+            };
             let loss = match signal {
                 Signal::Loss(loss) => Some(passes::loss_number(loss)),
                 _ => None,
             };
-            (graph, loss)
+            (kept, loss)
         })?;
         let mut outcome = Outcome { held: Vec::new(), loss: loss.map(|loss| (work.microbatch, loss)) };
         for (layer, buffer) in outputs {
@@ -70,9 +77,9 @@ impl Interpreter<'_> {
             self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix.clone())));
         }
         if let Some(keeps) = keeps {
-            let bytes = self.kept(keeps.from.clamp(first, first + units.len())..first + units.len());
-            let value = Value::Graphs(graph.into_iter().collect());
-            self.put_held(&mut outcome, (self.at(keeps.graph, iteration), bytes), value);
+            let graph = self.kept(keeps.from.clamp(first, first + units.len())..first + units.len());
+            let bytes = kept.bytes().unwrap_or(graph);
+            self.put_held(&mut outcome, (self.at(keeps.graph, iteration), bytes), kept);
         }
         Ok(outcome)
     }
@@ -121,9 +128,11 @@ impl Interpreter<'_> {
     ) -> Result<Vec<Tracked>, String> {
         let mut graphs = Vec::new();
         for buffer in buffers {
-            // What is saved beside a graph that has left the device is the stage's input, which has a buffer of its own.
-            if let Some(Value::Graphs(found)) = self.store.take(self.at(*buffer, iteration)) {
-                graphs.extend(found);
+            match self.store.take(self.at(*buffer, iteration)) {
+                Some(Value::Graphs(found)) => graphs.extend(found),
+                Some(Value::Record(record)) => graphs.push(self.play(iteration, (work, split), *record)?),
+                // What is saved beside a record is the stage's input, which has a buffer of its own.
+                _ => {}
             }
         }
         graphs.sort_by_key(|graph| graph.first);
@@ -137,6 +146,22 @@ impl Interpreter<'_> {
             graphs.insert(0, self.track(iteration, (work, split), (&parameters, covered), input)?);
         }
         Ok(graphs)
+    }
+
+    /// The graph of a stage's last layers, from what was written down when they were computed.
+    fn play(&self, iteration: u32, (work, split): (Work, bool), record: Record<Matrix>) -> Result<Tracked, String> {
+        let site = self.site(work.stage);
+        let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
+        let input = match record.input {
+            Some(input) => Signal::Hidden(input),
+            None => self.input(iteration, work, &site.device)?,
+        };
+        let (first, units) = self.stage_units(work.stage);
+        site.compute(|| {
+            let feed = self.feed(iteration, work.microbatch, &site.device).taped(&Tape::of(record.outputs));
+            let (_, layers) = Layers { first, units, parameters: &parameters }.split_at(record.first);
+            passes::tracked(layers, input, &feed, split, &mut Outputs::default())
+        })
     }
 
     fn seed(&self, iteration: u32, crossing: Crossing, device: &Device) -> Result<Seed, String> {

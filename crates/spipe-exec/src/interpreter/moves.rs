@@ -6,7 +6,7 @@ use crate::{
     store::{HostLayer, Value, wrong},
 };
 use burn::tensor::TensorData;
-use spipe_base::{ActionId, BufferId, LayerId};
+use spipe_base::{ActionId, BufferId, Bytes, LayerId};
 use std::sync::Arc;
 
 impl Interpreter<'_> {
@@ -51,13 +51,21 @@ impl Interpreter<'_> {
         Ok(outcome)
     }
 
-    /// What a forward saved. The library owns the tensors of a graph: they change memory in the account of what is held, and an
-    /// emulated accelerator's memory is the host's.
+    /// What takes the place of a forward's graph, to host memory or back from it.
     pub(super) fn park(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
-        let graphs = self.store.take_graphs(self.at(from, iteration))?;
-        let bytes = graphs.iter().map(|graph| self.kept(graph.first..graph.first + graph.count())).sum();
-        let mut outcome = Outcome::default();
-        self.put_held(&mut outcome, (self.at(to, iteration), bytes), Value::Graphs(graphs));
+        let value = match (self.store.take(self.at(from, iteration)), self.computed_on[to]) {
+            (Some(Value::Record(record)), None) => Value::Parked(Box::new(record.map(host))),
+            (Some(Value::Parked(record)), Some(device)) => {
+                let device = &self.sites[&device].device;
+                let back = |data: &TensorData| on_device(data, [data.shape()[0], data.shape()[1]], device);
+                let record = record.map(back);
+                device.sync().map_err(|error| format!("{error:?}"))?;
+                Value::Record(Box::new(record))
+            }
+            _ => return Err(wrong(self.at(from, iteration))),
+        };
+        let mut outcome = Outcome { held: vec![(self.at(from, iteration), Bytes::ZERO)], loss: None };
+        self.put(&mut outcome, self.at(to, iteration), value);
         Ok(outcome)
     }
 

@@ -1,6 +1,6 @@
 //! What a model reads, on a device.
 
-use super::{Matrix, Products};
+use super::{Matrix, Products, Tape};
 use crate::data::{ImageBatch, Microbatch, hash, normals};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use spipe_model::{Architecture, Condition, Model};
@@ -35,6 +35,8 @@ pub(crate) struct Feed {
     given: Given,
     /// Where products with weights are written down, if the gradients of weights are computed later.
     products: Option<Products>,
+    /// Where outputs of products are written down or read, if the graph is made again from them.
+    tape: Option<Tape>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,6 +61,7 @@ impl Feed {
                     batch: (batch.sequences, batch.seq_len),
                     given: Given::Tokens { inputs, targets },
                     products: None,
+                    tape: None,
                 }
             }
             (Microbatch::Images(batch), Reading::Noise(condition)) => noise(batch, condition, device),
@@ -66,7 +69,12 @@ impl Feed {
                 let tokens = if let Reading::Classes { tokens } = reading { *tokens } else { 1 };
                 let pixels = matrix(batch.pixels.clone(), batch.classes.len(), device);
                 let classes = integers(batch.classes.clone(), [batch.classes.len(), 1], device);
-                Self { batch: (batch.classes.len(), tokens), given: Given::Classes { pixels, classes }, products: None }
+                Self {
+                    batch: (batch.classes.len(), tokens),
+                    given: Given::Classes { pixels, classes },
+                    products: None,
+                    tape: None,
+                }
             }
         }
     }
@@ -76,11 +84,20 @@ impl Feed {
         Self { products: products.cloned(), ..self.clone() }
     }
 
+    /// The same, with outputs of products on `tape`.
+    pub fn taped(&self, tape: &Tape) -> Self {
+        Self { tape: Some(tape.clone()), ..self.clone() }
+    }
+
     /// The product of an input with a weight.
     pub fn multiply(&self, input: Matrix, weight: Matrix) -> Matrix {
+        let output = match &self.tape {
+            Some(tape) => tape.multiply(input.clone(), weight),
+            None => input.clone().matmul(weight),
+        };
         match &self.products {
-            Some(products) => products.multiply(input, weight),
-            None => input.matmul(weight),
+            Some(products) => products.note(input, output),
+            None => output,
         }
     }
 
@@ -178,7 +195,7 @@ fn noise(batch: &ImageBatch, condition: &Condition, device: &Device) -> Feed {
     }
     let [noisy, noise, sinusoids, text] =
         [noisy, added, sinusoids, text].map(|numbers| matrix(numbers, images, device));
-    Feed { batch: (images, 1), given: Given::Noise { noisy, sinusoids, text, noise }, products: None }
+    Feed { batch: (images, 1), given: Given::Noise { noisy, sinusoids, text, noise }, products: None, tape: None }
 }
 
 #[cfg(test)]

@@ -13,12 +13,14 @@ mod patch;
 mod product;
 mod seam;
 mod start;
+mod tape;
 mod unet;
 
 pub(crate) use feed::{Feed, Reading};
 pub(crate) use product::{Product, Products};
 pub(crate) use seam::{Live, Seam};
 pub(crate) use start::initial;
+pub(crate) use tape::Tape;
 
 use block::BlockUnit;
 use burn::tensor::Tensor;

@@ -59,11 +59,10 @@ enum Tap {
 type Slot = Arc<Mutex<Option<Matrix>>>;
 
 impl Products {
-    /// `input · weight`, where no graph tracks the weight.
-    pub fn multiply(&self, input: Matrix, weight: Matrix) -> Matrix {
-        let plain = input.clone().inner();
-        let (output, gradient) = tap(input.matmul(weight));
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Tapped { input: plain, gradient });
+    /// Writes down that `output` is the product of `input` with a weight that no graph tracks; returns it.
+    pub fn note(&self, input: Matrix, output: Matrix) -> Matrix {
+        let (output, gradient) = tap(output);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Tapped { input: input.inner(), gradient });
         output
     }
 

@@ -1,6 +1,6 @@
 //! Every system yields the losses and gradients of plain training.
 
-use crate::machine::{LLAMA, machine, text};
+use crate::machine::{GPT, LLAMA, machine, text};
 use spipe_base::{Bytes, LayerRange};
 use spipe_cost::{Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Options, Reference, Report, reference, run};
@@ -126,6 +126,8 @@ fn split_backwards() {
     }
     let stages = &["gpu0 0..2 recompute:2", "gpu1 3..4 recompute:2"];
     exactly(&Setup { system: System::ZbH1, stages, ..Setup::default() });
+    let stages = &["gpu0 0..1 recompute", "cpu0 2..3"];
+    exactly(&Setup { system: System::ZbH2, model: GPT, stages, ..Setup::default() });
 }
 
 #[test]
@@ -144,6 +146,8 @@ fn several_stages_per_device() {
 fn optimizers_on_a_socket() {
     for system in [System::ZeroOffload, System::ZeroOffloadDelayed] {
         exactly(&Setup { system, stages: &["gpu0 0..4 socket recompute:2"], ..Setup::default() });
+        let stages = &["gpu0 0..0 socket", "gpu0 1..2 socket recompute:1", "gpu1 3..4 socket"];
+        exactly(&Setup { system, stages, ..Setup::default() });
     }
 }
 
@@ -153,6 +157,27 @@ fn offloaded_activations() {
     for system in [System::PoH, System::PoF] {
         exactly(&Setup { system, stages, ..Setup::default() });
     }
+    let stages = &["gpu0 0..1 offload", "gpu1 2..3"];
+    exactly(&Setup { system: System::PoH, model: GPT, stages, microbatches: 6, ..Setup::default() });
+}
+
+#[test]
+fn what_is_offloaded_is_in_host_memory() {
+    let stages = |words: &'static str| {
+        ["gpu0 0..1", "gpu1 2..2", "gpu0 3..3", "gpu1 4..4"].map(|stage| format!("{stage}{words}"))
+    };
+    let held = |system, words: &'static str| {
+        let stages = stages(words);
+        let stages: Vec<&str> = stages.iter().map(String::as_str).collect();
+        let (_, report) = Setup { system, stages: &stages, microbatches: 8, ..Setup::default() }.both(Backend::Flex, 1);
+        let of = |name: &str| report.memories.iter().find(|memory| memory.name == name).map(|memory| memory.held);
+        (of("gpu0").expect("it computes"), of("dram0").unwrap_or(Bytes::ZERO))
+    };
+    let (stays, leaves) = (held(System::Interleaved, ""), held(System::PoF, " offload"));
+    assert_eq!(stays.1, Bytes::ZERO);
+    // Outputs of the seven products of one block on one microbatch at least, each of 32 tokens, in f32.
+    let block = Bytes::new(4 * 32 * (32 + 2 * 16 + 32 + 2 * 48 + 32));
+    assert!(leaves.1 >= block && leaves.0 < stays.0, "{stays:?} {leaves:?}");
 }
 
 const UNITS: [&str; 5] = [
@@ -195,13 +220,25 @@ fn passes_with_chunks_of_their_own() {
     let setup = Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() };
     exactly(&setup);
     let knobs = Knobs { synchronous_optimizer: true, synchronous_checkpoints: true, ..Knobs::default() };
-    exactly(&Setup { knobs, ..setup });
+    exactly(&Setup { knobs, ..setup.clone() });
+    // The backward of layer 2 begins on the device that the forward passes its input to anyway.
+    let backward = &[
+        "gpu1 0..0 streamed recompute",
+        "gpu0 1..1 streamed recompute",
+        "gpu1 2..2 streamed recompute",
+        "gpu0 3..4 streamed recompute",
+    ];
+    for knobs in [Knobs::default(), knobs] {
+        exactly(&Setup { backward, knobs, ..setup.clone() });
+    }
 }
 
 #[test]
 fn everything_shared_by_two() {
     let stages = &["gpu0 0..1 recompute", "gpu0 2..3", "gpu0 4..4"];
     exactly(&Setup { system: System::Fsdp, stages, microbatches: 4, ..Setup::default() });
+    let stepped = &["gpu0 0..1 socket", "gpu0 2..4 socket recompute:1"];
+    exactly(&Setup { system: System::Fsdp, stages: stepped, ..Setup::default() });
     let one_round = &["gpu0 0..1 streamed recompute", "gpu0 2..3 streamed", "gpu0 4..4 streamed"];
     exactly(&Setup { system: System::ZeroInfinity, stages: one_round, microbatches: 2, ..Setup::default() });
 }

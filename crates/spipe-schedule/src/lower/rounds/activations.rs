@@ -140,6 +140,10 @@ impl Rounds<'_> {
         let mut edges = Vec::new();
         for ((chunk, microbatch), buffer) in &self.checkpoints {
             let Some(copy) = self.sent.get(buffer) else { continue };
+            // What the forward is passed anyway comes when the forward needs it.
+            if self.builder.get(*copy).kind != ActionKind::Copy(Payload::Checkpoint) {
+                continue;
+            }
             let device = self.spec.backward[*chunk].device;
             let before = self.timestep_before(device, (*chunk, *microbatch));
             edges.extend(before.map(|before| (before, *copy)));
