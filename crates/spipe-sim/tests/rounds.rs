@@ -10,7 +10,7 @@ fn span(program: &spipe_schedule::Program) -> u64 {
 }
 
 fn rounds(name: (&str, bool), devices: usize, microbatches: usize, stages: (usize, usize), times: (u64, u64)) -> u64 {
-    let times = RoundTimes { forward: SimTime::ns(times.0), backward: SimTime::ns(times.1), step: SimTime::ZERO };
+    let times = RoundTimes { forward: SimTime::ns(times.0), backward: SimTime::ns(times.1), ..RoundTimes::default() };
     match bare_rounds(name, devices, microbatches, stages, &times) {
         Ok(program) => span(&program),
         Err(faults) => panic!("{faults}"),
@@ -97,7 +97,7 @@ fn superpipeline_holds_k_units_whatever_bounds_it() {
 
 #[test]
 fn what_cannot_be_is_refused_with_the_nearest_that_can() {
-    let times = RoundTimes { forward: SimTime::ns(1), backward: SimTime::ns(1), step: SimTime::ZERO };
+    let times = RoundTimes { forward: SimTime::ns(1), backward: SimTime::ns(1), ..RoundTimes::default() };
     let refuse = |result: Result<spipe_schedule::Program, spipe_base::Faults>| match result {
         Ok(_) => panic!("it should be refused"),
         Err(faults) => faults.to_string(),
@@ -124,4 +124,23 @@ fn units_that_are_there_need_no_way_in() {
     assert_eq!(end(4), 20 + 8 * 100 + 20);
     let refused = bare_superpipeline_after(5, 12, (4, 2), &times);
     assert!(refused.is_err_and(|faults| faults.to_string().contains("begin with at most 4")));
+}
+
+/// Parameters come in one stage ahead: the first stage of a device waits for all of its own, later ones for what M passes do not hide.
+#[test]
+fn loads_hide_behind_the_passes_of_the_stage_before() {
+    let gpu = |load: u64| {
+        let times = RoundTimes {
+            forward: SimTime::ns(10),
+            backward: SimTime::ns(30),
+            load: SimTime::ns(load),
+            ..RoundTimes::default()
+        };
+        span(&bare_rounds(("mobius", false), 2, 4, (2, 2), &times).unwrap())
+    };
+    let hidden = |load: u64| (2 * 4 + 1) * (10 + 30) + load;
+    // Four forwards hide 40 ns, and four backwards more.
+    assert_eq!(gpu(40), hidden(40));
+    assert_eq!(gpu(1), hidden(1));
+    assert_eq!(gpu(60), hidden(60) + 20);
 }

@@ -12,6 +12,7 @@ mod pipeoffload;
 mod pipeoffload_peaks;
 mod pipeoffload_runs;
 mod plots;
+mod rates;
 mod rows;
 mod spipe;
 mod superpipeline;

@@ -3,9 +3,12 @@
 //! The GPU part is τ·u(M) + c, where u is the simulated span of passes with τ = 1: SPipe's forward and backward stages take the
 //! same time, Mobius' backward with its recompute takes three forwards. The iteration is the simulated span with the optimizer's
 //! steps on the CPU, which start stage by stage (SPipe) or after the backward (Mobius), plus c and another constant.
+//!
+//! Where rows say the shapes of their models, passes and transfers take what shapes and fitted rates say instead (`rates`).
 
 use super::{
     fit::line,
+    rates::{self, Checkpoints, Shape},
     rows::{self, Rows, Usage, above_zero},
     table::{Cell, Reproduction},
 };
@@ -21,26 +24,32 @@ const HALVINGS: usize = 40;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Measured {
-    model: String,
-    system: String,
-    devices: usize,
-    microbatches: usize,
-    stages: [usize; 2],
+pub struct Measured {
+    pub model: String,
+    pub system: String,
+    pub devices: usize,
+    pub microbatches: usize,
+    /// Forward and backward stages per device.
+    pub stages: [usize; 2],
+    /// What one device's optimizer steps.
     parameters: u64,
+    #[serde(default)]
+    shape: Option<Shape>,
+    #[serde(default)]
+    pub checkpoints: Checkpoints,
     #[serde(rename = "use")]
     usage: Usage,
-    published: Published,
+    pub published: Published,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Published {
+pub struct Published {
     iteration: Text<Seconds>,
-    gpu: Text<Seconds>,
+    pub gpu: Text<Seconds>,
 }
 
-type Row = rows::Row<Measured>;
+pub type Row = rows::Row<Measured>;
 
 /// What the fit found, in ms.
 struct Fit {
@@ -52,16 +61,29 @@ struct Fit {
 
 pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
     let read = Rows::<Measured>::read(file, text)?;
+    let shaped = read.rows.iter().any(|row| row.shape.is_some());
     read.each(|row| {
         above_zero("time", row.published.iteration.0.get().min(row.published.gpu.0.get()))?;
-        span(row, 1.0, 0.0).map(|_| ())
+        if row.shape.is_some() != shaped || row.shape.is_some_and(|shape| !shape.is_whole()) {
+            let fault = Diagnostic::error("the row does not say the whole shape of its model, as others do");
+            return Err(fault.hint("give every row a `shape` without zeros, or none").into());
+        }
+        span(row, &pass(row, 1.0)).map(|_| ())
     })?;
+    let cells = if shaped { by_rates(&read)? } else { by_microbatches(&read)? };
+    let mut made = Reproduction::new(&read.source, "Milliseconds; errors are relative.", cells);
+    made.findings.extend(gain(&made.cells, &read.rows));
+    Ok(made)
+}
+
+/// Predictions for rows that tell no shapes.
+fn by_microbatches(read: &Rows<Measured>) -> Result<Vec<Cell>, Failure> {
     let mut groups: BTreeMap<(&str, &str), Vec<&Row>> = BTreeMap::new();
     for row in &read.rows {
         groups.entry((&row.model, &row.system)).or_default().push(row);
     }
     let mut cells = Vec::new();
-    for ((model, system), rows) in &groups {
+    for ((model, _), rows) in &groups {
         let own = rows.iter().any(|row| row.usage == Usage::Fit);
         let fit = if own {
             fit(rows)?
@@ -71,27 +93,93 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
             fit_others(&others.collect::<Vec<_>>(), rows)?
         };
         for row in rows {
-            let (gpu, iteration) = predict(row, &fit)?;
-            let name = format!("{model}, {system}, {} GPUs, {} microbatches", row.devices, row.microbatches);
-            let note = |what: String| (row.usage == Usage::Fit).then_some(what);
             let rate = row.parameters as f64 / (fit.step * row.stages[1] as f64) / 1e6;
-            let parts = [
-                ("gpu", row.published.gpu.0, gpu, format!("{:.2} ms per stage, {:+.0} ms", fit.stage, fit.constant)),
-                ("iteration", row.published.iteration.0, iteration, format!("{rate:.2} Gparam/s, {:+.0} ms", fit.rest)),
+            let fitted = [
+                format!("{:.2} ms per stage, {:+.0} ms", fit.stage, fit.constant),
+                format!("{rate:.2} Gparam/s, {:+.0} ms", fit.rest),
             ];
-            for (column, published, ours, fitted) in parts {
-                let published = published.to_ms();
-                cells.push(Cell::relative(&name, format!("{column}, ms"), published, ours).fitted(note(fitted)));
-            }
+            cells.extend(pair(row, predict(row, &fit)?, fitted));
         }
     }
-    Ok(Reproduction::new(&read.source, "Milliseconds; errors are relative.", cells))
+    Ok(cells)
+}
+
+/// Predictions from shapes, with rates that are fitted on rows of all models at once.
+fn by_rates(read: &Rows<Measured>) -> Result<Vec<Cell>, Failure> {
+    let shaped = |row: &'_ Row| row.shape.map(|shape| (row.number, shape));
+    let shapes: BTreeMap<usize, Shape> = read.rows.iter().filter_map(shaped).collect();
+    let fitted: Vec<&Row> = read.rows.iter().filter(|row| row.usage == Usage::Fit).collect();
+    for row in &read.rows {
+        if !fitted.iter().any(|other| other.model == row.model) {
+            let message = format!("no row of `{}` is fitted", row.model);
+            return Err(read.fault(row, message, "mark one with use = \"fit\"").into());
+        }
+    }
+    let known: Vec<(&Row, Shape)> = fitted.iter().map(|row| (*row, shapes[&row.number])).collect();
+    let rates = rates::fit(&known)?;
+    let mut cells = Vec::new();
+    for row in &read.rows {
+        let work = rates.work[&row.model];
+        let own: Vec<&&Row> = fitted.iter().filter(|other| other.model == row.model).collect();
+        let tail =
+            |row: &&&Row| (row.published.iteration.0.to_ms() - row.published.gpu.0.to_ms()) / row.parameters as f64;
+        let per_parameter = own.iter().map(tail).sum::<f64>() / own.len() as f64;
+        let times = rates::times(row, &shapes[&row.number], (work, rates.link));
+        let step = time(per_parameter * row.parameters as f64 / row.stages[1] as f64);
+        let (gpu, _) = span(row, &times)?;
+        let (_, iteration) = span(row, &RoundTimes { step, ..times })?;
+        let fitted = [
+            format!("{:.1} TFLOP/s, one link of {:.2} GB/s", work / 1e12, rates.link / 1e9),
+            format!("{:.2} Gparam/s", 1e-6 / per_parameter),
+        ];
+        cells.extend(pair(row, (gpu, iteration), fitted));
+    }
+    Ok(cells)
+}
+
+/// The two figures of a row.
+fn pair(row: &Row, (gpu, iteration): (f64, f64), fitted: [String; 2]) -> [Cell; 2] {
+    let name = name(row);
+    let [of_gpu, of_iteration] = fitted.map(|what| (row.usage == Usage::Fit).then_some(what));
+    let published = &row.published;
+    [
+        Cell::relative(&name, "gpu, ms", published.gpu.0.to_ms(), gpu).fitted(of_gpu),
+        Cell::relative(&name, "iteration, ms", published.iteration.0.to_ms(), iteration).fitted(of_iteration),
+    ]
+}
+
+fn name(row: &Row) -> String {
+    let length = row.shape.map(|shape| format!(", {} tokens", shape.seq_len)).unwrap_or_default();
+    format!("{}{length}, {}, {} GPUs, {} microbatches", row.model, row.system, row.devices, row.microbatches)
+}
+
+/// How much faster SPipe is than Mobius on average over the rows that both have.
+fn gain(cells: &[Cell], rows: &[Row]) -> Option<String> {
+    let iteration = |row: &Row| {
+        let name = name(row);
+        cells.iter().find(|cell| cell.row == name && cell.column.starts_with("iteration"))
+    };
+    let same = |one: &Row, other: &Row| name(one).replace("spipe", "mobius") == name(other);
+    let mut ratios: Vec<(f64, f64)> = Vec::new();
+    for fast in rows.iter().filter(|row| row.system == "spipe") {
+        let Some(slow) = rows.iter().find(|other| other.system == "mobius" && same(fast, other)) else { continue };
+        let (fast, slow) = (iteration(fast)?, iteration(slow)?);
+        ratios.push((slow.published? / fast.published?, slow.ours / fast.ours));
+    }
+    let count = ratios.len() as f64;
+    let published = ratios.iter().map(|pair| pair.0).sum::<f64>() / count;
+    let ours = ratios.iter().map(|pair| pair.1).sum::<f64>() / count;
+    (count > 0.0).then(|| {
+        format!(
+            "SPipe is {ours:.3} times as fast as Mobius on average over {count} pairs of rows; as published {published:.3} times"
+        )
+    })
 }
 
 /// The time of a stage and the rate of the optimizer from one row of another system, whose steps all come after its passes.
 fn fit_others(others: &[&Row], rows: &[&Row]) -> Result<Fit, Failure> {
     let Some(other) = others.iter().find(|row| row.usage == Usage::Fit) else { return Err(too_few(rows)) };
-    let stage = other.published.gpu.0.to_ms() / span(other, 1.0, 0.0)?.0;
+    let stage = other.published.gpu.0.to_ms() / span(other, &pass(other, 1.0))?.0;
     let per_parameter = (other.published.iteration.0.to_ms() - other.published.gpu.0.to_ms()) / other.parameters as f64;
     let here = rows.first().map_or(0.0, |row| row.parameters as f64 / row.stages[1] as f64);
     Ok(Fit { stage, constant: 0.0, step: per_parameter * here, rest: 0.0 })
@@ -109,11 +197,12 @@ fn fit(rows: &[&Row]) -> Result<Fit, Failure> {
     }
     let mut points = Vec::new();
     for row in &fitted {
-        points.push((span(row, 1.0, 0.0)?.0, row.published.gpu.0.to_ms()));
+        points.push((span(row, &pass(row, 1.0))?.0, row.published.gpu.0.to_ms()));
     }
     let (stage, constant) = line(&points);
-    let difference =
-        |step: f64| -> Result<f64, Faults> { Ok(span(first, stage, step)?.1 - span(last, stage, step)?.1) };
+    let difference = |step: f64| -> Result<f64, Faults> {
+        Ok(span(first, &stepped(first, stage, step))?.1 - span(last, &stepped(last, stage, step))?.1)
+    };
     let wanted = first.published.iteration.0.to_ms() - last.published.iteration.0.to_ms();
     let tail = |row: &Row| row.published.iteration.0.to_ms() - row.published.gpu.0.to_ms();
     let most = first.published.iteration.0.to_ms();
@@ -134,18 +223,39 @@ fn fit(rows: &[&Row]) -> Result<Fit, Failure> {
     };
     let mut rest = 0.0;
     for row in &fitted {
-        rest += row.published.iteration.0.to_ms() - span(row, stage, step)?.1 - constant;
+        rest += row.published.iteration.0.to_ms() - span(row, &stepped(row, stage, step))?.1 - constant;
     }
     Ok(Fit { stage, constant, step, rest: rest / fitted.len() as f64 })
 }
 
 fn predict(row: &Row, fit: &Fit) -> Result<(f64, f64), Failure> {
-    let (gpu, iteration) = span(row, fit.stage, fit.step)?;
+    let (gpu, iteration) = span(row, &stepped(row, fit.stage, fit.step))?;
     Ok((gpu + fit.constant, iteration + fit.constant + fit.rest))
 }
 
-/// The simulated end of the last pass and of the last step, in ms, for passes of `stage` ms and steps of `step` ms.
-fn span(row: &Row, stage: f64, step: f64) -> Result<(f64, f64), Faults> {
+/// Passes of which a forward takes `stage` ms, with nothing else.
+fn pass(row: &Row, stage: f64) -> RoundTimes {
+    // Backward and recompute of a chunk take about three of its forwards.
+    let backward = 3.0 * row.stages[0] as f64 / row.stages[1].max(1) as f64;
+    RoundTimes { forward: time(stage), backward: time(stage * backward), ..RoundTimes::default() }
+}
+
+/// The same with steps of `step` ms.
+fn stepped(row: &Row, stage: f64, step: f64) -> RoundTimes {
+    RoundTimes { step: time(step), ..pass(row, stage) }
+}
+
+pub fn time(ms: f64) -> SimTime {
+    SimTime::ns((ms * 1e6).round() as u64)
+}
+
+/// The simulated end of the last pass, in ms.
+pub fn gpu_part(row: &Row, times: &RoundTimes) -> Result<f64, Faults> {
+    Ok(span(row, times)?.0)
+}
+
+/// The simulated end of the last pass and of the last step, in ms.
+fn span(row: &Row, times: &RoundTimes) -> Result<(f64, f64), Faults> {
     let decoupled = match row.system.as_str() {
         "spipe" => true,
         "mobius" => false,
@@ -154,12 +264,8 @@ fn span(row: &Row, stage: f64, step: f64) -> Result<(f64, f64), Faults> {
             return Err(fault.hint("use spipe or mobius").into());
         }
     };
-    let time = |ms: f64| SimTime::ns((ms * 1e6).round() as u64);
-    // Backward and recompute of a chunk take about three of its forwards.
-    let backward = 3.0 * row.stages[0] as f64 / row.stages[1] as f64;
-    let times = RoundTimes { forward: time(stage), backward: time(stage * backward), step: time(step) };
     let name = (row.system.as_str(), decoupled);
-    let program = bare_rounds(name, row.devices, row.microbatches, (row.stages[0], row.stages[1]), &times)?;
+    let program = bare_rounds(name, row.devices, row.microbatches, (row.stages[0], row.stages[1]), times)?;
     let options = Options { iterations: Iterations::One, ..Options::default() };
     let trace = simulate(&program, &options).trace;
     let passes = trace.spans.iter().filter(|span| matches!(span.kind, ActionKind::Forward | ActionKind::Backward));

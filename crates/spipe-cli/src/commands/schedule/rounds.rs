@@ -26,7 +26,7 @@ fn passes(what: &args::Schedule) -> Result<Program, Failure> {
     let times = RoundTimes {
         forward: SimTime::from_seconds(what.forward),
         backward: SimTime::from_seconds(whole),
-        step: SimTime::ZERO,
+        ..RoundTimes::default()
     };
     Ok(bare_rounds((&what.system, decoupled), what.devices, what.microbatches, (forward, backward), &times)?)
 }

@@ -21,13 +21,13 @@ impl Links for PerUnit {
         } else {
             SimTime::ZERO
         };
-        let units = bytes.get() / StageTimes::UNIT.get();
-        Ok(Transfer { work: SimTime::ns(per_unit.as_ns() * units), flows: Vec::new() })
+        let time = u128::from(per_unit.as_ns()) * u128::from(bytes.get()) / u128::from(StageTimes::UNIT.get());
+        Ok(Transfer { work: SimTime::ns(time as u64), flows: Vec::new() })
     }
 }
 
 /// The times of one forward stage and of one backward stage with its recompute, on one microbatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTimes {
     /// A forward stage.
     pub forward: SimTime,
@@ -36,9 +36,12 @@ pub struct RoundTimes {
     /// The optimizer step of a backward stage on the CPU cores of its device; zero leaves the optimizer out. With decoupled passes
     /// a step starts when its stage has ended, otherwise when the whole backward has.
     pub step: SimTime,
+    /// The way in of the parameters of a forward stage, ahead of its first pass by one stage; backward stages take their share of
+    /// it. Zero leaves parameters where they are used.
+    pub load: SimTime,
 }
 
-/// SPipe's or Mobius' passes with transfers left out: `forward` and `backward` stages on each of `devices`
+/// SPipe's or Mobius' passes; between devices copies take no time: `forward` and `backward` stages on each of `devices`
 /// devices. Forward stage i·N + r is on device r. With `decoupled` passes backward stage j·N + (N − 1 − r) is, so that both
 /// passes go round the same way; otherwise each device computes the backward of its own forward stages.
 pub fn bare_rounds(
@@ -83,6 +86,8 @@ pub fn bare_rounds(
         let chunk = |stage: usize| Chunk {
             socket: Some(DeviceId::from(devices + device(stage))),
             step: Transfer { work: times.step, flows: Vec::new() },
+            // A unit is a forward stage.
+            weights: Bytes::new(StageTimes::UNIT.get() * (devices * forward) as u64 / stages as u64),
             ..unit(DeviceId::from(device(stage)), (stage * length, length), time, host)
         };
         (0..stages).map(chunk).collect()
@@ -98,10 +103,10 @@ pub fn bare_rounds(
             _ if decoupled => Stepping::Asynchronous,
             _ => Stepping::Serial,
         },
-        streams: false,
+        streams: times.load > SimTime::ZERO,
         ..spec(microbatches)
     };
-    Rounds::build(&spec, &PerUnit { host, load: SimTime::ZERO, evict: SimTime::ZERO }, builder)
+    Rounds::build(&spec, &PerUnit { host, load: times.load, evict: SimTime::ZERO }, builder)
 }
 
 /// The times of one unit of a Superpipeline.
