@@ -164,7 +164,7 @@ fn gain(cells: &[Cell], rows: &[Row]) -> Option<String> {
     for fast in rows.iter().filter(|row| row.system == "spipe") {
         let Some(slow) = rows.iter().find(|other| other.system == "mobius" && same(fast, other)) else { continue };
         let (fast, slow) = (iteration(fast)?, iteration(slow)?);
-        ratios.push((slow.published? / fast.published?, slow.ours / fast.ours));
+        ratios.push((slow.published? / fast.published?, slow.ours? / fast.ours?));
     }
     let count = ratios.len() as f64;
     let published = ratios.iter().map(|pair| pair.0).sum::<f64>() / count;
