@@ -396,6 +396,15 @@ pub struct Run {
     /// Seed of the parameters and of the order of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Folder for checkpoints: one every few steps, one at the end, one at Ctrl-C
+    #[arg(long)]
+    pub checkpoint_dir: Option<String>,
+    /// Steps from one checkpoint to the next
+    #[arg(long, default_value_t = 100, requires = "checkpoint_dir", value_parser = clap::value_parser!(u32).range(1..))]
+    pub checkpoint_every: u32,
+    /// Go on from the newest checkpoint in that folder that is whole
+    #[arg(long, requires = "checkpoint_dir")]
+    pub resume: bool,
     /// The measured trace to write
     #[arg(short, long)]
     pub output: Option<String>,

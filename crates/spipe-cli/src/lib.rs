@@ -4,6 +4,7 @@
 //! args ─► commands ─┬─ input     models, profiles, plans and traces from paths or shipped names
 //!                   ├─ planning  one search over microbatch sizes with the planner that was asked for; pinning what it must hold,
 //!                   │            solving the largest that fits, sensitivity what more of a resource would gain
+//!                   ├─ resuming  checkpoints to write and to go on from
 //!                   ├─ tables    what people read
 //!                   └─ output    whole files or none; stdout for data, stderr for talk
 //! ```
@@ -20,6 +21,7 @@ mod output;
 mod pinning;
 mod planning;
 mod progress;
+mod resuming;
 mod sensitivity;
 mod solving;
 mod tables;

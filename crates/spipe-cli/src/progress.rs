@@ -22,7 +22,9 @@ pub struct Progress {
     bar: ProgressBar,
     format: Format,
     steps: u32,
+    /// Steps that are over, in all and in this run.
     over: u32,
+    here: u32,
     seconds: f64,
     interrupted: Arc<AtomicBool>,
 }
@@ -64,8 +66,8 @@ struct MemoryLine<'a> {
 }
 
 impl Progress {
-    /// Before the first of `steps` steps. From now on the first Ctrl-C lets the running step end, the second ends the process.
-    pub fn start(steps: u32, format: Format) -> Self {
+    /// Before the next of `steps` steps, `over` of them being over. From now on the first Ctrl-C lets the running step end, the second ends the process.
+    pub fn start((over, steps): (u32, u32), format: Format) -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));
         // In this order: a signal that comes while the flag is up ends the process, then the flag goes up.
         let second = signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, Arc::clone(&interrupted));
@@ -77,12 +79,15 @@ impl Progress {
         let style = ProgressStyle::with_template("step {pos}/{len} {wide_bar} {msg}, {eta} left");
         let bar = ProgressBar::with_draw_target(Some(u64::from(steps)), target)
             .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Self { bar, format, steps, over: 0, seconds: 0.0, interrupted }
+        bar.set_position(u64::from(over));
+        bar.reset_eta();
+        Self { bar, format, steps, over, here: 0, seconds: 0.0, interrupted }
     }
 
     /// Tells of a step that is over.
     pub fn step(&mut self, step: &Step) -> Result<(), Failure> {
         self.over += 1;
+        self.here += 1;
         self.seconds += step.duration.as_secs_f64();
         let rate = rate(step);
         let held: Vec<String> = step.peaks.iter().map(|(memory, bytes)| format!("{memory} {bytes}")).collect();
@@ -101,7 +106,7 @@ impl Progress {
             loss: step.loss,
             duration_ms: step.duration.as_secs_f64() * 1e3,
             tokens_per_second: rate,
-            remaining_s: self.seconds / f64::from(self.over) * f64::from(left),
+            remaining_s: self.seconds / f64::from(self.here) * f64::from(left),
             peak_bytes: step.peaks.iter().map(|(memory, bytes)| (memory.as_str(), bytes.get())).collect(),
         })
     }

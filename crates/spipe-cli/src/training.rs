@@ -1,6 +1,6 @@
 //! Running a plan; shared by `run` and `demo`.
 
-use crate::{Failure, args::Format, output, progress::Progress};
+use crate::{Failure, args::Format, output, progress::Progress, resuming::Resuming};
 use spipe_base::Diagnostic;
 use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError};
 use spipe_hardware::DeviceKind;
@@ -17,6 +17,7 @@ pub struct Training<'a> {
     pub steps: u32,
     pub seed: u64,
     pub learning_rate: f64,
+    pub resuming: Resuming,
 }
 
 /// Trains, and tells of every step: to people on a terminal, to programs in lines of JSON.
@@ -25,9 +26,11 @@ pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure>
         steps: training.steps,
         seed: training.seed,
         optimizer: AdamW { lr: training.learning_rate, ..AdamW::default() },
+        checkpoints: training.resuming.checkpoints.clone(),
+        resume: training.resuming.resume.clone(),
         ..Options::new(training.bindings.clone())
     };
-    let mut progress = Progress::start(training.steps, format);
+    let mut progress = Progress::start((training.resuming.step(), training.steps), format);
     let mut failure = None;
     let report = spipe_exec::run(training.plan, training.program, training.data, &options, &mut |step| {
         failure = failure.take().or(progress.step(step).err());
@@ -56,7 +59,7 @@ pub fn refuse(error: RunError) -> Failure {
     match error {
         RunError::Unsupported(faults) => Failure::Input(faults),
         RunError::NoDevice { .. } => Failure::NoDevice(diagnostic),
-        RunError::Data(_) => diagnostic.into(),
+        RunError::Data(_) | RunError::Checkpoint(_) => diagnostic.into(),
         RunError::OutOfMemory(_) | RunError::Lane { .. } => Failure::Check(diagnostic),
         RunError::Stalled { .. } => Failure::Bug(diagnostic.message),
     }

@@ -54,8 +54,12 @@ impl<'a> Board<'a> {
         let (iteration, action) = self.rules.at(lane, state.lanes[lane.index()].position)?;
         let mut short_of = None;
         let mut turn = loop {
-            if state.failure.is_some() || iteration >= state.limit {
+            if state.failure.is_some() || iteration >= state.steps {
                 return None;
+            }
+            if iteration >= state.limit {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
             }
             state.remember(self.rules, iteration);
             match state.block(self.rules, iteration, action, self.now()) {
@@ -136,11 +140,28 @@ impl<'a> Board<'a> {
     pub fn stop(&self) {
         let mut state = self.lock();
         state.limit = state.limit.min(state.begun());
+        state.steps = state.limit;
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits for the next iteration to be over; none if the run is.
+    /// Lets iterations before `limit` begin. Once they are over, nothing runs until more may.
+    pub fn allow(&self, limit: u32) {
+        let mut state = self.lock();
+        state.limit = limit.min(state.steps);
+        state.resume(self.now());
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Iterations that are over, and whether more are to come.
+    pub fn progress(&self) -> (u32, bool) {
+        let state = self.lock();
+        let done = state.durations.len() as u32;
+        (done, done < state.steps)
+    }
+
+    /// Waits for the next iteration to be over; none if all that may begin are.
     pub fn next_finished(&self) -> Result<Option<Finished>, RunError> {
         let mut state = self.lock();
         loop {

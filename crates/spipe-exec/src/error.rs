@@ -1,6 +1,6 @@
 //! Why a program could not be run.
 
-use crate::DataError;
+use crate::{CheckpointError, DataError};
 use spipe_base::{Bytes, Faults};
 use spipe_trace::Shortage;
 
@@ -23,6 +23,9 @@ pub enum RunError {
     /// The data does not suit the plan; nothing has run.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A checkpoint cannot be written, or not be gone on from.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// Memory that nothing running could free.
     #[error(
         "{} needs {} in `{}`, which has {} free",
@@ -61,6 +64,7 @@ impl RunError {
                     .collect();
                 Some(format!("{}; use a smaller microbatch, or recompute more layers", holders.join(", ")))
             }
+            Self::Checkpoint(error) => error.hint(),
             Self::Data(DataError::TooShort { .. }) => Some("use a longer text or a shorter sequence".into()),
             _ => None,
         }

@@ -17,6 +17,7 @@ mod account;
 mod binding;
 mod board;
 mod calibrate;
+mod checkpoint;
 mod data;
 mod error;
 #[cfg(test)]
@@ -31,8 +32,10 @@ mod rules;
 mod run;
 mod site;
 mod state;
+mod steps;
 mod store;
 mod task;
+mod tensor_file;
 mod trace;
 mod width;
 
@@ -41,6 +44,7 @@ pub use calibrate::{
     Calibration, CalibrationRequest, EmulatedMachine, Measured, MeasuredLayer, Progress, calibrate, emulated_machine,
     host_memory,
 };
+pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest};
 pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
 pub use error::{MemoryUse, RunError};
 pub use optimizer::{AdamW, Exchange, Moments, NarrowMut, Numbers, UndoLog};

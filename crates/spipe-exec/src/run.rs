@@ -1,14 +1,16 @@
 //! A run: one thread per lane of a program.
 
 use crate::{
-    AdamW, Binding, Data, Executor, MemoryUse, RunError,
+    AdamW, Binding, Checkpoint, CheckpointError, Checkpoints, Data, Executor, MemoryUse, RunError,
     board::Board,
+    checkpoint::{Beginning, Described, Disk, Identity, RealDisk, Writer, refuse_carried},
     interpreter::Interpreter,
-    layers::{Reading, units},
+    layers::{Reading, Unit, units},
     pacer::Pacer,
     rules::Rules,
     site::{Site, assign_cores},
-    state::{Finished, State},
+    state::State,
+    steps::Steps,
     store::Store,
     task::{computed_on, tasks},
 };
@@ -33,7 +35,7 @@ use std::{
 pub struct Options {
     /// What executes each device that has a stage or steps parameters.
     pub bindings: Vec<Binding>,
-    /// Iterations.
+    /// Steps in all, those before the checkpoint that is gone on from among them.
     pub steps: u32,
     /// Parameters and batches follow from it.
     pub seed: u64,
@@ -41,12 +43,24 @@ pub struct Options {
     pub optimizer: AdamW,
     /// Whether the report carries the gradients of the first step.
     pub keep_gradients: bool,
+    /// Where checkpoints are written, if they are.
+    pub checkpoints: Option<Checkpoints>,
+    /// What to go on from.
+    pub resume: Option<Checkpoint>,
 }
 
 impl Options {
     /// One step from seed 0 with PyTorch's defaults.
     pub fn new(bindings: Vec<Binding>) -> Self {
-        Self { bindings, steps: 1, seed: 0, optimizer: AdamW::default(), keep_gradients: false }
+        Self {
+            bindings,
+            steps: 1,
+            seed: 0,
+            optimizer: AdamW::default(),
+            keep_gradients: false,
+            checkpoints: None,
+            resume: None,
+        }
     }
 }
 
@@ -107,26 +121,48 @@ pub fn run(
     options: &Options,
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Report, RunError> {
-    run_with((plan, program), data, options, on_step, &|_, _| {})
+    run_with((plan, program), data, options, on_step, &Hooks::NONE)
 }
 
-/// The same, with a function that is called before each action and may panic.
+/// What tests do to a run.
+pub(crate) struct Hooks<'a> {
+    /// Is called before each action and may panic.
+    pub before: &'a (dyn Fn(u32, ActionId) + Sync),
+    /// Where checkpoints are written.
+    pub disk: &'a dyn Disk,
+}
+
+impl Hooks<'_> {
+    /// Nothing.
+    pub const NONE: Self = Self { before: &|_, _| {}, disk: &RealDisk };
+}
+
+/// The same, with hooks.
 pub(crate) fn run_with(
     (plan, program): (&Plan, &Program),
     data: &Data,
     options: &Options,
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
-    before: &(dyn Fn(u32, ActionId) + Sync),
+    hooks: &Hooks<'_>,
 ) -> Result<Report, RunError> {
-    let (interpreter, devices) = prepare(plan, program, data, options)?;
+    let (interpreter, devices, mut warnings) = prepare(plan, program, data, options)?;
+    let writer = options.checkpoints.clone().map(|place| {
+        let layers = described(plan, &interpreter.units);
+        Writer::open(place, Identity::new(plan, options), layers, hooks.disk)
+    });
+    let writer = writer.transpose()?;
     let rules = Rules::new(program);
-    let board = Board::new(&rules, options.steps);
+    let done = interpreter.beginning.step();
+    let board = Board::new(&rules, options.steps.saturating_sub(done));
     let held = interpreter.fill().map_err(|fault| RunError::Unsupported(Diagnostic::error(fault).into()))?;
     board.with(|state| {
         for (instance, bytes) in held {
             state.account.hold(&rules, spipe_base::SimTime::ZERO, instance, bytes);
         }
     });
+    let tokens = program.shape().tokens.unwrap_or(0);
+    let steps = Steps { board: &board, done, tokens, writer: writer.as_ref(), state: &interpreter };
+    steps.start();
     std::thread::scope(|scope| {
         // If `on_step` panics, lanes must not wait for what will never come.
         let _stop = StopOnDrop(&board);
@@ -134,15 +170,16 @@ pub(crate) fn run_with(
             let (board, interpreter) = (&board, &interpreter);
             let name = program.lanes()[lane].name.clone();
             let thread = std::thread::Builder::new().name(name.clone());
-            if let Err(error) = thread.spawn_scoped(scope, move || walk(board, interpreter, lane, before)) {
+            if let Err(error) = thread.spawn_scoped(scope, move || walk(board, interpreter, lane, hooks.before)) {
                 let action = "starting its thread".into();
                 board.fail(RunError::Lane { lane: name, action, message: error.to_string() });
             }
         }
-        report_steps(&board, program, on_step)
+        steps.follow(on_step).inspect_err(|error| board.fail(error.clone()))
     })?;
     let state = board.into_state()?;
-    report(&rules, &interpreter, &state, devices)
+    warnings.extend(interpreter.sites.values().flat_map(|site| site.warnings.clone()));
+    report(&rules, &interpreter, &state, (devices, warnings))
 }
 
 struct StopOnDrop<'a, 'b>(&'a Board<'b>);
@@ -161,7 +198,7 @@ fn prepare<'a>(
     program: &'a Program,
     data: &'a Data,
     options: &Options,
-) -> Result<(Interpreter<'a>, Vec<Binding>), RunError> {
+) -> Result<(Interpreter<'a>, Vec<Binding>, Vec<String>), RunError> {
     let context = plan.context();
     let workload = context.workload();
     let mut faults = Faults::new();
@@ -173,9 +210,13 @@ fn prepare<'a>(
         let message = format!("`{name}` would store {}, only fp32 can be executed yet", context.cost.storage(*device));
         faults.push(Diagnostic::error(message).hint("plan with `--precision fp32`"));
     }
+    if options.checkpoints.is_some() || options.resume.is_some() {
+        refuse_carried(program).map_err(|fault| faults.push(fault)).unwrap_or_default();
+    }
     faults.or(()).map_err(RunError::Unsupported)?;
     data.check(context.model, workload.seq_len)?;
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
+    let (beginning, warnings) = beginning(plan, &units, options)?;
     let mut sites = BTreeMap::new();
     for (device, binding) in &bound {
         sites.insert(*device, Site::open(&binding.executor)?);
@@ -190,13 +231,31 @@ fn prepare<'a>(
         reading: Reading::of(context.model),
         batch: (workload.microbatch as usize, tokens as usize),
         seed: options.seed,
+        beginning,
         optimizer: options.optimizer,
         store: Store::default(),
         pacer: Pacer::new(program.channels()),
         checks: Mutex::new(BTreeMap::new()),
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
-    Ok((interpreter, bound.into_values().collect()))
+    Ok((interpreter, bound.into_values().collect(), warnings))
+}
+
+/// Where the run begins, and what about that should be known.
+fn beginning(plan: &Plan, units: &[Unit], options: &Options) -> Result<(Beginning, Vec<String>), RunError> {
+    let layers = described(plan, units);
+    let Some(checkpoint) = &options.resume else { return Ok((Beginning::new(options.seed, &layers), Vec::new())) };
+    if checkpoint.step() >= options.steps {
+        let (path, done) = (checkpoint.path().into(), checkpoint.step());
+        return Err(CheckpointError::Done { path, done, asked: options.steps }.into());
+    }
+    Ok(Beginning::resume(&Identity::new(plan, options), &layers, checkpoint)?)
+}
+
+/// The names and tensors of all layers.
+fn described(plan: &Plan, units: &[Unit]) -> Vec<Described> {
+    let names = plan.context().model.layers().iter().map(|layer| layer.name.clone());
+    names.zip(units.iter().map(Unit::parameters)).collect()
 }
 
 /// The binding of every device that computes a stage or steps parameters, cores chosen.
@@ -279,7 +338,7 @@ fn walk(board: &Board<'_>, interpreter: &Interpreter<'_>, lane: LaneId, before: 
         let program = interpreter.program;
         return board.fail(RunError::Lane {
             lane: program.lanes()[lane].name.clone(),
-            action: format!("{} of step {iteration}", program.describe(action)),
+            action: format!("{} of step {}", program.describe(action), interpreter.beginning.step() + iteration),
             message,
         });
     }
@@ -290,28 +349,11 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it panicked".into())
 }
 
-fn report_steps(
-    board: &Board<'_>,
-    program: &Program,
-    on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
-) -> Result<(), RunError> {
-    let mut stopped = false;
-    while let Some(Finished { index, loss, duration, peaks }) = board.next_finished()? {
-        let duration = Duration::from_nanos(duration.as_ns());
-        let step = Step { index, loss, duration, tokens: program.shape().tokens.unwrap_or(0), peaks };
-        if !stopped && on_step(&step).is_break() {
-            stopped = true;
-            board.stop();
-        }
-    }
-    Ok(())
-}
-
 fn report(
     rules: &Rules<'_>,
     interpreter: &Interpreter<'_>,
     state: &State,
-    devices: Vec<Binding>,
+    (devices, warnings): (Vec<Binding>, Vec<String>),
 ) -> Result<Report, RunError> {
     let Some((trace, lane_overhead)) = crate::trace::trace(rules, state) else {
         return Err(RunError::Unsupported(Diagnostic::error("there is nothing to run: no steps or no actions").into()));
@@ -328,7 +370,7 @@ fn report(
         memories: memories.filter(|memory| memory.planned > Bytes::ZERO).collect(),
         gradients: gradients(interpreter),
         devices,
-        warnings: interpreter.sites.values().flat_map(|site| site.warnings.clone()).collect(),
+        warnings,
     })
 }
 

@@ -81,7 +81,9 @@ pub(crate) struct State {
     pub account: Account,
     /// When memory was last freed, by memory.
     pub freed: Vec<SimTime>,
-    /// Iterations that may begin.
+    /// Iterations of the run.
+    pub steps: u32,
+    /// Iterations that may begin by now; lanes wait before the others.
     pub limit: u32,
     /// Of the iterations that are over.
     pub durations: Vec<SimTime>,
@@ -124,6 +126,7 @@ impl State {
             lanes: rules.program.lanes().iter().map(|_| LaneState::default()).collect(),
             account: Account::new(rules),
             freed: vec![SimTime::ZERO; rules.program.memories().len()],
+            steps,
             limit: steps,
             durations: Vec::new(),
             losses: Vec::new(),
@@ -205,6 +208,14 @@ impl State {
         self.losses.push(loss);
         let peaks = self.account.take_recent_peaks(rules);
         self.finished.push_back(Finished { index, loss, duration, peaks });
+    }
+
+    /// Counts nothing before `now` as time of the next iteration: nothing ran, on purpose.
+    pub fn resume(&mut self, now: SimTime) {
+        self.last_end = now;
+        for lane in &mut self.lanes {
+            lane.free_since = now;
+        }
     }
 
     /// Iterations of which an action has started.

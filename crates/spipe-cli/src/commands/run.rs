@@ -6,6 +6,7 @@ use crate::{
     args::Format,
     data, input, output,
     output::Target,
+    resuming::Resuming,
     tables::{percent, table},
     training::{self, Training},
 };
@@ -28,6 +29,7 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
         steps: what.steps,
         seed: what.seed,
         learning_rate: what.learning_rate,
+        resuming: Resuming::new(what)?,
     };
     let report = training::train(&training, format)?;
     if let Some(target) = target {

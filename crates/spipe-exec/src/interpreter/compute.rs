@@ -24,7 +24,7 @@ impl Interpreter<'_> {
     }
 
     fn feed(&self, iteration: u32, microbatch: usize, device: &Device) -> Feed {
-        let draw = Draw { seed: self.seed, step: iteration, microbatch };
+        let draw = Draw { seed: self.seed, step: self.beginning.step() + iteration, microbatch };
         Feed::new(&self.data.microbatch(draw, self.batch.0), &self.reading, device)
     }
 

@@ -1,5 +1,6 @@
 //! Tasks carried out: takes values, computes on a device or moves them, puts values.
 
+mod between;
 mod compute;
 mod moves;
 mod start;
@@ -8,6 +9,7 @@ mod steps;
 use crate::{
     AdamW, Data,
     account::Instance,
+    checkpoint::Beginning,
     layers::{Matrix, Reading, Unit},
     pacer::Pacer,
     passes,
@@ -40,6 +42,7 @@ pub(crate) struct Interpreter<'a> {
     /// Sequences of a microbatch, and tokens of each.
     pub batch: (usize, usize),
     pub seed: u64,
+    pub beginning: Beginning,
     pub optimizer: AdamW,
     pub store: Store,
     pub pacer: Pacer,

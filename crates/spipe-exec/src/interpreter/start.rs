@@ -3,7 +3,7 @@
 use super::{Interpreter, part_of};
 use crate::{
     account::Instance,
-    layers::{Parameter, initial},
+    layers::Parameter,
     optimizer::Moments,
     store::{HostLayer, State, Value},
 };
@@ -22,12 +22,12 @@ impl Interpreter<'_> {
             }
             let value = match buffer.content {
                 Content::Parameters(layers) => {
-                    let host = |layer: LayerId| (layer, Arc::new(self.initial(id, layer)));
-                    self.value_of(id, layers.iter().map(host).collect())
+                    let host = |layer: LayerId| Ok((layer, Arc::new(self.initial(id, layer)?)));
+                    self.value_of(id, layers.iter().map(host).collect::<Result<_, String>>()?)
                 }
                 Content::OptimizerState(layers) => Value::State(Box::new(State {
                     master: None,
-                    moments: layers.iter().map(|layer| self.moments(id, layer)).collect(),
+                    moments: layers.iter().map(|layer| self.moments(id, layer)).collect::<Result<_, _>>()?,
                     sound: true,
                 })),
                 _ => continue,
@@ -38,23 +38,27 @@ impl Interpreter<'_> {
         Ok(held)
     }
 
-    fn initial(&self, buffer: BufferId, layer: LayerId) -> HostLayer {
+    fn initial(&self, buffer: BufferId, layer: LayerId) -> Result<HostLayer, String> {
         let tensor = |parameter: &Parameter| {
-            let numbers = initial(self.seed, layer, parameter);
-            match self.program.buffers()[buffer].part {
+            let numbers = self.beginning.parameter(layer, parameter)?;
+            Ok(match self.program.buffers()[buffer].part {
                 Some(part) => {
                     let numbers = numbers[part_of(numbers.len(), part)].to_vec();
                     let shape = [1, numbers.len()];
                     TensorData::new(numbers, shape)
                 }
                 None => TensorData::new(numbers, parameter.shape),
-            }
+            })
         };
         self.units[layer.index()].parameters().iter().map(tensor).collect()
     }
 
-    fn moments(&self, buffer: BufferId, layer: LayerId) -> Vec<Moments> {
+    fn moments(&self, buffer: BufferId, layer: LayerId) -> Result<Vec<Moments>, String> {
         let parameters = self.units[layer.index()].parameters();
-        parameters.iter().map(|parameter| Moments::new(self.numbers_in(buffer, parameter.count()).len())).collect()
+        let of = |parameter: &Parameter| {
+            let part = self.numbers_in(buffer, parameter.count());
+            self.beginning.moments(layer, parameter, part)
+        };
+        parameters.iter().map(of).collect()
     }
 }

@@ -51,6 +51,34 @@ impl Moments {
         Self { first: vec![0.0; count], second: vec![0.0; count], steps: 0 }
     }
 
+    /// Those of parameters after `steps` steps.
+    ///
+    /// # Panics
+    /// If there are not as many of one as of the other.
+    pub fn from_numbers(first: Vec<f32>, second: Vec<f32>, steps: u32) -> Self {
+        assert_eq!(first.len(), second.len(), "first and second moments differ in length");
+        Self { first, second, steps }
+    }
+
+    /// Those of a tensor from those of its parts in their order; none of no parts.
+    pub(crate) fn joined(parts: Vec<Self>) -> Option<Self> {
+        parts.into_iter().reduce(|mut all, part| {
+            all.first.extend(part.first);
+            all.second.extend(part.second);
+            all
+        })
+    }
+
+    /// The first and the second ones.
+    pub fn numbers(&self) -> [&[f32]; 2] {
+        [&self.first, &self.second]
+    }
+
+    /// Steps that are in them.
+    pub const fn steps(&self) -> u32 {
+        self.steps
+    }
+
     /// Bytes that they take.
     pub fn bytes(&self) -> u64 {
         4 * (self.first.len() + self.second.len()) as u64

@@ -3,4 +3,5 @@
 mod calibration;
 mod machine;
 mod parity;
+mod resuming;
 mod systems;

@@ -180,7 +180,7 @@ fn what_is_offloaded_is_in_host_memory() {
     assert!(leaves.1 >= block && leaves.0 < stays.0, "{stays:?} {leaves:?}");
 }
 
-const UNITS: [&str; 5] = [
+pub const UNITS: [&str; 5] = [
     "gpu0 0..0 streamed",
     "gpu0 1..1 streamed",
     "gpu0 2..2 streamed recompute",
@@ -207,8 +207,8 @@ fn parameters_from_the_host() {
     exactly(&Setup { system: System::Mobius, stages, ..Setup::default() });
 }
 
-const FORWARD: [&str; 2] = ["gpu0 0..1 streamed", "gpu1 2..4 streamed"];
-const BACKWARD: [&str; 4] = [
+pub const FORWARD: [&str; 2] = ["gpu0 0..1 streamed", "gpu1 2..4 streamed"];
+pub const BACKWARD: [&str; 4] = [
     "gpu0 0..0 streamed recompute",
     "gpu1 1..2 streamed recompute",
     "gpu0 3..3 streamed recompute",

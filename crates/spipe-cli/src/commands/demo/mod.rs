@@ -12,6 +12,7 @@ use crate::{
     measuring::{self, Request},
     output,
     planning::{self, Found},
+    resuming::Resuming,
     tables::{grouped, percent, signed_percent, table},
     training::{self, Training},
 };
@@ -233,8 +234,16 @@ fn train(
             binding.executor = executor.clone();
         }
     }
-    let training =
-        Training { plan, program, data, bindings, steps: what.steps, seed: what.seed, learning_rate: LEARNING_RATE };
+    let training = Training {
+        plan,
+        program,
+        data,
+        bindings,
+        steps: what.steps,
+        seed: what.seed,
+        learning_rate: LEARNING_RATE,
+        resuming: Resuming::default(),
+    };
     let report = training::train(&training, Format::Human)?;
     let (first, last) = (report.losses.first(), report.losses.last());
     match (first, last) {

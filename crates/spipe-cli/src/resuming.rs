@@ -1,0 +1,39 @@
+//! Checkpoints from the command line: where they go, and what to go on from.
+
+use crate::{Failure, args, output, training};
+use spipe_exec::{Checkpoint, Checkpoints, RunError};
+use std::path::PathBuf;
+
+/// Where a run writes checkpoints, and the one that it goes on from.
+#[derive(Default)]
+pub struct Resuming {
+    pub checkpoints: Option<Checkpoints>,
+    pub resume: Option<Checkpoint>,
+}
+
+impl Resuming {
+    /// What the arguments ask for. Damaged checkpoints are passed over with a warning.
+    pub fn new(what: &args::Run) -> Result<Self, Failure> {
+        let Some(folder) = what.checkpoint_dir.as_ref().map(PathBuf::from) else {
+            return Ok(Self::default());
+        };
+        let mut resume = None;
+        if what.resume {
+            let newest = Checkpoint::newest(&folder).map_err(|error| training::refuse(RunError::Checkpoint(error)))?;
+            for fault in newest.passed_over {
+                output::talk(&format!("warning: {fault}; using the one before"));
+            }
+            if newest.checkpoint.is_none() {
+                let folder = folder.display();
+                output::talk(&format!("warning: `{folder}` has no checkpoint yet; starting at the first step"));
+            }
+            resume = newest.checkpoint;
+        }
+        Ok(Self { checkpoints: Some(Checkpoints { folder, every: what.checkpoint_every }), resume })
+    }
+
+    /// Steps that are done.
+    pub fn step(&self) -> u32 {
+        self.resume.as_ref().map_or(0, Checkpoint::step)
+    }
+}

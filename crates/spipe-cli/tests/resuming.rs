@@ -1,0 +1,201 @@
+//! Runs that are killed, interrupted, resumed and told to go on from nothing good.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+const MODEL: &str = r#"
+format-version = 1
+kind = "transformer"
+name = "small"
+vocabulary = 256
+seq-len = 32
+hidden = 32
+layers = 3
+heads = 4
+intermediate = 64
+"#;
+
+const MACHINE: &str = r#"
+format-version = 1
+name = "test"
+[[socket]]
+name = "cpu0"
+cores = 1
+peak = { f32 = "50 GFLOP/s" }
+optimizer-rate = "0.2 Gparam/s"
+dram = { name = "dram0", capacity = "4 GiB", bandwidth = "10 GB/s" }
+source = "estimate: a test"
+[[gpu]]
+name = "gpu0"
+emulated = true
+cores = 1
+memory = "256 MiB"
+memory-bandwidth = "10 GB/s"
+peak = { f32 = "50 GFLOP/s" }
+source = "estimate: a test"
+[[link]]
+name = "pcie0"
+between = ["gpu0", "dram0"]
+bandwidth = "4 GB/s"
+latency = "10 us"
+"#;
+
+/// A plan of two stages and a text, in a folder.
+struct Site {
+    folder: tempfile::TempDir,
+}
+
+impl Site {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("model.toml"), MODEL).unwrap();
+        std::fs::write(folder.path().join("machine.toml"), MACHINE).unwrap();
+        std::fs::write(folder.path().join("text"), "the quick brown fox jumps over the lazy dog; ".repeat(50)).unwrap();
+        let site = Self { folder };
+        let plan =
+            ["plan", "--model", "model.toml", "--hardware", "machine.toml", "--global-batch", "4", "--microbatch", "1"];
+        let more = ["--precision", "fp32", "--system", "hybrid", "--planner", "dp", "-o", "plan.json"];
+        let made = site.command(&[&plan[..], &more].concat()).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        site
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
+        command.args(args).current_dir(self.folder.path()).env("NO_COLOR", "1");
+        command
+    }
+
+    fn run(&self, steps: u32, more: &[&str]) -> Command {
+        let steps = steps.to_string();
+        let args = ["run", "plan.json", "--data", "text", "--format", "json", "--steps", &steps];
+        self.command(&[&args[..], more].concat())
+    }
+}
+
+/// The bits of the losses on stdout, by step; a last line that was cut by a kill is left out.
+fn losses(out: &[u8]) -> BTreeMap<u64, u64> {
+    let text = String::from_utf8_lossy(out);
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let steps = lines.filter(|line| line["event"] == "step");
+    steps.map(|line| (line["step"].as_u64().unwrap(), line["loss"].as_f64().unwrap().to_bits())).collect()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Lets a run go on for a while.
+fn after(child: Child, time: Duration, end: impl FnOnce(&mut Child)) -> Output {
+    let mut child = child;
+    std::thread::sleep(time);
+    end(&mut child);
+    child.wait_with_output().unwrap()
+}
+
+fn checkpoints(folder: &Path) -> usize {
+    std::fs::read_dir(folder).map(Iterator::count).unwrap_or_default()
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_has_the_losses_of_one_that_is_not() {
+    let site = Site::new();
+    const STEPS: u32 = 60;
+    let whole = site.run(STEPS, &[]).output().unwrap();
+    assert!(whole.status.success(), "{}", said(&whole));
+    let whole = losses(&whole.stdout);
+    assert_eq!(whole.len(), STEPS as usize);
+    let resumed = ["--checkpoint-dir", "kept", "--checkpoint-every", "1", "--resume"];
+    let mut seen = BTreeMap::new();
+    let (mut kills, mut patience) = (0, 0);
+    loop {
+        let child = site.run(STEPS, &resumed).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Of all lengths, from before the first step on; longer where the machine is too busy to come to one.
+        let time = Duration::from_millis(40 + 37 * (kills * 7 % 11) + patience);
+        let before = seen.len();
+        let output = after(child, time, |child| {
+            let _ = child.kill();
+        });
+        let more = losses(&output.stdout);
+        for (step, loss) in &more {
+            assert_eq!(whole.get(step), Some(loss), "step {step} after {kills} kills");
+        }
+        seen.extend(more);
+        if output.status.success() || said(&output).contains("60 steps behind it") {
+            break;
+        }
+        assert_eq!(output.status.code(), None, "{}", said(&output));
+        assert!(!said(&output).contains("damaged"), "{}", said(&output));
+        kills += 1;
+        patience = if seen.len() == before { patience + 200 } else { 0 };
+        assert!(kills < 500, "it gets nowhere");
+    }
+    assert!(kills > 0, "it was never killed");
+    // A step whose line was lost with the kill was done all the same.
+    assert!(seen.len() as u32 > STEPS / 2 && seen.contains_key(&0), "{} of {STEPS}", seen.len());
+    assert_eq!(checkpoints(&site.path("kept")), 2, "the last two, and nothing half-written");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_the_step_and_leaves_a_checkpoint() {
+    let site = Site::new();
+    let args = ["--checkpoint-dir", "kept", "--checkpoint-every", "1000000"];
+    let mut child = site.run(100_000, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The first line says that it is under way.
+    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    std::io::BufRead::read_line(&mut out, &mut first).unwrap();
+    let interrupt = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(interrupt.success());
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let done = losses((first + &rest).as_bytes());
+    assert!(said(&output).contains(&format!("stopped after {} of 100000 steps", done.len())), "{}", said(&output));
+    let more = site.run(done.len() as u32 + 2, &["--checkpoint-dir", "kept", "--resume"]).output().unwrap();
+    assert!(more.status.success(), "{}", said(&more));
+    let steps: Vec<u64> = losses(&more.stdout).into_keys().collect();
+    assert_eq!(steps, [done.len() as u64, done.len() as u64 + 1]);
+}
+
+#[test]
+fn damaged_checkpoints_and_other_models_have_their_messages() {
+    let site = Site::new();
+    let args = ["--checkpoint-dir", "kept", "--checkpoint-every", "1"];
+    let whole = losses(&site.run(4, &args).output().unwrap().stdout);
+    std::fs::write(site.path("kept/step-00000004/weights.safetensors"), "cut").unwrap();
+    let resume = [&args[..], &["--resume"]].concat();
+    let output = site.run(4, &resume).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(
+        said(&output).starts_with("warning: the checkpoint `kept/step-00000004` is damaged: "),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(losses(&output.stdout).get(&3), whole.get(&3));
+    for step in 3..=4 {
+        std::fs::write(site.path(&format!("kept/step-0000000{step}/checkpoint.json")), "{").unwrap();
+    }
+    let output = site.run(4, &resume).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0));
+    assert!(said(&output).starts_with("error: no checkpoint in `kept` is whole: "), "{}", said(&output));
+    assert!(said(&output).contains("hint: without `--resume`"), "{}", said(&output));
+    std::fs::remove_dir_all(site.path("kept")).unwrap();
+    assert!(site.run(1, &args).output().unwrap().status.success());
+    let output = site.run(2, &[&resume[..], &["--seed", "9"]].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(said(&output).contains("does not suit this run: its seed is 1, this one is 9"), "{}", said(&output));
+}

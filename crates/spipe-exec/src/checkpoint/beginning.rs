@@ -1,0 +1,141 @@
+//! What parameters and moments are before the first step of a run.
+
+use super::{
+    Checkpoint, CheckpointError, OPTIMIZER, WEIGHTS,
+    manifest::Identity,
+    write::{Described, moment_name, tensor_name},
+};
+use crate::{
+    layers::{Parameter, initial},
+    optimizer::Moments,
+    tensor_file::TensorFile,
+};
+use spipe_base::LayerId;
+use std::{collections::BTreeMap, ops::Range};
+
+/// Where a run begins.
+#[derive(Debug)]
+pub(crate) struct Beginning {
+    seed: u64,
+    layers: Vec<String>,
+    resumed: Option<Resumed>,
+}
+
+#[derive(Debug)]
+struct Resumed {
+    step: u32,
+    weights: TensorFile,
+    optimizer: TensorFile,
+    steps: BTreeMap<String, u32>,
+}
+
+impl Beginning {
+    /// At step 0, from a seed.
+    pub fn new(seed: u64, layers: &[Described]) -> Self {
+        Self { seed, layers: layers.iter().map(|(name, _)| name.clone()).collect(), resumed: None }
+    }
+
+    /// At a checkpoint, and what about it should be known.
+    pub fn resume(
+        identity: &Identity,
+        layers: &[Described],
+        checkpoint: &Checkpoint,
+    ) -> Result<(Self, Vec<String>), CheckpointError> {
+        let open = |file: &str| {
+            let path = checkpoint.folder.join(file);
+            TensorFile::open(&path).map_err(|error| CheckpointError::file("read", &path, &error))
+        };
+        let (weights, optimizer) = (open(WEIGHTS)?, open(OPTIMIZER)?);
+        let manifest = &checkpoint.manifest;
+        let mut differences = tensor_differences(layers, &weights);
+        if !differences.is_empty() && manifest.model != identity.model {
+            differences.insert(0, format!("its model is `{}`, this one is `{}`", manifest.model, identity.model));
+        }
+        if manifest.seed != identity.seed {
+            differences.push(format!("its seed is {}, this one is {}", manifest.seed, identity.seed));
+        }
+        if !differences.is_empty() {
+            return Err(CheckpointError::Differs { path: checkpoint.folder.clone(), differences });
+        }
+        let mut warnings = Vec::new();
+        if manifest.batch != identity.batch {
+            let (before, now) = (manifest.batch, identity.batch);
+            warnings.push(format!("the checkpoint's steps had {before} sequences each, these have {now}"));
+        } else if manifest.plan != identity.plan {
+            warnings.push("the checkpoint was written by another plan of the same model".into());
+        }
+        if manifest.optimizer != identity.optimizer {
+            warnings.push("the checkpoint's optimizer had other settings".into());
+        }
+        let mut beginning = Self::new(identity.seed, layers);
+        let (step, steps) = (manifest.step, manifest.optimizer_steps.clone());
+        beginning.resumed = Some(Resumed { step, weights, optimizer, steps });
+        Ok((beginning, warnings))
+    }
+
+    /// Steps that are done.
+    pub fn step(&self) -> u32 {
+        self.resumed.as_ref().map_or(0, |resumed| resumed.step)
+    }
+
+    /// The numbers of a parameter of `layer`.
+    pub fn parameter(&self, layer: LayerId, parameter: &Parameter) -> Result<Vec<f32>, String> {
+        match &self.resumed {
+            Some(resumed) => {
+                let name = tensor_name(&self.layers[layer.index()], parameter);
+                resumed.weights.read(&name).map_err(|error| format!("`{WEIGHTS}` cannot be read: {error}"))
+            }
+            None => Ok(initial(self.seed, layer, parameter)),
+        }
+    }
+
+    /// The moments of the numbers `part` of a parameter of `layer`.
+    pub fn moments(&self, layer: LayerId, parameter: &Parameter, part: Range<usize>) -> Result<Moments, String> {
+        let Some(resumed) = &self.resumed else { return Ok(Moments::new(part.len())) };
+        let layer = &self.layers[layer.index()];
+        let tensor = tensor_name(layer, parameter);
+        let read = |second: bool| {
+            let numbers = resumed.optimizer.read(&moment_name(&tensor, second));
+            let numbers = numbers.map_err(|error| format!("`{OPTIMIZER}` cannot be read: {error}"))?;
+            let part =
+                numbers.get(part.clone()).ok_or_else(|| format!("`{OPTIMIZER}` has too little of `{tensor}`"))?;
+            Ok::<_, String>(part.to_vec())
+        };
+        Ok(Moments::from_numbers(read(false)?, read(true)?, resumed.steps.get(layer).copied().unwrap_or(0)))
+    }
+}
+
+/// Differences that a message lists.
+const LISTED: usize = 4;
+
+/// How the tensors of a file differ from those of a model.
+fn tensor_differences(layers: &[Described], weights: &TensorFile) -> Vec<String> {
+    let mut wanted = BTreeMap::new();
+    for (name, parameters) in layers {
+        for parameter in parameters {
+            wanted.insert(tensor_name(name, parameter), parameter.shape);
+        }
+    }
+    let mut differences = Vec::new();
+    for (name, shape) in &wanted {
+        match weights.shape(name) {
+            None => differences.push(format!("it has no `{name}`")),
+            Some(found) if found != shape => {
+                differences.push(format!("its `{name}` is {}, this one is {}", by(found), by(shape)));
+            }
+            Some(_) => {}
+        }
+    }
+    let more = weights.names().into_iter().filter(|name| !wanted.contains_key(name));
+    differences.extend(more.map(|name| format!("this model has no `{name}`")));
+    let rest = differences.len().saturating_sub(LISTED);
+    if rest > 0 {
+        differences.truncate(LISTED);
+        differences.push(format!("and {rest} more"));
+    }
+    differences
+}
+
+fn by(shape: &[usize]) -> String {
+    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(" × ")
+}

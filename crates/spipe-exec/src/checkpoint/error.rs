@@ -1,0 +1,77 @@
+//! Why a checkpoint could not be written or used.
+
+use std::path::{Path, PathBuf};
+
+/// Why a checkpoint could not be written or used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file system refuses.
+    #[error("cannot {what} `{}`: {reason}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The system's words.
+        reason: String,
+    },
+    /// Not as it was written.
+    #[error("the checkpoint `{}` is damaged: {reason}", path.display())]
+    Damaged {
+        /// Its folder.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// There are checkpoints, and all are damaged.
+    #[error("no checkpoint in `{}` is whole: {}", folder.display(), list(faults))]
+    NoneWhole {
+        /// Where they are.
+        folder: PathBuf,
+        /// What is wrong with each, the newest first.
+        faults: Vec<CheckpointError>,
+    },
+    /// Of another run.
+    #[error("the checkpoint `{}` does not suit this run: {}", path.display(), differences.join("; "))]
+    Differs {
+        /// Its folder.
+        path: PathBuf,
+        /// What differs.
+        differences: Vec<String>,
+    },
+    /// Of a run that has nothing left to do.
+    #[error("the checkpoint `{}` has {done} steps behind it, {asked} were asked for", path.display())]
+    Done {
+        /// Its folder.
+        path: PathBuf,
+        /// Its steps.
+        done: u32,
+        /// Those of the run.
+        asked: u32,
+    },
+}
+
+fn list(faults: &[CheckpointError]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl CheckpointError {
+    pub(crate) fn file(what: &'static str, path: &Path, error: &std::io::Error) -> Self {
+        let text = error.to_string();
+        let reason = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
+        Self::File { what, path: path.into(), reason }
+    }
+
+    /// What to do about it, if there is advice.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::File { what: "write", .. } => {
+                Some("the checkpoint before it is as it was; make room, then run again with `--resume`".into())
+            }
+            Self::NoneWhole { .. } => Some("without `--resume` the run starts at its first step".into()),
+            Self::Differs { .. } => Some("name another folder, or run without `--resume`".into()),
+            Self::Done { .. } => Some("ask for more `--steps`".into()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The small file that says what a checkpoint is, and that all of it is there.
+
+use super::{CheckpointError, MANIFEST, OPTIMIZER, WEIGHTS, name};
+use crate::{AdamW, Options};
+use serde::{Deserialize, Serialize};
+use spipe_plan::Plan;
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
+
+/// The version that checkpoints carry.
+const FORMAT_VERSION: u32 = 1;
+
+/// What is not in the tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Manifest {
+    pub format_version: u32,
+    /// Steps that are done.
+    pub step: u32,
+    pub seed: u64,
+    /// The model's name.
+    pub model: String,
+    /// A number that differs for plans that differ.
+    pub plan: String,
+    /// Sequences of a step.
+    pub batch: u64,
+    pub optimizer: OptimizerSettings,
+    /// Steps of the moments, by layer.
+    pub optimizer_steps: BTreeMap<String, u32>,
+    pub files: BTreeMap<String, Sum>,
+}
+
+/// How parameters were updated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct OptimizerSettings {
+    pub learning_rate: f64,
+    pub betas: [f64; 2],
+    pub epsilon: f64,
+    pub weight_decay: f64,
+}
+
+impl From<AdamW> for OptimizerSettings {
+    fn from(adam: AdamW) -> Self {
+        let betas = [adam.betas.0, adam.betas.1];
+        Self { learning_rate: adam.lr, betas, epsilon: adam.eps, weight_decay: adam.weight_decay }
+    }
+}
+
+/// What a file must come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct Sum {
+    pub bytes: u64,
+    pub crc32: u32,
+}
+
+/// What a run is, as far as its checkpoints must know.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Identity {
+    pub seed: u64,
+    pub model: String,
+    pub plan: String,
+    pub batch: u64,
+    pub optimizer: OptimizerSettings,
+}
+
+impl Identity {
+    /// That of a run.
+    pub fn new(plan: &Plan, options: &Options) -> Self {
+        let workload = *plan.context().workload();
+        Self {
+            seed: options.seed,
+            model: plan.context().model.name().into(),
+            plan: format!("{:08x}", crc32fast::hash(plan.to_json().as_bytes())),
+            batch: workload.microbatch * workload.microbatches,
+            optimizer: options.optimizer.into(),
+        }
+    }
+}
+
+impl Manifest {
+    pub fn new(
+        identity: &Identity,
+        step: u32,
+        optimizer_steps: BTreeMap<String, u32>,
+        files: BTreeMap<String, Sum>,
+    ) -> Self {
+        let Identity { seed, model, plan, batch, optimizer } = identity.clone();
+        Self { format_version: FORMAT_VERSION, step, seed, model, plan, batch, optimizer, optimizer_steps, files }
+    }
+
+    /// Reads a checkpoint's manifest, and its files as far as their sums go.
+    pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
+        let damaged = |reason: String| CheckpointError::Damaged { path: checkpoint.into(), reason };
+        let text = std::fs::read(checkpoint.join(MANIFEST))
+            .map_err(|error| damaged(format!("`{MANIFEST}` cannot be read: {error}")))?;
+        let manifest: Self =
+            serde_json::from_slice(&text).map_err(|error| damaged(format!("`{MANIFEST}` is not valid: {error}")))?;
+        if manifest.format_version != FORMAT_VERSION {
+            return Err(damaged(format!(
+                "its format-version is {}, this program reads {FORMAT_VERSION}",
+                manifest.format_version
+            )));
+        }
+        if checkpoint.file_name().is_none_or(|found| found != name(manifest.step).as_str()) {
+            return Err(damaged(format!("`{MANIFEST}` is that of step {}", manifest.step)));
+        }
+        for file in [WEIGHTS, OPTIMIZER] {
+            let wanted =
+                manifest.files.get(file).ok_or_else(|| damaged(format!("`{MANIFEST}` does not name `{file}`")))?;
+            let found =
+                sum(&checkpoint.join(file)).map_err(|error| damaged(format!("`{file}` cannot be read: {error}")))?;
+            if found.bytes != wanted.bytes {
+                return Err(damaged(format!("`{file}` has {} bytes instead of {}", found.bytes, wanted.bytes)));
+            }
+            if found.crc32 != wanted.crc32 {
+                return Err(damaged(format!("`{file}` is not what was written")));
+            }
+        }
+        Ok(manifest)
+    }
+}
+
+fn sum(path: &Path) -> io::Result<Sum> {
+    let mut file = File::open(path)?;
+    let (mut hasher, mut bytes, mut buffer) = (crc32fast::Hasher::new(), 0, vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(Sum { bytes, crc32: hasher.finalize() }),
+            count => {
+                hasher.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+        }
+    }
+}

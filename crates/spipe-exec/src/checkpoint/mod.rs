@@ -1,0 +1,118 @@
+//! Checkpoints: what a run needs to go on as if it had never stopped.
+//!
+//! ```text
+//! folder/step-00000020/weights.safetensors     parameters by the names of layers and tensors, f32
+//!                      optimizer.safetensors   their first and second moments
+//!                      checkpoint.json         step, seed, plan, and length and CRC-32 of the two; written last
+//!        step-00000040/…
+//!        .step-00000060.tmp/                   being written; renamed when all of it is on the disk
+//! ```
+//!
+//! Weights are by layer, not by stage, so that another plan of the same model can go on from them. Two checkpoints are kept: a
+//! run that is killed while it writes one has the one before, and one that is damaged later is passed over.
+
+mod beginning;
+mod carried;
+mod disk;
+mod error;
+mod manifest;
+mod write;
+
+pub(crate) use beginning::Beginning;
+pub(crate) use carried::refuse_carried;
+pub(crate) use disk::{Disk, RealDisk};
+pub(crate) use manifest::Identity;
+pub(crate) use write::{Between, Described, Writer};
+
+pub use error::CheckpointError;
+
+use manifest::Manifest;
+use std::path::{Path, PathBuf};
+
+/// Where and how often a run writes checkpoints; there is always one at its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoints {
+    /// The folder; made if it is missing.
+    pub folder: PathBuf,
+    /// Steps from one to the next.
+    pub every: u32,
+}
+
+/// A checkpoint that is whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: Manifest,
+}
+
+/// What [`Checkpoint::newest`] found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Newest {
+    /// The newest one that is whole; none if the folder has no checkpoints at all.
+    pub checkpoint: Option<Checkpoint>,
+    /// What is wrong with newer ones.
+    pub passed_over: Vec<CheckpointError>,
+}
+
+impl Checkpoint {
+    /// The newest checkpoint in `folder` that is whole, every byte of it compared with its sum.
+    ///
+    /// # Errors
+    /// A folder that cannot be read; one that has checkpoints, none of them whole.
+    pub fn newest(folder: &Path) -> Result<Newest, CheckpointError> {
+        let mut passed_over = Vec::new();
+        for (_, path) in steps(folder)?.into_iter().rev() {
+            match Manifest::read(&path) {
+                Ok(manifest) => {
+                    let checkpoint = Some(Self { folder: path, manifest });
+                    return Ok(Newest { checkpoint, passed_over });
+                }
+                Err(error) => passed_over.push(error),
+            }
+        }
+        if passed_over.is_empty() {
+            Ok(Newest { checkpoint: None, passed_over })
+        } else {
+            Err(CheckpointError::NoneWhole { folder: folder.into(), faults: passed_over })
+        }
+    }
+
+    /// How many steps had been done.
+    pub const fn step(&self) -> u32 {
+        self.manifest.step
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+}
+
+const WEIGHTS: &str = "weights.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const MANIFEST: &str = "checkpoint.json";
+
+/// The name of a checkpoint's folder.
+fn name(step: u32) -> String {
+    format!("step-{step:08}")
+}
+
+/// The folders of checkpoints by their steps, ascending; none if the folder is missing.
+fn steps(folder: &Path) -> Result<Vec<(u32, PathBuf)>, CheckpointError> {
+    let fail = |error: &std::io::Error| CheckpointError::file("read", folder, error);
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(|error| fail(&error))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| fail(&error))?.path();
+        let step = path.file_name().and_then(|name| name.to_str()?.strip_prefix("step-")?.parse().ok());
+        found.extend(step.map(|step| (step, path)));
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests;

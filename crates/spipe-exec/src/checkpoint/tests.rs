@@ -1,0 +1,218 @@
+//! Checkpoints that are good, cut, garbled, of other runs, and of a disk that is full.
+
+use super::{Checkpoint, CheckpointError, Checkpoints, Disk, OPTIMIZER, RealDisk, WEIGHTS, disk::Sink, name};
+use crate::{
+    Backend, Options, Report, RunError,
+    failures::machine::{self, Case, text},
+    run,
+    run::{Hooks, run_with},
+};
+use std::{
+    fs,
+    io::{self, Write},
+    ops::ControlFlow,
+    path::Path,
+};
+
+const GO_ON: ControlFlow<()> = ControlFlow::Continue(());
+
+fn train(case: &Case<'_>, options: &Options) -> Result<Report, RunError> {
+    let (plan, program) = case.build();
+    run(&plan, &program, &text(), options, &mut |_| GO_ON)
+}
+
+/// Options that write a checkpoint every two steps.
+fn writing(case: &Case<'_>, steps: u32, folder: &Path) -> Options {
+    let checkpoints = Some(Checkpoints { folder: folder.into(), every: 2 });
+    Options { checkpoints, keep_gradients: false, ..case.options(Backend::Flex, steps) }
+}
+
+/// The same, going on from the newest checkpoint.
+fn going_on(case: &Case<'_>, steps: u32, folder: &Path) -> Options {
+    let resume = Checkpoint::newest(folder).unwrap().checkpoint;
+    assert!(resume.is_some());
+    Options { resume, ..writing(case, steps, folder) }
+}
+
+fn bits(losses: &[f64]) -> Vec<u64> {
+    losses.iter().map(|loss| loss.to_bits()).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_run_goes_on_bit_for_bit_with_the_same_plan_and_with_another() {
+    let case = Case::default();
+    let whole = train(&case, &case.options(Backend::Flex, 7)).unwrap().losses;
+    let folder = tempfile::tempdir().unwrap();
+    let first = train(&case, &writing(&case, 5, folder.path())).unwrap().losses;
+    assert_eq!(bits(&first), bits(&whole[..5]), "checkpoints change nothing");
+    assert_eq!(names(folder.path()), [name(4), name(5)], "the last two are kept");
+    let three = [("gpu0", "0..1", 0), ("gpu1", "2..3", 2), ("cpu0", "4..4", 0)];
+    let other = Case { stages: &three, ..Case::default() };
+    let report = train(&other, &going_on(&other, 6, folder.path())).unwrap();
+    assert_eq!(bits(&report.losses), bits(&whole[5..6]));
+    assert!(report.warnings.iter().any(|warning| warning.contains("another plan")), "{:?}", report.warnings);
+    let report = train(&case, &going_on(&case, 7, folder.path())).unwrap();
+    assert_eq!(bits(&report.losses), bits(&whole[6..]));
+    assert_eq!(names(folder.path()), [name(6), name(7)]);
+}
+
+#[test]
+fn steps_keep_their_numbers_and_a_finished_run_says_so() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    train(&case, &writing(&case, 3, folder.path())).unwrap();
+    let (plan, program) = case.build();
+    let mut seen = Vec::new();
+    run(&plan, &program, &text(), &going_on(&case, 5, folder.path()), &mut |step| {
+        seen.push(step.index);
+        GO_ON
+    })
+    .unwrap();
+    assert_eq!(seen, [3, 4]);
+    let error = train(&case, &going_on(&case, 5, folder.path())).unwrap_err();
+    assert!(matches!(error, RunError::Checkpoint(CheckpointError::Done { done: 5, asked: 5, .. })), "{error}");
+}
+
+#[test]
+fn a_stopped_run_leaves_a_checkpoint_of_all_its_steps() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    let (plan, program) = case.build();
+    let options = Options {
+        checkpoints: Some(Checkpoints { folder: folder.path().into(), every: 1000 }),
+        ..case.options(Backend::Flex, 1000)
+    };
+    let stopped = run(&plan, &program, &text(), &options, &mut |_| ControlFlow::Break(())).unwrap();
+    let done = stopped.losses.len() as u32;
+    assert_eq!(names(folder.path()), [name(done)]);
+    let report = train(&case, &going_on(&case, done + 1, folder.path())).unwrap();
+    let whole = train(&case, &case.options(Backend::Flex, done + 1)).unwrap();
+    assert_eq!(bits(&report.losses), bits(&whole.losses[done as usize..]));
+}
+
+#[test]
+fn damaged_checkpoints_are_passed_over() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    train(&case, &writing(&case, 4, folder.path())).unwrap();
+    let (older, newer) = (folder.path().join(name(2)), folder.path().join(name(4)));
+    let weights = fs::read(newer.join(WEIGHTS)).unwrap();
+    let said = |damage: &dyn Fn()| {
+        damage();
+        let newest = Checkpoint::newest(folder.path()).unwrap();
+        assert_eq!(newest.checkpoint.map(|checkpoint| checkpoint.step()), Some(2));
+        newest.passed_over.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let cut = said(&|| fs::write(newer.join(WEIGHTS), &weights[..weights.len() / 2]).unwrap());
+    assert!(cut.contains(&format!("has {} bytes instead of {}", weights.len() / 2, weights.len())), "{cut}");
+    let mut flipped = weights.clone();
+    flipped[weights.len() - 3] ^= 1;
+    let garbled = said(&|| fs::write(newer.join(WEIGHTS), &flipped).unwrap());
+    assert!(garbled.contains("`weights.safetensors` is not what was written"), "{garbled}");
+    fs::write(newer.join(WEIGHTS), &weights).unwrap();
+    let manifest = fs::read(newer.join("checkpoint.json")).unwrap();
+    let cut = said(&|| fs::write(newer.join("checkpoint.json"), &manifest[..40]).unwrap());
+    assert!(cut.contains("`checkpoint.json` is not valid"), "{cut}");
+    fs::remove_file(newer.join("checkpoint.json")).unwrap();
+    fs::remove_file(older.join(OPTIMIZER)).unwrap();
+    let error = Checkpoint::newest(folder.path()).unwrap_err();
+    assert!(matches!(&error, CheckpointError::NoneWhole { faults, .. } if faults.len() == 2), "{error}");
+    assert_eq!(Checkpoint::newest(&folder.path().join("none")).unwrap().checkpoint, None);
+}
+
+#[test]
+fn checkpoints_of_other_runs_are_refused_by_what_differs() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    train(&case, &writing(&case, 2, folder.path())).unwrap();
+    let seed = Options { seed: 8, ..going_on(&case, 4, folder.path()) };
+    let error = train(&case, &seed).unwrap_err().to_string();
+    assert!(error.ends_with("does not suit this run: its seed is 7, this one is 8"), "{error}");
+    let wide = machine::LLAMA.replace("intermediate = 48", "intermediate = 64").replace("small", "wide");
+    let other = Case { model: &wide, ..Case::default() };
+    let error = train(&other, &going_on(&case, 4, folder.path())).unwrap_err().to_string();
+    assert!(error.contains("its model is `small`, this one is `wide`"), "{error}");
+    assert!(error.contains("its `block.0.mlp.down.weight` is 48 × 32, this one is 64 × 32"), "{error}");
+    assert!(error.ends_with("and 5 more"), "{error}");
+    let deep = machine::LLAMA.replace("layers = 3", "layers = 2");
+    let other = Case { model: &deep, stages: &[("cpu0", "0..3", 0)], ..Case::default() };
+    let error = train(
+        &other,
+        &Options { bindings: other.options(Backend::Flex, 1).bindings, ..going_on(&case, 4, folder.path()) },
+    );
+    assert!(error.unwrap_err().to_string().contains("this model has no `block.2."));
+}
+
+/// A disk with room for so many bytes in each file.
+struct FullDisk(u64);
+
+struct FullSink(Box<dyn Sink>, u64);
+
+impl Disk for FullDisk {
+    fn create(&self, path: &Path) -> io::Result<Box<dyn Sink>> {
+        Ok(Box::new(FullSink(RealDisk.create(path)?, self.0)))
+    }
+}
+
+impl Write for FullSink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() as u64 > self.1 {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
+        self.1 -= bytes.len() as u64;
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Sink for FullSink {
+    fn sync(&mut self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+#[test]
+fn a_full_disk_ends_the_run_and_spares_the_checkpoint_before() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    train(&case, &writing(&case, 2, folder.path())).unwrap();
+    let (plan, program) = case.build();
+    for room in [0, 100, 60_000, 200_000] {
+        let hooks = Hooks { disk: &FullDisk(room), ..Hooks::NONE };
+        let result = run_with((&plan, &program), &text(), &going_on(&case, 9, folder.path()), &mut |_| GO_ON, &hooks);
+        let error = result.map(|_| ()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot write `"), "{error}");
+        assert!(error.to_string().ends_with("step-00000004`: no storage space"), "{error}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("--resume")), "{error:?}");
+        assert_eq!(names(folder.path()), [name(2)], "{room}");
+    }
+    let whole = train(&case, &case.options(Backend::Flex, 3)).unwrap();
+    let report = train(&case, &going_on(&case, 3, folder.path())).unwrap();
+    assert_eq!(bits(&report.losses), bits(&whole.losses[2..]));
+}
+
+#[test]
+fn a_folder_that_cannot_be_is_refused_before_the_first_step() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let (plan, program) = case.build();
+    let error = run(&plan, &program, &text(), &writing(&case, 2, &file), &mut |_| panic!("it ran")).map(|_| ());
+    assert!(matches!(error, Err(RunError::Checkpoint(CheckpointError::File { what: "write to", .. }))), "{error:?}");
+    // What a killed run has left is removed.
+    fs::create_dir(folder.path().join(".step-00000002.tmp")).unwrap();
+    fs::remove_file(&file).unwrap();
+    train(&case, &writing(&case, 2, folder.path())).unwrap();
+    assert_eq!(names(folder.path()), [name(2)]);
+}

@@ -1,0 +1,181 @@
+//! Writing a checkpoint: whole or not at all.
+
+use super::{
+    CheckpointError, Checkpoints, Disk, MANIFEST, OPTIMIZER, WEIGHTS,
+    disk::{Summed, sync_folder},
+    manifest::{Identity, Manifest, Sum},
+    name, steps,
+};
+use crate::{
+    layers::Parameter,
+    optimizer::Moments,
+    tensor_file::{self, Entry},
+};
+use spipe_base::LayerId;
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+/// Checkpoints that are kept.
+const KEPT: usize = 2;
+
+/// Parameters and moments while no action runs.
+pub(crate) trait Between {
+    /// The numbers of a parameter.
+    fn parameter(&self, layer: LayerId, index: usize) -> Result<Vec<f32>, String>;
+    /// The moments of a parameter, if it has any.
+    fn moments(&self, layer: LayerId, index: usize) -> Result<Option<Moments>, String>;
+    /// Whether a layer has moments.
+    fn trains(&self, layer: LayerId) -> Result<bool, String>;
+}
+
+/// A layer's name and tensors.
+pub(crate) type Described = (String, Vec<Parameter>);
+
+/// What writes the checkpoints of a run.
+pub(crate) struct Writer<'a> {
+    pub place: Checkpoints,
+    identity: Identity,
+    layers: Vec<Described>,
+    disk: &'a dyn Disk,
+}
+
+impl<'a> Writer<'a> {
+    /// Opens the folder of a run's checkpoints.
+    pub fn open(
+        place: Checkpoints,
+        identity: Identity,
+        layers: Vec<Described>,
+        disk: &'a dyn Disk,
+    ) -> Result<Self, CheckpointError> {
+        let writer = Self { place, identity, layers, disk };
+        writer.prepare().map(|()| writer)
+    }
+
+    /// Makes the folder, and removes what a killed run has left half-written: what cannot be written is known before the
+    /// first step.
+    fn prepare(&self) -> Result<(), CheckpointError> {
+        let folder = &self.place.folder;
+        let fail = |error: io::Error| CheckpointError::file("write to", folder, &error);
+        fs::create_dir_all(folder).map_err(fail)?;
+        for entry in fs::read_dir(folder).map_err(fail)? {
+            let path = entry.map_err(fail)?.path();
+            let left = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(".step-"));
+            if left {
+                fs::remove_dir_all(&path).map_err(fail)?;
+            }
+        }
+        let probe = folder.join(".step-probe.tmp");
+        fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe)).map_err(fail)
+    }
+
+    /// Writes the checkpoint after `step` steps, then forgets all but the last two.
+    pub fn write(&self, step: u32, state: &dyn Between) -> Result<(), CheckpointError> {
+        let folder = &self.place.folder;
+        let temporary = folder.join(format!(".{}.tmp", name(step)));
+        let path = folder.join(name(step));
+        let written = self.fill(&temporary, step, state).and_then(|()| put_in_place(folder, &temporary, &path));
+        if let Err(error) = written {
+            // The disk may refuse this as well; the next run removes it.
+            let _ = fs::remove_dir_all(&temporary);
+            return Err(CheckpointError::file("write", &path, &error));
+        }
+        let found = steps(folder)?;
+        // Steps beyond this one are of another run.
+        let older: Vec<&PathBuf> = found.iter().filter(|(of, _)| *of <= step).map(|(_, path)| path).collect();
+        for path in &older[..older.len().saturating_sub(KEPT)] {
+            fs::remove_dir_all(path).map_err(|error| CheckpointError::file("remove", path, &error))?;
+        }
+        Ok(())
+    }
+
+    fn fill(&self, folder: &Path, step: u32, state: &dyn Between) -> io::Result<()> {
+        fs::create_dir(folder)?;
+        let mut files = BTreeMap::new();
+        let (entries, places) = self.weights();
+        let weights = self.tensors(&folder.join(WEIGHTS), &entries, &mut |index| {
+            let (layer, tensor) = places[index];
+            state.parameter(layer, tensor)
+        })?;
+        files.insert(WEIGHTS.to_owned(), weights);
+        let (entries, places) = self.moments(state).map_err(io::Error::other)?;
+        let mut optimizer_steps = BTreeMap::new();
+        let optimizer = self.tensors(&folder.join(OPTIMIZER), &entries, &mut |index| {
+            let (layer, tensor, second) = places[index];
+            let layer_name = &self.layers[layer.index()].0;
+            let moments = state.moments(layer, tensor)?.ok_or_else(|| format!("`{layer_name}` has no moments"))?;
+            optimizer_steps.insert(layer_name.clone(), moments.steps());
+            Ok(moments.numbers()[usize::from(second)].to_vec())
+        })?;
+        files.insert(OPTIMIZER.to_owned(), optimizer);
+        let manifest = Manifest::new(&self.identity, step, optimizer_steps, files);
+        let mut text = serde_json::to_string_pretty(&manifest).map_err(io::Error::other)?;
+        text.push('\n');
+        let mut sink = self.disk.create(&folder.join(MANIFEST))?;
+        sink.write_all(text.as_bytes())?;
+        sink.sync()?;
+        sync_folder(folder)
+    }
+
+    fn tensors(
+        &self,
+        path: &Path,
+        entries: &[Entry],
+        numbers: &mut dyn FnMut(usize) -> Result<Vec<f32>, String>,
+    ) -> io::Result<Sum> {
+        let mut sink = self.disk.create(path)?;
+        let mut summed = Summed::new(sink.as_mut());
+        tensor_file::write(&mut summed, entries, numbers)?;
+        let (bytes, crc32) = summed.finish()?;
+        Ok(Sum { bytes, crc32 })
+    }
+
+    fn weights(&self) -> (Vec<Entry>, Vec<(LayerId, usize)>) {
+        let all = self.layers.iter().enumerate().flat_map(|(layer, (name, parameters))| {
+            parameters.iter().enumerate().map(move |(index, parameter)| {
+                let entry = Entry { name: tensor_name(name, parameter), shape: parameter.shape.to_vec() };
+                (entry, (LayerId::from(layer), index))
+            })
+        });
+        all.unzip()
+    }
+
+    fn moments(&self, state: &dyn Between) -> Result<(Vec<Entry>, Vec<(LayerId, usize, bool)>), String> {
+        let (entries, places) = self.weights();
+        let mut both = Vec::new();
+        for (entry, (layer, index)) in entries.into_iter().zip(places) {
+            if state.trains(layer)? {
+                both.extend([false, true].map(|second| {
+                    let entry = Entry { name: moment_name(&entry.name, second), ..entry.clone() };
+                    (entry, (layer, index, second))
+                }));
+            }
+        }
+        Ok(both.into_iter().unzip())
+    }
+}
+
+/// What a layer's tensor is called: `block.0.attention.query.weight`.
+pub(super) fn tensor_name(layer: &str, parameter: &Parameter) -> String {
+    format!("{layer}.{}", parameter.name)
+}
+
+/// What a moment of a tensor is called.
+pub(super) fn moment_name(tensor: &str, second: bool) -> String {
+    format!("{tensor}.{}-moment", if second { "second" } else { "first" })
+}
+
+/// Gives a folder that is on the disk its name.
+fn put_in_place(folder: &Path, temporary: &Path, path: &Path) -> io::Result<()> {
+    let before = temporary.with_extension("old");
+    if path.exists() {
+        // A folder that is not empty cannot be renamed over.
+        fs::rename(path, &before)?;
+    }
+    fs::rename(temporary, path)?;
+    sync_folder(folder)?;
+    if before.exists() { fs::remove_dir_all(&before) } else { Ok(()) }
+}

@@ -1,0 +1,106 @@
+//! What is held between two steps, layer by layer, wherever it is: what checkpoints are made of.
+
+use super::Interpreter;
+use crate::{
+    account::Instance,
+    checkpoint::Between,
+    optimizer::Moments,
+    store::{State, Value},
+};
+use spipe_base::{LayerId, LayerRange};
+use spipe_schedule::{Content, Lifetime};
+
+/// A value and the place of a layer in it.
+type Place = (Instance, usize);
+
+impl Interpreter<'_> {
+    /// Resident buffers that hold `layer`, those of all devices that share it in the order of their parts.
+    fn resident(&self, layer: LayerId, range: fn(&Content) -> Option<LayerRange>) -> Vec<Place> {
+        let all = self.program.buffers().enumerate().filter(|(_, buffer)| buffer.lifetime == Lifetime::Resident);
+        let mut found: Vec<(u32, Place)> = all
+            .filter_map(|(id, buffer)| {
+                let place = range(&buffer.content)?.iter().position(|of| of == layer)?;
+                Some((buffer.part.map_or(0, |part| part.index), ((id, 0), place)))
+            })
+            .collect();
+        found.sort_by_key(|(part, _)| *part);
+        found.into_iter().map(|(_, place)| place).collect()
+    }
+
+    fn states(&self, layer: LayerId) -> Vec<Place> {
+        self.resident(layer, |content| match content {
+            Content::OptimizerState(layers) => Some(*layers),
+            _ => None,
+        })
+    }
+
+    fn look_at_state<T>(&self, at: Instance, look: impl FnOnce(&State) -> T) -> Result<T, String> {
+        self.store.look(at, |value| match value {
+            Value::State(state) => Some(look(state)),
+            _ => None,
+        })
+    }
+
+    /// Copies of a parameter, part by part: whether it is in host memory, and its numbers.
+    fn copies(&self, layer: LayerId, index: usize) -> Result<Vec<(u32, bool, Vec<f32>)>, String> {
+        let places = self.resident(layer, |content| match content {
+            Content::Parameters(layers) => Some(*layers),
+            _ => None,
+        });
+        let numbers = |(at, place): Place| {
+            let part = self.program.buffers()[at.0].part.map_or(0, |part| part.index);
+            let (on_host, data) = self.store.look(at, |value| match value {
+                Value::Host(layers) => Some((true, layers.get(place)?.get(index)?.clone())),
+                Value::Tensors(layers) => Some((false, super::host(layers.get(place)?.get(index)?))),
+                _ => None,
+            })?;
+            Ok((part, on_host, data.iter::<f32>().collect()))
+        };
+        places.into_iter().map(numbers).collect()
+    }
+}
+
+impl Between for Interpreter<'_> {
+    /// The f32 master copy if there is one; otherwise what is in host memory, where steps happen if anything is there; otherwise
+    /// what is on a device. All copies agree between steps.
+    fn parameter(&self, layer: LayerId, index: usize) -> Result<Vec<f32>, String> {
+        let mut masters = Vec::new();
+        for (at, place) in self.states(layer) {
+            let master = self.look_at_state(at, |state| {
+                let layer = state.master.as_ref()?.get(place)?;
+                Some(layer.get(index)?.iter::<f32>().collect::<Vec<f32>>())
+            })?;
+            masters.extend(master);
+        }
+        if !masters.is_empty() {
+            return Ok(masters.concat());
+        }
+        let mut copies = self.copies(layer, index)?;
+        let on_host = copies.iter().any(|(_, on_host, _)| *on_host);
+        copies.retain(|(_, host, _)| *host == on_host);
+        // Several devices can hold the same; the parts of one that is shared out differ in their numbers.
+        copies.dedup_by_key(|(part, ..)| *part);
+        if copies.is_empty() {
+            return Err(format!("nothing holds layer {layer} between steps"));
+        }
+        Ok(copies.into_iter().flat_map(|(_, _, numbers)| numbers).collect())
+    }
+
+    fn moments(&self, layer: LayerId, index: usize) -> Result<Option<Moments>, String> {
+        let mut parts = Vec::new();
+        for (at, place) in self.states(layer) {
+            let found = self.look_at_state(at, |state| state.moments.get(place)?.get(index).cloned())?;
+            parts.extend(found);
+        }
+        Ok(Moments::joined(parts))
+    }
+
+    fn trains(&self, layer: LayerId) -> Result<bool, String> {
+        for (at, place) in self.states(layer) {
+            if self.look_at_state(at, |state| state.moments.get(place).is_some_and(|layer| !layer.is_empty()))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}

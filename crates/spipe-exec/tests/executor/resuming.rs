@@ -1,0 +1,87 @@
+//! Every system goes on from its own checkpoints, and from those of plain training on one device, bit for bit.
+
+use crate::{
+    machine::text,
+    systems::{BACKWARD, FORWARD, Setup, UNITS},
+};
+use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, run};
+use spipe_plan::{Knobs, System};
+use std::{ops::ControlFlow, path::Path};
+
+fn train(setup: &Setup<'_>, options: &Options) -> Result<Report, RunError> {
+    let (plan, program) = setup.build();
+    run(&plan, &program, &text(), options, &mut |_| ControlFlow::Continue(()))
+}
+
+fn options(steps: u32, folder: &Path) -> Options {
+    let checkpoints = Some(Checkpoints { folder: folder.into(), every: 2 });
+    Options { checkpoints, ..Setup::options(Backend::Flex, steps) }
+}
+
+fn bits(report: &Report) -> Vec<u64> {
+    report.losses.iter().map(|loss| loss.to_bits()).collect()
+}
+
+/// Five steps at once, and three steps, then two more from the checkpoint of the third.
+fn goes_on(setup: &Setup<'_>) {
+    let go = |options: &Options| train(setup, options).unwrap_or_else(|error| panic!("{setup:?}: {error}"));
+    let whole = bits(&go(&Setup::options(Backend::Flex, 5)));
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(bits(&go(&options(3, folder.path()))), whole[..3], "{setup:?}");
+    let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
+    assert_eq!(resume.as_ref().map(Checkpoint::step), Some(3));
+    assert_eq!(bits(&go(&Options { resume, ..options(5, folder.path()) })), whole[3..], "{setup:?}");
+}
+
+#[test]
+fn parameters_that_stay() {
+    let pair = &["gpu0 0..1", "gpu1 2..4"];
+    goes_on(&Setup { stages: pair, ..Setup::default() });
+    goes_on(&Setup { system: System::Zb2p, stages: pair, ..Setup::default() });
+    let vee = &["gpu0 0..1", "gpu1 2..2 recompute", "gpu1 3..3", "gpu0 4..4"];
+    goes_on(&Setup { system: System::ZbV, stages: vee, ..Setup::default() });
+    goes_on(&Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket recompute:2"], ..Setup::default() });
+}
+
+#[test]
+fn parameters_in_host_memory() {
+    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+    goes_on(&Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() });
+    let knobs = Knobs { synchronous_optimizer: true, synchronous_checkpoints: true, ..Knobs::default() };
+    goes_on(&Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, knobs, ..Setup::default() });
+}
+
+#[test]
+fn parameters_that_are_shared_out() {
+    let stages = &["gpu0 0..1 recompute", "gpu0 2..3", "gpu0 4..4"];
+    goes_on(&Setup { system: System::Fsdp, stages, microbatches: 4, ..Setup::default() });
+    let streamed = &["gpu0 0..1 streamed recompute", "gpu0 2..3 streamed", "gpu0 4..4 streamed"];
+    goes_on(&Setup { system: System::ZeroInfinity, stages: streamed, microbatches: 2, ..Setup::default() });
+}
+
+#[test]
+fn other_systems_go_on_from_the_same_checkpoint() {
+    let one = Setup { stages: &["gpu0 0..4"], ..Setup::default() };
+    let whole = bits(&train(&one, &Setup::options(Backend::Flex, 4)).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    train(&one, &options(2, folder.path())).unwrap();
+    let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
+    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+    for other in [
+        Setup { system: System::Zb1p, stages: &["gpu0 0..2", "gpu1 3..4"], ..Setup::default() },
+        Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() },
+        Setup { system: System::Fsdp, stages: &["gpu0 0..2", "gpu0 3..4"], ..Setup::default() },
+    ] {
+        let go_on = Options { resume: resume.clone(), checkpoints: None, ..options(4, folder.path()) };
+        let report = train(&other, &go_on).unwrap_or_else(|error| panic!("{other:?}: {error}"));
+        assert_eq!(bits(&report), whole[2..], "{other:?}");
+    }
+}
+
+#[test]
+fn what_a_checkpoint_does_not_hold_is_refused() {
+    let delayed = Setup { system: System::ZeroOffloadDelayed, stages: &["gpu0 0..4 socket"], ..Setup::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let error = train(&delayed, &options(2, folder.path())).unwrap_err().to_string();
+    assert!(error.contains("go from one step to the next, which checkpoints do not hold"), "{error}");
+}
