@@ -170,3 +170,11 @@ fn pictures_show_every_series() {
         assert!(markdown.contains(&format!("({name})")) && folder.path().join(name).is_file(), "{name}");
     }
 }
+
+#[test]
+fn the_size_of_microbatches() {
+    let tables = reproduce("spipe-figure-12", None).unwrap();
+    let (most, mean) = errors(&tables[0], "gpu, ms");
+    // Larger microbatches are fewer, down to one per GPU, where SPipe has least to overlap with.
+    assert!(most < 0.22 && mean < 0.12, "{most} {mean}");
+}

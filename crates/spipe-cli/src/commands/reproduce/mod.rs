@@ -62,6 +62,7 @@ const TABLES: &[Known] = &known! {
     "spipe" "spipe-figure-14" spipe::make;
     "spipe" "spipe-figure-9" spipe::make;
     "spipe" "spipe-figure-10" spipe::make;
+    "spipe" "spipe-figure-12" spipe::make;
     "spipe" "spipe-tails" tails::make;
     "superpipeline" "superpipeline" superpipeline::make;
     "superpipeline" "superpipeline-training" superpipeline_training::make;

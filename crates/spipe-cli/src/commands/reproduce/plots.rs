@@ -101,15 +101,24 @@ fn curves(made: &Reproduction, column: &str, (title, x, y): (&str, &str, &str), 
     pictures
 }
 
-/// Published figures across, ours up.
+/// Published figures across, ours up: what was predicted, or what was fitted if nothing was.
 fn against(made: &Reproduction, column: &str, title: &str, unit: &str, logarithmic: bool) -> Picture {
+    let compared: Vec<&Cell> = of_column(made, column).filter(|cell| cell.error.is_some()).collect();
+    let predicted = compared.iter().filter(|cell| cell.fitted.is_none()).count();
     let mut all = Vec::new();
-    for cell in of_column(made, column) {
+    for cell in compared.iter().filter(|cell| predicted == 0 || cell.fitted.is_none()) {
         let (Some(published), Some(ours)) = (cell.published, cell.ours) else { continue };
         let name = cell.place.as_ref().map_or_else(|| system_of(&cell.row), |place| place.series.clone());
         series(&mut all, &name).points.push((published, ours));
     }
-    diagonal(made, title, unit, (all, logarithmic))
+    let mut picture = diagonal(made, title, unit, (all, logarithmic));
+    let fitted = compared.len() - predicted;
+    picture.plot.notes.extend(match (predicted, fitted) {
+        (0, _) => Some("All of these were fitted.".into()),
+        (_, 0) => None,
+        _ => Some(format!("Without {fitted} figures that were fitted.")),
+    });
+    picture
 }
 
 fn diagonal(made: &Reproduction, title: &str, unit: &str, (series, logarithmic): (Vec<Series>, bool)) -> Picture {
