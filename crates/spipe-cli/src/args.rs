@@ -346,7 +346,7 @@ pub struct Simulate {
 ///
 /// zero-bubble: bubble rates from profiled stage times.
 /// pipeoffload: the ratio k; pipeoffload-peaks: activations and bubbles at unit times; pipeoffload-runs: utilisation, memory and what
-/// ran out of it. spipe: spipe-figure-14, -9, -10 and -12: iteration times of SPipe and Mobius; spipe-tails: serial optimizers.
+/// ran out of it; pipeoffload-tensor: the same beside tensor parallelism. spipe: spipe-figure-14, -9, -10 and -12: iteration times of SPipe and Mobius; spipe-tails: serial optimizers.
 /// superpipeline: time and memory by k and k'; superpipeline-training: memory by batch. spipe-article: five claimed configurations.
 #[derive(Debug, Group)]
 pub struct Reproduce {

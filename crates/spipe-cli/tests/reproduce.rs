@@ -178,3 +178,11 @@ fn the_size_of_microbatches() {
     // Larger microbatches are fewer, down to one per GPU, where SPipe has least to overlap with.
     assert!(most < 0.22 && mean < 0.12, "{most} {mean}");
 }
+
+#[test]
+fn offloading_beside_tensor_parallelism() {
+    let tables = reproduce("pipeoffload-tensor", None).unwrap();
+    for cell in cells(&tables[0], "times as fast") {
+        assert!(cell["ours"].as_f64().unwrap() > 1.0 && cell["error"].as_f64().unwrap().abs() < 0.1, "{cell}");
+    }
+}

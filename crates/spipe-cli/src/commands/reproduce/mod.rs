@@ -11,6 +11,7 @@ mod offloading;
 mod pipeoffload;
 mod pipeoffload_peaks;
 mod pipeoffload_runs;
+mod pipeoffload_tensor;
 mod plots;
 mod rates;
 mod rows;
@@ -59,6 +60,7 @@ const TABLES: &[Known] = &known! {
     "pipeoffload" "pipeoffload" pipeoffload::make;
     "pipeoffload" "pipeoffload-peaks" pipeoffload_peaks::make;
     "pipeoffload" "pipeoffload-runs" pipeoffload_runs::make;
+    "pipeoffload" "pipeoffload-tensor" pipeoffload_tensor::make;
     "spipe" "spipe-figure-14" spipe::make;
     "spipe" "spipe-figure-9" spipe::make;
     "spipe" "spipe-figure-10" spipe::make;

@@ -5,13 +5,14 @@
 
 use super::{
     bench::{Bench, Setting, gib},
-    offloading::{Schedule, Shape, simulated},
+    offloading::{Schedule, Shape, Simulated, simulated},
     rows::{self, Rows},
     table::{Cell, Reproduction},
 };
 use crate::Failure;
 use serde::Deserialize;
-use spipe_base::{Bytes, Diagnostic, Faults, LayerId, SimTime, Text};
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, LayerId, SimTime, Text};
+use spipe_cost::LayerTime;
 use spipe_model::LayerKind;
 use spipe_schedule::StageTimes;
 use std::collections::BTreeMap;
@@ -42,14 +43,22 @@ struct Published {
 type Row = rows::Row<Measured>;
 
 /// What the cost model says of a row.
-struct Costs {
-    shape: Shape,
-    times: StageTimes,
+pub struct Costs {
+    pub shape: Shape,
+    pub times: StageTimes,
     /// Kept of one microbatch of one layer.
     layer: Bytes,
     /// Parameters, gradients and optimizer state of one device.
     state: Bytes,
     usable: Bytes,
+}
+
+impl Costs {
+    /// The most that a device holds, activations and state, in GiB.
+    pub fn held(&self, simulated: &Simulated) -> f64 {
+        let most = simulated.peaks.iter().copied().fold(0.0, f64::max);
+        self.layer.as_f64() * most / Bytes::gib(1).as_f64() + gib(self.state)
+    }
 }
 
 pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
@@ -72,7 +81,7 @@ fn as_published(note: &str) -> bool {
 }
 
 fn cells(row: &Row) -> Result<Vec<Cell>, Faults> {
-    let costs = costs(row)?;
+    let costs = costs(&row.setting, row.devices)?;
     let mut stretches = BTreeMap::new();
     let mut peaks = BTreeMap::new();
     for name in row.published.keys() {
@@ -114,27 +123,21 @@ fn cells(row: &Row) -> Result<Vec<Cell>, Faults> {
 
 /// Times of a chunk of one layer, and bytes, by the cost model; one layer fewer in the first and in the last stage leaves room for the
 /// embedding and the head, so that the chunks are all layers of the model.
-fn costs(row: &Row) -> Result<Costs, Faults> {
-    let bench = Bench::new(&row.setting)?;
+pub fn costs(setting: &Setting, devices: usize) -> Result<Costs, Faults> {
+    let bench = Bench::new(setting)?;
     let context = bench.context();
     let layers = context.model.layers().len();
-    if row.devices == 0 || !layers.is_multiple_of(row.devices) {
+    if devices == 0 || !layers.is_multiple_of(devices) {
         let message =
-            format!("{layers} layers, embedding and head among them, cannot be dealt out to {} devices", row.devices);
+            format!("{layers} layers, embedding and head among them, cannot be dealt out to {devices} devices");
         return Err(Diagnostic::error(message).hint("use a number of devices that divides them").into());
     }
-    let gpu = context.hardware.devices().enumerate().find(|(_, device)| device.is_gpu());
-    let block = context.model.layers().enumerate().find(|(_, layer)| matches!(layer.kind, LayerKind::Block(_)));
-    let (Some((gpu, device)), Some((block, _))) = (gpu, block) else {
-        return Err(Diagnostic::error("there is no GPU, or no block")
-            .hint("use a transformer and a machine with a GPU")
-            .into());
-    };
-    let time = context.cost.time(block, gpu).ok_or_else(|| Diagnostic::error("a block has no time on the GPU"))?;
-    let state: Bytes = context.cost.layers().map(|layer: LayerId| context.cost.memory(layer, gpu).state()).sum();
+    let (block, gpu) = block(&bench)?;
+    let time = block_times(&bench)?;
+    let state: Bytes = context.cost.layers().map(|layer| context.cost.memory(layer, gpu).state()).sum();
     let microbatches = context.workload().microbatches as usize;
     Ok(Costs {
-        shape: Shape { devices: row.devices, chunks: layers / row.devices, microbatches },
+        shape: Shape { devices, chunks: layers / devices, microbatches },
         times: StageTimes {
             forward: SimTime::from_seconds(time.forward),
             backward_input: SimTime::from_seconds(time.backward_input),
@@ -143,9 +146,30 @@ fn costs(row: &Row) -> Result<Costs, Faults> {
             weight_gradient_memory: StageTimes::UNIT.get(),
         },
         layer: context.cost.memory(block, gpu).saved_selective,
-        state: Bytes::new(state.get() / row.devices as u64),
-        usable: context.hardware.memories()[device.memory].usable(),
+        state: Bytes::new(state.get() / devices as u64),
+        usable: context.hardware.memories()[context.hardware.devices()[gpu].memory].usable(),
     })
+}
+
+/// The first block of the model and the first GPU of the machine.
+fn block(bench: &Bench) -> Result<(LayerId, DeviceId), Faults> {
+    let context = bench.context();
+    let gpu = context.hardware.devices().enumerate().find(|(_, device)| device.is_gpu());
+    let block = context.model.layers().enumerate().find(|(_, layer)| matches!(layer.kind, LayerKind::Block(_)));
+    match (block, gpu) {
+        (Some((block, _)), Some((gpu, _))) => Ok((block, gpu)),
+        _ => {
+            let fault = Diagnostic::error("there is no GPU, or no block");
+            Err(fault.hint("use a transformer and a machine with a GPU").into())
+        }
+    }
+}
+
+/// The times of that block on that GPU.
+pub fn block_times(bench: &Bench) -> Result<LayerTime, Faults> {
+    let (block, gpu) = block(bench)?;
+    let time = bench.context().cost.time(block, gpu).copied();
+    time.ok_or_else(|| Diagnostic::error("a block has no time on the GPU").into())
 }
 
 fn schedule(name: &str, shape: &Shape, ratio: f64) -> Result<Schedule, Diagnostic> {

@@ -21,6 +21,9 @@ pub fn of(made: &Reproduction) -> Vec<Picture> {
             against(made, "utilisation", "Utilisation of A100 GPUs", "share of the peak", false),
             against(made, "activations, GiB", "Activation memory", "GiB", true),
         ],
+        "pipeoffload-tensor" => {
+            vec![against(made, "times as fast", "Offloading over tensor parallelism", "times as fast", false)]
+        }
         "superpipeline" => {
             let title = "Memory of a pass against its units";
             let mut all = curves("memory, GB", title, "units on the device: k + k', naive k", "memory, GB", 1.0);
