@@ -28,6 +28,8 @@ mod optimizer;
 mod pacer;
 mod passes;
 mod reference;
+#[cfg(test)]
+mod rollback;
 mod rules;
 mod run;
 mod site;

@@ -68,10 +68,10 @@ pub(crate) struct Tracked {
     pub first: usize,
     /// The leaf that the graph starts at, unless it starts at tokens.
     input: Option<Matrix>,
-    /// The leaves of the parameters; none of weights whose gradients come later.
+    /// The leaves of the parameters; none of weights whose gradients come later. Frozen layers have no entries.
     parameters: Vec<Vec<Option<Matrix>>>,
     /// The products of each layer, where gradients of weights come later.
-    products: Vec<Products>,
+    products: Vec<Option<Products>>,
     output: Signal,
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn untracked(layers: Layers<'_>, input: Signal, feed: &Feed, outputs:
 fn compute(
     layers: Layers<'_>,
     input: Option<Matrix>,
-    (feed, products): (&Feed, &[Products]),
+    (feed, products): (&Feed, &[Option<Products>]),
     outputs: &mut Outputs,
 ) -> Signal {
     let Some((first, last)) = layers.units.first().zip(layers.units.last()) else {
@@ -136,7 +136,7 @@ fn compute(
     };
     let mut live = first.before().unpack(input);
     for (index, (unit, parameters)) in layers.units.iter().zip(layers.parameters).enumerate() {
-        match unit.forward(parameters, &live, &feed.recorded(products.get(index))) {
+        match unit.forward(parameters, &live, &feed.recorded(products.get(index).and_then(Option::as_ref))) {
             Signal::Hidden(output) => live.insert(unit.id(), output),
             other => return other,
         };
@@ -154,22 +154,23 @@ pub(crate) fn tracked(layers: Layers<'_>, input: Signal, feed: &Feed, split: boo
     };
     let late: Vec<Vec<usize>> =
         layers.units.iter().map(|unit| if split { unit.multiplied() } else { Vec::new() }).collect();
-    let tensors = |(late, parameters): (&Vec<usize>, &Vec<Matrix>)| {
+    let tensors = |((unit, late), parameters): ((&Unit, &Vec<usize>), &Vec<Matrix>)| {
         let tensor = |(index, parameter): (usize, &Matrix)| {
             let tensor = parameter.clone().autodiff();
-            if late.contains(&index) { tensor } else { tensor.require_grad() }
+            if late.contains(&index) || !unit.trains() { tensor } else { tensor.require_grad() }
         };
         parameters.iter().enumerate().map(tensor).collect()
     };
-    let parameters: Tensors = late.iter().zip(layers.parameters).map(tensors).collect();
-    let products: Vec<Products> = layers.units.iter().filter(|_| split).map(|_| Products::default()).collect();
+    let parameters: Tensors = layers.units.iter().zip(&late).zip(layers.parameters).map(tensors).collect();
+    let records = |late: &Vec<usize>| (!late.is_empty()).then(Products::default);
+    let products: Vec<Option<Products>> = late.iter().map(records).collect();
     let with_leaves = Layers { parameters: &parameters, ..layers };
     let output = compute(with_leaves, input.clone(), (feed, &products), outputs);
-    let leaves = |(late, tensors): (&Vec<usize>, Vec<Matrix>)| {
+    let leaves = |((unit, late), tensors): ((&Unit, &Vec<usize>), Vec<Matrix>)| {
         let leaf = |(index, tensor)| (!late.contains(&index)).then_some(tensor);
-        tensors.into_iter().enumerate().map(leaf).collect()
+        tensors.into_iter().enumerate().filter(|_| unit.trains()).map(leaf).collect()
     };
-    let parameters = late.iter().zip(parameters).map(leaves).collect();
+    let parameters = layers.units.iter().zip(&late).zip(parameters).map(leaves).collect();
     Tracked { first: layers.first, input, parameters, products, output }
 }
 
@@ -248,7 +249,8 @@ fn input_gradient(graph: Tracked, seed: Seed) -> (Later, Option<Matrix>) {
     let mut later = Vec::new();
     let mut products = graph.products.into_iter();
     for parameters in &graph.parameters {
-        let mut products = products.next().map(|products| products.collect(&mut of)).unwrap_or_default().into_iter();
+        let mut products =
+            products.next().flatten().map(|products| products.collect(&mut of)).unwrap_or_default().into_iter();
         let due = |parameter: &Option<Matrix>| match parameter {
             Some(leaf) => Due::Known(Box::new(of(leaf))),
             None => Due::Product(Box::new(products.next().expect("every weight without a leaf is multiplied with"))),
@@ -295,11 +297,14 @@ pub(crate) fn accumulate(sum: Tensors, more: Tensors) -> Tensors {
     sum.into_iter().zip(more).map(add).collect()
 }
 
-/// Steps every tensor of `parameters`. Where nobody else holds a tensor, its memory is updated in place.
+/// Steps every tensor of `parameters`; those of layers without gradients stay as they are. Where nobody else holds a tensor, its memory is updated in place.
 pub(crate) fn step(adam: &AdamW, parameters: Tensors, gradients: Tensors, moments: &mut [Vec<Moments>]) -> Tensors {
     let layers = parameters.into_iter().zip(gradients).zip(moments);
     layers
         .map(|((parameters, gradients), moments)| {
+            if gradients.is_empty() {
+                return parameters;
+            }
             let tensors = parameters.into_iter().zip(gradients).zip(moments);
             tensors.map(|((parameter, gradient), moments)| step_tensor(adam, parameter, gradient, moments)).collect()
         })

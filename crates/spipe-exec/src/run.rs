@@ -1,10 +1,10 @@
 //! A run: one thread per lane of a program.
 
 use crate::{
-    AdamW, Binding, Checkpoint, CheckpointError, Checkpoints, Data, Executor, MemoryUse, RunError,
+    AdamW, Backend, Binding, Checkpoint, CheckpointError, Checkpoints, Data, Executor, MemoryUse, RunError,
     board::Board,
     checkpoint::{Beginning, Described, Disk, Identity, RealDisk, Writer, refuse_carried},
-    interpreter::Interpreter,
+    interpreter::{Interpreter, Scales},
     layers::{Reading, Unit, units},
     pacer::Pacer,
     rules::Rules,
@@ -14,7 +14,7 @@ use crate::{
     store::Store,
     task::{computed_on, tasks},
 };
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, Diagnostic, Faults, LaneId, LayerId};
 use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
@@ -130,11 +130,13 @@ pub(crate) struct Hooks<'a> {
     pub before: &'a (dyn Fn(u32, ActionId) + Sync),
     /// Where checkpoints are written.
     pub disk: &'a dyn Disk,
+    /// Whether the gradient of a layer is spoilt in an iteration.
+    pub spoils: fn(u32, LayerId) -> bool,
 }
 
 impl Hooks<'_> {
     /// Nothing.
-    pub const NONE: Self = Self { before: &|_, _| {}, disk: &RealDisk };
+    pub const NONE: Self = Self { before: &|_, _| {}, disk: &RealDisk, spoils: |_, _| false };
 }
 
 /// The same, with hooks.
@@ -145,7 +147,7 @@ pub(crate) fn run_with(
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
     hooks: &Hooks<'_>,
 ) -> Result<Report, RunError> {
-    let (interpreter, devices, mut warnings) = prepare(plan, program, data, options)?;
+    let (interpreter, devices, mut warnings) = prepare((plan, program), data, options, hooks.spoils)?;
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
         Writer::open(place, Identity::new(plan, options), layers, hooks.disk)
@@ -194,24 +196,32 @@ impl Drop for StopOnDrop<'_, '_> {
 
 /// Everything that can be refused before anything runs, then the devices.
 fn prepare<'a>(
-    plan: &Plan,
-    program: &'a Program,
+    (plan, program): (&Plan, &'a Program),
     data: &'a Data,
     options: &Options,
+    spoils: fn(u32, LayerId) -> bool,
 ) -> Result<(Interpreter<'a>, Vec<Binding>, Vec<String>), RunError> {
     let context = plan.context();
     let workload = context.workload();
+    let checks = program.actions().iter().any(|action| action.kind == ActionKind::Check);
     let mut faults = Faults::new();
     let units = units(context.model).map_err(|found| faults.extend(found)).unwrap_or_default();
     let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
     let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
-    for device in bound.keys().filter(|device| context.cost.storage(**device) != Precision::Fp32) {
-        let name = &program.devices()[*device].name;
-        let message = format!("`{name}` would store {}, only fp32 can be executed yet", context.cost.storage(*device));
-        faults.push(Diagnostic::error(message).hint("plan with `--precision fp32`"));
+    for (device, binding) in &bound {
+        let (name, stored) = (&program.devices()[*device].name, context.cost.storage(*device));
+        if stored != Precision::Fp32 && matches!(binding.executor.cpu(), Some((Backend::Ndarray, _))) {
+            let message = format!("`{name}` would store {stored}, which ndarray does not hold");
+            faults.push(Diagnostic::error(message).hint("use flex, or plan with `--precision fp32`"));
+        }
     }
     if options.checkpoints.is_some() || options.resume.is_some() {
         refuse_carried(program).map_err(|fault| faults.push(fault)).unwrap_or_default();
+        if workload.precision == Precision::Fp16 && checks {
+            faults.push(
+                Diagnostic::error("checkpoints do not hold the loss scale of fp16 yet").hint("plan with bf16 or fp32"),
+            );
+        }
     }
     faults.or(()).map_err(RunError::Unsupported)?;
     data.check(context.model, workload.seq_len)?;
@@ -236,6 +246,17 @@ fn prepare<'a>(
         store: Store::default(),
         pacer: Pacer::new(program.channels()),
         checks: Mutex::new(BTreeMap::new()),
+        narrow: match workload.precision {
+            Precision::Fp16 => DType::F16,
+            _ => DType::BF16,
+        },
+        narrow_devices: bound
+            .keys()
+            .filter(|device| context.cost.storage(**device) != Precision::Fp32)
+            .copied()
+            .collect(),
+        scales: Mutex::new(Scales::new(workload.precision, checks)),
+        spoils,
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok((interpreter, bound.into_values().collect(), warnings))

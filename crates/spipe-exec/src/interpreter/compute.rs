@@ -1,6 +1,9 @@
 //! Forward, recompute and backward of a stage on one microbatch.
 
-use super::{Interpreter, on};
+use super::{
+    Interpreter, on,
+    widths::{cast, cast_all, wide},
+};
 use crate::{
     data::Draw,
     layers::{Feed, Matrix, Signal, Tape, Unit},
@@ -10,7 +13,7 @@ use crate::{
     store::Value,
     task::{Crossing, Keeps, Sum, Work},
 };
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 use spipe_base::{BufferId, Bytes, LayerId, LayerRange, StageId};
 
 impl Interpreter<'_> {
@@ -31,7 +34,9 @@ impl Interpreter<'_> {
     /// What a stage computes on: what has arrived, or the tokens.
     fn input(&self, iteration: u32, work: Work, device: &Device) -> Result<Signal, String> {
         Ok(match work.input {
-            Some(buffer) => Signal::Hidden(on(self.store.matrix(self.at(buffer, iteration))?, device)),
+            Some(buffer) => {
+                Signal::Hidden(cast(on(self.store.matrix(self.at(buffer, iteration))?, device), FloatDType::F32))
+            }
             None => Signal::Tokens,
         })
     }
@@ -56,6 +61,7 @@ impl Interpreter<'_> {
         let leaves = keeps.is_some_and(|keeps| keeps.leaves);
         let (kept, loss) = site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
+            let parameters = wide(parameters);
             let layers = Layers { first, units, parameters: &parameters };
             let (signal, kept) = if leaves {
                 let (signal, record) = passes::recorded_forward(layers, tracked.0, input, &feed, &mut wanted);
@@ -74,7 +80,8 @@ impl Interpreter<'_> {
         for (layer, buffer) in outputs {
             let made = wanted.found.iter().find(|(found, _)| *found == layer.index());
             let (_, matrix) = made.ok_or_else(|| format!("{layer} has no output that could go on"))?;
-            self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix.clone())));
+            let matrix = cast(matrix.clone(), self.held_by(work.stage));
+            self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix)));
         }
         if let Some(keeps) = keeps {
             let graph = self.kept(keeps.from.clamp(first, first + units.len())..first + units.len());
@@ -113,7 +120,8 @@ impl Interpreter<'_> {
         let (first, units) = self.stage_units(work.stage);
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
-            let (layers, _) = Layers { first, units, parameters }.split_at(end);
+            let parameters = wide(parameters.clone());
+            let (layers, _) = Layers { first, units, parameters: &parameters }.split_at(end);
             passes::tracked(layers, input, &feed, split, &mut Outputs::default())
         })
     }
@@ -159,15 +167,25 @@ impl Interpreter<'_> {
         let (first, units) = self.stage_units(work.stage);
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).taped(&Tape::of(record.outputs));
+            let parameters = wide(parameters);
             let (_, layers) = Layers { first, units, parameters: &parameters }.split_at(record.first);
             passes::tracked(layers, input, &feed, split, &mut Outputs::default())
         })
     }
 
+    /// Gradients of a stage's layers before those that its backward runs through: none.
+    fn frozen_before(&self, stage: StageId, graphs: &[Tracked]) -> passes::Tensors {
+        let first = self.program.stages()[stage].layers.first().index();
+        vec![Vec::new(); graphs.first().map_or(0, |graph| graph.first - first)]
+    }
+
     fn seed(&self, iteration: u32, crossing: Crossing, device: &Device) -> Result<Seed, String> {
         Ok(match crossing.incoming {
-            Some(buffer) => Seed::Gradient(Box::new(on(self.store.matrix(self.at(buffer, iteration))?, device))),
-            None => Seed::Loss(1.0 / self.program.shape().microbatches as f64),
+            Some(buffer) => {
+                let gradient = on(self.store.matrix(self.at(buffer, iteration))?, device);
+                Seed::Gradient(Box::new(cast(gradient, FloatDType::F32)))
+            }
+            None => Seed::Loss(f64::from(self.scale(iteration)) / self.program.shape().microbatches as f64),
         })
     }
 
@@ -180,16 +198,19 @@ impl Interpreter<'_> {
     ) -> Result<Outcome, String> {
         let site = self.site(work.stage);
         let graphs = self.graphs(iteration, (work, false), graphs)?;
+        let frozen = self.frozen_before(work.stage, &graphs);
         let seed = self.seed(iteration, crossing, &site.device)?;
         let before = self.before(iteration, sum)?;
         let (gradients, input) = site.compute(|| {
             let gradients = passes::backward(graphs, seed);
-            (add(before, gradients.parameters), gradients.input)
+            let parameters = frozen.into_iter().chain(gradients.parameters).collect();
+            (add(before, parameters, self.held_by(work.stage)), gradients.input)
         })?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(sum.buffer, iteration), Value::Tensors(gradients));
         if let Some(buffer) = crossing.outgoing {
             let gradient = input.ok_or("it has no input that could have a gradient")?;
+            let gradient = cast(gradient, self.held_by(work.stage));
             self.put(&mut outcome, self.at(buffer, iteration), Value::Matrix(Box::new(gradient)));
         }
         Ok(outcome)
@@ -208,12 +229,15 @@ impl Interpreter<'_> {
     ) -> Result<Outcome, String> {
         let site = self.site(work.stage);
         let graphs = self.graphs(iteration, (work, true), buffers)?;
+        let frozen = self.frozen_before(work.stage, &graphs);
         let seed = self.seed(iteration, crossing, &site.device)?;
         let (later, input) = site.compute(|| passes::backward_input(graphs, seed))?;
         let mut outcome = Outcome::default();
+        let later = frozen.into_iter().map(|_| Vec::new()).chain(later).collect();
         self.store.put(self.at(buffers[0], iteration), Value::Later(Box::new(later)));
         if let Some(buffer) = crossing.outgoing {
             let gradient = input.ok_or("it has no input that could have a gradient")?;
+            let gradient = cast(gradient, self.held_by(work.stage));
             self.put(&mut outcome, self.at(buffer, iteration), Value::Matrix(Box::new(gradient)));
         }
         Ok(outcome)
@@ -230,16 +254,19 @@ impl Interpreter<'_> {
             _ => None,
         })?;
         let before = self.before(iteration, sum)?;
-        let gradients = self.site(stage).compute(|| add(before, passes::backward_weight(later)))?;
+        let gradients =
+            self.site(stage).compute(|| add(before, passes::backward_weight(later), self.held_by(stage)))?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(sum.buffer, iteration), Value::Tensors(gradients));
         Ok(outcome)
     }
 }
 
-fn add(before: Option<passes::Tensors>, more: passes::Tensors) -> passes::Tensors {
-    match before {
-        Some(before) => passes::accumulate(before, more),
+/// The sum, in the width in which it is held.
+fn add(before: Option<passes::Tensors>, more: passes::Tensors, width: FloatDType) -> passes::Tensors {
+    let sum = match before {
+        Some(before) => passes::accumulate(wide(before), more),
         None => more,
-    }
+    };
+    cast_all(sum, width)
 }

@@ -5,6 +5,9 @@ mod compute;
 mod moves;
 mod start;
 mod steps;
+mod widths;
+
+pub(crate) use widths::Scales;
 
 use crate::{
     AdamW, Data,
@@ -19,11 +22,11 @@ use crate::{
     store::{HostLayer, Store, Value},
     task::Task,
 };
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, DeviceId, IdVec, LayerId, LayerRange};
 use spipe_schedule::{Content, Program};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -47,6 +50,12 @@ pub(crate) struct Interpreter<'a> {
     pub store: Store,
     pub pacer: Pacer,
     /// How checks have ended, by iteration.
+    /// The 16-bit numbers of the run, and the devices that hold them.
+    pub narrow: DType,
+    pub narrow_devices: BTreeSet<DeviceId>,
+    pub scales: Mutex<Scales>,
+    /// Whether the gradient of a layer is spoilt in an iteration: for tests.
+    pub spoils: fn(u32, LayerId) -> bool,
     pub checks: Mutex<BTreeMap<(u32, ActionId), spipe_schedule::Outcome>>,
     /// The gradients of the first step by layer and part, if they are asked for.
     pub first_gradients: Option<Mutex<FirstGradients>>,
@@ -168,7 +177,8 @@ fn host(tensor: &Matrix) -> TensorData {
 
 /// A tensor from host memory, in memory of its own.
 fn on_device(data: &TensorData, shape: [usize; 2], device: &Device) -> Matrix {
-    Tensor::from_data(TensorData::from_bytes_vec(data.as_bytes().to_vec(), shape, data.dtype()), device)
+    let width = data.dtype();
+    Tensor::from_data(TensorData::from_bytes_vec(data.as_bytes().to_vec(), shape, width), (device, width))
 }
 
 /// What part of `count` numbers belongs to one of several devices.

@@ -1,11 +1,11 @@
 //! Copies between memories and exchanges among devices, no faster than the program's links.
 
-use super::{Interpreter, host, on_device, part_of};
+use super::{Interpreter, host, on_device, part_of, widths::cast};
 use crate::{
     state::Outcome,
     store::{HostLayer, Value, wrong},
 };
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ impl Interpreter<'_> {
         let receiver = self.computed_on[to].ok_or_else(|| format!("{to} is used by no device"))?;
         let device = &self.sites[&receiver].device;
         let matrix = self.store.matrix(self.at(from, iteration))?;
-        let copy = on_device(&host(&matrix), matrix.dims(), device);
+        let copy = cast(on_device(&host(&matrix), matrix.dims(), device), self.held_on(receiver));
         device.sync().map_err(|error| format!("{error:?}"))?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), Value::Matrix(Box::new(copy)));
@@ -83,13 +83,14 @@ impl Interpreter<'_> {
         let mut outcome = Outcome::default();
         for buffer in to {
             let instance = self.at(*buffer, iteration);
+            let width = self.width_of(*buffer)?;
             let before = if adds { Some(self.host_layers(instance)?) } else { None };
             let mut layers = Vec::new();
             for (index, layer) in self.layers_of(*buffer)?.iter().enumerate() {
                 let source = found.iter().find(|(other, _)| *other == layer).ok_or_else(|| wrong(instance))?;
-                let copy = source.1.iter().map(deep).collect();
-                let copy = before.as_ref().map_or_else(|| Ok(copy), |before| sum(&before[index].1, &source.1));
-                layers.push((layer, Arc::new(copy?)));
+                let copy = source.1.iter().map(|tensor| in_width(deep(tensor), width)).collect();
+                let copy = before.as_ref().map_or(copy, |before| sum(&before[index].1, &source.1));
+                layers.push((layer, Arc::new(copy)));
             }
             self.put(&mut outcome, instance, self.value_of(*buffer, layers));
             self.finish(*buffer)?;
@@ -111,7 +112,7 @@ impl Interpreter<'_> {
         for (index, layer) in self.layers_of(to)?.iter().enumerate() {
             let whole = |tensor: usize| join(parts.iter().map(|part| &part[index].1[tensor]));
             let count = self.units[layer.index()].parameters().len();
-            layers.push((layer, Arc::new((0..count).map(whole).collect::<Result<_, _>>()?)));
+            layers.push((layer, Arc::new((0..count).map(whole).collect())));
         }
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), self.value_of(to, layers));
@@ -131,17 +132,15 @@ impl Interpreter<'_> {
         let mut total = if adds { Some(self.host_layers(instance)?) } else { None };
         for buffer in from {
             let mine = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
-                let cut: Result<HostLayer, String> = tensors.iter().map(|tensor| cut(tensor, part)).collect();
-                cut.map(|cut| (layer, Arc::new(cut)))
+                (layer, Arc::new(tensors.iter().map(|tensor| cut(tensor, part)).collect()))
             };
-            let whole = self.host_layers(self.at(*buffer, iteration))?;
-            let more: Vec<_> = whole.into_iter().map(mine).collect::<Result<_, String>>()?;
+            let more: Vec<_> = self.host_layers(self.at(*buffer, iteration))?.into_iter().map(mine).collect();
             let add = |((layer, before), (_, more)): ((LayerId, Arc<HostLayer>), (LayerId, Arc<HostLayer>))| {
-                sum(&before, &more).map(|sum| (layer, Arc::new(sum)))
+                (layer, Arc::new(sum(&before, &more)))
             };
             total = Some(match total {
                 None => more,
-                Some(before) => before.into_iter().zip(more).map(add).collect::<Result<_, String>>()?,
+                Some(before) => before.into_iter().zip(more).map(add).collect(),
             });
         }
         let mut outcome = Outcome::default();
@@ -155,31 +154,36 @@ pub(super) fn deep(data: &TensorData) -> TensorData {
     TensorData::from_bytes_vec(data.as_bytes().to_vec(), data.shape().clone(), data.dtype())
 }
 
+/// The same numbers in that width.
+pub(super) fn in_width(data: TensorData, width: DType) -> TensorData {
+    if data.dtype() == width { data } else { data.convert_dtype(width) }
+}
+
 pub(super) fn floats(data: &TensorData) -> Result<&[f32], String> {
     data.as_slice::<f32>().map_err(|error| format!("{error:?}"))
 }
 
-fn sum(before: &HostLayer, more: &HostLayer) -> Result<HostLayer, String> {
+fn sum(before: &HostLayer, more: &HostLayer) -> HostLayer {
     let add = |(before, more): (&TensorData, &TensorData)| {
-        let numbers =
-            floats(before)?.iter().zip(floats(more)?).map(|(before, more)| before + more).collect::<Vec<f32>>();
-        Ok(TensorData::new(numbers, before.shape().clone()))
+        let numbers: Vec<f32> =
+            before.iter::<f32>().zip(more.iter::<f32>()).map(|(before, more)| before + more).collect();
+        in_width(TensorData::new(numbers, before.shape().clone()), before.dtype())
     };
     before.iter().zip(more).map(add).collect()
 }
 
-fn join<'a>(parts: impl Iterator<Item = &'a TensorData>) -> Result<TensorData, String> {
-    let mut numbers = Vec::new();
+fn join<'a>(parts: impl Iterator<Item = &'a TensorData>) -> TensorData {
+    let (mut bytes, mut width, mut count) = (Vec::new(), DType::F32, 0);
     for part in parts {
-        numbers.extend_from_slice(floats(part)?);
+        bytes.extend_from_slice(part.as_bytes());
+        (width, count) = (part.dtype(), count + part.shape().num_elements());
     }
-    let shape = [1, numbers.len()];
-    Ok(TensorData::new(numbers, shape))
+    TensorData::from_bytes_vec(bytes, [1, count], width)
 }
 
-fn cut(whole: &TensorData, part: spipe_schedule::Part) -> Result<TensorData, String> {
-    let numbers = floats(whole)?;
-    let numbers = numbers[part_of(numbers.len(), part)].to_vec();
-    let shape = [1, numbers.len()];
-    Ok(TensorData::new(numbers, shape))
+fn cut(whole: &TensorData, part: spipe_schedule::Part) -> TensorData {
+    let range = part_of(whole.shape().num_elements(), part);
+    let size = whole.dtype().size();
+    let bytes = whole.as_bytes()[range.start * size..range.end * size].to_vec();
+    TensorData::from_bytes_vec(bytes, [1, range.len()], whole.dtype())
 }

@@ -1,13 +1,13 @@
 //! What is held before the first action: parameters, their copies, optimizer state.
 
-use super::{Interpreter, part_of};
+use super::{Interpreter, moves::in_width, part_of};
 use crate::{
     account::Instance,
     layers::Parameter,
     optimizer::Moments,
     store::{HostLayer, State, Value},
 };
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use spipe_base::{BufferId, Bytes, LayerId};
 use spipe_schedule::{Content, Lifetime};
 use std::sync::Arc;
@@ -22,11 +22,17 @@ impl Interpreter<'_> {
             }
             let value = match buffer.content {
                 Content::Parameters(layers) => {
-                    let host = |layer: LayerId| Ok((layer, Arc::new(self.initial(id, layer)?)));
+                    let width = self.width_of(id)?;
+                    let host = |layer: LayerId| Ok((layer, Arc::new(self.initial(id, layer, width)?)));
                     self.value_of(id, layers.iter().map(host).collect::<Result<_, String>>()?)
                 }
                 Content::OptimizerState(layers) => Value::State(Box::new(State {
-                    master: None,
+                    master: match self.has_master(id)? {
+                        true => Some(
+                            layers.iter().map(|layer| self.initial(id, layer, DType::F32)).collect::<Result<_, _>>()?,
+                        ),
+                        false => None,
+                    },
                     moments: layers.iter().map(|layer| self.moments(id, layer)).collect::<Result<_, _>>()?,
                     sound: true,
                 })),
@@ -38,23 +44,26 @@ impl Interpreter<'_> {
         Ok(held)
     }
 
-    fn initial(&self, buffer: BufferId, layer: LayerId) -> Result<HostLayer, String> {
+    fn initial(&self, buffer: BufferId, layer: LayerId, width: DType) -> Result<HostLayer, String> {
         let tensor = |parameter: &Parameter| {
             let numbers = self.beginning.parameter(layer, parameter)?;
-            Ok(match self.program.buffers()[buffer].part {
+            let data = match self.program.buffers()[buffer].part {
                 Some(part) => {
                     let numbers = numbers[part_of(numbers.len(), part)].to_vec();
                     let shape = [1, numbers.len()];
                     TensorData::new(numbers, shape)
                 }
                 None => TensorData::new(numbers, parameter.shape),
-            })
+            };
+            Ok(in_width(data, width))
         };
         self.units[layer.index()].parameters().iter().map(tensor).collect()
     }
 
+    /// The moments of a layer; none of a frozen one.
     fn moments(&self, buffer: BufferId, layer: LayerId) -> Result<Vec<Moments>, String> {
-        let parameters = self.units[layer.index()].parameters();
+        let unit = &self.units[layer.index()];
+        let parameters = if unit.trains() { unit.parameters() } else { Vec::new() };
         let of = |parameter: &Parameter| {
             let part = self.numbers_in(buffer, parameter.count());
             self.beginning.moments(layer, parameter, part)

@@ -1,24 +1,34 @@
 //! Optimizer steps, the check of steps that were taken on trust, and what undoes them.
 
-use super::{Interpreter, moves::floats};
+use super::{
+    Interpreter,
+    moves::{floats, in_width},
+    widths::unscaled,
+};
 use crate::{
     account::Instance,
-    optimizer::Moments,
+    optimizer::{Moments, Numbers},
     passes,
     state::Outcome,
     store::{HostLayer, Log, State, Value, wrong},
     task::Step,
 };
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use rayon::prelude::*;
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
+use spipe_schedule::Lifetime;
 use std::sync::{Arc, PoisonError};
+
+/// Layers with their tensors.
+type Layers = Vec<(LayerId, Arc<HostLayer>)>;
 
 impl Interpreter<'_> {
     pub(super) fn step(&self, iteration: u32, step: &Step) -> Result<Outcome, String> {
         let gradients = step.gradients.ok_or("reads no gradients")?;
         match (&step.before[..], &step.after[..]) {
-            ([before], [after]) if before == after && self.computed_on[*before].is_some() => {
+            ([before], [after])
+                if before == after && self.computed_on[*before].is_some() && !self.has_master(step.state)? =>
+            {
                 self.step_on_device(iteration, step, (*before, gradients))
             }
             _ => self.step_on_host(iteration, step, gradients),
@@ -49,9 +59,11 @@ impl Interpreter<'_> {
     /// Parameters are in host memory: those that the step starts from, or the master copy in its state.
     fn step_on_host(&self, iteration: u32, step: &Step, gradients: BufferId) -> Result<Outcome, String> {
         let state_at = self.at(step.state, iteration);
+        let arrives = self.program.buffers()[gradients].lifetime == Lifetime::Arrives;
         let sum = self.gradients_of(iteration, gradients)?;
+        let made_in = iteration.saturating_sub(u32::from(arrives));
         let mut state = self.store.take_state(state_at)?;
-        let mut parameters = self.take_host(iteration, &step.before)?;
+        let mut parameters = self.start_of(iteration, step, &mut state)?;
         let mut outcome = Outcome::default();
         if let Some(log) = step.log {
             let log = (self.at(log, iteration), copy_of(&state, &parameters));
@@ -61,82 +73,105 @@ impl Interpreter<'_> {
             let site = &self.sites[&step.device];
             state.sound = site.compute(|| sum.par_iter().all(|(_, layer)| layer.iter().all(is_finite)))?;
             if state.sound {
+                let gradients = sum.iter().map(|(_, layer)| layer);
                 site.compute(|| {
-                    let layers = parameters.iter_mut().zip(&sum).zip(&mut state.moments);
-                    layers.into_iter().try_for_each(|(((_, parameters), (_, gradients)), moments)| {
-                        self.step_layer(Arc::make_mut(parameters), gradients, moments)
+                    let mut layers = parameters.iter_mut().zip(gradients).zip(&mut state.moments);
+                    layers.try_for_each(|(((_, parameters), gradients), moments)| {
+                        self.step_layer(made_in, Arc::make_mut(parameters), (gradients, moments))
                     })
                 })??;
             }
         }
-        self.put_parameters(&mut outcome, (iteration, &step.after), &parameters)?;
-        self.put(&mut outcome, state_at, Value::State(Box::new(state)));
+        self.end_of(&mut outcome, (iteration, step), (state, parameters))?;
         Ok(outcome)
     }
 
     /// The gradients of a step; none if no iteration has left any yet.
-    #[expect(clippy::type_complexity, reason = "layers with their numbers are nothing else than that")]
-    fn gradients_of(&self, iteration: u32, buffer: BufferId) -> Result<Option<Vec<(LayerId, Arc<HostLayer>)>>, String> {
+    fn gradients_of(&self, iteration: u32, buffer: BufferId) -> Result<Option<Layers>, String> {
         let at = self.at(buffer, iteration);
-        let arrives = self.program.buffers()[buffer].lifetime == spipe_schedule::Lifetime::Arrives;
+        let arrives = self.program.buffers()[buffer].lifetime == Lifetime::Arrives;
         if arrives && iteration == 0 {
             return Ok(None);
         }
         self.keep_first_gradients(iteration - u32::from(arrives), at)?;
-        self.host_layers(at).map(Some)
+        let spoilt = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
+            let tensors = if (self.spoils)(iteration, layer) { Arc::new(spoil(&tensors)) } else { tensors };
+            (layer, tensors)
+        };
+        Ok(Some(self.host_layers(at)?.into_iter().map(spoilt).collect()))
     }
 
     fn step_layer(
         &self,
+        iteration: u32,
         parameters: &mut HostLayer,
-        gradients: &HostLayer,
-        moments: &mut [Moments],
+        (gradients, moments): (&HostLayer, &mut [Moments]),
     ) -> Result<(), String> {
+        let scale = self.scale(iteration);
         for ((parameter, gradient), moments) in parameters.iter_mut().zip(gradients).zip(moments) {
             let numbers = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
-            self.optimizer.step(numbers, floats(gradient)?, moments);
+            match floats(gradient) {
+                Ok(gradient) if scale.to_bits() == 1.0f32.to_bits() => self.optimizer.step(numbers, gradient, moments),
+                _ => self.optimizer.step(numbers, &unscaled(gradient, scale), moments),
+            }
         }
         Ok(())
     }
 
-    /// Takes parameters out of host memory, so that nobody else holds what is updated in place.
-    fn take_host(&self, iteration: u32, buffers: &[BufferId]) -> Result<Vec<(LayerId, Arc<HostLayer>)>, String> {
+    /// What a step starts from, taken out so that nobody else holds what is updated in place.
+    fn start_of(&self, iteration: u32, step: &Step, state: &mut State) -> Result<Layers, String> {
         let mut all = Vec::new();
-        for buffer in buffers {
-            let layers = self.store.take_as(self.at(*buffer, iteration), |value| match value {
-                Value::Host(layers) => Some(layers),
-                _ => None,
-            })?;
-            all.extend(self.layers_of(*buffer)?.iter().zip(layers));
+        for buffer in &step.before {
+            let instance = self.at(*buffer, iteration);
+            match self.store.take(instance) {
+                Some(Value::Host(layers)) => all.extend(self.layers_of(*buffer)?.iter().zip(layers)),
+                Some(Value::Tensors(_)) if state.master.is_some() => {}
+                _ => return Err(wrong(instance)),
+            }
         }
-        Ok(all)
+        match state.master.take() {
+            Some(master) => Ok(self.layers_of(step.state)?.iter().zip(master.into_iter().map(Arc::new)).collect()),
+            None => Ok(all),
+        }
     }
 
-    fn put_parameters(
+    /// Puts state and parameters back; parameters in the width in which they are held.
+    fn end_of(
         &self,
         outcome: &mut Outcome,
-        (iteration, buffers): (u32, &[BufferId]),
-        parameters: &[(LayerId, Arc<HostLayer>)],
+        (iteration, step): (u32, &Step),
+        (mut state, parameters): (State, Layers),
     ) -> Result<(), String> {
-        for buffer in buffers {
-            let instance = self.at(*buffer, iteration);
+        for buffer in &step.after {
+            let (instance, width) = (self.at(*buffer, iteration), self.width_of(*buffer)?);
             let layer = |layer: LayerId| {
                 let found = parameters.iter().find(|(other, _)| *other == layer);
-                found.map(|(_, numbers)| Arc::clone(numbers)).ok_or_else(|| wrong(instance))
+                let (_, numbers) = found.ok_or_else(|| wrong(instance))?;
+                let numbers = match width {
+                    DType::F32 => Arc::clone(numbers),
+                    width => Arc::new(numbers.iter().map(|tensor| in_width(tensor.clone(), width)).collect()),
+                };
+                Ok((layer, numbers))
             };
-            let layers = self.layers_of(*buffer)?.iter().map(layer).collect::<Result<_, _>>()?;
-            self.put(outcome, instance, Value::Host(layers));
+            let layers = self.layers_of(*buffer)?.iter().map(layer).collect::<Result<_, String>>()?;
+            self.put(outcome, instance, self.value_of(*buffer, layers));
         }
+        if self.has_master(step.state)? {
+            let own = |(_, layer): (LayerId, Arc<HostLayer>)| Arc::unwrap_or_clone(layer);
+            state.master = Some(parameters.into_iter().map(own).collect());
+        }
+        self.put(outcome, self.at(step.state, iteration), Value::State(Box::new(state)));
         Ok(())
     }
 
     fn keep_first_gradients(&self, iteration: u32, gradients: Instance) -> Result<(), String> {
         if let Some(kept) = self.first_gradients.as_ref().filter(|_| iteration == 0) {
             let part = self.program.buffers()[gradients.0].part.map_or(0, |part| part.index);
-            let layers = self.host_layers(gradients)?;
+            let (layers, scale) = (self.host_layers(gradients)?, self.scale(iteration));
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             for (layer, tensors) in layers {
-                kept.entry(layer).or_default().insert(part, tensors.to_vec());
+                let plain = |data: &TensorData| TensorData::new(unscaled(data, scale), data.shape().clone());
+                kept.entry(layer).or_default().insert(part, tensors.iter().map(plain).collect());
             }
         }
         Ok(())
@@ -155,29 +190,60 @@ impl Interpreter<'_> {
             }
         }
         self.checks().insert((iteration, action), outcome);
+        self.learn_scale(outcome == spipe_schedule::Outcome::Fail);
         Ok(Outcome::default())
     }
 
-    /// Puts back what a step has changed.
+    /// Puts back what a step has changed: from a log, or from its gradients.
     pub(super) fn rollback(&self, iteration: u32, step: &Step, undo: BufferId) -> Result<Outcome, String> {
-        let log = self.store.take_as(self.at(undo, iteration), |value| match value {
-            Value::Log(log) => Some(*log),
-            _ => None,
-        })?;
-        let layers = self.layers_of(step.state)?;
-        let parameters: Vec<_> = layers.iter().zip(log.parameters).collect();
         let mut outcome = Outcome::default();
-        self.put_parameters(&mut outcome, (iteration, &step.after), &parameters)?;
-        self.put(&mut outcome, self.at(step.state, iteration), Value::State(Box::new(log.state)));
+        if let Some(Value::Log(log)) = self.store.take(self.at(undo, iteration)) {
+            drop(self.store.take(self.at(step.state, iteration)));
+            let parameters = self.layers_of(step.state)?.iter().zip(log.parameters).collect();
+            self.end_of(&mut outcome, (iteration, step), (log.state, parameters))?;
+            return Ok(outcome);
+        }
+        let gradients = self.host_layers(self.at(undo, iteration))?;
+        let mut state = self.store.take_state(self.at(step.state, iteration))?;
+        let mut parameters = self.start_of(iteration, step, &mut state)?;
+        // A step whose own gradients were not finite has changed nothing.
+        if state.sound {
+            let scale = self.scale(iteration);
+            self.sites[&step.device].compute(|| {
+                let layers = parameters.iter_mut().zip(&gradients).zip(&mut state.moments);
+                for (((_, parameters), (_, gradients)), moments) in layers {
+                    let tensors = Arc::make_mut(parameters).iter_mut().zip(gradients.iter()).zip(moments);
+                    for ((parameter, gradient), moments) in tensors {
+                        let numbers = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
+                        self.optimizer.undo(numbers, Numbers::F32(&unscaled(gradient, scale)), moments);
+                    }
+                }
+                Ok::<(), String>(())
+            })??;
+        }
+        self.end_of(&mut outcome, (iteration, step), (state, parameters))?;
         Ok(outcome)
     }
 }
 
 fn is_finite(data: &TensorData) -> bool {
-    data.as_slice::<f32>().is_ok_and(|numbers| numbers.iter().all(|number| number.is_finite()))
+    match floats(data) {
+        Ok(numbers) => numbers.iter().all(|number| number.is_finite()),
+        Err(_) => data.iter::<f32>().all(f32::is_finite),
+    }
 }
 
-/// State and parameters in memory of their own.
+/// The same with one number that is none.
+fn spoil(tensors: &HostLayer) -> HostLayer {
+    let spoil = |data: &TensorData| {
+        let mut numbers: Vec<f32> = data.iter::<f32>().collect();
+        numbers[0] = f32::NAN;
+        in_width(TensorData::new(numbers, data.shape().clone()), data.dtype())
+    };
+    tensors.iter().map(spoil).collect()
+}
+
+/// What a step changes, in memory of its own.
 fn copy_of(state: &State, parameters: &[(LayerId, Arc<HostLayer>)]) -> Log {
     let layer = |(_, layer): &(LayerId, Arc<HostLayer>)| Arc::new(layer.iter().map(super::moves::deep).collect());
     Log { state: State { sound: true, ..state.clone() }, parameters: parameters.iter().map(layer).collect() }

@@ -110,6 +110,7 @@ pub(crate) struct Unit {
     id: LayerId,
     inputs: Vec<LayerId>,
     is_last: bool,
+    trains: bool,
     before: Seam,
     after: Seam,
     arithmetic: Arithmetic,
@@ -137,9 +138,6 @@ impl Arithmetic {
         if layer.tied_to.is_some() {
             return Err(unsupported("it shares its parameters with another layer"));
         }
-        if !layer.trains {
-            return Err(unsupported("it is frozen"));
-        }
         match &layer.kind {
             LayerKind::Embedding(embedding) => EmbeddingUnit::new(embedding).map(Self::Embedding),
             LayerKind::PatchEmbedding(embedding) => Ok(Self::Patches(PatchUnit::new(embedding))),
@@ -162,6 +160,11 @@ impl Unit {
     /// Whether it ends in the loss.
     pub const fn yields_loss(&self) -> bool {
         self.is_last
+    }
+
+    /// Whether its parameters are stepped.
+    pub const fn trains(&self) -> bool {
+        self.trains
     }
 
     /// What crosses a cut before it.
@@ -200,11 +203,11 @@ impl Unit {
     /// Which of its parameters are weights that [`Feed::multiply`] multiplies with, in the order in which it does.
     pub fn multiplied(&self) -> Vec<usize> {
         match &self.arithmetic {
-            Arithmetic::Block(_) | Arithmetic::Head(_) => {
+            Arithmetic::Block(_) | Arithmetic::Head(_) if self.trains => {
                 let parameters = self.parameters().into_iter().enumerate();
                 parameters.filter(|(_, parameter)| parameter.shape[0] > 1).map(|(index, _)| index).collect()
             }
-            Arithmetic::Embedding(_) | Arithmetic::Patches(_) | Arithmetic::Unet(..) => Vec::new(),
+            _ => Vec::new(),
         }
     }
 
@@ -255,6 +258,7 @@ pub(crate) fn units(model: &Model) -> Result<Vec<Unit>, Faults> {
                 id,
                 inputs: layer.inputs.clone(),
                 is_last: id.index() + 1 == model.layers().len(),
+                trains: layer.trains,
                 before: std::mem::replace(&mut before, after.clone()),
                 after,
                 arithmetic,

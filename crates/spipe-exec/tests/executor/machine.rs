@@ -77,7 +77,8 @@ pub fn machine(memory: &str, link: &str) -> String {
     let gpu = |index: u32| {
         format!(
             "[[gpu]]\nname = \"gpu{index}\"\nemulated = true\ncores = 1\nmemory = \"{memory}\"\n\
-             memory-bandwidth = \"10 GB/s\"\npeak = {{ f32 = \"50 GFLOP/s\" }}\nsource = \"estimate: a test\"\n\
+             memory-bandwidth = \"10 GB/s\"\nsource = \"estimate: a test\"\n\
+             peak = {{ f32 = \"50 GFLOP/s\", bf16 = \"50 GFLOP/s\", f16 = \"50 GFLOP/s\" }}\n\
              [[link]]\nname = \"pcie{index}\"\nbetween = [\"gpu{index}\", \"root0\"]\nbandwidth = \"{link}\"\n\
              latency = \"10 us\"\n"
         )

@@ -4,4 +4,5 @@ mod calibration;
 mod machine;
 mod parity;
 mod resuming;
+mod setup;
 mod systems;

@@ -2,7 +2,8 @@
 
 use crate::{
     machine::text,
-    systems::{BACKWARD, FORWARD, Setup, UNITS},
+    setup::{BACKWARD, FORWARD, Setup},
+    systems::UNITS,
 };
 use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, run};
 use spipe_plan::{Knobs, System};

@@ -1,102 +1,37 @@
 //! Every system yields the losses and gradients of plain training.
 
-use crate::machine::{GPT, LLAMA, machine, text};
-use spipe_base::{Bytes, LayerRange};
-use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{Backend, Options, Reference, Report, reference, run};
-use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Knobs, Placement, Plan, Stage, System};
-use spipe_schedule::{Program, lower};
+use crate::{
+    machine::{GPT, text},
+    setup::{BACKWARD, FORWARD, Setup},
+};
+use spipe_base::Bytes;
+use spipe_cost::Mode;
+use spipe_exec::{AdamW, Backend, Options, Reference, Report, reference, run};
+use spipe_model::Precision;
+use spipe_plan::{Knobs, System};
 use std::ops::ControlFlow;
 
-/// What a test varies. A stage is `DEVICE LAYERS` and any of `recompute:N`, `offload`, `socket`, `streamed`.
-#[derive(Clone, Debug)]
-pub struct Setup<'a> {
-    pub system: System,
-    pub stages: &'a [&'a str],
-    pub backward: &'a [&'a str],
-    pub knobs: Knobs,
-    pub microbatches: u64,
-    pub mode: Mode,
-    pub precision: Precision,
-    pub model: &'a str,
-}
+/// Every layer a unit whose parameters come from the host.
+pub const UNITS: [&str; 5] = [
+    "gpu0 0..0 streamed",
+    "gpu0 1..1 streamed",
+    "gpu0 2..2 streamed recompute",
+    "gpu0 3..3 streamed",
+    "gpu0 4..4 streamed",
+];
 
-impl Default for Setup<'_> {
-    fn default() -> Self {
-        Self {
-            system: System::OneForwardOneBackward,
-            stages: &["gpu0 0..4"],
-            backward: &[],
-            knobs: Knobs::default(),
-            microbatches: 4,
-            mode: Mode::Train,
-            precision: Precision::Fp32,
-            model: LLAMA,
-        }
+/// What plain training and the program come to.
+fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Reference, Report) {
+    let (plan, program) = setup.build();
+    let (data, options) = (text(), Setup::options(backend, steps));
+    let plain = reference(&plan, &program, &data, &options).unwrap_or_else(|error| panic!("{error}"));
+    let report = run(&plan, &program, &data, &options, &mut |_| ControlFlow::Continue(()))
+        .unwrap_or_else(|error| panic!("{setup:?}: {error}"));
+    for memory in &report.memories {
+        assert!(memory.planned <= memory.capacity.unwrap_or(Bytes::new(u64::MAX)), "{setup:?}: {memory:?}");
+        assert!(memory.held > Bytes::ZERO, "{setup:?}: {memory:?}");
     }
-}
-
-fn stage(hardware: &Hardware, text: &str) -> Stage {
-    let mut words = text.split(' ');
-    let device = |name: &str| hardware.device(name).unwrap_or_else(|| panic!("no `{name}`"));
-    let first = device(words.next().expect("a device"));
-    let layers: LayerRange = words.next().expect("layers").parse().expect("a range");
-    let (socket, dram) = (device("cpu0"), hardware.memory("dram0").expect("a host"));
-    words.fold(Stage::new(first, layers), |stage, word| match word {
-        "offload" => stage.with_activations_in(dram),
-        "socket" => stage.with_optimizer_on(socket),
-        "streamed" => stage.with_weights_in(dram),
-        "recompute" => stage.with_everything_recomputed(),
-        other => stage.with_recomputed(other.strip_prefix("recompute:").expect("a word").parse().expect("a number")),
-    })
-}
-
-impl Setup<'_> {
-    /// The plan, accepted by the checker, and its program.
-    pub fn build(&self) -> (Plan, Program) {
-        let model = Model::from_toml("model.toml", self.model).unwrap_or_else(|faults| panic!("{faults}"));
-        let hardware = Hardware::from_toml("machine.toml", &machine("256 MiB", "4 GB/s"))
-            .unwrap_or_else(|faults| panic!("{faults}"));
-        let stages = |texts: &[&str]| texts.iter().map(|text| stage(&hardware, text)).collect::<Vec<_>>();
-        let placement = Placement::new(self.system, stages(self.stages)).with_knobs(self.knobs);
-        let placement = placement.with_backward(stages(self.backward));
-        let workload = Workload {
-            mode: self.mode,
-            seq_len: 16,
-            microbatch: 2,
-            microbatches: self.microbatches,
-            precision: self.precision,
-            optimizer: Optimizer::Adamw,
-            attention: Attention::Materialised,
-        };
-        let plan =
-            Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));
-        let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));
-        (plan, program)
-    }
-
-    /// Every device on one thread of `backend`.
-    pub fn options(backend: Backend, steps: u32) -> Options {
-        let bind = |(device, kind): (&str, &str)| format!("{device}={kind}:{backend}@0").parse().expect("a binding");
-        let bindings = [("gpu0", "emulated:0"), ("gpu1", "emulated:1"), ("cpu0", "cpu:0")].map(bind);
-        Options { steps, seed: 7, keep_gradients: true, ..Options::new(bindings.into()) }
-    }
-
-    /// What plain training and the program come to.
-    fn both(&self, backend: Backend, steps: u32) -> (Reference, Report) {
-        let (plan, program) = self.build();
-        let (data, options) = (text(), Self::options(backend, steps));
-        let plain = reference(&plan, &program, &data, &options).unwrap_or_else(|error| panic!("{error}"));
-        let report = run(&plan, &program, &data, &options, &mut |_| ControlFlow::Continue(()))
-            .unwrap_or_else(|error| panic!("{self:?}: {error}"));
-        for memory in &report.memories {
-            assert!(memory.planned <= memory.capacity.unwrap_or(Bytes::new(u64::MAX)), "{self:?}: {memory:?}");
-            assert!(memory.held > Bytes::ZERO, "{self:?}: {memory:?}");
-        }
-        (plain, report)
-    }
+    (plain, report)
 }
 
 /// The same losses and first gradients to the last bit.
@@ -113,9 +48,9 @@ fn equal(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
 
 fn exactly(setup: &Setup<'_>) {
     for backend in Backend::ALL {
-        let both = setup.both(backend, 5);
-        equal(setup, &both);
-        assert!(both.1.losses[4] < both.1.losses[0], "it learns: {:?}", both.1.losses);
+        let results = both(setup, backend, 5);
+        equal(setup, &results);
+        assert!(results.1.losses[4] < results.1.losses[0], "it learns: {:?}", results.1.losses);
     }
 }
 
@@ -169,7 +104,8 @@ fn what_is_offloaded_is_in_host_memory() {
     let held = |system, words: &'static str| {
         let stages = stages(words);
         let stages: Vec<&str> = stages.iter().map(String::as_str).collect();
-        let (_, report) = Setup { system, stages: &stages, microbatches: 8, ..Setup::default() }.both(Backend::Flex, 1);
+        let setup = Setup { system, stages: &stages, microbatches: 8, ..Setup::default() };
+        let (_, report) = both(&setup, Backend::Flex, 1);
         let of = |name: &str| report.memories.iter().find(|memory| memory.name == name).map(|memory| memory.held);
         (of("gpu0").expect("it computes"), of("dram0").unwrap_or(Bytes::ZERO))
     };
@@ -179,14 +115,6 @@ fn what_is_offloaded_is_in_host_memory() {
     let block = Bytes::new(4 * 32 * (32 + 2 * 16 + 32 + 2 * 48 + 32));
     assert!(leaves.1 >= block && leaves.0 < stays.0, "{stays:?} {leaves:?}");
 }
-
-pub const UNITS: [&str; 5] = [
-    "gpu0 0..0 streamed",
-    "gpu0 1..1 streamed",
-    "gpu0 2..2 streamed recompute",
-    "gpu0 3..3 streamed",
-    "gpu0 4..4 streamed",
-];
 
 #[test]
 fn parameters_from_the_host() {
@@ -206,14 +134,6 @@ fn parameters_from_the_host() {
     ];
     exactly(&Setup { system: System::Mobius, stages, ..Setup::default() });
 }
-
-pub const FORWARD: [&str; 2] = ["gpu0 0..1 streamed", "gpu1 2..4 streamed"];
-pub const BACKWARD: [&str; 4] = [
-    "gpu0 0..0 streamed recompute",
-    "gpu1 1..2 streamed recompute",
-    "gpu0 3..3 streamed recompute",
-    "gpu1 4..4 streamed recompute",
-];
 
 #[test]
 fn passes_with_chunks_of_their_own() {
@@ -247,7 +167,7 @@ fn everything_shared_by_two() {
 fn sums_of_rounds_differ_within_rounding() {
     let stages = &["gpu0 0..1 streamed", "gpu0 2..4 streamed"];
     let setup = Setup { system: System::ZeroInfinity, stages, microbatches: 6, ..Setup::default() };
-    let (plain, report) = setup.both(Backend::Flex, 5);
+    let (plain, report) = both(&setup, Backend::Flex, 5);
     for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
         assert!((ours - theirs).abs() < 1e-5 * theirs.abs(), "{ours} {theirs}");
     }
@@ -268,7 +188,7 @@ fn forwards_alone() {
             &plan,
             &program,
             &text(),
-            &Options { optimizer: spipe_exec::AdamW { lr: 0.0, ..options.optimizer }, ..options.clone() },
+            &Options { optimizer: AdamW { lr: 0.0, ..options.optimizer }, ..options.clone() },
         )
         .unwrap();
         let report = run(&plan, &program, &text(), &options, &mut |_| ControlFlow::Continue(())).unwrap();
@@ -278,4 +198,53 @@ fn forwards_alone() {
     first(&Setup { system: System::Gpipe, stages: &["gpu0 0..1", "gpu1 2..4"], mode, ..Setup::default() });
     first(&Setup { system: System::Superpipeline, stages: &UNITS, mode, ..Setup::default() });
     first(&Setup { system: System::Fsdp, stages: &["gpu0 0..2", "gpu0 3..4"], mode, ..Setup::default() });
+}
+
+#[test]
+fn frozen_layers() {
+    let stages = &["gpu0 0..1", "gpu1 2..4"];
+    for frozen in [&["0..0"][..], &["0..2"], &["2..2"], &["0..0", "3..3"]] {
+        exactly(&Setup { stages, frozen, ..Setup::default() });
+        exactly(&Setup { system: System::ZbH1, stages, frozen, ..Setup::default() });
+        exactly(&Setup { stages: &["gpu0 0..2 recompute:2", "cpu0 3..4 recompute"], frozen, ..Setup::default() });
+        exactly(&Setup { system: System::Superpipeline, stages: &UNITS, frozen, ..Setup::default() });
+        exactly(&Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], frozen, ..Setup::default() });
+        exactly(&Setup { system: System::Fsdp, stages: &["gpu0 0..1", "gpu0 2..4"], frozen, ..Setup::default() });
+        exactly(&Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, frozen, ..Setup::default() });
+    }
+}
+
+/// Parameters, activations and gradients of accelerators are rounded to 8 or 11 significant bits: gradients come out within a
+/// twentieth or a hundredth of their norm, losses within a fiftieth or a two-hundredth.
+#[test]
+fn sixteen_bits() {
+    for (precision, of_gradients, of_losses) in [(Precision::Bf16, 0.05, 0.02), (Precision::Fp16, 0.01, 0.005)] {
+        let setups = [
+            Setup { stages: &["gpu0 0..2 recompute:2", "cpu0 3..4"], ..Setup::default() },
+            Setup { system: System::ZbH1, stages: &["gpu0 0..1", "gpu1 2..4"], ..Setup::default() },
+            Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], ..Setup::default() },
+            Setup { system: System::Superpipeline, stages: &UNITS, ..Setup::default() },
+            Setup { system: System::Fsdp, stages: &["gpu0 0..1", "gpu0 2..4"], ..Setup::default() },
+            Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() },
+        ];
+        for setup in setups.map(|setup| Setup { precision, ..setup }) {
+            let (plain, report) = both(&setup, Backend::Flex, 5);
+            for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
+                assert!(
+                    (ours - theirs).abs() < of_losses * theirs,
+                    "{setup:?}: {:?} {:?}",
+                    report.losses,
+                    plain.losses
+                );
+            }
+            assert!(report.losses != plain.losses, "{setup:?}: nothing was rounded");
+            for (ours, theirs) in report.gradients.iter().zip(&plain.gradients) {
+                let norm =
+                    |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>().sqrt();
+                let off = norm(&mut ours.values.iter().zip(&theirs.values).map(|(a, b)| a - b));
+                let all = norm(&mut theirs.values.iter().copied());
+                assert!(off <= of_gradients * all, "{setup:?}: {} {}: {off} of {all}", ours.layer, ours.tensor);
+            }
+        }
+    }
 }

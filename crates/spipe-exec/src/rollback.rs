@@ -1,0 +1,65 @@
+//! Tests of steps that are taken on trust and undone.
+
+use crate::failures::machine;
+
+#[path = "../tests/executor/setup.rs"]
+mod setup;
+
+use crate::{
+    Backend,
+    run::{Hooks, run_with},
+};
+use machine::text;
+use setup::{BACKWARD, FORWARD, Setup};
+use spipe_base::LayerId;
+use spipe_model::Precision;
+use spipe_plan::{Knobs, System};
+use std::ops::ControlFlow;
+
+/// The losses of six steps in which some gradients are spoilt.
+fn losses(knobs: Knobs, spoils: fn(u32, LayerId) -> bool) -> Vec<f64> {
+    let setup = Setup {
+        system: System::Spipe,
+        stages: &FORWARD,
+        backward: &BACKWARD,
+        precision: Precision::Fp16,
+        knobs,
+        ..Setup::default()
+    };
+    let (plan, program) = setup.build();
+    assert!(program.actions().iter().any(|action| action.guard.is_some()), "nothing is undone");
+    let hooks = Hooks { spoils, ..Hooks::NONE };
+    let options = Setup::options(Backend::Flex, 6);
+    let report = run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks);
+    report.unwrap_or_else(|error| panic!("{error}")).losses
+}
+
+fn bits(losses: &[f64]) -> Vec<u64> {
+    losses.iter().map(|loss| loss.to_bits()).collect()
+}
+
+#[test]
+fn a_step_that_is_rolled_back_has_not_happened() {
+    let none = losses(Knobs::default(), |_, _| false);
+    // Every chunk refuses to step by itself: nothing has to be undone.
+    let skipped = losses(Knobs::default(), |step, _| step == 2);
+    assert_eq!(bits(&skipped[..3]), bits(&none[..3]));
+    assert_ne!(bits(&skipped[3..]), bits(&none[3..]));
+    // One chunk refuses; the steps of the others are undone from their logs.
+    for spoils in
+        [|step, layer: LayerId| step == 2 && layer.index() == 4, |step, layer: LayerId| step == 2 && layer.index() == 0]
+    {
+        let undone = losses(Knobs::default(), spoils);
+        assert_eq!(bits(&undone), bits(&skipped), "{undone:?} {skipped:?}");
+    }
+}
+
+#[test]
+fn arithmetic_takes_a_step_back_but_for_rounding() {
+    let knobs = Knobs { arithmetic_undo: true, ..Knobs::default() };
+    let skipped = losses(knobs, |step, _| step == 2);
+    let undone = losses(knobs, |step, layer| step == 2 && layer.index() == 4);
+    for (undone, skipped) in undone.iter().zip(&skipped) {
+        assert!((undone - skipped).abs() < 1e-3 * skipped, "{undone} {skipped}");
+    }
+}

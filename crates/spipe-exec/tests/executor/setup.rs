@@ -1,0 +1,99 @@
+//! Small plans of every system.
+
+use super::machine::{LLAMA, machine};
+use spipe_base::LayerRange;
+use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_exec::{Backend, Options};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model, Precision};
+use spipe_plan::{Knobs, Placement, Plan, Stage, System};
+use spipe_schedule::{Program, lower};
+
+/// What a test varies. A stage is `DEVICE LAYERS` and any of `recompute:N`, `offload`, `socket`, `streamed`.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    pub system: System,
+    pub stages: &'a [&'a str],
+    pub backward: &'a [&'a str],
+    pub knobs: Knobs,
+    pub microbatches: u64,
+    pub mode: Mode,
+    pub precision: Precision,
+    pub model: &'a str,
+    /// Layers that are not trained.
+    pub frozen: &'a [&'a str],
+}
+
+impl Default for Setup<'_> {
+    fn default() -> Self {
+        Self {
+            system: System::OneForwardOneBackward,
+            stages: &["gpu0 0..4"],
+            backward: &[],
+            knobs: Knobs::default(),
+            microbatches: 4,
+            mode: Mode::Train,
+            precision: Precision::Fp32,
+            model: LLAMA,
+            frozen: &[],
+        }
+    }
+}
+
+fn stage(hardware: &Hardware, text: &str) -> Stage {
+    let mut words = text.split(' ');
+    let device = |name: &str| hardware.device(name).unwrap_or_else(|| panic!("no `{name}`"));
+    let first = device(words.next().expect("a device"));
+    let layers: LayerRange = words.next().expect("layers").parse().expect("a range");
+    let (socket, dram) = (device("cpu0"), hardware.memory("dram0").expect("a host"));
+    words.fold(Stage::new(first, layers), |stage, word| match word {
+        "offload" => stage.with_activations_in(dram),
+        "socket" => stage.with_optimizer_on(socket),
+        "streamed" => stage.with_weights_in(dram),
+        "recompute" => stage.with_everything_recomputed(),
+        other => stage.with_recomputed(other.strip_prefix("recompute:").expect("a word").parse().expect("a number")),
+    })
+}
+
+impl Setup<'_> {
+    /// The plan, accepted by the checker, and its program.
+    pub fn build(&self) -> (Plan, Program) {
+        let model = Model::from_toml("model.toml", self.model).unwrap_or_else(|faults| panic!("{faults}"));
+        let frozen: Vec<LayerRange> = self.frozen.iter().map(|range| range.parse().expect("a range")).collect();
+        let model = model.with_frozen(&frozen).unwrap_or_else(|faults| panic!("{faults}"));
+        let hardware = Hardware::from_toml("machine.toml", &machine("256 MiB", "4 GB/s"))
+            .unwrap_or_else(|faults| panic!("{faults}"));
+        let stages = |texts: &[&str]| texts.iter().map(|text| stage(&hardware, text)).collect::<Vec<_>>();
+        let placement = Placement::new(self.system, stages(self.stages)).with_knobs(self.knobs);
+        let placement = placement.with_backward(stages(self.backward));
+        let workload = Workload {
+            mode: self.mode,
+            seq_len: 16,
+            microbatch: 2,
+            microbatches: self.microbatches,
+            precision: self.precision,
+            optimizer: Optimizer::Adamw,
+            attention: Attention::Materialised,
+        };
+        let plan =
+            Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));
+        let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));
+        (plan, program)
+    }
+
+    /// Every device on one thread of `backend`.
+    pub fn options(backend: Backend, steps: u32) -> Options {
+        let bind = |(device, kind): (&str, &str)| format!("{device}={kind}:{backend}@0").parse().expect("a binding");
+        let bindings = [("gpu0", "emulated:0"), ("gpu1", "emulated:1"), ("cpu0", "cpu:0")].map(bind);
+        Options { steps, seed: 7, keep_gradients: true, ..Options::new(bindings.into()) }
+    }
+}
+
+/// Chunks of two passes that are cut differently.
+pub const FORWARD: [&str; 2] = ["gpu0 0..1 streamed", "gpu1 2..4 streamed"];
+pub const BACKWARD: [&str; 4] = [
+    "gpu0 0..0 streamed recompute",
+    "gpu1 1..2 streamed recompute",
+    "gpu0 3..3 streamed recompute",
+    "gpu1 4..4 streamed recompute",
+];
