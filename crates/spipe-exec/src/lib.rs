@@ -11,7 +11,8 @@
 //! pipeline; on one backend with as many threads per device, losses and gradients are equal bit for bit. [`calibrate`]
 //! measures what the planner needs to know about the machine it runs on.
 //!
-//! What is executed: training in f32 of decoder-only transformers, image encoders and denoising networks. [`Executor::Cuda`] is untested on a GPU.
+//! What is executed: training and forwards of decoder-only transformers, image encoders and denoising networks. Accelerators
+//! hold and send f32, bf16 or f16; those that CPU cores play compute in f32 all the same. [`Executor::Cuda`] is untested on a GPU.
 
 mod account;
 mod binding;

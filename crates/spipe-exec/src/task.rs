@@ -130,6 +130,10 @@ pub(crate) struct Step {
 /// The tasks of `program`, or everything in it that cannot be executed yet.
 pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> {
     let mut faults = Faults::new();
+    if program.buffers().iter().any(|buffer| matches!(buffer.content, Content::Cache(_))) {
+        let fault = Diagnostic::error("generating with keys and values of earlier tokens cannot be executed yet");
+        faults.push(fault.hint("plan with `--mode infer` to run forwards"));
+    }
     let split: BTreeSet<(StageId, MicrobatchId)> = program
         .actions()
         .iter()
