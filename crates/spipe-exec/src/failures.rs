@@ -1,6 +1,7 @@
 //! Tests of runs that end badly, and of what a run says about itself.
 
 #[path = "../tests/executor/machine.rs"]
+#[expect(dead_code, reason = "tests from the outside use more of it")]
 pub(crate) mod machine;
 
 use crate::{

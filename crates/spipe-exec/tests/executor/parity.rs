@@ -122,7 +122,8 @@ fn denoising_networks() {
 fn learns(case: &Case<'_>) -> [f64; 2] {
     let (plan, program) = case.build();
     let options = case.options(Backend::Flex, 60);
-    let report = run(&plan, &program, &data(&plan), &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    let report = run(&plan, &program, &data(&plan), &options, &mut |_| ControlFlow::Continue(()))
+        .unwrap_or_else(|error| panic!("{error}"));
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
     [mean(&report.losses[..10]), mean(&report.losses[50..])]
 }
