@@ -53,6 +53,11 @@ demo-short: build
 cuda-check: setup
 	$(CARGO) check --release --locked -p spipe --features cuda
 
+## Our plans beside the baselines' for every shipped model and machine: reports/planner.md.
+.PHONY: planner-report
+planner-report: build
+	./target/release/spipe reproduce planner -o reports
+
 bench: setup
 	$(CARGO) bench --profile release --locked --workspace --bench simulator --bench planner --bench executor
 

@@ -220,7 +220,7 @@ pub struct Plan {
     /// A system, several with commas between them, or auto for all that suit
     #[arg(long, default_value = "auto")]
     pub system: String,
-    /// ilp, dp, greedy or exhaustive
+    /// ilp, dp, greedy, exhaustive or mobius-mip
     #[arg(long, default_value = "ilp")]
     pub planner: String,
     /// Optimizer
@@ -350,7 +350,8 @@ pub struct Simulate {
 /// superpipeline: time and memory by k and k'; superpipeline-training: memory by batch. spipe-article: five claimed configurations.
 #[derive(Debug, Group)]
 pub struct Reproduce {
-    /// zero-bubble, pipeoffload, spipe, superpipeline, spipe-article, or one of their tables; or all
+    /// zero-bubble, pipeoffload, spipe, superpipeline, spipe-article, or one of their tables; or all; or planner: our plans beside
+    /// the baselines'
     pub name: String,
     /// Folder for the tables (Markdown, JSON) and their pictures (SVG, PNG)
     #[arg(short, long)]

@@ -9,8 +9,8 @@ use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond};
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_plan::Gain;
 
-/// How much more there is of a resource.
-const MORE: f64 = 1.1;
+/// How much more there is of a resource, as a fraction.
+const MORE: f64 = 0.1;
 
 /// A resource by name, and how to have more of it.
 type Resource = (&'static str, fn(&mut HardwareFile));
@@ -19,11 +19,11 @@ type Resource = (&'static str, fn(&mut HardwareFile));
 const RESOURCES: [Resource; 4] = [("vram", vram), ("dram", dram), ("pcie", pcie), ("flops", flops)];
 
 fn more(bytes: Bytes) -> Bytes {
-    Bytes::new((bytes.as_f64() * MORE) as u64)
+    Bytes::new((bytes.as_f64() * (1.0 + MORE)) as u64)
 }
 
 fn faster(rate: BytesPerSecond) -> BytesPerSecond {
-    BytesPerSecond::new(rate.get() * MORE).unwrap_or(rate)
+    BytesPerSecond::new(rate.get() * (1.0 + MORE)).unwrap_or(rate)
 }
 
 fn vram(file: &mut HardwareFile) {
@@ -49,7 +49,7 @@ fn pcie(file: &mut HardwareFile) {
 fn flops(file: &mut HardwareFile) {
     let devices = file.gpu.iter_mut().map(|gpu| (&mut gpu.peak, &mut gpu.matmul));
     let sockets = file.socket.iter_mut().map(|socket| (&mut socket.peak, &mut socket.matmul));
-    let higher = |rate: &mut FlopsPerSecond| *rate = FlopsPerSecond::new(rate.get() * MORE).unwrap_or(*rate);
+    let higher = |rate: &mut FlopsPerSecond| *rate = FlopsPerSecond::new(rate.get() * (1.0 + MORE)).unwrap_or(*rate);
     for (peak, matmul) in devices.chain(sockets) {
         peak.values_mut().for_each(|rate| higher(&mut rate.0));
         matmul.values_mut().flatten().for_each(|(_, rate)| higher(&mut rate.0));
@@ -68,7 +68,7 @@ pub fn gains(request: &Request<'_>, found: &Found) -> Result<Vec<Gain>, Failure>
         let after = again.solution.simulated.to_ms();
         Ok(Gain {
             resource: (*name).into(),
-            more: MORE - 1.0,
+            more: MORE,
             iteration_ms: after,
             speedup: if after > 0.0 { before / after } else { 1.0 },
         })

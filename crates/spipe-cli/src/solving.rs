@@ -58,12 +58,10 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
     let fits = |value: u64| {
         let with = with(question, unknown, value)?;
         let sizes = planning::workloads(with.template, with.global_batch, &with.microbatch)?;
-        Ok(sizes.iter().any(|workload| {
-            planning::fits((&with.model, question.hardware), (workload, question.systems, question.pins))
-        }))
+        Ok(any_fits(&Question { model: &with.model, ..*question }, &sizes))
     };
     let (value, unlimited) = match unknown {
-        Unknown::Microbatch => (divisor(question.global_batch, fits)?, false),
+        Unknown::Microbatch => (divisor((question.global_batch, question.global_batch), fits)?, false),
         Unknown::SeqLen => grow(question.template.seq_len, LARGEST, fits)?,
         Unknown::Layers => grow(repeated(question.model), LARGEST_COUNT, fits)?,
         Unknown::GlobalBatch => grow(question.global_batch, LARGEST_COUNT, multiple(question.microbatch, fits))?,
@@ -95,9 +93,20 @@ fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest
     Ok(Largest { value: Some(value), unlimited: false, model, template, global_batch, microbatch })
 }
 
-/// The largest divisor of `whole` that fits.
-fn divisor(whole: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<Option<u64>, Failure> {
-    for size in (1..=whole).rev().filter(|size| whole.is_multiple_of(*size)) {
+/// The largest microbatch below `size` for which some plan fits.
+pub fn smaller_microbatch(question: &Question<'_>, size: u64) -> Result<Option<u64>, Failure> {
+    let sizes = |value: u64| planning::workloads(question.template, question.global_batch, &value.to_string());
+    divisor((question.global_batch, size.saturating_sub(1)), |value| Ok(any_fits(question, &sizes(value)?)))
+}
+
+fn any_fits(question: &Question<'_>, sizes: &[Workload]) -> bool {
+    let (model, hardware) = (question.model, question.hardware);
+    sizes.iter().any(|workload| planning::fits((model, hardware), (workload, question.systems, question.pins)))
+}
+
+/// The largest divisor of `whole`, up to `most`, that fits.
+fn divisor((whole, most): (u64, u64), fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<Option<u64>, Failure> {
+    for size in (1..=whole.min(most)).rev().filter(|size| whole.is_multiple_of(*size)) {
         if fits(size)? {
             return Ok(Some(size));
         }

@@ -132,5 +132,5 @@ fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case
         }
         best = next;
     }
-    best[layers].is_finite().then(|| (best[layers], partitioner.trace(case, &from_of)))
+    best[layers].is_finite().then(|| (best[layers], partitioner.least_of(case, &from_of)))
 }

@@ -49,6 +49,8 @@ pub(crate) struct Case {
     pub discipline: Discipline,
     /// Where each stage stands.
     pub seats: Vec<Seat>,
+    /// How many of the model's first layers no gradient reaches.
+    pub frozen: usize,
 }
 
 /// Where the stages of a case end, and how many of their first layers are recomputed.
@@ -86,7 +88,7 @@ impl Case {
             help: Some(Help::default()),
         };
         let seats = devices.iter().enumerate().map(seat).collect();
-        Self { devices: devices.to_vec(), discipline, seats }
+        Self { devices: devices.to_vec(), discipline, seats, frozen: figures.frozen }
     }
 
     /// The same with that help for every stage that can be helped.

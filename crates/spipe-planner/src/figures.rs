@@ -77,10 +77,13 @@ impl Seat {
 }
 
 /// The socket and the DRAM near a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Host {
     pub socket: DeviceId,
     pub memory: MemoryId,
+    /// ms per byte to it, and back.
+    pub out: f64,
+    pub back: f64,
 }
 
 #[cfg(test)]
@@ -113,9 +116,12 @@ pub(crate) struct DeviceFigures {
     unable: Sums<usize>,
     state: Sums<u64>,
     optimizer_state: Sums<u64>,
+    /// Gradients, and the parameters that are trained.
+    gradients: Sums<u64>,
+    trained: Sums<u64>,
     saved: Sums<u64>,
-    /// The largest workspace of layers a..=b at `a × layers + b`.
-    workspace: Vec<u64>,
+    /// The largest workspace of 2^k layers from each one on, by k.
+    workspace: Vec<Vec<u64>>,
 }
 
 impl DeviceFigures {
@@ -128,6 +134,7 @@ impl DeviceFigures {
             .layers()
             .map(|layer| Some(layer).filter(allowed).and_then(|layer| layer_times(context, layer, id)))
             .collect();
+        let trained = |bytes: &LayerMemory| if bytes.gradients.get() > 0 { bytes.parameters.get() } else { 0 };
         let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
         let all = || times.iter().map(|times| times.unwrap_or_default());
         let host = host(context, id);
@@ -145,6 +152,8 @@ impl DeviceFigures {
             wanted,
             unable: Sums::new(times.iter().map(|times| usize::from(times.is_none()))),
             state: Sums::new(bytes.iter().map(|bytes| bytes.state().get())),
+            gradients: Sums::new(bytes.iter().map(|bytes| bytes.gradients.get())),
+            trained: Sums::new(bytes.iter().map(trained)),
             optimizer_state: Sums::new(bytes.iter().map(|bytes| bytes.optimizer.get())),
             saved: Sums::new(bytes.iter().map(|bytes| bytes.saved.get())),
             workspace: largest(&bytes),
@@ -196,7 +205,7 @@ impl DeviceFigures {
         let split = from + recomputed;
         let (input, output) = (self.input(from), self.bytes[to - 1].boundary.get());
         let in_flight = if training { seat.in_flight } else { 1 };
-        let workspace = self.workspace[from * self.bytes.len() + to - 1];
+        let workspace = self.workspace(from, to);
         let slots = if seat.first { 0 } else { input * slots_in(training) }
             + if seat.last { 0 } else { output * slots_out(training) };
         let leaving = self.leaving((from, to), recomputed);
@@ -210,10 +219,24 @@ impl DeviceFigures {
         self.state(from, to, seat.help) + held + slots + self.saved.over(from, split) + workspace
     }
 
+    /// The largest workspace of layers `from..to`, which two overlapping powers of two cover.
+    fn workspace(&self, from: usize, to: usize) -> u64 {
+        let power = (to - from).ilog2() as usize;
+        self.workspace[power][from].max(self.workspace[power][to - (1 << power)])
+    }
+
     /// What one microbatch keeps beside its input, and may leave for the host.
     pub fn leaving(&self, (from, to): (usize, usize), recomputed: usize) -> u64 {
         let (kept, input) = (self.saved.over(from + recomputed, to), self.input(from));
         if recomputed == 0 { kept.saturating_sub(input) } else { kept }
+    }
+
+    /// How long the link to the host is busy with what the host does for a stage, in ms per iteration: the busier direction.
+    pub fn link_time(&self, help: Help, microbatches: u64, (from, to): (usize, usize), recomputed: usize) -> f64 {
+        let Some(host) = self.host else { return 0.0 };
+        let moved = if help.activations { self.leaving((from, to), recomputed) * microbatches } else { 0 };
+        let with = |sums: &Sums<u64>| (moved + if help.optimizer { sums.over(from, to) } else { 0 }) as f64;
+        f64::max(with(&self.gradients) * host.out, with(&self.trained) * host.back)
     }
 
     /// The least and the largest number of layers of `from..to` that may be recomputed, counted from the first; none if what must
@@ -273,9 +296,9 @@ fn host(context: &Context<'_>, id: DeviceId) -> Option<Host> {
         return None;
     }
     let socket = crate::systems::socket(context, id)?;
-    let (here, memory) = (context.hardware.devices()[id].memory, context.hardware.devices()[socket].memory);
-    (context.hardware.route(here, memory).is_some() && context.hardware.route(memory, here).is_some())
-        .then_some(Host { socket, memory })
+    let (out, back) = (hop(context, id, socket)?, hop(context, socket, id)?);
+    let memory = context.hardware.devices()[socket].memory;
+    Some(Host { socket, memory, out: out.per_byte, back: back.per_byte })
 }
 
 /// Gradients to the host, the step there, and parameters back, without latencies, in ms.
@@ -285,10 +308,9 @@ fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host))
     if parameters == 0 || context.workload().mode != Mode::Train {
         return 0.0;
     }
-    let per_byte = |from, to| hop(context, from, to).map_or(0.0, |hop| hop.per_byte);
-    bytes.gradients.as_f64() * per_byte(id, host.socket)
+    bytes.gradients.as_f64() * host.out
         + cost.optimizer_time(parameters, host.socket).to_ms()
-        + bytes.parameters.as_f64() * per_byte(host.socket, id)
+        + bytes.parameters.as_f64() * host.back
 }
 
 fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Option<StageTimes> {
@@ -303,17 +325,15 @@ fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Optio
     })
 }
 
-fn largest(bytes: &[LayerMemory]) -> Vec<u64> {
-    let layers = bytes.len();
-    let mut table = vec![0; layers * layers];
-    for from in 0..layers {
-        let mut most = 0;
-        for to in from..layers {
-            most = bytes[to].workspace.get().max(most);
-            table[from * layers + to] = most;
-        }
+/// The largest workspace of 2^k layers from each one on, by k.
+fn largest(bytes: &[LayerMemory]) -> Vec<Vec<u64>> {
+    let mut levels: Vec<Vec<u64>> = vec![bytes.iter().map(|bytes| bytes.workspace.get()).collect()];
+    for power in 0..bytes.len().max(1).ilog2() as usize {
+        let (before, half) = (&levels[power], 1 << power);
+        let next = before.iter().zip(&before[half..]).map(|(one, other)| *one.max(other)).collect();
+        levels.push(next);
     }
-    table
+    levels
 }
 
 /// A copy from one device's memory to another's, when nothing else moves.
@@ -347,6 +367,10 @@ pub(crate) struct Figures<'a> {
     pub host_help: bool,
     /// By device.
     pub devices: Vec<DeviceFigures>,
+    /// The first device that is like each device, wherever they are.
+    pub models: Vec<usize>,
+    /// How many of the first layers no gradient reaches, in training.
+    pub frozen: usize,
     /// By device from and device to; none where they are not connected both ways.
     hops: Vec<Vec<Option<Hop>>>,
     /// Consecutive layers that cost the same: first layer and count.
@@ -368,12 +392,18 @@ impl<'a> Figures<'a> {
                 _ => runs.push((layer.index(), 1)),
             }
         }
+        let training = context.workload().mode == Mode::Train;
+        let devices: Vec<DeviceFigures> =
+            cost.devices().map(|device| DeviceFigures::new(&context, device, pins)).collect();
+        let frozen = cost.layers().take_while(|layer| training && !cost.needs_backward(*layer)).count();
         Self {
             context,
             layers: cost.layers().len(),
             microbatches: context.workload().microbatches,
-            training: context.workload().mode == Mode::Train,
-            devices: cost.devices().map(|device| DeviceFigures::new(&context, device, pins)).collect(),
+            training,
+            models: models(&devices),
+            frozen,
+            devices,
             host_help: options.host_help,
             hops: cost.devices().map(|from| cost.devices().map(|to| hop(&context, from, to)).collect()).collect(),
             runs,
@@ -410,4 +440,20 @@ fn hop(context: &Context<'_>, from: DeviceId, to: DeviceId) -> Option<Hop> {
     let slowest = links.iter().fold(0.0, |most: f64, (_, per_byte)| most.max(*per_byte));
     let capped = route.rate_cap.map_or(0.0, |rate| 1e3 / rate.get());
     Some(Hop { latency: route.latency.to_ms(), per_byte: slowest.max(capped), links })
+}
+
+/// The first device that computes and holds like each device.
+fn models(devices: &[DeviceFigures]) -> Vec<usize> {
+    let first = |device: usize| (0..device).find(|other| alike(&devices[*other], &devices[device]));
+    (0..devices.len()).map(|device| first(device).unwrap_or(device)).collect()
+}
+
+/// Whether two devices compute and hold alike, wherever they are.
+pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
+    first.is_cpu == second.is_cpu
+        && first.usable == second.usable
+        && first.host.is_some() == second.host.is_some()
+        && first.times == second.times
+        && first.bytes == second.bytes
+        && first.assisted.0 == second.assisted.0
 }

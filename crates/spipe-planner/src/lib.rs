@@ -4,11 +4,13 @@
 //!            ┌ greedy       fills GPUs in layer order, spills to sockets     heuristic
 //! Problem ──►┤ dp           balances the stages of each device order         heuristic
 //!            │ ilp          proves a lower bound, simulates what may win     optimal within the gap
-//!            └ exhaustive   simulates everything, on small cases             optimal
+//!            ├ exhaustive   simulates everything, on small cases             optimal
+//!            └ mobius-mip   cuts Mobius' stages by its integer program       heuristic
 //! ```
 //!
 //! The space of placements: contiguous stages, at most one per device, any of the machine's devices in any order, per
-//! stage the number of its first layers that are recomputed, and a system: GPipe, 1F1B, or the hybrid with a head start
+//! stage the number of its first layers that are recomputed and what the host does for it on a GPU (the optimizer,
+//! the activations between the passes, both, or nothing), and a system: GPipe, 1F1B, or the hybrid with a head start
 //! of up to [`LARGEST_HEAD_START`] where a CPU socket has a stage. A plan is judged by the iteration time that the
 //! problem's [`Score`] returns for it (a simulation), under the memory count of [`spipe_plan::footprint`].
 //!
@@ -19,6 +21,9 @@
 //!                                                                           └─ ILP of the case ◄── critical-path cuts, no-goods
 //!                                                                              └─► candidate ─► score ─► best plan
 //! ```
+//!
+//! [`plan_all`] searches over all systems: it bounds each, leaves stages to the ILP, generates and simulates placements of
+//! the others, and improves the best few by single changes.
 //!
 //! Results are the same for any number of threads, unless the time limit or the stop signal struck.
 

@@ -12,7 +12,8 @@
 //!
 //! and mirrored for the backward, which follows the last forward. Because all microbatches of a stage take equally long, a
 //! longest path changes stages at the first or at the last microbatch, so that the starts of these two are enough. Within each
-//! turn the stages have equally many layers, up to one. The objective is the end of the last backward.
+//! turn the stages have equally many layers, up to one. Beyond the paper, every stage fits twice, because the buffers here are all as
+//! large as the largest stage. The objective is the end of the last backward.
 
 use crate::{
     Claim, PlanError, Planner, Problem, Solution,
@@ -36,6 +37,9 @@ use spipe_plan::{OutcomeStatus, Placement, System};
 
 /// The most stages per GPU that are tried.
 const MOST_TURNS: usize = 6;
+
+/// Which part of the time that is left a program may take.
+const SHARES: u32 = 10;
 
 /// How far from the optimum of a program the search may stop.
 const GAP: f64 = 0.01;
@@ -61,14 +65,7 @@ impl Planner for Mobius {
             return Err(PlanError::NoSystem);
         }
         let figures = Figures::new(problem.context, &problem.options);
-        let gpus = cross_mapped(&problem.context);
-        let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= figures.layers).collect();
-        let share = deadline.left() / (turns.len() as u32).max(1);
-        let settings = Settings { gap: GAP, time_limit: share, ..Settings::default() };
-        let placements: Vec<Placement> = in_pool(problem, || {
-            let cut = |turns: &usize| Some(placement(&figures, &gpus, &cuts(&figures, &gpus, *turns, &settings)?));
-            Ok(turns.par_iter().filter_map(|turns| cut(turns).flatten()).collect())
-        })?;
+        let placements = in_pool(problem, || Ok(candidates(&figures, &deadline)))?;
         let examined = placements.len();
         let best: Option<Scored> = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);
         let Some((simulated, placement)) = best else {
@@ -91,6 +88,15 @@ impl Planner for Mobius {
             considered: Vec::new(),
         })
     }
+}
+
+/// The placement of every number of turns for which the program has a solution.
+pub(crate) fn candidates(figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
+    let gpus = cross_mapped(&figures.context);
+    let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= figures.layers).collect();
+    let settings = Settings { gap: GAP, time_limit: deadline.left() / SHARES, ..Settings::default() };
+    let cut = |turns: &usize| placement(figures, &gpus, &cuts(figures, &gpus, *turns, &settings)?);
+    turns.par_iter().filter_map(cut).collect()
 }
 
 fn placement(figures: &Figures<'_>, gpus: &[DeviceId], ends: &[usize]) -> Option<Placement> {
@@ -252,6 +258,14 @@ impl<'f, 'a> Program<'f, 'a> {
         self.sum(unknowns, stage, bytes) + workspace
     }
 
+    /// The second buffers of the parameters and gradients of stage j, in GiB: every buffer is as large as the largest stage.
+    fn buffers(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
+        self.sum(unknowns, stage, |layer| {
+            let bytes = &self.device.bytes[layer];
+            (bytes.parameters + if backward { bytes.gradients } else { Bytes::ZERO }).to_gib()
+        })
+    }
+
     /// The stage that runs on the same GPU before `stage`, in the direction of the pass.
     fn before(&self, stage: usize, backward: bool) -> Option<usize> {
         if backward { Some(stage + self.gpus).filter(|next| *next < self.stages) } else { stage.checked_sub(self.gpus) }
@@ -262,7 +276,7 @@ impl<'f, 'a> Program<'f, 'a> {
         let size = |stage: usize| self.size(unknowns, stage, backward);
         for stage in 0..self.stages {
             let ahead = unknowns.ahead[usize::from(backward)][stage];
-            rows.push(constraint!(size(stage) <= self.memory));
+            rows.push(constraint!(size(stage) + self.buffers(unknowns, stage, backward) <= self.memory));
             rows.push(constraint!(ahead <= size(stage)));
             match self.before(stage, backward) {
                 Some(before) => {

@@ -163,7 +163,8 @@ impl OrderGraph {
                         Part::Forward if stage > 0 => {
                             Some((forward[stage - 1][microbatch], Wire::Activation(stage - 1)))
                         }
-                        Part::Backward if stage + 1 < stages => {
+                        // A stage of frozen layers alone gets no gradient.
+                        Part::Backward if stage + 1 < stages && stage >= case.frozen => {
                             Some((backward[stage + 1][microbatch], Wire::Gradient(stage)))
                         }
                         _ => None,

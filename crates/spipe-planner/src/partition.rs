@@ -17,9 +17,10 @@
 
 use crate::{
     case::{Case, Division},
-    figures::{Figures, Seat, StageTimes},
+    figures::{Figures, Help, Seat, StageTimes},
 };
-use std::collections::BTreeMap;
+use rayon::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How often the floor under S is raised before the case counts as possible.
 const ROUNDS: usize = 6;
@@ -30,7 +31,8 @@ const TOLERANCE: f64 = 1e-9;
 /// Finds divisions, with the least recompute of every range of layers in every seat worked out before.
 pub(crate) struct Partitioner<'f, 'a> {
     figures: &'f Figures<'a>,
-    least: BTreeMap<Seat, Vec<Option<usize>>>,
+    /// By seat on the first of all devices that are alike.
+    least: BTreeMap<Seat, Vec<u16>>,
 }
 
 impl<'f, 'a> Partitioner<'f, 'a> {
@@ -43,9 +45,25 @@ impl<'f, 'a> Partitioner<'f, 'a> {
 
     /// For those as well.
     pub fn extend(&mut self, cases: &[Case]) {
-        for seat in cases.iter().flat_map(|case| &case.seats) {
-            self.least.entry(key(*seat)).or_insert_with(|| least_recompute(self.figures, *seat));
-        }
+        let decided = |seat: &Seat| {
+            let helps = match seat.help {
+                Some(help) => vec![help],
+                None => self.figures.helps(seat.device).to_vec(),
+            };
+            let seat = *seat;
+            helps.into_iter().map(move |help| Seat { help: Some(help), ..seat })
+        };
+        let seats: BTreeSet<Seat> =
+            cases.iter().flat_map(|case| &case.seats).flat_map(decided).map(|seat| self.key(seat)).collect();
+        let missing: Vec<Seat> = seats.into_iter().filter(|seat| !self.least.contains_key(seat)).collect();
+        let table = |seat: Seat| (seat, least_recompute(self.figures, seat));
+        let tables: Vec<(Seat, Vec<u16>)> = missing.into_par_iter().map(table).collect();
+        self.least.extend(tables);
+    }
+
+    /// Whether a stage is at an end of the pipeline follows from its layers.
+    fn key(&self, seat: Seat) -> Seat {
+        Seat { first: false, last: false, device: self.figures.models[seat.device], ..seat }
     }
 
     fn width(&self) -> usize {
@@ -54,25 +72,31 @@ impl<'f, 'a> Partitioner<'f, 'a> {
 
     /// The least recompute with which layers `from..to` fit on stage `stage` of `case`.
     pub fn least(&self, case: &Case, stage: usize, from: usize, to: usize) -> Option<usize> {
-        self.least.get(&key(case.seats[stage]))?[from * self.width() + to]
+        some(self.least.get(&self.key(case.seats[stage]))?[from * self.width() + to])
     }
 
     /// A division that meets all bounds for an iteration of `limit` ms, if there is one; with one of infinity, any division
     /// that fits in memory.
     pub fn division(&self, case: &Case, limit: f64) -> Option<Division> {
+        self.decided(case, limit).map(|(division, _)| division)
+    }
+
+    /// The same with the case in which every undecided stage has the help with which it meets them.
+    pub fn decided(&self, case: &Case, limit: f64) -> Option<(Division, Case)> {
         let mut floor = 0.0;
         for _ in 0..ROUNDS {
-            let (total, division) = self.least_chain(case, limit, floor)?;
-            if !self.figures.training || total <= floor * (1.0 + TOLERANCE) || limit.is_infinite() {
-                return Some(division);
+            let (total, found) = self.least_chain(case, limit, floor)?;
+            let alone = !self.figures.training || case.frozen > 0;
+            if alone || total <= floor * (1.0 + TOLERANCE) || limit.is_infinite() {
+                return Some(found);
             }
             floor = total;
         }
-        self.least_chain(case, limit, floor).map(|(_, division)| division)
+        self.least_chain(case, limit, floor).map(|(_, found)| found)
     }
 
     /// The division of least S among those whose stages meet the bounds for `limit` if S were `floor`.
-    fn least_chain(&self, case: &Case, limit: f64, floor: f64) -> Option<(f64, Division)> {
+    fn least_chain(&self, case: &Case, limit: f64, floor: f64) -> Option<(f64, (Division, Case))> {
         let (layers, stages) = (self.figures.layers, case.stages());
         if stages > layers {
             return None;
@@ -80,43 +104,68 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         let judge = Judge { figures: self.figures, case, limit: limit * (1.0 + TOLERANCE), floor };
         let mut chain = vec![f64::INFINITY; self.width()];
         chain[0] = 0.0;
-        let mut from_of = vec![vec![0; self.width()]; stages];
-        for (stage, starts) in from_of.iter_mut().enumerate() {
+        let mut ways = vec![vec![Way::default(); self.width()]; stages];
+        for (stage, ways) in ways.iter_mut().enumerate() {
             let mut next = vec![f64::INFINITY; self.width()];
             let farthest = layers - (stages - 1 - stage);
             let nearest = if stage + 1 == stages { layers } else { stage + 1 };
             let device = case.device(self.figures, stage);
-            let table = self.least.get(&key(case.seats[stage]))?;
+            let choices = self.choices(case, stage)?;
             for from in (stage..farthest).filter(|from| chain[*from].is_finite()) {
                 for to in nearest.max(from + 1)..=farthest {
-                    let Some(recomputed) = table[from * self.width() + to] else {
-                        if device.able(from, to) && device.state(from, to, case.seats[stage].help) <= device.usable {
+                    let fastest = device.stage_times((from, to), 0, case.seats[stage].help);
+                    let holds = device.state(from, to, case.seats[stage].help) <= device.usable;
+                    if !device.able(from, to) || !holds || judge.too_slow(stage, chain[from], &fastest) {
+                        break;
+                    }
+                    for (help, table) in &choices {
+                        let Some(recomputed) = some(table[from * self.width() + to]) else { continue };
+                        let times = device.stage_times((from, to), recomputed, Some(*help));
+                        let moves = device.link_time(*help, self.figures.microbatches, (from, to), recomputed);
+                        if moves > judge.limit || judge.too_slow(stage, chain[from], &times) {
                             continue;
                         }
-                        break;
-                    };
-                    let times = device.stage_times((from, to), recomputed, case.seats[stage].help);
-                    if judge.too_slow(stage, chain[from], &times) {
-                        if judge.too_slow(stage, chain[from], &StageTimes { recompute: 0.0, ..times }) {
-                            break;
+                        let total = judge.after(stage, to, chain[from], &times);
+                        if total < next[to] {
+                            next[to] = total;
+                            ways[to] = Way { from, help: *help, recomputed };
                         }
-                        continue;
-                    }
-                    let total = judge.after(stage, to, chain[from], &times);
-                    if total < next[to] {
-                        next[to] = total;
-                        starts[to] = from;
                     }
                 }
             }
             chain = next;
         }
         let total = chain[layers];
-        total.is_finite().then(|| (total, self.trace(case, &from_of)))
+        total.is_finite().then(|| (total, self.trace(case, &ways)))
     }
 
-    /// The division that the starts of the stages, by where they end, lead to.
-    pub fn trace(&self, case: &Case, from_of: &[Vec<usize>]) -> Division {
+    /// What may be chosen for a stage, each with the least recompute of every range of layers.
+    fn choices(&self, case: &Case, stage: usize) -> Option<Vec<(Help, &Vec<u16>)>> {
+        let seat = case.seats[stage];
+        let helps = match seat.help {
+            Some(help) => vec![help],
+            None => self.figures.helps(seat.device).to_vec(),
+        };
+        let table = |help: Help| Some((help, self.least.get(&self.key(Seat { help: Some(help), ..seat }))?));
+        helps.into_iter().map(table).collect()
+    }
+
+    /// The division, and the decided case, that the ways to the last layer lead to.
+    fn trace(&self, case: &Case, ways: &[Vec<Way>]) -> (Division, Case) {
+        let mut division = Division { ends: vec![0; case.stages()], recomputed: vec![0; case.stages()] };
+        let mut decided = case.clone();
+        let mut end = self.figures.layers;
+        for stage in (0..case.stages()).rev() {
+            let way = ways[stage][end];
+            (division.ends[stage], division.recomputed[stage]) = (end, way.recomputed);
+            decided.seats[stage].help = Some(way.help);
+            end = way.from;
+        }
+        (division, decided)
+    }
+
+    /// The division that the starts of the stages, by where they end, lead to, each with its least recompute.
+    pub fn least_of(&self, case: &Case, from_of: &[Vec<usize>]) -> Division {
         let mut division = Division { ends: vec![0; case.stages()], recomputed: vec![0; case.stages()] };
         let mut end = self.figures.layers;
         for stage in (0..case.stages()).rev() {
@@ -127,6 +176,14 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         }
         division
     }
+}
+
+/// How the best stages before a layer end: where the last of them begins, and what is chosen for it.
+#[derive(Clone, Copy, Default)]
+struct Way {
+    from: usize,
+    help: Help,
+    recomputed: usize,
 }
 
 /// Whether a stage meets the bounds.
@@ -147,6 +204,9 @@ impl Judge<'_, '_> {
         let (forward, backward) = (times.forward, times.recompute + times.backward);
         let step = if stage == 0 { times.optimizer } else { 0.0 };
         let own = m * times.busy() + times.optimizer;
+        if self.case.frozen > 0 {
+            return own > self.limit;
+        }
         let chained = chain + m * times.busy() + step;
         let turn = (rest * forward + (m - 1.0) * backward).max((m - 1.0) * forward + rest * backward);
         own.max(chained).max(self.floor + turn) > self.limit
@@ -160,22 +220,25 @@ impl Judge<'_, '_> {
     }
 }
 
-/// Whether a stage is at an end of the pipeline follows from its layers.
-fn key(seat: Seat) -> Seat {
-    Seat { first: false, last: false, ..seat }
+/// Stands for a range that does not fit.
+const NONE: u16 = u16::MAX;
+
+fn some(least: u16) -> Option<usize> {
+    (least != NONE).then_some(usize::from(least))
 }
 
 /// The least recompute of layers `from..to` at `from × (layers + 1) + to`.
-fn least_recompute(figures: &Figures<'_>, seat: Seat) -> Vec<Option<usize>> {
+fn least_recompute(figures: &Figures<'_>, seat: Seat) -> Vec<u16> {
     let (width, device) = (figures.layers + 1, &figures.devices[seat.device]);
-    let mut table = vec![None; width * width];
+    let mut table = vec![NONE; width * width];
     for from in 0..figures.layers {
         for to in from + 1..=figures.layers {
             if !device.able(from, to) || device.state(from, to, seat.help) > device.usable {
                 break;
             }
             let seat = Seat { first: from == 0, last: to == figures.layers, ..seat };
-            table[from * width + to] = device.least_recompute(figures.training, seat, from, to);
+            let least = device.least_recompute(figures.training, seat, from, to);
+            table[from * width + to] = least.and_then(|least| u16::try_from(least).ok()).unwrap_or(NONE);
         }
     }
     table

@@ -25,7 +25,7 @@ pub(crate) fn refine(problem: &Problem<'_>, deadline: &Deadline<'_>, start: Scor
     let mut best = start;
     let mut examined = 0;
     loop {
-        let neighbours = neighbours(&problem.context, &best.1);
+        let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
         let mut next: Option<Scored> = None;
         for batch in neighbours.chunks(BATCH) {
             if examined >= problem.options.refinements || deadline.over() {
@@ -46,8 +46,8 @@ pub(crate) fn refine(problem: &Problem<'_>, deadline: &Deadline<'_>, start: Scor
     }
 }
 
-/// Every placement one change away.
-pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+/// Every placement one change away, what the host does for stages included if `help` says so.
+pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Placement> {
     let mut list = Vec::new();
     if placement.system.family() == Family::Sharded {
         return list;
@@ -56,9 +56,9 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement) -> Vec<Pl
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
     list.extend(moved_layers(&placement.backward).into_iter().map(backward));
-    list.extend(other_choices(context, placement).into_iter().map(forward));
+    list.extend(other_choices(context, placement, help).into_iter().map(forward));
     if placement.system.family() == Family::Pipeline && placement.system.dealing() == Dealing::Single {
-        list.extend(cut_and_joined(context, placement).into_iter().map(forward));
+        list.extend(cut_and_joined(context, placement, help).into_iter().map(forward));
         list.extend(moved_stages(context, &placement.stages).into_iter().map(forward));
     }
     list.extend(other_knobs(placement));
@@ -96,7 +96,7 @@ fn over(stage: &Stage, from: usize, to: usize) -> Stage {
 }
 
 /// Each stage with more or less recomputed, its activations elsewhere, or its optimizer elsewhere.
-fn other_choices(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
+fn other_choices(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Vec<Stage>> {
     let mut list = Vec::new();
     if context.workload().mode != Mode::Train {
         return list;
@@ -113,7 +113,7 @@ fn other_choices(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>
             let other = counts.into_iter().filter(|count| *count != now);
             others.extend(other.map(|count| stage.with_recomputed(count)));
         }
-        if SYSTEMS.contains(&system) && !context.is_cpu(stage.device) {
+        if help && SYSTEMS.contains(&system) && !context.is_cpu(stage.device) {
             others.extend(stepped_elsewhere(context, stage));
             others.extend(saved_elsewhere(context, stage));
         }
@@ -143,7 +143,7 @@ fn saved_elsewhere(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
 }
 
 /// Each stage in two parts, alike or with one of them stepped or saved elsewhere; and neighbours on one device joined.
-fn cut_and_joined(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
+fn cut_and_joined(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Vec<Stage>> {
     let stages = placement.stages.as_slice();
     let mut list = Vec::new();
     let mut replace = |index: usize, old: usize, new: &[Stage]| {
@@ -162,7 +162,7 @@ fn cut_and_joined(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage
             let rest = stage.recomputed.saturating_sub(cut);
             let back = over(stage, first + cut, first + count).with_recomputed(rest);
             replace(index, 1, &[front, back]);
-            if SYSTEMS.contains(&placement.system) && !context.is_cpu(stage.device) {
+            if help && SYSTEMS.contains(&placement.system) && !context.is_cpu(stage.device) {
                 for change in [stepped_elsewhere, saved_elsewhere] {
                     if let (Some(other_front), Some(other_back)) = (change(context, &front), change(context, &back)) {
                         replace(index, 1, &[other_front, back]);

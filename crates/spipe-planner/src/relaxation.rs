@@ -1,10 +1,9 @@
 //! A lower bound for every placement at once: layers may be cut into fractions.
 
 use crate::{
-    figures::{DeviceFigures, Figures},
+    figures::{DeviceFigures, Figures, alike},
     freedom::{Computing, Freedom, When},
     ilp::solve::{Answer, Settings, solve},
-    sequence::alike,
 };
 use good_lp::{
     Constraint, Expression, ProblemVariables, SolverModel, Variable, constraint, highs, variable, variables,

@@ -12,7 +12,7 @@
 //! Where that still leaves too many, sequences count as the same if only the pattern differs in which their ways share
 //! links: bounds that leave links out hold for all of them, simulations only for the one that was simulated.
 
-use crate::figures::{DeviceFigures, Figures, Hop};
+use crate::figures::{Figures, Hop, alike};
 use spipe_base::{LinkId, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,7 +43,7 @@ pub(crate) fn sequences(figures: &Figures<'_>, limit: usize) -> Sequences {
             figures,
             coverage,
             classes: classes(figures, coverage),
-            models: models(figures),
+            models: figures.models.clone(),
             seen: BTreeSet::new(),
             list: Vec::new(),
             looks: 0,
@@ -125,20 +125,6 @@ impl Walk<'_, '_> {
         }
         look
     }
-}
-
-/// The first device that computes and holds like each device.
-fn models(figures: &Figures<'_>) -> Vec<usize> {
-    let first = |device: usize| (0..device).find(|other| alike(&figures.devices[*other], &figures.devices[device]));
-    (0..figures.devices.len()).map(|device| first(device).unwrap_or(device)).collect()
-}
-
-/// Whether two devices compute and hold alike, wherever they are.
-pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
-    first.is_cpu == second.is_cpu
-        && first.usable == second.usable
-        && first.times == second.times
-        && first.bytes == second.bytes
 }
 
 fn connected(figures: &Figures<'_>, from: usize, to: usize) -> bool {

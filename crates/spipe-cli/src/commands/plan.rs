@@ -188,8 +188,8 @@ fn smaller(failure: Failure, question: &Question<'_>) -> Failure {
     let (Failure::Infeasible(diagnostic), Ok(size)) = (&failure, question.microbatch.parse::<u64>()) else {
         return failure;
     };
-    match solving::largest(question, Unknown::Microbatch) {
-        Ok(Largest { value: Some(value), .. }) if value < size => {
+    match solving::smaller_microbatch(question, size) {
+        Ok(Some(value)) => {
             let hint = diagnostic.hint.clone().map_or_else(String::new, |hint| hint + ", or ");
             let hint = format!("{hint}use a microbatch of at most {value}");
             Failure::Infeasible(Diagnostic::error(diagnostic.message.clone()).hint(hint))

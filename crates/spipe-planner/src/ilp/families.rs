@@ -20,6 +20,10 @@ pub(crate) fn families(case: &Case, microbatches: u64, training: bool) -> Vec<Cy
     }
     let all = Passes { forward: m, recompute: m, backward: m, optimizer: 1 };
     let mut cycles: Vec<Cycle> = (0..stages).map(|stage| own(stages, stage, all)).collect();
+    if case.frozen > 0 {
+        // No gradient comes back to a first stage of frozen layers alone.
+        return cycles;
+    }
     cycles.extend((1..stages).map(|stage| chain(stages, stage, m)));
     for stage in 0..stages {
         let rest = m - case.seats[stage].in_flight as u32;

@@ -36,6 +36,9 @@ const SPARE: usize = 256;
 /// How often the bound of a case is halved before its turn is decided.
 const HALVINGS: usize = 4;
 
+/// The same for a case that stands for many.
+const FINE: usize = 8;
+
 /// What is known of a case.
 #[derive(Clone, Debug)]
 struct Known {
@@ -130,10 +133,43 @@ impl<'s, 'a> Search<'s, 'a> {
         let cases: Vec<usize> = decided.iter().map(|(case, _)| *case).collect();
         let undecided: Vec<usize> = undecided.into_iter().map(|(case, _)| case).collect();
         self.seed(decided);
+        self.sound(&undecided);
         let ended = self.rounds(&cases);
         let children = self.decide(undecided);
         let ended = self.rounds(&children) && ended;
         self.conclude(ended)
+    }
+
+    /// Simulates what the bounds say of undecided cases: for each, the division and the help with which they leave most room below
+    /// the best plan.
+    fn sound(&mut self, undecided: &[usize]) {
+        let limit = self.limit(self.found.best.as_ref());
+        let halved = |case: &usize| {
+            if self.deadline.over() {
+                return None;
+            }
+            let (low, high) = self.halve((*case, FINE), limit);
+            Some((*case, low, self.partitioner.decided(&self.cases[*case], high)))
+        };
+        let halved: Vec<(usize, f64, Option<(Division, Case)>)> = undecided.par_iter().filter_map(halved).collect();
+        for (case, low, _) in &halved {
+            self.known[*case].bound = self.known[*case].bound.max(*low);
+        }
+        let found: Vec<(Division, Case)> = halved.into_iter().filter_map(|(_, _, found)| found).collect();
+        let mut promising: Vec<(f64, &(Division, Case))> = found
+            .iter()
+            .map(|found| {
+                let graph = OrderGraph::new(&found.1, self.figures.microbatches, self.figures.training);
+                (graph.period(&found.1.times(self.figures, &found.0)).0, found)
+            })
+            .collect();
+        promising.sort_by(|a, b| a.0.total_cmp(&b.0));
+        promising.truncate(SEEDS);
+        let judged: Vec<Found> = promising
+            .par_iter()
+            .map(|(_, (division, case))| Found::judge(self.problem, self.figures, case, division))
+            .collect();
+        judged.into_iter().for_each(|judged| self.found.merge(judged));
     }
 
     /// Decides stage by stage what the host does in those of `undecided` that may beat the best plan; the decided cases that
@@ -172,27 +208,27 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Leaves `cases` open, with the best bounds that their divisions have.
     fn raise(&mut self, cases: &[usize], limit: f64) {
-        let found: Vec<f64> = cases.par_iter().map(|case| self.halve(*case, limit)).collect();
+        let found: Vec<f64> = cases.par_iter().map(|case| self.halve((*case, HALVINGS), limit).0).collect();
         for (case, bound) in cases.iter().zip(found) {
             let known = &mut self.known[*case];
             (known.bound, known.open) = (known.bound.max(bound), true);
         }
     }
 
-    /// A bound of a case between what is known and `limit`.
-    fn halve(&self, case: usize, limit: f64) -> f64 {
+    /// A bound of a case between what is known and `limit`, and the least limit at which it was found possible.
+    fn halve(&self, (case, times): (usize, usize), limit: f64) -> (f64, f64) {
         let (mut low, mut high) = (self.known[case].bound, limit);
-        if high.is_infinite() {
-            return low;
+        if high.is_infinite() || low >= high {
+            return (low, high);
         }
-        for _ in 0..HALVINGS {
+        for _ in 0..times {
             let middle = low.midpoint(high);
             match self.partitioner.division(&self.cases[case], middle) {
                 Some(_) => high = middle,
                 None => low = middle,
             }
         }
-        low
+        (low, high)
     }
 
     /// The cases of which some division fits in memory, with such a division; the bound of the others is infinite.
@@ -305,7 +341,8 @@ impl<'s, 'a> Search<'s, 'a> {
         let limit = self.limit(self.found.best.as_ref());
         let mut queue: Vec<usize> = self.possible(fitting, limit).into_iter().map(|(case, _)| case).collect();
         if limit.is_finite() && queue.len() > ROUND {
-            let bounds: Vec<(usize, f64)> = queue.par_iter().map(|case| (*case, self.halve(*case, limit))).collect();
+            let bounds: Vec<(usize, f64)> =
+                queue.par_iter().map(|case| (*case, self.halve((*case, HALVINGS), limit).0)).collect();
             for (case, bound) in bounds {
                 self.known[case].bound = bound;
             }

@@ -12,10 +12,11 @@ use crate::{
     case::{Scored, faster, judge},
     deadline::Deadline,
     figures::Figures,
+    freedom::Freedom,
     ilp::{in_pool, search::to_time},
-    reason,
+    mobius, reason,
     refine::refine,
-    relaxation::least,
+    relaxation::{least, relaxation},
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
@@ -150,6 +151,12 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.systems[index].skipped = self.systems[index].bound.is_finite();
                 continue;
             }
+            if self.systems[index].system == System::Mobius && !self.deadline.over() {
+                let pins = &self.problem.options.pins;
+                let more = mobius::candidates(&self.figures, &self.deadline);
+                let more = more.into_iter().filter(|placement| pins.allow(&self.problem.context, placement));
+                self.systems[index].candidates.extend(more);
+            }
             let tried = |offset: usize, placement: &Placement| {
                 let look = self.deadline.allows(looks + offset);
                 (look, if look { judge(self.problem, placement.clone()) } else { None })
@@ -218,6 +225,11 @@ impl<'s, 'a> Search<'s, 'a> {
             let Some(start) = self.systems[index].best.clone() else { continue };
             let (refined, examined) = refine(self.problem, &self.deadline, start);
             let known = &mut self.systems[index];
+            let stages = refined.1.stages.len() > refined.1.devices().len();
+            if SYSTEMS.contains(&known.system) && stages {
+                // The integer program's bound is that of one stage per device.
+                known.bound = known.bound.min(relaxation(&self.figures, &Freedom::CUT_STAGES));
+            }
             known.best = Some(refined);
             known.examined += examined;
         }
@@ -283,5 +295,5 @@ impl<'s, 'a> Search<'s, 'a> {
 
 /// Whether the candidates of a system are all its placements.
 fn least_is_exhaustive(system: System) -> bool {
-    crate::freedom::Freedom::of(system).is_none()
+    Freedom::of(system).is_none()
 }

@@ -144,11 +144,15 @@ pub fn instance() -> impl Strategy<Value = Instance> {
 }
 
 prop_compose! {
-    /// At most `most` layers on three devices.
+    /// At most `most` layers on three devices; few layers mostly on a GPU and a socket.
     pub fn instance_of(most: usize)(
         layers in prop::collection::vec(layer(3), 1..=4), machine in machine(), microbatches in 1u64..6,
-        infer in prop::bool::weighted(0.1),
+        infer in prop::bool::weighted(0.1), pair in prop::bool::weighted(0.2),
     ) -> Instance {
+        let mut machine = machine;
+        if most <= 3 && !pair {
+            machine.gpus.truncate(1);
+        }
         let mut left = most;
         let mut kept = Vec::new();
         for layer in layers {

@@ -12,6 +12,7 @@ mod pipeoffload;
 mod pipeoffload_peaks;
 mod pipeoffload_runs;
 mod pipeoffload_tensor;
+mod planner;
 mod plots;
 mod rates;
 mod rows;
@@ -73,6 +74,9 @@ const TABLES: &[Known] = &known! {
 
 /// Makes the tables that were asked for and writes them.
 pub fn run(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
+    if what.name == "planner" {
+        return planner::run(what, format);
+    }
     let folder = Path::new(&what.output);
     let mut made = Vec::new();
     let mut index = String::from(INDEX);

@@ -1,0 +1,153 @@
+//! What `spipe plan` can be asked beside a plan: pins, a plan to improve, the largest that fits, and what more would gain.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::Value;
+use std::process::Command;
+
+fn spipe(args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn fixture(path: &str) -> String {
+    format!("{}/../../tests/fixtures/{path}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Plans six layers on a small GPU beside a socket.
+fn plan(more: &[&str]) -> (Option<i32>, Value, String) {
+    let (model, hardware) = (fixture("good/six-layers.toml"), fixture("good/small-gpu.toml"));
+    let args = ["plan", "--model", &model, "--hardware", &hardware, "--global-batch", "8", "--format", "json"];
+    let (code, out, err) = spipe(&[&args[..], more].concat());
+    (code, serde_json::from_str(&out).unwrap_or(Value::Null), err)
+}
+
+fn time(plan: &Value) -> f64 {
+    plan["simulated-iteration-ms"].as_f64().unwrap()
+}
+
+fn device_of(plan: &Value, layer: u64) -> String {
+    let stages = plan["stages"].as_array().unwrap();
+    let has = |stage: &&Value| {
+        (stage["first-layer"].as_u64().unwrap()..=stage["last-layer"].as_u64().unwrap()).contains(&layer)
+    };
+    stages.iter().find(has).unwrap()["device"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_plan_over_all_systems_is_no_slower_than_that_of_any() {
+    let (code, all, err) = plan(&[]);
+    assert_eq!(code, Some(0), "{err}");
+    let (bound, best) = (all["objective-ms"].as_f64().unwrap(), time(&all));
+    assert!(bound > 0.0 && bound <= best, "{all}");
+    let gap = all["gap"].as_f64().unwrap();
+    assert!((gap - (best - bound) / best).abs() < 1e-9, "{all}");
+    for system in ["gpipe", "1f1b", "hybrid", "superpipeline", "mobius", "zero-offload", "cpu-only", "gpu-only", "fsdp"]
+    {
+        let (code, one, _) = plan(&["--system", system]);
+        if code == Some(0) {
+            assert!(best <= time(&one) * 1.006, "{system}: {best} but {}", time(&one));
+            assert!(bound <= time(&one) + 1e-3, "{system}");
+        }
+    }
+    let (code, two, err) = plan(&["--system", "gpipe,cpu-only"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(["gpipe", "cpu-only"].contains(&two["system"].as_str().unwrap()));
+}
+
+#[test]
+fn pins_hold_whatever_they_cost() {
+    let (_, free, _) = plan(&["--microbatch", "1"]);
+    let (code, pinned, err) = plan(&["--microbatch", "1", "--pin", "layer=0..1:cpu0"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!((device_of(&pinned, 0), device_of(&pinned, 1)), ("cpu0".into(), "cpu0".into()));
+    assert!(time(&pinned) >= time(&free));
+    let (code, kind, err) = plan(&["--microbatch", "1", "--pin", "layer=5:gpu", "--pin", "stage=0:cpu0"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!((device_of(&kind, 5), device_of(&kind, 0)), ("gpu0".into(), "cpu0".into()));
+    let (code, recomputed, err) = plan(&["--pin", "recompute=0..5", "--pin", "system=1f1b", "--pin", "microbatch=2"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!((&recomputed["system"], &recomputed["workload"]["microbatch"]), (&"1f1b".into(), &2.into()));
+    for stage in recomputed["stages"].as_array().unwrap() {
+        let choices = stage["choices"].as_array().unwrap();
+        assert!(choices.iter().all(|choice| choice["activations"] == "recomputed"), "{stage}");
+    }
+}
+
+#[test]
+fn contradictory_pins_are_refused_with_both_named() {
+    for (pins, both) in [
+        (["--pin", "layer=0..3:cpu0", "--pin", "layer=3:gpu0"], ["layer=0..3:cpu0", "layer=3:gpu0"]),
+        (["--pin", "recompute=0..3", "--pin", "save=2"], ["recompute=0..3", "save=2"]),
+        (["--pin", "stage=0:cpu0", "--pin", "stage=0:gpu0"], ["stage=0:cpu0", "stage=0:gpu0"]),
+        (["--system", "1f1b", "--pin", "system=gpipe"], ["--system 1f1b", "system=gpipe"]),
+        (["--microbatch", "4", "--pin", "microbatch=2"], ["--microbatch 4", "microbatch=2"]),
+    ] {
+        let (code, _, err) = plan(&pins);
+        assert_eq!(code, Some(2), "{err}");
+        assert!(both.iter().all(|pin| err.contains(&format!("`{pin}`"))) && err.contains("contradict"), "{err}");
+    }
+    let (code, _, err) = plan(&["--pin", "layer=9:cpu0", "--pin", "stage=0:cpu7", "--pin", "nonsense"]);
+    assert_eq!(code, Some(2));
+    assert_eq!(err.matches("error:").count(), 3, "all faults are reported: {err}");
+}
+
+#[test]
+fn a_plan_can_be_improved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("slow.json");
+    let path = path.to_str().unwrap();
+    let (code, slow, err) = plan(&["--microbatch", "1", "--system", "cpu-only", "-o", path]);
+    assert_eq!(code, Some(0), "{err}");
+    let (code, out, err) = spipe(&["plan", "--improve", path, "--format", "json"]);
+    assert_eq!(code, Some(0), "{err}");
+    let better: Value = serde_json::from_str(&out).unwrap();
+    assert!(time(&better) < time(&slow));
+    assert_eq!(better["workload"], slow["workload"]);
+    let (code, _, err) = spipe(&["plan", "--improve", path, "--model", "gpt2"]);
+    assert_eq!(code, Some(2), "{err}");
+}
+
+#[test]
+fn the_largest_that_fits_fits_and_one_more_does_not() {
+    let base = ["--system", "1f1b", "--microbatch", "1"];
+    for (what, flag) in [("seq-len", "--seq-len"), ("layers", "")] {
+        let (code, answer, err) = plan(&[&base[..], &["--solve-for", what]].concat());
+        assert_eq!(code, Some(0), "{err}");
+        let value = answer["value"].as_u64().unwrap();
+        assert!(value > 0 && answer["unlimited"] == false, "{answer}");
+        if !flag.is_empty() {
+            let with = |value: u64| plan(&[&base[..], &[flag, &value.to_string()]].concat()).0;
+            assert_eq!((with(value), with(value + 1)), (Some(0), Some(4)), "{what}");
+        }
+    }
+    let (code, answer, err) = plan(&["--system", "1f1b", "--solve-for", "microbatch"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(8u64.is_multiple_of(answer["value"].as_u64().unwrap()), "{answer}");
+}
+
+#[test]
+fn sensitivity_says_what_more_of_each_resource_gains() {
+    let (code, answer, err) = plan(&["--microbatch", "1", "--sensitivity"]);
+    assert_eq!(code, Some(0), "{err}");
+    let gains = answer["sensitivity"].as_array().unwrap();
+    let resources: Vec<&str> = gains.iter().map(|gain| gain["resource"].as_str().unwrap()).collect();
+    assert_eq!(resources, ["vram", "dram", "pcie", "flops"]);
+    for gain in gains {
+        let speedup = gain["speedup"].as_f64().unwrap();
+        assert!(speedup > 0.99, "{gain}");
+        assert!((speedup - time(&answer) / gain["iteration-ms"].as_f64().unwrap()).abs() < 1e-9, "{gain}");
+    }
+}
+
+#[test]
+fn no_time_and_no_room_are_refused() {
+    let (code, _, err) = plan(&["--time-limit", "0s"]);
+    assert_eq!((code, err.contains("the time limit is zero")), (Some(2), true), "{err}");
+    let (code, refused, err) = plan(&["--system", "gpu-only", "--microbatch", "8"]);
+    assert_eq!(code, Some(4), "{err}");
+    let reason = refused["reason"].as_str().unwrap();
+    assert!(reason.contains("`gpu0`") && reason.contains(" more in "), "{reason}");
+    assert!(refused["hint"].as_str().unwrap().contains("give `gpu0`"), "{refused}");
+}
