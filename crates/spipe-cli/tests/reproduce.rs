@@ -94,6 +94,7 @@ fn utilisation_and_memory_of_offloading() {
     let notes = cells(&tables[0], "activations and state, GiB");
     let wrong = notes.iter().filter(|cell| cell["note"].as_str().unwrap().contains("but not as published"));
     assert!(notes.len() >= 40 && wrong.count() <= 1);
+    assert!(tables[0]["findings"][0].as_str().unwrap().contains("in 39 of 40 cases"));
     for cell in cells(&tables[0], "activations, GiB") {
         let stays =
             ["1f1b", "gis", "gis-h"].iter().any(|end| cell["row"].as_str().unwrap().ends_with(&format!(", {end}")));
@@ -176,7 +177,7 @@ fn the_size_of_microbatches() {
     let tables = reproduce("spipe-figure-12", None).unwrap();
     let (most, mean) = errors(&tables[0], "gpu, ms");
     // Larger microbatches are fewer, down to one per GPU, where SPipe has least to overlap with.
-    assert!(most < 0.22 && mean < 0.12, "{most} {mean}");
+    assert!(most < 0.15 && mean < 0.06, "{most} {mean}");
 }
 
 #[test]

@@ -161,7 +161,7 @@ fn gains(made: &Reproduction) -> Option<Picture> {
 /// What each memory must hold against what it has.
 fn needs(made: &Reproduction) -> Picture {
     let mut all = Vec::new();
-    for cell in made.cells.iter() {
+    for cell in &made.cells {
         let (Some(Place { series: name, x: Some(usable), .. }), Some(needed)) = (&cell.place, cell.ours) else {
             continue;
         };
