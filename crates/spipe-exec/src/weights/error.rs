@@ -1,0 +1,51 @@
+//! Why weights could not be read or written.
+
+use std::{io, path::PathBuf};
+
+/// Why weights could not be read or written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WeightsError {
+    /// A file that cannot be read or written.
+    #[error("cannot {what} `{}`: {reason}", .path.display())]
+    File {
+        /// Read or write.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+    /// A model whose tensors have no names in Hugging Face's layout here.
+    #[error("the weights of `{model}` have no known layout")]
+    NoLayout {
+        /// The model.
+        model: String,
+    },
+    /// Weights of another model.
+    #[error("`{}` does not hold the weights of `{model}`: {}", .path.display(), .differences.join("; "))]
+    Differs {
+        /// The file or folder.
+        path: PathBuf,
+        /// The model.
+        model: String,
+        /// What is missing or has another shape.
+        differences: Vec<String>,
+    },
+}
+
+impl WeightsError {
+    pub(super) fn file(what: &'static str, path: impl Into<PathBuf>, error: &io::Error) -> Self {
+        Self::File { what, path: path.into(), reason: error.to_string() }
+    }
+
+    /// What to do about it, if there is advice.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::File { .. } => None,
+            Self::NoLayout { .. } => {
+                Some("known are Llama and its kin (SwiGLU, RMSNorm, rotary positions), GPT-2, and ViT with classes")
+            }
+            Self::Differs { .. } => Some("`spipe model import` makes the model that a `config.json` describes"),
+        }
+    }
+}

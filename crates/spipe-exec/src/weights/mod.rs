@@ -1,0 +1,148 @@
+//! Weights in the layout of Hugging Face's transformers.
+//!
+//! ```text
+//! FILE.safetensors ─┐
+//! DIR/model.safetensors ─┼─► tensor by tensor, each by its range ─► parameters of a layer, inputs × outputs
+//! DIR/model.safetensors.index.json ─► model-00001-of-0000N.safetensors …
+//! ```
+//!
+//! Nothing is read but what is asked for, when it is: a layer's tensors when its device is given them.
+
+mod error;
+mod layout;
+mod save;
+
+pub use error::WeightsError;
+pub(crate) use save::save;
+
+use crate::{layers::Parameter, tensor_file::TensorFile};
+use layout::Family;
+use serde::{Deserialize, Serialize};
+use spipe_base::LayerId;
+use spipe_model::{Layer, Model};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::{Path, PathBuf},
+};
+
+/// The file of weights in a folder.
+const FILE: &str = "model.safetensors";
+/// What says which tensor is in which of several files.
+const INDEX: &str = "model.safetensors.index.json";
+/// Differences that a message lists.
+const LISTED: usize = 4;
+
+/// Weights that have been found to be those of a model.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    family: Family,
+    layers: Vec<Layer>,
+    files: Vec<TensorFile>,
+    /// By tensor, its file.
+    homes: BTreeMap<String, usize>,
+}
+
+/// Which tensor is in which file, as transformers writes it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Index {
+    metadata: IndexMetadata,
+    weight_map: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct IndexMetadata {
+    total_size: u64,
+}
+
+impl Weights {
+    /// Opens the weights at `path`, a file or a folder, and looks for every tensor of `model`, whose layers have `parameters`.
+    pub fn open<'a>(
+        path: &Path,
+        model: &Model,
+        parameters: impl Iterator<Item = &'a [Parameter]>,
+    ) -> Result<Self, WeightsError> {
+        let family = Family::of(model).ok_or_else(|| WeightsError::NoLayout { model: model.name().into() })?;
+        let (mut files, mut homes) = (Vec::new(), BTreeMap::new());
+        for file in files_of(path)? {
+            let tensors = TensorFile::open(&file).map_err(|error| WeightsError::file("read", &file, &error))?;
+            homes.extend(tensors.names().into_iter().map(|name| (name, files.len())));
+            files.push(tensors);
+        }
+        let weights = Self { family, layers: model.layers().iter().cloned().collect(), files, homes };
+        let mut differences = weights.differences(parameters);
+        if differences.is_empty() {
+            return Ok(weights);
+        }
+        let rest = differences.len().saturating_sub(LISTED);
+        if rest > 0 {
+            differences.truncate(LISTED);
+            differences.push(format!("and {rest} more"));
+        }
+        Err(WeightsError::Differs { path: path.into(), model: model.name().into(), differences })
+    }
+
+    /// What is missing or has another shape.
+    fn differences<'a>(&self, parameters: impl Iterator<Item = &'a [Parameter]>) -> Vec<String> {
+        let mut differences = BTreeSet::new();
+        for (layer, parameters) in self.layers.iter().zip(parameters) {
+            for parameter in parameters {
+                let Some(place) = self.family.place(layer, parameter) else {
+                    differences.insert(format!("`{}` of layer `{}` has no place in it", parameter.name, layer.name));
+                    continue;
+                };
+                match self.find(&place.tensor).and_then(|(file, name)| file.shape(&name).map(<[usize]>::to_vec)) {
+                    None => differences.insert(format!("it has no `{}`", place.tensor)),
+                    Some(shape) if shape != place.shape => differences.insert(format!(
+                        "its `{}` is {}, the model's is {}",
+                        place.tensor,
+                        by(&shape),
+                        by(&place.shape)
+                    )),
+                    Some(_) => false,
+                };
+            }
+        }
+        differences.into_iter().collect()
+    }
+
+    /// The file of a tensor, and its name there.
+    fn find(&self, tensor: &str) -> Option<(&TensorFile, String)> {
+        let shared = self.family.shared_table().filter(|_| tensor == "lm_head.weight");
+        let names = [Some(tensor), shared].into_iter().flatten();
+        let mut names = names.flat_map(|name| [name, name.strip_prefix(self.family.prefix()).unwrap_or(name)]);
+        names.find_map(|name| Some((&self.files[*self.homes.get(name)?], name.to_owned())))
+    }
+
+    /// The numbers of a parameter of `layer`.
+    pub fn parameter(&self, layer: LayerId, parameter: &Parameter) -> Result<Vec<f32>, String> {
+        let place = self.family.place(&self.layers[layer.index()], parameter);
+        let place = place.ok_or_else(|| format!("`{}` has no place in the weights", parameter.name))?;
+        let (file, name) = self.find(&place.tensor).ok_or_else(|| format!("the weights have no `{}`", place.tensor))?;
+        let numbers = file.read(&name).map_err(|error| format!("`{name}` cannot be read: {error}"))?;
+        Ok(place.take(&numbers))
+    }
+}
+
+/// The files at `path`.
+fn files_of(path: &Path) -> Result<Vec<PathBuf>, WeightsError> {
+    if !path.is_dir() {
+        return Ok(vec![path.into()]);
+    }
+    let index = path.join(INDEX);
+    if !index.exists() {
+        return Ok(vec![path.join(FILE)]);
+    }
+    let text = std::fs::read(&index).map_err(|error| WeightsError::file("read", &index, &error))?;
+    let parsed: Index = serde_json::from_slice(&text)
+        .map_err(|error| WeightsError::file("read", &index, &io::Error::new(io::ErrorKind::InvalidData, error)))?;
+    let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    Ok(names.into_iter().map(|name| path.join(name)).collect())
+}
+
+fn by(shape: &[usize]) -> String {
+    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(" × ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Weights are written where transformers looks for them, and found where it writes them.
+
+use super::*;
+use crate::layers::{initial, units};
+
+const LLAMA: &str = "format-version = 1\nkind = \"transformer\"\nname = \"llama\"\nvocabulary = 20\nseq-len = 16\nhidden = 8\n\
+                     layers = 2\nheads = 2\nkv-heads = 1\nintermediate = 12\n";
+const GPT: &str = "format-version = 1\nkind = \"transformer\"\nname = \"gpt\"\nvocabulary = 20\nseq-len = 16\nhidden = 8\n\
+                   layers = 2\nheads = 2\nintermediate = 32\nnorm = \"layer-norm\"\nmlp = \"gelu\"\n\
+                   positions = \"learned\"\nplaces = 16\nqkv-bias = true\noutput-bias = true\nmlp-bias = true\n";
+const VIT: &str = "format-version = 1\nkind = \"vit\"\nname = \"vit\"\nimage = 4\npatch = 2\nhidden = 8\nlayers = 2\n\
+                   heads = 2\nintermediate = 16\nclasses = 3\n";
+
+struct Case {
+    model: Model,
+    parameters: Vec<Vec<Parameter>>,
+    folder: tempfile::TempDir,
+}
+
+impl Case {
+    fn new(toml: &str) -> Self {
+        let model = Model::from_toml("model.toml", toml).unwrap_or_else(|faults| panic!("{faults}"));
+        let units = units(&model).unwrap_or_else(|faults| panic!("{faults}"));
+        let parameters = units.iter().map(|unit| unit.parameters()).collect();
+        Self { model, parameters, folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn number(&self, layer: LayerId, index: usize) -> Vec<f32> {
+        let parameter = &self.parameters[layer.index()][index];
+        // Ones and zeros would hide a wrong place.
+        let parameter = Parameter { start: crate::layers::Start::Normal, ..parameter.clone() };
+        initial(3, layer, &parameter)
+    }
+
+    fn save(&self, most: u64) {
+        let numbers = &mut |layer, index| Ok(self.number(layer, index));
+        save(self.folder.path(), (&self.model, &self.parameters), numbers, most).unwrap();
+    }
+
+    fn open(&self) -> Result<Weights, WeightsError> {
+        Weights::open(self.folder.path(), &self.model, self.parameters.iter().map(Vec::as_slice))
+    }
+
+    fn files(&self) -> Vec<String> {
+        let names = std::fs::read_dir(self.folder.path()).unwrap();
+        let mut names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn check(&self, weights: &Weights) {
+        for (layer, parameters) in self.model.layers().ids().zip(&self.parameters) {
+            for (index, parameter) in parameters.iter().enumerate() {
+                assert_eq!(weights.parameter(layer, parameter).unwrap(), self.number(layer, index), "{parameter:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_come_back() {
+    for toml in [LLAMA, GPT, VIT] {
+        let case = Case::new(toml);
+        case.save(u64::MAX);
+        assert_eq!(case.files(), ["model.safetensors"]);
+        case.check(&case.open().unwrap());
+    }
+}
+
+#[test]
+fn large_models_are_in_several_files() {
+    let case = Case::new(LLAMA);
+    case.save(2000);
+    let files = case.files();
+    assert_eq!(files.last().unwrap(), INDEX);
+    let count = files.len() - 1;
+    assert!(count > 1 && files[0] == format!("model-00001-of-{count:05}.safetensors"), "{files:?}");
+    let index: Index = serde_json::from_slice(&std::fs::read(case.folder.path().join(INDEX)).unwrap()).unwrap();
+    assert_eq!(index.metadata.total_size, 4 * case.model.parameters());
+    assert!(index.weight_map.contains_key("model.layers.1.mlp.down_proj.weight"), "{index:?}");
+    case.check(&case.open().unwrap());
+    // Weights in one file leave no index that names others.
+    case.save(u64::MAX);
+    assert!(!case.files().contains(&INDEX.to_owned()));
+    case.check(&case.open().unwrap());
+}
+
+/// Writes these tensors of a saved file under other names, or not at all.
+fn rewrite(case: &Case, rename: &dyn Fn(&str) -> Option<String>) {
+    let path = case.folder.path().join(FILE);
+    let file = TensorFile::open(&path).unwrap();
+    let kept: Vec<(String, String)> =
+        file.names().into_iter().filter_map(|name| Some((rename(&name)?, name))).collect();
+    let entry = |(name, old): &(String, String)| crate::tensor_file::Entry {
+        name: name.clone(),
+        shape: file.shape(old).unwrap().to_vec(),
+    };
+    let entries: Vec<_> = kept.iter().map(entry).collect();
+    let mut bytes = Vec::new();
+    crate::tensor_file::write(&mut bytes, &entries, &mut |index| Ok(file.read(&kept[index].1).unwrap())).unwrap();
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn prefixes_and_shared_projections_may_be_left_out() {
+    let case = Case::new(GPT);
+    case.save(u64::MAX);
+    let bare = |name: &str| Some(name.strip_prefix("transformer.").unwrap_or(name).to_owned());
+    rewrite(&case, &|name| bare(name).filter(|name| name != "lm_head.weight"));
+    let weights = case.open().unwrap();
+    let head = LayerId::from(case.model.layers().len() - 1);
+    let projection = case.parameters[head.index()].last().unwrap();
+    let (table, found) = (case.number(LayerId::new(0), 0), weights.parameter(head, projection).unwrap());
+    // Inputs × outputs from outputs × inputs.
+    assert_eq!((found[0], found[1]), (table[0], table[8]));
+    assert_eq!(weights.parameter(LayerId::new(1), &case.parameters[1][2]).unwrap(), case.number(LayerId::new(1), 2));
+}
+
+#[test]
+fn what_is_missing_or_differs_is_listed() {
+    let case = Case::new(LLAMA);
+    case.save(u64::MAX);
+    rewrite(&case, &|name| (name != "model.norm.weight").then(|| name.into()));
+    let message = case.open().unwrap_err().to_string();
+    assert!(message.contains("does not hold the weights of `llama`: it has no `model.norm.weight`"), "{message}");
+    let wider = Case { model: Case::new(&LLAMA.replace("intermediate = 12", "intermediate = 13")).model, ..case };
+    let units = units(&wider.model).unwrap();
+    let wider = Case { parameters: units.iter().map(|unit| unit.parameters()).collect(), ..wider };
+    let message = wider.open().unwrap_err().to_string();
+    assert!(
+        message.contains("its `model.layers.0.mlp.down_proj.weight` is 8 × 12, the model's is 8 × 13"),
+        "{message}"
+    );
+    assert!(message.ends_with("and 3 more"), "{message}");
+}
+
+#[test]
+fn files_that_are_not_there_are_named() {
+    let case = Case::new(VIT);
+    let message = case.open().unwrap_err().to_string();
+    assert!(message.starts_with("cannot read `") && message.contains("model.safetensors`: "), "{message}");
+}
+
+#[test]
+fn a_disk_that_refuses_leaves_the_old_weights() {
+    let case = Case::new(GPT);
+    case.save(u64::MAX);
+    let numbers = &mut |layer: LayerId, index: usize| {
+        if layer.index() > 1 {
+            Err("no more".to_owned())
+        } else {
+            Ok(vec![0.0; case.parameters[layer.index()][index].count()])
+        }
+    };
+    let error = save(case.folder.path(), (&case.model, &case.parameters), numbers, u64::MAX).unwrap_err().to_string();
+    assert!(error.ends_with("model.safetensors`: no more"), "{error}");
+    assert_eq!(case.files(), ["model.safetensors"]);
+    case.check(&case.open().unwrap());
+}
