@@ -406,6 +406,12 @@ pub struct Run {
     /// Go on from the newest checkpoint in that folder that is whole
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
+    /// Weights to start from, as transformers saves them: a .safetensors file, or a folder with model.safetensors or its index
+    #[arg(long)]
+    pub weights: Option<String>,
+    /// Folder for the weights at the end, as transformers loads them
+    #[arg(long)]
+    pub save_weights: Option<String>,
     /// The measured trace to write
     #[arg(short, long)]
     pub output: Option<String>,

@@ -1,21 +1,25 @@
-//! Checkpoints from the command line: where they go, and what to go on from.
+//! Checkpoints and weights from the command line: where they go, and what to start or go on from.
 
 use crate::{Failure, args, output, training};
 use spipe_exec::{Checkpoint, Checkpoints, RunError};
 use std::path::PathBuf;
 
-/// Where a run writes checkpoints, and the one that it goes on from.
+/// Where a run writes checkpoints and weights, and what it starts or goes on from.
 #[derive(Default)]
 pub struct Resuming {
     pub checkpoints: Option<Checkpoints>,
     pub resume: Option<Checkpoint>,
+    pub weights: Option<PathBuf>,
+    pub save_weights: Option<PathBuf>,
 }
 
 impl Resuming {
     /// What the arguments ask for. Damaged checkpoints are passed over with a warning.
     pub fn new(what: &args::Run) -> Result<Self, Failure> {
+        let weights = what.weights.as_ref().map(PathBuf::from);
+        let save_weights = what.save_weights.as_ref().map(PathBuf::from);
         let Some(folder) = what.checkpoint_dir.as_ref().map(PathBuf::from) else {
-            return Ok(Self::default());
+            return Ok(Self { weights, save_weights, ..Self::default() });
         };
         let mut resume = None;
         if what.resume {
@@ -29,7 +33,8 @@ impl Resuming {
             }
             resume = newest.checkpoint;
         }
-        Ok(Self { checkpoints: Some(Checkpoints { folder, every: what.checkpoint_every }), resume })
+        let checkpoints = Some(Checkpoints { folder, every: what.checkpoint_every });
+        Ok(Self { checkpoints, resume, weights, save_weights })
     }
 
     /// Steps that are done.

@@ -28,6 +28,8 @@ pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure>
         optimizer: AdamW { lr: training.learning_rate, ..AdamW::default() },
         checkpoints: training.resuming.checkpoints.clone(),
         resume: training.resuming.resume.clone(),
+        weights: training.resuming.weights.clone(),
+        save_weights: training.resuming.save_weights.clone(),
         ..Options::new(training.bindings.clone())
     };
     let mut progress = Progress::start((training.resuming.step(), training.steps), format);
@@ -59,8 +61,8 @@ pub fn refuse(error: RunError) -> Failure {
     match error {
         RunError::Unsupported(faults) => Failure::Input(faults),
         RunError::NoDevice { .. } => Failure::NoDevice(diagnostic),
-        RunError::Data(_) | RunError::Checkpoint(_) => diagnostic.into(),
-        RunError::OutOfMemory(_) | RunError::Lane { .. } => Failure::Check(diagnostic),
+        RunError::Data(_) | RunError::Checkpoint(_) | RunError::Weights(_) => diagnostic.into(),
+        RunError::OutOfMemory(_) | RunError::Lane { .. } | RunError::NotFinite { .. } => Failure::Check(diagnostic),
         RunError::Stalled { .. } => Failure::Bug(diagnostic.message),
     }
 }

@@ -155,6 +155,38 @@ fn what_goes_wrong_has_its_exit_code() {
     assert!(images.starts_with("3: error: cannot read `synthetic`"), "{images}");
     let gpu = refused("run plan.json --data text.txt --steps 1 --bind gpu0=cuda:7");
     assert!(gpu.starts_with("7: error: `cuda:7` cannot be opened"), "{gpu}");
+    let wild = spipe(folder.path(), "run plan.json --data text.txt --steps 9 --learning-rate 1e30").output().unwrap();
+    assert_eq!(wild.status.code(), Some(6), "{}", text(&wild.stderr));
+    assert!(text(&wild.stderr).starts_with("error: the loss of step "), "{}", text(&wild.stderr));
     let device = refused("run plan.json --data text.txt --steps 1 --bind gpu9=cpu:0");
     assert!(device.starts_with("2: error: `test` has no device `gpu9`"), "{device}");
+}
+
+#[test]
+fn weights_are_saved_and_loaded() {
+    let trained = folder(MODEL, "4 GB/s");
+    let other = folder(&MODEL.replace("hidden = 32", "hidden = 16"), "4 GB/s");
+    let losses = |args: &str| -> Vec<f64> {
+        let run =
+            spipe(trained.path(), &format!("run plan.json --data text.txt --format json {args}")).output().unwrap();
+        assert!(run.status.success(), "{}", text(&run.stderr));
+        lines(&text(&run.stdout)).iter().filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    let first = losses("--steps 30 --save-weights first");
+    let second = losses("--steps 1 --weights first --learning-rate 0 --save-weights second");
+    assert!(second[0] < 0.95 * first[0], "it starts where the other one ended: {first:?} {second:?}");
+    let read = |folder: &str| std::fs::read(trained.path().join(folder).join("model.safetensors")).unwrap();
+    assert!(read("first") == read("second"), "a step of nothing changes nothing");
+    assert_eq!(losses("--steps 1 --weights second/model.safetensors")[0].to_bits(), second[0].to_bits());
+    let weights = trained.path().join("first").display().to_string();
+    let args = format!("run plan.json --data text.txt --steps 1 --weights {weights}");
+    let run = spipe(other.path(), &args).output().unwrap();
+    assert_eq!(run.status.code(), Some(3));
+    let said = text(&run.stderr);
+    assert!(
+        said.contains(
+            "does not hold the weights of `small`: its `lm_head.weight` is 256 × 32, the model's is 256 × 16"
+        )
+    );
+    assert!(said.contains("and 16 more\nhint: `spipe model import`"), "{said}");
 }

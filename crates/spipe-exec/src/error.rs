@@ -1,6 +1,6 @@
 //! Why a program could not be run.
 
-use crate::{CheckpointError, DataError};
+use crate::{CheckpointError, DataError, WeightsError};
 use spipe_base::{Bytes, Faults};
 use spipe_trace::Shortage;
 
@@ -26,6 +26,15 @@ pub enum RunError {
     /// A checkpoint cannot be written, or not be gone on from.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The training has left the numbers that there are; no checkpoint holds what it came to.
+    #[error("{what} is not finite")]
+    NotFinite {
+        /// What is not, and after which step.
+        what: String,
+    },
+    /// Weights that cannot be read or written, or are those of another model.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
     /// Memory that nothing running could free.
     #[error(
         "{} needs {} in `{}`, which has {} free",
@@ -65,6 +74,13 @@ impl RunError {
                 Some(format!("{}; use a smaller microbatch, or recompute more layers", holders.join(", ")))
             }
             Self::Checkpoint(error) => error.hint(),
+            Self::NotFinite { .. } => {
+                Some("a smaller learning rate may help; checkpoints before that step are good".into())
+            }
+            Self::Weights(error) => error.hint().map(str::to_owned),
+            Self::NotFinite { .. } => {
+                Some("use a smaller learning rate; checkpoints before this step are whole".into())
+            }
             Self::Data(DataError::TooShort { .. }) => Some("use a longer text or a shorter sequence".into()),
             _ => None,
         }

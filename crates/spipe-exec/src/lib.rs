@@ -40,6 +40,7 @@ mod store;
 mod task;
 mod tensor_file;
 mod trace;
+mod weights;
 mod width;
 
 pub use binding::{Backend, Binding, Executor};
@@ -54,6 +55,7 @@ pub use optimizer::{AdamW, Exchange, Moments, NarrowMut, Numbers, UndoLog};
 pub use reference::{Reference, reference};
 pub use run::{Gradient, Options, Report, Step, run};
 pub use site::{assign_cores, available};
+pub use weights::WeightsError;
 
 #[cfg(test)]
 extern crate self as spipe_exec;

@@ -3,7 +3,7 @@
 use crate::{
     AdamW, Backend, Binding, Checkpoint, CheckpointError, Checkpoints, Data, Executor, MemoryUse, RunError,
     board::Board,
-    checkpoint::{Beginning, Described, Disk, Identity, RealDisk, Writer, refuse_carried},
+    checkpoint::{Beginning, Between, Described, Disk, Identity, RealDisk, Writer, refuse_carried},
     interpreter::{Interpreter, Scales},
     layers::{Reading, Unit, units},
     pacer::Pacer,
@@ -13,6 +13,7 @@ use crate::{
     steps::Steps,
     store::Store,
     task::{computed_on, tasks},
+    weights::{self, Weights},
 };
 use burn::tensor::{DType, TensorData};
 use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, Diagnostic, Faults, LaneId, LayerId};
@@ -26,6 +27,7 @@ use std::{
     collections::BTreeMap,
     ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::Mutex,
     time::Duration,
 };
@@ -47,6 +49,10 @@ pub struct Options {
     pub checkpoints: Option<Checkpoints>,
     /// What to go on from.
     pub resume: Option<Checkpoint>,
+    /// Weights in the layout of Hugging Face, a file or a folder, that the first step starts from.
+    pub weights: Option<PathBuf>,
+    /// The folder to which such weights are written at the end.
+    pub save_weights: Option<PathBuf>,
 }
 
 impl Options {
@@ -60,6 +66,8 @@ impl Options {
             keep_gradients: false,
             checkpoints: None,
             resume: None,
+            weights: None,
+            save_weights: None,
         }
     }
 }
@@ -180,9 +188,17 @@ pub(crate) fn run_with(
         steps.follow(on_step).inspect_err(|error| board.fail(error.clone()))
     })?;
     let state = board.into_state()?;
+    if let Some(folder) = &options.save_weights {
+        let parameters: Vec<_> = interpreter.units.iter().map(Unit::parameters).collect();
+        let numbers = &mut |layer, index| Between::parameter(&interpreter, layer, index);
+        weights::save(folder, (plan.context().model, &parameters), numbers, MOST_BYTES)?;
+    }
     warnings.extend(interpreter.sites.values().flat_map(|site| site.warnings.clone()));
     report(&rules, &interpreter, &state, (devices, warnings))
 }
+
+/// The largest file of weights, as transformers writes them.
+const MOST_BYTES: u64 = 5_000_000_000;
 
 struct StopOnDrop<'a, 'b>(&'a Board<'b>);
 
@@ -215,7 +231,7 @@ fn prepare<'a>(
             faults.push(Diagnostic::error(message).hint("use flex, or plan with `--precision fp32`"));
         }
     }
-    if options.checkpoints.is_some() || options.resume.is_some() {
+    if options.checkpoints.is_some() || options.resume.is_some() || options.save_weights.is_some() {
         refuse_carried(program).map_err(|fault| faults.push(fault)).unwrap_or_default();
         if workload.precision == Precision::Fp16 && checks {
             faults.push(
@@ -225,6 +241,9 @@ fn prepare<'a>(
     }
     faults.or(()).map_err(RunError::Unsupported)?;
     data.check(context.model, workload.seq_len)?;
+    if let Some(folder) = &options.save_weights {
+        weights::prepare(folder, context.model)?;
+    }
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
     let (beginning, warnings) = beginning(plan, &units, options)?;
     let mut sites = BTreeMap::new();
@@ -265,7 +284,12 @@ fn prepare<'a>(
 /// Where the run begins, and what about that should be known.
 fn beginning(plan: &Plan, units: &[Unit], options: &Options) -> Result<(Beginning, Vec<String>), RunError> {
     let layers = described(plan, units);
-    let Some(checkpoint) = &options.resume else { return Ok((Beginning::new(options.seed, &layers), Vec::new())) };
+    let Some(checkpoint) = &options.resume else {
+        let tensors = layers.iter().map(|(_, parameters)| parameters.as_slice());
+        let open = |path: &PathBuf| Weights::open(path, plan.context().model, tensors);
+        let weights = options.weights.as_ref().map(open).transpose()?;
+        return Ok((Beginning::new(options.seed, &layers, weights), Vec::new()));
+    };
     if checkpoint.step() >= options.steps {
         let (path, done) = (checkpoint.path().into(), checkpoint.step());
         return Err(CheckpointError::Done { path, done, asked: options.steps }.into());

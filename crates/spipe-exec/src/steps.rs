@@ -9,6 +9,7 @@ use crate::{
     checkpoint::{Between, Writer},
     state::Finished,
 };
+use spipe_base::ActionKind;
 use std::{ops::ControlFlow, time::Duration};
 
 /// What follows a run.
@@ -34,9 +35,13 @@ impl Steps<'_, '_> {
         let mut stopped = false;
         loop {
             while let Some(finished) = self.board.next_finished()? {
-                if on_step(&self.step(finished)).is_break() && !stopped {
+                let step = self.step(finished);
+                if on_step(&step).is_break() && !stopped {
                     stopped = true;
                     self.board.stop();
+                }
+                if !step.loss.is_finite() && !self.undoes() {
+                    return Err(RunError::NotFinite { what: format!("the loss of step {}", step.index) });
                 }
             }
             let (iterations, more) = self.board.progress();
@@ -48,6 +53,11 @@ impl Steps<'_, '_> {
             }
             self.allow(iterations);
         }
+    }
+
+    /// Whether the program itself sees to steps with gradients that are not finite.
+    fn undoes(&self) -> bool {
+        self.board.rules.program.actions().iter().any(|action| action.kind == ActionKind::Check)
     }
 
     fn step(&self, finished: Finished) -> Step {

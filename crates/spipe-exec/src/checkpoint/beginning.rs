@@ -9,6 +9,7 @@ use crate::{
     layers::{Parameter, initial},
     optimizer::Moments,
     tensor_file::TensorFile,
+    weights::Weights,
 };
 use spipe_base::LayerId;
 use std::{collections::BTreeMap, ops::Range};
@@ -18,6 +19,7 @@ use std::{collections::BTreeMap, ops::Range};
 pub(crate) struct Beginning {
     seed: u64,
     layers: Vec<String>,
+    weights: Option<Weights>,
     resumed: Option<Resumed>,
 }
 
@@ -30,9 +32,9 @@ struct Resumed {
 }
 
 impl Beginning {
-    /// At step 0, from a seed.
-    pub fn new(seed: u64, layers: &[Described]) -> Self {
-        Self { seed, layers: layers.iter().map(|(name, _)| name.clone()).collect(), resumed: None }
+    /// At step 0, from weights if there are any, otherwise from a seed.
+    pub fn new(seed: u64, layers: &[Described], weights: Option<Weights>) -> Self {
+        Self { seed, layers: layers.iter().map(|(name, _)| name.clone()).collect(), weights, resumed: None }
     }
 
     /// At a checkpoint, and what about it should be known.
@@ -67,7 +69,7 @@ impl Beginning {
         if manifest.optimizer != identity.optimizer {
             warnings.push("the checkpoint's optimizer had other settings".into());
         }
-        let mut beginning = Self::new(identity.seed, layers);
+        let mut beginning = Self::new(identity.seed, layers, None);
         let (step, steps) = (manifest.step, manifest.optimizer_steps.clone());
         beginning.resumed = Some(Resumed { step, weights, optimizer, steps });
         Ok((beginning, warnings))
@@ -80,12 +82,13 @@ impl Beginning {
 
     /// The numbers of a parameter of `layer`.
     pub fn parameter(&self, layer: LayerId, parameter: &Parameter) -> Result<Vec<f32>, String> {
-        match &self.resumed {
-            Some(resumed) => {
+        match (&self.resumed, &self.weights) {
+            (Some(resumed), _) => {
                 let name = tensor_name(&self.layers[layer.index()], parameter);
                 resumed.weights.read(&name).map_err(|error| format!("`{WEIGHTS}` cannot be read: {error}"))
             }
-            None => Ok(initial(self.seed, layer, parameter)),
+            (None, Some(weights)) => weights.parameter(layer, parameter),
+            (None, None) => Ok(initial(self.seed, layer, parameter)),
         }
     }
 

@@ -13,7 +13,7 @@ mod layout;
 mod save;
 
 pub use error::WeightsError;
-pub(crate) use save::save;
+pub(crate) use save::{prepare, save};
 
 use crate::{layers::Parameter, tensor_file::TensorFile};
 use layout::Family;

@@ -26,6 +26,14 @@ struct Whole {
 /// Where parameters come from: those of a layer by their place among its parameters.
 pub(crate) type Numbers<'a> = &'a mut dyn FnMut(LayerId, usize) -> Result<Vec<f32>, String>;
 
+/// Makes the folder that the weights of `model` will be written to: what cannot be written is known before the first step.
+pub(crate) fn prepare(folder: &Path, model: &Model) -> Result<(), WeightsError> {
+    Family::of(model).ok_or_else(|| WeightsError::NoLayout { model: model.name().into() })?;
+    let probe = folder.join(".spipe-probe.tmp");
+    let made = fs::create_dir_all(folder).and_then(|()| File::create(&probe)).and_then(|_| fs::remove_file(&probe));
+    made.map_err(|error| WeightsError::file("write", folder, &error))
+}
+
 /// Writes the weights of `model`, whose layers have `parameters`, to `folder` in files of at most `most` bytes, or one tensor;
 /// each file is put in place whole, the index last.
 pub(crate) fn save(
