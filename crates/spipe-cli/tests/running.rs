@@ -188,5 +188,5 @@ fn weights_are_saved_and_loaded() {
             "does not hold the weights of `small`: its `lm_head.weight` is 256 × 32, the model's is 256 × 16"
         )
     );
-    assert!(said.contains("and 16 more\nhint: `spipe model import`"), "{said}");
+    assert!(said.contains("and 17 more\nhint: `spipe model import`"), "{said}");
 }
