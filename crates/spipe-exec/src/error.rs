@@ -78,9 +78,6 @@ impl RunError {
                 Some("a smaller learning rate may help; checkpoints before that step are good".into())
             }
             Self::Weights(error) => error.hint().map(str::to_owned),
-            Self::NotFinite { .. } => {
-                Some("use a smaller learning rate; checkpoints before this step are whole".into())
-            }
             Self::Data(DataError::TooShort { .. }) => Some("use a longer text or a shorter sequence".into()),
             _ => None,
         }
