@@ -86,14 +86,6 @@ pub(crate) struct Host {
     pub back: f64,
 }
 
-#[cfg(test)]
-impl Seat {
-    /// What [`spipe_plan::stage_footprint`] takes.
-    pub fn boundaries(self) -> [spipe_plan::Boundary; 2] {
-        [self.first, self.last].map(|end| if end { spipe_plan::Boundary::End } else { spipe_plan::Boundary::Across })
-    }
-}
-
 /// One device's times and bytes.
 pub(crate) struct DeviceFigures {
     pub name: String,
