@@ -16,7 +16,7 @@ use crate::{
 use burn::tensor::{DType, TensorData};
 use rayon::prelude::*;
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
-use spipe_schedule::Lifetime;
+use spipe_schedule::{Content, Lifetime};
 use std::sync::{Arc, PoisonError};
 
 /// Layers with their tensors.
@@ -197,7 +197,11 @@ impl Interpreter<'_> {
     /// Puts back what a step has changed: from a log, or from its gradients.
     pub(super) fn rollback(&self, iteration: u32, step: &Step, undo: BufferId) -> Result<Outcome, String> {
         let mut outcome = Outcome::default();
-        if let Some(Value::Log(log)) = self.store.take(self.at(undo, iteration)) {
+        if matches!(self.program.buffers()[undo].content, Content::UndoLog(_)) {
+            let log = self.store.take_as(self.at(undo, iteration), |value| match value {
+                Value::Log(log) => Some(*log),
+                _ => None,
+            })?;
             drop(self.store.take(self.at(step.state, iteration)));
             let parameters = self.layers_of(step.state)?.iter().zip(log.parameters).collect();
             self.end_of(&mut outcome, (iteration, step), (log.state, parameters))?;
