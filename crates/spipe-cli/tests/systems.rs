@@ -213,3 +213,50 @@ fn rows_of_others_are_read_with_their_place() {
     let ours = tables[0]["cells"][0]["ours"].as_f64().unwrap();
     assert!((ours - 2.34375).abs() < 1e-9, "{ours}");
 }
+
+/// Rows of one device that runs all layers as one stage, on a machine of 50 TFLOP/s whose link carries 4 GB/s: parameters come in, then
+/// every microbatch takes four forwards and two exchanges.
+fn shaped_row(seq_len: u64, microbatches: u64, usage: &str) -> (String, f64) {
+    let (layers, hidden, feed_forward) = (8.0, 4096.0, 11008.0);
+    let (tokens, count) = (seq_len as f64, microbatches as f64);
+    let parameters = layers * (4.0 * hidden * hidden + 3.0 * hidden * feed_forward);
+    let forward = tokens * (2.0 * parameters + 4.0 * layers * tokens * hidden) / 50e12;
+    let gpu = 2.0 * parameters / 4e9 + count * (4.0 * forward + 2.0 * (2.0 * tokens * hidden / 4e9));
+    let row = format!(
+        "[[row]]\nmodel = \"a\"\nshape = {{ layers = 8, hidden = 4096, feed-forward = 11008, seq-len = {seq_len}, microbatch = 1 }}\n\
+         system = \"mobius\"\ndevices = 1\nmicrobatches = {microbatches}\nstages = [1, 1]\nparameters = 1000000000\nuse = \"{usage}\"\n\
+         published = {{ iteration = \"{} ms\", gpu = \"{} ms\" }}\n",
+        1e3 * (gpu + 2.0),
+        1e3 * gpu
+    );
+    (row, 1e3 * gpu)
+}
+
+#[test]
+fn rates_of_a_known_machine_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (rows, output) = (folder.path().join("rows.toml"), folder.path().join("out"));
+    let args = ["reproduce", "spipe-figure-9", "--rows", rows.to_str().unwrap(), "-o", output.to_str().unwrap()];
+    let all = [shaped_row(1024, 2, "fit"), shaped_row(2048, 4, "fit"), shaped_row(512, 16, "predict")];
+    let head = "format-version = 1\nsource = \"a talk\"\n";
+    std::fs::write(&rows, head.to_owned() + &all.clone().map(|row| row.0).concat()).unwrap();
+    let tables = json(&args);
+    let cells = tables[0]["cells"].as_array().unwrap();
+    let gpu: Vec<&Value> = cells.iter().filter(|cell| cell["column"] == "gpu, ms").collect();
+    assert_eq!(gpu.len(), 3);
+    for cell in gpu {
+        assert!(cell["error"].as_f64().unwrap().abs() < 0.005, "{cell}");
+    }
+    // A row that does not say its shape among those that do.
+    let bare: String =
+        all[2].0.lines().filter(|line| !line.starts_with("shape")).map(|line| format!("{line}\n")).collect();
+    std::fs::write(&rows, format!("{head}{}{bare}", all[0].0)).unwrap();
+    let (code, _, err) = spipe(&args);
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("does not say the whole shape of its model") && err.contains("rows.toml:13:1"), "{err}");
+    // A model of which nothing is fitted.
+    std::fs::write(&rows, format!("{head}{}{}", all[0].0, all[2].0.replace("\"a\"", "\"b\""))).unwrap();
+    let (code, _, err) = spipe(&args);
+    assert_eq!(code, Some(3), "{err}");
+    assert!(err.contains("no row of `b` is fitted") && err.contains("rows.toml:13:1"), "{err}");
+}
