@@ -9,7 +9,7 @@
 //! Each pass ends with the exchange of its boundary with the neighbours. Checkpoints have a channel of their own, unless devices
 //! cannot copy to each other directly: then they go where boundaries go, B/F of them behind each forward and one before each
 //! backward. The rate of the link is one for all rows of a file, the rate of arithmetic one for each model; both are fitted on the GPU
-//! parts of the rows marked so.
+//! parts of the rows marked so, the link only where rows do not state it.
 
 use super::spipe::{Row, gpu_part};
 use serde::Deserialize;
@@ -22,6 +22,8 @@ const LINKS: (usize, f64, f64) = (10, 32.0, 0.6);
 /// How often what is left between two of them is narrowed (golden section).
 const NARROWINGS: usize = 4;
 const GOLDEN: f64 = 0.618_033_988_749_894_8;
+/// Squared errors of less tell links apart no more than times of whole nanoseconds do.
+const NOISE: f64 = 1e-9;
 /// Bytes of a 16-bit number.
 const HALF: f64 = 2.0;
 
@@ -101,11 +103,16 @@ pub fn times(row: &Row, shape: &Shape, (work, link): (f64, f64)) -> RoundTimes {
     }
 }
 
-/// The rates at which the GPU parts of `fitted` rows are met best. Of links that serve as well, the fastest is taken.
-pub fn fit(fitted: &[(&Row, Shape)]) -> Result<Rates, Faults> {
+/// The rates at which the GPU parts of `fitted` rows are met best, with the given link in bytes per second if there is one. Of links
+/// that serve as well, the fastest is taken.
+pub fn fit(fitted: &[(&Row, Shape)], link: Option<f64>) -> Result<Rates, Faults> {
     let mut models: BTreeMap<&str, Vec<(&Row, Shape)>> = BTreeMap::new();
     for (row, shape) in fitted {
         models.entry(&row.model).or_default().push((row, *shape));
+    }
+    if let Some(link) = link {
+        let guess = with_link(&models, link, &BTreeMap::new())?;
+        return with_link(&models, link, &guess.work);
     }
     let (count, first, part) = LINKS;
     let mut tried: Vec<Rates> = Vec::new();
@@ -115,8 +122,8 @@ pub fn fit(fitted: &[(&Row, Shape)]) -> Result<Rates, Faults> {
         start.clone_from(&found.work);
         tried.push(found);
     }
-    let least =
-        (0..count).reduce(|best, other| if tried[other].cost < tried[best].cost * 0.999 { other } else { best });
+    let better = |other: usize, best: usize| tried[other].cost < 0.999 * tried[best].cost - NOISE;
+    let least = (0..count).reduce(|best, other| if better(other, best) { other } else { best });
     let best = least.unwrap_or(0);
     if best == 0 {
         return Ok(tried.swap_remove(0));

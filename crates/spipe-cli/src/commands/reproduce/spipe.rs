@@ -14,7 +14,7 @@ use super::{
 };
 use crate::Failure;
 use serde::Deserialize;
-use spipe_base::{ActionKind, Diagnostic, Faults, Seconds, SimTime, Text};
+use spipe_base::{ActionKind, BytesPerSecond, Diagnostic, Faults, Seconds, SimTime, Text};
 use spipe_schedule::{RoundTimes, bare_rounds};
 use spipe_sim::{Iterations, Options, simulate};
 use std::collections::BTreeMap;
@@ -37,6 +37,9 @@ pub struct Measured {
     shape: Option<Shape>,
     #[serde(default)]
     pub checkpoints: Checkpoints,
+    /// What a copy reaches, where it is known from elsewhere.
+    #[serde(default)]
+    link: Option<Text<BytesPerSecond>>,
     #[serde(rename = "use")]
     usage: Usage,
     pub published: Published,
@@ -67,6 +70,10 @@ pub fn make(file: &str, text: &str) -> Result<Reproduction, Failure> {
         if row.shape.is_some() != shaped || row.shape.is_some_and(|shape| !shape.is_whole()) {
             let fault = Diagnostic::error("the row does not say the whole shape of its model, as others do");
             return Err(fault.hint("give every row a `shape` without zeros, or none").into());
+        }
+        if link(row) != read.rows.first().and_then(link) || row.link.is_some() && !shaped {
+            let fault = Diagnostic::error("the link of the row is not that of the first row");
+            return Err(fault.hint("state one `link` in all rows, which have a `shape`, or in none").into());
         }
         span(row, &pass(row, 1.0)).map(|_| ())
     })?;
@@ -104,6 +111,11 @@ fn by_microbatches(read: &Rows<Measured>) -> Result<Vec<Cell>, Failure> {
     Ok(cells)
 }
 
+/// Bytes per second, if the row states them.
+fn link(row: &Row) -> Option<f64> {
+    row.link.as_ref().map(|rate| rate.0.get())
+}
+
 /// Predictions from shapes, with rates that are fitted on rows of all models at once.
 fn by_rates(read: &Rows<Measured>) -> Result<Vec<Cell>, Failure> {
     let shaped = |row: &'_ Row| row.shape.map(|shape| (row.number, shape));
@@ -116,7 +128,7 @@ fn by_rates(read: &Rows<Measured>) -> Result<Vec<Cell>, Failure> {
         }
     }
     let known: Vec<(&Row, Shape)> = fitted.iter().map(|row| (*row, shapes[&row.number])).collect();
-    let rates = rates::fit(&known)?;
+    let rates = rates::fit(&known, read.rows.first().and_then(link))?;
     let mut cells = Vec::new();
     for row in &read.rows {
         let work = rates.work[&row.model];
