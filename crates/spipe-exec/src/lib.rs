@@ -24,6 +24,7 @@ mod error;
 #[cfg(test)]
 mod failures;
 mod interpreter;
+mod kernels;
 mod layers;
 mod optimizer;
 mod pacer;

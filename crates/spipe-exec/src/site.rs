@@ -24,6 +24,7 @@ impl Site {
         let (device, pool, warnings) = match executor {
             Executor::Cuda { index } => (cuda(*index)?, None, Vec::new()),
             Executor::Cpu { backend, cores, .. } | Executor::Emulated { backend, cores, .. } => {
+                keep_freed_memory();
                 let (pool, warnings) = pinned_pool(executor, cores)?;
                 (cpu(*backend), Some(pool), warnings)
             }
@@ -120,6 +121,27 @@ fn keep_matrix_products_on_their_thread() {
             }
         }
     });
+}
+
+/// Lets the C library's allocator keep what tensors give back: otherwise it returns every large one to the system, and the
+/// next one of the same size, a moment later, is mapped and cleared page by page.
+fn keep_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            // The largest threshold that the library takes; how much may lie unused at the end of a heap; and by how much it grows.
+            for (what, bytes) in
+                [(libc::M_MMAP_THRESHOLD, 32 << 20), (libc::M_TRIM_THRESHOLD, 1 << 30), (libc::M_TOP_PAD, 64 << 20)]
+            {
+                // SAFETY: only numbers go in; what is refused stays as it is.
+                #[expect(unsafe_code, reason = "a call of the C library")]
+                unsafe {
+                    libc::mallopt(what, bytes);
+                }
+            }
+        });
+    }
 }
 
 /// Devices of which a binding can name one, as `KIND:INDEX` or `KIND:INDEX:BACKEND`: those of the backends that are

@@ -1,6 +1,7 @@
-//! Self-attention with as many passes over memory as Burn's operations need.
+//! Self-attention: by a kernel of ours on CPU cores, elsewhere with as many passes over memory as Burn's operations need.
 
 use super::{Feed, Matrix, Parameter, norm::NormUnit};
+use crate::kernels::{self, Angles, Attention};
 use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
 use spipe_model::{Block, Norm, Positions};
 use std::{
@@ -15,6 +16,7 @@ pub(crate) struct AttentionUnit {
     /// Norms of queries and keys by head.
     head_norms: Option<NormUnit>,
     constants: Arc<Mutex<BTreeMap<ConstantKey, Constants>>>,
+    kernels: Arc<Mutex<BTreeMap<(usize, usize), Attention>>>,
 }
 
 /// Sequences, tokens of each, and the device by its name.
@@ -44,7 +46,7 @@ impl AttentionUnit {
             return Err("ALiBi is not computed");
         }
         let head_norms = block.qk_norm.then(|| NormUnit::new(Norm::RmsNorm, block.norm_epsilon, block.head_dim));
-        Ok(Self { block: *block, head_norms, constants: Arc::default() })
+        Ok(Self { block: *block, head_norms, constants: Arc::default(), kernels: Arc::default() })
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
@@ -81,14 +83,27 @@ impl AttentionUnit {
         if block.qkv_bias {
             projected = projected.map(|projection| projection + next());
         }
-        let [queries, keys, values] = projected;
+        let [mut queries, mut keys, values] = projected;
+        if let Some(norm) = &self.head_norms {
+            let by_head = |matrix: Matrix, heads| matrix.reshape([tokens * heads, width]);
+            queries = norm.forward(&[next()], by_head(queries, heads)).reshape([tokens, heads * width]);
+            keys = norm.forward(&[next()], by_head(keys, kv_heads)).reshape([tokens, kv_heads * width]);
+        }
+        let mixed = kernels::apply(self.kernel(feed.batch), [&queries, &keys, &values])
+            .unwrap_or_else(|| self.mix(feed.batch, [queries, keys, values]));
+        let output = feed.multiply(mixed, next());
+        if block.output_bias { output + next() } else { output }
+    }
+
+    /// What the kernel does, by Burn's operations.
+    fn mix(&self, batch: (usize, usize), [queries, keys, values]: [Matrix; 3]) -> Matrix {
+        let block = &self.block;
+        let (sequences, seq_len) = batch;
+        let [heads, kv_heads, width] = [block.heads, block.kv_heads, block.head_dim].map(|number| number as usize);
+        let tokens = sequences * seq_len;
+        let constants = self.constants(batch, &queries.device().without_autodiff());
         let mut queries = queries.reshape([tokens * heads, width]);
         let mut keys = keys.reshape([tokens * kv_heads, width]);
-        if let Some(norm) = &self.head_norms {
-            queries = norm.forward(&[next()], queries);
-            keys = norm.forward(&[next()], keys);
-        }
-        let constants = self.constants(feed.batch, &input.device().without_autodiff());
         if let Some(rotation) = &constants.rotation {
             queries = rotate(queries, &rotation.queries, &rotation.pairing);
             keys = rotate(keys, &rotation.keys, &rotation.pairing);
@@ -103,9 +118,44 @@ impl AttentionUnit {
         if let Some(mask) = constants.mask {
             scores = scores + mask;
         }
-        let mixed = softmax(scores, 3).matmul(values).swap_dims(1, 2).reshape([tokens, heads * width]);
-        let output = feed.multiply(mixed, next());
-        if block.output_bias { output + next() } else { output }
+        softmax(scores, 3).matmul(values).swap_dims(1, 2).reshape([tokens, heads * width])
+    }
+
+    fn kernel(&self, batch: (usize, usize)) -> Attention {
+        let mut known = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = &self.block;
+        let make = || Attention {
+            batch,
+            heads: block.heads as usize,
+            key_heads: block.kv_heads as usize,
+            width: block.head_dim as usize,
+            angles: self.angles(batch.1),
+            sees: (0..batch.1).map(|query| self.sees(query, batch.1)).collect(),
+        };
+        known.entry(batch).or_insert_with(make).clone()
+    }
+
+    /// The first key that a query sees, and the one after the last.
+    fn sees(&self, query: usize, seq_len: usize) -> (usize, usize) {
+        let window = self.block.keys(seq_len as u64) as usize;
+        let end = if self.block.causal { query + 1 } else { (query + window).min(seq_len) };
+        ((query + 1).saturating_sub(window), end)
+    }
+
+    /// RoPE in the half-split form of Llama: channel i turns with channel i + d/2 by the angle position × base^(−2i/d)
+    /// (Su et al. 2021), as far as channels turn at all.
+    fn angles(&self, seq_len: usize) -> Option<Angles> {
+        let Positions::Rotary { base, fraction } = self.block.positions else { return None };
+        let turned = ((self.block.head_dim as f64 * fraction) as usize) / 2 * 2;
+        let channels = || 0..turned / 2;
+        let angle =
+            |position: usize, channel: usize| position as f64 * base.powf(-2.0 * channel as f64 / turned as f64);
+        let table = |of: fn(f64) -> f64| {
+            (0..seq_len)
+                .flat_map(|position| channels().map(move |channel| of(angle(position, channel)) as f32))
+                .collect()
+        };
+        Some(Angles { cosines: table(f64::cos), sines: table(f64::sin), turned })
     }
 
     /// Key or value heads, each repeated for the query heads that share it.
@@ -136,35 +186,28 @@ impl AttentionUnit {
             return None;
         }
         let sees = |query: usize, key: usize| {
-            let distance = if self.block.causal { query.checked_sub(key) } else { Some(query.abs_diff(key)) };
-            distance.is_some_and(|distance| distance < window)
+            let (first, end) = self.sees(query, seq_len);
+            (first..end).contains(&key)
         };
         let places = (0..seq_len).flat_map(|query| (0..seq_len).map(move |key| (query, key)));
         let numbers = places.map(|(query, key)| if sees(query, key) { 0.0f32 } else { f32::NEG_INFINITY }).collect();
         Some(Tensor::from_data(TensorData::new::<f32, _>(numbers, [1, 1, seq_len, seq_len]), device))
     }
 
-    /// RoPE in the half-split form of Llama: channel i turns with channel i + d/2 by the angle position × base^(−2i/d)
-    /// (Su et al. 2021). Channels beyond the fraction that turns have the angle 0.
+    /// The tables of [`Self::angles`] for every head and both halves, with the angle 0 for channels that do not turn.
     fn rotation(&self, (sequences, seq_len): (usize, usize), device: &Device) -> Option<Rotation> {
-        let Positions::Rotary { base, fraction } = self.block.positions else { return None };
-        let width = self.block.head_dim as usize;
-        let turned = ((width as f64 * fraction) as usize) / 2 * 2;
-        let half = turned / 2;
-        let angle = |position: usize, channel: usize| {
-            if channel >= turned {
-                return 0.0;
-            }
-            position as f64 * base.powf(-2.0 * (channel % half) as f64 / turned as f64)
-        };
-        let table = |heads: usize, of: fn(f64) -> f64| {
+        let Angles { cosines, sines, turned } = self.angles(seq_len)?;
+        let (width, half) = (self.block.head_dim as usize, turned / 2);
+        let table = |heads: usize, numbers: &[f32], still: f32| {
+            let at = |place: usize, channel: usize| {
+                if channel < turned { numbers[place * half + channel % half] } else { still }
+            };
             let rows =
                 (0..sequences).flat_map(|_| (0..seq_len).flat_map(move |place| std::iter::repeat_n(place, heads)));
-            let numbers: Vec<f32> =
-                rows.flat_map(|place| (0..width).map(move |channel| of(angle(place, channel)) as f32)).collect();
+            let numbers: Vec<f32> = rows.flat_map(|place| (0..width).map(move |channel| at(place, channel))).collect();
             Tensor::from_data(TensorData::new(numbers, [sequences * seq_len * heads, width]), device)
         };
-        let tables = |heads: u64| [table(heads as usize, f64::cos), table(heads as usize, f64::sin)];
+        let tables = |heads: u64| [table(heads as usize, &cosines, 1.0), table(heads as usize, &sines, 0.0)];
         let mut pairing = vec![0.0f32; width * width];
         for channel in 0..half {
             pairing[(channel + half) * width + channel] = -1.0;

@@ -1,6 +1,7 @@
 //! A transformer block: attention and feed-forward network around residuals.
 
 use super::{Feed, Matrix, Parameter, attention::AttentionUnit, norm::NormUnit};
+use crate::kernels::{self, Gelu, Swiglu};
 use burn::tensor::activation::{gelu, silu};
 use spipe_model::{Block, Mlp};
 
@@ -72,8 +73,14 @@ impl BlockUnit {
             if self.block.mlp_bias { output + rest.next().expect("a bias for each weight") } else { output }
         };
         let inner = match self.block.mlp {
-            Mlp::Swiglu => silu(linear(input.clone())) * linear(input),
-            Mlp::Gelu => gelu(linear(input)),
+            Mlp::Swiglu => {
+                let (gate, up) = (linear(input.clone()), linear(input));
+                kernels::apply(Swiglu, [&gate, &up]).unwrap_or_else(|| silu(gate) * up)
+            }
+            Mlp::Gelu => {
+                let inner = linear(input);
+                kernels::apply(Gelu, [&inner]).unwrap_or_else(|| gelu(inner))
+            }
         };
         linear(inner)
     }

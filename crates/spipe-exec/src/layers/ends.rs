@@ -1,6 +1,7 @@
 //! The first and the last layer of a language model.
 
 use super::{Feed, Matrix, Parameter, norm::NormUnit};
+use crate::kernels::{self, CrossEntropy};
 use burn::tensor::{Tensor, activation::log_softmax, module::embedding};
 use spipe_model::{Embedding, Head};
 
@@ -77,7 +78,11 @@ impl HeadUnit {
         if self.shape.bias {
             logits = logits + projection[1].clone();
         }
-        log_softmax(logits, 1).gather(1, feed.targets()).mean().neg()
+        let targets = feed.targets();
+        match kernels::apply(CrossEntropy { targets: targets.numbers }, [&logits]) {
+            Some(loss) => loss.reshape([1]),
+            None => log_softmax(logits, 1).gather(1, targets.column).mean().neg(),
+        }
     }
 
     /// Its input, the norm, and the logits with their exponentials.

@@ -2,8 +2,10 @@
 
 use super::{Matrix, Products, Tape};
 use crate::data::{ImageBatch, Microbatch, hash, normals};
+use crate::kernels;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use spipe_model::{Architecture, Condition, Model};
+use std::sync::Arc;
 
 /// How a model reads its data.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,12 +43,30 @@ pub(crate) struct Feed {
 
 #[derive(Clone, Debug)]
 enum Given {
-    /// Token numbers, sequences × tokens, and those of the tokens that follow, all in one column.
-    Tokens { inputs: Tensor<2, Int>, targets: Tensor<2, Int> },
-    /// A row of numbers for each image, channel by channel; the classes in one column.
-    Classes { pixels: Matrix, classes: Tensor<2, Int> },
+    /// Token numbers, sequences × tokens, and those of the tokens that follow.
+    Tokens { inputs: Tensor<2, Int>, targets: Targets },
+    /// A row of numbers for each image, channel by channel; the classes.
+    Classes { pixels: Matrix, classes: Targets },
     /// Images with noise, a row each; the sinusoids of their steps; the vectors of the text; the noise.
     Noise { noisy: Matrix, sinusoids: Matrix, text: Matrix, noise: Matrix },
+}
+
+/// What rows are to be classified as.
+#[derive(Clone, Debug)]
+pub(crate) struct Targets {
+    /// On the device, in one column.
+    pub column: Tensor<2, Int>,
+    /// For kernels in host memory.
+    pub numbers: Arc<[usize]>,
+}
+
+impl Targets {
+    fn new(numbers: &[i32], device: &Device) -> Self {
+        Self {
+            column: integers(numbers.to_vec(), [numbers.len(), 1], device),
+            numbers: numbers.iter().map(|number| number.cast_unsigned() as usize).collect(),
+        }
+    }
 }
 
 impl Feed {
@@ -56,7 +76,7 @@ impl Feed {
             (Microbatch::Tokens(batch), _) => {
                 let shape = [batch.sequences, batch.seq_len];
                 let inputs = integers(batch.inputs.clone(), shape, device);
-                let targets = integers(batch.targets.clone(), [batch.sequences * batch.seq_len, 1], device);
+                let targets = Targets::new(&batch.targets, device);
                 Self {
                     batch: (batch.sequences, batch.seq_len),
                     given: Given::Tokens { inputs, targets },
@@ -68,7 +88,7 @@ impl Feed {
             (Microbatch::Images(batch), reading) => {
                 let tokens = if let Reading::Classes { tokens } = reading { *tokens } else { 1 };
                 let pixels = matrix(batch.pixels.clone(), batch.classes.len(), device);
-                let classes = integers(batch.classes.clone(), [batch.classes.len(), 1], device);
+                let classes = Targets::new(&batch.classes, device);
                 Self {
                     batch: (batch.classes.len(), tokens),
                     given: Given::Classes { pixels, classes },
@@ -93,7 +113,7 @@ impl Feed {
     pub fn multiply(&self, input: Matrix, weight: Matrix) -> Matrix {
         let output = match &self.tape {
             Some(tape) => tape.multiply(input.clone(), weight),
-            None => input.clone().matmul(weight),
+            None => kernels::matmul(input.clone(), weight),
         };
         match &self.products {
             Some(products) => products.note(input, output),
@@ -112,11 +132,11 @@ impl Feed {
         }
     }
 
-    /// What each row of the last layer is to be classified as, in one column.
-    pub fn targets(&self) -> Tensor<2, Int> {
+    /// What each row of the last layer is to be classified as.
+    pub fn targets(&self) -> Targets {
         match &self.given {
             Given::Tokens { targets, .. } => targets.clone(),
-            Given::Classes { classes, .. } => classes.clone(),
+            Given::Classes { classes: targets, .. } => targets.clone(),
             Given::Noise { .. } => panic!("noise has no classes"),
         }
     }

@@ -1,6 +1,7 @@
 //! Norms over the width of each token.
 
 use super::{Matrix, Parameter, Start};
+use crate::kernels::{self, LayerNorm, RmsNorm};
 use spipe_model::Norm;
 
 /// A norm of a certain width.
@@ -35,6 +36,16 @@ impl NormUnit {
     /// RMSNorm is x ÷ √(mean x² + ε) · w (Zhang, Sennrich 2019); LayerNorm subtracts the mean first and adds a bias
     /// (Ba, Kiros, Hinton 2016).
     pub fn forward(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
+        let epsilon = self.epsilon as f32;
+        let found = match self.norm {
+            Norm::RmsNorm => kernels::apply(RmsNorm { epsilon }, [&input, &parameters[0]]),
+            Norm::LayerNorm => kernels::apply(LayerNorm { epsilon }, [&input, &parameters[0], &parameters[1]]),
+        };
+        found.unwrap_or_else(|| self.composed(parameters, input))
+    }
+
+    /// The same by Burn's operations.
+    fn composed(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
         let centred = match self.norm {
             Norm::RmsNorm => input,
             Norm::LayerNorm => input.clone() - input.mean_dim(1),

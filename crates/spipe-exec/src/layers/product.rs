@@ -9,6 +9,7 @@
 //! ```
 
 use super::Matrix;
+use crate::kernels;
 use burn::backend::{
     Autodiff, Backend, DispatchKindConversion, DispatchTensor, Flex,
     autodiff::{
@@ -34,9 +35,9 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    /// The gradient of the weight, by the very operations of Burn's own backward.
+    /// The gradient of the weight, as the backward of a graph that tracks the weight computes it.
     pub fn weight_gradient(self) -> Matrix {
-        self.input.transpose().matmul(self.gradient)
+        kernels::weight_gradient(self.input, self.gradient)
     }
 }
 

@@ -1,0 +1,242 @@
+//! Attention between projections: rotation, scores, softmax and mix, head by head.
+//!
+//! Only probabilities are kept for the derivative, once.
+
+use super::{
+    Array, Kernel, Made,
+    exponential::{exp, largest, sum},
+    product::{View, multiply_here},
+};
+use crate::width::for_each_width;
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// Cosines and sines of what channel i and channel i + d/2 turn by, for each position; positions × channels of half a head.
+#[derive(Clone, Debug)]
+pub(crate) struct Angles {
+    pub cosines: Arc<[f32]>,
+    pub sines: Arc<[f32]>,
+    /// How many channels turn; the others stay.
+    pub turned: usize,
+}
+
+/// Inputs: queries of tokens × (heads · width), keys and values of tokens × (key heads · width).
+#[derive(Clone, Debug)]
+pub(crate) struct Attention {
+    /// Sequences, and tokens of each.
+    pub batch: (usize, usize),
+    pub heads: usize,
+    /// Heads of keys and values; as many query heads share each.
+    pub key_heads: usize,
+    pub width: usize,
+    pub angles: Option<Angles>,
+    /// For each query, the first key that it sees, and the one after the last.
+    pub sees: Arc<[(usize, usize)]>,
+}
+
+/// A head of one sequence, positions × channels.
+type Head = Vec<f32>;
+
+for_each_width! {
+    /// Turns pairs of channels in place: x cos − y sin, y cos + x sin. Backwards the other way.
+    fn turn(head: &mut [f32], width: usize, angles: &Angles, direction: f32) {
+        let half = angles.turned / 2;
+        let tables = angles.cosines.chunks_exact(half).zip(angles.sines.chunks_exact(half));
+        for (row, (cosines, sines)) in head.chunks_exact_mut(width).zip(tables) {
+            let (first, second) = row[..2 * half].split_at_mut(half);
+            for (((x, y), cosine), sine) in first.iter_mut().zip(second).zip(cosines).zip(sines) {
+                let sine = direction * sine;
+                (*x, *y) = (*x * cosine - *y * sine, *y * cosine + *x * sine);
+            }
+        }
+    }
+
+    /// Each row's visible part becomes its softmax, the rest nothing.
+    fn softmax(scores: &mut [f32], sees: &[(usize, usize)]) {
+        let keys = sees.len();
+        for (row, (first, end)) in scores.chunks_exact_mut(keys).zip(sees) {
+            row[..*first].fill(0.0);
+            row[*end..].fill(0.0);
+            let row = &mut row[*first..*end];
+            let top = largest(row);
+            for number in row.iter_mut() {
+                *number = exp(*number - top);
+            }
+            let total = 1.0 / sum(row.len(), |index| row[index]);
+            for number in row {
+                *number *= total;
+            }
+        }
+    }
+
+    /// p (g − Σ p g) for each row, in place of g.
+    fn softmax_backward(probabilities: &[f32], gradients: &mut [f32], keys: usize) {
+        for (row, gradients) in probabilities.chunks_exact(keys).zip(gradients.chunks_exact_mut(keys)) {
+            let along = sum(keys, |index| row[index] * gradients[index]);
+            for (gradient, probability) in gradients.iter_mut().zip(row) {
+                *gradient = probability * (*gradient - along);
+            }
+        }
+    }
+
+    fn scale(numbers: &mut [f32], factor: f32) {
+        for number in numbers {
+            *number *= factor;
+        }
+    }
+
+    fn add(to: &mut [f32], more: &[f32]) {
+        for (to, more) in to.iter_mut().zip(more) {
+            *to += more;
+        }
+    }
+}
+
+impl Attention {
+    fn tokens(&self) -> usize {
+        self.batch.1
+    }
+
+    /// Query heads that share keys.
+    fn share(&self) -> usize {
+        self.heads / self.key_heads
+    }
+
+    fn factor(&self) -> f32 {
+        (1.0 / (self.width as f64).sqrt()) as f32
+    }
+
+    /// One head of a sequence out of rows of `heads` heads.
+    fn head(&self, numbers: &[f32], heads: usize, sequence: usize, head: usize) -> Head {
+        let mut found = Vec::with_capacity(self.tokens() * self.width);
+        let rows = numbers.chunks_exact(heads * self.width).skip(sequence * self.tokens()).take(self.tokens());
+        rows.for_each(|row| found.extend_from_slice(&row[head * self.width..(head + 1) * self.width]));
+        found
+    }
+
+    /// Rows of all heads again, from (sequence, head) in this order.
+    fn rows(&self, heads: usize, parts: &[Head]) -> Vec<f32> {
+        let mut rows = vec![0.0; self.batch.0 * self.tokens() * heads * self.width];
+        rows.par_chunks_exact_mut(heads * self.width).enumerate().for_each(|(token, row)| {
+            let (sequence, position) = (token / self.tokens(), token % self.tokens());
+            for (head, to) in row.chunks_exact_mut(self.width).enumerate() {
+                let from = &parts[sequence * heads + head];
+                to.copy_from_slice(&from[position * self.width..(position + 1) * self.width]);
+            }
+        });
+        rows
+    }
+
+    /// Queries, turned and scaled.
+    fn queries(&self, numbers: &[f32], sequence: usize, head: usize) -> Head {
+        let mut queries = self.head(numbers, self.heads, sequence, head);
+        self.turn(&mut queries, 1.0);
+        scale(&mut queries, self.factor());
+        queries
+    }
+
+    fn keys(&self, numbers: &[f32], sequence: usize, head: usize) -> Head {
+        let mut keys = self.head(numbers, self.key_heads, sequence, head);
+        self.turn(&mut keys, 1.0);
+        keys
+    }
+
+    fn turn(&self, head: &mut [f32], direction: f32) {
+        if let Some(angles) = self.angles.as_ref().filter(|angles| angles.turned > 0) {
+            turn(head, self.width, angles, direction);
+        }
+    }
+
+    /// Of a head, as a matrix.
+    fn view<'a>(&self, head: &'a [f32]) -> View<'a> {
+        View::new(head, [self.tokens(), self.width])
+    }
+
+    fn square<'a>(&self, numbers: &'a [f32]) -> View<'a> {
+        View::new(numbers, [self.tokens(), self.tokens()])
+    }
+
+    fn product(&self, left: View<'_>, right: View<'_>, columns: usize) -> Vec<f32> {
+        let mut numbers = vec![0.0; self.tokens() * columns];
+        multiply_here(left, right, &mut numbers);
+        numbers
+    }
+
+    /// Sequence and head of each task.
+    fn tasks(&self, heads: usize) -> impl IndexedParallelIterator<Item = (usize, usize)> {
+        (0..self.batch.0 * heads).into_par_iter().with_max_len(1).map(move |task| (task / heads, task % heads))
+    }
+
+    /// Gradients of the queries of some heads, and of the keys and values that they share.
+    fn group_backward(
+        &self,
+        [queries, keys, values]: [Array<'_>; 3],
+        kept: &[Head],
+        gradient: &[f32],
+        (sequence, group): (usize, usize),
+    ) -> (Vec<Head>, [Head; 2]) {
+        let keys = self.keys(keys.numbers, sequence, group);
+        let values = self.head(values.numbers, self.key_heads, sequence, group);
+        let mut sums = [vec![0.0; keys.len()], vec![0.0; keys.len()]];
+        let heads = group * self.share()..(group + 1) * self.share();
+        let queries = heads
+            .map(|head| {
+                let probabilities = &kept[sequence * self.heads + head];
+                let queries = self.queries(queries.numbers, sequence, head);
+                let gradient = self.head(gradient, self.heads, sequence, head);
+                let of_values = self.product(self.square(probabilities).transposed(), self.view(&gradient), self.width);
+                let mut scores = self.product(self.view(&gradient), self.view(&values).transposed(), self.tokens());
+                softmax_backward(probabilities, &mut scores, self.tokens());
+                let of_keys = self.product(self.square(&scores).transposed(), self.view(&queries), self.width);
+                add(&mut sums[0], &of_keys);
+                add(&mut sums[1], &of_values);
+                let mut of_queries = self.product(self.square(&scores), self.view(&keys), self.width);
+                self.turn(&mut of_queries, -1.0);
+                scale(&mut of_queries, self.factor());
+                of_queries
+            })
+            .collect();
+        self.turn(&mut sums[0], -1.0);
+        (queries, sums)
+    }
+}
+
+impl Kernel<3> for Attention {
+    /// Probabilities of each sequence and head.
+    type Kept = Arc<[Head]>;
+
+    fn forward(&self, [queries, keys, values]: [Array<'_>; 3]) -> (Made, Self::Kept) {
+        let head = |(sequence, head): (usize, usize)| {
+            let group = head / self.share();
+            let queries = self.queries(queries.numbers, sequence, head);
+            let keys = self.keys(keys.numbers, sequence, group);
+            let mut scores = self.product(self.view(&queries), self.view(&keys).transposed(), self.tokens());
+            softmax(&mut scores, &self.sees);
+            let values = self.head(values.numbers, self.key_heads, sequence, group);
+            let mixed = self.product(self.square(&scores), self.view(&values), self.width);
+            (mixed, scores)
+        };
+        let (mixed, kept): (Vec<Head>, Vec<Head>) = self.tasks(self.heads).map(head).unzip();
+        let shape = [self.batch.0 * self.tokens(), self.heads * self.width];
+        (Made { numbers: self.rows(self.heads, &mixed), shape }, kept.into())
+    }
+
+    fn backward(
+        &self,
+        inputs: [Array<'_>; 3],
+        kept: &Self::Kept,
+        gradient: &[f32],
+        wanted: [bool; 3],
+    ) -> [Option<Vec<f32>>; 3] {
+        let group = |task| self.group_backward(inputs, kept, gradient, task);
+        let found: Vec<(Vec<Head>, [Head; 2])> = self.tasks(self.key_heads).map(group).collect();
+        let (queries, shared): (Vec<Vec<Head>>, Vec<[Head; 2]>) = found.into_iter().unzip();
+        let queries: Vec<Head> = queries.into_iter().flatten().collect();
+        let (keys, values): (Vec<Head>, Vec<Head>) = shared.into_iter().map(<(Head, Head)>::from).unzip();
+        [
+            wanted[0].then(|| self.rows(self.heads, &queries)),
+            wanted[1].then(|| self.rows(self.key_heads, &keys)),
+            wanted[2].then(|| self.rows(self.key_heads, &values)),
+        ]
+    }
+}

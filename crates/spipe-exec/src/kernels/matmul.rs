@@ -1,0 +1,86 @@
+//! Products of matrices in graphs.
+
+use super::{
+    Array, Kernel, Made, apply,
+    product::{View, multiply},
+};
+use crate::layers::Matrix;
+
+/// a b.
+#[derive(Clone, Copy, Debug)]
+struct Matmul;
+
+/// aᵀ b.
+#[derive(Clone, Copy, Debug)]
+struct TransposedMatmul;
+
+/// The product, by our kernel where there is one. Without a kernel it is Burn's.
+pub(crate) fn matmul(left: Matrix, right: Matrix) -> Matrix {
+    match apply(Matmul, [&left, &right]) {
+        Some(product) => product,
+        None => left.matmul(right),
+    }
+}
+
+/// The gradient of the right factor of a product, to the bit what the backward of [`matmul`] finds: leftᵀ · gradient.
+pub(crate) fn weight_gradient(left: Matrix, gradient: Matrix) -> Matrix {
+    match apply(TransposedMatmul, [&left, &gradient]) {
+        Some(product) => product,
+        None => left.transpose().matmul(gradient),
+    }
+}
+
+fn view<'a>(array: &Array<'a>) -> View<'a> {
+    View::new(array.numbers, array.shape)
+}
+
+fn made(left: View<'_>, right: View<'_>, shape: [usize; 2]) -> Made {
+    let mut numbers = vec![0.0; shape[0] * shape[1]];
+    multiply(left, right, &mut numbers);
+    Made { numbers, shape }
+}
+
+impl Kernel<2> for Matmul {
+    type Kept = ();
+
+    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (Made, ()) {
+        (made(view(&left), view(&right), [left.shape[0], right.shape[1]]), ())
+    }
+
+    fn backward(
+        &self,
+        [left, right]: [Array<'_>; 2],
+        (): &(),
+        gradient: &[f32],
+        wanted: [bool; 2],
+    ) -> [Option<Vec<f32>>; 2] {
+        let gradient = View::new(gradient, [left.shape[0], right.shape[1]]);
+        [
+            wanted[0].then(|| made(gradient, view(&right).transposed(), left.shape).numbers),
+            wanted[1].then(|| made(view(&left).transposed(), gradient, right.shape).numbers),
+        ]
+    }
+}
+
+impl Kernel<2> for TransposedMatmul {
+    type Kept = ();
+
+    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (Made, ()) {
+        (made(view(&left).transposed(), view(&right), [left.shape[1], right.shape[1]]), ())
+    }
+
+    /// d(aᵀ b): the gradient of a is b gᵀ, that of b is a g.
+    fn backward(
+        &self,
+        [left, right]: [Array<'_>; 2],
+        (): &(),
+        gradient: &[f32],
+        wanted: [bool; 2],
+    ) -> [Option<Vec<f32>>; 2] {
+        let gradient = View::new(gradient, [left.shape[1], right.shape[1]]);
+        [
+            wanted[0].then(|| made(view(&right), gradient.transposed(), left.shape).numbers),
+            wanted[1].then(|| made(view(&left), gradient, right.shape).numbers),
+        ]
+    }
+}
