@@ -67,3 +67,8 @@ PYTHON ?= python3
 bench-pytorch: setup
 	$(CARGO) build --release --locked --workspace --example paired
 	$(PYTHON) crates/spipe-exec/benches/pytorch/paired.py target/release/examples/paired
+
+.PHONY: prediction-error
+## Iterations of several systems, predicted and measured on this machine: reports/prediction-error.md.
+prediction-error: build
+	./target/release/spipe prediction-error

@@ -61,6 +61,8 @@ pub enum Command {
     Run(Run),
     /// Compare a predicted with a measured trace
     Compare(Compare),
+    /// Predict and measure the iteration of several systems on this machine
+    PredictionError(PredictionError),
     /// Show the schedule of a system from stage times alone
     Schedule(Schedule),
     /// Compare published measurements with what this program predicts
@@ -94,6 +96,35 @@ pub struct Demo {
     /// Seed of the parameters and of the order of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+}
+
+/// What to predict and to measure.
+#[derive(Debug, Group)]
+pub struct PredictionError {
+    /// Text to train on, byte by byte; without it, this repository's own sources
+    #[arg(long)]
+    pub data: Option<String>,
+    /// Model to train: a Llama-style model file or the name of a shipped one
+    #[arg(long, default_value = "demo")]
+    pub model: String,
+    /// CPU backend
+    #[arg(long, default_value = "flex")]
+    pub backend: String,
+    /// Steps that count, after those that warm up
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Seed of the parameters and of the order of the data
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Bandwidth of an emulated accelerator's link, each way
+    #[arg(long, default_value = "2 GB/s")]
+    pub emulated_link: BytesPerSecond,
+    /// How long to measure each set of devices
+    #[arg(long, default_value = "10 s")]
+    pub time_limit: Seconds,
+    /// The table to write, - for stdout
+    #[arg(short, long, default_value = "reports/prediction-error.md")]
+    pub output: String,
 }
 
 /// What can be done with models.

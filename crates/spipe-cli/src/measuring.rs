@@ -26,6 +26,8 @@ pub struct Request<'a> {
 
 /// What an emulated link adds to every copy.
 const LATENCY_US: f64 = 20.0;
+/// The share of what one thread can copy that an emulated link may carry: a copy is paced, so it must be through before its time.
+const HEADROOM: f64 = 0.7;
 
 /// Executors from words such as `cpu:0` or `emulated:0`, on this backend unless they name one: accelerators first.
 pub fn executors(words: &[String], backend: Backend) -> Result<Vec<Executor>, Failure> {
@@ -66,11 +68,18 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
         return Err(Failure::Bug("a calibration of nothing".into()));
     };
     let spread = calibration.devices.iter().map(|device| device.spread).fold(0.0, f64::max);
+    let slowest = accelerators.iter().map(|device| device.copy_rate).min().unwrap_or(request.link);
+    let link = request.link.min(slowest * HEADROOM);
+    if link < request.link {
+        output::talk(&format!(
+            "warning: emulated links carry {link}, because copies reach no more than {slowest} here"
+        ));
+    }
     let machine = EmulatedMachine {
         name: request.name.into(),
         memory: request.memory,
         host_memory: host_memory(),
-        link: request.link,
+        link,
         latency: Seconds::us(LATENCY_US),
         measured: MeasuredFile {
             date: time::OffsetDateTime::now_utc().date().to_string(),

@@ -31,7 +31,7 @@ impl<'a> Board<'a> {
 
     /// Time since the run began.
     pub fn now(&self) -> SimTime {
-        SimTime::ns(u64::try_from(self.zero.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        nanoseconds(self.zero.elapsed())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -102,6 +102,7 @@ impl<'a> Board<'a> {
     /// Ends the lane's action. What it returns is no longer used by anyone and can be dropped.
     pub fn end(&self, lane: LaneId, (iteration, action): (u32, ActionId), outcome: Outcome) -> Vec<Instance> {
         let end = self.now();
+        let over = outcome.end.map(|over| nanoseconds(over.saturating_duration_since(self.zero)));
         let mut state = self.lock();
         for (instance, bytes) in outcome.held {
             state.account.hold(self.rules, end, instance, bytes);
@@ -118,7 +119,8 @@ impl<'a> Board<'a> {
         state.lanes[lane.index()].position += 1;
         state.lanes[lane.index()].free_since = end;
         let current = state.iteration(iteration);
-        current.records[action.index()].end = end;
+        let record = &mut current.records[action.index()];
+        record.end = over.map_or(end, |over| over.clamp(record.start, end));
         current.ended[action.index()] = true;
         current.left -= 1;
         current.losses.extend(outcome.loss);
@@ -186,4 +188,8 @@ impl<'a> Board<'a> {
             None => Ok(state),
         }
     }
+}
+
+fn nanoseconds(duration: Duration) -> SimTime {
+    SimTime::ns(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -87,21 +87,21 @@ impl Pacer {
         Ticket(id)
     }
 
-    /// Waits until the flow has ended; false if `stopped` came true first.
-    pub fn finish(&self, ticket: Ticket, stopped: &dyn Fn() -> bool) -> bool {
+    /// Waits until the flow has ended, and says when it did; none if `stopped` came true first.
+    pub fn finish(&self, ticket: Ticket, stopped: &dyn Fn() -> bool) -> Option<Instant> {
         let mut fluid = self.lock();
         loop {
             fluid.advance(Instant::now(), &self.rates);
             let Some(due) = fluid.due(ticket.0) else {
-                fluid.ended.remove(&ticket.0);
+                let end = fluid.ended.remove(&ticket.0);
                 self.changed.notify_all();
-                return true;
+                return Some(end.unwrap_or_else(Instant::now));
             };
             if stopped() {
                 fluid.active.remove(&ticket.0);
                 fluid.share(&self.rates);
                 self.changed.notify_all();
-                return false;
+                return None;
             }
             let left = due.saturating_duration_since(Instant::now());
             if left > SPIN {
@@ -282,16 +282,16 @@ mod tests {
         let pacer = pacer();
         let start = Instant::now();
         let ticket = pacer.start(&flow(&[0], 500, 200));
-        assert!(pacer.finish(ticket, &|| false));
-        let took = start.elapsed().as_secs_f64() * 1e3;
-        assert!((5.19..500.0).contains(&took), "{took} ms");
+        let end = pacer.finish(ticket, &|| false).unwrap();
+        let took = (end - start).as_secs_f64() * 1e3;
+        assert!((5.19..500.0).contains(&took) && end <= Instant::now(), "{took} ms");
     }
 
     #[test]
     fn a_stop_ends_the_wait() {
         let pacer = pacer();
         let ticket = pacer.start(&flow(&[0], 100_000_000, 0));
-        assert!(!pacer.finish(ticket, &|| true));
+        assert!(pacer.finish(ticket, &|| true).is_none());
         assert!(pacer.lock().active.is_empty());
     }
 }

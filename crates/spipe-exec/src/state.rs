@@ -60,6 +60,8 @@ pub(crate) struct Outcome {
     pub held: Vec<(Instance, Bytes)>,
     /// The loss of a microbatch.
     pub loss: Option<(usize, f64)>,
+    /// When it was over, if that was before this was known.
+    pub end: Option<std::time::Instant>,
 }
 
 /// How far a lane has come.

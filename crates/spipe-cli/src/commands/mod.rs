@@ -8,6 +8,7 @@ mod hardware;
 mod model;
 mod pages;
 mod plan;
+mod prediction_error;
 mod reproduce;
 mod run;
 mod schedule;
@@ -21,6 +22,7 @@ pub fn run(args: &args::Args) -> Result<(), Failure> {
     let format = args.format;
     match &args.command {
         args::Command::Demo(what) => demo::run(what, format),
+        args::Command::PredictionError(what) => prediction_error::run(what, format),
         args::Command::Calibrate(what) => calibrate::run(what, format),
         args::Command::Model(what) => model::run(what, format),
         args::Command::Hardware(what) => hardware::run(what, format),

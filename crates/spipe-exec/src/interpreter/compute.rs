@@ -76,7 +76,7 @@ impl Interpreter<'_> {
             };
             (kept, loss)
         })?;
-        let mut outcome = Outcome { held: Vec::new(), loss: loss.map(|loss| (work.microbatch, loss)) };
+        let mut outcome = Outcome { held: Vec::new(), loss: loss.map(|loss| (work.microbatch, loss)), end: None };
         for (layer, buffer) in outputs {
             let made = wanted.found.iter().find(|(found, _)| *found == layer.index());
             let (_, matrix) = made.ok_or_else(|| format!("{layer} has no output that could go on"))?;

@@ -7,7 +7,7 @@ use crate::{
 };
 use burn::tensor::{DType, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 impl Interpreter<'_> {
     /// Moves what `work` moves. Where a device on the way plays an accelerator, that takes at least as long as the flows would on
@@ -20,12 +20,15 @@ impl Interpreter<'_> {
     ) -> Result<Outcome, String> {
         let flows = self.program.actions()[action].flows.iter().filter(|_| self.plays(action));
         let tickets: Vec<_> = flows.map(|flow| self.pacer.start(flow)).collect();
-        let outcome = work()?;
+        let mut outcome = work()?;
+        // The link is through when its last flow has ended or the data is there, whichever is later, however late this thread is
+        // woken up on a core that computes.
+        let mut end = (!tickets.is_empty()).then(Instant::now);
         for ticket in tickets {
-            if !self.pacer.finish(ticket, stopped) {
-                return Err("stopped".into());
-            }
+            let ended = self.pacer.finish(ticket, stopped).ok_or("stopped")?;
+            end = end.max(Some(ended));
         }
+        outcome.end = end;
         Ok(outcome)
     }
 

@@ -50,7 +50,7 @@ impl Interpreter<'_> {
         let mut moments = self.store.take_state(state)?;
         let site = &self.sites[&step.device];
         let stepped = site.compute(|| passes::step(&self.optimizer, before, sum, &mut moments.moments))?;
-        let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], loss: None };
+        let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
         self.put(&mut outcome, parameters, Value::Tensors(stepped));
         self.put(&mut outcome, state, Value::State(Box::new(moments)));
         Ok(outcome)

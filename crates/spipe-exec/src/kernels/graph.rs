@@ -28,6 +28,18 @@ pub(crate) fn apply<K: Kernel<N>, const N: usize>(kernel: K, inputs: [&Matrix; N
     on::<Flex, K, N>(&kernel, inputs).or_else(|| on::<NdArray, K, N>(&kernel, inputs))
 }
 
+/// `value` as that of `kernel`, with its step in the graph; none where [`apply`] has none.
+pub(super) fn known<K: Kernel<N, Kept = ()>, const N: usize>(
+    kernel: K,
+    inputs: [&Matrix; N],
+    value: &Matrix,
+) -> Option<Matrix> {
+    if !product::is_supported() {
+        return None;
+    }
+    known_on::<Flex, K, N>(&kernel, inputs, value).or_else(|| known_on::<NdArray, K, N>(&kernel, inputs, value))
+}
+
 /// A library whose tensors lie in host memory.
 trait Cpu: Backend {
     /// The numbers, row by row.
@@ -136,21 +148,43 @@ trait Library: Cpu {
 on!(Library, Flex, NdArray);
 
 fn on<B: Library, K: Kernel<N>, const N: usize>(kernel: &K, inputs: [&Matrix; N]) -> Option<Matrix> {
-    let shapes = inputs.map(|input| input.dims());
-    let Some(tracked) = all(inputs.map(B::tracked)) else {
-        let plain = all(inputs.map(B::plain))?;
-        let mut shapes = shapes.into_iter();
-        let inputs = plain.map(|tensor| (tensor, shapes.next().unwrap_or_default()));
-        return Some(B::from_plain(value::<B, K, N>(kernel, &inputs).0));
-    };
-    let nodes = tracked.each_ref().map(|tensor| tensor.node());
-    let mut shapes = shapes.into_iter();
-    let inputs = tracked.map(|tensor| (tensor.into_primitive(), shapes.next().unwrap_or_default()));
-    let (made, kept) = value::<B, K, N>(kernel, &inputs);
+    if let Some(tracked) = all(inputs.map(B::tracked)) {
+        return Some(recorded::<B, K, N>(kernel, with_shapes(tracked, inputs), |inputs| value::<B, K, N>(kernel, inputs)));
+    }
+    let plain = with_shapes(all(inputs.map(B::plain))?, inputs);
+    Some(B::from_plain(value::<B, K, N>(kernel, &plain).0))
+}
+
+fn known_on<B: Library, K: Kernel<N, Kept = ()>, const N: usize>(
+    kernel: &K,
+    inputs: [&Matrix; N],
+    value: &Matrix,
+) -> Option<Matrix> {
+    let value = B::plain(value)?;
+    let tracked = with_shapes(all(inputs.map(B::tracked))?, inputs);
+    Some(recorded::<B, K, N>(kernel, tracked, |_| (value, ())))
+}
+
+fn with_shapes<T, const N: usize>(tensors: [T; N], inputs: [&Matrix; N]) -> [(T, [usize; 2]); N] {
+    let mut inputs = inputs.into_iter();
+    tensors.map(|tensor| (tensor, inputs.next().map(|input| input.dims()).unwrap_or_default()))
+}
+
+type Tracked<B> = FloatTensor<Autodiff<B>>;
+
+/// A step of the graph with the value that `find` finds.
+fn recorded<B: Library, K: Kernel<N>, const N: usize>(
+    kernel: &K,
+    tracked: [(Tracked<B>, [usize; 2]); N],
+    find: impl FnOnce(&[(FloatTensor<B>, [usize; 2]); N]) -> (FloatTensor<B>, K::Kept),
+) -> Matrix {
+    let nodes = tracked.each_ref().map(|(tensor, _)| tensor.node());
+    let inputs = tracked.map(|(tensor, shape)| (tensor.into_primitive(), shape));
+    let (made, kept) = find(&inputs);
     let step = Step(kernel.clone());
     let prepared = Backward::<B, N>::prepare::<NoCheckpointing>(step, nodes).compute_bound().stateful();
-    Some(B::from_tracked(match prepared {
+    B::from_tracked(match prepared {
         OpsKind::Tracked(step) => step.finish((inputs, kept), made),
         OpsKind::UnTracked(step) => step.finish(made),
-    }))
+    })
 }

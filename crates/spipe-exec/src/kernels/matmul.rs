@@ -1,7 +1,8 @@
 //! Products of matrices in graphs.
 
 use super::{
-    Array, Kernel, Made, apply,
+    Array, Kernel, Made,
+    graph::{apply, known},
     product::{View, multiply},
 };
 use crate::layers::Matrix;
@@ -20,6 +21,11 @@ pub(crate) fn matmul(left: Matrix, right: Matrix) -> Matrix {
         Some(product) => product,
         None => left.matmul(right),
     }
+}
+
+/// A product that is known already, with the step of [`matmul`] in the graph; none where [`matmul`] is Burn's.
+pub(crate) fn known_product(left: &Matrix, right: &Matrix, product: &Matrix) -> Option<Matrix> {
+    known(Matmul, [left, right], product)
 }
 
 /// The gradient of the right factor of a product, to the bit what the backward of [`matmul`] finds: leftᵀ · gradient.

@@ -17,6 +17,7 @@ use crate::{
     training::{self, Training},
 };
 use files::Files;
+pub use files::training_text;
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic};
 use spipe_cost::{Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Calibration, Data, Executor, Report, Tokens, available};
