@@ -67,7 +67,7 @@ impl Interpreter<'_> {
             }
             _ => return Err(wrong(self.at(from, iteration))),
         };
-        let mut outcome = Outcome { held: vec![(self.at(from, iteration), Bytes::ZERO)], loss: None };
+        let mut outcome = Outcome { held: vec![(self.at(from, iteration), Bytes::ZERO)], ..Outcome::default() };
         self.put(&mut outcome, self.at(to, iteration), value);
         Ok(outcome)
     }

@@ -149,7 +149,9 @@ on!(Library, Flex, NdArray);
 
 fn on<B: Library, K: Kernel<N>, const N: usize>(kernel: &K, inputs: [&Matrix; N]) -> Option<Matrix> {
     if let Some(tracked) = all(inputs.map(B::tracked)) {
-        return Some(recorded::<B, K, N>(kernel, with_shapes(tracked, inputs), |inputs| value::<B, K, N>(kernel, inputs)));
+        return Some(recorded::<B, K, N>(kernel, with_shapes(tracked, inputs), |inputs| {
+            value::<B, K, N>(kernel, inputs)
+        }));
     }
     let plain = with_shapes(all(inputs.map(B::plain))?, inputs);
     Some(B::from_plain(value::<B, K, N>(kernel, &plain).0))
