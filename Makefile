@@ -72,3 +72,9 @@ bench-pytorch: setup
 ## Iterations of several systems, predicted and measured on this machine: reports/prediction-error.md.
 prediction-error: build
 	./target/release/spipe prediction-error
+
+.PHONY: gpu-check
+DEVICE ?= cuda:0
+## Rates, parity, memory cap, prediction error and tokens/s of a device, with the built binary: reports/gpu/. Untested on a GPU.
+gpu-check:
+	crates/gpu-check.sh $(DEVICE)

@@ -12,17 +12,16 @@ use crate::{
     output,
     output::Target,
     tables::{percent, signed_percent, table},
-    training::{self, Training},
+    training,
 };
 use serde::Serialize;
 use spipe_base::{Bytes, LayerRange};
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{Backend, Data, Executor, Tokens};
+use spipe_exec::{AdamW, Backend, Data, Executor, Options, Tokens};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Knobs, Placement, Plan, Stage, System};
-use spipe_sim::Options;
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 const MICROBATCHES: u64 = 8;
 const LEARNING_RATE: f64 = 1e-3;
@@ -193,7 +192,7 @@ fn measure(
         Placement::new(case.system, placed(case.stages)?).with_knobs(case.knobs).with_backward(placed(case.backward)?);
     let plan = Plan::new(model.clone(), hardware.clone(), workload(model), placement).map_err(Failure::Input)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement()).map_err(Failure::Input)?;
-    let predicted = spipe_sim::simulate(&program, &Options::default()).trace;
+    let predicted = spipe_sim::simulate(&program, &spipe_sim::Options::default()).trace;
     let mut bindings = training::bindings(&plan, &[], Backend::default())?;
     for (binding, executor) in bindings.iter_mut().filter_map(|binding| {
         let device = hardware.device(&binding.device)?;
@@ -203,14 +202,18 @@ fn measure(
     }) {
         binding.executor = executor.clone();
     }
-    let (steps, seed) = (what.steps + WARM_UP as u32, what.seed);
-    let training =
-        Training { plan: &plan, program: &program, data, bindings, steps, seed, learning_rate: LEARNING_RATE };
+    let options = Options {
+        steps: what.steps + WARM_UP as u32,
+        seed: what.seed,
+        optimizer: AdamW { lr: LEARNING_RATE, ..AdamW::default() },
+        ..Options::new(bindings)
+    };
     let mut times = Vec::new();
-    let report = training::train(&training, &mut |step| {
+    let report = spipe_exec::run(&plan, &program, data, &options, &mut |step| {
         times.push(step.duration);
-        Ok(())
-    })?;
+        ControlFlow::Continue(())
+    })
+    .map_err(training::refuse)?;
     let mut times = times.split_off(WARM_UP);
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize].as_secs_f64() * 1e3;

@@ -1,0 +1,119 @@
+#!/bin/sh
+# Checks a device with the built binary alone: no toolchain, no network. Writes reports/gpu/DEVICE/.
+#
+#   crates/gpu-check.sh cuda:0          a GPU, under a cap of 12 GiB, with a model of 1.5 billion parameters
+#   crates/gpu-check.sh emulated:0      the same steps on CPU cores, with the demo's model: how this script is tested
+#
+# Untested on a GPU. SPIPE names the binary; CAP, MODEL, SMALL, STEPS, DATA and OUT replace what is chosen below.
+set -eu
+
+device=${1:-cuda:0}
+spipe=${SPIPE:-target/release/spipe}
+steps=${STEPS:-20}
+data=${DATA:-README.md}
+small=${SMALL:-demo}
+name=$(printf '%s' "$device" | tr ':' '-')
+case $device in
+  cuda:*)
+    cap=${CAP:-12 GiB}
+    model=${MODEL:-zero-bubble-1.5b}
+    sequence=${SEQUENCE:-1024}
+    # f32 products of tensor cores are rounded to TF32's 11 bits.
+    tolerance=${TOLERANCE:-0.01}
+    ;;
+  *)
+    cap=${CAP:-400 MiB}
+    model=${MODEL:-demo}
+    sequence=${SEQUENCE:-128}
+    # The same kernels on the same library, on another number of threads.
+    tolerance=${TOLERANCE:-0.0001}
+    ;;
+esac
+out=${OUT:-reports/gpu/$name}
+mkdir -p "$out"
+report=$out/report.md
+failures=0
+
+say() { printf '%s\n' "$*" | tee -a "$report"; }
+fail() { failures=$((failures + 1)); say "FAILED: $*"; }
+# The value of a key in JSON of one key per line, or one object per line.
+value() { tr ',{}' '\n\n\n' | sed -n "s/^ *\"$1\": *//p" | head -n 1; }
+every() { tr ',{}' '\n\n\n' | sed -n "s/^ *\"$1\": *//p"; }
+fenced() { say '```text' && tee -a "$report" < "$1" && say '```'; }
+
+# plan NAME MODEL SEQUENCE SYSTEM, with a machine in $out/machine.toml
+plan() {
+  "$spipe" plan --model "$2" --hardware "$out/machine.toml" --seq-len "$3" --global-batch 8 --microbatch 1 --precision fp32 \
+    --materialised-attention --system "$4" --time-limit 30s -o "$out/$1.plan.json" > "$out/$1.plan.txt" 2>&1
+}
+
+# train NAME STEPS: lines of JSON to NAME.steps.jsonl, the trace to NAME.measured.json
+train() {
+  "$spipe" run "$out/$1.plan.json" --data "$data" --steps "$2" --backend flex --bind "gpu0=$device" --format json \
+    -o "$out/$1.measured.json" > "$out/$1.steps.jsonl" 2> "$out/$1.run.txt"
+}
+
+: > "$report"
+say "# $device"
+say ""
+say "\`crates/gpu-check.sh $device\`, $(date -u +%Y-%m-%d), $(uname -m), cap $cap."
+say ""
+say "## Rates"
+say ""
+say "Products, sums, copies, memory, optimizer and launches of $device and the CPU, both at work; spreads are in the last column."
+say ""
+if "$spipe" calibrate --devices "$device,cpu:0" --backend flex --model "$small" --emulated-memory "$cap" --time-limit 30s \
+  -o "$out/machine.toml" > "$out/calibration.txt" 2>&1; then
+  fenced "$out/calibration.txt"
+else
+  fail "calibration"
+  cat "$out/calibration.txt" >&2
+  exit 1
+fi
+
+say ""
+say "## Parity"
+say ""
+for system in gpu-only cpu-only; do
+  plan "parity-$system" "$small" 128 "$system" && train "parity-$system" "$steps" || fail "training $small with $system"
+  every loss < "$out/parity-$system.steps.jsonl" > "$out/parity-$system.losses" || true
+done
+off=$(paste "$out/parity-gpu-only.losses" "$out/parity-cpu-only.losses" | awk '
+  NF == 2 { d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > most) most = d; lines += 1 }
+  END { if (lines) printf "%.6f", most; else print 1 }')
+say "Largest relative difference of $steps losses between $device and the CPU: $off (tolerance $tolerance)."
+awk "BEGIN { exit !($off <= $tolerance) }" || fail "parity"
+
+say ""
+say "## Systems under the cap"
+say ""
+say "| system | predicted | measured | error | tokens/s | lanes' time over the iteration | held of $cap |"
+say "|---|---|---|---|---|---|---|"
+for system in superpipeline zero-offload auto; do
+  run=systems-$system
+  if ! plan "$run" "$model" "$sequence" "$system"; then
+    say "| $system | no plan: $(grep -m 1 error "$out/$run.plan.txt" | tr '|' '/') | | | | | |"
+    continue
+  fi
+  "$spipe" simulate "$out/$run.plan.json" -o "$out/$run.predicted.json" > /dev/null 2>&1
+  if ! train "$run" "$steps"; then
+    fail "$system: $(grep -m 1 error "$out/$run.run.txt")"
+    continue
+  fi
+  "$spipe" compare "$out/$run.predicted.json" "$out/$run.measured.json" --format json > "$out/$run.compare.json"
+  error=$(value iteration-error < "$out/$run.compare.json")
+  predicted=$(value predicted-ms < "$out/$run.compare.json")
+  measured=$(value measured-ms < "$out/$run.compare.json")
+  rate=$(every tokens-per-second < "$out/$run.steps.jsonl" | sort -n | awk '{ all[NR] = $1 } END { print all[int((NR + 1) / 2)] }')
+  # Above 1, copies and computations overlap.
+  overlap=$(sed -n '/"by-lane"/,$p' "$out/$run.compare.json" | every measured-ms | awk -v all="$measured" '{ sum += $1 } END { printf "%.2f", sum / all }')
+  held=$(grep '"event":"end"' "$out/$run.steps.jsonl" | every held-bytes | head -n 1)
+  say "| $system | $predicted ms | $measured ms | $(awk "BEGIN { printf \"%+.1f %%\", 100 * $error }") | $rate | $overlap | ${held:-?} bytes |"
+done
+say ""
+say "A run fails rather than exceed the cap; ``spipe run`` reports planned and held bytes of every memory."
+if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
+  say ""
+  say "PyTorch with CUDA is installed here: \`python3 crates/spipe-exec/benches/pytorch/paired.py\` compares the CPU's figures."
+fi
+[ "$failures" = 0 ] || exit 6
