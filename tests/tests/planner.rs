@@ -5,7 +5,7 @@
 #[path = "../../crates/spipe-planner/tests/common/instances.rs"]
 mod instances;
 
-use instances::{Instance, instance, instance_of};
+use instances::{Instance, instance_of};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
@@ -22,7 +22,7 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 const CLOCK: SimTime = SimTime::ns(1000);
 
 fn run<T>(cases: u32, test: impl Fn(Instance) -> Result<T, TestCaseError>) {
-    run_on(cases, instance(), test);
+    run_on(cases, instance_of(6), test);
 }
 
 fn run_on<T>(cases: u32, on: impl Strategy<Value = Instance>, test: impl Fn(Instance) -> Result<T, TestCaseError>) {

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{
-    instances::{Instance, LayerText, MachineText, instance, machine_text, model_text, workload},
+    instances::{Instance, LayerText, MachineText, instance_of, machine_text, model_text, workload},
     schedule::simulate,
 };
 use proptest::{
@@ -43,7 +43,7 @@ fn exact(threads: usize) -> Options {
 fn the_ilp_finds_what_exhaustive_search_finds_and_nothing_beats_it() {
     let config = Config { cases: 120, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    let agreed = runner.run(&instance(), |instance| {
+    let agreed = runner.run(&instance_of(6), |instance| {
         let best = plan(&instance, "exhaustive", exact(2));
         let one = plan(&instance, "ilp", exact(1));
         prop_assert_eq!(&one, &plan(&instance, "ilp", exact(4)), "one thread and four");

@@ -138,11 +138,6 @@ prop_compose! {
     }
 }
 
-/// At most six layers on three devices.
-pub fn instance() -> impl Strategy<Value = Instance> {
-    instance_of(6)
-}
-
 prop_compose! {
     /// At most `most` layers on three devices; few layers mostly on a GPU and a socket.
     pub fn instance_of(most: usize)(

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     case::{Discipline, disciplines},
-    common::{Instance, instance},
+    common::{Instance, instance_of},
     ilp::solve::{Answer, Settings, solve},
     order::OrderGraph,
     sequence,
@@ -32,7 +32,7 @@ fn on_cases(count: u32, property: impl Fn(&Instance, &Figures<'_>, &Case) -> Tes
         }
         Ok(())
     };
-    if let Err(error) = runner.run(&instance(), on_instance) {
+    if let Err(error) = runner.run(&instance_of(6), on_instance) {
         panic!("{error}");
     }
 }
