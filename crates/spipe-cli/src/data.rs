@@ -95,8 +95,6 @@ fn decode(file: &Path, shape: ImageShape) -> Result<Vec<u8>, Diagnostic> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
     use super::*;
 
     #[test]

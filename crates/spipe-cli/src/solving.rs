@@ -136,7 +136,7 @@ fn grow(start: u64, most: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> R
 
 /// How often the layer of which there are most is repeated.
 fn repeated(model: &Model) -> u64 {
-    match table(model).and_then(|table| Ok((table.get("layers").and_then(toml::Value::as_integer), counts(&table)))) {
+    match table(model).map(|table| (table.get("layers").and_then(toml::Value::as_integer), counts(&table))) {
         Ok((Some(layers), _)) => layers.unsigned_abs(),
         Ok((None, counts)) => counts.into_iter().max().unwrap_or(1),
         Err(_) => 1,
@@ -176,8 +176,6 @@ fn with_layers(model: &Model, count: u64) -> Result<Model, Failure> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
     use super::*;
 
     #[test]

@@ -130,7 +130,7 @@ fn count(problem: &Problem<'_>, figures: &Figures<'_>) -> u64 {
         chosen = next.collect();
     }
     let (mut total, mut orders) = (0u64, 1u64);
-    for stages in 1..=devices.min(figures.layers) {
+    for (stages, chosen) in chosen.iter().enumerate().take(figures.layers + 1).skip(1) {
         let mut next = vec![0u64; figures.layers + 1];
         for (from, before) in ways.iter().enumerate() {
             for (to, after) in next.iter_mut().enumerate().skip(from + 1) {
@@ -140,8 +140,7 @@ fn count(problem: &Problem<'_>, figures: &Figures<'_>) -> u64 {
         }
         ways = next;
         orders = orders.saturating_mul(stages as u64);
-        let here =
-            orders.saturating_mul(chosen[stages]).saturating_mul(ways[figures.layers]).saturating_mul(disciplines);
+        let here = orders.saturating_mul(*chosen).saturating_mul(ways[figures.layers]).saturating_mul(disciplines);
         total = total.saturating_add(here);
     }
     total

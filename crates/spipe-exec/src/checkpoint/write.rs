@@ -143,7 +143,7 @@ impl<'a> Writer<'a> {
         all.unzip()
     }
 
-    fn moments(&self, state: &dyn Between) -> Result<(Vec<Entry>, Vec<(LayerId, usize, bool)>), String> {
+    fn moments(&self, state: &dyn Between) -> Result<(Vec<Entry>, Vec<Place>), String> {
         let (entries, places) = self.weights();
         let mut both = Vec::new();
         for (entry, (layer, index)) in entries.into_iter().zip(places) {
@@ -157,6 +157,9 @@ impl<'a> Writer<'a> {
         Ok(both.into_iter().unzip())
     }
 }
+
+/// A moment by layer and parameter, and whether it is the second one.
+type Place = (LayerId, usize, bool);
 
 /// What a layer's tensor is called: `block.0.attention.query.weight`.
 pub(super) fn tensor_name(layer: &str, parameter: &Parameter) -> String {

@@ -25,7 +25,8 @@ pub(crate) struct LayerNorm {
 type Rows = Arc<[[f32; 2]]>;
 
 for_each_width! {
-    fn rows_forward(centred: bool, epsilon: f32, input: &[f32], parameters: [&[f32]; 2], to: &mut [f32], kept: &mut [[f32; 2]]) {
+    fn rows_forward(how: (bool, f32), input: &[f32], parameters: [&[f32]; 2], to: &mut [f32], kept: &mut [[f32; 2]]) {
+        let (centred, epsilon) = how;
         let [weight, bias] = parameters;
         let width = weight.len();
         for ((input, to), kept) in input.chunks_exact(width).zip(to.chunks_exact_mut(width)).zip(kept) {
@@ -43,8 +44,8 @@ for_each_width! {
     }
 
     /// With x̂ = (x − mean) ÷ spread and h = g w: (h − mean h − x̂ mean(h x̂)) ÷ spread; without mean h where nothing was centred.
-    fn rows_backward(centred: bool, inputs: [&[f32]; 2], gradients: &[f32], kept: &[[f32; 2]], to: &mut [f32], sums: [&mut [f32]; 2]) {
-        let [input, weight] = inputs;
+    fn rows_backward(centred: bool, inputs: [&[f32]; 3], kept: &[[f32; 2]], to: &mut [f32], sums: [&mut [f32]; 2]) {
+        let [input, weight, gradients] = inputs;
         let [weight_sums, bias_sums] = sums;
         let width = weight.len();
         let rows = input.chunks_exact(width).zip(gradients.chunks_exact(width)).zip(kept);
@@ -73,7 +74,7 @@ fn forward(centred: bool, epsilon: f32, input: Array<'_>, parameters: [&[f32]; 2
     let mut kept = vec![[0.0; 2]; input.shape[0]];
     let places = numbers.par_chunks_mut(ROWS * width).zip(kept.par_chunks_mut(ROWS));
     places.zip(input.numbers.par_chunks(ROWS * width)).for_each(|((to, kept), input)| {
-        rows_forward(centred, epsilon, input, parameters, to, kept);
+        rows_forward((centred, epsilon), input, parameters, to, kept);
     });
     (Made { numbers, shape: input.shape }, kept.into())
 }
@@ -89,7 +90,7 @@ fn backward(centred: bool, inputs: [&[f32]; 2], kept: &Rows, gradient: &[f32]) -
         .map(|(to, ((input, gradient), kept))| {
             let mut sums = [vec![0.0; width], vec![0.0; if centred { width } else { 0 }]];
             let [weights, biases] = &mut sums;
-            rows_backward(centred, [input, weight], gradient, kept, to, [weights, biases]);
+            rows_backward(centred, [input, weight, gradient], kept, to, [weights, biases]);
             sums
         })
         .collect();

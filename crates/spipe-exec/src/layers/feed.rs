@@ -42,6 +42,7 @@ pub(crate) struct Feed {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one for each microbatch under way")]
 enum Given {
     /// Token numbers, sequences × tokens, and those of the tokens that follow.
     Tokens { inputs: Tensor<2, Int>, targets: Targets },

@@ -176,7 +176,7 @@ mod tests {
         let mut wide = vec![0.0; all.len()];
         widen_f16(&all, &mut wide);
         for (half, wide) in all.iter().zip(&wide) {
-            assert!(half.to_f32() == *wide || half.is_nan() && wide.is_nan(), "{half:?} {wide}");
+            assert!(half.to_f32().to_bits() == wide.to_bits() || half.is_nan() && wide.is_nan(), "{half:?} {wide}");
         }
         let numbers = near(|bits| f16::from_bits(bits).to_f32());
         let mut narrow = vec![f16::ZERO; numbers.len()];
@@ -193,7 +193,7 @@ mod tests {
         let mut wide = vec![0.0; all.len()];
         widen_bf16(&all, &mut wide);
         for (brain, wide) in all.iter().zip(&wide) {
-            assert!(brain.to_f32() == *wide || brain.is_nan() && wide.is_nan(), "{brain:?} {wide}");
+            assert!(brain.to_f32().to_bits() == wide.to_bits() || brain.is_nan() && wide.is_nan(), "{brain:?} {wide}");
         }
         let numbers = near(|bits| bf16::from_bits(bits).to_f32());
         let mut narrow = vec![bf16::ZERO; numbers.len()];

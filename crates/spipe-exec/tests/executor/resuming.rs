@@ -24,6 +24,7 @@ fn bits(report: &Report) -> Vec<u64> {
 }
 
 /// Five steps at once, and three steps, then two more from the checkpoint of the third.
+#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 fn goes_on(setup: &Setup<'_>) {
     let go = |options: &Options| train(setup, options).unwrap_or_else(|error| panic!("{setup:?}: {error}"));
     let whole = bits(&go(&Setup::options(Backend::Flex, 5)));

@@ -151,7 +151,8 @@ impl<'s, 'a> Search<'s, 'a> {
             let (low, high) = self.halve((*case, FINE), limit);
             Some((*case, low, self.partitioner.decided(&self.cases[*case], high)))
         };
-        let halved: Vec<(usize, f64, Option<(Division, Case)>)> = undecided.par_iter().filter_map(halved).collect();
+        type Halved = (usize, f64, Option<(Division, Case)>);
+        let halved: Vec<Halved> = undecided.par_iter().filter_map(halved).collect();
         for (case, low, _) in &halved {
             self.known[*case].bound = self.known[*case].bound.max(*low);
         }
