@@ -289,7 +289,7 @@ fn markdown(what: &args::PredictionError, report: &Report) -> String {
     let mut text = format!(
         "# Predicted and measured iterations\n\n`spipe prediction-error --model {} --backend {} --steps {}`, {}, {} cores. \
          Accelerators are emulated: CPU cores with a memory cap and a paced link of {}. Each set of devices was measured for {} \
-         with all of them at work, then each system ran: the median of {} steps after {WARM_UP} to warm up; the spread is half \
+         with all at work that share no core, then each system ran: the median of {} steps after {WARM_UP} to warm up; the spread is half \
          the distance of the 10th and the 90th percentile over the median. Compute lanes are summed; paced links match by \
          construction.\n\n| system | devices | predicted | measured | spread | error | error of compute lanes | tokens/s |\n\
          |---|---|---|---|---|---|---|---|\n",

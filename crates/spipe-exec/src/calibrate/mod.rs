@@ -1,7 +1,8 @@
 //! Measurements of this machine, for the planner.
 //!
-//! All devices are measured at the same time, as they will run: each on its own cores, with whatever caches, memory channels
-//! and clock they share. A device that is through keeps computing until the last one is.
+//! Devices are measured at the same time, as they will run: each on its own cores, with whatever caches, memory channels and
+//! clock they share. A device that is through keeps computing until the last one is. Devices that share a core are measured in
+//! turn, each at its full speed: how much of a core one takes from the other is up to what a plan gives them to do.
 
 mod clock;
 mod kernels;
@@ -120,22 +121,62 @@ pub fn calibrate(
         None => Vec::new(),
     };
     let sites = executors.iter().map(Site::open).collect::<Result<Vec<Site>, RunError>>()?;
+    let devices: Vec<(&Executor, &Site)> = executors.iter().zip(&sites).collect();
+    let rounds = rounds(&executors);
+    let budget = request.budget / rounds.len() as u32;
     let of = sites.len() * (kernels::COUNT + kinds.len());
-    let busy = AtomicUsize::new(sites.len());
+    let mut done = 0;
+    let mut results: Vec<(usize, Measured)> = Vec::with_capacity(sites.len());
+    for round in rounds {
+        let together: Vec<_> = round.iter().map(|index| devices[*index]).collect();
+        let measured = measure_together(&together, &kinds, budget, &mut |executor, what| {
+            done += 1;
+            on_progress(&Progress { executor: executor.to_string(), what, done, of });
+        })?;
+        results.extend(round.into_iter().zip(measured));
+    }
+    results.sort_by_key(|(index, _)| *index);
+    Ok(Calibration { devices: results.into_iter().map(|(_, measured)| measured).collect(), took: start.elapsed() })
+}
+
+/// Devices that are measured at the same time, since no two of them share a core: each in the first round that has room.
+fn rounds(executors: &[Executor]) -> Vec<Vec<usize>> {
+    let share = |one: &Executor, other: &Executor| match (one.cpu(), other.cpu()) {
+        (Some((_, some)), Some((_, others))) => some.iter().any(|core| others.contains(core)),
+        _ => false,
+    };
+    let mut rounds: Vec<Vec<usize>> = Vec::new();
+    for (index, executor) in executors.iter().enumerate() {
+        match rounds.iter_mut().find(|round| !round.iter().any(|other| share(executor, &executors[*other]))) {
+            Some(round) => round.push(index),
+            None => rounds.push(vec![index]),
+        }
+    }
+    rounds
+}
+
+/// Measures devices that do not share a core, all at the same time.
+fn measure_together(
+    devices: &[(&Executor, &Site)],
+    kinds: &[layers::Kind<'_>],
+    budget: Duration,
+    on_progress: &mut dyn FnMut(&Executor, String),
+) -> Result<Vec<Measured>, RunError> {
+    let start = Instant::now();
+    let busy = AtomicUsize::new(devices.len());
     let (sender, receiver) = mpsc::channel::<(usize, String)>();
-    let results: Vec<Result<Measured, RunError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = sites
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = devices
             .iter()
-            .zip(&executors)
             .enumerate()
-            .map(|(index, (site, executor))| {
-                let (sender, kinds, busy) = (sender.clone(), &kinds, &busy);
+            .map(|(index, (executor, site))| {
+                let (sender, busy) = (sender.clone(), &busy);
                 scope.spawn(move || {
                     let tell = |what: String| {
                         // Nobody listening is no reason to stop measuring.
                         let _ = sender.send((index, what));
                     };
-                    let clock = Clock::new(start, request.budget, kernels::COUNT + 3 * kinds.len());
+                    let clock = Clock::new(start, budget, kernels::COUNT + 3 * kinds.len());
                     let measured = catch_unwind(AssertUnwindSafe(|| measure(site, executor, kinds, (clock, &tell))));
                     busy.fetch_sub(1, Ordering::Relaxed);
                     if measured.is_ok() {
@@ -146,16 +187,17 @@ pub fn calibrate(
             })
             .collect();
         drop(sender);
-        for (done, (index, what)) in receiver.iter().enumerate() {
-            on_progress(&Progress { executor: executors[index].to_string(), what, done: done + 1, of });
+        for (index, what) in receiver {
+            on_progress(devices[index].0, what);
         }
-        let join = |(thread, executor): (std::thread::ScopedJoinHandle<'_, Result<Measured, RunError>>, &Executor)| {
-            thread.join().unwrap_or_else(|_| Err(failed(executor, "its thread panicked".into())))
-        };
-        threads.into_iter().zip(&executors).map(join).collect()
-    });
-    let devices = results.into_iter().collect::<Result<_, _>>()?;
-    Ok(Calibration { devices, took: start.elapsed() })
+        threads
+            .into_iter()
+            .zip(devices)
+            .map(|(thread, (executor, _))| {
+                thread.join().unwrap_or_else(|_| Err(failed(executor, "its thread panicked".into())))
+            })
+            .collect()
+    })
 }
 
 fn failed(executor: &Executor, message: String) -> RunError {
@@ -195,4 +237,18 @@ fn measure(
     let spreads = measured.layers.iter().map(|layer| layer.spread);
     measured.spread = spreads.fold(measured.spread, f64::max);
     Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_share_a_core_are_measured_in_turn() {
+        let rounds =
+            |words: &[&str]| super::rounds(&words.iter().map(|word| word.parse().unwrap()).collect::<Vec<Executor>>());
+        assert_eq!(rounds(&["emulated:0:flex@0", "emulated:1:flex@1", "cpu:0:flex@2..3"]), [vec![0, 1, 2]]);
+        assert_eq!(rounds(&["emulated:0:flex@0", "emulated:1:flex@1", "cpu:0:flex@0"]), [vec![0, 1], vec![2]]);
+        assert_eq!(rounds(&["emulated:0:flex@0", "cpu:0:flex@0", "emulated:1:flex@1"]), [vec![0, 2], vec![1]]);
+    }
 }
