@@ -86,6 +86,26 @@ impl Tracked {
             _ => panic!("the last layer has no loss"),
         }
     }
+
+    /// Whether weights are lent to it.
+    pub fn borrows(&self) -> bool {
+        self.products.iter().any(Option::is_some)
+    }
+
+    /// Lets go of the weights, which do not stay, until they are lent again.
+    pub fn forget(&self) {
+        self.products.iter().flatten().for_each(Products::forget);
+    }
+
+    /// Lends weights for the backward: those of `layers`, which has all layers of the graph.
+    pub fn lend(&self, layers: Layers<'_>) {
+        let (_, layers) = layers.split_at(self.first);
+        for (products, (unit, parameters)) in self.products.iter().zip(layers.units.iter().zip(layers.parameters)) {
+            if let Some(products) = products {
+                products.lend(unit.multiplied().into_iter().map(|index| parameters[index].clone()));
+            }
+        }
+    }
 }
 
 /// What a backward starts from.

@@ -4,7 +4,7 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Collective, DeviceId, Diagnostic, Faults, IdVec, LayerId, LayerRange, MicrobatchId,
     Payload, StageId,
 };
-use spipe_schedule::{Access, Action, Content, Program};
+use spipe_schedule::{Access, Action, Content, Lifetime, Program};
 use std::collections::BTreeSet;
 
 /// An action, ready to be carried out.
@@ -95,7 +95,9 @@ pub(crate) struct Keeps {
     pub from: usize,
     /// Whether the gradients of weights come later.
     pub split: bool,
-    /// Whether it leaves the device before the backward.
+    /// Whether it leaves the device before the backward, as a record from which it can be made again.
+    pub record: bool,
+    /// Whether the parameters leave the device before the backward.
     pub leaves: bool,
 }
 
@@ -279,8 +281,11 @@ impl Uses<'_> {
         let from = (stage.layers.first().index() + recomputed).max(self.program.shape().without_backward);
         // Where what is saved is in two places, the second is the one that leaves the device.
         let graph = self.all(&self.action.writes, GRAPH).last().copied();
-        let leaves = |graph| self.leaving.contains(&graph);
-        let keeps = graph.map(|graph| Keeps { graph, from, split: self.is_split(), leaves: leaves(graph) });
+        let record = graph.is_some_and(|graph| self.leaving.contains(&graph));
+        // What does not stay on the device cannot stay in a graph either.
+        let leaves = self.program.buffers()[work.parameters].lifetime == Lifetime::Transient;
+        let split = leaves || self.is_split();
+        let keeps = graph.map(|graph| Keeps { graph, from, split, record, leaves });
         Ok(Task::Forward { work, outputs: outputs.collect(), keeps })
     }
 

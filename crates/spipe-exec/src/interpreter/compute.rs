@@ -58,16 +58,18 @@ impl Interpreter<'_> {
         let (first, units) = self.stage_units(work.stage);
         let mut wanted = Outputs::of(outputs.iter().map(|(layer, _)| layer.index()).collect());
         let tracked = keeps.map_or((first + units.len(), false), |keeps| (keeps.from, keeps.split));
-        let leaves = keeps.is_some_and(|keeps| keeps.leaves);
         let (kept, loss) = site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
             let parameters = wide(parameters);
             let layers = Layers { first, units, parameters: &parameters };
-            let (signal, kept) = if leaves {
+            let (signal, kept) = if keeps.is_some_and(|keeps| keeps.record) {
                 let (signal, record) = passes::recorded_forward(layers, tracked.0, input, &feed, &mut wanted);
                 (signal, Value::Record(Box::new(record)))
             } else {
                 let (signal, graph) = passes::forward(layers, tracked, input, &feed, &mut wanted);
+                if let Some(graph) = graph.as_ref().filter(|_| keeps.is_some_and(|keeps| keeps.leaves)) {
+                    graph.forget();
+                }
                 (signal, Value::Graphs(graph.into_iter().collect()))
             };
             let loss = match signal {
@@ -138,18 +140,22 @@ impl Interpreter<'_> {
         for buffer in buffers {
             match self.store.take(self.at(*buffer, iteration)) {
                 Some(Value::Graphs(found)) => graphs.extend(found),
-                Some(Value::Record(record)) => graphs.push(self.play(iteration, (work, split), *record)?),
+                Some(Value::Record(record)) => graphs.push(self.play(iteration, work, *record)?),
                 // What is saved beside a record is the stage's input, which has a buffer of its own.
                 _ => {}
             }
         }
         graphs.sort_by_key(|graph| graph.first);
         let (first, units) = self.stage_units(work.stage);
+        let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
+        if graphs.iter().any(Tracked::borrows) {
+            let parameters = wide(parameters.clone());
+            graphs.iter().for_each(|graph| graph.lend(Layers { first, units, parameters: &parameters }));
+        }
         let start = first.max(self.program.shape().without_backward);
         let covered = graphs.first().map_or(first + units.len(), |graph| graph.first);
         if start < covered {
             let site = self.site(work.stage);
-            let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
             let input = self.input(iteration, work, &site.device)?;
             graphs.insert(0, self.track(iteration, (work, split), (&parameters, covered), input)?);
         }
@@ -157,7 +163,7 @@ impl Interpreter<'_> {
     }
 
     /// The graph of a stage's last layers, from what was written down when they were computed.
-    fn play(&self, iteration: u32, (work, split): (Work, bool), record: Record<Matrix>) -> Result<Tracked, String> {
+    fn play(&self, iteration: u32, work: Work, record: Record<Matrix>) -> Result<Tracked, String> {
         let site = self.site(work.stage);
         let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
         let input = match record.input {
@@ -169,7 +175,7 @@ impl Interpreter<'_> {
             let feed = self.feed(iteration, work.microbatch, &site.device).taped(&Tape::of(record.outputs));
             let parameters = wide(parameters);
             let (_, layers) = Layers { first, units, parameters: &parameters }.split_at(record.first);
-            passes::tracked(layers, input, &feed, split, &mut Outputs::default())
+            passes::tracked(layers, input, &feed, true, &mut Outputs::default())
         })
     }
 

@@ -15,6 +15,10 @@ struct Matmul;
 #[derive(Clone, Copy, Debug)]
 struct TransposedMatmul;
 
+/// a bᵀ.
+#[derive(Clone, Copy, Debug)]
+struct MatmulTransposed;
+
 /// The product, by our kernel where there is one. Without a kernel it is Burn's.
 pub(crate) fn matmul(left: Matrix, right: Matrix) -> Matrix {
     match apply(Matmul, [&left, &right]) {
@@ -23,9 +27,18 @@ pub(crate) fn matmul(left: Matrix, right: Matrix) -> Matrix {
     }
 }
 
-/// A product that is known already, with the step of [`matmul`] in the graph; none where [`matmul`] is Burn's.
-pub(crate) fn known_product(left: &Matrix, right: &Matrix, product: &Matrix) -> Option<Matrix> {
-    known(Matmul, [left, right], product)
+/// The product, with the step of [`matmul`] in the graph; where our kernel knows how, `known` is taken for its value.
+pub(crate) fn matmul_known(left: Matrix, right: Matrix, known_before: Option<Matrix>) -> Matrix {
+    let step = known_before.and_then(|product| known(Matmul, [&left, &right], &product));
+    step.unwrap_or_else(|| matmul(left, right))
+}
+
+/// The gradient of the left factor of a product, to the bit what the backward of [`matmul`] finds: gradient · rightᵀ.
+pub(crate) fn input_gradient(gradient: Matrix, right: Matrix) -> Matrix {
+    match apply(MatmulTransposed, [&gradient, &right]) {
+        Some(product) => product,
+        None => gradient.matmul(right.transpose()),
+    }
 }
 
 /// The gradient of the right factor of a product, to the bit what the backward of [`matmul`] finds: leftᵀ · gradient.
@@ -87,6 +100,29 @@ impl Kernel<2> for TransposedMatmul {
         [
             wanted[0].then(|| made(view(&right), gradient.transposed(), left.shape).numbers),
             wanted[1].then(|| made(view(&left), gradient, right.shape).numbers),
+        ]
+    }
+}
+
+impl Kernel<2> for MatmulTransposed {
+    type Kept = ();
+
+    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (Made, ()) {
+        (made(view(&left), view(&right).transposed(), [left.shape[0], right.shape[0]]), ())
+    }
+
+    /// d(a bᵀ): the gradient of a is g b, that of b is gᵀ a.
+    fn backward(
+        &self,
+        [left, right]: [Array<'_>; 2],
+        (): &(),
+        gradient: &[f32],
+        wanted: [bool; 2],
+    ) -> [Option<Vec<f32>>; 2] {
+        let gradient = View::new(gradient, [left.shape[0], right.shape[0]]);
+        [
+            wanted[0].then(|| made(gradient, view(&right), left.shape).numbers),
+            wanted[1].then(|| made(gradient.transposed(), view(&left), right.shape).numbers),
         ]
     }
 }

@@ -62,17 +62,24 @@ fn products() {
         |[a, b]| Some(weight_gradient(a.clone(), b.clone())),
         |[a, b]| a.transpose().matmul(b),
     );
+    compare(
+        [[37, 70], [130, 70]],
+        |[a, b]| Some(input_gradient(a.clone(), b.clone())),
+        |[a, b]| a.matmul(b.transpose()),
+    );
 }
 
 #[test]
-fn the_late_gradient_of_a_weight_is_the_early_one() {
+fn the_late_gradients_of_a_product_are_the_early_ones() {
     for device in devices() {
         let [left, right] = [filled(&device, [37, 70], 1), filled(&device, [70, 130], 2)];
         let gradient = filled(&device, [37, 130], 3).inner();
         let product = matmul(left.clone(), right.clone());
         let mut found = (product * gradient.clone().autodiff()).sum().backward();
         let early = right.grad_remove(&mut found).unwrap();
-        assert_eq!(numbers(weight_gradient(left.inner(), gradient)), numbers(early));
+        assert_eq!(numbers(weight_gradient(left.clone().inner(), gradient.clone())), numbers(early));
+        let early = left.grad_remove(&mut found).unwrap();
+        assert_eq!(numbers(input_gradient(gradient, right.inner())), numbers(early));
     }
 }
 

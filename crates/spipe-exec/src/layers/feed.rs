@@ -112,14 +112,15 @@ impl Feed {
 
     /// The product of an input with a weight.
     pub fn multiply(&self, input: Matrix, weight: Matrix) -> Matrix {
-        let output = match &self.tape {
-            Some(tape) => tape.multiply(input.clone(), weight),
-            None => kernels::matmul(input.clone(), weight),
+        let known = self.tape.as_ref().and_then(Tape::next);
+        let output = match &self.products {
+            Some(products) => products.multiply(input, weight, known),
+            None => kernels::matmul_known(input, weight, known),
         };
-        match &self.products {
-            Some(products) => products.note(input, output),
-            None => output,
+        if let Some(tape) = &self.tape {
+            tape.write(&output);
         }
+        output
     }
 
     /// Token numbers, sequences × tokens.

@@ -8,23 +8,10 @@
 //! ```
 
 use super::Matrix;
-use crate::kernels;
-use burn::backend::{
-    Autodiff, Backend, DispatchKindConversion, DispatchTensor, Flex,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind, binary},
-    },
-    tensor::FloatTensor,
-};
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-
-#[expect(deprecated, reason = "it is what the product is asked to run on; flex is its successor")]
-type Plain = burn::backend::NdArray;
 
 /// Outputs of the products of consecutive layers, in the order in which they are computed.
 #[derive(Clone, Debug)]
@@ -44,62 +31,24 @@ impl Tape {
         Self { outputs: Arc::new(Mutex::new(outputs.into())), writes: false }
     }
 
+    fn outputs(&self) -> MutexGuard<'_, VecDeque<Matrix>> {
+        self.outputs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What is on it.
     pub fn take(&self) -> Vec<Matrix> {
-        std::mem::take(&mut *self.outputs.lock().unwrap_or_else(PoisonError::into_inner)).into()
+        std::mem::take(&mut *self.outputs()).into()
     }
 
-    /// `input · weight`: computed and written down, or as it was written down.
-    ///
-    /// # Panics
-    /// If more products are read than were written.
-    pub fn multiply(&self, input: Matrix, weight: Matrix) -> Matrix {
+    /// The next output, if it has been written down before.
+    pub fn next(&self) -> Option<Matrix> {
+        if self.writes { None } else { self.outputs().pop_front() }
+    }
+
+    /// Writes an output down, unless this is a repetition.
+    pub fn write(&self, output: &Matrix) {
         if self.writes {
-            let output = kernels::matmul(input, weight);
-            self.outputs.lock().unwrap_or_else(PoisonError::into_inner).push_back(output.clone().inner());
-            return output;
+            self.outputs().push_back(output.clone().inner());
         }
-        let known = self.outputs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        let known = known.expect("a repetition has as many products as its forward");
-        kernels::known_product(&input, &weight, &known)
-            .or_else(|| known_in::<Flex>(&input, &weight, &known))
-            .or_else(|| known_in::<Plain>(&input, &weight, &known))
-            // Other backends compute it again.
-            .unwrap_or_else(|| input.matmul(weight))
-    }
-}
-
-/// `output` as the product of `input` and `weight` in their graph, if all belong to the backend `B`.
-fn known_in<B: Backend>(input: &Matrix, weight: &Matrix, output: &Matrix) -> Option<Matrix>
-where
-    DispatchTensor: DispatchKindConversion<Autodiff<B>> + DispatchKindConversion<B>,
-{
-    let (input, input_node) = input.clone().try_into_primitive::<Autodiff<B>>().ok()?.into_parts();
-    let (weight, weight_node) = weight.clone().try_into_primitive::<Autodiff<B>>().ok()?.into_parts();
-    let output = output.clone().try_into_primitive::<B>().ok()?;
-    let nodes = [input_node, weight_node];
-    let known = match Backward::<B, 2>::prepare::<NoCheckpointing>(Known, nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prepared) => prepared.finish((input, weight), output),
-        OpsKind::UnTracked(prepared) => prepared.finish(output),
-    };
-    Some(Matrix::from_primitive::<Autodiff<B>>(known))
-}
-
-/// A product whose output is known, with the backward of Burn's own.
-#[derive(Debug)]
-struct Known;
-
-impl<B: Backend> Backward<B, 2> for Known {
-    type State = (FloatTensor<B>, FloatTensor<B>);
-
-    fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let (input, weight) = ops.state;
-        binary::<B, _, _>(
-            ops.parents,
-            ops.node,
-            gradients,
-            |gradient| B::float_matmul(gradient, B::float_transpose(weight)),
-            |gradient| B::float_matmul(B::float_transpose(input), gradient),
-        );
     }
 }
