@@ -199,3 +199,37 @@ fn damaged_checkpoints_and_other_models_have_their_messages() {
     assert_eq!(output.status.code(), Some(3));
     assert!(said(&output).contains("does not suit this run: its seed is 1, this one is 9"), "{}", said(&output));
 }
+
+/// A shell that ignores the signal of a file that grows too large, so that writing it fails instead, as on a full disk.
+#[cfg(unix)]
+#[test]
+fn a_disk_that_is_full_ends_the_run_and_spares_the_checkpoint_before() {
+    let site = Site::new();
+    let args = ["--checkpoint-dir", "kept", "--checkpoint-every", "1"];
+    assert!(site.run(1, &args).output().unwrap().status.success());
+    let limited = "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"";
+    let run = site.run(3, &[&args[..], &["--resume"]].concat());
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(limited).arg(run.get_program()).args(run.get_args()).current_dir(site.folder.path());
+    let output = shell.output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).starts_with("error: cannot write `kept/step-00000002`: "), "{}", said(&output));
+    assert!(said(&output).contains("hint: the checkpoint before it is as it was"), "{}", said(&output));
+    assert_eq!(std::fs::read_dir(site.path("kept")).unwrap().count(), 1, "nothing half-written");
+    let output = site.run(2, &[&args[..], &["--resume"]].concat()).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(losses(&output.stdout).into_keys().collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_a_failed_check() {
+    let site = Site::new();
+    let args = ["--learning-rate", "1e30", "--checkpoint-dir", "kept", "--checkpoint-every", "1"];
+    let output = site.run(1000, &args).output().unwrap();
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    assert!(
+        said(&output).starts_with("error: ") && said(&output).contains(" is not finite\nhint: "),
+        "{}",
+        said(&output)
+    );
+}

@@ -6,7 +6,7 @@
 use crate::{
     RunError, Step,
     board::Board,
-    checkpoint::{Between, Writer},
+    checkpoint::{Between, CheckpointError, Writer},
     state::Finished,
 };
 use spipe_base::ActionKind;
@@ -46,7 +46,7 @@ impl Steps<'_, '_> {
             }
             let (iterations, more) = self.board.progress();
             if let Some(writer) = self.writer {
-                writer.write(self.done + iterations, self.state)?;
+                writer.write(self.done + iterations, self.state).map_err(refusal)?;
             }
             if !more {
                 return Ok(());
@@ -73,5 +73,15 @@ impl Steps<'_, '_> {
             let next = ((self.done + iterations) / every + 1).saturating_mul(every);
             self.board.allow(next - self.done);
         }
+    }
+}
+
+/// What a checkpoint that cannot be written means for the run.
+fn refusal(error: CheckpointError) -> RunError {
+    match error {
+        CheckpointError::NotFinite { tensor, step } => {
+            RunError::NotFinite { what: format!("`{tensor}` after step {step}") }
+        }
+        other => other.into(),
     }
 }

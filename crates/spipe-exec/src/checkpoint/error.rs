@@ -39,6 +39,14 @@ pub enum CheckpointError {
         /// What differs.
         differences: Vec<String>,
     },
+    /// Numbers that nobody can go on from; nothing was written.
+    #[error("`{tensor}` after step {step} is not finite")]
+    NotFinite {
+        /// The first tensor of which that is so.
+        tensor: String,
+        /// The last step before, from 0.
+        step: u32,
+    },
     /// Of a run that has nothing left to do.
     #[error("the checkpoint `{}` has {done} steps behind it, {asked} were asked for", path.display())]
     Done {

@@ -216,3 +216,20 @@ fn a_folder_that_cannot_be_is_refused_before_the_first_step() {
     train(&case, &writing(&case, 2, folder.path())).unwrap();
     assert_eq!(names(folder.path()), [name(2)]);
 }
+
+#[test]
+fn numbers_that_are_not_finite_end_the_run_and_reach_no_checkpoint() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    train(&case, &writing(&case, 2, folder.path())).unwrap();
+    let mut wild = going_on(&case, 1000, folder.path());
+    wild.optimizer.lr = 1e30;
+    let error = train(&case, &wild).unwrap_err();
+    assert!(matches!(error, RunError::NotFinite { .. }), "{error}");
+    for (_, checkpoint) in super::steps(folder.path()).unwrap() {
+        let weights = crate::tensor_file::TensorFile::open(&checkpoint.join(WEIGHTS)).unwrap();
+        let finite = |name: &String| weights.read(name).unwrap().iter().all(|number| number.is_finite());
+        assert!(weights.names().iter().all(finite), "{}", checkpoint.display());
+    }
+    assert!(Checkpoint::newest(folder.path()).unwrap().passed_over.is_empty());
+}

@@ -77,10 +77,14 @@ impl<'a> Writer<'a> {
         let folder = &self.place.folder;
         let temporary = folder.join(format!(".{}.tmp", name(step)));
         let path = folder.join(name(step));
-        let written = self.fill(&temporary, step, state).and_then(|()| put_in_place(folder, &temporary, &path));
-        if let Err(error) = written {
+        let mut infinite = None;
+        let written = self.fill(&temporary, step, state, &mut infinite);
+        if let Err(error) = written.and_then(|()| put_in_place(folder, &temporary, &path)) {
             // The disk may refuse this as well; the next run removes it.
             let _ = fs::remove_dir_all(&temporary);
+            if let Some(tensor) = infinite {
+                return Err(CheckpointError::NotFinite { tensor, step: step.saturating_sub(1) });
+            }
             return Err(CheckpointError::file("write", &path, &error));
         }
         let found = steps(folder)?;
@@ -92,13 +96,19 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn fill(&self, folder: &Path, step: u32, state: &dyn Between) -> io::Result<()> {
+    /// Writes all files; `infinite` is the tensor that is not finite, if that is why it fails.
+    fn fill(&self, folder: &Path, step: u32, state: &dyn Between, infinite: &mut Option<String>) -> io::Result<()> {
         fs::create_dir(folder)?;
         let mut files = BTreeMap::new();
         let (entries, places) = self.weights();
         let weights = self.tensors(&folder.join(WEIGHTS), &entries, &mut |index| {
             let (layer, tensor) = places[index];
-            state.parameter(layer, tensor)
+            let numbers = state.parameter(layer, tensor)?;
+            if numbers.iter().all(|number| number.is_finite()) {
+                return Ok(numbers);
+            }
+            *infinite = Some(entries[index].name.clone());
+            Err("it is not finite".into())
         })?;
         files.insert(WEIGHTS.to_owned(), weights);
         let (entries, places) = self.moments(state).map_err(io::Error::other)?;
