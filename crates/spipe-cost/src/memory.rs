@@ -14,7 +14,7 @@ pub struct LayerMemory {
     pub gradients: Bytes,
     /// The optimizer's state, master copy included; none of a frozen layer.
     pub optimizer: Bytes,
-    /// Keys and values of all microbatches, when tokens are generated.
+    /// Keys and values of all microbatches: what a prefill leaves, and what generating tokens reads.
     pub cache: Bytes,
     /// Kept from one microbatch's forward to its backward, the layer's input included, when nothing is recomputed; nothing where
     /// no backward runs. A frozen layer that a backward runs through is counted as one that trains.
@@ -45,7 +45,7 @@ impl LayerMemory {
         let saved =
             |recompute| when(layer.needs_backward, layer.saved(batch, precision, recompute, workload.attention));
         let generating = workload.mode == Mode::Generate;
-        let cache = if generating { layer.cache(batch, precision) * workload.microbatches } else { Bytes::ZERO };
+        let cache = if training { Bytes::ZERO } else { layer.cache(batch, precision) * workload.microbatches };
         let seen = if generating { layer.generated(batch) } else { batch };
         Self {
             parameters: Bytes::new(layer.parameters * width),

@@ -12,8 +12,8 @@ pub enum Mode {
     /// Forward, backward and an optimizer step.
     #[default]
     Train,
-    /// Forward only, of all tokens of each sequence: of a language model the prefill, of an image encoder an embedding, of a
-    /// denoising network one step.
+    /// Forward only, of all tokens of each sequence: of a language model the prefill, which leaves keys and values in a cache,
+    /// of an image encoder an embedding, of a denoising network one step.
     Infer,
     /// The forward of the next token of each sequence, whose other tokens, to the sequence length in all, are in a cache of keys
     /// and values.

@@ -81,7 +81,9 @@ fn grouped_queries_share_a_cache() {
     assert_eq!((block.gradients, block.saved), (Bytes::ZERO, Bytes::ZERO));
     assert_eq!(cost.memory(LayerId::new(0), GPU).cache, Bytes::ZERO, "an embedding remembers nothing");
     let prefill = table(&model, &workload(Mode::Infer, 4096, 2));
-    assert_eq!(prefill.memory(LayerId::new(1), GPU).cache, Bytes::ZERO);
+    assert_eq!(prefill.memory(LayerId::new(1), GPU).cache, block.cache, "a prefill fills it");
+    let training = table(&model, &workload(Mode::Train, 4096, 2));
+    assert_eq!(training.memory(LayerId::new(1), GPU).cache, Bytes::ZERO);
 }
 
 #[test]

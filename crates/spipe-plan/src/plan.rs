@@ -3,9 +3,9 @@
 use crate::Placement;
 use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange, Position, StageId};
-use spipe_cost::{CostTable, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::Model;
+use spipe_model::{Architecture, Model};
 
 /// What a placement is judged against: the model, the machine, and the costs of one on the other.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,15 @@ impl Context<'_> {
     /// The part of `layers` that a backward runs through: none in inference, and none where nothing at or below them trains.
     pub fn backward_of(&self, layers: LayerRange) -> Option<LayerRange> {
         LayerRange::new(layers.first().max(self.cost.without_backward().into()), layers.last())
+    }
+
+    /// Whether an iteration reads what the one before has found: the next token of each sequence, or images with less noise.
+    pub fn feeds_back(&self) -> bool {
+        match (self.model.architecture(), self.workload().mode) {
+            (Architecture::Unet(_), mode) => mode != Mode::Train,
+            (Architecture::Vision(_), _) => false,
+            (_, mode) => mode == Mode::Generate,
+        }
     }
 
     /// Whether the backward of `layers` hands a gradient to the layer before them.
@@ -115,6 +124,14 @@ impl Plan {
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
         crate::check::check_file(&context, &placement, position)?;
         Ok(Self { model, hardware, cost, placement, outcome: None })
+    }
+
+    /// The same placement for another workload, checked anew.
+    ///
+    /// # Errors
+    /// What of the placement does not suit the workload.
+    pub fn with_workload(&self, workload: Workload) -> Result<Self, Faults> {
+        Self::new(self.model.clone(), self.hardware.clone(), workload, self.placement.clone())
     }
 
     /// The same with a planner's word on it.

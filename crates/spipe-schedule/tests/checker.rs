@@ -19,6 +19,7 @@ fn program(passes: &str, training: bool) -> ProgramBuilder {
         microbatches: 1,
         training,
         without_backward: 0,
+        feeds_back: false,
         tokens: None,
         notes: Vec::new(),
     });

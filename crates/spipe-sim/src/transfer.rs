@@ -43,6 +43,7 @@ pub fn transfers(hardware: &Hardware, copies: &[Transfer]) -> Result<Vec<SimTime
         microbatches: 0,
         training: false,
         without_backward: 0,
+        feeds_back: false,
         tokens: None,
         notes: Vec::new(),
     });

@@ -20,6 +20,7 @@ fn builder() -> ProgramBuilder {
         microbatches: 0,
         training: false,
         without_backward: 0,
+        feeds_back: false,
         tokens: None,
         notes: Vec::new(),
     })

@@ -60,6 +60,42 @@ fn holds_keys_and_values(system: System, streamed: bool) {
     }
 }
 
+/// Eight sequences in four microbatches on two stages: a token of a microbatch begins when the one before has left the last
+/// stage, so that one microbatch alone takes as long for each token as both stages together.
+#[test]
+fn a_token_waits_for_the_one_before_it() {
+    let period = |microbatches: u64, mode: Mode| {
+        let model = Model::from_toml("m.toml", shipped(spipe_model::shipped(), "llama2-7b")).unwrap();
+        let machine = "rtx3090-x4-two-sockets";
+        let hardware = Hardware::from_toml("p.toml", shipped(spipe_hardware::shipped(), machine)).unwrap();
+        let workload = Workload {
+            mode,
+            seq_len: 256,
+            microbatch: 1,
+            microbatches,
+            precision: Precision::Bf16,
+            optimizer: Optimizer::Adamw,
+            attention: Attention::Fused,
+        };
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let range = |first: usize, last: usize| LayerRange::new(first.into(), last.into()).unwrap();
+        let gpus = [0, 1].map(|gpu| hardware.device(&format!("gpu{gpu}")).unwrap());
+        let placement =
+            Placement::new(System::Gpipe, [Stage::new(gpus[0], range(0, 16)), Stage::new(gpus[1], range(17, 33))]);
+        let times = [(gpus[0], range(0, 16)), (gpus[1], range(17, 33))]
+            .map(|(gpu, layers)| layers.iter().map(|layer| cost.time(layer, gpu).unwrap().forward.get()).sum::<f64>());
+        let program = lower(&context, &placement).unwrap();
+        (simulate(&program, &Options::default()).trace.iteration.to_ms() / 1e3, times)
+    };
+    let (alone, times) = period(1, Mode::Generate);
+    assert!(alone > times[0] + times[1], "{alone} {times:?}");
+    let (two, _) = period(2, Mode::Generate);
+    assert!(two < 1.1 * alone, "the stages take turns: {two} {alone}");
+    let (prefill, times) = period(1, Mode::Infer);
+    assert!(prefill < 1.01 * times[0].max(times[1]), "sequences do not wait for others: {prefill} {times:?}");
+}
+
 #[test]
 fn a_pipeline_holds_the_keys_and_values_of_all_its_sequences() {
     holds_keys_and_values(System::Gpipe, false);

@@ -64,6 +64,7 @@ fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Of
         microbatches: microbatches as u64,
         training: true,
         without_backward: 0,
+        feeds_back: false,
         tokens: None,
         notes: Vec::new(),
     });

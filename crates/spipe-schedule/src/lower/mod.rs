@@ -71,6 +71,7 @@ fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
         microbatches: workload.microbatches,
         training: workload.mode == Mode::Train,
         without_backward: context.cost.without_backward(),
+        feeds_back: context.feeds_back(),
         tokens: Some(workload.tokens()),
         notes,
     });

@@ -31,6 +31,8 @@ struct Part {
     /// Shards of parameters, gradients and optimizer state, and where parameters and gradients live.
     parameters: BufferId,
     gradients: Option<BufferId>,
+    /// Keys and values of the device's own microbatches.
+    cache: Option<BufferId>,
     state: Option<(BufferId, MemoryId)>,
     home: MemoryId,
     /// How often gradients have been added up.
@@ -139,6 +141,7 @@ impl<'a> Lowering<'a> {
         let here = &self.participants[at];
         let part = &here.parts[stage];
         let mut reads = vec![Access::new(gathered, 1)];
+        reads.extend(part.cache.map(|cache| Access::new(cache, 0)));
         reads.extend(
             stage.checked_sub(1).and_then(|before| self.outputs[at][before]).map(|input| Access::new(input, 1)),
         );
@@ -455,10 +458,8 @@ fn part(
     let training = context.backward_of(layers).is_some();
     let mut resident = |content, memory, bytes| builder.part(share, content, memory, (bytes, Lifetime::Resident));
     let cache = shard(sum(|memory| memory.cache), count);
-    if cache > Bytes::ZERO {
-        resident(Content::Cache(layers), memory, cache);
-    }
     Part {
+        cache: (cache > Bytes::ZERO).then(|| resident(Content::Cache(layers), memory, cache)),
         parameters: resident(Content::Parameters(layers), home, bytes.parameter_shard),
         gradients: training.then(|| resident(Content::Gradients(layers), home, bytes.gradient_shard)),
         state: training.then(|| {

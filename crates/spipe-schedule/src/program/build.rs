@@ -5,8 +5,8 @@ use super::{
     Shape, Space, Stage, check, precedence,
 };
 use spipe_base::{
-    ActionId, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, IdVec, LaneId, LaneRole, LinkId, MemoryId,
-    SimTime, StageId,
+    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, IdVec, IdleCause, LaneId,
+    LaneRole, LinkId, MemoryId, MicrobatchId, SimTime, StageId,
 };
 use std::{
     cmp::Reverse,
@@ -130,7 +130,11 @@ impl ProgramBuilder {
     }
 
     /// Orders the lanes, proves the program well-formed and freezes it, or reports every fault.
-    pub fn build(self) -> Result<Program, Faults> {
+    pub fn build(mut self) -> Result<Program, Faults> {
+        if self.program.shape.feeds_back {
+            let edges = fed_back(&self.program);
+            self.edges.extend(edges);
+        }
         let mut program = self.program;
         let mut faults = check::references(&program.actions, &program.buffers, &self.edges);
         if !faults.is_harmless() {
@@ -172,7 +176,7 @@ fn order_lanes(program: &mut Program, turns: &[Vec<ActionId>]) -> Result<Vec<Edg
         lane.queue = queue;
     }
     let edge = |from: ActionId, to: ActionId, distance| {
-        let (anchor, lag, cause) = (super::Anchor::EndToStart, SimTime::ZERO, spipe_base::IdleCause::Order);
+        let (anchor, lag, cause) = (super::Anchor::EndToStart, SimTime::ZERO, IdleCause::Order);
         Edge { from, to, anchor, distance, lag, cause }
     };
     let mut edges = Vec::new();
@@ -185,6 +189,29 @@ fn order_lanes(program: &mut Program, turns: &[Vec<ActionId>]) -> Result<Vec<Edg
         }
     }
     Ok(edges)
+}
+
+/// The first layer of each microbatch waits for the last one of the iteration before. What crosses is so small that it takes no time:
+/// the number of a token, or images, beside what their layers put out.
+fn fed_back(program: &Program) -> Vec<Edge> {
+    let forwards = program.actions.enumerate().filter(|(_, action)| action.kind == ActionKind::Forward);
+    let (mut first, mut last) = (BTreeMap::new(), BTreeMap::new());
+    for (id, action) in forwards {
+        let stage = action.subject.stage.and_then(|stage| program.stages.get(stage));
+        let (Some(stage), Some(microbatch)) = (stage, action.subject.microbatch) else { continue };
+        if stage.layers.first().index() == 0 {
+            first.insert(microbatch, id);
+        }
+        if stage.layers.last().index() + 1 == program.shape.layers {
+            last.insert(microbatch, id);
+        }
+    }
+    let edge = |(microbatch, from): (MicrobatchId, ActionId)| {
+        let to = *first.get(&microbatch)?;
+        let (anchor, cause) = (super::Anchor::EndToStart, IdleCause::Activation);
+        (from != to).then_some(Edge { from, to, anchor, distance: 1, lag: SimTime::ZERO, cause })
+    };
+    last.into_iter().filter_map(edge).collect()
 }
 
 fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {

@@ -62,7 +62,7 @@ pub enum Content {
     Gradients(LayerRange),
     /// Master copies and moments.
     OptimizerState(LayerRange),
-    /// Keys and values of the tokens so far, of all microbatches.
+    /// Keys and values of the tokens so far, of all microbatches; each forward reads and lengthens those of its own.
     Cache(LayerRange),
     /// The output of a layer on a microbatch.
     Activation(LayerId, MicrobatchId),
@@ -316,6 +316,9 @@ pub struct Shape {
     pub training: bool,
     /// Layers at the front of the model at or below which nothing trains: in training they alone have no backward.
     pub without_backward: usize,
+    /// Whether what the last layer finds in an iteration is what the first one reads in the next: the tokens that are generated,
+    /// images from which noise is taken step by step.
+    pub feeds_back: bool,
     /// Tokens (or images) of the iteration, if it has any.
     pub tokens: Option<u64>,
     /// Words that must stand wherever results are shown.

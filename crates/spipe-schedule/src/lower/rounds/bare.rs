@@ -168,6 +168,7 @@ fn builder(name: &str, (layers, microbatches, training): (usize, usize, bool)) -
         microbatches: microbatches as u64,
         training,
         without_backward: 0,
+        feeds_back: false,
         tokens: None,
         notes: Vec::new(),
     })

@@ -128,6 +128,8 @@ pub(super) struct Rounds<'a> {
     parameters: Vec<(LayerRange, BufferId, MemoryId)>,
     /// Parameters on the device, by use.
     weights: BTreeMap<Use, BufferId>,
+    /// Keys and values, by forward chunk.
+    caches: BTreeMap<usize, BufferId>,
     /// Inputs and outputs of the forward chunks, by chunk and microbatch, on their own device.
     inputs: BTreeMap<Key, BufferId>,
     outputs: BTreeMap<Key, BufferId>,
@@ -154,6 +156,7 @@ impl Rounds<'_> {
             builder: &mut builder,
             parameters: Vec::new(),
             weights: BTreeMap::new(),
+            caches: BTreeMap::new(),
             inputs: BTreeMap::new(),
             outputs: BTreeMap::new(),
             incoming: BTreeMap::new(),
@@ -237,6 +240,7 @@ impl Rounds<'_> {
     fn forward(&mut self, this: Use, microbatch: usize) -> ActionId {
         let key = (this.chunk, microbatch);
         let mut reads = vec![Access::new(self.weights[&this], self.version_of_weights())];
+        reads.extend(self.caches.get(&this.chunk).map(|cache| Access::new(*cache, 0)));
         reads.extend(self.inputs.get(&key).map(|input| Access::new(*input, 1)));
         let mut writes = vec![self.workspace(this, microbatch)];
         let made = self.made_by_forward.get(&key).into_iter().flatten();

@@ -63,9 +63,11 @@ impl Rounds<'_> {
 
     /// Keys and values stay on the device of their chunk.
     pub(super) fn hold_caches(&mut self) {
-        for chunk in self.spec.forward.iter().filter(|chunk| chunk.cache > Bytes::ZERO) {
+        let spec = self.spec;
+        for (index, chunk) in spec.forward.iter().enumerate().filter(|(_, chunk)| chunk.cache > Bytes::ZERO) {
             let memory = self.builder.memory_of(chunk.device);
-            self.builder.buffer(Content::Cache(chunk.layers), memory, chunk.cache, Lifetime::Resident);
+            let cache = self.builder.buffer(Content::Cache(chunk.layers), memory, chunk.cache, Lifetime::Resident);
+            self.caches.insert(index, cache);
         }
     }
 
