@@ -410,10 +410,10 @@ pub struct Run {
     /// The plan
     pub plan: String,
     /// What to train on: a text, byte by byte; for models that read images a folder with a folder of images for each class,
-    /// or `synthetic`
+    /// or `synthetic`. Plans that infer continue the text, turn images into vectors, or take noise from them
     #[arg(long)]
     pub data: String,
-    /// Training steps
+    /// Training steps; of plans that infer as many tokens for each sequence, batches of images, or steps of denoising
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
     /// Which executor device stands for which device of the plan, such as gpu0=emulated:0
@@ -443,6 +443,9 @@ pub struct Run {
     /// Folder for the weights at the end, as transformers loads them
     #[arg(long)]
     pub save_weights: Option<String>,
+    /// What a plan that infers has found, to be written as safetensors
+    #[arg(long)]
+    pub save_outputs: Option<String>,
     /// The measured trace to write
     #[arg(short, long)]
     pub output: Option<String>,

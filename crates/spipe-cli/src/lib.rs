@@ -18,6 +18,7 @@ mod failure;
 mod input;
 mod measuring;
 mod output;
+mod outputs;
 mod pinning;
 mod planning;
 mod progress;

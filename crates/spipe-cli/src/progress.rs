@@ -1,10 +1,10 @@
 //! How far a run has come: a bar on a terminal, lines of JSON for programs, and Ctrl-C.
 
-use crate::{Failure, args::Format, output, tables::grouped};
+use crate::{Failure, args::Format, output, outputs, tables::grouped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use signal_hook::consts::SIGINT;
-use spipe_exec::{Report, Step};
+use spipe_exec::{Outputs, Report, Step};
 use std::{
     collections::BTreeMap,
     io::IsTerminal,
@@ -54,6 +54,12 @@ struct EndLine<'a> {
     iteration_ms: f64,
     lane_overhead: f64,
     memories: Vec<MemoryLine<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ms_per_token: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<&'a [Vec<i32>]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    images: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -143,6 +149,15 @@ impl Progress {
             iteration_ms: report.trace.iteration.to_ms(),
             lane_overhead: report.lane_overhead,
             memories: memories.collect(),
+            ms_per_token: outputs::ms_per_token(report),
+            tokens: match &report.outputs {
+                Some(Outputs::Tokens { tokens, .. }) => Some(tokens),
+                _ => None,
+            },
+            images: match &report.outputs {
+                Some(Outputs::Images { width, rows }) => Some(rows.len() / (*width).max(1)),
+                _ => None,
+            },
         })
     }
 }

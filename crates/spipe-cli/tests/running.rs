@@ -32,14 +32,20 @@ fn machine(link: &str) -> String {
 
 /// A folder with `plan.json` for a model whose stages are on both devices, and `text.txt`.
 fn folder(model: &str, link: &str) -> tempfile::TempDir {
+    planned(model, link, "--system hybrid")
+}
+
+fn planned(model: &str, link: &str, how: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write("model.toml", model);
     write("machine.toml", &machine(link));
     write("text.txt", &"the quick brown fox jumps over the lazy dog. ".repeat(40));
-    let args = "plan --model model.toml --hardware machine.toml --system hybrid --precision fp32 --global-batch 4 \
-                --microbatch 2 --planner dp -o plan.json";
-    let made = spipe(folder.path(), args).output().unwrap();
+    let args = format!(
+        "plan --model model.toml --hardware machine.toml {how} --precision fp32 --global-batch 4 --microbatch 2 \
+         --planner dp -o plan.json"
+    );
+    let made = spipe(folder.path(), &args).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     folder
 }
@@ -160,6 +166,58 @@ fn what_goes_wrong_has_its_exit_code() {
     assert!(text(&wild.stderr).starts_with("error: the loss of step "), "{}", text(&wild.stderr));
     let device = refused("run plan.json --data text.txt --steps 1 --bind gpu9=cpu:0");
     assert!(device.starts_with("2: error: `test` has no device `gpu9`"), "{device}");
+}
+
+/// The shape of a tensor by the header of its file: the header's length in 8 bytes, then JSON.
+fn shape_of(path: &Path, tensor: &str) -> Vec<u64> {
+    let file = std::fs::read(path).unwrap();
+    let (length, rest) = file.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&rest[..length]).unwrap();
+    header[tensor]["shape"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).collect()
+}
+
+#[test]
+fn text_is_continued_token_by_token() {
+    let tokens = |mode: &str| {
+        let folder = planned(MODEL, "4 GB/s", &format!("--system gpipe --mode {mode}"));
+        let run = |more: &str| {
+            let args = format!("run plan.json --data text.txt --steps 5 {more}");
+            let run = spipe(folder.path(), &args).output().unwrap();
+            assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
+            text(&run.stdout)
+        };
+        let lines = lines(&run("--format json -o trace.json --save-outputs found.safetensors"));
+        let (told, end) = steps(&lines);
+        assert_eq!(told, [0, 1, 2, 3, 4]);
+        assert!(end["ms-per-token"].as_f64().unwrap() > 0.0, "{end}");
+        assert!(folder.path().join("trace.json").exists());
+        assert_eq!(shape_of(&folder.path().join("found.safetensors"), "tokens"), [4, 5]);
+        let human = run("");
+        assert!(human.contains(" ms per token, ") && human.contains(" goes on \""), "{human}");
+        end["tokens"].clone()
+    };
+    // Prompts of 16 tokens, and of 12.
+    for mode in ["infer", "generate"] {
+        let tokens = tokens(mode);
+        let sequences = tokens.as_array().unwrap();
+        assert_eq!(sequences.len(), 4);
+        assert!(sequences.iter().all(|tokens| tokens.as_array().unwrap().len() == 5), "{tokens}");
+    }
+}
+
+#[test]
+fn images_are_embedded() {
+    let folder = planned(VIT, "4 GB/s", "--system gpipe --mode infer");
+    let args = "run plan.json --data synthetic --steps 3 --format json --save-outputs found.safetensors";
+    let run = spipe(folder.path(), args).output().unwrap();
+    assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
+    assert_eq!(lines(&text(&run.stdout)).last().unwrap()["images"], 12);
+    assert_eq!(shape_of(&folder.path().join("found.safetensors"), "images"), [12, 32]);
+    let training = self::folder(VIT, "4 GB/s");
+    let run = spipe(training.path(), args).output().unwrap();
+    assert_eq!(run.status.code(), Some(2), "{}", text(&run.stderr));
+    assert!(text(&run.stderr).starts_with("error: `--save-outputs` is for plans that infer"), "{}", text(&run.stderr));
 }
 
 #[test]

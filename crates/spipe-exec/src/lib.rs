@@ -11,7 +11,7 @@
 //! pipeline; on one backend with as many threads per device, losses and gradients are equal bit for bit. [`calibrate`]
 //! measures what the planner needs to know about the machine it runs on.
 //!
-//! What is executed: training and forwards of decoder-only transformers, image encoders and denoising networks. Accelerators
+//! What is executed: training and inference of decoder-only transformers, image encoders and denoising networks. Accelerators
 //! hold and send f32, bf16 or f16; those that CPU cores play compute in f32 all the same. [`Executor::Cuda`] is untested on a GPU.
 
 mod account;
@@ -23,12 +23,15 @@ mod data;
 mod error;
 #[cfg(test)]
 mod failures;
+mod infer;
+mod inference;
 mod interpreter;
 mod kernels;
 mod layers;
 mod optimizer;
 mod pacer;
 mod passes;
+mod preparation;
 mod reference;
 #[cfg(test)]
 mod rollback;
@@ -52,8 +55,9 @@ pub use calibrate::{
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest};
 pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
 pub use error::{MemoryUse, RunError};
+pub use infer::Outputs;
 pub use optimizer::{AdamW, Exchange, Moments, NarrowMut, Numbers, UndoLog};
-pub use reference::{Reference, reference};
+pub use reference::{Inferred, Reference, inferred, reference};
 pub use run::{Gradient, Options, Report, Step, run};
 pub use site::{assign_cores, available};
 pub use weights::WeightsError;

@@ -11,7 +11,7 @@
 
 use crate::{
     AdamW,
-    layers::{Feed, Matrix, Product, Products, Signal, Tape, Unit},
+    layers::{Answer, Feed, Matrix, Product, Products, Signal, Tape, Unit},
     optimizer::Moments,
 };
 use burn::tensor::{Tensor, TensorData};
@@ -354,6 +354,8 @@ fn plain(signal: Signal) -> Signal {
         Signal::Tokens => Signal::Tokens,
         Signal::Hidden(matrix) => Signal::Hidden(matrix.inner()),
         Signal::Loss(loss) => Signal::Loss(loss.inner()),
+        Signal::Answer(Answer::Rows(rows), loss) => Signal::Answer(Answer::Rows(Box::new(rows.inner())), loss.inner()),
+        Signal::Answer(tokens, loss) => Signal::Answer(tokens, loss.inner()),
     }
 }
 

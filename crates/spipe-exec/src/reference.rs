@@ -1,12 +1,15 @@
 //! Plain training on one device: what every schedule must reproduce.
 
 use crate::{
-    Data, Gradient, Options, RunError,
+    Data, Gradient, Options, Outputs as Found, RunError,
     data::Draw,
-    layers::{Feed, Reading, Signal, initial, units},
+    infer::{Lengths, all_prompts, inference},
+    inference::Part,
+    layers::{Feed, Parameter, Reading, Signal, Unit, initial, units},
     optimizer::Moments,
     passes::{self, Layers, Outputs, Seed, Tensors},
-    run::{bind, named_gradients},
+    preparation::bind,
+    run::{Hooks, Job, named_gradients},
     site::Site,
 };
 use burn::tensor::{Tensor, TensorData};
@@ -34,27 +37,9 @@ pub struct Reference {
 /// What is wrong with the model, the binding or the data.
 pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options) -> Result<Reference, RunError> {
     let context = plan.context();
-    let units = units(context.model).map_err(RunError::Unsupported)?;
     data.check(context.model, context.workload().seq_len)?;
     let reading = Reading::of(context.model);
-    let bound = bind(plan, program, &options.bindings).map_err(RunError::Unsupported)?;
-    let first = program.stages().iter().next().and_then(|stage| bound.get(&stage.device));
-    let Some(binding) = first else {
-        return Err(RunError::Unsupported(Diagnostic::error("the program has no stages").into()));
-    };
-    let site = Site::open(&binding.executor)?;
-    let shapes: Vec<_> = units.iter().map(crate::layers::Unit::parameters).collect();
-    let mut parameters: Tensors = shapes
-        .iter()
-        .enumerate()
-        .map(|(layer, shapes)| {
-            let tensor = |shape: &crate::layers::Parameter| {
-                let numbers = initial(options.seed, LayerId::from(layer), shape);
-                Tensor::from_data(TensorData::new(numbers, shape.shape), &site.device)
-            };
-            shapes.iter().map(tensor).collect()
-        })
-        .collect();
+    let Plain { units, site, shapes, mut parameters, executor } = Plain::new(plan, program, options)?;
     let mut moments: Vec<Vec<Moments>> =
         shapes.iter().map(|shapes| shapes.iter().map(|shape| Moments::new(shape.count())).collect()).collect();
     let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
@@ -64,8 +49,7 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         .iter()
         .any(|buffer| matches!(buffer.content, Content::Gradients(_)) && buffer.lifetime == Lifetime::Arrives);
     let mut before: Option<Tensors> = None;
-    let failed =
-        |message| RunError::Lane { lane: binding.executor.to_string(), action: "the reference".into(), message };
+    let failed = |message| RunError::Lane { lane: executor.clone(), action: "the reference".into(), message };
     for step in 0..options.steps {
         let start = Instant::now();
         let (loss, gradients) = site
@@ -103,4 +87,92 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         result.durations.push(start.elapsed());
     }
     Ok(result)
+}
+
+/// A whole model on one device.
+struct Plain {
+    units: Vec<Unit>,
+    site: Site,
+    shapes: Vec<Vec<Parameter>>,
+    parameters: Tensors,
+    /// The device in words.
+    executor: String,
+}
+
+impl Plain {
+    fn new(plan: &Plan, program: &Program, options: &Options) -> Result<Self, RunError> {
+        let units = units(plan.context().model).map_err(RunError::Unsupported)?;
+        let bound = bind(plan, program, &options.bindings).map_err(RunError::Unsupported)?;
+        let first = program.stages().iter().next().and_then(|stage| bound.get(&stage.device));
+        let Some(binding) = first else {
+            return Err(RunError::Unsupported(Diagnostic::error("the program has no stages").into()));
+        };
+        let site = Site::open(&binding.executor)?;
+        let shapes: Vec<_> = units.iter().map(Unit::parameters).collect();
+        let layer = |(layer, shapes): (usize, &Vec<Parameter>)| {
+            let tensor = |shape: &Parameter| {
+                let numbers = initial(options.seed, LayerId::from(layer), shape);
+                Tensor::from_data(TensorData::new(numbers, shape.shape), &site.device)
+            };
+            shapes.iter().map(tensor).collect()
+        };
+        let parameters = shapes.iter().enumerate().map(layer).collect();
+        Ok(Self { units, site, shapes, parameters, executor: binding.executor.to_string() })
+    }
+}
+
+/// What plain inference came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inferred {
+    /// What was found.
+    pub outputs: Found,
+    /// The loss of every step.
+    pub losses: Vec<f64>,
+}
+
+/// Infers without a pipeline and without caches: the same microbatches one after the other through all layers, every token
+/// computed again for each that follows.
+///
+/// # Errors
+/// What is wrong with the model, the binding or the data.
+pub fn inferred(plan: &Plan, program: &Program, data: &Data, options: &Options) -> Result<Inferred, RunError> {
+    let context = plan.context();
+    data.check(context.model, context.workload().seq_len)?;
+    let (part, lengths) = match Reading::of(context.model) {
+        Reading::Tokens => {
+            let lengths = Lengths::of(plan, options.steps)?;
+            (Part::Again { tokens: lengths.prompts as usize }, Some(lengths))
+        }
+        Reading::Classes { .. } => (Part::Images, None),
+        Reading::Noise(condition) => (Part::Noise { condition, steps: options.steps }, None),
+    };
+    let Plain { units, site, parameters, executor, .. } = Plain::new(plan, program, options)?;
+    let job = Job { plan, program, data, options, hooks: &Hooks::NONE };
+    let inference = inference(&job, part, Default::default());
+    let failed = |message| RunError::Lane { lane: executor.clone(), action: "the reference".into(), message };
+    let mut losses = Vec::new();
+    for iteration in 0..options.steps {
+        let mut sum = 0.0;
+        for microbatch in 0..inference.microbatches {
+            let pass = || {
+                let feed = inference.feed(iteration, microbatch, &site.device);
+                let layers = Layers { first: 0, units: &units, parameters: &parameters };
+                passes::untracked(layers, Signal::Tokens, &feed, &mut Outputs::default())
+            };
+            if let Signal::Answer(answer, loss) = site.compute(pass).map_err(failed)? {
+                inference.found(iteration, microbatch, answer);
+                sum += passes::loss_number(loss);
+            }
+        }
+        losses.push(sum / inference.microbatches as f64);
+    }
+    let found = inference.take_found();
+    let outputs = match lengths {
+        Some(lengths) => Found::tokens(&found, &all_prompts(&inference, lengths), &[]),
+        None => {
+            let times = if matches!(part, Part::Images) { options.steps as usize } else { 1 };
+            Found::images(&found, times * context.workload().global_batch() as usize)
+        }
+    };
+    Ok(Inferred { outputs, losses })
 }

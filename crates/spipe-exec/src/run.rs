@@ -1,24 +1,22 @@
 //! A run: one thread per lane of a program.
 
 use crate::{
-    AdamW, Backend, Binding, Checkpoint, CheckpointError, Checkpoints, Data, Executor, MemoryUse, RunError,
+    AdamW, Binding, Checkpoint, Checkpoints, Data, MemoryUse, Outputs, RunError,
     board::Board,
-    checkpoint::{Beginning, Between, Described, Disk, Identity, RealDisk, Writer, refuse_carried},
-    interpreter::{Interpreter, Scales},
-    layers::{Reading, Unit, units},
-    pacer::Pacer,
+    checkpoint::{Between, Disk, Identity, RealDisk, Writer},
+    infer::infer,
+    inference::Inference,
+    interpreter::Interpreter,
+    layers::Unit,
+    preparation::{described, prepare},
     rules::Rules,
-    site::{Site, assign_cores},
     state::State,
     steps::Steps,
-    store::Store,
-    task::{computed_on, tasks},
-    weights::{self, Weights},
+    weights,
 };
-use burn::tensor::{DType, TensorData};
-use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, Diagnostic, Faults, LaneId, LayerId};
-use spipe_hardware::DeviceKind;
-use spipe_model::Precision;
+use burn::tensor::TensorData;
+use spipe_base::{ActionId, Bytes, Diagnostic, LaneId, LayerId};
+use spipe_cost::Mode;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
 use spipe_trace::Trace;
@@ -28,7 +26,6 @@ use std::{
     ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::Mutex,
     time::Duration,
 };
 
@@ -116,6 +113,8 @@ pub struct Report {
     pub devices: Vec<Binding>,
     /// What could not be done as asked, though the run went on.
     pub warnings: Vec<String>,
+    /// What was found, where nothing is trained.
+    pub outputs: Option<Outputs>,
 }
 
 /// Runs `program`, which was lowered from `plan`, and calls `on_step` after each iteration on this thread; it can end the run.
@@ -155,7 +154,31 @@ pub(crate) fn run_with(
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
     hooks: &Hooks<'_>,
 ) -> Result<Report, RunError> {
-    let (interpreter, devices, mut warnings) = prepare((plan, program), data, options, hooks.spoils)?;
+    let job = Job { plan, program, data, options, hooks };
+    match plan.context().workload().mode {
+        Mode::Train => perform(&job, None, on_step).map(|(report, _)| report),
+        Mode::Infer | Mode::Generate => infer(&job, on_step),
+    }
+}
+
+/// A program with all that it takes to carry it out.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub plan: &'a Plan,
+    pub program: &'a Program,
+    pub data: &'a Data,
+    pub options: &'a Options,
+    pub hooks: &'a Hooks<'a>,
+}
+
+/// Carries out one program; the interpreter is as the last action has left it.
+pub(crate) fn perform<'a>(
+    job: &Job<'a>,
+    inference: Option<Inference<'a>>,
+    on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
+) -> Result<(Report, Interpreter<'a>), RunError> {
+    let Job { plan, program, options, hooks, .. } = *job;
+    let (interpreter, devices, mut warnings) = prepare(job, inference)?;
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
         Writer::open(place, Identity::new(plan, options), layers, hooks.disk)
@@ -194,7 +217,8 @@ pub(crate) fn run_with(
         weights::save(folder, (plan.context().model, &parameters), numbers, MOST_BYTES)?;
     }
     warnings.extend(interpreter.sites.values().flat_map(|site| site.warnings.clone()));
-    report(&rules, &interpreter, &state, (devices, warnings))
+    let report = report(&rules, &interpreter, &state, (devices, warnings))?;
+    Ok((report, interpreter))
 }
 
 /// The largest file of weights, as transformers writes them.
@@ -207,159 +231,6 @@ impl Drop for StopOnDrop<'_, '_> {
         if std::thread::panicking() {
             self.0.fail(RunError::Stalled { waiting: "the caller has given up".into() });
         }
-    }
-}
-
-/// Everything that can be refused before anything runs, then the devices.
-fn prepare<'a>(
-    (plan, program): (&Plan, &'a Program),
-    data: &'a Data,
-    options: &Options,
-    spoils: fn(u32, LayerId) -> bool,
-) -> Result<(Interpreter<'a>, Vec<Binding>, Vec<String>), RunError> {
-    let context = plan.context();
-    let workload = context.workload();
-    let checks = program.actions().iter().any(|action| action.kind == ActionKind::Check);
-    let mut faults = Faults::new();
-    let units = units(context.model).map_err(|found| faults.extend(found)).unwrap_or_default();
-    let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
-    let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
-    for (device, binding) in &bound {
-        let (name, stored) = (&program.devices()[*device].name, context.cost.storage(*device));
-        if stored != Precision::Fp32 && matches!(binding.executor.cpu(), Some((Backend::Ndarray, _))) {
-            let message = format!("`{name}` would store {stored}, which ndarray does not hold");
-            faults.push(Diagnostic::error(message).hint("use flex, or plan with `--precision fp32`"));
-        }
-    }
-    if options.checkpoints.is_some() || options.resume.is_some() || options.save_weights.is_some() {
-        refuse_carried(program).map_err(|fault| faults.push(fault)).unwrap_or_default();
-        if workload.precision == Precision::Fp16 && checks {
-            faults.push(
-                Diagnostic::error("checkpoints do not hold the loss scale of fp16 yet").hint("plan with bf16 or fp32"),
-            );
-        }
-    }
-    faults.or(()).map_err(RunError::Unsupported)?;
-    data.check(context.model, workload.seq_len)?;
-    if let Some(folder) = &options.save_weights {
-        weights::prepare(folder, context.model)?;
-    }
-    let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
-    let (beginning, warnings) = beginning(plan, &units, options)?;
-    let mut sites = BTreeMap::new();
-    for (device, binding) in &bound {
-        sites.insert(*device, Site::open(&binding.executor)?);
-    }
-    let interpreter = Interpreter {
-        program,
-        tasks,
-        computed_on: computed_on(program),
-        units,
-        sites,
-        data,
-        reading: Reading::of(context.model),
-        batch: (workload.microbatch as usize, tokens as usize),
-        seed: options.seed,
-        beginning,
-        optimizer: options.optimizer,
-        store: Store::default(),
-        pacer: Pacer::new(program.channels()),
-        checks: Mutex::new(BTreeMap::new()),
-        narrow: match workload.precision {
-            Precision::Fp16 => DType::F16,
-            _ => DType::BF16,
-        },
-        narrow_devices: bound
-            .keys()
-            .filter(|device| context.cost.storage(**device) != Precision::Fp32)
-            .copied()
-            .collect(),
-        scales: Mutex::new(Scales::new(workload.precision, checks)),
-        spoils,
-        first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
-    };
-    Ok((interpreter, bound.into_values().collect(), warnings))
-}
-
-/// Where the run begins, and what about that should be known.
-fn beginning(plan: &Plan, units: &[Unit], options: &Options) -> Result<(Beginning, Vec<String>), RunError> {
-    let layers = described(plan, units);
-    let Some(checkpoint) = &options.resume else {
-        let tensors = layers.iter().map(|(_, parameters)| parameters.as_slice());
-        let open = |path: &PathBuf| Weights::open(path, plan.context().model, tensors);
-        let weights = options.weights.as_ref().map(open).transpose()?;
-        return Ok((Beginning::new(options.seed, &layers, weights), Vec::new()));
-    };
-    if checkpoint.step() >= options.steps {
-        let (path, done) = (checkpoint.path().into(), checkpoint.step());
-        return Err(CheckpointError::Done { path, done, asked: options.steps }.into());
-    }
-    Ok(Beginning::resume(&Identity::new(plan, options), &layers, checkpoint)?)
-}
-
-/// The names and tensors of all layers.
-fn described(plan: &Plan, units: &[Unit]) -> Vec<Described> {
-    let names = plan.context().model.layers().iter().map(|layer| layer.name.clone());
-    names.zip(units.iter().map(Unit::parameters)).collect()
-}
-
-/// The binding of every device that computes a stage or steps parameters, cores chosen.
-pub(crate) fn bind(
-    plan: &Plan,
-    program: &Program,
-    bindings: &[Binding],
-) -> Result<BTreeMap<DeviceId, Binding>, Faults> {
-    let mut faults = Faults::new();
-    let steps = program
-        .actions()
-        .iter()
-        .filter(|action| matches!(action.kind, ActionKind::OptimizerStep | ActionKind::Check | ActionKind::Rollback));
-    let stepping = steps.map(|action| program.lanes()[action.lane].device);
-    let mut used: Vec<DeviceId> = program.stages().iter().map(|stage| stage.device).chain(stepping).collect();
-    used.sort_unstable();
-    used.dedup();
-    for binding in bindings {
-        let known = program.devices().iter().any(|device| device.name == binding.device);
-        let twice = bindings.iter().filter(|other| other.device == binding.device).count() > 1;
-        if !known {
-            let names: Vec<&str> = program.devices().iter().map(|device| device.name.as_str()).collect();
-            faults.push(
-                Diagnostic::error(format!("`{binding}` binds a device that the plan does not have"))
-                    .hint(format!("its devices are {}", names.join(", "))),
-            );
-        } else if twice {
-            faults.push(Diagnostic::error(format!("`{}` is bound more than once", binding.device)));
-        }
-    }
-    let mut bound = BTreeMap::new();
-    for device in used {
-        let name = &program.devices()[device].name;
-        match bindings.iter().find(|binding| binding.device == *name) {
-            Some(binding) => {
-                bound.insert(device, binding.clone());
-            }
-            None => faults.push(
-                Diagnostic::error(format!("nothing executes `{name}`"))
-                    .hint(format!("bind it, for example {name}=cpu:0")),
-            ),
-        }
-    }
-    faults.or(())?;
-    let mut executors: Vec<Executor> = bound.values().map(|binding: &Binding| binding.executor.clone()).collect();
-    let wanted: Vec<Option<usize>> = bound.keys().map(|device| threads(plan, *device)).collect();
-    assign_cores(&mut executors, &wanted);
-    for (binding, executor) in bound.values_mut().zip(executors) {
-        binding.executor = executor;
-    }
-    Ok(bound)
-}
-
-/// How many cores the machine's file gives to a device.
-fn threads(plan: &Plan, device: DeviceId) -> Option<usize> {
-    let device = &plan.context().hardware.devices()[device];
-    match device.kind {
-        DeviceKind::Socket { cores, .. } => Some(cores as usize),
-        DeviceKind::Gpu => device.emulated_cores.map(|cores| cores as usize),
     }
 }
 
@@ -416,6 +287,7 @@ fn report(
         gradients: gradients(interpreter),
         devices,
         warnings,
+        outputs: None,
     })
 }
 

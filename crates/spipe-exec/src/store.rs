@@ -2,7 +2,7 @@
 
 use crate::{
     account::Instance,
-    layers::Matrix,
+    layers::{Matrix, Pair},
     optimizer::Moments,
     passes::{Later, Record, Tensors, Tracked},
 };
@@ -35,7 +35,12 @@ pub(crate) enum Value {
     Parked(Box<Record<TensorData>>),
     /// What the first part of a backward left for the second.
     Later(Box<Later>),
+    /// Keys and values of the tokens so far.
+    Cache(Cache),
 }
+
+/// By microbatch, keys and values of each layer.
+pub(crate) type Cache = BTreeMap<usize, Vec<Pair>>;
 
 /// What an optimizer keeps of some layers.
 #[derive(Clone, Debug)]
@@ -66,6 +71,7 @@ impl Value {
             Self::Matrix(matrix) => Some(matrix_bytes(matrix)),
             Self::Record(record) => Some(record.iter().map(matrix_bytes).sum()),
             Self::Parked(record) => Some(Bytes::new(record.iter().map(|data| data.as_bytes().len() as u64).sum())),
+            Self::Cache(cache) => Some(cache.values().flatten().flatten().map(matrix_bytes).sum()),
             Self::Graphs(_) | Self::Later(_) => None,
         }
     }
@@ -136,6 +142,27 @@ impl Store {
     /// What of a value is taken out; `part` returns none if it is not what it should be.
     pub fn take_as<T>(&self, instance: Instance, part: impl FnOnce(Value) -> Option<T>) -> Result<T, String> {
         self.take(instance).and_then(part).ok_or_else(|| wrong(instance))
+    }
+
+    /// Keys and values of the tokens of a microbatch so far, which are there no longer.
+    pub fn recall(&self, instance: Instance, microbatch: usize) -> Result<Vec<Pair>, String> {
+        let found = self.with(|values| match values.get_mut(&instance) {
+            Some(Value::Cache(cache)) => Some(cache.remove(&microbatch).unwrap_or_default()),
+            _ => None,
+        });
+        found.ok_or_else(|| wrong(instance))
+    }
+
+    /// Keeps them; returns what all of the cache comes to.
+    pub fn remember(&self, instance: Instance, microbatch: usize, kept: Vec<Pair>) -> Result<Bytes, String> {
+        let held = self.with(|values| {
+            let value = values.get_mut(&instance)?;
+            if let Value::Cache(cache) = value {
+                cache.insert(microbatch, kept);
+            }
+            value.bytes()
+        });
+        held.ok_or_else(|| wrong(instance))
     }
 
     pub fn take_tensors(&self, instance: Instance) -> Result<Tensors, String> {

@@ -84,6 +84,8 @@ pub(crate) struct Work {
     pub parameters: BufferId,
     /// What has arrived; none for tokens.
     pub input: Option<BufferId>,
+    /// Where keys and values are kept for tokens to come.
+    pub cache: Option<BufferId>,
 }
 
 /// What a forward leaves for its backward.
@@ -132,10 +134,6 @@ pub(crate) struct Step {
 /// The tasks of `program`, or everything in it that cannot be executed yet.
 pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> {
     let mut faults = Faults::new();
-    if program.buffers().iter().any(|buffer| matches!(buffer.content, Content::Cache(_))) {
-        let fault = Diagnostic::error("generating with keys and values of earlier tokens cannot be executed yet");
-        faults.push(fault.hint("plan with `--mode infer` to run forwards"));
-    }
     let split: BTreeSet<(StageId, MicrobatchId)> = program
         .actions()
         .iter()
@@ -188,6 +186,7 @@ type Wanted = fn(&Content) -> bool;
 
 const PARAMETERS: Wanted = |content| matches!(content, Content::Parameters(_));
 const GRADIENTS: Wanted = |content| matches!(content, Content::Gradients(_));
+const CACHE: Wanted = |content| matches!(content, Content::Cache(_));
 const STATE: Wanted = |content| matches!(content, Content::OptimizerState(_));
 const LOG: Wanted = |content| matches!(content, Content::UndoLog(_));
 const OUTPUT: Wanted = |content| matches!(content, Content::Activation(..) | Content::Checkpoint(..));
@@ -261,7 +260,7 @@ impl Uses<'_> {
             return Err("reads no input".into());
         }
         let parameters = self.read(PARAMETERS).ok_or("reads no parameters")?;
-        Ok(Work { stage, microbatch: microbatch.index(), parameters, input })
+        Ok(Work { stage, microbatch: microbatch.index(), parameters, input, cache: self.read(CACHE) })
     }
 
     fn is_split(&self) -> bool {

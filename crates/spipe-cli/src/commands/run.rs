@@ -6,16 +6,19 @@ use crate::{
     args::Format,
     data, input, output,
     output::Target,
+    outputs,
     resuming::Resuming,
     tables::{percent, table},
     training::{self, Training},
 };
+use spipe_cost::Mode;
 use spipe_exec::Report;
 use std::fmt::Write;
 
 /// Runs the plan, prints the losses, writes the measured trace.
 pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
     let target = what.output.as_deref().map(Target::open).transpose()?;
+    let found = what.save_outputs.as_deref().map(Target::open).transpose()?;
     let backend = calibrate::backend(&what.backend)?;
     let plan = input::plan(&what.plan)?;
     let data = data::read(&what.data, plan.context().model, plan.context().workload().seq_len)?;
@@ -31,7 +34,17 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
         learning_rate: what.learning_rate,
         resuming: Resuming::new(what)?,
     };
+    if found.is_some() && plan.context().workload().mode == Mode::Train {
+        return Err(Failure::argument(
+            "`--save-outputs` is for plans that infer, this one trains",
+            "leave it out, or plan with `--mode infer`",
+        ));
+    }
     let report = training::train(&training, format)?;
+    if let Some((target, outputs)) = found.zip(report.outputs.as_ref()) {
+        let bytes = outputs.to_safetensors().map_err(|error| Failure::Bug(error.to_string()))?;
+        target.write(&bytes)?;
+    }
     if let Some(target) = target {
         target.write(spipe_trace::to_json(&report.trace).as_bytes())?;
     }
@@ -45,6 +58,7 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
 pub fn human(report: &Report) -> String {
     let mut text = String::new();
     let losses: Vec<String> = report.losses.iter().map(|loss| format!("{loss:.4}")).collect();
+    text += &outputs::human(report);
     let _ = writeln!(text, "Loss by step: {}\n", losses.join(" "));
     let mut memories = table(&["memory", "planned", "held", "capacity"], &[1, 2, 3]);
     for memory in &report.memories {

@@ -80,22 +80,42 @@ impl Images {
     /// The images that `draw` draws.
     pub fn batch(&self, draw: Draw, images: usize) -> ImageBatch {
         let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), key: hash(&[draw.key(0), 1]) };
-        for image in 0..images {
-            let key = draw.key(image);
-            match &self.source {
-                Source::Read { pixels, classes, .. } => {
-                    let place = choice(key, pixels.len() as u64) as usize;
-                    batch.pixels.extend(pixels[place].iter().map(|byte| f32::from(*byte) / 127.5 - 1.0));
-                    batch.classes.push(classes[place].cast_signed());
-                }
-                Source::Synthetic { classes } => {
-                    let class = choice(key, *classes);
-                    self.draw(class, key, &mut batch.pixels);
-                    batch.classes.push(class as i32);
-                }
-            }
+        for key in (0..images).map(|image| draw.key(image)) {
+            self.add(choice(key, self.sorts()), key, &mut batch);
         }
         batch
+    }
+
+    /// Images from the `first` one on, in their order, again from the beginning behind the last.
+    pub(crate) fn in_order(&self, seed: u64, first: u64, images: usize) -> ImageBatch {
+        let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), key: hash(&[seed, first, 1]) };
+        for index in first..first + images as u64 {
+            self.add(index % self.sorts(), hash(&[seed, index]), &mut batch);
+        }
+        batch
+    }
+
+    /// How many there are to choose from: images that were read, classes of those that are made.
+    const fn sorts(&self) -> u64 {
+        match &self.source {
+            Source::Read { pixels, .. } => pixels.len() as u64,
+            Source::Synthetic { classes } => *classes,
+        }
+    }
+
+    /// Adds an image, or one of a class.
+    fn add(&self, sort: u64, key: u64, batch: &mut ImageBatch) {
+        match &self.source {
+            Source::Read { pixels, classes, .. } => {
+                let place = sort as usize;
+                batch.pixels.extend(pixels[place].iter().map(|byte| f32::from(*byte) / 127.5 - 1.0));
+                batch.classes.push(classes[place].cast_signed());
+            }
+            Source::Synthetic { .. } => {
+                self.draw(sort, key, &mut batch.pixels);
+                batch.classes.push(sort as i32);
+            }
+        }
     }
 
     /// A wave along a direction of the class, shifted by channel, and noise.

@@ -22,6 +22,15 @@ pub struct Batch {
     pub seq_len: usize,
 }
 
+impl Batch {
+    /// The first `tokens` of each sequence.
+    pub(crate) fn cut(&self, tokens: usize) -> Self {
+        let tokens = tokens.min(self.seq_len);
+        let first = |all: &[i32]| all.chunks(self.seq_len).flat_map(|sequence| &sequence[..tokens]).copied().collect();
+        Self { inputs: first(&self.inputs), targets: first(&self.targets), sequences: self.sequences, seq_len: tokens }
+    }
+}
+
 impl Tokens {
     /// Every byte of `text` is a token.
     ///

@@ -1,12 +1,13 @@
 //! Forward, recompute and backward of a stage on one microbatch.
 
 use super::{
-    Interpreter, on,
+    Interpreter,
+    infer::End,
+    on,
     widths::{cast, cast_all, wide},
 };
 use crate::{
-    data::Draw,
-    layers::{Feed, Matrix, Signal, Tape, Unit},
+    layers::{Matrix, Signal, Tape, Unit},
     passes::{self, Layers, Outputs, Record, Seed, Tracked},
     site::Site,
     state::Outcome,
@@ -24,11 +25,6 @@ impl Interpreter<'_> {
     fn stage_units(&self, stage: StageId) -> (usize, &[Unit]) {
         let layers = self.program.stages()[stage].layers;
         (layers.first().index(), &self.units[layers.first().index()..=layers.last().index()])
-    }
-
-    fn feed(&self, iteration: u32, microbatch: usize, device: &Device) -> Feed {
-        let draw = Draw { seed: self.seed, step: self.beginning.step() + iteration, microbatch };
-        Feed::new(&self.data.microbatch(draw, self.batch.0), &self.reading, device)
     }
 
     /// What a stage computes on: what has arrived, or the tokens.
@@ -58,8 +54,9 @@ impl Interpreter<'_> {
         let (first, units) = self.stage_units(work.stage);
         let mut wanted = Outputs::of(outputs.iter().map(|(layer, _)| layer.index()).collect());
         let tracked = keeps.map_or((first + units.len(), false), |keeps| (keeps.from, keeps.split));
-        let (kept, loss) = site.compute(|| {
-            let feed = self.feed(iteration, work.microbatch, &site.device);
+        let recall = self.recall(iteration, work)?;
+        let (kept, end) = site.compute(|| {
+            let feed = self.feed(iteration, work.microbatch, &site.device).recalling(recall.clone());
             let parameters = wide(parameters);
             let layers = Layers { first, units, parameters: &parameters };
             let (signal, kept) = if keeps.is_some_and(|keeps| keeps.record) {
@@ -72,13 +69,11 @@ impl Interpreter<'_> {
                 }
                 (signal, Value::Graphs(graph.into_iter().collect()))
             };
-            let loss = match signal {
-                Signal::Loss(loss) => Some(passes::loss_number(loss)),
-                _ => None,
-            };
-            (kept, loss)
+            (kept, End::of(signal))
         })?;
-        let mut outcome = Outcome { held: Vec::new(), loss: loss.map(|loss| (work.microbatch, loss)), end: None };
+        let loss = end.loss.map(|loss| (work.microbatch, loss));
+        let mut outcome = Outcome { held: Vec::new(), loss, end: None };
+        self.remember(&mut outcome, (iteration, work), (recall, end.answer))?;
         for (layer, buffer) in outputs {
             let made = wanted.found.iter().find(|(found, _)| *found == layer.index());
             let (_, matrix) = made.ok_or_else(|| format!("{layer} has no output that could go on"))?;

@@ -2,6 +2,7 @@
 
 mod between;
 mod compute;
+mod infer;
 mod moves;
 mod start;
 mod steps;
@@ -13,6 +14,7 @@ use crate::{
     AdamW, Data,
     account::Instance,
     checkpoint::Beginning,
+    inference::Inference,
     layers::{Matrix, Reading, Unit},
     pacer::Pacer,
     passes,
@@ -46,16 +48,18 @@ pub(crate) struct Interpreter<'a> {
     pub batch: (usize, usize),
     pub seed: u64,
     pub beginning: Beginning,
+    /// What forwards read and find, if nothing is trained.
+    pub inference: Option<Inference<'a>>,
     pub optimizer: AdamW,
     pub store: Store,
     pub pacer: Pacer,
-    /// How checks have ended, by iteration.
     /// The 16-bit numbers of the run, and the devices that hold them.
     pub narrow: DType,
     pub narrow_devices: BTreeSet<DeviceId>,
     pub scales: Mutex<Scales>,
     /// Whether the gradient of a layer is spoilt in an iteration: for tests.
     pub spoils: fn(u32, LayerId) -> bool,
+    /// How checks have ended, by iteration.
     pub checks: Mutex<BTreeMap<(u32, ActionId), spipe_schedule::Outcome>>,
     /// The gradients of the first step by layer and part, if they are asked for.
     pub first_gradients: Option<Mutex<FirstGradients>>,

@@ -36,6 +36,10 @@ impl Interpreter<'_> {
                     moments: layers.iter().map(|layer| self.moments(id, layer)).collect::<Result<_, _>>()?,
                     sound: true,
                 })),
+                Content::Cache(_) => {
+                    let here = (buffer.content, buffer.memory);
+                    Value::Cache(self.inference.as_ref().map(|inference| inference.cache(here)).unwrap_or_default())
+                }
                 _ => continue,
             };
             held.extend(value.bytes().map(|bytes| ((id, 0), bytes)));

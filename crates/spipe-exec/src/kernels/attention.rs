@@ -23,8 +23,10 @@ pub(crate) struct Angles {
 /// Inputs: queries of tokens × (heads · width), keys and values of tokens × (key heads · width).
 #[derive(Clone, Debug)]
 pub(crate) struct Attention {
-    /// Sequences, and tokens of each.
+    /// Sequences, and queries of each.
     pub batch: (usize, usize),
+    /// Keys and values of each sequence: as many as queries, unless some are of tokens before them.
+    pub keys: usize,
     pub heads: usize,
     /// Heads of keys and values; as many query heads share each.
     pub key_heads: usize,
@@ -52,8 +54,7 @@ for_each_width! {
     }
 
     /// Each row's visible part becomes its softmax, the rest nothing.
-    fn softmax(scores: &mut [f32], sees: &[(usize, usize)]) {
-        let keys = sees.len();
+    fn softmax(scores: &mut [f32], keys: usize, sees: &[(usize, usize)]) {
         for (row, (first, end)) in scores.chunks_exact_mut(keys).zip(sees) {
             row[..*first].fill(0.0);
             row[*end..].fill(0.0);
@@ -97,6 +98,15 @@ impl Attention {
         self.batch.1
     }
 
+    /// Heads and rows of queries, and of keys and values.
+    const fn of_queries(&self) -> (usize, usize) {
+        (self.heads, self.batch.1)
+    }
+
+    const fn of_keys(&self) -> (usize, usize) {
+        (self.key_heads, self.keys)
+    }
+
     /// Query heads that share keys.
     fn share(&self) -> usize {
         self.heads / self.key_heads
@@ -106,19 +116,19 @@ impl Attention {
         (1.0 / (self.width as f64).sqrt()) as f32
     }
 
-    /// One head of a sequence out of rows of `heads` heads.
-    fn head(&self, numbers: &[f32], heads: usize, sequence: usize, head: usize) -> Head {
-        let mut found = Vec::with_capacity(self.tokens() * self.width);
-        let rows = numbers.chunks_exact(heads * self.width).skip(sequence * self.tokens()).take(self.tokens());
+    /// One head of a sequence out of rows of `heads` heads, one for each of its tokens.
+    fn head(&self, numbers: &[f32], (heads, tokens): (usize, usize), (sequence, head): (usize, usize)) -> Head {
+        let mut found = Vec::with_capacity(tokens * self.width);
+        let rows = numbers.chunks_exact(heads * self.width).skip(sequence * tokens).take(tokens);
         rows.for_each(|row| found.extend_from_slice(&row[head * self.width..(head + 1) * self.width]));
         found
     }
 
     /// Rows of all heads again, from (sequence, head) in this order.
-    fn rows(&self, heads: usize, parts: &[Head]) -> Vec<f32> {
-        let mut rows = vec![0.0; self.batch.0 * self.tokens() * heads * self.width];
+    fn rows(&self, (heads, tokens): (usize, usize), parts: &[Head]) -> Vec<f32> {
+        let mut rows = vec![0.0; self.batch.0 * tokens * heads * self.width];
         rows.par_chunks_exact_mut(heads * self.width).enumerate().for_each(|(token, row)| {
-            let (sequence, position) = (token / self.tokens(), token % self.tokens());
+            let (sequence, position) = (token / tokens, token % tokens);
             for (head, to) in row.chunks_exact_mut(self.width).enumerate() {
                 let from = &parts[sequence * heads + head];
                 to.copy_from_slice(&from[position * self.width..(position + 1) * self.width]);
@@ -129,14 +139,14 @@ impl Attention {
 
     /// Queries, turned and scaled.
     fn queries(&self, numbers: &[f32], sequence: usize, head: usize) -> Head {
-        let mut queries = self.head(numbers, self.heads, sequence, head);
+        let mut queries = self.head(numbers, self.of_queries(), (sequence, head));
         self.turn(&mut queries, 1.0);
         scale(&mut queries, self.factor());
         queries
     }
 
     fn keys(&self, numbers: &[f32], sequence: usize, head: usize) -> Head {
-        let mut keys = self.head(numbers, self.key_heads, sequence, head);
+        let mut keys = self.head(numbers, self.of_keys(), (sequence, head));
         self.turn(&mut keys, 1.0);
         keys
     }
@@ -149,17 +159,12 @@ impl Attention {
 
     /// Of a head, as a matrix.
     fn view<'a>(&self, head: &'a [f32]) -> View<'a> {
-        View::new(head, [self.tokens(), self.width])
+        View::new(head, [head.len() / self.width, self.width])
     }
 
-    fn square<'a>(&self, numbers: &'a [f32]) -> View<'a> {
-        View::new(numbers, [self.tokens(), self.tokens()])
-    }
-
-    fn product(&self, left: View<'_>, right: View<'_>, columns: usize) -> Vec<f32> {
-        let mut numbers = vec![0.0; self.tokens() * columns];
-        multiply_here(left, right, &mut numbers);
-        numbers
+    /// Queries × keys.
+    fn scores<'a>(&self, numbers: &'a [f32]) -> View<'a> {
+        View::new(numbers, [self.tokens(), self.keys])
     }
 
     /// Sequence and head of each task.
@@ -176,21 +181,23 @@ impl Attention {
         (sequence, group): (usize, usize),
     ) -> (Vec<Head>, [Head; 2]) {
         let keys = self.keys(keys.numbers, sequence, group);
-        let values = self.head(values.numbers, self.key_heads, sequence, group);
+        let values = self.head(values.numbers, self.of_keys(), (sequence, group));
+        let (tokens, width) = (self.tokens(), self.width);
         let mut sums = [vec![0.0; keys.len()], vec![0.0; keys.len()]];
         let heads = group * self.share()..(group + 1) * self.share();
         let queries = heads
             .map(|head| {
                 let probabilities = &kept[sequence * self.heads + head];
                 let queries = self.queries(queries.numbers, sequence, head);
-                let gradient = self.head(gradient, self.heads, sequence, head);
-                let of_values = self.product(self.square(probabilities).transposed(), self.view(&gradient), self.width);
-                let mut scores = self.product(self.view(&gradient), self.view(&values).transposed(), self.tokens());
-                softmax_backward(probabilities, &mut scores, self.tokens());
-                let of_keys = self.product(self.square(&scores).transposed(), self.view(&queries), self.width);
+                let gradient = self.head(gradient, self.of_queries(), (sequence, head));
+                let of_values =
+                    product(self.scores(probabilities).transposed(), self.view(&gradient), [self.keys, width]);
+                let mut scores = product(self.view(&gradient), self.view(&values).transposed(), [tokens, self.keys]);
+                softmax_backward(probabilities, &mut scores, self.keys);
+                let of_keys = product(self.scores(&scores).transposed(), self.view(&queries), [self.keys, width]);
                 add(&mut sums[0], &of_keys);
                 add(&mut sums[1], &of_values);
-                let mut of_queries = self.product(self.square(&scores), self.view(&keys), self.width);
+                let mut of_queries = product(self.scores(&scores), self.view(&keys), [tokens, width]);
                 self.turn(&mut of_queries, -1.0);
                 scale(&mut of_queries, self.factor());
                 of_queries
@@ -199,6 +206,12 @@ impl Attention {
         self.turn(&mut sums[0], -1.0);
         (queries, sums)
     }
+}
+
+fn product(left: View<'_>, right: View<'_>, [rows, columns]: [usize; 2]) -> Vec<f32> {
+    let mut numbers = vec![0.0; rows * columns];
+    multiply_here(left, right, &mut numbers);
+    numbers
 }
 
 impl Kernel<3> for Attention {
@@ -210,15 +223,16 @@ impl Kernel<3> for Attention {
             let group = head / self.share();
             let queries = self.queries(queries.numbers, sequence, head);
             let keys = self.keys(keys.numbers, sequence, group);
-            let mut scores = self.product(self.view(&queries), self.view(&keys).transposed(), self.tokens());
-            softmax(&mut scores, &self.sees);
-            let values = self.head(values.numbers, self.key_heads, sequence, group);
-            let mixed = self.product(self.square(&scores), self.view(&values), self.width);
+            let (tokens, width) = (self.tokens(), self.width);
+            let mut scores = product(self.view(&queries), self.view(&keys).transposed(), [tokens, self.keys]);
+            softmax(&mut scores, self.keys, &self.sees);
+            let values = self.head(values.numbers, self.of_keys(), (sequence, group));
+            let mixed = product(self.scores(&scores), self.view(&values), [tokens, width]);
             (mixed, scores)
         };
         let (mixed, kept): (Vec<Head>, Vec<Head>) = self.tasks(self.heads).map(head).unzip();
         let shape = [self.batch.0 * self.tokens(), self.heads * self.width];
-        (Made { numbers: self.rows(self.heads, &mixed), shape }, kept.into())
+        (Made { numbers: self.rows(self.of_queries(), &mixed), shape }, kept.into())
     }
 
     fn backward(
@@ -234,9 +248,9 @@ impl Kernel<3> for Attention {
         let queries: Vec<Head> = queries.into_iter().flatten().collect();
         let (keys, values): (Vec<Head>, Vec<Head>) = shared.into_iter().map(<(Head, Head)>::from).unzip();
         [
-            wanted[0].then(|| self.rows(self.heads, &queries)),
-            wanted[1].then(|| self.rows(self.key_heads, &keys)),
-            wanted[2].then(|| self.rows(self.key_heads, &values)),
+            wanted[0].then(|| self.rows(self.of_queries(), &queries)),
+            wanted[1].then(|| self.rows(self.of_keys(), &keys)),
+            wanted[2].then(|| self.rows(self.of_keys(), &values)),
         ]
     }
 }

@@ -18,6 +18,7 @@ mod product;
 mod swiglu;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 pub(crate) use attention::{Angles, Attention};
 pub(crate) use cross_entropy::CrossEntropy;
@@ -25,6 +26,7 @@ pub(crate) use graph::apply;
 pub(crate) use matmul::{input_gradient, matmul, matmul_known, weight_gradient};
 pub(crate) use norm::{LayerNorm, RmsNorm};
 pub(crate) use swiglu::{Gelu, Swiglu};
+pub(crate) use turn::Turn;
 
 use std::fmt::Debug;
 

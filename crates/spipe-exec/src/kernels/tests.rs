@@ -135,6 +135,7 @@ fn attention_of_one_head() {
     for causal in [false, true] {
         let kernel = Attention {
             batch: (1, tokens),
+            keys: tokens,
             heads: 1,
             key_heads: 1,
             width,

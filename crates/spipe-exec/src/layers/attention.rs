@@ -1,11 +1,12 @@
 //! Self-attention: by a kernel of ours on CPU cores, elsewhere with as many passes over memory as Burn's operations need.
 
 use super::{Feed, Matrix, Parameter, norm::NormUnit};
-use crate::kernels::{self, Angles, Attention};
+use crate::kernels::{self, Angles, Attention, Turn};
 use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
 use spipe_model::{Block, Norm, Positions};
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -21,6 +22,21 @@ pub(crate) struct AttentionUnit {
 
 /// Sequences, tokens of each, and the device by its name.
 type ConstantKey = (usize, usize, String);
+
+/// The tokens of each sequence that attention is about, by their positions.
+#[derive(Clone, Debug)]
+struct Span {
+    sequences: usize,
+    queries: Range<usize>,
+    keys: Range<usize>,
+}
+
+impl Span {
+    /// All tokens of sequences of that length.
+    const fn whole((sequences, seq_len): (usize, usize)) -> Self {
+        Self { sequences, queries: 0..seq_len, keys: 0..seq_len }
+    }
+}
 
 /// What depends on shapes only.
 #[derive(Clone, Debug)]
@@ -89,8 +105,21 @@ impl AttentionUnit {
             queries = norm.forward(&[next()], by_head(queries, heads)).reshape([tokens, heads * width]);
             keys = norm.forward(&[next()], by_head(keys, kv_heads)).reshape([tokens, kv_heads * width]);
         }
-        let mixed = kernels::apply(self.kernel(feed.batch), [&queries, &keys, &values])
-            .unwrap_or_else(|| self.mix(feed.batch, [queries, keys, values]));
+        let mixed = match feed.recall() {
+            None => kernels::apply(self.kernel(feed.batch), [&queries, &keys, &values])
+                .unwrap_or_else(|| self.mix(feed.batch, [queries, keys, values])),
+            Some(recall) => {
+                let positions = recall.past..recall.past + seq_len;
+                let queries = self.turned(queries, (sequences, &positions));
+                let keys = self.turned(keys, (sequences, &positions));
+                let window = block.keys(positions.end as u64) as usize;
+                let [keys, values] = recall.join(sequences, window, [keys, values]);
+                let first = positions.end - keys.dims()[0] / sequences;
+                let span = Span { sequences, keys: first..positions.end, queries: positions };
+                kernels::apply(self.plain_kernel(&span), [&queries, &keys, &values])
+                    .unwrap_or_else(|| self.mix_turned(&span, [queries, keys, values]))
+            }
+        };
         let output = feed.multiply(mixed, next());
         if block.output_bias { output + next() } else { output }
     }
@@ -98,9 +127,8 @@ impl AttentionUnit {
     /// What the kernel does, by Burn's operations.
     fn mix(&self, batch: (usize, usize), [queries, keys, values]: [Matrix; 3]) -> Matrix {
         let block = &self.block;
-        let (sequences, seq_len) = batch;
         let [heads, kv_heads, width] = [block.heads, block.kv_heads, block.head_dim].map(|number| number as usize);
-        let tokens = sequences * seq_len;
+        let tokens = batch.0 * batch.1;
         let constants = self.constants(batch, &queries.device().without_autodiff());
         let mut queries = queries.reshape([tokens * heads, width]);
         let mut keys = keys.reshape([tokens * kv_heads, width]);
@@ -108,52 +136,88 @@ impl AttentionUnit {
             queries = rotate(queries, &rotation.queries, &rotation.pairing);
             keys = rotate(keys, &rotation.keys, &rotation.pairing);
         }
-        let queries = queries * (1.0 / (width as f64).sqrt());
-        let by_head =
-            |matrix: Matrix, heads| -> Tensor<4> { matrix.reshape([sequences, seq_len, heads, width]).swap_dims(1, 2) };
-        let queries = by_head(queries, heads);
-        let keys = self.for_each_query_head(by_head(keys, kv_heads));
-        let values = self.for_each_query_head(by_head(values.reshape([tokens * kv_heads, width]), kv_heads));
+        self.mix_heads(&Span::whole(batch), [queries, keys, values], constants.mask)
+    }
+
+    /// The same with queries and keys that have been turned.
+    fn mix_turned(&self, span: &Span, inputs: [Matrix; 3]) -> Matrix {
+        let mask = self.mask(span, &inputs[0].device().without_autodiff());
+        self.mix_heads(span, inputs, mask)
+    }
+
+    /// Scores, softmax and mix.
+    fn mix_heads(&self, span: &Span, [queries, keys, values]: [Matrix; 3], mask: Option<Tensor<4>>) -> Matrix {
+        let block = &self.block;
+        let [heads, kv_heads, width] = [block.heads, block.kv_heads, block.head_dim].map(|number| number as usize);
+        let by_head = |matrix: Matrix, heads, tokens: &Range<usize>| -> Tensor<4> {
+            matrix.reshape([span.sequences, tokens.len(), heads, width]).swap_dims(1, 2)
+        };
+        let queries = by_head(queries * (1.0 / (width as f64).sqrt()), heads, &span.queries);
+        let keys = self.for_each_query_head(by_head(keys, kv_heads, &span.keys));
+        let values = self.for_each_query_head(by_head(values, kv_heads, &span.keys));
         let mut scores = queries.matmul(keys.swap_dims(2, 3));
-        if let Some(mask) = constants.mask {
+        if let Some(mask) = mask {
             scores = scores + mask;
         }
-        softmax(scores, 3).matmul(values).swap_dims(1, 2).reshape([tokens, heads * width])
+        let mixed = softmax(scores, 3).matmul(values).swap_dims(1, 2);
+        mixed.reshape([span.sequences * span.queries.len(), heads * width])
+    }
+
+    /// Rows of queries or keys, turned by the positions of their tokens.
+    fn turned(&self, rows: Matrix, (sequences, positions): (usize, &Range<usize>)) -> Matrix {
+        let Some(angles) = self.angles(positions.clone()) else { return rows };
+        let width = self.block.head_dim as usize;
+        if let Some(turned) = kernels::apply(Turn { angles, width }, [&rows]) {
+            return turned;
+        }
+        let [tokens, columns] = rows.dims();
+        let heads = columns / width;
+        let device = rows.device().without_autodiff();
+        match self.tables(sequences, positions.clone(), heads, &device).zip(self.pairing(&device)) {
+            Some((tables, pairing)) => {
+                rotate(rows.reshape([tokens * heads, width]), &tables, &pairing).reshape([tokens, columns])
+            }
+            None => rows,
+        }
     }
 
     fn kernel(&self, batch: (usize, usize)) -> Attention {
         let mut known = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        let block = &self.block;
-        let make = || Attention {
-            batch,
-            heads: block.heads as usize,
-            key_heads: block.kv_heads as usize,
-            width: block.head_dim as usize,
-            angles: self.angles(batch.1),
-            sees: (0..batch.1).map(|query| self.sees(query, batch.1)).collect(),
-        };
+        let make = || Attention { angles: self.angles(0..batch.1), ..self.plain_kernel(&Span::whole(batch)) };
         known.entry(batch).or_insert_with(make).clone()
     }
 
-    /// The first key that a query sees, and the one after the last.
-    fn sees(&self, query: usize, seq_len: usize) -> (usize, usize) {
-        let window = self.block.keys(seq_len as u64) as usize;
-        let end = if self.block.causal { query + 1 } else { (query + window).min(seq_len) };
-        ((query + 1).saturating_sub(window), end)
+    /// That of queries and keys which have been turned.
+    fn plain_kernel(&self, span: &Span) -> Attention {
+        Attention {
+            batch: (span.sequences, span.queries.len()),
+            keys: span.keys.len(),
+            heads: self.block.heads as usize,
+            key_heads: self.block.kv_heads as usize,
+            width: self.block.head_dim as usize,
+            angles: None,
+            sees: span.queries.clone().map(|query| self.sees(query, &span.keys)).collect(),
+        }
+    }
+
+    /// The first of the keys that a query sees, and the one after the last, counted from the first of `keys`.
+    fn sees(&self, query: usize, keys: &Range<usize>) -> (usize, usize) {
+        let window = self.block.keys(keys.end as u64) as usize;
+        let end = if self.block.causal { query + 1 } else { (query + window).min(keys.end) };
+        ((query + 1).saturating_sub(window).saturating_sub(keys.start), end - keys.start)
     }
 
     /// RoPE in the half-split form of Llama: channel i turns with channel i + d/2 by the angle position × base^(−2i/d)
     /// (Su et al. 2021), as far as channels turn at all.
-    fn angles(&self, seq_len: usize) -> Option<Angles> {
+    fn angles(&self, positions: Range<usize>) -> Option<Angles> {
         let Positions::Rotary { base, fraction } = self.block.positions else { return None };
         let turned = ((self.block.head_dim as f64 * fraction) as usize) / 2 * 2;
         let channels = || 0..turned / 2;
         let angle =
             |position: usize, channel: usize| position as f64 * base.powf(-2.0 * channel as f64 / turned as f64);
         let table = |of: fn(f64) -> f64| {
-            (0..seq_len)
-                .flat_map(|position| channels().map(move |channel| of(angle(position, channel)) as f32))
-                .collect()
+            let rows = positions.clone();
+            rows.flat_map(|position| channels().map(move |channel| of(angle(position, channel)) as f32)).collect()
         };
         Some(Angles { cosines: table(f64::cos), sines: table(f64::sin), turned })
     }
@@ -176,29 +240,43 @@ impl AttentionUnit {
         let mut known = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
         known
             .entry(key)
-            .or_insert_with(|| Constants { mask: self.mask(batch.1, device), rotation: self.rotation(batch, device) })
+            .or_insert_with(|| Constants {
+                mask: self.mask(&Span::whole(batch), device),
+                rotation: self.rotation(batch, device),
+            })
             .clone()
     }
 
-    fn mask(&self, seq_len: usize, device: &Device) -> Option<Tensor<4>> {
-        let window = self.block.keys(seq_len as u64) as usize;
-        if !self.block.causal && window == seq_len {
+    /// None where every query sees every key.
+    fn mask(&self, span: &Span, device: &Device) -> Option<Tensor<4>> {
+        let keys = span.keys.len();
+        let seen: Vec<(usize, usize)> = span.queries.clone().map(|query| self.sees(query, &span.keys)).collect();
+        if seen.iter().all(|seen| *seen == (0, keys)) {
             return None;
         }
-        let sees = |query: usize, key: usize| {
-            let (first, end) = self.sees(query, seq_len);
-            (first..end).contains(&key)
+        let row = |(first, end): &(usize, usize)| {
+            let seen = *first..*end;
+            (0..keys).map(move |key| if seen.contains(&key) { 0.0f32 } else { f32::NEG_INFINITY })
         };
-        let places = (0..seq_len).flat_map(|query| (0..seq_len).map(move |key| (query, key)));
-        let numbers = places.map(|(query, key)| if sees(query, key) { 0.0f32 } else { f32::NEG_INFINITY }).collect();
-        Some(Tensor::from_data(TensorData::new::<f32, _>(numbers, [1, 1, seq_len, seq_len]), device))
+        let numbers: Vec<f32> = seen.iter().flat_map(row).collect();
+        Some(Tensor::from_data(TensorData::new(numbers, [1, 1, seen.len(), keys]), device))
+    }
+
+    fn rotation(&self, (sequences, seq_len): (usize, usize), device: &Device) -> Option<Rotation> {
+        let tables = |heads: u64| self.tables(sequences, 0..seq_len, heads as usize, device);
+        Some(Rotation {
+            queries: tables(self.block.heads)?,
+            keys: tables(self.block.kv_heads)?,
+            pairing: self.pairing(device)?,
+        })
     }
 
     /// The tables of [`Self::angles`] for every head and both halves, with the angle 0 for channels that do not turn.
-    fn rotation(&self, (sequences, seq_len): (usize, usize), device: &Device) -> Option<Rotation> {
-        let Angles { cosines, sines, turned } = self.angles(seq_len)?;
+    fn tables(&self, sequences: usize, positions: Range<usize>, heads: usize, device: &Device) -> Option<[Matrix; 2]> {
+        let seq_len = positions.len();
+        let Angles { cosines, sines, turned } = self.angles(positions)?;
         let (width, half) = (self.block.head_dim as usize, turned / 2);
-        let table = |heads: usize, numbers: &[f32], still: f32| {
+        let table = |numbers: &[f32], still: f32| {
             let at = |place: usize, channel: usize| {
                 if channel < turned { numbers[place * half + channel % half] } else { still }
             };
@@ -207,17 +285,20 @@ impl AttentionUnit {
             let numbers: Vec<f32> = rows.flat_map(|place| (0..width).map(move |channel| at(place, channel))).collect();
             Tensor::from_data(TensorData::new(numbers, [sequences * seq_len * heads, width]), device)
         };
-        let tables = |heads: u64| [table(heads as usize, &cosines, 1.0), table(heads as usize, &sines, 0.0)];
+        Some([table(&cosines, 1.0), table(&sines, 0.0)])
+    }
+
+    /// The matrix that moves each channel to its partner, with its sign.
+    fn pairing(&self, device: &Device) -> Option<Matrix> {
+        let Positions::Rotary { fraction, .. } = self.block.positions else { return None };
+        let width = self.block.head_dim as usize;
+        let half = (self.block.head_dim as f64 * fraction) as usize / 2;
         let mut pairing = vec![0.0f32; width * width];
         for channel in 0..half {
             pairing[(channel + half) * width + channel] = -1.0;
             pairing[channel * width + channel + half] = 1.0;
         }
-        Some(Rotation {
-            queries: tables(self.block.heads),
-            keys: tables(self.block.kv_heads),
-            pairing: Tensor::from_data(TensorData::new(pairing, [width, width]), device),
-        })
+        Some(Tensor::from_data(TensorData::new(pairing, [width, width]), device))
     }
 
     /// Numbers that its graph keeps beside its input.

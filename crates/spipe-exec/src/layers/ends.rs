@@ -1,6 +1,6 @@
 //! The first and the last layer of a language model.
 
-use super::{Feed, Matrix, Parameter, norm::NormUnit};
+use super::{Answer, Feed, Matrix, Parameter, Signal, Targets, norm::NormUnit};
 use crate::kernels::{self, CrossEntropy};
 use burn::tensor::{Tensor, activation::log_softmax, module::embedding};
 use spipe_model::{Embedding, Head};
@@ -37,7 +37,7 @@ impl EmbeddingUnit {
         let mut output = embedding(parameters[0].clone(), feed.inputs());
         let mut used = 1;
         if self.shape.places > 0 {
-            output = output + parameters[1].clone().narrow(0, 0, seq_len).reshape([1, seq_len, hidden]);
+            output = output + parameters[1].clone().narrow(0, feed.past(), seq_len).reshape([1, seq_len, hidden]);
             used = 2;
         }
         let output = output.reshape([sequences * seq_len, hidden]);
@@ -70,19 +70,35 @@ impl HeadUnit {
         all
     }
 
-    /// Cross-entropy, averaged over all that is classified: every token, or the first of each sequence.
-    pub fn forward(&self, parameters: &[Matrix], input: Matrix, feed: &Feed) -> Tensor<1> {
+    /// Cross-entropy, averaged over all that is classified: every token, or the first of each sequence. What it finds is the token
+    /// that follows each sequence, or the vector of each image that is classified. Where nobody knows what follows, the
+    /// cross-entropy is that of what it finds.
+    pub fn forward(&self, parameters: &[Matrix], input: Matrix, feed: &Feed) -> Signal {
         let (norm, projection) = parameters.split_at(self.norm.count());
         let input = if self.shape.every_token { input } else { first_of_each(input, feed.batch) };
-        let mut logits = feed.multiply(self.norm.forward(norm, input), projection[0].clone());
+        let input = self.norm.forward(norm, input);
+        let mut logits = feed.multiply(input.clone(), projection[0].clone());
         if self.shape.bias {
             logits = logits + projection[1].clone();
         }
-        let targets = feed.targets();
-        match kernels::apply(CrossEntropy { targets: targets.numbers }, [&logits]) {
-            Some(loss) => loss.reshape([1]),
-            None => log_softmax(logits, 1).gather(1, targets.column).mean().neg(),
+        if !feed.answers() {
+            let targets = feed.targets().expect("whoever trains knows what follows");
+            return Signal::Loss(cross_entropy(logits, targets));
         }
+        if !self.shape.every_token {
+            let targets = feed.targets().expect("images have classes");
+            return Signal::Answer(Answer::Rows(Box::new(input)), cross_entropy(logits, targets));
+        }
+        let last = last_of_each(logits.clone(), feed.batch);
+        let next = largest_of_each(&last);
+        let loss = match feed.targets() {
+            Some(targets) => cross_entropy(logits, targets),
+            None => {
+                let targets = Targets::new(&next, &last.device().without_autodiff());
+                cross_entropy(last, targets)
+            }
+        };
+        Signal::Answer(Answer::Tokens(next), loss)
     }
 
     /// Its input, the norm, and the logits with their exponentials.
@@ -91,6 +107,30 @@ impl HeadUnit {
         sequences * seq_len * self.shape.hidden
             + rows * (self.shape.hidden * (1 + self.norm.kept()) + 3 * self.shape.classes)
     }
+}
+
+fn cross_entropy(logits: Matrix, targets: Targets) -> Tensor<1> {
+    match kernels::apply(CrossEntropy { targets: targets.numbers }, [&logits]) {
+        Some(loss) => loss.reshape([1]),
+        None => log_softmax(logits, 1).gather(1, targets.column).mean().neg(),
+    }
+}
+
+/// The place of the largest number of each row, the first of several.
+fn largest_of_each(rows: &Matrix) -> Vec<i32> {
+    let width = rows.dims()[1].max(1);
+    let numbers: Vec<f32> = rows.clone().inner().into_data().iter::<f32>().collect();
+    let largest = |row: &[f32]| {
+        let better = |best: usize, index: usize| if row[index] > row[best] { index } else { best };
+        (1..row.len()).fold(0, better) as i32
+    };
+    numbers.chunks(width).map(largest).collect()
+}
+
+fn last_of_each(input: Matrix, (sequences, tokens): (usize, usize)) -> Matrix {
+    let width = input.dims()[1];
+    let input: Tensor<3> = input.reshape([sequences, tokens, width]);
+    input.narrow(1, tokens - 1, 1).reshape([sequences, width])
 }
 
 fn first_of_each(input: Matrix, (sequences, tokens): (usize, usize)) -> Matrix {

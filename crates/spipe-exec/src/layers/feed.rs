@@ -1,7 +1,7 @@
 //! What a model reads, on a device.
 
-use super::{Matrix, Products, Tape};
-use crate::data::{ImageBatch, Microbatch, hash, normals};
+use super::{Matrix, Products, Recall, Tape, noise};
+use crate::data::{ImageBatch, Microbatch};
 use crate::kernels;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use spipe_model::{Architecture, Condition, Model};
@@ -35,6 +35,10 @@ pub(crate) struct Feed {
     /// Sequences or images, and tokens of each.
     pub batch: (usize, usize),
     given: Given,
+    /// Whether the last layer says what it has found, beside the loss.
+    answers: bool,
+    /// Keys and values of tokens that came before, if there may be any.
+    recall: Option<Recall>,
     /// Where products with weights are written down, if the gradients of weights are computed later.
     products: Option<Products>,
     /// Where outputs of products are written down or read, if the graph is made again from them.
@@ -44,8 +48,8 @@ pub(crate) struct Feed {
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each microbatch under way")]
 enum Given {
-    /// Token numbers, sequences × tokens, and those of the tokens that follow.
-    Tokens { inputs: Tensor<2, Int>, targets: Targets },
+    /// Token numbers, sequences × tokens, and those of the tokens that follow, if they are known.
+    Tokens { inputs: Tensor<2, Int>, targets: Option<Targets> },
     /// A row of numbers for each image, channel by channel; the classes.
     Classes { pixels: Matrix, classes: Targets },
     /// Images with noise, a row each; the sinusoids of their steps; the vectors of the text; the noise.
@@ -62,7 +66,7 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    fn new(numbers: &[i32], device: &Device) -> Self {
+    pub fn new(numbers: &[i32], device: &Device) -> Self {
         Self {
             column: integers(numbers.to_vec(), [numbers.len(), 1], device),
             numbers: numbers.iter().map(|number| number.cast_unsigned() as usize).collect(),
@@ -75,29 +79,71 @@ impl Feed {
     pub fn new(batch: &Microbatch, reading: &Reading, device: &Device) -> Self {
         match (batch, reading) {
             (Microbatch::Tokens(batch), _) => {
-                let shape = [batch.sequences, batch.seq_len];
-                let inputs = integers(batch.inputs.clone(), shape, device);
                 let targets = Targets::new(&batch.targets, device);
-                Self {
-                    batch: (batch.sequences, batch.seq_len),
-                    given: Given::Tokens { inputs, targets },
-                    products: None,
-                    tape: None,
-                }
+                Self::text(batch.inputs.clone(), (batch.sequences, batch.seq_len), Some(targets), device)
             }
-            (Microbatch::Images(batch), Reading::Noise(condition)) => noise(batch, condition, device),
+            (Microbatch::Images(batch), Reading::Noise(condition)) => {
+                Self::noisy(&noise::at_random(batch), (batch, condition), device)
+            }
             (Microbatch::Images(batch), reading) => {
                 let tokens = if let Reading::Classes { tokens } = reading { *tokens } else { 1 };
                 let pixels = matrix(batch.pixels.clone(), batch.classes.len(), device);
                 let classes = Targets::new(&batch.classes, device);
-                Self {
-                    batch: (batch.classes.len(), tokens),
-                    given: Given::Classes { pixels, classes },
-                    products: None,
-                    tape: None,
-                }
+                Self::given((batch.classes.len(), tokens), Given::Classes { pixels, classes })
             }
         }
+    }
+
+    const fn given(batch: (usize, usize), given: Given) -> Self {
+        Self { batch, given, answers: false, recall: None, products: None, tape: None }
+    }
+
+    /// Tokens of that many sequences, so many of each, whatever follows them.
+    pub fn tokens(inputs: Vec<i32>, batch: (usize, usize), device: &Device) -> Self {
+        Self::text(inputs, batch, None, device)
+    }
+
+    fn text(inputs: Vec<i32>, batch: (usize, usize), targets: Option<Targets>, device: &Device) -> Self {
+        let inputs = integers(inputs, [batch.0, batch.1], device);
+        Self::given(batch, Given::Tokens { inputs, targets })
+    }
+
+    /// Images with noise, under the conditions that follow from `batch`.
+    pub fn noisy(noise: &noise::Noisy, (batch, condition): (&ImageBatch, &Condition), device: &Device) -> Self {
+        let images = batch.classes.len();
+        let numbers = |numbers: &Vec<f32>| matrix(numbers.clone(), images, device);
+        let given = Given::Noise {
+            noisy: numbers(&noise.pixels),
+            noise: numbers(&noise.noise),
+            sinusoids: numbers(&noise::sinusoids(&noise.steps, condition)),
+            text: numbers(&noise::text(batch, condition)),
+        };
+        Self::given((images, 1), given)
+    }
+
+    /// The same, where the last layer says what it has found.
+    pub fn answered(self) -> Self {
+        Self { answers: true, ..self }
+    }
+
+    /// Whether the last layer says what it has found.
+    pub const fn answers(&self) -> bool {
+        self.answers
+    }
+
+    /// The same, with keys and values of tokens before.
+    pub fn recalling(self, recall: Option<Recall>) -> Self {
+        Self { recall, ..self }
+    }
+
+    /// Keys and values of tokens before, if there may be any.
+    pub const fn recall(&self) -> Option<&Recall> {
+        self.recall.as_ref()
+    }
+
+    /// Tokens of each sequence that came before.
+    pub fn past(&self) -> usize {
+        self.recall.as_ref().map_or(0, |recall| recall.past)
     }
 
     /// The same, with products written down in `products`.
@@ -134,11 +180,11 @@ impl Feed {
         }
     }
 
-    /// What each row of the last layer is to be classified as.
-    pub fn targets(&self) -> Targets {
+    /// What each row of the last layer is to be classified as, if that is known.
+    pub fn targets(&self) -> Option<Targets> {
         match &self.given {
             Given::Tokens { targets, .. } => targets.clone(),
-            Given::Classes { classes: targets, .. } => targets.clone(),
+            Given::Classes { classes: targets, .. } => Some(targets.clone()),
             Given::Noise { .. } => panic!("noise has no classes"),
         }
     }
@@ -176,59 +222,4 @@ fn integers(numbers: Vec<i32>, shape: [usize; 2], device: &Device) -> Tensor<2, 
 fn matrix(numbers: Vec<f32>, rows: usize, device: &Device) -> Matrix {
     let columns = numbers.len() / rows.max(1);
     Tensor::from_data(TensorData::new(numbers, [rows, columns]), device)
-}
-
-/// Steps of the diffusion, and the first and last variance of the noise: the scaled linear schedule of latent diffusion
-/// (Rombach et al. 2022, appendix E; its published configuration files).
-const STEPS: u64 = 1000;
-const VARIANCES: (f64, f64) = (0.00085, 0.012);
-/// The longest wave of the sinusoids (Vaswani et al. 2017, section 3.5).
-const LONGEST: f64 = 10_000.0;
-
-/// The share of an image's variance that is left after `step` (Ho et al. 2020, equation 4).
-fn signal(step: u64) -> f64 {
-    let (first, last) = (VARIANCES.0.sqrt(), VARIANCES.1.sqrt());
-    let variance = |step: u64| (first + (last - first) * step as f64 / (STEPS - 1) as f64).powi(2);
-    (0..=step).map(|step| 1.0 - variance(step)).product()
-}
-
-/// Images at random steps of the diffusion: x ← √ᾱ x + √(1 − ᾱ) ε (Ho et al. 2020, equation 4). The text is a vector for
-/// each of its tokens that follows from the image's class.
-fn noise(batch: &ImageBatch, condition: &Condition, device: &Device) -> Feed {
-    let images = batch.classes.len();
-    let each = batch.pixels.len() / images.max(1);
-    let (mut noisy, mut added) = (Vec::with_capacity(images * each), Vec::with_capacity(images * each));
-    let (mut sinusoids, mut text) = (Vec::new(), Vec::new());
-    let half = condition.sinusoids as usize / 2;
-    let words = condition.text_tokens * condition.text_width;
-    for (image, (pixels, class)) in batch.pixels.chunks(each.max(1)).zip(&batch.classes).enumerate() {
-        let key = hash(&[batch.key, image as u64]);
-        let step = hash(&[key, 1]) % STEPS;
-        let left = signal(step);
-        for (pixel, number) in pixels.iter().zip(normals(key)) {
-            noisy.push((left.sqrt() * f64::from(*pixel) + (1.0 - left).sqrt() * number) as f32);
-            added.push(number as f32);
-        }
-        let angle = |wave: usize| step as f64 * LONGEST.powf(-(wave as f64) / half.max(1) as f64);
-        sinusoids.extend((0..half).map(|wave| angle(wave).cos() as f32));
-        sinusoids.extend((half..condition.sinusoids as usize).map(|wave| angle(wave - half).sin() as f32));
-        let class = hash(&[u64::from(class.unsigned_abs()), 2]);
-        text.extend(normals(class).take(words as usize).map(|number| number as f32));
-    }
-    let [noisy, noise, sinusoids, text] =
-        [noisy, added, sinusoids, text].map(|numbers| matrix(numbers, images, device));
-    Feed { batch: (images, 1), given: Given::Noise { noisy, sinusoids, text, noise }, products: None, tape: None }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn noise_takes_over_step_by_step() {
-        // The end of the schedule: Rombach et al.'s own products of the same variances.
-        assert!((signal(0) - (1.0 - VARIANCES.0)).abs() < 1e-12);
-        assert!((signal(STEPS - 1) - 0.00466).abs() < 1e-5, "{}", signal(STEPS - 1));
-        assert!((1..STEPS).all(|step| signal(step) < signal(step - 1)));
-    }
 }

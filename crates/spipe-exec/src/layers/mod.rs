@@ -8,16 +8,20 @@ mod attention;
 mod block;
 mod ends;
 mod feed;
+mod noise;
 mod norm;
 mod patch;
 mod product;
+mod recall;
 mod seam;
 mod start;
 mod tape;
 mod unet;
 
-pub(crate) use feed::{Feed, Reading};
+pub(crate) use feed::{Feed, Reading, Targets};
+pub(crate) use noise::{begin, denoised, go_on};
 pub(crate) use product::{Product, Products};
+pub(crate) use recall::{Pair, Recall};
 pub(crate) use seam::{Live, Seam};
 pub(crate) use start::initial;
 pub(crate) use tape::Tape;
@@ -102,6 +106,17 @@ pub(crate) enum Signal {
     Hidden(Matrix),
     /// The mean loss.
     Loss(Tensor<1>),
+    /// In inference, what the last layer has found, and the mean loss.
+    Answer(Answer, Tensor<1>),
+}
+
+/// What the last layer has found.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    /// The token that follows each sequence.
+    Tokens(Vec<i32>),
+    /// A row for each image: its vector, or the noise in it.
+    Rows(Box<Matrix>),
 }
 
 /// A layer as it is computed, and where it stands in the model.
@@ -223,7 +238,7 @@ impl Unit {
             Arithmetic::Embedding(unit) => Signal::Hidden(unit.forward(parameters, feed)),
             Arithmetic::Patches(unit) => Signal::Hidden(unit.forward(parameters, feed)),
             Arithmetic::Block(unit) => Signal::Hidden(unit.forward(parameters, input(), feed)),
-            Arithmetic::Head(unit) => Signal::Loss(unit.forward(parameters, input(), feed)),
+            Arithmetic::Head(unit) => unit.forward(parameters, input(), feed),
             Arithmetic::Unet(unit, _) => unit.forward(parameters, &inputs, feed, self.is_last),
         }
     }

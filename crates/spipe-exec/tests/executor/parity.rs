@@ -5,10 +5,10 @@ use spipe_exec::{Backend, Gradient, Reference, Report, reference, run};
 use spipe_plan::System;
 use std::ops::ControlFlow;
 
-/// Runs a case for five steps, and plain training as well.
+/// Runs a case for twenty steps, and plain training as well.
 fn both(case: &Case<'_>, backend: Backend) -> (Report, Reference) {
     let (plan, program) = case.build();
-    let (data, options) = (data(&plan), case.options(backend, 5));
+    let (data, options) = (data(&plan), case.options(backend, 20));
     let plain = reference(&plan, &program, &data, &options).unwrap_or_else(|error| panic!("{error}"));
     let mut seen = Vec::new();
     let report = run(&plan, &program, &data, &options, &mut |step| {

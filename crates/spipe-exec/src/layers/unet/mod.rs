@@ -4,7 +4,7 @@ mod attention;
 mod convolution;
 mod denoising;
 
-use super::{Feed, Matrix, Parameter, Signal};
+use super::{Answer, Feed, Matrix, Parameter, Signal};
 use burn::tensor::{Tensor, activation::silu};
 use convolution::ConvolutionUnit;
 use denoising::DenoisingUnit;
@@ -48,7 +48,11 @@ impl UnetUnit {
             (Self::Convolution(unit), [before, ..]) => unit.forward(parameters, before.clone()),
             (Self::Denoising(unit), inputs) => unit.forward(parameters, inputs),
         };
-        if is_last { Signal::Loss((output - feed.noise()).square().mean()) } else { Signal::Hidden(output) }
+        if !is_last {
+            return Signal::Hidden(output);
+        }
+        let loss = (output.clone() - feed.noise()).square().mean();
+        if feed.answers() { Signal::Answer(Answer::Rows(Box::new(output)), loss) } else { Signal::Loss(loss) }
     }
 }
 

@@ -1,0 +1,48 @@
+//! Queries or keys turned by their positions, by themselves: where keys are kept for tokens to come.
+
+use super::{Angles, Array, Kernel, Made};
+use rayon::prelude::*;
+
+/// Turns every head of rows of tokens × (heads · width), as [`Attention`](super::Attention) does with its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    /// A row for each token of a sequence; those of all sequences turn alike.
+    pub angles: Angles,
+    pub width: usize,
+}
+
+impl Turn {
+    fn turned(&self, numbers: &[f32], shape: [usize; 2], direction: f32) -> Vec<f32> {
+        let half = self.angles.turned / 2;
+        let mut rows = numbers.to_vec();
+        if half == 0 || shape[1] == 0 {
+            return rows;
+        }
+        let positions = self.angles.cosines.len() / half;
+        rows.par_chunks_exact_mut(shape[1]).enumerate().for_each(|(token, row)| {
+            let at = token % positions * half;
+            let (cosines, sines) = (&self.angles.cosines[at..at + half], &self.angles.sines[at..at + half]);
+            for head in row.chunks_exact_mut(self.width) {
+                let (first, second) = head[..2 * half].split_at_mut(half);
+                for (((x, y), cosine), sine) in first.iter_mut().zip(second).zip(cosines).zip(sines) {
+                    let sine = direction * sine;
+                    (*x, *y) = (*x * cosine - *y * sine, *y * cosine + *x * sine);
+                }
+            }
+        });
+        rows
+    }
+}
+
+impl Kernel<1> for Turn {
+    type Kept = ();
+
+    fn forward(&self, [input]: [Array<'_>; 1]) -> (Made, ()) {
+        (Made { numbers: self.turned(input.numbers, input.shape, 1.0), shape: input.shape }, ())
+    }
+
+    /// Turning keeps lengths: the gradient turns back.
+    fn backward(&self, [input]: [Array<'_>; 1], (): &(), gradient: &[f32], wanted: [bool; 1]) -> [Option<Vec<f32>>; 1] {
+        [wanted[0].then(|| self.turned(gradient, input.shape, -1.0))]
+    }
+}
