@@ -10,11 +10,11 @@
 //! ```
 
 use crate::{
-    AdamW,
+    AdamW, kernels,
     layers::{Answer, Feed, Matrix, Product, Products, Signal, Tape, Unit},
     optimizer::Moments,
 };
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
 
 /// The tensors of consecutive layers, layer by layer.
 pub(crate) type Tensors = Vec<Vec<Matrix>>;
@@ -344,8 +344,7 @@ fn step_tensor(adam: &AdamW, parameter: Matrix, gradient: Matrix, moments: &mut 
 
 /// The numbers of a tensor.
 pub(crate) fn numbers(tensor: &Matrix) -> Vec<f32> {
-    let data: TensorData = tensor.clone().into_data();
-    data.try_to_vec().expect("tensors are f32")
+    kernels::copied(tensor).unwrap_or_else(|| tensor.clone().into_data().try_into_vec().expect("tensors are f32"))
 }
 
 /// The same without a graph.

@@ -15,6 +15,7 @@ use crate::{
     account::Instance,
     checkpoint::Beginning,
     inference::Inference,
+    kernels,
     layers::{Matrix, Reading, Unit},
     pacer::Pacer,
     passes,
@@ -176,7 +177,10 @@ impl Interpreter<'_> {
 
 /// A tensor's numbers in host memory.
 fn host(tensor: &Matrix) -> TensorData {
-    tensor.clone().into_data()
+    match kernels::copied(tensor) {
+        Some(numbers) => TensorData::new(numbers, tensor.dims()),
+        None => tensor.clone().into_data(),
+    }
 }
 
 /// A tensor from host memory, in memory of its own.

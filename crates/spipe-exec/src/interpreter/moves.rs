@@ -5,7 +5,7 @@ use crate::{
     state::Outcome,
     store::{HostLayer, Value, wrong},
 };
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
 use std::{sync::Arc, time::Instant};
 
@@ -47,7 +47,8 @@ impl Interpreter<'_> {
         let receiver = self.computed_on[to].ok_or_else(|| format!("{to} is used by no device"))?;
         let device = &self.sites[&receiver].device;
         let matrix = self.store.matrix(self.at(from, iteration))?;
-        let copy = cast(on_device(&host(&matrix), matrix.dims(), device), self.held_on(receiver));
+        let copy = Tensor::from_data(host(&matrix), (device, matrix.dtype()));
+        let copy = cast(copy, self.held_on(receiver));
         device.sync().map_err(|error| format!("{error:?}"))?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), Value::Matrix(Box::new(copy)));

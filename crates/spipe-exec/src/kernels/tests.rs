@@ -187,3 +187,13 @@ fn threads_change_nothing() {
     };
     assert!(run(1) == run(3));
 }
+
+#[test]
+fn copies_are_of_the_same_numbers_however_they_lie() {
+    for device in devices() {
+        let matrix = filled(&device, [5, 7], 1).inner();
+        for matrix in [matrix.clone(), matrix.clone().transpose(), matrix.slice([1..4, 2..6])] {
+            assert_eq!(copied(&matrix), Some(numbers(matrix)));
+        }
+    }
+}
