@@ -14,11 +14,12 @@ pub fn ms_per_token(report: &Report) -> Option<f64> {
     }
 }
 
-/// Tokens as the bytes of a text; other tokens by their numbers.
+/// Tokens as the bytes of a text, in quotes; other tokens by their numbers.
 pub fn text(tokens: &[i32]) -> String {
     let bytes: Option<Vec<u8>> = tokens.iter().map(|token| u8::try_from(*token).ok()).collect();
-    match bytes {
-        Some(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+    match bytes.map(String::from_utf8) {
+        Some(Ok(text)) => format!("{text:?}"),
+        Some(Err(bytes)) => format!("\"{}\"", bytes.as_bytes().escape_ascii()),
         None => tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
     }
 }
@@ -29,7 +30,7 @@ pub fn human(report: &Report) -> String {
     match &report.outputs {
         Some(Outputs::Tokens { prompts, tokens, .. }) => {
             for (prompt, tokens) in prompts.iter().zip(tokens).take(SHOWN) {
-                let _ = writeln!(words, "{:?} goes on {:?}", text(prompt), text(tokens));
+                let _ = writeln!(words, "{} goes on {}", text(prompt), text(tokens));
             }
             if tokens.len() > SHOWN {
                 let _ = writeln!(words, "and {} more sequences", tokens.len() - SHOWN);
@@ -56,7 +57,8 @@ mod tests {
 
     #[test]
     fn tokens_are_bytes_where_they_can_be() {
-        assert_eq!(text(&[104, 105]), "hi");
+        assert_eq!(text(&[104, 105]), "\"hi\"");
+        assert_eq!(text(&[104, 255]), "\"h\\xff\"");
         assert_eq!(text(&[104, 300]), "104 300");
     }
 }

@@ -219,6 +219,8 @@ pub(crate) fn all_prompts(inference: &Inference<'_>, lengths: Lengths) -> Vec<Mi
 /// Both parts as one: the trace is that of the plan's own program, memory what either came to.
 fn joined(first: Report, second: Report, first_is_planned: bool) -> Report {
     let losses = first.losses.iter().chain(&second.losses).copied().collect();
+    // One iteration says little about lanes: it is the first.
+    let lane_overhead = second.lane_overhead;
     let (mut planned, other) = if first_is_planned { (first, second) } else { (second, first) };
     for memory in &mut planned.memories {
         if let Some(more) = other.memories.iter().find(|other| other.name == memory.name) {
@@ -226,5 +228,5 @@ fn joined(first: Report, second: Report, first_is_planned: bool) -> Report {
             memory.held = memory.held.max(more.held);
         }
     }
-    Report { losses, ..planned }
+    Report { losses, lane_overhead, ..planned }
 }

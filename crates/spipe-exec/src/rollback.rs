@@ -6,7 +6,7 @@ use crate::failures::machine;
 mod setup;
 
 use crate::{
-    Backend,
+    Backend, RunError,
     run::{Hooks, run_with},
 };
 use machine::text;
@@ -52,6 +52,33 @@ fn a_step_that_is_rolled_back_has_not_happened() {
         let undone = losses(Knobs::default(), spoils);
         assert_eq!(bits(&undone), bits(&skipped), "{undone:?} {skipped:?}");
     }
+}
+
+/// Nothing undoes it and no scale explains it: something is wrong.
+#[test]
+fn a_gradient_that_is_not_finite_ends_a_run_that_checks_nothing() {
+    let spoils = |step, layer: LayerId| step == 2 && layer.index() == 1;
+    let run = |setup: &Setup<'_>| {
+        let (plan, program) = setup.build();
+        let hooks = Hooks { spoils, ..Hooks::NONE };
+        let options = Setup::options(Backend::Flex, 6);
+        run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks)
+    };
+    let stages = &["gpu0 0..2 socket", "gpu1 3..4 socket"];
+    let setup = Setup { system: System::ZeroOffload, stages, ..Setup::default() };
+    match run(&setup) {
+        Err(RunError::Lane { lane, action, message }) => {
+            assert_eq!(
+                (lane.as_str(), message.as_str()),
+                ("cpu0.optimizer", "the gradients of layers 0..2 are not finite")
+            );
+            assert!(action.ends_with("of step 2"), "{action}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // A loss that is scaled may overflow: that step is left out.
+    let losses = run(&Setup { precision: Precision::Fp16, ..setup }).map(|report| report.losses);
+    assert!(losses.is_ok_and(|losses| losses.len() == 6 && losses.iter().all(|loss| loss.is_finite())));
 }
 
 #[test]

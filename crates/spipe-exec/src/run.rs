@@ -213,7 +213,10 @@ pub(crate) fn perform<'a>(
     let state = board.into_state()?;
     if let Some(folder) = &options.save_weights {
         let parameters: Vec<_> = interpreter.units.iter().map(Unit::parameters).collect();
-        let numbers = &mut |layer, index| Between::parameter(&interpreter, layer, index);
+        let numbers = &mut |layer, index| {
+            let numbers = Between::parameter(&interpreter, layer, index)?;
+            if numbers.iter().all(|number| number.is_finite()) { Ok(numbers) } else { Err("it is not finite".into()) }
+        };
         weights::save(folder, (plan.context().model, &parameters), numbers, MOST_BYTES)?;
     }
     warnings.extend(interpreter.sites.values().flat_map(|site| site.warnings.clone()));

@@ -15,7 +15,7 @@ use crate::{
 };
 use burn::tensor::{DType, TensorData};
 use rayon::prelude::*;
-use spipe_base::{ActionId, BufferId, Bytes, LayerId};
+use spipe_base::{ActionId, ActionKind, BufferId, Bytes, LayerId};
 use spipe_schedule::{Content, Lifetime};
 use std::sync::{Arc, PoisonError};
 
@@ -72,6 +72,9 @@ impl Interpreter<'_> {
         if let Some(sum) = sum {
             let site = &self.sites[&step.device];
             state.sound = site.compute(|| sum.par_iter().all(|(_, layer)| layer.iter().all(is_finite)))?;
+            if !state.sound && !self.passes_over_overflow() {
+                return Err(format!("the gradients of layers {} are not finite", self.layers_of(step.state)?));
+            }
             if state.sound {
                 let gradients = sum.iter().map(|(_, layer)| layer);
                 site.compute(|| {
@@ -99,6 +102,11 @@ impl Interpreter<'_> {
             (layer, tensors)
         };
         Ok(Some(self.host_layers(at)?.into_iter().map(spoilt).collect()))
+    }
+
+    /// Whether a step without finite gradients is left out: where a check sees to it, or the scale of losses overflows at times.
+    fn passes_over_overflow(&self) -> bool {
+        self.scales_losses() || self.program.actions().iter().any(|action| action.kind == ActionKind::Check)
     }
 
     fn step_layer(

@@ -66,6 +66,11 @@ impl Interpreter<'_> {
         self.scales.lock().unwrap_or_else(PoisonError::into_inner).of(iteration)
     }
 
+    /// Whether losses are multiplied with anything.
+    pub(super) fn scales_losses(&self) -> bool {
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner).next.is_some()
+    }
+
     /// Takes note of how a check of all gradients ended.
     pub(super) fn learn_scale(&self, overflowed: bool) {
         self.scales.lock().unwrap_or_else(PoisonError::into_inner).learn(overflowed);

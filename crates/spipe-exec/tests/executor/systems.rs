@@ -88,6 +88,14 @@ fn several_stages_per_device() {
 }
 
 #[test]
+fn one_kind_of_device() {
+    let stages = &["gpu0 0..2 recompute", "gpu1 3..4 recompute"];
+    exactly(&Setup { system: System::Checkpointing, stages, ..Setup::default() });
+    exactly(&Setup { system: System::GpuOnly, stages: &["gpu0 0..1", "gpu1 2..4"], ..Setup::default() });
+    exactly(&Setup { system: System::CpuOnly, stages: &["cpu0 0..4"], ..Setup::default() });
+}
+
+#[test]
 fn optimizers_on_a_socket() {
     for system in [System::ZeroOffload, System::ZeroOffloadDelayed] {
         exactly(&Setup { system, stages: &["gpu0 0..4 socket recompute:2"], ..Setup::default() });
