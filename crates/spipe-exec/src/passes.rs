@@ -26,16 +26,36 @@ pub(crate) struct Layers<'a> {
     pub first: usize,
     pub units: &'a [Unit],
     pub parameters: &'a [Vec<Matrix>],
+    table: Option<Table<'a>>,
+}
+
+/// Vectors of tokens that two layers share.
+#[derive(Clone, Copy)]
+struct Table<'a> {
+    /// The number of the layer whose parameter it is, the first of them.
+    owner: usize,
+    matrix: &'a Matrix,
+    trains: bool,
 }
 
 impl<'a> Layers<'a> {
+    /// Layers from number `first` of the model on. Where one shares the table of another, both must be there.
+    pub fn new(first: usize, units: &'a [Unit], parameters: &'a [Vec<Matrix>]) -> Self {
+        let owner = units.iter().find_map(Unit::tied_to).and_then(|owner| owner.index().checked_sub(first));
+        let table = owner.and_then(|owner| {
+            let matrix = parameters.get(owner)?.first()?;
+            Some(Table { owner: first + owner, matrix, trains: units[owner].trains() })
+        });
+        Self { first, units, parameters, table }
+    }
+
     /// Those before layer `middle` of the model, and those from it on.
     pub fn split_at(self, middle: usize) -> (Self, Self) {
         let count = middle.saturating_sub(self.first).min(self.units.len());
         let (units, parameters) = (self.units.split_at(count), self.parameters.split_at(count));
         (
-            Self { first: self.first, units: units.0, parameters: parameters.0 },
-            Self { first: self.first + count, units: units.1, parameters: parameters.1 },
+            Self { units: units.0, parameters: parameters.0, ..self },
+            Self { first: self.first + count, units: units.1, parameters: parameters.1, ..self },
         )
     }
 }
@@ -72,6 +92,8 @@ pub(crate) struct Tracked {
     parameters: Vec<Vec<Option<Matrix>>>,
     /// The products of each layer, where gradients of weights come later.
     products: Vec<Option<Products>>,
+    /// The leaf of a table that belongs to a layer before the graph, and that layer.
+    borrowed: Option<(usize, Matrix)>,
     output: Signal,
 }
 
@@ -85,6 +107,11 @@ impl Tracked {
             Signal::Loss(loss) => loss_number(loss.clone().inner()),
             _ => panic!("the last layer has no loss"),
         }
+    }
+
+    /// The number of the layer behind its last one.
+    pub const fn end(&self) -> usize {
+        self.first + self.parameters.len()
     }
 
     /// Whether weights are lent to it.
@@ -141,7 +168,9 @@ pub(crate) fn untracked(layers: Layers<'_>, input: Signal, feed: &Feed, outputs:
     };
     let constants = |layer: &Vec<Matrix>| layer.iter().map(|parameter| parameter.clone().autodiff()).collect();
     let parameters: Tensors = layers.parameters.iter().map(constants).collect();
-    plain(compute(Layers { parameters: &parameters, ..layers }, input, (feed, &[]), outputs))
+    let table = layers.table.map(|table| table.matrix.clone().autodiff());
+    let table = layers.table.zip(table.as_ref()).map(|(table, matrix)| Table { matrix, ..table });
+    plain(compute(Layers { parameters: &parameters, table, ..layers }, input, (feed, &[]), outputs))
 }
 
 /// Runs `layers`, each on what those that it reads put out; hands on what crosses behind the last of them.
@@ -156,7 +185,8 @@ fn compute(
     };
     let mut live = first.before().unpack(input);
     for (index, (unit, parameters)) in layers.units.iter().zip(layers.parameters).enumerate() {
-        match unit.forward(parameters, &live, &feed.recorded(products.get(index).and_then(Option::as_ref))) {
+        let table = layers.table.filter(|_| unit.tied_to().is_some()).map(|table| table.matrix);
+        match unit.forward(parameters, table, &live, &feed.recorded(products.get(index).and_then(Option::as_ref))) {
             Signal::Hidden(output) => live.insert(unit.id(), output),
             other => return other,
         };
@@ -184,14 +214,29 @@ pub(crate) fn tracked(layers: Layers<'_>, input: Signal, feed: &Feed, split: boo
     let parameters: Tensors = layers.units.iter().zip(&late).zip(layers.parameters).map(tensors).collect();
     let records = |late: &Vec<usize>| (!late.is_empty()).then(Products::default);
     let products: Vec<Option<Products>> = late.iter().map(records).collect();
-    let with_leaves = Layers { parameters: &parameters, ..layers };
+    let leaf = layers.table.map(|table| table_leaf(table, layers, &parameters));
+    let table = layers.table.zip(leaf.as_ref()).map(|(table, matrix)| Table { matrix, ..table });
+    let with_leaves = Layers { parameters: &parameters, table, ..layers };
     let output = compute(with_leaves, input.clone(), (feed, &products), outputs);
     let leaves = |((unit, late), tensors): ((&Unit, &Vec<usize>), Vec<Matrix>)| {
         let leaf = |(index, tensor)| (!late.contains(&index)).then_some(tensor);
         tensors.into_iter().enumerate().filter(|_| unit.trains()).map(leaf).collect()
     };
     let parameters = layers.units.iter().zip(&late).zip(parameters).map(leaves).collect();
-    Tracked { first: layers.first, input, parameters, products, output }
+    let is_borrowed = |table: &Table<'_>| {
+        table.trains && table.owner < layers.first && layers.units.iter().any(|unit| unit.tied_to().is_some())
+    };
+    let borrowed = layers.table.filter(is_borrowed).map(|table| table.owner).zip(leaf);
+    Tracked { first: layers.first, input, parameters, products, borrowed, output }
+}
+
+/// The table as the graph of `layers` sees it: the leaf of the layer that it belongs to, or one of its own.
+fn table_leaf(table: Table<'_>, layers: Layers<'_>, leaves: &Tensors) -> Matrix {
+    if let Some(leaf) = table.owner.checked_sub(layers.first).and_then(|owner| leaves.get(owner)?.first()) {
+        return leaf.clone();
+    }
+    let leaf = table.matrix.clone().autodiff();
+    if table.trains { leaf.require_grad() } else { leaf }
 }
 
 /// A stage's forward: its output without a graph, and the graph of its layers from `tracked_from` on.
@@ -255,8 +300,15 @@ pub(crate) fn recorded_forward(
     (signal, Record { first, input: kept, outputs: tape.take() })
 }
 
-/// The gradient of the input of one graph, and what remains for the gradients of its parameters.
-fn input_gradient(graph: Tracked, seed: Seed) -> (Later, Option<Matrix>) {
+/// What one graph's backward leaves: what remains for the gradients of its parameters, the gradient of its input, and that of a
+/// table that belongs to a layer before it.
+struct Left {
+    later: Later,
+    input: Option<Matrix>,
+    borrowed: Option<(usize, Matrix)>,
+}
+
+fn input_gradient(graph: Tracked, seed: Seed) -> Left {
     let root: Tensor<1> = match (graph.output, seed) {
         (Signal::Loss(loss), Seed::Loss(scale)) => loss.mul_scalar(scale),
         // The derivative of Σ y g by y is g.
@@ -277,20 +329,28 @@ fn input_gradient(graph: Tracked, seed: Seed) -> (Later, Option<Matrix>) {
         };
         later.push(parameters.iter().map(due).collect());
     }
-    (later, graph.input.as_ref().map(&mut of))
+    let input = graph.input.as_ref().map(&mut of);
+    Left { later, input, borrowed: graph.borrowed.map(|(owner, leaf)| (owner, of(&leaf))) }
 }
 
 /// The backward of consecutive graphs without what can wait: what remains of all their layers, and the gradient of the input
 /// of the first.
 pub(crate) fn backward_input(graphs: Vec<Tracked>, seed: Seed) -> (Later, Option<Matrix>) {
     let mut seed = Some(seed);
-    let mut later = Vec::new();
-    let mut input = None;
+    let (mut later, mut input, mut borrowed) = (Vec::new(), None, None);
+    let first = graphs.first().map_or(0, |graph| graph.first);
     for graph in graphs.into_iter().rev() {
         let seed = seed.take().or_else(|| input.take().map(|gradient| Seed::Gradient(Box::new(gradient))));
-        let (mut due, gradient) = input_gradient(graph, seed.expect("a graph before another one has an input"));
-        due.append(&mut later);
-        (later, input) = (due, gradient);
+        let mut left = input_gradient(graph, seed.expect("a graph before another one has an input"));
+        left.later.append(&mut later);
+        (later, input) = (left.later, left.input);
+        borrowed = borrowed.or(left.borrowed);
+    }
+    // Both uses of a table add up, the later one first, as within one graph.
+    if let Some((owner, gradient)) = borrowed
+        && let Some(Due::Known(own)) = later.get_mut(owner - first).and_then(|layer: &mut Vec<Due>| layer.first_mut())
+    {
+        **own = gradient + Matrix::clone(own);
     }
     (later, input)
 }

@@ -16,7 +16,7 @@ use crate::{
 use burn::tensor::DType;
 use spipe_base::{ActionKind, DeviceId, Diagnostic, Faults};
 use spipe_hardware::DeviceKind;
-use spipe_model::Precision;
+use spipe_model::{Model, Precision};
 use spipe_plan::Plan;
 use spipe_schedule::Program;
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
@@ -33,6 +33,7 @@ pub(crate) fn prepare<'a>(
     let mut faults = Faults::new();
     let units = units(context.model).map_err(|found| faults.extend(found)).unwrap_or_default();
     let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
+    faults.extend(parted(context.model, program, &units));
     let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
     for (device, binding) in &bound {
         let (name, stored) = (&program.devices()[*device].name, context.cost.storage(*device));
@@ -97,6 +98,20 @@ pub(crate) fn prepare<'a>(
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok((interpreter, bound.into_values().collect(), warnings))
+}
+
+/// Layers that share a table, of which a stage has only one.
+fn parted(model: &Model, program: &Program, units: &[Unit]) -> Faults {
+    let mut faults = Faults::new();
+    for (id, owner) in units.iter().filter_map(|unit| Some((unit.id(), unit.tied_to()?))) {
+        let mut stages = program.stages().iter().filter(|stage| stage.layers.contains(id));
+        if stages.any(|stage| !stage.layers.contains(owner)) {
+            let name = |id| &model.layers()[id].name;
+            let message = format!("layer `{}` uses the table of `{}`, which another stage has", name(id), name(owner));
+            faults.push(Diagnostic::error(message).hint("tied embeddings run where one stage has all layers"));
+        }
+    }
+    faults
 }
 
 /// Where the run begins, and what about that should be known.

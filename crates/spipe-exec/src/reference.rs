@@ -59,7 +59,7 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
                 for microbatch in 0..microbatches {
                     let draw = Draw { seed: options.seed, step, microbatch };
                     let feed = Feed::new(&data.microbatch(draw, sequences), &reading, &site.device);
-                    let layers = Layers { first: 0, units: &units, parameters: &parameters };
+                    let layers = Layers::new(0, &units, &parameters);
                     let graph = passes::tracked(layers, Signal::Tokens, &feed, false, &mut Outputs::default());
                     losses += graph.loss();
                     let gradients = passes::backward(vec![graph], Seed::Loss(1.0 / microbatches as f64)).parameters;
@@ -156,7 +156,7 @@ pub fn inferred(plan: &Plan, program: &Program, data: &Data, options: &Options) 
         for microbatch in 0..inference.microbatches {
             let pass = || {
                 let feed = inference.feed(iteration, microbatch, &site.device);
-                let layers = Layers { first: 0, units: &units, parameters: &parameters };
+                let layers = Layers::new(0, &units, &parameters);
                 passes::untracked(layers, Signal::Tokens, &feed, &mut Outputs::default())
             };
             if let Signal::Answer(answer, loss) = site.compute(pass).map_err(failed)? {

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Data, Draw, Tokens,
-    layers::{Feed, Matrix, Reading, Signal, Unit, initial, units},
+    layers::{Feed, Matrix, Reading, Signal, Unit, initial, lone_units},
     passes::{self, Layers, Outputs, Seed, Tensors},
 };
 use burn::tensor::{Device, Tensor, TensorData};
@@ -35,7 +35,7 @@ const MOST_NUMBERS: u64 = 64 << 20;
 /// The distinct layers of `model` in `batch`.
 pub(super) fn kinds(model: &Model, batch: Batch) -> Result<Vec<Kind<'_>>, Faults> {
     let mut kinds: Vec<Kind<'_>> = Vec::new();
-    for (layer, unit) in model.layers().iter().zip(units(model)?) {
+    for (layer, unit) in model.layers().iter().zip(lone_units(model)?) {
         let signature = layer.signature(batch);
         let chains = layer.inputs.len() == 1 && shape(model, &layer.inputs, batch) == shape(model, &[unit.id()], batch);
         let most = if chains { MOST_COPIES as u64 } else { 1 };
@@ -157,7 +157,7 @@ impl<'a> Bench<'a> {
     /// One forward and one backward with accumulation.
     fn run(&self, sum: &mut Option<Tensors>) -> [Duration; 2] {
         let start = Instant::now();
-        let layers = Layers { first: 0, units: &self.units, parameters: &self.parameters };
+        let layers = Layers::new(0, &self.units, &self.parameters);
         let graph = passes::tracked(layers, self.input.clone(), &self.feed, false, &mut Outputs::default());
         finish(self.device, ());
         let forward = start.elapsed();

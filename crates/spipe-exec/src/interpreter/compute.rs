@@ -58,7 +58,7 @@ impl Interpreter<'_> {
         let (kept, end) = site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).recalling(recall.clone());
             let parameters = wide(parameters);
-            let layers = Layers { first, units, parameters: &parameters };
+            let layers = Layers::new(first, units, &parameters);
             let (signal, kept) = if keeps.is_some_and(|keeps| keeps.record) {
                 let (signal, record) = passes::recorded_forward(layers, tracked.0, input, &feed, &mut wanted);
                 (signal, Value::Record(Box::new(record)))
@@ -118,7 +118,7 @@ impl Interpreter<'_> {
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
             let parameters = wide(parameters.clone());
-            let (layers, _) = Layers { first, units, parameters: &parameters }.split_at(end);
+            let (layers, _) = Layers::new(first, units, &parameters).split_at(end);
             passes::tracked(layers, input, &feed, split, &mut Outputs::default())
         })
     }
@@ -140,14 +140,16 @@ impl Interpreter<'_> {
                 _ => {}
             }
         }
-        graphs.sort_by_key(|graph| graph.first);
         let (first, units) = self.stage_units(work.stage);
+        let start = first.max(self.program.shape().without_backward);
+        // Of layers at which nothing trains there is nothing to go through, computed again or not.
+        graphs.retain(|graph| graph.end() > start);
+        graphs.sort_by_key(|graph| graph.first);
         let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
         if graphs.iter().any(Tracked::borrows) {
             let parameters = wide(parameters.clone());
-            graphs.iter().for_each(|graph| graph.lend(Layers { first, units, parameters: &parameters }));
+            graphs.iter().for_each(|graph| graph.lend(Layers::new(first, units, &parameters)));
         }
-        let start = first.max(self.program.shape().without_backward);
         let covered = graphs.first().map_or(first + units.len(), |graph| graph.first);
         if start < covered {
             let site = self.site(work.stage);
@@ -169,7 +171,7 @@ impl Interpreter<'_> {
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).taped(&Tape::of(record.outputs));
             let parameters = wide(parameters);
-            let (_, layers) = Layers { first, units, parameters: &parameters }.split_at(record.first);
+            let (_, layers) = Layers::new(first, units, &parameters).split_at(record.first);
             passes::tracked(layers, input, &feed, true, &mut Outputs::default())
         })
     }

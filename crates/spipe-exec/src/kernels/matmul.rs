@@ -33,11 +33,12 @@ pub(crate) fn matmul_known(left: Matrix, right: Matrix, known_before: Option<Mat
     step.unwrap_or_else(|| matmul(left, right))
 }
 
-/// The gradient of the left factor of a product, to the bit what the backward of [`matmul`] finds: gradient · rightᵀ.
-pub(crate) fn input_gradient(gradient: Matrix, right: Matrix) -> Matrix {
-    match apply(MatmulTransposed, [&gradient, &right]) {
+/// a bᵀ: of the gradient of a product and its right factor, to the bit the gradient of the left factor that the backward of
+/// [`matmul`] finds.
+pub(crate) fn matmul_transposed(left: Matrix, right: Matrix) -> Matrix {
+    match apply(MatmulTransposed, [&left, &right]) {
         Some(product) => product,
-        None => gradient.matmul(right.transpose()),
+        None => left.matmul(right.transpose()),
     }
 }
 

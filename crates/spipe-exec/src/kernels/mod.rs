@@ -23,7 +23,7 @@ mod turn;
 pub(crate) use attention::{Angles, Attention};
 pub(crate) use cross_entropy::CrossEntropy;
 pub(crate) use graph::{apply, copied};
-pub(crate) use matmul::{input_gradient, matmul, matmul_known, weight_gradient};
+pub(crate) use matmul::{matmul, matmul_known, matmul_transposed, weight_gradient};
 pub(crate) use norm::{LayerNorm, RmsNorm};
 pub(crate) use swiglu::{Gelu, Swiglu};
 pub(crate) use turn::Turn;

@@ -64,7 +64,7 @@ fn products() {
     );
     compare(
         [[37, 70], [130, 70]],
-        |[a, b]| Some(input_gradient(a.clone(), b.clone())),
+        |[a, b]| Some(matmul_transposed(a.clone(), b.clone())),
         |[a, b]| a.matmul(b.transpose()),
     );
 }
@@ -79,7 +79,7 @@ fn the_late_gradients_of_a_product_are_the_early_ones() {
         let early = right.grad_remove(&mut found).unwrap();
         assert_eq!(numbers(weight_gradient(left.clone().inner(), gradient.clone())), numbers(early));
         let early = left.grad_remove(&mut found).unwrap();
-        assert_eq!(numbers(input_gradient(gradient, right.inner())), numbers(early));
+        assert_eq!(numbers(matmul_transposed(gradient, right.inner())), numbers(early));
     }
 }
 

@@ -56,30 +56,32 @@ pub(crate) struct HeadUnit {
 }
 
 impl HeadUnit {
-    pub fn new(shape: &Head) -> Result<Self, &'static str> {
-        if shape.tied {
-            return Err("its projection is the embedding's table");
-        }
-        Ok(Self { shape: *shape, norm: NormUnit::new(shape.norm, shape.norm_epsilon, shape.hidden) })
+    pub fn new(shape: &Head) -> Self {
+        Self { shape: *shape, norm: NormUnit::new(shape.norm, shape.norm_epsilon, shape.hidden) }
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
         let mut all = self.norm.parameters(["norm.weight", "norm.bias"]);
-        all.push(Parameter::weight("projection.weight", self.shape.hidden, self.shape.classes));
+        if !self.shape.tied {
+            all.push(Parameter::weight("projection.weight", self.shape.hidden, self.shape.classes));
+        }
         all.extend(self.shape.bias.then(|| Parameter::bias("projection.bias", self.shape.classes)));
         all
     }
 
     /// Cross-entropy, averaged over all that is classified: every token, or the first of each sequence. What it finds is the token
     /// that follows each sequence, or the vector of each image that is classified. Where nobody knows what follows, the
-    /// cross-entropy is that of what it finds.
-    pub fn forward(&self, parameters: &[Matrix], input: Matrix, feed: &Feed) -> Signal {
+    /// cross-entropy is that of what it finds. `table` is the embedding's, classes × width, which a tied head projects with.
+    pub fn forward(&self, parameters: &[Matrix], table: Option<&Matrix>, input: Matrix, feed: &Feed) -> Signal {
         let (norm, projection) = parameters.split_at(self.norm.count());
         let input = if self.shape.every_token { input } else { first_of_each(input, feed.batch) };
         let input = self.norm.forward(norm, input);
-        let mut logits = feed.multiply(input.clone(), projection[0].clone());
+        let (mut logits, bias) = match table.filter(|_| self.shape.tied) {
+            Some(table) => (kernels::matmul_transposed(input.clone(), table.clone()), projection),
+            None => (feed.multiply(input.clone(), projection[0].clone()), &projection[1..]),
+        };
         if self.shape.bias {
-            logits = logits + projection[1].clone();
+            logits = logits + bias[0].clone();
         }
         if !feed.answers() {
             let targets = feed.targets().expect("whoever trains knows what follows");

@@ -31,7 +31,7 @@ use burn::tensor::Tensor;
 use ends::{EmbeddingUnit, HeadUnit};
 use patch::PatchUnit;
 use spipe_base::{Bytes, Diagnostic, Faults, LayerId};
-use spipe_model::{Attention, Batch, Layer, LayerKind, Model, Precision, Recompute};
+use spipe_model::{Attention, Batch, Head, Layer, LayerKind, Model, Precision, Recompute};
 use std::borrow::Cow;
 use unet::UnetUnit;
 
@@ -126,6 +126,8 @@ pub(crate) struct Unit {
     inputs: Vec<LayerId>,
     is_last: bool,
     trains: bool,
+    /// The layer whose first parameter it projects with.
+    tied_to: Option<LayerId>,
     before: Seam,
     after: Seam,
     arithmetic: Arithmetic,
@@ -146,18 +148,18 @@ impl Arithmetic {
     fn new(layer: &Layer) -> Result<Self, Diagnostic> {
         let unsupported = |what: &str| {
             Diagnostic::error(format!("layer `{}` cannot be executed yet: {what}", layer.name)).hint(
-                "transformers with rotary or learned positions, one feed-forward network, untied embeddings and no dropout \
-                 run, over text or over patches of images, and denoising networks",
+                "transformers with rotary or learned positions, one feed-forward network and no dropout run, over text or \
+                 over patches of images, and denoising networks",
             )
         };
-        if layer.tied_to.is_some() {
+        if layer.tied_to.is_some() && !matches!(layer.kind, LayerKind::Head(_)) {
             return Err(unsupported("it shares its parameters with another layer"));
         }
         match &layer.kind {
             LayerKind::Embedding(embedding) => EmbeddingUnit::new(embedding).map(Self::Embedding),
             LayerKind::PatchEmbedding(embedding) => Ok(Self::Patches(PatchUnit::new(embedding))),
             LayerKind::Block(block) => BlockUnit::new(block).map(|unit| Self::Block(Box::new(unit))),
-            LayerKind::Head(head) => HeadUnit::new(head).map(Self::Head),
+            LayerKind::Head(head) => Ok(Self::Head(HeadUnit::new(head))),
             LayerKind::Projection(_) | LayerKind::Contrast(_) => Err("contrastive losses are not computed"),
             LayerKind::Unet(shape) => Ok(Self::Unet(UnetUnit::new(shape), Box::new(layer.clone()))),
             LayerKind::Profiled(_) => Err("it is known by measurements only"),
@@ -180,6 +182,11 @@ impl Unit {
     /// Whether its parameters are stepped.
     pub const fn trains(&self) -> bool {
         self.trains
+    }
+
+    /// The layer whose table of vectors it projects with, if that is another one.
+    pub const fn tied_to(&self) -> Option<LayerId> {
+        self.tied_to
     }
 
     /// What crosses a cut before it.
@@ -226,11 +233,12 @@ impl Unit {
         }
     }
 
-    /// Its output from those of the layers before it; with tracked parameters or inputs, the graph as well.
+    /// Its output from those of the layers before it; with tracked parameters or inputs, the graph as well. `table` is what a tied
+    /// layer projects with.
     ///
     /// # Panics
     /// If a layer that it reads has not run, which the order of layers rules out.
-    pub fn forward(&self, parameters: &[Matrix], live: &Live, feed: &Feed) -> Signal {
+    pub fn forward(&self, parameters: &[Matrix], table: Option<&Matrix>, live: &Live, feed: &Feed) -> Signal {
         let read = |layer: &LayerId| live.get(layer).expect("layers come behind those that they read").clone();
         let inputs: Vec<Matrix> = self.inputs.iter().map(read).collect();
         let input = || inputs.first().expect("only layers that read data have no input").clone();
@@ -238,7 +246,7 @@ impl Unit {
             Arithmetic::Embedding(unit) => Signal::Hidden(unit.forward(parameters, feed)),
             Arithmetic::Patches(unit) => Signal::Hidden(unit.forward(parameters, feed)),
             Arithmetic::Block(unit) => Signal::Hidden(unit.forward(parameters, input(), feed)),
-            Arithmetic::Head(unit) => unit.forward(parameters, input(), feed),
+            Arithmetic::Head(unit) => unit.forward(parameters, table, input(), feed),
             Arithmetic::Unet(unit, _) => unit.forward(parameters, &inputs, feed, self.is_last),
         }
     }
@@ -263,15 +271,31 @@ impl Unit {
 
 /// All layers of `model`, or everything about it that cannot be computed.
 pub(crate) fn units(model: &Model) -> Result<Vec<Unit>, Faults> {
+    made(model, &Layer::clone)
+}
+
+/// The same, each by itself: what shares parameters has its own.
+pub(crate) fn lone_units(model: &Model) -> Result<Vec<Unit>, Faults> {
+    made(model, &|layer| match layer.kind {
+        LayerKind::Head(head) => {
+            Layer { kind: LayerKind::Head(Head { tied: false, ..head }), tied_to: None, ..layer.clone() }
+        }
+        _ => layer.clone(),
+    })
+}
+
+fn made(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, Faults> {
     let mut faults = Faults::new();
     let mut units = Vec::new();
     let mut before = Seam::default();
     for (id, layer) in model.layers().enumerate() {
         let after = Seam::behind(model, id);
-        match Arithmetic::new(layer) {
+        let layer = seen(layer);
+        match Arithmetic::new(&layer) {
             Ok(arithmetic) => units.push(Unit {
                 id,
-                inputs: layer.inputs.clone(),
+                inputs: layer.inputs,
+                tied_to: layer.tied_to,
                 is_last: id.index() + 1 == model.layers().len(),
                 trains: layer.trains,
                 before: std::mem::replace(&mut before, after.clone()),

@@ -173,7 +173,7 @@ where
         let gradient = Matrix::from_primitive::<B>(gradients.consume::<B>(&ops.node));
         ops.state.gradient.put(Some(gradient.clone()));
         if let [Some(parent)] = ops.parents {
-            let found = kernels::input_gradient(gradient, ops.state.weight.take()).try_into_primitive::<B>();
+            let found = kernels::matmul_transposed(gradient, ops.state.weight.take()).try_into_primitive::<B>();
             gradients.register::<B>(parent.id, found.expect("a weight is lent on the device of its product"));
         }
     }

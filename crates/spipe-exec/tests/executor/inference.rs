@@ -91,6 +91,13 @@ fn parameters_from_the_host_generate_too() {
 }
 
 #[test]
+fn tied_heads_generate_too() {
+    let model = &GPT.replace("places = 16", "places = 16\ntied = true");
+    let setup = Setup { model, stages: &["gpu0 0..3"], mode: Mode::Generate, ..Setup::default() };
+    tokens(&setup, Backend::Flex, 5);
+}
+
+#[test]
 fn learned_positions_end() {
     let setup = Setup { model: GPT, stages: &["gpu0 0..1", "cpu0 2..3"], mode: Mode::Generate, ..Setup::default() };
     tokens(&setup, Backend::Flex, 16);

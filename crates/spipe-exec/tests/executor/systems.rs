@@ -57,10 +57,14 @@ fn equal(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
 }
 
 fn exactly(setup: &Setup<'_>) {
+    exactly_for(STEPS, setup);
+}
+
+fn exactly_for(steps: u32, setup: &Setup<'_>) {
     for backend in Backend::ALL {
-        let results = both(setup, backend, STEPS);
+        let results = both(setup, backend, steps);
         equal(setup, &results);
-        assert!(results.1.losses[STEPS as usize - 1] < results.1.losses[0], "it learns: {:?}", results.1.losses);
+        assert!(results.1.losses[steps as usize - 1] < results.1.losses[0], "it learns: {:?}", results.1.losses);
     }
 }
 
@@ -220,17 +224,48 @@ fn forwards_alone() {
     first(&Setup { system: System::Fsdp, stages: &["gpu0 0..2", "gpu0 3..4"], mode, ..Setup::default() });
 }
 
+/// The head projects with the embedding's table, and both add to its gradient.
+#[test]
+fn tied_embeddings() {
+    let model = &GPT.replace("places = 16", "places = 16\ntied = true");
+    for (system, stage) in [
+        (System::CpuOnly, "cpu0 0..3"),
+        (System::Checkpointing, "gpu0 0..3 recompute"),
+        (System::OneForwardOneBackward, "gpu0 0..3 recompute:1"),
+        (System::OneForwardOneBackward, "cpu0 0..3 recompute:3"),
+        (System::ZeroOffload, "gpu0 0..3 socket recompute:2"),
+        (System::Fsdp, "gpu0 0..3"),
+    ] {
+        for frozen in [&[][..], &["0..0"], &["0..1"]] {
+            exactly_for(5, &Setup { system, stages: &[stage], model, frozen, ..Setup::default() });
+        }
+    }
+}
+
 #[test]
 fn frozen_layers() {
     let stages = &["gpu0 0..1", "gpu1 2..4"];
     for frozen in [&["0..0"][..], &["0..2"], &["2..2"], &["0..0", "3..3"]] {
-        exactly(&Setup { stages, frozen, ..Setup::default() });
-        exactly(&Setup { system: System::ZbH1, stages, frozen, ..Setup::default() });
-        exactly(&Setup { stages: &["gpu0 0..2 recompute:2", "cpu0 3..4 recompute"], frozen, ..Setup::default() });
-        exactly(&Setup { system: System::Superpipeline, stages: &UNITS, frozen, ..Setup::default() });
-        exactly(&Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], frozen, ..Setup::default() });
-        exactly(&Setup { system: System::Fsdp, stages: &["gpu0 0..1", "gpu0 2..4"], frozen, ..Setup::default() });
-        exactly(&Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, frozen, ..Setup::default() });
+        exactly_for(5, &Setup { stages, frozen, ..Setup::default() });
+        exactly_for(5, &Setup { system: System::ZbH1, stages, frozen, ..Setup::default() });
+        exactly_for(
+            5,
+            &Setup { stages: &["gpu0 0..2 recompute:2", "cpu0 3..4 recompute"], frozen, ..Setup::default() },
+        );
+        exactly_for(5, &Setup { stages: &["gpu0 0..3 recompute:1", "cpu0 4..4"], frozen, ..Setup::default() });
+        exactly_for(5, &Setup { system: System::Superpipeline, stages: &UNITS, frozen, ..Setup::default() });
+        exactly_for(
+            5,
+            &Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], frozen, ..Setup::default() },
+        );
+        exactly_for(
+            5,
+            &Setup { system: System::Fsdp, stages: &["gpu0 0..1", "gpu0 2..4"], frozen, ..Setup::default() },
+        );
+        exactly_for(
+            5,
+            &Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, frozen, ..Setup::default() },
+        );
     }
 }
 
