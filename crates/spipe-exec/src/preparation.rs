@@ -5,7 +5,7 @@ use crate::{
     checkpoint::{Beginning, Described, Identity, refuse_carried},
     inference::Inference,
     interpreter::{Interpreter, Scales},
-    layers::{Reading, Unit, units},
+    layers::{Reading, Unit, inferring_units, units},
     pacer::Pacer,
     run::Job,
     site::{Site, assign_cores},
@@ -31,7 +31,8 @@ pub(crate) fn prepare<'a>(
     let workload = context.workload();
     let checks = program.actions().iter().any(|action| action.kind == ActionKind::Check);
     let mut faults = Faults::new();
-    let units = units(context.model).map_err(|found| faults.extend(found)).unwrap_or_default();
+    let units = if inference.is_some() { inferring_units(context.model) } else { units(context.model) };
+    let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
     let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
     faults.extend(parted(context.model, program, &units));
     let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();

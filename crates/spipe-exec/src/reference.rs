@@ -5,7 +5,7 @@ use crate::{
     data::Draw,
     infer::{Lengths, all_prompts, inference},
     inference::Part,
-    layers::{Feed, Parameter, Reading, Signal, Unit, initial, units},
+    layers::{Feed, Parameter, Reading, Signal, Unit, inferring_units, initial, units},
     optimizer::Moments,
     passes::{self, Layers, Outputs, Seed, Tensors},
     preparation::bind,
@@ -14,6 +14,7 @@ use crate::{
 };
 use burn::tensor::{Tensor, TensorData};
 use spipe_base::{Diagnostic, LayerId};
+use spipe_cost::Mode;
 use spipe_plan::Plan;
 use spipe_schedule::{Content, Lifetime, Program};
 use std::time::{Duration, Instant};
@@ -101,7 +102,9 @@ struct Plain {
 
 impl Plain {
     fn new(plan: &Plan, program: &Program, options: &Options) -> Result<Self, RunError> {
-        let units = units(plan.context().model).map_err(RunError::Unsupported)?;
+        let model = plan.context().model;
+        let trains = plan.context().workload().mode == Mode::Train;
+        let units = if trains { units(model) } else { inferring_units(model) }.map_err(RunError::Unsupported)?;
         let bound = bind(plan, program, &options.bindings).map_err(RunError::Unsupported)?;
         let first = program.stages().iter().next().and_then(|stage| bound.get(&stage.device));
         let Some(binding) = first else {

@@ -31,7 +31,7 @@ use burn::tensor::Tensor;
 use ends::{EmbeddingUnit, HeadUnit};
 use patch::PatchUnit;
 use spipe_base::{Bytes, Diagnostic, Faults, LayerId};
-use spipe_model::{Attention, Batch, Head, Layer, LayerKind, Model, Precision, Recompute};
+use spipe_model::{Attention, Batch, Block, Embedding, Head, Layer, LayerKind, Model, Precision, Recompute};
 use std::borrow::Cow;
 use unet::UnetUnit;
 
@@ -148,8 +148,8 @@ impl Arithmetic {
     fn new(layer: &Layer) -> Result<Self, Diagnostic> {
         let unsupported = |what: &str| {
             Diagnostic::error(format!("layer `{}` cannot be executed yet: {what}", layer.name)).hint(
-                "transformers with rotary or learned positions, one feed-forward network and no dropout run, over text or \
-                 over patches of images, and denoising networks",
+                "transformers with rotary or learned positions and one feed-forward network run, over text or over patches of \
+                 images, and denoising networks; dropout is left out where nothing is trained",
             )
         };
         if layer.tied_to.is_some() && !matches!(layer.kind, LayerKind::Head(_)) {
@@ -281,6 +281,18 @@ pub(crate) fn lone_units(model: &Model) -> Result<Vec<Unit>, Faults> {
             Layer { kind: LayerKind::Head(Head { tied: false, ..head }), tied_to: None, ..layer.clone() }
         }
         _ => layer.clone(),
+    })
+}
+
+/// The same where nothing is trained: nothing is dropped out.
+pub(crate) fn inferring_units(model: &Model) -> Result<Vec<Unit>, Faults> {
+    made(model, &|layer| {
+        let kind = match &layer.kind {
+            LayerKind::Block(block) => LayerKind::Block(Block { dropout: false, ..*block }),
+            LayerKind::Embedding(embedding) => LayerKind::Embedding(Embedding { dropout: false, ..*embedding }),
+            other => other.clone(),
+        };
+        Layer { kind, ..layer.clone() }
     })
 }
 
