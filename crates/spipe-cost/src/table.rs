@@ -2,7 +2,7 @@
 
 use crate::{LayerMemory, Mode, Workload, compute_type, roofline::Roofline};
 use spipe_base::{Bytes, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
-use spipe_hardware::{DataType, Device, DeviceKind, Hardware};
+use spipe_hardware::{DataType, Device, DeviceKind, Hardware, MeasuredLayer};
 use spipe_model::{Layer, LayerWork, Model, Op, Precision, Recompute};
 use std::collections::BTreeMap;
 
@@ -26,6 +26,8 @@ pub struct LayerTime {
     pub backward_input: Seconds,
     /// The gradients of its weights.
     pub backward_weight: Seconds,
+    /// What its backward takes longer where its activations were offloaded (measured devices only).
+    pub replay: Seconds,
     /// Bytes that the forward moves through the device's memory.
     pub forward_traffic: Bytes,
     /// Bytes that the backward moves through the device's memory.
@@ -245,6 +247,7 @@ pub(crate) fn layer_time(layer: &Layer, device: &Device, workload: &Workload) ->
     };
     let work = work(layer, workload);
     let (times, source) = times(layer, workload, &work, &roofline)?;
+    let replay = measured(layer, workload, &roofline).map_or(Seconds::ZERO, |time| time.replay);
     let training = workload.mode == Mode::Train;
     let [forward, backward_input, backward_weight] = times;
     let (passes, trains) = (training && layer.passes_gradient, training && layer.trains);
@@ -254,6 +257,7 @@ pub(crate) fn layer_time(layer: &Layer, device: &Device, workload: &Workload) ->
         forward,
         backward_input: when(passes, backward_input),
         backward_weight: when(trains, backward_weight),
+        replay: when(passes || trains, replay),
         forward_traffic: roofline.traffic(&work.forward),
         backward_traffic: moved(passes, &work.backward_input) + moved(trains, &work.backward_weight),
         selective_share: selective_share(layer, workload, &roofline),
@@ -280,8 +284,14 @@ fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) 
     }
 }
 
-/// Forward, backward-input and backward-weight from the best source there is. Measurements of whole sequences say nothing
-/// about generating with a cache; the times of a profiled layer are scaled to one token, so measure it on one.
+/// What was measured of a layer on a device. Measurements of whole sequences say nothing about generating with a cache.
+fn measured(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Option<MeasuredLayer> {
+    let measured = roofline.device.layer_time(&layer.signature(workload.batch()), roofline.data_type);
+    measured.filter(|_| workload.mode != Mode::Generate)
+}
+
+/// Forward, backward-input and backward-weight from the best source there is. When generating, the times of a profiled layer are
+/// scaled to one token, so measure it on one.
 fn times(
     layer: &Layer,
     workload: &Workload,
@@ -290,9 +300,7 @@ fn times(
 ) -> Option<([Seconds; 3], Source)> {
     let (device, batch) = (roofline.device, workload.batch());
     let generating = workload.mode == Mode::Generate;
-    let signature = layer.signature(batch);
-    let measured = device.layer_time(&signature, roofline.data_type).filter(|_| !generating);
-    if let Some(time) = measured {
+    if let Some(time) = measured(layer, workload, roofline) {
         return Some(([time.forward, time.backward_input, time.backward_weight], Source::Measured));
     }
     let is_gpu = matches!(device.kind, DeviceKind::Gpu);

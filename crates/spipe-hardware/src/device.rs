@@ -60,6 +60,8 @@ pub struct MeasuredLayer {
     pub backward_input: Seconds,
     /// The backward as far as it yields the gradients of the weights.
     pub backward_weight: Seconds,
+    /// What the backward takes longer where activations were offloaded and not all that it needs has travelled.
+    pub replay: Seconds,
 }
 
 /// Where a group of numbers comes from.

@@ -211,6 +211,10 @@ pub struct LayerTimeFile {
     pub backward_input: Text<Seconds>,
     /// Its backward as far as it yields the gradients of the weights.
     pub backward_weight: Text<Seconds>,
+    /// What its backward takes longer where its activations were offloaded: they are made again from those that travel. Nothing
+    /// if all of them do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<Text<Seconds>>,
 }
 
 /// The measurement that numbers come from.

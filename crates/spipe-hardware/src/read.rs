@@ -393,7 +393,7 @@ tables! {
     EfficiencyFile "table of efficiencies" {
         matmul_fraction matmul_startup elementwise_fraction elementwise_startup source
     }
-    LayerTimeFile "layer time" { layer data_type forward backward_input backward_weight }
+    LayerTimeFile "layer time" { layer data_type forward backward_input backward_weight replay }
     MeasuredFile "measurement" { date command spread }
     NvmeFile "nvme" { name capacity read write reserved latency source }
     NodeFile "node" { name source }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Data, Draw, Tokens,
-    layers::{Feed, Matrix, Reading, Signal, Unit, initial, lone_units},
+    layers::{Feed, Matrix, Reading, Signal, Tape, Unit, initial, lone_units},
     passes::{self, Layers, Outputs, Seed, Tensors},
 };
 use burn::tensor::{Device, Tensor, TensorData};
@@ -81,21 +81,22 @@ pub(super) fn measure(
     let bench = Bench::new(kind, device)?;
     let start = Instant::now();
     let mut sum = bench.gradients();
-    let (mut forwards, mut backwards) = (Vec::new(), Vec::new());
+    let mut times: [Vec<Duration>; 5] = Default::default();
     bench.run(&mut sum);
-    while forwards.is_empty() || (forwards.len() < 60 && start.elapsed() < share) {
-        let [forward, backward] = bench.run(&mut sum);
-        forwards.push(forward);
-        backwards.push(backward);
+    while times[0].is_empty() || (times[0].len() < 60 && start.elapsed() < share) {
+        let found = bench.run(&mut sum);
+        times.iter_mut().zip(found).for_each(|(times, found)| times.push(found));
     }
-    let (forward, backward) = (clock.note(sample(forwards)), clock.note(sample(backwards)));
+    let [forward, backward, input, weight, replay] = times.map(sample);
+    let (forward, backward) = (clock.note(forward), clock.note(backward));
     let per_layer = 1.0 / kind.copies as f64;
-    let (whole, input) = (backward.median * per_layer, input_share(&kind.work));
+    let input_share = input.median / (input.median + weight.median);
     Ok(MeasuredLayer {
         signature: kind.signature.clone(),
         forward: forward.median * per_layer,
-        backward_input: whole * input,
-        backward_weight: whole * (1.0 - input),
+        backward_input: backward.median * (per_layer * input_share),
+        backward_weight: backward.median * (per_layer * (1.0 - input_share)),
+        replay: replay.median * per_layer,
         spread: forward.spread.max(backward.spread),
     })
 }
@@ -106,12 +107,6 @@ fn flops(work: &LayerWork) -> f64 {
 
 fn total(ops: &[Op]) -> f64 {
     ops.iter().map(|op| op.flops().get()).sum()
-}
-
-/// The part of the backward's FLOPs that goes into the gradient of the input.
-fn input_share(work: &LayerWork) -> f64 {
-    let (input, weight) = (total(&work.backward_input), total(&work.backward_weight));
-    if input + weight > 0.0 { input / (input + weight) } else { 0.0 }
 }
 
 /// Parameters and inputs of some copies of a layer.
@@ -154,20 +149,40 @@ impl<'a> Bench<'a> {
         Some(self.parameters.iter().map(|layer| layer.iter().map(Tensor::zeros_like).collect()).collect())
     }
 
-    /// One forward and one backward with accumulation.
-    fn run(&self, sum: &mut Option<Tensors>) -> [Duration; 2] {
-        let start = Instant::now();
+    /// One forward and one backward with accumulation; the two halves of a backward that is split; and making the graph again
+    /// for the latter from what a forward wrote down.
+    fn run(&self, sum: &mut Option<Tensors>) -> [Duration; 5] {
         let layers = Layers::new(0, &self.units, &self.parameters);
-        let graph = passes::tracked(layers, self.input.clone(), &self.feed, false, &mut Outputs::default());
-        finish(self.device, ());
-        let forward = start.elapsed();
-        let seed = self.gradient.clone().map_or(Seed::Loss(1.0), |gradient| Seed::Gradient(Box::new(gradient)));
+        let (input, seed) = (
+            || self.input.clone(),
+            || match &self.gradient {
+                Some(gradient) => Seed::Gradient(Box::new(gradient.clone())),
+                None => Seed::Loss(1.0),
+            },
+        );
+        let (graph, forward) =
+            self.timed(|| passes::tracked(layers, input(), &self.feed, false, &mut Outputs::default()));
+        let (gradients, backward) = self.timed(|| passes::backward(vec![graph], seed()));
+        let mut add = |more: Tensors| {
+            let before = sum.take().unwrap_or_default();
+            *sum = Some(passes::accumulate(before, more));
+        };
+        let ((), added) = self.timed(|| add(gradients.parameters));
+        let (_, record) = passes::recorded_forward(layers, 0, input(), &self.feed, &mut Outputs::default());
+        let feed = self.feed.taped(&Tape::of(record.outputs));
+        let (graph, replay) = self.timed(|| passes::tracked(layers, input(), &feed, true, &mut Outputs::default()));
+        let ((later, gradient), first) = self.timed(|| passes::backward_input(vec![graph], seed()));
+        drop(gradient);
+        let ((), second) = self.timed(|| add(passes::backward_weight(later)));
+        [forward, backward + added, first, second, replay]
+    }
+
+    /// What `work` makes, and how long it takes until the device has it.
+    fn timed<T>(&self, work: impl FnOnce() -> T) -> (T, Duration) {
         let start = Instant::now();
-        let gradients = passes::backward(vec![graph], seed);
-        let before = sum.take().unwrap_or_default();
-        *sum = Some(passes::accumulate(before, gradients.parameters));
-        finish(self.device, gradients.input);
-        [forward, start.elapsed()]
+        let made = work();
+        finish(self.device, ());
+        (made, start.elapsed())
     }
 }
 

@@ -123,6 +123,7 @@ fn layer_times(measured: &Measured) -> Vec<LayerTimeFile> {
         forward: Text(layer.forward),
         backward_input: Text(layer.backward_input),
         backward_weight: Text(layer.backward_weight),
+        replay: Some(Text(layer.replay)),
     };
     measured.layers.iter().map(file).collect()
 }

@@ -94,10 +94,12 @@ pub struct MeasuredLayer {
     pub signature: String,
     /// Its forward, with the graph for its backward.
     pub forward: Seconds,
-    /// Its backward as far as it yields the gradient of the input: a share of the whole by FLOPs.
+    /// Its backward as far as it yields the gradient of the input: the share of it in a backward that is split, of the whole.
     pub backward_input: Seconds,
-    /// The rest of it. The whole backward, accumulation included, is what was measured.
+    /// The rest of the whole, accumulation included.
     pub backward_weight: Seconds,
+    /// To make its graph again from what was offloaded.
+    pub replay: Seconds,
     /// Of forward and backward, the larger.
     pub spread: f64,
 }

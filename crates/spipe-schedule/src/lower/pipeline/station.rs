@@ -107,11 +107,15 @@ pub(in crate::lower) fn times(context: &Context<'_>, stage: &Stage) -> Times {
         again.iter().filter_map(|layer| context.cost.recompute_time(*layer, stage.device, Recompute::Full)).sum();
     let (_, recompute_traffic) = sum(again, &|time| (time.forward, time.forward_traffic));
     let half = |time: &LayerTime| Bytes::new(time.backward_traffic.get() / 2);
+    let offloaded = stage.layers.iter().skip(if stage.offload.is_some() { stage.recomputed } else { all.len() });
+    let (replay, _) = sum(offloaded.collect(), &|time| (time.replay, Bytes::ZERO));
+    let (input_time, input_traffic) =
+        sum(all.clone(), &|time| (time.backward_input, time.backward_traffic - half(time)));
     Times {
         forward: sum(all.clone(), &|time| (time.forward, time.forward_traffic)),
         recompute: (recompute_time, recompute_traffic),
         // Both halves read the incoming gradient and about as much again.
-        backward_input: sum(all.clone(), &|time| (time.backward_input, time.backward_traffic - half(time))),
+        backward_input: (input_time + replay, input_traffic),
         backward_weight: sum(all, &|time| (time.backward_weight, half(time))),
     }
 }
