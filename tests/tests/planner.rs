@@ -21,12 +21,18 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 /// What rounding to the simulator's clock may hide.
 const CLOCK: SimTime = SimTime::ns(1000);
 
+/// How many cases to try: at least `least`, more if `SPIPE_CASES` says so.
+fn at_least(least: u32) -> u32 {
+    let asked = std::env::var("SPIPE_CASES").ok().and_then(|count| count.parse().ok());
+    asked.unwrap_or(0).max(least)
+}
+
 fn run<T>(cases: u32, test: impl Fn(Instance) -> Result<T, TestCaseError>) {
     run_on(cases, instance_of(6), test);
 }
 
 fn run_on<T>(cases: u32, on: impl Strategy<Value = Instance>, test: impl Fn(Instance) -> Result<T, TestCaseError>) {
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: at_least(cases), failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     if let Err(error) = runner.run(&on, |instance| test(instance).map(|_| ())) {
         panic!("{error}");

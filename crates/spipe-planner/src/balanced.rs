@@ -121,8 +121,7 @@ fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case
         for from in (stage..farthest).filter(|from| best[*from].is_finite()) {
             for to in from + 1..=farthest {
                 let Some(recomputed) = partitioner.least(case, stage, from, to) else { continue };
-                let busy =
-                    case.device(figures, stage).stage_times((from, to), recomputed, case.seats[stage].help).busy();
+                let busy = case.device(figures, stage).stage_times((from, to), recomputed, case.help(stage)).busy();
                 let busiest = best[from].max(busy);
                 if busiest < next[to] {
                     next[to] = busiest;

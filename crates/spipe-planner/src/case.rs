@@ -130,18 +130,14 @@ impl Case {
 
     /// How long activations and gradients take over the boundary behind `stage` if it ends before layer `end`.
     pub fn transfers(&self, figures: &Figures<'_>, stage: usize, end: usize) -> (f64, f64) {
-        let bytes = figures.crossing(end - 1, self.devices[stage], self.devices[stage + 1]);
-        match self.hops(figures, stage) {
-            Some((there, back)) => (there.time(bytes), if figures.training { back.time(bytes) } else { 0.0 }),
-            None => (f64::INFINITY, f64::INFINITY),
-        }
+        figures.transfers((self.devices[stage], self.devices[stage + 1]), end)
     }
 
     /// All durations of a division.
     pub fn times(&self, figures: &Figures<'_>, division: &Division) -> Times {
         let stage = |stage: usize| -> StageTimes {
             let (from, to) = division.layers(stage);
-            let help = self.seats[stage].help;
+            let help = self.help(stage);
             self.device(figures, stage).stage_times((from, to), division.recomputed[stage], help)
         };
         let boundaries = (0..self.stages() - 1).map(|stage| self.transfers(figures, stage, division.ends[stage]));

@@ -29,13 +29,25 @@ pub(crate) struct StageTimes {
     pub forward: f64,
     pub recompute: f64,
     pub backward: f64,
+    /// The step on the stage's own device, or …
     pub optimizer: f64,
+    /// … gradients to the host,
+    pub out: f64,
+    /// the step there,
+    pub step: f64,
+    /// and parameters back, without latencies.
+    pub back: f64,
 }
 
 impl StageTimes {
     /// What one microbatch occupies the device for.
     pub fn busy(&self) -> f64 {
         self.forward + self.recompute + self.backward
+    }
+
+    /// From the last backward to the next forward.
+    pub fn stepped(&self) -> f64 {
+        self.optimizer + self.out + self.step + self.back
     }
 }
 
@@ -99,8 +111,10 @@ pub(crate) struct DeviceFigures {
     forward: Sums<f64>,
     backward: Sums<f64>,
     optimizer: Sums<f64>,
-    /// The same where the host steps: gradients out, the step, and parameters in, one after the other.
-    assisted: Sums<f64>,
+    /// The same where the host steps, one after the other: gradients out, the step, and parameters back.
+    out: Sums<f64>,
+    step: Sums<f64>,
+    back: Sums<f64>,
     /// By layer: whether it must be recomputed, or must not.
     pub wanted: Vec<Option<bool>>,
     /// Who may help it.
@@ -111,6 +125,7 @@ pub(crate) struct DeviceFigures {
     /// Gradients, and the parameters that are trained.
     gradients: Sums<u64>,
     trained: Sums<u64>,
+    parameters: Sums<u64>,
     saved: Sums<u64>,
     /// The largest workspace of 2^k layers from each one on, by k.
     workspace: Vec<Vec<u64>>,
@@ -130,7 +145,9 @@ impl DeviceFigures {
         let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
         let all = || times.iter().map(|times| times.unwrap_or_default());
         let host = host(context, id);
-        let assisted = |layer| host.map_or(0.0, |host| assisted(context, layer, (id, host)));
+        let assisted = |part: fn(&StageTimes) -> f64| {
+            Sums::new(cost.layers().map(|layer| host.map_or(0.0, |host| part(&assisted(context, layer, (id, host))))))
+        };
         Self {
             name: device.name.clone(),
             memory: device.memory,
@@ -139,13 +156,16 @@ impl DeviceFigures {
             forward: Sums::new(all().map(|times| times.forward)),
             backward: Sums::new(all().map(|times| times.backward)),
             optimizer: Sums::new(all().map(|times| times.optimizer)),
-            assisted: Sums::new(cost.layers().map(assisted)),
+            out: assisted(|times| times.out),
+            step: assisted(|times| times.step),
+            back: assisted(|times| times.back),
             host,
             wanted,
             unable: Sums::new(times.iter().map(|times| usize::from(times.is_none()))),
             state: Sums::new(bytes.iter().map(|bytes| bytes.state().get())),
             gradients: Sums::new(bytes.iter().map(|bytes| bytes.gradients.get())),
             trained: Sums::new(bytes.iter().map(trained)),
+            parameters: Sums::new(bytes.iter().map(|bytes| bytes.parameters.get())),
             optimizer_state: Sums::new(bytes.iter().map(|bytes| bytes.optimizer.get())),
             saved: Sums::new(bytes.iter().map(|bytes| bytes.saved.get())),
             workspace: largest(&bytes),
@@ -160,22 +180,24 @@ impl DeviceFigures {
     }
 
     /// Times of the stage of layers `from..to` of which the first `recomputed` are recomputed.
-    pub fn stage_times(&self, (from, to): (usize, usize), recomputed: usize, help: Option<Help>) -> StageTimes {
-        StageTimes {
+    pub fn stage_times(&self, (from, to): (usize, usize), recomputed: usize, help: Help) -> StageTimes {
+        let times = StageTimes {
             forward: self.forward.over(from, to),
             recompute: self.forward.over(from, from + recomputed),
             backward: self.backward.over(from, to),
-            optimizer: match help {
-                Some(help) if help.optimizer => self.assisted.over(from, to),
-                None if self.host.is_some() => self.optimizer.over(from, to).min(self.assisted.over(from, to)),
-                _ => self.optimizer.over(from, to),
-            },
+            ..StageTimes::default()
+        };
+        if help.optimizer {
+            let (out, step, back) = (self.out.over(from, to), self.step.over(from, to), self.back.over(from, to));
+            StageTimes { out, step, back, ..times }
+        } else {
+            StageTimes { optimizer: self.optimizer.over(from, to), ..times }
         }
     }
 
-    /// How long the optimizer keeps one layer from its next forward, in ms.
-    pub fn step(&self, layer: usize, help: Help) -> f64 {
-        if help.optimizer { &self.assisted } else { &self.optimizer }.over(layer, layer + 1)
+    /// What one microbatch takes through layers `from..to`, and back in training.
+    pub fn pass(&self, (from, to): (usize, usize), training: bool) -> f64 {
+        self.forward.over(from, to) + if training { self.backward.over(from, to) } else { 0.0 }
     }
 
     /// Bytes of one microbatch of the input of a stage that starts at layer `from`.
@@ -223,12 +245,22 @@ impl DeviceFigures {
         if recomputed == 0 { kept.saturating_sub(input) } else { kept }
     }
 
-    /// How long the link to the host is busy with what the host does for a stage, in ms per iteration: the busier direction.
+    /// How long what the host does for a stage keeps its ways there busy, in ms per iteration: the busier direction of the link, or
+    /// the one stream on which activations leave and return.
     pub fn link_time(&self, help: Help, microbatches: u64, (from, to): (usize, usize), recomputed: usize) -> f64 {
         let Some(host) = self.host else { return 0.0 };
         let moved = if help.activations { self.leaving((from, to), recomputed) * microbatches } else { 0 };
         let with = |sums: &Sums<u64>| (moved + if help.optimizer { sums.over(from, to) } else { 0 }) as f64;
-        f64::max(with(&self.gradients) * host.out, with(&self.trained) * host.back)
+        let stream = moved as f64 * (host.out + host.back);
+        stream.max(with(&self.gradients) * host.out).max(with(&self.trained) * host.back)
+    }
+
+    /// What a stage needs of its host: optimizer state, gradients and parameters in passing, and activations.
+    pub fn need_of_host(&self, seat: Seat, help: Help, (from, to): (usize, usize), recomputed: usize) -> u64 {
+        let stepped =
+            self.optimizer_state.over(from, to) + self.gradients.over(from, to) + self.parameters.over(from, to);
+        let saved = self.leaving((from, to), recomputed) * seat.in_flight;
+        (if help.optimizer { stepped } else { 0 }) + (if help.activations { saved } else { 0 })
     }
 
     /// The least and the largest number of layers of `from..to` that may be recomputed, counted from the first; none if what must
@@ -293,16 +325,19 @@ fn host(context: &Context<'_>, id: DeviceId) -> Option<Host> {
     Some(Host { socket, memory, out: out.per_byte, back: back.per_byte })
 }
 
-/// Gradients to the host, the step there, and parameters back, without latencies, in ms.
-fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host)) -> f64 {
+/// Gradients to the host, the step there, and parameters back, without latencies.
+fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host)) -> StageTimes {
     let (cost, bytes) = (context.cost, context.cost.memory(layer, id));
     let parameters = cost.trained_parameters(layer);
     if parameters == 0 || context.workload().mode != Mode::Train {
-        return 0.0;
+        return StageTimes::default();
     }
-    bytes.gradients.as_f64() * host.out
-        + cost.optimizer_time(parameters, host.socket).to_ms()
-        + bytes.parameters.as_f64() * host.back
+    StageTimes {
+        out: bytes.gradients.as_f64() * host.out,
+        step: cost.optimizer_time(parameters, host.socket).to_ms(),
+        back: bytes.parameters.as_f64() * host.back,
+        ..StageTimes::default()
+    }
 }
 
 fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Option<StageTimes> {
@@ -311,9 +346,9 @@ fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Optio
     let step = context.cost.optimizer_time(context.cost.trained_parameters(layer), device).to_ms();
     Some(StageTimes {
         forward: time.forward.to_ms(),
-        recompute: 0.0,
         backward: time.backward().to_ms(),
         optimizer: if training { step } else { 0.0 },
+        ..StageTimes::default()
     })
 }
 
@@ -404,13 +439,26 @@ impl<'a> Figures<'a> {
 
     /// What the host can do for a stage on a device, nothing first.
     pub fn helps(&self, device: usize) -> &'static [Help] {
-        let helped = self.host_help && self.training && self.devices[device].host.is_some();
-        if helped { &Help::ALL } else { &Help::ALL[..1] }
+        if self.helper(device).is_some() { &Help::ALL } else { &Help::ALL[..1] }
+    }
+
+    /// Who may help a stage on a device.
+    pub fn helper(&self, device: usize) -> Option<Host> {
+        self.devices[device].host.filter(|_| self.host_help && self.training)
     }
 
     /// The copy between two devices, if they are connected both ways.
     pub fn hop(&self, from: usize, to: usize) -> Option<&Hop> {
         self.hops[from][to].as_ref()
+    }
+
+    /// How long activations and gradients take from one device to another if a boundary is before layer `end`.
+    pub fn transfers(&self, (from, to): (usize, usize), end: usize) -> (f64, f64) {
+        let bytes = self.crossing(end - 1, from, to);
+        match (self.hop(from, to), self.hop(to, from)) {
+            (Some(there), Some(back)) => (there.time(bytes), if self.training { back.time(bytes) } else { 0.0 }),
+            _ => (f64::INFINITY, f64::INFINITY),
+        }
     }
 
     /// Bytes that cross from one device to another behind layer `layer`: its boundary in the narrower of the two devices'
@@ -447,5 +495,5 @@ pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
         && first.host.is_some() == second.host.is_some()
         && first.times == second.times
         && first.bytes == second.bytes
-        && first.assisted.0 == second.assisted.0
+        && (&first.out.0, &first.step.0, &first.back.0) == (&second.out.0, &second.step.0, &second.back.0)
 }

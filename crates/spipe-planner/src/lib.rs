@@ -30,6 +30,7 @@
 mod balanced;
 mod case;
 mod deadline;
+mod divide;
 mod exhaustive;
 mod figures;
 mod fits;
@@ -40,6 +41,7 @@ mod mobius;
 mod order;
 mod partition;
 mod pins;
+mod polish;
 mod problem;
 mod reason;
 mod refine;

@@ -3,7 +3,7 @@
 //! ```text
 //! stage 0   F0 F1 F2 ── B0 F3 ── B1 ── … B3 O ─► F0'
 //!              ↘a     ↗g                          the next iteration's first forward waits for the optimizer
-//! stage 1      F0 B0 F1 B1 … O ─► F0'
+//! stage 1      F0 B0 F1 B1 … G ╌► S ╌► P ─► F0'       or for gradients out, the step on a socket and parameters back
 //! ```
 //!
 //! Every system of the space is an order: per device a fixed sequence of forwards and backwards. Its actions form a
@@ -12,13 +12,18 @@
 //! honours all these edges, and contention for links and memory only delays it; hence its period is at least the weight
 //! of every cycle divided by the iterations that the cycle spans (Baccelli et al., Synchronization and Linearity, 1992,
 //! theorem 2.28: the period *is* the largest such ratio). A recompute is on the lane before its backward, but does not
-//! wait for the gradient.
+//! wait for the gradient. A socket steps its stages one after the other, the last stage first.
 //!
 //! A cycle's weight is linear in the durations, and which actions exist depends on the case alone. So each critical
 //! cycle of one division is a valid lower bound for all divisions of the case: a [`Cycle`], which the ILP adds as a cut.
 
-use crate::{case::Case, figures::StageTimes};
+use crate::{
+    case::Case,
+    figures::{Figures, StageTimes},
+};
+use spipe_base::DeviceId;
 use spipe_schedule::{Pass, Token, system_order};
+use std::collections::BTreeMap;
 
 /// Durations of a division, in ms.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +41,36 @@ pub(crate) struct Passes {
     pub recompute: u32,
     pub backward: u32,
     pub optimizer: u32,
+    /// Gradients to the host, the step there, and parameters back.
+    pub out: u32,
+    pub step: u32,
+    pub back: u32,
+}
+
+impl Passes {
+    /// The whole step of a stage, wherever it is.
+    pub const STEP: Self = Self { forward: 0, recompute: 0, backward: 0, optimizer: 1, out: 1, step: 1, back: 1 };
+
+    /// How long all of them take, in ms.
+    pub fn time(&self, times: &StageTimes) -> f64 {
+        f64::from(self.forward) * times.forward
+            + f64::from(self.recompute) * times.recompute
+            + f64::from(self.backward) * times.backward
+            + f64::from(self.optimizer) * times.optimizer
+            + f64::from(self.out) * times.out
+            + f64::from(self.step) * times.step
+            + f64::from(self.back) * times.back
+    }
+
+    pub fn add(&mut self, more: &Self) {
+        self.forward += more.forward;
+        self.recompute += more.recompute;
+        self.backward += more.backward;
+        self.optimizer += more.optimizer;
+        self.out += more.out;
+        self.step += more.step;
+        self.back += more.back;
+    }
 }
 
 /// A cycle: T × iterations ≥ Σ passes × duration.
@@ -60,12 +95,7 @@ impl Cycle {
 
     /// The period that it proves, in ms.
     pub fn period(&self, times: &Times) -> f64 {
-        let stage = |(passes, times): (&Passes, &StageTimes)| {
-            f64::from(passes.forward) * times.forward
-                + f64::from(passes.recompute) * times.recompute
-                + f64::from(passes.backward) * times.backward
-                + f64::from(passes.optimizer) * times.optimizer
-        };
+        let stage = |(passes, times): (&Passes, &StageTimes)| passes.time(times);
         let wires = |passes: &[u32], times: &[f64]| -> f64 {
             passes.iter().zip(times).map(|(passes, time)| f64::from(*passes) * time).sum()
         };
@@ -77,10 +107,7 @@ impl Cycle {
 
     fn add(&mut self, other: &Self) {
         for (sum, more) in self.stages.iter_mut().zip(&other.stages) {
-            sum.forward += more.forward;
-            sum.recompute += more.recompute;
-            sum.backward += more.backward;
-            sum.optimizer += more.optimizer;
+            sum.add(more);
         }
         let wires = self.activations.iter_mut().chain(&mut self.gradients);
         for (sum, more) in wires.zip(other.activations.iter().chain(&other.gradients)) {
@@ -95,12 +122,17 @@ enum Part {
     Recompute,
     Backward,
     Optimizer,
+    Out,
+    Step,
+    Back,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Wire {
     Activation(usize),
     Gradient(usize),
+    /// Nothing moves.
+    Here,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +160,7 @@ fn lane_orders(case: &Case, microbatches: usize, training: bool) -> Vec<Vec<(Par
     let head_start = |stage: usize| (case.seats[stage].in_flight as usize).saturating_sub(stages - stage);
     let head_starts: Vec<usize> = (0..stages).map(head_start).collect();
     let order = system_order(case.discipline.system, stages, microbatches, &head_starts);
-    let lane = |tokens: &Vec<Token>| {
+    let lane = |(stage, tokens): (usize, &Vec<Token>)| {
         let mut lane = Vec::new();
         for token in tokens {
             let microbatch = token.microbatch.index();
@@ -138,14 +170,15 @@ fn lane_orders(case: &Case, microbatches: usize, training: bool) -> Vec<Vec<(Par
                 _ => {}
             }
         }
-        lane.extend(training.then_some((Part::Optimizer, 0)));
+        lane.extend((training && !case.help(stage).optimizer).then_some((Part::Optimizer, 0)));
         lane
     };
-    order.devices().iter().map(lane).collect()
+    order.devices().iter().enumerate().map(lane).collect()
 }
 
 impl OrderGraph {
-    pub fn new(case: &Case, microbatches: u64, training: bool) -> Self {
+    pub fn new(figures: &Figures<'_>, case: &Case) -> Self {
+        let (microbatches, training) = (figures.microbatches, figures.training);
         let (stages, count) = (case.stages(), microbatches as usize);
         let orders = lane_orders(case, count, training);
         let mut graph = Self { stages, nodes: Vec::new(), ends: vec![(0, 0); stages] };
@@ -178,7 +211,7 @@ impl OrderGraph {
                     match part {
                         Part::Forward => forward[stage][microbatch] = Some(index),
                         Part::Backward => backward[stage][microbatch] = Some(index),
-                        Part::Recompute | Part::Optimizer => {}
+                        _ => {}
                     }
                     if lane[stage].is_none() {
                         graph.ends[stage].0 = index;
@@ -190,7 +223,29 @@ impl OrderGraph {
             }
             assert!(graph.nodes.len() > before, "the order of `{}` is circular", case.discipline.system);
         }
+        graph.steps_on_sockets(figures, case);
         graph
+    }
+
+    /// Adds the steps on sockets, each socket's one after the other.
+    fn steps_on_sockets(&mut self, figures: &Figures<'_>, case: &Case) {
+        let mut steps: BTreeMap<DeviceId, usize> = BTreeMap::new();
+        for stage in (0..self.stages).rev().filter(|stage| figures.training && case.help(*stage).optimizer) {
+            let Some(host) = case.device(figures, stage).host else { continue };
+            let add = |nodes: &mut Vec<Node>, part: Part, lane: Option<usize>, after: Option<usize>| {
+                nodes.push(Node { stage, part, lane, data: after.map(|after| (after, Wire::Here)) });
+                nodes.len() - 1
+            };
+            // A stage of frozen layers alone has no step that others could wait for.
+            let before = if stage < case.frozen { None } else { steps.get(&host.socket).copied() };
+            let out = add(&mut self.nodes, Part::Out, Some(self.ends[stage].1), None);
+            let step = add(&mut self.nodes, Part::Step, before, Some(out));
+            let back = add(&mut self.nodes, Part::Back, None, Some(step));
+            if stage >= case.frozen {
+                steps.insert(host.socket, step);
+            }
+            self.ends[stage].1 = back;
+        }
     }
 
     fn duration(&self, node: usize, times: &Times) -> f64 {
@@ -201,6 +256,9 @@ impl OrderGraph {
             Part::Recompute => times.recompute,
             Part::Backward => times.backward,
             Part::Optimizer => times.optimizer,
+            Part::Out => times.out,
+            Part::Step => times.step,
+            Part::Back => times.back,
         }
     }
 
@@ -217,6 +275,7 @@ impl OrderGraph {
                 let wire = match wire {
                     Wire::Activation(boundary) => times.activations[boundary],
                     Wire::Gradient(boundary) => times.gradients[boundary],
+                    Wire::Here => 0.0,
                 };
                 if ends[from].0 + wire > start.0 {
                     start = (ends[from].0 + wire, Some(from));
@@ -239,6 +298,9 @@ impl OrderGraph {
                 Part::Recompute => passes.recompute += 1,
                 Part::Backward => passes.backward += 1,
                 Part::Optimizer => passes.optimizer += 1,
+                Part::Out => passes.out += 1,
+                Part::Step => passes.step += 1,
+                Part::Back => passes.back += 1,
             }
             match data {
                 Some((from, Wire::Activation(boundary))) if ends[index].1 == Some(from) => {
@@ -315,7 +377,6 @@ mod tests {
     use crate::{
         case::Discipline,
         common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
-        figures::Figures,
     };
     use spipe_cost::Mode;
     use spipe_plan::System;
@@ -328,10 +389,10 @@ mod tests {
         let figures = Figures::new(instance.context(), &crate::Options::default());
         let devices: Vec<usize> = (0..stages).collect();
         let case = Case::new(&figures, &devices, Discipline { system, head_start: 0 });
-        let stage = StageTimes { forward: 1.0, recompute: 0.0, backward: 2.0, optimizer: 0.5 };
+        let stage = StageTimes { forward: 1.0, backward: 2.0, optimizer: 0.5, ..StageTimes::default() };
         let wires = vec![0.0; stages - 1];
         let times = Times { stages: vec![stage; stages], activations: wires.clone(), gradients: wires };
-        let (period, cycles) = OrderGraph::new(&case, microbatches, mode == Mode::Train).period(&times);
+        let (period, cycles) = OrderGraph::new(&figures, &case).period(&times);
         assert!(cycles.iter().all(|cycle| cycle.period(&times) <= period + 1e-9));
         period
     }

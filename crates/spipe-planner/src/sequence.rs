@@ -7,12 +7,12 @@
 //!
 //! Of those, two sequences are the same if they *look* the same: equal devices in the same places, with equal ways between
 //! neighbours that share the same links in the same pattern. On a machine whose GPUs reach each other over one switch,
-//! for instance, it does not matter below which root complex a GPU is that has no CPU neighbour.
+//! for instance, it does not matter below which root complex a GPU is that has no CPU neighbour, unless a socket helps it.
 //!
 //! Where that still leaves too many, sequences count as the same if only the pattern differs in which their ways share
 //! links: bounds that leave links out hold for all of them, simulations only for the one that was simulated.
 
-use crate::figures::{Figures, Hop, alike};
+use crate::figures::{DeviceFigures, Figures, Help, Hop, alike};
 use spipe_base::{LinkId, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,10 +38,17 @@ pub(crate) struct Sequences {
 
 /// The sequences of `figures`: as exact as `limit` of them allow, otherwise the natural ones.
 pub(crate) fn sequences(figures: &Figures<'_>, limit: usize) -> Sequences {
+    within(figures, limit, f64::INFINITY)
+}
+
+/// The same without those for which a device would have to take longer than `iteration` ms for a single layer.
+pub(crate) fn within(figures: &Figures<'_>, limit: usize, iteration: f64) -> Sequences {
+    let able = able(figures, iteration);
     for coverage in [Coverage::Exact, Coverage::UpToLinks] {
         let mut walk = Walk {
             figures,
             coverage,
+            able: &able,
             classes: classes(figures, coverage),
             models: figures.models.clone(),
             seen: BTreeSet::new(),
@@ -56,9 +63,27 @@ pub(crate) fn sequences(figures: &Figures<'_>, limit: usize) -> Sequences {
     Sequences { list: natural(figures), coverage: Coverage::Natural }
 }
 
+/// By device, the layers that a stage on it may have if its passes and its step are to take no longer than `iteration` ms.
+fn able(figures: &Figures<'_>, iteration: f64) -> Vec<Vec<usize>> {
+    let m = figures.microbatches as f64;
+    let within = |device: &DeviceFigures, helps: &[Help], layer: usize| {
+        let own = |help: &Help| {
+            let times = device.stage_times((layer, layer + 1), 0, *help);
+            if figures.training { m * times.busy() + times.stepped() } else { m * times.forward }
+        };
+        device.able(layer, layer + 1) && helps.iter().any(|help| own(help) <= iteration)
+    };
+    let of = |(index, device): (usize, &DeviceFigures)| {
+        (0..figures.layers).filter(|layer| within(device, figures.helps(index), *layer)).collect()
+    };
+    figures.devices.iter().enumerate().map(of).collect()
+}
+
 struct Walk<'f, 'a> {
     figures: &'f Figures<'a>,
     coverage: Coverage,
+    /// The layers that each device may have.
+    able: &'f [Vec<usize>],
     /// The class of each device.
     classes: Vec<usize>,
     /// The first device that computes and holds like each device, wherever they are.
@@ -82,6 +107,10 @@ impl Walk<'_, '_> {
                 continue;
             }
             sequence.push(device);
+            if !self.has_room(sequence) {
+                sequence.pop();
+                continue;
+            }
             self.looks += 1;
             if self.seen.insert(self.look(sequence)) {
                 self.list.push(sequence.clone());
@@ -96,6 +125,14 @@ impl Walk<'_, '_> {
 }
 
 impl Walk<'_, '_> {
+    /// Whether every device can have a layer with at least one for each stage before and behind it.
+    fn has_room(&self, sequence: &[usize]) -> bool {
+        sequence.iter().enumerate().all(|(stage, device)| {
+            let last = self.figures.layers - (sequence.len() - stage);
+            self.able[*device].iter().any(|layer| (stage..=last).contains(layer))
+        })
+    }
+
     /// What a schedule can see of `sequence`: the model of each device, and the memories, DRAM channels and links that it
     /// and its neighbours use, numbered by their first appearance.
     fn look(&self, sequence: &[usize]) -> Vec<u64> {
@@ -106,6 +143,10 @@ impl Walk<'_, '_> {
             let next = memories.len() as u64;
             look.extend([self.models[*device] as u64, *memories.entry(memory).or_insert(next)]);
             let channels = self.figures.context.hardware.dram_channels(memory);
+            if let Some(host) = self.figures.helper(*device) {
+                let next = memories.len() as u64;
+                look.push(*memories.entry(host.memory).or_insert(next));
+            }
             let pair = sequence.get(stage + 1).map(|next| (*device, *next));
             let hops = pair.into_iter().flat_map(|(from, to)| [(from, to), (to, from)]);
             let mut number = |link: LinkId| {
@@ -114,6 +155,8 @@ impl Walk<'_, '_> {
             };
             let exact = self.coverage == Coverage::Exact;
             look.extend(channels.filter(|_| exact).map(&mut number));
+            let helper = self.figures.helper(*device).map(|host| host.socket.index()).into_iter();
+            let hops = hops.chain(helper.flat_map(|socket| [(*device, socket), (socket, *device)]));
             for hop in hops.filter_map(|(from, to)| self.figures.hop(from, to)) {
                 look.extend([hop.latency.to_bits(), hop.per_byte.to_bits()]);
                 if !exact {
@@ -174,7 +217,8 @@ fn classes(figures: &Figures<'_>, coverage: Coverage) -> Vec<usize> {
 
 fn interchangeable(figures: &Figures<'_>, (a, b): (usize, usize), coverage: Coverage) -> bool {
     let (first, second) = (&figures.devices[a], &figures.devices[b]);
-    let alike = alike(first, second) && first.memory != second.memory;
+    let helper = |device: usize| figures.helper(device).map(|host| host.socket);
+    let alike = alike(first, second) && first.memory != second.memory && helper(a) == helper(b);
     let shares = |device: usize, memory| {
         (0..figures.devices.len()).any(|other| other != device && figures.devices[other].memory == memory)
     };
@@ -275,12 +319,16 @@ mod tests {
     }
 
     #[test]
-    fn behind_many_pcie_switches_only_the_rates_of_links_count() {
+    fn devices_that_are_too_slow_for_any_layer_are_in_no_sequence() {
         let profile = "a100-80g-x8-nvlink";
         let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
         let layer = LayerText { count: 82, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
         let instance = Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train));
-        let found = sequences(&Figures::new(instance.context(), &crate::Options::default()), 4000);
-        assert_eq!(found.coverage, Coverage::UpToLinks);
+        let figures = Figures::new(instance.context(), &crate::Options::default());
+        // With sockets that help and compute there are more, until it is known that they are too slow to compute.
+        assert_eq!(sequences(&figures, 4000).coverage, Coverage::Natural);
+        let found = within(&figures, 4000, 1.0);
+        assert_ne!(found.coverage, Coverage::Natural);
+        assert!(found.list.iter().flatten().all(|device| !figures.devices[*device].is_cpu));
     }
 }

@@ -6,8 +6,8 @@
 use super::families::families;
 use crate::{
     case::{Case, Division},
-    figures::{DeviceFigures, Figures, Help, StageTimes, slots_in, slots_out},
-    order::Cycle,
+    figures::{DeviceFigures, Figures, Help, slots_in, slots_out},
+    order::{Cycle, Passes},
 };
 use good_lp::{
     Constraint, Expression, ProblemVariables, Solution, SolverModel, Variable, constraint, highs,
@@ -66,7 +66,7 @@ pub(super) struct Unknowns {
 impl<'f, 'a> Master<'f, 'a> {
     /// The program of `case` with the families of [`families`].
     pub fn new(figures: &'f Figures<'a>, case: &'f Case, unit: f64) -> Self {
-        let cycles = families(case, figures.microbatches, figures.training).into_iter().collect();
+        let cycles = families(figures, case).into_iter().collect();
         Self { figures, case, cycles, excluded: BTreeSet::new(), unit, links: true, cautious: false }
     }
 
@@ -91,6 +91,7 @@ impl<'f, 'a> Master<'f, 'a> {
         rows.extend(self.workspaces(&unknowns));
         rows.extend(self.memories(&unknowns));
         rows.extend(self.socket_loads(&unknowns));
+        rows.extend(self.streams(&unknowns));
         if self.links {
             rows.extend(self.link_loads(&unknowns));
         }
@@ -375,6 +376,16 @@ impl<'f, 'a> Master<'f, 'a> {
         loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
     }
 
+    /// A stage's activations leave and return on one stream: `T ≥ m (M_i − a_i) (out + back)`.
+    fn streams(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+        let stream = |stage: usize| {
+            let host = self.device(stage).host.filter(|_| self.case.help(stage).activations)?;
+            let per_gib = self.figures.microbatches as f64 * (host.out + host.back) * GIB / self.unit;
+            Some(constraint!(self.leaving(unknowns, stage) * per_gib <= unknowns.iteration))
+        };
+        (0..self.stages()).filter_map(stream).collect()
+    }
+
     /// Every link carries all its microbatches in every iteration: `T ≥ m Σ bytes ÷ bandwidth` over the boundaries whose
     /// copies pass it and the activations that leave over it and come back, and gradients and parameters once, each direction of a
     /// link by itself.
@@ -426,18 +437,10 @@ impl<'f, 'a> Master<'f, 'a> {
         for (stage, passes) in cycle.stages.iter().enumerate() {
             let device = self.device(stage);
             let help = self.case.help(stage);
-            let times = |layer: usize| StageTimes {
-                optimizer: device.step(layer, help),
-                ..device.times[layer].unwrap_or_default()
-            };
-            let per_layer = |times: StageTimes| {
-                (f64::from(passes.forward) * times.forward
-                    + f64::from(passes.backward) * times.backward
-                    + f64::from(passes.optimizer) * times.optimizer)
-                    / self.unit
-            };
+            let times = |layer: usize| device.stage_times((layer, layer + 1), 0, help);
+            let once = Passes { recompute: 0, ..*passes };
             let again = |layer: usize| f64::from(passes.recompute) * times(layer).forward / self.unit;
-            total += self.sum(unknowns, stage, |layer| per_layer(times(layer)));
+            total += self.sum(unknowns, stage, |layer| once.time(&times(layer)) / self.unit);
             total += self.sum_recomputed(unknowns, stage, again);
         }
         for (boundary, (there, back)) in cycle.activations.iter().zip(&cycle.gradients).enumerate() {

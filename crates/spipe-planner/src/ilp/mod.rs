@@ -1,15 +1,13 @@
 //! The ILP planner: proves a bound for every case, and simulates what may beat the best plan.
 //!
-//! 1. Every case (device sequence × discipline) is tested with the partition bounds; a common search over the iteration
-//!    time finds the cases of the least bound. Their divisions, and the plans of the heuristics, are simulated first.
-//! 2. A case whose bound cannot beat the best simulated plan by more than the gap is done.
-//! 3. The others, the most promising first, go to their integer program, which is solved for iterations that would beat
-//!    the best plan. Each solution teaches it: its critical cycles become cuts, and what has been simulated is excluded.
-//!    When nothing is left below the limit, the case is done and the limit is its bound.
-//!
-//! A case also says what the host does for each of its GPU stages. Where too many combinations of that are to be told apart,
-//! a case stands for all of them, with the least memory and time of each: if that cannot beat the best plan, none of them
-//! can; otherwise it is decided stage by stage.
+//! 1. Every case (device sequence × discipline; what the host does for its stages is left open) is tested with the bounds of
+//!    [`crate::divide`]; a common search over the iteration time finds the cases of the least bound. Their divisions, and
+//!    the plans of the heuristics, are simulated first.
+//! 2. A case whose bound cannot beat the best simulated plan by more than the gap is done. The bounds of the others are raised, and
+//!    the divisions that leave most room below the best plan simulated, until that finds nothing better.
+//! 3. What is left is decided stage by stage, and goes, the most promising first, to its integer program, which is solved for
+//!    iterations that would beat the best plan. Each solution teaches it: its critical cycles become cuts, and what has been simulated
+//!    is excluded. When nothing is left below the limit, the case is done and the limit is its bound.
 //!
 //! Cases are searched in rounds of fixed size, each with what was known before the round, and merged in order: so the
 //! plan does not depend on the number of threads.
@@ -23,8 +21,9 @@ use crate::{
     Claim, PlanError, Planner, Problem, Solution,
     case::{Case, disciplines},
     deadline::Deadline,
-    figures::{Figures, Help},
-    reason, sequence,
+    figures::Figures,
+    reason,
+    sequence::{self, Coverage},
 };
 
 /// The planner.
@@ -43,39 +42,28 @@ impl Planner for Ilp {
         let deadline = Deadline::new(problem);
         let figures = Figures::new(problem.context, &problem.options);
         reason::obvious(&figures)?;
-        let sequences = sequence::sequences(&figures, problem.options.sequence_limit);
-        let cases = cases(problem, &figures, &sequences.list);
-        if cases.is_empty() {
-            return Err(PlanError::NoSystem);
-        }
-        let cases = helped(problem, &figures, cases);
-        in_pool(problem, || search::Search::new(problem, &figures, cases, &deadline).run(sequences.coverage))
+        in_pool(problem, || plan(problem, &figures, &deadline))
     }
 }
 
-/// Beyond this many cases, only those without help are searched from the start; the others wait until they are decided.
-const FEW: usize = 1000;
+/// Up to so many sequences are searched without looking first which of them may matter.
+const FEW: usize = 100;
 
-/// `cases`, the same with one kind of help for all stages, and where stages may have different help, one in which that is
-/// undecided.
-fn helped(problem: &Problem<'_>, figures: &Figures<'_>, cases: Vec<Case>) -> Vec<Case> {
-    if !problem.options.host_help {
-        return cases;
+fn plan(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Result<Solution, PlanError> {
+    let open = |list: &[Vec<usize>]| -> Vec<Case> {
+        cases(problem, figures, list).into_iter().map(|case| case.with_help(figures, None)).collect()
+    };
+    let search = |list: &[Vec<usize>]| search::Search::new(problem, figures, open(list), deadline);
+    let few = sequence::sequences(figures, FEW);
+    if few.coverage == Coverage::Exact {
+        return search(&few.list).run(few.coverage);
     }
-    let few = cases.len() <= FEW;
-    let mut undecided = Vec::new();
-    let mut helped = Vec::new();
-    for case in &cases {
-        let open = case.clone().with_help(figures, None);
-        let stages = open.seats.iter().filter(|seat| seat.help.is_none()).count();
-        if stages > 0 && few {
-            helped.extend(Help::ALL[1..].iter().map(|help| case.clone().with_help(figures, Some(*help))));
-        }
-        if stages > 1 || (stages == 1 && !few) {
-            undecided.push(open);
-        }
-    }
-    cases.into_iter().chain(helped).chain(undecided).collect()
+    let natural = sequence::natural(figures);
+    let mut first = search(&natural);
+    first.begin()?;
+    let limit = first.least_of_interest();
+    let all = sequence::within(figures, problem.options.sequence_limit, limit);
+    search(&all.list).with(first).run(all.coverage)
 }
 
 /// Every sequence under every discipline that suits it, without help.

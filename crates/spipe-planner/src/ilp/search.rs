@@ -8,11 +8,13 @@ use crate::{
     PlanError, Problem, Solution, balanced,
     case::{Case, Division, Scored, faster, judge},
     deadline::Deadline,
+    divide::Grain,
     figures::{Figures, Help},
     freedom::Freedom,
     greedy,
     order::OrderGraph,
     partition::Partitioner,
+    polish::polish,
     reason,
     relaxation::relaxation,
     sequence::Coverage,
@@ -27,6 +29,9 @@ const ROUND: usize = 8;
 /// How many of the most promising divisions are simulated first.
 const SEEDS: usize = 32;
 
+/// How many of them are improved first.
+const POLISHED: usize = 4;
+
 /// The common search over the iteration time ends at this fraction.
 const COARSE: f64 = 0.002;
 
@@ -36,8 +41,8 @@ const SPARE: usize = 256;
 /// How often the bound of a case is halved before its turn is decided.
 const HALVINGS: usize = 4;
 
-/// The same for a case that stands for many.
-const FINE: usize = 8;
+/// A case with a division, and what was chosen for its undecided stages.
+type Fit = (usize, (Division, Case));
 
 /// What is known of a case.
 #[derive(Clone, Debug)]
@@ -87,10 +92,14 @@ pub(crate) struct Search<'s, 'a> {
     /// A bound of every placement, in ms.
     floor: f64,
     coverage: Coverage,
+    /// What is not among the cases takes at least so many ms.
+    left_out: f64,
     /// How many cases there are at most where the limit has less than a few to spare.
     roots: usize,
     known: Vec<Known>,
     found: Found,
+    /// How finely cases are divided.
+    grain: Grain,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
@@ -112,10 +121,34 @@ impl<'s, 'a> Search<'s, 'a> {
             partitioner,
             floor,
             coverage: Coverage::Exact,
+            left_out: f64::INFINITY,
             roots,
             known,
             found: Found::default(),
+            grain: Grain::ALL[0],
         }
+    }
+
+    /// Simulates what is most promising.
+    pub fn begin(&mut self) -> Result<(), PlanError> {
+        if self.deadline.stopped() {
+            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+        }
+        let fitting = self.fitting();
+        self.seed(fitting);
+        Ok(())
+    }
+
+    /// What a plan must stay below to matter, in ms.
+    pub fn least_of_interest(&self) -> f64 {
+        self.limit(self.found.best.as_ref())
+    }
+
+    /// Goes on from what another search of the same problem has found, all of which that could not matter to it is left out here.
+    pub fn with(mut self, other: Self) -> Self {
+        self.left_out = other.least_of_interest();
+        self.found = other.found;
+        self
     }
 
     /// Searches, and says how it ended, where the cases stand for the others as `coverage` says.
@@ -124,51 +157,91 @@ impl<'s, 'a> Search<'s, 'a> {
         if self.deadline.stopped() {
             return Err(PlanError::StoppedWithoutPlan { examined: 0 });
         }
-        let fitting = self.fitting();
-        if fitting.is_empty() && self.known.iter().all(|known| !known.open) {
+        if self.cases.is_empty() && self.found.best.is_none() {
+            return Err(PlanError::NoSystem);
+        }
+        let limit = self.least_of_interest();
+        let fitting = if limit.is_finite() {
+            let all: Vec<usize> = (0..self.cases.len()).collect();
+            self.possible(&all, limit)
+        } else {
+            self.fitting()
+        };
+        if fitting.is_empty() && self.found.best.is_none() && self.known.iter().all(|known| !known.open) {
             return Err(reason::closest(self.figures, &self.cases));
         }
-        let decided = |(case, _): &(usize, Division)| self.cases[*case].undecided().is_none();
-        let (decided, undecided): (Vec<_>, Vec<_>) = fitting.into_iter().partition(decided);
-        let cases: Vec<usize> = decided.iter().map(|(case, _)| *case).collect();
-        let undecided: Vec<usize> = undecided.into_iter().map(|(case, _)| case).collect();
-        self.seed(decided);
-        self.sound(&undecided);
-        let ended = self.rounds(&cases);
+        let cases: Vec<usize> = fitting.iter().map(|(case, _)| *case).collect();
+        self.seed(fitting);
+        for grain in Grain::ALL {
+            self.grain = grain;
+            self.sound(&cases);
+        }
+        let (decided, undecided): (Vec<usize>, Vec<usize>) =
+            cases.into_iter().partition(|case| self.cases[*case].undecided().is_none());
+        let ended = self.rounds(&decided);
         let children = self.decide(undecided);
         let ended = self.rounds(&children) && ended;
         self.conclude(ended)
     }
 
-    /// Simulates what the bounds say of undecided cases: for each, the division and the help with which they leave most room below
-    /// the best plan.
-    fn sound(&mut self, undecided: &[usize]) {
-        let limit = self.limit(self.found.best.as_ref());
-        let halved = |case: &usize| {
-            if self.deadline.over() {
-                return None;
+    /// Looks for the least bound of the cases that may beat the best plan, and simulates on the way the divisions that leave most room
+    /// below it, as long as that finds better plans.
+    fn sound(&mut self, cases: &[usize]) {
+        let limit = self.least_of_interest();
+        let mut open: Vec<usize> = cases.iter().copied().filter(|case| self.known[*case].bound < limit).collect();
+        loop {
+            let limit = self.least_of_interest();
+            let possible = self.possible(&open, limit);
+            open = possible.iter().map(|(case, _)| *case).collect();
+            self.simulate(possible.into_iter().map(|(_, found)| found).collect());
+            if limit.is_infinite() || self.deadline.over() || open.is_empty() {
+                return;
             }
-            let (low, high) = self.halve((*case, FINE), limit);
-            Some((*case, low, self.partitioner.decided(&self.cases[*case], high)))
-        };
-        type Halved = (usize, f64, Option<(Division, Case)>);
-        let halved: Vec<Halved> = undecided.par_iter().filter_map(halved).collect();
-        for (case, low, _) in &halved {
-            self.known[*case].bound = self.known[*case].bound.max(*low);
+            if self.least_of_interest() >= limit {
+                let found = self.found.examined;
+                self.bisect(open.clone(), limit);
+                if found == self.found.examined || self.least_of_interest() >= limit {
+                    return;
+                }
+            }
         }
-        let found: Vec<(Division, Case)> = halved.into_iter().filter_map(|(_, _, found)| found).collect();
-        let mut promising: Vec<(f64, &(Division, Case))> = found
-            .iter()
-            .map(|found| {
-                let graph = OrderGraph::new(&found.1, self.figures.microbatches, self.figures.training);
-                (graph.period(&found.1.times(self.figures, &found.0)).0, found)
-            })
-            .collect();
+    }
+
+    /// Finds the least iteration for which some of `active` are possible, which they are for `high` ms; simulates what they are
+    /// possible with on the way.
+    fn bisect(&mut self, mut active: Vec<usize>, mut high: f64) {
+        let mut low = self.floor;
+        while high > low * (1.0 + COARSE) && !self.deadline.over() {
+            let middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
+            let possible = self.possible(&active, middle);
+            if possible.is_empty() {
+                low = middle;
+            } else {
+                high = middle;
+                active = possible.iter().map(|(case, _)| *case).collect();
+                self.simulate(possible.into_iter().map(|(_, found)| found).collect());
+            }
+        }
+    }
+
+    /// Simulates the most promising of what was found.
+    fn simulate(&mut self, found: Vec<(Division, Case)>) {
+        let period = |(division, case): (Division, Case)| (self.period(&case, &division), division, case);
+        let mut promising: Vec<(f64, Division, Case)> = found.into_par_iter().map(period).collect();
         promising.sort_by(|a, b| a.0.total_cmp(&b.0));
         promising.truncate(SEEDS);
+        let polished: Vec<(f64, Division, Case)> = promising[..promising.len().min(POLISHED)]
+            .par_iter()
+            .map(|(_, division, case)| {
+                let start = (division.clone(), case.clone());
+                period(polish(self.figures, &self.partitioner, start, || self.deadline.over()))
+            })
+            .collect();
+        promising.extend(polished);
         let judged: Vec<Found> = promising
             .par_iter()
-            .map(|(_, (division, case))| Found::judge(self.problem, self.figures, case, division))
+            .filter(|_| !self.deadline.stopped())
+            .map(|(_, division, case)| Found::judge(self.problem, self.figures, case, division))
             .collect();
         judged.into_iter().for_each(|judged| self.found.merge(judged));
     }
@@ -233,9 +306,9 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     /// The cases of which some division fits in memory, with such a division; the bound of the others is infinite.
-    fn fitting(&mut self) -> Vec<(usize, Division)> {
-        let fit = |(index, case)| self.deadline.allows(index).then(|| self.partitioner.division(case, f64::INFINITY));
-        let fits: Vec<Option<Option<Division>>> = self.cases.par_iter().enumerate().map(fit).collect();
+    fn fitting(&mut self) -> Vec<Fit> {
+        let list: Vec<&Case> = self.cases.iter().collect();
+        let fits = self.partitioner.divide(&list, (f64::INFINITY, self.grain), Some(self.deadline));
         let mut fitting = Vec::new();
         for (case, (known, fits)) in self.known.iter_mut().zip(fits).enumerate() {
             match fits {
@@ -258,60 +331,40 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     /// Finds the cases of least bound, and simulates their divisions and the heuristics' plans.
-    fn seed(&mut self, mut divisions: Vec<(usize, Division)>) {
+    fn seed(&mut self, divisions: Vec<Fit>) {
         for placement in greedy::placements(self.figures, &self.problem.systems) {
             let best = judge(self.problem, placement);
             self.found.merge(Found { best, examined: 1, solves: 0 });
         }
-        let period = |(case, division): &(usize, Division)| self.period(*case, division);
-        let mut high = divisions.par_iter().map(period).reduce(|| f64::INFINITY, f64::min);
-        let mut low = self.floor;
-        let mut active: Vec<usize> = divisions.iter().map(|(case, _)| *case).collect();
-        while high > low * (1.0 + COARSE) && !self.deadline.over() {
-            let middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
-            let possible = self.possible(&active, middle);
-            if possible.is_empty() {
-                low = middle;
-            } else {
-                (high, divisions) = (middle, possible);
-                active = divisions.iter().map(|(case, _)| *case).collect();
-            }
-        }
-        divisions.truncate(SEEDS);
-        let known = divisions.clone();
-        let balanced = balanced::candidates(self.figures, &self.partitioner, &self.cases, self.deadline);
-        divisions.extend(balanced.into_iter().filter(|seed| !known.contains(seed)));
-        let judged: Vec<Found> = divisions
-            .par_iter()
-            .filter(|_| !self.deadline.stopped())
-            .map(|(case, division)| Found::judge(self.problem, self.figures, &self.cases[*case], division))
-            .collect();
-        judged.into_iter().for_each(|judged| self.found.merge(judged));
+        let period = |(_, (division, case)): &Fit| self.period(case, division);
+        let high = divisions.par_iter().map(period).reduce(|| self.least_of_interest(), f64::min);
+        let active: Vec<usize> = divisions.iter().map(|(case, _)| *case).collect();
+        self.simulate(divisions.into_iter().map(|(_, found)| found).collect());
+        self.bisect(active, high);
+        let plain: Vec<Case> =
+            self.cases.iter().map(|case| case.clone().with_help(self.figures, Some(Help::default()))).collect();
+        let balanced = balanced::candidates(self.figures, &self.partitioner, &plain, self.deadline);
+        self.simulate(balanced.into_iter().map(|(case, division)| (division, plain[case].clone())).collect());
     }
 
     /// Which of `cases` have a division that meets the bounds for `limit`; the limit is a bound of the others, unless time ran
     /// out before they were tested.
-    fn possible(&mut self, cases: &[usize], limit: f64) -> Vec<(usize, Division)> {
-        let test = |case: &usize| {
-            (!self.deadline.over()).then(|| (*case, self.partitioner.division(&self.cases[*case], limit)))
-        };
-        let tested: Vec<(usize, Option<Division>)> = cases.par_iter().filter_map(test).collect();
+    fn possible(&mut self, cases: &[usize], limit: f64) -> Vec<Fit> {
+        let list: Vec<&Case> = cases.iter().map(|case| &self.cases[*case]).collect();
+        let tested = self.partitioner.divide(&list, (limit, self.grain), Some(self.deadline));
         let mut possible = Vec::new();
-        for (case, division) in tested {
-            match division {
-                Some(division) => possible.push((case, division)),
-                None => self.known[case].bound = self.known[case].bound.max(limit),
+        for (case, divided) in cases.iter().zip(tested) {
+            match divided {
+                Some(Some(division)) => possible.push((*case, division)),
+                Some(None) => self.known[*case].bound = self.known[*case].bound.max(limit),
+                None => {}
             }
         }
         possible
     }
 
-    fn graph(&self, case: usize) -> OrderGraph {
-        OrderGraph::new(&self.cases[case], self.figures.microbatches, self.figures.training)
-    }
-
-    fn period(&self, case: usize, division: &Division) -> f64 {
-        self.graph(case).period(&self.cases[case].times(self.figures, division)).0
+    fn period(&self, case: &Case, division: &Division) -> f64 {
+        OrderGraph::new(self.figures, case).period(&case.times(self.figures, division)).0
     }
 
     /// Searches the cases that may beat the best plan; whether it got through all of them.
@@ -362,7 +415,7 @@ impl<'s, 'a> Search<'s, 'a> {
             known.bound = known.bound.max(limit);
             return (known, found);
         };
-        let graph = self.graph(index);
+        let graph = OrderGraph::new(self.figures, case);
         let (period, cycles) = graph.period(&case.times(self.figures, &division));
         let mut master = Master::new(self.figures, case, period.max(1e-6) / 1000.0);
         master.links = self.coverage == Coverage::Exact;
@@ -381,8 +434,8 @@ impl<'s, 'a> Search<'s, 'a> {
     fn least(&self) -> f64 {
         let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
         match self.coverage {
-            Coverage::Exact => least(|known| known.bound),
-            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)),
+            Coverage::Exact => least(|known| known.bound).min(self.left_out),
+            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)).min(self.left_out),
             Coverage::Natural => self.floor,
         }
     }

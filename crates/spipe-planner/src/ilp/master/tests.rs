@@ -123,8 +123,8 @@ fn needs_are_what_the_checker_counts() {
 #[test]
 fn families_and_critical_cycles_are_bounds_of_every_division() {
     on_cases(40, |_, figures, case| {
-        let graph = OrderGraph::new(case, figures.microbatches, figures.training);
-        let mut cycles: BTreeSet<Cycle> = families(case, figures.microbatches, figures.training).into_iter().collect();
+        let graph = OrderGraph::new(figures, case);
+        let mut cycles: BTreeSet<Cycle> = families(figures, case).into_iter().collect();
         let all = divisions(figures, case);
         for division in all.iter().step_by(5) {
             cycles.extend(graph.period(&case.times(figures, division)).1);
@@ -144,7 +144,7 @@ fn families_and_critical_cycles_are_bounds_of_every_division() {
 
 /// Solves and learns until the solution's period is what the program says.
 fn least_period(figures: &Figures<'_>, case: &Case) -> Option<f64> {
-    let graph = OrderGraph::new(case, figures.microbatches, figures.training);
+    let graph = OrderGraph::new(figures, case);
     let mut master = Master::new(figures, case, 1.0);
     loop {
         let (unknowns, problem) = master.problem(f64::INFINITY);
@@ -161,16 +161,18 @@ fn least_period(figures: &Figures<'_>, case: &Case) -> Option<f64> {
 #[test]
 fn the_optimum_is_the_least_period_of_all_divisions_that_fit() {
     on_cases(20, |instance, figures, case| {
-        let graph = OrderGraph::new(case, figures.microbatches, figures.training);
+        let graph = OrderGraph::new(figures, case);
         let link_bound = |division: &Division| {
             let mut loads: BTreeMap<LinkId, f64> = BTreeMap::new();
             let mut steps: BTreeMap<DeviceId, f64> = BTreeMap::new();
+            let mut stream = 0.0_f64;
             for stage in 0..case.stages() {
                 let (device, help) = (case.device(figures, stage), case.help(stage));
                 let Some(host) = device.host.filter(|_| help != Help::default()) else { continue };
                 let ((from, to), cost) = (division.layers(stage), figures.context.cost);
                 let leaving = device.leaving((from, to), division.recomputed[stage]) * figures.microbatches;
                 let mut moved = if help.activations { [leaving as f64; 2] } else { [0.0; 2] };
+                stream = stream.max(moved[0] * (host.out + host.back));
                 for layer in (from..to).filter(|_| help.optimizer) {
                     let bytes = &device.bytes[layer];
                     let back = if bytes.gradients > Bytes::ZERO { bytes.parameters } else { Bytes::ZERO };
@@ -193,7 +195,7 @@ fn the_optimum_is_the_least_period_of_all_divisions_that_fit() {
                     *loads.entry(*link).or_default() += bytes as f64 * per_byte * figures.microbatches as f64;
                 }
             }
-            loads.into_values().chain(steps.into_values()).fold(0.0, f64::max)
+            loads.into_values().chain(steps.into_values()).fold(stream, f64::max)
         };
         let least = divisions(figures, case)
             .iter()

@@ -9,7 +9,7 @@ use super::flows::dram_flow;
 use crate::{Access, Action, Content, Lifetime, Order, Pass, ProgramBuilder, Token};
 use boundary::Crossing;
 use offload::Offloads;
-use spipe_base::{ActionId, ActionKind, Bytes, Faults, IdVec, MicrobatchId, Seconds, SimTime, StageId, Subject};
+use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, Faults, IdVec, MicrobatchId, Seconds, SimTime, StageId, Subject};
 use spipe_plan::{Context, Placement, System};
 use station::Station;
 pub(super) use station::{Times, times};
@@ -36,6 +36,8 @@ pub(super) struct Lowering<'a> {
     backwards: Vec<Done>,
     /// How often gradients of parameters have been added up, by stage.
     accumulated: Vec<u32>,
+    /// The last step of each socket so far.
+    stepped: BTreeMap<DeviceId, ActionId>,
     offloads: Offloads,
     faults: Faults,
 }
@@ -66,6 +68,7 @@ impl<'a> Lowering<'a> {
             forwards: vec![Done::default(); count],
             backwards: vec![Done::default(); count],
             accumulated: vec![0; count],
+            stepped: BTreeMap::new(),
             offloads: Offloads::default(),
             faults: Faults::new(),
         }
@@ -90,7 +93,6 @@ impl<'a> Lowering<'a> {
                 break;
             }
         }
-        // The stage that ends its backwards first is stepped first.
         for stage in (0..self.stations.len()).rev().map(StageId::from) {
             self.optimizer(stage, system == System::ZeroOffloadDelayed);
         }

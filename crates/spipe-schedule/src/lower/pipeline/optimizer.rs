@@ -2,9 +2,9 @@
 
 use super::Lowering;
 use crate::lower::flows::{dram_flow, kept_by_its_step, route};
-use crate::{Access, Action, Content, Lifetime};
+use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
 use spipe_base::{
-    ActionKind, BufferId, Bytes, DeviceId, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId, Subject,
 };
 
 /// One stage's state at the end of its backwards.
@@ -76,7 +76,12 @@ impl Lowering<'_> {
         let lane = self.builder.lane(socket, LaneRole::Optimizer.name(), LaneRole::Optimizer);
         let mut reads = vec![awaited, Access::new(state, 0)];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
-        self.step(step, (lane, socket), (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
+        let action = self.step(step, (lane, socket), (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
+        // The stage that ends its backwards first is stepped first, whatever its gradients take to arrive.
+        if let Some(before) = self.stepped.insert(socket, action) {
+            let (anchor, cause) = (Anchor::EndToStart, IdleCause::Optimizer);
+            self.builder.edge(Edge { from: before, to: action, anchor, distance: 0, lag: SimTime::ZERO, cause });
+        }
         let back = (ActionKind::Copy(Payload::WriteBack), host, step.memory);
         self.exchange(step, back, parameter_bytes, (Access::new(updated, 1), vec![Access::new(step.parameters, 1)]));
     }
@@ -87,7 +92,12 @@ impl Lowering<'_> {
         self.builder.buffer(Content::OptimizerState(layers), memory, bytes, Lifetime::Resident)
     }
 
-    fn step(&mut self, step: &Step, (lane, device): (LaneId, DeviceId), (reads, writes): (Vec<Access>, Vec<Access>)) {
+    fn step(
+        &mut self,
+        step: &Step,
+        (lane, device): (LaneId, DeviceId),
+        (reads, writes): (Vec<Access>, Vec<Access>),
+    ) -> ActionId {
         let layers = self.stations[step.stage].stage.layers;
         let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
         let time = self.context.cost.optimizer_time(parameters, device);
@@ -101,7 +111,7 @@ impl Lowering<'_> {
             work: SimTime::from_seconds(time),
             flows: dram_flow(self.context, device, time, traffic),
             guard: None,
-        });
+        })
     }
 
     /// A copy between device and host on the device's copy engine.

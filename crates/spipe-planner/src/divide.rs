@@ -1,0 +1,546 @@
+//! Divisions that meet lower bounds for a given iteration, by dynamic programming from the last stage to the first.
+//!
+//! For m microbatches, K in flight on a stage, and per stage F, R (recompute) and B, with transfers a and g over the
+//! boundary behind it, every cycle of the order graph that goes once around is a lower bound. The longest ways through a stage and all
+//! behind it (the next one's marked with ′) are
+//!
+//! ```text
+//! U  the first microbatch there and back: the longer of    F + a + U′ + g + B    K F + R + B     of the last stage F + R + B
+//! L  the last one there and back: the longer of            F + a + L′ + g + B    F + K (R + B)   the same
+//! V  the first one's arrival to the last one's gradient: the longest of
+//!        m (F + R + B)                F + a + V′ + g + B
+//!        U + (m − K) F + (m − 1)(R + B)             (m − 1) F + (m − K)(R + B) + L
+//!        U + (m − K − 1)(F + R + B) + L             where m > K
+//! D  the last one's arrival to the end of all that socket s has to step for these stages:
+//!        the longer of F + a + D′ and L + out, and the step: the latter two if s steps this stage
+//! Y  the first one's arrival to that end: the longest of the following, and the step
+//!        F + a + Y′                   m F + (m − K)(R + B) + a + D′                            V + out
+//!        U + (m − K) F + (m − K − 1)(R + B) + a + D′
+//! X  the gradient of the first one to the activation of the last one, seen from before these stages: the longest of
+//!        F + a + X′ + g + B           U + L + the step on its own device           U + D + the parameters' way back
+//! ```
+//!
+//! and an iteration takes at least V and the step on the stage's own device, or what is between if it goes to a socket
+//! (gradients out, the step, parameters back); and Y and the parameters' way back, since a socket steps the stages behind before it
+//! steps this one; and at least X′ + a + g + (m − K)(F + B) + (m − K − 1) R, where m > K. In inference it takes m F.
+//!
+//! Sockets share what there is to step. So the sum over all sockets of Y at the first stage that each steps (or V, if it steps none) is
+//! followed as well: a stage that is stepped adds its step, and the forwards and activations since.
+//!
+//! These, and the bytes in host memories, are all that matters of the stages behind. Where several ways to divide the layers are
+//! each better in V, X or Y, or the sum of Y, some of them are kept, as the [`Grain`] says; others become one that is as good as both, so
+//! that what is refused is refused for certain. What stages behind have in common is worked out once for all cases.
+
+use crate::{
+    case::{Case, Division},
+    deadline::Deadline,
+    figures::{DeviceFigures, Figures, Help, Seat, StageTimes},
+    partition::{Partitioner, some},
+};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+#[cfg(test)]
+mod tests;
+
+/// Keeps rounding from declaring a bound unmet that is met exactly.
+const TOLERANCE: f64 = 1e-9;
+
+/// How finely ways to go on from a layer are told apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Grain {
+    /// How many there are at most.
+    most: usize,
+    /// Those that differ by less than this fraction of the iteration are the same.
+    slack: f64,
+    /// Whether the sockets are told apart.
+    sockets: bool,
+}
+
+impl Grain {
+    /// From the one that is fast to the one that is exact.
+    pub const ALL: [Self; 3] = [
+        Self { most: 24, slack: 3e-4, sockets: false },
+        Self { most: 64, slack: 1e-3, sockets: true },
+        Self { most: 256, slack: 3e-4, sockets: true },
+    ];
+}
+
+/// How many sockets are told apart; what is beyond counts only by itself.
+pub(crate) const SOCKETS: usize = 4;
+
+/// The longest ways through some stages, in ms, and what they hold.
+#[derive(Clone, Copy, Debug)]
+struct Behind {
+    /// U and L.
+    first: f64,
+    back: f64,
+    /// V.
+    passes: f64,
+    /// X.
+    between: f64,
+    /// D and Y, by socket.
+    last: [f64; SOCKETS],
+    all: [f64; SOCKETS],
+    /// Y at the first stage that a socket steps, and the forwards and activations before that.
+    closed: [f64; SOCKETS],
+    since: [f64; SOCKETS],
+    /// The sum of the former, or V.
+    sum: f64,
+    /// Bytes in the memory of each socket.
+    held: [u64; SOCKETS],
+}
+
+impl Behind {
+    const NOTHING: Self = Self {
+        first: 0.0,
+        back: 0.0,
+        passes: 0.0,
+        between: 0.0,
+        sum: 0.0,
+        since: [0.0; SOCKETS],
+        closed: [f64::NEG_INFINITY; SOCKETS],
+        last: [f64::NEG_INFINITY; SOCKETS],
+        all: [f64::NEG_INFINITY; SOCKETS],
+        held: [0; SOCKETS],
+    };
+
+    /// What ways are told apart by, the sockets only if `sockets` says so.
+    fn shape(&self, sockets: bool) -> impl Iterator<Item = f64> {
+        [self.sum, self.passes, self.between].into_iter().chain(self.all.into_iter().filter(move |_| sockets))
+    }
+
+    /// Whether it is no worse in any of that, but for `slack` ms.
+    fn covers(&self, other: &Self, sockets: bool, slack: f64) -> bool {
+        self.shape(sockets).zip(other.shape(sockets)).all(|(one, other)| one <= other + slack)
+    }
+
+    /// How much is lost where the two become one, in ms.
+    fn distance(&self, other: &Self, sockets: bool) -> f64 {
+        let lost =
+            |(one, other): (f64, f64)| if one.is_finite() && other.is_finite() { (one - other).abs() } else { 0.0 };
+        self.shape(sockets).zip(other.shape(sockets)).map(lost).sum()
+    }
+
+    /// What is as good as both.
+    fn join(&mut self, other: &Self) {
+        (self.first, self.back) = (self.first.min(other.first), self.back.min(other.back));
+        self.passes = self.passes.min(other.passes);
+        (self.sum, self.between) = (self.sum.min(other.sum), self.between.min(other.between));
+        for socket in 0..SOCKETS {
+            self.last[socket] = self.last[socket].min(other.last[socket]);
+            self.all[socket] = self.all[socket].min(other.all[socket]);
+            self.closed[socket] = self.closed[socket].min(other.closed[socket]);
+            self.since[socket] = self.since[socket].min(other.since[socket]);
+            self.held[socket] = self.held[socket].min(other.held[socket]);
+        }
+    }
+}
+
+/// A way to go on from a layer: its first stage, and which of the ways from the end of that.
+#[derive(Clone, Copy)]
+struct Way {
+    behind: Behind,
+    /// The same of the first of all ways that became this one.
+    first: Behind,
+    to: usize,
+    next: usize,
+    help: Help,
+    recomputed: usize,
+}
+
+/// A stage with the ways to go on from each layer at which it may start, before the stages behind it.
+struct Node<'n> {
+    seat: Seat,
+    ways: Vec<Vec<Way>>,
+    behind: Option<&'n Self>,
+}
+
+/// One choice for a stage.
+struct Choice {
+    help: Help,
+    recomputed: usize,
+    times: StageTimes,
+}
+
+/// What is known of a stage before its layers are.
+struct At<'d> {
+    seat: Seat,
+    device: &'d DeviceFigures,
+    /// The helps it may have, each with the least recompute of every range of layers.
+    choices: Vec<(Help, &'d [u16])>,
+    /// The socket that may help it, and the one that it is on.
+    helper: Option<usize>,
+    home: Option<usize>,
+    /// Both transfers over the boundary behind it, by the layer after that.
+    wires: Vec<(f64, f64)>,
+}
+
+/// What a case came to: a division that meets all bounds with the case in which everything is decided; none if there is none.
+pub(crate) type Divided = Option<(Division, Case)>;
+
+/// The search for one iteration time.
+pub(crate) struct Divide<'d, 'a> {
+    figures: &'d Figures<'a>,
+    partitioner: &'d Partitioner<'d, 'a>,
+    limit: f64,
+    /// And the slack in ms.
+    grain: (Grain, f64),
+    /// The sockets that are told apart, and the usable bytes of their memories.
+    sockets: Vec<usize>,
+    usable: [u64; SOCKETS],
+}
+
+impl<'d, 'a> Divide<'d, 'a> {
+    pub fn new(figures: &'d Figures<'a>, partitioner: &'d Partitioner<'d, 'a>, (limit, grain): (f64, Grain)) -> Self {
+        let is_socket = |device: &usize| figures.devices[*device].is_cpu;
+        let sockets: Vec<usize> = (0..figures.devices.len()).filter(is_socket).take(SOCKETS).collect();
+        let mut usable = [u64::MAX; SOCKETS];
+        for (usable, socket) in usable.iter_mut().zip(&sockets) {
+            *usable = figures.devices[*socket].usable;
+        }
+        Self {
+            figures,
+            partitioner,
+            limit: limit * (1.0 + TOLERANCE),
+            grain: (grain, limit * grain.slack),
+            sockets,
+            usable,
+        }
+    }
+
+    /// Each of `cases`, in order, as far as the deadline allows; none otherwise.
+    pub fn all(&self, cases: &[&Case], deadline: Option<&Deadline<'_>>) -> Vec<Option<Divided>> {
+        let group: Vec<usize> = (0..cases.len()).filter(|case| cases[*case].stages() <= self.figures.layers).collect();
+        let mut list: Vec<Option<Divided>> =
+            cases.iter().map(|case| (case.stages() > self.figures.layers).then_some(None)).collect();
+        for (case, divided) in self.visit(cases, group, (0, None), deadline) {
+            list[case] = Some(divided);
+        }
+        list
+    }
+
+    /// Those of `cases` that have the same last `depth` stages, which lead to `behind`.
+    fn visit(
+        &self,
+        cases: &[&Case],
+        group: Vec<usize>,
+        (depth, behind): (usize, Option<&Node<'_>>),
+        deadline: Option<&Deadline<'_>>,
+    ) -> Vec<(usize, Divided)> {
+        if deadline.is_some_and(Deadline::over) {
+            return Vec::new();
+        }
+        let mut by_seat: BTreeMap<Seat, Vec<usize>> = BTreeMap::new();
+        for case in group {
+            let seats = &cases[case].seats;
+            by_seat.entry(seats[seats.len() - 1 - depth]).or_default().push(case);
+        }
+        let groups: Vec<(Seat, Vec<usize>)> = by_seat.into_iter().collect();
+        let of_group = |(seat, group): (Seat, Vec<usize>)| {
+            let node = Node { seat, ways: self.ways(seat, behind), behind };
+            if seat.first {
+                return group.into_iter().map(|case| (case, trace(cases[case], &node))).collect();
+            }
+            if node.ways.iter().all(Vec::is_empty) {
+                return group.into_iter().map(|case| (case, None)).collect();
+            }
+            self.visit(cases, group, (depth + 1, Some(&node)), deadline)
+        };
+        groups.into_par_iter().flat_map_iter(of_group).collect()
+    }
+
+    fn at(&self, seat: Seat, behind: Option<&Node<'_>>) -> Option<At<'d>> {
+        let device = &self.figures.devices[seat.device];
+        let slot = |device: usize| self.sockets.iter().position(|socket| *socket == device);
+        let next = behind.map(|behind| behind.seat.device);
+        let wires = |end: usize| match (next, end) {
+            (None, _) | (_, 0) => (0.0, 0.0),
+            (Some(next), end) => self.figures.transfers((seat.device, next), end),
+        };
+        Some(At {
+            seat,
+            device,
+            choices: self.partitioner.choices(seat)?,
+            helper: device.host.and_then(|host| slot(host.socket.index())),
+            home: slot(seat.device),
+            wires: (0..=self.figures.layers).map(wires).collect(),
+        })
+    }
+
+    /// Whether gradients go all the way back, so that the stages wait for each other.
+    const fn cycles(&self) -> bool {
+        self.figures.training && self.figures.frozen == 0
+    }
+
+    /// By the layer at which it starts, the ways to go on with a stage.
+    fn ways(&self, seat: Seat, behind: Option<&Node<'_>>) -> Vec<Vec<Way>> {
+        let layers = self.figures.layers;
+        let mut all: Vec<Vec<Way>> = vec![Vec::new(); layers + 1];
+        let Some(at) = self.at(seat, behind) else { return all };
+        for from in if seat.first { 0..1 } else { 1..layers } {
+            let farthest = self.farthest(&at, from);
+            let nearest = if behind.is_none() { layers } else { from + 1 };
+            for to in nearest..=farthest {
+                let next: &[Way] = behind.map_or(&[], |behind| &behind.ways[to]);
+                if behind.is_some() && next.is_empty() {
+                    continue;
+                }
+                self.choices(&at, (from, to), |choice| {
+                    let Choice { help, recomputed, .. } = choice;
+                    let mut take = |next: usize, rest: Option<&Behind>| {
+                        if let Some(behind) = self.through(&at, (from, to), &choice, rest) {
+                            keep(&mut all[from], Way { behind, first: behind, to, next, help, recomputed }, self.grain);
+                        }
+                    };
+                    if behind.is_none() {
+                        take(0, None);
+                    }
+                    next.iter().enumerate().for_each(|(index, way)| take(index, Some(&way.behind)));
+                });
+            }
+        }
+        all
+    }
+
+    /// The last layer at which a stage that starts at `from` may end for its bytes and the work of its passes.
+    fn farthest(&self, at: &At<'_>, from: usize) -> usize {
+        let m = self.figures.microbatches as f64;
+        let holds = |to: usize| {
+            at.device.able(from, to)
+                && at.device.state(from, to, at.seat.help) <= at.device.usable
+                && m * at.device.pass((from, to), self.figures.training) <= self.limit
+        };
+        // Each of these is lost for good where it is lost.
+        let (mut low, mut high) = (from, self.figures.layers);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if holds(middle) {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        low
+    }
+
+    /// What may be chosen for layers `from..to` on a stage, as far as the stage alone is concerned.
+    fn choices(&self, at: &At<'_>, (from, to): (usize, usize), mut take: impl FnMut(Choice)) {
+        let m = self.figures.microbatches;
+        let index = from * (self.figures.layers + 1) + to;
+        for (help, table) in &at.choices {
+            let Some(mut recomputed) = some(table[index]) else { continue };
+            if help.activations {
+                // Activations that fit on the device need not leave it.
+                let stays = Help { activations: false, ..*help };
+                let stays =
+                    at.choices.iter().find(|(help, _)| *help == stays).and_then(|(_, table)| some(table[index]));
+                match self.leaving(at, (from, to), (*help, recomputed)) {
+                    Some(enough) if stays.is_none_or(|stays| stays > enough) => recomputed = enough,
+                    _ => continue,
+                }
+            } else if at.device.link_time(*help, m, (from, to), recomputed) > self.limit {
+                continue;
+            }
+            let times = at.device.stage_times((from, to), recomputed, *help);
+            let own = if self.figures.training {
+                m as f64 * times.busy() + times.stepped()
+            } else {
+                m as f64 * times.forward
+            };
+            if own <= self.limit {
+                take(Choice { help: *help, recomputed, times });
+            }
+        }
+    }
+
+    /// The least recompute from `least` on with which what leaves for the host can do so in time.
+    fn leaving(&self, at: &At<'_>, (from, to): (usize, usize), (help, least): (Help, usize)) -> Option<usize> {
+        let (device, m) = (at.device, self.figures.microbatches);
+        let meets = |recomputed: usize| device.link_time(help, m, (from, to), recomputed) <= self.limit;
+        if meets(least) {
+            return Some(least);
+        }
+        let (_, most) = device.recomputes(self.figures.training, from, to)?;
+        let (mut low, mut high) = ((least + 1).min(most), most);
+        if !meets(most) {
+            return None;
+        }
+        // Beyond the first, each recomputed layer leaves that much less.
+        while low < high {
+            let middle = low.midpoint(high);
+            if meets(middle) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        Some(low)
+    }
+
+    /// The ways through a stage and those behind it, if they meet the bounds.
+    fn through(
+        &self,
+        at: &At<'_>,
+        (from, to): (usize, usize),
+        choice: &Choice,
+        next: Option<&Behind>,
+    ) -> Option<Behind> {
+        let helper = at.helper.filter(|_| choice.help != Help::default());
+        let held = self.held(at, (from, to), (choice, helper), next)?;
+        if !self.cycles() {
+            return Some(Behind { held, ..Behind::NOTHING });
+        }
+        let stepper = helper.filter(|_| choice.help.optimizer);
+        let (times, wires) = (&choice.times, at.wires[to]);
+        let mut behind = match next {
+            Some(next) => self.onwards(at, (times, wires), next)?,
+            None => {
+                let (busy, m) = (times.busy(), self.figures.microbatches as f64);
+                Behind { first: busy, back: busy, passes: m * busy, ..Behind::NOTHING }
+            }
+        };
+        if let Some(stepper) = stepper {
+            let (last, all) = (&mut behind.last[stepper], &mut behind.all[stepper]);
+            *last = last.max(behind.back + times.out) + times.step;
+            *all = all.max(behind.passes + times.out) + times.step;
+            if *all + times.back > self.limit {
+                return None;
+            }
+            behind.between = behind.between.max(behind.first + *last + times.back);
+            behind.closed[stepper] = *all;
+            behind.sum += behind.since[stepper] + times.step;
+            behind.since[stepper] = 0.0;
+        } else {
+            behind.between = behind.between.max(behind.first + behind.back + times.optimizer);
+        }
+        let closed = &behind.closed[..self.sockets.len()];
+        let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
+        behind.sum = behind.sum.max(closed.iter().map(most).sum());
+        let met = behind.passes + times.stepped() <= self.limit && behind.sum <= self.sockets.len() as f64 * self.limit;
+        met.then_some(Behind { held, ..behind })
+    }
+
+    /// The same where there are stages behind, without the step.
+    fn onwards(&self, at: &At<'_>, (times, (there, back)): (&StageTimes, (f64, f64)), next: &Behind) -> Option<Behind> {
+        let (m, rest) = (self.figures.microbatches as f64, (self.figures.microbatches - at.seat.in_flight) as f64);
+        let (forward, again, backward) = (times.forward, times.recompute, times.backward);
+        let (turned, in_flight) = (again + backward, m - rest);
+        let way = forward + there + back + backward;
+        let first = (way + next.first).max(in_flight * forward + turned);
+        let last = (way + next.back).max(forward + in_flight * turned);
+        let mut passes = (m * times.busy())
+            .max(way + next.passes)
+            .max(first + rest * forward + (m - 1.0) * turned)
+            .max((m - 1.0) * forward + rest * turned + last);
+        let mut until_last = m * forward + rest * turned;
+        if rest > 0.0 {
+            if next.between + there + back + rest * (forward + backward) + (rest - 1.0) * again > self.limit {
+                return None;
+            }
+            passes = passes.max(first + (rest - 1.0) * times.busy() + last);
+            until_last = until_last.max(first + rest * forward + (rest - 1.0) * turned);
+        }
+        let between = way + next.between;
+        let mut behind = Behind { first, back: last, passes, between, ..*next };
+        for socket in 0..self.sockets.len() {
+            if next.closed[socket].is_finite() {
+                behind.since[socket] += forward + there;
+            }
+            behind.last[socket] = forward + there + next.last[socket];
+            behind.all[socket] = (forward + there + next.all[socket]).max(until_last + there + next.last[socket]);
+        }
+        Some(behind)
+    }
+
+    /// The bytes in host memories; none where they are too many. Whoever shares a memory may recompute more than the stage would by
+    /// itself.
+    fn held(
+        &self,
+        at: &At<'_>,
+        (from, to): (usize, usize),
+        (choice, helper): (&Choice, Option<usize>),
+        next: Option<&Behind>,
+    ) -> Option<[u64; SOCKETS]> {
+        let mut held = next.map_or([0; SOCKETS], |next| next.held);
+        let (_, most) = at.device.recomputes(self.figures.training, from, to)?;
+        if let Some(home) = at.home {
+            let need = |recomputed: usize| at.device.need(self.figures.training, at.seat, (from, to), recomputed);
+            held[home] += need(choice.recomputed).min(need(most));
+        }
+        if let Some(helper) = helper {
+            held[helper] += at.device.need_of_host(at.seat, choice.help, (from, to), most);
+        }
+        held.iter().zip(&self.usable).all(|(held, usable)| held <= usable).then_some(held)
+    }
+}
+
+/// Adds a way to those that go on from a layer, unless one of them is as good but for `slack` ms: then that becomes as good as both.
+fn keep(ways: &mut Vec<Way>, mut way: Way, (grain, slack): (Grain, f64)) {
+    if let Some(known) = ways.iter_mut().find(|known| known.first.covers(&way.behind, grain.sockets, slack)) {
+        known.behind.join(&way.behind);
+        return;
+    }
+    ways.retain(|known| {
+        let covered = way.first.covers(&known.behind, grain.sockets, 0.0);
+        if covered {
+            way.behind.join(&known.behind);
+        }
+        !covered
+    });
+    if ways.len() < grain.most {
+        ways.push(way);
+        return;
+    }
+    let distance = |known: &&mut Way| known.behind.distance(&way.behind, grain.sockets);
+    if let Some(nearest) = ways.iter_mut().min_by(|one, other| distance(one).total_cmp(&distance(other))) {
+        nearest.behind.join(&way.behind);
+    }
+}
+
+/// The division, and the decided case, that the shortest way from the first layer leads along.
+fn trace(case: &Case, first: &Node<'_>) -> Divided {
+    let ways = &first.ways[0];
+    let passes = |index: &usize| ways[*index].behind.passes;
+    let mut index = (0..ways.len()).min_by(|one, other| passes(one).total_cmp(&passes(other)))?;
+    let mut division = Division { ends: Vec::new(), recomputed: Vec::new() };
+    let mut decided = case.clone();
+    let (mut node, mut from) = (Some(first), 0);
+    while let Some(here) = node {
+        let way = here.ways[from][index];
+        decided.seats[division.ends.len()].help = Some(way.help);
+        division.ends.push(way.to);
+        division.recomputed.push(way.recomputed);
+        (node, from, index) = (here.behind, way.to, way.next);
+    }
+    Some((division, decided))
+}
+
+/// A division that fits its devices, one by one.
+pub(crate) fn any(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case) -> Divided {
+    let (layers, stages) = (figures.layers, case.stages());
+    let mut next: Vec<Vec<Option<(usize, Help, usize)>>> = vec![vec![None; layers + 1]; stages];
+    for stage in (0..stages.min(layers)).rev() {
+        let choices = partitioner.choices(case.seats[stage])?;
+        let farthest = layers.checked_sub(stages - 1 - stage)?;
+        for from in if stage == 0 { 0..1 } else { stage..layers } {
+            let nearest = if stage + 1 == stages { layers } else { from + 1 };
+            let goes_on = |to: &usize| stage + 1 == stages || next[stage + 1][*to].is_some();
+            let found = (nearest..=farthest).rev().filter(goes_on).find_map(|to| {
+                let fits = |(help, table): &(Help, &[u16])| Some((to, *help, some(table[from * (layers + 1) + to])?));
+                choices.iter().find_map(fits)
+            });
+            next[stage][from] = found;
+        }
+    }
+    let (mut division, mut decided) = (Division { ends: Vec::new(), recomputed: Vec::new() }, case.clone());
+    let mut from = 0;
+    for (stage, next) in next.iter().enumerate() {
+        let (to, help, recomputed) = next[from]?;
+        division.ends.push(to);
+        division.recomputed.push(recomputed);
+        decided.seats[stage].help = Some(help);
+        from = to;
+    }
+    Some((division, decided))
+}
