@@ -55,6 +55,8 @@ struct EndLine<'a> {
     lane_overhead: f64,
     memories: Vec<MemoryLine<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    resident_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     ms_per_token: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<&'a [Vec<i32>]>,
@@ -149,6 +151,7 @@ impl Progress {
             iteration_ms: report.trace.iteration.to_ms(),
             lane_overhead: report.lane_overhead,
             memories: memories.collect(),
+            resident_bytes: report.resident.map(spipe_base::Bytes::get),
             ms_per_token: outputs::ms_per_token(report),
             tokens: match &report.outputs {
                 Some(Outputs::Tokens { tokens, .. }) => Some(tokens),

@@ -228,5 +228,6 @@ fn joined(first: Report, second: Report, first_is_planned: bool) -> Report {
             memory.held = memory.held.max(more.held);
         }
     }
-    Report { losses, lane_overhead, ..planned }
+    let resident = planned.resident.max(other.resident);
+    Report { losses, lane_overhead, resident, ..planned }
 }

@@ -41,6 +41,7 @@ mod site;
 mod state;
 mod steps;
 mod store;
+mod system;
 mod task;
 mod tensor_file;
 mod trace;
@@ -50,7 +51,6 @@ mod width;
 pub use binding::{Backend, Binding, Executor};
 pub use calibrate::{
     Calibration, CalibrationRequest, EmulatedMachine, Measured, MeasuredLayer, Progress, calibrate, emulated_machine,
-    host_memory,
 };
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest};
 pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
@@ -60,6 +60,7 @@ pub use optimizer::{AdamW, Exchange, Moments, NarrowMut, Numbers, UndoLog};
 pub use reference::{Inferred, Reference, inferred, reference};
 pub use run::{Gradient, Options, Report, Step, run};
 pub use site::{assign_cores, available};
+pub use system::host_memory;
 pub use weights::WeightsError;
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::{
     rules::Rules,
     state::State,
     steps::Steps,
+    system::Growth,
     weights,
 };
 use burn::tensor::TensorData;
@@ -107,6 +108,9 @@ pub struct Report {
     pub lane_overhead: f64,
     /// Planned and held bytes of every memory, over the whole run.
     pub memories: Vec<MemoryUse>,
+    /// How much the resident size of this process grew at most, as the operating system counts, which knows of pages only and
+    /// of all that the allocator keeps.
+    pub resident: Option<Bytes>,
     /// The gradients of the first step, if they were asked for, in the order of layers and their tensors.
     pub gradients: Vec<Gradient>,
     /// What each device ran on, with its cores.
@@ -178,6 +182,7 @@ pub(crate) fn perform<'a>(
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<(Report, Interpreter<'a>), RunError> {
     let Job { plan, program, options, hooks, .. } = *job;
+    let growth = Growth::start();
     let (interpreter, devices, mut warnings) = prepare(job, inference)?;
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
@@ -221,7 +226,7 @@ pub(crate) fn perform<'a>(
     }
     warnings.extend(interpreter.sites.values().flat_map(|site| site.warnings.clone()));
     let report = report(&rules, &interpreter, &state, (devices, warnings))?;
-    Ok((report, interpreter))
+    Ok((Report { resident: growth.most(), ..report }, interpreter))
 }
 
 /// The largest file of weights, as transformers writes them.
@@ -287,6 +292,7 @@ fn report(
         losses: state.losses.clone(),
         lane_overhead,
         memories: memories.filter(|memory| memory.planned > Bytes::ZERO).collect(),
+        resident: None,
         gradients: gradients(interpreter),
         devices,
         warnings,

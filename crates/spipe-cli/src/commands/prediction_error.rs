@@ -102,6 +102,8 @@ struct Row {
     iteration_error: f64,
     /// Of the time that compute lanes are busy.
     compute_error: f64,
+    /// The share of the measured iteration for which its busiest lane is busy: 1 if copies and compute hide each other wholly.
+    busiest_lane: f64,
     tokens_per_second: f64,
 }
 
@@ -231,8 +233,14 @@ fn measure(
         spread: (at(0.9) - at(0.1)) / 2.0 / measured_ms,
         iteration_error: predicted_ms / measured_ms - 1.0,
         compute_error: busy.0 / busy.1 - 1.0,
+        busiest_lane: busiest(&comparison),
         tokens_per_second: workload(model).tokens() as f64 / (measured_ms * 1e-3),
     })
+}
+
+fn busiest(comparison: &spipe_trace::Comparison) -> f64 {
+    let busy = comparison.by_lane.values().map(|lane| lane.measured.to_ms());
+    busy.fold(0.0, f64::max) / comparison.iteration.measured.to_ms()
 }
 
 /// The number in `gpu1`.
@@ -263,8 +271,8 @@ fn stage(text: &str, model: &Model, hardware: &Hardware) -> Result<Stage, Failur
 
 fn human(report: &Report) -> String {
     let mut rows = table(
-        &["system", "predicted", "measured", "spread", "error", "error of compute lanes", "tokens/s"],
-        &[1, 2, 3, 4, 5, 6],
+        &["system", "predicted", "measured", "spread", "error", "error of compute lanes", "busiest lane", "tokens/s"],
+        &[1, 2, 3, 4, 5, 6, 7],
     );
     for row in &report.rows {
         rows.add_row(cells(row));
@@ -281,6 +289,7 @@ fn cells(row: &Row) -> Vec<String> {
         percent(row.spread),
         signed_percent(row.iteration_error),
         signed_percent(row.compute_error),
+        percent(row.busiest_lane),
         format!("{:.0}", row.tokens_per_second),
     ]
 }
@@ -291,8 +300,9 @@ fn markdown(what: &args::PredictionError, report: &Report) -> String {
          Accelerators are emulated: CPU cores with a memory cap and a paced link of {}. Each set of devices was measured for {} \
          with all at work that share no core, then each system ran: the median of {} steps after {WARM_UP} to warm up; the spread is half \
          the distance of the 10th and the 90th percentile over the median. Compute lanes are summed; paced links match by \
-         construction.\n\n| system | devices | predicted | measured | spread | error | error of compute lanes | tokens/s |\n\
-         |---|---|---|---|---|---|---|---|\n",
+         construction. The share of the busiest lane says how near a run is to the longer of compute and copies: what a pipeline \
+         misses is its bubbles.\n\n| system | devices | predicted | measured | spread | error | error of compute lanes | \
+         busiest lane | tokens/s |\n|---|---|---|---|---|---|---|---|---|\n",
         what.model,
         report.backend,
         what.steps,

@@ -11,6 +11,7 @@ use crate::{
     tables::{percent, table},
     training::{self, Training},
 };
+use spipe_base::Bytes;
 use spipe_cost::Mode;
 use spipe_exec::Report;
 use std::fmt::Write;
@@ -69,10 +70,17 @@ pub fn human(report: &Report) -> String {
             memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string()),
         ]);
     }
+    let grown = report.resident.map_or_else(String::new, |grown| {
+        let (planned, held) = report
+            .memories
+            .iter()
+            .fold(<(Bytes, Bytes)>::default(), |sum, memory| (sum.0 + memory.planned, sum.1 + memory.held));
+        format!("\nThe process grew by {grown} at most; its memories were to hold {planned} and held {held}.")
+    });
     let devices: Vec<String> = report.devices.iter().map(ToString::to_string).collect();
     let _ = writeln!(
         text,
-        "{memories}\n\nRan on {}; lane overhead {}.\n",
+        "{memories}{grown}\n\nRan on {}; lane overhead {}.\n",
         devices.join(", "),
         percent(report.lane_overhead)
     );

@@ -51,18 +51,6 @@ pub fn emulated_machine(accelerators: &[Measured], socket: &Measured, machine: &
     file
 }
 
-/// All of the host's memory, from Linux; elsewhere 8 GiB.
-pub fn host_memory() -> Bytes {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    parse_meminfo(&text).unwrap_or(Bytes::gib(8))
-}
-
-fn parse_meminfo(text: &str) -> Option<Bytes> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(Bytes::kib(kib))
-}
-
 fn socket_file(measured: &Measured, machine: &EmulatedMachine) -> SocketFile {
     let dram = DramFile::new("dram0", machine.host_memory, measured.memory_bandwidth);
     let mut socket = SocketFile::new("cpu0", cores(measured), measured.optimizer_rate, dram);
@@ -126,16 +114,4 @@ fn layer_times(measured: &Measured) -> Vec<LayerTimeFile> {
         replay: Some(Text(layer.replay)),
     };
     measured.layers.iter().map(file).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_read_as_linux_writes_it() {
-        assert_eq!(parse_meminfo("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(Bytes::mib(16)));
-        assert_eq!(parse_meminfo("nothing"), None);
-        assert!(host_memory() > Bytes::mib(64));
-    }
 }

@@ -9,7 +9,7 @@ mod kernels;
 mod layers;
 mod machine;
 
-pub use machine::{EmulatedMachine, emulated_machine, host_memory};
+pub use machine::{EmulatedMachine, emulated_machine};
 
 use crate::{Executor, RunError, assign_cores, site::Site};
 use clock::Clock;
