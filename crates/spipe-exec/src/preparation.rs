@@ -2,7 +2,7 @@
 
 use crate::{
     Backend, Binding, CheckpointError, Executor, Options, RunError,
-    checkpoint::{Beginning, Described, Identity, refuse_carried},
+    checkpoint::{Beginning, Described, Identity},
     inference::Inference,
     interpreter::{Interpreter, Scales},
     layers::{Reading, Unit, inferring_units, units},
@@ -48,14 +48,6 @@ pub(crate) fn prepare<'a>(
         let fault = Diagnostic::error("nothing is trained that a checkpoint or saved weights could hold");
         faults.push(fault.hint("leave out `--checkpoint-dir` and `--save-weights`"));
     }
-    if keeps {
-        refuse_carried(program).map_err(|fault| faults.push(fault)).unwrap_or_default();
-        if workload.precision == Precision::Fp16 && checks {
-            faults.push(
-                Diagnostic::error("checkpoints do not hold the loss scale of fp16 yet").hint("plan with bf16 or fp32"),
-            );
-        }
-    }
     faults.or(()).map_err(RunError::Unsupported)?;
     if inference.is_none() {
         data.check(context.model, workload.seq_len)?;
@@ -69,6 +61,7 @@ pub(crate) fn prepare<'a>(
     for (device, binding) in &bound {
         sites.insert(*device, Site::open(&binding.executor)?);
     }
+    let scales = Scales::new(workload.precision, checks).resumed(beginning.loss_scale());
     let interpreter = Interpreter {
         program,
         tasks,
@@ -94,7 +87,7 @@ pub(crate) fn prepare<'a>(
             .filter(|device| context.cost.storage(**device) != Precision::Fp32)
             .copied()
             .collect(),
-        scales: Mutex::new(Scales::new(workload.precision, checks)),
+        scales: Mutex::new(scales),
         spoils: hooks.spoils,
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };

@@ -7,7 +7,7 @@ use crate::{
     passes::{Later, Record, Tensors, Tracked},
 };
 use burn::tensor::TensorData;
-use spipe_base::Bytes;
+use spipe_base::{BufferId, Bytes};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
@@ -121,6 +121,11 @@ impl Store {
     /// Looks at a value without copying its numbers; `look` returns none if it is not what it should be.
     pub fn look<T>(&self, instance: Instance, look: impl FnOnce(&Value) -> Option<T>) -> Result<T, String> {
         self.with(|values| values.get(&instance).and_then(look)).ok_or_else(|| wrong(instance))
+    }
+
+    /// Where a buffer is, in the last iteration in which it is anywhere.
+    pub fn latest(&self, buffer: BufferId) -> Option<Instance> {
+        self.with(|values| values.range((buffer, 0)..=(buffer, u32::MAX)).next_back().map(|(at, _)| *at))
     }
 
     /// Handles to parameters or gradients on a device.

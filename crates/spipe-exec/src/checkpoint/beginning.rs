@@ -2,8 +2,8 @@
 
 use super::{
     Checkpoint, CheckpointError, OPTIMIZER, WEIGHTS,
-    manifest::Identity,
-    write::{Described, moment_name, tensor_name},
+    manifest::{Identity, LossScale},
+    write::{Described, Kind, name_of, tensor_name},
 };
 use crate::{
     layers::{Parameter, initial},
@@ -29,6 +29,7 @@ struct Resumed {
     weights: TensorFile,
     optimizer: TensorFile,
     steps: BTreeMap<String, u32>,
+    loss_scale: Option<LossScale>,
 }
 
 impl Beginning {
@@ -71,13 +72,26 @@ impl Beginning {
         }
         let mut beginning = Self::new(identity.seed, layers, None);
         let (step, steps) = (manifest.step, manifest.optimizer_steps.clone());
-        beginning.resumed = Some(Resumed { step, weights, optimizer, steps });
+        beginning.resumed = Some(Resumed { step, weights, optimizer, steps, loss_scale: manifest.loss_scale });
         Ok((beginning, warnings))
     }
 
     /// Steps that are done.
     pub fn step(&self) -> u32 {
         self.resumed.as_ref().map_or(0, |resumed| resumed.step)
+    }
+
+    /// What the next loss is multiplied with, if that is known.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        self.resumed.as_ref().and_then(|resumed| resumed.loss_scale)
+    }
+
+    /// The gradient of a parameter of `layer` that the next step is made with, if it has been left to it.
+    pub fn gradient(&self, layer: LayerId, parameter: &Parameter) -> Result<Option<Vec<f32>>, String> {
+        let Some(resumed) = &self.resumed else { return Ok(None) };
+        let name = name_of(&tensor_name(&self.layers[layer.index()], parameter), Kind::Gradient);
+        let read = resumed.optimizer.shape(&name).map(|_| resumed.optimizer.read(&name));
+        read.transpose().map_err(|error| format!("`{OPTIMIZER}` cannot be read: {error}"))
     }
 
     /// The numbers of a parameter of `layer`.
@@ -97,14 +111,18 @@ impl Beginning {
         let Some(resumed) = &self.resumed else { return Ok(Moments::new(part.len())) };
         let layer = &self.layers[layer.index()];
         let tensor = tensor_name(layer, parameter);
-        let read = |second: bool| {
-            let numbers = resumed.optimizer.read(&moment_name(&tensor, second));
+        let read = |kind| {
+            let numbers = resumed.optimizer.read(&name_of(&tensor, kind));
             let numbers = numbers.map_err(|error| format!("`{OPTIMIZER}` cannot be read: {error}"))?;
             let part =
                 numbers.get(part.clone()).ok_or_else(|| format!("`{OPTIMIZER}` has too little of `{tensor}`"))?;
             Ok::<_, String>(part.to_vec())
         };
-        Ok(Moments::from_numbers(read(false)?, read(true)?, resumed.steps.get(layer).copied().unwrap_or(0)))
+        Ok(Moments::from_numbers(
+            read(Kind::FirstMoment)?,
+            read(Kind::SecondMoment)?,
+            resumed.steps.get(layer).copied().unwrap_or(0),
+        ))
     }
 }
 

@@ -31,7 +31,18 @@ pub(crate) struct Manifest {
     pub optimizer: OptimizerSettings,
     /// Steps of the moments, by layer.
     pub optimizer_steps: BTreeMap<String, u32>,
+    /// Where losses are multiplied with a number that changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     pub files: BTreeMap<String, Sum>,
+}
+
+/// What the next loss is multiplied with, and how many steps in a row have not overflowed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct LossScale {
+    pub scale: f32,
+    pub good_steps: u32,
 }
 
 /// How parameters were updated.
@@ -87,11 +98,12 @@ impl Manifest {
     pub fn new(
         identity: &Identity,
         step: u32,
-        optimizer_steps: BTreeMap<String, u32>,
+        (optimizer_steps, loss_scale): (BTreeMap<String, u32>, Option<LossScale>),
         files: BTreeMap<String, Sum>,
     ) -> Self {
         let Identity { seed, model, plan, batch, optimizer } = identity.clone();
-        Self { format_version: FORMAT_VERSION, step, seed, model, plan, batch, optimizer, optimizer_steps, files }
+        let format_version = FORMAT_VERSION;
+        Self { format_version, step, seed, model, plan, batch, optimizer, optimizer_steps, loss_scale, files }
     }
 
     /// Reads a checkpoint's manifest, and its files as far as their sums go.

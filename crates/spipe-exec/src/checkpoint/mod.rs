@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! folder/step-00000020/weights.safetensors     parameters by the names of layers and tensors, f32
-//!                      optimizer.safetensors   their first and second moments
+//!                      optimizer.safetensors   their first and second moments, and gradients of a step that is yet to be made
 //!                      checkpoint.json         step, seed, plan, and length and CRC-32 of the two; written last
 //!        step-00000040/…
 //!        .step-00000060.tmp/                   being written; renamed when all of it is on the disk
@@ -12,16 +12,14 @@
 //! run that is killed while it writes one has the one before, and one that is damaged later is passed over.
 
 mod beginning;
-mod carried;
 mod disk;
 mod error;
 mod manifest;
 mod write;
 
 pub(crate) use beginning::Beginning;
-pub(crate) use carried::refuse_carried;
 pub(crate) use disk::{Disk, RealDisk};
-pub(crate) use manifest::Identity;
+pub(crate) use manifest::{Identity, LossScale};
 pub(crate) use write::{Between, Described, Writer};
 
 pub use error::CheckpointError;

@@ -3,7 +3,7 @@
 use super::{
     CheckpointError, Checkpoints, Disk, MANIFEST, OPTIMIZER, WEIGHTS,
     disk::{Summed, sync_folder},
-    manifest::{Identity, Manifest, Sum},
+    manifest::{Identity, LossScale, Manifest, Sum},
     name, steps,
 };
 use crate::{
@@ -30,6 +30,10 @@ pub(crate) trait Between {
     fn moments(&self, layer: LayerId, index: usize) -> Result<Option<Moments>, String>;
     /// Whether a layer has moments.
     fn trains(&self, layer: LayerId) -> Result<bool, String>;
+    /// The gradient of a parameter that the next step is made with, if that has been left to it.
+    fn waiting_gradient(&self, layer: LayerId, index: usize) -> Result<Option<Vec<f32>>, String>;
+    /// What the next loss is multiplied with, if anything.
+    fn loss_scale(&self) -> Option<LossScale>;
 }
 
 /// A layer's name and tensors.
@@ -114,14 +118,18 @@ impl<'a> Writer<'a> {
         let (entries, places) = self.moments(state).map_err(io::Error::other)?;
         let mut optimizer_steps = BTreeMap::new();
         let optimizer = self.tensors(&folder.join(OPTIMIZER), &entries, &mut |index| {
-            let (layer, tensor, second) = places[index];
+            let (layer, tensor, kind) = places[index];
             let layer_name = &self.layers[layer.index()].0;
+            if kind == Kind::Gradient {
+                let gradient = state.waiting_gradient(layer, tensor)?;
+                return gradient.ok_or_else(|| format!("`{layer_name}` has no gradients"));
+            }
             let moments = state.moments(layer, tensor)?.ok_or_else(|| format!("`{layer_name}` has no moments"))?;
             optimizer_steps.insert(layer_name.clone(), moments.steps());
-            Ok(moments.numbers()[usize::from(second)].to_vec())
+            Ok(moments.numbers()[usize::from(kind == Kind::SecondMoment)].to_vec())
         })?;
         files.insert(OPTIMIZER.to_owned(), optimizer);
-        let manifest = Manifest::new(&self.identity, step, optimizer_steps, files);
+        let manifest = Manifest::new(&self.identity, step, (optimizer_steps, state.loss_scale()), files);
         let mut text = serde_json::to_string_pretty(&manifest).map_err(io::Error::other)?;
         text.push('\n');
         let mut sink = self.disk.create(&folder.join(MANIFEST))?;
@@ -158,9 +166,10 @@ impl<'a> Writer<'a> {
         let mut both = Vec::new();
         for (entry, (layer, index)) in entries.into_iter().zip(places) {
             if state.trains(layer)? {
-                both.extend([false, true].map(|second| {
-                    let entry = Entry { name: moment_name(&entry.name, second), ..entry.clone() };
-                    (entry, (layer, index, second))
+                let waiting = state.waiting_gradient(layer, index)?.map(|_| Kind::Gradient);
+                both.extend([Kind::FirstMoment, Kind::SecondMoment].into_iter().chain(waiting).map(|kind| {
+                    let entry = Entry { name: name_of(&entry.name, kind), ..entry.clone() };
+                    (entry, (layer, index, kind))
                 }));
             }
         }
@@ -168,17 +177,31 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// A moment by layer and parameter, and whether it is the second one.
-type Place = (LayerId, usize, bool);
+/// What is kept of a parameter for its next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    FirstMoment,
+    SecondMoment,
+    /// That of a step that is yet to be made.
+    Gradient,
+}
+
+/// It, by layer and parameter.
+type Place = (LayerId, usize, Kind);
 
 /// What a layer's tensor is called: `block.0.attention.query.weight`.
 pub(super) fn tensor_name(layer: &str, parameter: &Parameter) -> String {
     format!("{layer}.{}", parameter.name)
 }
 
-/// What a moment of a tensor is called.
-pub(super) fn moment_name(tensor: &str, second: bool) -> String {
-    format!("{tensor}.{}-moment", if second { "second" } else { "first" })
+/// What it is called beside the tensor.
+pub(super) fn name_of(tensor: &str, kind: Kind) -> String {
+    let word = match kind {
+        Kind::FirstMoment => "first-moment",
+        Kind::SecondMoment => "second-moment",
+        Kind::Gradient => "gradient",
+    };
+    format!("{tensor}.{word}")
 }
 
 /// Gives a folder that is on the disk its name.

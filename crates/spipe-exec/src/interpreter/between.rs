@@ -3,12 +3,13 @@
 use super::Interpreter;
 use crate::{
     account::Instance,
-    checkpoint::Between,
+    checkpoint::{Between, LossScale},
     optimizer::Moments,
     store::{State, Value},
 };
 use spipe_base::{LayerId, LayerRange};
 use spipe_schedule::{Content, Lifetime};
+use std::sync::PoisonError;
 
 /// A value and the place of a layer in it.
 type Place = (Instance, usize);
@@ -60,6 +61,24 @@ impl Interpreter<'_> {
     }
 }
 
+impl Interpreter<'_> {
+    /// The gradient of a parameter that the next step is made with, if it waits for that.
+    fn waiting(&self, layer: LayerId, index: usize) -> Result<Option<Vec<f32>>, String> {
+        for (id, buffer) in self.program.buffers().enumerate() {
+            let Content::Gradients(layers) = buffer.content else { continue };
+            let Some(place) = layers.iter().position(|of| of == layer) else { continue };
+            if buffer.lifetime != Lifetime::Arrives {
+                continue;
+            }
+            if let Some(at) = self.store.latest(id) {
+                let layers = self.host_layers(at)?;
+                return Ok(layers[place].1.get(index).map(|numbers| numbers.iter::<f32>().collect()));
+            }
+        }
+        Ok(None)
+    }
+}
+
 impl Between for Interpreter<'_> {
     /// The f32 master copy if there is one; otherwise what is in host memory, where steps happen if anything is there; otherwise
     /// what is on a device. All copies agree between steps.
@@ -93,6 +112,14 @@ impl Between for Interpreter<'_> {
             parts.extend(found);
         }
         Ok(Moments::joined(parts))
+    }
+
+    fn waiting_gradient(&self, layer: LayerId, index: usize) -> Result<Option<Vec<f32>>, String> {
+        self.waiting(layer, index)
+    }
+
+    fn loss_scale(&self) -> Option<LossScale> {
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner).left()
     }
 
     fn trains(&self, layer: LayerId) -> Result<bool, String> {

@@ -8,7 +8,7 @@ use crate::{
     store::{HostLayer, State, Value},
 };
 use burn::tensor::{DType, TensorData};
-use spipe_base::{BufferId, Bytes, LayerId};
+use spipe_base::{BufferId, Bytes, LayerId, LayerRange};
 use spipe_schedule::{Content, Lifetime};
 use std::sync::Arc;
 
@@ -17,6 +17,10 @@ impl Interpreter<'_> {
     pub fn fill(&self) -> Result<Vec<(Instance, Bytes)>, String> {
         let mut held = Vec::new();
         for (id, buffer) in self.program.buffers().enumerate() {
+            if let (Content::Gradients(layers), Lifetime::Arrives) = (buffer.content, buffer.lifetime) {
+                held.extend(self.fill_gradients(id, layers)?);
+                continue;
+            }
             if buffer.lifetime != Lifetime::Resident {
                 continue;
             }
@@ -45,6 +49,30 @@ impl Interpreter<'_> {
             held.extend(value.bytes().map(|bytes| ((id, 0), bytes)));
             self.store.put((id, 0), value);
         }
+        Ok(held)
+    }
+
+    /// Gradients that another run has left to the first step.
+    fn fill_gradients(&self, buffer: BufferId, layers: LayerRange) -> Result<Option<(Instance, Bytes)>, String> {
+        let width = self.width_of(buffer)?;
+        let layer = |layer: LayerId| {
+            let unit = &self.units[layer.index()];
+            let parameters = if unit.trains() { unit.parameters() } else { Vec::new() };
+            let tensor = |parameter: &Parameter| {
+                let numbers = self.beginning.gradient(layer, parameter)?;
+                Ok(numbers.map(|numbers| in_width(TensorData::new(numbers, parameter.shape), width)))
+            };
+            let tensors: Option<HostLayer> = parameters.iter().map(tensor).collect::<Result<_, String>>()?;
+            Ok(tensors.map(|tensors| (layer, Arc::new(tensors))))
+        };
+        let layers: Option<Vec<_>> = layers.iter().map(layer).collect::<Result<_, String>>()?;
+        // Where nothing trains there is nothing either way.
+        let Some(layers) = layers.filter(|layers| layers.iter().any(|(_, tensors)| !tensors.is_empty())) else {
+            return Ok(None);
+        };
+        let value = self.value_of(buffer, layers);
+        let held = value.bytes().map(|bytes| ((buffer, 0), bytes));
+        self.store.put((buffer, 0), value);
         Ok(held)
     }
 

@@ -93,10 +93,12 @@ impl Interpreter<'_> {
     fn gradients_of(&self, iteration: u32, buffer: BufferId) -> Result<Option<Layers>, String> {
         let at = self.at(buffer, iteration);
         let arrives = self.program.buffers()[buffer].lifetime == Lifetime::Arrives;
-        if arrives && iteration == 0 {
-            return Ok(None);
+        match iteration.checked_sub(u32::from(arrives)) {
+            Some(made_in) => self.keep_first_gradients(made_in, at)?,
+            // Nobody has made any, unless another run has left them.
+            None if self.store.look(at, |_| Some(())).is_err() => return Ok(None),
+            None => {}
         }
-        self.keep_first_gradients(iteration - u32::from(arrives), at)?;
         let spoilt = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
             let tensors = if (self.spoils)(iteration, layer) { Arc::new(spoil(&tensors)) } else { tensors };
             (layer, tensors)

@@ -3,6 +3,7 @@
 //! An accelerator that is played by CPU cores holds and sends 16 bits, and computes in f32.
 
 use super::Interpreter;
+use crate::checkpoint::LossScale;
 use crate::layers::{Matrix, Parameter};
 use crate::passes::Tensors;
 use burn::tensor::{DType, FloatDType, TensorData};
@@ -33,6 +34,19 @@ impl Scales {
         let first = if checks { FIRST_SCALE } else { FIXED_SCALE };
         let next = (precision == Precision::Fp16).then_some(first);
         Self { next, good: 0, used: std::collections::BTreeMap::new() }
+    }
+
+    /// Where another run has left off, if it is known.
+    pub fn resumed(self, before: Option<LossScale>) -> Self {
+        match (self.next, before) {
+            (Some(_), Some(LossScale { scale, good_steps })) => Self { next: Some(scale), good: good_steps, ..self },
+            _ => self,
+        }
+    }
+
+    /// Where another run can go on.
+    pub fn left(&self) -> Option<LossScale> {
+        self.next.map(|scale| LossScale { scale, good_steps: self.good })
     }
 
     /// That of an iteration; it stays the same once somebody has asked.

@@ -6,6 +6,7 @@ use crate::{
     systems::UNITS,
 };
 use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, run};
+use spipe_model::Precision;
 use spipe_plan::{Knobs, System};
 use std::{ops::ControlFlow, path::Path};
 
@@ -81,9 +82,16 @@ fn other_systems_go_on_from_the_same_checkpoint() {
 }
 
 #[test]
-fn what_a_checkpoint_does_not_hold_is_refused() {
-    let delayed = Setup { system: System::ZeroOffloadDelayed, stages: &["gpu0 0..4 socket"], ..Setup::default() };
-    let folder = tempfile::tempdir().unwrap();
-    let error = train(&delayed, &options(2, folder.path())).unwrap_err().to_string();
-    assert!(error.contains("go from one step to the next, which checkpoints do not hold"), "{error}");
+fn steps_that_wait_for_the_next_iteration() {
+    for (precision, frozen) in [(Precision::Fp32, &[][..]), (Precision::Fp32, &["0..1"]), (Precision::Bf16, &[])] {
+        let stages = &["gpu0 0..1 socket", "gpu1 2..4 socket recompute:1"];
+        goes_on(&Setup { system: System::ZeroOffloadDelayed, stages, precision, frozen, ..Setup::default() });
+    }
+}
+
+#[test]
+fn losses_that_are_scaled() {
+    let precision = Precision::Fp16;
+    goes_on(&Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, precision, ..Setup::default() });
+    goes_on(&Setup { stages: &["gpu0 0..2", "cpu0 3..4"], precision, ..Setup::default() });
 }
