@@ -5,10 +5,10 @@ use spipe_exec::{Backend, Gradient, Reference, Report, reference, run};
 use spipe_plan::System;
 use std::ops::ControlFlow;
 
-/// Runs a case for twenty steps, and plain training as well.
-fn both(case: &Case<'_>, backend: Backend) -> (Report, Reference) {
+/// Runs a case for some steps, and plain training as well.
+fn both(case: &Case<'_>, backend: Backend, steps: u32) -> (Report, Reference) {
     let (plan, program) = case.build();
-    let (data, options) = (data(&plan), case.options(backend, 20));
+    let (data, options) = (data(&plan), case.options(backend, steps));
     let plain = reference(&plan, &program, &data, &options).unwrap_or_else(|error| panic!("{error}"));
     let mut seen = Vec::new();
     let report = run(&plan, &program, &data, &options, &mut |step| {
@@ -34,7 +34,7 @@ fn pairs<'a>(report: &'a Report, plain: &'a Reference) -> impl Iterator<Item = (
 }
 
 fn check(case: &Case<'_>, backend: Backend) {
-    let (report, plain) = both(case, backend);
+    let (report, plain) = both(case, backend, 20);
     assert_eq!(bits(&report.losses), bits(&plain.losses), "{case:?}: {:?} {:?}", report.losses, plain.losses);
     for (ours, theirs) in pairs(&report, &plain) {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
@@ -43,8 +43,8 @@ fn check(case: &Case<'_>, backend: Backend) {
 }
 
 /// Where several layers behind a cut read one before it, their gradients are added in another order.
-fn check_within_rounding(case: &Case<'_>, backend: Backend) {
-    let (report, plain) = both(case, backend);
+fn check_within_rounding(case: &Case<'_>, backend: Backend, steps: u32) {
+    let (report, plain) = both(case, backend, steps);
     for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
         assert!((ours - theirs).abs() < 1e-5 * theirs, "{case:?}: {:?} {:?}", report.losses, plain.losses);
     }
@@ -111,10 +111,10 @@ fn denoising_networks() {
         // Between conditioning and image, through the way down, in the middle, and on the way up.
         for (first, second) in [("0..0", "1..12"), ("0..3", "4..12"), ("0..6", "7..12"), ("0..9", "10..12")] {
             let stages = [("gpu0", first, 0), ("cpu0", second, 0)];
-            check_within_rounding(&Case { model: UNET, stages: &stages, ..Case::default() }, backend);
+            check_within_rounding(&Case { model: UNET, stages: &stages, ..Case::default() }, backend, 5);
         }
         let recomputed = [("gpu0", "0..4", 5), ("gpu1", "5..8", 2), ("cpu0", "9..12", 0)];
-        check_within_rounding(&Case { model: UNET, stages: &recomputed, ..Case::default() }, backend);
+        check_within_rounding(&Case { model: UNET, stages: &recomputed, ..Case::default() }, backend, 20);
     }
 }
 
