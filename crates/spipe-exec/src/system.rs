@@ -52,8 +52,9 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_process_grows_by_what_it_touches() {
         let growth = Growth::start();
-        let touched = vec![1u8; 64 << 20];
-        assert!(growth.most().unwrap() >= Bytes::mib(48), "{:?}", growth.most());
+        let touched = std::hint::black_box(vec![1u8; 256 << 20]);
+        // Other tests of this process may give memory back meanwhile.
+        assert!(growth.most().unwrap() >= Bytes::mib(128), "{:?}", growth.most());
         drop(touched);
     }
 }
