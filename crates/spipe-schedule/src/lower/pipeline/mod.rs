@@ -9,7 +9,9 @@ use super::flows::dram_flow;
 use crate::{Access, Action, Content, Lifetime, Order, Pass, ProgramBuilder, Token};
 use boundary::Crossing;
 use offload::Offloads;
-use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, Faults, IdVec, MicrobatchId, Seconds, SimTime, StageId, Subject};
+use spipe_base::{
+    ActionId, ActionKind, Bytes, DeviceId, Faults, IdVec, MicrobatchId, Seconds, SimTime, StageId, Subject,
+};
 use spipe_plan::{Context, Placement, System};
 use station::Station;
 pub(super) use station::{Times, times};

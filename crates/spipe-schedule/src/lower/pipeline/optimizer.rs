@@ -4,7 +4,8 @@ use super::Lowering;
 use crate::lower::flows::{dram_flow, kept_by_its_step, route};
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId,
+    Subject,
 };
 
 /// One stage's state at the end of its backwards.
