@@ -40,114 +40,15 @@ use crate::{
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
+mod behind;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use behind::Grain;
+use behind::{Behind, SOCKETS, Way, keep};
+
 /// Keeps rounding from declaring a bound unmet that is met exactly.
 const TOLERANCE: f64 = 1e-9;
-
-/// How finely ways to go on from a layer are told apart.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Grain {
-    /// How many there are at most.
-    most: usize,
-    /// Those that differ by less than this fraction of the iteration are the same.
-    slack: f64,
-    /// Whether the sockets are told apart.
-    sockets: bool,
-}
-
-impl Grain {
-    /// From the one that is fast to the one that is exact.
-    pub const ALL: [Self; 3] = [
-        Self { most: 24, slack: 3e-4, sockets: false },
-        Self { most: 64, slack: 1e-3, sockets: true },
-        Self { most: 256, slack: 3e-4, sockets: true },
-    ];
-}
-
-/// How many sockets are told apart; what is beyond counts only by itself.
-pub(crate) const SOCKETS: usize = 4;
-
-/// The longest ways through some stages, in ms, and what they hold.
-#[derive(Clone, Copy, Debug)]
-struct Behind {
-    /// U and L.
-    first: f64,
-    back: f64,
-    /// V.
-    passes: f64,
-    /// X.
-    between: f64,
-    /// D and Y, by socket.
-    last: [f64; SOCKETS],
-    all: [f64; SOCKETS],
-    /// Y at the first stage that a socket steps, and the forwards and activations before that.
-    closed: [f64; SOCKETS],
-    since: [f64; SOCKETS],
-    /// The sum of the former, or V.
-    sum: f64,
-    /// Bytes in the memory of each socket.
-    held: [u64; SOCKETS],
-}
-
-impl Behind {
-    const NOTHING: Self = Self {
-        first: 0.0,
-        back: 0.0,
-        passes: 0.0,
-        between: 0.0,
-        sum: 0.0,
-        since: [0.0; SOCKETS],
-        closed: [f64::NEG_INFINITY; SOCKETS],
-        last: [f64::NEG_INFINITY; SOCKETS],
-        all: [f64::NEG_INFINITY; SOCKETS],
-        held: [0; SOCKETS],
-    };
-
-    /// What ways are told apart by, the sockets only if `sockets` says so.
-    fn shape(&self, sockets: bool) -> impl Iterator<Item = f64> {
-        [self.sum, self.passes, self.between].into_iter().chain(self.all.into_iter().filter(move |_| sockets))
-    }
-
-    /// Whether it is no worse in any of that, but for `slack` ms.
-    fn covers(&self, other: &Self, sockets: bool, slack: f64) -> bool {
-        self.shape(sockets).zip(other.shape(sockets)).all(|(one, other)| one <= other + slack)
-    }
-
-    /// How much is lost where the two become one, in ms.
-    fn distance(&self, other: &Self, sockets: bool) -> f64 {
-        let lost =
-            |(one, other): (f64, f64)| if one.is_finite() && other.is_finite() { (one - other).abs() } else { 0.0 };
-        self.shape(sockets).zip(other.shape(sockets)).map(lost).sum()
-    }
-
-    /// What is as good as both.
-    fn join(&mut self, other: &Self) {
-        (self.first, self.back) = (self.first.min(other.first), self.back.min(other.back));
-        self.passes = self.passes.min(other.passes);
-        (self.sum, self.between) = (self.sum.min(other.sum), self.between.min(other.between));
-        for socket in 0..SOCKETS {
-            self.last[socket] = self.last[socket].min(other.last[socket]);
-            self.all[socket] = self.all[socket].min(other.all[socket]);
-            self.closed[socket] = self.closed[socket].min(other.closed[socket]);
-            self.since[socket] = self.since[socket].min(other.since[socket]);
-            self.held[socket] = self.held[socket].min(other.held[socket]);
-        }
-    }
-}
-
-/// A way to go on from a layer: its first stage, and which of the ways from the end of that.
-#[derive(Clone, Copy)]
-struct Way {
-    behind: Behind,
-    /// The same of the first of all ways that became this one.
-    first: Behind,
-    to: usize,
-    next: usize,
-    help: Help,
-    recomputed: usize,
-}
 
 /// A stage with the ways to go on from each layer at which it may start, before the stages behind it.
 struct Node<'n> {
@@ -472,29 +373,6 @@ impl<'d, 'a> Divide<'d, 'a> {
             held[helper] += at.device.need_of_host(at.seat, choice.help, (from, to), most);
         }
         held.iter().zip(&self.usable).all(|(held, usable)| held <= usable).then_some(held)
-    }
-}
-
-/// Adds a way to those that go on from a layer, unless one of them is as good but for `slack` ms: then that becomes as good as both.
-fn keep(ways: &mut Vec<Way>, mut way: Way, (grain, slack): (Grain, f64)) {
-    if let Some(known) = ways.iter_mut().find(|known| known.first.covers(&way.behind, grain.sockets, slack)) {
-        known.behind.join(&way.behind);
-        return;
-    }
-    ways.retain(|known| {
-        let covered = way.first.covers(&known.behind, grain.sockets, 0.0);
-        if covered {
-            way.behind.join(&known.behind);
-        }
-        !covered
-    });
-    if ways.len() < grain.most {
-        ways.push(way);
-        return;
-    }
-    let distance = |known: &&mut Way| known.behind.distance(&way.behind, grain.sockets);
-    if let Some(nearest) = ways.iter_mut().min_by(|one, other| distance(one).total_cmp(&distance(other))) {
-        nearest.behind.join(&way.behind);
     }
 }
 

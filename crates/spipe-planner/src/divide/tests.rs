@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     case::disciplines,
-    common::{Instance, instance_of},
+    common::{Instance, MachineText, instance_of, layer, machine_text, model_text, workload},
     order::OrderGraph,
     sequence,
 };
@@ -11,6 +11,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
+use spipe_cost::Mode;
 use spipe_plan::check;
 
 /// Every help for every stage of `case`.
@@ -43,51 +44,78 @@ fn divisions(figures: &Figures<'_>, case: &Case) -> Vec<Division> {
     list
 }
 
-fn run(count: u32, property: impl Fn(&Instance, &Figures<'_>, &Case) -> Result<(), TestCaseError>) {
+prop_compose! {
+    /// Three GPUs, of which the last is near a socket of its own.
+    fn near_two_sockets()(
+        mut layers in prop::collection::vec(layer(1), 3..=4), gpu in (100u64..700, 2u32..30), microbatches in 1u64..6,
+    ) -> Instance {
+        layers.iter_mut().for_each(|layer| layer.parameters *= 4);
+        let machine = MachineText { gpus: vec![gpu; 3], root: 20, sockets: vec![3000; 2] };
+        let second = machine_text(&machine)
+            .replace("[\"gpu2\", \"root0\"]", "[\"gpu2\", \"root1\"]")
+            .replace("[\"root0\", \"dram1\"]", "[\"root1\", \"dram1\"]");
+        let text = second + "[[link]]\nname = \"between\"\nbetween = [\"root0\", \"root1\"]\nbandwidth = \"20 GB/s\"\n";
+        Instance::new(&model_text(&layers), &text, &workload(microbatches, Mode::Train))
+    }
+}
+
+fn run(count: u32, on: impl Strategy<Value = Instance>, on_sockets: bool) {
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let on_instance = |instance: Instance| {
         let figures = Figures::new(instance.context(), &crate::Options::default());
         for devices in sequence::sequences(&figures, 1000).list {
             let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
-            for discipline in disciplines(&crate::SYSTEMS, has_cpu) {
-                property(&instance, &figures, &Case::new(&figures, &devices, discipline).with_help(&figures, None))?;
+            for discipline in disciplines(&crate::SYSTEMS, has_cpu).into_iter().filter(|_| on_sockets || !has_cpu) {
+                what_is_possible(
+                    &instance,
+                    &figures,
+                    &Case::new(&figures, &devices, discipline).with_help(&figures, None),
+                )?;
             }
         }
         Ok(())
     };
-    if let Err(error) = runner.run(&instance_of(4), on_instance) {
+    if let Err(error) = runner.run(&on, on_instance) {
         panic!("{error}");
     }
 }
 
 #[test]
 fn what_is_refused_does_not_exist() {
-    run(60, |instance, figures, case| {
-        let mut partitioner = Partitioner::new(figures, std::slice::from_ref(case));
-        let mut least = f64::INFINITY;
-        for case in decided(figures, case.clone()) {
-            let graph = OrderGraph::new(figures, &case);
-            for division in divisions(figures, &case) {
-                if check(&instance.context(), &case.placement(figures, &division)).is_ok() {
-                    let period = graph.period(&case.times(figures, &division)).0;
-                    least = least.min(streams(figures, &case, &division).fold(period, f64::max));
-                }
-            }
-            partitioner.extend(&[case]);
-        }
-        for grain in Grain::ALL {
-            let found = |limit: f64| partitioner.divide(&[case], (limit, grain), None)[0].clone().unwrap();
-            if least.is_finite() {
-                let possible = found(least * (1.0 + 1e-6)).is_some();
-                prop_assert!(possible, "{grain:?}: {least} is refused for {case:?}");
-            }
-            if let Some((division, decided)) = found(f64::INFINITY) {
-                prop_assert!(decided.undecided().is_none() && division.ends.len() == case.stages());
+    run(60, instance_of(4), true);
+}
+
+#[test]
+fn what_is_refused_near_two_sockets_does_not_exist() {
+    run(40, near_two_sockets(), false);
+}
+
+/// The least period of all divisions of `case` that fit is possible.
+fn what_is_possible(instance: &Instance, figures: &Figures<'_>, case: &Case) -> Result<(), TestCaseError> {
+    let mut partitioner = Partitioner::new(figures, std::slice::from_ref(case));
+    let mut least = f64::INFINITY;
+    for case in decided(figures, case.clone()) {
+        let graph = OrderGraph::new(figures, &case);
+        for division in divisions(figures, &case) {
+            if check(&instance.context(), &case.placement(figures, &division)).is_ok() {
+                let period = graph.period(&case.times(figures, &division)).0;
+                least = least.min(streams(figures, &case, &division).fold(period, f64::max));
             }
         }
-        Ok(())
-    });
+        partitioner.extend(&[case]);
+    }
+    for grain in Grain::ALL {
+        let found = |limit: f64| partitioner.divide(&[case], (limit, grain), None)[0].clone().unwrap();
+        if least.is_finite() {
+            let possible = found(least * (1.0 + 1e-6)).is_some();
+            prop_assert!(possible, "{grain:?}: {least} is refused for {case:?}");
+        }
+        if let Some((division, decided)) = found(f64::INFINITY) {
+            prop_assert!(decided.undecided().is_none() && division.ends.len() == case.stages());
+        }
+    }
+    Ok(())
 }
 
 /// How long the ways to the host are busy, which is not in the order graph, in ms by stage.
