@@ -11,7 +11,7 @@ use crate::{
     figures::Figures,
     freedom::Freedom,
     ilp::{cases, in_pool, search::to_time},
-    partition::Partitioner,
+    partition::{Partitioner, some},
     reason,
     relaxation::relaxation,
     sequence,
@@ -118,9 +118,10 @@ fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case
     for (stage, starts) in from_of.iter_mut().enumerate() {
         let mut next = vec![f64::INFINITY; layers + 1];
         let farthest = layers.checked_sub(stages - 1 - stage)?;
+        let (_, table) = *partitioner.choices(case.seats[stage])?.first()?;
         for from in (stage..farthest).filter(|from| best[*from].is_finite()) {
             for to in from + 1..=farthest {
-                let Some(recomputed) = partitioner.least(case, stage, from, to) else { continue };
+                let Some(recomputed) = some(table[from * (layers + 1) + to]) else { continue };
                 let busy = case.device(figures, stage).stage_times((from, to), recomputed, case.help(stage)).busy();
                 let busiest = best[from].max(busy);
                 if busiest < next[to] {

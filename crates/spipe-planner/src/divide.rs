@@ -47,6 +47,10 @@ mod tests;
 pub(crate) use behind::Grain;
 use behind::{Behind, SOCKETS, Way, keep};
 
+/// Beyond this many layers, fewer ways are told apart, down to so many.
+const MANY: usize = 250;
+const FEWEST: usize = 4;
+
 /// Keeps rounding from declaring a bound unmet that is met exactly.
 const TOLERANCE: f64 = 1e-9;
 
@@ -94,6 +98,9 @@ pub(crate) struct Divide<'d, 'a> {
 
 impl<'d, 'a> Divide<'d, 'a> {
     pub fn new(figures: &'d Figures<'a>, partitioner: &'d Partitioner<'d, 'a>, (limit, grain): (f64, Grain)) -> Self {
+        // The work grows with the square of the layers and that of the ways.
+        let most = (grain.most * MANY / figures.layers.max(MANY)).max(FEWEST);
+        let grain = Grain { most, ..grain };
         let is_socket = |device: &usize| figures.devices[*device].is_cpu;
         let sockets: Vec<usize> = (0..figures.devices.len()).filter(is_socket).take(SOCKETS).collect();
         let mut usable = [u64::MAX; SOCKETS];
@@ -139,7 +146,8 @@ impl<'d, 'a> Divide<'d, 'a> {
         }
         let groups: Vec<(Seat, Vec<usize>)> = by_seat.into_iter().collect();
         let of_group = |(seat, group): (Seat, Vec<usize>)| {
-            let node = Node { seat, ways: self.ways(seat, behind), behind };
+            let Some(ways) = self.ways(seat, behind, deadline) else { return Vec::new() };
+            let node = Node { seat, ways, behind };
             if seat.first {
                 return group.into_iter().map(|case| (case, trace(cases[case], &node))).collect();
             }
@@ -174,12 +182,15 @@ impl<'d, 'a> Divide<'d, 'a> {
         self.figures.training && self.figures.frozen == 0
     }
 
-    /// By the layer at which it starts, the ways to go on with a stage.
-    fn ways(&self, seat: Seat, behind: Option<&Node<'_>>) -> Vec<Vec<Way>> {
+    /// By the layer at which it starts, the ways to go on with a stage; none where the deadline came before.
+    fn ways(&self, seat: Seat, behind: Option<&Node<'_>>, deadline: Option<&Deadline<'_>>) -> Option<Vec<Vec<Way>>> {
         let layers = self.figures.layers;
         let mut all: Vec<Vec<Way>> = vec![Vec::new(); layers + 1];
-        let Some(at) = self.at(seat, behind) else { return all };
+        let Some(at) = self.at(seat, behind) else { return Some(all) };
         for from in if seat.first { 0..1 } else { 1..layers } {
+            if deadline.is_some_and(Deadline::over) {
+                return None;
+            }
             let farthest = self.farthest(&at, from);
             let nearest = if behind.is_none() { layers } else { from + 1 };
             for to in nearest..=farthest {
@@ -201,7 +212,7 @@ impl<'d, 'a> Divide<'d, 'a> {
                 });
             }
         }
-        all
+        Some(all)
     }
 
     /// The last layer at which a stage that starts at `from` may end for its bytes and the work of its passes.

@@ -117,6 +117,8 @@ pub(crate) struct DeviceFigures {
     back: Sums<f64>,
     /// By layer: whether it must be recomputed, or must not.
     pub wanted: Vec<Option<bool>>,
+    /// Whether that is so for no layer.
+    free: bool,
     /// Who may help it.
     pub host: Option<Host>,
     unable: Sums<usize>,
@@ -160,6 +162,7 @@ impl DeviceFigures {
             step: assisted(|times| times.step),
             back: assisted(|times| times.back),
             host,
+            free: wanted.iter().all(Option::is_none),
             wanted,
             unable: Sums::new(times.iter().map(|times| usize::from(times.is_none()))),
             state: Sums::new(bytes.iter().map(|bytes| bytes.state().get())),
@@ -268,6 +271,9 @@ impl DeviceFigures {
     pub fn recomputes(&self, training: bool, from: usize, to: usize) -> Option<(usize, usize)> {
         if !training {
             return Some((0, 0));
+        }
+        if self.free {
+            return Some((0, to - from));
         }
         let wanted = &self.wanted[from..to];
         let least = wanted.iter().rposition(|wanted| *wanted == Some(true)).map_or(0, |last| last + 1);

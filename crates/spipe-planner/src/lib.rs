@@ -17,9 +17,9 @@
 //! How the ILP planner works:
 //!
 //! ```text
-//! device sequences, up to symmetry ─► × systems = cases ─► partition bound ─┬─ cannot beat the best plan: skipped
-//!                                                                           └─ ILP of the case ◄── critical-path cuts, no-goods
-//!                                                                              └─► candidate ─► score ─► best plan
+//! device sequences, up to symmetry ─► × systems = cases ─► bound over all choices ─┬─ cannot beat the best plan: skipped
+//!                                                                                  └─ ILP of the case ◄── critical-path cuts, no-goods
+//!                                                                                     └─► candidate ─► score ─► best plan
 //! ```
 //!
 //! [`plan_all`] searches over all systems: it bounds each, leaves stages to the ILP, generates and simulates placements of

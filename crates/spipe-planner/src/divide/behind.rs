@@ -6,11 +6,11 @@ use crate::figures::Help;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Grain {
     /// How many there are at most.
-    most: usize,
+    pub most: usize,
     /// Those that differ by less than this fraction of the iteration are the same.
     pub slack: f64,
     /// Whether the sockets are told apart.
-    sockets: bool,
+    pub sockets: bool,
 }
 
 impl Grain {
