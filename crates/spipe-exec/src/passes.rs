@@ -273,6 +273,12 @@ impl<T> Record<T> {
         Record { first: self.first, input: self.input.as_ref().map(&change), outputs }
     }
 
+    /// The same of other things, made from these.
+    pub fn turned<U>(self, change: impl Fn(T) -> U) -> Record<U> {
+        let outputs = self.outputs.into_iter().map(&change).collect();
+        Record { first: self.first, input: self.input.map(&change), outputs }
+    }
+
     /// All that it holds.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.input.iter().chain(&self.outputs)

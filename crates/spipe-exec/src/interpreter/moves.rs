@@ -1,6 +1,6 @@
 //! Copies between memories and exchanges among devices, no faster than the program's links.
 
-use super::{Interpreter, host, on_device, part_of, widths::cast};
+use super::{Interpreter, host, part_of, widths::cast};
 use crate::{
     state::Outcome,
     store::{HostLayer, Value, wrong},
@@ -61,8 +61,11 @@ impl Interpreter<'_> {
             (Some(Value::Record(record)), None) => Value::Parked(Box::new(record.map(|matrix| deep(&host(matrix))))),
             (Some(Value::Parked(record)), Some(device)) => {
                 let device = &self.sites[&device].device;
-                let back = |data: &TensorData| on_device(data, [data.shape()[0], data.shape()[1]], device);
-                let record = record.map(back);
+                // Nobody else needs what lay in host memory: where the device computes there, it takes over the very bytes.
+                let record = record.turned(|data: TensorData| {
+                    let width = data.dtype();
+                    Tensor::from_data(data, (device, width))
+                });
                 device.sync().map_err(|error| format!("{error:?}"))?;
                 Value::Record(Box::new(record))
             }
