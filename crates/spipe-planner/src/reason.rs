@@ -5,6 +5,7 @@ use crate::{
     case::Case,
     figures::{Figures, Help, Seat},
 };
+use rayon::prelude::*;
 use spipe_base::{Bytes, LayerId, MemoryId};
 use spipe_plan::System;
 use std::collections::BTreeMap;
@@ -86,9 +87,11 @@ fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
 
 /// That no division of any case fits: the least by which all of them miss.
 pub(crate) fn closest(figures: &Figures<'_>, cases: &[Case]) -> PlanError {
-    let closest = cases
-        .iter()
-        .filter_map(|case| least_shortage(figures, case).map(|(missing, device)| (missing, device, case)))
+    let shortages: Vec<_> = cases.par_iter().map(|case| least_shortage(figures, case)).collect();
+    let closest = shortages
+        .into_iter()
+        .zip(cases)
+        .filter_map(|(shortage, case)| shortage.map(|(missing, device)| (missing, device, case)))
         .min_by_key(|(missing, _, _)| *missing);
     let Some((missing, device, case)) = closest else {
         return PlanError::Infeasible {
@@ -140,11 +143,15 @@ fn least_shortage(figures: &Figures<'_>, case: &Case) -> Option<(u64, usize)> {
     best[0] = Some((0, case.devices[0]));
     for stage in 0..stages {
         let device = case.device(figures, stage);
-        let mut next = vec![None; layers + 1];
+        let mut next: Vec<Option<(u64, usize)>> = vec![None; layers + 1];
         let farthest = layers.checked_sub(stages - 1 - stage)?;
         for (from, before) in best.iter().enumerate() {
             let Some(before) = before else { continue };
             for to in (from + 1..=farthest).take_while(|to| device.able(from, *to)) {
+                // Shortages only grow from stage to stage.
+                if next[to].is_some_and(|(least, _)| least <= before.0) {
+                    continue;
+                }
                 let Some((least, most)) = device.recomputes(figures.training, from, to) else { continue };
                 let choices = [least, most];
                 let seat = Seat { last: to == layers, ..case.seats[stage] };

@@ -168,7 +168,13 @@ impl<'s, 'a> Search<'s, 'a> {
             self.fitting()
         };
         if fitting.is_empty() && self.found.best.is_none() && self.known.iter().all(|known| !known.open) {
-            return Err(reason::closest(self.figures, &self.cases));
+            // Where a plan is there already, nothing that fits was asked for, only what may beat it.
+            let over = self.deadline.over();
+            return if limit.is_finite() {
+                self.conclude(!over)
+            } else {
+                Err(reason::closest(self.figures, &self.cases))
+            };
         }
         let cases: Vec<usize> = fitting.iter().map(|(case, _)| *case).collect();
         self.seed(fitting);
