@@ -1,6 +1,6 @@
 //! A device that is ready to compute: a Burn device, and for CPU cores a thread pool of their own.
 
-use crate::{Backend, Executor, RunError};
+use crate::{Backend, Executor, RunError, kernels};
 use burn::tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Once;
@@ -31,6 +31,11 @@ impl Site {
         };
         tracing::debug!(%executor, "opened");
         Ok(Self { device, pool, emulated: executor.is_emulated(), warnings })
+    }
+
+    /// Whether layers compute with our kernels here.
+    pub fn has_kernels(&self) -> bool {
+        self.pool.is_some() && kernels::are_supported()
     }
 
     /// Runs `work` on the device's own cores, until the device has finished it.

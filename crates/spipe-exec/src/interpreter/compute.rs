@@ -37,9 +37,9 @@ impl Interpreter<'_> {
         })
     }
 
-    /// An estimate of what the graphs of some layers keep, their input included.
-    pub(super) fn kept(&self, layers: std::ops::Range<usize>) -> Bytes {
-        self.units[layers].iter().map(|unit| unit.kept(self.batch)).sum()
+    /// An estimate of what the graphs of some layers keep on a site, their input included.
+    fn kept(&self, site: &Site, layers: std::ops::Range<usize>) -> Bytes {
+        self.units[layers].iter().map(|unit| unit.kept(self.batch, site.has_kernels())).sum()
     }
 
     pub(super) fn forward(
@@ -81,7 +81,7 @@ impl Interpreter<'_> {
             self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix)));
         }
         if let Some(keeps) = keeps {
-            let graph = self.kept(keeps.from.clamp(first, first + units.len())..first + units.len());
+            let graph = self.kept(site, keeps.from.clamp(first, first + units.len())..first + units.len());
             let bytes = kept.bytes().unwrap_or(graph);
             self.put_held(&mut outcome, (self.at(keeps.graph, iteration), bytes), kept);
         }
@@ -100,7 +100,7 @@ impl Interpreter<'_> {
         let end = layers.last().index() + 1;
         let graph = self.track(iteration, (work, split), (&parameters, end), input)?;
         let mut outcome = Outcome::default();
-        let held = (self.at(into, iteration), self.kept(layers.first().index()..end));
+        let held = (self.at(into, iteration), self.kept(site, layers.first().index()..end));
         self.put_held(&mut outcome, held, Value::Graphs(vec![graph]));
         Ok(outcome)
     }

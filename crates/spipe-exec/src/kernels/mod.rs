@@ -25,6 +25,7 @@ pub(crate) use cross_entropy::CrossEntropy;
 pub(crate) use graph::{apply, copied};
 pub(crate) use matmul::{matmul, matmul_known, matmul_transposed, weight_gradient};
 pub(crate) use norm::{LayerNorm, RmsNorm};
+pub(crate) use product::is_supported as are_supported;
 pub(crate) use swiglu::{Gelu, Swiglu};
 pub(crate) use turn::Turn;
 

@@ -301,10 +301,14 @@ impl AttentionUnit {
         Some(Tensor::from_data(TensorData::new(pairing, [width, width]), device))
     }
 
-    /// Numbers that its graph keeps beside its input.
-    pub fn kept(&self, sequences: u64, seq_len: u64) -> u64 {
+    /// Numbers that its graph keeps beside its input, with `ours` by our kernel: queries, keys, values, the mix, and the
+    /// probabilities once.
+    pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
         let block = &self.block;
         let (queries, keys) = (block.query_width(), block.kv_width());
+        if ours {
+            return sequences * seq_len * (2 * queries + 2 * keys) + sequences * block.heads * seq_len * seq_len;
+        }
         let repeated = if block.heads == block.kv_heads { 0 } else { 2 * queries };
         let rotary = matches!(block.positions, Positions::Rotary { .. });
         let rotated = if rotary { queries + keys } else { 0 };

@@ -85,14 +85,16 @@ impl BlockUnit {
         linear(inner)
     }
 
-    /// Numbers that its graph keeps: inputs of products, operands of multiplications, results of roots and exponentials.
-    pub fn kept(&self, sequences: u64, seq_len: u64) -> u64 {
+    /// Numbers that its graph keeps: inputs of products, operands of multiplications, results of roots and exponentials; with
+    /// `ours` the inputs of our kernels.
+    pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
         let Block { hidden, intermediate, mlp, .. } = self.block;
-        let norms = 2 * hidden * (2 + self.attention_norm.kept());
+        let norms = 2 * hidden * (2 + self.attention_norm.kept(ours));
         let inner = match mlp {
+            Mlp::Swiglu if ours => 3 * intermediate,
             Mlp::Swiglu => 5 * intermediate,
             Mlp::Gelu => 2 * intermediate,
         };
-        sequences * seq_len * (norms + inner) + self.attention.kept(sequences, seq_len)
+        sequences * seq_len * (norms + inner) + self.attention.kept(sequences, seq_len, ours)
     }
 }

@@ -103,11 +103,11 @@ impl HeadUnit {
         Signal::Answer(Answer::Tokens(next), loss)
     }
 
-    /// Its input, the norm, and the logits with their exponentials.
-    pub const fn kept(&self, sequences: u64, seq_len: u64) -> u64 {
+    /// Its input, the norm, and the logits, without our kernel with their exponentials.
+    pub const fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
         let rows = if self.shape.every_token { sequences * seq_len } else { sequences };
         sequences * seq_len * self.shape.hidden
-            + rows * (self.shape.hidden * (1 + self.norm.kept()) + 3 * self.shape.classes)
+            + rows * (self.shape.hidden * (1 + self.norm.kept(ours)) + if ours { 1 } else { 3 } * self.shape.classes)
     }
 }
 

@@ -252,14 +252,14 @@ impl Unit {
     }
 
     /// Bytes that its graph keeps from forward to backward, its input included: an estimate, counted from the operations
-    /// that Burn records; of a denoising network as the plan counts it.
-    pub fn kept(&self, (sequences, seq_len): (usize, usize)) -> Bytes {
+    /// that Burn records, with `ours` those of our kernels; of a denoising network as the plan counts it.
+    pub fn kept(&self, (sequences, seq_len): (usize, usize), ours: bool) -> Bytes {
         let (sequences, seq_len) = (sequences as u64, seq_len as u64);
         let numbers = match &self.arithmetic {
             Arithmetic::Embedding(_) => sequences * seq_len,
-            Arithmetic::Patches(unit) => unit.kept(sequences),
-            Arithmetic::Block(unit) => unit.kept(sequences, seq_len),
-            Arithmetic::Head(unit) => unit.kept(sequences, seq_len),
+            Arithmetic::Patches(unit) => unit.kept(sequences, ours),
+            Arithmetic::Block(unit) => unit.kept(sequences, seq_len, ours),
+            Arithmetic::Head(unit) => unit.kept(sequences, seq_len, ours),
             Arithmetic::Unet(_, layer) => {
                 let batch = Batch { microbatch: sequences, seq_len };
                 return layer.saved(batch, Precision::Fp32, Recompute::None, Attention::Materialised);

@@ -57,9 +57,9 @@ impl PatchUnit {
     }
 
     /// The patches, and what a norm keeps.
-    pub fn kept(&self, images: u64) -> u64 {
+    pub fn kept(&self, images: u64, ours: bool) -> u64 {
         let tokens = self.shape.tokens();
-        let norm = self.norm.as_ref().map_or(0, |norm| self.shape.hidden * (1 + norm.kept()) * tokens);
+        let norm = self.norm.as_ref().map_or(0, |norm| self.shape.hidden * (1 + norm.kept(ours)) * tokens);
         images * ((tokens - 1) * self.shape.patch_width() + norm)
     }
 }
