@@ -1,0 +1,64 @@
+//! What `spipe hardware` and `spipe calibrate` take.
+
+use clap::{Args as Group, Subcommand};
+use spipe_base::{Bytes, BytesPerSecond, Seconds};
+
+/// What can be asked of machines.
+#[derive(Debug, Subcommand)]
+pub enum Hardware {
+    /// Show devices, memories, links and routes
+    Show(HardwareShow),
+    /// Say when concurrent copies finish
+    Transfer(HardwareTransfer),
+    /// List the shipped profiles
+    List,
+}
+
+/// A machine.
+#[derive(Debug, Group)]
+pub struct HardwareShow {
+    /// A profile or the name of a shipped one
+    pub profile: String,
+}
+
+/// Copies on a machine.
+#[derive(Debug, Group)]
+pub struct HardwareTransfer {
+    /// A profile or the name of a shipped one
+    pub profile: String,
+    /// A copy as `FROM:TO:BYTES[@START][*WEIGHT][^PRIORITY]`, such as dram0:gpu0:2GiB@10ms
+    #[arg(long = "flow", required = true)]
+    pub flows: Vec<String>,
+}
+
+/// What to measure.
+#[derive(Debug, Group)]
+pub struct Calibrate {
+    /// Devices, such as cpu:0,emulated:0
+    #[arg(long, value_delimiter = ',', default_value = "cpu:0")]
+    pub devices: Vec<String>,
+    /// CPU backend
+    #[arg(long, default_value = "ndarray")]
+    pub backend: String,
+    /// Also measure the layers of this model
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Tokens per sequence for those layers
+    #[arg(long)]
+    pub seq_len: Option<u64>,
+    /// Sequences per microbatch for those layers
+    #[arg(long, default_value_t = 1)]
+    pub microbatch: u64,
+    /// Memory of an emulated accelerator
+    #[arg(long, default_value = "1 GiB")]
+    pub emulated_memory: Bytes,
+    /// Bandwidth of its link, each way
+    #[arg(long, default_value = "2 GB/s")]
+    pub emulated_link: BytesPerSecond,
+    /// How long to measure
+    #[arg(long, default_value = "20 s")]
+    pub time_limit: Seconds,
+    /// The profile to write, - for stdout
+    #[arg(short, long)]
+    pub output: String,
+}

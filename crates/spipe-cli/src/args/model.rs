@@ -1,0 +1,41 @@
+//! What `spipe model` takes.
+
+use clap::{Args as Group, Subcommand};
+use spipe_model::Precision;
+
+/// What can be done with models.
+#[derive(Debug, Subcommand)]
+pub enum Model {
+    /// Show layers, parameters, FLOPs and bytes
+    Show(ModelShow),
+    /// Make a model file from a Hugging Face config.json
+    Import(ModelImport),
+    /// List the shipped models
+    List,
+}
+
+/// A model and a batch.
+#[derive(Debug, Group)]
+pub struct ModelShow {
+    /// A model file or the name of a shipped model
+    pub model: String,
+    /// Tokens per sequence; the model's own if not given
+    #[arg(long)]
+    pub seq_len: Option<u64>,
+    /// Sequences per microbatch
+    #[arg(long, default_value_t = 1)]
+    pub microbatch: u64,
+    /// Data type of parameters and activations
+    #[arg(long, default_value = "bf16")]
+    pub precision: Precision,
+}
+
+/// A Hugging Face config.
+#[derive(Debug, Group)]
+pub struct ModelImport {
+    /// The config.json
+    pub config: String,
+    /// The model file to write, - for stdout
+    #[arg(short, long)]
+    pub output: String,
+}

@@ -1,0 +1,17 @@
+//! What `spipe schema` and `spipe completions` take.
+
+use clap::Args as Group;
+
+/// A file format.
+#[derive(Debug, Group)]
+pub struct Schema {
+    /// model, hardware, plan or trace
+    pub name: String,
+}
+
+/// A shell.
+#[derive(Debug, Group)]
+pub struct Completions {
+    /// The shell
+    pub shell: clap_complete::Shell,
+}

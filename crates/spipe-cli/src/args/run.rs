@@ -1,0 +1,73 @@
+//! What `spipe demo` and `spipe run` take.
+
+use clap::Args as Group;
+
+/// The main job.
+#[derive(Debug, Group)]
+pub struct Demo {
+    /// Text to train on, byte by byte; without it, this repository's own sources
+    #[arg(long)]
+    pub data: Option<String>,
+    /// Folder for the results
+    #[arg(short, long, default_value = "reports/demo")]
+    pub output: String,
+    /// Training steps
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// CPU backend
+    #[arg(long, default_value = "ndarray")]
+    pub backend: String,
+    /// Model to train: a Llama-style model file or the name of a shipped one
+    #[arg(long, default_value = "demo")]
+    pub model: String,
+    /// Seed of the parameters and of the order of the data
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// A plan to run.
+#[derive(Debug, Group)]
+pub struct Run {
+    /// The plan
+    pub plan: String,
+    /// What to train on: a text, byte by byte; for models that read images a folder with a folder of images for each class,
+    /// or `synthetic`. Plans that infer continue the text, turn images into vectors, or take noise from them
+    #[arg(long)]
+    pub data: String,
+    /// Training steps; of plans that infer as many tokens for each sequence, batches of images, or steps of denoising
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Which executor device stands for which device of the plan, such as gpu0=emulated:0
+    #[arg(long = "bind")]
+    pub bindings: Vec<String>,
+    /// CPU backend
+    #[arg(long, default_value = "ndarray")]
+    pub backend: String,
+    /// Learning rate
+    #[arg(long, default_value_t = 1e-3)]
+    pub learning_rate: f64,
+    /// Seed of the parameters and of the order of the data
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Folder for checkpoints: one every few steps, one at the end, one at Ctrl-C
+    #[arg(long)]
+    pub checkpoint_dir: Option<String>,
+    /// Steps from one checkpoint to the next
+    #[arg(long, default_value_t = 100, requires = "checkpoint_dir", value_parser = clap::value_parser!(u32).range(1..))]
+    pub checkpoint_every: u32,
+    /// Go on from the newest checkpoint in that folder that is whole
+    #[arg(long, requires = "checkpoint_dir")]
+    pub resume: bool,
+    /// Weights to start from, as transformers saves them: a .safetensors file, or a folder with model.safetensors or its index
+    #[arg(long)]
+    pub weights: Option<String>,
+    /// Folder for the weights at the end, as transformers loads them
+    #[arg(long)]
+    pub save_weights: Option<String>,
+    /// What a plan that infers has found, to be written as safetensors
+    #[arg(long)]
+    pub save_outputs: Option<String>,
+    /// The measured trace to write
+    #[arg(short, long)]
+    pub output: Option<String>,
+}

@@ -1,0 +1,37 @@
+//! What `spipe simulate`, `spipe timeline` and `spipe compare` take.
+
+use clap::Args as Group;
+
+/// A plan to predict.
+#[derive(Debug, Group)]
+pub struct Simulate {
+    /// The plan
+    pub plan: String,
+    /// The trace to write
+    #[arg(short, long)]
+    pub output: Option<String>,
+}
+
+/// Traces to draw.
+#[derive(Debug, Group)]
+pub struct Timeline {
+    /// The trace
+    pub trace: String,
+    /// Another trace, drawn below it on the same time axis
+    pub second: Option<String>,
+    /// The picture: .svg, .png, .html, .txt or .perfetto.json
+    #[arg(short, long)]
+    pub output: String,
+}
+
+/// Two traces.
+#[derive(Debug, Group)]
+pub struct Compare {
+    /// The prediction
+    pub predicted: String,
+    /// The measurement
+    pub measured: String,
+    /// Fail with exit code 6 if the iteration is off by more than this, such as 10%
+    #[arg(long)]
+    pub tolerance: Option<String>,
+}

@@ -1,0 +1,306 @@
+//! One device's times and bytes, summed.
+
+use super::{Help, Seat, StageTimes, hop, slots_in, slots_out};
+use crate::Pins;
+use spipe_base::{DeviceId, LayerId, MemoryId};
+use spipe_cost::{LayerMemory, Mode};
+use spipe_plan::{Context, OFFLOAD_SLOTS};
+
+/// Sums of the first 0, 1, 2, … of a list.
+struct Sums<T>(Vec<T>);
+
+impl<T: Copy + Default + std::ops::Add<Output = T> + std::ops::Sub<Output = T>> Sums<T> {
+    fn new(items: impl Iterator<Item = T>) -> Self {
+        let mut sums = vec![T::default()];
+        for item in items {
+            sums.push(sums[sums.len() - 1] + item);
+        }
+        Self(sums)
+    }
+
+    /// Of items `from..to`, `to` excluded.
+    fn over(&self, from: usize, to: usize) -> T {
+        self.0[to] - self.0[from]
+    }
+}
+
+/// The socket and the DRAM near a GPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Host {
+    pub socket: DeviceId,
+    pub memory: MemoryId,
+    /// ms per byte to it, and back.
+    pub out: f64,
+    pub back: f64,
+}
+
+/// One device's times and bytes.
+pub(crate) struct DeviceFigures {
+    pub name: String,
+    pub memory: MemoryId,
+    /// Bytes of its memory that a plan may use.
+    pub usable: u64,
+    pub is_cpu: bool,
+    /// Times of each layer in ms, the optimizer's included; none where the layer cannot run.
+    pub times: Vec<Option<StageTimes>>,
+    pub bytes: Vec<LayerMemory>,
+    forward: Sums<f64>,
+    backward: Sums<f64>,
+    optimizer: Sums<f64>,
+    /// The same where the host steps, one after the other: gradients out, the step, and parameters back.
+    out: Sums<f64>,
+    step: Sums<f64>,
+    back: Sums<f64>,
+    /// By layer: whether it must be recomputed, or must not.
+    pub wanted: Vec<Option<bool>>,
+    /// Whether that is so for no layer.
+    free: bool,
+    /// Who may help it.
+    pub host: Option<Host>,
+    unable: Sums<usize>,
+    state: Sums<u64>,
+    optimizer_state: Sums<u64>,
+    /// Gradients, and the parameters that are trained.
+    gradients: Sums<u64>,
+    trained: Sums<u64>,
+    parameters: Sums<u64>,
+    saved: Sums<u64>,
+    /// The largest workspace of 2^k layers from each one on, by k.
+    workspace: Vec<Vec<u64>>,
+}
+
+impl DeviceFigures {
+    pub fn new(context: &Context<'_>, id: DeviceId, pins: &Pins) -> Self {
+        let (cost, device) = (context.cost, &context.hardware.devices()[id]);
+        let memory = &context.hardware.memories()[device.memory];
+        let bytes: Vec<LayerMemory> = cost.layers().map(|layer| *cost.memory(layer, id)).collect();
+        let allowed = |layer: &LayerId| pins.allows_layer(layer.index(), id.index());
+        let times: Vec<Option<StageTimes>> = cost
+            .layers()
+            .map(|layer| Some(layer).filter(allowed).and_then(|layer| layer_times(context, layer, id)))
+            .collect();
+        let trained = |bytes: &LayerMemory| if bytes.gradients.get() > 0 { bytes.parameters.get() } else { 0 };
+        let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
+        let all = || times.iter().map(|times| times.unwrap_or_default());
+        let host = host(context, id);
+        let assisted = |part: fn(&StageTimes) -> f64| {
+            Sums::new(cost.layers().map(|layer| host.map_or(0.0, |host| part(&assisted(context, layer, (id, host))))))
+        };
+        Self {
+            name: device.name.clone(),
+            memory: device.memory,
+            usable: memory.capacity.saturating_sub(memory.reserved).get(),
+            is_cpu: context.is_cpu(id),
+            forward: Sums::new(all().map(|times| times.forward)),
+            backward: Sums::new(all().map(|times| times.backward)),
+            optimizer: Sums::new(all().map(|times| times.optimizer)),
+            out: assisted(|times| times.out),
+            step: assisted(|times| times.step),
+            back: assisted(|times| times.back),
+            host,
+            free: wanted.iter().all(Option::is_none),
+            wanted,
+            unable: Sums::new(times.iter().map(|times| usize::from(times.is_none()))),
+            state: Sums::new(bytes.iter().map(|bytes| bytes.state().get())),
+            gradients: Sums::new(bytes.iter().map(|bytes| bytes.gradients.get())),
+            trained: Sums::new(bytes.iter().map(trained)),
+            parameters: Sums::new(bytes.iter().map(|bytes| bytes.parameters.get())),
+            optimizer_state: Sums::new(bytes.iter().map(|bytes| bytes.optimizer.get())),
+            saved: Sums::new(bytes.iter().map(|bytes| bytes.saved.get())),
+            workspace: largest(&bytes),
+            times,
+            bytes,
+        }
+    }
+
+    /// Whether it can run layers `from..to`.
+    pub fn able(&self, from: usize, to: usize) -> bool {
+        self.unable.over(from, to) == 0
+    }
+
+    /// Times of the stage of layers `from..to` of which the first `recomputed` are recomputed.
+    pub fn stage_times(&self, (from, to): (usize, usize), recomputed: usize, help: Help) -> StageTimes {
+        let times = StageTimes {
+            forward: self.forward.over(from, to),
+            recompute: self.forward.over(from, from + recomputed),
+            backward: self.backward.over(from, to),
+            ..StageTimes::default()
+        };
+        if help.optimizer {
+            let (out, step, back) = (self.out.over(from, to), self.step.over(from, to), self.back.over(from, to));
+            StageTimes { out, step, back, ..times }
+        } else {
+            StageTimes { optimizer: self.optimizer.over(from, to), ..times }
+        }
+    }
+
+    /// What one microbatch takes through layers `from..to`, and back in training.
+    pub fn pass(&self, (from, to): (usize, usize), training: bool) -> f64 {
+        self.forward.over(from, to) + if training { self.backward.over(from, to) } else { 0.0 }
+    }
+
+    /// Bytes of one microbatch of the input of a stage that starts at layer `from`.
+    pub fn input(&self, from: usize) -> u64 {
+        from.checked_sub(1).map_or(self.bytes[0].input, |before| self.bytes[before].boundary).get()
+    }
+
+    /// Parameters, gradients and optimizer state of layers `from..to` that stay on the device.
+    pub fn state(&self, from: usize, to: usize, help: Option<Help>) -> u64 {
+        let leaves = match help {
+            Some(help) => help.optimizer,
+            None => self.host.is_some(),
+        };
+        self.state.over(from, to) - if leaves { self.optimizer_state.over(from, to) } else { 0 }
+    }
+
+    /// What [`spipe_plan::stage_footprint`] counts for layers `from..to`, in constant time.
+    pub fn need(&self, training: bool, seat: Seat, (from, to): (usize, usize), recomputed: usize) -> u64 {
+        let split = from + recomputed;
+        let (input, output) = (self.input(from), self.bytes[to - 1].boundary.get());
+        let in_flight = if training { seat.in_flight } else { 1 };
+        let workspace = self.workspace(from, to);
+        let slots = if seat.first { 0 } else { input * slots_in(training) }
+            + if seat.last { 0 } else { output * slots_out(training) };
+        let leaving = self.leaving((from, to), recomputed);
+        let kept = (input + leaving) * in_flight;
+        let offloaded = input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS);
+        let held = match seat.help {
+            Some(help) if help.activations => offloaded,
+            None if self.host.is_some() => kept.min(offloaded),
+            _ => kept,
+        };
+        self.state(from, to, seat.help) + held + slots + self.saved.over(from, split) + workspace
+    }
+
+    /// The largest workspace of layers `from..to`, which two overlapping powers of two cover.
+    fn workspace(&self, from: usize, to: usize) -> u64 {
+        let power = (to - from).ilog2() as usize;
+        self.workspace[power][from].max(self.workspace[power][to - (1 << power)])
+    }
+
+    /// What one microbatch keeps beside its input, and may leave for the host.
+    pub fn leaving(&self, (from, to): (usize, usize), recomputed: usize) -> u64 {
+        let (kept, input) = (self.saved.over(from + recomputed, to), self.input(from));
+        if recomputed == 0 { kept.saturating_sub(input) } else { kept }
+    }
+
+    /// How long what the host does for a stage keeps its ways there busy, in ms per iteration: the busier direction of the link, or
+    /// the one stream on which activations leave and return.
+    pub fn link_time(&self, help: Help, microbatches: u64, (from, to): (usize, usize), recomputed: usize) -> f64 {
+        let Some(host) = self.host else { return 0.0 };
+        let moved = if help.activations { self.leaving((from, to), recomputed) * microbatches } else { 0 };
+        let with = |sums: &Sums<u64>| (moved + if help.optimizer { sums.over(from, to) } else { 0 }) as f64;
+        let stream = moved as f64 * (host.out + host.back);
+        stream.max(with(&self.gradients) * host.out).max(with(&self.trained) * host.back)
+    }
+
+    /// What a stage needs of its host: optimizer state, gradients and parameters in passing, and activations.
+    pub fn need_of_host(&self, seat: Seat, help: Help, (from, to): (usize, usize), recomputed: usize) -> u64 {
+        let stepped =
+            self.optimizer_state.over(from, to) + self.gradients.over(from, to) + self.parameters.over(from, to);
+        let saved = self.leaving((from, to), recomputed) * seat.in_flight;
+        (if help.optimizer { stepped } else { 0 }) + (if help.activations { saved } else { 0 })
+    }
+
+    /// The least and the largest number of layers of `from..to` that may be recomputed, counted from the first; none if what must
+    /// be recomputed is behind what must not.
+    pub fn recomputes(&self, training: bool, from: usize, to: usize) -> Option<(usize, usize)> {
+        if !training {
+            return Some((0, 0));
+        }
+        if self.free {
+            return Some((0, to - from));
+        }
+        let wanted = &self.wanted[from..to];
+        let least = wanted.iter().rposition(|wanted| *wanted == Some(true)).map_or(0, |last| last + 1);
+        let most = wanted.iter().position(|wanted| *wanted == Some(false)).unwrap_or(to - from);
+        (least <= most).then_some((least, most))
+    }
+
+    /// The least number of recomputed layers with which layers `from..to` fit, if any.
+    ///
+    /// Each recomputed layer trades `in_flight` copies of what it saves for one, so that beyond the first, which adds the
+    /// stage's input, the need never grows.
+    pub fn least_recompute(&self, training: bool, seat: Seat, from: usize, to: usize) -> Option<usize> {
+        let fits = |recomputed| self.need(training, seat, (from, to), recomputed) <= self.usable;
+        if !self.able(from, to) {
+            return None;
+        }
+        let (least, most) = self.recomputes(training, from, to)?;
+        if fits(least) {
+            return Some(least);
+        }
+        if most == 0 || !fits(most) {
+            return None;
+        }
+        let (mut low, mut high) = (least.max(1), most);
+        while low < high {
+            let middle = low.midpoint(high);
+            if fits(middle) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        Some(low)
+    }
+}
+
+/// The socket near a GPU, where it can be reached both ways; none for a socket.
+fn host(context: &Context<'_>, id: DeviceId) -> Option<Host> {
+    if context.is_cpu(id) {
+        return None;
+    }
+    let socket = crate::systems::socket(context, id)?;
+    let (out, back) = (hop(context, id, socket)?, hop(context, socket, id)?);
+    let memory = context.hardware.devices()[socket].memory;
+    Some(Host { socket, memory, out: out.per_byte, back: back.per_byte })
+}
+
+/// Gradients to the host, the step there, and parameters back, without latencies.
+fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host)) -> StageTimes {
+    let (cost, bytes) = (context.cost, context.cost.memory(layer, id));
+    let parameters = cost.trained_parameters(layer);
+    if parameters == 0 || context.workload().mode != Mode::Train {
+        return StageTimes::default();
+    }
+    StageTimes {
+        out: bytes.gradients.as_f64() * host.out,
+        step: cost.optimizer_time(parameters, host.socket).to_ms(),
+        back: bytes.parameters.as_f64() * host.back,
+        ..StageTimes::default()
+    }
+}
+
+fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Option<StageTimes> {
+    let time = context.cost.time(layer, device)?;
+    let training = context.workload().mode == Mode::Train;
+    let step = context.cost.optimizer_time(context.cost.trained_parameters(layer), device).to_ms();
+    Some(StageTimes {
+        forward: time.forward.to_ms(),
+        backward: time.backward().to_ms(),
+        optimizer: if training { step } else { 0.0 },
+        ..StageTimes::default()
+    })
+}
+
+/// The largest workspace of 2^k layers from each one on, by k.
+fn largest(bytes: &[LayerMemory]) -> Vec<Vec<u64>> {
+    let mut levels: Vec<Vec<u64>> = vec![bytes.iter().map(|bytes| bytes.workspace.get()).collect()];
+    for power in 0..bytes.len().max(1).ilog2() as usize {
+        let (before, half) = (&levels[power], 1 << power);
+        let next = before.iter().zip(&before[half..]).map(|(one, other)| *one.max(other)).collect();
+        levels.push(next);
+    }
+    levels
+}
+
+/// Whether two devices compute and hold alike, wherever they are.
+pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
+    first.is_cpu == second.is_cpu
+        && first.usable == second.usable
+        && first.host.is_some() == second.host.is_some()
+        && first.times == second.times
+        && first.bytes == second.bytes
+        && (&first.out.0, &first.step.0, &first.back.0) == (&second.out.0, &second.step.0, &second.back.0)
+}
