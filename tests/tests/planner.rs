@@ -111,6 +111,28 @@ fn the_plan_over_all_systems_is_the_best_of_all_systems() {
     });
 }
 
+/// However wide the gap at which the search may end, no heuristic has a faster plan.
+#[test]
+fn no_heuristic_beats_the_plan_over_all_systems() {
+    run(40, |instance| {
+        let options = || Options { refinements: 0, gap: 0.5, ..Options::default() };
+        let all = solve(&instance, &System::ALL, options(), true);
+        for (name, systems) in [
+            ("greedy", spipe_planner::SYSTEMS.to_vec()),
+            ("dp", spipe_planner::SYSTEMS.to_vec()),
+            ("mobius-mip", vec![System::Mobius]),
+        ] {
+            let context = instance.context();
+            let score = |placement: &Placement| simulated(&instance, placement);
+            let problem = Problem { context, systems, options: options(), score: &score, stop: &NEVER };
+            let Ok(one) = planner(name).unwrap().plan(&problem) else { continue };
+            let Ok(all) = &all else { return Err(TestCaseError::fail(format!("{all:?} but {one:?}"))) };
+            prop_assert!(all.simulated <= one.simulated, "{}: {} but {}", name, all.simulated, one.simulated);
+        }
+        Ok(())
+    });
+}
+
 /// A refusal quotes what the closest candidate lacks: with that much more memory, it fits.
 #[test]
 fn a_refusal_says_how_much_is_missing() {

@@ -41,12 +41,36 @@ impl Planner for Balanced {
             return Err(PlanError::StoppedWithoutPlan { examined: 0 });
         }
         reason::obvious(&figures)?;
-        let cases = cases(problem, &figures, &sequence::sequences(&figures, problem.options.sequence_limit).list);
+        let cases = all_cases(problem, &figures, &deadline);
         if cases.is_empty() {
             return Err(PlanError::NoSystem);
         }
         in_pool(problem, || solve(problem, &figures, &cases, &deadline))
     }
+}
+
+fn all_cases(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Case> {
+    cases(problem, figures, &sequence::sequences(figures, problem.options.sequence_limit, Some(deadline)).list)
+}
+
+/// The fastest of the best-balanced placements.
+pub(crate) fn best(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Option<Scored> {
+    let cases = all_cases(problem, figures, deadline);
+    let candidates = candidates(figures, &Partitioner::new(figures, &cases), &cases, deadline);
+    fastest((problem, figures), &cases, &candidates, deadline)
+}
+
+fn fastest(
+    (problem, figures): (&Problem<'_>, &Figures<'_>),
+    cases: &[Case],
+    candidates: &[(usize, Division)],
+    deadline: &Deadline<'_>,
+) -> Option<Scored> {
+    let score = |(case, division): &(usize, Division)| {
+        if deadline.stopped() { None } else { judge(problem, cases[*case].placement(figures, division)) }
+    };
+    let scores: Vec<Option<Scored>> = candidates.par_iter().map(score).collect();
+    scores.into_iter().fold(None, faster)
 }
 
 fn solve(
@@ -62,15 +86,7 @@ fn solve(
         return Err(if all { error() } else { PlanError::StoppedWithoutPlan { examined: 0 } });
     }
     let examined = candidates.len();
-    let scores: Vec<Option<Scored>> = candidates
-        .par_iter()
-        .map(
-            |(case, division)| {
-                if deadline.stopped() { None } else { judge(problem, cases[*case].placement(figures, division)) }
-            },
-        )
-        .collect();
-    let Some((simulated, placement)) = scores.into_iter().fold(None, faster) else {
+    let Some((simulated, placement)) = fastest((problem, figures), cases, &candidates, deadline) else {
         return Err(if deadline.stopped() {
             PlanError::StoppedWithoutPlan { examined }
         } else {

@@ -28,7 +28,7 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
     let problem = Problem { context: problem.context, systems, options, ..*problem };
     let figures = Figures::new(problem.context, &problem.options);
     reason::lonely_layers(&figures).ok()?;
-    let sequences = sequence::sequences(&figures, problem.options.sequence_limit);
+    let sequences = sequence::sequences(&figures, problem.options.sequence_limit, None);
     let cases = ilp::cases(&problem, &figures, &sequences.list);
     let helped: Vec<_> = cases.iter().map(|case| case.clone().with_help(&figures, None)).collect();
     let mut partitioner = Partitioner::new(&figures, &cases);

@@ -39,7 +39,7 @@ use spipe_plan::{OutcomeStatus, Placement, System};
 const MOST_TURNS: usize = 6;
 
 /// Which part of the time that is left a program may take.
-const SHARES: u32 = 10;
+const SHARES: u32 = 24;
 
 /// How far from the optimum of a program the search may stop.
 const GAP: f64 = 0.01;

@@ -12,7 +12,10 @@
 //! Where that still leaves too many, sequences count as the same if only the pattern differs in which their ways share
 //! links: bounds that leave links out hold for all of them, simulations only for the one that was simulated.
 
-use crate::figures::{DeviceFigures, Figures, Help, Hop, alike};
+use crate::{
+    deadline::Deadline,
+    figures::{DeviceFigures, Figures, Help, Hop, alike},
+};
 use spipe_base::{LinkId, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,12 +40,17 @@ pub(crate) struct Sequences {
 }
 
 /// The sequences of `figures`: as exact as `limit` of them allow, otherwise the natural ones.
-pub(crate) fn sequences(figures: &Figures<'_>, limit: usize) -> Sequences {
-    within(figures, limit, f64::INFINITY)
+pub(crate) fn sequences(figures: &Figures<'_>, limit: usize, deadline: Option<&Deadline<'_>>) -> Sequences {
+    within(figures, (limit, f64::INFINITY), deadline)
 }
 
-/// The same without those for which a device would have to take longer than `iteration` ms for a single layer.
-pub(crate) fn within(figures: &Figures<'_>, limit: usize, iteration: f64) -> Sequences {
+/// The same without those for which a device would have to take longer than `iteration` ms for a single layer. The natural ones where
+/// the deadline comes before all are found.
+pub(crate) fn within(
+    figures: &Figures<'_>,
+    (limit, iteration): (usize, f64),
+    deadline: Option<&Deadline<'_>>,
+) -> Sequences {
     let able = able(figures, iteration);
     for coverage in [Coverage::Exact, Coverage::UpToLinks] {
         let mut walk = Walk {
@@ -55,6 +63,7 @@ pub(crate) fn within(figures: &Figures<'_>, limit: usize, iteration: f64) -> Seq
             list: Vec::new(),
             looks: 0,
             limit,
+            deadline,
         };
         if walk.extend(&mut Vec::new()) {
             return Sequences { list: walk.list, coverage };
@@ -92,6 +101,7 @@ struct Walk<'f, 'a> {
     list: Vec<Vec<usize>>,
     looks: usize,
     limit: usize,
+    deadline: Option<&'f Deadline<'f>>,
 }
 
 impl Walk<'_, '_> {
@@ -115,7 +125,8 @@ impl Walk<'_, '_> {
             if self.seen.insert(self.look(sequence)) {
                 self.list.push(sequence.clone());
             }
-            if self.list.len() > self.limit || self.looks > LOOKS * self.limit || !self.extend(sequence) {
+            let too_many = self.list.len() > self.limit || self.looks > LOOKS * self.limit;
+            if too_many || self.deadline.is_some_and(Deadline::over) || !self.extend(sequence) {
                 return false;
             }
             sequence.pop();
@@ -304,7 +315,7 @@ mod tests {
     #[test]
     fn sequences_of_eight_equal_gpus_and_a_socket_are_words() {
         let machine = MachineText { gpus: vec![(100, 20); 8], root: 20, sockets: vec![100] };
-        let found = on(&machine, |figures| sequences(figures, 1000));
+        let found = on(&machine, |figures| sequences(figures, 1000, None));
         // k GPUs alone for k = 1..8, and the socket at any of k + 1 places among k = 0..8.
         assert_eq!((found.list.len(), found.coverage), (8 + 45, Coverage::Exact));
     }
@@ -313,7 +324,7 @@ mod tests {
     fn too_many_sequences_leave_the_natural_ones() {
         let gpus = (0..8).map(|index| (100 + index, 20)).collect();
         let machine = MachineText { gpus, root: 20, sockets: vec![100] };
-        let found = on(&machine, |figures| sequences(figures, 1000));
+        let found = on(&machine, |figures| sequences(figures, 1000, None));
         assert_eq!(found.coverage, Coverage::Natural);
         assert!(found.list.contains(&vec![8, 0, 1, 2]) && found.list.contains(&(0..9).collect()));
     }
@@ -326,8 +337,8 @@ mod tests {
         let instance = Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train));
         let figures = Figures::new(instance.context(), &crate::Options::default());
         // With sockets that help and compute there are more, until it is known that they are too slow to compute.
-        assert_eq!(sequences(&figures, 4000).coverage, Coverage::Natural);
-        let found = within(&figures, 4000, 1.0);
+        assert_eq!(sequences(&figures, 4000, None).coverage, Coverage::Natural);
+        let found = within(&figures, (4000, 1.0), None);
         assert_ne!(found.coverage, Coverage::Natural);
         assert!(found.list.iter().flatten().all(|device| !figures.devices[*device].is_cpu));
     }

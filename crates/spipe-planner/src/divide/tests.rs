@@ -64,7 +64,7 @@ fn run(count: u32, on: impl Strategy<Value = Instance>, on_sockets: bool) {
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let on_instance = |instance: Instance| {
         let figures = Figures::new(instance.context(), &crate::Options::default());
-        for devices in sequence::sequences(&figures, 1000).list {
+        for devices in sequence::sequences(&figures, 1000, None).list {
             let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
             for discipline in disciplines(&crate::SYSTEMS, has_cpu).into_iter().filter(|_| on_sockets || !has_cpu) {
                 what_is_possible(

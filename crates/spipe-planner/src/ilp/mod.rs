@@ -54,7 +54,7 @@ fn plan(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -
         cases(problem, figures, list).into_iter().map(|case| case.with_help(figures, None)).collect()
     };
     let search = |list: &[Vec<usize>]| search::Search::new(problem, figures, open(list), deadline);
-    let few = sequence::sequences(figures, FEW);
+    let few = sequence::sequences(figures, FEW, Some(deadline));
     if few.coverage == Coverage::Exact {
         return search(&few.list).run(few.coverage);
     }
@@ -62,7 +62,7 @@ fn plan(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -
     let mut first = search(&natural);
     first.begin()?;
     let limit = first.least_of_interest();
-    let all = sequence::within(figures, problem.options.sequence_limit, limit);
+    let all = sequence::within(figures, (problem.options.sequence_limit, limit), Some(deadline));
     search(&all.list).with(first).run(all.coverage)
 }
 

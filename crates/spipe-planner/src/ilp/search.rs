@@ -233,7 +233,12 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Simulates the most promising of what was found.
     fn simulate(&mut self, found: Vec<(Division, Case)>) {
         let period = |(division, case): (Division, Case)| (self.period(&case, &division), division, case);
-        let mut promising: Vec<(f64, Division, Case)> = found.into_par_iter().map(period).collect();
+        let mut promising: Vec<(f64, Division, Case)> = found
+            .into_par_iter()
+            .enumerate()
+            .filter(|(index, _)| self.goes_on(*index))
+            .map(|(_, found)| period(found))
+            .collect();
         promising.sort_by(|a, b| a.0.total_cmp(&b.0));
         promising.truncate(SEEDS);
         let polished: Vec<(f64, Division, Case)> = promising[..promising.len().min(POLISHED)]
@@ -246,10 +251,17 @@ impl<'s, 'a> Search<'s, 'a> {
         promising.extend(polished);
         let judged: Vec<Found> = promising
             .par_iter()
-            .filter(|_| !self.deadline.stopped())
-            .map(|(_, division, case)| Found::judge(self.problem, self.figures, case, division))
+            .enumerate()
+            .filter(|(index, _)| self.goes_on(*index))
+            .map(|(_, (_, division, case))| Found::judge(self.problem, self.figures, case, division))
             .collect();
         judged.into_iter().for_each(|judged| self.found.merge(judged));
+    }
+
+    /// Whether to look at the `index`th of several: without time only at some, and only where there is no plan yet.
+    fn goes_on(&self, index: usize) -> bool {
+        let found = self.found.best.is_some() || self.problem.options.incumbent.is_some();
+        if found { !self.deadline.over() } else { self.deadline.allows(index) }
     }
 
     /// Decides stage by stage what the host does in those of `undecided` that may beat the best plan; the decided cases that
@@ -339,11 +351,16 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Finds the cases of least bound, and simulates their divisions and the heuristics' plans.
     fn seed(&mut self, divisions: Vec<Fit>) {
         for placement in greedy::placements(self.figures, &self.problem.systems) {
+            if !self.goes_on(0) {
+                return;
+            }
             let best = judge(self.problem, placement);
             self.found.merge(Found { best, examined: 1, solves: 0 });
         }
-        let period = |(_, (division, case)): &Fit| self.period(case, division);
-        let high = divisions.par_iter().map(period).reduce(|| self.least_of_interest(), f64::min);
+        let period = |(index, (_, (division, case))): (usize, &Fit)| {
+            if self.goes_on(index) { self.period(case, division) } else { f64::INFINITY }
+        };
+        let high = divisions.par_iter().enumerate().map(period).reduce(|| self.least_of_interest(), f64::min);
         let active: Vec<usize> = divisions.iter().map(|(case, _)| *case).collect();
         self.simulate(divisions.into_iter().map(|(_, found)| found).collect());
         self.bisect(active, high);

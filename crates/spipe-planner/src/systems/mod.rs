@@ -1,6 +1,7 @@
 //! Placements of the systems that have a shape of their own: generated, checked, simulated, and improved step by step.
 
 mod cuts;
+mod heuristics;
 mod pipelines;
 mod refusal;
 mod rounds;

@@ -1,12 +1,13 @@
 //! The search over systems: bounded first, then tried in the order of their bounds, and the best of them improved.
 //!
 //! ```text
+//! plans of the heuristics ─► the best plan so far
 //! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
 //!                                 ├─ generated candidates ─► simulated ─┐
 //!                                 └─ stages, by the planner ────────────┴─► the best few ─► improved ─► best plan
 //! ```
 
-use super::{candidates, refusal};
+use super::{candidates, heuristics, refusal};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -14,7 +15,7 @@ use crate::{
     figures::Figures,
     freedom::Freedom,
     ilp::{in_pool, search::to_time},
-    mobius, reason,
+    reason,
     refine::refine,
     relaxation::{least, relaxation},
 };
@@ -26,33 +27,30 @@ use spipe_plan::{OutcomeStatus, Placement, System};
 /// How many systems' best placements are improved.
 const REFINED: usize = 3;
 
-/// The best plan of all systems that `problem` allows: those of [`SYSTEMS`] are left to `planner`, the others generated.
+/// The best plan of all systems that `problem` allows: those of [`SYSTEMS`] are left to `planner`, the others generated. None of
+/// the heuristics' plans is better.
 ///
 /// # Errors
 /// Why no system has a plan: what the closest candidate of any of them lacks.
 pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution, PlanError> {
     let (planned, other): (Vec<System>, Vec<System>) =
         problem.systems.iter().partition(|system| SYSTEMS.contains(system));
-    let of_planner = |incumbent: Option<SimTime>, share: u32| {
-        let mut options = problem.options.clone();
-        options.incumbent = incumbent;
-        options.time_limit /= share;
-        planner.plan(&Problem { context: problem.context, systems: planned.clone(), options, ..*problem })
-    };
-    let start = problem.options.start.as_ref();
-    let start = start.filter(|start| SYSTEMS.contains(&start.system) && planned.contains(&start.system));
-    if other.is_empty() && start.is_none() {
-        return of_planner(problem.options.incumbent, 1);
-    }
-    let other: Vec<System> = other.into_iter().chain(start.map(|start| start.system)).collect();
-    let mut search = Search::new(problem, &other);
+    let of_start = problem.options.start.as_ref().map(|start| start.system);
+    let of_start = of_start.filter(|start| SYSTEMS.contains(start) && planned.contains(start));
+    let generated: Vec<System> = other.iter().copied().chain(of_start).collect();
+    let mut search = Search::new(problem, &generated);
     in_pool(problem, || {
+        search.begin();
         search.generate();
         Ok(())
     })?;
     if !planned.is_empty() {
-        let incumbent = search.best().map(|(time, _)| time).into_iter().chain(problem.options.incumbent).min();
-        search.join(&planned, of_planner(incumbent, 2))?;
+        let mut options = problem.options.clone();
+        options.incumbent = search.best().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
+        // What is left of the time is for improving what was found, which plans of one stage per device gain little by.
+        options.time_limit = search.deadline.left() / if other.is_empty() { 1 } else { 2 };
+        let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
+        search.join(&planned, planner.plan(&planned_alone))?;
     }
     in_pool(problem, || {
         search.improve();
@@ -99,6 +97,8 @@ struct Search<'s, 'a> {
     figures: Figures<'a>,
     deadline: Deadline<'s>,
     systems: Vec<Known>,
+    /// The plans of the heuristics.
+    begun: Vec<Scored>,
     /// Why the planner of stages has nothing.
     refused: Option<PlanError>,
     solves: usize,
@@ -120,17 +120,29 @@ impl<'s, 'a> Search<'s, 'a> {
             skipped: false,
         };
         let systems = systems.iter().map(known).collect();
-        Self { problem, figures, deadline: Deadline::new(problem), systems, refused: None, solves: 0, cases: 0 }
+        let deadline = Deadline::new(problem);
+        Self { problem, figures, deadline, systems, begun: Vec::new(), refused: None, solves: 0, cases: 0 }
+    }
+
+    /// Begins with the plans of the heuristics.
+    fn begin(&mut self) {
+        self.begun = heuristics::plans(self.problem, &self.figures, &self.deadline);
+    }
+
+    /// The fastest plan of the heuristics for one of `systems`.
+    fn begun(&self, systems: &[System]) -> Option<Scored> {
+        let begun = self.begun.iter().filter(|(_, placement)| systems.contains(&placement.system));
+        begun.map(|scored| Some(scored.clone())).fold(None, faster)
     }
 
     fn best(&self) -> Option<Scored> {
-        self.systems.iter().map(|known| known.best.clone()).fold(None, faster)
+        let known = self.systems.iter().map(|known| known.best.clone());
+        self.begun.iter().map(|scored| Some(scored.clone())).chain(known).fold(None, faster)
     }
 
     /// What a plan must stay below to matter, in ms.
     fn limit(&self) -> f64 {
-        let found = self.systems.iter().filter_map(|known| known.best.as_ref()).map(|(time, _)| *time);
-        let best = found.chain(self.problem.options.incumbent).min();
+        let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
         best.map_or(f64::INFINITY, |time| time.to_ms() * (1.0 - self.problem.options.gap.max(0.0)))
     }
 
@@ -147,18 +159,15 @@ impl<'s, 'a> Search<'s, 'a> {
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
         let mut looks = 0;
         for index in order {
+            let begun = self.begun(&[self.systems[index].system]);
             if self.systems[index].bound >= self.limit() {
-                self.systems[index].skipped = self.systems[index].bound.is_finite();
+                self.systems[index].skipped = self.systems[index].bound.is_finite() && begun.is_none();
+                self.systems[index].best = begun;
                 continue;
             }
-            if self.systems[index].system == System::Mobius && !self.deadline.over() {
-                let pins = &self.problem.options.pins;
-                let more = mobius::candidates(&self.figures, &self.deadline);
-                let more = more.into_iter().filter(|placement| pins.allow(&self.problem.context, placement));
-                self.systems[index].candidates.extend(more);
-            }
+            let found = self.best().is_some();
             let tried = |offset: usize, placement: &Placement| {
-                let look = self.deadline.allows(looks + offset);
+                let look = if found { !self.deadline.over() } else { self.deadline.allows(looks + offset) };
                 (look, if look { judge(self.problem, placement.clone()) } else { None })
             };
             let scored: Vec<(bool, Option<Scored>)> = self.systems[index]
@@ -171,7 +180,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let all = scored.iter().all(|(looked, _)| *looked);
             let known = &mut self.systems[index];
             known.examined = scored.iter().filter(|(looked, _)| *looked).count();
-            known.best = scored.into_iter().map(|(_, scored)| scored).fold(None, faster);
+            known.best = scored.into_iter().map(|(_, scored)| scored).fold(begun, faster);
             // The candidates of systems without a bound are all that they have.
             if all && least_is_exhaustive(known.system) {
                 known.bound = known.best.as_ref().map_or(f64::INFINITY, |(time, _)| time.to_ms());
@@ -181,24 +190,25 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Adds what the planner of stages found.
     fn join(&mut self, planned: &[System], found: Result<Solution, PlanError>) -> Result<(), PlanError> {
+        let begun = self.begun(planned);
         let mut known = Known {
-            system: planned[0],
+            system: begun.as_ref().map_or(planned[0], |(_, placement)| placement.system),
             candidates: Vec::new(),
             bound: f64::INFINITY,
-            best: None,
+            best: begun,
             examined: 0,
             skipped: false,
         };
         match found {
             Ok(solution) => {
-                known.system = solution.placement.system;
                 known.bound = solution.bound.to_ms();
                 known.examined = solution.examined;
-                known.best = Some((solution.simulated, solution.placement));
+                known.best = faster(known.best, Some((solution.simulated, solution.placement)));
+                known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
                 (self.solves, self.cases) = (solution.solves, solution.cases);
             }
             Err(PlanError::NothingBetter { bound, examined }) => {
-                (known.bound, known.examined, known.skipped) = (bound.to_ms(), examined, true);
+                (known.bound, known.examined, known.skipped) = (bound.to_ms(), examined, known.best.is_none());
             }
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
                 self.refused = Some(error);

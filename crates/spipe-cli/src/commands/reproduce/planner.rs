@@ -19,7 +19,7 @@ use spipe_planner::Pins;
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 /// How long each planner may search.
-const TIME: Duration = Duration::from_secs(2);
+const TIME: Duration = Duration::from_secs(4);
 
 /// Tokens per sequence, as far as the model has so many.
 const TOKENS: u64 = 2048;

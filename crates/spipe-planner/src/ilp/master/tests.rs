@@ -21,7 +21,7 @@ fn on_cases(count: u32, property: impl Fn(&Instance, &Figures<'_>, &Case) -> Tes
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let on_instance = |instance: Instance| {
         let figures = Figures::new(instance.context(), &crate::Options::default());
-        for devices in sequence::sequences(&figures, 1000).list {
+        for devices in sequence::sequences(&figures, 1000, None).list {
             let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
             for (index, discipline) in disciplines(&crate::SYSTEMS, has_cpu).into_iter().enumerate() {
                 let case = Case::new(&figures, &devices, discipline);

@@ -1,0 +1,38 @@
+//! What the search begins with: the plans of the heuristics, so that no plan is worse than theirs, whatever the time limit.
+
+use crate::{
+    Problem, SYSTEMS, balanced,
+    case::{Scored, judge},
+    deadline::Deadline,
+    figures::Figures,
+    greedy, mobius,
+};
+use rayon::prelude::*;
+use spipe_cost::Mode;
+use spipe_plan::{Placement, System};
+
+/// Which part of the time limit the balanced dynamic program may take. It needs less of it, but for machines of many devices.
+const SHARE: u32 = 2;
+
+/// The best plan of each heuristic for those of the problem's systems that it knows.
+pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Scored> {
+    let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
+    let systems: Vec<System> = problem.systems.iter().copied().filter(suits).collect();
+    let mut plans: Vec<Scored> = Vec::new();
+    if systems.iter().any(|system| SYSTEMS.contains(system)) {
+        plans.extend(all(problem, greedy::placements(figures, &systems)));
+        let mut options = problem.options.clone();
+        options.time_limit /= SHARE;
+        let staged = Problem { context: problem.context, systems: systems.clone(), options, ..*problem };
+        plans.extend(balanced::best(&staged, figures, &Deadline::new(&staged)));
+    }
+    if systems.contains(&System::Mobius) {
+        plans.extend(all(problem, mobius::candidates(figures, deadline)));
+    }
+    plans
+}
+
+/// Those of `placements` that run.
+fn all(problem: &Problem<'_>, placements: Vec<Placement>) -> Vec<Scored> {
+    placements.into_par_iter().filter_map(|placement| judge(problem, placement)).collect()
+}
