@@ -1,6 +1,6 @@
 //! How far a run has come: a bar on a terminal, lines of JSON for programs, and Ctrl-C.
 
-use crate::{Failure, args::Format, output, outputs, tables::grouped};
+use crate::{Failure, args::Format, data::Words, output, outputs, tables::grouped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use signal_hook::consts::SIGINT;
@@ -60,6 +60,8 @@ struct EndLine<'a> {
     ms_per_token: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<&'a [Vec<i32>]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    texts: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     images: Option<usize>,
 }
@@ -129,8 +131,8 @@ impl Progress {
         self.bar.finish_and_clear();
     }
 
-    /// Tells of the end of the run.
-    pub fn end(&self, report: &Report) -> Result<(), Failure> {
+    /// Tells of the end of the run; tokens that were found are `words`.
+    pub fn end(&self, report: &Report, words: &Words) -> Result<(), Failure> {
         if self.is_interrupted() && self.over < self.steps {
             output::talk(&format!("stopped after {} of {} steps", self.over, self.steps));
         }
@@ -157,6 +159,7 @@ impl Progress {
                 Some(Outputs::Tokens { tokens, .. }) => Some(tokens),
                 _ => None,
             },
+            texts: outputs::texts(report, words),
             images: match &report.outputs {
                 Some(Outputs::Images { width, rows }) => Some(rows.len() / (*width).max(1)),
                 _ => None,

@@ -1,6 +1,6 @@
 //! Running a plan; shared by `run` and `demo`.
 
-use crate::{Failure, args::Format, output, progress::Progress, resuming::Resuming};
+use crate::{Failure, args::Format, data::Words, output, progress::Progress, resuming::Resuming};
 use spipe_base::Diagnostic;
 use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError};
 use spipe_hardware::DeviceKind;
@@ -13,6 +13,8 @@ pub struct Training<'a> {
     pub plan: &'a Plan,
     pub program: &'a Program,
     pub data: &'a Data,
+    /// What its tokens say.
+    pub words: &'a Words,
     pub bindings: Vec<Binding>,
     pub steps: u32,
     pub seed: u64,
@@ -46,7 +48,7 @@ pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure>
     for warning in &report.warnings {
         output::talk(&format!("warning: {warning}"));
     }
-    progress.end(&report)?;
+    progress.end(&report, training.words)?;
     Ok(report)
 }
 

@@ -79,6 +79,12 @@ impl RunError {
             }
             Self::Weights(error) => error.hint().map(str::to_owned),
             Self::Data(DataError::TooShort { .. }) => Some("use a longer text or a shorter sequence".into()),
+            Self::Data(DataError::Vocabulary { unit: "byte", known, .. }) => Some(format!(
+                "a text that is read byte by byte takes a vocabulary of {known}; name the model's tokenizer with `--tokenizer`"
+            )),
+            Self::Data(DataError::Vocabulary { known, vocabulary, .. }) => Some(format!(
+                "the tokenizer has {known} tokens, the model {vocabulary}; name the tokenizer that was made for it"
+            )),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! What comes before a run: everything that can be refused, then the devices.
 
 use crate::{
-    Backend, Binding, CheckpointError, Executor, Options, RunError,
+    Backend, Binding, CheckpointError, Data, Executor, Options, RunError,
     checkpoint::{Beginning, Described, Identity},
     inference::Inference,
     interpreter::{Interpreter, Scales},
@@ -56,7 +56,7 @@ pub(crate) fn prepare<'a>(
         weights::prepare(folder, context.model)?;
     }
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
-    let (beginning, warnings) = beginning(plan, &units, options)?;
+    let (beginning, warnings) = beginning((plan, data), &units, options)?;
     let mut sites = BTreeMap::new();
     for (device, binding) in &bound {
         sites.insert(*device, Site::open(&binding.executor)?);
@@ -109,7 +109,11 @@ fn parted(model: &Model, program: &Program, units: &[Unit]) -> Faults {
 }
 
 /// Where the run begins, and what about that should be known.
-fn beginning(plan: &Plan, units: &[Unit], options: &Options) -> Result<(Beginning, Vec<String>), RunError> {
+fn beginning(
+    (plan, data): (&Plan, &Data),
+    units: &[Unit],
+    options: &Options,
+) -> Result<(Beginning, Vec<String>), RunError> {
     let layers = described(plan, units);
     let Some(checkpoint) = &options.resume else {
         let tensors = layers.iter().map(|(_, parameters)| parameters.as_slice());
@@ -121,7 +125,7 @@ fn beginning(plan: &Plan, units: &[Unit], options: &Options) -> Result<(Beginnin
         let (path, done) = (checkpoint.path().into(), checkpoint.step());
         return Err(CheckpointError::Done { path, done, asked: options.steps }.into());
     }
-    Ok(Beginning::resume(&Identity::new(plan, options), &layers, checkpoint)?)
+    Ok(Beginning::resume(&Identity::new(plan, data, options), &layers, checkpoint)?)
 }
 
 /// The names and tensors of all layers.

@@ -181,12 +181,12 @@ pub(crate) fn perform<'a>(
     inference: Option<Inference<'a>>,
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<(Report, Interpreter<'a>), RunError> {
-    let Job { plan, program, options, hooks, .. } = *job;
+    let Job { plan, program, data, options, hooks } = *job;
     let growth = Growth::start();
     let (interpreter, devices, mut warnings) = prepare(job, inference)?;
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
-        Writer::open(place, Identity::new(plan, options), layers, hooks.disk)
+        Writer::open(place, Identity::new(plan, data, options), layers, hooks.disk)
     });
     let writer = writer.transpose()?;
     let rules = Rules::new(program);

@@ -30,10 +30,13 @@ pub struct Demo {
 pub struct Run {
     /// The plan
     pub plan: String,
-    /// What to train on: a text, byte by byte; for models that read images a folder with a folder of images for each class,
-    /// or `synthetic`. Plans that infer continue the text, turn images into vectors, or take noise from them
+    /// What to train on: a text, byte by byte or as `--tokenizer` reads it; for models that read images a folder with a folder
+    /// of images for each class, or `synthetic`. Plans that infer continue the text, turn images into vectors, or take noise from them
     #[arg(long)]
     pub data: String,
+    /// The tokenizer of the text: a tokenizer.json as Hugging Face's libraries save it, or a folder that has one
+    #[arg(long)]
+    pub tokenizer: Option<String>,
     /// Training steps; of plans that infer as many tokens for each sequence, batches of images, or steps of denoising
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,

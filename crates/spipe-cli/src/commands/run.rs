@@ -4,7 +4,8 @@ use super::{calibrate, simulate};
 use crate::{
     Failure, args,
     args::Format,
-    data, input, output,
+    data::{self, Words},
+    input, output,
     output::Target,
     outputs,
     resuming::Resuming,
@@ -22,13 +23,15 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
     let found = what.save_outputs.as_deref().map(Target::open).transpose()?;
     let backend = calibrate::backend(&what.backend)?;
     let plan = input::plan(&what.plan)?;
-    let data = data::read(&what.data, plan.context().model, plan.context().workload().seq_len)?;
+    let words = Words::new(what.tokenizer.as_deref())?;
+    let data = data::read(&what.data, &words, plan.context().model, plan.context().workload().seq_len)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement())
         .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
     let training = Training {
         plan: &plan,
         program: &program,
         data: &data,
+        words: &words,
         bindings: training::bindings(&plan, &what.bindings, backend)?,
         steps: what.steps,
         seed: what.seed,
@@ -51,15 +54,15 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
     }
     match format {
         Format::Json => Ok(()),
-        Format::Human => output::print(&human(&report)),
+        Format::Human => output::print(&human(&report, &words)),
     }
 }
 
 /// Losses, memory, and what the measured iteration comes to.
-pub fn human(report: &Report) -> String {
+fn human(report: &Report, words: &Words) -> String {
     let mut text = String::new();
     let losses: Vec<String> = report.losses.iter().map(|loss| format!("{loss:.4}")).collect();
-    text += &outputs::human(report);
+    text += &outputs::human(report, words);
     let _ = writeln!(text, "Loss by step: {}\n", losses.join(" "));
     let mut memories = table(&["memory", "planned", "held", "capacity"], &[1, 2, 3]);
     for memory in &report.memories {

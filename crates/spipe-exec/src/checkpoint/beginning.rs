@@ -67,6 +67,10 @@ impl Beginning {
         } else if manifest.plan != identity.plan {
             warnings.push("the checkpoint was written by another plan of the same model".into());
         }
+        if manifest.data.as_ref().is_some_and(|data| *data != identity.data) {
+            warnings
+                .push("the checkpoint's steps read another text, other images or tokens of another tokenizer".into());
+        }
         if manifest.optimizer != identity.optimizer {
             warnings.push("the checkpoint's optimizer had other settings".into());
         }

@@ -1,7 +1,7 @@
 //! The small file that says what a checkpoint is, and that all of it is there.
 
 use super::{CheckpointError, MANIFEST, OPTIMIZER, WEIGHTS, name};
-use crate::{AdamW, Options};
+use crate::{AdamW, Data, Options};
 use serde::{Deserialize, Serialize};
 use spipe_plan::Plan;
 use std::{
@@ -28,6 +28,9 @@ pub(crate) struct Manifest {
     pub plan: String,
     /// Sequences of a step.
     pub batch: u64,
+    /// A number that differs for data that differ; not in checkpoints that were written before it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
     pub optimizer: OptimizerSettings,
     /// Steps of the moments, by layer.
     pub optimizer_steps: BTreeMap<String, u32>,
@@ -77,18 +80,20 @@ pub(crate) struct Identity {
     pub model: String,
     pub plan: String,
     pub batch: u64,
+    pub data: String,
     pub optimizer: OptimizerSettings,
 }
 
 impl Identity {
     /// That of a run.
-    pub fn new(plan: &Plan, options: &Options) -> Self {
+    pub fn new(plan: &Plan, data: &Data, options: &Options) -> Self {
         let workload = *plan.context().workload();
         Self {
             seed: options.seed,
             model: plan.context().model.name().into(),
             plan: format!("{:08x}", crc32fast::hash(plan.to_json().as_bytes())),
             batch: workload.microbatch * workload.microbatches,
+            data: format!("{:08x}", data.sum()),
             optimizer: options.optimizer.into(),
         }
     }
@@ -101,9 +106,9 @@ impl Manifest {
         (optimizer_steps, loss_scale): (BTreeMap<String, u32>, Option<LossScale>),
         files: BTreeMap<String, Sum>,
     ) -> Self {
-        let Identity { seed, model, plan, batch, optimizer } = identity.clone();
-        let format_version = FORMAT_VERSION;
-        Self { format_version, step, seed, model, plan, batch, optimizer, optimizer_steps, loss_scale, files }
+        let Identity { seed, model, plan, batch, data, optimizer } = identity.clone();
+        let (format_version, data) = (FORMAT_VERSION, Some(data));
+        Self { format_version, step, seed, model, plan, batch, data, optimizer, optimizer_steps, loss_scale, files }
     }
 
     /// Reads a checkpoint's manifest, and its files as far as their sums go.

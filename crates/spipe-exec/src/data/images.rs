@@ -59,6 +59,18 @@ impl Images {
         Self { channels: shape.channels, side: shape.side, source: Source::Synthetic { classes } }
     }
 
+    /// Adds what tells these images from others.
+    pub(super) fn sum(&self, sum: &mut crc32fast::Hasher) {
+        sum.update(&[self.channels, self.side].map(u64::to_le_bytes).concat());
+        match &self.source {
+            Source::Read { pixels, classes, .. } => {
+                pixels.iter().for_each(|pixels| sum.update(pixels));
+                classes.iter().for_each(|class| sum.update(&class.to_le_bytes()));
+            }
+            Source::Synthetic { classes } => sum.update(&classes.to_le_bytes()),
+        }
+    }
+
     /// Channels of a pixel.
     pub const fn channels(&self) -> u64 {
         self.channels

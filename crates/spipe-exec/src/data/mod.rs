@@ -54,25 +54,31 @@ pub(crate) enum Microbatch {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DataError {
     /// Shorter than one sequence and the token after it.
-    #[error("the text has {found} bytes, one sequence of {seq_len} tokens and the one after it needs {needed}")]
+    #[error("the text has {found} {unit}s, one sequence of {seq_len} tokens and the one after it needs {needed}")]
     TooShort {
-        /// Bytes of the text.
+        /// Tokens of the text.
         found: u64,
+        /// What each of them is: a byte, or a tokenizer's token.
+        unit: &'static str,
         /// Tokens of a sequence.
         seq_len: u64,
-        /// Bytes that it takes.
+        /// Tokens that it takes.
         needed: u64,
     },
     /// A sequence of nothing.
     #[error("the sequence length is zero")]
     NoLength,
     /// A token that the model does not have.
-    #[error("the text has byte {token} at offset {offset}, the model's vocabulary has {vocabulary} tokens")]
+    #[error("the text has {unit} {token} at offset {offset}, the model's vocabulary has {vocabulary} tokens")]
     Vocabulary {
-        /// The largest byte.
-        token: u8,
+        /// What it is: a byte, or a tokenizer's token.
+        unit: &'static str,
+        /// The token.
+        token: u32,
         /// Where it is first.
         offset: usize,
+        /// How many there are of its kind.
+        known: u64,
         /// Tokens of the model.
         vocabulary: u64,
     },
@@ -166,8 +172,21 @@ impl Data {
         }
     }
 
+    /// A number that differs for data that differ.
+    pub(crate) fn sum(&self) -> u32 {
+        let mut sum = crc32fast::Hasher::new();
+        match self {
+            Self::Tokens(tokens) => tokens.sum(&mut sum),
+            Self::Images(images) => images.sum(&mut sum),
+        }
+        sum.finalize()
+    }
+
     /// Whether `model` can be trained on this with sequences of that length.
-    pub(crate) fn check(&self, model: &Model, seq_len: u64) -> Result<(), DataError> {
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub fn check(&self, model: &Model, seq_len: u64) -> Result<(), DataError> {
         let kind = |wanted, found| DataError::Kind { model: model.name().into(), wanted, found };
         match (self, ImageShape::of(model)) {
             (Self::Tokens(tokens), None) => tokens.check(vocabulary(model), seq_len),

@@ -1,12 +1,64 @@
-//! Bytes of a text as tokens, and the batches that follow from a seed.
+//! A text as tokens, and the batches that follow from a seed.
 
 use super::{DataError, Draw, choice};
 
-/// A text as tokens, one per byte, cut into sequences at random places.
+/// A text as tokens, cut into sequences at random places.
 #[derive(Clone, Debug)]
 pub struct Tokens {
-    bytes: Vec<u8>,
+    numbers: Numbers,
     seq_len: usize,
+}
+
+/// The tokens of the whole text, in order.
+#[derive(Clone, Debug)]
+enum Numbers {
+    /// Those of a text that is read byte by byte.
+    Bytes(Vec<u8>),
+    /// Those of a tokenizer that knows that many.
+    Ids { ids: Vec<u32>, known: u64 },
+}
+
+impl Numbers {
+    const fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Ids { ids, .. } => ids.len(),
+        }
+    }
+
+    /// Those from `first` on, as models read them.
+    fn window(&self, first: usize, count: usize) -> Vec<i32> {
+        match self {
+            Self::Bytes(bytes) => bytes[first..first + count].iter().map(|byte| i32::from(*byte)).collect(),
+            Self::Ids { ids, .. } => ids[first..first + count].iter().map(|id| id.cast_signed()).collect(),
+        }
+    }
+
+    /// The first one that is not below `end`, with its place.
+    fn beyond(&self, end: u64) -> Option<(usize, u32)> {
+        match self {
+            Self::Bytes(bytes) => {
+                bytes.iter().map(|byte| u32::from(*byte)).enumerate().find(|(_, id)| u64::from(*id) >= end)
+            }
+            Self::Ids { ids, .. } => ids.iter().copied().enumerate().find(|(_, id)| u64::from(*id) >= end),
+        }
+    }
+
+    /// What each of them is.
+    const fn unit(&self) -> &'static str {
+        match self {
+            Self::Bytes(_) => "byte",
+            Self::Ids { .. } => "token",
+        }
+    }
+
+    /// How many different ones there may be.
+    const fn known(&self) -> u64 {
+        match self {
+            Self::Bytes(_) => 256,
+            Self::Ids { known, .. } => *known,
+        }
+    }
 }
 
 /// The sequences of one microbatch, one after the other, and for each token the one that follows it.
@@ -37,14 +89,26 @@ impl Tokens {
     /// # Errors
     /// A text that is shorter than one sequence and the token after it.
     pub fn bytes(text: &[u8], seq_len: u64) -> Result<Self, DataError> {
+        Self::new(Numbers::Bytes(text.to_vec()), seq_len)
+    }
+
+    /// What a tokenizer that knows `known` tokens has made of a text.
+    ///
+    /// # Errors
+    /// As [`Tokens::bytes`].
+    pub fn ids(ids: Vec<u32>, known: u64, seq_len: u64) -> Result<Self, DataError> {
+        Self::new(Numbers::Ids { ids, known }, seq_len)
+    }
+
+    fn new(numbers: Numbers, seq_len: u64) -> Result<Self, DataError> {
         if seq_len == 0 {
             return Err(DataError::NoLength);
         }
-        let (found, needed) = (text.len() as u64, seq_len.saturating_add(1));
+        let (found, needed) = (numbers.len() as u64, seq_len.saturating_add(1));
         if found < needed {
-            return Err(DataError::TooShort { found, seq_len, needed });
+            return Err(DataError::TooShort { found, unit: numbers.unit(), seq_len, needed });
         }
-        Ok(Self { bytes: text.to_vec(), seq_len: seq_len as usize })
+        Ok(Self { numbers, seq_len: seq_len as usize })
     }
 
     /// Tokens of a sequence.
@@ -54,12 +118,12 @@ impl Tokens {
 
     /// How many tokens there are.
     pub const fn len(&self) -> usize {
-        self.bytes.len()
+        self.numbers.len()
     }
 
     /// Whether there are none; never.
     pub const fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len() == 0
     }
 
     /// The sequences that `draw` draws.
@@ -70,12 +134,12 @@ impl Tokens {
             sequences,
             seq_len: self.seq_len,
         };
-        let places = (self.bytes.len() - self.seq_len) as u64;
+        let places = (self.len() - self.seq_len) as u64;
         for sequence in 0..sequences {
             let place = choice(draw.key(sequence), places) as usize;
-            let window = &self.bytes[place..=place + self.seq_len];
-            batch.inputs.extend(window[..self.seq_len].iter().map(|byte| i32::from(*byte)));
-            batch.targets.extend(window[1..].iter().map(|byte| i32::from(*byte)));
+            let window = self.numbers.window(place, self.seq_len + 1);
+            batch.inputs.extend(&window[..self.seq_len]);
+            batch.targets.extend(&window[1..]);
         }
         batch
     }
@@ -85,10 +149,18 @@ impl Tokens {
         if seq_len != self.seq_len() {
             return Err(DataError::Length { found: self.seq_len(), wanted: seq_len });
         }
-        let beyond = self.bytes.iter().position(|byte| u64::from(*byte) >= vocabulary);
-        match beyond {
-            Some(offset) => Err(DataError::Vocabulary { token: self.bytes[offset], offset, vocabulary }),
+        let (unit, known) = (self.numbers.unit(), self.numbers.known());
+        match self.numbers.beyond(vocabulary) {
+            Some((offset, token)) => Err(DataError::Vocabulary { unit, token, offset, known, vocabulary }),
             None => Ok(()),
+        }
+    }
+
+    /// Adds what tells these tokens from others.
+    pub(super) fn sum(&self, sum: &mut crc32fast::Hasher) {
+        match &self.numbers {
+            Numbers::Bytes(bytes) => sum.update(bytes),
+            Numbers::Ids { ids, .. } => ids.iter().for_each(|id| sum.update(&id.to_le_bytes())),
         }
     }
 }
@@ -133,8 +205,26 @@ mod tests {
     #[test]
     fn the_vocabulary_is_checked() {
         let tokens = Tokens::bytes(b"a\xffc", 1).unwrap();
-        assert_eq!(tokens.check(128, 1), Err(DataError::Vocabulary { token: 255, offset: 1, vocabulary: 128 }));
+        let beyond = DataError::Vocabulary { unit: "byte", token: 255, offset: 1, known: 256, vocabulary: 128 };
+        assert_eq!(tokens.check(128, 1), Err(beyond));
         assert_eq!(tokens.check(256, 1), Ok(()));
         assert_eq!(tokens.check(256, 2), Err(DataError::Length { found: 1, wanted: 2 }));
+        let tokens = Tokens::ids(vec![3, 70_000, 1], 100_000, 1).unwrap();
+        let beyond = tokens.check(70_000, 1).map_err(|error| error.to_string());
+        assert_eq!(beyond, Err("the text has token 70000 at offset 1, the model's vocabulary has 70000 tokens".into()));
+        assert_eq!(tokens.check(70_001, 1), Ok(()));
+    }
+
+    #[test]
+    fn tokens_of_a_tokenizer_are_drawn_like_bytes() {
+        let text: Vec<u8> = (0..200).collect();
+        let ids = text.iter().map(|byte| 1000 + u32::from(*byte)).collect();
+        let (bytes, ids) = (Tokens::bytes(&text, 8).unwrap(), Tokens::ids(ids, 2000, 8).unwrap());
+        assert_eq!((ids.len(), ids.seq_len()), (200, 8));
+        let [bytes, ids] = [bytes, ids].map(|tokens| tokens.batch(draw(3, 1), 4));
+        let above = |numbers: Vec<i32>| -> Vec<i32> { numbers.into_iter().map(|number| number + 1000).collect() };
+        assert_eq!((ids.inputs, ids.targets), (above(bytes.inputs), above(bytes.targets)));
+        let short = Tokens::ids(vec![1, 2], 3, 2).map(|_| ()).map_err(|error| error.to_string());
+        assert_eq!(short, Err("the text has 2 tokens, one sequence of 2 tokens and the one after it needs 3".into()));
     }
 }

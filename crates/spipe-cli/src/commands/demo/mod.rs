@@ -8,6 +8,7 @@ use super::{calibrate, compare, plan, simulate};
 use crate::{
     Failure, args,
     args::Format,
+    data::Words,
     input,
     measuring::{self, Request},
     output,
@@ -239,6 +240,7 @@ fn train(
         plan,
         program,
         data,
+        words: &Words::Bytes,
         bindings,
         steps: what.steps,
         seed: what.seed,

@@ -1,45 +1,15 @@
-//! Training data from files.
+//! Images with classes from a folder.
 
-use crate::{Failure, input, training};
+use super::{SYNTHETIC, placed};
+use crate::{Failure, training};
 use image::imageops::FilterType;
 use rayon::prelude::*;
 use spipe_base::{Diagnostic, Faults, Position};
-use spipe_exec::{Data, ImageShape, Images, Tokens};
-use spipe_model::Model;
+use spipe_exec::{ImageShape, Images};
 use std::path::{Path, PathBuf};
 
-/// The word for images that are made instead of read.
-const SYNTHETIC: &str = "synthetic";
-
-/// What `given` names for `model`: a text, `synthetic`, or a folder with a folder of images for each class.
-pub fn read(given: &str, model: &Model, seq_len: u64) -> Result<Data, Failure> {
-    match ImageShape::of(model) {
-        None => tokens(given, seq_len).map(Data::from),
-        Some(shape) if given == SYNTHETIC => Ok(Images::synthetic(shape).into()),
-        Some(shape) => folder(given, shape).map(Data::from),
-    }
-}
-
-/// The tokens of a text file, byte by byte.
-fn tokens(path: &str, seq_len: u64) -> Result<Tokens, Failure> {
-    Tokens::bytes(&input::bytes(path)?, seq_len).map_err(|error| placed(path, training::refuse(error.into())))
-}
-
-/// A failure of the input with its file.
-fn placed(path: &str, failure: Failure) -> Failure {
-    match failure {
-        Failure::Input(faults) => {
-            let position = Position { file: path.into(), line: 1, column: 1 };
-            let mut all = Faults::new();
-            faults.iter().for_each(|fault| all.push(fault.clone().at(position.clone())));
-            Failure::Input(all)
-        }
-        other => other,
-    }
-}
-
 /// The images of a folder: those of each folder in it are a class, classes and images in the order of their names.
-fn folder(path: &str, shape: ImageShape) -> Result<Images, Failure> {
+pub fn images(path: &str, shape: ImageShape) -> Result<Images, Failure> {
     if !Path::new(path).is_dir() {
         let hint = format!("name a folder with a folder of images for each class, or `{SYNTHETIC}`");
         return Err(Diagnostic::error(format!("`{path}` is no folder of images")).hint(hint).into());
@@ -53,7 +23,8 @@ fn folder(path: &str, shape: ImageShape) -> Result<Images, Failure> {
     let mut faults = Faults::new();
     let images = read.into_iter().filter_map(|image| image.map_err(|fault| faults.push(fault)).ok()).collect();
     faults.or(())?;
-    Images::new(shape.channels, shape.side, images).map_err(|error| placed(path, training::refuse(error.into())))
+    let start = Position { file: path.into(), line: 1, column: 1 };
+    Images::new(shape.channels, shape.side, images).map_err(|error| placed(&start, training::refuse(error.into())))
 }
 
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
@@ -108,23 +79,23 @@ mod tests {
         std::fs::write(cats.join("notes.txt"), "no image").unwrap();
         let path = folder.path().display().to_string();
         let shape = ImageShape { channels: 3, side: 2, classes: Some(2) };
-        let images = super::folder(&path, shape).unwrap();
+        let images = super::images(&path, shape).unwrap();
         assert_eq!((images.channels(), images.side(), images.classes()), (3, 2, 2));
         let red = decode(&dogs.join("a.png"), shape).unwrap();
         assert_eq!(red, [255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0]);
         std::fs::write(cats.join("c.png"), "broken").unwrap();
         std::fs::write(cats.join("d.png"), "broken").unwrap();
-        let broken = super::folder(&path, shape).unwrap_err().to_string();
+        let broken = super::images(&path, shape).unwrap_err().to_string();
         assert!(broken.contains("c.png` cannot be read as an image") && broken.contains("d.png"), "{broken}");
     }
 
     #[test]
     fn other_things_are_no_folders() {
         let shape = ImageShape { channels: 3, side: 2, classes: None };
-        let missing = super::folder("missing", shape).unwrap_err().to_string();
+        let missing = super::images("missing", shape).unwrap_err().to_string();
         assert!(missing.contains("`missing` is no folder of images\nhint: name a folder"), "{missing}");
         let empty = tempfile::tempdir().unwrap();
-        let none = super::folder(&empty.path().display().to_string(), shape).unwrap_err().to_string();
+        let none = super::images(&empty.path().display().to_string(), shape).unwrap_err().to_string();
         assert!(none.contains("there are no images"), "{none}");
     }
 }
