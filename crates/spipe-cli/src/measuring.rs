@@ -16,6 +16,8 @@ pub struct Request<'a> {
     /// Accelerators first, then one CPU.
     pub executors: Vec<Executor>,
     pub layers: Option<(&'a Model, Batch)>,
+    /// Whether also as they find the next token of a text.
+    pub tokens: bool,
     pub budget: Duration,
     /// Of each accelerator.
     pub memory: Bytes,
@@ -26,6 +28,8 @@ pub struct Request<'a> {
 
 /// What an emulated link adds to every copy.
 const LATENCY_US: f64 = 20.0;
+/// Sequences whose next token is found together.
+const SEQUENCES: [u64; 4] = [1, 2, 4, 8];
 /// The share of what one thread can copy that an emulated link may carry: a copy is paced, so it must be through before its time.
 const HEADROOM: f64 = 0.7;
 
@@ -51,8 +55,12 @@ pub fn executors(words: &[String], backend: Backend) -> Result<Vec<Executor>, Fa
 pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Failure> {
     let calibration = {
         let bar = bar();
-        let asked =
-            CalibrationRequest { executors: request.executors.clone(), layers: request.layers, budget: request.budget };
+        let asked = CalibrationRequest {
+            executors: request.executors.clone(),
+            layers: request.layers,
+            tokens: if request.tokens { SEQUENCES.to_vec() } else { Vec::new() },
+            budget: request.budget,
+        };
         let result = calibrate(&asked, &mut |progress| {
             bar.set_length(progress.of as u64);
             bar.set_position(progress.done as u64);

@@ -17,7 +17,11 @@ impl Roofline<'_> {
     /// `launch floor × kernels + max(FLOPs ÷ rate, bytes ÷ bandwidth)`; none if the device has no peak for the data type.
     pub fn time(&self, op: &Op) -> Option<Seconds> {
         let bytes = Bytes::new(op.elements_moved(self.attention) * self.element);
-        let moving = if bytes == Bytes::ZERO { Seconds::ZERO } else { bytes / self.device.elementwise_rate(bytes) };
+        let rate = match op {
+            Op::MatMul { .. } => self.device.matvec_rate(bytes),
+            _ => self.device.elementwise_rate(bytes),
+        };
+        let moving = if bytes == Bytes::ZERO { Seconds::ZERO } else { bytes / rate };
         let flops = op.flops();
         let computing = match op {
             Op::Elementwise { .. } => Seconds::ZERO,

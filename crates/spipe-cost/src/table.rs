@@ -286,8 +286,11 @@ fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) 
 
 /// What was measured of a layer on a device. Measurements of whole sequences say nothing about generating with a cache.
 fn measured(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Option<MeasuredLayer> {
-    let measured = roofline.device.layer_time(&layer.signature(workload.batch()), roofline.data_type);
-    measured.filter(|_| workload.mode != Mode::Generate)
+    let signature = match workload.mode {
+        Mode::Train | Mode::Infer => layer.signature(workload.batch()),
+        Mode::Generate => layer.generate_signature(workload.batch()),
+    };
+    roofline.device.layer_time(&signature, roofline.data_type)
 }
 
 /// Forward, backward-input and backward-weight from the best source there is. When generating, the times of a profiled layer are

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{Bytes, DeviceId, LayerId, LayerRange, Seconds};
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Optimizer, Source, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Batch, Model, Precision};
 
@@ -28,6 +28,11 @@ fn workload(mode: Mode, seq_len: u64, microbatch: u64) -> Workload {
 
 /// One GPU: 100 TFLOP/s, 1 TB/s, kernels start at once.
 fn machine() -> Hardware {
+    machine_with("")
+}
+
+/// The same, of which more has been measured.
+fn machine_with(measured: &str) -> Hardware {
     let text = "format-version = 1\nname = \"test\"\n\
         [[socket]]\nname = \"cpu0\"\ncores = 8\npeak = { f32 = \"1 TFLOP/s\" }\noptimizer-rate = \"2 Gparam/s\"\n\
         dram = { name = \"dram0\", capacity = \"64 GiB\", bandwidth = \"80 GB/s\" }\nsource = \"made up\"\n\
@@ -35,11 +40,49 @@ fn machine() -> Hardware {
         peak = { bf16 = \"100 TFLOP/s\" }\nsource = \"made up\"\n\
         matmul = { bf16 = [[\"1 FLOP\", \"100 TFLOP/s\"]] }\nelementwise = [[\"1 B\", \"1 TB/s\"]]\n\
         [[link]]\nname = \"pcie0\"\nbetween = [\"gpu0\", \"dram0\"]\nbandwidth = \"25 GB/s\"\n";
-    Hardware::from_toml("test.toml", text).unwrap()
+    Hardware::from_toml("test.toml", &text.replace("[[link]]", &format!("{measured}[[link]]"))).unwrap()
 }
 
 fn table(model: &Model, workload: &Workload) -> CostTable {
     CostTable::new(model, &machine(), workload).unwrap()
+}
+
+#[test]
+fn a_token_that_was_measured_takes_as_long() {
+    let model = model("llama2-7b");
+    let generating = workload(Mode::Generate, 2048, 4);
+    let block = LayerId::new(1);
+    let signature = model.layers()[block].generate_signature(generating.batch());
+    assert!(signature.ends_with(" b4 s2048 token"), "{signature}");
+    let measured = format!(
+        "[[gpu.layer-time]]\nlayer = \"{signature}\"\ndata-type = \"bf16\"\nforward = \"7 ms\"\n\
+         backward-input = \"0 ms\"\nbackward-weight = \"0 ms\"\n"
+    );
+    let hardware = machine_with(&measured);
+    let time = |workload| {
+        let time = *CostTable::new(&model, &hardware, &workload).unwrap().time(block, GPU).unwrap();
+        (time.source, time.forward)
+    };
+    assert_eq!(time(generating), (Source::Measured, Seconds::ms(7.0)));
+    for other in [workload(Mode::Generate, 2048, 2), workload(Mode::Generate, 1024, 4), workload(Mode::Infer, 2048, 4)] {
+        assert_eq!(time(other).0, Source::Roofline);
+    }
+}
+
+/// Matrices come from memory at the rate that was measured of them, norms and sums move at that of vectors.
+#[test]
+fn a_token_reads_its_weights_as_fast_as_was_measured() {
+    let model = model("llama2-7b");
+    let generating = workload(Mode::Generate, 2048, 1);
+    let block = LayerId::new(1);
+    let time = |hardware: &Hardware| {
+        CostTable::new(&model, hardware, &generating).unwrap().time(block, GPU).unwrap().forward
+    };
+    let (plain, slow) = (time(&machine()), time(&machine_with("matvec = [[\"1 MiB\", \"500 GB/s\"]]\n")));
+    // Four matrices of 4096 × 4096 and three of 4096 × 11008, at half the rate; vectors add little.
+    let weights = 2.0 * (4.0 * 4096.0 + 3.0 * 11_008.0) * 4096.0;
+    let more = weights / 500e9 - weights / 1e12;
+    assert!(((slow - plain).get() / more - 1.0).abs() < 2e-3, "{plain} {slow} {more}");
 }
 
 /// A token of Llama-2-7B reads every matrix once and its cache once: the bandwidth bounds it from below, and vectors of one token

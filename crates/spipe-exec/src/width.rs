@@ -11,11 +11,11 @@ macro_rules! for_each_width {
             fn body($($argument: $type),*) $body
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,fma")]
                 fn with_avx512($($argument: $type),*) {
                     body($($argument),*);
                 }
-                #[target_feature(enable = "avx2,f16c")]
+                #[target_feature(enable = "avx2,f16c,fma")]
                 fn with_avx2($($argument: $type),*) {
                     body($($argument),*);
                 }
@@ -56,5 +56,5 @@ pub(crate) fn has_avx512() -> bool {
 /// Whether the processor has what the 256-bit form needs.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") && is_x86_feature_detected!("fma")
 }

@@ -211,7 +211,7 @@ impl Builder<'_> {
 
 fn gpu(file: &GpuFile, memory: MemoryId) -> Device {
     let mut efficiency = Efficiency::new(file.efficiency.as_ref(), false);
-    measured_points(&mut efficiency, &file.matmul, &file.elementwise);
+    measured_points(&mut efficiency, &file.matmul, [&file.elementwise, &file.matvec]);
     Device {
         name: file.name.clone(),
         kind: DeviceKind::Gpu,
@@ -230,7 +230,7 @@ fn gpu(file: &GpuFile, memory: MemoryId) -> Device {
 
 fn socket(file: &SocketFile, memory: MemoryId, index: usize) -> Device {
     let mut efficiency = Efficiency::new(file.efficiency.as_ref(), true);
-    measured_points(&mut efficiency, &file.matmul, &file.elementwise);
+    measured_points(&mut efficiency, &file.matmul, [&file.elementwise, &file.matvec]);
     Device {
         name: file.name.clone(),
         kind: DeviceKind::Socket {
@@ -257,10 +257,12 @@ fn rates(peak: &Peak) -> std::collections::BTreeMap<crate::DataType, spipe_base:
     peak.iter().map(|(data_type, rate)| (*data_type, rate.0)).collect()
 }
 
-fn measured_points(efficiency: &mut Efficiency, matmul: &MatmulPoints, elementwise: &ElementwisePoints) {
+fn measured_points(efficiency: &mut Efficiency, matmul: &MatmulPoints, bandwidths: [&ElementwisePoints; 2]) {
     let plain = |points: &Vec<(Text<_>, Text<_>)>| points.iter().map(|(size, rate)| (size.0, rate.0)).collect();
     efficiency.matmul_points = matmul.iter().map(|(data_type, points)| (*data_type, plain(points))).collect();
-    efficiency.elementwise_points = elementwise.iter().map(|(size, rate)| (size.0, rate.0)).collect();
+    let [elementwise, matvec] = bandwidths.map(|points| points.iter().map(|(size, rate)| (size.0, rate.0)).collect());
+    efficiency.elementwise_points = elementwise;
+    efficiency.matvec_points = matvec;
 }
 
 fn layer_times(times: &[LayerTimeFile]) -> std::collections::BTreeMap<(String, crate::DataType), MeasuredLayer> {

@@ -114,7 +114,7 @@ impl Table<'_, '_> {
         }
     }
 
-    fn rates(&mut self, peak: &Peak, matmul: &MatmulPoints, elementwise: &ElementwisePoints) {
+    fn rates(&mut self, peak: &Peak, matmul: &MatmulPoints, bandwidths: [&ElementwisePoints; 2]) {
         if peak.is_empty() && matmul.is_empty() {
             self.error("peak", "has no arithmetic rate (write one like `peak = { f32 = \"1.5 TFLOP/s\" }`)");
         }
@@ -130,8 +130,10 @@ impl Table<'_, '_> {
                 self.report.push(&format!("{}.matmul.{data_type}", self.path), Diagnostic::warning(message));
             }
         }
-        let sizes: Vec<f64> = elementwise.iter().map(|(bytes, _)| bytes.as_f64()).collect();
-        self.ascending("elementwise", &sizes);
+        for (key, points) in ["elementwise", "matvec"].into_iter().zip(bandwidths) {
+            let sizes: Vec<f64> = points.iter().map(|(bytes, _)| bytes.as_f64()).collect();
+            self.ascending(key, &sizes);
+        }
     }
 
     fn ascending(&mut self, key: &str, sizes: &[f64]) {
@@ -187,7 +189,7 @@ fn socket(Placed { path, item }: &Placed<SocketFile>, report: &mut Report<'_>) {
     let mut table = Table { title: format!("socket `{}`", item.name), path, report };
     table.positive("cores", Some(item.cores));
     table.positive("memory-channels", item.memory_channels);
-    table.rates(&item.peak, &item.matmul, &item.elementwise);
+    table.rates(&item.peak, &item.matmul, [&item.elementwise, &item.matvec]);
     table.efficiency(item.efficiency.as_ref());
     table.layer_times(&item.layer_time);
     table.source(item.source.as_ref(), item.measured.as_ref());
@@ -198,7 +200,7 @@ fn socket(Placed { path, item }: &Placed<SocketFile>, report: &mut Report<'_>) {
 fn gpu(Placed { path, item }: &Placed<GpuFile>, report: &mut Report<'_>) {
     let mut table = Table { title: format!("gpu `{}`", item.name), path, report };
     table.capacity(("memory", *item.memory), ("reserved", item.reserved));
-    table.rates(&item.peak, &item.matmul, &item.elementwise);
+    table.rates(&item.peak, &item.matmul, [&item.elementwise, &item.matvec]);
     table.efficiency(item.efficiency.as_ref());
     table.layer_times(&item.layer_time);
     table.positive("cores", item.cores);

@@ -148,6 +148,13 @@ impl Device {
         self.efficiency.elementwise_rate(bytes).or_else(modelled).unwrap_or(peak)
     }
 
+    /// The bandwidth at which a matrix product moves that many bytes where it is bound by memory, as with few rows: what was
+    /// measured of a matrix that comes from memory, otherwise that of any memory-bound kernel.
+    pub fn matvec_rate(&self, bytes: Bytes) -> BytesPerSecond {
+        let measured = self.efficiency.matvec_rate(bytes.max(Bytes::new(1)));
+        measured.unwrap_or_else(|| self.elementwise_rate(bytes))
+    }
+
     /// The measured times of exactly that layer and batch on this device, if there are any.
     pub fn layer_time(&self, signature: &str, data_type: DataType) -> Option<MeasuredLayer> {
         self.layer_times.get(&(signature.into(), data_type)).copied()

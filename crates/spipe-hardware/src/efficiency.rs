@@ -19,6 +19,8 @@ pub struct Efficiency {
     pub matmul_points: BTreeMap<DataType, Vec<(Flops, FlopsPerSecond)>>,
     /// Measured bandwidths of memory-bound kernels, ascending in bytes moved.
     pub elementwise_points: Vec<(Bytes, BytesPerSecond)>,
+    /// Measured bandwidths of products of a row with a matrix that comes from memory, ascending in bytes of the matrix.
+    pub matvec_points: Vec<(Bytes, BytesPerSecond)>,
 }
 
 /// A rate that approaches a fraction of the peak as operations grow.
@@ -70,6 +72,7 @@ impl Efficiency {
             elementwise: or(elementwise.0, elementwise.1, defaults.elementwise),
             matmul_points: BTreeMap::new(),
             elementwise_points: Vec::new(),
+            matvec_points: Vec::new(),
         }
     }
 
@@ -79,12 +82,17 @@ impl Efficiency {
     }
 
     pub(crate) fn elementwise_rate(&self, bytes: Bytes) -> Option<BytesPerSecond> {
-        if self.elementwise_points.is_empty() {
-            return None;
-        }
-        let points = self.elementwise_points.iter().map(|(size, rate)| (size.as_f64(), rate.get()));
-        BytesPerSecond::new(interpolate(points, bytes.as_f64()))
+        bandwidth(&self.elementwise_points, bytes)
     }
+
+    pub(crate) fn matvec_rate(&self, bytes: Bytes) -> Option<BytesPerSecond> {
+        bandwidth(&self.matvec_points, bytes)
+    }
+}
+
+/// None without points.
+fn bandwidth(points: &[(Bytes, BytesPerSecond)], bytes: Bytes) -> Option<BytesPerSecond> {
+    BytesPerSecond::new(interpolate(points.iter().map(|(size, rate)| (size.as_f64(), rate.get())), bytes.as_f64()))
 }
 
 /// The rate at `size` among points ascending in size: linear over ln(size), constant beyond the ends.

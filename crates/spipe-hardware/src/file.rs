@@ -98,6 +98,9 @@ pub struct SocketFile {
     /// Measured bandwidths of memory-bound kernels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub elementwise: ElementwisePoints,
+    /// Measured bandwidths of products of a row with a matrix that comes from memory, by the bytes of the matrix.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matvec: ElementwisePoints,
     /// Measured layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer_time: Vec<LayerTimeFile>,
@@ -165,6 +168,9 @@ pub struct GpuFile {
     /// Measured bandwidths of memory-bound kernels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub elementwise: ElementwisePoints,
+    /// Measured bandwidths of products of a row with a matrix that comes from memory, by the bytes of the matrix.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matvec: ElementwisePoints,
     /// Measured layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer_time: Vec<LayerTimeFile>,
@@ -322,6 +328,7 @@ impl SocketFile {
             efficiency: None,
             matmul: MatmulPoints::new(),
             elementwise: ElementwisePoints::new(),
+            matvec: ElementwisePoints::new(),
             layer_time: Vec::new(),
             measured: None,
             source: None,
@@ -358,6 +365,7 @@ impl GpuFile {
             efficiency: None,
             matmul: MatmulPoints::new(),
             elementwise: ElementwisePoints::new(),
+            matvec: ElementwisePoints::new(),
             layer_time: Vec::new(),
             measured: None,
             source: None,

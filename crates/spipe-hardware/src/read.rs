@@ -383,12 +383,12 @@ tables! {
     HardwareFile "hardware file" { format_version name description socket gpu nvme root_complex switch nic link }
     SocketFile "socket" {
         name cores peak optimizer_rate dram numa_node memory_channels vector_extensions launch_floor efficiency matmul elementwise
-        layer_time measured source
+        matvec layer_time measured source
     }
     DramFile "dram" { name capacity bandwidth reserved pageable_bandwidth }
     GpuFile "gpu" {
-        name memory memory_bandwidth peak reserved launch_floor peer_access emulated cores efficiency matmul elementwise layer_time
-        measured source
+        name memory memory_bandwidth peak reserved launch_floor peer_access emulated cores efficiency matmul elementwise matvec
+        layer_time measured source
     }
     EfficiencyFile "table of efficiencies" {
         matmul_fraction matmul_startup elementwise_fraction elementwise_startup source

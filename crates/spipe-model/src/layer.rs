@@ -204,6 +204,12 @@ impl Layer {
         format!("{kind} b{} s{}", seen.microbatch, seen.seq_len)
     }
 
+    /// The same of the next token of each sequence behind `batch.seq_len` − 1 others ([`Self::generate_work`]).
+    pub fn generate_signature(&self, batch: Batch) -> String {
+        let whole = self.signature(batch);
+        if self.tokens.is_some() { whole } else { whole + " token" }
+    }
+
     /// The measured times of a profiled layer on a device, scaled to `batch`; `None` for other layers, and where neither
     /// the device nor its kind was measured.
     pub fn profile(&self, device_name: &str, is_gpu: bool, batch: Batch) -> Option<ProfiledTime> {

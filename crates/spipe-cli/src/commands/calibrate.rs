@@ -27,6 +27,7 @@ pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
         name: "this-machine",
         executors: measuring::executors(&what.devices, backend)?,
         layers,
+        tokens: true,
         budget: Duration::from_secs_f64(what.time_limit.get()),
         memory: what.emulated_memory,
         link: what.emulated_link,

@@ -174,6 +174,7 @@ fn machine(what: &args::PredictionError, model: &Model, executors: &[Executor]) 
         name: "this-machine",
         executors: executors.to_vec(),
         layers: Some((model, workload(model).batch())),
+        tokens: false,
         budget: Duration::from_secs_f64(what.time_limit.get()),
         // More than the model needs: caps are for planners, and no planner is asked here.
         memory: Bytes::new(model.parameters() * 64),

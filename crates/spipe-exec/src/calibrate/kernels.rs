@@ -1,7 +1,7 @@
 //! Rates of single operations.
 
 use super::clock::{Clock, repeat, repeat_many};
-use crate::{AdamW, layers::Matrix, optimizer::Moments, passes};
+use crate::{AdamW, kernels, layers::Matrix, optimizer::Moments, passes};
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Kernels {
     pub matmul: Vec<(Flops, FlopsPerSecond)>,
     pub elementwise: Vec<(Bytes, BytesPerSecond)>,
+    pub matvec: Vec<(Bytes, BytesPerSecond)>,
     pub memory_bandwidth: BytesPerSecond,
     pub copy_rate: BytesPerSecond,
     pub optimizer_rate: ParamsPerSecond,
@@ -18,12 +19,17 @@ pub(super) struct Kernels {
 }
 
 /// How many measurements [`measure`] makes, as shares of the time.
-pub(super) const COUNT: usize = 6;
+pub(super) const COUNT: usize = 7;
 
 /// Sides of the square matrices.
 const SIDES: [usize; 7] = [32, 64, 128, 256, 512, 1024, 2048];
 /// Numbers in each operand of a sum.
 const ELEMENTS: [usize; 6] = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
+/// Sides of the square matrices that one row is multiplied with.
+const WEIGHTS: [usize; 5] = [128, 256, 512, 1024, 2048];
+/// Numbers of all matrices that are multiplied with in turn: as much as a small model has, which comes from beyond the
+/// second-level caches.
+const ALL_WEIGHTS: usize = 12 << 20;
 /// Bytes of each of two arrays that are copied: more than second-level caches hold.
 const COPIED: usize = 64 << 20;
 /// Parameters that are stepped: four arrays of 16 MiB.
@@ -36,6 +42,8 @@ pub(super) fn measure(device: &Device, clock: &mut Clock, tell: &(dyn Fn(String)
     done("matrix products");
     let elementwise = elementwise(device, clock);
     done("sums of tensors");
+    let matvec = matvec(device, clock);
+    done("products of one row");
     let memory_bandwidth = memory_bandwidth(clock);
     done("memory bandwidth");
     let copy_rate = copy_rate(device, clock);
@@ -44,7 +52,7 @@ pub(super) fn measure(device: &Device, clock: &mut Clock, tell: &(dyn Fn(String)
     done("optimizer");
     let launch_floor = launch_floor(device, clock);
     done("launch floor");
-    Kernels { matmul, elementwise, memory_bandwidth, copy_rate, optimizer_rate, launch_floor }
+    Kernels { matmul, elementwise, matvec, memory_bandwidth, copy_rate, optimizer_rate, launch_floor }
 }
 
 /// Computes until `go_on` says no.
@@ -103,6 +111,29 @@ fn elementwise(device: &Device, clock: &mut Clock) -> Vec<(Bytes, BytesPerSecond
         let sample = clock.note(repeat(share, || timed(device, || a.clone() + b.clone())));
         let bytes = Bytes::new(12 * count as u64);
         points.push((bytes, rate(bytes, sample.median)));
+        if clock.is_over() {
+            break;
+        }
+    }
+    points
+}
+
+/// Products of one row with one matrix after the other.
+fn matvec(device: &Device, clock: &mut Clock) -> Vec<(Bytes, BytesPerSecond)> {
+    let share = clock.take(1) / WEIGHTS.len() as u32;
+    let mut points = Vec::new();
+    for side in WEIGHTS {
+        let row = filled(device, [1, side]).autodiff();
+        let weight = filled(device, [side, side]);
+        let copy = || weight.clone().add_scalar(1e-3).autodiff();
+        let weights: Vec<Matrix> = (0..ALL_WEIGHTS / (side * side)).map(|_| copy()).collect();
+        let mut products = Vec::with_capacity(weights.len());
+        let sample = repeat(share, || {
+            products.clear();
+            timed(device, || products.extend(weights.iter().map(|weight| kernels::matmul(row.clone(), weight.clone()))))
+        });
+        let bytes = Bytes::new(4 * (side * side) as u64);
+        points.push((bytes, rate(bytes, clock.note(sample).median * (1.0 / weights.len() as f64))));
         if clock.is_over() {
             break;
         }

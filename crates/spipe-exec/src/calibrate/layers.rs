@@ -18,13 +18,32 @@ use std::time::{Duration, Instant};
 /// One kind of layer.
 pub(super) struct Kind<'a> {
     pub signature: String,
-    layer: &'a Layer,
-    unit: Unit,
-    model: &'a Model,
+    pub layer: &'a Layer,
+    pub unit: Unit,
+    pub model: &'a Model,
     /// How many of them are run in a row: weights then come from as far away as in a run.
-    copies: usize,
-    batch: Batch,
+    pub copies: usize,
+    pub batch: Batch,
     work: LayerWork,
+}
+
+impl Kind<'_> {
+    /// The copies.
+    pub fn units(&self) -> Vec<Unit> {
+        (0..self.copies as u32).map(|index| self.unit.copy(self.model, index)).collect()
+    }
+
+    /// Those of each copy.
+    pub fn parameters(&self, device: &Device) -> Tensors {
+        let copy = |copy: usize| {
+            let tensor = |parameter: &crate::layers::Parameter| {
+                let numbers = initial(copy as u64, LayerId::new(0), parameter);
+                Tensor::from_data(TensorData::new(numbers, parameter.shape), device)
+            };
+            self.unit.parameters().iter().map(tensor).collect()
+        };
+        (0..self.copies).map(copy).collect()
+    }
 }
 
 /// Copies in a row at most.
@@ -49,7 +68,7 @@ pub(super) fn kinds(model: &Model, batch: Batch) -> Result<Vec<Kind<'_>>, Faults
 }
 
 /// What the outputs of `layers` come to side by side.
-fn shape(model: &Model, layers: &[LayerId], batch: Batch) -> [usize; 2] {
+pub(super) fn shape(model: &Model, layers: &[LayerId], batch: Batch) -> [usize; 2] {
     let numbers = layers.iter().map(|layer| model.layers()[*layer].boundary(batch, Precision::Fp32));
     let numbers = numbers.sum::<Bytes>().get() / Precision::Fp32.bytes();
     let tokens = |layer: &Layer| match layer.kind {
@@ -121,13 +140,6 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(kind: &Kind<'_>, device: &'a Device) -> Result<Self, String> {
-        let parameters = (0..kind.copies).map(|copy| {
-            let tensor = |parameter: &crate::layers::Parameter| {
-                let numbers = initial(copy as u64, LayerId::new(0), parameter);
-                Tensor::from_data(TensorData::new(numbers, parameter.shape), device)
-            };
-            kind.unit.parameters().iter().map(tensor).collect()
-        });
         let activation = |layers: &[LayerId]| filled(device, shape(kind.model, layers, kind.batch));
         let inputs = &kind.layer.inputs;
         let text = || Tokens::bytes(&vec![1; kind.batch.seq_len as usize + 1], kind.batch.seq_len).map(Data::from);
@@ -135,8 +147,8 @@ impl<'a> Bench<'a> {
         let draw = Draw { seed: 0, step: 0, microbatch: 0 };
         let microbatch = data.microbatch(draw, kind.batch.microbatch as usize);
         Ok(Self {
-            units: (0..kind.copies as u32).map(|index| kind.unit.copy(kind.model, index)).collect(),
-            parameters: parameters.collect(),
+            units: kind.units(),
+            parameters: kind.parameters(device),
             input: if inputs.is_empty() { Signal::Tokens } else { Signal::Hidden(activation(inputs)) },
             gradient: (!kind.unit.yields_loss()).then(|| activation(&[kind.unit.id()])),
             feed: Feed::new(&microbatch, &Reading::of(kind.model), device),

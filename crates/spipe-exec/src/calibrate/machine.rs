@@ -57,7 +57,8 @@ fn socket_file(measured: &Measured, machine: &EmulatedMachine) -> SocketFile {
     socket.peak = peak(measured);
     socket.launch_floor = Some(Text(measured.launch_floor));
     socket.matmul = matmul(measured);
-    socket.elementwise = elementwise(measured);
+    socket.elementwise = bandwidths(&measured.elementwise);
+    socket.matvec = bandwidths(&measured.matvec);
     socket.layer_time = layer_times(measured);
     socket.measured = Some(machine.measured.clone());
     socket
@@ -70,7 +71,8 @@ fn gpu_file(name: &str, measured: &Measured, machine: &EmulatedMachine) -> GpuFi
     gpu.peak = peak(measured);
     gpu.launch_floor = Some(Text(measured.launch_floor));
     gpu.matmul = matmul(measured);
-    gpu.elementwise = elementwise(measured);
+    gpu.elementwise = bandwidths(&measured.elementwise);
+    gpu.matvec = bandwidths(&measured.matvec);
     gpu.layer_time = layer_times(measured);
     gpu.measured = Some(machine.measured.clone());
     gpu
@@ -100,8 +102,8 @@ fn matmul(measured: &Measured) -> MatmulPoints {
     MatmulPoints::from([(DataType::F32, points)])
 }
 
-fn elementwise(measured: &Measured) -> ElementwisePoints {
-    measured.elementwise.iter().map(|(bytes, rate)| (Text(*bytes), Text(*rate))).collect()
+fn bandwidths(points: &[(Bytes, BytesPerSecond)]) -> ElementwisePoints {
+    points.iter().map(|(bytes, rate)| (Text(*bytes), Text(*rate))).collect()
 }
 
 fn layer_times(measured: &Measured) -> Vec<LayerTimeFile> {

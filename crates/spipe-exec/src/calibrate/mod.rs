@@ -8,6 +8,7 @@ mod clock;
 mod kernels;
 mod layers;
 mod machine;
+mod tokens;
 
 pub use machine::{EmulatedMachine, emulated_machine};
 
@@ -31,6 +32,8 @@ pub struct CalibrationRequest<'a> {
     pub executors: Vec<Executor>,
     /// A model whose layers are measured, and their microbatch.
     pub layers: Option<(&'a Model, Batch)>,
+    /// Of how many sequences they are also measured as they find the next token.
+    pub tokens: Vec<u64>,
     /// How long all of it may take.
     pub budget: Duration,
 }
@@ -71,6 +74,8 @@ pub struct Measured {
     pub matmul: Vec<(Flops, FlopsPerSecond)>,
     /// Sums of two f32 tensors: bytes read and written, rate.
     pub elementwise: Vec<(Bytes, BytesPerSecond)>,
+    /// Products of one row with matrices that come from memory: bytes of one matrix, rate.
+    pub matvec: Vec<(Bytes, BytesPerSecond)>,
     /// A copy of much memory by all cores, reads and writes together.
     pub memory_bandwidth: BytesPerSecond,
     /// A copy between devices by one thread, without pacing: bytes that arrive.
@@ -122,6 +127,7 @@ pub fn calibrate(
         Some((model, batch)) => layers::kinds(model, *batch).map_err(RunError::Unsupported)?,
         None => Vec::new(),
     };
+    let work = Work { kinds: &kinds, tokens: &request.tokens };
     let sites = executors.iter().map(Site::open).collect::<Result<Vec<Site>, RunError>>()?;
     let devices: Vec<(&Executor, &Site)> = executors.iter().zip(&sites).collect();
     let rounds = rounds(&executors);
@@ -131,7 +137,7 @@ pub fn calibrate(
     let mut results: Vec<(usize, Measured)> = Vec::with_capacity(sites.len());
     for round in rounds {
         let together: Vec<_> = round.iter().map(|index| devices[*index]).collect();
-        let measured = measure_together(&together, &kinds, budget, &mut |executor, what| {
+        let measured = measure_together(&together, work, budget, &mut |executor, what| {
             done += 1;
             on_progress(&Progress { executor: executor.to_string(), what, done, of });
         })?;
@@ -157,10 +163,18 @@ fn rounds(executors: &[Executor]) -> Vec<Vec<usize>> {
     rounds
 }
 
+/// What is measured beside single operations.
+#[derive(Clone, Copy)]
+struct Work<'a> {
+    kinds: &'a [layers::Kind<'a>],
+    /// Sequences whose next token is found.
+    tokens: &'a [u64],
+}
+
 /// Measures devices that do not share a core, all at the same time.
 fn measure_together(
     devices: &[(&Executor, &Site)],
-    kinds: &[layers::Kind<'_>],
+    work: Work<'_>,
     budget: Duration,
     on_progress: &mut dyn FnMut(&Executor, String),
 ) -> Result<Vec<Measured>, RunError> {
@@ -178,8 +192,8 @@ fn measure_together(
                         // Nobody listening is no reason to stop measuring.
                         let _ = sender.send((index, what));
                     };
-                    let clock = Clock::new(start, budget, kernels::COUNT + 3 * kinds.len());
-                    let measured = catch_unwind(AssertUnwindSafe(|| measure(site, executor, kinds, (clock, &tell))));
+                    let clock = Clock::new(start, budget, kernels::COUNT + work.shares());
+                    let measured = catch_unwind(AssertUnwindSafe(|| measure(site, executor, work, (clock, &tell))));
                     busy.fetch_sub(1, Ordering::Relaxed);
                     if measured.is_ok() {
                         site.compute(|| kernels::keep_busy(&site.device, || busy.load(Ordering::Relaxed) > 0)).ok();
@@ -202,6 +216,13 @@ fn measure_together(
     })
 }
 
+impl Work<'_> {
+    /// Of the time.
+    fn shares(self) -> usize {
+        self.kinds.len() * (3 + self.tokens.len())
+    }
+}
+
 fn failed(executor: &Executor, message: String) -> RunError {
     RunError::Lane { lane: executor.to_string(), action: "a measurement".into(), message }
 }
@@ -210,7 +231,7 @@ fn failed(executor: &Executor, message: String) -> RunError {
 fn measure(
     site: &Site,
     executor: &Executor,
-    kinds: &[layers::Kind<'_>],
+    work: Work<'_>,
     (mut clock, tell): (Clock, &(dyn Fn(String) + Sync)),
 ) -> Result<Measured, RunError> {
     let kernels = site.compute(|| kernels::measure(&site.device, &mut clock, tell));
@@ -220,6 +241,7 @@ fn measure(
         executor: executor.clone(),
         matmul: kernels.matmul,
         elementwise: kernels.elementwise,
+        matvec: kernels.matvec,
         memory_bandwidth: kernels.memory_bandwidth,
         copy_rate: kernels.copy_rate,
         optimizer_rate: kernels.optimizer_rate,
@@ -228,7 +250,11 @@ fn measure(
         skipped: Vec::new(),
         spread: clock.largest_spread(),
     };
-    for kind in kinds {
+    for kind in work.kinds {
+        match site.compute(|| tokens::measure(kind, work.tokens, &site.device, &mut clock)) {
+            Ok(layers) => measured.layers.extend(layers),
+            Err(message) => return Err(failed(executor, message)),
+        }
         match site.compute(|| layers::measure(kind, &site.device, &mut clock, best)) {
             Ok(Ok(layer)) => measured.layers.push(layer),
             Ok(Err(skipped)) => measured.skipped.push(skipped),

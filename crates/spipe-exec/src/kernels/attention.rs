@@ -36,6 +36,11 @@ pub(crate) struct Attention {
     pub sees: Arc<[(usize, usize)]>,
 }
 
+/// Products of numbers that are worth waking a thread for: some 20 µs.
+const TASK: usize = 1 << 18;
+/// Rows that one task copies.
+const ROWS: usize = 16;
+
 /// A head of one sequence, positions × channels.
 type Head = Vec<f32>;
 
@@ -127,7 +132,7 @@ impl Attention {
     /// Rows of all heads again, from (sequence, head) in this order.
     fn rows(&self, (heads, tokens): (usize, usize), parts: &[Head]) -> Vec<f32> {
         let mut rows = vec![0.0; self.batch.0 * tokens * heads * self.width];
-        rows.par_chunks_exact_mut(heads * self.width).enumerate().for_each(|(token, row)| {
+        rows.par_chunks_exact_mut(heads * self.width).with_min_len(ROWS).enumerate().for_each(|(token, row)| {
             let (sequence, position) = (token / tokens, token % tokens);
             for (head, to) in row.chunks_exact_mut(self.width).enumerate() {
                 let from = &parts[sequence * heads + head];
@@ -169,7 +174,14 @@ impl Attention {
 
     /// Sequence and head of each task.
     fn tasks(&self, heads: usize) -> impl IndexedParallelIterator<Item = (usize, usize)> {
-        (0..self.batch.0 * heads).into_par_iter().with_max_len(1).map(move |task| (task / heads, task % heads))
+        let count = self.batch.0 * heads;
+        let each = 2 * self.tokens() * self.keys * self.width * self.heads / heads;
+        let together = if each * count < TASK { count } else { 1 };
+        (0..count)
+            .into_par_iter()
+            .with_min_len(together)
+            .with_max_len(together.max(1))
+            .map(move |task| (task / heads, task % heads))
     }
 
     /// Gradients of the queries of some heads, and of the keys and values that they share.

@@ -2,7 +2,10 @@
 //!
 //! Columns of the result are taken in panels of 64, rows in tiles of 6, so that a tile's sums fill the 32 vector registers of
 //! AVX-512 (Goto, van de Geijn 2008). AVX2 computes a tile in quarters. Each sum is one chain of fused multiply-adds along the
-//! inner dimension, in its order: the result does not depend on the number of threads nor on the width of the vectors.
+//! inner dimension, in its order: the result does not depend on the number of threads nor on the width of the vectors. Products
+//! of few rows are found without packing ([`few`]).
+
+mod few;
 
 use rayon::prelude::*;
 
@@ -130,6 +133,14 @@ fn multiply_on(threads: usize, a: View<'_>, b: View<'_>, out: &mut [f32]) {
     if a.columns == 0 {
         return out.fill(0.0);
     }
+    if a.rows <= few::MOST {
+        return few::multiply(threads, a, b, out);
+    }
+    packed(threads, a, b, out);
+}
+
+/// The product by tiles.
+fn packed(threads: usize, a: View<'_>, b: View<'_>, out: &mut [f32]) {
     let target = Target { start: out.as_mut_ptr(), steps: [b.columns, 1] };
     // The right factor is repacked for every group of rows, which is cheap where its rows lie in one piece.
     if b.steps[1] > b.steps[0] {
@@ -354,6 +365,32 @@ mod tests {
             let mut shared = vec![f32::NAN; rows * columns];
             pool.install(|| multiply(left, right, &mut shared));
             prop_assert_eq!(out, shared);
+        }
+    }
+
+    proptest! {
+        /// Whether a row is computed among few or among many changes no bit where the right factor lies row by row, and nothing
+        /// beyond rounding where it lies the other way round.
+        #[test]
+        fn few_rows_are_those_of_many(
+            (rows, inner, columns) in (1usize..=few::MOST, 1usize..1200, 1usize..300),
+            turned in any::<[bool; 2]>(),
+        ) {
+            let (a, b) = (numbers(rows * inner, 5), numbers(inner * columns, 6));
+            let view = |numbers, [rows, columns]: [usize; 2], turned| {
+                if turned { View::new(numbers, [columns, rows]).transposed() } else { View::new(numbers, [rows, columns]) }
+            };
+            let (left, right) = (view(&a, [rows, inner], turned[0]), view(&b, [inner, columns], turned[1]));
+            let mut out = [vec![f32::NAN; rows * columns], vec![f32::NAN; rows * columns]];
+            few::multiply(1, left, right, &mut out[0]);
+            packed(1, left, right, &mut out[1]);
+            let [few, many] = out;
+            if !turned[1] || columns == 1 || inner == 1 {
+                prop_assert_eq!(&few, &many);
+            }
+            for (few, many) in few.iter().zip(&many) {
+                prop_assert!((few - many).abs() < 1e-7 * inner as f32 + 1e-6, "{few} {many}");
+            }
         }
     }
 

@@ -3,6 +3,9 @@
 use super::{Angles, Array, Kernel, Made};
 use rayon::prelude::*;
 
+/// Rows that one task turns.
+const ROWS: usize = 16;
+
 /// Turns every head of rows of tokens × (heads · width), as [`Attention`](super::Attention) does with its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
@@ -19,7 +22,7 @@ impl Turn {
             return rows;
         }
         let positions = self.angles.cosines.len() / half;
-        rows.par_chunks_exact_mut(shape[1]).enumerate().for_each(|(token, row)| {
+        rows.par_chunks_exact_mut(shape[1]).with_min_len(ROWS).enumerate().for_each(|(token, row)| {
             let at = token % positions * half;
             let (cosines, sines) = (&self.angles.cosines[at..at + half], &self.angles.sines[at..at + half]);
             for head in row.chunks_exact_mut(self.width) {

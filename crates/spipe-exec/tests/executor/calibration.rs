@@ -14,6 +14,7 @@ fn a_short_calibration_measures_everything_in_time() {
     let request = CalibrationRequest {
         executors: vec!["emulated:0".parse().unwrap(), "cpu:0".parse().unwrap()],
         layers: Some((&model, batch)),
+        tokens: vec![1, 4],
         budget: Duration::from_secs(4),
     };
     let start = Instant::now();
@@ -21,12 +22,12 @@ fn a_short_calibration_measures_everything_in_time() {
     let measured = calibrate(&request, &mut |step| progress.push(step.clone())).unwrap();
     // Every measurement is made twice at least, however little time there is.
     assert!(start.elapsed() < Duration::from_secs(12), "{:?}", start.elapsed());
-    assert_eq!(progress.last().map(|last| (last.done, last.of)), Some((18, 18)));
+    assert_eq!(progress.last().map(|last| (last.done, last.of)), Some((20, 20)));
     assert_eq!(measured.devices.len(), 2);
     for device in &measured.devices {
-        assert!(device.matmul.len() >= 3 && device.elementwise.len() >= 3, "{device:?}");
+        assert!(device.matmul.len() >= 3 && device.elementwise.len() >= 3 && device.matvec.len() >= 3, "{device:?}");
         let signatures: Vec<&str> = device.layers.iter().map(|layer| layer.signature.as_str()).collect();
-        assert_eq!(signatures.len(), 3, "embedding, block, head: {signatures:?} {:?}", device.skipped);
+        assert_eq!(signatures.len(), 9, "embedding, block, head: {signatures:?} {:?}", device.skipped);
     }
     let parts = EmulatedMachine {
         name: "here".into(),
@@ -42,6 +43,10 @@ fn a_short_calibration_measures_everything_in_time() {
     let gpu = &machine.devices()[machine.device("gpu0").unwrap()];
     assert!(gpu.emulated);
     for layer in model.layers() {
+        for sequences in [1, 4] {
+            let signature = layer.generate_signature(Batch { microbatch: sequences, ..batch });
+            assert!(gpu.layer_time(&signature, DataType::F32).is_some(), "{signature}");
+        }
         assert!(gpu.layer_time(&layer.signature(batch), DataType::F32).is_some(), "{}", layer.name);
     }
     let (vram, dram) = (machine.memory("gpu0").unwrap(), machine.memory("dram0").unwrap());

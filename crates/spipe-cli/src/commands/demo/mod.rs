@@ -151,6 +151,7 @@ fn measure(
         name: "this-machine",
         executors: executors.to_vec(),
         layers: Some((model, workload.batch())),
+        tokens: false,
         budget: CALIBRATION,
         memory: cap,
         link: BytesPerSecond::gb(LINK_GB),

@@ -1,0 +1,175 @@
+//! Products of few rows with a matrix that is read once, as it lies: what finding the next token of a text is made of.
+//!
+//! ```text
+//!             columns of one task
+//!           ┌─────────┬─────────┐
+//! row ──────┤ 8 rows  │         │   sums += row[k] · matrix[k], k after k: eight streams that are read side by side,
+//!           │ 8 rows  │         │   and sums that stay in the first-level cache
+//!           └─────────┴─────────┘
+//! ```
+//!
+//! Packing pays where many rows use what has been packed; here each number of the matrix is used as often as there are rows, and
+//! the product takes as long as memory takes to bring it. Sums follow the inner dimension in the order of the tiles, to the bit,
+//! unless the matrix lies the other way round: then each is one of dot products in 64 sums side by side.
+
+use super::{DEPTH, View, store};
+use crate::width::for_each_width;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// More rows than this are worth packing for.
+pub(super) const MOST: usize = 8;
+/// Rows of the matrix that are read side by side.
+const DEEP: usize = 8;
+/// Rows of the result that are summed side by side.
+const QUAD: usize = 4;
+/// Columns of the matrix that are read in one go: eight rows of 4 KiB fit into the first-level cache.
+const WIDEST: usize = 1024;
+/// Bytes of the matrix that are worth waking a thread for: some 20 µs of reading.
+const TASK: usize = 256 << 10;
+/// Sums of a dot product side by side: four vectors of AVX-512.
+const LANES: usize = 64;
+
+for_each_width! {
+    /// Adds eight rows to the sums of one row of the result, each times its factor, one after the other.
+    fn add_eight(factors: [f32; DEEP], rows: [&[f32]; DEEP], sums: &mut [f32]) {
+        let rows = rows.map(|row| &row[..sums.len()]);
+        for (column, sum) in sums.iter_mut().enumerate() {
+            for (factor, row) in factors.iter().zip(rows) {
+                *sum = factor.mul_add(row[column], *sum);
+            }
+        }
+    }
+
+    /// Adds four rows to the sums of four rows of the result.
+    fn add_four(factors: [[f32; QUAD]; QUAD], rows: [&[f32]; QUAD], sums: [&mut [f32]; QUAD]) {
+        let columns = rows[0].len();
+        let rows = rows.map(|row| &row[..columns]);
+        let [a, b, c, d] = sums.map(|sums| &mut sums[..columns]);
+        for column in 0..columns {
+            let mut found = [a[column], b[column], c[column], d[column]];
+            for (depth, row) in rows.iter().enumerate() {
+                for (sum, factors) in found.iter_mut().zip(&factors) {
+                    *sum = factors[depth].mul_add(row[column], *sum);
+                }
+            }
+            [a[column], b[column], c[column], d[column]] = found;
+        }
+    }
+
+    fn add_one(factor: f32, row: &[f32], sums: &mut [f32]) {
+        for (sum, number) in sums.iter_mut().zip(row) {
+            *sum = factor.mul_add(*number, *sum);
+        }
+    }
+
+    /// The product of one row with each of many others.
+    fn dots(row: &[f32], others: &[f32], to: &mut [f32]) {
+        let (whole, rest) = row.split_at(row.len() / LANES * LANES);
+        for (to, other) in to.iter_mut().zip(others.chunks_exact(row.len())) {
+            let mut sums = [0.0f32; LANES];
+            for (row, other) in whole.chunks_exact(LANES).zip(other.chunks_exact(LANES)) {
+                for ((sum, left), right) in sums.iter_mut().zip(row).zip(other) {
+                    *sum = left.mul_add(*right, *sum);
+                }
+            }
+            for ((sum, left), right) in sums.iter_mut().zip(rest).zip(&other[whole.len()..]) {
+                *sum = left.mul_add(*right, *sum);
+            }
+            let mut width = LANES / 2;
+            while width > 0 {
+                for lane in 0..width {
+                    sums[lane] += sums[lane + width];
+                }
+                width /= 2;
+            }
+            *to = sums[0];
+        }
+    }
+}
+
+/// `out` ← a b. `a` has few rows; neither dimension of `b` is zero.
+pub(super) fn multiply(threads: usize, a: View<'_>, b: View<'_>, out: &mut [f32]) {
+    let at = |row: usize, place: usize| a.numbers[row * a.steps[0] + place * a.steps[1]];
+    let left: Vec<f32> = (0..a.rows).flat_map(|row| (0..a.columns).map(move |place| at(row, place))).collect();
+    let tasks = threads.min((4 * b.rows * b.columns).div_ceil(TASK));
+    let width = b.columns.div_ceil(tasks).next_multiple_of(LANES);
+    let part = |first: usize| {
+        let columns = first..(first + width).min(b.columns);
+        if b.steps[1] == 1 { sums(&left, b, columns) } else { products(&left, b, columns) }
+    };
+    let firsts = (0..b.columns).step_by(width);
+    let parts: Vec<Vec<f32>> = match tasks {
+        1 => firsts.map(part).collect(),
+        _ => firsts.collect::<Vec<_>>().into_par_iter().with_max_len(1).map(part).collect(),
+    };
+    for (index, part) in parts.iter().enumerate() {
+        let columns = part.len() / a.rows;
+        for (to, from) in out.chunks_exact_mut(b.columns).zip(part.chunks_exact(columns)) {
+            to[index * width..][..columns].copy_from_slice(from);
+        }
+    }
+}
+
+/// Some columns of the product with a matrix whose rows lie in one piece, row by row.
+fn sums(left: &[f32], b: View<'_>, columns: Range<usize>) -> Vec<f32> {
+    let (rows, width) = (left.len() / b.rows, columns.len());
+    let mut found = vec![0.0; rows * width];
+    let mut sums = Vec::new();
+    for first in columns.clone().step_by(WIDEST) {
+        let across = WIDEST.min(columns.end - first);
+        for depth in (0..b.rows).step_by(DEPTH) {
+            sums.clear();
+            sums.resize(rows * across, 0.0);
+            let deep = depth..(depth + DEPTH).min(b.rows);
+            add((left, b), (deep, first..first + across), &mut sums);
+            for (to, sums) in found.chunks_exact_mut(width).zip(sums.chunks_exact(across)) {
+                store(&mut to[first - columns.start..][..across], sums, depth > 0);
+            }
+        }
+    }
+    found
+}
+
+/// Adds some rows of the matrix, and of these some columns, to the sums of all rows of the result.
+fn add((left, b): (&[f32], View<'_>), (deep, columns): (Range<usize>, Range<usize>), sums: &mut [f32]) {
+    let row = |depth: usize| &b.numbers[depth * b.steps[0]..][columns.clone()];
+    let factor = |index: usize, depth: usize| left[index * b.rows + depth];
+    let whole = deep.start + deep.len() / DEEP * DEEP;
+    for depth in (deep.start..whole).step_by(DEEP) {
+        let rows: [&[f32]; DEEP] = std::array::from_fn(|place| row(depth + place));
+        for (group, sums) in sums.chunks_mut(QUAD * columns.len()).enumerate() {
+            let first = group * QUAD;
+            let mut each = sums.chunks_exact_mut(columns.len());
+            if each.len() < QUAD {
+                for (index, sums) in (first..).zip(each) {
+                    add_eight(std::array::from_fn(|place| factor(index, depth + place)), rows, sums);
+                }
+                continue;
+            }
+            let mut four: [&mut [f32]; QUAD] = std::array::from_fn(|_| each.next().unwrap_or_default());
+            for half in [0, QUAD] {
+                let factors = std::array::from_fn(|index| {
+                    std::array::from_fn(|place| factor(first + index, depth + half + place))
+                });
+                let rows = std::array::from_fn(|place| rows[half + place]);
+                add_four(factors, rows, four.each_mut().map(|sums| &mut **sums));
+            }
+        }
+    }
+    for depth in whole..deep.end {
+        for (index, sums) in sums.chunks_exact_mut(columns.len()).enumerate() {
+            add_one(factor(index, depth), row(depth), sums);
+        }
+    }
+}
+
+/// The same with a matrix whose columns lie in one piece.
+fn products(left: &[f32], b: View<'_>, columns: Range<usize>) -> Vec<f32> {
+    let others = &b.numbers[columns.start * b.rows..columns.end * b.rows];
+    let mut found = vec![0.0; left.len() / b.rows * columns.len()];
+    for (row, to) in left.chunks_exact(b.rows).zip(found.chunks_exact_mut(columns.len())) {
+        dots(row, others, to);
+    }
+    found
+}
