@@ -64,7 +64,8 @@ fn a_token_that_was_measured_takes_as_long() {
         (time.source, time.forward)
     };
     assert_eq!(time(generating), (Source::Measured, Seconds::ms(7.0)));
-    for other in [workload(Mode::Generate, 2048, 2), workload(Mode::Generate, 1024, 4), workload(Mode::Infer, 2048, 4)] {
+    for other in [workload(Mode::Generate, 2048, 2), workload(Mode::Generate, 1024, 4), workload(Mode::Infer, 2048, 4)]
+    {
         assert_eq!(time(other).0, Source::Roofline);
     }
 }
@@ -75,14 +76,13 @@ fn a_token_reads_its_weights_as_fast_as_was_measured() {
     let model = model("llama2-7b");
     let generating = workload(Mode::Generate, 2048, 1);
     let block = LayerId::new(1);
-    let time = |hardware: &Hardware| {
-        CostTable::new(&model, hardware, &generating).unwrap().time(block, GPU).unwrap().forward
-    };
+    let time =
+        |hardware: &Hardware| CostTable::new(&model, hardware, &generating).unwrap().time(block, GPU).unwrap().forward;
     let (plain, slow) = (time(&machine()), time(&machine_with("matvec = [[\"1 MiB\", \"500 GB/s\"]]\n")));
     // Four matrices of 4096 × 4096 and three of 4096 × 11008, at half the rate; vectors add little.
     let weights = 2.0 * (4.0 * 4096.0 + 3.0 * 11_008.0) * 4096.0;
     let more = weights / 500e9 - weights / 1e12;
-    assert!(((slow - plain).get() / more - 1.0).abs() < 2e-3, "{plain} {slow} {more}");
+    assert!(((slow.get() - plain.get()) / more - 1.0).abs() < 2e-3, "{plain} {slow} {more}");
 }
 
 /// A token of Llama-2-7B reads every matrix once and its cache once: the bandwidth bounds it from below, and vectors of one token

@@ -129,6 +129,12 @@ impl Attention {
         found
     }
 
+    /// The same as it lies.
+    fn part<'a>(&self, numbers: &'a [f32], (heads, tokens): (usize, usize), at: (usize, usize)) -> View<'a> {
+        let step = heads * self.width;
+        View::strided(&numbers[at.0 * tokens * step + at.1 * self.width..], [tokens, self.width], step)
+    }
+
     /// Rows of all heads again, from (sequence, head) in this order.
     fn rows(&self, (heads, tokens): (usize, usize), parts: &[Head]) -> Vec<f32> {
         let mut rows = vec![0.0; self.batch.0 * tokens * heads * self.width];
@@ -234,12 +240,13 @@ impl Kernel<3> for Attention {
         let head = |(sequence, head): (usize, usize)| {
             let group = head / self.share();
             let queries = self.queries(queries.numbers, sequence, head);
-            let keys = self.keys(keys.numbers, sequence, group);
             let (tokens, width) = (self.tokens(), self.width);
-            let mut scores = product(self.view(&queries), self.view(&keys).transposed(), [tokens, self.keys]);
+            let part = |numbers| self.part(numbers, self.of_keys(), (sequence, group));
+            let turned = self.angles.is_some().then(|| self.keys(keys.numbers, sequence, group));
+            let keys = turned.as_ref().map_or_else(|| part(keys.numbers), |turned| self.view(turned));
+            let mut scores = product(self.view(&queries), keys.transposed(), [tokens, self.keys]);
             softmax(&mut scores, self.keys, &self.sees);
-            let values = self.head(values.numbers, self.of_keys(), (sequence, group));
-            let mixed = product(self.scores(&scores), self.view(&values), [tokens, width]);
+            let mixed = product(self.scores(&scores), part(values.numbers), [tokens, width]);
             (mixed, scores)
         };
         let (mixed, kept): (Vec<Head>, Vec<Head>) = self.tasks(self.heads).map(head).unzip();

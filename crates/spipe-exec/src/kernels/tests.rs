@@ -92,6 +92,31 @@ fn activations() {
 }
 
 #[test]
+fn rows_behind_others() {
+    compare(
+        [[6, 5], [4, 5]],
+        |inputs| apply(Join { sequences: 2 }, inputs),
+        |[before, now]| {
+            let parts = [before.clone().narrow(0, 0, 3), now.clone().narrow(0, 0, 2)];
+            let more = [before.narrow(0, 3, 3), now.narrow(0, 2, 2)];
+            Tensor::cat(parts.into_iter().chain(more).collect(), 0)
+        },
+    );
+}
+
+#[test]
+fn products_of_few_rows() {
+    for rows in [1, 3, 8] {
+        compare([[rows, 70], [70, 130]], |[a, b]| Some(matmul(a.clone(), b.clone())), |[a, b]| a.matmul(b));
+        compare(
+            [[rows, 70], [130, 70]],
+            |[a, b]| Some(matmul_transposed(a.clone(), b.clone())),
+            |[a, b]| a.matmul(b.transpose()),
+        );
+    }
+}
+
+#[test]
 fn norms() {
     let spread = |input: Matrix| (input.square().mean_dim(1) + 1e-5).sqrt();
     compare(

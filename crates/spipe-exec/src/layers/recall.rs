@@ -1,6 +1,7 @@
 //! Keys and values of tokens that came before: what attention recalls instead of computing it again.
 
 use super::Matrix;
+use crate::kernels::{self, Join};
 use burn::tensor::Tensor;
 use std::{
     collections::VecDeque,
@@ -62,6 +63,9 @@ fn by_sequence(sequences: usize, rows: Matrix) -> Tensor<3> {
 
 /// Each sequence's rows, the new ones behind those before.
 fn behind(sequences: usize, before: Matrix, now: Matrix) -> Matrix {
+    if let Some(all) = kernels::apply(Join { sequences }, [&before, &now]) {
+        return all;
+    }
     let width = now.dims()[1];
     let all = Tensor::cat(vec![by_sequence(sequences, before), by_sequence(sequences, now)], 1);
     let tokens = all.dims()[1];

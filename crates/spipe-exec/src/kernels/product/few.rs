@@ -41,8 +41,8 @@ for_each_width! {
         }
     }
 
-    /// Adds four rows to the sums of four rows of the result.
-    fn add_four(factors: [[f32; QUAD]; QUAD], rows: [&[f32]; QUAD], sums: [&mut [f32]; QUAD]) {
+    /// The same for four rows of the result.
+    fn add_eight_to_four(factors: [[f32; DEEP]; QUAD], rows: [&[f32]; DEEP], sums: [&mut [f32]; QUAD]) {
         let columns = rows[0].len();
         let rows = rows.map(|row| &row[..columns]);
         let [a, b, c, d] = sums.map(|sums| &mut sums[..columns]);
@@ -63,10 +63,11 @@ for_each_width! {
         }
     }
 
-    /// The product of one row with each of many others.
-    fn dots(row: &[f32], others: &[f32], to: &mut [f32]) {
+    /// The product of one row with each of many others, the first numbers of which lie `step` apart.
+    fn dots(row: &[f32], others: &[f32], step: usize, to: &mut [f32]) {
         let (whole, rest) = row.split_at(row.len() / LANES * LANES);
-        for (to, other) in to.iter_mut().zip(others.chunks_exact(row.len())) {
+        for (to, other) in to.iter_mut().zip(others.chunks(step)) {
+            let other = &other[..row.len()];
             let mut sums = [0.0f32; LANES];
             for (row, other) in whole.chunks_exact(LANES).zip(other.chunks_exact(LANES)) {
                 for ((sum, left), right) in sums.iter_mut().zip(row).zip(other) {
@@ -147,14 +148,10 @@ fn add((left, b): (&[f32], View<'_>), (deep, columns): (Range<usize>, Range<usiz
                 }
                 continue;
             }
-            let mut four: [&mut [f32]; QUAD] = std::array::from_fn(|_| each.next().unwrap_or_default());
-            for half in [0, QUAD] {
-                let factors = std::array::from_fn(|index| {
-                    std::array::from_fn(|place| factor(first + index, depth + half + place))
-                });
-                let rows = std::array::from_fn(|place| rows[half + place]);
-                add_four(factors, rows, four.each_mut().map(|sums| &mut **sums));
-            }
+            let four = std::array::from_fn(|_| each.next().unwrap_or_default());
+            let factors =
+                std::array::from_fn(|index| std::array::from_fn(|place| factor(first + index, depth + place)));
+            add_eight_to_four(factors, rows, four);
         }
     }
     for depth in whole..deep.end {
@@ -166,10 +163,10 @@ fn add((left, b): (&[f32], View<'_>), (deep, columns): (Range<usize>, Range<usiz
 
 /// The same with a matrix whose columns lie in one piece.
 fn products(left: &[f32], b: View<'_>, columns: Range<usize>) -> Vec<f32> {
-    let others = &b.numbers[columns.start * b.rows..columns.end * b.rows];
+    let others = &b.numbers[columns.start * b.steps[1]..(columns.end - 1) * b.steps[1] + b.rows];
     let mut found = vec![0.0; left.len() / b.rows * columns.len()];
     for (row, to) in left.chunks_exact(b.rows).zip(found.chunks_exact_mut(columns.len())) {
-        dots(row, others, to);
+        dots(row, others, b.steps[1], to);
     }
     found
 }
