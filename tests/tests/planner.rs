@@ -150,7 +150,7 @@ fn a_refusal_says_how_much_is_missing() {
         let model = instances::model_text(&[layer]);
         let instance = Instance::new(&model, &instances::machine_text(&machine), &instances::workload(4, Mode::Train));
         let error = solve(&instance, &System::ALL, Options::default(), true).unwrap_err();
-        let PlanError::Infeasible { missing, reason, hint } = error else { panic!("{error}") };
+        let PlanError::Infeasible { missing, reason, hint, .. } = error else { panic!("{error}") };
         assert!(missing.is_some_and(|missing| missing.get() > 0), "{reason}");
         assert!(!hint.is_empty() && reason.contains('`'), "{reason}: {hint}");
         refused += 1;

@@ -63,6 +63,21 @@ impl Bytes {
         self.as_f64() / (1u64 << 30) as f64
     }
 
+    /// The least size not below this one that is printed without rounding, but for a part of a byte.
+    ///
+    /// ```
+    /// use spipe_base::Bytes;
+    ///
+    /// let up = Bytes::new(1_000_000).up_to_printed();
+    /// assert_eq!((up, up.to_string().as_str()), (Bytes::new(1_000_038), "976.6 KiB"));
+    /// assert_eq!(up.up_to_printed(), up);
+    /// ```
+    pub fn up_to_printed(self) -> Self {
+        let unit = [40, 30, 20, 10].into_iter().map(|power| 1u128 << power).find(|unit| u128::from(self.0) >= *unit);
+        let up = unit.map(|unit| ((u128::from(self.0) * 10).div_ceil(unit)) * unit / 10);
+        up.and_then(|up| u64::try_from(up).ok()).map_or(self, Self)
+    }
+
     /// What is left after taking `other` away, or nothing.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))

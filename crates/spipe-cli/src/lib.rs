@@ -22,6 +22,7 @@ mod outputs;
 mod pinning;
 mod planning;
 mod progress;
+mod remedies;
 mod resuming;
 mod sensitivity;
 mod solving;

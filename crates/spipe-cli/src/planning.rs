@@ -1,6 +1,6 @@
 //! One search over microbatch sizes with the planner that was asked for.
 
-use crate::Failure;
+use crate::{Failure, remedies};
 use spipe_base::{Bytes, Diagnostic, SimTime};
 use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
@@ -86,8 +86,14 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     }
     let (bound, proven, stopped) = (over.bound, over.proven, over.stopped);
     let Some((workload, mut solution)) = over.best else {
-        let missing = Failure::Bug("a search without microbatch sizes".into());
-        return Err(over.refusal.map_or(missing, |error| refuse(&error)));
+        let left = request.time_limit.saturating_sub(start.elapsed());
+        return Err(match over.refusal {
+            None => Failure::Bug("a search without microbatch sizes".into()),
+            Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => {
+                remedies::refusal(request, &error, left)
+            }
+            Some(error) => refuse(&error),
+        });
     };
     solution.bound = bound.min(solution.simulated);
     solution.gap = gap(solution.simulated, solution.bound);
@@ -143,11 +149,13 @@ impl Over {
             }
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
                 let lacks_less = self.refusal.as_ref().is_none_or(|before| missing(&error) < missing(before));
-                if lacks_less && !matches!(self.refusal, Some(PlanError::StoppedWithoutPlan { .. })) {
+                let open =
+                    matches!(self.refusal, Some(PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. }));
+                if lacks_less && !open {
                     self.refusal = Some(error);
                 }
             }
-            Err(error @ PlanError::StoppedWithoutPlan { .. }) => {
+            Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
                 (self.proven, self.stopped, self.bound) = (false, true, SimTime::ZERO);
                 self.refusal = Some(error);
             }
@@ -186,6 +194,7 @@ fn one(
         reason: error.to_string(),
         hint: "add its times for one of the devices to the model file".into(),
         missing: None,
+        certain: true,
     })?;
     let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
     let score = |placement: &Placement| {
@@ -202,29 +211,81 @@ fn one(
     }
 }
 
-/// Whether any placement of `systems` fits and runs.
-pub fn fits((model, hardware): (&Model, &Hardware), (workload, systems, pins): (&Workload, &[System], &Pins)) -> bool {
+/// Whether any placement of `systems` fits and runs; one that is not found within `limit` counts as none.
+pub fn fits(
+    (model, hardware): (&Model, &Hardware),
+    (workload, systems, pins): (&Workload, &[System], &Pins),
+    limit: Duration,
+) -> bool {
     let Ok(cost) = CostTable::new(model, hardware, workload) else { return false };
     let context = Context { model, hardware, cost: &cost };
     let score = |placement: &Placement| {
         spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
     };
     let stop = AtomicBool::new(false);
-    let options = Options { pins: pins.clone(), ..Options::default() };
+    let options = Options { pins: pins.clone(), time_limit: limit, ..Options::default() };
     let problem = Problem { context, systems: systems.to_vec(), options, score: &score, stop: &stop };
     spipe_planner::fits(&problem).is_some()
 }
 
 fn refuse(error: &PlanError) -> Failure {
-    let diagnostic = Diagnostic::error(error.to_string());
+    let diagnostic = error.hint().into_iter().fold(Diagnostic::error(error.to_string()), Diagnostic::hint);
     match error {
-        PlanError::Infeasible { hint, .. } => Failure::Infeasible(diagnostic.hint(hint.clone())),
-        PlanError::NothingRuns { .. } | PlanError::NothingBetter { .. } => Failure::Infeasible(diagnostic),
-        PlanError::StoppedWithoutPlan { .. } => {
-            Failure::Stopped(diagnostic.hint("give it more time with --time-limit"))
+        PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NothingBetter { .. } => {
+            Failure::Infeasible(diagnostic)
         }
-        PlanError::TooLarge { .. } => Failure::Arguments(diagnostic.hint("use --planner ilp").into()),
-        PlanError::NoSystem => Failure::Arguments(diagnostic.hint("use --system auto").into()),
-        PlanError::Numerical { .. } | PlanError::Threads { .. } => Failure::Bug(error.to_string()),
+        PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. } => Failure::Stopped(diagnostic),
+        PlanError::TooLarge { .. } | PlanError::NoSystem => Failure::Arguments(diagnostic.into()),
+        PlanError::Threads { .. } => Failure::Bug(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numerical() -> PlanError {
+        PlanError::Numerical { devices: "gpu0".into(), what: "it broke".into() }
+    }
+
+    #[test]
+    fn every_refusal_has_its_exit_code() {
+        let infeasible =
+            PlanError::Infeasible { reason: String::new(), hint: String::new(), missing: None, certain: false };
+        for (error, code) in [
+            (infeasible, 4),
+            (PlanError::NothingRuns { examined: 1 }, 4),
+            (PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1 }, 4),
+            (PlanError::StoppedWithoutPlan { examined: 1 }, 5),
+            (numerical(), 5),
+            (PlanError::TooLarge { placements: 2, limit: 1 }, 2),
+            (PlanError::NoSystem, 2),
+            (PlanError::Threads { threads: 1, what: String::new() }, 1),
+        ] {
+            assert_eq!(refuse(&error).exit_code(), code, "{error:?}");
+        }
+        let said = refuse(&numerical()).to_string();
+        assert_eq!(
+            said,
+            "error: the solver failed on devices `gpu0`: it broke\nhint: another planner may do: `--planner dp`"
+        );
+    }
+
+    #[test]
+    fn trouble_with_one_microbatch_leaves_the_others() {
+        let mut over = Over { best: None, bound: SimTime::MAX, refusal: None, proven: true, stopped: false };
+        let workload = Workload {
+            mode: spipe_cost::Mode::Train,
+            seq_len: 1,
+            microbatch: 1,
+            microbatches: 1,
+            precision: spipe_model::Precision::Bf16,
+            optimizer: spipe_cost::Optimizer::Adamw,
+            attention: spipe_model::Attention::Fused,
+        };
+        assert!(over.take(workload, Err(numerical())).is_ok());
+        assert!(over.take(workload, Err(PlanError::NothingRuns { examined: 1 })).is_ok());
+        assert_eq!(over.refusal, Some(numerical()), "what was not found out comes before what does not fit");
+        assert_eq!((over.proven, over.stopped, over.bound), (false, true, SimTime::ZERO));
     }
 }

@@ -8,6 +8,7 @@ use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::System;
 use spipe_planner::Pins;
+use std::time::Duration;
 
 /// Beyond this, a value counts as unlimited.
 const LARGEST: u64 = 1 << 20;
@@ -38,6 +39,8 @@ pub struct Question<'a> {
     pub microbatch: &'a str,
     pub systems: &'a [System],
     pub pins: &'a Pins,
+    /// How long to look for a plan for one value.
+    pub time_limit: Duration,
 }
 
 /// The answer, and what is left of the question.
@@ -93,15 +96,11 @@ fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest
     Ok(Largest { value: Some(value), unlimited: false, model, template, global_batch, microbatch })
 }
 
-/// The largest microbatch below `size` for which some plan fits.
-pub fn smaller_microbatch(question: &Question<'_>, size: u64) -> Result<Option<u64>, Failure> {
-    let sizes = |value: u64| planning::workloads(question.template, question.global_batch, &value.to_string());
-    divisor((question.global_batch, size.saturating_sub(1)), |value| Ok(any_fits(question, &sizes(value)?)))
-}
-
 fn any_fits(question: &Question<'_>, sizes: &[Workload]) -> bool {
     let (model, hardware) = (question.model, question.hardware);
-    sizes.iter().any(|workload| planning::fits((model, hardware), (workload, question.systems, question.pins)))
+    let fits =
+        |workload| planning::fits((model, hardware), (workload, question.systems, question.pins), question.time_limit);
+    sizes.iter().any(fits)
 }
 
 /// The largest divisor of `whole`, up to `most`, that fits.

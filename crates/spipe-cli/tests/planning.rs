@@ -148,6 +148,63 @@ fn no_time_and_no_room_are_refused() {
     let (code, refused, err) = plan(&["--system", "gpu-only", "--microbatch", "8"]);
     assert_eq!(code, Some(4), "{err}");
     let reason = refused["reason"].as_str().unwrap();
-    assert!(reason.contains("`gpu0`") && reason.contains(" more in "), "{reason}");
+    assert!(reason.contains("`gpu0` needs at least "), "{reason}");
     assert!(refused["hint"].as_str().unwrap().contains("give `gpu0`"), "{refused}");
+}
+
+#[test]
+fn what_the_hint_names_helps_and_less_of_it_does_not() {
+    let (model, folder) = (fixture("good/six-layers.toml"), tempfile::tempdir().unwrap());
+    let machine = std::fs::read_to_string(fixture("good/small-gpu.toml")).unwrap();
+    let path = folder.path().join("machine.toml");
+    let plan = |memory: u64, more: &[&str]| {
+        let had = machine.lines().find(|line| line.starts_with("memory = ")).unwrap();
+        std::fs::write(&path, machine.replace(had, &format!("memory = \"{memory} B\""))).unwrap();
+        let args = ["plan", "--model", &model, "--hardware", path.to_str().unwrap(), "--global-batch", "8"];
+        spipe(&[&args[..], &["--format", "json"], more].concat())
+    };
+    let gpu_only = ["--system", "gpu-only", "--microbatch", "8"];
+    let (code, out, _) = plan(512 << 20, &gpu_only);
+    assert_eq!(code, Some(4));
+    let refused: Value = serde_json::from_str(&out).unwrap();
+    let hint = refused["hint"].as_str().unwrap();
+    let amount = hint.split_once("give `gpu0` ").unwrap().1.split_once(" more").unwrap().0;
+    let (number, unit) = amount.split_once(' ').unwrap();
+    let unit = match unit {
+        "MiB" => f64::from(1 << 20),
+        "GiB" => f64::from(1 << 30),
+        other => panic!("{other}"),
+    };
+    let with = |tenths: f64| {
+        let more = (number.parse::<f64>().unwrap() * 10.0 + tenths).round() * unit / 10.0;
+        plan((512 << 20) + more as u64, &gpu_only).0
+    };
+    assert_eq!((with(0.0), with(-1.0)), (Some(0), Some(4)), "{hint}");
+    let system = hint.split_once("use `--system ").unwrap().1.trim_end_matches('`');
+    assert_eq!(plan(512 << 20, &["--system", system, "--microbatch", "8"]).0, Some(0), "{hint}");
+    let one = |microbatch: &str| plan(512 << 20, &["--system", "1f1b", "--microbatch", microbatch]);
+    let (code, out, _) = plan(512 << 20, &["--system", "1f1b", "--microbatch", "8", "--pin", "layer=1..4:gpu0"]);
+    assert_eq!(code, Some(4), "{out}");
+    let refused: Value = serde_json::from_str(&out).unwrap();
+    let hint = refused["hint"].as_str().unwrap();
+    assert!(hint.contains("drop `--pin layer=1..4:gpu0`"), "{hint}");
+    assert_eq!(one("8").0, Some(0), "without the pin there is a plan");
+}
+
+#[test]
+fn memories_that_are_alike_are_named_together() {
+    let (code, _, err) = spipe(&[
+        "plan",
+        "--model",
+        "llama2-13b",
+        "--hardware",
+        "rtx3090-x4-two-sockets",
+        "--global-batch",
+        "16",
+        "--system",
+        "zb-h1",
+    ]);
+    assert_eq!(code, Some(4), "{err}");
+    assert!(err.contains(" more, or each of `gpu0` to `gpu3` "), "{err}");
+    assert!(err.ends_with(" more, or use `--system 1f1b`\n"), "{err}");
 }

@@ -9,7 +9,7 @@ use crate::{
     report::{Report, Source},
     route::Routes,
 };
-use spipe_base::{DeviceId, Diagnostic, Faults, IdVec, LinkId, MemoryId};
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, LinkId, MemoryId};
 use toml::de::DeTable;
 
 /// A machine that has been checked: devices, memories, links, and the route between any two memories.
@@ -96,6 +96,27 @@ impl Hardware {
     /// Everything that is wrong with it.
     pub fn from_file(file: &str, parsed: HardwareFile) -> Result<Self, Faults> {
         Self::checked(parsed, Report::new(Source { file, text: "", root: None }))
+    }
+
+    /// The same machine with so much more in each of these memories of GPUs and sockets.
+    ///
+    /// # Errors
+    /// What is wrong with a machine that has it.
+    pub fn with_larger(&self, memories: &[MemoryId], more: Bytes) -> Result<Self, Faults> {
+        let source = Source { file: &self.file.name, text: "", root: None };
+        // Tables that stand for several equal things are written out, so that one of those can differ.
+        let parts = Parts::new(&self.file, &mut Report::new(source));
+        let larger = |name: &str| memories.iter().any(|memory| self.memories[*memory].name == name);
+        let mut file = self.file.clone();
+        file.gpu = parts.gpus.into_iter().map(|part| part.item).collect();
+        file.socket = parts.sockets.into_iter().map(|part| part.item).collect();
+        for gpu in file.gpu.iter_mut().filter(|gpu| larger(&gpu.name)) {
+            gpu.memory.0 += more;
+        }
+        for dram in file.socket.iter_mut().map(|socket| &mut socket.dram).filter(|dram| larger(&dram.name)) {
+            dram.capacity.0 += more;
+        }
+        Self::from_file(&self.file.name, file)
     }
 
     fn checked(file: HardwareFile, mut report: Report<'_>) -> Result<Self, Faults> {

@@ -185,3 +185,17 @@ fn the_schema_names_every_table() {
         ["description", "format-version", "gpu", "link", "name", "nic", "nvme", "root-complex", "socket", "switch"]
     );
 }
+
+#[test]
+fn one_memory_of_several_equal_ones_can_be_larger() {
+    let four = machine("rtx3090-x4-two-sockets");
+    let (gpu1, dram1) = (id(&four, "gpu1"), id(&four, "dram1"));
+    let more = four.with_larger(&[gpu1, dram1], Bytes::gib(3)).unwrap();
+    for (memory, before) in four.memories().enumerate() {
+        let pool = four.pool(memory);
+        let grown = if pool == gpu1 || pool == dram1 { Bytes::gib(3) } else { Bytes::ZERO };
+        assert_eq!(more.memories()[memory].capacity, before.capacity + grown, "{}", before.name);
+    }
+    assert_eq!(four.devices(), more.devices());
+    assert_eq!(four.with_larger(&[gpu1], Bytes::ZERO).unwrap().routes().count(), four.routes().count());
+}

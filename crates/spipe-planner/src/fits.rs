@@ -1,7 +1,7 @@
 //! Whether anything fits at all, without looking for the best.
 
 use crate::{
-    Problem, SYSTEMS,
+    Options, Problem, SYSTEMS,
     case::{Division, judge},
     figures::Figures,
     ilp,
@@ -9,6 +9,7 @@ use crate::{
     reason, sequence,
     systems::candidates,
 };
+use spipe_cost::Mode;
 use spipe_plan::{Placement, System, check};
 
 /// A placement of one of the problem's systems that fits and runs, if there is one.
@@ -22,9 +23,14 @@ pub fn fits(problem: &Problem<'_>) -> Option<Placement> {
     })
 }
 
-/// The same for the systems whose stages are searched: the bounds of memory say no, or the integer program has the last word.
+/// The same for the systems whose stages are searched: the bounds of memory say no, or the search of the integer program, which
+/// takes the first plan, has the last word.
 fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
-    let options = problem.options.clone();
+    let options = Options { gap: 1.0, ..problem.options.clone() };
+    // No stage has more microbatches in flight than under any of the others.
+    let leanest = System::OneForwardOneBackward;
+    let training = problem.context.workload().mode == Mode::Train;
+    let systems = if training && systems.contains(&leanest) { vec![leanest] } else { systems };
     let problem = Problem { context: problem.context, systems, options, ..*problem };
     let figures = Figures::new(problem.context, &problem.options);
     reason::lonely_layers(&figures).ok()?;

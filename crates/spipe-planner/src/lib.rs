@@ -46,6 +46,7 @@ mod problem;
 mod reason;
 mod refine;
 mod relaxation;
+mod remedy;
 mod sequence;
 mod systems;
 
@@ -53,6 +54,8 @@ mod systems;
 #[path = "../tests/common/instances.rs"]
 mod common;
 
+pub use reason::listed;
+pub use remedy::{Fits, Refused, Remedy, remedies};
 use spipe_plan::System;
 pub use systems::{candidates, generated, plan_all};
 
@@ -69,7 +72,7 @@ pub const NAMES: [&str; 5] = ["ilp", "dp", "greedy", "exhaustive", "mobius-mip"]
 /// The planner with that name.
 pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
     Some(match name {
-        "ilp" => Box::new(ilp::Ilp),
+        "ilp" => Box::new(ilp::Ilp::default()),
         "dp" => Box::new(balanced::Balanced),
         "greedy" => Box::new(greedy::Greedy),
         "exhaustive" => Box::new(exhaustive::Exhaustive),

@@ -34,6 +34,8 @@ pub struct Pins {
     layers: BTreeMap<usize, BTreeSet<usize>>,
     recompute: BTreeMap<usize, bool>,
     stages: BTreeMap<usize, BTreeSet<usize>>,
+    /// The list that they are from.
+    named: Vec<Named>,
 }
 
 /// Two pins of which a plan can hold only one.
@@ -53,7 +55,7 @@ impl Pins {
     /// # Errors
     /// Both pins of a pair that leaves a layer or a stage no device, or that recomputes a layer and does not.
     pub fn new(named: &[Named]) -> Result<Self, Contradiction> {
-        let mut pins = Self::default();
+        let mut pins = Self { named: named.to_vec(), ..Self::default() };
         let mut by: BTreeMap<(&str, usize), &str> = BTreeMap::new();
         for Named { words, pin } in named {
             let clash =
@@ -86,6 +88,14 @@ impl Pins {
             }
         }
         Ok(pins)
+    }
+
+    /// Each pin's words, with all pins but that one.
+    pub fn without_one(&self) -> impl Iterator<Item = (&str, Self)> {
+        self.named.iter().enumerate().filter_map(|(index, pin)| {
+            let others = [&self.named[..index], &self.named[index + 1..]].concat();
+            Some((pin.words.as_str(), Self::new(&others).ok()?))
+        })
     }
 
     /// Whether there are none.
@@ -178,6 +188,9 @@ mod tests {
         let both = pins(&[layers(0, 3, &[0, 1]), layers(2, 5, &[1, 2])]).unwrap();
         assert!(both.allows_layer(0, 0) && both.allows_layer(2, 1) && !both.allows_layer(2, 0));
         assert!(!both.same(1, 2) && both.same(2, 3) && both.allows_layer(9, 7));
+        let alone: Vec<(&str, bool)> =
+            both.without_one().map(|(words, others)| (words, others.allows_layer(2, 0))).collect();
+        assert_eq!(alone, [("p0", false), ("p1", true)]);
         let none = pins(&[layers(0, 3, &[0]), layers(7, 8, &[0]), layers(3, 5, &[1])]).unwrap_err();
         assert_eq!(none.to_string(), "`p0` and `p2` contradict each other: layer 3 is left no device");
     }

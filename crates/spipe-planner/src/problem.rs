@@ -142,6 +142,8 @@ pub enum PlanError {
         hint: String,
         /// What the closest placement lacks, where that is known.
         missing: Option<Bytes>,
+        /// Whether the reason holds for every placement, not only for the closest one that was looked at.
+        certain: bool,
     },
     /// Placements fit, but none is faster than the plan that is there already.
     #[error("none of {examined} placements is faster than the plan that is there already")]

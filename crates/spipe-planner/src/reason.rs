@@ -35,6 +35,7 @@ pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
         ),
         hint: "add memory or devices, use a smaller model, or train in a narrower precision".into(),
         missing: Some(Bytes::new(needed - usable)),
+        certain: true,
     })
 }
 
@@ -70,6 +71,7 @@ fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
             ),
             hint: "add its times for one of the devices to the model file, or drop a pin".into(),
             missing: None,
+            certain: true,
         });
     };
     let device = &figures.devices[device];
@@ -80,8 +82,13 @@ fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
             figures.context.hardware.memories()[device.memory].name,
             Bytes::new(device.usable)
         ),
-        hint: "use a smaller microbatch or a shorter sequence, or a device with more memory".into(),
+        hint: if device.state(layer, layer + 1, None) > device.usable {
+            "use a device with more memory, or a smaller model".into()
+        } else {
+            "use a smaller microbatch or a shorter sequence, or a device with more memory".into()
+        },
         missing: Some(Bytes::new(need.saturating_sub(device.usable))),
+        certain: true,
     })
 }
 
@@ -102,22 +109,21 @@ pub(crate) fn closest(figures: &Figures<'_>, cases: &[Case]) -> PlanError {
             ),
             hint: "add the missing times to the model file, or the missing links to the hardware file".into(),
             missing: None,
+            certain: true,
         };
     };
     let name = &figures.context.hardware.memories()[figures.devices[device].memory].name;
     PlanError::Infeasible {
         reason: format!(
-            "no division of the {} layers fits: the closest one, over `{}` under `{}`, lacks {} in `{name}`",
+            "no division of the {} layers fits: the closest one, over {} under `{}`, lacks {} in `{name}`",
             figures.layers,
-            case.names(figures).replace(", ", "`, `"),
+            listed(&case.names(figures).split(", ").collect::<Vec<_>>()),
             case.discipline.system,
             Bytes::new(missing)
         ),
-        hint: format!(
-            "give `{name}` {} more, use a smaller microbatch or a shorter sequence, or add devices",
-            Bytes::new(missing)
-        ),
+        hint: "use more memory or devices, a smaller microbatch, or a shorter sequence".into(),
         missing: Some(Bytes::new(missing)),
+        certain: false,
     }
 }
 
@@ -133,6 +139,7 @@ pub(crate) fn greedy(figures: &Figures<'_>, systems: &[System], examined: usize)
         reason: format!("filling {} in order leaves layers that fit nowhere", names(figures, &memories(figures))),
         hint: "other divisions may fit: use `--planner ilp`".into(),
         missing: None,
+        certain: false,
     }
 }
 
@@ -173,10 +180,39 @@ fn memories(figures: &Figures<'_>) -> BTreeMap<MemoryId, u64> {
     figures.devices.iter().map(|device| (device.memory, device.usable)).collect()
 }
 
+/// The names of `memories`, those that differ in consecutive numbers from the first to the last.
 fn names(figures: &Figures<'_>, memories: &BTreeMap<MemoryId, u64>) -> String {
-    let name = |memory: &MemoryId| format!("`{}`", figures.context.hardware.memories()[*memory].name);
-    let names: Vec<String> = memories.keys().map(name).collect();
-    match names.split_last() {
+    let names = memories.keys().map(|memory| figures.context.hardware.memories()[*memory].name.as_str());
+    listed(&names.collect::<Vec<_>>())
+}
+
+/// Names in backticks, those that differ in consecutive numbers from the first to the last.
+///
+/// ```
+/// assert_eq!(spipe_planner::listed(&["gpu0", "gpu1", "gpu2", "dram0"]), "`gpu0` to `gpu2` and `dram0`");
+/// ```
+pub fn listed(names: &[&str]) -> String {
+    let parts = |name: &str| {
+        let word = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
+        Some((word.to_owned(), name[word.len()..].parse::<u64>().ok()?))
+    };
+    let next = |name: &str| parts(name).map(|(word, number)| (word, number + 1));
+    let mut runs: Vec<(&str, &str, usize)> = Vec::new();
+    for name in names {
+        match runs.last_mut() {
+            Some((_, last, count)) if next(last).is_some() && next(last) == parts(name) => {
+                (*last, *count) = (name, *count + 1)
+            }
+            _ => runs.push((name, name, 1)),
+        }
+    }
+    let run = |(first, last, count): (&str, &str, usize)| match count {
+        1 => vec![format!("`{first}`")],
+        2 => vec![format!("`{first}`"), format!("`{last}`")],
+        _ => vec![format!("`{first}` to `{last}`")],
+    };
+    let words: Vec<String> = runs.into_iter().flat_map(run).collect();
+    match words.split_last() {
         Some((last, [])) => last.clone(),
         Some((last, others)) => format!("{} and {last}", others.join(", ")),
         None => "the machine".into(),

@@ -89,7 +89,7 @@ fn a_layer_that_fits_nowhere_is_named() {
 fn layers_that_do_not_divide_well_say_how_close_it_is() {
     let (reason, _) = infeasible(&four_layers(520, 520), "ilp");
     assert!(
-        reason.starts_with("no division of the 4 layers fits: the closest one, over `gpu0`, `cpu0` under"),
+        reason.starts_with("no division of the 4 layers fits: the closest one, over `gpu0` and `cpu0` under"),
         "{reason}"
     );
     assert!(reason.contains(" lacks "), "{reason}");

@@ -39,6 +39,7 @@ pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
         microbatch: &pinned.microbatch,
         systems: &systems,
         pins: &pinned.pins,
+        time_limit: Duration::from_secs_f64(what.time_limit.get()),
     };
     let solved = what.solve_for.map(|unknown| solved(&question, unknown)).transpose()?;
     let (model, template, global_batch, microbatch) = match &solved {
@@ -61,7 +62,7 @@ pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
         start: task.start.clone(),
         host_help: true,
     };
-    let found = planning::search(&request).map_err(|failure| smaller(failure, &question));
+    let found = planning::search(&request);
     if let (Err(Failure::Infeasible(diagnostic)), Format::Json) = (&found, format) {
         output::print(&output::to_json(&Refused {
             format_version: 1,
@@ -181,21 +182,6 @@ fn answer(unknown: Unknown, solved: &Largest, found: &Found) -> Result<String, F
         system: found.solution.placement.system,
         simulated_iteration_ms: found.solution.simulated.to_ms(),
     })
-}
-
-/// A refusal that names the largest microbatch that would fit, if a smaller one does.
-fn smaller(failure: Failure, question: &Question<'_>) -> Failure {
-    let (Failure::Infeasible(diagnostic), Ok(size)) = (&failure, question.microbatch.parse::<u64>()) else {
-        return failure;
-    };
-    match solving::smaller_microbatch(question, size) {
-        Ok(Some(value)) => {
-            let hint = diagnostic.hint.clone().map_or_else(String::new, |hint| hint + ", or ");
-            let hint = format!("{hint}use a microbatch of at most {value}");
-            Failure::Infeasible(Diagnostic::error(diagnostic.message.clone()).hint(hint))
-        }
-        _ => failure,
-    }
 }
 
 #[derive(Serialize)]

@@ -16,6 +16,8 @@ mod families;
 mod master;
 pub(crate) mod search;
 pub(crate) mod solve;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     Claim, PlanError, Planner, Problem, Solution,
@@ -25,11 +27,21 @@ use crate::{
     reason,
     sequence::{self, Coverage},
 };
+use search::Search;
+use solve::Solver;
 
 /// The planner.
-pub(crate) struct Ilp;
+pub(crate) struct Ilp<'s> {
+    solver: &'s Solver<'s>,
+}
 
-impl Planner for Ilp {
+impl Default for Ilp<'static> {
+    fn default() -> Self {
+        Self { solver: &solve::solve }
+    }
+}
+
+impl Planner for Ilp<'_> {
     fn name(&self) -> &'static str {
         "ilp"
     }
@@ -42,18 +54,23 @@ impl Planner for Ilp {
         let deadline = Deadline::new(problem);
         let figures = Figures::new(problem.context, &problem.options);
         reason::obvious(&figures)?;
-        in_pool(problem, || plan(problem, &figures, &deadline))
+        in_pool(problem, || plan(problem, &figures, &deadline, self.solver))
     }
 }
 
 /// Up to so many sequences are searched without looking first which of them may matter.
 const FEW: usize = 100;
 
-fn plan(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Result<Solution, PlanError> {
+fn plan(
+    problem: &Problem<'_>,
+    figures: &Figures<'_>,
+    deadline: &Deadline<'_>,
+    solver: &Solver<'_>,
+) -> Result<Solution, PlanError> {
     let open = |list: &[Vec<usize>]| -> Vec<Case> {
         cases(problem, figures, list).into_iter().map(|case| case.with_help(figures, None)).collect()
     };
-    let search = |list: &[Vec<usize>]| search::Search::new(problem, figures, open(list), deadline);
+    let search = |list: &[Vec<usize>]| Search::new(problem, figures, open(list), deadline).solved_by(solver);
     let few = sequence::sequences(figures, FEW, Some(deadline));
     if few.coverage == Coverage::Exact {
         return search(&few.list).run(few.coverage);

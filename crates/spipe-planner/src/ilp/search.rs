@@ -2,7 +2,7 @@
 
 use super::{
     master::Master,
-    solve::{Answer, Settings, solve},
+    solve::{Answer, Settings, Solver, solve},
 };
 use crate::{
     PlanError, Problem, Solution, balanced,
@@ -100,6 +100,7 @@ pub(crate) struct Search<'s, 'a> {
     found: Found,
     /// How finely cases are divided.
     grain: Grain,
+    solver: &'s Solver<'s>,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
@@ -126,7 +127,13 @@ impl<'s, 'a> Search<'s, 'a> {
             known,
             found: Found::default(),
             grain: Grain::ALL[0],
+            solver: &solve,
         }
+    }
+
+    /// The same with another solver.
+    pub fn solved_by(self, solver: &'s Solver<'s>) -> Self {
+        Self { solver, ..self }
     }
 
     /// Simulates what is most promising.
@@ -538,7 +545,7 @@ impl Visit<'_, '_, '_> {
         let settings = Settings { gap, time_limit: search.deadline.left(), second_try: self.master.cautious };
         let (unknowns, problem) = self.master.problem(limit);
         self.found.solves += 1;
-        match solve(problem, &settings) {
+        match (search.solver)(problem, &settings) {
             Answer::Infeasible => {
                 self.known.bound = self.known.bound.max(limit);
                 false

@@ -34,6 +34,9 @@ impl Default for Settings {
     }
 }
 
+/// What solves integer programs: [`solve`], but for tests of what is done about its answers.
+pub(crate) type Solver<'a> = dyn Fn(HighsProblem, &Settings) -> Answer + Sync + 'a;
+
 /// Solves on the calling thread alone, always with the same random seed, so that the same problem has the same answer.
 pub(crate) fn solve(problem: HighsProblem, settings: &Settings) -> Answer {
     let problem = problem

@@ -1,0 +1,84 @@
+//! Why nothing fits, in words: what would help, and how much of it.
+//!
+//! ```text
+//! error: no plan fits: `gpu0` needs at least 3.1 GiB more
+//! hint: give `gpu0` 3.1 GiB more, or `dram0` 12.0 GiB more, or use a microbatch of at most 4
+//! ```
+
+use crate::{
+    Failure,
+    planning::{self, Request},
+};
+use spipe_base::{Bytes, Diagnostic, MemoryId};
+use spipe_cost::Workload;
+use spipe_hardware::Hardware;
+use spipe_plan::System;
+use spipe_planner::{Pins, PlanError, Refused, Remedy, listed, remedies};
+use std::time::{Duration, Instant};
+
+/// The refusal of `request`, with everything that helps as far as it can be found out within `limit`.
+pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Failure {
+    let (hardware, until) = (request.hardware, Instant::now() + limit);
+    let fits = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
+        let left = until.saturating_duration_since(Instant::now());
+        let case = (request.model, hardware);
+        (left > Duration::ZERO).then(|| planning::fits(case, (workload, systems, pins), left))
+    };
+    let with_pins =
+        |hardware: &Hardware, workload: &Workload, systems: &[System]| fits(&request.pins, hardware, workload, systems);
+    let refused = Refused { hardware, workloads: &request.workloads, systems: &request.systems };
+    let found = remedies(&refused, &with_pins);
+    let memories = memories(&found, hardware);
+    let mut ways: Vec<String> = Vec::new();
+    for (index, (names, more)) in memories.iter().enumerate() {
+        ways.push(format!("{}{names} {more} more", if index == 0 { "give " } else { "" }));
+    }
+    ways.extend(found.iter().filter_map(other));
+    let free = |pins: &Pins| {
+        let mut sizes = request.workloads.iter();
+        sizes.any(|workload| fits(pins, hardware, workload, &request.systems) == Some(true))
+    };
+    if let Some((words, _)) = request.pins.without_one().find(|(_, others)| free(others)) {
+        ways.push(format!("drop `--pin {words}`"));
+    }
+    let message = match (memories.first(), error) {
+        (None, _) | (_, PlanError::Infeasible { certain: true, .. }) => error.to_string(),
+        (Some((names, more)), _) => format!("no plan fits: {names} needs at least {more} more"),
+    };
+    let diagnostic = Diagnostic::error(message);
+    let hint = if ways.is_empty() { error.hint().map(str::to_owned) } else { Some(ways.join(", or ")) };
+    Failure::Infeasible(hint.into_iter().fold(diagnostic, Diagnostic::hint))
+}
+
+/// Of GPUs and of hosts the memory that needs least, and where that is less for each or none is enough alone, those that are alike.
+fn memories(found: &[Remedy], hardware: &Hardware) -> Vec<(String, Bytes)> {
+    let on_gpu = |memory: MemoryId| hardware.devices().iter().any(|device| device.memory == memory && device.is_gpu());
+    let mut list = Vec::new();
+    for gpu in [true, false] {
+        let of = |alone: bool| {
+            let all = found.iter().filter_map(|remedy| match remedy {
+                Remedy::Memory(memories, more) => Some((memories.as_slice(), *more)),
+                _ => None,
+            });
+            let these = all.filter(|(memories, _)| (memories.len() == 1) == alone && on_gpu(memories[0]) == gpu);
+            these.min_by_key(|(_, more)| *more)
+        };
+        let name = |memory: &MemoryId| hardware.memories()[*memory].name.as_str();
+        let names = |memories: &[MemoryId]| listed(&memories.iter().map(name).collect::<Vec<_>>());
+        let alone = of(true);
+        let together = of(false).filter(|(_, more)| alone.is_none_or(|(_, alone)| *more < alone));
+        list.extend(alone.map(|(memories, more)| (names(memories), more)));
+        list.extend(together.map(|(memories, more)| (format!("each of {}", names(memories)), more)));
+    }
+    list
+}
+
+/// What helps beside more memory.
+fn other(remedy: &Remedy) -> Option<String> {
+    match remedy {
+        Remedy::Memory(..) => None,
+        Remedy::Microbatch(most) => Some(format!("use a microbatch of at most {most}")),
+        Remedy::SeqLen(most) => Some(format!("use sequences of at most {most} tokens")),
+        Remedy::System(system) => Some(format!("use `--system {system}`")),
+    }
+}

@@ -1,0 +1,192 @@
+//! What helps where nothing fits: it does, and less of it does not.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on must say so")]
+
+#[path = "common/instances.rs"]
+mod instances;
+
+use instances::{Instance, LayerText, MachineText, layer, machine, machine_text, model_text, workload};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
+use spipe_base::{Bytes, MemoryId, SimTime};
+use spipe_cost::{CostTable, Mode, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_plan::{Context, Placement, System, check};
+use spipe_planner::{Options, PlanError, Problem, Refused, Remedy, SYSTEMS, candidates, fits, planner, remedies};
+use std::{cell::Cell, sync::atomic::AtomicBool};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// Whatever fits runs: memory is all that is asked for here.
+fn runs(_: &Placement) -> Option<SimTime> {
+    Some(SimTime::ms(1))
+}
+
+fn with_problem<T>(
+    (model, hardware): (&Model, &Hardware),
+    (workload, systems): (&Workload, &[System]),
+    ask: impl FnOnce(&Problem<'_>) -> T,
+) -> T {
+    let cost = CostTable::new(model, hardware, workload).unwrap();
+    let context = Context { model, hardware, cost: &cost };
+    let (systems, options) = (systems.to_vec(), Options::default());
+    ask(&Problem { context, systems, options, score: &runs, stop: &NEVER })
+}
+
+/// Whether there is a plan among all placements of stages.
+fn exists(case: (&Model, &Hardware), asked: (&Workload, &[System])) -> bool {
+    let found = with_problem(case, asked, |problem| planner("exhaustive").unwrap().plan(problem));
+    match found {
+        Ok(_) => true,
+        Err(PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem) => false,
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+/// Models, and machines that are too small for most of them.
+fn tight() -> impl Strategy<Value = (Vec<LayerText>, MachineText, Workload, Vec<System>)> {
+    let systems = prop::sample::select(vec![
+        vec![System::OneForwardOneBackward],
+        vec![System::Gpipe],
+        vec![System::Hybrid],
+        SYSTEMS.to_vec(),
+    ]);
+    let batch = (0u32..3, 1u64..4, prop::bool::weighted(0.1));
+    (prop::collection::vec(layer(2), 1..=2), machine(), 1u64..12, batch, systems).prop_map(
+        |(layers, mut machine, smaller, (power, microbatches, infer), systems)| {
+            machine.gpus.iter_mut().for_each(|(memory, _)| *memory = (*memory / smaller).max(1));
+            machine.sockets.iter_mut().for_each(|dram| *dram = (*dram / smaller / 2).max(1));
+            let mode = if infer { Mode::Infer } else { Mode::Train };
+            let workload = Workload { microbatch: 1 << power, ..workload(microbatches, mode) };
+            (layers, machine, workload, systems)
+        },
+    )
+}
+
+/// Random cases, always the same.
+fn cases(count: u32, test: impl Fn(&Instance, &Workload, &[System]) -> Result<(), TestCaseError>) {
+    let config = Config { cases: count, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let done = runner.run(&tight(), |(layers, machine, workload, systems)| {
+        let instance = Instance::new(&model_text(&layers), &machine_text(&machine), &workload);
+        test(&instance, &workload, &systems)
+    });
+    if let Err(error) = done {
+        panic!("{error}");
+    }
+}
+
+/// `hardware` with so much more in some memories.
+fn larger(hardware: &Hardware, memories: &[MemoryId], more: Bytes) -> Hardware {
+    let mut file = hardware.file().clone();
+    for name in memories.iter().map(|memory| &hardware.memories()[*memory].name) {
+        file.gpu.iter_mut().filter(|gpu| gpu.name == *name).for_each(|gpu| gpu.memory.0 += more);
+        let drams = file.socket.iter_mut().map(|socket| &mut socket.dram);
+        drams.filter(|dram| dram.name == *name).for_each(|dram| dram.capacity.0 += more);
+    }
+    Hardware::from_file("larger.toml", file).unwrap()
+}
+
+/// One printed step less.
+fn less(bytes: Bytes) -> Bytes {
+    let unit = [30, 20, 10].into_iter().map(|power| 1u64 << power).find(|unit| bytes.get() >= *unit);
+    bytes.saturating_sub(Bytes::new(unit.map_or(1, |unit| unit.div_ceil(10))))
+}
+
+/// What the remedies of a case say that is not so.
+fn wrong(instance: &Instance, workload: &Workload, systems: &[System], found: &[Remedy]) -> Vec<String> {
+    let (model, hardware) = (&instance.model, &instance.hardware);
+    let fit = |hardware: &Hardware, workload: &Workload| exists((model, hardware), (workload, systems));
+    let mut wrong = Vec::new();
+    let mut hold = |holds: bool, what: &str| {
+        if !holds {
+            wrong.push(what.to_owned());
+        }
+    };
+    for remedy in found {
+        match remedy {
+            Remedy::Memory(memories, more) => {
+                hold(fit(&larger(hardware, memories, *more), workload), "more memory is not enough");
+                hold(!fit(&larger(hardware, memories, less(*more)), workload), "less memory would do");
+            }
+            Remedy::Microbatch(most) => {
+                let batch = workload.global_batch();
+                let with = |microbatch| Workload { microbatch, microbatches: batch / microbatch, ..*workload };
+                hold(fit(hardware, &with(*most)), "the microbatch is too large");
+                let mut larger = (most + 1..workload.microbatch).filter(|size| batch.is_multiple_of(*size));
+                hold(!larger.any(|size| fit(hardware, &with(size))), "a larger microbatch would do");
+            }
+            Remedy::SeqLen(most) => {
+                let with = |seq_len| Workload { seq_len, ..*workload };
+                hold(fit(hardware, &with(*most)), "the sequence is too long");
+                hold(!fit(hardware, &with(most + 1)), "a longer sequence would do");
+            }
+            Remedy::System(system) if SYSTEMS.contains(system) => {
+                hold(exists((model, hardware), (workload, &[*system])), "the system does not fit");
+            }
+            Remedy::System(system) => {
+                let any = with_problem((model, hardware), (workload, &[*system]), |problem| {
+                    let placements = candidates(&problem.context, *system);
+                    placements.iter().any(|placement| check(&problem.context, placement).is_ok())
+                });
+                hold(any, "the other system does not fit");
+            }
+        }
+    }
+    let alone = |memory: MemoryId| {
+        let size = |memory: MemoryId| hardware.memories()[memory].capacity;
+        let like = |of: &[MemoryId]| matches!(of, [one] if size(*one) == size(memory));
+        found.iter().any(|remedy| matches!(remedy, Remedy::Memory(of, _) if like(of)))
+    };
+    for memory in hardware.devices().iter().map(|device| device.memory).filter(|memory| !alone(*memory)) {
+        hold(!fit(&larger(hardware, &[memory], Bytes::gib(1 << 20)), workload), "more memory would help");
+    }
+    let shortened = found.iter().any(|remedy| matches!(remedy, Remedy::SeqLen(_)));
+    hold(shortened || !fit(hardware, &Workload { seq_len: 1, ..*workload }), "a short sequence would help");
+    wrong
+}
+
+#[test]
+fn what_helps_helps_and_less_of_it_does_not() {
+    let seen = Cell::new([0u32; 5]);
+    let count = |index: usize| {
+        let mut now = seen.get();
+        now[index] += 1;
+        seen.set(now);
+    };
+    cases(400, |instance, workload, systems| {
+        let model = &instance.model;
+        let there = exists((model, &instance.hardware), (workload, systems));
+        let fit = |hardware: &Hardware, workload: &Workload, systems: &[System]| {
+            Some(with_problem((model, hardware), (workload, systems), |problem| fits(problem).is_some()))
+        };
+        prop_assert_eq!(
+            fit(&instance.hardware, workload, systems),
+            Some(there),
+            "one search finds a plan, one does not"
+        );
+        let found = with_problem((model, &instance.hardware), (workload, systems), fits);
+        prop_assert!(found.is_none_or(|placement| check(&instance.context(), &placement).is_ok()));
+        let refused = Refused { hardware: &instance.hardware, workloads: &[*workload], systems };
+        let found = remedies(&refused, &fit);
+        if there {
+            prop_assert_eq!(found, []);
+            return Ok(());
+        }
+        for remedy in &found {
+            count(match remedy {
+                Remedy::Memory(memories, _) => usize::from(memories.len() > 1),
+                Remedy::Microbatch(_) => 2,
+                Remedy::SeqLen(_) => 3,
+                Remedy::System(_) => 4,
+            });
+        }
+        let wrong = wrong(instance, workload, systems, &found);
+        prop_assert!(wrong.is_empty(), "{:?}: {:?}", found, wrong);
+        Ok(())
+    });
+    assert!(seen.get().iter().all(|count| *count >= 5), "too few remedies of a kind were seen: {:?}", seen.get());
+}
