@@ -8,6 +8,7 @@ use spipe_model::Model;
 use spipe_plan::{Context, Outcome, OutcomeStatus, Placement, Plan, System};
 use spipe_planner::{Claim, Options, Pins, PlanError, Planner, Problem, Solution};
 use std::{
+    collections::BTreeMap,
     sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
@@ -64,27 +65,43 @@ pub struct Found {
 }
 
 /// The best plan over all microbatch sizes, by simulated time.
+///
+/// Of several sizes, each is searched for a short while first. Those for which that was too short are searched again, the one with the
+/// fastest plan first, each for half of the time that is left then.
 pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     let planner = planner(request.planner)?;
     let start = Instant::now();
-    let mut over = Over { best: None, bound: SimTime::MAX, refusal: None, proven: true, stopped: false };
-    for (index, workload) in request.workloads.iter().enumerate() {
-        let left = request.time_limit.saturating_sub(start.elapsed());
-        let share = left / (request.workloads.len() - index) as u32;
-        let incumbent = over.best.as_ref().map(|(_, best)| best.simulated);
+    let left = || request.time_limit.saturating_sub(start.elapsed());
+    let mut over = Over { best: None, sizes: BTreeMap::new(), refusal: None };
+    let search = |workload: Workload, time_limit: Duration, over: &mut Over| {
         let options = Options {
+            time_limit,
             gap: request.gap,
             threads: request.threads,
-            incumbent,
+            incumbent: over.best.as_ref().map(|(_, best)| best.simulated),
             pins: request.pins.clone(),
             start: request.start.clone(),
             host_help: request.host_help,
             ..Options::default()
         };
-        let found = one(request, planner.as_ref(), workload, Options { time_limit: share, ..options });
-        over.take(*workload, found)?;
+        over.take(workload, one(request, planner.as_ref(), &workload, options))
+    };
+    if let [only] = request.workloads[..] {
+        search(only, request.time_limit, &mut over)?;
+    } else {
+        let count = request.workloads.len().max(1) as u32;
+        for workload in &request.workloads {
+            search(*workload, (request.time_limit / (SHORT * count)).min(left()), &mut over)?;
+        }
+        let mut again = over.stopped_at(&request.workloads);
+        again.reverse();
+        while let Some(workload) = again.pop() {
+            if left() > Duration::ZERO && over.open(workload.microbatch, request.gap) {
+                search(workload, if again.is_empty() { left() } else { left() / 2 }, &mut over)?;
+            }
+        }
     }
-    let (bound, proven, stopped) = (over.bound, over.proven, over.stopped);
+    let (bound, proven, stopped) = (over.bound(), over.proven(), over.stopped());
     let Some((workload, mut solution)) = over.best else {
         let left = request.time_limit.saturating_sub(start.elapsed());
         return Err(match over.refusal {
@@ -97,7 +114,8 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     };
     solution.bound = bound.min(solution.simulated);
     solution.gap = gap(solution.simulated, solution.bound);
-    solution.status = if proven || solution.gap <= request.gap {
+    // The bound of a size that another one's plan beats is this plan's, less the gap and what rounding may hide.
+    solution.status = if proven || solution.gap <= request.gap + 1e-5 {
         OutcomeStatus::Optimal
     } else if stopped {
         OutcomeStatus::Stopped
@@ -120,32 +138,86 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     Ok(Found { plan: plan.with_outcome(outcome), solution })
 }
 
+/// The first searches over microbatch sizes together take this part of the time limit at most.
+const SHORT: u32 = 4;
+
+/// What is known of one microbatch size.
+#[derive(Clone, Copy)]
+struct Size {
+    /// No plan takes less.
+    bound: SimTime,
+    proven: bool,
+    stopped: bool,
+    /// The fastest plan.
+    simulated: SimTime,
+}
+
 /// What is known over all microbatch sizes so far.
 struct Over {
     best: Option<(Workload, Solution)>,
-    /// No plan takes less, whatever its microbatch.
-    bound: SimTime,
+    sizes: BTreeMap<u64, Size>,
     /// Of the sizes for which nothing fits, the refusal of the one that lacks least.
     refusal: Option<PlanError>,
-    proven: bool,
-    stopped: bool,
 }
 
 impl Over {
+    /// No plan takes less, whatever its microbatch.
+    fn bound(&self) -> SimTime {
+        self.sizes.values().map(|size| size.bound).min().unwrap_or(SimTime::MAX)
+    }
+
+    fn proven(&self) -> bool {
+        self.sizes.values().all(|size| size.proven)
+    }
+
+    fn stopped(&self) -> bool {
+        self.sizes.values().any(|size| size.stopped)
+    }
+
+    /// Whether the time was too short for a size that may still have the best plan.
+    fn open(&self, microbatch: u64, worth: f64) -> bool {
+        let best = self.best.as_ref().map_or(SimTime::MAX, |(_, best)| best.simulated);
+        self.sizes.get(&microbatch).is_some_and(|size| size.stopped && gap(best, size.bound) > worth)
+    }
+
+    /// Those of `workloads` for which the time was too short, the one with the fastest plan first.
+    fn stopped_at(&self, workloads: &[Workload]) -> Vec<Workload> {
+        let simulated = |workload: &Workload| self.sizes.get(&workload.microbatch).map(|size| size.simulated);
+        let stopped = |workload: &&Workload| self.sizes.get(&workload.microbatch).is_some_and(|size| size.stopped);
+        let mut list: Vec<Workload> = workloads.iter().filter(stopped).copied().collect();
+        list.sort_by_key(simulated);
+        list
+    }
+
     fn take(&mut self, workload: Workload, found: Result<Solution, PlanError>) -> Result<(), Failure> {
+        let best = self.best.as_ref().map(|(_, best)| best.simulated);
+        let before = self.sizes.get(&workload.microbatch).map_or(SimTime::ZERO, |size| size.bound);
+        let simulated = found.as_ref().map_or(SimTime::MAX, |solution| solution.simulated);
+        let mut know = |bound: SimTime, proven: bool, stopped: bool| {
+            self.sizes.insert(workload.microbatch, Size { bound: bound.max(before), proven, stopped, simulated });
+        };
+        match &found {
+            Ok(solution) => tracing::info!(
+                "microbatch {}: {} simulated, {} at least, {:?}",
+                workload.microbatch,
+                solution.simulated,
+                solution.bound,
+                solution.status
+            ),
+            Err(error) => tracing::info!("microbatch {}: {error}", workload.microbatch),
+        }
         match found {
             Ok(solution) => {
-                self.proven &= solution.status == OutcomeStatus::Optimal;
-                self.stopped |= solution.status == OutcomeStatus::Stopped;
-                self.bound = self.bound.min(solution.bound);
-                if self.best.as_ref().is_none_or(|(_, best)| solution.simulated < best.simulated) {
+                let (optimal, stopped) =
+                    (solution.status == OutcomeStatus::Optimal, solution.status == OutcomeStatus::Stopped);
+                know(solution.bound, optimal, stopped);
+                if best.is_none_or(|best| solution.simulated < best) {
                     self.best = Some((workload, solution));
                 }
             }
             Err(PlanError::NothingBetter { bound, .. }) => {
-                let best = self.best.as_ref().map_or(SimTime::ZERO, |(_, best)| best.simulated);
-                self.proven &= bound >= best;
-                self.bound = self.bound.min(bound);
+                let beaten = bound >= best.unwrap_or(SimTime::ZERO);
+                know(bound, beaten, !beaten);
             }
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
                 let lacks_less = self.refusal.as_ref().is_none_or(|before| missing(&error) < missing(before));
@@ -156,7 +228,7 @@ impl Over {
                 }
             }
             Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
-                (self.proven, self.stopped, self.bound) = (false, true, SimTime::ZERO);
+                know(SimTime::ZERO, false, true);
                 self.refusal = Some(error);
             }
             Err(other) => return Err(refuse(&other)),

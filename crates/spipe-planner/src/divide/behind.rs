@@ -23,7 +23,7 @@ impl Grain {
 }
 
 /// How many sockets are told apart; what is beyond counts only by itself.
-pub(super) const SOCKETS: usize = 4;
+pub(super) const SOCKETS: usize = 2;
 
 /// The longest ways through some stages, in ms, and what they hold.
 #[derive(Clone, Copy, Debug)]

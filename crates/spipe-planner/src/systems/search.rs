@@ -143,7 +143,9 @@ impl<'s, 'a> Search<'s, 'a> {
     /// What a plan must stay below to matter, in ms.
     fn limit(&self) -> f64 {
         let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
-        best.map_or(f64::INFINITY, |time| time.to_ms() * (1.0 - self.problem.options.gap.max(0.0)))
+        // Less what rounding bounds to the simulator's clock takes from them.
+        let less = |time: f64| time * (1.0 - self.problem.options.gap.max(0.0)) - (time * 1e-6).max(1e-4);
+        best.map_or(f64::INFINITY, |time| less(time.to_ms()))
     }
 
     /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
