@@ -186,6 +186,11 @@ impl System {
         )
     }
 
+    /// Whether steps use gradients of parameters that are not the newest, so that losses are not those of plain training.
+    pub const fn is_stale(self) -> bool {
+        matches!(self, Self::ZeroOffloadDelayed)
+    }
+
     /// Whether it splits the backward into the gradients of inputs and those of weights.
     pub const fn splits_backward(self) -> bool {
         matches!(

@@ -9,11 +9,10 @@ use crate::{
     case::{Case, Division, Scored, faster, judge},
     deadline::Deadline,
     figures::Figures,
-    freedom::Freedom,
     ilp::{cases, in_pool, search::to_time},
     partition::{Partitioner, some},
     reason,
-    relaxation::relaxation,
+    relaxation::least_of_stages,
     sequence,
 };
 use rayon::prelude::*;
@@ -93,7 +92,7 @@ fn solve(
             PlanError::NothingRuns { examined }
         });
     };
-    let bound = to_time(figures, relaxation(figures, &Freedom::of_stages(figures.host_help))).min(simulated);
+    let bound = to_time(figures, least_of_stages(figures, &problem.systems)).min(simulated);
     Ok(Solution {
         placement,
         status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },

@@ -5,12 +5,11 @@ use crate::{
     case::{Case, Division, Scored, disciplines, faster, judge},
     deadline::Deadline,
     figures::Figures,
-    freedom::Freedom,
     ilp::in_pool,
     reason,
 };
 use rayon::prelude::*;
-use spipe_plan::OutcomeStatus;
+use spipe_plan::{OutcomeStatus, System};
 
 /// How many placements are simulated between looks at the stop signal.
 const BATCH: usize = 256;
@@ -82,13 +81,10 @@ fn solution(
     examined: usize,
     status: OutcomeStatus,
 ) -> Solution {
+    let systems: Vec<System> = cases.iter().map(|case| case.discipline.system).collect();
     let proven = match status {
         OutcomeStatus::Optimal => simulated,
-        _ => crate::ilp::search::to_time(
-            figures,
-            crate::relaxation::relaxation(figures, &Freedom::of_stages(figures.host_help)),
-        )
-        .min(simulated),
+        _ => crate::ilp::search::to_time(figures, crate::relaxation::least_of_stages(figures, &systems)).min(simulated),
     };
     let gap = Solution::gap_of(simulated, proven);
     Solution {

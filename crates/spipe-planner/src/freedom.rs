@@ -1,5 +1,6 @@
 //! What the placements of a system may do, as far as that bounds their time.
 
+use crate::LARGEST_HEAD_START;
 use spipe_plan::{Family, System};
 
 /// Which devices may compute.
@@ -35,6 +36,9 @@ pub(crate) struct Freedom {
     pub synchronous: bool,
     /// Whether gradients of weights are computed apart from those of inputs, aside from the way of a microbatch.
     pub splits: bool,
+    /// Where each device has neighbouring layers and all iterations end with a gradient at the first of them: how many more
+    /// microbatches than there are devices one may hold at most between forward and backward.
+    pub ahead: Option<u64>,
 }
 
 impl Freedom {
@@ -48,6 +52,8 @@ impl Freedom {
         steps_on_host: When::Never,
         synchronous: true,
         splits: false,
+        // GPipe.
+        ahead: Some(u64::MAX),
     };
 
     /// The same where the host may help.
@@ -63,16 +69,19 @@ impl Freedom {
 
     /// That of `system`; none for systems that leave nothing to bound, because all their placements are tried.
     pub fn of(system: System) -> Option<Self> {
-        let gpus = Self { computing: Computing::Gpus, one_stage_each: false, ..Self::STAGES };
+        let gpus = Self { computing: Computing::Gpus, one_stage_each: false, ahead: None, ..Self::STAGES };
         let streams = Self { streams: true, steps_on_host: When::Always, ..gpus };
+        let chain = Self { ahead: Some(0), ..gpus };
         Some(match system {
             _ if system.family() == Family::Sharded => return None,
-            System::Gpipe | System::OneForwardOneBackward | System::Hybrid => Self::CUT_STAGES,
+            System::Gpipe => Self::CUT_STAGES,
+            System::OneForwardOneBackward => Self { ahead: Some(0), ..Self::CUT_STAGES },
+            System::Hybrid => Self { ahead: Some(LARGEST_HEAD_START), ..Self::CUT_STAGES },
             System::PoH | System::PoF => Self { offloads: When::Perhaps, splits: true, ..gpus },
-            System::GpuOnly => Self { recomputes: When::Never, ..gpus },
-            System::Checkpointing => Self { recomputes: When::Always, ..gpus },
-            System::CpuOnly => Self { computing: Computing::Sockets, ..gpus },
-            System::ZeroOffload => Self { steps_on_host: When::Always, ..gpus },
+            System::GpuOnly => Self { recomputes: When::Never, ..chain },
+            System::Checkpointing => Self { recomputes: When::Always, ..chain },
+            System::CpuOnly => Self { computing: Computing::Sockets, ..chain },
+            System::ZeroOffload => Self { steps_on_host: When::Always, ..chain },
             System::ZeroOffloadDelayed => Self { steps_on_host: When::Always, synchronous: false, ..gpus },
             System::Spipe | System::Mobius => Self { recomputes: When::Always, ..streams },
             System::Superpipeline | System::NaiveSwap => Self { computing: Computing::FirstGpu, ..streams },

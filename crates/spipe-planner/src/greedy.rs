@@ -7,10 +7,9 @@ use crate::{
     case::{Case, Division, disciplines, faster, judge},
     deadline::Deadline,
     figures::{Figures, Seat},
-    freedom::Freedom,
     ilp::search::to_time,
     reason,
-    relaxation::relaxation,
+    relaxation::least_of_stages,
 };
 use spipe_plan::{OutcomeStatus, Placement, System, check};
 
@@ -39,7 +38,7 @@ impl Planner for Greedy {
         let Some((simulated, placement)) = best else {
             return Err(reason::greedy(&figures, &problem.systems, examined));
         };
-        let bound = to_time(&figures, relaxation(&figures, &Freedom::of_stages(figures.host_help))).min(simulated);
+        let bound = to_time(&figures, least_of_stages(&figures, &problem.systems)).min(simulated);
         Ok(Solution {
             placement,
             status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },

@@ -2,7 +2,7 @@
 //!
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
 //! is stepped on its device or on the socket near it; a stage is cut in two on one device, each part with choices of its own,
-//! or two become one; a stage moves to the neighbouring device; k and k′ grow or shrink. Neighbours are looked at in a fixed
+//! or two become one; a stage moves to the neighbouring device, the first one to a socket; k and k′ grow or shrink. Neighbours are looked at in a fixed
 //! order, in batches of fixed size, and the best of the first batch with an improvement is the next step, so that the result
 //! is the same on any number of threads.
 
@@ -60,6 +60,9 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     if placement.system.family() == Family::Pipeline && placement.system.dealing() == Dealing::Single {
         list.extend(cut_and_joined(context, placement, help).into_iter().map(forward));
         list.extend(moved_stages(context, &placement.stages).into_iter().map(forward));
+        if SYSTEMS.contains(&placement.system) {
+            list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
+        }
     }
     list.extend(other_knobs(placement));
     list
@@ -199,6 +202,22 @@ fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Ve
         }
     }
     list
+}
+
+/// The first stage on each socket that has none, where its device keeps another.
+fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let [first, next, ..] = stages else { return Vec::new() };
+    if first.device != next.device {
+        return Vec::new();
+    }
+    let free = |device: &DeviceId| context.is_cpu(*device) && stages.iter().all(|stage| stage.device != *device);
+    let moved = |device: DeviceId| {
+        let mut all = stages.to_vec();
+        all[0] = Stage { device, optimizer: None, offload: None, ..*first };
+        all
+    };
+    context.cost.devices().filter(free).map(moved).collect()
 }
 
 /// `stage` on another device, what is on the host near that.

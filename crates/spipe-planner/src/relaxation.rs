@@ -1,6 +1,7 @@
 //! A lower bound for every placement at once: layers may be cut into fractions.
 
 use crate::{
+    SYSTEMS,
     figures::{DeviceFigures, Figures, alike},
     freedom::{Computing, Freedom, When},
     ilp::solve::{Answer, Settings, solve},
@@ -18,6 +19,16 @@ pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
     Freedom::of(system).map(|freedom| relaxation(figures, &freedom))
 }
 
+/// The least iteration of any placement with one stage per device, in ms, whichever of `systems` it has.
+pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 {
+    let ahead = |system: &System| Freedom::of(*system).and_then(|freedom| freedom.ahead);
+    let different: BTreeSet<Option<u64>> =
+        systems.iter().filter(|system| SYSTEMS.contains(system)).map(ahead).collect();
+    let stages = Freedom::of_stages(figures.host_help);
+    let bounds = different.into_iter().map(|ahead| relaxation(figures, &Freedom { ahead, ..stages }));
+    bounds.reduce(f64::min).unwrap_or(0.0)
+}
+
 /// The least iteration, in ms, if each run of layers could be spread over all devices: the time for which the busiest
 /// device, link or optimizer is busy. Every placement has T ≥ m (F_i + B_i) + O_i for each of its devices, T ≥ bytes ÷ rate
 /// for each copy engine, and is one way to spread the layers.
@@ -25,6 +36,10 @@ pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
 /// In training, T is also at least one pass of one microbatch, forward and backward, through the layers from the first
 /// trained one on, each on its fastest device: the next iteration's forward there waits for the step. Where backwards are
 /// split, gradients of weights are not on that way, and a recompute waits for no gradient.
+///
+/// Where each device has neighbouring layers, the first microbatch goes through all of them and comes back to device i when K_i
+/// forwards have been there; the other m − K_i and m − 1 backwards follow, and the last gradient goes on from there: with P = Σ (F + B)
+/// over all layers, T ≥ P + (m − K_i) F_i + (m − 1)(R_i + B_i).
 ///
 /// Infinite if nothing fits; no more than that pass if the solver has no answer.
 pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
@@ -36,7 +51,10 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     let unit = if chain > 0.0 { chain } else { 1.0 };
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
-    let mut spread = Spread { figures, freedom, unit, busiest, rows: Vec::new() };
+    let devices: usize = classes.iter().map(|class| class.members.len()).sum();
+    let in_flight = freedom.ahead.filter(|_| figures.training && freedom.synchronous && figures.frozen == 0);
+    let in_flight = in_flight.map(|ahead| ahead.saturating_add(devices as u64).min(figures.microbatches));
+    let mut spread = Spread { figures, freedom, unit, busiest, in_flight, pass: 0.0.into(), rows: Vec::new() };
     spread.layers(&classes, &mut vars);
     let mut problem = vars.minimise(busiest).using(highs);
     for row in spread.rows {
@@ -110,6 +128,10 @@ struct Spread<'f, 'a> {
     /// How many ms are 1.
     unit: f64,
     busiest: Variable,
+    /// The most microbatches between forward and backward on a device of a chain of them.
+    in_flight: Option<u64>,
+    /// One microbatch through all layers and back.
+    pass: Expression,
     rows: Vec<Constraint>,
 }
 
@@ -117,6 +139,8 @@ struct Spread<'f, 'a> {
 #[derive(Default)]
 struct Burden {
     busy: Expression,
+    /// What it has to do from the first backward on.
+    later: Expression,
     held: Expression,
     /// Bytes in and out, in GB.
     inbound: Expression,
@@ -144,9 +168,18 @@ impl Spread<'_, '_> {
             self.rows.push(constraint!(total == *count as f64));
         }
         for (class, burden) in classes.iter().zip(burdens) {
+            self.turn_around(class, &burden);
             self.limit(class, burden, &mut host);
         }
         self.limit_host(host);
+    }
+
+    /// The members of a class together wait for the first gradients so long, and have that to do then.
+    fn turn_around(&mut self, class: &Class, burden: &Burden) {
+        if self.in_flight.is_some() {
+            let count = class.members.len() as f64;
+            self.rows.push(constraint!(self.pass.clone() * count + burden.later.clone() <= count * self.busiest));
+        }
     }
 
     /// Whether a layer on `device` may be stepped there, and on the host.
@@ -161,7 +194,7 @@ impl Spread<'_, '_> {
 
     /// What one layer on a device of a class amounts to.
     fn layer(
-        &self,
+        &mut self,
         layer: usize,
         (device, steps_on_host, share): (&DeviceFigures, bool, Variable),
         (burden, host): (&mut Burden, &mut Burden),
@@ -171,6 +204,12 @@ impl Spread<'_, '_> {
         let again = if figures.training && freedom.recomputes == When::Always { times.forward } else { 0.0 };
         let step = if steps_on_host || freedom.streams { 0.0 } else { times.optimizer };
         burden.busy.add_mul((figures.microbatches as f64 * (times.busy() + again) + step) / self.unit, share);
+        if let Some(in_flight) = self.in_flight {
+            let rest = (figures.microbatches - in_flight) as f64 * times.forward;
+            let turned = (figures.microbatches - 1) as f64 * (times.backward + again);
+            burden.later.add_mul((rest + turned) / self.unit, share);
+            self.pass.add_mul((times.forward + times.backward) / self.unit, share);
+        }
         let streams = freedom.streams && !device.is_cpu;
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,

@@ -30,7 +30,7 @@ pub struct Plan {
     /// Training or inference
     #[arg(long, default_value = "train")]
     pub mode: Mode,
-    /// A system, several with commas between them, or auto for all that suit
+    /// A system, several with commas between them, or auto for all that suit and whose losses are those of plain training
     #[arg(long, default_value = "auto")]
     pub system: String,
     /// ilp, dp, greedy, exhaustive or mobius-mip

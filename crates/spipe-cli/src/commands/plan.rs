@@ -215,7 +215,7 @@ fn frozen(model: Model, more: &[String]) -> Result<Model, Failure> {
 /// The systems that `--system` allows.
 pub fn systems(given: &str) -> Result<Vec<System>, Failure> {
     if given == "auto" {
-        return Ok(System::ALL.to_vec());
+        return Ok(System::ALL.into_iter().filter(|system| !system.is_stale()).collect());
     }
     let system = |name: &str| name.trim().parse::<System>();
     let systems: Result<BTreeSet<System>, String> = given.split(',').map(system).collect();

@@ -10,13 +10,12 @@ use crate::{
     deadline::Deadline,
     divide::Grain,
     figures::{Figures, Help},
-    freedom::Freedom,
     greedy,
     order::OrderGraph,
     partition::Partitioner,
     polish::polish,
     reason,
-    relaxation::relaxation,
+    relaxation::least_of_stages,
     sequence::Coverage,
 };
 use rayon::prelude::*;
@@ -110,7 +109,7 @@ impl<'s, 'a> Search<'s, 'a> {
         cases: Vec<Case>,
         deadline: &'s Deadline<'s>,
     ) -> Self {
-        let floor = relaxation(figures, &Freedom::of_stages(figures.host_help));
+        let floor = least_of_stages(figures, &problem.systems);
         let known = vec![Known::from(floor); cases.len()];
         let roots = cases.len() + SPARE;
         let partitioner = Partitioner::new(figures, &cases);

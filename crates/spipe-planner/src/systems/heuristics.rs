@@ -1,8 +1,9 @@
 //! What the search begins with: the plans of the heuristics, so that no plan is worse than theirs, whatever the time limit.
 
+use super::pipelines;
 use crate::{
     Problem, SYSTEMS, balanced,
-    case::{Scored, judge},
+    case::{Scored, faster, judge},
     deadline::Deadline,
     figures::Figures,
     greedy, mobius,
@@ -30,6 +31,17 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
         plans.extend(all(problem, mobius::candidates(figures, deadline)));
     }
     plans
+}
+
+/// The best plan with several stages on each GPU, of which the planners of stages have one.
+pub(super) fn in_short_stages(problem: &Problem<'_>, deadline: &Deadline<'_>) -> Option<Scored> {
+    let trains = problem.context.workload().mode == Mode::Train && problem.options.host_help;
+    let allowed = |system: &System| problem.systems.contains(system);
+    let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed);
+    let list = pipelines::in_short_stages(&problem.context, system.filter(|_| trains)?);
+    let judged: Vec<Option<Scored>> =
+        list.into_par_iter().map(|placement| if deadline.over() { None } else { judge(problem, placement) }).collect();
+    judged.into_iter().fold(None, faster)
 }
 
 /// Those of `placements` that run.

@@ -17,7 +17,7 @@ use crate::{
     ilp::{in_pool, search::to_time},
     reason,
     refine::refine,
-    relaxation::{least, relaxation},
+    relaxation::least,
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
@@ -46,7 +46,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     })?;
     if !planned.is_empty() {
         let mut options = problem.options.clone();
-        options.incumbent = search.best().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
+        options.incumbent = search.best_but_short().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
         // What is left of the time is for improving what was found, which plans of one stage per device gain little by.
         options.time_limit = search.deadline.left() / if other.is_empty() { 1 } else { 2 };
         let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
@@ -99,6 +99,8 @@ struct Search<'s, 'a> {
     systems: Vec<Known>,
     /// The plans of the heuristics.
     begun: Vec<Scored>,
+    /// The best plan with several stages on each GPU.
+    short: Option<Scored>,
     /// Why the planner of stages has nothing.
     refused: Option<PlanError>,
     solves: usize,
@@ -121,12 +123,13 @@ impl<'s, 'a> Search<'s, 'a> {
         };
         let systems = systems.iter().map(known).collect();
         let deadline = Deadline::new(problem);
-        Self { problem, figures, deadline, systems, begun: Vec::new(), refused: None, solves: 0, cases: 0 }
+        Self { problem, figures, deadline, systems, begun: Vec::new(), short: None, refused: None, solves: 0, cases: 0 }
     }
 
     /// Begins with the plans of the heuristics.
     fn begin(&mut self) {
         self.begun = heuristics::plans(self.problem, &self.figures, &self.deadline);
+        self.short = heuristics::in_short_stages(self.problem, &self.deadline);
     }
 
     /// The fastest plan of the heuristics for one of `systems`.
@@ -136,6 +139,12 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     fn best(&self) -> Option<Scored> {
+        faster(self.best_but_short(), self.short.clone())
+    }
+
+    /// The best plan but for several stages on each GPU, which would keep the planner of stages from finding plans that can be
+    /// improved beyond it.
+    fn best_but_short(&self) -> Option<Scored> {
         let known = self.systems.iter().map(|known| known.best.clone());
         self.begun.iter().map(|scored| Some(scored.clone())).chain(known).fold(None, faster)
     }
@@ -234,17 +243,33 @@ impl<'s, 'a> Search<'s, 'a> {
         let open = |index: &usize| self.systems[*index].bound < self.limit();
         let few: Vec<usize> = order.into_iter().filter(open).take(REFINED).collect();
         for index in few {
-            let Some(start) = self.systems[index].best.clone() else { continue };
-            let (refined, examined) = refine(self.problem, &self.deadline, start);
-            let known = &mut self.systems[index];
-            let stages = refined.1.stages.len() > refined.1.devices().len();
-            if SYSTEMS.contains(&known.system) && stages {
-                // The integer program's bound is that of one stage per device.
-                known.bound = known.bound.min(relaxation(&self.figures, &Freedom::CUT_STAGES));
+            if let Some(start) = self.systems[index].best.clone() {
+                self.refine(index, start);
             }
-            known.best = Some(refined);
-            known.examined += examined;
         }
+        let planned = self.systems.iter().position(|known| SYSTEMS.contains(&known.system));
+        if let Some((index, start)) = planned.zip(self.short.clone()) {
+            self.refine(index, start);
+        }
+    }
+
+    /// Improves `start`, a placement of the `index`th system.
+    fn refine(&mut self, index: usize, start: Scored) {
+        let (refined, examined) = refine(self.problem, &self.deadline, start);
+        let several = refined.1.stages.len() > refined.1.devices().len();
+        let known = &mut self.systems[index];
+        known.examined += examined;
+        known.best = faster(known.best.take(), Some(refined));
+        let here = known.best.as_ref().map(|(_, placement)| placement);
+        if several
+            && here.is_some_and(|here| here.stages.len() > here.devices().len())
+            && SYSTEMS.contains(&known.system)
+        {
+            // The integer program's bound is that of one stage per device.
+            let systems = self.problem.systems.iter().filter(|system| SYSTEMS.contains(system));
+            known.bound = systems.filter_map(|system| least(&self.figures, *system)).fold(known.bound, f64::min);
+        }
+        known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
     }
 
     fn conclude(self) -> Result<Solution, PlanError> {

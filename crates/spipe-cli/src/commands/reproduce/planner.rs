@@ -111,7 +111,7 @@ fn plan((model, hardware): (&Model, &Hardware), workload: Workload, planner: &st
         model,
         hardware,
         workloads: vec![workload],
-        systems: System::ALL.to_vec(),
+        systems: System::ALL.into_iter().filter(|system| !system.is_stale()).collect(),
         planner,
         time_limit: TIME,
         gap: 0.01,
