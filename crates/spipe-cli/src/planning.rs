@@ -114,8 +114,7 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     };
     solution.bound = bound.min(solution.simulated);
     solution.gap = gap(solution.simulated, solution.bound);
-    // The bound of a size that another one's plan beats is this plan's, less the gap and what rounding may hide.
-    solution.status = if proven || solution.gap <= request.gap + 1e-5 {
+    solution.status = if proven || solution.gap <= request.gap + ROUNDING {
         OutcomeStatus::Optimal
     } else if stopped {
         OutcomeStatus::Stopped
@@ -140,6 +139,9 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
 
 /// The first searches over microbatch sizes together take this part of the time limit at most.
 const SHORT: u32 = 4;
+
+/// The bound of a size that another one's plan beats is this plan's, less the gap and so much that rounding may hide.
+const ROUNDING: f64 = 1e-5;
 
 /// What is known of one microbatch size.
 #[derive(Clone, Copy)]
@@ -177,7 +179,7 @@ impl Over {
     /// Whether the time was too short for a size that may still have the best plan.
     fn open(&self, microbatch: u64, worth: f64) -> bool {
         let best = self.best.as_ref().map_or(SimTime::MAX, |(_, best)| best.simulated);
-        self.sizes.get(&microbatch).is_some_and(|size| size.stopped && gap(best, size.bound) > worth)
+        self.sizes.get(&microbatch).is_some_and(|size| size.stopped && gap(best, size.bound) > worth + ROUNDING)
     }
 
     /// Those of `workloads` for which the time was too short, the one with the fastest plan first.
