@@ -5,7 +5,7 @@ use spipe_base::{Bytes, Diagnostic, SimTime};
 use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Context, Outcome, OutcomeStatus, Placement, Plan, System};
+use spipe_plan::{Context, Outcome, OutcomeStatus, Placement, Plan, System, check};
 use spipe_planner::{Claim, Options, Pins, PlanError, Planner, Problem, Solution};
 use std::{
     collections::BTreeMap,
@@ -121,6 +121,11 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     } else {
         OutcomeStatus::Feasible
     };
+    found(request, workload, solution)
+}
+
+/// A solution with its plan.
+pub fn found(request: &Request<'_>, workload: Workload, solution: Solution) -> Result<Found, Failure> {
     let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
     let outcome = Outcome {
         planner: if spipe_planner::SYSTEMS.contains(&solution.placement.system) {
@@ -254,7 +259,7 @@ fn planner(name: &str) -> Result<Box<dyn Planner>, Failure> {
     })
 }
 
-fn gap(simulated: SimTime, bound: SimTime) -> f64 {
+pub fn gap(simulated: SimTime, bound: SimTime) -> f64 {
     if simulated == SimTime::ZERO { 0.0 } else { simulated.saturating_sub(bound).to_ms() / simulated.to_ms() }
 }
 
@@ -283,6 +288,14 @@ fn one(
         (_, true) => planner.plan(&problem),
         (_, false) => spipe_planner::generated(&problem),
     }
+}
+
+/// The simulated iteration of a placement that is accepted and runs.
+pub fn time((model, hardware): (&Model, &Hardware), workload: &Workload, placement: &Placement) -> Option<SimTime> {
+    let cost = CostTable::new(model, hardware, workload).ok()?;
+    let context = Context { model, hardware, cost: &cost };
+    check(&context, placement).ok()?;
+    spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
 }
 
 /// Whether any placement of `systems` fits and runs; one that is not found within `limit` counts as none.

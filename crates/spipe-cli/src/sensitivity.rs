@@ -5,9 +5,11 @@ use crate::{
     planning::{self, Found, Request},
     tables::{signed_percent, table},
 };
-use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond};
+use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond, SimTime};
+use spipe_cost::Workload;
 use spipe_hardware::{Hardware, HardwareFile};
-use spipe_plan::Gain;
+use spipe_plan::{Gain, Outcome, Placement, Plan};
+use spipe_planner::Solution;
 
 /// How much more there is of a resource, as a fraction.
 const MORE: f64 = 0.1;
@@ -56,24 +58,54 @@ fn flops(file: &mut HardwareFile) {
     }
 }
 
-/// Plans again with more of each resource, starting from the plan that is there.
-pub fn gains(request: &Request<'_>, found: &Found) -> Result<Vec<Gain>, Failure> {
-    let before = found.solution.simulated.to_ms();
-    let gain = |(name, change): &Resource| {
+/// Plans again with more of each resource, starting from the plan that is there, which comes back with what each gains.
+///
+/// Every plan that is found is tried with and without each resource, so that nothing counts as a gain of a resource that can be had
+/// without it: a plan that is faster on the machine as it is takes the place of the one that was there. More of a resource is never a
+/// loss, because it need not be used.
+pub fn with_gains(request: &Request<'_>, found: Found) -> Result<Found, Failure> {
+    let larger = RESOURCES.iter().map(|(_, change)| {
         let mut file = request.hardware.file().clone();
         change(&mut file);
-        let hardware = Hardware::from_file(&file.name.clone(), file)?;
-        let start = Some(found.solution.placement.clone());
-        let again = planning::search(&Request { hardware: &hardware, start, ..request.clone() })?;
-        let after = again.solution.simulated.to_ms();
-        Ok(Gain {
+        Hardware::from_file(&file.name.clone(), file)
+    });
+    let larger: Vec<Hardware> = larger.collect::<Result<_, _>>()?;
+    let start = Some(found.solution.placement.clone());
+    let again = |hardware| planning::search(&Request { hardware, start: start.clone(), ..request.clone() }).ok();
+    let plan = |found: &Found| (*found.plan.context().workload(), found.solution.placement.clone());
+    let plans: Vec<(Workload, Placement)> =
+        std::iter::once(plan(&found)).chain(larger.iter().filter_map(again).map(|found| plan(&found))).collect();
+    let fastest = |hardware: &Hardware| {
+        let time = |(workload, placement): &(Workload, Placement)| {
+            planning::time((request.model, hardware), workload, placement)
+        };
+        let timed = plans.iter().enumerate().filter_map(|(index, plan)| Some((time(plan)?, index)));
+        timed.min()
+    };
+    let found = match fastest(request.hardware) {
+        Some((simulated, index)) if simulated < found.solution.simulated => {
+            let (workload, placement) = plans[index].clone();
+            let bound = found.solution.bound.min(simulated);
+            let gap = planning::gap(simulated, bound);
+            let solution = Solution { placement, simulated, bound, gap, ..found.solution };
+            planning::found(request, workload, solution)?
+        }
+        _ => found,
+    };
+    let before = found.solution.simulated;
+    let gain = |((name, _), hardware): (&Resource, &Hardware)| {
+        let after = fastest(hardware).map_or(before, |(time, _)| time.min(before));
+        Gain {
             resource: (*name).into(),
             more: MORE,
-            iteration_ms: after,
-            speedup: if after > 0.0 { before / after } else { 1.0 },
-        })
+            iteration_ms: after.to_ms(),
+            speedup: if after > SimTime::ZERO { before.to_ms() / after.to_ms() } else { 1.0 },
+        }
     };
-    RESOURCES.iter().map(gain).collect()
+    let sensitivity = RESOURCES.iter().zip(&larger).map(gain).collect();
+    let outcome = found.plan.outcome().cloned().map(|outcome| Outcome { sensitivity, ..outcome });
+    let plan = outcome.into_iter().fold(found.plan, Plan::with_outcome);
+    Ok(Found { plan, ..found })
 }
 
 /// The gains for people.

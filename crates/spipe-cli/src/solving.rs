@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
-use spipe_model::Model;
+use spipe_model::{Architecture, Model};
 use spipe_plan::System;
 use spipe_planner::Pins;
 use std::time::Duration;
@@ -65,18 +65,26 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
     };
     let (value, unlimited) = match unknown {
         Unknown::Microbatch => (divisor((question.global_batch, question.global_batch), fits)?, false),
+        Unknown::SeqLen if reads_images(question.model) => {
+            let message = format!("`{}` reads images, whose size is its own", question.model.name());
+            return Err(Failure::argument(message, "solve for something else"));
+        }
         Unknown::SeqLen => grow(question.template.seq_len, LARGEST, fits)?,
         Unknown::Layers => grow(repeated(question.model), LARGEST_COUNT, fits)?,
-        Unknown::GlobalBatch => grow(question.global_batch, LARGEST_COUNT, multiple(question.microbatch, fits))?,
+        Unknown::GlobalBatch => {
+            let size = question.microbatch.parse::<u64>().unwrap_or(1).max(1);
+            let gpus = question.hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+            let (count, unlimited) = steps((LARGEST_COUNT / size).max(1), gpus.max(1), |count| fits(count * size))?;
+            (count.map(|count| count * size), unlimited)
+        }
     };
     let found = with(question, unknown, value.unwrap_or(1))?;
     Ok(Largest { value, unlimited, ..found })
 }
 
-/// A batch that is no multiple of the microbatch counts as the one before that is.
-fn multiple(microbatch: &str, fits: impl Fn(u64) -> Result<bool, Failure>) -> impl Fn(u64) -> Result<bool, Failure> {
-    let size = microbatch.parse::<u64>().unwrap_or(1).max(1);
-    move |batch| fits((batch / size * size).max(size))
+/// Whether the length of its sequences is fixed.
+fn reads_images(model: &Model) -> bool {
+    matches!(model.architecture(), Architecture::Vision(_) | Architecture::Unet(_))
 }
 
 /// The question with a value in it.
@@ -88,10 +96,7 @@ fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest
         Unknown::Microbatch => microbatch = value.to_string(),
         Unknown::SeqLen => template.seq_len = value,
         Unknown::Layers => model = with_layers(question.model, value)?,
-        Unknown::GlobalBatch => {
-            let size = microbatch.parse::<u64>().unwrap_or(1).max(1);
-            global_batch = (value / size * size).max(size);
-        }
+        Unknown::GlobalBatch => global_batch = value,
     }
     Ok(Largest { value: Some(value), unlimited: false, model, template, global_batch, microbatch })
 }
@@ -131,6 +136,35 @@ fn grow(start: u64, most: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> R
         }
     }
     Ok((Some(low).filter(|value| *value > 0), false))
+}
+
+/// The same where a value may fit although a smaller one does not, because GPUs share out what is a multiple of `step` and cannot
+/// begin with less: among multiples of it what is larger needs more.
+fn steps(most: u64, step: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<(Option<u64>, bool), Failure> {
+    let last = most / step;
+    for value in [most, last * step].into_iter().filter(|value| *value > 0) {
+        if fits(value)? {
+            return Ok((Some(value), true));
+        }
+    }
+    let (mut low, mut high) = (last / 2, last);
+    while low > 0 && !fits(low * step)? {
+        (low, high) = (low / 2, low);
+    }
+    while high.saturating_sub(low) > 1 {
+        let middle = low.midpoint(high);
+        if fits(middle * step)? {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    for value in (low * step..((low + 1) * step).min(most)).rev().filter(|value| *value > 0) {
+        if fits(value)? {
+            return Ok((Some(value), false));
+        }
+    }
+    Ok((None, false))
 }
 
 /// How often the layer of which there are most is repeated.
@@ -184,6 +218,16 @@ mod tests {
             assert_eq!((value.unwrap_or(0), unlimited), (last, false), "from {start}");
         }
         assert_eq!(grow(3, 4096, |_| Ok(true)).unwrap(), (Some(4096), true));
+    }
+
+    #[test]
+    fn steps_find_what_only_multiples_fit() {
+        for (last, of) in [(4000, 1), (9, 1), (24, 4), (22, 2), (3, 1), (0, 1), (4, 4)] {
+            let fit = |value: u64| Ok(value <= last && value.is_multiple_of(of));
+            assert_eq!(steps(4096, 4, fit).unwrap().0.unwrap_or(0), last, "multiples of {of}");
+        }
+        assert_eq!(steps(4096, 3, |_| Ok(true)).unwrap(), (Some(4096), true));
+        assert_eq!(steps(2, 4, |value| Ok(value == 1)).unwrap(), (Some(1), false));
     }
 
     #[test]

@@ -16,14 +16,27 @@ use spipe_base::{Bytes, Diagnostic, SimTime};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model};
-use spipe_plan::{Outcome, OutcomeStatus, Placement, Plan, StageFootprint, System, check, footprint};
+use spipe_plan::{OutcomeStatus, Placement, Plan, StageFootprint, System, check, footprint};
 use spipe_planner::Solution;
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
 use std::{collections::BTreeSet, time::Duration};
 
-/// Searches, prints, and writes the plan.
+/// Searches, prints, and writes the plan, or prints why there is none.
 pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
+    let done = plan(what, format);
+    if let (Err(Failure::Infeasible(diagnostic)), Format::Json) = (&done, format) {
+        output::print(&output::to_json(&Refused {
+            format_version: 1,
+            status: OutcomeStatus::Infeasible,
+            reason: &diagnostic.message,
+            hint: diagnostic.hint.as_deref(),
+        })?)?;
+    }
+    done
+}
+
+fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
     if what.time_limit.get() <= 0.0 {
         return Err(Failure::argument("the time limit is zero", "give the search some time, such as 10s"));
     }
@@ -62,20 +75,9 @@ pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
         start: task.start.clone(),
         host_help: true,
     };
-    let found = planning::search(&request);
-    if let (Err(Failure::Infeasible(diagnostic)), Format::Json) = (&found, format) {
-        output::print(&output::to_json(&Refused {
-            format_version: 1,
-            status: OutcomeStatus::Infeasible,
-            reason: &diagnostic.message,
-            hint: diagnostic.hint.as_deref(),
-        })?)?;
-    }
-    let mut found = found?;
+    let mut found = planning::search(&request)?;
     if what.sensitivity {
-        let sensitivity = sensitivity::gains(&request, &found)?;
-        let outcome = found.plan.outcome().cloned().map(|outcome| Outcome { sensitivity, ..outcome });
-        found.plan = outcome.into_iter().fold(found.plan, spipe_plan::Plan::with_outcome);
+        found = sensitivity::with_gains(&request, found)?;
     }
     let json = found.plan.to_json();
     let to_stdout = matches!(target, Some(Target::Stdout));
