@@ -16,8 +16,8 @@ pub struct Request<'a> {
     /// Accelerators first, then one CPU.
     pub executors: Vec<Executor>,
     pub layers: Option<(&'a Model, Batch)>,
-    /// Whether also as they find the next token of a text.
-    pub tokens: bool,
+    /// Of how many sequences they are also measured as they find the next token of a text.
+    pub tokens: &'a [u64],
     pub budget: Duration,
     /// Of each accelerator.
     pub memory: Bytes,
@@ -28,8 +28,6 @@ pub struct Request<'a> {
 
 /// What an emulated link adds to every copy.
 const LATENCY_US: f64 = 20.0;
-/// Sequences whose next token is found together.
-const SEQUENCES: [u64; 4] = [1, 2, 4, 8];
 /// The share of what one thread can copy that an emulated link may carry: a copy is paced, so it must be through before its time.
 const HEADROOM: f64 = 0.7;
 
@@ -58,7 +56,7 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
         let asked = CalibrationRequest {
             executors: request.executors.clone(),
             layers: request.layers,
-            tokens: if request.tokens { SEQUENCES.to_vec() } else { Vec::new() },
+            tokens: request.tokens.to_vec(),
             budget: request.budget,
         };
         let result = calibrate(&asked, &mut |progress| {

@@ -14,6 +14,9 @@ use spipe_exec::{Backend, Calibration};
 use spipe_model::Batch;
 use std::time::Duration;
 
+/// Sequences whose next token is found together: what plans that generate are made from.
+const SEQUENCES: [u64; 4] = [1, 2, 4, 8];
+
 /// Measures and writes a profile.
 pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
     let target = Target::open(&what.output)?;
@@ -27,7 +30,7 @@ pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
         name: "this-machine",
         executors: measuring::executors(&what.devices, backend)?,
         layers,
-        tokens: true,
+        tokens: &SEQUENCES,
         budget: Duration::from_secs_f64(what.time_limit.get()),
         memory: what.emulated_memory,
         link: what.emulated_link,

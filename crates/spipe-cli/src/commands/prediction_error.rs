@@ -32,6 +32,7 @@ const WARM_UP: usize = 3;
 /// `recompute`, `offload`, `socket`, `streamed`.
 struct Case {
     title: &'static str,
+    mode: Mode,
     system: System,
     knobs: Knobs,
     stages: &'static [&'static str],
@@ -46,10 +47,15 @@ struct Group {
 
 fn groups() -> Vec<Group> {
     let none = Knobs::default();
-    let case = |title, system, stages| Case { title, system, knobs: none, stages, backward: &[] };
-    let single = case("single device", System::Gpipe, &["cpu0 0 10"]);
+    let case = |title, system, stages| Case { title, mode: Mode::Train, system, knobs: none, stages, backward: &[] };
+    let tokens = |title, stages| Case { mode: Mode::Generate, ..case(title, System::Gpipe, stages) };
+    let single = vec![
+        case("single device", System::Gpipe, &["cpu0 0 10"]),
+        tokens("single device, token by token", &["cpu0 0 10"]),
+    ];
     let one = vec![
         case("1F1B on two devices", System::OneForwardOneBackward, &["gpu0 0 5", "cpu0 5 10"]),
+        tokens("two devices, token by token", &["gpu0 0 5", "cpu0 5 10"]),
         Case {
             knobs: Knobs { head_start: 1, ..none },
             ..case("hybrid, head start 1", System::Hybrid, &["cpu0 0 4", "gpu0 4 10"])
@@ -86,7 +92,7 @@ fn groups() -> Vec<Group> {
             ..case("SPipe on two accelerators", System::Spipe, &["gpu0 0 5 streamed", "gpu1 5 10 streamed"])
         },
     ];
-    [(0, vec![single]), (1, one), (2, two)].map(|(accelerators, cases)| Group { accelerators, cases }).into()
+    [(0, single), (1, one), (2, two)].map(|(accelerators, cases)| Group { accelerators, cases }).into()
 }
 
 /// What one case came to.
@@ -157,9 +163,9 @@ fn executors(accelerators: u32, backend: Backend) -> Vec<Executor> {
     executors
 }
 
-fn workload(model: &Model) -> Workload {
+fn workload(model: &Model, mode: Mode) -> Workload {
     Workload {
-        mode: Mode::Train,
+        mode,
         seq_len: model.seq_len(),
         microbatch: 1,
         microbatches: MICROBATCHES,
@@ -173,8 +179,8 @@ fn machine(what: &args::PredictionError, model: &Model, executors: &[Executor]) 
     let (file, _) = measuring::measure(&Request {
         name: "this-machine",
         executors: executors.to_vec(),
-        layers: Some((model, workload(model).batch())),
-        tokens: false,
+        layers: Some((model, workload(model, Mode::Train).batch())),
+        tokens: &[1],
         budget: Duration::from_secs_f64(what.time_limit.get()),
         // More than the model needs: caps are for planners, and no planner is asked here.
         memory: Bytes::new(model.parameters() * 64),
@@ -193,7 +199,8 @@ fn measure(
     let placed = |texts: &[&str]| texts.iter().map(|text| stage(text, model, hardware)).collect::<Result<Vec<_>, _>>();
     let placement =
         Placement::new(case.system, placed(case.stages)?).with_knobs(case.knobs).with_backward(placed(case.backward)?);
-    let plan = Plan::new(model.clone(), hardware.clone(), workload(model), placement).map_err(Failure::Input)?;
+    let plan =
+        Plan::new(model.clone(), hardware.clone(), workload(model, case.mode), placement).map_err(Failure::Input)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement()).map_err(Failure::Input)?;
     let predicted = spipe_sim::simulate(&program, &spipe_sim::Options::default()).trace;
     let mut bindings = training::bindings(&plan, &[], Backend::default())?;
@@ -235,7 +242,7 @@ fn measure(
         iteration_error: predicted_ms / measured_ms - 1.0,
         compute_error: busy.0 / busy.1 - 1.0,
         busiest_lane: busiest(&comparison),
-        tokens_per_second: workload(model).tokens() as f64 / (measured_ms * 1e-3),
+        tokens_per_second: workload(model, case.mode).tokens() as f64 / (measured_ms * 1e-3),
     })
 }
 
@@ -301,7 +308,8 @@ fn markdown(what: &args::PredictionError, report: &Report) -> String {
          Accelerators are emulated: CPU cores with a memory cap and a paced link of {}. Each set of devices was measured for {} \
          with all at work that share no core, then each system ran: the median of {} steps after {WARM_UP} to warm up; the spread is half \
          the distance of the 10th and the 90th percentile over the median. Compute lanes are summed; paced links match by \
-         construction. The share of the busiest lane says how near a run is to the longer of compute and copies: what a pipeline \
+         construction. Token by token, an iteration finds one for each of {MICROBATCHES} sequences, by their caches. The share of the \
+         busiest lane says how near a run is to the longer of compute and copies: what a pipeline \
          misses is its bubbles.\n\n| system | devices | predicted | measured | spread | error | error of compute lanes | \
          busiest lane | tokens/s |\n|---|---|---|---|---|---|---|---|---|\n",
         what.model,

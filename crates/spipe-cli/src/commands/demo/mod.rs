@@ -151,7 +151,7 @@ fn measure(
         name: "this-machine",
         executors: executors.to_vec(),
         layers: Some((model, workload.batch())),
-        tokens: false,
+        tokens: &[],
         budget: CALIBRATION,
         memory: cap,
         link: BytesPerSecond::gb(LINK_GB),
