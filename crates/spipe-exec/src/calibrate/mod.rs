@@ -252,7 +252,8 @@ fn measure(
     };
     for kind in work.kinds {
         match site.compute(|| tokens::measure(kind, work.tokens, &site.device, &mut clock)) {
-            Ok(layers) => measured.layers.extend(layers),
+            Ok(Ok(layers)) => measured.layers.extend(layers),
+            Ok(Err(skipped)) => measured.skipped.push(skipped),
             Err(message) => return Err(failed(executor, message)),
         }
         match site.compute(|| layers::measure(kind, &site.device, &mut clock, best)) {

@@ -16,16 +16,26 @@ use spipe_model::Batch;
 use std::time::Instant;
 
 /// The forward of `kind` on one token of each of so many sequences, which ends sequences of the length of its batch; none of
-/// layers that read images.
-pub(super) fn measure(kind: &Kind<'_>, sequences: &[u64], device: &Device, clock: &mut Clock) -> Vec<MeasuredLayer> {
+/// layers that read images. The error says why it was left out.
+pub(super) fn measure(
+    kind: &Kind<'_>,
+    sequences: &[u64],
+    device: &Device,
+    clock: &mut Clock,
+) -> Result<Vec<MeasuredLayer>, String> {
     if !matches!(Reading::of(kind.model), Reading::Tokens) || kind.layer.tokens.is_some() || sequences.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
+    }
+    let parameters = kind.layer.parameters;
+    if parameters > MOST_NUMBERS {
+        let what = &kind.signature;
+        return Err(format!("`{what}` token by token: {parameters} parameters are more than {MOST_NUMBERS}"));
     }
     let (units, parameters) = (kind.units(), kind.parameters(device));
     let layers = Layers::new(0, &units, &parameters);
     let batches = sequences.iter().map(|sequences| Batch { microbatch: *sequences, ..kind.batch });
     let fits = batches.filter(|batch| cached(kind, *batch) <= MOST_NUMBERS);
-    fits.map(|batch| one(kind, (layers, batch), device, clock)).collect()
+    Ok(fits.map(|batch| one(kind, (layers, batch), device, clock)).collect())
 }
 
 fn one(kind: &Kind<'_>, (layers, batch): (Layers<'_>, Batch), device: &Device, clock: &mut Clock) -> MeasuredLayer {
@@ -53,7 +63,7 @@ fn one(kind: &Kind<'_>, (layers, batch): (Layers<'_>, Batch), device: &Device, c
     }
 }
 
-/// Numbers in the caches at most.
+/// Numbers that are made for a measurement at most, in the parameters of a layer and in all caches: a second's worth.
 const MOST_NUMBERS: u64 = 64 << 20;
 
 /// Numbers in the caches of all copies.
