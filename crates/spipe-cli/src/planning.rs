@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn trouble_with_one_microbatch_leaves_the_others() {
-        let mut over = Over { best: None, bound: SimTime::MAX, refusal: None, proven: true, stopped: false };
+        let mut over = Over { best: None, sizes: BTreeMap::new(), refusal: None };
         let workload = Workload {
             mode: spipe_cost::Mode::Train,
             seq_len: 1,
@@ -373,6 +373,6 @@ mod tests {
         assert!(over.take(workload, Err(numerical())).is_ok());
         assert!(over.take(workload, Err(PlanError::NothingRuns { examined: 1 })).is_ok());
         assert_eq!(over.refusal, Some(numerical()), "what was not found out comes before what does not fit");
-        assert_eq!((over.proven, over.stopped, over.bound), (false, true, SimTime::ZERO));
+        assert_eq!((over.proven(), over.stopped(), over.bound()), (false, true, SimTime::ZERO));
     }
 }
