@@ -1,8 +1,12 @@
 //! The search over the cases.
 
+mod conclude;
+mod visit;
+
+use self::visit::Visit;
 use super::{
     master::Master,
-    solve::{Answer, Settings, Solver, solve},
+    solve::{Solver, solve},
 };
 use crate::{
     PlanError, Problem, Solution, balanced,
@@ -18,9 +22,8 @@ use crate::{
     relaxation::least_of_stages,
     sequence::Coverage,
 };
+pub(crate) use conclude::to_time;
 use rayon::prelude::*;
-use spipe_base::SimTime;
-use spipe_plan::OutcomeStatus;
 
 /// How many cases are searched before what they found is shared.
 const ROUND: usize = 8;
@@ -457,155 +460,5 @@ impl<'s, 'a> Search<'s, 'a> {
         }
         while visit.step() {}
         (known, found)
-    }
-
-    /// No placement takes less, in ms.
-    fn least(&self) -> f64 {
-        let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
-        match self.coverage {
-            Coverage::Exact => least(|known| known.bound).min(self.left_out),
-            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)).min(self.left_out),
-            Coverage::Natural => self.floor,
-        }
-    }
-
-    /// What the search amounts to.
-    fn conclude(self, ended: bool) -> Result<Solution, PlanError> {
-        let target = self.limit(self.found.best.as_ref());
-        let least = self.least();
-        let Some((simulated, placement)) = self.found.best else {
-            let examined = self.found.examined;
-            if self.problem.options.incumbent.is_some() && self.known.iter().all(|known| known.trouble.is_none()) {
-                return Err(PlanError::NothingBetter { bound: to_time(self.figures, least), examined });
-            }
-            let trouble = self.known.iter().zip(&self.cases).find_map(|(known, case)| {
-                let what = known.trouble.clone()?;
-                Some(PlanError::Numerical { devices: case.names(self.figures), what })
-            });
-            return Err(match trouble {
-                Some(error) => error,
-                None if !ended => PlanError::StoppedWithoutPlan { examined },
-                None => PlanError::NothingRuns { examined },
-            });
-        };
-        let bound = to_time(self.figures, least).min(simulated);
-        let gap = Solution::gap_of(simulated, bound);
-        let status = match (least * (1.0 + 1e-9) >= target, ended) {
-            (true, _) => OutcomeStatus::Optimal,
-            (false, true) => OutcomeStatus::Feasible,
-            (false, false) => OutcomeStatus::Stopped,
-        };
-        let (examined, solves) = (self.found.examined, self.found.solves);
-        Ok(Solution {
-            placement,
-            status,
-            bound,
-            simulated,
-            gap,
-            examined,
-            solves,
-            cases: self.cases.len(),
-            considered: Vec::new(),
-        })
-    }
-}
-
-/// A bound in ms on the simulator's clock, which rounds every action to whole nanoseconds: each of the actions of a cycle
-/// may be half a nanosecond shorter there.
-pub(crate) fn to_time(figures: &Figures<'_>, bound: f64) -> SimTime {
-    let stages = figures.devices.len().max(figures.layers) as f64;
-    let actions = 5.0 * figures.microbatches as f64 * stages + 10.0;
-    let ns = (bound * 1e6 * (1.0 - 1e-12) - 0.5 * actions).max(0.0);
-    if ns < u64::MAX as f64 { SimTime::ns(ns as u64) } else { SimTime::MAX }
-}
-
-/// The search of one case.
-struct Visit<'v, 's, 'a> {
-    search: &'v Search<'s, 'a>,
-    case: &'v Case,
-    graph: OrderGraph,
-    master: Master<'v, 'a>,
-    known: &'v mut Known,
-    found: &'v mut Found,
-}
-
-impl Visit<'_, '_, '_> {
-    /// Solves once and learns from it; whether to go on.
-    fn step(&mut self) -> bool {
-        let search = self.search;
-        let limit = search.limit(self.found.best.as_ref());
-        if self.known.bound >= limit {
-            return false;
-        }
-        if search.deadline.over() || self.found.examined >= search.problem.options.candidates_per_case {
-            return self.give_up(None);
-        }
-        let gap = search.problem.options.gap.max(0.0) / 4.0;
-        let settings = Settings { gap, time_limit: search.deadline.left(), second_try: self.master.cautious };
-        let (unknowns, problem) = self.master.problem(limit);
-        self.found.solves += 1;
-        match (search.solver)(problem, &settings) {
-            Answer::Infeasible => {
-                self.known.bound = self.known.bound.max(limit);
-                false
-            }
-            Answer::Solved(solution) => {
-                let (division, objective) = self.master.decode(&unknowns, &solution);
-                // The solver keeps its constraints to 10⁻⁶ of numbers around 1000.
-                self.known.bound = self.known.bound.max((objective * (1.0 - gap - 1e-8)).min(limit));
-                self.take(division, limit)
-            }
-            Answer::Stopped(solution) => {
-                if let Some(solution) = solution {
-                    let (division, _) = self.master.decode(&unknowns, &solution);
-                    self.take(division, limit);
-                }
-                self.give_up(None)
-            }
-            Answer::Trouble(what) => self.again(what),
-        }
-    }
-
-    /// Judges what the solver returned; whether to go on.
-    fn take(&mut self, division: Division, limit: f64) -> bool {
-        if let Err(faults) =
-            spipe_plan::check(&self.search.problem.context, &self.case.placement(self.search.figures, &division))
-        {
-            let first = faults.iter().next().map_or_else(String::new, |fault| fault.message.clone());
-            return self.again(format!("its solution does not pass the check: {first}"));
-        }
-        let times = self.case.times(self.search.figures, &division);
-        let (period, cycles) = self.graph.period(&times);
-        let mut learned = false;
-        for cycle in cycles {
-            if cycle.period(&times) > self.known.bound * (1.0 + 1e-9) {
-                learned |= self.master.learn(cycle);
-            }
-        }
-        if period < limit || !learned {
-            self.simulate(division, period);
-        }
-        true
-    }
-
-    fn simulate(&mut self, division: Division, period: f64) {
-        self.known.excluded = self.known.excluded.min(period);
-        self.found.merge(Found::judge(self.search.problem, self.search.figures, self.case, &division));
-        self.master.exclude(division);
-    }
-
-    /// Tries again with other settings, once.
-    fn again(&mut self, what: String) -> bool {
-        if self.master.cautious {
-            return self.give_up(Some(what));
-        }
-        self.master.cautious = true;
-        true
-    }
-
-    fn give_up(&mut self, trouble: Option<String>) -> bool {
-        self.known.open = true;
-        self.known.trouble = trouble;
-        false
     }
 }

@@ -1,0 +1,67 @@
+//! What a search amounts to.
+
+use super::{Known, Search};
+use crate::{PlanError, Solution, figures::Figures, sequence::Coverage};
+use spipe_base::SimTime;
+use spipe_plan::OutcomeStatus;
+
+impl Search<'_, '_> {
+    /// No placement takes less, in ms.
+    fn least(&self) -> f64 {
+        let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
+        match self.coverage {
+            Coverage::Exact => least(|known| known.bound).min(self.left_out),
+            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)).min(self.left_out),
+            Coverage::Natural => self.floor,
+        }
+    }
+
+    /// What the search amounts to.
+    pub(super) fn conclude(self, ended: bool) -> Result<Solution, PlanError> {
+        let target = self.limit(self.found.best.as_ref());
+        let least = self.least();
+        let Some((simulated, placement)) = self.found.best else {
+            let examined = self.found.examined;
+            if self.problem.options.incumbent.is_some() && self.known.iter().all(|known| known.trouble.is_none()) {
+                return Err(PlanError::NothingBetter { bound: to_time(self.figures, least), examined });
+            }
+            let trouble = self.known.iter().zip(&self.cases).find_map(|(known, case)| {
+                let what = known.trouble.clone()?;
+                Some(PlanError::Numerical { devices: case.names(self.figures), what })
+            });
+            return Err(match trouble {
+                Some(error) => error,
+                None if !ended => PlanError::StoppedWithoutPlan { examined },
+                None => PlanError::NothingRuns { examined },
+            });
+        };
+        let bound = to_time(self.figures, least).min(simulated);
+        let gap = Solution::gap_of(simulated, bound);
+        let status = match (least * (1.0 + 1e-9) >= target, ended) {
+            (true, _) => OutcomeStatus::Optimal,
+            (false, true) => OutcomeStatus::Feasible,
+            (false, false) => OutcomeStatus::Stopped,
+        };
+        let (examined, solves) = (self.found.examined, self.found.solves);
+        Ok(Solution {
+            placement,
+            status,
+            bound,
+            simulated,
+            gap,
+            examined,
+            solves,
+            cases: self.cases.len(),
+            considered: Vec::new(),
+        })
+    }
+}
+
+/// A bound in ms on the simulator's clock, which rounds every action to whole nanoseconds: each of the actions of a cycle
+/// may be half a nanosecond shorter there.
+pub(crate) fn to_time(figures: &Figures<'_>, bound: f64) -> SimTime {
+    let stages = figures.devices.len().max(figures.layers) as f64;
+    let actions = 5.0 * figures.microbatches as f64 * stages + 10.0;
+    let ns = (bound * 1e6 * (1.0 - 1e-12) - 0.5 * actions).max(0.0);
+    if ns < u64::MAX as f64 { SimTime::ns(ns as u64) } else { SimTime::MAX }
+}

@@ -1,0 +1,102 @@
+//! The search of one case: its integer program is solved, and taught by what came out, until nothing below the limit is left.
+
+use super::{Found, Known, Search};
+use crate::{
+    case::{Case, Division},
+    ilp::{
+        master::Master,
+        solve::{Answer, Settings},
+    },
+    order::OrderGraph,
+};
+
+/// The search of one case.
+pub(super) struct Visit<'v, 's, 'a> {
+    pub search: &'v Search<'s, 'a>,
+    pub case: &'v Case,
+    pub graph: OrderGraph,
+    pub master: Master<'v, 'a>,
+    pub known: &'v mut Known,
+    pub found: &'v mut Found,
+}
+
+impl Visit<'_, '_, '_> {
+    /// Solves once and learns from it; whether to go on.
+    pub fn step(&mut self) -> bool {
+        let search = self.search;
+        let limit = search.limit(self.found.best.as_ref());
+        if self.known.bound >= limit {
+            return false;
+        }
+        if search.deadline.over() || self.found.examined >= search.problem.options.candidates_per_case {
+            return self.give_up(None);
+        }
+        let gap = search.problem.options.gap.max(0.0) / 4.0;
+        let settings = Settings { gap, time_limit: search.deadline.left(), second_try: self.master.cautious };
+        let (unknowns, problem) = self.master.problem(limit);
+        self.found.solves += 1;
+        match (search.solver)(problem, &settings) {
+            Answer::Infeasible => {
+                self.known.bound = self.known.bound.max(limit);
+                false
+            }
+            Answer::Solved(solution) => {
+                let (division, objective) = self.master.decode(&unknowns, &solution);
+                // The solver keeps its constraints to 10⁻⁶ of numbers around 1000.
+                self.known.bound = self.known.bound.max((objective * (1.0 - gap - 1e-8)).min(limit));
+                self.take(division, limit)
+            }
+            Answer::Stopped(solution) => {
+                if let Some(solution) = solution {
+                    let (division, _) = self.master.decode(&unknowns, &solution);
+                    self.take(division, limit);
+                }
+                self.give_up(None)
+            }
+            Answer::Trouble(what) => self.again(what),
+        }
+    }
+
+    /// Judges what the solver returned; whether to go on.
+    fn take(&mut self, division: Division, limit: f64) -> bool {
+        if let Err(faults) =
+            spipe_plan::check(&self.search.problem.context, &self.case.placement(self.search.figures, &division))
+        {
+            let first = faults.iter().next().map_or_else(String::new, |fault| fault.message.clone());
+            return self.again(format!("its solution does not pass the check: {first}"));
+        }
+        let times = self.case.times(self.search.figures, &division);
+        let (period, cycles) = self.graph.period(&times);
+        let mut learned = false;
+        for cycle in cycles {
+            if cycle.period(&times) > self.known.bound * (1.0 + 1e-9) {
+                learned |= self.master.learn(cycle);
+            }
+        }
+        if period < limit || !learned {
+            self.simulate(division, period);
+        }
+        true
+    }
+
+    pub fn simulate(&mut self, division: Division, period: f64) {
+        self.known.excluded = self.known.excluded.min(period);
+        self.found.merge(Found::judge(self.search.problem, self.search.figures, self.case, &division));
+        self.master.exclude(division);
+    }
+
+    /// Tries again with other settings, once.
+    fn again(&mut self, what: String) -> bool {
+        if self.master.cautious {
+            return self.give_up(Some(what));
+        }
+        self.master.cautious = true;
+        true
+    }
+
+    fn give_up(&mut self, trouble: Option<String>) -> bool {
+        self.known.open = true;
+        self.known.trouble = trouble;
+        false
+    }
+}
