@@ -20,6 +20,15 @@ pub(crate) enum When {
     Perhaps,
 }
 
+/// How the microbatches of a chain of devices turn around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Turn {
+    /// All go forwards before the first goes back.
+    AllForwards,
+    /// The i-th device from the end has i microbatches between forward and backward, and so many more at most.
+    Ahead(u64),
+}
+
 /// The placements of a system, as far as that bounds their time and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Freedom {
@@ -36,9 +45,8 @@ pub(crate) struct Freedom {
     pub synchronous: bool,
     /// Whether gradients of weights are computed apart from those of inputs, aside from the way of a microbatch.
     pub splits: bool,
-    /// Where each device has neighbouring layers and all iterations end with a gradient at the first of them: how many more
-    /// microbatches than there are devices one may hold at most between forward and backward.
-    pub ahead: Option<u64>,
+    /// How microbatches turn around where each device has neighbouring layers and all iterations end with a gradient at the first.
+    pub turn: Option<Turn>,
 }
 
 impl Freedom {
@@ -52,8 +60,7 @@ impl Freedom {
         steps_on_host: When::Never,
         synchronous: true,
         splits: false,
-        // GPipe.
-        ahead: Some(u64::MAX),
+        turn: None,
     };
 
     /// The same where the host may help.
@@ -69,14 +76,14 @@ impl Freedom {
 
     /// That of `system`; none for systems that leave nothing to bound, because all their placements are tried.
     pub fn of(system: System) -> Option<Self> {
-        let gpus = Self { computing: Computing::Gpus, one_stage_each: false, ahead: None, ..Self::STAGES };
+        let gpus = Self { computing: Computing::Gpus, one_stage_each: false, ..Self::STAGES };
         let streams = Self { streams: true, steps_on_host: When::Always, ..gpus };
-        let chain = Self { ahead: Some(0), ..gpus };
+        let chain = Self { turn: Some(Turn::Ahead(0)), ..gpus };
         Some(match system {
             _ if system.family() == Family::Sharded => return None,
-            System::Gpipe => Self::CUT_STAGES,
-            System::OneForwardOneBackward => Self { ahead: Some(0), ..Self::CUT_STAGES },
-            System::Hybrid => Self { ahead: Some(LARGEST_HEAD_START), ..Self::CUT_STAGES },
+            System::Gpipe => Self { turn: Some(Turn::AllForwards), ..Self::CUT_STAGES },
+            System::OneForwardOneBackward => Self { turn: Some(Turn::Ahead(0)), ..Self::CUT_STAGES },
+            System::Hybrid => Self { turn: Some(Turn::Ahead(LARGEST_HEAD_START)), ..Self::CUT_STAGES },
             System::PoH | System::PoF => Self { offloads: When::Perhaps, splits: true, ..gpus },
             System::GpuOnly => Self { recomputes: When::Never, ..chain },
             System::Checkpointing => Self { recomputes: When::Always, ..chain },

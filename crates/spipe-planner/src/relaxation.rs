@@ -2,8 +2,8 @@
 
 use crate::{
     SYSTEMS,
-    figures::{DeviceFigures, Figures, alike},
-    freedom::{Computing, Freedom, When},
+    figures::{DeviceFigures, Figures, StageTimes, alike},
+    freedom::{Computing, Freedom, Turn, When},
     ilp::solve::{Answer, Settings, solve},
 };
 use good_lp::{
@@ -14,6 +14,9 @@ use spipe_hardware::MemoryKind;
 use spipe_plan::System;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Beyond so many shares of runs of layers the places of devices are not told apart.
+const LARGEST: usize = 2000;
+
 /// The least iteration of any placement of `system`, in ms; infinite if none fits, none where no bound is known.
 pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
     Freedom::of(system).map(|freedom| relaxation(figures, &freedom))
@@ -21,11 +24,10 @@ pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
 
 /// The least iteration of any placement with one stage per device, in ms, whichever of `systems` it has.
 pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 {
-    let ahead = |system: &System| Freedom::of(*system).and_then(|freedom| freedom.ahead);
-    let different: BTreeSet<Option<u64>> =
-        systems.iter().filter(|system| SYSTEMS.contains(system)).map(ahead).collect();
+    let turn = |system: &System| Freedom::of(*system).and_then(|freedom| freedom.turn);
+    let turns: BTreeSet<Option<Turn>> = systems.iter().filter(|system| SYSTEMS.contains(system)).map(turn).collect();
     let stages = Freedom::of_stages(figures.host_help);
-    let bounds = different.into_iter().map(|ahead| relaxation(figures, &Freedom { ahead, ..stages }));
+    let bounds = turns.into_iter().map(|turn| relaxation(figures, &Freedom { turn, ..stages }));
     bounds.reduce(f64::min).unwrap_or(0.0)
 }
 
@@ -37,9 +39,7 @@ pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 
 /// trained one on, each on its fastest device: the next iteration's forward there waits for the step. Where backwards are
 /// split, gradients of weights are not on that way, and a recompute waits for no gradient.
 ///
-/// Where each device has neighbouring layers, the first microbatch goes through all of them and comes back to device i when K_i
-/// forwards have been there; the other m − K_i and m − 1 backwards follow, and the last gradient goes on from there: with P = Σ (F + B)
-/// over all layers, T ≥ P + (m − K_i) F_i + (m − 1)(R_i + B_i).
+/// Where each device has neighbouring layers, every place in the chain of devices has a bound of its own ([`chain_of_places`]).
 ///
 /// Infinite if nothing fits; no more than that pass if the solver has no answer.
 pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
@@ -52,10 +52,15 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
     let devices: usize = classes.iter().map(|class| class.members.len()).sum();
-    let in_flight = freedom.ahead.filter(|_| figures.training && freedom.synchronous && figures.frozen == 0);
-    let in_flight = in_flight.map(|ahead| ahead.saturating_add(devices as u64).min(figures.microbatches));
-    let mut spread = Spread { figures, freedom, unit, busiest, in_flight, pass: 0.0.into(), rows: Vec::new() };
+    let turn = freedom.turn.filter(|_| figures.training && freedom.synchronous && figures.frozen == 0);
+    // A large program would take longer than the bound is worth.
+    let turn = turn.filter(|_| devices * classes.len() * figures.runs.len() <= LARGEST);
+    let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| Place::default()).collect();
+    let mut spread = Spread { figures, freedom, unit, busiest, places, rows: Vec::new() };
     spread.layers(&classes, &mut vars);
+    if let Some(turn) = turn {
+        spread.chain_of_places(turn);
+    }
     let mut problem = vars.minimise(busiest).using(highs);
     for row in spread.rows {
         problem.add_constraint(row);
@@ -128,19 +133,24 @@ struct Spread<'f, 'a> {
     /// How many ms are 1.
     unit: f64,
     busiest: Variable,
-    /// The most microbatches between forward and backward on a device of a chain of them.
-    in_flight: Option<u64>,
-    /// One microbatch through all layers and back.
-    pass: Expression,
+    /// What there is to do at each place of the chain of devices; at one where they are no chain.
+    places: Vec<Place>,
     rows: Vec<Constraint>,
+}
+
+/// What one microbatch takes at one place.
+#[derive(Default)]
+struct Place {
+    forward: Expression,
+    /// And the recompute that is certain.
+    backward: Expression,
+    again: Expression,
 }
 
 /// What a class of devices, or the host, has to do and to hold.
 #[derive(Default)]
 struct Burden {
     busy: Expression,
-    /// What it has to do from the first backward on.
-    later: Expression,
     held: Expression,
     /// Bytes in and out, in GB.
     inbound: Expression,
@@ -159,26 +169,45 @@ impl Spread<'_, '_> {
                     continue;
                 }
                 for steps_on_host in self.steps(device) {
-                    let name = format!("share_{run}_{index}_{steps_on_host}");
-                    let share = vars.add(variable().min(0.0).name(name));
-                    self.layer(*first, (device, steps_on_host, share), (burden, &mut host));
-                    total += share;
+                    for place in 0..self.places.len() {
+                        let name = format!("share_{run}_{index}_{steps_on_host}_{place}");
+                        let share = vars.add(variable().min(0.0).name(name));
+                        self.layer(*first, (device, steps_on_host, share), (burden, &mut host));
+                        self.at(place, *first, (device, share));
+                        total += share;
+                    }
                 }
             }
             self.rows.push(constraint!(total == *count as f64));
         }
         for (class, burden) in classes.iter().zip(burdens) {
-            self.turn_around(class, &burden);
             self.limit(class, burden, &mut host);
         }
         self.limit_host(host);
     }
 
-    /// The members of a class together wait for the first gradients so long, and have that to do then.
-    fn turn_around(&mut self, class: &Class, burden: &Burden) {
-        if self.in_flight.is_some() {
-            let count = class.members.len() as f64;
-            self.rows.push(constraint!(self.pass.clone() * count + burden.later.clone() <= count * self.busiest));
+    /// The bounds of every place in a chain of devices, the unused ones first. The first microbatch goes through all layers and comes
+    /// back to place i when at most K_i forwards have been there; the other m − K_i and m − 1 backwards follow, and the last gradient goes
+    /// on from there. Where all forwards come first, m − 1 follow the first one on its way to the end. And place i begins after the places
+    /// before it have been passed once, and they are passed again after its end: with P = Σ (F + B) over all places,
+    ///
+    /// `T ≥ P + (m − K_i) F_i + (m − 1)(R_i + B_i)` and `T ≥ Σ_{j<i} (F_j + B_j) + m (F_i + R_i + B_i)`.
+    fn chain_of_places(&mut self, turn: Turn) {
+        let (count, m) = (self.places.len() as u64, self.figures.microbatches);
+        let pass = |places: &[Place]| -> Expression {
+            places.iter().map(|place| place.forward.clone() + place.backward.clone()).sum()
+        };
+        let all = pass(&self.places);
+        for (index, place) in self.places.iter().enumerate() {
+            let following = match turn {
+                Turn::AllForwards => m - 1,
+                Turn::Ahead(ahead) => m.saturating_sub(count - index as u64 + ahead),
+            };
+            let back = place.backward.clone() + place.again.clone();
+            let turned = place.forward.clone() * following as f64 + back.clone() * (m - 1) as f64;
+            let own = (place.forward.clone() + back) * m as f64;
+            self.rows.push(constraint!(all.clone() + turned <= self.busiest));
+            self.rows.push(constraint!(pass(&self.places[..index]) + own <= self.busiest));
         }
     }
 
@@ -192,24 +221,33 @@ impl Spread<'_, '_> {
         }
     }
 
+    /// What one layer takes at a place.
+    fn at(&mut self, place: usize, layer: usize, (device, share): (&DeviceFigures, Variable)) {
+        let times = device.times[layer].unwrap_or_default();
+        let again = self.again(&times);
+        let (place, unit) = (&mut self.places[place], self.unit);
+        place.forward.add_mul(times.forward / unit, share);
+        place.backward.add_mul(times.backward / unit, share);
+        place.again.add_mul(again / unit, share);
+    }
+
+    /// The recompute that is certain.
+    fn again(&self, times: &StageTimes) -> f64 {
+        if self.figures.training && self.freedom.recomputes == When::Always { times.forward } else { 0.0 }
+    }
+
     /// What one layer on a device of a class amounts to.
     fn layer(
-        &mut self,
+        &self,
         layer: usize,
         (device, steps_on_host, share): (&DeviceFigures, bool, Variable),
         (burden, host): (&mut Burden, &mut Burden),
     ) {
         let (figures, freedom) = (self.figures, self.freedom);
         let (times, bytes) = (device.times[layer].unwrap_or_default(), &device.bytes[layer]);
-        let again = if figures.training && freedom.recomputes == When::Always { times.forward } else { 0.0 };
+        let again = self.again(&times);
         let step = if steps_on_host || freedom.streams { 0.0 } else { times.optimizer };
         burden.busy.add_mul((figures.microbatches as f64 * (times.busy() + again) + step) / self.unit, share);
-        if let Some(in_flight) = self.in_flight {
-            let rest = (figures.microbatches - in_flight) as f64 * times.forward;
-            let turned = (figures.microbatches - 1) as f64 * (times.backward + again);
-            burden.later.add_mul((rest + turned) / self.unit, share);
-            self.pass.add_mul((times.forward + times.backward) / self.unit, share);
-        }
         let streams = freedom.streams && !device.is_cpu;
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,

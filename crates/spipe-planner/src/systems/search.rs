@@ -27,6 +27,9 @@ use spipe_plan::{OutcomeStatus, Placement, System};
 /// How many systems' best placements are improved.
 const REFINED: usize = 3;
 
+/// Several stages on each GPU are improved where they take no more than so many times as long as the best plan.
+const PROMISING: f64 = 1.02;
+
 /// The best plan of all systems that `problem` allows: those of [`SYSTEMS`] are left to `planner`, the others generated. None of
 /// the heuristics' plans is better.
 ///
@@ -248,7 +251,10 @@ impl<'s, 'a> Search<'s, 'a> {
             }
         }
         let planned = self.systems.iter().position(|known| SYSTEMS.contains(&known.system));
-        if let Some((index, start)) = planned.zip(self.short.clone()) {
+        let Some((index, start)) = planned.zip(self.short.clone()) else { return };
+        let best = self.best_but_short().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        let least = least(&self.figures, start.1.system).unwrap_or(0.0);
+        if start.0.to_ms() < best * PROMISING && least < self.limit() {
             self.refine(index, start);
         }
     }
