@@ -56,11 +56,8 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     // A large program would take longer than the bound is worth.
     let turn = turn.filter(|_| devices * classes.len() * figures.runs.len() <= LARGEST);
     let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| Place::default()).collect();
-    let mut spread = Spread { figures, freedom, unit, busiest, places, rows: Vec::new() };
+    let mut spread = Spread { figures, freedom, unit, busiest, turn, places, rows: Vec::new() };
     spread.layers(&classes, &mut vars);
-    if let Some(turn) = turn {
-        spread.chain_of_places(turn);
-    }
     let mut problem = vars.minimise(busiest).using(highs);
     for row in spread.rows {
         problem.add_constraint(row);
@@ -133,6 +130,8 @@ struct Spread<'f, 'a> {
     /// How many ms are 1.
     unit: f64,
     busiest: Variable,
+    /// How microbatches turn around in a chain of devices.
+    turn: Option<Turn>,
     /// What there is to do at each place of the chain of devices; at one where they are no chain.
     places: Vec<Place>,
     rows: Vec<Constraint>,
@@ -151,6 +150,8 @@ struct Place {
 #[derive(Default)]
 struct Burden {
     busy: Expression,
+    /// What it has to do after the first microbatch has turned around.
+    turned: Expression,
     held: Expression,
     /// Bytes in and out, in GB.
     inbound: Expression,
@@ -173,12 +174,15 @@ impl Spread<'_, '_> {
                         let name = format!("share_{run}_{index}_{steps_on_host}_{place}");
                         let share = vars.add(variable().min(0.0).name(name));
                         self.layer(*first, (device, steps_on_host, share), (burden, &mut host));
-                        self.at(place, *first, (device, share));
+                        self.at(place, *first, (device, share), burden);
                         total += share;
                     }
                 }
             }
             self.rows.push(constraint!(total == *count as f64));
+        }
+        if self.turn.is_some() {
+            self.chain_of_places(classes, &burdens);
         }
         for (class, burden) in classes.iter().zip(burdens) {
             self.limit(class, burden, &mut host);
@@ -192,22 +196,34 @@ impl Spread<'_, '_> {
     /// before it have been passed once, and they are passed again after its end: with P = Σ (F + B) over all places,
     ///
     /// `T ≥ P + (m − K_i) F_i + (m − 1)(R_i + B_i)` and `T ≥ Σ_{j<i} (F_j + B_j) + m (F_i + R_i + B_i)`.
-    fn chain_of_places(&mut self, turn: Turn) {
-        let (count, m) = (self.places.len() as u64, self.figures.microbatches);
+    ///
+    /// The former holds for the devices of a class together, whatever places they have.
+    fn chain_of_places(&mut self, classes: &[Class], burdens: &[Burden]) {
+        let m = self.figures.microbatches as f64;
         let pass = |places: &[Place]| -> Expression {
             places.iter().map(|place| place.forward.clone() + place.backward.clone()).sum()
         };
         let all = pass(&self.places);
         for (index, place) in self.places.iter().enumerate() {
-            let following = match turn {
-                Turn::AllForwards => m - 1,
-                Turn::Ahead(ahead) => m.saturating_sub(count - index as u64 + ahead),
-            };
             let back = place.backward.clone() + place.again.clone();
-            let turned = place.forward.clone() * following as f64 + back.clone() * (m - 1) as f64;
-            let own = (place.forward.clone() + back) * m as f64;
+            let turned = place.forward.clone() * self.following(index) + back.clone() * (m - 1.0);
+            let own = (place.forward.clone() + back) * m;
             self.rows.push(constraint!(all.clone() + turned <= self.busiest));
             self.rows.push(constraint!(pass(&self.places[..index]) + own <= self.busiest));
+        }
+        for (class, burden) in classes.iter().zip(burdens) {
+            let count = class.members.len() as f64;
+            self.rows.push(constraint!(all.clone() * count + burden.turned.clone() <= count * self.busiest));
+        }
+    }
+
+    /// How many forwards a place still has when the first microbatch comes back to it, or after the first one on its way to the end.
+    fn following(&self, place: usize) -> f64 {
+        let m = self.figures.microbatches;
+        match self.turn {
+            None => 0.0,
+            Some(Turn::AllForwards) => (m - 1) as f64,
+            Some(Turn::Ahead(ahead)) => m.saturating_sub((self.places.len() - place) as u64 + ahead) as f64,
         }
     }
 
@@ -222,9 +238,11 @@ impl Spread<'_, '_> {
     }
 
     /// What one layer takes at a place.
-    fn at(&mut self, place: usize, layer: usize, (device, share): (&DeviceFigures, Variable)) {
+    fn at(&mut self, place: usize, layer: usize, (device, share): (&DeviceFigures, Variable), burden: &mut Burden) {
         let times = device.times[layer].unwrap_or_default();
-        let again = self.again(&times);
+        let (again, following) = (self.again(&times), self.following(place));
+        let back = (self.figures.microbatches - 1) as f64 * (times.backward + again);
+        burden.turned.add_mul((following * times.forward + back) / self.unit, share);
         let (place, unit) = (&mut self.places[place], self.unit);
         place.forward.add_mul(times.forward / unit, share);
         place.backward.add_mul(times.backward / unit, share);
