@@ -26,7 +26,7 @@ pub use lower::{
 };
 pub use order::{
     Barrier, Offloading, Order, Pass, Step, Token, automatic, gis, gis_warning, gpipe, interleaved, offloaded,
-    one_forward_one_backward, system_order, uniform, v_half, v_min, zb_h1, zb_h2, zb_v,
+    one_forward_one_backward, system_order, uniform, v_half, v_min, v_of_stages, zb_h1, zb_h2, zb_v,
 };
 pub use program::{
     Access, Action, Anchor, Buffer, Channel, Content, Device, Edge, Flow, Guard, Lane, LaneOrder, Lifetime, Outcome,

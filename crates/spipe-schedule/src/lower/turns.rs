@@ -2,23 +2,28 @@
 
 use super::pipeline::{Times, times};
 use crate::{
-    Order, Pass, StageTimes, Token, automatic, gis, interleaved, system_order, uniform, v_half, v_min, zb_h1, zb_h2,
-    zb_v,
+    Order, Pass, StageTimes, Token, automatic, gis, interleaved, system_order, uniform, v_of_stages, zb_h1, zb_h2,
 };
 use spipe_base::{Bytes, Faults, IdVec, Seconds, SimTime, StageId};
-use spipe_plan::{Boundary, Context, Held, InFlight, Placement, System, stage_footprint};
+use spipe_plan::{
+    Boundary, Context, Held, InFlight, Placement, StageFootprint, System, footprint_with, stage_footprint,
+};
 
 /// The order in which `placement` computes: stages at or below which nothing trains run their forwards alone, as all do in
 /// inference.
 ///
 /// Adjacent stages of one device take their turn together: a forward goes through them all, a backward back through them.
 pub fn order_of(context: &Context<'_>, placement: &Placement) -> Result<Order, Faults> {
-    let order = order_of_all(context, placement)?;
+    Ok(what_trains(context, placement, &order_of_all(context, placement)?))
+}
+
+/// `order` without the backwards of stages at or below which nothing trains.
+fn what_trains(context: &Context<'_>, placement: &Placement, order: &Order) -> Order {
     let computes = |token: &Token| {
         token.pass == Pass::Forward || context.backward_of(placement.stages[token.stage].layers).is_some()
     };
     let devices = order.devices().iter();
-    Ok(Order::new(devices.map(|tokens| tokens.iter().copied().filter(&computes).collect()).collect()))
+    Order::new(devices.map(|tokens| tokens.iter().copied().filter(&computes).collect()).collect())
 }
 
 /// The same as if every layer trained.
@@ -33,12 +38,9 @@ fn order_of_all(context: &Context<'_>, placement: &Placement) -> Result<Order, F
         System::PoH | System::PoF => uniform(devices, chunks, microbatches),
         System::ZbV | System::VHalf | System::VMin => {
             let each: Vec<Vec<StageId>> = placement.stages.ids().map(|id| vec![id]).collect();
-            let times = slowest(&turn_times(context, placement, &each));
-            match placement.system {
-                System::ZbV => zb_v(devices, microbatches, &times, None),
-                System::VHalf => v_half(devices, microbatches, &times),
-                _ => v_min(devices, microbatches, &times),
-            }
+            let (as_equal, own) = v_of_stages(placement.system, &turn_times(context, placement, &each), microbatches)?;
+            // Stages differ in bytes as well, so that one order may fit where another does not.
+            Ok(own.filter(|order| has_room(context, placement, order)).unwrap_or(as_equal))
         }
         _ => one_turn_per_device(context, placement, microbatches),
     }
@@ -95,16 +97,14 @@ fn turn_times(context: &Context<'_>, placement: &Placement, turns: &[Vec<StageId
     (0..turns.len()).map(of_turn).collect()
 }
 
-/// The largest of each time.
-fn slowest(all: &[StageTimes]) -> StageTimes {
-    let most = |part: fn(&StageTimes) -> SimTime| all.iter().map(part).max().unwrap_or_default();
-    StageTimes {
-        forward: most(|times| times.forward),
-        backward_input: most(|times| times.backward_input),
-        backward_weight: most(|times| times.backward_weight),
-        latency: most(|times| times.latency),
-        weight_gradient_memory: StageTimes::UNIT.get(),
-    }
+/// Whether all that `order` holds at once has room.
+fn has_room(context: &Context<'_>, placement: &Placement, order: &Order) -> bool {
+    let held = in_flight(context, placement, &what_trains(context, placement, order));
+    let needs = footprint_with(context, placement, &|stage| held[stage]);
+    needs.into_iter().all(|(id, stages)| {
+        let memory = &context.hardware.memories()[id];
+        stages.values().map(StageFootprint::total).sum::<Bytes>() <= memory.capacity.saturating_sub(memory.reserved)
+    })
 }
 
 /// Maximal runs of adjacent stages on one device.

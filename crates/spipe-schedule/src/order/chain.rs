@@ -44,13 +44,17 @@ impl Chain {
         &self.positions[device]
     }
 
+    pub fn stage(&self, position: usize) -> usize {
+        stage(position, self.len())
+    }
+
     pub fn device(&self, position: usize) -> usize {
-        self.device_of[stage(position, self.len())]
+        self.device_of[self.stage(position)]
     }
 
     pub fn token(&self, position: usize, microbatch: usize) -> Token {
         let pass = if self.is_forward(position) { Pass::Forward } else { Pass::BackwardInput };
-        Token::new(stage(position, self.len()), pass, microbatch)
+        Token::new(self.stage(position), pass, microbatch)
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) struct Listed {
 ///
 /// A forward may overtake only as long as what the plan puts before it still fits, all pending backward-weights done; as
 /// everything before it in the plan can then still run in the plan's order, no device ever waits for its own memory in vain.
-pub(super) fn list(chain: &Chain, plan: &Plan, times: &StageTimes, limit: Bytes, choice: Choice) -> Listed {
+pub(super) fn list(chain: &Chain, plan: &Plan, times: &[StageTimes], limit: Bytes, choice: Choice) -> Listed {
     let mut list = List {
         chain,
         plan,
@@ -76,7 +76,8 @@ struct Device {
 struct List<'a> {
     chain: &'a Chain,
     plan: &'a Plan,
-    times: &'a StageTimes,
+    /// By stage.
+    times: &'a [StageTimes],
     limit: Bytes,
     choice: Choice,
     /// By position, then microbatch.
@@ -97,11 +98,11 @@ struct Startable {
 impl List<'_> {
     fn start(&mut self, device: usize, now: SimTime) {
         let startable = self.startable(device, now);
-        let weight = self.times.backward_weight;
         if let Some((_, position)) = startable.best {
             self.begin(device, position, now);
         } else if !self.devices[device].pending.is_empty() {
-            let too_long = startable.next.is_some_and(|next| next < now + weight);
+            let weight = self.devices[device].pending.front().map(|(position, _)| self.of(*position).backward_weight);
+            let too_long = startable.next.is_some_and(|next| next < now + weight.unwrap_or_default());
             if startable.lacks_memory || !self.choice.wait || !too_long {
                 self.begin_weight(device, now);
             }
@@ -144,7 +145,13 @@ impl List<'_> {
     /// From `position` to the next one.
     fn latency(&self, position: usize) -> SimTime {
         let same = self.chain.device(position) == self.chain.device(position + 1);
-        if same { SimTime::ZERO } else { self.times.latency }
+        let (here, next) = (self.chain.stage(position), self.chain.stage(position + 1));
+        if same { SimTime::ZERO } else { self.times[here.min(next)].latency }
+    }
+
+    /// The times of the stage at `position`.
+    fn of(&self, position: usize) -> &StageTimes {
+        &self.times[self.chain.stage(position)]
     }
 
     /// The position whose next pass is the device's next one in the plan.
@@ -193,7 +200,7 @@ impl List<'_> {
     fn begin(&mut self, device: usize, position: usize, now: SimTime) {
         let microbatch = self.ends[position].len();
         let token = self.chain.token(position, microbatch);
-        let weight = Bytes::new(self.times.weight_gradient_memory);
+        let weight = Bytes::new(self.of(position).weight_gradient_memory);
         let this = &mut self.devices[device];
         if self.chain.is_forward(position) {
             this.held += StageTimes::UNIT;
@@ -213,11 +220,12 @@ impl List<'_> {
         let Some((position, microbatch)) = self.devices[device].pending.pop_front() else { return };
         let token = Token { pass: Pass::BackwardWeight, ..self.chain.token(position, microbatch) };
         self.occupy(device, token, now);
-        self.devices[device].held -= Bytes::new(self.times.weight_gradient_memory);
+        let weight = Bytes::new(self.of(position).weight_gradient_memory);
+        self.devices[device].held -= weight;
     }
 
     fn occupy(&mut self, device: usize, token: Token, now: SimTime) -> SimTime {
-        let end = now + self.times.of(token.pass);
+        let end = now + self.times[token.stage.index()].of(token.pass);
         let this = &mut self.devices[device];
         this.tokens.push(token);
         this.free = end;

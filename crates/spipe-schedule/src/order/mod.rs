@@ -21,7 +21,7 @@ pub use grouped::{gis, gis_warning, uniform};
 pub use interleaved::interleaved;
 pub use offload::{Barrier, Offloading, Step, offloaded};
 pub use systems::{gpipe, one_forward_one_backward, system_order};
-pub use v_shape::{v_half, v_min, zb_v};
+pub use v_shape::{v_half, v_min, v_of_stages, zb_v};
 pub use zero_bubble::{zb_h1, zb_h2};
 
 use spipe_base::{Diagnostic, Faults, MicrobatchId, StageId};

@@ -65,7 +65,8 @@ pub fn offloaded(
         return Err(Diagnostic::error(fault).hint(format!("offload at most {chunks}")).into());
     }
     let copies = CopyTimes { shared: copy, alone: SimTime::ns(copy.as_ns() * ALONE_PERCENT / 100) };
-    let soonest = Timing::of(&order, times);
+    let of_stages = vec![*times; order.stages()];
+    let soonest = Timing::of(&order, &of_stages);
     let variant = |ahead| {
         let timing = soonest.with_late_forwards(&order, ahead);
         let switches: Vec<Switch> = (0..devices)
@@ -111,9 +112,11 @@ impl Switch {
         offloaded: impl Fn(&Token) -> bool,
         copies: CopyTimes,
     ) -> Self {
-        let half = SimTime::ns(timing.times.forward.as_ns() / 2);
+        // All stages take as long.
+        let times = timing.times[0];
+        let half = SimTime::ns(times.forward.as_ns() / 2);
         let mut best: Option<Self> = None;
-        for early in [SimTime::ZERO, timing.times.backward_input] {
+        for early in [SimTime::ZERO, times.backward_input] {
             let wishes = wishes(devices, timing, &offloaded, early);
             for seat in (0..devices.len()).rev() {
                 let trips = place(&wishes, devices.len(), copies, Preference { seat, by: half });

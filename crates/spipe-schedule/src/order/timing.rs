@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 /// When each pass starts and on which device each stage is.
 #[derive(Clone, Debug)]
 pub(super) struct Timing<'a> {
-    pub times: &'a StageTimes,
+    /// By stage.
+    pub times: &'a [StageTimes],
     starts: BTreeMap<Token, SimTime>,
     device_of: BTreeMap<StageId, usize>,
     last: usize,
@@ -16,7 +17,7 @@ pub(super) struct Timing<'a> {
 
 impl<'a> Timing<'a> {
     /// Every pass of a valid order as soon as what it waits for has ended.
-    pub fn of(order: &Order, times: &'a StageTimes) -> Self {
+    pub fn of(order: &Order, times: &'a [StageTimes]) -> Self {
         let devices = order.devices();
         let with_device = |(device, tokens): (usize, &Vec<Token>)| -> Vec<(StageId, usize)> {
             tokens.iter().map(|token| (token.stage, device)).collect()
@@ -32,7 +33,7 @@ impl<'a> Timing<'a> {
                     let Some(arrival) = this.arrival(*token) else { break };
                     let start = arrival.max(free[device]);
                     this.starts.insert(*token, start);
-                    free[device] = start + times.of(token.pass);
+                    free[device] = start + this.duration(*token);
                     next[device] += 1;
                     moved = true;
                 }
@@ -46,7 +47,11 @@ impl<'a> Timing<'a> {
     }
 
     pub fn end(&self, token: Token) -> SimTime {
-        self.start(token) + self.times.of(token.pass)
+        self.start(token) + self.duration(token)
+    }
+
+    fn duration(&self, token: Token) -> SimTime {
+        self.times.get(token.stage.index()).map_or(SimTime::ZERO, |times| times.of(token.pass))
     }
 
     /// The largest time of a device from its first start to its last end, and the last end of all.
@@ -80,7 +85,8 @@ impl<'a> Timing<'a> {
 
     fn latency(&self, from: Token, to: Token) -> SimTime {
         let same = self.device_of.get(&from.stage) == self.device_of.get(&to.stage);
-        if same { SimTime::ZERO } else { self.times.latency }
+        let boundary = from.stage.min(to.stage).index();
+        if same { SimTime::ZERO } else { self.times.get(boundary).map_or(SimTime::ZERO, |times| times.latency) }
     }
 
     /// The same with every forward as late as all backwards, where they are, allow, but at most `most` of a forward's time
@@ -101,11 +107,11 @@ impl<'a> Timing<'a> {
             let by_consumer = late.starts.get(&consumer).map(|start| *start - self.latency(token, consumer));
             let by_next = next.get(&token).and_then(|next| late.starts.get(next)).copied();
             let deadline = by_consumer.into_iter().chain(by_next).min();
-            late.starts.insert(token, deadline.map_or(start, |deadline| deadline - self.times.forward));
+            late.starts.insert(token, deadline.map_or(start, |deadline| deadline - self.duration(token)));
         }
-        let slack = self.times.forward * ahead;
         for (token, start) in &mut late.starts {
             let early = self.start(*token);
+            let slack = self.duration(Token { pass: Pass::Forward, ..*token }) * ahead;
             *start = early.max(start.saturating_sub(slack));
         }
         late

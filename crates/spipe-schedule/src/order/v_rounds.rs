@@ -25,7 +25,7 @@ pub(super) struct Fill {
 /// fill gaps of at least their length, shorter ones on the device that has idled most, and make room for forwards. As a
 /// device may idle as long as any other one in the end, the schedule is made again with what each idled in the last attempt
 /// until that gains nothing.
-pub(super) fn rounds(chain: &Chain, times: &StageTimes, limit: Bytes, fill: Fill) -> Option<Listed> {
+pub(super) fn rounds(chain: &Chain, times: &[StageTimes], limit: Bytes, fill: Fill) -> Option<Listed> {
     let attempt = |expected: &[SimTime]| Rounds::new(chain, times, limit, fill).run(expected);
     let mut best = attempt(&[])?;
     while let Some(next) = attempt(&best.idle()).filter(|next| next.most_idle() < best.most_idle()) {
@@ -50,7 +50,8 @@ struct Device {
 
 struct Rounds<'a> {
     chain: &'a Chain,
-    times: &'a StageTimes,
+    /// By stage.
+    times: &'a [StageTimes],
     limit: Bytes,
     fill: Fill,
     devices: Vec<Device>,
@@ -61,7 +62,7 @@ struct Rounds<'a> {
 }
 
 impl<'a> Rounds<'a> {
-    fn new(chain: &'a Chain, times: &'a StageTimes, limit: Bytes, fill: Fill) -> Self {
+    fn new(chain: &'a Chain, times: &'a [StageTimes], limit: Bytes, fill: Fill) -> Self {
         let devices = vec![Device::default(); chain.devices()];
         let spare = vec![SimTime::ZERO; chain.devices()];
         Self { chain, times, limit, fill, devices, ends: vec![Vec::new(); chain.len()], spare }
@@ -102,12 +103,13 @@ impl<'a> Rounds<'a> {
             let arrival = self.arrival(device, SECOND_FORWARD)?;
             // Later forwards of this device and of those before it need room for two more each.
             let reserve = StageTimes::UNIT * (2 + 2 * device) as u64;
-            let fits = |this: &Device| this.held + reserve <= self.limit && this.free + self.times.forward <= arrival;
+            let forward = self.times[device].forward;
+            let fits = |this: &Device| this.held + reserve <= self.limit && this.free + forward <= arrival;
             let mut more = 0;
             let mut trial = self.devices[device].clone();
             while fits(&trial) && trial.done[FIRST_FORWARD] < self.chain.microbatches {
                 trial.held += StageTimes::UNIT;
-                trial.free += self.times.forward;
+                trial.free += forward;
                 trial.done[FIRST_FORWARD] += 1;
                 more += 1;
             }
@@ -189,13 +191,16 @@ impl<'a> Rounds<'a> {
     /// Runs backward-weights until the next pass of that kind arrives, and perhaps one that overruns that.
     fn fill_gap(&mut self, device: usize, pass: usize, overrun: bool) -> Option<()> {
         let Some(arrival) = self.arrival(device, pass) else { return Some(()) };
-        let pending = |this: &Self| !this.devices[device].pending.is_empty();
-        while pending(self) && self.devices[device].free + self.times.backward_weight <= arrival {
+        let pending = |this: &Self| this.devices[device].pending.front().map(|(position, _)| *position);
+        while let Some(position) = pending(self) {
+            if self.devices[device].free + self.times[self.chain.stage(position)].backward_weight > arrival {
+                break;
+            }
             self.weight(device)?;
         }
         let wait = arrival.saturating_sub(self.devices[device].free);
         let most = self.devices.iter().map(|other| other.idle).max().unwrap_or_default().max(self.spare[device]);
-        if overrun && pending(self) && wait > most - self.devices[device].idle {
+        if overrun && pending(self).is_some() && wait > most - self.devices[device].idle {
             self.weight(device)?;
         }
         Some(())
@@ -210,7 +215,8 @@ impl<'a> Rounds<'a> {
     /// When the next pass of that kind arrives from another device; none if it comes from none, or not yet.
     fn arrival(&self, device: usize, pass: usize) -> Option<SimTime> {
         let feeder = self.feeder(device, pass)?;
-        Some(*self.ends[feeder].get(self.devices[device].done[pass])? + self.times.latency)
+        let boundary = self.chain.stage(feeder).min(self.chain.stage(feeder + 1));
+        Some(*self.ends[feeder].get(self.devices[device].done[pass])? + self.times[boundary].latency)
     }
 
     fn has_arrived(&self, device: usize, pass: usize) -> bool {
@@ -231,7 +237,7 @@ impl<'a> Rounds<'a> {
         this.done[pass] += 1;
         this.held += need;
         if pass > SECOND_FORWARD {
-            this.held -= StageTimes::UNIT - Bytes::new(self.times.weight_gradient_memory);
+            this.held -= StageTimes::UNIT - Bytes::new(self.times[self.chain.stage(position)].weight_gradient_memory);
             this.pending.push_back((position, microbatch));
         }
         Some(())
@@ -241,7 +247,7 @@ impl<'a> Rounds<'a> {
         let (position, microbatch) = self.devices[device].pending.pop_front()?;
         let token = Token { pass: Pass::BackwardWeight, ..self.chain.token(position, microbatch) };
         self.occupy(device, token, SimTime::ZERO);
-        self.devices[device].held -= Bytes::new(self.times.weight_gradient_memory);
+        self.devices[device].held -= Bytes::new(self.times[self.chain.stage(position)].weight_gradient_memory);
         Some(())
     }
 
@@ -252,7 +258,7 @@ impl<'a> Rounds<'a> {
             this.idle += start - this.free;
         }
         this.first.get_or_insert(start);
-        this.free = start + self.times.of(token.pass);
+        this.free = start + self.times[token.stage.index()].of(token.pass);
         this.tokens.push(token);
         this.free
     }

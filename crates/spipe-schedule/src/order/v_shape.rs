@@ -9,11 +9,63 @@ use super::{
     v_rounds::{Fill, rounds},
 };
 use crate::StageTimes;
-use spipe_base::{Bytes, Diagnostic, Faults};
+use spipe_base::{Bytes, Diagnostic, Faults, SimTime};
+use spipe_plan::System;
 
 /// ZB-V (Qi et al., arXiv 2401.10241, section 6): no bubble but (p − 1) unit passes at the ends, with the memory of 1F1B,
 /// 2p activations of one chunk. `limit` replaces those; a microbatch needs at least two.
 pub fn zb_v(devices: usize, microbatches: usize, times: &StageTimes, limit: Option<Bytes>) -> Result<Order, Faults> {
+    zb_v_of(&vec![*times; 2 * devices], microbatches, limit)
+}
+
+/// V-Half (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362): about half the memory of 1F1B.
+pub fn v_half(devices: usize, microbatches: usize, times: &StageTimes) -> Result<Order, Faults> {
+    block(&vec![*times; 2 * devices], microbatches, half_offsets)
+}
+
+/// V-Min (the same paper): about a third of the memory of 1F1B, the least at which a V loses nothing in its steady state.
+pub fn v_min(devices: usize, microbatches: usize, times: &StageTimes) -> Result<Order, Faults> {
+    block(&vec![*times; 2 * devices], microbatches, min_offsets)
+}
+
+/// The order of [`System::ZbV`], [`System::VHalf`] or [`System::VMin`] for stages with times of their own, two per device: listed as if
+/// all took as long as the slowest, and, where that is faster, listed by their own times. Both hold as many activations of stages as
+/// the system allows, but not always of the same stages.
+pub fn v_of_stages(
+    system: System,
+    stages: &[StageTimes],
+    microbatches: usize,
+) -> Result<(Order, Option<Order>), Faults> {
+    let order = |times: &[StageTimes]| match system {
+        System::ZbV => zb_v_of(times, microbatches, None),
+        System::VHalf => block(times, microbatches, half_offsets),
+        _ => block(times, microbatches, min_offsets),
+    };
+    let equal = vec![slowest(stages); stages.len()];
+    let as_equal = order(&equal)?;
+    if stages == equal {
+        return Ok((as_equal, None));
+    }
+    let cost = |order: &Order| Timing::of(order, stages).cost(order);
+    let own = order(stages)?;
+    let faster = cost(&own) < cost(&as_equal);
+    Ok((as_equal, faster.then_some(own)))
+}
+
+/// The largest of each time.
+fn slowest(stages: &[StageTimes]) -> StageTimes {
+    let most = |part: fn(&StageTimes) -> SimTime| stages.iter().map(part).max().unwrap_or_default();
+    StageTimes {
+        forward: most(|times| times.forward),
+        backward_input: most(|times| times.backward_input),
+        backward_weight: most(|times| times.backward_weight),
+        latency: most(|times| times.latency),
+        weight_gradient_memory: stages.iter().map(|times| times.weight_gradient_memory).max().unwrap_or_default(),
+    }
+}
+
+fn zb_v_of(stages: &[StageTimes], microbatches: usize, limit: Option<Bytes>) -> Result<Order, Faults> {
+    let devices = stages.len() / 2;
     at_least_one(&[("devices", devices), ("microbatches", microbatches)])?;
     let limit = limit.unwrap_or(StageTimes::UNIT * (2 * devices) as u64);
     let most = limit.get() / StageTimes::UNIT.get();
@@ -30,21 +82,11 @@ pub fn zb_v(devices: usize, microbatches: usize, times: &StageTimes, limit: Opti
     let slower = |pace: usize| Plan::repeat(&min_offsets(devices), PERIOD * pace, microbatches);
     // A microbatch that starts only after the one before has ended holds two.
     let plan = std::iter::once(half).chain((1..=devices + 1).map(slower)).find(fits);
-    let along_plan = best(&chain, &plan.unwrap_or_else(|| slower(devices + 1)), times, limit);
+    let along_plan = best(&chain, &plan.unwrap_or_else(|| slower(devices + 1)), stages, limit);
     let fills = [true, false].into_iter().flat_map(|backward| [true, false].map(|forward| Fill { forward, backward }));
-    let in_rounds = fills.filter_map(|fill| rounds(&chain, times, limit, fill));
+    let in_rounds = fills.filter_map(|fill| rounds(&chain, stages, limit, fill));
     let best = in_rounds.chain(std::iter::once(along_plan)).min_by_key(|listed| listed.cost);
     best.map(|listed| listed.order).ok_or_else(Faults::new)
-}
-
-/// V-Half (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362): about half the memory of 1F1B.
-pub fn v_half(devices: usize, microbatches: usize, times: &StageTimes) -> Result<Order, Faults> {
-    block(devices, microbatches, times, half_offsets)
-}
-
-/// V-Min (the same paper): about a third of the memory of 1F1B, the least at which a V loses nothing in its steady state.
-pub fn v_min(devices: usize, microbatches: usize, times: &StageTimes) -> Result<Order, Faults> {
-    block(devices, microbatches, times, min_offsets)
 }
 
 /// Slots from one microbatch to the next: three passes of each of two chunks.
@@ -67,17 +109,13 @@ fn min_offsets(devices: usize) -> Vec<usize> {
     (0..2 * devices).chain((2 * devices..4 * devices).map(|slot| slot + gap)).collect()
 }
 
-fn block(
-    devices: usize,
-    microbatches: usize,
-    times: &StageTimes,
-    offsets: impl Fn(usize) -> Vec<usize>,
-) -> Result<Order, Faults> {
+fn block(stages: &[StageTimes], microbatches: usize, offsets: impl Fn(usize) -> Vec<usize>) -> Result<Order, Faults> {
+    let devices = stages.len() / 2;
     at_least_one(&[("devices", devices), ("microbatches", microbatches)])?;
     let chain = Chain::v_shape(devices, microbatches);
     let plan = Plan::repeat(&offsets(devices), PERIOD, microbatches);
     let limit = StageTimes::UNIT * plan.peak(&chain) as u64;
-    Ok(best(&chain, &plan, times, limit).order)
+    Ok(best(&chain, &plan, stages, limit).order)
 }
 
 /// How devices choose, by trial: passes in the plan's order, or in these ranks of first forward, second forward, second
@@ -93,7 +131,7 @@ const CHOICES: [(Option<[usize; 4]>, Overtaking); 7] = [
 ];
 
 /// The best of `plan` and some list schedules along it, as it is and with its ends tightened.
-fn best(chain: &Chain, plan: &Plan, times: &StageTimes, limit: Bytes) -> Listed {
+fn best(chain: &Chain, plan: &Plan, times: &[StageTimes], limit: Bytes) -> Listed {
     let most = (limit.get() / StageTimes::UNIT.get()) as usize;
     let tail = tighten(chain, plan, most, Ends { head: false, tail: true });
     let both = tighten(chain, plan, most, Ends { head: true, tail: true });
@@ -113,4 +151,90 @@ fn best(chain: &Chain, plan: &Plan, times: &StageTimes, limit: Bytes) -> Listed 
         }
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Pass, Token};
+
+    /// Random stages of `devices` devices with times of their own, the same in every run.
+    fn stages(devices: usize, draw: &mut impl FnMut(u64) -> u64) -> Vec<StageTimes> {
+        let spread = 1 + draw(100);
+        let one = |_| StageTimes {
+            forward: SimTime::ns(100 + draw(spread)),
+            backward_input: SimTime::ns(100 + draw(spread)),
+            backward_weight: SimTime::ns(50 + draw(spread)),
+            latency: SimTime::ns(draw(20)),
+            weight_gradient_memory: StageTimes::UNIT.get(),
+        };
+        (0..2 * devices).map(one).collect()
+    }
+
+    /// The most activations that a device holds.
+    fn peak(order: &Order) -> usize {
+        let of_device = |tokens: &Vec<Token>| {
+            let (mut held, mut most) = (0usize, 0);
+            for token in tokens {
+                match token.pass {
+                    Pass::Forward => held += 1,
+                    Pass::BackwardInput => {}
+                    _ => held -= 1,
+                }
+                most = most.max(held);
+            }
+            most
+        };
+        order.devices().iter().map(of_device).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn own_times_make_orders_faster_and_hold_no_more() {
+        // A generator of Lehmer's, so that the cases are the same everywhere.
+        let mut state = 1u64;
+        let mut draw = |most: u64| {
+            state = state * 48_271 % 2_147_483_647;
+            1 + state % most
+        };
+        let mut faster = 0;
+        for case in 0..510 {
+            let (devices, microbatches) = (2 + case % 5, 1 + case / 5 % 12);
+            let system = [System::ZbV, System::VHalf, System::VMin][case % 3];
+            let stages = stages(devices, &mut draw);
+            let (as_equal, own) = v_of_stages(system, &stages, microbatches).unwrap();
+            assert_eq!(as_equal.validate(), Ok(()), "case {case}");
+            let length = |order: &Order| Timing::of(order, &stages).cost(order);
+            let Some(own) = own else { continue };
+            assert_eq!(own.validate(), Ok(()), "case {case}");
+            assert!(length(&own) < length(&as_equal), "case {case}");
+            let limit = match system {
+                System::ZbV => 2 * devices,
+                System::VHalf => Plan::repeat(&half_offsets(devices), PERIOD, microbatches)
+                    .peak(&Chain::v_shape(devices, microbatches)),
+                _ => Plan::repeat(&min_offsets(devices), PERIOD, microbatches)
+                    .peak(&Chain::v_shape(devices, microbatches)),
+            };
+            assert!(peak(&own) <= limit, "case {case}: {} of {limit}", peak(&own));
+            faster += 1;
+        }
+        assert!(faster > 100, "only {faster} are faster");
+    }
+
+    #[test]
+    fn equal_times_leave_the_order_as_it_is() {
+        let times = StageTimes {
+            forward: SimTime::ns(100),
+            backward_input: SimTime::ns(90),
+            backward_weight: SimTime::ns(110),
+            latency: SimTime::ns(5),
+            weight_gradient_memory: StageTimes::UNIT.get(),
+        };
+        for (system, alone) in [
+            (System::ZbV, zb_v(4, 9, &times, None)),
+            (System::VHalf, v_half(4, 9, &times)),
+            (System::VMin, v_min(4, 9, &times)),
+        ] {
+            assert_eq!(v_of_stages(system, &[times; 8], 9), alone.map(|order| (order, None)));
+        }
+    }
 }
