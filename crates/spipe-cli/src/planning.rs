@@ -109,6 +109,7 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
             Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => {
                 remedies::refusal(request, &error, left)
             }
+            Some(PlanError::NoSystem) if !request.pins.is_empty() => remedies::refusal(request, &no_pinned(), left),
             Some(error) => refuse(&error),
         });
     };
@@ -241,6 +242,16 @@ impl Over {
             Err(other) => return Err(refuse(&other)),
         }
         Ok(())
+    }
+}
+
+/// That no system has what the pins want, whatever the memory.
+fn no_pinned() -> PlanError {
+    PlanError::Infeasible {
+        reason: "no placement of the allowed systems holds all pins".into(),
+        hint: "drop a pin, or use `--system auto`".into(),
+        missing: None,
+        certain: true,
     }
 }
 

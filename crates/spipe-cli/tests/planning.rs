@@ -88,6 +88,15 @@ fn contradictory_pins_are_refused_with_both_named() {
         assert_eq!(code, Some(2), "{err}");
         assert!(both.iter().all(|pin| err.contains(&format!("`{pin}`"))) && err.contains("contradict"), "{err}");
     }
+    let (code, refused, err) = plan(&["--system", "gpu-only", "--microbatch", "1", "--pin", "layer=0..3:cpu0"]);
+    assert_eq!(
+        (code, &refused["reason"]),
+        (Some(4), &"no placement of the allowed systems holds all pins".into()),
+        "{err}"
+    );
+    assert!(refused["hint"].as_str().unwrap().contains("use `--system 1f1b`"), "{refused}");
+    let (code, _, err) = plan(&["--mode", "infer", "--system", "zero-offload"]);
+    assert_eq!((code, err.contains("only train")), (Some(2), true), "{err}");
     let (code, _, err) = plan(&["--pin", "layer=9:cpu0", "--pin", "stage=0:cpu7", "--pin", "nonsense"]);
     assert_eq!(code, Some(2));
     assert_eq!(err.matches("error:").count(), 3, "all faults are reported: {err}");

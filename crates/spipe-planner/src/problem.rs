@@ -176,7 +176,9 @@ pub enum PlanError {
         limit: u64,
     },
     /// No system may be used, or none of the allowed ones suits the machine.
-    #[error("none of the allowed systems suits the machine (the hybrid system needs a CPU socket)")]
+    #[error(
+        "none of the allowed systems suits the machine and the mode (`hybrid` needs a CPU socket, and many only train)"
+    )]
     NoSystem,
     /// Placements fit, but none of those tried ran in simulation.
     #[error("{examined} placements fit in memory, and none of them ran in simulation")]
@@ -202,7 +204,7 @@ impl PlanError {
             Self::StoppedWithoutPlan { .. } => Some("allow more time with `--time-limit`"),
             Self::Numerical { .. } => Some("another planner may do: `--planner dp`"),
             Self::TooLarge { .. } => Some("use `--planner ilp`"),
-            Self::NoSystem => Some("allow `1f1b` or `gpipe`"),
+            Self::NoSystem => Some("allow `gpipe` or `1f1b`, or use `--system auto`"),
             Self::NothingBetter { .. } | Self::NothingRuns { .. } | Self::Threads { .. } => None,
         }
     }
