@@ -20,15 +20,16 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
     let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
     let systems: Vec<System> = problem.systems.iter().copied().filter(suits).collect();
     let mut plans: Vec<Scored> = Vec::new();
+    // First, because its programs get a part of the time that is left.
+    if systems.contains(&System::Mobius) {
+        plans.extend(all(problem, mobius::candidates(figures, deadline)));
+    }
     if systems.iter().any(|system| SYSTEMS.contains(system)) {
         plans.extend(all(problem, greedy::placements(figures, &systems)));
         let mut options = problem.options.clone();
         options.time_limit /= SHARE;
         let staged = Problem { context: problem.context, systems: systems.clone(), options, ..*problem };
         plans.extend(balanced::best(&staged, figures, &Deadline::new(&staged)));
-    }
-    if systems.contains(&System::Mobius) {
-        plans.extend(all(problem, mobius::candidates(figures, deadline)));
     }
     plans
 }

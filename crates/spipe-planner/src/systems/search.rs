@@ -49,7 +49,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     })?;
     if !planned.is_empty() {
         let mut options = problem.options.clone();
-        options.incumbent = search.best_but_short().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
+        options.incumbent = search.best().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
         // What is left of the time is for improving what was found, which plans of one stage per device gain little by.
         options.time_limit = search.deadline.left() / if other.is_empty() { 1 } else { 2 };
         let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
@@ -102,7 +102,8 @@ struct Search<'s, 'a> {
     systems: Vec<Known>,
     /// The plans of the heuristics.
     begun: Vec<Scored>,
-    /// The best plan with several stages on each GPU.
+    /// The best plan with several stages on each GPU, which would keep the planner of stages from finding plans that can be improved
+    /// beyond it.
     short: Option<Scored>,
     /// Why the planner of stages has nothing.
     refused: Option<PlanError>,
@@ -142,12 +143,6 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     fn best(&self) -> Option<Scored> {
-        faster(self.best_but_short(), self.short.clone())
-    }
-
-    /// The best plan but for several stages on each GPU, which would keep the planner of stages from finding plans that can be
-    /// improved beyond it.
-    fn best_but_short(&self) -> Option<Scored> {
         let known = self.systems.iter().map(|known| known.best.clone());
         self.begun.iter().map(|scored| Some(scored.clone())).chain(known).fold(None, faster)
     }
@@ -251,8 +246,8 @@ impl<'s, 'a> Search<'s, 'a> {
             }
         }
         let planned = self.systems.iter().position(|known| SYSTEMS.contains(&known.system));
-        let Some((index, start)) = planned.zip(self.short.clone()) else { return };
-        let best = self.best_but_short().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        let Some((index, start)) = planned.zip(self.short.take()) else { return };
+        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
         let least = least(&self.figures, start.1.system).unwrap_or(0.0);
         if start.0.to_ms() < best * PROMISING && least < self.limit() {
             self.refine(index, start);
@@ -261,20 +256,21 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Improves `start`, a placement of the `index`th system.
     fn refine(&mut self, index: usize, start: Scored) {
+        let limit = self.limit();
         let (refined, examined) = refine(self.problem, &self.deadline, start);
         let several = refined.1.stages.len() > refined.1.devices().len();
         let known = &mut self.systems[index];
         known.examined += examined;
-        known.best = faster(known.best.take(), Some(refined));
-        let here = known.best.as_ref().map(|(_, placement)| placement);
-        if several
-            && here.is_some_and(|here| here.stages.len() > here.devices().len())
-            && SYSTEMS.contains(&known.system)
-        {
-            // The integer program's bound is that of one stage per device.
+        if several && SYSTEMS.contains(&known.system) {
+            // The integer program's bound is that of one stage per device: what it proves is not given up for less than the gap.
+            let gains = known.best.as_ref().is_none_or(|(time, _)| refined.0 < *time);
+            if !gains || (known.bound >= limit && refined.0.to_ms() >= limit) {
+                return;
+            }
             let systems = self.problem.systems.iter().filter(|system| SYSTEMS.contains(system));
             known.bound = systems.filter_map(|system| least(&self.figures, *system)).fold(known.bound, f64::min);
         }
+        known.best = faster(known.best.take(), Some(refined));
         known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
     }
 
