@@ -10,19 +10,23 @@
 //! V  the first one's arrival to the last one's gradient: the longest of
 //!        m (F + R + B)                F + a + V′ + g + B
 //!        U + (m − K) F + (m − 1)(R + B)             (m − 1) F + (m − K)(R + B) + L
-//!        U + (m − K − 1)(F + R + B) + L             where m > K
+//!        U + Z(m − K − 1) + L                       where m > K
 //! D  the last one's arrival to the end of all that socket s has to step for these stages:
 //!        the longer of F + a + D′ and L + out, and the step: the latter two if s steps this stage
 //! Y  the first one's arrival to that end: the longest of the following, and the step
 //!        F + a + Y′                   m F + (m − K)(R + B) + a + D′                            V + out
-//!        U + (m − K) F + (m − K − 1)(R + B) + a + D′
+//!        U + Z(m − K − 1) + F + a + D′              where m > K
+//! Z  from one forward between the first and the last to the backward behind which the forward of n microbatches later comes, where
+//!    d is how many more are in flight here than behind: the longest of
+//!        F + R + B                    where n = 1
+//!        Z(k) + Z(n − k)              F + a + Z′(n − d) + g + B
 //! X  the gradient of the first one to the activation of the last one, seen from before these stages: the longest of
 //!        F + a + X′ + g + B           U + L + the step on its own device           U + D + the parameters' way back
 //! ```
 //!
 //! and an iteration takes at least V and the step on the stage's own device, or what is between if it goes to a socket
 //! (gradients out, the step, parameters back); and Y and the parameters' way back, since a socket steps the stages behind before it
-//! steps this one; and at least X′ + a + g + (m − K)(F + B) + (m − K − 1) R, where m > K. In inference it takes m F.
+//! steps this one; and at least X′ + g + B + Z(m − K − 1) + F + a, where m > K. In inference it takes m F.
 //!
 //! Sockets share what there is to step. So the sum over all sockets of Y at the first stage that each steps (or V, if it steps none) is
 //! followed as well: a stage that is stepped adds its step, and the forwards and activations since.
@@ -45,7 +49,7 @@ mod behind;
 mod tests;
 
 pub(crate) use behind::Grain;
-use behind::{Behind, SOCKETS, Way, keep};
+use behind::{Behind, Counts, SOCKETS, Turns, Way, Ways};
 
 /// Beyond this many layers, fewer ways are told apart, down to so many.
 const MANY: usize = 250;
@@ -57,7 +61,7 @@ const TOLERANCE: f64 = 1e-9;
 /// A stage with the ways to go on from each layer at which it may start, before the stages behind it.
 struct Node<'n> {
     seat: Seat,
-    ways: Vec<Vec<Way>>,
+    ways: Vec<Ways>,
     behind: Option<&'n Self>,
 }
 
@@ -79,6 +83,10 @@ struct At<'d> {
     home: Option<usize>,
     /// Both transfers over the boundary behind it, by the layer after that.
     wires: Vec<(f64, f64)>,
+    /// How many microbatches fewer are in flight behind it; none where there are more.
+    fewer: Option<usize>,
+    /// How many microbatches come between its first and its last one in flight, if any do.
+    between: Option<Counts>,
 }
 
 /// What a case came to: a division that meets all bounds with the case in which everything is decided; none if there is none.
@@ -122,16 +130,30 @@ impl<'d, 'a> Divide<'d, 'a> {
         let group: Vec<usize> = (0..cases.len()).filter(|case| cases[*case].stages() <= self.figures.layers).collect();
         let mut list: Vec<Option<Divided>> =
             cases.iter().map(|case| (case.stages() > self.figures.layers).then_some(None)).collect();
-        for (case, divided) in self.visit(cases, group, (0, None), deadline) {
+        let seats: Vec<Vec<Seat>> = cases.iter().map(|case| self.from_the_end(case)).collect();
+        for (case, divided) in self.visit((cases, &seats), group, (0, None), deadline) {
             list[case] = Some(divided);
         }
         list
     }
 
-    /// Those of `cases` that have the same last `depth` stages, which lead to `behind`.
+    /// The seats of a case, the last one first, with devices that are as good as each other in one order, so that cases have as many of
+    /// their last stages in common as they can.
+    fn from_the_end(&self, case: &Case) -> Vec<Seat> {
+        let mut used: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut ordered = |seat: &Seat| {
+            let class = self.partitioner.class(seat.device);
+            let next = used.entry(class[0]).or_default();
+            *next += 1;
+            Seat { device: class[*next - 1], ..*seat }
+        };
+        case.seats.iter().rev().map(&mut ordered).collect()
+    }
+
+    /// Those of `cases`, with their seats from the last one on, that have the same last `depth` stages, which lead to `behind`.
     fn visit(
         &self,
-        cases: &[&Case],
+        (cases, seats): (&[&Case], &[Vec<Seat>]),
         group: Vec<usize>,
         (depth, behind): (usize, Option<&Node<'_>>),
         deadline: Option<&Deadline<'_>>,
@@ -141,8 +163,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         }
         let mut by_seat: BTreeMap<Seat, Vec<usize>> = BTreeMap::new();
         for case in group {
-            let seats = &cases[case].seats;
-            by_seat.entry(seats[seats.len() - 1 - depth]).or_default().push(case);
+            by_seat.entry(seats[case][depth]).or_default().push(case);
         }
         let groups: Vec<(Seat, Vec<usize>)> = by_seat.into_iter().collect();
         let of_group = |(seat, group): (Seat, Vec<usize>)| {
@@ -151,10 +172,10 @@ impl<'d, 'a> Divide<'d, 'a> {
             if seat.first {
                 return group.into_iter().map(|case| (case, trace(cases[case], &node))).collect();
             }
-            if node.ways.iter().all(Vec::is_empty) {
+            if node.ways.iter().all(|ways| ways.list.is_empty()) {
                 return group.into_iter().map(|case| (case, None)).collect();
             }
-            self.visit(cases, group, (depth + 1, Some(&node)), deadline)
+            self.visit((cases, seats), group, (depth + 1, Some(&node)), deadline)
         };
         groups.into_par_iter().flat_map_iter(of_group).collect()
     }
@@ -163,6 +184,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         let device = &self.figures.devices[seat.device];
         let slot = |device: usize| self.sockets.iter().position(|socket| *socket == device);
         let next = behind.map(|behind| behind.seat.device);
+        let fewer = seat.in_flight.checked_sub(behind.map_or(0, |behind| behind.seat.in_flight));
         let wires = |end: usize| match (next, end) {
             (None, _) | (_, 0) => (0.0, 0.0),
             (Some(next), end) => self.figures.transfers((seat.device, next), end),
@@ -174,6 +196,8 @@ impl<'d, 'a> Divide<'d, 'a> {
             helper: device.host.and_then(|host| slot(host.socket.index())),
             home: slot(seat.device),
             wires: (0..=self.figures.layers).map(wires).collect(),
+            fewer: fewer.and_then(|fewer| usize::try_from(fewer).ok()),
+            between: (self.figures.microbatches - seat.in_flight).checked_sub(1).map(Counts::new),
         })
     }
 
@@ -183,9 +207,9 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 
     /// By the layer at which it starts, the ways to go on with a stage; none where the deadline came before.
-    fn ways(&self, seat: Seat, behind: Option<&Node<'_>>, deadline: Option<&Deadline<'_>>) -> Option<Vec<Vec<Way>>> {
+    fn ways(&self, seat: Seat, behind: Option<&Node<'_>>, deadline: Option<&Deadline<'_>>) -> Option<Vec<Ways>> {
         let layers = self.figures.layers;
-        let mut all: Vec<Vec<Way>> = vec![Vec::new(); layers + 1];
+        let mut all = vec![Ways::default(); layers + 1];
         let Some(at) = self.at(seat, behind) else { return Some(all) };
         for from in if seat.first { 0..1 } else { 1..layers } {
             if deadline.is_some_and(Deadline::over) {
@@ -194,7 +218,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             let farthest = self.farthest(&at, from);
             let nearest = if behind.is_none() { layers } else { from + 1 };
             for to in nearest..=farthest {
-                let next: &[Way] = behind.map_or(&[], |behind| &behind.ways[to]);
+                let next: &[Way] = behind.map_or(&[], |behind| &behind.ways[to].list);
                 if behind.is_some() && next.is_empty() {
                     continue;
                 }
@@ -202,7 +226,7 @@ impl<'d, 'a> Divide<'d, 'a> {
                     let Choice { help, recomputed, .. } = choice;
                     let mut take = |next: usize, rest: Option<&Behind>| {
                         if let Some(behind) = self.through(&at, (from, to), &choice, rest) {
-                            keep(&mut all[from], Way { behind, first: behind, to, next, help, recomputed }, self.grain);
+                            all[from].keep(Way { behind, to, next, help, recomputed }, self.grain);
                         }
                     };
                     if behind.is_none() {
@@ -309,7 +333,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             Some(next) => self.onwards(at, (times, wires), next)?,
             None => {
                 let (busy, m) = (times.busy(), self.figures.microbatches as f64);
-                Behind { first: busy, back: busy, passes: m * busy, ..Behind::NOTHING }
+                Behind { first: busy, back: busy, passes: m * busy, turns: Turns::staying(busy), ..Behind::NOTHING }
             }
         };
         if let Some(stepper) = stepper {
@@ -346,15 +370,20 @@ impl<'d, 'a> Divide<'d, 'a> {
             .max(first + rest * forward + (m - 1.0) * turned)
             .max((m - 1.0) * forward + rest * turned + last);
         let mut until_last = m * forward + rest * turned;
-        if rest > 0.0 {
-            if next.between + there + back + rest * (forward + backward) + (rest - 1.0) * again > self.limit {
+        let turns = match at.fewer {
+            Some(fewer) => next.turns.before(times.busy(), (way, fewer)),
+            None => Turns::staying(times.busy()),
+        };
+        if let Some(between) = &at.between {
+            let steady = turns.over(between);
+            if next.between + way + steady > self.limit {
                 return None;
             }
-            passes = passes.max(first + (rest - 1.0) * times.busy() + last);
-            until_last = until_last.max(first + rest * forward + (rest - 1.0) * turned);
+            passes = passes.max(first + steady + last);
+            until_last = until_last.max(first + steady + forward);
         }
         let between = way + next.between;
-        let mut behind = Behind { first, back: last, passes, between, ..*next };
+        let mut behind = Behind { first, back: last, passes, between, turns, ..*next };
         for socket in 0..self.sockets.len() {
             if next.closed[socket].is_finite() {
                 behind.since[socket] += forward + there;
@@ -389,14 +418,14 @@ impl<'d, 'a> Divide<'d, 'a> {
 
 /// The division, and the decided case, that the shortest way from the first layer leads along.
 fn trace(case: &Case, first: &Node<'_>) -> Divided {
-    let ways = &first.ways[0];
+    let ways = &first.ways[0].list;
     let passes = |index: &usize| ways[*index].behind.passes;
     let mut index = (0..ways.len()).min_by(|one, other| passes(one).total_cmp(&passes(other)))?;
     let mut division = Division { ends: Vec::new(), recomputed: Vec::new() };
     let mut decided = case.clone();
     let (mut node, mut from) = (Some(first), 0);
     while let Some(here) = node {
-        let way = here.ways[from][index];
+        let way = here.ways[from].list[index];
         decided.seats[division.ends.len()].help = Some(way.help);
         division.ends.push(way.to);
         division.recomputed.push(way.recomputed);

@@ -6,6 +6,7 @@ use crate::{
     deadline::Deadline,
     divide::{Divide, Divided, Grain, any},
     figures::{Figures, Help, Seat},
+    sequence::{Coverage, classes},
 };
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Finds divisions, with the least recompute of every range of layers in every seat worked out before.
 pub(crate) struct Partitioner<'f, 'a> {
     figures: &'f Figures<'a>,
+    /// By device, all that are as good as it but for the links that their ways share.
+    classes: Vec<Vec<usize>>,
     /// By seat on the first of all devices that are alike.
     least: BTreeMap<Seat, Vec<u16>>,
 }
@@ -20,7 +23,9 @@ pub(crate) struct Partitioner<'f, 'a> {
 impl<'f, 'a> Partitioner<'f, 'a> {
     /// For `cases` and nothing else.
     pub fn new(figures: &'f Figures<'a>, cases: &[Case]) -> Self {
-        let mut this = Self { figures, least: BTreeMap::new() };
+        let first = classes(figures, Coverage::UpToLinks);
+        let class = |device: usize| (0..first.len()).filter(|other| first[*other] == first[device]).collect();
+        let mut this = Self { figures, classes: (0..first.len()).map(class).collect(), least: BTreeMap::new() };
         this.extend(cases);
         this
     }
@@ -41,6 +46,11 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         let table = |seat: Seat| (seat, least_recompute(self.figures, seat));
         let tables: Vec<(Seat, Vec<u16>)> = missing.into_par_iter().map(table).collect();
         self.least.extend(tables);
+    }
+
+    /// All devices that are as good as `device` but for the links that their ways share, itself among them.
+    pub fn class(&self, device: usize) -> &[usize] {
+        &self.classes[device]
     }
 
     /// Whether a stage is at an end of the pipeline follows from its layers.

@@ -216,7 +216,7 @@ fn counts(most: usize) -> BTreeSet<usize> {
 }
 
 /// The class of each device, numbered by its first member.
-fn classes(figures: &Figures<'_>, coverage: Coverage) -> Vec<usize> {
+pub(crate) fn classes(figures: &Figures<'_>, coverage: Coverage) -> Vec<usize> {
     let mut classes: Vec<usize> = Vec::new();
     for device in 0..figures.devices.len() {
         let like =

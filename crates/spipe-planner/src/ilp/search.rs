@@ -213,6 +213,9 @@ impl<'s, 'a> Search<'s, 'a> {
                 return;
             }
             if self.least_of_interest() >= limit {
+                if !self.grain.bisects {
+                    return;
+                }
                 let found = self.found.examined;
                 self.bisect(open.clone(), limit);
                 if found == self.found.examined || self.least_of_interest() >= limit {
@@ -225,7 +228,8 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Finds the least iteration for which some of `active` are possible, which they are for `high` ms; simulates what they are
     /// possible with on the way.
     fn bisect(&mut self, mut active: Vec<usize>, mut high: f64) {
-        let mut low = self.floor;
+        let least = |known: f64, case: &usize| known.min(self.known[*case].bound);
+        let mut low = active.iter().fold(f64::INFINITY, least).max(self.floor);
         while high > low * (1.0 + COARSE) && !self.deadline.over() {
             let middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
             let possible = self.possible(&active, middle);
@@ -286,7 +290,7 @@ impl<'s, 'a> Search<'s, 'a> {
             decided.extend(full);
             let most = self.problem.options.help_limit;
             if self.deadline.over() || self.cases.len() + Help::ALL.len() * parts.len() > most.max(self.roots) {
-                self.raise(&parts, limit);
+                self.leave(parts, limit);
                 break;
             }
             undecided = parts.into_iter().flat_map(|case| self.branch(case)).collect();
@@ -307,13 +311,12 @@ impl<'s, 'a> Search<'s, 'a> {
         (first..self.cases.len()).collect()
     }
 
-    /// Leaves `cases` open, with the best bounds that their divisions have.
-    fn raise(&mut self, cases: &[usize], limit: f64) {
-        let found: Vec<f64> = cases.par_iter().map(|case| self.halve((*case, HALVINGS), limit).0).collect();
-        for (case, bound) in cases.iter().zip(found) {
-            let known = &mut self.known[*case];
-            (known.bound, known.open) = (known.bound.max(bound), true);
+    /// Leaves `cases` open, with the best bound that their divisions have.
+    fn leave(&mut self, cases: Vec<usize>, limit: f64) {
+        for case in &cases {
+            self.known[*case].open = true;
         }
+        self.bisect(cases, limit);
     }
 
     /// A bound of a case between what is known and `limit`, and the least limit at which it was found possible.
@@ -323,6 +326,9 @@ impl<'s, 'a> Search<'s, 'a> {
             return (low, high);
         }
         for _ in 0..times {
+            if self.deadline.over() {
+                break;
+            }
             let middle = low.midpoint(high);
             match self.partitioner.division(&self.cases[case], middle) {
                 Some(_) => high = middle,
