@@ -14,6 +14,10 @@ pub struct LayerMemory {
     pub gradients: Bytes,
     /// The optimizer's state, master copy included; none of a frozen layer.
     pub optimizer: Bytes,
+    /// The parameters of another layer that it uses as well: here too if that one is elsewhere.
+    pub tied_parameters: Bytes,
+    /// Their gradients from that use; none where that layer is frozen.
+    pub tied_gradients: Bytes,
     /// Keys and values of all microbatches: what a prefill leaves, and what generating tokens reads.
     pub cache: Bytes,
     /// Kept from one microbatch's forward to its backward, the layer's input included, when nothing is recomputed; nothing where
@@ -33,7 +37,15 @@ impl LayerMemory {
     /// The memory of layer `id` when parameters and activations are stored in `precision`.
     pub(crate) fn of(model: &Model, id: LayerId, workload: &Workload, precision: Precision) -> Self {
         let outputs = model.crossing(id).map(|id| output(&model.layers()[id], workload, precision));
-        Self { boundary: outputs.sum(), ..Self::alone(&model.layers()[id], workload, precision) }
+        let layer = &model.layers()[id];
+        let tied = Bytes::new(layer.tied_parameters * precision.bytes());
+        let trains = layer.tied_to.is_some_and(|owner| workload.mode == Mode::Train && model.layers()[owner].trains);
+        Self {
+            boundary: outputs.sum(),
+            tied_parameters: tied,
+            tied_gradients: if trains { tied } else { Bytes::ZERO },
+            ..Self::alone(layer, workload, precision)
+        }
     }
 
     /// The memory of `layer` where nothing but its own output goes on.
@@ -51,6 +63,8 @@ impl LayerMemory {
             parameters: Bytes::new(layer.parameters * width),
             gradients: when(layer.trains, Bytes::new(layer.parameters * width)),
             optimizer: when(layer.trains, Bytes::new(layer.parameters * workload.optimizer.state_bytes(width))),
+            tied_parameters: Bytes::ZERO,
+            tied_gradients: Bytes::ZERO,
             cache,
             saved: saved(Recompute::None),
             saved_selective: saved(Recompute::Selective),
@@ -60,7 +74,7 @@ impl LayerMemory {
         }
     }
 
-    /// Parameters, gradients, optimizer state and cache together.
+    /// Parameters, gradients, optimizer state and cache of its own together.
     pub fn state(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer + self.cache
     }

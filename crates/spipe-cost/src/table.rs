@@ -1,7 +1,7 @@
 //! The table itself: computed once per kind of layer and device, read by layer and device.
 
 use crate::{LayerMemory, Mode, Workload, compute_type, roofline::Roofline};
-use spipe_base::{Bytes, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
+use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
 use spipe_hardware::{DataType, Device, DeviceKind, Hardware, MeasuredLayer};
 use spipe_model::{Layer, LayerWork, Model, Op, Precision, Recompute};
 use std::collections::BTreeMap;
@@ -78,6 +78,7 @@ pub struct CostTable {
     memories: Vec<Vec<LayerMemory>>,
     optimizer_rates: IdVec<DeviceId, ParamsPerSecond>,
     storage: IdVec<DeviceId, Precision>,
+    bandwidths: IdVec<DeviceId, BytesPerSecond>,
 }
 
 impl CostTable {
@@ -104,6 +105,7 @@ impl CostTable {
             memories: Vec::new(),
             optimizer_rates: hardware.devices().iter().map(|device| optimizer_rate(device, workload)).collect(),
             storage: hardware.devices().iter().map(|device| storage(device, workload.precision)).collect(),
+            bandwidths: hardware.devices().iter().map(|device| device.memory_bandwidth).collect(),
         };
         for (id, layer) in model.layers().enumerate() {
             let passes = (layer.trains, layer.needs_backward, layer.passes_gradient);
@@ -210,6 +212,11 @@ impl CostTable {
     /// How long `device` takes to step that many parameters that it holds itself.
     pub fn optimizer_time(&self, parameters: u64, device: DeviceId) -> Seconds {
         Seconds::s(parameters as f64 / self.optimizer_rates[device].get())
+    }
+
+    /// How long `device` takes to add `bytes` to as many: two are read and one is written for each.
+    pub fn accumulate_time(&self, bytes: Bytes, device: DeviceId) -> Seconds {
+        (bytes * 3) / self.bandwidths[device]
     }
 
     /// Bytes that a step of that many parameters moves through the memory of `device`.

@@ -39,14 +39,21 @@ struct Table<'a> {
 }
 
 impl<'a> Layers<'a> {
-    /// Layers from number `first` of the model on. Where one shares the table of another, both must be there.
+    /// Layers from number `first` of the model on. Where one shares the table of another, both are there or [`Self::sharing`]
+    /// says what it is.
     pub fn new(first: usize, units: &'a [Unit], parameters: &'a [Vec<Matrix>]) -> Self {
-        let owner = units.iter().find_map(Unit::tied_to).and_then(|owner| owner.index().checked_sub(first));
-        let table = owner.and_then(|owner| {
-            let matrix = parameters.get(owner)?.first()?;
-            Some(Table { owner: first + owner, matrix, trains: units[owner].trains() })
+        let table = units.iter().find_map(Unit::tied).and_then(|tied| {
+            let matrix = parameters.get(tied.owner.index().checked_sub(first)?)?.first()?;
+            Some(Table { owner: tied.owner.index(), matrix, trains: tied.trains })
         });
         Self { first, units, parameters, table }
+    }
+
+    /// With the table that one of them shares with a layer which is not among them.
+    pub fn sharing(self, matrix: Option<&'a Matrix>) -> Self {
+        let table = self.units.iter().find_map(Unit::tied).zip(matrix);
+        let table = table.map(|(tied, matrix)| Table { owner: tied.owner.index(), matrix, trains: tied.trains });
+        Self { table: self.table.or(table), ..self }
     }
 
     /// Those before layer `middle` of the model, and those from it on.
@@ -146,6 +153,8 @@ pub(crate) enum Seed {
 /// Gradients of the parameters that were tracked, and of the input.
 pub(crate) struct Gradients {
     pub parameters: Tensors,
+    /// That of a table which belongs to a layer before them all.
+    pub shared: Option<Matrix>,
     pub input: Option<Matrix>,
 }
 
@@ -157,7 +166,12 @@ pub(crate) enum Due {
 }
 
 /// What is left to do of a backward once the gradient of its input is known.
-pub(crate) type Later = Vec<Vec<Due>>;
+#[derive(Debug, Default)]
+pub(crate) struct Later {
+    pub layers: Vec<Vec<Due>>,
+    /// The gradient of a table that belongs to a layer before them all.
+    shared: Option<Matrix>,
+}
 
 /// Runs `layers` without a graph, yet with the very operations that a graph would record: Burn's plain operations may round
 /// differently.
@@ -185,7 +199,7 @@ fn compute(
     };
     let mut live = first.before().unpack(input);
     for (index, (unit, parameters)) in layers.units.iter().zip(layers.parameters).enumerate() {
-        let table = layers.table.filter(|_| unit.tied_to().is_some()).map(|table| table.matrix);
+        let table = layers.table.filter(|_| unit.tied().is_some()).map(|table| table.matrix);
         match unit.forward(parameters, table, &live, &feed.recorded(products.get(index).and_then(Option::as_ref))) {
             Signal::Hidden(output) => live.insert(unit.id(), output),
             other => return other,
@@ -224,7 +238,7 @@ pub(crate) fn tracked(layers: Layers<'_>, input: Signal, feed: &Feed, split: boo
     };
     let parameters = layers.units.iter().zip(&late).zip(parameters).map(leaves).collect();
     let is_borrowed = |table: &Table<'_>| {
-        table.trains && table.owner < layers.first && layers.units.iter().any(|unit| unit.tied_to().is_some())
+        table.trains && table.owner < layers.first && layers.units.iter().any(|unit| unit.tied().is_some())
     };
     let borrowed = layers.table.filter(is_borrowed).map(|table| table.owner).zip(leaf);
     Tracked { first: layers.first, input, parameters, products, borrowed, output }
@@ -309,7 +323,7 @@ pub(crate) fn recorded_forward(
 /// What one graph's backward leaves: what remains for the gradients of its parameters, the gradient of its input, and that of a
 /// table that belongs to a layer before it.
 struct Left {
-    later: Later,
+    later: Vec<Vec<Due>>,
     input: Option<Matrix>,
     borrowed: Option<(usize, Matrix)>,
 }
@@ -343,7 +357,7 @@ fn input_gradient(graph: Tracked, seed: Seed) -> Left {
 /// of the first.
 pub(crate) fn backward_input(graphs: Vec<Tracked>, seed: Seed) -> (Later, Option<Matrix>) {
     let mut seed = Some(seed);
-    let (mut later, mut input, mut borrowed) = (Vec::new(), None, None);
+    let (mut later, mut input, mut borrowed): (Vec<Vec<Due>>, _, _) = (Vec::new(), None, None);
     let first = graphs.first().map_or(0, |graph| graph.first);
     for graph in graphs.into_iter().rev() {
         let seed = seed.take().or_else(|| input.take().map(|gradient| Seed::Gradient(Box::new(gradient))));
@@ -353,27 +367,30 @@ pub(crate) fn backward_input(graphs: Vec<Tracked>, seed: Seed) -> (Later, Option
         borrowed = borrowed.or(left.borrowed);
     }
     // Both uses of a table add up, the later one first, as within one graph.
-    if let Some((owner, gradient)) = borrowed
-        && let Some(Due::Known(own)) = later.get_mut(owner - first).and_then(|layer: &mut Vec<Due>| layer.first_mut())
-    {
-        **own = gradient + Matrix::clone(own);
+    let mut shared = None;
+    if let Some((owner, gradient)) = borrowed {
+        match owner.checked_sub(first).and_then(|owner| later.get_mut(owner)?.first_mut()) {
+            Some(Due::Known(own)) => **own = gradient + Matrix::clone(own),
+            _ => shared = Some(gradient),
+        }
     }
-    (later, input)
+    (Later { layers: later, shared }, input)
 }
 
 /// The gradients of parameters from what [`backward_input`] left.
-pub(crate) fn backward_weight(later: Later) -> Tensors {
+pub(crate) fn backward_weight(later: Later) -> Gradients {
     let gradient = |due| match due {
         Due::Known(gradient) => *gradient,
         Due::Product(product) => product.weight_gradient(),
     };
-    later.into_iter().map(|layer| layer.into_iter().map(gradient).collect()).collect()
+    let parameters = later.layers.into_iter().map(|layer| layer.into_iter().map(gradient).collect()).collect();
+    Gradients { parameters, shared: later.shared, input: None }
 }
 
 /// The whole backward of consecutive graphs.
 pub(crate) fn backward(graphs: Vec<Tracked>, seed: Seed) -> Gradients {
     let (later, input) = backward_input(graphs, seed);
-    Gradients { parameters: backward_weight(later), input }
+    Gradients { input, ..backward_weight(later) }
 }
 
 /// Adds `more` to `sum`, tensor by tensor.

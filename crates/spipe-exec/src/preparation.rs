@@ -10,11 +10,11 @@ use crate::{
     run::Job,
     site::{Site, assign_cores},
     store::Store,
-    task::{computed_on, tasks},
+    task::{Task, computed_on, tasks},
     weights::{self, Weights},
 };
 use burn::tensor::DType;
-use spipe_base::{ActionKind, DeviceId, Diagnostic, Faults};
+use spipe_base::{ActionId, ActionKind, DeviceId, Diagnostic, Faults, IdVec};
 use spipe_hardware::DeviceKind;
 use spipe_model::{Model, Precision};
 use spipe_plan::Plan;
@@ -34,7 +34,7 @@ pub(crate) fn prepare<'a>(
     let units = if inference.is_some() { inferring_units(context.model) } else { units(context.model) };
     let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
     let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
-    faults.extend(parted(context.model, program, &units));
+    faults.extend(parted(context.model, program, (&units, &tasks)));
     let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
     for (device, binding) in &bound {
         let (name, stored) = (&program.devices()[*device].name, context.cost.storage(*device));
@@ -94,15 +94,21 @@ pub(crate) fn prepare<'a>(
     Ok((interpreter, bound.into_values().collect(), warnings))
 }
 
-/// Layers that share a table, of which a stage has only one.
-fn parted(model: &Model, program: &Program, units: &[Unit]) -> Faults {
+/// Layers that share a table which another stage has, and which their stage does not read.
+fn parted(model: &Model, program: &Program, (units, tasks): (&[Unit], &IdVec<ActionId, Task>)) -> Faults {
     let mut faults = Faults::new();
-    for (id, owner) in units.iter().filter_map(|unit| Some((unit.id(), unit.tied_to()?))) {
-        let mut stages = program.stages().iter().filter(|stage| stage.layers.contains(id));
-        if stages.any(|stage| !stage.layers.contains(owner)) {
+    for (id, owner) in units.iter().filter_map(|unit| Some((unit.id(), unit.tied()?.owner))) {
+        let lacks = |task: &&Task| match task {
+            Task::Forward { work, .. } => {
+                let layers = program.stages()[work.stage].layers;
+                layers.contains(id) && !layers.contains(owner) && work.shared.is_none()
+            }
+            _ => false,
+        };
+        if tasks.iter().any(|task| lacks(&task)) {
             let name = |id| &model.layers()[id].name;
             let message = format!("layer `{}` uses the table of `{}`, which another stage has", name(id), name(owner));
-            faults.push(Diagnostic::error(message).hint("tied embeddings run where one stage has all layers"));
+            faults.push(Diagnostic::error(message).hint("where GPUs share everything, give one stage all layers"));
         }
     }
     faults

@@ -1,8 +1,8 @@
 //! What each action does, read off its kind and the contents of the buffers that it reads and writes.
 
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Collective, DeviceId, Diagnostic, Faults, IdVec, LayerId, LayerRange, MicrobatchId,
-    Payload, StageId,
+    ActionId, ActionKind, BufferId, Collective, DeviceId, Diagnostic, Faults, IdVec, LaneRole, LayerId, LayerRange,
+    MicrobatchId, Payload, StageId,
 };
 use spipe_schedule::{Access, Action, Content, Lifetime, Program};
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ pub(crate) enum Task {
     Backward {
         work: Work,
         graphs: Vec<BufferId>,
-        gradients: Sum,
+        gradients: Sums,
         crossing: Crossing,
     },
     BackwardInput {
@@ -34,7 +34,7 @@ pub(crate) enum Task {
     },
     BackwardWeight {
         later: BufferId,
-        gradients: Sum,
+        gradients: Sums,
         stage: StageId,
     },
     /// An activation, a checkpoint or a gradient to another device.
@@ -52,6 +52,16 @@ pub(crate) enum Task {
         from: Vec<BufferId>,
         to: Vec<BufferId>,
         adds: bool,
+    },
+    /// Parameters that layers of two stages use, or their gradients, to another memory.
+    Share {
+        from: BufferId,
+        to: BufferId,
+    },
+    /// Gradients from another stage's use of parameters, to those of their owner.
+    Accumulate {
+        from: BufferId,
+        to: BufferId,
     },
     /// Parameters from the parts of all devices.
     Gather {
@@ -82,6 +92,8 @@ pub(crate) struct Work {
     pub stage: StageId,
     pub microbatch: usize,
     pub parameters: BufferId,
+    /// Where the parameters are that one of its layers shares with a layer of another stage.
+    pub shared: Option<BufferId>,
     /// What has arrived; none for tokens.
     pub input: Option<BufferId>,
     /// Where keys and values are kept for tokens to come.
@@ -109,6 +121,13 @@ pub(crate) struct Sum {
     pub buffer: BufferId,
     /// Whether they are added to what is there.
     pub adds: bool,
+}
+
+/// Those of a stage's own parameters, and of what one of its layers shares with a layer of another stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sums {
+    pub own: Sum,
+    pub shared: Option<Sum>,
 }
 
 /// Gradients of activations that come in and go out.
@@ -163,10 +182,13 @@ pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> 
 /// By buffer, the device that computes on it; none for what only copies and steps use.
 pub(crate) fn computed_on(program: &Program) -> IdVec<BufferId, Option<DeviceId>> {
     let mut devices: IdVec<BufferId, Option<DeviceId>> = program.buffers().iter().map(|_| None).collect();
-    for action in program.actions().iter().filter(|action| action.kind.is_compute()) {
-        let stage = action.subject.stage.and_then(|stage| program.stages().get(stage));
-        for access in action.reads.iter().chain(&action.writes) {
-            devices[access.buffer] = stage.map(|stage| stage.device);
+    for action in program.actions() {
+        let lane = &program.lanes()[action.lane];
+        let adds = action.kind == ActionKind::Accumulate && lane.role == LaneRole::Compute;
+        if action.kind.is_compute() || adds {
+            for access in action.reads.iter().chain(&action.writes) {
+                devices[access.buffer] = Some(lane.device);
+            }
         }
     }
     devices
@@ -186,6 +208,8 @@ type Wanted = fn(&Content) -> bool;
 
 const PARAMETERS: Wanted = |content| matches!(content, Content::Parameters(_));
 const GRADIENTS: Wanted = |content| matches!(content, Content::Gradients(_));
+const SHARED: Wanted = |content| matches!(content, Content::Shared(_));
+const SHARED_GRADIENTS: Wanted = |content| matches!(content, Content::SharedGradients(_));
 const CACHE: Wanted = |content| matches!(content, Content::Cache(_));
 const STATE: Wanted = |content| matches!(content, Content::OptimizerState(_));
 const LOG: Wanted = |content| matches!(content, Content::UndoLog(_));
@@ -208,6 +232,13 @@ impl Uses<'_> {
             ActionKind::Copy(Payload::Offload | Payload::Reload) => {
                 self.one(GRAPH).map(|(from, to)| Task::Park { from, to })
             }
+            ActionKind::Copy(Payload::WeightsIn) if self.write(SHARED).is_some() => {
+                self.one(|content| PARAMETERS(content) || SHARED(content)).map(|(from, to)| Task::Share { from, to })
+            }
+            ActionKind::Copy(Payload::GradientsOut) if self.write(SHARED_GRADIENTS).is_some() => {
+                self.one(SHARED_GRADIENTS).map(|(from, to)| Task::Share { from, to })
+            }
+            ActionKind::Accumulate => self.accumulate(),
             ActionKind::Copy(Payload::WeightsIn | Payload::WriteBack) => Ok(self.moved(PARAMETERS)),
             ActionKind::Copy(Payload::GradientsOut) => Ok(self.moved(GRADIENTS)),
             ActionKind::Collective(Collective::AllGather) => self.gather(),
@@ -216,7 +247,7 @@ impl Uses<'_> {
             ActionKind::Check => Ok(Task::Check { states: self.all(&self.action.reads, STATE) }),
             ActionKind::Rollback => self.rollback(),
             ActionKind::Barrier => Ok(Task::Barrier),
-            ActionKind::Accumulate | ActionKind::Collective(Collective::AllReduce) => return Err(None),
+            ActionKind::Collective(Collective::AllReduce) => return Err(None),
         }
         .map_err(Some)
     }
@@ -259,8 +290,11 @@ impl Uses<'_> {
         if input.is_none() && first > 0 {
             return Err("reads no input".into());
         }
-        let parameters = self.read(PARAMETERS).ok_or("reads no parameters")?;
-        Ok(Work { stage, microbatch: microbatch.index(), parameters, input, cache: self.read(CACHE) })
+        // Its own come first; those of another stage are read where they are, or from a copy.
+        let mut read = self.all(&self.action.reads, PARAMETERS).into_iter();
+        let parameters = read.next().ok_or("reads no parameters")?;
+        let shared = self.read(SHARED).or(read.next());
+        Ok(Work { stage, microbatch: microbatch.index(), parameters, shared, input, cache: self.read(CACHE) })
     }
 
     fn is_split(&self) -> bool {
@@ -294,9 +328,14 @@ impl Uses<'_> {
         Ok(Task::Recompute { work: self.work()?, layers, split: self.is_split(), into })
     }
 
-    fn gradients(&self) -> Result<Sum, String> {
-        let buffer = self.write(GRADIENTS).ok_or("makes no gradients")?;
-        Ok(Sum { buffer, adds: self.read(GRADIENTS).is_some() })
+    fn gradients(&self) -> Result<Sums, String> {
+        let sum = |wanted: Wanted| self.write(wanted).map(|buffer| Sum { buffer, adds: self.read(wanted).is_some() });
+        Ok(Sums { own: sum(GRADIENTS).ok_or("makes no gradients")?, shared: sum(SHARED_GRADIENTS) })
+    }
+
+    fn accumulate(&self) -> Result<Task, String> {
+        let from = self.read(SHARED_GRADIENTS).ok_or("adds nothing")?;
+        Ok(Task::Accumulate { from, to: self.write(GRADIENTS).ok_or("adds to nothing")? })
     }
 
     fn crossing(&self) -> Crossing {

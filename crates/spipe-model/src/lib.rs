@@ -46,7 +46,7 @@ pub use block::{Block, Experts, Mlp, Norm, Positions};
 pub use ends::{Contrast, Embedding, Head, PatchEmbedding, Projection};
 pub use file::schema;
 pub use layer::{Layer, LayerKind};
-pub use model::{Imported, Model};
+pub use model::{Imported, Model, Tie};
 pub use op::{LayerWork, Op};
 pub use precision::{Attention, Batch, Precision, Recompute};
 pub use profiled::{ProfiledLayer, ProfiledTime};

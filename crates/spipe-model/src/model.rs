@@ -14,6 +14,15 @@ pub struct Model {
     last_readers: IdVec<LayerId, Option<LayerId>>,
 }
 
+/// Two layers that use the same parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// The layer that counts them.
+    pub owner: LayerId,
+    /// The one that uses them as well.
+    pub user: LayerId,
+}
+
 /// A model read from somebody else's file, and what could not be taken over from it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Imported {
@@ -147,6 +156,22 @@ impl Model {
             std::iter::once(owner).chain(tied).collect::<Vec<_>>()
         };
         self.layers.ids().map(readers).filter(|group| group.len() > 1).collect()
+    }
+
+    /// The layer of `layers` that uses parameters of one outside of them, and that one.
+    pub fn borrows(&self, layers: LayerRange) -> Option<Tie> {
+        let tie = |user| self.tie(user).filter(|tie| !layers.contains(tie.owner));
+        layers.iter().find_map(tie)
+    }
+
+    /// The layer outside of `layers` that uses parameters of one of them, and that one.
+    pub fn lends(&self, layers: LayerRange) -> Option<Tie> {
+        let outside = self.layers.ids().filter(|id| !layers.contains(*id));
+        outside.filter_map(|user| self.tie(user)).find(|tie| layers.contains(tie.owner))
+    }
+
+    fn tie(&self, user: LayerId) -> Option<Tie> {
+        self.layers.get(user)?.tied_to.map(|owner| Tie { user, owner })
     }
 
     /// The layer with that name.

@@ -346,6 +346,7 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<
             faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(&pair[0]), name(&pair[1]))));
         }
     }
+    check_shared(context, placement, faults);
     for stage in placement.all_stages() {
         let homes = [stage.offload, stage.optimizer.map(|socket| context.hardware.devices()[socket].memory)];
         let streamed = match stage.weights {
@@ -360,6 +361,23 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<
                 let name = |memory: MemoryId| &context.hardware.memories()[memory].name;
                 faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(here), name(home))));
             }
+        }
+    }
+}
+
+/// Stages with layers that use the same parameters can reach each other, both ways.
+fn check_shared(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let device = |stage: &Stage| &context.hardware.devices()[stage.device];
+    let trains = context.workload().mode == Mode::Train && placement.system.family() == Family::Pipeline;
+    for stage in placement.stages.iter().filter(|_| trains) {
+        let Some(tie) = context.model.borrows(stage.layers) else { continue };
+        let owner = placement.stages.iter().find(|owner| owner.layers.contains(tie.owner));
+        let Some((to, from)) = owner.map(|owner| (device(owner), device(stage))) else { continue };
+        let ways = [(from.memory, to.memory), (to.memory, from.memory)];
+        if from.memory != to.memory && ways.iter().any(|(from, to)| context.hardware.route(*from, *to).is_none()) {
+            let name = |layer| &context.model.layers()[layer].name;
+            let layers = format!("layers `{}` and `{}` use the same parameters", name(tie.owner), name(tie.user));
+            faults.push(Diagnostic::error(format!("{layers}, but no link joins `{}` and `{}`", from.name, to.name)));
         }
     }
 }

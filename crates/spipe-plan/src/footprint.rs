@@ -1,7 +1,7 @@
 //! Bytes that a placement needs in every memory.
 
 use crate::{Context, Dealing, Family, Held, InFlight, Placement, Stage, System, Weights};
-use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
+use spipe_base::{Bytes, DeviceId, LayerId, MemoryId, StageId};
 use spipe_cost::Mode;
 use std::collections::BTreeMap;
 
@@ -114,6 +114,7 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         } else if before.0 != id {
             need.transient = Bytes::ZERO;
         }
+        need.state += shared_state(context, placement, stage);
         add(&mut memories, memory, (id, need));
         let delayed = placement.system == System::ZeroOffloadDelayed;
         for (memory, need) in on_the_host(context, stage, held.at_most, delayed) {
@@ -121,6 +122,24 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         }
     }
     memories
+}
+
+/// What a stage holds because a layer of another stage uses the same parameters: the stage that lacks their owner a copy of them,
+/// unless the owner is in the same memory, and their gradients from its own use; the owner's stage those gradients once they
+/// have come.
+fn shared_state(context: &Context<'_>, placement: &Placement, stage: &Stage) -> Bytes {
+    let memory = |stage: &Stage| context.hardware.devices()[stage.device].memory;
+    let together = |layer: LayerId| {
+        let other = placement.stages.iter().find(|other| other.layers.contains(layer));
+        other.is_some_and(|other| memory(other) == memory(stage))
+    };
+    let of = |user: LayerId| context.cost.memory(user, stage.device);
+    let borrowed = context.model.borrows(stage.layers).map(|tie| {
+        let copy = if together(tie.owner) { Bytes::ZERO } else { of(tie.user).tied_parameters };
+        copy + of(tie.user).tied_gradients
+    });
+    let lent = context.model.lends(stage.layers).filter(|tie| !together(tie.user)).map(|tie| of(tie.user).tied_gradients);
+    borrowed.unwrap_or_default() + lent.unwrap_or_default()
 }
 
 /// What one of `shards` equal parts comes to, rounded up.

@@ -40,8 +40,11 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
             let sum = |part: fn(&LayerMemory) -> Bytes| {
                 stage.layers.iter().map(|layer| part(context.cost.memory(layer, device))).sum::<Bytes>()
             };
-            weights = weights.max(sum(|memory| memory.parameters));
-            gradients = gradients.max(sum(|memory| memory.gradients));
+            // Parameters of another chunk that one of its layers uses as well come with its own.
+            let user = context.model.borrows(stage.layers).map(|tie| context.cost.memory(tie.user, device));
+            let tied = |part: fn(&LayerMemory) -> Bytes| user.map_or(Bytes::ZERO, part);
+            weights = weights.max(sum(|memory| memory.parameters) + tied(|memory| memory.tied_parameters));
+            gradients = gradients.max(sum(|memory| memory.gradients) + tied(|memory| memory.tied_gradients));
             shared.transient = shared.transient.max(need.transient);
             // Inputs, outputs that leave for another device, and boundaries inside a forward chunk at which a backward chunk begins.
             let (input, output) =
@@ -72,7 +75,9 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
         let sum = |part: fn(&LayerMemory) -> Bytes| {
             stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.device))).sum::<Bytes>()
         };
-        let state = sum(|memory| memory.parameters) + sum(|memory| memory.gradients) + sum(|memory| memory.optimizer);
+        let lent = context.model.lends(stage.layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
+        let state = sum(|memory| memory.parameters) + sum(|memory| memory.gradients) + sum(|memory| memory.optimizer)
+            + lent.unwrap_or_default();
         // Arithmetic needs the gradients, which are there anyway.
         let logs = placement.system == System::Spipe && training && !placement.knobs.arithmetic_undo;
         let slots = if logs { sum(|memory| memory.optimizer) } else { Bytes::ZERO };

@@ -185,7 +185,7 @@ impl<'a> Bench<'a> {
         let (graph, replay) = self.timed(|| passes::tracked(layers, input(), &feed, true, &mut Outputs::default()));
         let ((later, gradient), first) = self.timed(|| passes::backward_input(vec![graph], seed()));
         drop(gradient);
-        let ((), second) = self.timed(|| add(passes::backward_weight(later)));
+        let ((), second) = self.timed(|| add(passes::backward_weight(later).parameters));
         [forward, backward + added, first, second, replay]
     }
 

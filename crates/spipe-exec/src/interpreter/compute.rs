@@ -8,11 +8,11 @@ use super::{
 };
 use crate::{
     layers::{Matrix, Signal, Tape, Unit},
-    passes::{self, Layers, Outputs, Record, Seed, Tracked},
+    passes::{self, Gradients, Layers, Outputs, Record, Seed, Tracked},
     site::Site,
     state::Outcome,
     store::Value,
-    task::{Crossing, Keeps, Sum, Work},
+    task::{Crossing, Keeps, Sum, Sums, Work},
 };
 use burn::tensor::{Device, FloatDType};
 use spipe_base::{BufferId, Bytes, LayerId, LayerRange, StageId};
@@ -54,11 +54,11 @@ impl Interpreter<'_> {
         let (first, units) = self.stage_units(work.stage);
         let mut wanted = Outputs::of(outputs.iter().map(|(layer, _)| layer.index()).collect());
         let tracked = keeps.map_or((first + units.len(), false), |keeps| (keeps.from, keeps.split));
-        let recall = self.recall(iteration, work)?;
+        let (recall, shared) = (self.recall(iteration, work)?, self.shared(iteration, work)?);
         let (kept, end) = site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).recalling(recall.clone());
             let parameters = wide(parameters);
-            let layers = Layers::new(first, units, &parameters);
+            let layers = Layers::new(first, units, &parameters).sharing(shared.as_ref());
             let (signal, kept) = if keeps.is_some_and(|keeps| keeps.record) {
                 let (signal, record) = passes::recorded_forward(layers, tracked.0, input, &feed, &mut wanted);
                 (signal, Value::Record(Box::new(record)))
@@ -115,10 +115,11 @@ impl Interpreter<'_> {
     ) -> Result<Tracked, String> {
         let site = self.site(work.stage);
         let (first, units) = self.stage_units(work.stage);
+        let shared = self.shared(iteration, work)?;
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
             let parameters = wide(parameters.clone());
-            let (layers, _) = Layers::new(first, units, &parameters).split_at(end);
+            let (layers, _) = Layers::new(first, units, &parameters).sharing(shared.as_ref()).split_at(end);
             passes::tracked(layers, input, &feed, split, &mut Outputs::default())
         })
     }
@@ -168,10 +169,11 @@ impl Interpreter<'_> {
             None => self.input(iteration, work, &site.device)?,
         };
         let (first, units) = self.stage_units(work.stage);
+        let shared = self.shared(iteration, work)?;
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).taped(&Tape::of(record.outputs));
             let parameters = wide(parameters);
-            let (_, layers) = Layers::new(first, units, &parameters).split_at(record.first);
+            let (_, layers) = Layers::new(first, units, &parameters).sharing(shared.as_ref()).split_at(record.first);
             passes::tracked(layers, input, &feed, true, &mut Outputs::default())
         })
     }
@@ -197,20 +199,20 @@ impl Interpreter<'_> {
         iteration: u32,
         work: Work,
         graphs: &[BufferId],
-        (sum, crossing): (Sum, Crossing),
+        (sums, crossing): (Sums, Crossing),
     ) -> Result<Outcome, String> {
         let site = self.site(work.stage);
         let graphs = self.graphs(iteration, (work, false), graphs)?;
         let frozen = self.frozen_before(work.stage, &graphs);
         let seed = self.seed(iteration, crossing, &site.device)?;
-        let before = self.before(iteration, sum)?;
-        let (gradients, input) = site.compute(|| {
+        let before = self.before(iteration, sums)?;
+        let gradients = site.compute(|| {
             let gradients = passes::backward(graphs, seed);
             let parameters = frozen.into_iter().chain(gradients.parameters).collect();
-            (add(before, parameters, self.held_by(work.stage)), gradients.input)
+            before.add(Gradients { parameters, ..gradients }, self.held_by(work.stage))
         })?;
         let mut outcome = Outcome::default();
-        self.put(&mut outcome, self.at(sum.buffer, iteration), Value::Tensors(gradients));
+        let input = self.put_gradients(&mut outcome, (iteration, sums), gradients)?;
         if let Some(buffer) = crossing.outgoing {
             let gradient = input.ok_or("it has no input that could have a gradient")?;
             let gradient = cast(gradient, self.held_by(work.stage));
@@ -219,8 +221,25 @@ impl Interpreter<'_> {
         Ok(outcome)
     }
 
-    fn before(&self, iteration: u32, sum: Sum) -> Result<Option<passes::Tensors>, String> {
-        sum.adds.then(|| self.store.take_tensors(self.at(sum.buffer, iteration))).transpose()
+    fn before(&self, iteration: u32, sums: Sums) -> Result<Before, String> {
+        let of =
+            |sum: Sum| sum.adds.then(|| self.store.take_tensors(self.at(sum.buffer, iteration))).transpose();
+        Ok(Before { own: of(sums.own)?, shared: sums.shared.map(of).transpose()?.flatten() })
+    }
+
+    /// Puts what gradients have come to; what is left is that of the input.
+    fn put_gradients(
+        &self,
+        outcome: &mut Outcome,
+        (iteration, sums): (u32, Sums),
+        gradients: Gradients,
+    ) -> Result<Option<Matrix>, String> {
+        self.put(outcome, self.at(sums.own.buffer, iteration), Value::Tensors(gradients.parameters));
+        if let Some(sum) = sums.shared {
+            let gradient = gradients.shared.ok_or("it makes no gradient of shared parameters")?;
+            self.put(outcome, self.at(sum.buffer, iteration), Value::Tensors(vec![vec![gradient]]));
+        }
+        Ok(gradients.input)
     }
 
     pub(super) fn backward_input(
@@ -234,9 +253,9 @@ impl Interpreter<'_> {
         let graphs = self.graphs(iteration, (work, true), buffers)?;
         let frozen = self.frozen_before(work.stage, &graphs);
         let seed = self.seed(iteration, crossing, &site.device)?;
-        let (later, input) = site.compute(|| passes::backward_input(graphs, seed))?;
+        let (mut later, input) = site.compute(|| passes::backward_input(graphs, seed))?;
         let mut outcome = Outcome::default();
-        let later = frozen.into_iter().map(|_| Vec::new()).chain(later).collect();
+        later.layers.splice(..0, frozen.into_iter().map(|_| Vec::new()));
         self.store.put(self.at(buffers[0], iteration), Value::Later(Box::new(later)));
         if let Some(buffer) = crossing.outgoing {
             let gradient = input.ok_or("it has no input that could have a gradient")?;
@@ -250,26 +269,38 @@ impl Interpreter<'_> {
         &self,
         iteration: u32,
         stage: StageId,
-        (later, sum): (BufferId, Sum),
+        (later, sums): (BufferId, Sums),
     ) -> Result<Outcome, String> {
         let later = self.store.take_as(self.at(later, iteration), |value| match value {
             Value::Later(later) => Some(*later),
             _ => None,
         })?;
-        let before = self.before(iteration, sum)?;
+        let before = self.before(iteration, sums)?;
         let gradients =
-            self.site(stage).compute(|| add(before, passes::backward_weight(later), self.held_by(stage)))?;
+            self.site(stage).compute(|| before.add(passes::backward_weight(later), self.held_by(stage)))?;
         let mut outcome = Outcome::default();
-        self.put(&mut outcome, self.at(sum.buffer, iteration), Value::Tensors(gradients));
+        self.put_gradients(&mut outcome, (iteration, sums), gradients)?;
         Ok(outcome)
     }
 }
 
-/// The sum, in the width in which it is held.
-fn add(before: Option<passes::Tensors>, more: passes::Tensors, width: FloatDType) -> passes::Tensors {
-    let sum = match before {
-        Some(before) => passes::accumulate(wide(before), more),
-        None => more,
-    };
-    cast_all(sum, width)
+/// What gradients have come to so far.
+struct Before {
+    own: Option<passes::Tensors>,
+    shared: Option<passes::Tensors>,
+}
+
+impl Before {
+    /// The sums, in the width in which they are held.
+    fn add(self, more: Gradients, width: FloatDType) -> Gradients {
+        let sum = |before: Option<passes::Tensors>, more: passes::Tensors| {
+            let sum = match before {
+                Some(before) => passes::accumulate(wide(before), more),
+                None => more,
+            };
+            cast_all(sum, width)
+        };
+        let shared = more.shared.and_then(|more| sum(self.shared, vec![vec![more]]).pop()?.pop());
+        Gradients { parameters: sum(self.own, more.parameters), shared, input: more.input }
+    }
 }

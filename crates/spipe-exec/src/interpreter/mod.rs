@@ -4,6 +4,7 @@ mod between;
 mod compute;
 mod infer;
 mod moves;
+mod shared;
 mod start;
 mod steps;
 mod widths;
@@ -91,6 +92,8 @@ impl Interpreter<'_> {
             Task::Move { from, to, adds } => {
                 self.paced(action, stopped, || self.move_layers(iteration, from, (to, *adds)))
             }
+            Task::Share { from, to } => self.paced(action, stopped, || self.share(iteration, *from, *to)),
+            Task::Accumulate { from, to } => self.accumulate(iteration, *from, *to),
             Task::Gather { from, to } => self.paced(action, stopped, || self.gather(iteration, from, *to)),
             Task::Reduce { from, to, adds } => {
                 self.paced(action, stopped, || self.reduce(iteration, from, (*to, *adds)))

@@ -106,7 +106,7 @@ impl Interpreter<'_> {
     }
 
     /// Waits until the device that computes on a buffer has got it.
-    fn finish(&self, buffer: BufferId) -> Result<(), String> {
+    pub(super) fn finish(&self, buffer: BufferId) -> Result<(), String> {
         let device = self.computed_on[buffer].map(|device| &self.sites[&device].device);
         device.map_or(Ok(()), |device| device.sync().map_err(|error| format!("{error:?}")))
     }

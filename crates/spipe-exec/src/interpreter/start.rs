@@ -40,6 +40,7 @@ impl Interpreter<'_> {
                     moments: layers.iter().map(|layer| self.moments(id, layer)).collect::<Result<_, _>>()?,
                     sound: true,
                 })),
+                Content::Shared(user) => self.shared_at_first(id, user)?,
                 Content::Cache(_) => {
                     let here = (buffer.content, buffer.memory);
                     Value::Cache(self.inference.as_ref().map(|inference| inference.cache(here)).unwrap_or_default())

@@ -94,7 +94,10 @@ impl Interpreter<'_> {
     pub(super) fn width_of(&self, buffer: BufferId) -> Result<DType, String> {
         let held = &self.program.buffers()[buffer];
         let frozen_too = matches!(held.content, Content::Parameters(_));
-        let numbers: usize = self.layers_of(buffer)?.iter().map(|layer| self.numbers(layer, frozen_too)).sum();
+        let numbers: usize = match held.content {
+            Content::Shared(user) | Content::SharedGradients(user) => self.owner(user)?.1.count(),
+            _ => self.layers_of(buffer)?.iter().map(|layer| self.numbers(layer, frozen_too)).sum(),
+        };
         let parts = held.part.map_or(1, |part| part.of as u64);
         let narrow = held.bytes.get() * parts < 3 * numbers as u64;
         Ok(if narrow { self.narrow } else { DType::F32 })

@@ -126,11 +126,18 @@ pub(crate) struct Unit {
     inputs: Vec<LayerId>,
     is_last: bool,
     trains: bool,
-    /// The layer whose first parameter it projects with.
-    tied_to: Option<LayerId>,
+    tied: Option<Tied>,
     before: Seam,
     after: Seam,
     arithmetic: Arithmetic,
+}
+
+/// The layer whose first parameter another one projects with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tied {
+    pub owner: LayerId,
+    /// Whether that is trained.
+    pub trains: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -185,8 +192,8 @@ impl Unit {
     }
 
     /// The layer whose table of vectors it projects with, if that is another one.
-    pub const fn tied_to(&self) -> Option<LayerId> {
-        self.tied_to
+    pub const fn tied(&self) -> Option<Tied> {
+        self.tied
     }
 
     /// What crosses a cut before it.
@@ -307,7 +314,7 @@ fn made(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, Faul
             Ok(arithmetic) => units.push(Unit {
                 id,
                 inputs: layer.inputs,
-                tied_to: layer.tied_to,
+                tied: layer.tied_to.map(|owner| Tied { owner, trains: model.layers()[owner].trains }),
                 is_last: id.index() + 1 == model.layers().len(),
                 trains: layer.trains,
                 before: std::mem::replace(&mut before, after.clone()),

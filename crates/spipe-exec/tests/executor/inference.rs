@@ -95,6 +95,14 @@ fn tied_heads_generate_without_dropout() {
     let model = &GPT.replace("places = 16", "places = 16\ntied = true\ndropout = true");
     let setup = Setup { model, stages: &["gpu0 0..3"], mode: Mode::Generate, ..Setup::default() };
     tokens(&setup, Backend::Flex, 5);
+    // The head projects with a copy of the table, or with the one of its own device.
+    for mode in [Mode::Generate, Mode::Infer] {
+        let prompts = if mode == Mode::Generate { 5 } else { 1 };
+        tokens(&Setup { stages: &["gpu0 0..1", "cpu0 2..3"], mode, ..setup.clone() }, Backend::Flex, prompts);
+        tokens(&Setup { stages: &["gpu0 0..1", "gpu0 2..3"], mode, ..setup.clone() }, Backend::Flex, prompts);
+        let stages = &["gpu0 0..0 streamed", "gpu0 1..2 streamed", "gpu0 3..3 streamed"];
+        tokens(&Setup { system: System::Superpipeline, stages, mode, ..setup.clone() }, Backend::Flex, prompts);
+    }
 }
 
 #[test]

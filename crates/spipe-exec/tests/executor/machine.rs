@@ -74,6 +74,11 @@ norm-groups = 4
 
 /// Two emulated accelerators and a socket. `memory` is that of each accelerator.
 pub fn machine(memory: &str, link: &str) -> String {
+    machine_with(2, memory, link)
+}
+
+/// So many emulated accelerators and a socket.
+pub fn machine_with(gpus: u32, memory: &str, link: &str) -> String {
     let gpu = |index: u32| {
         format!(
             "[[gpu]]\nname = \"gpu{index}\"\nemulated = true\ncores = 1\nmemory = \"{memory}\"\n\
@@ -87,9 +92,8 @@ pub fn machine(memory: &str, link: &str) -> String {
         "format-version = 1\nname = \"test\"\n\
          [[socket]]\nname = \"cpu0\"\ncores = 1\npeak = {{ f32 = \"50 GFLOP/s\" }}\noptimizer-rate = \"0.2 Gparam/s\"\n\
          dram = {{ name = \"dram0\", capacity = \"4 GiB\", bandwidth = \"10 GB/s\" }}\nsource = \"estimate: a test\"\n\
-         {}{}[[link]]\nname = \"root\"\nbetween = [\"root0\", \"dram0\"]\nbandwidth = \"20 GB/s\"\n",
-        gpu(0),
-        gpu(1)
+         {}[[link]]\nname = \"root\"\nbetween = [\"root0\", \"dram0\"]\nbandwidth = \"20 GB/s\"\n",
+        (0..gpus).map(gpu).collect::<String>()
     )
 }
 

@@ -6,4 +6,5 @@ mod machine;
 mod parity;
 mod resuming;
 mod setup;
+mod shared;
 mod systems;

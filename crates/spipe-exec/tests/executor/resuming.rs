@@ -90,6 +90,19 @@ fn steps_that_wait_for_the_next_iteration() {
 }
 
 #[test]
+fn tables_of_two_stages() {
+    let model = &crate::machine::GPT.replace("places = 16", "places = 16\ntied = true");
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let stages = &["gpu0 0..1", "gpu1 2..3"];
+        goes_on(&Setup { model, stages, precision, ..Setup::default() });
+        let stages = &["gpu0 0..1 socket", "gpu1 2..3 socket"];
+        goes_on(&Setup { system: System::ZeroOffloadDelayed, model, stages, precision, ..Setup::default() });
+        let stages = &["gpu0 0..1 streamed", "gpu0 2..2 streamed", "gpu0 3..3 streamed"];
+        goes_on(&Setup { system: System::Superpipeline, model, stages, precision, ..Setup::default() });
+    }
+}
+
+#[test]
 fn losses_that_are_scaled() {
     let precision = Precision::Fp16;
     goes_on(&Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, precision, ..Setup::default() });

@@ -1,6 +1,6 @@
 //! Small plans of every system.
 
-use super::machine::{LLAMA, machine};
+use super::machine::{LLAMA, machine_with};
 use spipe_base::LayerRange;
 use spipe_cost::{Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Options};
@@ -22,6 +22,8 @@ pub struct Setup<'a> {
     pub model: &'a str,
     /// Layers that are not trained.
     pub frozen: &'a [&'a str],
+    /// Accelerators of the machine.
+    pub gpus: u32,
 }
 
 impl Default for Setup<'_> {
@@ -36,6 +38,7 @@ impl Default for Setup<'_> {
             precision: Precision::Fp32,
             model: LLAMA,
             frozen: &[],
+            gpus: 2,
         }
     }
 }
@@ -61,7 +64,7 @@ impl Setup<'_> {
         let model = Model::from_toml("model.toml", self.model).unwrap_or_else(|faults| panic!("{faults}"));
         let frozen: Vec<LayerRange> = self.frozen.iter().map(|range| range.parse().expect("a range")).collect();
         let model = model.with_frozen(&frozen).unwrap_or_else(|faults| panic!("{faults}"));
-        let hardware = Hardware::from_toml("machine.toml", &machine("256 MiB", "4 GB/s"))
+        let hardware = Hardware::from_toml("machine.toml", &machine_with(self.gpus, "256 MiB", "4 GB/s"))
             .unwrap_or_else(|faults| panic!("{faults}"));
         let stages = |texts: &[&str]| texts.iter().map(|text| stage(&hardware, text)).collect::<Vec<_>>();
         let placement = Placement::new(self.system, stages(self.stages)).with_knobs(self.knobs);
@@ -86,6 +89,14 @@ impl Setup<'_> {
         let bind = |(device, kind): (&str, &str)| format!("{device}={kind}:{backend}@0").parse().expect("a binding");
         let bindings = [("gpu0", "emulated:0"), ("gpu1", "emulated:1"), ("cpu0", "cpu:0")].map(bind);
         Options { steps, seed: 7, keep_gradients: true, ..Options::new(bindings.into()) }
+    }
+
+    /// The same for all accelerators of its machine.
+    pub fn all_devices(&self, backend: Backend, steps: u32) -> Options {
+        let mut options = Self::options(backend, steps);
+        let more = (2..self.gpus).map(|gpu| format!("gpu{gpu}=emulated:{gpu}:{backend}@0").parse().expect("a binding"));
+        options.bindings.extend(more);
+        options
     }
 }
 

@@ -62,6 +62,10 @@ pub enum Content {
     Gradients(LayerRange),
     /// Master copies and moments.
     OptimizerState(LayerRange),
+    /// A copy of the parameters of another layer that this one uses as well, such as an embedding's table at the head.
+    Shared(LayerId),
+    /// Accumulated gradients of those parameters from that use.
+    SharedGradients(LayerId),
     /// Keys and values of the tokens so far, of all microbatches; each forward reads and lengthens those of its own.
     Cache(LayerRange),
     /// The output of a layer on a microbatch.
@@ -89,6 +93,8 @@ impl Content {
             Self::Parameters(layers) => format!("parameters of layers {layers}"),
             Self::Gradients(layers) => format!("gradients of layers {layers}"),
             Self::OptimizerState(layers) => format!("optimizer state of layers {layers}"),
+            Self::Shared(user) => format!("parameters that {user} shares"),
+            Self::SharedGradients(user) => format!("gradients of parameters that {user} shares"),
             Self::Cache(layers) => format!("keys and values of layers {layers}"),
             Self::Activation(layer, _) => format!("activations after {layer}"),
             Self::Gradient(layer, _) => format!("activation gradients after {layer}"),
@@ -104,9 +110,13 @@ impl Content {
     /// The microbatch it belongs to, if any.
     pub const fn microbatch(&self) -> Option<MicrobatchId> {
         match self {
-            Self::Parameters(_) | Self::Gradients(_) | Self::OptimizerState(_) | Self::UndoLog(_) | Self::Cache(_) => {
-                None
-            }
+            Self::Parameters(_)
+            | Self::Gradients(_)
+            | Self::OptimizerState(_)
+            | Self::Shared(_)
+            | Self::SharedGradients(_)
+            | Self::UndoLog(_)
+            | Self::Cache(_) => None,
             Self::Activation(_, microbatch)
             | Self::Gradient(_, microbatch)
             | Self::Saved(_, microbatch)

@@ -73,7 +73,7 @@ impl Lowering<'_> {
 
     /// The copy engine that moves bytes from one device's memory to another's: that of the GPU if one side is a CPU, a
     /// channel of their link otherwise.
-    fn copy_lane(&mut self, from: DeviceId, to: DeviceId) -> LaneId {
+    pub(super) fn copy_lane(&mut self, from: DeviceId, to: DeviceId) -> LaneId {
         let is_cpu = |device| self.context.is_cpu(device);
         match (is_cpu(from), is_cpu(to)) {
             (false, true) => self.builder.lane(from, LaneRole::D2h.name(), LaneRole::D2h),

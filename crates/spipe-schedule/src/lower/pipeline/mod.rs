@@ -3,12 +3,14 @@
 mod boundary;
 mod offload;
 mod optimizer;
+mod shared;
 mod station;
 
 use super::flows::dram_flow;
 use crate::{Access, Action, Content, Lifetime, Order, Pass, ProgramBuilder, Token};
 use boundary::Crossing;
 use offload::Offloads;
+use shared::Shared;
 use spipe_base::{
     ActionId, ActionKind, Bytes, DeviceId, Faults, IdVec, MicrobatchId, Seconds, SimTime, StageId, Subject,
 };
@@ -40,6 +42,8 @@ pub(super) struct Lowering<'a> {
     accumulated: Vec<u32>,
     /// The last step of each socket so far.
     stepped: BTreeMap<DeviceId, ActionId>,
+    /// By stage, what it uses of another one's parameters.
+    shared: BTreeMap<StageId, Shared>,
     offloads: Offloads,
     faults: Faults,
 }
@@ -58,7 +62,7 @@ impl<'a> Lowering<'a> {
         let stations: IdVec<StageId, Station> =
             placement.stages.ids().map(|id| Station::new(context, placement, id, builder)).collect();
         let count = stations.len();
-        Self {
+        let mut this = Self {
             context,
             builder,
             depth,
@@ -71,9 +75,12 @@ impl<'a> Lowering<'a> {
             backwards: vec![Done::default(); count],
             accumulated: vec![0; count],
             stepped: BTreeMap::new(),
+            shared: BTreeMap::new(),
             offloads: Offloads::default(),
             faults: Faults::new(),
-        }
+        };
+        this.shared = Shared::all(&mut this);
+        this
     }
 
     /// Adds the actions of `order`. Stages are visited such that what an action reads has been added before it.
@@ -116,6 +123,7 @@ impl<'a> Lowering<'a> {
         let here = &self.stations[stage];
         let training = here.gradients.is_some();
         let mut reads = vec![Access::new(here.parameters, 0)];
+        reads.extend(self.shared_parameters(stage));
         reads.extend(here.cache.map(|cache| Access::new(cache, 0)));
         let arrived = self.activations.get(&(stage, microbatch)).copied();
         reads.extend(arrived.map(|crossing| Access::new(crossing.here, 1)));
@@ -165,6 +173,7 @@ impl<'a> Lowering<'a> {
             reads.extend((done > 0).then_some(Access::new(gradients, done)));
             writes.push(Access::new(gradients, done + 1));
             self.accumulated[stage.index()] += 1;
+            self.shared_gradients(stage, &mut reads, &mut writes);
         }
         let output = if pass == Pass::BackwardWeight { None } else { self.out(stage, microbatch, false) };
         writes.extend(output.map(|buffer| Access::new(buffer, 1)));
@@ -193,6 +202,7 @@ impl<'a> Lowering<'a> {
     /// Parameters, what was saved or computed again, and the stage's input.
     fn needed_for_backward(&self, key: Key) -> Vec<Access> {
         let mut reads = vec![Access::new(self.stations[key.0].parameters, 0)];
+        reads.extend(self.shared_parameters(key.0));
         reads.extend(self.saved.get(&key).into_iter().flatten());
         reads.extend(self.activations.get(&key).map(|crossing| Access::new(crossing.here, 1)));
         reads.extend(self.recomputed.get(&key));

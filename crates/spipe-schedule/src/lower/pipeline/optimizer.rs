@@ -22,6 +22,7 @@ struct Step {
 impl Lowering<'_> {
     /// Steps the parameters of a stage; `delayed` steps with the gradients of the iteration before, while this one computes.
     pub(super) fn optimizer(&mut self, stage: StageId, delayed: bool) {
+        self.collect_shared(stage);
         let here = &self.stations[stage];
         let Some(gradients) = here.gradients else { return };
         let last = self.accumulated[stage.index()];
@@ -40,6 +41,7 @@ impl Lowering<'_> {
             None => self.step_here(&step),
             Some(socket) => self.step_on(socket, &step, delayed),
         }
+        self.return_shared(stage);
     }
 
     fn step_here(&mut self, step: &Step) {

@@ -218,6 +218,8 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         socket: None,
         state: Bytes::ZERO,
         step: Transfer::default(),
+        borrowed: None,
+        accumulate: Transfer::default(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rounds of a placement on a machine.
 
-use super::{Chunk, Links, Rounds, Spec, Stepping, Transfer};
+use super::{Borrowed, Chunk, Links, Rounds, Spec, Stepping, Transfer};
 use crate::Program;
 use crate::lower::flows::{dram_flow, route};
 use crate::lower::{machine, pipeline::times};
@@ -88,6 +88,15 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         let traffic = context.cost.optimizer_traffic(parameters, socket);
         Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, socket, time, traffic) }
     });
+    let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
+    let accumulate = lent.zip(socket).map_or_else(Transfer::default, |(bytes, socket)| {
+        let time = context.cost.accumulate_time(bytes, socket);
+        Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, socket, time, bytes * 3) }
+    });
+    let borrowed = context.model.borrows(layers).map(|tie| {
+        let bytes = of(tie.user);
+        Borrowed { tie, parameters: bytes.tied_parameters, gradients: bytes.tied_gradients }
+    });
     let (work, recompute) =
         if backward { (times.backward().0, times.recompute.0) } else { (times.forward.0, times.recompute.0) };
     Chunk {
@@ -110,6 +119,8 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         socket,
         state: sum(|memory| memory.optimizer),
         step,
+        borrowed,
+        accumulate,
     }
 }
 

@@ -13,6 +13,7 @@ mod activations;
 mod bare;
 mod machine;
 mod optimizer;
+mod shared;
 mod weights;
 
 pub use bare::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline, bare_superpipeline_after};
@@ -23,7 +24,9 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
     MicrobatchId, SimTime, StageId, Subject,
 };
+use shared::Borrowed;
 use std::collections::BTreeMap;
+use weights::Unit;
 
 /// Consecutive layers in one pass on one device.
 #[derive(Clone, Debug)]
@@ -55,6 +58,9 @@ pub(super) struct Chunk {
     /// Optimizer state, and the time of a step with the flows that it causes.
     pub state: Bytes,
     pub step: Transfer,
+    /// What one of its layers uses of another chunk, and the time of adding gradients from such a use of its own parameters.
+    pub borrowed: Option<Borrowed>,
+    pub accumulate: Transfer,
 }
 
 /// Work and flows of something that is not arithmetic of the model.
@@ -128,6 +134,9 @@ pub(super) struct Rounds<'a> {
     parameters: Vec<(LayerRange, BufferId, MemoryId)>,
     /// Parameters on the device, by use.
     weights: BTreeMap<Use, BufferId>,
+    /// Those of other chunks that a use shares, and their gradients by backward chunk.
+    shared: BTreeMap<Use, BufferId>,
+    shared_gradients: BTreeMap<usize, BufferId>,
     /// Keys and values, by forward chunk.
     caches: BTreeMap<usize, BufferId>,
     /// Inputs and outputs of the forward chunks, by chunk and microbatch, on their own device.
@@ -156,6 +165,8 @@ impl Rounds<'_> {
             builder: &mut builder,
             parameters: Vec::new(),
             weights: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            shared_gradients: BTreeMap::new(),
             caches: BTreeMap::new(),
             inputs: BTreeMap::new(),
             outputs: BTreeMap::new(),
@@ -240,6 +251,7 @@ impl Rounds<'_> {
     fn forward(&mut self, this: Use, microbatch: usize) -> ActionId {
         let key = (this.chunk, microbatch);
         let mut reads = vec![Access::new(self.weights[&this], self.version_of_weights())];
+        reads.extend(self.shared_parameters(this));
         reads.extend(self.caches.get(&this.chunk).map(|cache| Access::new(*cache, 0)));
         reads.extend(self.inputs.get(&key).map(|input| Access::new(*input, 1)));
         let mut writes = vec![self.workspace(this, microbatch)];
@@ -260,6 +272,7 @@ impl Rounds<'_> {
         let key = (this.chunk, microbatch);
         let id = MicrobatchId::from(microbatch);
         let mut reads = vec![Access::new(self.weights[&this], self.version_of_weights())];
+        reads.extend(self.shared_parameters(this));
         reads.extend(self.checkpoints.get(&key).into_iter().chain(self.saved.get(&key)).map(|it| Access::new(*it, 1)));
         let chunk = self.chunk(this).clone();
         if let Some(layers) = chunk.recomputed.filter(|_| chunk.recompute > SimTime::ZERO) {
@@ -283,6 +296,7 @@ impl Rounds<'_> {
         reads.extend((done > 0).then_some(Access::new(gradients, done)));
         let mut writes = vec![self.workspace(this, microbatch), Access::new(gradients, done + 1)];
         writes.extend(self.outgoing.get(&key).map(|gradient| Access::new(*gradient, 1)));
+        self.add_shared_gradients((this, microbatch), (&mut reads, &mut writes));
         // The whole chunk is not worth a word.
         let layers = chunk.returns.filter(|layers| *layers != chunk.layers);
         self.arithmetic((this, layers), (ActionKind::Backward, microbatch), chunk.work, (reads, writes))

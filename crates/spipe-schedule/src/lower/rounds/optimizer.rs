@@ -2,7 +2,9 @@
 
 use super::{Rounds, Stepping, Transfer, Use};
 use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
-use spipe_base::{ActionId, ActionKind, BufferId, Faults, IdleCause, LaneRole, MemoryId, Payload, SimTime, Subject};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, Subject,
+};
 
 /// A step taken on trust.
 struct Trusted {
@@ -10,13 +12,13 @@ struct Trusted {
     chunk: usize,
     state: BufferId,
     /// What the step is undone from: a log of what was there, or the gradients.
-    undo: BufferId,
+    undo: Access,
 }
 
 impl Rounds<'_> {
     /// Every backward chunk's gradients leave after its last microbatch and are stepped on the socket.
     pub(super) fn step(&mut self) -> Result<(), Faults> {
-        let mut trusted = Vec::new();
+        let (mut trusted, mut arrived) = (Vec::new(), None);
         let last_backwards: Vec<ActionId> = match self.spec.stepping {
             Stepping::Serial => self
                 .computed
@@ -42,7 +44,10 @@ impl Rounds<'_> {
             let lane = self.lane(device, LaneRole::D2h);
             let out = (lane, ActionKind::Copy(Payload::GradientsOut), subject);
             self.copy(out, transfer, (vec![last], vec![Access::new(there, 1)]));
-            let step = self.step_chunk((this, subject, socket), (there, home));
+            arrived = self.shared_gradients_out(this)?.or(arrived);
+            let lane = self.lane(socket, LaneRole::Optimizer);
+            let sum = self.accumulate_shared((this, lane), Access::new(there, 1), arrived);
+            let step = self.step_chunk((this, subject, lane), (sum, home));
             for backward in &last_backwards {
                 self.wait(*backward, step.action, (0, IdleCause::Order));
             }
@@ -56,15 +61,15 @@ impl Rounds<'_> {
 
     fn step_chunk(
         &mut self,
-        (this, subject, socket): (Use, Subject, spipe_base::DeviceId),
-        (gradients, home): (BufferId, MemoryId),
+        (this, subject, lane): (Use, Subject, LaneId),
+        (gradients, home): (Access, MemoryId),
     ) -> Trusted {
         let (layers, bytes, Transfer { work, flows }) = {
             let chunk = self.chunk(this);
             (chunk.layers, chunk.state, chunk.step.clone())
         };
         let state = self.builder.buffer(Content::OptimizerState(layers), home, bytes, Lifetime::Resident);
-        let mut reads = vec![Access::new(gradients, 1), Access::new(state, 0)];
+        let mut reads = vec![gradients, Access::new(state, 0)];
         let mut writes = vec![Access::new(state, 1)];
         for (piece, _) in self.pieces(layers) {
             reads.push(Access::new(piece, 0));
@@ -73,10 +78,9 @@ impl Rounds<'_> {
         let mut undo = gradients;
         if self.spec.speculates && !self.spec.arithmetic_undo {
             // Master copy and both moments, as they were.
-            undo = self.builder.buffer(Content::UndoLog(layers), home, bytes, Lifetime::Transient);
-            writes.push(Access::new(undo, 1));
+            undo = Access::new(self.builder.buffer(Content::UndoLog(layers), home, bytes, Lifetime::Transient), 1);
+            writes.push(undo);
         }
-        let lane = self.lane(socket, LaneRole::Optimizer);
         let kind = ActionKind::OptimizerStep;
         let action = self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None });
         Trusted { action, chunk: this.chunk, state, undo }
@@ -103,7 +107,7 @@ impl Rounds<'_> {
                 let chunk = self.chunk(this);
                 (chunk.layers, chunk.step.clone(), chunk.socket.unwrap_or(socket))
             };
-            let mut reads = vec![Access::new(step.undo, 1), Access::new(step.state, 1)];
+            let mut reads = vec![step.undo, Access::new(step.state, 1)];
             let mut writes = vec![Access::new(step.state, 2)];
             for (piece, _) in self.pieces(layers) {
                 reads.push(Access::new(piece, 1));

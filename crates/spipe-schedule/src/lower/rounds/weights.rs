@@ -18,8 +18,8 @@ struct Exchange {
 }
 
 /// Parameters that are loaded once: for one use, or for the last forward and the first backward of a chunk.
-struct Unit {
-    uses: Vec<Use>,
+pub(super) struct Unit {
+    pub uses: Vec<Use>,
 }
 
 impl Rounds<'_> {
@@ -81,6 +81,7 @@ impl Rounds<'_> {
             };
             let memory = self.builder.memory_of(device);
             let buffer = self.builder.buffer(Content::Parameters(layers), memory, bytes, lifetime);
+            self.hold_shared(&unit, lifetime);
             for this in unit.uses {
                 self.weights.insert(this, buffer);
             }
@@ -125,6 +126,9 @@ impl Rounds<'_> {
             for batch in exchange.units.chunks(pieces) {
                 let load = self.load_batch(lane, batch)?;
                 exchange.loads.push(load);
+                for unit in batch {
+                    exchange.loads.extend(self.load_shared(lane, unit)?);
+                }
             }
             self.leave(exchange)?;
         }
@@ -232,7 +236,11 @@ impl Rounds<'_> {
     /// The last reader of what has been used: it holds the room until `lane` is about to fill it.
     fn evict(&mut self, lane: LaneId, leaving: &[&Exchange]) -> ActionId {
         let units = || leaving.iter().flat_map(|exchange| &exchange.units);
-        let reads = units().map(|unit| Access::new(self.weights[&unit.uses[0]], 1)).collect();
+        let held = |unit: &Unit| {
+            let weights = Access::new(self.weights[&unit.uses[0]], 1);
+            std::iter::once(weights).chain(self.shared_parameters(unit.uses[0]))
+        };
+        let reads = units().flat_map(held).collect();
         let layers = units().next().map(|unit| self.chunk(unit.uses[0]).layers);
         let subject = Subject { layers, ..Subject::default() };
         let what = (lane, ActionKind::Barrier, subject);

@@ -1,0 +1,138 @@
+//! Parameters that layers of two stages use: the table of an embedding, with which a head projects as well.
+
+use super::{
+    Interpreter, host, on, on_device,
+    moves::{deep, in_width},
+    widths::cast,
+};
+use crate::{
+    account::Instance,
+    layers::{Matrix, Parameter, Unit},
+    state::Outcome,
+    store::{Value, wrong},
+    task::Work,
+};
+use burn::tensor::{DType, FloatDType, TensorData};
+use spipe_base::{BufferId, LayerId};
+use spipe_schedule::Content;
+use std::sync::Arc;
+
+/// Which of its owner's parameters is shared.
+const SHARED: usize = 0;
+
+/// A tensor wherever it is.
+enum Found {
+    Device(Matrix),
+    Host(TensorData),
+}
+
+impl Interpreter<'_> {
+    /// What one of a stage's layers shares with a layer of another stage, in f32 on the stage's device.
+    pub(super) fn shared(&self, iteration: u32, work: Work) -> Result<Option<Matrix>, String> {
+        let Some(buffer) = work.shared else { return Ok(None) };
+        let stage = &self.program.stages()[work.stage];
+        let user = stage.layers.iter().find(|layer| self.units[layer.index()].tied().is_some());
+        let user = user.ok_or("reads shared parameters that none of its layers uses")?;
+        match self.find_shared(self.at(buffer, iteration), user)? {
+            Found::Device(matrix) => {
+                Ok(Some(cast(on(matrix, &self.sites[&stage.device].device), FloatDType::F32)))
+            }
+            Found::Host(_) => Err(wrong(self.at(buffer, iteration))),
+        }
+    }
+
+    /// The layer that owns what `user` shares, and the parameter.
+    pub(super) fn owner(&self, user: LayerId) -> Result<(LayerId, Parameter), String> {
+        let tied = self.units.get(user.index()).and_then(Unit::tied).ok_or_else(|| format!("{user} shares nothing"))?;
+        let parameter = self.units[tied.owner.index()].parameters().swap_remove(SHARED);
+        Ok((tied.owner, parameter))
+    }
+
+    /// What `user` shares, among the owner's tensors or by itself.
+    fn find_shared(&self, instance: Instance, user: LayerId) -> Result<Found, String> {
+        let place = match self.program.buffers()[instance.0].content {
+            Content::Shared(_) | Content::SharedGradients(_) => 0,
+            _ => {
+                let (owner, layers) = (self.owner(user)?.0, self.layers_of(instance.0)?);
+                layers.iter().position(|layer| layer == owner).ok_or_else(|| wrong(instance))?
+            }
+        };
+        self.store.look(instance, |value| match value {
+            Value::Tensors(layers) => Some(Found::Device(layers.get(place)?.get(SHARED)?.clone())),
+            Value::Host(layers) => Some(Found::Host(layers.get(place)?.get(SHARED)?.clone())),
+            _ => None,
+        })
+    }
+
+    /// Shared parameters or their gradients to another memory.
+    pub(super) fn share(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
+        let (Content::Shared(user) | Content::SharedGradients(user)) = self.program.buffers()[to].content else {
+            return Err(wrong(self.at(to, iteration)));
+        };
+        let data = match self.find_shared(self.at(from, iteration), user)? {
+            Found::Device(matrix) => host(&matrix),
+            Found::Host(data) => deep(&data),
+        };
+        let data = in_width(data, self.width_of(to)?);
+        let mut outcome = Outcome::default();
+        self.put(&mut outcome, self.at(to, iteration), self.shared_value(to, data)?);
+        self.finish(to)?;
+        Ok(outcome)
+    }
+
+    /// The value of a buffer of what is shared.
+    fn shared_value(&self, buffer: BufferId, data: TensorData) -> Result<Value, String> {
+        let (Content::Shared(user) | Content::SharedGradients(user)) = self.program.buffers()[buffer].content else {
+            return Err(wrong((buffer, 0)));
+        };
+        let shape = self.owner(user)?.1.shape;
+        Ok(match self.computed_on[buffer] {
+            Some(device) => Value::Tensors(vec![vec![on_device(&data, shape, &self.sites[&device].device)]]),
+            None => Value::Host(vec![Arc::new(vec![data])]),
+        })
+    }
+
+    /// What a copy of shared parameters holds before the first step.
+    pub(super) fn shared_at_first(&self, buffer: BufferId, user: LayerId) -> Result<Value, String> {
+        let (owner, parameter) = self.owner(user)?;
+        let numbers = self.beginning.parameter(owner, &parameter)?;
+        let data = in_width(TensorData::new(numbers, parameter.shape), self.width_of(buffer)?);
+        self.shared_value(buffer, data)
+    }
+
+    /// Adds gradients from another stage's use of parameters to those of their owner.
+    pub(super) fn accumulate(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
+        let (from, to) = (self.at(from, iteration), self.at(to, iteration));
+        let Content::SharedGradients(user) = self.program.buffers()[from.0].content else { return Err(wrong(from)) };
+        let (owner, width) = (self.owner(user)?.0, self.width_of(to.0)?);
+        let place = self.layers_of(to.0)?.iter().position(|layer| layer == owner).ok_or_else(|| wrong(to))?;
+        let more = self.find_shared(from, user)?;
+        let sum = match (self.store.take(to), more) {
+            (Some(Value::Tensors(mut layers)), Found::Device(more)) => {
+                let device = self.computed_on[to.0].ok_or_else(|| wrong(to))?;
+                let site = &self.sites[&device];
+                let own = layers.get_mut(place).and_then(|layer| layer.get_mut(SHARED)).ok_or_else(|| wrong(to))?;
+                *own = site.compute(|| {
+                    let wide = |matrix: &Matrix| cast(on(matrix.clone(), &site.device), FloatDType::F32);
+                    cast(wide(&more) + wide(own), self.held_on(device))
+                })?;
+                Value::Tensors(layers)
+            }
+            (Some(Value::Host(mut layers)), Found::Host(more)) => {
+                let layer = layers.get_mut(place).ok_or_else(|| wrong(to))?;
+                let own = Arc::make_mut(layer).get_mut(SHARED).ok_or_else(|| wrong(to))?;
+                *own = sum(&more, own, width);
+                Value::Host(layers)
+            }
+            _ => return Err(wrong(to)),
+        };
+        let mut outcome = Outcome::default();
+        self.put(&mut outcome, to, sum);
+        Ok(outcome)
+    }
+}
+
+fn sum(first: &TensorData, second: &TensorData, width: DType) -> TensorData {
+    let numbers: Vec<f32> = first.iter::<f32>().zip(second.iter::<f32>()).map(|(first, second)| first + second).collect();
+    in_width(TensorData::new(numbers, second.shape().clone()), width)
+}

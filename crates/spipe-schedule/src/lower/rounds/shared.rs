@@ -1,0 +1,130 @@
+//! Parameters that layers of two chunks use, such as the table of an embedding and its head: the host has them once. They come
+//! to the device with the chunk that lacks their owner; their gradients from its use leave with its own, and are added to the
+//! owner's on the host before the step.
+
+use super::{Rounds, Transfer, Unit, Use};
+use crate::{Access, Action, Content, Lifetime};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, Bytes, Faults, LaneId, LaneRole, LayerRange, Payload, Subject,
+};
+use spipe_model::Tie;
+
+/// Parameters of another chunk that one of a chunk's layers uses as well.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::lower) struct Borrowed {
+    pub tie: Tie,
+    pub parameters: Bytes,
+    /// None of parameters that are not trained.
+    pub gradients: Bytes,
+}
+
+/// Gradients on the host that are added to those of the owner's chunk.
+#[derive(Clone, Copy)]
+pub(super) struct Arrived {
+    tie: Tie,
+    gradients: Access,
+}
+
+impl Rounds<'_> {
+    /// A place on the device for what a unit's chunk uses of another one.
+    pub(super) fn hold_shared(&mut self, unit: &Unit, lifetime: Lifetime) {
+        let first = unit.uses[0];
+        let Some(borrowed) = self.chunk(first).borrowed else { return };
+        let memory = self.builder.memory_of(self.chunk(first).device);
+        let buffer = self.builder.buffer(Content::Shared(borrowed.tie.user), memory, borrowed.parameters, lifetime);
+        self.shared.extend(unit.uses.iter().map(|this| (*this, buffer)));
+    }
+
+    /// The shared parameters that a chunk reads.
+    pub(super) fn shared_parameters(&self, this: Use) -> Option<Access> {
+        self.shared.get(&this).map(|buffer| Access::new(*buffer, self.version_of_weights()))
+    }
+
+    /// The copy that brings them, if a unit needs any.
+    pub(super) fn load_shared(&mut self, lane: LaneId, unit: &Unit) -> Result<Option<ActionId>, Faults> {
+        let first = unit.uses[0];
+        let (Some(borrowed), Some(target)) = (self.chunk(first).borrowed, self.shared_parameters(first)) else {
+            return Ok(None);
+        };
+        let owner = borrowed.tie.owner;
+        let Some((_, piece, home)) = self.parameters.iter().find(|piece| piece.0.contains(owner)).copied() else {
+            return Ok(None);
+        };
+        let transfer = self.links.copy(home, self.builder.memory_of(self.chunk(first).device), borrowed.parameters)?;
+        let subject = self.about(first, borrowed.tie);
+        let what = (lane, ActionKind::Copy(Payload::WeightsIn), subject);
+        Ok(Some(self.copy(what, transfer, (vec![Access::new(piece, 0)], vec![target]))))
+    }
+
+    fn about(&self, this: Use, tie: Tie) -> Subject {
+        Subject { layers: LayerRange::new(tie.owner, tie.owner), ..Subject::stage(self.stage(this)) }
+    }
+
+    /// Adds a backward's share of their gradients to what it reads and writes.
+    pub(super) fn add_shared_gradients(
+        &mut self,
+        (this, microbatch): (Use, usize),
+        (reads, writes): (&mut Vec<Access>, &mut Vec<Access>),
+    ) {
+        let Some(gradients) = self.place_of_shared_gradients(this) else { return };
+        let done = microbatch as u32;
+        reads.extend((done > 0).then_some(Access::new(gradients, done)));
+        writes.push(Access::new(gradients, done + 1));
+    }
+
+    fn place_of_shared_gradients(&mut self, this: Use) -> Option<BufferId> {
+        let borrowed = self.chunk(this).borrowed.filter(|borrowed| borrowed.gradients > Bytes::ZERO)?;
+        if let Some(gradients) = self.shared_gradients.get(&this.chunk) {
+            return Some(*gradients);
+        }
+        let content = Content::SharedGradients(borrowed.tie.user);
+        let gradients = self.on_device(this, content, borrowed.gradients);
+        self.shared_gradients.insert(this.chunk, gradients);
+        Some(gradients)
+    }
+
+    /// Brings the gradients from a chunk's use of another one's parameters to where those are stepped.
+    pub(super) fn shared_gradients_out(&mut self, this: Use) -> Result<Option<Arrived>, Faults> {
+        let (Some(borrowed), Some(gradients)) =
+            (self.chunk(this).borrowed, self.shared_gradients.get(&this.chunk).copied())
+        else {
+            return Ok(None);
+        };
+        let tie = borrowed.tie;
+        let owner = self.spec.backward.iter().find(|chunk| chunk.layers.contains(tie.owner));
+        let Some(home) = owner.map(|owner| owner.home) else { return Ok(None) };
+        let device = self.chunk(this).device;
+        let (content, bytes) = (Content::SharedGradients(tie.user), borrowed.gradients);
+        let there = Access::new(self.builder.buffer(content, home, bytes, Lifetime::Transient), 1);
+        let transfer = self.links.copy(self.builder.memory_of(device), home, bytes)?;
+        let lane = self.lane(device, LaneRole::D2h);
+        let what = (lane, ActionKind::Copy(Payload::GradientsOut), self.about(this, tie));
+        self.copy(what, transfer, (vec![Access::new(gradients, self.spec.microbatches as u32)], vec![there]));
+        Ok(Some(Arrived { tie, gradients: there }))
+    }
+
+    /// Adds what has arrived for a chunk's parameters to their gradients on the host.
+    pub(super) fn accumulate_shared(
+        &mut self,
+        (this, lane): (Use, LaneId),
+        gradients: Access,
+        arrived: Option<Arrived>,
+    ) -> Access {
+        let Some(arrived) = arrived.filter(|arrived| self.chunk(this).layers.contains(arrived.tie.owner)) else {
+            return gradients;
+        };
+        let Transfer { work, flows } = self.chunk(this).accumulate.clone();
+        let sum = Access::new(gradients.buffer, gradients.version + 1);
+        self.builder.action(Action {
+            lane,
+            kind: ActionKind::Accumulate,
+            subject: self.about(this, arrived.tie),
+            reads: vec![arrived.gradients, gradients],
+            writes: vec![sum],
+            work,
+            flows,
+            guard: None,
+        });
+        sum
+    }
+}
