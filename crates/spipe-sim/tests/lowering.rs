@@ -32,6 +32,28 @@ fn workload(microbatches: u64, mode: Mode) -> Workload {
 /// A chain of layers: forward in tenths of a millisecond, boundary and saved activations in MiB. At most the first `frozen` do
 /// not train; the last one does.
 fn model(layers: &[(u64, u64, u64)], frozen: usize) -> Model {
+    frozen_in_front(Model::from_toml("chain.toml", &chain(layers)).unwrap(), frozen)
+}
+
+/// The same, or of as many layers if there are three a transformer whose head shares the table of its embedding.
+fn perhaps_tied(layers: &[(u64, u64, u64)], frozen: usize, tied: bool) -> Model {
+    let Some(blocks) = layers.len().checked_sub(2).filter(|blocks| tied && *blocks > 0) else {
+        return model(layers, frozen);
+    };
+    let text = format!(
+        "format-version = 1\nkind = \"transformer\"\nname = \"tied\"\nvocabulary = 20000\nseq-len = 1024\nhidden = 256\n\
+         layers = {blocks}\nheads = 4\nintermediate = 512\ntied = true\n"
+    );
+    frozen_in_front(Model::from_toml("tied.toml", &text).unwrap(), frozen)
+}
+
+fn frozen_in_front(model: Model, frozen: usize) -> Model {
+    let front = frozen.min(model.layers().len() - 1).checked_sub(1);
+    let front: Vec<LayerRange> = front.and_then(|last| LayerRange::new(0.into(), last.into())).into_iter().collect();
+    model.with_frozen(&front).unwrap()
+}
+
+fn chain(layers: &[(u64, u64, u64)]) -> String {
     let mut text =
         "format-version = 1\nkind = \"profiled\"\nname = \"chain\"\nmicrobatch = 1\nseq-len = 1024\n".to_owned();
     for (index, (time, boundary, saved)) in layers.iter().enumerate() {
@@ -45,10 +67,7 @@ fn model(layers: &[(u64, u64, u64)], frozen: usize) -> Model {
              saved-activation = \"{saved} MiB\"\ntime = {{ gpu = {cell}, cpu = {cell} }}\n",
         );
     }
-    let model = Model::from_toml("chain.toml", &text).unwrap();
-    let front = frozen.min(layers.len() - 1).checked_sub(1);
-    let front: Vec<LayerRange> = front.and_then(|last| LayerRange::new(0.into(), last.into())).into_iter().collect();
-    model.with_frozen(&front).unwrap()
+    text
 }
 
 fn machine() -> Hardware {
@@ -209,10 +228,10 @@ proptest! {
         (resident, swap) in (1u64..5).prop_flat_map(|resident| (Just(resident), 1..=resident)),
         (recomputed, write_back, half, arithmetic_undo) in any::<(bool, bool, bool, bool)>(),
         more in 0u64..4,
-        train in any::<bool>(),
+        (train, tied) in any::<(bool, bool)>(),
         frozen in 0usize..6,
     ) {
-        let (model, hardware) = (model(&layers, frozen), machine());
+        let (model, hardware) = (perhaps_tied(&layers, frozen, tied), machine());
         let unit = matches!(system, System::Superpipeline | System::NaiveSwap);
         let devices = if unit { 1 } else { devices };
         let mode = if train { Mode::Train } else { Mode::Infer };
@@ -257,10 +276,10 @@ proptest! {
         habits in (0usize..2, any::<bool>(), any::<bool>()),
         microbatches in 1u64..9,
         system in pipelines(),
-        train in any::<bool>(),
+        (train, tied) in any::<(bool, bool)>(),
         frozen in 0usize..6,
     ) {
-        let (model, hardware) = (model(&layers, frozen), machine());
+        let (model, hardware) = (perhaps_tied(&layers, frozen, tied), machine());
         let workload = workload(microbatches, if train { Mode::Train } else { Mode::Infer });
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -39,12 +39,14 @@ impl Interpreter<'_> {
         Feed::new(&self.data.microbatch(draw, self.batch.0), &self.reading, device)
     }
 
-    /// Keys and values of the tokens before those of a forward.
+    /// Keys and values of the tokens before those of a forward; of a stage without attention, how many those are.
     pub(super) fn recall(&self, iteration: u32, work: Work) -> Result<Option<Recall>, String> {
-        let (Some(cache), Some(inference)) = (work.cache, &self.inference) else { return Ok(None) };
+        let Some(inference) = &self.inference else { return Ok(None) };
+        let past = inference.past(iteration);
+        let Some(cache) = work.cache else { return Ok((past > 0).then(|| Recall::new(past, Vec::new()))) };
         let before = self.store.recall(self.at(cache, iteration), work.microbatch)?;
         let wide = |pair: [_; 2]| pair.map(|rows| cast(rows, FloatDType::F32));
-        Ok(Some(Recall::new(inference.past(iteration), before.into_iter().map(wide).collect())))
+        Ok(Some(Recall::new(past, before.into_iter().map(wide).collect())))
     }
 
     /// Keeps what a forward has found for those to come.

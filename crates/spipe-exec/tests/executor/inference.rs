@@ -105,6 +105,15 @@ fn tied_heads_generate_without_dropout() {
     }
 }
 
+/// A stage with an embedding alone has no cache that would tell which position comes next.
+#[test]
+fn learned_positions_go_on_in_a_stage_of_their_own() {
+    let setup = Setup { model: GPT, mode: Mode::Generate, ..Setup::default() };
+    tokens(&Setup { stages: &["gpu0 0..0", "gpu1 1..3"], ..setup.clone() }, Backend::Flex, 5);
+    let stages = &["gpu0 0..0 streamed", "gpu0 1..2 streamed", "gpu0 3..3 streamed"];
+    tokens(&Setup { system: System::Superpipeline, stages, ..setup }, Backend::Flex, 5);
+}
+
 #[test]
 fn learned_positions_end() {
     let setup = Setup { model: GPT, stages: &["gpu0 0..1", "cpu0 2..3"], mode: Mode::Generate, ..Setup::default() };
