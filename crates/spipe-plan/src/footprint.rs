@@ -276,7 +276,7 @@ pub fn stage_footprint(
     let again: Bytes = recomputed.iter().map(|layer| memory(*layer).saved).sum();
     let workspace = stage.layers.iter().map(|layer| memory(layer).workspace).max().unwrap_or_default();
     let state = |memory: &spipe_cost::LayerMemory| match stage.optimizer {
-        Some(_) => memory.parameters + memory.gradients,
+        Some(_) => memory.state() - memory.optimizer,
         None => memory.state(),
     };
     let in_flight = if training { in_flight.0 } else { 1 };

@@ -221,7 +221,7 @@ impl Rounds<'_> {
             };
             if distance == 0 && evicted <= index {
                 let eviction = self.evict(lane, &leaving[evicted..=index]);
-                edges.extend(exchange.loads.first().map(|load| (eviction, *load, 0)));
+                edges.extend(exchange.loads.iter().map(|load| (eviction, *load, 0)));
                 evicted = index + 1;
             }
             for load in &exchange.loads {
