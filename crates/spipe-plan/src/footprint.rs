@@ -138,7 +138,8 @@ fn shared_state(context: &Context<'_>, placement: &Placement, stage: &Stage) -> 
         let copy = if together(tie.owner) { Bytes::ZERO } else { of(tie.user).tied_parameters };
         copy + of(tie.user).tied_gradients
     });
-    let lent = context.model.lends(stage.layers).filter(|tie| !together(tie.user)).map(|tie| of(tie.user).tied_gradients);
+    let lent =
+        context.model.lends(stage.layers).filter(|tie| !together(tie.user)).map(|tie| of(tie.user).tied_gradients);
     borrowed.unwrap_or_default() + lent.unwrap_or_default()
 }
 

@@ -75,8 +75,11 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
         let sum = |part: fn(&LayerMemory) -> Bytes| {
             stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.device))).sum::<Bytes>()
         };
-        let lent = context.model.lends(stage.layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
-        let state = sum(|memory| memory.parameters) + sum(|memory| memory.gradients) + sum(|memory| memory.optimizer)
+        let lent =
+            context.model.lends(stage.layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
+        let state = sum(|memory| memory.parameters)
+            + sum(|memory| memory.gradients)
+            + sum(|memory| memory.optimizer)
             + lent.unwrap_or_default();
         // Arithmetic needs the gradients, which are there anyway.
         let logs = placement.system == System::Spipe && training && !placement.knobs.arithmetic_undo;

@@ -84,12 +84,17 @@ fn gradients_come_before_the_step_and_the_copy_follows_it() {
         };
         let (out, add) = (only(ActionKind::Copy(Payload::GradientsOut)), only(ActionKind::Accumulate));
         let back = only(ActionKind::Copy(Payload::WeightsIn));
-        assert_eq!((out.duration(), add.duration(), back.duration()), (SimTime::ms(5), SimTime::ms(1), SimTime::ms(5)), "{system}");
+        assert_eq!(
+            (out.duration(), add.duration(), back.duration()),
+            (SimTime::ms(5), SimTime::ms(1), SimTime::ms(5)),
+            "{system}"
+        );
         assert_eq!([out, add, back].map(|span| lane(&trace, span)), ["gpu1.to-gpu0", "gpu0.compute", "gpu0.to-gpu1"]);
         let steps = spans(&trace, ActionKind::OptimizerStep);
         let step = *steps.iter().find(|step| lane(&trace, step) == "gpu0.compute").unwrap();
         // The gradients have come, or the last backward has ended: the sum follows at once, the step the sum, the copy the step.
-        let last = trace.spans.iter().filter(|span| span.lane == add.lane && span.end <= add.start).map(|span| span.end);
+        let last =
+            trace.spans.iter().filter(|span| span.lane == add.lane && span.end <= add.start).map(|span| span.end);
         assert_eq!(add.start, last.max().unwrap().max(out.end), "{system}");
         assert_eq!((step.start, back.start), (add.end, step.end), "{system}");
     }

@@ -222,8 +222,7 @@ impl Interpreter<'_> {
     }
 
     fn before(&self, iteration: u32, sums: Sums) -> Result<Before, String> {
-        let of =
-            |sum: Sum| sum.adds.then(|| self.store.take_tensors(self.at(sum.buffer, iteration))).transpose();
+        let of = |sum: Sum| sum.adds.then(|| self.store.take_tensors(self.at(sum.buffer, iteration))).transpose();
         Ok(Before { own: of(sums.own)?, shared: sums.shared.map(of).transpose()?.flatten() })
     }
 
@@ -276,8 +275,7 @@ impl Interpreter<'_> {
             _ => None,
         })?;
         let before = self.before(iteration, sums)?;
-        let gradients =
-            self.site(stage).compute(|| before.add(passes::backward_weight(later), self.held_by(stage)))?;
+        let gradients = self.site(stage).compute(|| before.add(passes::backward_weight(later), self.held_by(stage)))?;
         let mut outcome = Outcome::default();
         self.put_gradients(&mut outcome, (iteration, sums), gradients)?;
         Ok(outcome)

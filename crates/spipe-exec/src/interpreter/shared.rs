@@ -1,8 +1,9 @@
 //! Parameters that layers of two stages use: the table of an embedding, with which a head projects as well.
 
 use super::{
-    Interpreter, host, on, on_device,
+    Interpreter, host,
     moves::{deep, in_width},
+    on, on_device,
     widths::cast,
 };
 use crate::{
@@ -34,9 +35,7 @@ impl Interpreter<'_> {
         let user = stage.layers.iter().find(|layer| self.units[layer.index()].tied().is_some());
         let user = user.ok_or("reads shared parameters that none of its layers uses")?;
         match self.find_shared(self.at(buffer, iteration), user)? {
-            Found::Device(matrix) => {
-                Ok(Some(cast(on(matrix, &self.sites[&stage.device].device), FloatDType::F32)))
-            }
+            Found::Device(matrix) => Ok(Some(cast(on(matrix, &self.sites[&stage.device].device), FloatDType::F32))),
             Found::Host(_) => Err(wrong(self.at(buffer, iteration))),
         }
     }
@@ -133,6 +132,7 @@ impl Interpreter<'_> {
 }
 
 fn sum(first: &TensorData, second: &TensorData, width: DType) -> TensorData {
-    let numbers: Vec<f32> = first.iter::<f32>().zip(second.iter::<f32>()).map(|(first, second)| first + second).collect();
+    let numbers: Vec<f32> =
+        first.iter::<f32>().zip(second.iter::<f32>()).map(|(first, second)| first + second).collect();
     in_width(TensorData::new(numbers, second.shape().clone()), width)
 }

@@ -90,14 +90,6 @@ impl Setup<'_> {
         let bindings = [("gpu0", "emulated:0"), ("gpu1", "emulated:1"), ("cpu0", "cpu:0")].map(bind);
         Options { steps, seed: 7, keep_gradients: true, ..Options::new(bindings.into()) }
     }
-
-    /// The same for all accelerators of its machine.
-    pub fn all_devices(&self, backend: Backend, steps: u32) -> Options {
-        let mut options = Self::options(backend, steps);
-        let more = (2..self.gpus).map(|gpu| format!("gpu{gpu}=emulated:{gpu}:{backend}@0").parse().expect("a binding"));
-        options.bindings.extend(more);
-        options
-    }
 }
 
 /// Chunks of two passes that are cut differently.

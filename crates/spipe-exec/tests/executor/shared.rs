@@ -4,7 +4,7 @@
 use crate::{
     machine::{GPT, text},
     setup::Setup,
-    systems::{STEPS, both, within_rounding},
+    systems::{STEPS, all_devices, both, within_rounding},
 };
 use spipe_base::{ActionKind, Bytes, Payload};
 use spipe_cost::Mode;
@@ -25,12 +25,8 @@ fn cases(model: &str) -> Vec<Setup<'_>> {
     let of = |system, stages| Setup { system, stages, model, ..Setup::default() };
     let vee: &[&str] = &["gpu0 0..0", "gpu1 1..1", "gpu1 2..2", "gpu0 3..3"];
     let dealt: &[&str] = &["gpu0 0..0", "gpu1 1..1", "gpu0 2..2", "gpu1 3..3 recompute"];
-    let units: &[&str] = &[
-        "gpu0 0..0 streamed",
-        "gpu0 1..1 streamed",
-        "gpu0 2..2 streamed recompute",
-        "gpu0 3..3 streamed",
-    ];
+    let units: &[&str] =
+        &["gpu0 0..0 streamed", "gpu0 1..1 streamed", "gpu0 2..2 streamed recompute", "gpu0 3..3 streamed"];
     let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
     let four: &[&str] = &["gpu0 0..0", "gpu1 1..1", "gpu2 2..2", "gpu3 3..3"];
     vec![
@@ -59,8 +55,7 @@ fn cases(model: &str) -> Vec<Setup<'_>> {
 /// Forward and backward are cut differently, the head never beside the embedding.
 fn spipe(model: &str) -> Setup<'_> {
     let stages = &["gpu0 0..1 streamed", "gpu1 2..3 streamed"];
-    let backward =
-        &["gpu0 0..0 streamed recompute", "gpu1 1..1 streamed recompute", "gpu0 2..3 streamed recompute"];
+    let backward = &["gpu0 0..0 streamed recompute", "gpu1 1..1 streamed recompute", "gpu0 2..3 streamed recompute"];
     Setup { system: System::Spipe, stages, backward, model, ..Setup::default() }
 }
 
@@ -115,14 +110,18 @@ fn stages_of_one_device_share_one_table() {
 fn sixteen_bits() {
     let model = tied();
     for (precision, of_losses) in [(Precision::Bf16, 0.02), (Precision::Fp16, 0.005)] {
-        let all = cases(&model).into_iter().chain([Setup {
-            knobs: Knobs { arithmetic_undo: true, ..Knobs::default() },
-            ..spipe(&model)
-        }]);
+        let all = cases(&model)
+            .into_iter()
+            .chain([Setup { knobs: Knobs { arithmetic_undo: true, ..Knobs::default() }, ..spipe(&model) }]);
         for setup in all.map(|setup| Setup { precision, ..setup }) {
             let (plain, report) = both(&setup, Backend::Flex, 6);
             for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
-                assert!((ours - theirs).abs() < of_losses * theirs, "{setup:?}: {:?} {:?}", report.losses, plain.losses);
+                assert!(
+                    (ours - theirs).abs() < of_losses * theirs,
+                    "{setup:?}: {:?} {:?}",
+                    report.losses,
+                    plain.losses
+                );
             }
         }
     }
@@ -140,17 +139,18 @@ fn train(setup: &Setup<'_>, options: &Options) -> Report {
 fn the_table_is_saved_once() {
     let model = tied();
     let first = |setup: &Setup<'_>, weights: &std::path::Path| {
-        let options = Options { weights: Some(weights.into()), ..setup.all_devices(Backend::Flex, 1) };
+        let options = Options { weights: Some(weights.into()), ..all_devices(setup, Backend::Flex, 1) };
         train(setup, &options).losses[0]
     };
     let whole = Setup { stages: &["gpu0 0..3"], model: &model, ..Setup::default() };
     let mut seen = Vec::new();
     for setup in cases(&model) {
         let folder = tempfile::tempdir().unwrap();
-        let options = Options { save_weights: Some(folder.path().into()), ..setup.all_devices(Backend::Flex, 2) };
+        let options = Options { save_weights: Some(folder.path().into()), ..all_devices(&setup, Backend::Flex, 2) };
         train(&setup, &options);
         let bytes = std::fs::read(folder.path().join("model.safetensors")).unwrap();
-        let header = String::from_utf8_lossy(&bytes[8..8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize]);
+        let header =
+            String::from_utf8_lossy(&bytes[8..8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize]);
         assert!(header.contains("transformer.wte.weight") && !header.contains("lm_head.weight"), "{header}");
         let (parted, plain) = (first(&setup, folder.path()), first(&whole, folder.path()));
         assert_eq!(parted.to_bits(), plain.to_bits(), "{setup:?}");
@@ -177,7 +177,7 @@ fn the_copy_is_counted_where_it_is() {
 #[test]
 fn forwards_read_the_copy() {
     let model = tied();
-    let loss = |setup: &Setup<'_>| train(setup, &setup.all_devices(Backend::Flex, 1)).losses[0];
+    let loss = |setup: &Setup<'_>| train(setup, &all_devices(setup, Backend::Flex, 1)).losses[0];
     let setup = |system, stages| Setup { system, stages, model: &model, mode: Mode::Infer, ..Setup::default() };
     let one = loss(&setup(System::Gpipe, &["gpu0 0..3"]));
     let two = setup(System::Gpipe, &["gpu0 0..1", "gpu1 2..3"]);

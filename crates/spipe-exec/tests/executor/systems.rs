@@ -23,10 +23,18 @@ pub const UNITS: [&str; 5] = [
 /// Steps whose losses are compared.
 pub const STEPS: u32 = 20;
 
+/// Every device of the setup's machine on one thread of `backend`.
+pub fn all_devices(setup: &Setup<'_>, backend: Backend, steps: u32) -> Options {
+    let mut options = Setup::options(backend, steps);
+    let more = (2..setup.gpus).map(|gpu| format!("gpu{gpu}=emulated:{gpu}:{backend}@0").parse().expect("a binding"));
+    options.bindings.extend(more);
+    options
+}
+
 /// What plain training and the program come to.
 pub fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Reference, Report) {
     let (plan, program) = setup.build();
-    let (data, options) = (text(), setup.all_devices(backend, steps));
+    let (data, options) = (text(), all_devices(setup, backend, steps));
     let plain = reference(&plan, &program, &data, &options).unwrap_or_else(|error| panic!("{error}"));
     let report = run(&plan, &program, &data, &options, &mut |_| ControlFlow::Continue(()))
         .unwrap_or_else(|error| panic!("{setup:?}: {error}"));

@@ -65,6 +65,10 @@ pub(crate) struct DeviceFigures {
     trained: Sums<u64>,
     parameters: Sums<u64>,
     saved: Sums<u64>,
+    /// What parameters that the first and the last layer share come to beside their own: their gradients from the last layer
+    /// where the first one is, and with a copy of them where the last one is.
+    lent: u64,
+    borrowed: u64,
     /// The largest workspace of 2^k layers from each one on, by k.
     workspace: Vec<Vec<u64>>,
 }
@@ -83,6 +87,7 @@ impl DeviceFigures {
         let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
         let all = || times.iter().map(|times| times.unwrap_or_default());
         let host = host(context, id);
+        let last = bytes.last().copied().unwrap_or_default();
         let assisted = |part: fn(&StageTimes) -> f64| {
             Sums::new(cost.layers().map(|layer| host.map_or(0.0, |host| part(&assisted(context, layer, (id, host))))))
         };
@@ -107,6 +112,8 @@ impl DeviceFigures {
             parameters: Sums::new(bytes.iter().map(|bytes| bytes.parameters.get())),
             optimizer_state: Sums::new(bytes.iter().map(|bytes| bytes.optimizer.get())),
             saved: Sums::new(bytes.iter().map(|bytes| bytes.saved.get())),
+            lent: last.tied_gradients.get(),
+            borrowed: (last.tied_parameters + last.tied_gradients).get(),
             workspace: largest(&bytes),
             times,
             bytes,
@@ -153,7 +160,16 @@ impl DeviceFigures {
         self.state.over(from, to) - if leaves { self.optimizer_state.over(from, to) } else { 0 }
     }
 
-    /// What [`spipe_plan::stage_footprint`] counts for layers `from..to`, in constant time.
+    /// What a stage holds because the first and the last layer share parameters and are not both in it.
+    pub fn shared(&self, seat: Seat) -> u64 {
+        match (seat.first, seat.last) {
+            (true, false) => self.lent,
+            (false, true) => self.borrowed,
+            _ => 0,
+        }
+    }
+
+    /// What [`spipe_plan::footprint`] counts for layers `from..to`, in constant time.
     pub fn need(&self, training: bool, seat: Seat, (from, to): (usize, usize), recomputed: usize) -> u64 {
         let split = from + recomputed;
         let (input, output) = (self.input(from), self.bytes[to - 1].boundary.get());
@@ -169,7 +185,7 @@ impl DeviceFigures {
             None if self.host.is_some() => kept.min(offloaded),
             _ => kept,
         };
-        self.state(from, to, seat.help) + held + slots + self.saved.over(from, split) + workspace
+        self.state(from, to, seat.help) + self.shared(seat) + held + slots + self.saved.over(from, split) + workspace
     }
 
     /// The largest workspace of layers `from..to`, which two overlapping powers of two cover.

@@ -294,7 +294,8 @@ impl<'f, 'a> Master<'f, 'a> {
         rows
     }
 
-    /// What stage i needs, in GiB: `Σ_k state_k x_ik + K_i M_i + slots + Σ_k saved_k r_ik + W_i`; with its activations on the host
+    /// What stage i needs, in GiB: `Σ_k state_k x_ik + K_i M_i + slots + Σ_k saved_k r_ik + W_i`, and what it holds of parameters
+    /// that layers of two stages share; with its activations on the host
     /// `K_i a_i + min(K_i, 4) (M_i − a_i)` instead of `K_i M_i`, and with its optimizer there without the optimizer's state.
     pub(super) fn need(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let (device, training, help) = (self.device(stage), self.figures.training, self.case.help(stage));
@@ -304,6 +305,7 @@ impl<'f, 'a> Master<'f, 'a> {
             let leaves = if help.optimizer { bytes(layer).optimizer } else { Bytes::ZERO };
             (bytes(layer).state() - leaves).as_f64() / GIB
         });
+        need += Bytes::new(device.shared(self.case.seats[stage])).to_gib();
         if help.activations {
             need += self.input(unknowns, stage) * in_flight as f64;
             need += self.leaving(unknowns, stage) * in_flight.min(OFFLOAD_SLOTS) as f64;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     case::{Discipline, disciplines},
-    common::{Instance, instance_of},
+    common::{Instance, MachineText, instance_of, machine_text, workload},
     ilp::solve::{Answer, Settings, solve},
     order::OrderGraph,
     sequence,
@@ -12,6 +12,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestRunner},
 };
+use spipe_cost::Mode;
 use spipe_plan::{StageFootprint, System, footprint};
 use std::collections::HashMap;
 
@@ -19,22 +20,26 @@ use std::collections::HashMap;
 fn on_cases(count: u32, property: impl Fn(&Instance, &Figures<'_>, &Case) -> TestCaseResult) {
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    let on_instance = |instance: Instance| {
-        let figures = Figures::new(instance.context(), &crate::Options::default());
-        for devices in sequence::sequences(&figures, 1000, None).list {
-            let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
-            for (index, discipline) in disciplines(&crate::SYSTEMS, has_cpu).into_iter().enumerate() {
-                let case = Case::new(&figures, &devices, discipline);
-                property(&instance, &figures, &case)?;
-                let help = Help::ALL[1 + index % (Help::ALL.len() - 1)];
-                property(&instance, &figures, &case.with_help(&figures, Some(help)))?;
-            }
-        }
-        Ok(())
-    };
-    if let Err(error) = runner.run(&instance_of(6), on_instance) {
+    if let Err(error) = runner.run(&instance_of(6), |instance| on_cases_of(&instance, &property)) {
         panic!("{error}");
     }
+}
+
+fn on_cases_of(
+    instance: &Instance,
+    property: &dyn Fn(&Instance, &Figures<'_>, &Case) -> TestCaseResult,
+) -> TestCaseResult {
+    let figures = Figures::new(instance.context(), &crate::Options::default());
+    for devices in sequence::sequences(&figures, 1000, None).list {
+        let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
+        for (index, discipline) in disciplines(&crate::SYSTEMS, has_cpu).into_iter().enumerate() {
+            let case = Case::new(&figures, &devices, discipline);
+            property(instance, &figures, &case)?;
+            let help = Help::ALL[1 + index % (Help::ALL.len() - 1)];
+            property(instance, &figures, &case.with_help(&figures, Some(help)))?;
+        }
+    }
+    Ok(())
 }
 
 /// All divisions, whether they fit or not.
@@ -91,33 +96,49 @@ fn values(master: &Master<'_, '_>, unknowns: &Unknowns, division: &Division) -> 
 
 #[test]
 fn needs_are_what_the_checker_counts() {
-    on_cases(40, |instance, figures, case| {
-        let master = Master::new(figures, case, 1.0);
-        let (unknowns, _) = master.problem(f64::INFINITY);
-        for division in divisions(figures, case).iter().step_by(7) {
-            let placement = case.placement(figures, division);
-            let values = values(&master, &unknowns, division);
-            let mut needs: BTreeMap<MemoryId, f64> = BTreeMap::new();
-            for (stage, seat) in case.seats.iter().enumerate() {
-                let need = master.need(&unknowns, stage).eval_with(&values);
-                *needs.entry(master.device(stage).memory).or_default() += need;
-                if let Some(host) = master.device(stage).host {
-                    let of_host = master.need_of_host(&unknowns, stage).eval_with(&values);
-                    *needs.entry(host.memory).or_default() += of_host;
-                }
-                let (from, to) = division.layers(stage);
-                let fast = master.device(stage).need(figures.training, *seat, (from, to), division.recomputed[stage]);
-                prop_assert!((need - Bytes::new(fast).to_gib()).abs() < 1e-9, "{need} GiB but {fast} B");
-            }
-            for (memory, stages) in footprint(&instance.context(), &placement) {
-                let counted: Bytes = stages.values().map(StageFootprint::total).sum();
-                let need = needs.remove(&memory).unwrap_or_default();
-                prop_assert!((need - counted.to_gib()).abs() < 1e-9, "{need} GiB but {counted}");
-            }
-            prop_assert!(needs.values().all(|need| *need < 1e-9));
+    on_cases(40, needs_agree);
+}
+
+/// The head has a copy of the embedding's table wherever the embedding is elsewhere.
+#[test]
+fn needs_of_shared_tables_are_what_the_checker_counts() {
+    let model = "format-version = 1\nkind = \"transformer\"\nname = \"tied\"\nvocabulary = 20000\nseq-len = 128\n\
+                 hidden = 256\nlayers = 3\nheads = 4\nintermediate = 512\ntied = true\n";
+    let machine = MachineText { gpus: vec![(4096, 20), (2048, 10)], root: 30, sockets: vec![16384] };
+    for mode in [Mode::Train, Mode::Infer] {
+        let instance = Instance::new(model, &machine_text(&machine), &workload(3, mode));
+        if let Err(error) = on_cases_of(&instance, &needs_agree) {
+            panic!("{error}");
         }
-        Ok(())
-    });
+    }
+}
+
+fn needs_agree(instance: &Instance, figures: &Figures<'_>, case: &Case) -> TestCaseResult {
+    let master = Master::new(figures, case, 1.0);
+    let (unknowns, _) = master.problem(f64::INFINITY);
+    for division in divisions(figures, case).iter().step_by(7) {
+        let placement = case.placement(figures, division);
+        let values = values(&master, &unknowns, division);
+        let mut needs: BTreeMap<MemoryId, f64> = BTreeMap::new();
+        for (stage, seat) in case.seats.iter().enumerate() {
+            let need = master.need(&unknowns, stage).eval_with(&values);
+            *needs.entry(master.device(stage).memory).or_default() += need;
+            if let Some(host) = master.device(stage).host {
+                let of_host = master.need_of_host(&unknowns, stage).eval_with(&values);
+                *needs.entry(host.memory).or_default() += of_host;
+            }
+            let (from, to) = division.layers(stage);
+            let fast = master.device(stage).need(figures.training, *seat, (from, to), division.recomputed[stage]);
+            prop_assert!((need - Bytes::new(fast).to_gib()).abs() < 1e-9, "{need} GiB but {fast} B");
+        }
+        for (memory, stages) in footprint(&instance.context(), &placement) {
+            let counted: Bytes = stages.values().map(StageFootprint::total).sum();
+            let need = needs.remove(&memory).unwrap_or_default();
+            prop_assert!((need - counted.to_gib()).abs() < 1e-9, "{need} GiB but {counted}");
+        }
+        prop_assert!(needs.values().all(|need| *need < 1e-9));
+    }
+    Ok(())
 }
 
 #[test]

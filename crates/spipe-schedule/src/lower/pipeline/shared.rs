@@ -12,9 +12,7 @@
 use super::Lowering;
 use crate::lower::flows::{dram_flow, route};
 use crate::{Access, Action, Content, Lifetime};
-use spipe_base::{
-    ActionKind, BufferId, Bytes, DeviceId, LayerRange, MemoryId, Payload, SimTime, StageId, Subject,
-};
+use spipe_base::{ActionKind, BufferId, Bytes, DeviceId, LayerRange, MemoryId, Payload, SimTime, StageId, Subject};
 use spipe_model::Tie;
 use spipe_plan::Context;
 use std::collections::BTreeMap;
@@ -41,8 +39,7 @@ impl Shared {
     fn of(lowering: &mut Lowering<'_>, stage: StageId) -> Option<Self> {
         let here = &lowering.stations[stage];
         let tie = lowering.context.model.borrows(here.stage.layers)?;
-        let (owner, there) =
-            lowering.stations.enumerate().find(|(_, other)| other.stage.layers.contains(tie.owner))?;
+        let (owner, there) = lowering.stations.enumerate().find(|(_, other)| other.stage.layers.contains(tie.owner))?;
         let bytes = lowering.context.cost.memory(tie.user, here.stage.device);
         let copied = here.memory != there.memory;
         let (memory, owners) = (here.memory, there.parameters);
@@ -52,8 +49,7 @@ impl Shared {
             false => owners,
         };
         let gradients = Some(bytes.tied_gradients).filter(|bytes| *bytes > Bytes::ZERO);
-        let gradients =
-            gradients.map(|bytes| new(Content::SharedGradients(tie.user), bytes, Lifetime::Transient));
+        let gradients = gradients.map(|bytes| new(Content::SharedGradients(tie.user), bytes, Lifetime::Transient));
         Some(Self { tie, owner, parameters, copied, gradients, accumulated: 0 })
     }
 }

@@ -20,11 +20,11 @@ pub use bare::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline, bare_supe
 pub(super) use machine::lower_rounds;
 
 use crate::{Access, Action, Content, Edge, Flow, Lifetime, Program, ProgramBuilder, Stage as ProgramStage};
+use shared::Borrowed;
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
     MicrobatchId, SimTime, StageId, Subject,
 };
-use shared::Borrowed;
 use std::collections::BTreeMap;
 use weights::Unit;
 

@@ -4,9 +4,7 @@
 
 use super::{Rounds, Transfer, Unit, Use};
 use crate::{Access, Action, Content, Lifetime};
-use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, Faults, LaneId, LaneRole, LayerRange, Payload, Subject,
-};
+use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Faults, LaneId, LaneRole, LayerRange, Payload, Subject};
 use spipe_model::Tie;
 
 /// Parameters of another chunk that one of a chunk's layers uses as well.
