@@ -20,22 +20,26 @@ vocabulary = 10000
 seq-len = 128
 hidden = 100
 layers = 2
-heads = 4
+heads = 2
 intermediate = 100
 tied = true
 "#;
 
-/// Two GPUs, 1 GB/s and 1 ms from each other, whose memories move 12 GB/s.
+/// Two GPUs, 1 GB/s and twice half a ms from each other, whose memories move 12 GB/s; a socket that has nothing to do.
 fn machine() -> Hardware {
     let gpu = |index: u32| {
         format!(
             "[[gpu]]\nname = \"gpu{index}\"\nmemory = \"8 GiB\"\nmemory-bandwidth = \"12 GB/s\"\nlaunch-floor = \"1 us\"\n\
-             peak = {{ f32 = \"1 TFLOP/s\" }}\nsource = \"estimate: a test\"\n"
+             peak = {{ f32 = \"1 TFLOP/s\" }}\nsource = \"estimate: a test\"\n\
+             [[link]]\nname = \"pcie{index}\"\nbetween = [\"gpu{index}\", \"root0\"]\nbandwidth = \"1 GB/s\"\n\
+             latency = \"0.5 ms\"\n"
         )
     };
     let text = format!(
-        "format-version = 1\nname = \"pair\"\n{}{}[[link]]\nname = \"bridge\"\nbetween = [\"gpu0\", \"gpu1\"]\n\
-         bandwidth = \"1 GB/s\"\nlatency = \"1 ms\"\n",
+        "format-version = 1\nname = \"pair\"\n[[socket]]\nname = \"cpu0\"\ncores = 4\npeak = {{ f32 = \"1 TFLOP/s\" }}\n\
+         optimizer-rate = \"1 Gparam/s\"\nsource = \"estimate: a test\"\n\
+         dram = {{ name = \"dram0\", capacity = \"8 GiB\", bandwidth = \"20 GB/s\" }}\n{}{}[[link]]\nname = \"root\"\n\
+         between = [\"root0\", \"dram0\"]\nbandwidth = \"20 GB/s\"\n",
         gpu(0),
         gpu(1)
     );
