@@ -5,16 +5,16 @@
 #[path = "../../crates/spipe-planner/tests/common/instances.rs"]
 mod instances;
 
-use instances::{Instance, instance_of};
+use instances::{Instance, frozen_instance_of, instance_of};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use spipe_base::SimTime;
 use spipe_cost::Mode;
-use spipe_plan::{Placement, System, check};
+use spipe_plan::{Family, Placement, System, check};
 use spipe_planner::{Options, PlanError, Problem, Solution, candidates, generated, plan_all, planner};
-use std::sync::atomic::AtomicBool;
+use std::{cell::Cell, sync::atomic::AtomicBool};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
@@ -54,36 +54,61 @@ fn solve(instance: &Instance, systems: &[System], options: Options, all: bool) -
 /// Whatever a system can do on a machine takes at least its bound, and a refused system has nothing that fits.
 #[test]
 fn no_candidate_of_any_system_beats_its_bound() {
-    run(60, |instance| {
-        let context = instance.context();
-        for system in System::ALL.into_iter().filter(|system| !spipe_planner::SYSTEMS.contains(system)) {
-            let found = solve(&instance, &[system], Options { refinements: 60, ..Options::default() }, false);
-            let times: Vec<SimTime> = candidates(&context, system)
-                .iter()
-                .filter(|placement| check(&context, placement).is_ok())
-                .filter_map(|placement| simulated(&instance, placement))
-                .collect();
-            match found {
-                Ok(found) => {
-                    prop_assert_eq!(Ok(()), check(&context, &found.placement));
-                    prop_assert_eq!(simulated(&instance, &found.placement), Some(found.simulated));
-                    let known = &found.considered[0];
-                    let bound = known.bound.unwrap();
-                    prop_assert!(bound <= found.simulated, "{}: {} but {}", system, bound, found.simulated);
-                    prop_assert!(
-                        times.iter().all(|time| bound <= *time + CLOCK),
-                        "{}: {} but {:?}",
-                        system,
-                        bound,
-                        times
-                    );
-                    prop_assert!(times.iter().all(|time| found.simulated <= *time), "{}", system);
-                }
-                Err(error) => prop_assert!(times.is_empty(), "{}: {} but {:?}", system, error, times),
+    run(60, bounded);
+}
+
+/// The same where the first layers are frozen, or some behind them.
+#[test]
+fn no_candidate_for_frozen_layers_beats_its_bound() {
+    run_on(60, frozen_instance_of(6), bounded);
+}
+
+fn bounded(instance: Instance) -> Result<(), TestCaseError> {
+    let context = instance.context();
+    for system in System::ALL.into_iter().filter(|system| !spipe_planner::SYSTEMS.contains(system)) {
+        let found = solve(&instance, &[system], Options { refinements: 60, ..Options::default() }, false);
+        let times: Vec<SimTime> = candidates(&context, system)
+            .iter()
+            .filter(|placement| check(&context, placement).is_ok())
+            .filter_map(|placement| simulated(&instance, placement))
+            .collect();
+        match found {
+            Ok(found) => {
+                prop_assert_eq!(Ok(()), check(&context, &found.placement));
+                prop_assert_eq!(simulated(&instance, &found.placement), Some(found.simulated));
+                let known = &found.considered[0];
+                let bound = known.bound.unwrap();
+                prop_assert!(bound <= found.simulated, "{}: {} but {}", system, bound, found.simulated);
+                prop_assert!(times.iter().all(|time| bound <= *time + CLOCK), "{}: {} but {:?}", system, bound, times);
+                prop_assert!(times.iter().all(|time| found.simulated <= *time), "{}", system);
             }
+            Err(error) => prop_assert!(times.is_empty(), "{}: {} but {:?}", system, error, times),
+        }
+    }
+    Ok(())
+}
+
+/// What is said of systems that share everything before any of their placements is simulated.
+#[test]
+fn no_placement_that_shares_everything_beats_its_bound() {
+    let seen = Cell::new(0);
+    run(200, |instance| {
+        let context = instance.context();
+        for system in System::ALL.into_iter().filter(|system| system.family() == Family::Sharded) {
+            let options = Options { incumbent: Some(SimTime::ns(1)), ..Options::default() };
+            let Err(PlanError::NothingBetter { bound, .. }) = solve(&instance, &[system], options, false) else {
+                return Err(TestCaseError::fail("nothing is faster than a nanosecond"));
+            };
+            let fit = candidates(&context, system).into_iter().filter(|placement| check(&context, placement).is_ok());
+            let times: Vec<SimTime> = fit.filter_map(|placement| simulated(&instance, &placement)).collect();
+            let all = times.iter().all(|time| bound <= *time + CLOCK);
+            prop_assert!(all, "{}: {} but {:?}", system, bound, times);
+            let close = times.iter().min().is_some_and(|least| bound.to_ms() >= 0.5 * least.to_ms());
+            seen.set(seen.get() + u32::from(close));
         }
         Ok(())
     });
+    assert!(seen.get() >= 50, "few bounds are close: {}", seen.get());
 }
 
 /// The plan over all systems is no slower than that of any of them, is the same on any number of threads, and comes with a bound
@@ -202,4 +227,10 @@ fn with_all_choices_the_plan_is_the_best_of_all_placements() {
 #[test]
 fn on_longer_models_the_plan_is_the_best_of_all_placements() {
     run(250, |instance| agrees(&instance, false));
+}
+
+/// The same where the first layers are frozen, or some behind them.
+#[test]
+fn with_frozen_layers_the_plan_is_the_best_of_all_placements() {
+    run_on(120, frozen_instance_of(3), |instance| agrees(&instance, true));
 }

@@ -406,7 +406,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         let mut held = next.map_or([0; SOCKETS], |next| next.held);
         let (_, most) = at.device.recomputes(self.figures.training, from, to)?;
         if let Some(home) = at.home {
-            let need = |recomputed: usize| at.device.need(self.figures.training, at.seat, (from, to), recomputed);
+            let need = |recomputed: usize| at.device.need(at.seat, (from, to), recomputed);
             held[home] += need(choice.recomputed).min(need(most));
         }
         if let Some(helper) = helper {

@@ -179,7 +179,7 @@ fn divisions(figures: &Figures<'_>, case: &Case) -> Vec<Division> {
             for to in nearest..=farthest {
                 let recomputes = device.recomputes(figures.training, from, to);
                 for recomputed in recomputes.into_iter().flat_map(|(least, most)| least..=most) {
-                    let need = device.need(figures.training, case.seats[stage], (from, to), recomputed);
+                    let need = device.need(case.seats[stage], (from, to), recomputed);
                     // Host memory is shared: the checker counts it.
                     if device.able(from, to) && need <= device.usable {
                         let mut division = division.clone();

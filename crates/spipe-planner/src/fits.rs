@@ -1,57 +1,92 @@
 //! Whether anything fits at all, without looking for the best.
 
 use crate::{
-    Options, Problem, SYSTEMS,
-    case::{Division, judge},
+    Options, PlanError, Problem, SYSTEMS,
+    capacity::{Capacity, capacity},
+    case::{Discipline, judge},
     figures::Figures,
-    ilp,
-    partition::Partitioner,
-    reason, sequence,
+    ilp, reason,
+    sequence::{self, Coverage},
     systems::candidates,
 };
 use spipe_cost::Mode;
-use spipe_plan::{Placement, System, check};
+use spipe_plan::{Placement, System};
 
 /// A placement of one of the problem's systems that fits and runs, if there is one.
 pub fn fits(problem: &Problem<'_>) -> Option<Placement> {
-    let (planned, other): (Vec<System>, Vec<System>) =
-        problem.systems.iter().partition(|system| SYSTEMS.contains(system));
-    let stages = || (!planned.is_empty()).then(|| stages(problem, planned.clone())).flatten();
-    stages().or_else(|| {
-        let candidates = other.into_iter().flat_map(|system| candidates(&problem.context, system));
-        candidates.filter_map(|placement| judge(problem, placement)).map(|(_, placement)| placement).next()
-    })
+    match decide(problem) {
+        Decision::Fits(placement) => Some(placement),
+        Decision::Never => None,
+        Decision::Open(systems) => searched(problem, systems),
+    }
 }
 
-/// The same for the systems whose stages are searched: the bounds of memory say no, or the search of the integer program, which
-/// takes the first plan, has the last word.
-fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
-    let options = Options { gap: 1.0, ..problem.options.clone() };
+/// What can be said without a search.
+pub(crate) enum Decision {
+    /// This placement fits and runs.
+    Fits(Placement),
+    /// None of one stage per device and none that is generated does.
+    Never,
+    /// It is not certain for stages of these systems.
+    Open(Vec<System>),
+}
+
+pub(crate) fn decide(problem: &Problem<'_>) -> Decision {
+    let (planned, other): (Vec<System>, Vec<System>) =
+        problem.systems.iter().partition(|system| SYSTEMS.contains(system));
+    let open = match stages(problem, planned) {
+        Decision::Fits(placement) => return Decision::Fits(placement),
+        Decision::Never => Vec::new(),
+        Decision::Open(systems) => systems,
+    };
+    let candidates = other.into_iter().flat_map(|system| candidates(&problem.context, system));
+    match candidates.filter_map(|placement| judge(problem, placement)).next() {
+        Some((_, placement)) => Decision::Fits(placement),
+        None if open.is_empty() => Decision::Never,
+        None => Decision::Open(open),
+    }
+}
+
+/// The same for the systems whose stages are searched.
+fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
     // No stage has more microbatches in flight than under any of the others.
     let leanest = System::OneForwardOneBackward;
     let training = problem.context.workload().mode == Mode::Train;
     let systems = if training && systems.contains(&leanest) { vec![leanest] } else { systems };
-    let problem = Problem { context: problem.context, systems, options, ..*problem };
     let figures = Figures::new(problem.context, &problem.options);
-    reason::lonely_layers(&figures).ok()?;
-    let sequences = sequence::sequences(&figures, problem.options.sequence_limit, None);
-    let cases = ilp::cases(&problem, &figures, &sequences.list);
-    let helped: Vec<_> = cases.iter().map(|case| case.clone().with_help(&figures, None)).collect();
-    let mut partitioner = Partitioner::new(&figures, &cases);
-    partitioner.extend(&helped);
-    let division = |case| partitioner.division(case, f64::INFINITY);
-    let accepted = |case: &crate::case::Case, division: &Division| {
-        let placement = case.placement(&figures, division);
-        check(&problem.context, &placement).is_ok().then_some(placement)
-    };
-    let plain = cases.iter().find_map(|case| accepted(case, &division(case)?));
-    if plain.is_some() {
-        return plain;
+    if systems.is_empty() || reason::lonely_layers(&figures).is_err() {
+        return Decision::Never;
     }
-    // Undecided, a stage has the memory of the help that suits it best.
-    helped.iter().find_map(division)?;
-    match crate::planner("ilp")?.plan(&problem) {
-        Ok(solution) => Some(solution.placement),
-        Err(_) => None,
+    let mut open = Vec::new();
+    for system in systems {
+        match capacity(&figures, Discipline { system, head_start: 0 }, &problem.options.pins) {
+            Capacity::Fits(placement) => return Decision::Fits(placement),
+            Capacity::Never => {}
+            Capacity::Open => open.push(system),
+        }
     }
+    if open.is_empty() { Decision::Never } else { Decision::Open(open) }
+}
+
+/// Which part of the time limit such a search may take: whoever asks whether something fits asks more than once.
+const SHARE: u32 = 10;
+
+/// The first plan that the search of the integer program finds.
+fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
+    let time_limit = problem.options.time_limit / SHARE;
+    let options = Options { gap: 1.0, time_limit, ..problem.options.clone() };
+    let problem = Problem { context: problem.context, systems, options, ..*problem };
+    crate::planner("ilp")?.plan(&problem).ok().map(|solution| solution.placement)
+}
+
+/// What the closest stages of the problem's systems lack where none fit.
+pub(crate) fn shortage_of_stages(problem: &Problem<'_>, figures: &Figures<'_>) -> PlanError {
+    if let Err(error) = reason::obvious(figures) {
+        return error;
+    }
+    let few = sequence::sequences(figures, ilp::FEW, None);
+    let list = if few.coverage == Coverage::Exact { few.list } else { sequence::natural(figures) };
+    let cases = ilp::cases(problem, figures, &list).into_iter().map(|case| case.with_help(figures, None));
+    let cases: Vec<_> = cases.collect();
+    if cases.is_empty() { PlanError::NoSystem } else { reason::closest(figures, &cases) }
 }

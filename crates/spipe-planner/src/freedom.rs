@@ -74,7 +74,7 @@ impl Freedom {
         if host_help { Self::HELPED_STAGES } else { Self::STAGES }
     }
 
-    /// That of `system`; none for systems that leave nothing to bound, because all their placements are tried.
+    /// That of `system`; none for systems that share everything, each of whose few placements has a bound of its own.
     pub fn of(system: System) -> Option<Self> {
         let gpus = Self { computing: Computing::Gpus, one_stage_each: false, ..Self::STAGES };
         let streams = Self { streams: true, steps_on_host: When::Always, ..gpus };

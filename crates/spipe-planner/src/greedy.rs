@@ -104,7 +104,7 @@ fn fill(figures: &Figures<'_>, case: &Case, recompute: bool) -> Option<Division>
         let fits = |to: &usize| {
             device.able(from, *to)
                 && may(*to)
-                && device.need(figures.training, case.seats[stage], (from, *to), recomputed(*to)) <= device.usable
+                && device.need(case.seats[stage], (from, *to), recomputed(*to)) <= device.usable
         };
         let nearest = if stage + 1 == stages { figures.layers } else { from + 1 };
         let to = (nearest.max(from + 1)..=farthest).take_while(fits).last()?;

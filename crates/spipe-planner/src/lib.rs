@@ -28,6 +28,7 @@
 //! Results are the same for any number of threads, unless the time limit or the stop signal struck.
 
 mod balanced;
+mod capacity;
 mod case;
 mod deadline;
 mod divide;

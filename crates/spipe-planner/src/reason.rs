@@ -54,7 +54,7 @@ fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
         device.able(layer, layer + 1).then(|| {
             let (least, most) = device.recomputes(figures.training, layer, layer + 1).unwrap_or((0, 0));
             let choices = least..=most;
-            choices.map(|recomputed| device.need(figures.training, seat, (layer, layer + 1), recomputed)).min()
+            choices.map(|recomputed| device.need(seat, (layer, layer + 1), recomputed)).min()
         })
     };
     let needs: Vec<(u64, usize)> =
@@ -162,7 +162,7 @@ fn least_shortage(figures: &Figures<'_>, case: &Case) -> Option<(u64, usize)> {
                 let Some((least, most)) = device.recomputes(figures.training, from, to) else { continue };
                 let choices = [least, most];
                 let seat = Seat { last: to == layers, ..case.seats[stage] };
-                let need = |recomputed: usize| device.need(figures.training, seat, (from, to), recomputed);
+                let need = |recomputed: usize| device.need(seat, (from, to), recomputed);
                 let missing = choices.map(need).into_iter().min()?.saturating_sub(device.usable);
                 let worst = if missing > before.0 { (missing, case.devices[stage]) } else { *before };
                 if next[to].is_none_or(|(least, _)| worst.0 < least) {

@@ -2,7 +2,7 @@
 
 use crate::{
     SYSTEMS,
-    figures::{DeviceFigures, Figures, StageTimes, alike},
+    figures::{DeviceFigures, Figures, alike},
     freedom::{Computing, Freedom, Turn, When},
     ilp::solve::{Answer, Settings, solve},
 };
@@ -240,7 +240,7 @@ impl Spread<'_, '_> {
     /// What one layer takes at a place.
     fn at(&mut self, place: usize, layer: usize, (device, share): (&DeviceFigures, Variable), burden: &mut Burden) {
         let times = device.times[layer].unwrap_or_default();
-        let (again, following) = (self.again(&times), self.following(place));
+        let (again, following) = (self.again(device, layer), self.following(place));
         let back = (self.figures.microbatches - 1) as f64 * (times.backward + again);
         burden.turned.add_mul((following * times.forward + back) / self.unit, share);
         let (place, unit) = (&mut self.places[place], self.unit);
@@ -250,8 +250,9 @@ impl Spread<'_, '_> {
     }
 
     /// The recompute that is certain.
-    fn again(&self, times: &StageTimes) -> f64 {
-        if self.figures.training && self.freedom.recomputes == When::Always { times.forward } else { 0.0 }
+    fn again(&self, device: &DeviceFigures, layer: usize) -> f64 {
+        let certain = self.freedom.recomputes == When::Always && self.figures.training && device.returns(layer + 1);
+        if certain { device.times[layer].unwrap_or_default().forward } else { 0.0 }
     }
 
     /// What one layer on a device of a class amounts to.
@@ -263,7 +264,7 @@ impl Spread<'_, '_> {
     ) {
         let (figures, freedom) = (self.figures, self.freedom);
         let (times, bytes) = (device.times[layer].unwrap_or_default(), &device.bytes[layer]);
-        let again = self.again(&times);
+        let again = self.again(device, layer);
         let step = if steps_on_host || freedom.streams { 0.0 } else { times.optimizer };
         burden.busy.add_mul((figures.microbatches as f64 * (times.busy() + again) + step) / self.unit, share);
         let streams = freedom.streams && !device.is_cpu;
@@ -283,7 +284,9 @@ impl Spread<'_, '_> {
         if streams {
             host.held.add_mul(bytes.state().to_gib(), share);
         } else if steps_on_host {
-            host.held.add_mul((bytes.optimizer + bytes.gradients + bytes.parameters).to_gib(), share);
+            // A stage through which no backward runs leaves no parameters there.
+            let copied = if device.returns(layer + 1) { bytes.parameters } else { Bytes::ZERO };
+            host.held.add_mul((bytes.optimizer + bytes.gradients + copied).to_gib(), share);
         }
         if steps_on_host {
             let parameters = figures.context.cost.trained_parameters(layer.into());

@@ -10,7 +10,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
-use spipe_base::{Bytes, MemoryId, SimTime};
+use spipe_base::{Bytes, LayerRange, MemoryId, SimTime};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
@@ -46,8 +46,8 @@ fn exists(case: (&Model, &Hardware), asked: (&Workload, &[System])) -> bool {
     }
 }
 
-/// Models, and machines that are too small for most of them.
-fn tight() -> impl Strategy<Value = (Vec<LayerText>, MachineText, Workload, Vec<System>)> {
+/// Models, of which a third has frozen layers, first ones and perhaps one behind, and machines that are too small for most of them.
+fn tight() -> impl Strategy<Value = (Vec<LayerText>, MachineText, Workload, (Vec<System>, Vec<LayerRange>))> {
     let systems = prop::sample::select(vec![
         vec![System::OneForwardOneBackward],
         vec![System::Gpipe],
@@ -55,13 +55,19 @@ fn tight() -> impl Strategy<Value = (Vec<LayerText>, MachineText, Workload, Vec<
         SYSTEMS.to_vec(),
     ]);
     let batch = (0u32..3, 1u64..4, prop::bool::weighted(0.1));
-    (prop::collection::vec(layer(2), 1..=2), machine(), 1u64..12, batch, systems).prop_map(
-        |(layers, mut machine, smaller, (power, microbatches, infer), systems)| {
+    let layer_range = |first: usize, last: usize| LayerRange::new(first.into(), last.into());
+    let frozen = prop_oneof![
+        4 => Just(Vec::new()),
+        1 => Just(vec![layer_range(0, 0)]),
+        1 => Just(vec![layer_range(0, 0), layer_range(2, 2)]),
+    ];
+    (prop::collection::vec(layer(2), 1..=2), machine(), 1u64..12, batch, (systems, frozen)).prop_map(
+        |(layers, mut machine, smaller, (power, microbatches, infer), (systems, frozen))| {
             machine.gpus.iter_mut().for_each(|(memory, _)| *memory = (*memory / smaller).max(1));
             machine.sockets.iter_mut().for_each(|dram| *dram = (*dram / smaller / 2).max(1));
             let mode = if infer { Mode::Infer } else { Mode::Train };
             let workload = Workload { microbatch: 1 << power, ..workload(microbatches, mode) };
-            (layers, machine, workload, systems)
+            (layers, machine, workload, (systems, frozen.into_iter().flatten().collect()))
         },
     )
 }
@@ -70,8 +76,12 @@ fn tight() -> impl Strategy<Value = (Vec<LayerText>, MachineText, Workload, Vec<
 fn cases(count: u32, test: impl Fn(&Instance, &Workload, &[System]) -> Result<(), TestCaseError>) {
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    let done = runner.run(&tight(), |(layers, machine, workload, systems)| {
+    let done = runner.run(&tight(), |(layers, machine, workload, (systems, mut frozen))| {
         let instance = Instance::new(&model_text(&layers), &machine_text(&machine), &workload);
+        frozen.retain(|range| range.last().index() + 1 < instance.model.layers().len());
+        let model = instance.model.with_frozen(&frozen).unwrap();
+        let cost = CostTable::new(&model, &instance.hardware, &workload).unwrap();
+        let instance = Instance { model, cost, ..instance };
         test(&instance, &workload, &systems)
     });
     if let Err(error) = done {
@@ -157,7 +167,7 @@ fn what_helps_helps_and_less_of_it_does_not() {
         now[index] += 1;
         seen.set(now);
     };
-    cases(400, |instance, workload, systems| {
+    cases(700, |instance, workload, systems| {
         let model = &instance.model;
         let there = exists((model, &instance.hardware), (workload, systems));
         let fit = |hardware: &Hardware, workload: &Workload, systems: &[System]| {

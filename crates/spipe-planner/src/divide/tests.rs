@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     case::disciplines,
-    common::{Instance, MachineText, instance_of, layer, machine_text, model_text, workload},
+    common::{Instance, MachineText, frozen_instance_of, instance_of, layer, machine_text, model_text, workload},
     order::OrderGraph,
     sequence,
 };
@@ -84,6 +84,11 @@ fn run(count: u32, on: impl Strategy<Value = Instance>, on_sockets: bool) {
 #[test]
 fn what_is_refused_does_not_exist() {
     run(60, instance_of(4), true);
+}
+
+#[test]
+fn what_is_refused_of_frozen_layers_does_not_exist() {
+    run(60, frozen_instance_of(4), true);
 }
 
 #[test]

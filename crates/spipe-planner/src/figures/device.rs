@@ -55,6 +55,8 @@ pub(crate) struct DeviceFigures {
     pub wanted: Vec<Option<bool>>,
     /// Whether that is so for no layer.
     free: bool,
+    /// How many of the first layers no backward runs through: all of them outside of training.
+    without_backward: usize,
     /// Who may help it.
     pub host: Option<Host>,
     unable: Sums<usize>,
@@ -104,6 +106,7 @@ impl DeviceFigures {
             back: assisted(|times| times.back),
             host,
             free: wanted.iter().all(Option::is_none),
+            without_backward: cost.without_backward(),
             wanted,
             unable: Sums::new(times.iter().map(|times| usize::from(times.is_none()))),
             state: Sums::new(bytes.iter().map(|bytes| bytes.state().get())),
@@ -127,9 +130,10 @@ impl DeviceFigures {
 
     /// Times of the stage of layers `from..to` of which the first `recomputed` are recomputed.
     pub fn stage_times(&self, (from, to): (usize, usize), recomputed: usize, help: Help) -> StageTimes {
+        let again = if self.returns(to) { recomputed } else { 0 };
         let times = StageTimes {
             forward: self.forward.over(from, to),
-            recompute: self.forward.over(from, from + recomputed),
+            recompute: self.forward.over(from, from + again),
             backward: self.backward.over(from, to),
             ..StageTimes::default()
         };
@@ -144,6 +148,11 @@ impl DeviceFigures {
     /// What one microbatch takes through layers `from..to`, and back in training.
     pub fn pass(&self, (from, to): (usize, usize), training: bool) -> f64 {
         self.forward.over(from, to) + if training { self.backward.over(from, to) } else { 0.0 }
+    }
+
+    /// Whether a backward runs through a stage that ends before layer `to`.
+    pub const fn returns(&self, to: usize) -> bool {
+        to > self.without_backward
     }
 
     /// Bytes of one microbatch of the input of a stage that starts at layer `from`.
@@ -170,13 +179,14 @@ impl DeviceFigures {
     }
 
     /// What [`spipe_plan::footprint`] counts for layers `from..to`, in constant time.
-    pub fn need(&self, training: bool, seat: Seat, (from, to): (usize, usize), recomputed: usize) -> u64 {
+    pub fn need(&self, seat: Seat, (from, to): (usize, usize), recomputed: usize) -> u64 {
         let split = from + recomputed;
         let (input, output) = (self.input(from), self.bytes[to - 1].boundary.get());
-        let in_flight = if training { seat.in_flight } else { 1 };
+        let (returns, passes) = (self.returns(to), self.returns(from));
+        let in_flight = if returns { seat.in_flight } else { 1 };
         let workspace = self.workspace(from, to);
-        let slots = if seat.first { 0 } else { input * slots_in(training) }
-            + if seat.last { 0 } else { output * slots_out(training) };
+        let slots = if seat.first { 0 } else { input * slots_in(passes) }
+            + if seat.last { 0 } else { output * slots_out(returns) };
         let leaving = self.leaving((from, to), recomputed);
         let kept = (input + leaving) * in_flight;
         let offloaded = input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS);
@@ -194,7 +204,7 @@ impl DeviceFigures {
         self.workspace[power][from].max(self.workspace[power][to - (1 << power)])
     }
 
-    /// What one microbatch keeps beside its input, and may leave for the host.
+    /// What one microbatch keeps beside its input, and may leave for the host. Layers without a backward save nothing.
     pub fn leaving(&self, (from, to): (usize, usize), recomputed: usize) -> u64 {
         let (kept, input) = (self.saved.over(from + recomputed, to), self.input(from));
         if recomputed == 0 { kept.saturating_sub(input) } else { kept }
@@ -212,6 +222,9 @@ impl DeviceFigures {
 
     /// What a stage needs of its host: optimizer state, gradients and parameters in passing, and activations.
     pub fn need_of_host(&self, seat: Seat, help: Help, (from, to): (usize, usize), recomputed: usize) -> u64 {
+        if !self.returns(to) {
+            return 0;
+        }
         let stepped =
             self.optimizer_state.over(from, to) + self.gradients.over(from, to) + self.parameters.over(from, to);
         let saved = self.leaving((from, to), recomputed) * seat.in_flight;
@@ -238,7 +251,7 @@ impl DeviceFigures {
     /// Each recomputed layer trades `in_flight` copies of what it saves for one, so that beyond the first, which adds the
     /// stage's input, the need never grows.
     pub fn least_recompute(&self, training: bool, seat: Seat, from: usize, to: usize) -> Option<usize> {
-        let fits = |recomputed| self.need(training, seat, (from, to), recomputed) <= self.usable;
+        let fits = |recomputed| self.need(seat, (from, to), recomputed) <= self.usable;
         if !self.able(from, to) {
             return None;
         }

@@ -65,12 +65,12 @@ impl Seat {
     }
 }
 
-/// Slots for inputs of a stage that is not the first: one more input arriving, and two gradients leaving.
-pub(crate) const fn slots_in(training: bool) -> u64 {
-    if training { 3 } else { 1 }
+/// Slots for inputs of a stage that is not the first: one more input arriving, and where it passes a gradient on two of those leaving.
+pub(crate) const fn slots_in(passes: bool) -> u64 {
+    if passes { 3 } else { 1 }
 }
 
-/// Slots for outputs of a stage that is not the last: two outputs leaving, and two gradients arriving.
-pub(crate) const fn slots_out(training: bool) -> u64 {
-    if training { 4 } else { 2 }
+/// Slots for outputs of a stage that is not the last: two outputs leaving, and where a gradient returns two of those arriving.
+pub(crate) const fn slots_out(returns: bool) -> u64 {
+    if returns { 4 } else { 2 }
 }

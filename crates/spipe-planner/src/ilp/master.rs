@@ -17,6 +17,7 @@ use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
 use spipe_plan::OFFLOAD_SLOTS;
 use std::collections::{BTreeMap, BTreeSet};
 
+mod frozen;
 #[cfg(test)]
 mod tests;
 
@@ -61,6 +62,9 @@ pub(super) struct Unknowns {
     workspace: Vec<Variable>,
     /// h_ik ∈ {0, 1}: whether stage i has layers of run k; only where the run has a workspace.
     touches: Vec<Vec<Option<Variable>>>,
+    /// a°_i, s_i: the input and the parameters of stage i if no backward runs through it; only where layers are frozen.
+    once: Vec<Variable>,
+    stays: Vec<Variable>,
 }
 
 impl<'f, 'a> Master<'f, 'a> {
@@ -88,6 +92,7 @@ impl<'f, 'a> Master<'f, 'a> {
         rows.extend(self.ability(&unknowns));
         rows.extend(self.recompute_in_front(&unknowns));
         rows.extend(self.activations(&unknowns));
+        rows.extend(self.without_backward(&unknowns));
         rows.extend(self.workspaces(&unknowns));
         rows.extend(self.memories(&unknowns));
         rows.extend(self.socket_loads(&unknowns));
@@ -142,13 +147,15 @@ impl<'f, 'a> Master<'f, 'a> {
             (0..stages).map(|stage| vars.add(cell(stage))).collect()
         };
         let (recomputes, held, workspace) = (list("recomputes", true), list("held", false), list("workspace", false));
+        let (once, stays) =
+            if self.figures.frozen > 0 { (list("once", false), list("stays", false)) } else { Default::default() };
         let touch = |stage: usize, run: usize, vars: &mut ProblemVariables| {
             let needs = self.device(stage).bytes[runs[run].0].workspace.get() > 0;
             needs.then(|| vars.add(variable().binary().name(format!("touches_{stage}_{run}"))))
         };
         let touches = (0..stages).map(|stage| (0..runs.len()).map(|run| touch(stage, run, vars)).collect()).collect();
         let iteration = vars.add(iteration);
-        Unknowns { iteration, done, begun, recomputed, passed, recomputes, held, workspace, touches }
+        Unknowns { iteration, done, begun, recomputed, passed, recomputes, held, workspace, touches, once, stays }
     }
 
     /// x_ik = y_ik − y_{i−1,k}: layers of run k in stage i.
@@ -262,16 +269,15 @@ impl<'f, 'a> Master<'f, 'a> {
 
     /// Per microbatch a stage holds the saved activations of the layers it does not recompute, and its input, which is
     /// part of the saved activations where nothing is recomputed: with κ_i = Σ_k saved_k (x_ik − r_ik) and input a_i,
-    /// `M_i ≥ κ_i`, `M_i ≥ a_i`, `M_i ≥ κ_i + a_i − max a (1 − ρ_i)`.
+    /// `M_i ≥ κ_i`, `M_i ≥ a_i − a°_i`, `M_i ≥ κ_i + a_i − a°_i − max a (1 − ρ_i)`.
     fn activations(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for stage in 0..self.stages() {
             let (device, held) = (self.device(stage), unknowns.held[stage]);
             let saved = |layer: usize| device.bytes[layer].saved.as_f64() / GIB;
             let kept = self.sum(unknowns, stage, saved) - self.sum_recomputed(unknowns, stage, saved);
-            let input = self.input(unknowns, stage);
-            let most = device.bytes.iter().map(|bytes| bytes.boundary).chain([device.bytes[0].input]).max();
-            let most = most.unwrap_or_default().as_f64() / GIB;
+            let input = self.input(unknowns, stage) - self.once(unknowns, stage);
+            let most = self.largest_input(stage);
             rows.push(constraint!(kept.clone() <= held));
             rows.push(constraint!(input.clone() <= held));
             rows.push(constraint!(kept + input + most * unknowns.recomputes[stage] <= held + most));
@@ -294,9 +300,9 @@ impl<'f, 'a> Master<'f, 'a> {
         rows
     }
 
-    /// What stage i needs, in GiB: `Σ_k state_k x_ik + K_i M_i + slots + Σ_k saved_k r_ik + W_i`, and what it holds of parameters
-    /// that layers of two stages share; with its activations on the host
-    /// `K_i a_i + min(K_i, 4) (M_i − a_i)` instead of `K_i M_i`, and with its optimizer there without the optimizer's state.
+    /// What stage i needs, in GiB: `Σ_k state_k x_ik + K_i M_i + a°_i + slots + Σ_k saved_k r_ik + W_i`, and what it holds of parameters
+    /// that layers of two stages share; with its activations on the host `K_i (a_i − a°_i) + min(K_i, 4) (M_i + a°_i − a_i)` instead of
+    /// `K_i M_i`, and with its optimizer there without the optimizer's state.
     pub(super) fn need(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let (device, training, help) = (self.device(stage), self.figures.training, self.case.help(stage));
         let bytes = |layer: usize| &device.bytes[layer];
@@ -307,29 +313,27 @@ impl<'f, 'a> Master<'f, 'a> {
         });
         need += Bytes::new(device.shared(self.case.seats[stage])).to_gib();
         if help.activations {
-            need += self.input(unknowns, stage) * in_flight as f64;
+            need += (self.input(unknowns, stage) - self.once(unknowns, stage)) * in_flight as f64;
             need += self.leaving(unknowns, stage) * in_flight.min(OFFLOAD_SLOTS) as f64;
         } else {
             need.add_mul(in_flight as f64, unknowns.held[stage]);
         }
+        need += self.once(unknowns, stage);
         need += unknowns.workspace[stage];
         need += self.sum_recomputed(unknowns, stage, |layer| bytes(layer).saved.as_f64() / GIB);
-        if stage > 0 {
-            need += self.input(unknowns, stage) * slots_in(training) as f64;
+        let slot = |layer: usize, slots: fn(bool) -> u64| {
+            bytes(layer).boundary.as_f64() / GIB * slots(device.returns(layer + 1)) as f64
+        };
+        if let Some(before) = stage.checked_sub(1) {
+            need += self.at_boundary(unknowns, before, |layer| slot(layer, slots_in));
         }
         if stage + 1 < self.stages() {
-            let slot = |layer: usize| bytes(layer).boundary.as_f64() / GIB;
-            need += self.at_boundary(unknowns, stage, slot) * slots_out(training) as f64;
+            need += self.at_boundary(unknowns, stage, |layer| slot(layer, slots_out));
         }
         need
     }
 
-    /// What one microbatch of stage i keeps beside its input, in GiB: `M_i − a_i`.
-    fn leaving(&self, unknowns: &Unknowns, stage: usize) -> Expression {
-        Expression::from(unknowns.held[stage]) - self.input(unknowns, stage)
-    }
-
-    /// What stage i needs of its host, in GiB: `Σ_k (optimizer + gradients + parameters)_k x_ik` and `K_i (M_i − a_i)`.
+    /// What stage i needs of its host, in GiB: `Σ_k (optimizer + gradients + parameters)_k x_ik − s_i` and `K_i (M_i + a°_i − a_i)`.
     pub(super) fn need_of_host(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let (device, help) = (self.device(stage), self.case.help(stage));
         let mut need = Expression::from(0.0);
@@ -338,6 +342,7 @@ impl<'f, 'a> Master<'f, 'a> {
                 let bytes = &device.bytes[layer];
                 (bytes.optimizer + bytes.gradients + bytes.parameters).as_f64() / GIB
             });
+            need -= self.stays(unknowns, stage);
         }
         if help.activations {
             need += self.leaving(unknowns, stage) * self.case.seats[stage].in_flight as f64;

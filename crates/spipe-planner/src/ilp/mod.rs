@@ -59,7 +59,7 @@ impl Planner for Ilp<'_> {
 }
 
 /// Up to so many sequences are searched without looking first which of them may matter.
-const FEW: usize = 100;
+pub(crate) const FEW: usize = 100;
 
 fn plan(
     problem: &Problem<'_>,

@@ -5,7 +5,7 @@ use spipe_cost::Mode;
 use spipe_plan::Context;
 
 /// `pieces` consecutive pieces of all layers, each with at least one, such that the slowest on `device` is as fast as
-/// possible: the linear partition problem, by dynamic programming in O(L² p). None if there are too few layers, or one cannot
+/// possible: the linear partition problem, by dynamic programming in O(L p log L). None if there are too few layers, or one cannot
 /// run there.
 pub(super) fn balanced(context: &Context<'_>, device: DeviceId, pieces: usize) -> Option<Vec<LayerRange>> {
     let training = context.workload().mode == Mode::Train;
@@ -25,7 +25,11 @@ pub(super) fn balanced(context: &Context<'_>, device: DeviceId, pieces: usize) -
     best[0][0] = 0.0;
     for piece in 1..=pieces {
         for end in piece..=layers {
-            for start in piece - 1..end {
+            // The later the last piece starts, the less it takes, and the more those before it do: where these meet is the best.
+            let meet = first_of((piece - 1, end), |start| best[piece - 1][start] >= sums[end] - sums[start]);
+            let before = meet.checked_sub(1).filter(|before| *before + 1 >= piece);
+            let before = before.map(|before| first_of((piece - 1, end), |start| sums[start] >= sums[before]));
+            for start in before.into_iter().chain(Some(meet).filter(|meet| *meet < end)) {
                 let slowest = f64::max(best[piece - 1][start], sums[end] - sums[start]);
                 if slowest < best[piece][end] {
                     best[piece][end] = slowest;
@@ -40,6 +44,19 @@ pub(super) fn balanced(context: &Context<'_>, device: DeviceId, pieces: usize) -
     }
     ends.reverse();
     ends.windows(2).map(|pair| LayerRange::new(pair[0].into(), (pair[1] - 1).into())).collect()
+}
+
+/// The first number of `from..to` for which something holds that then holds for all behind it; `to` if there is none.
+fn first_of((mut from, mut to): (usize, usize), holds: impl Fn(usize) -> bool) -> usize {
+    while from < to {
+        let middle = from.midpoint(to);
+        if holds(middle) {
+            to = middle;
+        } else {
+            from = middle + 1;
+        }
+    }
+    from
 }
 
 /// One piece per layer.

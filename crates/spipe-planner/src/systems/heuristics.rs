@@ -10,7 +10,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;
-use spipe_plan::{Placement, System};
+use spipe_plan::{Placement, System, check};
 
 /// Which part of the time limit the balanced dynamic program may take. It needs less of it, but for machines of many devices.
 const SHARE: u32 = 2;
@@ -34,12 +34,27 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
     plans
 }
 
-/// The best plan with several stages on each GPU, of which the planners of stages have one.
-pub(super) fn in_short_stages(problem: &Problem<'_>, deadline: &Deadline<'_>) -> Option<Scored> {
+/// A placement of those heuristics that fits although none does that has one stage per device or is generated.
+pub(super) fn fitting(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Option<Placement> {
+    let cut = problem.systems.contains(&System::Mobius) && problem.context.workload().mode == Mode::Train;
+    let cut = || if cut { mobius::candidates(figures, deadline) } else { Vec::new() };
+    let accepted = |placement: &Placement| {
+        problem.options.pins.allow(&problem.context, placement) && check(&problem.context, placement).is_ok()
+    };
+    short_stages(problem).into_iter().find(accepted).or_else(|| cut().into_iter().find(accepted))
+}
+
+/// Placements with several stages on each GPU.
+fn short_stages(problem: &Problem<'_>) -> Vec<Placement> {
     let trains = problem.context.workload().mode == Mode::Train && problem.options.host_help;
     let allowed = |system: &System| problem.systems.contains(system);
-    let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed);
-    let list = pipelines::in_short_stages(&problem.context, system.filter(|_| trains)?);
+    let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed).filter(|_| trains);
+    system.map_or_else(Vec::new, |system| pipelines::in_short_stages(&problem.context, system))
+}
+
+/// The best plan with several stages on each GPU, of which the planners of stages have one.
+pub(super) fn in_short_stages(problem: &Problem<'_>, deadline: &Deadline<'_>) -> Option<Scored> {
+    let list = short_stages(problem);
     let judged: Vec<Option<Scored>> =
         list.into_par_iter().map(|placement| if deadline.over() { None } else { judge(problem, placement) }).collect();
     judged.into_iter().fold(None, faster)

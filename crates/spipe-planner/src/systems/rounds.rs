@@ -69,26 +69,27 @@ pub(super) fn cross_mapping(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Dev
         return gpus.to_vec();
     }
     let under = |a: DeviceId, b: DeviceId| context.hardware.shared_root(a, b);
-    let shared = |a: DeviceId, b: DeviceId| {
-        if under(a, b) { gpus.iter().filter(|other| under(a, **other)).count() as f64 } else { 0.0 }
-    };
-    let cost = |order: &[DeviceId]| -> f64 {
+    let sharers = |a: DeviceId| gpus.iter().filter(|other| under(a, **other)).count() as f64;
+    let shared = |a: DeviceId| gpus.iter().map(|b| if under(a, *b) { sharers(a) } else { 0.0 }).collect();
+    let shared: Vec<Vec<f64>> = gpus.iter().map(|a| shared(*a)).collect();
+    let cost = |order: &[usize]| -> f64 {
         (0..order.len())
             .flat_map(|i| (i + 1..order.len()).map(move |j| (i, j)))
-            .map(|(i, j)| shared(order[i], order[j]) / (j - i) as f64)
+            .map(|(i, j)| shared[order[i]][order[j]] / (j - i) as f64)
             .sum()
     };
-    let mut best = (cost(gpus), gpus.to_vec());
-    permute(&mut gpus.to_vec(), 0, &mut |order| {
+    let mut order: Vec<usize> = (0..gpus.len()).collect();
+    let mut best = (cost(&order), order.clone());
+    permute(&mut order, 0, &mut |order| {
         let cost = cost(order);
         if cost < best.0 - 1e-12 {
             best = (cost, order.to_vec());
         }
     });
-    best.1
+    best.1.into_iter().map(|index| gpus[index]).collect()
 }
 
-fn permute(order: &mut Vec<DeviceId>, from: usize, visit: &mut dyn FnMut(&[DeviceId])) {
+fn permute(order: &mut Vec<usize>, from: usize, visit: &mut dyn FnMut(&[usize])) {
     if from == order.len() {
         visit(order);
         return;

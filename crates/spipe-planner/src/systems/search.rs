@@ -7,12 +7,13 @@
 //!                                 └─ stages, by the planner ────────────┴─► the best few ─► improved ─► best plan
 //! ```
 
-use super::{candidates, heuristics, refusal};
+use super::{candidates, heuristics, refusal, shared};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
     deadline::Deadline,
     figures::Figures,
+    fits::{self, Decision},
     freedom::Freedom,
     ilp::{in_pool, search::to_time},
     reason,
@@ -43,8 +44,10 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     let generated: Vec<System> = other.iter().copied().chain(of_start).collect();
     let mut search = Search::new(problem, &generated);
     in_pool(problem, || {
+        search.decide(&planned)?;
         search.begin();
         search.generate();
+        search.fall_back();
         Ok(())
     })?;
     if !planned.is_empty() {
@@ -102,6 +105,8 @@ struct Search<'s, 'a> {
     systems: Vec<Known>,
     /// The plans of the heuristics.
     begun: Vec<Scored>,
+    /// A placement that fits.
+    spare: Option<Placement>,
     /// The best plan with several stages on each GPU, which would keep the planner of stages from finding plans that can be improved
     /// beyond it.
     short: Option<Scored>,
@@ -127,13 +132,41 @@ impl<'s, 'a> Search<'s, 'a> {
         };
         let systems = systems.iter().map(known).collect();
         let deadline = Deadline::new(problem);
-        Self { problem, figures, deadline, systems, begun: Vec::new(), short: None, refused: None, solves: 0, cases: 0 }
+        let (begun, spare, short, refused) = (Vec::new(), None, None, None);
+        Self { problem, figures, deadline, systems, begun, spare, short, refused, solves: 0, cases: 0 }
+    }
+
+    /// Remembers a plan that fits, where one is found at once; says what is missing, where it is certain that there is none.
+    fn decide(&mut self, planned: &[System]) -> Result<(), PlanError> {
+        let (problem, options) = (self.problem, &self.problem.options);
+        let known = options.incumbent.is_some() || options.start.is_some();
+        if known || self.deadline.stopped() || problem.systems.is_empty() {
+            return Ok(());
+        }
+        match fits::decide(problem) {
+            Decision::Fits(placement) => self.spare = Some(placement),
+            Decision::Never if heuristics::fitting(problem, &self.figures, &self.deadline).is_none() => {
+                let systems = planned.to_vec();
+                let staged =
+                    Problem { context: problem.context, systems, options: problem.options.clone(), ..*problem };
+                let refused = (!planned.is_empty()).then(|| fits::shortage_of_stages(&staged, &self.figures));
+                return Err(self.refusal(refused, 0));
+            }
+            Decision::Never | Decision::Open(_) => {}
+        }
+        Ok(())
     }
 
     /// Begins with the plans of the heuristics.
     fn begin(&mut self) {
         self.begun = heuristics::plans(self.problem, &self.figures, &self.deadline);
         self.short = heuristics::in_short_stages(self.problem, &self.deadline);
+    }
+
+    /// Takes the plan that fits where nothing better was found.
+    fn fall_back(&mut self) {
+        let spare = self.spare.take().filter(|_| self.best().is_none());
+        self.begun.extend(spare.and_then(|spare| judge(self.problem, spare)));
     }
 
     /// The fastest plan of the heuristics for one of `systems`.
@@ -161,7 +194,9 @@ impl<'s, 'a> Search<'s, 'a> {
         self.systems.par_iter_mut().for_each(|known| {
             known.bound = match known.candidates.is_empty() {
                 true => f64::INFINITY,
-                false => least(figures, known.system).unwrap_or(0.0),
+                false => {
+                    least(figures, known.system).unwrap_or_else(|| shared::least(&figures.context, &known.candidates))
+                }
             };
         });
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
@@ -190,7 +225,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let known = &mut self.systems[index];
             known.examined = scored.iter().filter(|(looked, _)| *looked).count();
             known.best = scored.into_iter().map(|(_, scored)| scored).fold(begun, faster);
-            // The candidates of systems without a bound are all that they have.
+            // The candidates of systems that share everything are all that they have.
             if all && least_is_exhaustive(known.system) {
                 known.bound = known.best.as_ref().map_or(f64::INFINITY, |(time, _)| time.to_ms());
             }

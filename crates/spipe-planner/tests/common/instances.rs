@@ -1,6 +1,7 @@
 //! Small random machines and models.
 
 use proptest::prelude::*;
+use spipe_base::LayerRange;
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
@@ -159,5 +160,23 @@ prop_compose! {
         }
         let mode = if infer { Mode::Infer } else { Mode::Train };
         Instance::new(&model_text(&kept), &machine_text(&machine), &workload(microbatches, mode))
+    }
+}
+
+prop_compose! {
+    /// The same with some of the first layers frozen, and some of those behind them.
+    pub fn frozen_instance_of(most: usize)(
+        instance in instance_of(most), front in 1usize..4, gap in 1usize..3, behind in 0usize..3,
+    ) -> Instance {
+        let layers = instance.model.layers().len();
+        let range = |first: usize, count: usize| {
+            let end = (first + count).min(layers);
+            LayerRange::new(first.into(), end.checked_sub(1)?.into())
+        };
+        let front = front.min(layers.saturating_sub(1));
+        let ranges: Vec<LayerRange> = [range(0, front), range(front + gap, behind)].into_iter().flatten().collect();
+        let model = instance.model.with_frozen(&ranges).unwrap();
+        let cost = CostTable::new(&model, &instance.hardware, instance.cost.workload()).unwrap();
+        Instance { model, cost, ..instance }
     }
 }

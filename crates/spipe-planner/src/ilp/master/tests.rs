@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     case::{Discipline, disciplines},
-    common::{Instance, MachineText, instance_of, machine_text, workload},
+    common::{Instance, MachineText, frozen_instance_of, instance_of, machine_text, workload},
     ilp::solve::{Answer, Settings, solve},
     order::OrderGraph,
     sequence,
@@ -18,9 +18,17 @@ use std::collections::HashMap;
 
 /// Runs `property` on the cases of `count` random instances, always the same.
 fn on_cases(count: u32, property: impl Fn(&Instance, &Figures<'_>, &Case) -> TestCaseResult) {
+    on_cases_among(count, instance_of(6), property);
+}
+
+fn on_cases_among(
+    count: u32,
+    instances: impl Strategy<Value = Instance>,
+    property: impl Fn(&Instance, &Figures<'_>, &Case) -> TestCaseResult,
+) {
     let config = Config { cases: count, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    if let Err(error) = runner.run(&instance_of(6), |instance| on_cases_of(&instance, &property)) {
+    if let Err(error) = runner.run(&instances, |instance| on_cases_of(&instance, &property)) {
         panic!("{error}");
     }
 }
@@ -85,8 +93,14 @@ fn values(master: &Master<'_, '_>, unknowns: &Unknowns, division: &Division) -> 
         let (from, to) = division.layers(stage);
         let (device, recomputed) = (master.device(stage), division.recomputed[stage]);
         let kept: f64 = (from + recomputed..to).map(|layer| device.bytes[layer].saved.as_f64()).sum();
-        let input = device.input(from) as f64;
+        let (input, returns) = (device.input(from) as f64, device.returns(to));
         let held = if recomputed > 0 { kept + input } else { kept.max(input) };
+        let held = if returns || unknowns.once.is_empty() { held } else { 0.0 };
+        if let (Some(once), Some(stays)) = (unknowns.once.get(stage), unknowns.stays.get(stage)) {
+            let parameters: f64 = (from..to).map(|layer| device.bytes[layer].parameters.to_gib()).sum();
+            values.insert(*once, if returns { 0.0 } else { input / GIB });
+            values.insert(*stays, if returns { 0.0 } else { parameters });
+        }
         let workspace = (from..to).map(|layer| device.bytes[layer].workspace).max().unwrap();
         values.insert(unknowns.held[stage], held / GIB);
         values.insert(unknowns.workspace[stage], workspace.to_gib());
@@ -97,6 +111,11 @@ fn values(master: &Master<'_, '_>, unknowns: &Unknowns, division: &Division) -> 
 #[test]
 fn needs_are_what_the_checker_counts() {
     on_cases(40, needs_agree);
+}
+
+#[test]
+fn needs_of_frozen_layers_are_what_the_checker_counts() {
+    on_cases_among(40, frozen_instance_of(5), needs_agree);
 }
 
 /// The head has a copy of the embedding's table wherever the embedding is elsewhere.
@@ -128,7 +147,7 @@ fn needs_agree(instance: &Instance, figures: &Figures<'_>, case: &Case) -> TestC
                 *needs.entry(host.memory).or_default() += of_host;
             }
             let (from, to) = division.layers(stage);
-            let fast = master.device(stage).need(figures.training, *seat, (from, to), division.recomputed[stage]);
+            let fast = master.device(stage).need(*seat, (from, to), division.recomputed[stage]);
             prop_assert!((need - Bytes::new(fast).to_gib()).abs() < 1e-9, "{need} GiB but {fast} B");
         }
         for (memory, stages) in footprint(&instance.context(), &placement) {
@@ -181,54 +200,61 @@ fn least_period(figures: &Figures<'_>, case: &Case) -> Option<f64> {
 
 #[test]
 fn the_optimum_is_the_least_period_of_all_divisions_that_fit() {
-    on_cases(20, |instance, figures, case| {
-        let graph = OrderGraph::new(figures, case);
-        let link_bound = |division: &Division| {
-            let mut loads: BTreeMap<LinkId, f64> = BTreeMap::new();
-            let mut steps: BTreeMap<DeviceId, f64> = BTreeMap::new();
-            let mut stream = 0.0_f64;
-            for stage in 0..case.stages() {
-                let (device, help) = (case.device(figures, stage), case.help(stage));
-                let Some(host) = device.host.filter(|_| help != Help::default()) else { continue };
-                let ((from, to), cost) = (division.layers(stage), figures.context.cost);
-                let leaving = device.leaving((from, to), division.recomputed[stage]) * figures.microbatches;
-                let mut moved = if help.activations { [leaving as f64; 2] } else { [0.0; 2] };
-                stream = stream.max(moved[0] * (host.out + host.back));
-                for layer in (from..to).filter(|_| help.optimizer) {
-                    let bytes = &device.bytes[layer];
-                    let back = if bytes.gradients > Bytes::ZERO { bytes.parameters } else { Bytes::ZERO };
-                    moved = [moved[0] + bytes.gradients.as_f64(), moved[1] + back.as_f64()];
-                    let parameters = cost.trained_parameters(layer.into());
-                    *steps.entry(host.socket).or_default() += cost.optimizer_time(parameters, host.socket).to_ms();
-                }
-                let (here, there) = (case.devices[stage], host.socket.index());
-                for (bytes, (from, to)) in moved.into_iter().zip([(here, there), (there, here)]) {
-                    for (link, per_byte) in &figures.hop(from, to).unwrap().links {
-                        *loads.entry(*link).or_default() += bytes * per_byte;
-                    }
+    on_cases(20, optimum_is_least);
+}
+
+#[test]
+fn the_optimum_with_frozen_layers_is_the_least_period_of_all_divisions_that_fit() {
+    on_cases_among(10, frozen_instance_of(3), optimum_is_least);
+}
+
+fn optimum_is_least(instance: &Instance, figures: &Figures<'_>, case: &Case) -> TestCaseResult {
+    let graph = OrderGraph::new(figures, case);
+    let link_bound = |division: &Division| {
+        let mut loads: BTreeMap<LinkId, f64> = BTreeMap::new();
+        let mut steps: BTreeMap<DeviceId, f64> = BTreeMap::new();
+        let mut stream = 0.0_f64;
+        for stage in 0..case.stages() {
+            let (device, help) = (case.device(figures, stage), case.help(stage));
+            let Some(host) = device.host.filter(|_| help != Help::default()) else { continue };
+            let ((from, to), cost) = (division.layers(stage), figures.context.cost);
+            let leaving = device.leaving((from, to), division.recomputed[stage]) * figures.microbatches;
+            let mut moved = if help.activations { [leaving as f64; 2] } else { [0.0; 2] };
+            stream = stream.max(moved[0] * (host.out + host.back));
+            for layer in (from..to).filter(|_| help.optimizer) {
+                let bytes = &device.bytes[layer];
+                let back = if bytes.gradients > Bytes::ZERO { bytes.parameters } else { Bytes::ZERO };
+                moved = [moved[0] + bytes.gradients.as_f64(), moved[1] + back.as_f64()];
+                let parameters = cost.trained_parameters(layer.into());
+                *steps.entry(host.socket).or_default() += cost.optimizer_time(parameters, host.socket).to_ms();
+            }
+            let (here, there) = (case.devices[stage], host.socket.index());
+            for (bytes, (from, to)) in moved.into_iter().zip([(here, there), (there, here)]) {
+                for (link, per_byte) in &figures.hop(from, to).unwrap().links {
+                    *loads.entry(*link).or_default() += bytes * per_byte;
                 }
             }
-            for stage in 0..case.stages() - 1 {
-                let bytes = figures.crossing(division.ends[stage] - 1, case.devices[stage], case.devices[stage + 1]);
-                let (there, back) = case.hops(figures, stage).unwrap();
-                let back = if figures.training { &back.links[..] } else { &[] };
-                for (link, per_byte) in there.links.iter().chain(back) {
-                    *loads.entry(*link).or_default() += bytes as f64 * per_byte * figures.microbatches as f64;
-                }
-            }
-            loads.into_values().chain(steps.into_values()).fold(stream, f64::max)
-        };
-        let least = divisions(figures, case)
-            .iter()
-            .filter(|division| spipe_plan::check(&instance.context(), &case.placement(figures, division)).is_ok())
-            .map(|division| graph.period(&case.times(figures, division)).0.max(link_bound(division)))
-            .fold(f64::INFINITY, f64::min);
-        match least_period(figures, case) {
-            Some(found) => prop_assert!((found - least).abs() <= 1e-5 * least, "{found} but {least}: {case:?}"),
-            None => prop_assert!(least.is_infinite(), "{least} but nothing found: {case:?}"),
         }
-        Ok(())
-    });
+        for stage in 0..case.stages() - 1 {
+            let bytes = figures.crossing(division.ends[stage] - 1, case.devices[stage], case.devices[stage + 1]);
+            let (there, back) = case.hops(figures, stage).unwrap();
+            let back = if figures.training { &back.links[..] } else { &[] };
+            for (link, per_byte) in there.links.iter().chain(back) {
+                *loads.entry(*link).or_default() += bytes as f64 * per_byte * figures.microbatches as f64;
+            }
+        }
+        loads.into_values().chain(steps.into_values()).fold(stream, f64::max)
+    };
+    let least = divisions(figures, case)
+        .iter()
+        .filter(|division| spipe_plan::check(&instance.context(), &case.placement(figures, division)).is_ok())
+        .map(|division| graph.period(&case.times(figures, division)).0.max(link_bound(division)))
+        .fold(f64::INFINITY, f64::min);
+    match least_period(figures, case) {
+        Some(found) => prop_assert!((found - least).abs() <= 1e-5 * least, "{found} but {least}: {case:?}"),
+        None => prop_assert!(least.is_infinite(), "{least} but nothing found: {case:?}"),
+    }
+    Ok(())
 }
 
 #[test]
