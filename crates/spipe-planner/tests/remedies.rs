@@ -46,8 +46,11 @@ fn exists(case: (&Model, &Hardware), asked: (&Workload, &[System])) -> bool {
     }
 }
 
+/// Layers, a machine, a workload, and the systems that may be used with the layers that are frozen.
+type Tight = (Vec<LayerText>, MachineText, Workload, (Vec<System>, Vec<LayerRange>));
+
 /// Models, of which a third has frozen layers, first ones and perhaps one behind, and machines that are too small for most of them.
-fn tight() -> impl Strategy<Value = (Vec<LayerText>, MachineText, Workload, (Vec<System>, Vec<LayerRange>))> {
+fn tight() -> impl Strategy<Value = Tight> {
     let systems = prop::sample::select(vec![
         vec![System::OneForwardOneBackward],
         vec![System::Gpipe],

@@ -4,22 +4,58 @@ use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::Context;
 
+/// What pieces are balanced in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Weight {
+    /// Time of one microbatch.
+    Time,
+    /// Half of each, as parts of the whole.
+    Both,
+    /// What stays on the device, with what one microbatch saves.
+    Bytes,
+}
+
 /// `pieces` consecutive pieces of all layers, each with at least one, such that the slowest on `device` is as fast as
-/// possible: the linear partition problem, by dynamic programming in O(L p log L). None if there are too few layers, or one cannot
-/// run there.
+/// possible. None if there are too few layers, or one cannot run there.
 pub(super) fn balanced(context: &Context<'_>, device: DeviceId, pieces: usize) -> Option<Vec<LayerRange>> {
+    balanced_in(context, (device, Weight::Time), pieces)
+}
+
+/// The same such that the heaviest piece is as light as possible.
+pub(super) fn balanced_in(
+    context: &Context<'_>,
+    (device, weight): (DeviceId, Weight),
+    pieces: usize,
+) -> Option<Vec<LayerRange>> {
     let training = context.workload().mode == Mode::Train;
-    let mut sums = vec![0.0];
+    let mut weights = Vec::new();
     for layer in context.cost.layers() {
-        let time = context.cost.time(layer, device)?;
+        let (time, memory) = (context.cost.time(layer, device)?, context.cost.memory(layer, device));
         let work = time.forward.get() + if training { time.backward().get() } else { 0.0 };
-        sums.push(sums[sums.len() - 1] + work);
+        weights.push((work, (memory.state() + memory.saved).as_f64()));
+    }
+    let total = |part: fn(&(f64, f64)) -> f64| weights.iter().map(part).sum::<f64>().max(f64::MIN_POSITIVE);
+    let (time, bytes) = (total(|weight| weight.0), total(|weight| weight.1));
+    let of = |(work, held): &(f64, f64)| match weight {
+        Weight::Time => *work,
+        Weight::Both => work / time + held / bytes,
+        Weight::Bytes => *held,
+    };
+    lightest(&weights.iter().map(of).collect::<Vec<f64>>(), pieces)
+}
+
+/// Consecutive pieces of which the heaviest is as light as possible: the linear partition problem, by dynamic programming in
+/// O(L p log L).
+fn lightest(weights: &[f64], pieces: usize) -> Option<Vec<LayerRange>> {
+    let mut sums = vec![0.0];
+    for weight in weights {
+        sums.push(sums[sums.len() - 1] + weight);
     }
     let layers = sums.len() - 1;
     if pieces == 0 || pieces > layers {
         return None;
     }
-    // best[p][e]: the slowest of p pieces of the first e layers; from[p][e]: where its last piece starts.
+    // best[p][e]: the heaviest of p pieces of the first e layers; from[p][e]: where its last piece starts.
     let mut best = vec![vec![f64::INFINITY; layers + 1]; pieces + 1];
     let mut from = vec![vec![0; layers + 1]; pieces + 1];
     best[0][0] = 0.0;
@@ -30,9 +66,9 @@ pub(super) fn balanced(context: &Context<'_>, device: DeviceId, pieces: usize) -
             let before = meet.checked_sub(1).filter(|before| *before + 1 >= piece);
             let before = before.map(|before| first_of((piece - 1, end), |start| sums[start] >= sums[before]));
             for start in before.into_iter().chain(Some(meet).filter(|meet| *meet < end)) {
-                let slowest = f64::max(best[piece - 1][start], sums[end] - sums[start]);
-                if slowest < best[piece][end] {
-                    best[piece][end] = slowest;
+                let heaviest = f64::max(best[piece - 1][start], sums[end] - sums[start]);
+                if heaviest < best[piece][end] {
+                    best[piece][end] = heaviest;
                     from[piece][end] = start;
                 }
             }

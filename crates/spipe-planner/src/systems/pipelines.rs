@@ -1,8 +1,11 @@
 //! Stages that keep their parameters: one per device, dealt out in turn, or down the devices and up again.
 
-use super::{cuts, gpus, socket};
+use super::{
+    cuts::{self, Weight},
+    gpus, socket,
+};
 use spipe_base::{DeviceId, LayerRange};
-use spipe_plan::{Context, Dealing, Placement, Stage, System};
+use spipe_plan::{Context, Dealing, Placement, Stage, System, check};
 
 /// The most chunks per device that are tried.
 const MOST_CHUNKS: usize = 4;
@@ -30,8 +33,7 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
         Dealing::Single => {
             for count in 1..=devices.len() {
                 let pieces = cuts::balanced(context, first, count).unwrap_or_default();
-                let device = |index: usize| devices[index];
-                placements.extend(variants(context, system, &pieces, &device));
+                placements.extend(fitting(context, system, (first, count), &|index| devices[index]));
                 if matches!(system, System::ZeroOffload | System::ZeroOffloadDelayed) {
                     // One stage per layer, so that gradients leave and parameters return while others compute.
                     let of_layer = |layer: &LayerRange| {
@@ -46,14 +48,13 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
         }
         Dealing::RoundRobin => {
             for chunks in 1..=MOST_CHUNKS {
-                let pieces = cuts::balanced(context, first, chunks * devices.len()).unwrap_or_default();
-                placements.extend(variants(context, system, &pieces, &|index| devices[index % devices.len()]));
+                let device = |index: usize| devices[index % devices.len()];
+                placements.extend(fitting(context, system, (first, chunks * devices.len()), &device));
             }
         }
         Dealing::Vee => {
-            let pieces = cuts::balanced(context, first, 2 * devices.len()).unwrap_or_default();
             let device = |index: usize| devices[index.min(2 * devices.len() - 1 - index)];
-            placements.extend(variants(context, system, &pieces, &device));
+            placements.extend(fitting(context, system, (first, 2 * devices.len()), &device));
         }
     }
     Some(placements)
@@ -87,6 +88,26 @@ pub(super) fn in_short_stages(context: &Context<'_>, system: System) -> Vec<Plac
                     parts.into_iter().map(|(layers, index)| stage(layers, gpus[index])).collect();
                 list.extend(stages.map(|stages| Placement::new(system, stages)));
             }
+        }
+    }
+    list
+}
+
+/// The variants of so many pieces that are balanced in time, and where none of them fits, of pieces that are balanced in bytes as well,
+/// or in nothing else.
+fn fitting(
+    context: &Context<'_>,
+    system: System,
+    (first, count): (DeviceId, usize),
+    device: &dyn Fn(usize) -> DeviceId,
+) -> Vec<Placement> {
+    let mut list: Vec<Placement> = Vec::new();
+    for weight in [Weight::Time, Weight::Both, Weight::Bytes] {
+        let pieces = cuts::balanced_in(context, (first, weight), count).unwrap_or_default();
+        let more = variants(context, system, &pieces, device);
+        list.extend(more.into_iter().filter(|placement| !list.contains(placement)).collect::<Vec<_>>());
+        if list.iter().any(|placement| check(context, placement).is_ok()) {
+            break;
         }
     }
     list
@@ -136,4 +157,31 @@ fn variants(
             Some(Placement::new(system, stages?))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
+    use spipe_cost::Mode;
+
+    /// Slow layers without parameters before quick ones that fill a GPU two by two.
+    #[test]
+    fn pieces_are_balanced_in_bytes_where_time_alone_leaves_no_room() {
+        let slow = LayerText { count: 4, times: [20, 20, 20], slowdown: 2, parameters: 0, boundary: 1, saved: 1 };
+        let large = LayerText { times: [1, 1, 1], parameters: 16_000_000, ..slow };
+        for (memory, system) in [(560, System::ZbH1), (560, System::ZbV), (560, System::Interleaved)] {
+            let machine = MachineText { gpus: vec![(memory, 20); 2], root: 20, sockets: vec![1000] };
+            let model = model_text(&[slow.clone(), large.clone()]);
+            let instance = Instance::new(&model, &machine_text(&machine), &workload(4, Mode::Train));
+            let context = instance.context();
+            let fit = |placement: &Placement| check(&context, placement).is_ok();
+            let list = candidates(&context, system).unwrap_or_default();
+            assert!(list.iter().any(fit), "{system}");
+            let gpus = gpus(&context);
+            let pieces = cuts::balanced(&context, gpus[0], 2).unwrap_or_default();
+            let balanced = variants(&context, System::ZbH1, &pieces, &|index| gpus[index]);
+            assert!(!balanced.is_empty() && !balanced.iter().any(fit), "{system}");
+        }
+    }
 }
