@@ -5,7 +5,7 @@ use crate::{
     capacity::{Capacity, capacity},
     case::{Discipline, judge},
     figures::Figures,
-    ilp, reason,
+    greedy, ilp, reason,
     sequence::{self, Coverage},
     systems::candidates,
 };
@@ -56,6 +56,11 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
     let figures = Figures::new(problem.context, &problem.options);
     if systems.is_empty() || reason::lonely_layers(&figures).is_err() {
         return Decision::Never;
+    }
+    // Where there is room enough, the first filling will do.
+    let pinned = |placement: &Placement| problem.options.pins.allow(&problem.context, placement);
+    if let Some(placement) = greedy::placements(&figures, &systems).into_iter().find(pinned) {
+        return Decision::Fits(placement);
     }
     let mut open = Vec::new();
     for system in systems {
