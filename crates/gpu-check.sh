@@ -111,7 +111,7 @@ for system in superpipeline zero-offload auto; do
   say "| $system | $predicted ms | $measured ms | $(awk "BEGIN { printf \"%+.1f %%\", 100 * $error }") | $rate | $overlap | ${held:-?} bytes |"
 done
 say ""
-say "A run fails rather than exceed the cap; ``spipe run`` reports planned and held bytes of every memory."
+say "A run fails rather than exceed the cap; \`spipe run\` reports planned and held bytes of every memory."
 if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
   say ""
   say "PyTorch with CUDA is installed here: \`python3 crates/spipe-exec/benches/pytorch/paired.py\` compares the CPU's figures."
