@@ -10,13 +10,13 @@ use crate::{
     run::Job,
     site::{Site, assign_cores},
     store::Store,
-    task::{Task, computed_on, tasks},
+    task::{computed_on, tasks},
     weights::{self, Weights},
 };
 use burn::tensor::DType;
-use spipe_base::{ActionId, ActionKind, DeviceId, Diagnostic, Faults, IdVec};
+use spipe_base::{ActionKind, DeviceId, Diagnostic, Faults};
 use spipe_hardware::DeviceKind;
-use spipe_model::{Model, Precision};
+use spipe_model::Precision;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
@@ -34,7 +34,6 @@ pub(crate) fn prepare<'a>(
     let units = if inference.is_some() { inferring_units(context.model) } else { units(context.model) };
     let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
     let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
-    faults.extend(parted(context.model, program, (&units, &tasks)));
     let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
     for (device, binding) in &bound {
         let (name, stored) = (&program.devices()[*device].name, context.cost.storage(*device));
@@ -92,26 +91,6 @@ pub(crate) fn prepare<'a>(
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok((interpreter, bound.into_values().collect(), warnings))
-}
-
-/// Layers that share a table which another stage has, and which their stage does not read.
-fn parted(model: &Model, program: &Program, (units, tasks): (&[Unit], &IdVec<ActionId, Task>)) -> Faults {
-    let mut faults = Faults::new();
-    for (id, owner) in units.iter().filter_map(|unit| Some((unit.id(), unit.tied()?.owner))) {
-        let lacks = |task: &&Task| match task {
-            Task::Forward { work, .. } => {
-                let layers = program.stages()[work.stage].layers;
-                layers.contains(id) && !layers.contains(owner) && work.shared.is_none()
-            }
-            _ => false,
-        };
-        if tasks.iter().any(|task| lacks(&task)) {
-            let name = |id| &model.layers()[id].name;
-            let message = format!("layer `{}` uses the table of `{}`, which another stage has", name(id), name(owner));
-            faults.push(Diagnostic::error(message).hint("where GPUs share everything, give one stage all layers"));
-        }
-    }
-    faults
 }
 
 /// Where the run begins, and what about that should be known.

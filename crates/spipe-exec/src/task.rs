@@ -53,7 +53,7 @@ pub(crate) enum Task {
         to: Vec<BufferId>,
         adds: bool,
     },
-    /// Parameters that layers of two stages use, or their gradients, to another memory.
+    /// Parameters that layers of two stages use, to another memory.
     Share {
         from: BufferId,
         to: BufferId,
@@ -186,7 +186,9 @@ pub(crate) fn computed_on(program: &Program) -> IdVec<BufferId, Option<DeviceId>
         let lane = &program.lanes()[action.lane];
         let adds = action.kind == ActionKind::Accumulate && lane.role == LaneRole::Compute;
         if action.kind.is_compute() || adds {
-            for access in action.reads.iter().chain(&action.writes) {
+            // Parts of what several devices share are in host memory.
+            let whole = |access: &&Access| !adds || program.buffers()[access.buffer].part.is_none();
+            for access in action.reads.iter().chain(&action.writes).filter(whole) {
                 devices[access.buffer] = Some(lane.device);
             }
         }
@@ -236,7 +238,7 @@ impl Uses<'_> {
                 self.one(|content| PARAMETERS(content) || SHARED(content)).map(|(from, to)| Task::Share { from, to })
             }
             ActionKind::Copy(Payload::GradientsOut) if self.write(SHARED_GRADIENTS).is_some() => {
-                self.one(SHARED_GRADIENTS).map(|(from, to)| Task::Share { from, to })
+                Ok(self.moved(SHARED_GRADIENTS))
             }
             ActionKind::Accumulate => self.accumulate(),
             ActionKind::Copy(Payload::WeightsIn | Payload::WriteBack) => Ok(self.moved(PARAMETERS)),
@@ -370,15 +372,17 @@ impl Uses<'_> {
     }
 
     fn gather(&self) -> Result<Task, String> {
-        let to = self.write(PARAMETERS).ok_or("gathers nothing")?;
-        let mut from = self.all(&self.action.reads, PARAMETERS);
+        let parameters: Wanted = |content| PARAMETERS(content) || SHARED(content);
+        let to = self.write(parameters).ok_or("gathers nothing")?;
+        let mut from = self.all(&self.action.reads, parameters);
         from.sort_by_key(|buffer| self.program.buffers()[*buffer].part);
         Ok(Task::Gather { from, to })
     }
 
     fn reduce(&self) -> Result<Task, String> {
-        let to = self.write(GRADIENTS).ok_or("reduces nothing")?;
-        let read = self.all(&self.action.reads, GRADIENTS);
+        let gradients: Wanted = |content| GRADIENTS(content) || SHARED_GRADIENTS(content);
+        let to = self.write(gradients).ok_or("reduces nothing")?;
+        let read = self.all(&self.action.reads, gradients);
         let adds = read.contains(&to);
         Ok(Task::Reduce { from: read.into_iter().filter(|buffer| *buffer != to).collect(), to, adds })
     }

@@ -163,19 +163,24 @@ fn sharded(context: &Context<'_>, placement: &Placement) -> Footprint {
                 stage.layers.iter().map(|layer| part(context.cost.memory(layer, *device))).sum::<Bytes>()
             };
             let (parameters, gradients) = (sum(|memory| memory.parameters), sum(|memory| memory.gradients));
+            // Parameters of another stage that it uses as well are gathered with its own; the sum of their gradients stays.
+            let user = context.model.borrows(stage.layers).map(|tie| context.cost.memory(tie.user, *device));
+            let tied = user.map_or(Bytes::ZERO, |user| user.tied_parameters + user.tied_gradients);
+            let tied_sum = user.map_or(Bytes::ZERO, |user| user.tied_gradients);
             let part = |bytes| shard(bytes, participants.len());
             // Each participant generates its share of the sequences.
             let (mut on_device, mut on_host) = (part(sum(|memory| memory.cache)), Bytes::ZERO);
             let streamed = matches!(stage.weights, Weights::Streamed(_));
-            *(if streamed { &mut on_host } else { &mut on_device }) += part(parameters) + part(gradients);
+            *(if streamed { &mut on_host } else { &mut on_device }) +=
+                part(parameters) + part(gradients) + part(tied_sum);
             *(if streamed || stage.optimizer.is_some() { &mut on_host } else { &mut on_device }) +=
                 part(sum(|memory| memory.optimizer));
             if stage.optimizer.is_some() && !streamed {
                 on_host += part(parameters) + part(gradients);
             }
             // On their way between host and device, shards are there twice.
-            let moving = if streamed { part(parameters) + part(gradients) } else { Bytes::ZERO };
-            largest.slots = largest.slots.max((parameters + gradients + moving) * 2);
+            let moving = if streamed { part(parameters) + part(gradients) + part(tied) } else { Bytes::ZERO };
+            largest.slots = largest.slots.max((parameters + gradients + tied + moving) * 2);
             largest.transient = largest.transient.max(need.transient);
             let state = StageFootprint {
                 state: on_device,

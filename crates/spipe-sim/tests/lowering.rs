@@ -147,10 +147,10 @@ proptest! {
         devices in 1usize..5,
         habits in (0usize..2, any::<bool>(), any::<bool>()),
         rounds in 1u64..4,
-        train in any::<bool>(),
+        (train, tied) in any::<(bool, bool)>(),
         frozen in 0usize..6,
     ) {
-        let (model, hardware) = (model(&layers, frozen), machine());
+        let (model, hardware) = (perhaps_tied(&layers, frozen, tied), machine());
         let workload = workload(rounds * devices as u64, if train { Mode::Train } else { Mode::Infer });
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
@@ -164,6 +164,9 @@ proptest! {
         prop_assert!(is_ok(&simulation) && (simulation.steady || !train || frozen > 0));
         let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
         holds_no_more(&simulation.trace, &hardware, &needs)?;
+        if tied {
+            return Ok(());
+        }
         // Every device gets what the others have: (n − 1) / n of the parameters per pass.
         let gathers = |trace: &spipe_trace::Trace| {
             let gathered = |span: &&spipe_trace::Span| span.kind == ActionKind::Collective(Collective::AllGather);

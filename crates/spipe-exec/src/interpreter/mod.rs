@@ -124,6 +124,10 @@ impl Interpreter<'_> {
             | Content::Gradients(layers)
             | Content::OptimizerState(layers)
             | Content::UndoLog(layers) => Ok(layers),
+            Content::Shared(user) | Content::SharedGradients(user) => {
+                let owner = self.owner(user)?.0;
+                LayerRange::new(owner, owner).ok_or_else(|| format!("{owner} is no range"))
+            }
             content => Err(format!("{content} where something of layers belongs")),
         }
     }

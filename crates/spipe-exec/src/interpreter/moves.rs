@@ -7,6 +7,7 @@ use crate::{
 };
 use burn::tensor::{DType, Tensor, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
+use spipe_schedule::Content;
 use std::{sync::Arc, time::Instant};
 
 impl Interpreter<'_> {
@@ -116,9 +117,16 @@ impl Interpreter<'_> {
         let parts: Vec<Vec<(LayerId, Arc<HostLayer>)>> =
             from.iter().map(|buffer| self.host_layers(self.at(*buffer, iteration))).collect::<Result<_, _>>()?;
         let mut layers = Vec::new();
-        for (index, layer) in self.layers_of(to)?.iter().enumerate() {
-            let whole = |tensor: usize| join(parts.iter().map(|part| &part[index].1[tensor]));
-            let count = self.units[layer.index()].parameters().len();
+        for layer in self.layers_of(to)?.iter() {
+            let of = |part: &Vec<(LayerId, Arc<HostLayer>)>| {
+                part.iter().find(|(other, _)| *other == layer).map(|(_, tensors)| Arc::clone(tensors))
+            };
+            let parts: Option<Vec<Arc<HostLayer>>> = parts.iter().map(of).collect();
+            let parts = parts.ok_or_else(|| wrong(self.at(to, iteration)))?;
+            // What is shared by two layers is the first of their tensors.
+            let shared = matches!(self.program.buffers()[to].content, Content::Shared(_));
+            let count = if shared { 1 } else { self.units[layer.index()].parameters().len() };
+            let whole = |tensor: usize| join(parts.iter().map(|part| &part[tensor]));
             layers.push((layer, Arc::new((0..count).map(whole).collect())));
         }
         let mut outcome = Outcome::default();

@@ -63,7 +63,7 @@ impl Interpreter<'_> {
         })
     }
 
-    /// Shared parameters or their gradients to another memory.
+    /// Shared parameters to another memory.
     pub(super) fn share(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
         let (Content::Shared(user) | Content::SharedGradients(user)) = self.program.buffers()[to].content else {
             return Err(wrong(self.at(to, iteration)));

@@ -49,6 +49,9 @@ fn cases(model: &str) -> Vec<Setup<'_>> {
         of(System::NaiveSwap, units),
         of(System::Mobius, &["gpu0 0..1 streamed recompute", "gpu1 2..3 streamed recompute"]),
         spipe(model),
+        of(System::Fsdp, &["gpu0 0..1", "gpu0 2..3 recompute"]),
+        of(System::Fsdp, &["gpu0 0..0 socket", "gpu0 1..2", "gpu0 3..3 socket"]),
+        of(System::ZeroInfinity, &["gpu0 0..1 streamed", "gpu0 2..3 streamed recompute:1"]),
     ]
 }
 
@@ -66,7 +69,8 @@ fn adds(program: &Program) -> usize {
 #[test]
 fn every_system_sums_both_gradients() {
     for setup in cases(&tied()) {
-        assert_eq!(adds(&setup.build().1), 1, "{setup:?}");
+        let devices = if matches!(setup.system, System::Fsdp | System::ZeroInfinity) { 2 } else { 1 };
+        assert_eq!(adds(&setup.build().1), devices, "{setup:?}");
         let results = both(&setup, Backend::Flex, STEPS);
         within_rounding(&setup, &results);
         assert!(results.1.losses[STEPS as usize - 1] < results.1.losses[0], "it learns: {:?}", results.1.losses);

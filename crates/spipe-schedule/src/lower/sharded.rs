@@ -8,11 +8,14 @@
 //! A collective over n devices is a ring: each device gets (n − 1)/n of the bytes from the one before it. The next stage is
 //! gathered while the current one computes, into the second of two slots.
 
+mod shared;
+
 use super::flows::{dram_flow, kept_by_its_step, route};
 use super::pipeline::times;
 use crate::{
     Access, Action, Anchor, Content, Edge, Flow, Lifetime, Part as Share, ProgramBuilder, Stage as ProgramStage,
 };
+use shared::Shared;
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, Collective, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId,
     MicrobatchId, Payload, Seconds, SimTime, StageId, Subject,
@@ -38,6 +41,8 @@ struct Part {
     /// How often gradients have been added up.
     accumulated: u32,
     bytes: Sizes,
+    /// What it uses of another stage's parameters.
+    shared: Option<Shared>,
 }
 
 /// Bytes of a stage in whole and in shards.
@@ -114,10 +119,13 @@ impl<'a> Lowering<'a> {
                 }
             }
             for stage in (first..stages).rev() {
-                let gradients: Vec<BufferId> =
+                let gradients: Vec<_> =
                     (0..count).map(|at| self.backward(at, stage, MicrobatchId::from(round * count + at))).collect();
+                let (own, shared): (Vec<BufferId>, Vec<Option<BufferId>>) = gradients.into_iter().unzip();
+                let shared: Vec<BufferId> = shared.into_iter().flatten().collect();
                 for at in 0..count {
-                    self.reduce_scatter(at, stage, &gradients);
+                    self.reduce_scatter(at, stage, &own);
+                    self.reduce_shared(at, stage, &shared);
                 }
             }
         }
@@ -138,9 +146,10 @@ impl<'a> Lowering<'a> {
 
     fn forward(&mut self, at: usize, stage: usize, microbatch: MicrobatchId) {
         let gathered = self.gather(at, stage);
+        let mut reads = vec![Access::new(gathered, 1)];
+        reads.extend(self.gather_shared(at, stage));
         let here = &self.participants[at];
         let part = &here.parts[stage];
-        let mut reads = vec![Access::new(gathered, 1)];
         reads.extend(part.cache.map(|cache| Access::new(cache, 0)));
         reads.extend(
             stage.checked_sub(1).and_then(|before| self.outputs[at][before]).map(|input| Access::new(input, 1)),
@@ -162,14 +171,16 @@ impl<'a> Lowering<'a> {
         self.compute(at, (ActionKind::Forward, Subject::work(id, microbatch)), work, (reads, writes));
     }
 
-    /// The backward of a stage, after its recompute; returns the gradients of its parameters in whole.
-    fn backward(&mut self, at: usize, stage: usize, microbatch: MicrobatchId) -> BufferId {
+    /// The backward of a stage, after its recompute; returns the gradients of its parameters in whole, and of those that it shares.
+    fn backward(&mut self, at: usize, stage: usize, microbatch: MicrobatchId) -> (BufferId, Option<BufferId>) {
         let gathered = self.gather(at, stage);
+        let mut reads = vec![Access::new(gathered, 1)];
+        reads.extend(self.gather_shared(at, stage));
+        let shared = self.shared_gradients(at, stage);
         let here = &self.participants[at];
         let part = &here.parts[stage];
         let (memory, layers, id, bytes) = (here.memory, part.stage.layers, part.id, part.bytes);
         let (recomputed, times) = (part.stage.recomputed_layers(), times(self.context, &part.stage));
-        let mut reads = vec![Access::new(gathered, 1)];
         reads.extend(self.saved[at][stage].map(|saved| Access::new(saved, 1)));
         reads.extend(
             stage.checked_sub(1).and_then(|before| self.outputs[at][before]).map(|input| Access::new(input, 1)),
@@ -188,6 +199,7 @@ impl<'a> Lowering<'a> {
         reads.extend(incoming.map(|gradient| Access::new(gradient, 1)));
         let whole = self.builder.buffer(Content::Gradients(layers), memory, bytes.gradients, Lifetime::Transient);
         let mut writes = vec![self.workspace(memory, id, (microbatch, bytes.workspace)), Access::new(whole, 1)];
+        writes.extend(shared.map(|gradients| Access::new(gradients, 1)));
         if let Some(before) = stage.checked_sub(1).filter(|_| self.context.passes_gradient(layers)) {
             let part = &self.participants[at].parts[before];
             let content = Content::Gradient(part.stage.layers.last(), microbatch);
@@ -203,7 +215,7 @@ impl<'a> Lowering<'a> {
         if let Some(before) = reduced.len().checked_sub(SLOTS).map(|index| reduced[index]) {
             self.slot(before, backward, Anchor::EndToStart, 0);
         }
-        whole
+        (whole, shared)
     }
 
     /// Gathers a stage on a device: its own shard from the host if it is there, the others from the other devices.
@@ -238,7 +250,12 @@ impl<'a> Lowering<'a> {
             guard: None,
         };
         let gather = self.builder.action(action);
-        let first = first.unwrap_or(gather);
+        self.make_room(at, first.unwrap_or(gather));
+        whole
+    }
+
+    /// What is gathered comes while the stage before computes, once the one before that has been left.
+    fn make_room(&mut self, at: usize, first: ActionId) {
         let computed = &self.participants[at].computed;
         let before = |back: usize| computed.len().checked_sub(back).map(|index| computed[index]);
         let waits = [(before(1), Anchor::StartToStart), (before(SLOTS), Anchor::EndToStart)];
@@ -248,7 +265,6 @@ impl<'a> Lowering<'a> {
             }
         }
         self.participants[at].gathered_first.get_or_insert(first);
-        whole
     }
 
     /// Every device ends with the sum of its shard of the gradients.
@@ -305,13 +321,15 @@ impl<'a> Lowering<'a> {
         let stepped: u64 =
             layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum::<u64>().div_ceil(count);
         let state = (Access::new(state, 0), Access::new(state, 1));
-        if host == here.memory || host == home {
+        let holder = self.steps(at, home);
+        let summed = self.accumulate_shared((at, stage), holder, summed);
+        let memory = self.participants[at].memory;
+        if host == memory || host == home {
             let device = self.steps(at, host);
             self.step((device, subject, stepped), (vec![summed, parameters.0, state.0], vec![parameters.1, state.1]));
             return;
         }
         // The state is on the host, parameters and gradients on the device.
-        let memory = here.memory;
         let (device, share) = (self.steps(at, host), self.share(at));
         let mut new = |content, bytes, lifetime| self.builder.part(share, content, host, (bytes, lifetime));
         let there = Access::new(new(Content::Gradients(layers), bytes.gradient_shard, Lifetime::Transient), 1);
@@ -466,6 +484,7 @@ fn part(
             let bytes = shard(sum(|memory| memory.optimizer), count);
             (resident(Content::OptimizerState(layers), stepped_in, bytes), stepped_in)
         }),
+        shared: Shared::of(context, placement, &stage),
         stage,
         id,
         home,
