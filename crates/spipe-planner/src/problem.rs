@@ -67,7 +67,7 @@ impl Default for Options {
             help_limit: 4000,
             pins: Pins::default(),
             start: None,
-            refinements: 400,
+            refinements: 3000,
             incumbent: None,
         }
     }

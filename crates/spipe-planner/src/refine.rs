@@ -2,9 +2,11 @@
 //!
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
 //! is stepped on its device or on the socket near it; a stage is cut in two on one device, each part with choices of its own,
-//! or two become one; a stage moves to the neighbouring device, the first one to a socket; k and k′ grow or shrink. Neighbours are looked at in a fixed
-//! order, in batches of fixed size, and the best of the first batch with an improvement is the next step, so that the result
-//! is the same on any number of threads.
+//! or two become one; a stage moves to the neighbouring device, the first one to a socket; the stages of several devices change alike; k
+//! and k′ grow or shrink. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of the first batch with an
+//! improvement is the next step, so that the result is the same on any number of threads.
+
+mod together;
 
 use crate::{
     Problem, SYSTEMS,
@@ -54,6 +56,9 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     }
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
+    if help {
+        list.extend(together::changed(context, placement).into_iter().map(forward));
+    }
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
     list.extend(moved_layers(&placement.backward).into_iter().map(backward));
     list.extend(other_choices(context, placement, help).into_iter().map(forward));
@@ -133,16 +138,26 @@ fn other_choices(context: &Context<'_>, placement: &Placement, help: bool) -> Ve
 fn stepped_elsewhere(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
     match stage.optimizer {
         Some(_) => Some(Stage { optimizer: None, ..*stage }),
-        None => Some(stage.with_optimizer_on(socket(context, stage.device)?)),
+        None => stepped_on_socket(context, stage),
     }
+}
+
+/// `stage` with its optimizer on the socket near it.
+fn stepped_on_socket(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
+    Some(stage.with_optimizer_on(socket(context, stage.device)?))
 }
 
 /// `stage` with its activations in the DRAM near it, or kept.
 fn saved_elsewhere(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
     match stage.offload {
         Some(_) => Some(Stage { offload: None, ..*stage }),
-        None => Some(stage.with_activations_in(context.hardware.host_memory(stage.device)?)),
+        None => saved_in_host(context, stage),
     }
+}
+
+/// `stage` with its activations in the DRAM near it.
+fn saved_in_host(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
+    Some(stage.with_activations_in(context.hardware.host_memory(stage.device)?))
 }
 
 /// Each stage in two parts, alike or with one of them stepped or saved elsewhere; and neighbours on one device joined.
