@@ -1,6 +1,6 @@
 //! What the placements of a system may do, as far as that bounds their time.
 
-use crate::LARGEST_HEAD_START;
+use crate::{LARGEST_HEAD_START, figures::Figures};
 use spipe_plan::{Family, System};
 
 /// Which devices may compute.
@@ -18,6 +18,15 @@ pub(crate) enum When {
     Never,
     Always,
     Perhaps,
+}
+
+/// Where what a layer saves for its backward is until then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    OnDevice,
+    InHost,
+    /// It is computed again.
+    Nowhere,
 }
 
 /// How the microbatches of a chain of devices turn around.
@@ -72,6 +81,22 @@ impl Freedom {
     /// Stages, one per device, with the host's help or without.
     pub const fn of_stages(host_help: bool) -> Self {
         if host_help { Self::HELPED_STAGES } else { Self::STAGES }
+    }
+
+    /// How microbatches turn around, where every layer is trained.
+    pub fn turns(&self, figures: &Figures<'_>) -> Option<Turn> {
+        self.turn.filter(|_| figures.training && self.synchronous && figures.frozen == 0)
+    }
+
+    /// Where what is saved may be kept, in training or not.
+    pub fn keeps(&self, training: bool) -> Vec<Kept> {
+        let may = |when: When| training && when != When::Never;
+        let all = [
+            (self.recomputes != When::Always || !training, Kept::OnDevice),
+            (may(self.offloads), Kept::InHost),
+            (may(self.recomputes), Kept::Nowhere),
+        ];
+        all.into_iter().filter_map(|(may, kept)| may.then_some(kept)).collect()
     }
 
     /// That of `system`; none for systems that share everything, each of whose few placements has a bound of its own.

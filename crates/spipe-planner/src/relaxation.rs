@@ -3,7 +3,7 @@
 use crate::{
     SYSTEMS,
     figures::{DeviceFigures, Figures, alike},
-    freedom::{Computing, Freedom, Turn, When},
+    freedom::{Computing, Freedom, Kept, Turn, When},
     ilp::solve::{Answer, Settings, solve},
 };
 use good_lp::{
@@ -11,11 +11,20 @@ use good_lp::{
 };
 use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
 use spipe_hardware::MemoryKind;
-use spipe_plan::System;
-use std::collections::{BTreeMap, BTreeSet};
+use spipe_plan::{OFFLOAD_SLOTS, System};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 /// Beyond so many shares of runs of layers the places of devices are not told apart.
-const LARGEST: usize = 2000;
+const LARGEST: usize = 1000;
+
+/// Beyond so many devices it is left open which class of them is at which place.
+const FEW: usize = 12;
+
+/// How it is decided for fewer.
+const SEATED: Settings = Settings { gap: 0.005, time_limit: Duration::from_secs(2), second_try: false };
 
 /// The least iteration of any placement of `system`, in ms; infinite if none fits, none where no bound is known.
 pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
@@ -48,26 +57,41 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     if classes.is_empty() || !chain.is_finite() {
         return f64::INFINITY;
     }
+    let devices: usize = classes.iter().map(|class| class.members.len()).sum();
+    let least = chain_or_zero(figures, freedom, chain).max(spread(figures, freedom, (&classes, chain, false)));
+    if least.is_finite() && devices <= FEW && freedom.turns(figures).is_some() {
+        return least.max(spread(figures, freedom, (&classes, chain, true)));
+    }
+    least
+}
+
+/// The least time for which the busiest is busy; zero if the solver has no answer. With `seated` only one class of devices is at each place
+/// of a chain.
+fn spread(figures: &Figures<'_>, freedom: &Freedom, (classes, chain, seated): (&[Class], f64, bool)) -> f64 {
     let unit = if chain > 0.0 { chain } else { 1.0 };
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
     let devices: usize = classes.iter().map(|class| class.members.len()).sum();
-    let turn = freedom.turn.filter(|_| figures.training && freedom.synchronous && figures.frozen == 0);
     // A large program would take longer than the bound is worth.
-    let turn = turn.filter(|_| devices * classes.len() * figures.runs.len() <= LARGEST);
-    let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| Place::default()).collect();
+    let turn = freedom.turns(figures).filter(|_| devices * classes.len() * figures.runs.len() <= LARGEST);
+    let place = || Place { layers: vec![Expression::default(); classes.len()], ..Place::default() };
+    let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
     let mut spread = Spread { figures, freedom, unit, busiest, turn, places, rows: Vec::new() };
-    spread.layers(&classes, &mut vars);
+    spread.layers(classes, &mut vars);
+    if seated && turn.is_some() {
+        spread.seat(classes, &mut vars);
+    }
     let mut problem = vars.minimise(busiest).using(highs);
     for row in spread.rows {
         problem.add_constraint(row);
     }
-    match solve(problem, &Settings::default()) {
+    match solve(problem, &if seated { SEATED } else { Settings::default() }) {
         // The solver's tolerance is 10⁻⁷ of numbers around one.
-        Answer::Solved(solution) => chain_or_zero(figures, freedom, chain)
-            .max(good_lp::Solution::value(&solution, busiest) * unit * (1.0 - 1e-6)),
+        Answer::Solved(solution) => {
+            good_lp::Solution::value(&solution, busiest) * unit * (1.0 - 1e-6 - if seated { SEATED.gap } else { 0.0 })
+        }
         Answer::Infeasible => f64::INFINITY,
-        _ => chain_or_zero(figures, freedom, chain),
+        _ => 0.0,
     }
 }
 
@@ -144,6 +168,21 @@ struct Place {
     /// And the recompute that is certain.
     backward: Expression,
     again: Expression,
+    /// What the host steps for it.
+    stepped: Expression,
+    /// Layers by class of devices, and what its device does and holds.
+    layers: Vec<Expression>,
+    busy: Expression,
+    held: Expression,
+}
+
+/// What may be chosen for a layer on a device.
+#[derive(Clone, Copy)]
+struct Choice<'d> {
+    device: &'d DeviceFigures,
+    steps_on_host: bool,
+    kept: Kept,
+    place: usize,
 }
 
 /// What a class of devices, or the host, has to do and to hold.
@@ -169,12 +208,14 @@ impl Spread<'_, '_> {
                 if device.times[*first].is_none() {
                     continue;
                 }
-                for steps_on_host in self.steps(device) {
+                for (steps_on_host, kept) in self.choices(device) {
                     for place in 0..self.places.len() {
-                        let name = format!("share_{run}_{index}_{steps_on_host}_{place}");
+                        let name = format!("share_{run}_{index}_{steps_on_host}_{kept:?}_{place}");
                         let share = vars.add(variable().min(0.0).name(name));
-                        self.layer(*first, (device, steps_on_host, share), (burden, &mut host));
-                        self.at(place, *first, (device, share), burden);
+                        let choice = Choice { device, steps_on_host, kept, place };
+                        self.places[place].layers[index] += share;
+                        self.layer(*first, (&choice, share), (burden, &mut host));
+                        self.at(*first, (&choice, share), burden);
                         total += share;
                     }
                 }
@@ -198,6 +239,10 @@ impl Spread<'_, '_> {
     /// `T ≥ P + (m − K_i) F_i + (m − 1)(R_i + B_i)` and `T ≥ Σ_{j<i} (F_j + B_j) + m (F_i + R_i + B_i)`.
     ///
     /// The former holds for the devices of a class together, whatever places they have.
+    ///
+    /// What the host steps for the places up to i comes after place i begins its last backward and before it ends its first forward, between
+    /// which the first microbatch goes to the end and comes back, and the other m − K_i forwards and m − 1 backwards are done: with H for
+    /// these steps on all sockets at once, `T ≥ Σ_{j>i} (F_j + B_j) + (m − K_i) F_i + (m − 1) B_i + (m − 2) R_i + H`.
     fn chain_of_places(&mut self, classes: &[Class], burdens: &[Burden]) {
         let m = self.figures.microbatches as f64;
         let pass = |places: &[Place]| -> Expression {
@@ -210,10 +255,43 @@ impl Spread<'_, '_> {
             let own = (place.forward.clone() + back) * m;
             self.rows.push(constraint!(all.clone() + turned <= self.busiest));
             self.rows.push(constraint!(pass(&self.places[..index]) + own <= self.busiest));
+            let between = place.forward.clone() * self.following(index)
+                + place.backward.clone() * (m - 1.0)
+                + place.again.clone() * (m - 2.0).max(0.0);
+            let stepped: Expression = self.places[..=index].iter().map(|place| place.stepped.clone()).sum();
+            let rate = self.step_rate() * self.unit;
+            if rate > 0.0 {
+                self.rows.push(constraint!(pass(&self.places[index + 1..]) + between + stepped / rate <= self.busiest));
+            }
         }
         for (class, burden) in classes.iter().zip(burdens) {
             let count = class.members.len() as f64;
             self.rows.push(constraint!(all.clone() * count + burden.turned.clone() <= count * self.busiest));
+        }
+    }
+
+    /// At every place is a device of one class at most, the unused places first, and no class is at more places than it has devices.
+    fn seat(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
+        let layers = self.figures.layers as f64;
+        let mut before = Expression::from(0.0);
+        let mut seats: Vec<Expression> = vec![Expression::default(); classes.len()];
+        for (index, place) in self.places.iter().enumerate() {
+            let (mut taken, mut usable) = (Expression::default(), Expression::default());
+            for (number, class) in classes.iter().enumerate() {
+                let seat = vars.add(variable().binary().name(format!("seat_{index}_{number}")));
+                self.rows.push(constraint!(place.layers[number].clone() <= layers * seat));
+                usable.add_mul(Bytes::new(self.figures.devices[class.members[0]].usable).to_gib(), seat);
+                taken += seat;
+                seats[number] += seat;
+            }
+            self.rows.push(constraint!(taken.clone() <= 1.0));
+            self.rows.push(constraint!(before <= taken.clone()));
+            self.rows.push(constraint!(place.held.clone() <= usable));
+            self.rows.push(constraint!(place.busy.clone() <= self.busiest));
+            before = taken;
+        }
+        for (seats, class) in seats.into_iter().zip(classes) {
+            self.rows.push(constraint!(seats <= class.members.len() as f64));
         }
     }
 
@@ -227,55 +305,91 @@ impl Spread<'_, '_> {
         }
     }
 
-    /// Whether a layer on `device` may be stepped there, and on the host.
-    fn steps(&self, device: &DeviceFigures) -> Vec<bool> {
-        match self.freedom.steps_on_host {
-            _ if !self.figures.training || device.is_cpu => vec![false],
-            When::Never => vec![false],
-            When::Always => vec![true],
-            When::Perhaps => vec![false, true],
-        }
+    /// Whether a layer on `device` is stepped on the host, and where what it saves is, as far as there is a choice.
+    fn choices(&self, device: &DeviceFigures) -> Vec<(bool, Kept)> {
+        let steps: &[bool] = match self.freedom.steps_on_host {
+            _ if !self.figures.training || device.is_cpu => &[false],
+            When::Never => &[false],
+            When::Always => &[true],
+            When::Perhaps => &[false, true],
+        };
+        let may_leave = self.figures.training && !device.is_cpu;
+        let keeps = self.freedom.keeps(self.figures.training).into_iter();
+        let keeps: Vec<Kept> = keeps.filter(|kept| *kept != Kept::InHost || may_leave).collect();
+        steps.iter().flat_map(|steps| keeps.iter().map(move |kept| (*steps, *kept))).collect()
+    }
+
+    /// How many microbatches of what one layer saves are on its device at once, at least.
+    fn copies(&self, choice: &Choice<'_>) -> f64 {
+        let (m, freedom) = (self.figures.microbatches, self.freedom);
+        let in_flight = match self.turn {
+            // A stage may hold less than the sum of its layers where each is free to go after the next.
+            _ if !self.figures.training => u64::from(freedom.one_stage_each),
+            None => 1,
+            Some(Turn::AllForwards) => m,
+            Some(Turn::Ahead(_)) => m.min((self.places.len() - choice.place) as u64),
+        };
+        let copies = match choice.kept {
+            Kept::OnDevice => in_flight,
+            Kept::InHost => in_flight.min(OFFLOAD_SLOTS),
+            Kept::Nowhere => u64::from(freedom.one_stage_each),
+        };
+        copies as f64
     }
 
     /// What one layer takes at a place.
-    fn at(&mut self, place: usize, layer: usize, (device, share): (&DeviceFigures, Variable), burden: &mut Burden) {
-        let times = device.times[layer].unwrap_or_default();
-        let (again, following) = (self.again(device, layer), self.following(place));
+    fn at(&mut self, layer: usize, (choice, share): (&Choice<'_>, Variable), burden: &mut Burden) {
+        let times = choice.device.times[layer].unwrap_or_default();
+        let (again, following) = (self.again(choice, layer), self.following(choice.place));
         let back = (self.figures.microbatches - 1) as f64 * (times.backward + again);
         burden.turned.add_mul((following * times.forward + back) / self.unit, share);
-        let (place, unit) = (&mut self.places[place], self.unit);
+        let parameters = self.figures.context.cost.trained_parameters(layer.into());
+        let (place, unit) = (&mut self.places[choice.place], self.unit);
         place.forward.add_mul(times.forward / unit, share);
         place.backward.add_mul(times.backward / unit, share);
         place.again.add_mul(again / unit, share);
+        if choice.steps_on_host {
+            place.stepped.add_mul(parameters as f64 / 1e9, share);
+        }
     }
 
-    /// The recompute that is certain.
-    fn again(&self, device: &DeviceFigures, layer: usize) -> f64 {
-        let certain = self.freedom.recomputes == When::Always && self.figures.training && device.returns(layer + 1);
-        if certain { device.times[layer].unwrap_or_default().forward } else { 0.0 }
+    /// The recompute of one microbatch.
+    fn again(&self, choice: &Choice<'_>, layer: usize) -> f64 {
+        let recomputes = choice.kept == Kept::Nowhere && self.figures.training && choice.device.returns(layer + 1);
+        if recomputes { choice.device.times[layer].unwrap_or_default().forward } else { 0.0 }
     }
 
     /// What one layer on a device of a class amounts to.
     fn layer(
-        &self,
+        &mut self,
         layer: usize,
-        (device, steps_on_host, share): (&DeviceFigures, bool, Variable),
+        (choice, share): (&Choice<'_>, Variable),
         (burden, host): (&mut Burden, &mut Burden),
     ) {
-        let (figures, freedom) = (self.figures, self.freedom);
+        let (figures, freedom, Choice { device, steps_on_host, .. }) = (self.figures, self.freedom, *choice);
         let (times, bytes) = (device.times[layer].unwrap_or_default(), &device.bytes[layer]);
-        let again = self.again(device, layer);
+        let again = self.again(choice, layer);
         let step = if steps_on_host || freedom.streams { 0.0 } else { times.optimizer };
-        burden.busy.add_mul((figures.microbatches as f64 * (times.busy() + again) + step) / self.unit, share);
+        let busy = (figures.microbatches as f64 * (times.busy() + again) + step) / self.unit;
+        burden.busy.add_mul(busy, share);
         let streams = freedom.streams && !device.is_cpu;
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,
             (false, true) => bytes.parameters + bytes.gradients,
             (false, false) => bytes.state(),
         };
-        let certain = freedom.one_stage_each || freedom.recomputes == When::Never;
-        let saved = if certain && freedom.offloads == When::Never { bytes.saved } else { Bytes::ZERO };
-        burden.held.add_mul((state + saved).to_gib(), share);
+        // A frozen layer may save nothing.
+        let copies = if figures.frozen > 0 { 0.0 } else { self.copies(choice) };
+        let held = state.to_gib() + copies * bytes.saved.to_gib();
+        burden.held.add_mul(held, share);
+        self.places[choice.place].busy.add_mul(busy, share);
+        self.places[choice.place].held.add_mul(held, share);
+        if choice.kept == Kept::InHost && figures.frozen == 0 {
+            // A stage of one layer keeps its input.
+            let leaving = bytes.saved.get().saturating_sub(device.input(layer)) as f64 / 1e9;
+            burden.inbound.add_mul(figures.microbatches as f64 * leaving, share);
+            burden.outbound.add_mul(figures.microbatches as f64 * leaving, share);
+        }
         let trains = bytes.gradients > Bytes::ZERO;
         if figures.training && (streams || (steps_on_host && trains)) {
             burden.inbound.add_mul(bytes.parameters.as_f64() / 1e9, share);
@@ -330,15 +444,17 @@ impl Spread<'_, '_> {
         narrow.iter().map(rate).sum()
     }
 
+    /// How many billions of parameters all sockets together step per ms.
+    fn step_rate(&self) -> f64 {
+        let sockets = self.figures.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
+        let billion = |socket: usize| self.figures.context.cost.optimizer_time(1_000_000_000, DeviceId::from(socket));
+        sockets.map(|(socket, _)| 1.0 / billion(socket).to_ms()).sum()
+    }
+
     /// All sockets step at most so many parameters, and all DRAM holds at most so much.
     fn limit_host(&mut self, host: Burden) {
-        let context = &self.figures.context;
+        let rate = self.step_rate();
         let sockets = || self.figures.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
-        // In billions of parameters per ms.
-        let billion = |(index, _): (usize, &DeviceFigures)| {
-            1.0 / context.cost.optimizer_time(1_000_000_000, DeviceId::from(index)).to_ms()
-        };
-        let rate: f64 = sockets().map(billion).sum();
         let drams: BTreeMap<MemoryId, u64> = sockets().map(|(_, device)| (device.memory, device.usable)).collect();
         let usable = Bytes::new(drams.values().sum());
         self.rows.push(constraint!(host.busy <= rate * self.unit * self.busiest));
