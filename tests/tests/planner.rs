@@ -10,9 +10,9 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
-use spipe_base::SimTime;
+use spipe_base::{DeviceId, LayerRange, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{Family, Placement, System, check};
+use spipe_plan::{Context, Family, Placement, Stage, System, check};
 use spipe_planner::{Options, PlanError, Problem, Solution, candidates, generated, plan_all, planner};
 use std::{cell::Cell, sync::atomic::AtomicBool};
 
@@ -31,10 +31,14 @@ fn run<T>(cases: u32, test: impl Fn(Instance) -> Result<T, TestCaseError>) {
     run_on(cases, instance_of(6), test);
 }
 
-fn run_on<T>(cases: u32, on: impl Strategy<Value = Instance>, test: impl Fn(Instance) -> Result<T, TestCaseError>) {
+fn run_on<V: std::fmt::Debug, T>(
+    cases: u32,
+    on: impl Strategy<Value = V>,
+    test: impl Fn(V) -> Result<T, TestCaseError>,
+) {
     let config = Config { cases: at_least(cases), failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    if let Err(error) = runner.run(&on, |instance| test(instance).map(|_| ())) {
+    if let Err(error) = runner.run(&on, |value| test(value).map(|_| ())) {
         panic!("{error}");
     }
 }
@@ -233,4 +237,61 @@ fn on_longer_models_the_plan_is_the_best_of_all_placements() {
 #[test]
 fn with_frozen_layers_the_plan_is_the_best_of_all_placements() {
     run_on(120, frozen_instance_of(3), |instance| agrees(&instance, true));
+}
+
+/// No placement with several stages on a device is faster than its system's bound, whatever is recomputed, stepped or saved elsewhere.
+#[test]
+fn no_stages_on_any_devices_beat_the_bound_of_their_system() {
+    let seen = Cell::new(0);
+    let on = (instance_of(6), prop::collection::vec(any::<u8>(), 12));
+    run_on(400, on, |(instance, draws)| {
+        let context = instance.context();
+        for system in [System::OneForwardOneBackward, System::Gpipe, System::Hybrid] {
+            let placement = drawn(&context, system, &draws);
+            if check(&context, &placement).is_err() {
+                continue;
+            }
+            let Some(time) = simulated(&instance, &placement) else { continue };
+            let incumbent = Some(SimTime::ns(1));
+            let options = Options { incumbent, start: Some(placement.clone()), ..Options::default() };
+            let Err(PlanError::NothingBetter { bound, .. }) = solve(&instance, &[system], options, false) else {
+                return Err(TestCaseError::fail("nothing is faster than a nanosecond"));
+            };
+            prop_assert!(bound <= time + CLOCK, "{} but {}: {:?}", bound, time, placement);
+            let several = placement.stages.len() > placement.devices().len();
+            seen.set(seen.get() + u32::from(several && bound.to_ms() >= 0.7 * time.to_ms()));
+        }
+        Ok(())
+    });
+    assert!(seen.get() >= 20, "{} bounds of several stages on a device were close", seen.get());
+}
+
+/// Neighbouring stages of one or more layers, each on the device of the one before or the next free one, as `draws` say.
+fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
+    let mut devices: Vec<DeviceId> = context.cost.devices().collect();
+    devices.rotate_left(usize::from(draws[11]) % context.cost.devices().len());
+    let mut free = devices.into_iter();
+    let mut stages: Vec<Stage> = Vec::new();
+    for (layer, draw) in context.cost.layers().zip(draws) {
+        let before = stages.last().copied();
+        let next = if before.is_none() || draw & 3 == 0 { free.next() } else { None };
+        let device = next.or(before.map(|stage| stage.device)).unwrap();
+        let joined = before.filter(|stage| stage.device == device && draw & 4 == 0);
+        let first = joined.map_or(layer, |stage| stage.layers.first());
+        let mut stage = Stage::new(device, LayerRange::new(first, layer).unwrap());
+        if let Some(home) = context.hardware.host_memory(device).filter(|_| !context.is_cpu(device)) {
+            let near =
+                |socket: &DeviceId| context.is_cpu(*socket) && context.hardware.devices()[*socket].memory == home;
+            let socket = context.cost.devices().find(near).filter(|_| draw & 8 == 0);
+            stage = Stage { optimizer: socket, offload: Some(home).filter(|_| draw & 48 == 0), ..stage };
+        }
+        if draw & 192 == 0 {
+            stage = stage.with_everything_recomputed();
+        }
+        if joined.is_some() {
+            stages.pop();
+        }
+        stages.push(stage);
+    }
+    Placement::new(system, stages)
 }

@@ -130,7 +130,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         let group: Vec<usize> = (0..cases.len()).filter(|case| cases[*case].stages() <= self.figures.layers).collect();
         let mut list: Vec<Option<Divided>> =
             cases.iter().map(|case| (case.stages() > self.figures.layers).then_some(None)).collect();
-        let seats: Vec<Vec<Seat>> = cases.iter().map(|case| self.from_the_end(case)).collect();
+        let seats: Vec<Vec<Seat>> = cases.iter().map(|case| self.backwards(case)).collect();
         for (case, divided) in self.visit((cases, &seats), group, (0, None), deadline) {
             list[case] = Some(divided);
         }
@@ -139,7 +139,7 @@ impl<'d, 'a> Divide<'d, 'a> {
 
     /// The seats of a case, the last one first, with devices that are as good as each other in one order, so that cases have as many of
     /// their last stages in common as they can.
-    fn from_the_end(&self, case: &Case) -> Vec<Seat> {
+    fn backwards(&self, case: &Case) -> Vec<Seat> {
         let mut used: BTreeMap<usize, usize> = BTreeMap::new();
         let mut ordered = |seat: &Seat| {
             let class = self.partitioner.class(seat.device);
