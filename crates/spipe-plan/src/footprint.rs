@@ -98,8 +98,17 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         if before == Boundary::Within && context.passes_gradient(stage.layers) {
             need.slots += input_bytes(context, stage) * held.gradients.saturating_sub(one);
         }
+        // Beyond the two slots of double buffering.
+        let more = held.slots.saturating_sub(2);
+        let output = context.cost.memory(stage.layers.last(), stage.device).boundary;
+        if before == Boundary::Across {
+            need.slots +=
+                input_bytes(context, stage) * (more * if context.passes_gradient(stage.layers) { 2 } else { 1 });
+        }
+        if behind == Boundary::Across {
+            need.slots += output * (more * if backward { 2 } else { 1 });
+        }
         if behind == Boundary::Within {
-            let output = context.cost.memory(stage.layers.last(), stage.device).boundary;
             need.slots += output * held.outputs.saturating_sub(one);
         }
         let before = largest.entry(stage.device).or_insert((id, Bytes::ZERO));

@@ -160,10 +160,12 @@ pub struct Held {
     pub outputs: u64,
     /// Gradients that the stage before, on the same device, has not taken yet.
     pub gradients: u64,
+    /// Outputs on their way to another device at once, and as many on their way here.
+    pub slots: u64,
 }
 
 impl From<InFlight> for Held {
     fn from(in_flight: InFlight) -> Self {
-        Self { in_flight, at_most: in_flight.0, awaiting_weights: 1, outputs: 1, gradients: 1 }
+        Self { in_flight, at_most: in_flight.0, awaiting_weights: 1, outputs: 1, gradients: 1, slots: 2 }
     }
 }

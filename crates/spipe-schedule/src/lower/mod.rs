@@ -5,6 +5,7 @@ mod flows;
 mod pipeline;
 mod rounds;
 mod sharded;
+mod slots;
 mod turns;
 
 pub use bare::{StageTimes, bare, bare_offloaded};
@@ -15,9 +16,6 @@ use crate::{Channel, Program, ProgramBuilder, Shape};
 use spipe_base::{Faults, IdVec, LinkId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Placement};
-
-/// Slots on either side of a boundary between devices.
-const DOUBLE_BUFFERING: usize = 2;
 
 /// The program of one iteration of `placement`.
 ///
@@ -37,7 +35,7 @@ pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Fa
 
 fn pipeline(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let order = order_of(context, placement)?;
-    let mut depth = DOUBLE_BUFFERING;
+    let mut depth = slots::slots_of(&order);
     loop {
         let mut builder = machine(context, placement);
         pipeline::Lowering::new(context, placement, depth, &mut builder).run(&order, placement.system)?;

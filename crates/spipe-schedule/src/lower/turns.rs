@@ -1,6 +1,9 @@
 //! In which order the devices of a placement take their turns, and how many microbatches that leaves in flight.
 
-use super::pipeline::{Times, times};
+use super::{
+    pipeline::{Times, times},
+    slots::slots_of,
+};
 use crate::{
     Order, Pass, StageTimes, Token, automatic, gis, interleaved, system_order, uniform, v_of_stages, zb_h1, zb_h2,
 };
@@ -133,7 +136,8 @@ pub fn in_flight(context: &Context<'_>, placement: &Placement, order: &Order) ->
     };
     let bytes: IdVec<StageId, Bytes> = placement.stages.ids().map(bytes).collect();
     let returns = |id: StageId| context.backward_of(placement.stages[id].layers).is_some();
-    let mut most: IdVec<StageId, Held> = placement.stages.iter().map(|_| Held::from(InFlight(0))).collect();
+    let none = Held { slots: slots_of(order) as u64, ..Held::from(InFlight(0)) };
+    let mut most: IdVec<StageId, Held> = placement.stages.iter().map(|_| none).collect();
     for tokens in order.devices() {
         count_handed_on(tokens, &mut most);
         let mut held: IdVec<StageId, u64> = placement.stages.iter().map(|_| 0).collect();
