@@ -139,7 +139,6 @@ fn train(setup: &Setup<'_>, options: &Options) -> Report {
 
 /// The table is saved once, and both stages begin with it.
 #[test]
-#[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 fn the_table_is_saved_once() {
     let model = tied();
     let first = |setup: &Setup<'_>, weights: &std::path::Path| {
