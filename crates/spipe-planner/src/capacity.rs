@@ -34,9 +34,9 @@ use hold::{Hold, Holds};
 /// How many hosts are told apart.
 const HOSTS: usize = 4;
 
-/// Beyond so many pairs of devices behind and a layer, and so many steps from one to another, nothing is decided.
+/// Beyond so many pairs of devices behind and a layer, and so many comparisons of ways, nothing is decided.
 const MOST_PAIRS: usize = 1 << 21;
-const MOST_STEPS: usize = 1 << 26;
+const MOST_STEPS: usize = 1 << 27;
 
 /// How many ways are tried to be spread over the hosts.
 const TRIES: usize = 64;
@@ -174,16 +174,17 @@ impl<'f, 'a> Chain<'f, 'a> {
                 let (before, here) = all.split_at_mut(state);
                 for (to, ways) in before[state - self.strides[kind]].iter().enumerate() {
                     for (from, held) in self.holds.ending(kind, behind, to, !ways.is_empty()) {
-                        steps += ways.len();
                         for (next, way) in ways.iter().enumerate() {
+                            // A way is compared with all that are there.
+                            steps += 1 + here[0][from].len();
+                            if steps > MOST_STEPS {
+                                return None;
+                            }
                             if let Some(held) = self.with(way.held, kind, held) {
                                 keep(&mut here[0][from], Way { held, kind, to, next });
                             }
                         }
                     }
-                }
-                if steps > MOST_STEPS {
-                    return None;
                 }
             }
         }
