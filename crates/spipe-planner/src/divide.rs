@@ -36,6 +36,7 @@
 //! that what is refused is refused for certain. What stages behind have in common is worked out once for all cases.
 
 use crate::{
+    bisect::first_of,
     case::{Case, Division},
     deadline::Deadline,
     figures::{DeviceFigures, Figures, Help, Seat, StageTimes},
@@ -141,13 +142,14 @@ impl<'d, 'a> Divide<'d, 'a> {
     /// their last stages in common as they can.
     fn backwards(&self, case: &Case) -> Vec<Seat> {
         let mut used: BTreeMap<usize, usize> = BTreeMap::new();
-        let mut ordered = |seat: &Seat| {
+        let ordered = |seat: &Seat| {
             let class = self.partitioner.class(seat.device);
             let next = used.entry(class[0]).or_default();
+            let device = class[*next];
             *next += 1;
-            Seat { device: class[*next - 1], ..*seat }
+            Seat { device, ..*seat }
         };
-        case.seats.iter().rev().map(&mut ordered).collect()
+        case.seats.iter().rev().map(ordered).collect()
     }
 
     /// Those of `cases`, with their seats from the last one on, that have the same last `depth` stages, which lead to `behind`.
@@ -248,16 +250,7 @@ impl<'d, 'a> Divide<'d, 'a> {
                 && m * at.device.pass((from, to), self.figures.training) <= self.limit
         };
         // Each of these is lost for good where it is lost.
-        let (mut low, mut high) = (from, self.figures.layers);
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            if holds(middle) {
-                low = middle;
-            } else {
-                high = middle - 1;
-            }
-        }
-        low
+        first_of((from + 1, self.figures.layers + 1), |to| !holds(to)) - 1
     }
 
     /// What may be chosen for layers `from..to` on a stage, as far as the stage alone is concerned.
@@ -298,20 +291,8 @@ impl<'d, 'a> Divide<'d, 'a> {
             return Some(least);
         }
         let (_, most) = device.recomputes(self.figures.training, from, to)?;
-        let (mut low, mut high) = ((least + 1).min(most), most);
-        if !meets(most) {
-            return None;
-        }
         // Beyond the first, each recomputed layer leaves that much less.
-        while low < high {
-            let middle = low.midpoint(high);
-            if meets(middle) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
-        Some(low)
+        meets(most).then(|| first_of(((least + 1).min(most), most), meets))
     }
 
     /// The ways through a stage and those behind it, if they meet the bounds.

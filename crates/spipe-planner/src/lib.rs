@@ -31,6 +31,7 @@
 //! Results are the same for any number of threads, unless the time limit or the stop signal struck.
 
 mod balanced;
+mod bisect;
 mod capacity;
 mod case;
 mod deadline;

@@ -58,27 +58,32 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
         return f64::INFINITY;
     }
     let devices: usize = classes.iter().map(|class| class.members.len()).sum();
-    let least = chain_or_zero(figures, freedom, chain).max(spread(figures, freedom, (&classes, chain, false)));
-    if least.is_finite() && devices <= FEW && freedom.turns(figures).is_some() {
-        return least.max(spread(figures, freedom, (&classes, chain, true)));
+    // A large program would take longer than the bound is worth.
+    let turn = freedom.turns(figures).filter(|_| devices * classes.len() * figures.runs.len() <= LARGEST);
+    let least = chain_or_zero(figures, freedom, chain).max(spread(figures, freedom, (&classes, chain), (turn, false)));
+    if least.is_finite() && devices <= FEW && turn.is_some() {
+        return least.max(spread(figures, freedom, (&classes, chain), (turn, true)));
     }
     least
 }
 
 /// The least time for which the busiest is busy; zero if the solver has no answer. With `seated` only one class of devices is at each place
-/// of a chain.
-fn spread(figures: &Figures<'_>, freedom: &Freedom, (classes, chain, seated): (&[Class], f64, bool)) -> f64 {
+/// of a chain, in which microbatches turn around.
+fn spread(
+    figures: &Figures<'_>,
+    freedom: &Freedom,
+    (classes, chain): (&[Class], f64),
+    (turn, seated): (Option<Turn>, bool),
+) -> f64 {
     let unit = if chain > 0.0 { chain } else { 1.0 };
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
     let devices: usize = classes.iter().map(|class| class.members.len()).sum();
-    // A large program would take longer than the bound is worth.
-    let turn = freedom.turns(figures).filter(|_| devices * classes.len() * figures.runs.len() <= LARGEST);
     let place = || Place { layers: vec![Expression::default(); classes.len()], ..Place::default() };
     let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
     let mut spread = Spread { figures, freedom, unit, busiest, turn, places, rows: Vec::new() };
     spread.layers(classes, &mut vars);
-    if seated && turn.is_some() {
+    if seated {
         spread.seat(classes, &mut vars);
     }
     let mut problem = vars.minimise(busiest).using(highs);

@@ -1,7 +1,7 @@
 //! One device's times and bytes, summed.
 
 use super::{Help, Seat, StageTimes, hop, slots_in, slots_out};
-use crate::Pins;
+use crate::{Pins, bisect::first_of};
 use spipe_base::{DeviceId, LayerId, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Context, OFFLOAD_SLOTS};
@@ -262,16 +262,7 @@ impl DeviceFigures {
         if most == 0 || !fits(most) {
             return None;
         }
-        let (mut low, mut high) = (least.max(1), most);
-        while low < high {
-            let middle = low.midpoint(high);
-            if fits(middle) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
-        Some(low)
+        Some(first_of((least.max(1), most), fits))
     }
 }
 

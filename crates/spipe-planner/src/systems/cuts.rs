@@ -1,5 +1,6 @@
 //! Layers cut into consecutive pieces whose largest takes least.
 
+use crate::bisect::first_of;
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::Context;
@@ -80,19 +81,6 @@ fn lightest(weights: &[f64], pieces: usize) -> Option<Vec<LayerRange>> {
     }
     ends.reverse();
     ends.windows(2).map(|pair| LayerRange::new(pair[0].into(), (pair[1] - 1).into())).collect()
-}
-
-/// The first number of `from..to` for which something holds that then holds for all behind it; `to` if there is none.
-fn first_of((mut from, mut to): (usize, usize), holds: impl Fn(usize) -> bool) -> usize {
-    while from < to {
-        let middle = from.midpoint(to);
-        if holds(middle) {
-            to = middle;
-        } else {
-            from = middle + 1;
-        }
-    }
-    from
 }
 
 /// One piece per layer.

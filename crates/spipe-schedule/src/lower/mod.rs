@@ -35,16 +35,10 @@ pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Fa
 
 fn pipeline(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let order = order_of(context, placement)?;
-    let mut depth = slots::slots_of(&order);
-    loop {
-        let mut builder = machine(context, placement);
-        pipeline::Lowering::new(context, placement, depth, &mut builder).run(&order, placement.system)?;
-        match builder.build() {
-            // An order in which a device runs far ahead of its neighbour needs more slots than two.
-            Err(_) if depth < 2 * order.microbatches() => depth *= 2,
-            built => return built,
-        }
-    }
+    let mut builder = machine(context, placement);
+    let depth = slots::slots_of(&order);
+    pipeline::Lowering::new(context, placement, depth, &mut builder).run(&order, placement.system)?;
+    builder.build()
 }
 
 /// A builder with the machine's memories, devices and channels, under the machine's own ids.

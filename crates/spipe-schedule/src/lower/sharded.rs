@@ -8,17 +8,17 @@
 //! A collective over n devices is a ring: each device gets (n − 1)/n of the bytes from the one before it. The next stage is
 //! gathered while the current one computes, into the second of two slots.
 
+mod collectives;
 mod shared;
 
 use super::flows::{dram_flow, kept_by_its_step, route};
 use super::pipeline::times;
-use crate::{
-    Access, Action, Anchor, Content, Edge, Flow, Lifetime, Part as Share, ProgramBuilder, Stage as ProgramStage,
-};
+use crate::{Access, Action, Anchor, Content, Edge, Lifetime, Part as Share, ProgramBuilder, Stage as ProgramStage};
+use collectives::Whole;
 use shared::Shared;
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, Collective, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId,
-    MicrobatchId, Payload, Seconds, SimTime, StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, MicrobatchId,
+    Payload, Seconds, SimTime, StageId, Subject,
 };
 use spipe_cost::LayerMemory;
 use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, Weights, shard, stage_footprint};
@@ -218,40 +218,13 @@ impl<'a> Lowering<'a> {
         (whole, shared)
     }
 
-    /// Gathers a stage on a device: its own shard from the host if it is there, the others from the other devices.
+    /// Gathers a stage on a device.
     fn gather(&mut self, at: usize, stage: usize) -> BufferId {
-        let here = &self.participants[at];
-        let (memory, lane, part) = (here.memory, here.collective, &here.parts[stage]);
-        let (layers, id, bytes, home, shard) =
-            (part.stage.layers, part.id, part.bytes, part.home, Access::new(part.parameters, 0));
-        let subject = Subject { layers: Some(layers), ..Subject::stage(id) };
-        let mut own = shard;
-        let mut first = None;
-        if home != memory {
-            let content = Content::Parameters(layers);
-            let arrived = (bytes.parameter_shard, Lifetime::Transient);
-            let arrived = self.builder.part(self.share(at), content, memory, arrived);
-            let ends = (home, memory, bytes.parameter_shard);
-            let kind = ActionKind::Copy(Payload::WeightsIn);
-            first = Some(self.copy(at, (kind, subject), ends, (vec![own], vec![Access::new(arrived, 1)])));
-            own = Access::new(arrived, 1);
-        }
-        let whole = self.builder.buffer(Content::Parameters(layers), memory, bytes.parameters, Lifetime::Transient);
-        let others = self.participants.iter().enumerate().filter(|(other, _)| *other != at);
-        let reads = std::iter::once(own).chain(others.map(|(_, other)| Access::new(other.parts[stage].parameters, 0)));
-        let action = Action {
-            lane,
-            kind: ActionKind::Collective(Collective::AllGather),
-            subject,
-            reads: reads.collect(),
-            writes: vec![Access::new(whole, 1)],
-            work: SimTime::ZERO,
-            flows: self.ring(at, bytes.parameters),
-            guard: None,
-        };
-        let gather = self.builder.action(action);
-        self.make_room(at, first.unwrap_or(gather));
-        whole
+        let part = &self.participants[at].parts[stage];
+        let (layers, bytes) = (part.stage.layers, part.bytes);
+        let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
+        let (whole, shard) = (bytes.parameters, bytes.parameter_shard);
+        self.gather_whole(at, stage, &Whole { subject, content: Content::Parameters(layers), whole, shard })
     }
 
     /// What is gathered comes while the stage before computes, once the one before that has been left.
@@ -269,42 +242,15 @@ impl<'a> Lowering<'a> {
 
     /// Every device ends with the sum of its shard of the gradients.
     fn reduce_scatter(&mut self, at: usize, stage: usize, gradients: &[BufferId]) {
-        let here = &self.participants[at];
-        let (memory, lane, part) = (here.memory, here.collective, &here.parts[stage]);
+        let part = &self.participants[at].parts[stage];
         let Some(sum) = part.gradients else { return };
-        let (layers, id, bytes, home, done) = (part.stage.layers, part.id, part.bytes, part.home, part.accumulated);
-        let subject = Subject { layers: Some(layers), ..Subject::stage(id) };
-        let mut reads: Vec<Access> = gradients.iter().map(|gradients| Access::new(*gradients, 1)).collect();
-        let added = (done > 0).then_some(Access::new(sum, done));
-        let mut target = Access::new(sum, done + 1);
-        if home == memory {
-            reads.extend(added);
-        } else {
-            let content = Content::Gradients(layers);
-            let leaving = (bytes.gradient_shard, Lifetime::Transient);
-            let leaving = self.builder.part(self.share(at), content, memory, leaving);
-            target = Access::new(leaving, 1);
-        }
-        let flows = self.ring(at, bytes.gradients);
-        let reduce = self.builder.action(Action {
-            lane,
-            kind: ActionKind::Collective(Collective::ReduceScatter),
-            subject,
-            reads,
-            writes: vec![target],
-            work: SimTime::ZERO,
-            flows,
-            guard: None,
-        });
-        let mut last = reduce;
-        if home != memory {
-            let reads = std::iter::once(target).chain(added).collect();
-            let kind = ActionKind::Copy(Payload::GradientsOut);
-            let ends = (memory, home, bytes.gradient_shard);
-            last = self.copy(at, (kind, subject), ends, (reads, vec![Access::new(sum, done + 1)]));
-        }
+        let (layers, bytes, home) = (part.stage.layers, part.bytes, part.home);
+        let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
+        let (whole, shard) = (bytes.gradients, bytes.gradient_shard);
+        let what = Whole { subject, content: Content::Gradients(layers), whole, shard };
+        let last = self.reduce_whole(at, &what, (Access::new(sum, part.accumulated), home), gradients);
         let here = &mut self.participants[at];
-        here.parts[stage].accumulated = done + 1;
+        here.parts[stage].accumulated += 1;
         here.reduced.push(last);
     }
 
@@ -408,18 +354,6 @@ impl<'a> Lowering<'a> {
         let flow = route(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault));
         let flows = flow.into_iter().collect();
         self.builder.action(Action { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
-    }
-
-    /// What a device gets from the one before it in the ring.
-    fn ring(&mut self, at: usize, bytes: Bytes) -> Vec<Flow> {
-        let count = self.participants.len();
-        if count == 1 {
-            return Vec::new();
-        }
-        let before = self.participants[(at + count - 1) % count].memory;
-        let bytes = Bytes::new(bytes.get() / count as u64 * (count as u64 - 1));
-        let flow = route(self.context, before, self.participants[at].memory, bytes);
-        flow.map_err(|fault| self.faults.push(fault)).into_iter().collect()
     }
 
     fn workspace(&mut self, memory: MemoryId, id: StageId, (microbatch, bytes): (MicrobatchId, Bytes)) -> Access {

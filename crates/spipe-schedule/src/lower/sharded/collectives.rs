@@ -1,0 +1,90 @@
+//! What all devices do together: gathering what each has a part of, and summing so that each has a part.
+
+use super::Lowering;
+use crate::lower::flows::route;
+use crate::{Access, Action, Content, Flow, Lifetime};
+use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Collective, LaneId, MemoryId, Payload, SimTime, Subject};
+
+/// What is gathered or reduced by all devices.
+pub(super) struct Whole {
+    pub subject: Subject,
+    pub content: Content,
+    /// Bytes of all of it, and of a device's part.
+    pub whole: Bytes,
+    pub shard: Bytes,
+}
+
+impl Lowering<'_> {
+    /// Gathers on a device what a stage owns: its own shard from the host if it is there, the others from the other devices.
+    pub(super) fn gather_whole(&mut self, at: usize, owner: usize, what: &Whole) -> BufferId {
+        let here = &self.participants[at];
+        let (memory, lane, part) = (here.memory, here.collective, &here.parts[owner]);
+        let (home, shard) = (part.home, Access::new(part.parameters, 0));
+        let mut own = shard;
+        let mut first = None;
+        if home != memory {
+            let arrived = (what.shard, Lifetime::Transient);
+            let arrived = self.builder.part(self.share(at), what.content, memory, arrived);
+            let kind = ActionKind::Copy(Payload::WeightsIn);
+            let ends = (home, memory, what.shard);
+            first = Some(self.copy(at, (kind, what.subject), ends, (vec![own], vec![Access::new(arrived, 1)])));
+            own = Access::new(arrived, 1);
+        }
+        let whole = self.builder.buffer(what.content, memory, what.whole, Lifetime::Transient);
+        let others = self.participants.iter().enumerate().filter(|(other, _)| *other != at);
+        let reads = std::iter::once(own).chain(others.map(|(_, other)| Access::new(other.parts[owner].parameters, 0)));
+        let reads = (reads.collect(), vec![Access::new(whole, 1)]);
+        let gather = self.collective(at, lane, (Collective::AllGather, what), reads);
+        self.make_room(at, first.unwrap_or(gather));
+        whole
+    }
+
+    /// Adds a device's part of `gradients` to a sum, which is in that memory and has been added to as often as its version says.
+    pub(super) fn reduce_whole(
+        &mut self,
+        at: usize,
+        what: &Whole,
+        (sum, home): (Access, MemoryId),
+        gradients: &[BufferId],
+    ) -> ActionId {
+        let here = &self.participants[at];
+        let (memory, lane) = (here.memory, here.collective);
+        let mut reads: Vec<Access> = gradients.iter().map(|gradients| Access::new(*gradients, 1)).collect();
+        let added = (sum.version > 0).then_some(sum);
+        let next = Access::new(sum.buffer, sum.version + 1);
+        if home == memory {
+            reads.extend(added);
+            return self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![next]));
+        }
+        let leaving = self.builder.part(self.share(at), what.content, memory, (what.shard, Lifetime::Transient));
+        let leaving = Access::new(leaving, 1);
+        self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![leaving]));
+        let reads = std::iter::once(leaving).chain(added).collect();
+        let out = (ActionKind::Copy(Payload::GradientsOut), what.subject);
+        self.copy(at, out, (memory, home, what.shard), (reads, vec![next]))
+    }
+
+    fn collective(
+        &mut self,
+        at: usize,
+        lane: LaneId,
+        (collective, what): (Collective, &Whole),
+        (reads, writes): (Vec<Access>, Vec<Access>),
+    ) -> ActionId {
+        let flows = self.ring(at, what.whole);
+        let (kind, subject) = (ActionKind::Collective(collective), what.subject);
+        self.builder.action(Action { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
+    }
+
+    /// What a device gets from the one before it in the ring.
+    fn ring(&mut self, at: usize, bytes: Bytes) -> Vec<Flow> {
+        let count = self.participants.len();
+        if count == 1 {
+            return Vec::new();
+        }
+        let before = self.participants[(at + count - 1) % count].memory;
+        let bytes = Bytes::new(bytes.get() / count as u64 * (count as u64 - 1));
+        let flow = route(self.context, before, self.participants[at].memory, bytes);
+        flow.map_err(|fault| self.faults.push(fault)).into_iter().collect()
+    }
+}
