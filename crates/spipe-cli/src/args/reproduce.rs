@@ -39,8 +39,14 @@ pub struct PredictionError {
     /// CPU backend
     #[arg(long, default_value = "flex")]
     pub backend: String,
-    /// Steps that count, after those that warm up
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How often the devices of each system are measured and the system run; the round whose error is the median is shown
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Only the systems whose titles contain this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Steps of a round that count, after those that warm up
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
     /// Seed of the parameters and of the order of the data
     #[arg(long, default_value_t = 1)]
@@ -48,10 +54,10 @@ pub struct PredictionError {
     /// Bandwidth of an emulated accelerator's link, each way
     #[arg(long, default_value = "2 GB/s")]
     pub emulated_link: BytesPerSecond,
-    /// How long to measure each set of devices
-    #[arg(long, default_value = "10 s")]
+    /// How long to measure the devices of a system in a round
+    #[arg(long, default_value = "5 s")]
     pub time_limit: Seconds,
-    /// The table to write, - for stdout
-    #[arg(short, long, default_value = "reports/prediction-error.md")]
-    pub output: String,
+    /// The table to write, - for stdout; without it reports/prediction-error.md, or with --only none
+    #[arg(short, long)]
+    pub output: Option<String>,
 }

@@ -1,0 +1,83 @@
+//! What cases came to, as tables.
+
+use super::{Report, Row, measuring::WARM_UP};
+use crate::{
+    args,
+    tables::{percent, signed_percent, table},
+};
+
+const HEADINGS: [&str; 10] = [
+    "system",
+    "predicted",
+    "measured",
+    "spread",
+    "error",
+    "of all rounds",
+    "error of compute lanes",
+    "busiest lane",
+    "order alone",
+    "tokens/s",
+];
+
+pub(super) fn human(report: &Report) -> String {
+    let mut rows = table(&HEADINGS, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    for row in &report.rows {
+        rows.add_row(cells(row));
+    }
+    let failed: String = report.failed.iter().map(|failure| format!("\nfailed: {failure}")).collect();
+    format!("{rows}{failed}\n")
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    vec![
+        row.title.clone(),
+        format!("{:.1} ms", row.predicted_ms),
+        format!("{:.1} ms", row.measured_ms),
+        percent(row.spread),
+        signed_percent(row.iteration_error),
+        format!("{} … {}", signed_percent(row.least_error), signed_percent(row.largest_error)),
+        signed_percent(row.compute_error),
+        percent(row.busiest_lane),
+        percent(row.order_alone),
+        format!("{:.0}", row.tokens_per_second),
+    ]
+}
+
+pub(super) fn markdown(what: &args::PredictionError, report: &Report) -> String {
+    let mut text = format!(
+        "# Predicted and measured iterations\n\n`spipe prediction-error --model {} --backend {} --rounds {} --steps {}`, {}, {} \
+         cores. Accelerators are emulated: CPU cores with a memory cap and a paced link of {}.\n\n\
+         In each of {} rounds each system's devices were measured anew for {}, with all at work that share no core, and then it \
+         ran: the median of {} steps after {WARM_UP} to warm up. Other tenants of the machine slow its memory for minutes at a time; \
+         where that begins or ends between the measurement of the devices and the run, a round says nothing of the \
+         prediction. So a row is the round whose error is the median, and beside it stand the least and the largest error of all \
+         rounds.\n\n\
+         The spread is half the distance of the 10th and the 90th percentile of the steps over their median. Compute lanes are \
+         summed; paced links match by construction. The share of the busiest lane says how near a run is to the longer of compute \
+         and copies. What it misses of 100 % is mostly the order's own: order alone is the share of the measured iteration that the \
+         same plan is predicted to take where copies take no time. Prompts are forwards of whole sequences, each time with new \
+         memory as in a run that reads them once; token by token, an iteration finds one token for each sequence, by its cache.\n\n",
+        what.model,
+        report.backend,
+        what.rounds,
+        what.steps,
+        time::OffsetDateTime::now_utc().date(),
+        std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        what.emulated_link,
+        what.rounds,
+        what.time_limit,
+        what.steps,
+    );
+    let mut headings = HEADINGS.to_vec();
+    headings.insert(1, "devices");
+    text += &format!("| {} |\n|{}\n", headings.join(" | "), "---|".repeat(headings.len()));
+    for row in &report.rows {
+        let mut cells = cells(row);
+        cells.insert(1, row.devices.clone());
+        text += &format!("| {} |\n", cells.join(" | "));
+    }
+    for failure in &report.failed {
+        text += &format!("\nFailed: {failure}\n");
+    }
+    text
+}
