@@ -21,20 +21,25 @@ pub(super) struct Kind<'a> {
     pub layer: &'a Layer,
     pub unit: Unit,
     pub model: &'a Model,
-    /// How many of them are run in a row: weights then come from as far away as in a run.
+    /// How many of them run in a row: as many as the model has, if they are not too large.
     pub copies: usize,
     pub batch: Batch,
     work: LayerWork,
 }
 
 impl Kind<'_> {
-    /// The copies.
-    pub fn units(&self) -> Vec<Unit> {
-        (0..self.copies as u32).map(|index| self.unit.copy(self.model, index)).collect()
+    /// How many of them run in a row for a pass of a training.
+    fn trained(&self) -> usize {
+        self.copies.min(MOST_TRAINED)
+    }
+
+    /// So many copies.
+    pub fn units(&self, copies: usize) -> Vec<Unit> {
+        (0..copies as u32).map(|index| self.unit.copy(self.model, index)).collect()
     }
 
     /// Those of each copy.
-    pub fn parameters(&self, device: &Device) -> Tensors {
+    pub fn parameters(&self, copies: usize, device: &Device) -> Tensors {
         let copy = |copy: usize| {
             let tensor = |parameter: &crate::layers::Parameter| {
                 let numbers = initial(copy as u64, LayerId::new(0), parameter);
@@ -42,12 +47,12 @@ impl Kind<'_> {
             };
             self.unit.parameters().iter().map(tensor).collect()
         };
-        (0..self.copies).map(copy).collect()
+        (0..copies).map(copy).collect()
     }
 }
 
-/// Copies in a row at most.
-const MOST_COPIES: usize = 4;
+/// Copies in a row at most where passes of a training are measured: their weights no longer fit into second-level caches.
+const MOST_TRAINED: usize = 4;
 /// Numbers that the parameters of all copies come to at most.
 const MOST_NUMBERS: u64 = 64 << 20;
 
@@ -57,8 +62,7 @@ pub(super) fn kinds(model: &Model, batch: Batch) -> Result<Vec<Kind<'_>>, Faults
     for (layer, unit) in model.layers().iter().zip(lone_units(model)?) {
         let signature = layer.signature(batch);
         let chains = layer.inputs.len() == 1 && shape(model, &layer.inputs, batch) == shape(model, &[unit.id()], batch);
-        let most = if chains { MOST_COPIES as u64 } else { 1 };
-        let most = (MOST_NUMBERS / layer.parameters.max(1)).clamp(1, most) as usize;
+        let most = if chains { (MOST_NUMBERS / layer.parameters.max(1)).max(1) as usize } else { 1 };
         match kinds.iter_mut().find(|kind| kind.signature == signature) {
             Some(kind) => kind.copies = (kind.copies + 1).min(most),
             None => kinds.push(Kind { signature, layer, unit, model, copies: 1, batch, work: layer.work(batch) }),
@@ -88,7 +92,7 @@ pub(super) fn measure(
 ) -> Result<MeasuredLayer, String> {
     let share = clock.take(3);
     // Once to warm up, and once at least; large products reach the best rate that has been seen.
-    let expected = best.map_or(0.0, |rate| 2.0 * kind.copies as f64 * flops(&kind.work) / rate.get());
+    let expected = best.map_or(0.0, |rate| 2.0 * kind.trained() as f64 * flops(&kind.work) / rate.get());
     if expected > share.as_secs_f64().max(0.2) {
         return Err(format!(
             "`{}` would take {:.1} s, there were {:.1} s left for it",
@@ -108,7 +112,7 @@ pub(super) fn measure(
     }
     let [forward, backward, input, weight, replay] = times.map(sample);
     let (forward, backward) = (clock.note(forward), clock.note(backward));
-    let per_layer = 1.0 / kind.copies as f64;
+    let per_layer = 1.0 / kind.trained() as f64;
     let input_share = input.median / (input.median + weight.median);
     Ok(MeasuredLayer {
         signature: kind.signature.clone(),
@@ -147,8 +151,8 @@ impl<'a> Bench<'a> {
         let draw = Draw { seed: 0, step: 0, microbatch: 0 };
         let microbatch = data.microbatch(draw, kind.batch.microbatch as usize);
         Ok(Self {
-            units: kind.units(),
-            parameters: kind.parameters(device),
+            units: kind.units(kind.trained()),
+            parameters: kind.parameters(kind.trained(), device),
             input: if inputs.is_empty() { Signal::Tokens } else { Signal::Hidden(activation(inputs)) },
             gradient: (!kind.unit.yields_loss()).then(|| activation(&[kind.unit.id()])),
             feed: Feed::new(&microbatch, &Reading::of(kind.model), device),

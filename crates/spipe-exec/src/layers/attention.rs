@@ -18,6 +18,8 @@ pub(crate) struct AttentionUnit {
     head_norms: Option<NormUnit>,
     constants: Arc<Mutex<BTreeMap<ConstantKey, Constants>>>,
     kernels: Arc<Mutex<BTreeMap<(usize, usize), Attention>>>,
+    /// Those of the positions that were asked for last: all microbatches of an iteration ask for the same.
+    last_angles: Arc<Mutex<Option<(Range<usize>, Angles)>>>,
 }
 
 /// Sequences, tokens of each, and the device by its name.
@@ -62,7 +64,8 @@ impl AttentionUnit {
             return Err("ALiBi is not computed");
         }
         let head_norms = block.qk_norm.then(|| NormUnit::new(Norm::RmsNorm, block.norm_epsilon, block.head_dim));
-        Ok(Self { block: *block, head_norms, constants: Arc::default(), kernels: Arc::default() })
+        let (constants, kernels, last_angles) = Default::default();
+        Ok(Self { block: *block, head_norms, constants, kernels, last_angles })
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
@@ -207,19 +210,14 @@ impl AttentionUnit {
         ((query + 1).saturating_sub(window).saturating_sub(keys.start), end - keys.start)
     }
 
-    /// RoPE in the half-split form of Llama: channel i turns with channel i + d/2 by the angle position × base^(−2i/d)
-    /// (Su et al. 2021), as far as channels turn at all.
+    /// The angles of some positions, if channels turn at all.
     fn angles(&self, positions: Range<usize>) -> Option<Angles> {
         let Positions::Rotary { base, fraction } = self.block.positions else { return None };
+        let mut last = self.last_angles.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = last.take().filter(|(of, _)| *of == positions);
         let turned = ((self.block.head_dim as f64 * fraction) as usize) / 2 * 2;
-        let channels = || 0..turned / 2;
-        let angle =
-            |position: usize, channel: usize| position as f64 * base.powf(-2.0 * channel as f64 / turned as f64);
-        let table = |of: fn(f64) -> f64| {
-            let rows = positions.clone();
-            rows.flat_map(|position| channels().map(move |channel| of(angle(position, channel)) as f32)).collect()
-        };
-        Some(Angles { cosines: table(f64::cos), sines: table(f64::sin), turned })
+        let (_, angles) = last.insert(known.unwrap_or_else(|| (positions.clone(), rotary(positions, turned, base))));
+        Some(angles.clone())
     }
 
     /// Key or value heads, each repeated for the query heads that share it.
@@ -321,4 +319,14 @@ impl AttentionUnit {
 /// x cos + x P sin, where P moves each channel to its partner with its sign.
 fn rotate(heads: Matrix, [cosines, sines]: &[Matrix; 2], pairing: &Matrix) -> Matrix {
     heads.clone() * cosines.clone() + heads.matmul(pairing.clone()) * sines.clone()
+}
+
+/// RoPE in the half-split form of Llama: channel i of those that turn goes with channel i + d/2, by the angle
+/// position × base^(−2i/d) (Su et al. 2021).
+fn rotary(positions: Range<usize>, turned: usize, base: f64) -> Angles {
+    let rates: Vec<f64> = (0..turned / 2).map(|channel| base.powf(-2.0 * channel as f64 / turned as f64)).collect();
+    let table = |of: fn(f64) -> f64| {
+        positions.clone().flat_map(|position| rates.iter().map(move |rate| of(position as f64 * rate) as f32)).collect()
+    };
+    Angles { cosines: table(f64::cos), sines: table(f64::sin), turned }
 }
