@@ -7,6 +7,9 @@ use clap::Args as Group;
 pub struct Simulate {
     /// The plan
     pub plan: String,
+    /// One iteration that begins and ends with devices at rest, as `spipe run` reads prompts; otherwise iterations follow each other
+    #[arg(long)]
+    pub once: bool,
     /// The trace to write
     #[arg(short, long)]
     pub output: Option<String>,

@@ -10,7 +10,7 @@ use crate::{
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, LaneId, LaneRole, SimTime};
 use spipe_plan::Plan;
-use spipe_sim::{Options, Simulation, simulate};
+use spipe_sim::{Iterations, Options, Simulation, simulate};
 use spipe_trace::{Metrics, Status, Trace};
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -23,7 +23,9 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     let plan = input::plan(&what.plan)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement())
         .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
-    let simulation = simulate(&program, &Options::default());
+    let options = Options::default();
+    let iterations = if what.once { Iterations::One } else { options.iterations };
+    let simulation = simulate(&program, &Options { iterations, ..options });
     let remarks = remarks(&plan, &simulation.trace);
     for remark in &remarks {
         output::talk(&remark.to_string());

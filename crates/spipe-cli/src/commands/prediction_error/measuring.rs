@@ -13,6 +13,8 @@ use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::Model;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
+use spipe_sim::Iterations;
+use spipe_trace::Trace;
 use std::{ops::ControlFlow, time::Duration};
 
 const LEARNING_RATE: f64 = 1e-3;
@@ -57,7 +59,7 @@ impl Study<'_> {
         let file = self.machine(case, executors)?;
         let plan = case.plan(self.model, &measuring::machine(&file)?)?;
         let program = lower(&plan)?;
-        let predicted = spipe_sim::simulate(&program, &spipe_sim::Options::default()).trace;
+        let predicted = simulated(case, &program);
         let (mut times, report) = self.run(&plan, &program, executors)?;
         times.sort_unstable();
         let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize].as_secs_f64() * 1e3;
@@ -100,8 +102,7 @@ impl Study<'_> {
             link.latency = None;
         }
         let program = lower(&case.plan(self.model, &measuring::machine(&file)?)?)?;
-        let simulation = spipe_sim::simulate(&program, &spipe_sim::Options::default());
-        Ok(simulation.trace.iteration.to_ms())
+        Ok(simulated(case, &program).iteration.to_ms())
     }
 
     /// The durations of the steps that count, and the last report. Prompts are read once in a run, at its beginning.
@@ -144,6 +145,13 @@ impl Study<'_> {
 
 fn lower(plan: &Plan) -> Result<Program, Failure> {
     spipe_schedule::lower(&plan.context(), plan.placement()).map_err(Failure::Input)
+}
+
+/// A steady iteration; of prompts, which a run reads once, one that begins and ends with devices at rest.
+fn simulated(case: &Case, program: &Program) -> Trace {
+    let default = spipe_sim::Options::default();
+    let iterations = if case.mode == Mode::Infer { Iterations::One } else { default.iterations };
+    spipe_sim::simulate(program, &spipe_sim::Options { iterations, ..default }).trace
 }
 
 fn busiest(comparison: &spipe_trace::Comparison) -> f64 {
