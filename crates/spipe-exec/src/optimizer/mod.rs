@@ -134,7 +134,7 @@ impl AdamW {
             assert_eq!(log.bytes(), 12 * count as u64, "the log is of other parameters");
             all.log = Some(log.fill(before));
         }
-        all.split().into_par_iter().for_each(|mut piece| {
+        all.tasks().for_each(|mut piece| {
             piece.for_each_block(|state, gradients| kernel::update(scalars, state, gradients));
         });
     }

@@ -1,9 +1,14 @@
 //! What one task of a step works on.
 
 use super::{NarrowMut, Numbers, kernel::State};
+use rayon::prelude::*;
 
-/// Elements that one task updates: four arrays of this fit the second-level cache of a core.
+/// Elements that one task updates at most: four arrays of this fit the second-level cache of a core.
 pub(super) const CHUNK: usize = 1 << 16;
+/// Elements that are worth a task of their own: some 5 µs of memory traffic.
+const LEAST: usize = 1 << 13;
+/// Tasks of each thread, so that one which wakes up late or is held up leaves its share to the others.
+const TASKS: usize = 16;
 /// Elements that are converted at a time: few enough to stay in the first-level cache until they are used.
 const BLOCK: usize = 1 << 10;
 
@@ -26,12 +31,19 @@ impl<'a> Piece<'a> {
         Self { state, gradients, weights: None, log: None }
     }
 
-    /// The tasks.
-    pub fn split(self) -> Vec<Self> {
-        let mut pieces = Vec::with_capacity(self.gradients.len().div_ceil(CHUNK));
+    /// The tasks of the threads of the current pool.
+    pub fn tasks(self) -> impl IndexedParallelIterator<Item = Self> {
+        // Left to itself, the library hands out several tasks in one piece.
+        self.split(rayon::current_num_threads()).into_par_iter().with_max_len(1)
+    }
+
+    fn split(self, threads: usize) -> Vec<Self> {
+        let count = self.gradients.len();
+        let size = (count / (TASKS * threads)).next_multiple_of(BLOCK).clamp(LEAST, CHUNK);
+        let mut pieces = Vec::with_capacity(count.div_ceil(size));
         let mut rest = self;
-        while rest.gradients.len() > CHUNK {
-            let [piece, after] = rest.split_at(CHUNK);
+        while rest.gradients.len() > size {
+            let [piece, after] = rest.split_at(size);
             pieces.push(piece);
             rest = after;
         }

@@ -63,7 +63,7 @@ impl AdamW {
         let scalars = Scalars::new(self, moments.steps);
         moments.steps -= 1;
         let state = [parameters, &mut moments.first, &mut moments.second];
-        Piece::new(state, gradients).split().into_par_iter().for_each(|mut piece| {
+        Piece::new(state, gradients).tasks().for_each(|mut piece| {
             piece.for_each_block(|state, gradients| kernel::invert(scalars, state, gradients));
         });
     }
