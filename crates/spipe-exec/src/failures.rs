@@ -5,11 +5,11 @@
 pub(crate) mod machine;
 
 use crate::{
-    Backend, Options, RunError, run,
+    Backend, Checkpoint, Checkpoints, Options, RunError, run,
     run::{Hooks, run_with},
 };
 use machine::{Case, text};
-use spipe_base::{Bytes, LaneRole, SimTime};
+use spipe_base::{ActionId, Bytes, LaneRole, SimTime};
 use spipe_schedule::{Program, lower};
 use spipe_trace::Metrics;
 use std::{ops::ControlFlow, time::Instant};
@@ -41,6 +41,25 @@ fn a_panic_in_any_lane_ends_the_run() {
         }
         assert!(started.elapsed().as_secs() < 20, "it hangs");
     }
+}
+
+#[test]
+fn a_panic_spares_the_checkpoint_before() {
+    quiet_panics();
+    let case = Case::default();
+    let (plan, program) = case.build();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Some(Checkpoints { folder: folder.path().into(), every: 1 });
+    let options = Options { checkpoints, ..case.options(Backend::Flex, 4) };
+    let whole = run(&plan, &program, &text(), &case.options(Backend::Flex, 4), &mut |_| GO_ON).unwrap().losses;
+    let fail = |iteration, action: ActionId| assert!(iteration < 2 || action.index() != 0, "injected");
+    let hooks = Hooks { before: &fail, ..Hooks::NONE };
+    let failed = run_with((&plan, &program), &text(), &options, &mut |_| GO_ON, &hooks);
+    assert!(matches!(failed, Err(RunError::Lane { .. })), "{failed:?}");
+    let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
+    assert_eq!(resume.as_ref().map(Checkpoint::step), Some(2));
+    let resumed = run(&plan, &program, &text(), &Options { resume, ..options }, &mut |_| GO_ON).unwrap();
+    assert_eq!(resumed.losses, whole[2..]);
 }
 
 #[test]
