@@ -255,17 +255,13 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
     }
 }
 
-/// Parameters come from host memory, backward chunks of their own start from checkpoints, and no device waits for itself.
+/// Parameters come from host memory or stay, backward chunks of their own start from checkpoints, and no device waits for itself.
 fn check_rounds(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let system = placement.system;
     for (index, stage) in placement.all_stages().enumerate() {
         let id = StageId::from(index);
         if matches!(stage.weights, Weights::Resident) {
-            faults.push_at(
-                id,
-                Diagnostic::error(format!("stage `{id}` keeps its parameters, but system `{system}` streams them"))
-                    .hint("name a host memory in `weights-in`"),
-            );
+            check_kept(context, placement, (id, stage), faults);
         }
         let apart = !placement.backward.is_empty() && index >= placement.stages.len();
         if apart && stage.recomputed < stage.layers.count() {
@@ -285,6 +281,27 @@ fn check_rounds(context: &Context<'_>, placement: &Placement, faults: &mut Found
             Diagnostic::error(format!("system `{system}` needs at least as many microbatches as devices"))
                 .hint(format!("use at least {devices} microbatches")),
         );
+    }
+}
+
+/// A stage that keeps its parameters has a system that lets it, steps them itself, and shares none with another one.
+fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageId, &Stage), faults: &mut Found<'_>) {
+    let system = placement.system;
+    if !system.may_keep() {
+        let message = format!("stage `{id}` keeps its parameters, but system `{system}` streams them");
+        faults.push_at(id, Diagnostic::error(message).hint("name a host memory in `weights-in`"));
+        return;
+    }
+    if let Some(socket) = stage.optimizer.and_then(|socket| context.hardware.devices().get(socket)) {
+        let message = format!("stage `{id}` keeps its parameters, but they are stepped on `{}`", socket.name);
+        let hint = "leave `optimizer-on` out, or name a host memory in `weights-in`";
+        faults.push_at(id, Diagnostic::error(message).hint(hint));
+    }
+    if let Some(tie) = context.model.borrows(stage.layers).or_else(|| context.model.lends(stage.layers)) {
+        let name = |layer| &context.model.layers()[layer].name;
+        let layers = format!("layers `{}` and `{}` use the same parameters", name(tie.owner), name(tie.user));
+        let message = format!("stage `{id}` keeps its parameters, but {layers}");
+        faults.push_at(id, Diagnostic::error(message).hint("name a host memory in `weights-in`"));
     }
 }
 

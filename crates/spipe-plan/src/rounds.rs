@@ -18,7 +18,7 @@ pub fn resident_chunks(placement: &Placement) -> u64 {
 
 /// What each memory holds at most.
 ///
-/// On a device: the largest chunk as often as chunks are resident, gradients of the chunk that computes and of the one on its
+/// On a device: all of what chunks that keep their parameters have, the largest other chunk as often as chunks are resident, gradients of the chunk that computes and of the one on its
 /// way out, the inputs of its chunks and what leaves for others on every microbatch,
 /// gradients of three boundaries, what a recompute makes, and what a forward or
 /// backward needs for itself. On the host: 16 bytes per parameter in mixed precision with Adam, and once more what an undo log
@@ -43,8 +43,11 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
             // Parameters of another chunk that one of its layers uses as well come with its own.
             let user = context.model.borrows(stage.layers).map(|tie| context.cost.memory(tie.user, device));
             let tied = |part: fn(&LayerMemory) -> Bytes| user.map_or(Bytes::ZERO, part);
-            weights = weights.max(sum(|memory| memory.parameters) + tied(|memory| memory.tied_parameters));
-            gradients = gradients.max(sum(|memory| memory.gradients) + tied(|memory| memory.tied_gradients));
+            let stays = matches!(stage.weights, Weights::Resident);
+            if !stays {
+                weights = weights.max(sum(|memory| memory.parameters) + tied(|memory| memory.tied_parameters));
+                gradients = gradients.max(sum(|memory| memory.gradients) + tied(|memory| memory.tied_gradients));
+            }
             shared.transient = shared.transient.max(need.transient);
             // Inputs, outputs that leave for another device, and boundaries inside a forward chunk at which a backward chunk begins.
             let (input, output) =
@@ -57,8 +60,9 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
             });
             let checkpoints: Bytes = inside.map(|back| input_bytes(context, &Stage { device, ..*back })).sum();
             let saved = if training && coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO };
+            let state = sum(if stays { LayerMemory::state } else { |memory| memory.cache });
             let kept = StageFootprint {
-                state: if backward { Bytes::ZERO } else { sum(|memory| memory.cache) },
+                state: if backward { Bytes::ZERO } else { state },
                 per_microbatch: input + leaves + checkpoints + saved,
                 in_flight: microbatches,
                 ..StageFootprint::default()

@@ -186,6 +186,11 @@ impl System {
         )
     }
 
+    /// Whether stages may keep their parameters on their device although others are streamed.
+    pub const fn may_keep(self) -> bool {
+        matches!(self, Self::Mobius | Self::Superpipeline)
+    }
+
     /// Whether steps use gradients of parameters that are not the newest, so that losses are not those of plain training.
     pub const fn is_stale(self) -> bool {
         matches!(self, Self::ZeroOffloadDelayed)

@@ -46,8 +46,10 @@ pub(crate) struct Freedom {
     pub one_stage_each: bool,
     pub recomputes: When,
     pub offloads: When,
-    /// Whether parameters live on the host and are copied in.
-    pub streams: bool,
+    /// Whether parameters live on the host and are copied in; then they are stepped there, otherwise where they are.
+    pub streams: When,
+    /// Whether all microbatches go through one stage before any goes through the next on its device.
+    pub in_rounds: bool,
     /// Whether optimizers are on CPU sockets.
     pub steps_on_host: When,
     /// Whether an iteration's forward needs the steps of the one before.
@@ -65,7 +67,8 @@ impl Freedom {
         one_stage_each: true,
         recomputes: When::Perhaps,
         offloads: When::Never,
-        streams: false,
+        streams: When::Never,
+        in_rounds: false,
         steps_on_host: When::Never,
         synchronous: true,
         splits: false,
@@ -102,7 +105,8 @@ impl Freedom {
     /// That of `system`; none for systems that share everything, each of whose few placements has a bound of its own.
     pub fn of(system: System) -> Option<Self> {
         let gpus = Self { computing: Computing::Gpus, one_stage_each: false, ..Self::STAGES };
-        let streams = Self { streams: true, steps_on_host: When::Always, ..gpus };
+        let streams = Self { steps_on_host: When::Always, in_rounds: true, ..gpus };
+        let streams = Self { streams: if system.may_keep() { When::Perhaps } else { When::Always }, ..streams };
         let chain = Self { turn: Some(Turn::Ahead(0)), ..gpus };
         Some(match system {
             _ if system.family() == Family::Sharded => return None,
@@ -116,7 +120,8 @@ impl Freedom {
             System::ZeroOffload => Self { steps_on_host: When::Always, ..chain },
             System::ZeroOffloadDelayed => Self { steps_on_host: When::Always, synchronous: false, ..gpus },
             System::Spipe | System::Mobius => Self { recomputes: When::Always, ..streams },
-            System::Superpipeline | System::NaiveSwap => Self { computing: Computing::FirstGpu, ..streams },
+            System::NaiveSwap => Self { computing: Computing::FirstGpu, ..streams },
+            System::Superpipeline => streams,
             _ => Self { splits: system.splits_backward(), ..gpus },
         })
     }

@@ -2,10 +2,11 @@
 //!
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
 //! is stepped on its device or on the socket near it; a stage is cut in two on one device, each part with choices of its own,
-//! or two become one; a stage moves to the neighbouring device, the first one to a socket; the stages of several devices change alike; k
+//! or two become one; more or fewer stages keep their parameters; a stage moves to the neighbouring device, the first one to a socket; the stages of several devices change alike; k
 //! and k′ grow or shrink. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of the first batch with an
 //! improvement is the next step, so that the result is the same on any number of threads.
 
+mod kept;
 mod together;
 
 use crate::{
@@ -59,6 +60,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     if help {
         list.extend(together::changed(context, placement).into_iter().map(forward));
     }
+    list.extend(kept::changed(context, placement));
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
     list.extend(moved_layers(&placement.backward).into_iter().map(backward));
     list.extend(other_choices(context, placement, help).into_iter().map(forward));

@@ -185,6 +185,7 @@ struct Place {
 #[derive(Clone, Copy)]
 struct Choice<'d> {
     device: &'d DeviceFigures,
+    streams: bool,
     steps_on_host: bool,
     kept: Kept,
     place: usize,
@@ -213,11 +214,11 @@ impl Spread<'_, '_> {
                 if device.times[*first].is_none() {
                     continue;
                 }
-                for (steps_on_host, kept) in self.choices(device) {
+                for ((streams, steps_on_host), kept) in self.choices(device) {
                     for place in 0..self.places.len() {
-                        let name = format!("share_{run}_{index}_{steps_on_host}_{kept:?}_{place}");
+                        let name = format!("share_{run}_{index}_{streams}_{steps_on_host}_{kept:?}_{place}");
                         let share = vars.add(variable().min(0.0).name(name));
-                        let choice = Choice { device, steps_on_host, kept, place };
+                        let choice = Choice { device, streams, steps_on_host, kept, place };
                         self.places[place].layers[index] += share;
                         self.layer(*first, (&choice, share), (burden, &mut host));
                         self.at(*first, (&choice, share), burden);
@@ -310,13 +311,16 @@ impl Spread<'_, '_> {
         }
     }
 
-    /// Whether a layer on `device` is stepped on the host, and where what it saves is, as far as there is a choice.
-    fn choices(&self, device: &DeviceFigures) -> Vec<(bool, Kept)> {
-        let steps: &[bool] = match self.freedom.steps_on_host {
-            _ if !self.figures.training || device.is_cpu => &[false],
-            When::Never => &[false],
-            When::Always => &[true],
-            When::Perhaps => &[false, true],
+    /// Whether a layer on `device` is streamed and whether it is stepped on the host, and where what it saves is, as far as there is a
+    /// choice.
+    fn choices(&self, device: &DeviceFigures) -> Vec<((bool, bool), Kept)> {
+        let trains = self.figures.training && !device.is_cpu;
+        let steps: &[(bool, bool)] = match (self.freedom.streams, self.freedom.steps_on_host) {
+            (When::Always, _) => &[(true, trains)],
+            (When::Perhaps, _) => &[(true, trains), (false, false)],
+            (When::Never, When::Always) => &[(false, trains)],
+            (When::Never, When::Perhaps) if trains => &[(false, false), (false, true)],
+            (When::Never, _) => &[(false, false)],
         };
         let may_leave = self.figures.training && !device.is_cpu;
         let keeps = self.freedom.keeps(self.figures.training).into_iter();
@@ -330,6 +334,7 @@ impl Spread<'_, '_> {
         let in_flight = match self.turn {
             // A stage may hold less than the sum of its layers where each is free to go after the next.
             _ if !self.figures.training => u64::from(freedom.one_stage_each),
+            None if freedom.in_rounds => m,
             None => 1,
             Some(Turn::AllForwards) => m,
             Some(Turn::Ahead(_)) => m.min((self.places.len() - choice.place) as u64),
@@ -371,13 +376,12 @@ impl Spread<'_, '_> {
         (choice, share): (&Choice<'_>, Variable),
         (burden, host): (&mut Burden, &mut Burden),
     ) {
-        let (figures, freedom, Choice { device, steps_on_host, .. }) = (self.figures, self.freedom, *choice);
+        let (figures, Choice { device, steps_on_host, streams, .. }) = (self.figures, *choice);
         let (times, bytes) = (device.times[layer].unwrap_or_default(), &device.bytes[layer]);
         let again = self.again(choice, layer);
-        let step = if steps_on_host || freedom.streams { 0.0 } else { times.optimizer };
+        let step = if steps_on_host { 0.0 } else { times.optimizer };
         let busy = (figures.microbatches as f64 * (times.busy() + again) + step) / self.unit;
         burden.busy.add_mul(busy, share);
-        let streams = freedom.streams && !device.is_cpu;
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,
             (false, true) => bytes.parameters + bytes.gradients,

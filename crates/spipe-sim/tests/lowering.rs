@@ -9,7 +9,8 @@ use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{
-    Context, Dealing, Family, Footprint, Knobs, Placement, Stage, StageFootprint, System, check, footprint_with,
+    Context, Dealing, Family, Footprint, Knobs, Placement, Stage, StageFootprint, System, Weights, check,
+    footprint_with,
 };
 use spipe_schedule::{Content, in_flight, lower, order_of};
 use spipe_sim::{Options, is_ok, simulate};
@@ -231,7 +232,7 @@ proptest! {
         (resident, swap) in (1u64..5).prop_flat_map(|resident| (Just(resident), 1..=resident)),
         (recomputed, write_back, half, arithmetic_undo) in any::<(bool, bool, bool, bool)>(),
         more in 0u64..4,
-        (train, tied) in any::<(bool, bool)>(),
+        (train, tied, kept) in any::<(bool, bool, u8)>(),
         frozen in 0usize..6,
     ) {
         let (model, hardware) = (perhaps_tied(&layers, frozen, tied), machine());
@@ -252,6 +253,12 @@ proptest! {
         }
         if !train && !system.infers() {
             return Ok(());
+        }
+        for (index, stage) in placement.stages.iter_mut().enumerate().filter(|_| system.may_keep()) {
+            let alone = model.borrows(stage.layers).is_none() && model.lends(stage.layers).is_none();
+            if alone && kept >> index & 1 == 1 {
+                stage.weights = Weights::Resident;
+            }
         }
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let program = lower(&context, &placement).map_err(|faults| TestCaseError::fail(faults.to_string()))?;

@@ -16,7 +16,7 @@ use spipe_base::{Bytes, Diagnostic, SimTime};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model};
-use spipe_plan::{OutcomeStatus, Placement, Plan, StageFootprint, System, check, footprint};
+use spipe_plan::{OutcomeStatus, Placement, Plan, Stage, StageFootprint, System, Weights, check, footprint};
 use spipe_planner::Solution;
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
@@ -275,12 +275,13 @@ fn considered(solution: &Solution) -> String {
     format!("{rows}\n\n")
 }
 
-/// Every (k, k′) of a Superpipeline with the memory that its GPU held and the time of an iteration; those on the Pareto front,
+/// Every (k, k′) of a Superpipeline on one GPU with the memory that it held and the time of an iteration; those on the Pareto front,
 /// which no other beats in both, are marked.
 fn grid(plan: &Plan) -> String {
     let context = plan.context();
-    let mut tried: Vec<(u64, u64, bool, Bytes, SimTime)> = Vec::new();
-    for placement in spipe_planner::candidates(&context, System::Superpipeline) {
+    let mut tried: Vec<(u64, u64, [String; 2], Bytes, SimTime)> = Vec::new();
+    let candidates = spipe_planner::candidates(&context, System::Superpipeline);
+    for placement in candidates.into_iter().filter(|placement| placement.devices().len() == 1) {
         let Ok(program) = lower(&context, &placement) else { continue };
         let simulation = simulate(&program, &Options::default());
         if !is_ok(&simulation) || check(&context, &placement).is_err() {
@@ -292,17 +293,25 @@ fn grid(plan: &Plan) -> String {
         let (Some(resident), Some(swap), Some(track)) = (placement.knobs.resident, placement.knobs.swap, track) else {
             continue;
         };
-        let recomputes = placement.stages.iter().any(|stage| stage.recomputed > 0);
-        tried.push((resident, swap, recomputes, track.peak, simulation.trace.iteration));
+        let layers = |of: &dyn Fn(&Stage) -> usize| match placement.stages.iter().map(of).sum::<usize>() {
+            0 => "none".to_owned(),
+            all if all == context.model.layers().len() => "all".into(),
+            some => some.to_string(),
+        };
+        let kept = |stage: &Stage| if stage.weights == Weights::Resident { stage.layers.count() } else { 0 };
+        let choices = [layers(&kept), layers(&|stage| stage.recomputed)];
+        tried.push((resident, swap, choices, track.peak, simulation.trace.iteration));
     }
-    let mut rows = table(&["k", "k'", "recomputed", "GPU memory", "iteration", "Pareto front"], &[0, 1, 3, 4]);
-    for (resident, swap, recomputes, peak, time) in &tried {
+    let columns = ["k", "k'", "layers kept", "recomputed", "GPU memory", "iteration", "Pareto front"];
+    let mut rows = table(&columns, &[0, 1, 2, 3, 4, 5]);
+    for (resident, swap, [kept, recomputed], peak, time) in &tried {
         let beaten =
             tried.iter().any(|other| other.3 <= *peak && other.4 <= *time && (other.3 < *peak || other.4 < *time));
         rows.add_row(vec![
             resident.to_string(),
             swap.to_string(),
-            if *recomputes { "all" } else { "none" }.into(),
+            kept.clone(),
+            recomputed.clone(),
             peak.to_string(),
             format!("{:.1} ms", time.to_ms()),
             if beaten { "" } else { "yes" }.into(),
@@ -330,7 +339,12 @@ pub fn describe(plan: &Plan) -> String {
             if device.emulated { format!("{} (emulated)", device.name) } else { device.name.clone() },
             format!("{} ({})", stage.layers, stage.layers.count()),
             stage.recomputed_layers().map_or_else(|| "none".into(), |layers| layers.to_string()),
-            grouped(parameters),
+            match stage.weights {
+                Weights::Resident => grouped(parameters),
+                Weights::Streamed(home) => {
+                    format!("{} from {}", grouped(parameters), context.hardware.memories()[home].name)
+                }
+            },
             need.state.to_string(),
             format!("{} × {}", need.in_flight, need.per_microbatch),
             (need.slots + need.transient).to_string(),

@@ -2,7 +2,7 @@
 
 use crate::{
     machine::text,
-    setup::{BACKWARD, FORWARD, Setup},
+    setup::{BACKWARD, FORWARD, KEPT, Setup},
     systems::UNITS,
 };
 use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, run};
@@ -50,6 +50,9 @@ fn parameters_that_stay() {
 fn parameters_in_host_memory() {
     let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
     goes_on(&Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() });
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        goes_on(&Setup { system: System::Superpipeline, stages: &KEPT[1], precision, ..Setup::default() });
+    }
     let knobs = Knobs { synchronous_optimizer: true, synchronous_checkpoints: true, ..Knobs::default() };
     goes_on(&Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, knobs, ..Setup::default() });
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     machine::{GPT, text},
-    setup::{BACKWARD, FORWARD, Setup},
+    setup::{BACKWARD, FORWARD, KEPT, Setup},
 };
 use spipe_base::Bytes;
 use spipe_cost::Mode;
@@ -168,6 +168,16 @@ fn parameters_from_the_host() {
 }
 
 #[test]
+fn some_parameters_from_the_host() {
+    for stages in &KEPT {
+        for system in [System::Superpipeline, System::Mobius] {
+            exactly(&Setup { system, stages, ..Setup::default() });
+            exactly_for(5, &Setup { system, stages, frozen: &["0..2"], ..Setup::default() });
+        }
+    }
+}
+
+#[test]
 fn passes_with_chunks_of_their_own() {
     let setup = Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() };
     exactly(&setup);
@@ -292,6 +302,7 @@ fn sixteen_bits() {
             Setup { system: System::ZbH1, stages: &["gpu0 0..1", "gpu1 2..4"], ..Setup::default() },
             Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], ..Setup::default() },
             Setup { system: System::Superpipeline, stages: &UNITS, ..Setup::default() },
+            Setup { system: System::Superpipeline, stages: &KEPT[1], ..Setup::default() },
             Setup { system: System::Fsdp, stages: &["gpu0 0..1", "gpu0 2..4"], ..Setup::default() },
             Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() },
         ];

@@ -2,12 +2,14 @@
 
 mod cuts;
 mod heuristics;
+mod kept;
 mod pipelines;
 mod refusal;
 mod rounds;
 mod search;
 mod shared;
 
+pub(crate) use kept::with_more as with_more_kept;
 pub(crate) use refusal::Shortage;
 pub(crate) use rounds::{cross_mapped, in_turn};
 pub use search::{generated, plan_all};

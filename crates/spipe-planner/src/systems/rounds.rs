@@ -1,12 +1,15 @@
-//! Stages that stream their parameters: SPipe, Mobius, Superpipeline, naive swap.
+//! Stages that stream their parameters: SPipe, Mobius, Superpipeline, naive swap. Where the room allows, some keep them.
 
-use super::{cuts, gpus, socket};
+use super::{cuts, gpus, kept, socket};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, System};
 
 /// Beyond this many GPUs the mapping of stages to GPUs is not searched.
 const MOST_MAPPED: usize = 8;
+
+/// How often microbatches come to each GPU at most.
+const MOST_TURNS: usize = 6;
 
 /// k and k′ that are tried, as far as the model has so many layers.
 const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
@@ -15,6 +18,7 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     match system {
         System::Spipe => spipe(context),
         System::Mobius => mobius(context),
+        System::Superpipeline => Some([units(context, system)?, in_turns(context)?].concat()),
         _ => units(context, system),
     }
 }
@@ -46,8 +50,10 @@ fn spipe(context: &Context<'_>) -> Option<Vec<Placement>> {
 fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
     let gpus = cross_mapping(context, &gpus(context));
     let first = *gpus.first()?;
-    let pieces = (1..=6).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
-    Some(pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect())
+    let pieces = (1..=MOST_TURNS).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
+    let streamed: Vec<Placement> = pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect();
+    let kept: Vec<Placement> = streamed.iter().filter_map(|one| kept::as_many_as_fit(context, one)).collect();
+    Some([streamed, kept].concat())
 }
 
 /// Stages of `pieces` on `gpus` in turn.
@@ -121,6 +127,29 @@ fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
                 placements.push(Placement::new(system, stages.clone()).with_knobs(knobs));
             }
         }
+        let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+        // The last of them: shares of recompute are tried from none to all.
+        if recomputes.ends_with(&[*recompute]) && system.may_keep() {
+            placements.extend(kept::mixed(context, &Placement::new(system, stages).with_knobs(knobs)));
+        }
+    }
+    Some(placements)
+}
+
+/// The same of several layers each on all GPUs in turn, with two of them resident.
+fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
+    let gpus = gpus(context);
+    let first = *gpus.first()?;
+    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+    let mut placements = Vec::new();
+    for turns in (1..=MOST_TURNS).filter(|_| gpus.len() > 1) {
+        let Some(pieces) = cuts::balanced(context, first, turns * gpus.len()) else { continue };
+        for recompute in [false, true] {
+            let stages = stages(context, &pieces, &|chunk| gpus[chunk % gpus.len()], recompute)?;
+            placements.push(Placement::new(System::Superpipeline, stages).with_knobs(knobs));
+        }
+        let mixed = placements.last().map(|streamed| kept::mixed(context, streamed));
+        placements.extend(mixed.into_iter().flatten());
     }
     Some(placements)
 }

@@ -209,6 +209,7 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         weights: StageTimes::UNIT,
         gradients: Bytes::ZERO,
         cache: Bytes::ZERO,
+        stays: false,
         input: StageTimes::UNIT,
         output: StageTimes::UNIT,
         saved: Bytes::ZERO,

@@ -81,12 +81,14 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         Weights::Streamed(home) => home,
         Weights::Resident => context.hardware.devices()[stage.device].memory,
     };
+    let stays = matches!(stage.weights, Weights::Resident);
     let socket = stage.optimizer.or_else(|| owner(context, home));
     let parameters = layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
-    let step = socket.map_or_else(Transfer::default, |socket| {
-        let time = context.cost.optimizer_time(parameters, socket);
-        let traffic = context.cost.optimizer_traffic(parameters, socket);
-        Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, socket, time, traffic) }
+    let stepper = if stays { Some(stage.device) } else { socket };
+    let step = stepper.map_or_else(Transfer::default, |stepper| {
+        let time = context.cost.optimizer_time(parameters, stepper);
+        let traffic = context.cost.optimizer_traffic(parameters, stepper);
+        Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, stepper, time, traffic) }
     });
     let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
     let accumulate = lent.zip(socket).map_or_else(Transfer::default, |(bytes, socket)| {
@@ -110,6 +112,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         weights: sum(|memory| memory.parameters),
         gradients: sum(|memory| memory.gradients),
         cache: sum(|memory| memory.cache),
+        stays,
         input,
         output: of(layers.last()).boundary,
         saved: if coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO },

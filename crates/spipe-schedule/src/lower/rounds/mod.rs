@@ -6,6 +6,8 @@
 //! device      forward m0 m1 … ─► next chunk …  backward m0 m1 … ─► gradients out
 //! ```
 //!
+//! A chunk may keep its parameters on its device, which then steps them at the end of an iteration.
+//!
 //! Forward and backward have chunks of their own: where both are cut alike, one device serves both passes of a chunk (Mobius,
 //! Superpipeline); where they are not, checkpoints travel from the forward's device to the backward's (SPipe).
 
@@ -45,6 +47,8 @@ pub(super) struct Chunk {
     pub gradients: Bytes,
     /// Keys and values of all microbatches, which stay on the device.
     pub cache: Bytes,
+    /// Whether its parameters stay on the device, which steps them.
+    pub stays: bool,
     /// Bytes of one microbatch at either end.
     pub input: Bytes,
     pub output: Bytes,
@@ -105,7 +109,7 @@ pub(super) struct Spec {
     pub sequential: bool,
     /// Whether parameters are copied back when they leave, although the host has them.
     pub write_back: bool,
-    /// Whether parameters move at all.
+    /// Whether the parameters of chunks that do not stay move at all.
     pub streams: bool,
     pub stepping: Stepping,
     /// Whether checkpoints leave only in the step before they are used.
@@ -250,7 +254,7 @@ impl Rounds<'_> {
 
     fn forward(&mut self, this: Use, microbatch: usize) -> ActionId {
         let key = (this.chunk, microbatch);
-        let mut reads = vec![Access::new(self.weights[&this], self.version_of_weights())];
+        let mut reads = vec![self.weights(this)];
         reads.extend(self.shared_parameters(this));
         reads.extend(self.caches.get(&this.chunk).map(|cache| Access::new(*cache, 0)));
         reads.extend(self.inputs.get(&key).map(|input| Access::new(*input, 1)));
@@ -271,7 +275,7 @@ impl Rounds<'_> {
     fn backward(&mut self, this: Use, microbatch: usize) -> ActionId {
         let key = (this.chunk, microbatch);
         let id = MicrobatchId::from(microbatch);
-        let mut reads = vec![Access::new(self.weights[&this], self.version_of_weights())];
+        let mut reads = vec![self.weights(this)];
         reads.extend(self.shared_parameters(this));
         reads.extend(self.checkpoints.get(&key).into_iter().chain(self.saved.get(&key)).map(|it| Access::new(*it, 1)));
         let chunk = self.chunk(this).clone();
@@ -314,9 +318,19 @@ impl Rounds<'_> {
         self.builder.action(Action { lane, kind, subject, reads, writes, work, flows: Vec::new(), guard: None })
     }
 
+    /// Whether the parameters of a use come from the host.
+    fn streamed(&self, this: Use) -> bool {
+        self.spec.streams && !self.chunk(this).stays
+    }
+
     /// Streamed parameters are version 1 of a buffer that a copy wrote, others version 0 of one that was there.
-    fn version_of_weights(&self) -> u32 {
-        u32::from(self.spec.streams)
+    fn version_of_weights(&self, this: Use) -> u32 {
+        u32::from(self.streamed(this))
+    }
+
+    /// The parameters that a use reads.
+    fn weights(&self, this: Use) -> Access {
+        Access::new(self.weights[&this], self.version_of_weights(this))
     }
 
     fn lane(&mut self, device: DeviceId, role: LaneRole) -> LaneId {

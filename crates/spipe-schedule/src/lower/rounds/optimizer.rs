@@ -1,4 +1,4 @@
-//! Gradients out, optimizer steps on CPU sockets, the global check and what it undoes.
+//! Gradients out, optimizer steps on CPU sockets, and on the devices of chunks that stay; the global check and what it undoes.
 
 use super::{Rounds, Stepping, Transfer, Use};
 use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
@@ -16,7 +16,8 @@ struct Trusted {
 }
 
 impl Rounds<'_> {
-    /// Every backward chunk's gradients leave after its last microbatch and are stepped on the socket.
+    /// Every backward chunk's gradients leave after its last microbatch and are stepped on the socket; those of chunks that stay are
+    /// stepped where they are.
     pub(super) fn step(&mut self) -> Result<(), Faults> {
         let (mut trusted, mut arrived) = (Vec::new(), None);
         let last_backwards: Vec<ActionId> = match self.spec.stepping {
@@ -31,6 +32,10 @@ impl Rounds<'_> {
         for chunk in (0..self.spec.backward.len()).rev() {
             let this = Use { backward: true, chunk };
             let Some(gradients) = self.gradients.get(&chunk).copied() else { continue };
+            if self.chunk(this).stays {
+                self.step_here(this, gradients);
+                continue;
+            }
             let (device, home, bytes, layers, socket) = {
                 let chunk = self.chunk(this);
                 (chunk.device, chunk.home, chunk.gradients, chunk.layers, chunk.socket)
@@ -57,6 +62,19 @@ impl Rounds<'_> {
             self.check(&trusted);
         }
         Ok(())
+    }
+
+    fn step_here(&mut self, this: Use, gradients: BufferId) {
+        let chunk = self.chunk(this).clone();
+        let subject = Subject { layers: Some(chunk.layers), ..Subject::stage(self.stage(this)) };
+        let content = Content::OptimizerState(chunk.layers);
+        let state = self.builder.buffer(content, chunk.home, chunk.state, Lifetime::Resident);
+        let (parameters, last) = (self.weights[&this], Access::new(gradients, self.spec.microbatches as u32));
+        let (lane, kind) = (self.lane(chunk.device, LaneRole::Compute), ActionKind::OptimizerStep);
+        let reads = vec![last, Access::new(parameters, 0), Access::new(state, 0)];
+        let writes = vec![Access::new(parameters, 1), Access::new(state, 1)];
+        let Transfer { work, flows } = chunk.step;
+        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None });
     }
 
     fn step_chunk(

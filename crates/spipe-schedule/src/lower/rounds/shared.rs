@@ -35,7 +35,7 @@ impl Rounds<'_> {
 
     /// The shared parameters that a chunk reads.
     pub(super) fn shared_parameters(&self, this: Use) -> Option<Access> {
-        self.shared.get(&this).map(|buffer| Access::new(*buffer, self.version_of_weights()))
+        self.shared.get(&this).map(|buffer| Access::new(*buffer, self.version_of_weights(this)))
     }
 
     /// The copy that brings them, if a unit needs any.

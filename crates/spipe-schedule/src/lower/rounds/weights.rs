@@ -1,4 +1,4 @@
-//! Parameters on their way in (and out): k units are resident, k′ are exchanged at a time.
+//! Parameters on their way in (and out): k units are resident, k′ are exchanged at a time; chunks that stay take no part in it.
 
 use super::{Rounds, Use};
 use crate::{Access, Content, Lifetime};
@@ -35,10 +35,9 @@ impl Rounds<'_> {
         let mut pieces = Vec::new();
         for pair in cuts.windows(2) {
             let Some(layers) = LayerRange::new(LayerId::from(pair[0]), LayerId::from(pair[1] - 1)) else { continue };
-            let Some(owner) = owners
-                .iter()
-                .find(|chunk| chunk.layers.first() <= layers.first() && layers.last() <= chunk.layers.last())
-            else {
+            let within =
+                |chunk: &&super::Chunk| chunk.layers.first() <= layers.first() && layers.last() <= chunk.layers.last();
+            let Some(owner) = owners.iter().find(within).filter(|owner| !owner.stays) else {
                 continue;
             };
             // A piece has its share of the chunk by layers; the last piece of a chunk takes what rounding leaves.
@@ -71,14 +70,20 @@ impl Rounds<'_> {
         }
     }
 
-    /// A place on the device for the parameters of every use; the uses that follow each other at the turn share theirs.
+    /// A place on the device for the parameters of every use; the uses that follow each other at the turn share theirs, and so do all
+    /// of a chunk that stays.
     pub(super) fn hold_weights(&mut self, uses: &[Use]) {
-        let lifetime = if self.spec.streams { Lifetime::Transient } else { Lifetime::Resident };
-        for unit in self.exchanges(uses).into_iter().flat_map(|exchange| exchange.units) {
+        let again = |this: &Use| Use { backward: true, ..*this };
+        let stay = uses.iter().filter(|this| !this.backward && self.chunk(**this).stays);
+        let stay: Vec<Unit> = stay.map(|this| Unit { uses: vec![*this, again(this)] }).collect();
+        let move_on = self.exchanges(uses).into_iter().flat_map(|exchange| exchange.units);
+        for unit in move_on.chain(stay) {
             let (device, layers, bytes) = {
                 let chunk = self.chunk(unit.uses[0]);
                 (chunk.device, chunk.layers, chunk.weights)
             };
+            let streamed = self.streamed(unit.uses[0]);
+            let lifetime = if streamed { Lifetime::Transient } else { Lifetime::Resident };
             let memory = self.builder.memory_of(device);
             let buffer = self.builder.buffer(Content::Parameters(layers), memory, bytes, lifetime);
             self.hold_shared(&unit, lifetime);
@@ -91,6 +96,7 @@ impl Rounds<'_> {
     /// What is loaded, k′ units at a time, in order. At the turn from forward to backward the last exchanges that fit among k units
     /// are there already.
     fn exchanges(&self, uses: &[Use]) -> Vec<Exchange> {
+        let uses: Vec<Use> = uses.iter().copied().filter(|this| !self.chunk(*this).stays).collect();
         let turn = uses.iter().position(|this| this.backward).unwrap_or(uses.len());
         let (forward, backward) = uses.split_at(turn);
         let size = self.spec.swap.max(1);
@@ -151,7 +157,7 @@ impl Rounds<'_> {
                 reads.push(Access::new(*piece, 0));
                 *from.entry(*home).or_default() += bytes;
             }
-            writes.push(Access::new(self.weights[&unit.uses[0]], 1));
+            writes.push(self.weights(unit.uses[0]));
         }
         let mut transfer = super::Transfer::default();
         for (home, bytes) in from {
@@ -175,7 +181,7 @@ impl Rounds<'_> {
         for (batch, computed) in exchange.units.chunks(pieces).zip(computed.chunks(pieces)) {
             let first = batch[0].uses[0];
             let bytes = batch.iter().map(|unit| self.chunk(unit.uses[0]).weights).sum();
-            let reads = batch.iter().map(|unit| Access::new(self.weights[&unit.uses[0]], 1)).collect();
+            let reads = batch.iter().map(|unit| self.weights(unit.uses[0])).collect();
             let (device, home) = (self.chunk(first).device, self.chunk(first).home);
             let transfer = self.links.copy(self.builder.memory_of(device), home, bytes)?;
             let lane = self.lane(device, LaneRole::D2h);
@@ -237,7 +243,7 @@ impl Rounds<'_> {
     fn evict(&mut self, lane: LaneId, leaving: &[&Exchange]) -> ActionId {
         let units = || leaving.iter().flat_map(|exchange| &exchange.units);
         let held = |unit: &Unit| {
-            let weights = Access::new(self.weights[&unit.uses[0]], 1);
+            let weights = self.weights(unit.uses[0]);
             std::iter::once(weights).chain(self.shared_parameters(unit.uses[0]))
         };
         let reads = units().flat_map(held).collect();
