@@ -2,7 +2,7 @@
 
 use crate::{
     machine::{GPT, UNET, VIT, data},
-    setup::{KEPT, Setup},
+    setup::Setup,
     systems::UNITS,
 };
 use spipe_base::Bytes;
@@ -80,7 +80,11 @@ fn parameters_from_the_host_generate_too() {
             let setup = Setup { system: System::Superpipeline, stages: &UNITS, knobs, mode, ..Setup::default() };
             tokens(&setup, Backend::Flex, 4);
         }
-        tokens(&Setup { system: System::Superpipeline, stages: &KEPT[1], mode, ..Setup::default() }, Backend::Flex, 4);
+        tokens(
+            &Setup { system: System::Superpipeline, stages: &crate::systems::KEPT[1], mode, ..Setup::default() },
+            Backend::Flex,
+            4,
+        );
         let stages = &["gpu0 0..1 streamed", "gpu1 2..2 streamed", "gpu0 3..3 streamed", "gpu1 4..4 streamed"];
         tokens(&Setup { system: System::Mobius, stages, mode, ..Setup::default() }, Backend::Flex, 4);
         tokens(

@@ -2,7 +2,7 @@
 
 use crate::{
     machine::text,
-    setup::{BACKWARD, FORWARD, KEPT, Setup},
+    setup::{BACKWARD, FORWARD, Setup},
     systems::UNITS,
 };
 use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, run};
@@ -51,7 +51,12 @@ fn parameters_in_host_memory() {
     let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
     goes_on(&Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() });
     for precision in [Precision::Fp32, Precision::Bf16] {
-        goes_on(&Setup { system: System::Superpipeline, stages: &KEPT[1], precision, ..Setup::default() });
+        goes_on(&Setup {
+            system: System::Superpipeline,
+            stages: &crate::systems::KEPT[1],
+            precision,
+            ..Setup::default()
+        });
     }
     let knobs = Knobs { synchronous_optimizer: true, synchronous_checkpoints: true, ..Knobs::default() };
     goes_on(&Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, knobs, ..Setup::default() });

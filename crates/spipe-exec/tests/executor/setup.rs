@@ -92,13 +92,6 @@ impl Setup<'_> {
     }
 }
 
-/// Chunks of which some keep their parameters, on one device and on two.
-pub const KEPT: [[&str; 4]; 3] = [
-    ["gpu0 0..0", "gpu0 1..2 streamed", "gpu0 3..3 recompute", "gpu0 4..4 streamed recompute"],
-    ["gpu0 0..1 recompute", "gpu1 2..2 streamed", "gpu0 3..3 streamed recompute", "gpu1 4..4"],
-    ["gpu1 0..0 recompute", "gpu0 1..2", "gpu1 3..3", "gpu0 4..4 recompute"],
-];
-
 /// Chunks of two passes that are cut differently.
 pub const FORWARD: [&str; 2] = ["gpu0 0..1 streamed", "gpu1 2..4 streamed"];
 pub const BACKWARD: [&str; 4] = [

@@ -2,7 +2,7 @@
 
 use crate::{
     machine::{GPT, text},
-    setup::{BACKWARD, FORWARD, KEPT, Setup},
+    setup::{BACKWARD, FORWARD, Setup},
 };
 use spipe_base::Bytes;
 use spipe_cost::Mode;
@@ -166,6 +166,13 @@ fn parameters_from_the_host() {
     ];
     exactly(&Setup { system: System::Mobius, stages, ..Setup::default() });
 }
+
+/// Chunks of which some keep their parameters, on one device and on two.
+pub const KEPT: [[&str; 4]; 3] = [
+    ["gpu0 0..0", "gpu0 1..2 streamed", "gpu0 3..3 recompute", "gpu0 4..4 streamed recompute"],
+    ["gpu0 0..1 recompute", "gpu1 2..2 streamed", "gpu0 3..3 streamed recompute", "gpu1 4..4"],
+    ["gpu1 0..0 recompute", "gpu0 1..2", "gpu1 3..3", "gpu0 4..4 recompute"],
+];
 
 #[test]
 fn some_parameters_from_the_host() {
