@@ -129,6 +129,25 @@ fn plan_edited_by_hand_to_overlap_stages() {
     insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
 }
 
+/// Of a system that streams everything, and of one that does not, but steps what stays where it is.
+#[test]
+fn plans_edited_by_hand_to_keep_parameters() {
+    let (folder, ..) = good();
+    let path = folder.path().join("streamed.json");
+    for system in ["naive-swap", "superpipeline"] {
+        let (model, hardware) = (fixture("good/six-layers.toml"), fixture("good/small-gpu.toml"));
+        let args = ["plan", "--model", &model, "--hardware", &hardware, "--global-batch", "8", "--microbatch", "1"];
+        let made = spipe(&[&args[..], &["--system", system, "-o", path.to_str().unwrap()]].concat());
+        assert_eq!(made.code, Some(0), "{}", made.err);
+        let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let stages = json["stages"].as_array_mut().unwrap();
+        let streamed = stages.iter_mut().rfind(|stage| stage.get("weights-in").is_some()).unwrap();
+        streamed.as_object_mut().unwrap().remove("weights-in");
+        let edited = serde_json::to_string_pretty(&json).unwrap();
+        insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
+    }
+}
+
 #[test]
 fn truncated_trace() {
     let (folder, _, trace) = good();
