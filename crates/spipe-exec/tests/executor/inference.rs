@@ -2,7 +2,7 @@
 
 use crate::{
     machine::{GPT, UNET, VIT, data},
-    setup::Setup,
+    setup::{Setup, losses_are_near},
     systems::UNITS,
 };
 use spipe_base::Bytes;
@@ -29,9 +29,7 @@ fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Report, Inferred) {
         assert!(memory.held > Bytes::ZERO && memory.held <= memory.planned, "{setup:?}: {memory:?}");
     }
     assert_eq!(report.losses.len(), steps as usize);
-    for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
-        assert!((ours - theirs).abs() <= 1e-5 * theirs, "{setup:?}: {:?} {:?}", report.losses, plain.losses);
-    }
+    losses_are_near(setup, &report.losses, &plain.losses, 1e-5);
     (report, plain)
 }
 
@@ -182,9 +180,7 @@ fn sixteen_bits_generate_within_rounding() {
     let options = Setup::options(Backend::Flex, 2);
     let plain = inferred(&plan, &program, &data(&plan), &options).unwrap();
     let report = ran(&setup, &options).unwrap();
-    for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
-        assert!((ours - theirs).abs() < 0.02 * theirs, "{:?} {:?}", report.losses, plain.losses);
-    }
+    losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
     assert!(report.losses != plain.losses, "nothing was rounded");
     assert!(report.memories.iter().all(|memory| memory.held <= memory.planned), "{:?}", report.memories);
 }

@@ -1,6 +1,9 @@
 //! Every schedule yields the losses and gradients of plain training, bit for bit where the order of the arithmetic is the same.
 
-use crate::machine::{Case, GPT, UNET, VIT, data, text};
+use crate::{
+    machine::{Case, GPT, UNET, VIT, data, text},
+    setup::losses_are_near,
+};
 use spipe_exec::{Backend, Gradient, Reference, Report, reference, run};
 use spipe_plan::System;
 use std::ops::ControlFlow;
@@ -45,9 +48,7 @@ fn check(case: &Case<'_>, backend: Backend) {
 /// Where several layers behind a cut read one before it, their gradients are added in another order.
 fn check_within_rounding(case: &Case<'_>, backend: Backend, steps: u32) {
     let (report, plain) = both(case, backend, steps);
-    for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
-        assert!((ours - theirs).abs() < 1e-5 * theirs, "{case:?}: {:?} {:?}", report.losses, plain.losses);
-    }
+    losses_are_near(case, &report.losses, &plain.losses, 1e-5);
     for (ours, theirs) in pairs(&report, &plain) {
         let most = theirs.values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         let apart = ours.values.iter().zip(&theirs.values).map(|(ours, theirs)| (ours - theirs).abs());
@@ -143,7 +144,5 @@ fn libraries_differ_within_rounding() {
     let case = Case::default();
     let (plan, program) = case.build();
     let losses = |backend| reference(&plan, &program, &text(), &case.options(backend, 3)).unwrap().losses;
-    for (flex, ndarray) in losses(Backend::Flex).iter().zip(losses(Backend::Ndarray)) {
-        assert!((flex - ndarray).abs() < 1e-4 * flex.abs(), "{flex} {ndarray}");
-    }
+    losses_are_near(&case, &losses(Backend::Ndarray), &losses(Backend::Flex), 1e-4);
 }

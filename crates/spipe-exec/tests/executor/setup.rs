@@ -8,6 +8,7 @@ use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Knobs, Placement, Plan, Stage, System};
 use spipe_schedule::{Program, lower};
+use std::fmt::Debug;
 
 /// What a test varies. A stage is `DEVICE LAYERS` and any of `recompute:N`, `offload`, `socket`, `streamed`.
 #[derive(Clone, Debug)]
@@ -90,6 +91,13 @@ impl Setup<'_> {
         let bindings = [("gpu0", "emulated:0"), ("gpu1", "emulated:1"), ("cpu0", "cpu:0")].map(bind);
         Options { steps, seed: 7, keep_gradients: true, ..Options::new(bindings.into()) }
     }
+}
+
+/// Losses of `what` that may differ from those of plain training by a share of them.
+pub fn losses_are_near(what: &dyn Debug, ours: &[f64], theirs: &[f64], share: f64) {
+    assert_eq!(ours.len(), theirs.len(), "{what:?}");
+    let near = ours.iter().zip(theirs).all(|(ours, theirs)| (ours - theirs).abs() <= share * theirs.abs());
+    assert!(near, "{what:?}: {ours:?} {theirs:?}");
 }
 
 /// Chunks of two passes that are cut differently.

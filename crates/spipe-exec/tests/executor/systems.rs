@@ -2,7 +2,7 @@
 
 use crate::{
     machine::{GPT, text},
-    setup::{BACKWARD, FORWARD, Setup},
+    setup::{BACKWARD, FORWARD, Setup, losses_are_near},
 };
 use spipe_base::Bytes;
 use spipe_cost::Mode;
@@ -221,9 +221,7 @@ fn sums_of_rounds_differ_within_rounding() {
 
 /// The same losses and first gradients but for sums in another order.
 pub fn within_rounding(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
-    for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
-        assert!((ours - theirs).abs() < 1e-5 * theirs.abs(), "{setup:?}: {ours} {theirs}");
-    }
+    losses_are_near(setup, &report.losses, &plain.losses, 1e-5);
     assert_eq!(report.gradients.len(), plain.gradients.len(), "{setup:?}");
     for (ours, theirs) in report.gradients.iter().zip(&plain.gradients) {
         let largest = theirs.values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
@@ -315,14 +313,7 @@ fn sixteen_bits() {
         ];
         for setup in setups.map(|setup| Setup { precision, ..setup }) {
             let (plain, report) = both(&setup, Backend::Flex, STEPS);
-            for (ours, theirs) in report.losses.iter().zip(&plain.losses) {
-                assert!(
-                    (ours - theirs).abs() < of_losses * theirs,
-                    "{setup:?}: {:?} {:?}",
-                    report.losses,
-                    plain.losses
-                );
-            }
+            losses_are_near(&setup, &report.losses, &plain.losses, of_losses);
             assert!(report.losses != plain.losses, "{setup:?}: nothing was rounded");
             for (ours, theirs) in report.gradients.iter().zip(&plain.gradients) {
                 let norm =

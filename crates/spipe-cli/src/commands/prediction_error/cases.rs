@@ -76,7 +76,8 @@ fn on_three() -> Vec<Case> {
         "gpu1 7 10 streamed recompute",
     ];
     vec![
-        case("PipeOffload, PO-H", 2, System::PoH, quarters),
+        // As a user would: few microbatches leave devices idle at both ends of an iteration, whatever is hidden in between.
+        Case { microbatches: 24, ..case("PipeOffload PO-H, 24 microbatches", 2, System::PoH, quarters) },
         Case {
             backward,
             ..case("SPipe on two accelerators", 2, System::Spipe, &["gpu0 0 5 streamed", "gpu1 5 10 streamed"])

@@ -29,31 +29,73 @@ const WIDEST: usize = 1024;
 const TASK: usize = 256 << 10;
 /// Sums of a dot product side by side: four vectors of AVX-512.
 const LANES: usize = 64;
+/// Numbers of a line of the caches.
+const LINE: usize = 16;
+
+/// Asks for a line of the matrix before it is needed: a part of its columns is too short for the processor to see by itself how
+/// it goes on.
+#[inline(always)]
+fn ask_for(line: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "the processor's own instruction")]
+    // SAFETY: a hint, which does nothing where no memory is.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
 
 for_each_width! {
-    /// Adds eight rows to the sums of one row of the result, each times its factor, one after the other.
-    fn add_eight(factors: [f32; DEEP], rows: [&[f32]; DEEP], sums: &mut [f32]) {
-        let rows = rows.map(|row| &row[..sums.len()]);
-        for (column, sum) in sums.iter_mut().enumerate() {
-            for (factor, row) in factors.iter().zip(rows) {
+    /// Adds eight rows to the sums of one row of the result, each times its factor, one after the other. The next eight lie
+    /// `ahead` numbers further on.
+    fn add_eight(factors: [f32; DEEP], rows: [&[f32]; DEEP], ahead: usize, sums: &mut [f32]) {
+        let rows = rows.map(|row| row[..sums.len()].as_chunks::<LINE>());
+        let (lines, rest) = sums.as_chunks_mut::<LINE>();
+        for (index, sums) in lines.iter_mut().enumerate() {
+            let mut found = *sums;
+            for (factor, (row, _)) in factors.iter().zip(rows) {
+                ask_for(row[index].as_ptr().wrapping_add(ahead));
+                for (sum, number) in found.iter_mut().zip(&row[index]) {
+                    *sum = factor.mul_add(*number, *sum);
+                }
+            }
+            *sums = found;
+        }
+        for (column, sum) in rest.iter_mut().enumerate() {
+            for (factor, (_, row)) in factors.iter().zip(rows) {
                 *sum = factor.mul_add(row[column], *sum);
             }
         }
     }
 
     /// The same for four rows of the result.
-    fn add_eight_to_four(factors: [[f32; DEEP]; QUAD], rows: [&[f32]; DEEP], sums: [&mut [f32]; QUAD]) {
+    fn add_eight_to_four(
+        factors: [[f32; DEEP]; QUAD],
+        rows: [&[f32]; DEEP], ahead: usize,
+        sums: [&mut [f32]; QUAD],
+    ) {
         let columns = rows[0].len();
-        let rows = rows.map(|row| &row[..columns]);
-        let [a, b, c, d] = sums.map(|sums| &mut sums[..columns]);
-        for column in 0..columns {
-            let mut found = [a[column], b[column], c[column], d[column]];
-            for (depth, row) in rows.iter().enumerate() {
-                for (sum, factors) in found.iter_mut().zip(&factors) {
-                    *sum = factors[depth].mul_add(row[column], *sum);
+        let rows = rows.map(|row| row[..columns].as_chunks::<LINE>());
+        let [a, b, c, d] = sums.map(|sums| sums[..columns].as_chunks_mut::<LINE>());
+        for index in 0..columns / LINE {
+            let mut found = [a.0[index], b.0[index], c.0[index], d.0[index]];
+            for (depth, (row, _)) in rows.iter().enumerate() {
+                ask_for(row[index].as_ptr().wrapping_add(ahead));
+                for (sums, factors) in found.iter_mut().zip(&factors) {
+                    for (sum, number) in sums.iter_mut().zip(&row[index]) {
+                        *sum = factors[depth].mul_add(*number, *sum);
+                    }
                 }
             }
-            [a[column], b[column], c[column], d[column]] = found;
+            [a.0[index], b.0[index], c.0[index], d.0[index]] = found;
+        }
+        for (sums, factors) in [a.1, b.1, c.1, d.1].into_iter().zip(&factors) {
+            for (column, sum) in sums.iter_mut().enumerate() {
+                for (factor, (_, row)) in factors.iter().zip(rows) {
+                    *sum = factor.mul_add(row[column], *sum);
+                }
+            }
         }
     }
 
@@ -137,6 +179,7 @@ fn add((left, b): (&[f32], View<'_>), (deep, columns): (Range<usize>, Range<usiz
     let row = |depth: usize| &b.numbers[depth * b.steps[0]..][columns.clone()];
     let factor = |index: usize, depth: usize| left[index * b.rows + depth];
     let whole = deep.start + deep.len() / DEEP * DEEP;
+    let ahead = DEEP * b.steps[0];
     for depth in (deep.start..whole).step_by(DEEP) {
         let rows: [&[f32]; DEEP] = std::array::from_fn(|place| row(depth + place));
         for (group, sums) in sums.chunks_mut(QUAD * columns.len()).enumerate() {
@@ -144,14 +187,14 @@ fn add((left, b): (&[f32], View<'_>), (deep, columns): (Range<usize>, Range<usiz
             let mut each = sums.chunks_exact_mut(columns.len());
             if each.len() < QUAD {
                 for (index, sums) in (first..).zip(each) {
-                    add_eight(std::array::from_fn(|place| factor(index, depth + place)), rows, sums);
+                    add_eight(std::array::from_fn(|place| factor(index, depth + place)), rows, ahead, sums);
                 }
                 continue;
             }
             let four = std::array::from_fn(|_| each.next().unwrap_or_default());
             let factors =
                 std::array::from_fn(|index| std::array::from_fn(|place| factor(first + index, depth + place)));
-            add_eight_to_four(factors, rows, four);
+            add_eight_to_four(factors, rows, ahead, four);
         }
     }
     for depth in whole..deep.end {
