@@ -19,8 +19,11 @@ pub(crate) struct AttentionUnit {
     constants: Arc<Mutex<BTreeMap<ConstantKey, Constants>>>,
     kernels: Arc<Mutex<BTreeMap<(usize, usize), Attention>>>,
     /// Those of the positions that were asked for last: all microbatches of an iteration ask for the same.
-    last_angles: Arc<Mutex<Option<(Range<usize>, Angles)>>>,
+    last_angles: Arc<Mutex<Option<PlacedAngles>>>,
 }
+
+/// Positions, and what is turned by there.
+type PlacedAngles = (Range<usize>, Angles);
 
 /// Sequences, tokens of each, and the device by its name.
 type ConstantKey = (usize, usize, String);
