@@ -3,6 +3,7 @@
 use crate::failures::machine;
 
 #[path = "../tests/executor/setup.rs"]
+#[expect(dead_code, reason = "tests from the outside use more of it")]
 mod setup;
 
 use crate::{
