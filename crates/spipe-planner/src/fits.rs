@@ -16,7 +16,7 @@ use spipe_plan::{Placement, System};
 pub fn fits(problem: &Problem<'_>) -> Option<Placement> {
     match decide(problem) {
         Decision::Fits(placement) => Some(placement),
-        Decision::Never => None,
+        Decision::Never | Decision::Unspread => None,
         Decision::Open(systems) => searched(problem, systems),
     }
 }
@@ -25,8 +25,10 @@ pub fn fits(problem: &Problem<'_>) -> Option<Placement> {
 pub(crate) enum Decision {
     /// This placement fits and runs.
     Fits(Placement),
-    /// None of one stage per device and none that is generated does.
+    /// None of one stage or several per device and none that is generated does.
     Never,
+    /// Stages fit the hosts together, but no way is found to spread them over the hosts, of which there are many.
+    Unspread,
     /// It is not certain for stages of these systems.
     Open(Vec<System>),
 }
@@ -34,16 +36,14 @@ pub(crate) enum Decision {
 pub(crate) fn decide(problem: &Problem<'_>) -> Decision {
     let (planned, other): (Vec<System>, Vec<System>) =
         problem.systems.iter().partition(|system| SYSTEMS.contains(system));
-    let open = match stages(problem, planned) {
-        Decision::Fits(placement) => return Decision::Fits(placement),
-        Decision::Never => Vec::new(),
-        Decision::Open(systems) => systems,
-    };
+    let of_stages = stages(problem, planned);
+    if matches!(of_stages, Decision::Fits(_)) {
+        return of_stages;
+    }
     let candidates = other.into_iter().flat_map(|system| candidates(&problem.context, system));
     match candidates.filter_map(|placement| judge(problem, placement)).next() {
         Some((_, placement)) => Decision::Fits(placement),
-        None if open.is_empty() => Decision::Never,
-        None => Decision::Open(open),
+        None => of_stages,
     }
 }
 
@@ -62,15 +62,20 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
     if let Some(placement) = greedy::placements(&figures, &systems).into_iter().find(pinned) {
         return Decision::Fits(placement);
     }
-    let mut open = Vec::new();
+    let (mut open, mut unspread) = (Vec::new(), false);
     for system in systems {
         match capacity(&figures, Discipline { system, head_start: 0 }, &problem.options.pins) {
             Capacity::Fits(placement) => return Decision::Fits(placement),
             Capacity::Never => {}
             Capacity::Open => open.push(system),
+            Capacity::Unspread => unspread = true,
         }
     }
-    if open.is_empty() { Decision::Never } else { Decision::Open(open) }
+    match (open.is_empty(), unspread) {
+        (true, false) => Decision::Never,
+        (true, true) => Decision::Unspread,
+        (false, _) => Decision::Open(open),
+    }
 }
 
 /// Which part of the time limit such a search may take: whoever asks whether something fits asks more than once.

@@ -44,21 +44,17 @@ pub(crate) fn lonely_layers(figures: &Figures<'_>) -> Result<(), PlanError> {
     (0..figures.layers).try_for_each(|layer| lonely(figures, layer))
 }
 
-/// That layer `layer` fits on some device, alone and with one microbatch in flight.
+/// That layer `layer` fits on some device, whatever its stage has beside it, which may have another input: with its state, and what one
+/// microbatch saves and works with.
 fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
-    let need = |device: usize| {
-        // Without slots: the layer need not be at a boundary of its stage.
-        let help = Some(Help::default()).filter(|_| figures.helps(device).len() == 1);
-        let seat = Seat { help, ..Seat::alone(device) };
-        let device = &figures.devices[device];
-        device.able(layer, layer + 1).then(|| {
-            let (least, most) = device.recomputes(figures.training, layer, layer + 1).unwrap_or((0, 0));
-            let choices = least..=most;
-            choices.map(|recomputed| device.need(seat, (layer, layer + 1), recomputed)).min()
-        })
+    let need = |index: usize| {
+        let device = &figures.devices[index];
+        let help = Some(Help::default()).filter(|_| figures.helps(index).len() == 1);
+        let held = (device.bytes[layer].saved + device.bytes[layer].workspace).get();
+        device.able(layer, layer + 1).then(|| device.state(layer, layer + 1, help) + held)
     };
     let needs: Vec<(u64, usize)> =
-        (0..figures.devices.len()).filter_map(|device| Some((need(device)??, device))).collect();
+        (0..figures.devices.len()).filter_map(|device| Some((need(device)?, device))).collect();
     if needs.iter().any(|(need, device)| *need <= figures.devices[*device].usable) {
         return Ok(());
     }

@@ -4,18 +4,21 @@
 
 #[path = "common/instances.rs"]
 mod instances;
+#[path = "common/several.rs"]
+mod several;
 
 use instances::{Instance, LayerText, MachineText, layer, machine, machine_text, model_text, workload};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
+use several::any_fitting;
 use spipe_base::{Bytes, LayerRange, MemoryId, SimTime};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, Placement, System, check};
-use spipe_planner::{Options, PlanError, Problem, Refused, Remedy, SYSTEMS, candidates, fits, planner, remedies};
+use spipe_planner::{Options, Problem, Refused, Remedy, SYSTEMS, candidates, fits, remedies};
 use std::{cell::Cell, sync::atomic::AtomicBool};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
@@ -36,14 +39,9 @@ fn with_problem<T>(
     ask(&Problem { context, systems, options, score: &runs, stop: &NEVER })
 }
 
-/// Whether there is a plan among all placements of stages.
+/// Whether there is a plan among all placements of stages, one or several on each device.
 fn exists(case: (&Model, &Hardware), asked: (&Workload, &[System])) -> bool {
-    let found = with_problem(case, asked, |problem| planner("exhaustive").unwrap().plan(problem));
-    match found {
-        Ok(_) => true,
-        Err(PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem) => false,
-        Err(other) => panic!("{other:?}"),
-    }
+    with_problem(case, asked, |problem| any_fitting(&problem.context, &problem.systems).is_some())
 }
 
 /// Layers, a machine, a workload, and the systems that may be used with the layers that are frozen.

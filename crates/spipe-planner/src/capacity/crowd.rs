@@ -39,12 +39,18 @@ fn needs(figures: &Figures<'_>, index: usize, layer: usize, (count, room): (usiz
     let (device, bytes) = (&figures.devices[index], &figures.devices[index].bytes[layer]);
     let state = bytes.state().get();
     let need = |layers: u64| {
-        if layers * state <= device.usable {
-            return Some(if device.is_cpu { layers * state } else { 0 });
+        let excess = (layers * state).saturating_sub(device.usable);
+        if device.is_cpu {
+            return (excess == 0).then_some(layers * state);
         }
-        figures.helper(index).filter(|_| layers * (state - bytes.optimizer.get()) <= device.usable)?;
+        if excess == 0 {
+            return Some(0);
+        }
+        // In stages of their own, as few as will do are stepped on the host.
+        let stepped = excess.div_ceil(bytes.optimizer.get().max(1));
+        figures.helper(index).filter(|_| stepped <= layers)?;
         let copied = if device.returns(layer + 1) { bytes.parameters.get() } else { 0 };
-        Some(layers * (bytes.optimizer.get() + bytes.gradients.get() + copied))
+        Some(stepped * (bytes.optimizer.get() + bytes.gradients.get() + copied))
     };
     (0..=count as u64).map_while(need).take_while(|of_host| *of_host <= room || *of_host == 0).collect()
 }

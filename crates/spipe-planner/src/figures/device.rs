@@ -4,7 +4,7 @@ use super::{Help, Seat, StageTimes, hop, slots_in, slots_out};
 use crate::{Pins, bisect::first_of};
 use spipe_base::{DeviceId, LayerId, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_plan::{Context, OFFLOAD_SLOTS};
+use spipe_plan::{Boundary, Context, OFFLOAD_SLOTS};
 
 /// Sums of the first 0, 1, 2, … of a list.
 struct Sums<T>(Vec<T>);
@@ -179,14 +179,26 @@ impl DeviceFigures {
     }
 
     /// What [`spipe_plan::footprint`] counts for layers `from..to`, in constant time.
-    pub fn need(&self, seat: Seat, (from, to): (usize, usize), recomputed: usize) -> u64 {
+    pub fn need(&self, seat: Seat, layers: (usize, usize), recomputed: usize) -> u64 {
+        let outer = |end: bool| if end { Boundary::End } else { Boundary::Across };
+        let (stays, transient) = self.parts(seat, layers, recomputed, [outer(seat.first), outer(seat.last)]);
+        stays + transient + self.shared(seat)
+    }
+
+    /// What of that stays and what is transient, of which only the largest of a device's stages counts, without what stages share.
+    pub fn parts(
+        &self,
+        seat: Seat,
+        (from, to): (usize, usize),
+        recomputed: usize,
+        [before, behind]: [Boundary; 2],
+    ) -> (u64, u64) {
         let split = from + recomputed;
         let (input, output) = (self.input(from), self.bytes[to - 1].boundary.get());
         let (returns, passes) = (self.returns(to), self.returns(from));
         let in_flight = if returns { seat.in_flight } else { 1 };
-        let workspace = self.workspace(from, to);
-        let slots = if seat.first { 0 } else { input * slots_in(passes) }
-            + if seat.last { 0 } else { output * slots_out(returns) };
+        let slots = if before == Boundary::Across { input * slots_in(passes) } else { 0 }
+            + if behind == Boundary::Across { output * slots_out(returns) } else { 0 };
         let leaving = self.leaving((from, to), recomputed);
         let kept = (input + leaving) * in_flight;
         let offloaded = input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS);
@@ -195,11 +207,26 @@ impl DeviceFigures {
             None if self.host.is_some() => kept.min(offloaded),
             _ => kept,
         };
-        self.state(from, to, seat.help) + self.shared(seat) + held + slots + self.saved.over(from, split) + workspace
+        // Within a device, the gradient that came and the one that goes on, or the output that the next stage reads.
+        let handed = if before == Boundary::Within && (passes || !returns) { input } else { 0 }
+            + if behind == Boundary::Within { output * if returns { 2 } else { 1 } } else { 0 };
+        let transient = self.saved.over(from, split) + self.workspace(from, to) + handed;
+        (self.state(from, to, seat.help) + held + slots, transient)
+    }
+
+    /// What the stages of all layers hold because the first and the last layer share parameters and are in two of them in one memory.
+    pub const fn shared_within(&self) -> u64 {
+        self.lent
+    }
+
+    /// How many of layers `from..to`, counted from the first, save no more than `bytes`.
+    pub fn within(&self, (from, to): (usize, usize), bytes: u64) -> usize {
+        let sums = &self.saved.0[from + 1..=to];
+        sums.partition_point(|sum| sum - self.saved.0[from] <= bytes)
     }
 
     /// The largest workspace of layers `from..to`, which two overlapping powers of two cover.
-    fn workspace(&self, from: usize, to: usize) -> u64 {
+    pub fn workspace(&self, from: usize, to: usize) -> u64 {
         let power = (to - from).ilog2() as usize;
         self.workspace[power][from].max(self.workspace[power][to - (1 << power)])
     }

@@ -152,7 +152,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 let refused = (!planned.is_empty()).then(|| fits::shortage_of_stages(&staged, &self.figures));
                 return Err(self.refusal(refused, 0));
             }
-            Decision::Never | Decision::Open(_) => {}
+            Decision::Never | Decision::Unspread | Decision::Open(_) => {}
         }
         Ok(())
     }

@@ -1,0 +1,483 @@
+//! What neighbouring layers on one device need of its host at least, cut into stages with choices of their own.
+//!
+//! The stages of a device take their turn together, so that each has as many microbatches in flight as one stage of all the layers
+//! would have. What they keep adds up, and only the largest of what they need in passing counts. With a limit T on the latter, what
+//! they keep at least is a shortest path, and what they then need of the host is one with two weights:
+//!
+//! ```text
+//! ways(to) = { way + what stage from..to keeps, and needs of its host : way ∈ ways(from), the stage needs at most T in passing }
+//! ```
+//!
+//! of which only those ways count of which none needs less of both. The larger T, the less is kept, so that for all T of an interval
+//! what is kept under the largest, with the smallest in passing, is a bound, by which most of them need no look. What is left is exact,
+//! but for very many layers on a device: what is found then fits, and the least is a bound.
+
+use super::{Figures, Help, Seat, hold::same};
+use crate::figures::DeviceFigures;
+use rayon::prelude::*;
+use spipe_plan::{Boundary, OFFLOAD_SLOTS};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many steps the parts that begin with the same layer may take, with so many microbatches in flight.
+const MOST_LOOKS: u64 = 1 << 22;
+
+/// How many ways to cut the same layers are told apart at most: as many as take so many steps, but within these.
+const STEPS: usize = 1 << 22;
+const FEWEST_WAYS: usize = 8;
+const MOST_WAYS: usize = 256;
+
+/// Into how many equal parts what stages need in passing is divided where to list it would take more than so many steps.
+const PARTS: u64 = 1 << 12;
+const MOST_LISTED: usize = 1 << 19;
+
+/// One of the stages of a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    /// The layer after its last one.
+    pub to: usize,
+    pub help: Help,
+    pub recomputed: usize,
+}
+
+/// The same with what it keeps on its device, and what it needs of the host.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    choice: Choice,
+    stays: u64,
+    of_host: u64,
+}
+
+/// Layers, with so many microbatches in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Part {
+    pub from: usize,
+    pub to: usize,
+    pub in_flight: u64,
+}
+
+/// What a part needs of the host: no less than `least`, and no more than is found under a limit on what stages need in passing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub least: u64,
+    pub found: Option<(u64, u64)>,
+}
+
+/// A limit on what stages need in passing, and the least that any of them needs beyond the limit before.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    low: u64,
+    high: u64,
+}
+
+/// What each of `parts` of a device needs, if that is no more than what is given with it.
+pub(super) fn known(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> BTreeMap<Part, Known> {
+    let limits = limits(figures, index, parts);
+    let mut starts: BTreeMap<usize, BTreeMap<u64, Vec<(Part, u64)>>> = BTreeMap::new();
+    for (part, most) in parts {
+        starts.entry(part.from).or_default().entry(part.in_flight).or_default().push((*part, *most));
+    }
+    let starts: Vec<_> = starts.into_iter().collect();
+    let of_start = |(from, rows): &(usize, BTreeMap<u64, Vec<(Part, u64)>>)| {
+        let mut start = Start::new(figures, (index, *from), &limits, rows.values().flatten().map(|(part, _)| part.to));
+        rows.iter().flat_map(|(in_flight, parts)| start.known(*in_flight, parts)).collect::<Vec<(Part, Known)>>()
+    };
+    starts.par_iter().flat_map_iter(of_start).collect()
+}
+
+/// The stages of `part` under a limit under which they need so much of the host.
+pub(super) fn stages(
+    figures: &Figures<'_>,
+    index: usize,
+    part: Part,
+    (of_host, limit): (u64, u64),
+) -> Option<Vec<Choice>> {
+    let row = Row::new(figures, index, (part.from, part.in_flight));
+    let room = figures.devices[index].usable.checked_sub(limit)?;
+    let (ways, _) = row.ways((limit, room), part.to, (usize::MAX, of_host), &mut 0);
+    let mut way = row.complete(&ways, (limit, room), part.to, &mut 0)?;
+    let mut stages = Vec::new();
+    while let Some((stage, from, index)) = way.last {
+        stages.push(stage);
+        way = ways[from - part.from][index];
+    }
+    stages.reverse();
+    Some(stages)
+}
+
+/// Everything that stages may need in passing.
+fn limits(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> Vec<Limit> {
+    let (device, seat) = (&figures.devices[index], Seat::alone(index));
+    let first = parts.keys().map(|part| part.from).min().unwrap_or(0);
+    let last = parts.keys().map(|part| part.to).max().unwrap_or(0);
+    let longest = parts.keys().map(|part| part.to - part.from).max().unwrap_or(0);
+    let mut values: Vec<u64> = Vec::new();
+    let mut listed = 0;
+    for from in first..last {
+        for to in from + 1..=last.min(from + longest) {
+            // Stages that are like those one layer earlier are there already.
+            if from >= first + 2 && to < figures.layers && same(figures, from - 2, to) {
+                continue;
+            }
+            let Some((fewest, most)) = device.recomputes(figures.training, from, to) else { continue };
+            listed += AROUND.len() * (most + 1 - fewest);
+            if listed > MOST_LISTED {
+                return equal(device.usable);
+            }
+            for around in AROUND {
+                let passing = |recomputed: usize| device.parts(seat, (from, to), recomputed, around).1;
+                values.extend((fewest..=most).map(passing).take_while(|passing| *passing <= device.usable));
+            }
+        }
+    }
+    values.sort_unstable();
+    values.dedup();
+    values.into_iter().map(|value| Limit { low: value, high: value }).collect()
+}
+
+/// The parts of a device that begin with the same layer.
+struct Start<'s, 'f, 'a> {
+    figures: &'f Figures<'a>,
+    index: usize,
+    from: usize,
+    limits: &'s [Limit],
+    ends: BTreeSet<usize>,
+    /// By limit and microbatches in flight: what the layers up to each end keep at least without help.
+    kept: BTreeMap<(usize, u64), BTreeMap<usize, u64>>,
+}
+
+/// The layers up to one of the ends, and what is known of them.
+struct Asked {
+    to: usize,
+    /// More than this does not help.
+    most: u64,
+    least: u64,
+    found: Option<(u64, u64)>,
+}
+
+impl<'s, 'f, 'a> Start<'s, 'f, 'a> {
+    fn new(
+        figures: &'f Figures<'a>,
+        (index, from): (usize, usize),
+        limits: &'s [Limit],
+        ends: impl Iterator<Item = usize>,
+    ) -> Self {
+        Self { figures, index, from, limits, ends: ends.collect(), kept: BTreeMap::new() }
+    }
+
+    /// What is needed with so many microbatches in flight: bounds of ever smaller intervals of limits.
+    fn known(&mut self, in_flight: u64, parts: &[(Part, u64)]) -> Vec<(Part, Known)> {
+        let asked = |(part, most): &(Part, u64)| Asked { to: part.to, most: *most, least: u64::MAX, found: None };
+        let mut asked: Vec<Asked> = parts.iter().map(asked).collect();
+        let row = Row::new(self.figures, self.index, (self.from, in_flight));
+        let mut looks = MOST_LOOKS;
+        let mut open: Vec<(usize, usize)> =
+            self.limits.len().checked_sub(1).map(|last| (0, last)).into_iter().collect();
+        while let Some((first, last)) = open.pop() {
+            let bounds = self.bounds(&row, (first, last), &mut asked, &mut looks);
+            if bounds.is_empty() {
+                continue;
+            }
+            if looks == 0 || (first == last) {
+                for (index, bound) in bounds {
+                    asked[index].least = asked[index].least.min(bound);
+                }
+            } else {
+                let middle = first.midpoint(last);
+                open.extend([(middle + 1, last), (first, middle)]);
+            }
+        }
+        let known = |asked: Asked| Known { least: asked.least, found: asked.found };
+        parts.iter().map(|(part, _)| *part).zip(asked.into_iter().map(known)).collect()
+    }
+
+    /// For all that may need less than is known, what they need at least under the limits of an interval; what fits is remembered.
+    fn bounds(
+        &mut self,
+        row: &Row<'_, '_>,
+        (first, last): (usize, usize),
+        asked: &mut [Asked],
+        looks: &mut u64,
+    ) -> Vec<(usize, u64)> {
+        let (low, high) = (self.limits[first].low, self.limits[last].high);
+        let (figures, index) = (self.figures, self.index);
+        let kept = self.kept(row, last, looks);
+        let mut bounds: Vec<(usize, u64)> = Vec::new();
+        for (part, asked) in asked.iter_mut().enumerate() {
+            let Some(kept) = kept.get(&asked.to) else { continue };
+            let total = row.total(asked.to, *kept);
+            let need = |passing: u64| total + passing;
+            if need(high) <= row.device.usable {
+                asked.improve(if row.device.is_cpu { need(high) } else { 0 }, high);
+            }
+            let bound = match (need(low).saturating_sub(row.device.usable), row.device.is_cpu) {
+                (0, true) => Some(need(low)),
+                (0, false) => Some(0),
+                (excess, _) => least_for(figures, (index, row.in_flight), excess),
+            };
+            bounds.extend(bound.filter(|bound| asked.wants(*bound)).map(|bound| (part, bound)));
+        }
+        if bounds.is_empty() || *looks == 0 || self.figures.helper(self.index).is_none() {
+            return bounds;
+        }
+        // The same with ways that leave enough to the host.
+        let reach = bounds.iter().map(|(index, _)| asked[*index].to).max().unwrap_or(self.from);
+        let most = bounds.iter().map(|(index, _)| asked[*index].wanted()).max().unwrap_or(0);
+        let room = |passing: u64| row.device.usable.saturating_sub(passing);
+        let (ways, all) = row.ways((high, room(low)), reach, (most_ways(reach - self.from), most), looks);
+        bounds.retain_mut(|(index, bound)| {
+            let asked = &mut asked[*index];
+            let found = row.complete(&ways, (high, room(high)), asked.to, looks);
+            found.into_iter().for_each(|way| asked.improve(way.of_host, high));
+            let least = row.complete(&ways, (high, room(low)), asked.to, looks).map_or(u64::MAX, |way| way.of_host);
+            *bound = if all { least.max(*bound) } else { *bound };
+            asked.wants(*bound)
+        });
+        bounds
+    }
+
+    /// What the layers up to each end keep at least under a limit, without help. Where all stages have a backward, the cuts that keep
+    /// least are the same for any number of microbatches.
+    fn kept(&mut self, row: &Row<'_, '_>, limit: usize, looks: &mut u64) -> &BTreeMap<usize, u64> {
+        let in_flight = row.in_flight_that_matters();
+        let (figures, index, from) = (self.figures, self.index, self.from);
+        let (limits, ends) = (self.limits, &self.ends);
+        self.kept
+            .entry((limit, in_flight))
+            .or_insert_with(|| Row::new(figures, index, (from, in_flight)).kept(limits[limit].high, ends, looks))
+    }
+}
+
+impl Asked {
+    fn improve(&mut self, of_host: u64, limit: u64) {
+        if self.wants(of_host) {
+            self.found = Some((of_host, limit));
+            self.least = self.least.min(of_host);
+        }
+    }
+
+    /// The most that is worth looking for.
+    fn wanted(&self) -> u64 {
+        self.found.map_or(self.most, |(found, _)| self.most.min(found.saturating_sub(1)))
+    }
+
+    fn wants(&self, of_host: u64) -> bool {
+        of_host <= self.most && self.found.is_none_or(|(found, _)| of_host < found)
+    }
+}
+
+/// What may be around a stage, as far as what it needs in passing depends on that.
+const AROUND: [[Boundary; 2]; 4] = [
+    [Boundary::End, Boundary::End],
+    [Boundary::End, Boundary::Within],
+    [Boundary::Within, Boundary::End],
+    [Boundary::Within, Boundary::Within],
+];
+
+/// What a host holds at least for `excess` bytes to leave a device; none if nothing can.
+pub(super) fn least_for(figures: &Figures<'_>, (index, in_flight): (usize, u64), excess: u64) -> Option<u64> {
+    figures.helper(index)?;
+    let stepped = figures.devices[index].bytes.iter().filter(|bytes| bytes.optimizer.get() > 0);
+    let of_layer =
+        stepped.map(|bytes| ((bytes.optimizer + bytes.gradients + bytes.parameters).get(), bytes.optimizer.get()));
+    let saved = (in_flight > OFFLOAD_SLOTS).then(|| (in_flight, in_flight - OFFLOAD_SLOTS));
+    let product = |one: u64, other: u64| u128::from(one) * u128::from(other);
+    let cheaper = |one: &(u64, u64), other: &(u64, u64)| product(one.0, other.1).cmp(&product(other.0, one.1));
+    let (of_host, freed) = of_layer.chain(saved).min_by(cheaper)?;
+    u64::try_from(product(excess, of_host).div_ceil(u128::from(freed))).ok()
+}
+
+/// How many ways are told apart for so many layers.
+fn most_ways(layers: usize) -> usize {
+    (STEPS / (layers * layers).max(1)).clamp(FEWEST_WAYS, MOST_WAYS)
+}
+
+/// Limits of equal distance up to `most`.
+fn equal(most: u64) -> Vec<Limit> {
+    let at = |part: u64| (u128::from(most) * u128::from(part) / u128::from(PARTS)) as u64;
+    (0..PARTS).map(|part| Limit { low: if part == 0 { 0 } else { at(part) + 1 }, high: at(part + 1) }).collect()
+}
+
+/// A way to cut the first layers, by what it needs, its last stage, and the way before that: by layer and number.
+#[derive(Clone, Copy)]
+struct Way {
+    stays: u64,
+    of_host: u64,
+    last: Option<(Choice, usize, usize)>,
+}
+
+/// The layers behind one on a device with so many microbatches in flight.
+struct Row<'f, 'a> {
+    figures: &'f Figures<'a>,
+    device: &'f DeviceFigures,
+    index: usize,
+    from: usize,
+    in_flight: u64,
+}
+
+impl<'f, 'a> Row<'f, 'a> {
+    fn new(figures: &'f Figures<'a>, index: usize, (from, in_flight): (usize, u64)) -> Self {
+        Self { figures, device: &figures.devices[index], index, from, in_flight }
+    }
+
+    /// What the stages up to layer `to` hold because the first and the last layer share parameters.
+    fn shared(&self, to: usize) -> u64 {
+        let seat = Seat { first: self.from == 0, last: to == self.figures.layers, ..Seat::alone(self.index) };
+        if seat.first && seat.last { self.device.shared_within() } else { self.device.shared(seat) }
+    }
+
+    /// With how many microbatches in flight it is found out what is kept at least.
+    fn in_flight_that_matters(&self) -> u64 {
+        if self.device.returns(self.from + 1) { 1 } else { self.in_flight }
+    }
+
+    /// What the stages up to layer `to` keep that with so many would keep `kept`.
+    fn total(&self, to: usize, kept: u64) -> u64 {
+        let of_each = kept.saturating_sub(self.fixed(to));
+        kept + of_each * (self.in_flight - self.in_flight_that_matters()) + self.shared(to)
+    }
+
+    /// What they keep whatever is in flight.
+    fn fixed(&self, to: usize) -> u64 {
+        let seat = Seat { in_flight: 0, ..Seat::alone(self.index) };
+        let outer = |edge: bool| if edge { Boundary::End } else { Boundary::Across };
+        let around = [outer(self.from == 0), outer(to == self.figures.layers)];
+        self.device.parts(seat, (self.from, to), 0, around).0
+    }
+
+    /// The least that stages up to each of `ends` keep under a limit, without help.
+    fn kept(&self, limit: u64, ends: &BTreeSet<usize>, looks: &mut u64) -> BTreeMap<usize, u64> {
+        let reach = ends.last().copied().unwrap_or(self.from);
+        let mut kept: Vec<Option<u64>> = vec![None; reach + 1 - self.from];
+        kept[0] = Some(0);
+        let least = |kept: &[Option<u64>], (to, end): (usize, bool), looks: &mut u64| {
+            let mut least: Option<u64> = None;
+            for from in self.from..to {
+                let Some(before) = kept[from - self.from] else { continue };
+                self.each(limit, ((from, to), end), &Help::ALL[..1], looks, |piece| {
+                    let now = before + piece.stays;
+                    least = Some(least.map_or(now, |least| least.min(now)));
+                });
+            }
+            least
+        };
+        for to in self.from + 1..reach {
+            kept[to - self.from] = least(&kept, (to, false), looks);
+        }
+        ends.iter().filter_map(|to| Some((*to, least(&kept, (*to, true), looks)?))).collect()
+    }
+
+    /// The ways to cut the layers up to each one before `reach` under a limit on what stages need in passing with so much room for what
+    /// they keep, no more of each than are told apart and none that needs more than `most` of the host; and whether these are all that
+    /// matter.
+    fn ways(
+        &self,
+        (limit, room): (u64, u64),
+        reach: usize,
+        (apart, most): (usize, u64),
+        looks: &mut u64,
+    ) -> (Vec<Vec<Way>>, bool) {
+        let helps = self.figures.helps(self.index);
+        let mut all = true;
+        let mut ways: Vec<Vec<Way>> = vec![Vec::new(); reach + 1 - self.from];
+        ways[0].push(Way { stays: 0, of_host: 0, last: None });
+        for to in self.from + 1..reach {
+            let (before, here) = ways.split_at_mut(to - self.from);
+            for (offset, ways) in before.iter().enumerate().filter(|(_, ways)| !ways.is_empty()) {
+                let from = self.from + offset;
+                self.each(limit, ((from, to), false), helps, looks, |piece| {
+                    for (index, way) in ways.iter().enumerate() {
+                        let (stays, of_host) = (way.stays + piece.stays, way.of_host + piece.of_host);
+                        if stays <= room && of_host <= most {
+                            let way = Way { stays, of_host, last: Some((piece.choice, from, index)) };
+                            all &= keep(&mut here[0], apart, way);
+                        }
+                    }
+                });
+                *looks = looks.saturating_sub(ways.len() as u64);
+            }
+        }
+        (ways, all)
+    }
+
+    /// Of the ways that go on with one stage up to `to`, the one that needs least of the host, and then of the device.
+    fn complete(&self, ways: &[Vec<Way>], (limit, room): (u64, u64), to: usize, looks: &mut u64) -> Option<Way> {
+        let room = room.checked_sub(self.shared(to))?;
+        let mut best: Option<Way> = None;
+        for from in self.from..to {
+            let before = &ways[from - self.from];
+            self.each(limit, ((from, to), true), self.figures.helps(self.index), looks, |piece| {
+                for (index, way) in before.iter().enumerate() {
+                    let (stays, of_host) = (way.stays + piece.stays, way.of_host + piece.of_host);
+                    if stays <= room && best.is_none_or(|best| (of_host, stays) < (best.of_host, best.stays)) {
+                        best = Some(Way { stays, of_host, last: Some((piece.choice, from, index)) });
+                    }
+                }
+            });
+        }
+        best
+    }
+
+    /// Every stage of layers `from..to` that needs at most `limit` in passing, but for those that need no less than another.
+    ///
+    /// Beyond the first, each recomputed layer lessens what is kept, here and on the host, so that only the fewest and the most
+    /// that the limit allows matter; where that is all of them, nothing else keeps less. On either side are other stages of the
+    /// device, but before the first of its layers, and where `end` is set behind. All of the model is not cut into one stage.
+    fn each(
+        &self,
+        limit: u64,
+        ((from, to), end): ((usize, usize), bool),
+        helps: &[Help],
+        looks: &mut u64,
+        mut visit: impl FnMut(Piece),
+    ) {
+        let (device, layers) = (self.device, (from, to));
+        let everything = end && from == 0 && to == self.figures.layers;
+        let Some((fewest, most)) = device.recomputes(self.figures.training, from, to) else { return };
+        *looks = looks.saturating_sub(1);
+        let around = self.around(layers, end);
+        let seat = |help: Help| Seat { in_flight: self.in_flight, help: Some(help), ..Seat::alone(self.index) };
+        let parts = |help: Help, recomputed: usize| device.parts(seat(help), layers, recomputed, around);
+        let Some(left) = limit.checked_sub(parts(Help::default(), 0).1) else { return };
+        let largest = device.within(layers, left).min(most);
+        if everything || largest < fewest || !device.able(from, to) {
+            return;
+        }
+        let state = |help: Help| device.state(from, to, Some(help));
+        let single = largest == to - from || largest == fewest;
+        for recomputed in [largest, fewest].into_iter().take(if single { 1 } else { 2 }) {
+            let offloads = self.in_flight > OFFLOAD_SLOTS && device.leaving(layers, recomputed) > 0;
+            let useful = |help: &&Help| {
+                (!help.activations || offloads)
+                    && (!help.optimizer || state(Help { optimizer: true, ..Help::default() }) < state(Help::default()))
+            };
+            for help in helps.iter().filter(useful) {
+                let of_host = device.need_of_host(seat(*help), *help, layers, recomputed);
+                let choice = Choice { to, help: *help, recomputed };
+                visit(Piece { choice, stays: parts(*help, recomputed).0, of_host });
+            }
+        }
+    }
+
+    /// What lies around stage `from..to`, which has the last of the layers if `end` is set.
+    fn around(&self, (from, to): (usize, usize), end: bool) -> [Boundary; 2] {
+        let outer = |edge: bool| if edge { Boundary::End } else { Boundary::Across };
+        [
+            if from == self.from { outer(from == 0) } else { Boundary::Within },
+            if end { outer(to == self.figures.layers) } else { Boundary::Within },
+        ]
+    }
+}
+
+/// Adds `way` unless one of `ways` needs no more, and takes out those that need no less; whether there was room for it.
+fn keep(ways: &mut Vec<Way>, most: usize, way: Way) -> bool {
+    let no_more = |one: &Way, other: &Way| one.stays <= other.stays && one.of_host <= other.of_host;
+    if ways.iter().any(|other| no_more(other, &way)) {
+        return true;
+    }
+    ways.retain(|other| !no_more(&way, other));
+    let room = ways.len() < most;
+    if room {
+        ways.push(way);
+    }
+    room
+}
