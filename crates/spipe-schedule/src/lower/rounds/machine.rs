@@ -29,7 +29,7 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
     let stepping = match placement.system {
         _ if !training => Stepping::Never,
         System::Spipe if !knobs.synchronous_optimizer => Stepping::Asynchronous,
-        System::Superpipeline => Stepping::Asynchronous,
+        System::Superpipeline => Stepping::NeededFirst,
         _ => Stepping::Serial,
     };
     let units = placement.stages.len();

@@ -16,6 +16,7 @@ mod bare;
 mod machine;
 mod optimizer;
 mod shared;
+mod urgency;
 mod weights;
 
 pub use bare::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline, bare_superpipeline_after};
@@ -88,6 +89,8 @@ pub(super) enum Stepping {
     Serial,
     /// Chunk by chunk, as soon as its gradients are out.
     Asynchronous,
+    /// The same, but of those that wait the first one of the model.
+    NeededFirst,
 }
 
 /// What is asked of the builder.

@@ -1,10 +1,25 @@
 //! Gradients out, optimizer steps on CPU sockets, and on the devices of chunks that stay; the global check and what it undoes.
 
-use super::{Rounds, Stepping, Transfer, Use};
+use super::{
+    Rounds, Stepping, Transfer, Use,
+    urgency::{Due, by_need, ends_of_backwards},
+};
 use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, Subject,
+    ActionId, ActionKind, BufferId, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, Subject,
 };
+use std::collections::BTreeMap;
+
+/// Gradients on their way to the socket that steps them.
+#[derive(Clone, Copy)]
+struct Leaving {
+    this: Use,
+    subject: Subject,
+    socket: DeviceId,
+    /// Where they arrive.
+    gradients: Access,
+    home: MemoryId,
+}
 
 /// A step taken on trust.
 struct Trusted {
@@ -29,6 +44,7 @@ impl Rounds<'_> {
                 .collect(),
             _ => Vec::new(),
         };
+        let mut leaving: Vec<Leaving> = Vec::new();
         for chunk in (0..self.spec.backward.len()).rev() {
             let this = Use { backward: true, chunk };
             let Some(gradients) = self.gradients.get(&chunk).copied() else { continue };
@@ -50,8 +66,11 @@ impl Rounds<'_> {
             let out = (lane, ActionKind::Copy(Payload::GradientsOut), subject);
             self.copy(out, transfer, (vec![last], vec![Access::new(there, 1)]));
             arrived = self.shared_gradients_out(this)?.or(arrived);
+            leaving.push(Leaving { this, subject, socket, gradients: Access::new(there, 1), home });
+        }
+        for Leaving { this, subject, socket, gradients, home } in self.in_order(leaving) {
             let lane = self.lane(socket, LaneRole::Optimizer);
-            let sum = self.accumulate_shared((this, lane), Access::new(there, 1), arrived);
+            let sum = self.accumulate_shared((this, lane), gradients, arrived);
             let step = self.step_chunk((this, subject, lane), (sum, home));
             for backward in &last_backwards {
                 self.wait(*backward, step.action, (0, IdleCause::Order));
@@ -62,6 +81,21 @@ impl Rounds<'_> {
             self.check(&trusted);
         }
         Ok(())
+    }
+
+    /// What leaves, in the order in which it is stepped.
+    fn in_order(&self, leaving: Vec<Leaving>) -> Vec<Leaving> {
+        if self.spec.stepping != Stepping::NeededFirst {
+            return leaving;
+        }
+        let ends = ends_of_backwards(self.spec);
+        let mut by_socket: BTreeMap<DeviceId, Vec<Due>> = BTreeMap::new();
+        for Leaving { this, socket, .. } in &leaving {
+            let (chunk, work) = (this.chunk, self.chunk(*this).step.work);
+            by_socket.entry(*socket).or_default().push(Due { chunk, arrival: ends[chunk], work });
+        }
+        let order = by_socket.into_values().flat_map(by_need);
+        order.filter_map(|chunk| leaving.iter().find(|one| one.this.chunk == chunk).copied()).collect()
     }
 
     fn step_here(&mut self, this: Use, gradients: BufferId) {
