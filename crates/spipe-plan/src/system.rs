@@ -46,7 +46,8 @@ pub enum System {
     Spipe,
     /// Stages swapped in from DRAM, optimizer on the CPU after the backward (Feng et al., Mobius, 2023).
     Mobius,
-    /// k layers on one GPU, of which k′ are exchanged at a time (Abbasi, Lim, Superpipeline, 2024).
+    /// k layers on one GPU, of which k′ are exchanged at a time (Abbasi, Lim, Superpipeline, 2024); here also on several GPUs in turn,
+    /// beside layers that stay.
     Superpipeline,
     /// The same without overlap: load, run, swap.
     NaiveSwap,

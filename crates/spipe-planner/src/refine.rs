@@ -35,8 +35,9 @@ pub(crate) fn refine(problem: &Problem<'_>, deadline: &Deadline<'_>, start: Scor
                 return (best, examined);
             }
             examined += batch.len();
-            let scored: Vec<Option<Scored>> =
-                batch.par_iter().map(|placement| judge(problem, placement.clone())).collect();
+            let in_time =
+                |placement: &Placement| (!deadline.over()).then(|| judge(problem, placement.clone())).flatten();
+            let scored: Vec<Option<Scored>> = batch.par_iter().map(in_time).collect();
             next = scored.into_iter().fold(None, faster).filter(|(time, _)| *time < best.0);
             if next.is_some() {
                 break;

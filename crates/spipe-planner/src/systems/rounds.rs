@@ -107,7 +107,8 @@ fn permute(order: &mut Vec<usize>, from: usize, visit: &mut dyn FnMut(&[usize]))
     }
 }
 
-/// Every layer a unit on the first GPU: all (k, k′) of the grid.
+/// Every layer a unit on the first GPU: all (k, k′) of the grid, and where some may be kept, as many as fit beside several shares of
+/// recompute.
 fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let gpu = *gpus(context).first()?;
     let layers = cuts::single(context);
@@ -136,13 +137,15 @@ fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     Some(placements)
 }
 
-/// The same of several layers each on all GPUs in turn, with two of them resident.
+/// Stages on all GPUs in turn, two of them resident: streamed, and as many kept as fit beside several shares of recompute.
 fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
     let gpus = gpus(context);
     let first = *gpus.first()?;
     let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
     let mut placements = Vec::new();
-    for turns in (1..=MOST_TURNS).filter(|_| gpus.len() > 1) {
+    // With as few layers as can be as well: what arrives and what leaves needs least room then.
+    let finest = Some(context.model.layers().len() / gpus.len()).filter(|finest| *finest > MOST_TURNS);
+    for turns in (1..=MOST_TURNS).chain(finest).filter(|_| gpus.len() > 1) {
         let Some(pieces) = cuts::balanced(context, first, turns * gpus.len()) else { continue };
         for recompute in [false, true] {
             let stages = stages(context, &pieces, &|chunk| gpus[chunk % gpus.len()], recompute)?;
