@@ -1,7 +1,7 @@
 //! One search over microbatch sizes with the planner that was asked for.
 
 use crate::{Failure, remedies};
-use spipe_base::{Bytes, Diagnostic, SimTime};
+use spipe_base::{Bytes, Diagnostic, MemoryId, SimTime};
 use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
@@ -140,7 +140,17 @@ pub fn found(request: &Request<'_>, workload: Workload, solution: Solution) -> R
         simulated_iteration_ms: Some(solution.simulated.to_ms()),
         sensitivity: Vec::new(),
     };
-    Ok(Found { plan: plan.with_outcome(outcome), solution })
+    let peaks = simulated_peaks(&plan)?;
+    Ok(Found { plan: plan.with_outcome(outcome).with_simulated_peaks(peaks), solution })
+}
+
+/// What each memory holds at most while the plan is simulated.
+fn simulated_peaks(plan: &Plan) -> Result<BTreeMap<MemoryId, Bytes>, Failure> {
+    let context = plan.context();
+    let program = spipe_schedule::lower(&context, plan.placement()).map_err(Failure::Input)?;
+    let trace = spipe_sim::simulate(&program, &spipe_sim::Options::default()).trace;
+    let tracks = trace.memories.iter().filter(|track| track.peak > Bytes::ZERO);
+    Ok(tracks.filter_map(|track| Some((context.hardware.memory(&track.name)?, track.peak))).collect())
 }
 
 /// The first searches over microbatch sizes together take this part of the time limit at most.

@@ -30,6 +30,10 @@ fn plans(systems: &[&str], model: &str, machine: &str, more: &[&str]) {
         assert_eq!(simulated["status"], "ok", "{system}");
         let (stated, found) = (&plan["simulated-iteration-ms"], &simulated["iteration-ms"]);
         assert_eq!(stated.as_f64(), found.as_f64(), "{system}");
+        for (memory, held) in simulated["peak-bytes"].as_object().unwrap().iter().filter(|(_, held)| **held != 0) {
+            let (needed, held) = (plan["peak-bytes"][memory].as_u64(), held.as_u64());
+            assert!(needed >= held, "{system}: {memory} holds {held:?}, and needs {needed:?}");
+        }
     }
 }
 

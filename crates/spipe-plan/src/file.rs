@@ -1,6 +1,6 @@
 //! Plan files: JSON that carries everything the plan needs, model and machine included.
 
-use crate::{FORMAT_VERSION, Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System, footprint};
+use crate::{FORMAT_VERSION, Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
@@ -101,9 +101,6 @@ impl Plan {
     /// The plan as a file.
     pub fn to_file(&self) -> PlanFile {
         let outcome = self.outcome.as_ref();
-        let memories = footprint(&self.context(), &self.placement);
-        let peak =
-            |stages: &BTreeMap<_, crate::StageFootprint>| stages.values().map(crate::StageFootprint::total).sum();
         PlanFile {
             format_version: FORMAT_VERSION,
             system: self.placement.system,
@@ -117,9 +114,10 @@ impl Plan {
             gap: outcome.and_then(|outcome| outcome.gap),
             simulated_iteration_ms: outcome.and_then(|outcome| outcome.simulated_iteration_ms),
             sensitivity: outcome.map(|outcome| outcome.sensitivity.clone()).unwrap_or_default(),
-            peak_bytes: memories
-                .iter()
-                .map(|(memory, stages)| (self.hardware.memories()[*memory].name.clone(), peak(stages)))
+            peak_bytes: self
+                .peaks()
+                .into_iter()
+                .map(|(memory, peak)| (self.hardware.memories()[memory].name.clone(), peak))
                 .collect(),
             model: Embedded { name: self.model.name().into(), toml: self.model.to_toml() },
             hardware: Embedded { name: self.hardware.name().into(), toml: self.hardware.to_toml() },

@@ -2,10 +2,11 @@
 
 use crate::Placement;
 use serde::{Deserialize, Serialize};
-use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange, Position, StageId};
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, LayerRange, MemoryId, Position, StageId};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Architecture, Model};
+use std::collections::BTreeMap;
 
 /// What a placement is judged against: the model, the machine, and the costs of one on the other.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +105,7 @@ pub struct Plan {
     pub(crate) cost: CostTable,
     pub(crate) placement: Placement,
     pub(crate) outcome: Option<Outcome>,
+    simulated_peaks: BTreeMap<MemoryId, Bytes>,
 }
 
 impl Plan {
@@ -123,7 +125,7 @@ impl Plan {
             CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
         crate::check::check_file(&context, &placement, position)?;
-        Ok(Self { model, hardware, cost, placement, outcome: None })
+        Ok(Self { model, hardware, cost, placement, outcome: None, simulated_peaks: BTreeMap::new() })
     }
 
     /// The same placement for another workload, checked anew.
@@ -138,6 +140,27 @@ impl Plan {
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.outcome = Some(outcome);
         self
+    }
+
+    /// The same with what each memory held at most when it was simulated.
+    pub fn with_simulated_peaks(mut self, peaks: BTreeMap<MemoryId, Bytes>) -> Self {
+        self.simulated_peaks = peaks;
+        self
+    }
+
+    /// What each memory must hold: as it is counted, or as it was simulated where the order of a system holds more than is counted
+    /// without knowing it.
+    pub fn peaks(&self) -> BTreeMap<MemoryId, Bytes> {
+        let total =
+            |stages: &BTreeMap<_, crate::StageFootprint>| stages.values().map(crate::StageFootprint::total).sum();
+        let counted = crate::footprint(&self.context(), &self.placement);
+        let mut peaks: BTreeMap<MemoryId, Bytes> =
+            counted.iter().map(|(memory, stages)| (*memory, total(stages))).collect();
+        for (memory, simulated) in &self.simulated_peaks {
+            let peak = peaks.entry(*memory).or_default();
+            *peak = (*peak).max(*simulated);
+        }
+        peaks
     }
 
     /// What it was judged against.

@@ -346,11 +346,10 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
                         let Some(ahead) = before[state][entry.from] else { continue };
                         let here = ahead.saturating_add(entry.least);
                         before[next][to] = Some(before[next][to].map_or(here, |least| least.min(here)));
-                        if let Some(left) = self.slots[0].room.checked_sub(ahead.saturating_add(after)) {
-                            if entry.least <= left {
-                                let most = most.entry(holds.at((device, behind), (entry.from, to))).or_default();
-                                *most = left.max(*most);
-                            }
+                        let left = self.slots[0].room.checked_sub(ahead.saturating_add(after));
+                        if let Some(left) = left.filter(|left| entry.least <= *left) {
+                            let most = most.entry(holds.at((device, behind), (entry.from, to))).or_default();
+                            *most = left.max(*most);
                         }
                     }
                 }

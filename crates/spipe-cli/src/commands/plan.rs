@@ -16,7 +16,7 @@ use spipe_base::{Bytes, Diagnostic, SimTime};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model};
-use spipe_plan::{OutcomeStatus, Placement, Plan, Stage, StageFootprint, System, Weights, check, footprint};
+use spipe_plan::{OutcomeStatus, Placement, Plan, Stage, System, Weights, check, footprint};
 use spipe_planner::Solution;
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
@@ -352,10 +352,9 @@ pub fn describe(plan: &Plan) -> String {
         ]);
     }
     let mut memories = table(&["memory", "needed", "usable", "filled"], &[1, 2, 3]);
-    for (id, stages) in &needs {
-        let memory = &context.hardware.memories()[*id];
+    for (id, needed) in plan.peaks() {
+        let memory = &context.hardware.memories()[id];
         let usable = memory.capacity.saturating_sub(memory.reserved);
-        let needed: Bytes = stages.values().map(StageFootprint::total).sum();
         let filled = percent(needed.as_f64() / usable.as_f64().max(1.0));
         memories.add_row(vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled]);
     }

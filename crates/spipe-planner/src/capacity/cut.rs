@@ -69,15 +69,18 @@ struct Limit {
     high: u64,
 }
 
+/// Parts that start with one layer, by microbatches in flight, each with the most that it may need.
+type Rows = BTreeMap<u64, Vec<(Part, u64)>>;
+
 /// What each of `parts` of a device needs, if that is no more than what is given with it.
 pub(super) fn known(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> BTreeMap<Part, Known> {
     let limits = limits(figures, index, parts);
-    let mut starts: BTreeMap<usize, BTreeMap<u64, Vec<(Part, u64)>>> = BTreeMap::new();
+    let mut starts: BTreeMap<usize, Rows> = BTreeMap::new();
     for (part, most) in parts {
         starts.entry(part.from).or_default().entry(part.in_flight).or_default().push((*part, *most));
     }
     let starts: Vec<_> = starts.into_iter().collect();
-    let of_start = |(from, rows): &(usize, BTreeMap<u64, Vec<(Part, u64)>>)| {
+    let of_start = |(from, rows): &(usize, Rows)| {
         let mut start = Start::new(figures, (index, *from), &limits, rows.values().flatten().map(|(part, _)| part.to));
         rows.iter().flat_map(|(in_flight, parts)| start.known(*in_flight, parts)).collect::<Vec<(Part, Known)>>()
     };
@@ -353,7 +356,7 @@ impl<'f, 'a> Row<'f, 'a> {
             let mut least: Option<u64> = None;
             for from in self.from..to {
                 let Some(before) = kept[from - self.from] else { continue };
-                self.each(limit, ((from, to), end), &Help::ALL[..1], looks, |piece| {
+                self.each((limit, &Help::ALL[..1]), ((from, to), end), looks, |piece| {
                     let now = before + piece.stays;
                     least = Some(least.map_or(now, |least| least.min(now)));
                 });
@@ -384,7 +387,7 @@ impl<'f, 'a> Row<'f, 'a> {
             let (before, here) = ways.split_at_mut(to - self.from);
             for (offset, ways) in before.iter().enumerate().filter(|(_, ways)| !ways.is_empty()) {
                 let from = self.from + offset;
-                self.each(limit, ((from, to), false), helps, looks, |piece| {
+                self.each((limit, helps), ((from, to), false), looks, |piece| {
                     for (index, way) in ways.iter().enumerate() {
                         let (stays, of_host) = (way.stays + piece.stays, way.of_host + piece.of_host);
                         if stays <= room && of_host <= most {
@@ -405,7 +408,7 @@ impl<'f, 'a> Row<'f, 'a> {
         let mut best: Option<Way> = None;
         for from in self.from..to {
             let before = &ways[from - self.from];
-            self.each(limit, ((from, to), true), self.figures.helps(self.index), looks, |piece| {
+            self.each((limit, self.figures.helps(self.index)), ((from, to), true), looks, |piece| {
                 for (index, way) in before.iter().enumerate() {
                     let (stays, of_host) = (way.stays + piece.stays, way.of_host + piece.of_host);
                     if stays <= room && best.is_none_or(|best| (of_host, stays) < (best.of_host, best.stays)) {
@@ -424,9 +427,8 @@ impl<'f, 'a> Row<'f, 'a> {
     /// device, but before the first of its layers, and where `end` is set behind. All of the model is not cut into one stage.
     fn each(
         &self,
-        limit: u64,
+        (limit, helps): (u64, &[Help]),
         ((from, to), end): ((usize, usize), bool),
-        helps: &[Help],
         looks: &mut u64,
         mut visit: impl FnMut(Piece),
     ) {

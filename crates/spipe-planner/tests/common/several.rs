@@ -37,9 +37,11 @@ pub fn any_fitting(context: &Context<'_>, systems: &[System]) -> Option<Placemen
 struct Search<'a> {
     context: &'a Context<'a>,
     system: System,
-    /// By device, layers, and how many devices are behind.
-    parts: RefCell<BTreeMap<(usize, usize, usize, usize), Vec<Part>>>,
+    parts: RefCell<Parts>,
 }
+
+/// By device, layers, and how many devices are behind.
+type Parts = BTreeMap<(usize, usize, usize, usize), Vec<Part>>;
 
 impl Search<'_> {
     /// Lays the layers from `from` on over the devices of `order`, beside what is there.
@@ -68,8 +70,9 @@ impl Search<'_> {
         let layers = self.context.cost.layers().len();
         // Before and behind it lie stages of other devices, whatever these are.
         let before = (from > 0).then(|| {
-            let others = self.context.cost.devices().filter(|other| *other != device && !behind.contains(other));
-            Stage::new(others.last().unwrap(), range(0, from))
+            let is_before = |other: &DeviceId| *other != device && !behind.contains(other);
+            let other = self.context.cost.devices().filter(is_before).max();
+            Stage::new(other.unwrap(), range(0, from))
         });
         let mut rest: Vec<Stage> = Vec::new();
         let mut next = to;
