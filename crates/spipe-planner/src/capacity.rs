@@ -487,3 +487,6 @@ fn hold_alike(figures: &Figures<'_>, one: usize, other: usize) -> bool {
         && first.bytes == second.bytes
         && able(first) == able(second)
 }
+
+#[cfg(test)]
+mod tests;

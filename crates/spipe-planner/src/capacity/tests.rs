@@ -1,0 +1,95 @@
+//! Many hosts, told apart only by what they hold, against the same hosts told apart.
+
+use super::*;
+use crate::{
+    Options,
+    common::{Instance, LayerText, layer, model_text, workload},
+};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
+use spipe_cost::Mode;
+use std::{cell::Cell, fmt::Write};
+
+/// Nodes with a socket and GPUs each, by memories in MiB; each below a root of its own, all of them joined.
+fn nodes(nodes: &[(u64, Vec<u64>)]) -> String {
+    let mut text = "format-version = 1\nname = \"nodes\"\n".to_string();
+    let mut links = String::new();
+    let mut link = |name: String, from: String, to: String| {
+        let ends =
+            format!("between = [\"{from}\", \"{to}\"]\nup = \"20 GB/s\"\ndown = \"20 GB/s\"\nlatency = \"8 us\"");
+        writeln!(links, "[[link]]\nname = \"{name}\"\n{ends}").unwrap_or_default();
+    };
+    for (node, (dram, gpus)) in nodes.iter().enumerate() {
+        let memory = format!("{{ name = \"dram{node}\", capacity = \"{dram} MiB\", bandwidth = \"80 GB/s\" }}");
+        let rates = "cores = 16\npeak = { f32 = \"1.5 TFLOP/s\" }\noptimizer-rate = \"2 Gparam/s\"";
+        let socket = format!("[[socket]]\nname = \"cpu{node}\"\n{rates}\ndram = {memory}\nsource = \"test\"\n");
+        text.push_str(&socket);
+        link(format!("root{node}-dram{node}"), format!("root{node}"), format!("dram{node}"));
+        if node > 0 {
+            link(format!("between{node}"), "root0".into(), format!("root{node}"));
+        }
+        for (index, memory) in gpus.iter().enumerate() {
+            let name = format!("gpu{node}{index}");
+            let rates = "memory-bandwidth = \"1000 GB/s\"\npeak = { bf16 = \"165 TFLOP/s\", f32 = \"82 TFLOP/s\" }";
+            let gpu =
+                format!("[[gpu]]\nname = \"{name}\"\nmemory = \"{memory} MiB\"\n{rates}\nlaunch-floor = \"6 us\"\n");
+            writeln!(text, "{gpu}source = \"test\"").unwrap_or_default();
+            link(format!("pcie{node}{index}"), name, format!("root{node}"));
+        }
+    }
+    text + &links
+}
+
+/// Up to eight layers on up to four nodes, mostly alike, with memories of a few layers.
+fn tight() -> impl Strategy<Value = Instance> {
+    let layers = prop::collection::vec((layer(6), 1u64..4), 1..=2);
+    let machine = (2usize..=4, 1usize..=2, 60u64..500, 40u64..400, prop::bool::weighted(0.2));
+    (layers, machine, 1u64..9).prop_map(|(layers, (count, gpus, memory, dram, differs), microbatches)| {
+        let layers: Vec<LayerText> = layers
+            .into_iter()
+            .map(|(layer, heavier)| LayerText { parameters: (layer.parameters + 1_000_000) * heavier, ..layer })
+            .collect();
+        let node = |index: usize| (if differs && index == 0 { 2 * dram } else { dram }, vec![memory; gpus]);
+        let machine: Vec<(u64, Vec<u64>)> = (0..count).map(node).collect();
+        Instance::new(&model_text(&layers), &nodes(&machine), &workload(microbatches, Mode::Train))
+    })
+}
+
+#[test]
+fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
+    let config = Config { cases: 3000, failure_persistence: None, ..Config::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let (fitting, refused, between, unspread) = (Cell::new(0), Cell::new(0), Cell::new(0), Cell::new(0));
+    let add = |count: &Cell<u32>| count.set(count.get() + 1);
+    let agreed = runner.run(&tight(), |instance| {
+        let figures = Figures::new(instance.context(), &Options::default());
+        let discipline = Discipline { system: System::OneForwardOneBackward, head_start: 0 };
+        let pins = Pins::default();
+        let with = |apart: usize| capacity_with(&figures, discipline, (&pins, apart));
+        let (apart, alike) = (with(HOSTS), with(0));
+        match (&apart, &alike) {
+            (Capacity::Fits(_), Capacity::Fits(placement)) => {
+                prop_assert!(check(&instance.context(), placement).is_ok());
+                add(&fitting);
+            }
+            (Capacity::Never, Capacity::Never) => add(&refused),
+            (_, Capacity::Unspread) => add(&unspread),
+            _ => return Err(TestCaseError::fail(format!("{apart:?} but {alike:?}"))),
+        }
+        // What fits all hosts together although it cannot be spread over them is what measures are for.
+        let bounds = Holds::whole(&figures, discipline);
+        let question = Question { figures: &figures, discipline, pins: &pins, few: false, holds: &bounds, sure: true };
+        if matches!(apart, Capacity::Never) && matches!(question.with(&Hosts::Together), Answer::Perhaps) {
+            add(&between);
+        }
+        Ok(())
+    });
+    if let Err(error) = agreed {
+        panic!("{error}");
+    }
+    let seen = [&fitting, &refused, &between].map(Cell::get);
+    assert!(seen.iter().all(|count| *count >= 20), "too few of a kind were seen: {seen:?}");
+    assert!(unspread.get() <= 100, "{} cases are left open", unspread.get());
+}
