@@ -22,8 +22,9 @@
 //!                                                                                     └─► candidate ─► score ─► best plan
 //! ```
 //!
-//! Whether anything fits at all, [`fits`] decides before any search: what a stage needs depends on how many stages are behind it and not
-//! on which, so that a dynamic program over counts of devices finds stages that fit, or shows that none do.
+//! Whether anything fits at all, [`fits`] decides before any search: what the layers of a device need, however they are cut into stages
+//! there, depends on how many devices are behind it and not on which, so that a dynamic program over counts of devices finds stages that
+//! fit, or shows that none do.
 //!
 //! [`plan_all`] searches over all systems: it bounds each, leaves stages to the ILP, generates and simulates placements of
 //! the others, and improves the best few by single changes.
