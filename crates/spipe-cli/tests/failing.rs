@@ -104,8 +104,17 @@ fn a_stage_that_runs_out_of_memory_ends_the_run_and_spares_the_checkpoint() {
     let peaks = plan["peak-bytes"].as_object().unwrap();
     let peak = peaks.iter().filter(|(name, _)| name.starts_with("gpu")).map(|(_, peak)| peak.as_u64().unwrap()).max();
     // The checker counts what is certain; how far a device runs ahead of the other is up to the simulator, and to a run.
-    with_memory(path, peak.unwrap(), "tight.json");
-    let simulated = ended(spipe(path, "simulate tight.json"));
+    let with = |bytes: u64| {
+        with_memory(path, bytes, "tight.json");
+        ended(spipe(path, "simulate tight.json"))
+    };
+    let (mut refused, mut accepted) = (0, peak.unwrap());
+    while accepted - refused > 1 {
+        let middle = refused.midpoint(accepted);
+        let bound = if with(middle).status.code() == Some(3) { &mut refused } else { &mut accepted };
+        *bound = middle;
+    }
+    let simulated = with(accepted);
     assert_eq!(simulated.status.code(), Some(6), "{}", said(&simulated));
 
     let train = |plan: &str, steps: u32, more: &str| {

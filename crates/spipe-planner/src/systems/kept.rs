@@ -7,14 +7,17 @@ use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage, Weights, check};
 
 /// Into how many shares layers are divided for recompute.
-const SHARES: usize = 8;
+const SHARES: usize = 4;
 
 /// `placement` with as many of its first stages kept as fit; none if not one does, or its system keeps none.
 pub(super) fn as_many_as_fit(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let most = streamed(context, placement).len();
     let fit = |count: usize| check(context, &with_more(context, placement, count)).is_ok();
-    let count = first_of((1, most + 1), |count| !fit(count)) - 1;
-    (count > 0).then(|| with_more(context, placement, count))
+    if !fit(1) {
+        return None;
+    }
+    let count = first_of((2, most + 1), |count| !fit(count)) - 1;
+    Some(with_more(context, placement, count))
 }
 
 /// `placement` with several shares of its layers recomputed, from the front, and as many stages kept as then fit.
@@ -30,7 +33,8 @@ pub(super) fn mixed(context: &Context<'_>, placement: &Placement) -> Vec<Placeme
     };
     let shares = if context.workload().mode == Mode::Train { SHARES } else { 0 };
     let counts = (0..=shares).map(|share| layers * share / SHARES);
-    counts.filter_map(|count| as_many_as_fit(context, &recomputed(count))).collect()
+    // What does not fit where more is recomputed fits nowhere before.
+    counts.rev().map_while(|count| as_many_as_fit(context, &recomputed(count))).collect()
 }
 
 /// `placement` with so many more of its first stages kept.

@@ -11,6 +11,9 @@ const MOST_MAPPED: usize = 8;
 /// How often microbatches come to each GPU at most.
 const MOST_TURNS: usize = 6;
 
+/// How often they do where some stages are kept.
+const TURNS: [usize; 3] = [1, 2, 4];
+
 /// k and k′ that are tried, as far as the model has so many layers.
 const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
 
@@ -18,7 +21,7 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     match system {
         System::Spipe => spipe(context),
         System::Mobius => mobius(context),
-        System::Superpipeline => Some([units(context, system)?, in_turns(context)?].concat()),
+        System::Superpipeline if gpus(context).len() > 1 => in_turns(context),
         _ => units(context, system),
     }
 }
@@ -137,22 +140,28 @@ fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     Some(placements)
 }
 
-/// Stages on all GPUs in turn, two of them resident: streamed, and as many kept as fit beside several shares of recompute.
+/// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit beside several shares of recompute;
+/// where none can be kept, all streamed.
 fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
     let gpus = gpus(context);
     let first = *gpus.first()?;
     let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
     let mut placements = Vec::new();
+    let layers = context.model.layers().len();
     // With as few layers as can be as well: what arrives and what leaves needs least room then.
-    let finest = Some(context.model.layers().len() / gpus.len()).filter(|finest| *finest > MOST_TURNS);
-    for turns in (1..=MOST_TURNS).chain(finest).filter(|_| gpus.len() > 1) {
-        let Some(pieces) = cuts::balanced(context, first, turns * gpus.len()) else { continue };
-        for recompute in [false, true] {
+    let finest = Some(layers / gpus.len()).filter(|finest| !TURNS.contains(finest));
+    let in_turn = TURNS.into_iter().chain(finest).map(|turns| (gpus.as_slice(), turns * gpus.len()));
+    for (gpus, count) in in_turn.chain([(&gpus[..1], layers)]) {
+        let Some(pieces) = cuts::balanced(context, first, count) else { continue };
+        let streamed = |recompute: bool| {
             let stages = stages(context, &pieces, &|chunk| gpus[chunk % gpus.len()], recompute)?;
-            placements.push(Placement::new(System::Superpipeline, stages).with_knobs(knobs));
+            Some(Placement::new(System::Superpipeline, stages).with_knobs(knobs))
+        };
+        let mixed = kept::mixed(context, &streamed(false)?);
+        if mixed.is_empty() {
+            placements.extend([streamed(false)?, streamed(true)?]);
         }
-        let mixed = placements.last().map(|streamed| kept::mixed(context, streamed));
-        placements.extend(mixed.into_iter().flatten());
+        placements.extend(mixed);
     }
     Some(placements)
 }
