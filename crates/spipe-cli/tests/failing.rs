@@ -3,6 +3,10 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/machine.rs"]
+mod machine;
+
+use machine::Machine;
 use serde_json::Value;
 use std::{
     path::Path,
@@ -12,30 +16,6 @@ use std::{
 
 const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"small\"\nvocabulary = 256\nseq-len = 32\n\
                      hidden = 32\nlayers = 6\nheads = 4\nintermediate = 64\n";
-const MACHINE: &str = r#"
-format-version = 1
-name = "test"
-[[socket]]
-name = "cpu0"
-cores = 1
-peak = { f32 = "5 GFLOP/s" }
-optimizer-rate = "0.2 Gparam/s"
-dram = { name = "dram0", capacity = "4 GiB", bandwidth = "10 GB/s" }
-source = "estimate: a test"
-[[gpu]]
-name = "gpu{0..1}"
-emulated = true
-cores = 1
-memory = "256 MiB"
-memory-bandwidth = "10 GB/s"
-peak = { f32 = "50 GFLOP/s" }
-source = "estimate: a test"
-[[link]]
-name = "pcie{0..1}"
-between = ["gpu{0..1}", "dram0"]
-bandwidth = "4 GB/s"
-latency = "10 us"
-"#;
 /// Longer than any of these runs takes, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -47,7 +27,8 @@ fn write(folder: &Path, name: &str, text: &str) {
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), "model.toml", MODEL);
-    write(folder.path(), "machine.toml", MACHINE);
+    let machine = Machine { peak: "5 GFLOP/s", accelerators: 2, ..Machine::default() };
+    write(folder.path(), "machine.toml", &machine.text());
     write(folder.path(), "text", &"the quick brown fox jumps over the lazy dog; ".repeat(50));
     let plan = "plan --model model.toml --hardware machine.toml --precision fp32 --global-batch 8 --microbatch 1 \
                 --system interleaved-1f1b -o plan.json";

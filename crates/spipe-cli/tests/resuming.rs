@@ -2,6 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/machine.rs"]
+mod machine;
+
+use machine::Machine;
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -22,31 +26,6 @@ heads = 4
 intermediate = 64
 "#;
 
-const MACHINE: &str = r#"
-format-version = 1
-name = "test"
-[[socket]]
-name = "cpu0"
-cores = 1
-peak = { f32 = "50 GFLOP/s" }
-optimizer-rate = "0.2 Gparam/s"
-dram = { name = "dram0", capacity = "4 GiB", bandwidth = "10 GB/s" }
-source = "estimate: a test"
-[[gpu]]
-name = "gpu0"
-emulated = true
-cores = 1
-memory = "256 MiB"
-memory-bandwidth = "10 GB/s"
-peak = { f32 = "50 GFLOP/s" }
-source = "estimate: a test"
-[[link]]
-name = "pcie0"
-between = ["gpu0", "dram0"]
-bandwidth = "4 GB/s"
-latency = "10 us"
-"#;
-
 /// A plan of two stages and a text, in a folder.
 struct Site {
     folder: tempfile::TempDir,
@@ -56,7 +35,8 @@ impl Site {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("model.toml"), MODEL).unwrap();
-        std::fs::write(folder.path().join("machine.toml"), MACHINE).unwrap();
+        let machine = Machine { accelerators: 1, ..Machine::default() };
+        std::fs::write(folder.path().join("machine.toml"), machine.text()).unwrap();
         std::fs::write(folder.path().join("text"), "the quick brown fox jumps over the lazy dog; ".repeat(50)).unwrap();
         let site = Self { folder };
         let plan =

@@ -3,6 +3,10 @@
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/machine.rs"]
+mod machine;
+
+use machine::Machine;
 use serde_json::Value;
 use std::{
     fmt::Write as _,
@@ -17,19 +21,6 @@ const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"small\
 const VIT: &str = "format-version = 1\nkind = \"vit\"\nname = \"small-vit\"\nimage = 8\npatch = 4\nhidden = 32\n\
                    layers = 2\nheads = 4\nintermediate = 64\nclasses = 4\n";
 
-/// An emulated accelerator that cannot hold everything, behind a link of that bandwidth.
-fn machine(link: &str) -> String {
-    format!(
-        "format-version = 1\nname = \"test\"\n\
-         [[socket]]\nname = \"cpu0\"\ncores = 1\npeak = {{ f32 = \"20 GFLOP/s\" }}\n\
-         optimizer-rate = \"0.2 Gparam/s\"\n\
-         dram = {{ name = \"dram0\", capacity = \"4 GiB\", bandwidth = \"10 GB/s\" }}\nsource = \"estimate: a test\"\n\
-         [[gpu]]\nname = \"gpu0\"\nemulated = true\ncores = 1\nmemory = \"64 MiB\"\nmemory-bandwidth = \"10 GB/s\"\n\
-         peak = {{ f32 = \"50 GFLOP/s\" }}\nsource = \"estimate: a test\"\n\
-         [[link]]\nname = \"pcie0\"\nbetween = [\"gpu0\", \"dram0\"]\nbandwidth = \"{link}\"\nlatency = \"10 us\"\n"
-    )
-}
-
 /// A folder with `plan.json` for a model whose stages are on both devices, and `text.txt`.
 fn folder(model: &str, link: &str) -> tempfile::TempDir {
     planned(model, link, "--system hybrid")
@@ -39,7 +30,9 @@ fn planned(model: &str, link: &str, how: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write("model.toml", model);
-    write("machine.toml", &machine(link));
+    // The accelerator cannot hold everything.
+    let machine = Machine { peak: "20 GFLOP/s", accelerators: 1, memory: "64 MiB", link };
+    write("machine.toml", &machine.text());
     write("text.txt", &"the quick brown fox jumps over the lazy dog. ".repeat(40));
     let args = format!(
         "plan --model model.toml --hardware machine.toml {how} --precision fp32 --global-batch 4 --microbatch 2 \

@@ -2,23 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/machine.rs"]
+mod machine;
+
+use machine::Machine;
 use serde_json::{Value, json};
 use std::{fs, path::Path, process::Command};
 
 /// Words by their places: a sentence of these comes out of the model in words again.
 const WORDS: [&str; 8] = ["?", "the", "quick", "brown", "fox", "jumps", "over", "dog"];
-
-const MACHINE: &str = r#"
-format-version = 1
-name = "test"
-[[socket]]
-name = "cpu0"
-cores = 1
-peak = { f32 = "50 GFLOP/s" }
-optimizer-rate = "0.2 Gparam/s"
-dram = { name = "dram0", capacity = "4 GiB", bandwidth = "10 GB/s" }
-source = "estimate: a test"
-"#;
 
 fn model(vocabulary: usize) -> String {
     format!(
@@ -56,7 +48,7 @@ fn folder(vocabulary: usize) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
     write("model.toml", &model(vocabulary));
-    write("machine.toml", MACHINE);
+    write("machine.toml", &Machine::default().text());
     write("text.txt", &"the quick brown fox jumps over the dog ".repeat(20));
     write("tokenizer.json", &tokenizer(&WORDS).to_string());
     for mode in ["train", "infer"] {

@@ -4,7 +4,7 @@ use crate::{
     Boundary, Context, Footprint, InFlight, Placement, Stage, StageFootprint, System, Weights, footprint::add,
     footprint::input_bytes, stage_footprint,
 };
-use spipe_base::{Bytes, StageId};
+use spipe_base::{Bytes, DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
 
 /// How many chunks' parameters a device holds: k for Superpipeline, otherwise one that computes and one that arrives.
@@ -25,55 +25,10 @@ pub fn resident_chunks(placement: &Placement) -> u64 {
 /// keeps.
 pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
-    let training = context.workload().mode == Mode::Train;
-    let microbatches = context.workload().microbatches;
-    let coupled = placement.backward.is_empty();
     for device in placement.devices() {
-        let memory = context.hardware.devices()[device].memory;
-        let mut shared = StageFootprint::default();
-        let (mut weights, mut gradients, mut boundary) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-        let chunks = placement.all_stages().enumerate().filter(|(_, stage)| stage.device == device);
-        for (index, stage) in chunks {
-            let backward = index >= placement.stages.len();
-            let plain = Stage { offload: None, optimizer: None, weights: Weights::Resident, ..*stage };
-            let need = stage_footprint(context, &plain, InFlight(1), [Boundary::End; 2]);
-            let sum = |part: fn(&LayerMemory) -> Bytes| {
-                stage.layers.iter().map(|layer| part(context.cost.memory(layer, device))).sum::<Bytes>()
-            };
-            // Parameters of another chunk that one of its layers uses as well come with its own.
-            let user = context.model.borrows(stage.layers).map(|tie| context.cost.memory(tie.user, device));
-            let tied = |part: fn(&LayerMemory) -> Bytes| user.map_or(Bytes::ZERO, part);
-            let stays = matches!(stage.weights, Weights::Resident);
-            if !stays {
-                weights = weights.max(sum(|memory| memory.parameters) + tied(|memory| memory.tied_parameters));
-                gradients = gradients.max(sum(|memory| memory.gradients) + tied(|memory| memory.tied_gradients));
-            }
-            shared.transient = shared.transient.max(need.transient);
-            // Inputs, outputs that leave for another device, and boundaries inside a forward chunk at which a backward chunk begins.
-            let (input, output) =
-                (input_bytes(context, stage), context.cost.memory(stage.layers.last(), device).boundary);
-            boundary = boundary.max(input).max(output);
-            let next = placement.stages.get(StageId::from(index + 1)).filter(|_| !backward);
-            let leaves = if next.is_some_and(|next| next.device != device) { output } else { Bytes::ZERO };
-            let inside = placement.backward.iter().filter(|back| {
-                !backward && stage.layers.first() < back.layers.first() && back.layers.first() <= stage.layers.last()
-            });
-            let checkpoints: Bytes = inside.map(|back| input_bytes(context, &Stage { device, ..*back })).sum();
-            let saved = if training && coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO };
-            let state = sum(if stays { LayerMemory::state } else { |memory| memory.cache });
-            let kept = StageFootprint {
-                state: if backward { Bytes::ZERO } else { state },
-                per_microbatch: input + leaves + checkpoints + saved,
-                in_flight: microbatches,
-                ..StageFootprint::default()
-            };
-            add(&mut memories, memory, (StageId::from(index), kept));
-        }
-        // Gradients of the boundary that comes in, of the one that goes out, and of one on its way.
-        let crossing = if training { boundary * (3 * microbatches) } else { Bytes::ZERO };
-        shared.slots = weights * resident_chunks(placement) + gradients * 2 + crossing;
-        add(&mut memories, memory, (StageId::new(0), shared));
+        on_device(context, (placement, device), &mut memories);
     }
+    let training = context.workload().mode == Mode::Train;
     for (id, stage) in placement.backward_stages().enumerate() {
         let Weights::Streamed(home) = stage.weights else { continue };
         let sum = |part: fn(&LayerMemory) -> Bytes| {
@@ -91,4 +46,61 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
         add(&mut memories, home, (id, StageFootprint { state, slots, ..StageFootprint::default() }));
     }
     memories
+}
+
+/// What the memory of one device holds of a placement whose system runs in rounds ([`crate::Family::Rounds`]).
+pub fn held_in_rounds(context: &Context<'_>, placement: &Placement, device: DeviceId) -> Bytes {
+    let mut memories = Footprint::new();
+    on_device(context, (placement, device), &mut memories);
+    memories.values().flat_map(|stages| stages.values()).map(StageFootprint::total).sum()
+}
+
+/// Adds what one device holds.
+fn on_device(context: &Context<'_>, (placement, device): (&Placement, DeviceId), memories: &mut Footprint) {
+    let training = context.workload().mode == Mode::Train;
+    let microbatches = context.workload().microbatches;
+    let coupled = placement.backward.is_empty();
+    let memory = context.hardware.devices()[device].memory;
+    let mut shared = StageFootprint::default();
+    let (mut weights, mut gradients, mut boundary) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+    let chunks = placement.all_stages().enumerate().filter(|(_, stage)| stage.device == device);
+    for (index, stage) in chunks {
+        let backward = index >= placement.stages.len();
+        let plain = Stage { offload: None, optimizer: None, weights: Weights::Resident, ..*stage };
+        let need = stage_footprint(context, &plain, InFlight(1), [Boundary::End; 2]);
+        let sum = |part: fn(&LayerMemory) -> Bytes| {
+            stage.layers.iter().map(|layer| part(context.cost.memory(layer, device))).sum::<Bytes>()
+        };
+        // Parameters of another chunk that one of its layers uses as well come with its own.
+        let user = context.model.borrows(stage.layers).map(|tie| context.cost.memory(tie.user, device));
+        let tied = |part: fn(&LayerMemory) -> Bytes| user.map_or(Bytes::ZERO, part);
+        let stays = matches!(stage.weights, Weights::Resident);
+        if !stays {
+            weights = weights.max(sum(|memory| memory.parameters) + tied(|memory| memory.tied_parameters));
+            gradients = gradients.max(sum(|memory| memory.gradients) + tied(|memory| memory.tied_gradients));
+        }
+        shared.transient = shared.transient.max(need.transient);
+        // Inputs, outputs that leave for another device, and boundaries inside a forward chunk at which a backward chunk begins.
+        let (input, output) = (input_bytes(context, stage), context.cost.memory(stage.layers.last(), device).boundary);
+        boundary = boundary.max(input).max(output);
+        let next = placement.stages.get(StageId::from(index + 1)).filter(|_| !backward);
+        let leaves = if next.is_some_and(|next| next.device != device) { output } else { Bytes::ZERO };
+        let inside = placement.backward.iter().filter(|back| {
+            !backward && stage.layers.first() < back.layers.first() && back.layers.first() <= stage.layers.last()
+        });
+        let checkpoints: Bytes = inside.map(|back| input_bytes(context, &Stage { device, ..*back })).sum();
+        let saved = if training && coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO };
+        let state = sum(if stays { LayerMemory::state } else { |memory| memory.cache });
+        let kept = StageFootprint {
+            state: if backward { Bytes::ZERO } else { state },
+            per_microbatch: input + leaves + checkpoints + saved,
+            in_flight: microbatches,
+            ..StageFootprint::default()
+        };
+        add(memories, memory, (StageId::from(index), kept));
+    }
+    // Gradients of the boundary that comes in, of the one that goes out, and of one on its way.
+    let crossing = if training { boundary * (3 * microbatches) } else { Bytes::ZERO };
+    shared.slots = weights * resident_chunks(placement) + gradients * 2 + crossing;
+    add(memories, memory, (StageId::new(0), shared));
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// How many short steps are made even without time.
-const ALWAYS: usize = 64;
+const ALWAYS: usize = 32;
 
 /// The time limit and the stop signal together.
 ///
@@ -37,6 +37,11 @@ impl<'a> Deadline<'a> {
     /// Whether to stop now.
     pub fn over(&self) -> bool {
         self.stopped() || self.start.elapsed() >= self.limit
+    }
+
+    /// How much time there was in the beginning.
+    pub fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// How much time is left.

@@ -1,6 +1,7 @@
 //! What the placements of a system may do, as far as that bounds their time.
 
 use crate::{LARGEST_HEAD_START, figures::Figures};
+use spipe_cost::LayerMemory;
 use spipe_plan::{Family, System};
 
 /// Which devices may compute.
@@ -48,6 +49,8 @@ pub(crate) struct Freedom {
     pub offloads: When,
     /// Whether parameters live on the host and are copied in; then they are stepped there, otherwise where they are.
     pub streams: When,
+    /// Parameters of how many stages a device has room for, to which some are streamed.
+    pub resident: u64,
     /// Whether all microbatches go through one stage before any goes through the next on its device.
     pub in_rounds: bool,
     /// Whether optimizers are on CPU sockets.
@@ -68,6 +71,7 @@ impl Freedom {
         recomputes: When::Perhaps,
         offloads: When::Never,
         streams: When::Never,
+        resident: 0,
         in_rounds: false,
         steps_on_host: When::Never,
         synchronous: true,
@@ -84,6 +88,11 @@ impl Freedom {
     /// Stages, one per device, with the host's help or without.
     pub const fn of_stages(host_help: bool) -> Self {
         if host_help { Self::HELPED_STAGES } else { Self::STAGES }
+    }
+
+    /// What a device to which `layer` is streamed has room for beside what its layers hold, in bytes.
+    pub fn buffers(&self, layer: &LayerMemory, training: bool) -> u64 {
+        (layer.parameters * self.resident + layer.gradients * if training { 2 } else { 0 }).get()
     }
 
     /// How microbatches turn around, where every layer is trained.
@@ -119,9 +128,9 @@ impl Freedom {
             System::CpuOnly => Self { computing: Computing::Sockets, ..chain },
             System::ZeroOffload => Self { steps_on_host: When::Always, ..chain },
             System::ZeroOffloadDelayed => Self { steps_on_host: When::Always, synchronous: false, ..gpus },
-            System::Spipe | System::Mobius => Self { recomputes: When::Always, ..streams },
-            System::NaiveSwap => Self { computing: Computing::FirstGpu, ..streams },
-            System::Superpipeline => streams,
+            System::Spipe | System::Mobius => Self { recomputes: When::Always, resident: 2, ..streams },
+            System::NaiveSwap => Self { computing: Computing::FirstGpu, resident: 1, ..streams },
+            System::Superpipeline => Self { resident: 1, ..streams },
             _ => Self { splits: system.splits_backward(), ..gpus },
         })
     }

@@ -26,7 +26,7 @@ use crate::{
         solve::{Answer, Settings, solve},
     },
     relaxation::least,
-    systems::{cross_mapped, in_turn},
+    systems::{cross_mapped, equally_slow, in_turn},
 };
 use good_lp::{
     Constraint, Expression, ProblemVariables, SolverModel, Variable, constraint, highs, variable, variables,
@@ -38,8 +38,14 @@ use spipe_plan::{OutcomeStatus, Placement, System};
 /// The most stages per GPU that are tried.
 const MOST_TURNS: usize = 6;
 
-/// Which part of the time that is left a program may take.
+/// Beyond so many stages a program takes longer than its cuts are worth: layers are then divided by time alone.
+const MOST_STAGES: usize = 96;
+
+/// Which part of the time limit a program may take.
 const SHARES: u32 = 24;
+
+/// How many nodes of its tree it visits at most.
+const NODES: i32 = 100;
 
 /// How far from the optimum of a program the search may stop.
 const GAP: f64 = 0.01;
@@ -90,12 +96,17 @@ impl Planner for Mobius {
     }
 }
 
-/// The placement of every number of turns for which the program has a solution.
+/// The placement of every number of turns, by its program; of equally slow stages where that is large, or ends without a solution.
 pub(crate) fn candidates(figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
     let gpus = cross_mapped(&figures.context);
     let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= figures.layers).collect();
-    let settings = Settings { gap: GAP, time_limit: deadline.left() / SHARES, ..Settings::default() };
-    let cut = |turns: &usize| placement(figures, &gpus, &cuts(figures, &gpus, *turns, &settings)?);
+    let settings = Settings { gap: GAP, time_limit: deadline.limit() / SHARES, nodes: NODES, ..Settings::default() };
+    let cut = |turns: &usize| {
+        let small = turns * gpus.len() <= MOST_STAGES;
+        let ends = if small { cuts(figures, &gpus, *turns, &settings) } else { None };
+        ends.and_then(|ends| placement(figures, &gpus, &ends))
+            .or_else(|| in_turn(&figures.context, &gpus, &equally_slow(&figures.context, turns * gpus.len())?))
+    };
     turns.par_iter().filter_map(cut).collect()
 }
 

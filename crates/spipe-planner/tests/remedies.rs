@@ -4,29 +4,22 @@
 
 #[path = "common/instances.rs"]
 mod instances;
+#[path = "common/memory.rs"]
+mod memory;
 #[path = "common/several.rs"]
 mod several;
 
 use instances::{Instance, LayerText, MachineText, layer, machine, machine_text, model_text, workload};
-use proptest::{
-    prelude::*,
-    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
-};
+use memory::{runner, systems};
+use proptest::prelude::*;
 use several::any_fitting;
-use spipe_base::{Bytes, LayerRange, MemoryId, SimTime};
+use spipe_base::{Bytes, LayerRange, MemoryId};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Context, Placement, System, check};
-use spipe_planner::{Options, Problem, Refused, Remedy, SYSTEMS, candidates, fits, remedies};
-use std::{cell::Cell, sync::atomic::AtomicBool};
-
-static NEVER: AtomicBool = AtomicBool::new(false);
-
-/// Whatever fits runs: memory is all that is asked for here.
-fn runs(_: &Placement) -> Option<SimTime> {
-    Some(SimTime::ms(1))
-}
+use spipe_plan::{Context, System, check};
+use spipe_planner::{Problem, Refused, Remedy, SYSTEMS, candidates, fits, remedies};
+use std::cell::Cell;
 
 fn with_problem<T>(
     (model, hardware): (&Model, &Hardware),
@@ -34,9 +27,7 @@ fn with_problem<T>(
     ask: impl FnOnce(&Problem<'_>) -> T,
 ) -> T {
     let cost = CostTable::new(model, hardware, workload).unwrap();
-    let context = Context { model, hardware, cost: &cost };
-    let (systems, options) = (systems.to_vec(), Options::default());
-    ask(&Problem { context, systems, options, score: &runs, stop: &NEVER })
+    memory::with_problem(Context { model, hardware, cost: &cost }, systems, ask)
 }
 
 /// Whether there is a plan among all placements of stages, one or several on each device.
@@ -49,12 +40,6 @@ type Tight = (Vec<LayerText>, MachineText, Workload, (Vec<System>, Vec<LayerRang
 
 /// Models, of which a third has frozen layers, first ones and perhaps one behind, and machines that are too small for most of them.
 fn tight() -> impl Strategy<Value = Tight> {
-    let systems = prop::sample::select(vec![
-        vec![System::OneForwardOneBackward],
-        vec![System::Gpipe],
-        vec![System::Hybrid],
-        SYSTEMS.to_vec(),
-    ]);
     let batch = (0u32..3, 1u64..4, prop::bool::weighted(0.1));
     let layer_range = |first: usize, last: usize| LayerRange::new(first.into(), last.into());
     let frozen = prop_oneof![
@@ -62,7 +47,7 @@ fn tight() -> impl Strategy<Value = Tight> {
         1 => Just(vec![layer_range(0, 0)]),
         1 => Just(vec![layer_range(0, 0), layer_range(2, 2)]),
     ];
-    (prop::collection::vec(layer(2), 1..=2), machine(), 1u64..12, batch, (systems, frozen)).prop_map(
+    (prop::collection::vec(layer(2), 1..=2), machine(), 1u64..12, batch, (systems(), frozen)).prop_map(
         |(layers, mut machine, smaller, (power, microbatches, infer), (systems, frozen))| {
             machine.gpus.iter_mut().for_each(|(memory, _)| *memory = (*memory / smaller).max(1));
             machine.sockets.iter_mut().for_each(|dram| *dram = (*dram / smaller / 2).max(1));
@@ -75,9 +60,7 @@ fn tight() -> impl Strategy<Value = Tight> {
 
 /// Random cases, always the same.
 fn cases(count: u32, test: impl Fn(&Instance, &Workload, &[System]) -> Result<(), TestCaseError>) {
-    let config = Config { cases: count, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    let done = runner.run(&tight(), |(layers, machine, workload, (systems, mut frozen))| {
+    let done = runner(count).run(&tight(), |(layers, machine, workload, (systems, mut frozen))| {
         let instance = Instance::new(&model_text(&layers), &machine_text(&machine), &workload);
         frozen.retain(|range| range.last().index() + 1 < instance.model.layers().len());
         let model = instance.model.with_frozen(&frozen).unwrap();

@@ -4,44 +4,26 @@
 
 #[path = "common/instances.rs"]
 mod instances;
+#[path = "common/memory.rs"]
+mod memory;
 #[path = "common/several.rs"]
 mod several;
 
 use instances::{Instance, layer, machine, machine_text, model_text, workload};
-use proptest::{
-    prelude::*,
-    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
-};
+use memory::{runner, systems, with_problem};
+use proptest::prelude::*;
 use several::any_fitting;
-use spipe_base::{LayerRange, SimTime};
+use spipe_base::LayerRange;
 use spipe_cost::{CostTable, Mode};
-use spipe_plan::{Placement, System, check};
-use spipe_planner::{Options, PlanError, Problem, SYSTEMS, fits, planner};
-use std::{cell::Cell, sync::atomic::AtomicBool};
-
-static NEVER: AtomicBool = AtomicBool::new(false);
-
-/// Whatever fits runs: memory is all that is asked for here.
-fn runs(_: &Placement) -> Option<SimTime> {
-    Some(SimTime::ms(1))
-}
-
-fn ask<T>(instance: &Instance, systems: &[System], ask: impl FnOnce(&Problem<'_>) -> T) -> T {
-    let (systems, options) = (systems.to_vec(), Options::default());
-    ask(&Problem { context: instance.context(), systems, options, score: &runs, stop: &NEVER })
-}
+use spipe_plan::{System, check};
+use spipe_planner::{PlanError, fits, planner};
+use std::cell::Cell;
 
 /// Models of up to four layers on machines that are too small for many of them, with what stages need in passing large and small.
 fn tight() -> impl Strategy<Value = (Instance, Vec<System>)> {
-    let systems = prop::sample::select(vec![
-        vec![System::OneForwardOneBackward],
-        vec![System::Gpipe],
-        vec![System::Hybrid],
-        SYSTEMS.to_vec(),
-    ]);
     let layers = (prop::collection::vec(layer(2), 1..=2), prop::sample::select(vec![1u64, 4, 16]));
     let counts = (1u64..9, prop::bool::weighted(0.1), prop::bool::weighted(0.3));
-    (layers, machine(), 1u64..10, counts, systems).prop_map(
+    (layers, machine(), 1u64..10, counts, systems()).prop_map(
         |((mut layers, heavier), mut machine, smaller, (microbatches, infer, frozen), systems)| {
             machine.gpus.iter_mut().for_each(|(memory, _)| *memory = (*memory / smaller).max(1));
             machine.sockets.iter_mut().for_each(|dram| *dram = (*dram / smaller / 3).max(1));
@@ -58,17 +40,15 @@ fn tight() -> impl Strategy<Value = (Instance, Vec<System>)> {
 
 #[test]
 fn what_fits_is_found_however_many_stages_a_device_has() {
-    let config = Config { cases: 3000, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let (fitting, several, refused) = (Cell::new(0), Cell::new(0), Cell::new(0));
     let add = |count: &Cell<u32>| count.set(count.get() + 1);
-    let agreed = runner.run(&tight(), |(instance, systems)| {
-        let found = ask(&instance, &systems, fits);
+    let agreed = runner(3000).run(&tight(), |(instance, systems)| {
+        let found = with_problem(instance.context(), &systems, fits);
         let exists = any_fitting(&instance.context(), &systems);
         prop_assert_eq!(found.is_some(), exists.is_some(), "{:?} and {:?}", found, exists);
         prop_assert!(found.is_none_or(|placement| check(&instance.context(), &placement).is_ok()));
         add(if exists.is_some() { &fitting } else { &refused });
-        let whole = ask(&instance, &systems, |problem| planner("exhaustive").unwrap().plan(problem));
+        let whole = with_problem(instance.context(), &systems, |problem| planner("exhaustive").unwrap().plan(problem));
         prop_assert!(whole.is_err() || exists.is_some());
         if exists.is_some() && matches!(whole, Err(PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) {
             add(&several);

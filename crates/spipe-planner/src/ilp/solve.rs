@@ -24,13 +24,15 @@ pub(crate) struct Settings {
     /// (objective − bound) ÷ objective at which to stop.
     pub gap: f64,
     pub time_limit: Duration,
+    /// How many nodes of the search tree are visited at most: unlike a limit on time, it stops always at the same place.
+    pub nodes: i32,
     /// The second try of a problem that made trouble goes without presolve and from another random seed.
     pub second_try: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { gap: 0.0, time_limit: Duration::from_secs(10), second_try: false }
+        Self { gap: 0.0, time_limit: Duration::from_secs(10), nodes: i32::MAX, second_try: false }
     }
 }
 
@@ -45,6 +47,7 @@ pub(crate) fn solve(problem: HighsProblem, settings: &Settings) -> Answer {
         .set_option("random_seed", if settings.second_try { 7 } else { 1 })
         .set_option("presolve", if settings.second_try { "off" } else { "choose" })
         .set_option("mip_rel_gap", settings.gap)
+        .set_option("mip_max_nodes", settings.nodes)
         .set_option("time_limit", settings.time_limit.as_secs_f64());
     match problem.solve() {
         Ok(solution) => match solution.status() {

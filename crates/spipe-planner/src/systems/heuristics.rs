@@ -1,6 +1,6 @@
 //! What the search begins with: the plans of the heuristics, so that no plan is worse than theirs, whatever the time limit.
 
-use super::pipelines;
+use super::{counted, pipelines};
 use crate::{
     Problem, SYSTEMS, balanced,
     case::{Scored, faster, judge},
@@ -10,7 +10,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;
-use spipe_plan::{Placement, System, check};
+use spipe_plan::{Placement, System};
 
 /// Which part of the time limit the balanced dynamic program may take. It needs less of it, but for machines of many devices.
 const SHARE: u32 = 2;
@@ -34,27 +34,21 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
     plans
 }
 
-/// A placement of those heuristics that fits although none does that has one stage per device or is generated.
-pub(super) fn fitting(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Option<Placement> {
-    let cut = problem.systems.contains(&System::Mobius) && problem.context.workload().mode == Mode::Train;
-    let cut = || if cut { mobius::candidates(figures, deadline) } else { Vec::new() };
-    let accepted = |placement: &Placement| {
-        problem.options.pins.allow(&problem.context, placement) && check(&problem.context, placement).is_ok()
-    };
-    short_stages(problem).into_iter().find(accepted).or_else(|| cut().into_iter().find(accepted))
-}
-
 /// Placements with several stages on each GPU.
-fn short_stages(problem: &Problem<'_>) -> Vec<Placement> {
+fn short_stages(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
     let trains = problem.context.workload().mode == Mode::Train && problem.options.host_help;
     let allowed = |system: &System| problem.systems.contains(system);
     let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed).filter(|_| trains);
-    system.map_or_else(Vec::new, |system| pipelines::in_short_stages(&problem.context, system))
+    system.map_or_else(Vec::new, |system| {
+        let mut list = pipelines::in_short_stages(&problem.context, system);
+        list.extend(counted::placements(figures, deadline, system));
+        list
+    })
 }
 
 /// The best plan with several stages on each GPU, of which the planners of stages have one.
-pub(super) fn in_short_stages(problem: &Problem<'_>, deadline: &Deadline<'_>) -> Option<Scored> {
-    let list = short_stages(problem);
+pub(super) fn in_short_stages(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Option<Scored> {
+    let list = short_stages(problem, figures, deadline);
     let judged: Vec<Option<Scored>> =
         list.into_par_iter().map(|placement| if deadline.over() { None } else { judge(problem, placement) }).collect();
     judged.into_iter().fold(None, faster)

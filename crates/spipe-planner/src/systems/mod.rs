@@ -1,5 +1,6 @@
 //! Placements of the systems that have a shape of their own: generated, checked, simulated, and improved step by step.
 
+mod counted;
 mod cuts;
 mod heuristics;
 mod kept;
@@ -9,9 +10,9 @@ mod rounds;
 mod search;
 mod shared;
 
-pub(crate) use kept::with_more as with_more_kept;
+pub(crate) use kept::{keep, kept, streamed, with_least_recompute};
 pub(crate) use refusal::Shortage;
-pub(crate) use rounds::{cross_mapped, in_turn};
+pub(crate) use rounds::{cross_mapped, equally_slow, in_turn};
 pub use search::{generated, plan_all};
 
 use spipe_base::DeviceId;

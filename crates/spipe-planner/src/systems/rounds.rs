@@ -1,9 +1,12 @@
 //! Stages that stream their parameters: SPipe, Mobius, Superpipeline, naive swap. Where the room allows, some keep them.
 
-use super::{cuts, gpus, kept, socket};
+use super::{
+    cuts::{self, Weight},
+    gpus, kept, socket,
+};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Knobs, Placement, Stage, System};
+use spipe_plan::{Context, Knobs, Placement, Stage, System, check};
 
 /// Beyond this many GPUs the mapping of stages to GPUs is not searched.
 const MOST_MAPPED: usize = 8;
@@ -54,8 +57,16 @@ fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
     let gpus = cross_mapping(context, &gpus(context));
     let first = *gpus.first()?;
     let pieces = (1..=MOST_TURNS).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
-    let streamed: Vec<Placement> = pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect();
-    let kept: Vec<Placement> = streamed.iter().filter_map(|one| kept::as_many_as_fit(context, one)).collect();
+    let mut streamed: Vec<Placement> = pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect();
+    let fits = |placement: &Placement| check(context, placement).is_ok();
+    if !streamed.iter().any(fits) {
+        // Buffers are as large as the largest stage.
+        let most = context.model.layers().len() / gpus.len();
+        let lean = |turns: usize| cuts::balanced_in(context, (first, Weight::Bytes), turns * gpus.len());
+        let mut lean = (1..=most).filter_map(|turns| in_turn(context, &gpus, &lean(turns)?));
+        streamed.extend(lean.find(fits));
+    }
+    let kept: Vec<Placement> = streamed.iter().flat_map(|one| kept::as_many_as_fit(context, one)).collect();
     Some([streamed, kept].concat())
 }
 
@@ -64,6 +75,11 @@ pub(crate) fn in_turn(context: &Context<'_>, gpus: &[DeviceId], pieces: &[LayerR
     let recompute = context.workload().mode == Mode::Train;
     let stages = stages(context, pieces, &|chunk| gpus[chunk % gpus.len()], recompute);
     stages.map(|stages| Placement::new(System::Mobius, stages))
+}
+
+/// All layers in so many pieces of which the slowest on a GPU is as fast as can be.
+pub(crate) fn equally_slow(context: &Context<'_>, pieces: usize) -> Option<Vec<LayerRange>> {
+    cuts::balanced(context, *gpus(context).first()?, pieces)
 }
 
 /// The GPUs of the machine in the order of [`cross_mapping`].
@@ -110,8 +126,8 @@ fn permute(order: &mut Vec<usize>, from: usize, visit: &mut dyn FnMut(&[usize]))
     }
 }
 
-/// Every layer a unit on the first GPU: all (k, k′) of the grid, and where some may be kept, as many as fit beside several shares of
-/// recompute.
+/// Every layer a unit on the first GPU: all (k, k′) of the grid, and where some may be kept, as many as fit, or fewer,
+/// beside as little recompute as then fits.
 fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let gpu = *gpus(context).first()?;
     let layers = cuts::single(context);
@@ -131,39 +147,54 @@ fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
                 placements.push(Placement::new(system, stages.clone()).with_knobs(knobs));
             }
         }
+    }
+    if system.may_keep() {
         let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
-        // The last of them: shares of recompute are tried from none to all.
-        if recomputes.ends_with(&[*recompute]) && system.may_keep() {
-            placements.extend(kept::mixed(context, &Placement::new(system, stages).with_knobs(knobs)));
-        }
+        let streamed = Placement::new(system, stages(context, &layers, &|_| gpu, false)?);
+        placements.extend(kept::mixed(context, &streamed.with_knobs(knobs)));
     }
     Some(placements)
 }
 
-/// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit beside several shares of recompute;
+/// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit, or fewer;
 /// where none can be kept, all streamed.
 fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
-    let gpus = gpus(context);
-    let first = *gpus.first()?;
-    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
     let mut placements = Vec::new();
-    let layers = context.model.layers().len();
-    // With as few layers as can be as well: what arrives and what leaves needs least room then.
-    let finest = Some(layers / gpus.len()).filter(|finest| !TURNS.contains(finest));
-    let in_turn = TURNS.into_iter().chain(finest).map(|turns| (gpus.as_slice(), turns * gpus.len()));
-    for (gpus, count) in in_turn.chain([(&gpus[..1], layers)]) {
-        let Some(pieces) = cuts::balanced(context, first, count) else { continue };
-        let streamed = |recompute: bool| {
-            let stages = stages(context, &pieces, &|chunk| gpus[chunk % gpus.len()], recompute)?;
-            Some(Placement::new(System::Superpipeline, stages).with_knobs(knobs))
-        };
-        let mixed = kept::mixed(context, &streamed(false)?);
+    for (gpus, pieces) in shapes(context) {
+        let mixed = kept::mixed(context, &superpipeline(context, (&gpus, &pieces), false)?);
         if mixed.is_empty() {
-            placements.extend([streamed(false)?, streamed(true)?]);
+            for recompute in [false, true] {
+                placements.push(superpipeline(context, (&gpus, &pieces), recompute)?);
+            }
         }
         placements.extend(mixed);
     }
     Some(placements)
+}
+
+/// Layers cut into stages, with the GPUs that they are dealt out to in turn: on all GPUs, from one stage to as many as can be, because
+/// what arrives and what leaves needs least room then; and each layer a stage on the first one.
+pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
+    let gpus = gpus(context);
+    let Some(first) = gpus.first().copied() else { return Vec::new() };
+    let finest = context.model.layers().len() / gpus.len();
+    let finest = Some(finest).filter(|finest| !TURNS.contains(finest));
+    let turns = TURNS.into_iter().chain(finest).filter(|_| gpus.len() > 1);
+    let pieces = turns.filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
+    let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = pieces.map(|pieces| (gpus.clone(), pieces)).collect();
+    shapes.push((vec![first], cuts::single(context)));
+    shapes
+}
+
+/// Stages of `pieces` on `gpus` in turn, all streamed, two of them resident.
+pub(super) fn superpipeline(
+    context: &Context<'_>,
+    (gpus, pieces): (&[DeviceId], &[LayerRange]),
+    recompute: bool,
+) -> Option<Placement> {
+    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+    let stages = stages(context, pieces, &|chunk| gpus[chunk % gpus.len()], recompute)?;
+    Some(Placement::new(System::Superpipeline, stages).with_knobs(knobs))
 }
 
 fn stages(

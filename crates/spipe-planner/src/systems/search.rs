@@ -7,7 +7,7 @@
 //!                                 └─ stages, by the planner ────────────┴─► the best few ─► improved ─► best plan
 //! ```
 
-use super::{candidates, heuristics, refusal, shared};
+use super::{candidates, counted, heuristics, refusal, shared};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -27,6 +27,9 @@ use spipe_plan::{OutcomeStatus, Placement, System};
 
 /// How many systems' best placements are improved.
 const REFINED: usize = 3;
+
+/// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
+const FAR: f64 = 3.0;
 
 /// Several stages on each GPU are improved where they take no more than so many times as long as the best plan.
 const PROMISING: f64 = 1.02;
@@ -145,14 +148,14 @@ impl<'s, 'a> Search<'s, 'a> {
         }
         match fits::decide(problem) {
             Decision::Fits(placement) => self.spare = Some(placement),
-            Decision::Never if heuristics::fitting(problem, &self.figures, &self.deadline).is_none() => {
+            Decision::Never => {
                 let systems = planned.to_vec();
                 let staged =
                     Problem { context: problem.context, systems, options: problem.options.clone(), ..*problem };
                 let refused = (!planned.is_empty()).then(|| fits::shortage_of_stages(&staged, &self.figures));
                 return Err(self.refusal(refused, 0));
             }
-            Decision::Never | Decision::Unspread | Decision::Open(_) => {}
+            Decision::Unspread | Decision::Open(_) => {}
         }
         Ok(())
     }
@@ -160,7 +163,7 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Begins with the plans of the heuristics.
     fn begin(&mut self) {
         self.begun = heuristics::plans(self.problem, &self.figures, &self.deadline);
-        self.short = heuristics::in_short_stages(self.problem, &self.deadline);
+        self.short = heuristics::in_short_stages(self.problem, &self.figures, &self.deadline);
     }
 
     /// Takes the plan that fits where nothing better was found.
@@ -209,9 +212,12 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.systems[index].best = begun;
                 continue;
             }
-            let found = self.best().is_some();
+            let counted = counted::placements(figures, &self.deadline, self.systems[index].system);
+            self.systems[index].candidates.extend(counted);
+            // Whatever the time limit, a plan that is far from all bounds is not the last word.
+            let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound);
             let tried = |offset: usize, placement: &Placement| {
-                let look = if found { !self.deadline.over() } else { self.deadline.allows(looks + offset) };
+                let look = if far { self.deadline.allows(looks + offset) } else { !self.deadline.over() };
                 (look, if look { judge(self.problem, placement.clone()) } else { None })
             };
             let scored: Vec<(bool, Option<Scored>)> = self.systems[index]

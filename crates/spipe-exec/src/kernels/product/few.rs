@@ -72,7 +72,8 @@ for_each_width! {
     /// The same for four rows of the result.
     fn add_eight_to_four(
         factors: [[f32; DEEP]; QUAD],
-        rows: [&[f32]; DEEP], ahead: usize,
+        rows: [&[f32]; DEEP],
+        ahead: usize,
         sums: [&mut [f32]; QUAD],
     ) {
         let columns = rows[0].len();

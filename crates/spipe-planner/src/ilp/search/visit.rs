@@ -32,7 +32,12 @@ impl Visit<'_, '_, '_> {
             return self.give_up(None);
         }
         let gap = search.problem.options.gap.max(0.0) / 4.0;
-        let settings = Settings { gap, time_limit: search.deadline.left(), second_try: self.master.cautious };
+        let settings = Settings {
+            gap,
+            time_limit: search.deadline.left(),
+            second_try: self.master.cautious,
+            ..Settings::default()
+        };
         let (unknowns, problem) = self.master.problem(limit);
         self.found.solves += 1;
         match (search.solver)(problem, &settings) {

@@ -1,0 +1,428 @@
+//! The program itself: variables, and the rows that bound an iteration.
+
+use super::Class;
+use crate::{
+    figures::{DeviceFigures, Figures},
+    freedom::{Freedom, Kept, Turn, When},
+};
+use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable};
+use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
+use spipe_hardware::MemoryKind;
+use spipe_plan::OFFLOAD_SLOTS;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Of layers of which a device has room for more it is left open how many are whole.
+const FINEST: f64 = 32.0;
+
+/// The rows of the linear program.
+pub(super) struct Spread<'f, 'a> {
+    figures: &'f Figures<'a>,
+    freedom: &'f Freedom,
+    /// How many ms are 1.
+    unit: f64,
+    busiest: Variable,
+    /// How microbatches turn around in a chain of devices.
+    turn: Option<Turn>,
+    /// What there is to do at each place of the chain of devices; at one where they are no chain.
+    places: Vec<Place>,
+    /// Whether layers are whole, and bytes of each device's memory that they leave free.
+    whole: Option<&'f [u64]>,
+    pub rows: Vec<Constraint>,
+    /// How many layers of each run are at each place with each choice.
+    pub shares: Vec<(usize, usize, Choice<'f>, Variable)>,
+    /// What all devices, links and sockets do together, as parts of the time that each is busy at most.
+    pub effort: Expression,
+}
+
+/// What one microbatch takes at one place.
+#[derive(Default)]
+struct Place {
+    forward: Expression,
+    /// And the recompute that is certain.
+    backward: Expression,
+    again: Expression,
+    /// What the host steps for it.
+    stepped: Expression,
+    /// Layers by class of devices, and what its device does and holds.
+    layers: Vec<Expression>,
+    busy: Expression,
+    held: Expression,
+}
+
+/// What may be chosen for a layer on a device.
+#[derive(Clone, Copy)]
+pub(super) struct Choice<'d> {
+    device: &'d DeviceFigures,
+    pub streams: bool,
+    pub steps_on_host: bool,
+    pub kept: Kept,
+    pub place: usize,
+}
+
+/// What a class of devices, or the host, has to do and to hold.
+#[derive(Default)]
+struct Burden {
+    busy: Expression,
+    /// What it has to do after the first microbatch has turned around.
+    turned: Expression,
+    held: Expression,
+    /// GiB that one layer of each share holds.
+    whole: Vec<(f64, Variable)>,
+    /// Bytes in and out, in GB.
+    inbound: Expression,
+    outbound: Expression,
+}
+
+impl<'f, 'a> Spread<'f, 'a> {
+    /// For an iteration of `busiest` times `unit` ms.
+    pub fn new(
+        (figures, freedom): (&'f Figures<'a>, &'f Freedom),
+        (unit, busiest): (f64, Variable),
+        turn: Option<Turn>,
+        classes: &[Class],
+    ) -> Self {
+        let devices: usize = classes.iter().map(|class| class.count).sum();
+        let place = || Place { layers: vec![Expression::default(); classes.len()], ..Place::default() };
+        let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
+        let (rows, shares, effort) = (Vec::new(), Vec::new(), Expression::default());
+        Self { figures, freedom, unit, busiest, turn, places, whole: None, rows, shares, effort }
+    }
+
+    /// The same for whole layers beside which so many bytes are free on each device.
+    pub fn whole(self, free: &'f [u64]) -> Self {
+        Self { whole: Some(free), ..self }
+    }
+
+    pub fn layers(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
+        let mut burdens: Vec<Burden> = classes.iter().map(|_| Burden::default()).collect();
+        let mut host = Burden::default();
+        for (run, (first, count)) in self.figures.runs.iter().enumerate() {
+            let mut total = Expression::from(0.0);
+            for (index, (class, burden)) in classes.iter().zip(&mut burdens).enumerate() {
+                let figures = self.figures;
+                let device = &figures.devices[class.members[0]];
+                if device.times[*first].is_none() {
+                    continue;
+                }
+                for ((streams, steps_on_host), kept) in self.choices(class, *first) {
+                    for place in 0..self.places.len() {
+                        let name = format!("share_{run}_{index}_{streams}_{steps_on_host}_{kept:?}_{place}");
+                        let share = variable().min(0.0).name(name);
+                        let whole = self.whole.is_some();
+                        let share = vars.add(if whole { share.integer().max(*count as f64) } else { share });
+                        let choice = Choice { device, streams, steps_on_host, kept, place };
+                        self.shares.push((run, index, choice, share));
+                        self.places[place].layers[index] += share;
+                        self.layer(*first, (&choice, share), (burden, &mut host));
+                        self.at(*first, (&choice, share), burden);
+                        total += share;
+                    }
+                }
+            }
+            self.rows.push(constraint!(total == *count as f64));
+        }
+        if self.turn.is_some() {
+            self.chain_of_places(classes, &burdens);
+        }
+        for (class, burden) in classes.iter().zip(burdens) {
+            self.limit(class, burden, &mut host);
+        }
+        self.limit_host(host);
+    }
+
+    /// The bounds of every place in a chain of devices, the unused ones first. The first microbatch goes through all layers and comes
+    /// back to place i when at most K_i forwards have been there; the other m − K_i and m − 1 backwards follow, and the last gradient goes
+    /// on from there. Where all forwards come first, m − 1 follow the first one on its way to the end. And place i begins after the places
+    /// before it have been passed once, and they are passed again after its end: with P = Σ (F + B) over all places,
+    ///
+    /// `T ≥ P + (m − K_i) F_i + (m − 1)(R_i + B_i)` and `T ≥ Σ_{j<i} (F_j + B_j) + m (F_i + R_i + B_i)`.
+    ///
+    /// The former holds for the devices of a class together, whatever places they have.
+    ///
+    /// What the host steps for the places up to i comes after place i begins its last backward and before it ends its first forward, between
+    /// which the first microbatch goes to the end and comes back, and the other m − K_i forwards and m − 1 backwards are done: with H for
+    /// these steps on all sockets at once, `T ≥ Σ_{j>i} (F_j + B_j) + (m − K_i) F_i + (m − 1) B_i + (m − 2) R_i + H`.
+    fn chain_of_places(&mut self, classes: &[Class], burdens: &[Burden]) {
+        let m = self.figures.microbatches as f64;
+        let pass = |places: &[Place]| -> Expression {
+            places.iter().map(|place| place.forward.clone() + place.backward.clone()).sum()
+        };
+        let all = pass(&self.places);
+        for (index, place) in self.places.iter().enumerate() {
+            let back = place.backward.clone() + place.again.clone();
+            let turned = place.forward.clone() * self.following(index) + back.clone() * (m - 1.0);
+            let own = (place.forward.clone() + back) * m;
+            self.rows.push(constraint!(all.clone() + turned <= self.busiest));
+            self.rows.push(constraint!(pass(&self.places[..index]) + own <= self.busiest));
+            let between = place.forward.clone() * self.following(index)
+                + place.backward.clone() * (m - 1.0)
+                + place.again.clone() * (m - 2.0).max(0.0);
+            let stepped: Expression = self.places[..=index].iter().map(|place| place.stepped.clone()).sum();
+            let rate = self.step_rate() * self.unit;
+            if rate > 0.0 {
+                self.rows.push(constraint!(pass(&self.places[index + 1..]) + between + stepped / rate <= self.busiest));
+            }
+        }
+        for (class, burden) in classes.iter().zip(burdens) {
+            let count = class.count as f64;
+            self.rows.push(constraint!(all.clone() * count + burden.turned.clone() <= count * self.busiest));
+        }
+    }
+
+    /// At every place is a device of one class at most, the unused places first, and no class is at more places than it has devices.
+    pub fn seat(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
+        let layers = self.figures.layers as f64;
+        let mut before = Expression::from(0.0);
+        let mut seats: Vec<Expression> = vec![Expression::default(); classes.len()];
+        for (index, place) in self.places.iter().enumerate() {
+            let (mut taken, mut usable) = (Expression::default(), Expression::default());
+            for (number, class) in classes.iter().enumerate() {
+                let seat = vars.add(variable().binary().name(format!("seat_{index}_{number}")));
+                self.rows.push(constraint!(place.layers[number].clone() <= layers * seat));
+                usable.add_mul(self.usable(class).to_gib(), seat);
+                taken += seat;
+                seats[number] += seat;
+            }
+            self.rows.push(constraint!(taken.clone() <= 1.0));
+            self.rows.push(constraint!(before <= taken.clone()));
+            self.rows.push(constraint!(place.held.clone() <= usable));
+            self.rows.push(constraint!(place.busy.clone() <= self.busiest));
+            before = taken;
+        }
+        for (seats, class) in seats.into_iter().zip(classes) {
+            self.rows.push(constraint!(seats <= class.count as f64));
+        }
+    }
+
+    /// At every place are neighbouring layers, in the order of the model.
+    pub fn in_order(&mut self, vars: &mut ProblemVariables) {
+        let counts: Vec<f64> = self.figures.runs.iter().map(|(_, count)| *count as f64).collect();
+        for place in 0..self.places.len() {
+            let mut done = vec![Expression::default(); counts.len()];
+            for (run, _, _, share) in self.shares.iter().filter(|(_, _, choice, _)| choice.place <= place) {
+                done[*run] += *share;
+            }
+            for run in 1..counts.len() {
+                let begun = vars.add(variable().binary());
+                self.rows.push(constraint!(done[run].clone() <= counts[run] * begun));
+                self.rows.push(constraint!(done[run - 1].clone() >= counts[run - 1] * begun));
+            }
+        }
+    }
+
+    /// What a device of a class may hold.
+    fn usable(&self, class: &Class) -> Bytes {
+        let device = &self.figures.devices[class.members[0]];
+        let free = class.members.iter().filter_map(|member| self.whole.map(|free| free[*member])).max();
+        Bytes::new(device.usable.saturating_sub(class.beside).saturating_sub(free.unwrap_or(0)))
+    }
+
+    /// How many forwards a place still has when the first microbatch comes back to it, or after the first one on its way to the end.
+    fn following(&self, place: usize) -> f64 {
+        let m = self.figures.microbatches;
+        match self.turn {
+            None => 0.0,
+            Some(Turn::AllForwards) => (m - 1) as f64,
+            Some(Turn::Ahead(ahead)) => m.saturating_sub((self.places.len() - place) as u64 + ahead) as f64,
+        }
+    }
+
+    /// Whether a layer on `device` is streamed and whether it is stepped on the host, and where what it saves is, as far as there is a
+    /// choice.
+    fn choices(&self, class: &Class, layer: usize) -> Vec<((bool, bool), Kept)> {
+        let device = &self.figures.devices[class.members[0]];
+        let trains = self.figures.training && !device.is_cpu;
+        let streams = self.freedom.buffers(&device.bytes[layer], self.figures.training) < class.streams_below;
+        let steps: &[(bool, bool)] = match (self.freedom.streams, self.freedom.steps_on_host) {
+            (When::Always, _) if streams => &[(true, trains)],
+            (When::Perhaps, _) if streams => &[(true, trains), (false, false)],
+            (When::Perhaps, _) => &[(false, false)],
+            (When::Always, _) => &[],
+            (When::Never, When::Always) => &[(false, trains)],
+            (When::Never, When::Perhaps) if trains => &[(false, false), (false, true)],
+            (When::Never, _) => &[(false, false)],
+        };
+        let may_leave = self.figures.training && !device.is_cpu;
+        let keeps = self.freedom.keeps(self.figures.training).into_iter();
+        let keeps: Vec<Kept> = keeps.filter(|kept| *kept != Kept::InHost || may_leave).collect();
+        steps.iter().flat_map(|steps| keeps.iter().map(move |kept| (*steps, *kept))).collect()
+    }
+
+    /// How many microbatches of what one layer saves are on its device at once, at least.
+    fn copies(&self, choice: &Choice<'_>) -> f64 {
+        let (m, freedom) = (self.figures.microbatches, self.freedom);
+        let in_flight = match self.turn {
+            // A stage may hold less than the sum of its layers where each is free to go after the next.
+            _ if !self.figures.training => u64::from(freedom.one_stage_each),
+            None if freedom.in_rounds => m,
+            None => 1,
+            Some(Turn::AllForwards) => m,
+            Some(Turn::Ahead(_)) => m.min((self.places.len() - choice.place) as u64),
+        };
+        let copies = match choice.kept {
+            Kept::OnDevice => in_flight,
+            Kept::InHost => in_flight.min(OFFLOAD_SLOTS),
+            Kept::Nowhere => u64::from(freedom.one_stage_each),
+        };
+        copies as f64
+    }
+
+    /// What one layer takes at a place.
+    fn at(&mut self, layer: usize, (choice, share): (&Choice<'_>, Variable), burden: &mut Burden) {
+        let times = choice.device.times[layer].unwrap_or_default();
+        let (again, following) = (self.again(choice, layer), self.following(choice.place));
+        let back = (self.figures.microbatches - 1) as f64 * (times.backward + again);
+        burden.turned.add_mul((following * times.forward + back) / self.unit, share);
+        let parameters = self.figures.context.cost.trained_parameters(layer.into());
+        let (place, unit) = (&mut self.places[choice.place], self.unit);
+        place.forward.add_mul(times.forward / unit, share);
+        place.backward.add_mul(times.backward / unit, share);
+        place.again.add_mul(again / unit, share);
+        if choice.steps_on_host {
+            place.stepped.add_mul(parameters as f64 / 1e9, share);
+        }
+    }
+
+    /// The recompute of one microbatch.
+    fn again(&self, choice: &Choice<'_>, layer: usize) -> f64 {
+        let recomputes = choice.kept == Kept::Nowhere && self.figures.training && choice.device.returns(layer + 1);
+        if recomputes { choice.device.times[layer].unwrap_or_default().forward } else { 0.0 }
+    }
+
+    /// What one layer on a device of a class amounts to.
+    fn layer(
+        &mut self,
+        layer: usize,
+        (choice, share): (&Choice<'_>, Variable),
+        (burden, host): (&mut Burden, &mut Burden),
+    ) {
+        let (figures, Choice { device, steps_on_host, streams, .. }) = (self.figures, *choice);
+        let (times, bytes) = (device.times[layer].unwrap_or_default(), &device.bytes[layer]);
+        let again = self.again(choice, layer);
+        let step = if steps_on_host { 0.0 } else { times.optimizer };
+        let busy = (figures.microbatches as f64 * (times.busy() + again) + step) / self.unit;
+        burden.busy.add_mul(busy, share);
+        let state = match (streams, steps_on_host) {
+            (true, _) => Bytes::ZERO,
+            (false, true) => bytes.parameters + bytes.gradients,
+            (false, false) => bytes.state(),
+        };
+        // A frozen layer may save nothing.
+        let copies = if figures.frozen > 0 { 0.0 } else { self.copies(choice) };
+        let held = state.to_gib() + copies * bytes.saved.to_gib();
+        burden.held.add_mul(held, share);
+        burden.whole.push((held, share));
+        self.places[choice.place].busy.add_mul(busy, share);
+        self.places[choice.place].held.add_mul(held, share);
+        if choice.kept == Kept::InHost && figures.frozen == 0 {
+            // A stage of one layer keeps its input.
+            let leaving = bytes.saved.get().saturating_sub(device.input(layer)) as f64 / 1e9;
+            burden.inbound.add_mul(figures.microbatches as f64 * leaving, share);
+            burden.outbound.add_mul(figures.microbatches as f64 * leaving, share);
+        }
+        let trains = bytes.gradients > Bytes::ZERO;
+        if figures.training && (streams || (steps_on_host && trains)) {
+            burden.inbound.add_mul(bytes.parameters.as_f64() / 1e9, share);
+            burden.outbound.add_mul(bytes.gradients.as_f64() / 1e9, share);
+        }
+        if streams {
+            host.held.add_mul(bytes.state().to_gib(), share);
+        } else if steps_on_host {
+            // A stage through which no backward runs leaves no parameters there.
+            let copied = if device.returns(layer + 1) { bytes.parameters } else { Bytes::ZERO };
+            host.held.add_mul((bytes.optimizer + bytes.gradients + copied).to_gib(), share);
+        }
+        if steps_on_host {
+            let parameters = figures.context.cost.trained_parameters(layer.into());
+            host.busy.add_mul(parameters as f64 / 1e9, share);
+        }
+    }
+
+    /// The members of a class together are busy at most so long, hold at most so much, and move at most so much.
+    fn limit(&mut self, class: &Class, burden: Burden, host: &mut Burden) {
+        let (count, device) = (class.count as f64, &self.figures.devices[class.members[0]]);
+        self.effort += burden.busy.clone() / count;
+        self.rows.push(constraint!(burden.busy <= count * self.busiest));
+        self.rows.push(constraint!(burden.held.clone() <= count * self.usable(class).to_gib()));
+        self.whole_layers(count, self.usable(class).to_gib(), burden.whole);
+        if device.is_cpu {
+            host.held += burden.held;
+            return;
+        }
+        for (bytes, inbound) in [(burden.inbound, true), (burden.outbound, false)] {
+            let rate = class.rates[usize::from(!inbound)];
+            if rate.is_finite() {
+                self.effort += bytes.clone() / (rate * self.unit / 1e3);
+                self.rows.push(constraint!(bytes <= rate * self.unit / 1e3 * self.busiest));
+            }
+        }
+    }
+
+    /// Of layers that hold at least so much each device has no more than it has room for.
+    fn whole_layers(&mut self, count: f64, room: f64, mut layers: Vec<(f64, Variable)>) {
+        layers.retain(|(held, _)| *held * FINEST > room);
+        layers.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut larger = Expression::default();
+        let mut layers = layers.into_iter().peekable();
+        while let Some((held, share)) = layers.next() {
+            larger += share;
+            if layers.peek().is_none_or(|(next, _)| *next < held) {
+                // A little more room, because numbers are rounded.
+                self.rows.push(constraint!(larger.clone() <= count * (room / held * (1.0 + 1e-9)).floor()));
+            }
+        }
+    }
+
+    /// How many billions of parameters all sockets together step per ms.
+    fn step_rate(&self) -> f64 {
+        let sockets = self.figures.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
+        let billion = |socket: usize| self.figures.context.cost.optimizer_time(1_000_000_000, DeviceId::from(socket));
+        sockets.map(|(socket, _)| 1.0 / billion(socket).to_ms()).sum()
+    }
+
+    /// All sockets step at most so many parameters, and all DRAM holds at most so much.
+    fn limit_host(&mut self, host: Burden) {
+        let rate = self.step_rate();
+        let sockets = || self.figures.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
+        let free = |index: usize| self.whole.map_or(0, |free| free[index]);
+        let left =
+            |(index, device): (usize, &DeviceFigures)| (device.memory, device.usable.saturating_sub(free(index)));
+        let drams: BTreeMap<MemoryId, u64> = sockets().map(left).collect();
+        let usable = Bytes::new(drams.values().sum());
+        if rate > 0.0 {
+            self.effort += host.busy.clone() / (rate * self.unit);
+        }
+        self.rows.push(constraint!(host.busy <= rate * self.unit * self.busiest));
+        self.rows.push(constraint!(host.held <= usable.to_gib()));
+    }
+}
+
+/// GB per second between GPUs and all DRAM together: every GPU counts at that link on all of its ways for which it has the least share,
+/// and every link once. Infinite where a GPU has no such link.
+pub(super) fn rate(figures: &Figures<'_>, members: &[usize], inbound: bool) -> f64 {
+    let hardware = figures.context.hardware;
+    let of_member = |member: &usize| common(figures, figures.devices[*member].memory, inbound);
+    let links: Vec<BTreeSet<LinkId>> = members.iter().map(of_member).collect();
+    let sharers = |link: &LinkId| links.iter().filter(|links| links.contains(link)).count() as f64;
+    let rate = |link: &LinkId| hardware.links()[*link].bandwidth.get() / 1e9;
+    let share = |link: &LinkId| rate(link) / sharers(link);
+    let mut narrow = BTreeSet::new();
+    for links in &links {
+        match links.iter().min_by(|a, b| share(a).total_cmp(&share(b))) {
+            Some(link) => narrow.insert(*link),
+            None => return f64::INFINITY,
+        };
+    }
+    narrow.iter().map(rate).sum()
+}
+
+/// The links on every way between the memory of a GPU and any DRAM, towards the GPU or away from it.
+fn common(figures: &Figures<'_>, memory: MemoryId, inbound: bool) -> BTreeSet<LinkId> {
+    let hardware = figures.context.hardware;
+    let drams = hardware.memories().enumerate().filter(|(_, memory)| memory.kind == MemoryKind::Dram);
+    let ways = drams.filter_map(|(dram, _)| {
+        let (from, to) = if inbound { (dram, memory) } else { (memory, dram) };
+        hardware.route(from, to).map(|route| route.links.iter().copied().collect::<BTreeSet<LinkId>>())
+    });
+    ways.reduce(|all, way| &all & &way).unwrap_or_default()
+}

@@ -1,0 +1,203 @@
+//! Placements by integer program: how many layers of each run are streamed or stay, are saved, recomputed or offloaded, and where they are
+//! stepped, with several stages on each device.
+//!
+//! The program counts what layers hold, and not what stages need beside them. What a placement lacks is left free the next time.
+
+use super::rounds;
+use crate::{
+    deadline::Deadline,
+    figures::Figures,
+    freedom::{Freedom, Kept},
+    relaxation::{Counts, Share, counts},
+};
+use rayon::prelude::*;
+use spipe_base::{DeviceId, LayerRange};
+use spipe_plan::{Context, Dealing, Family, Placement, Stage, System, Weights, footprint};
+
+/// How often more is left free.
+const TRIES: usize = 6;
+
+/// How many layers short stages have at most.
+const SHORT: [usize; 2] = [1, 4];
+
+/// Which part of the time that is left a program may take.
+const PART: u32 = 48;
+
+/// Makes stages of counts.
+type Build<'b> = Box<dyn Fn(&Counts) -> Option<Placement> + Sync + 'b>;
+
+/// The placements of `system` that its programs lead to; none for systems that leave no such choice.
+pub(super) fn placements(figures: &Figures<'_>, deadline: &Deadline<'_>, system: System) -> Vec<Placement> {
+    let Some(freedom) = Freedom::of(system).filter(|_| figures.host_help) else { return Vec::new() };
+    let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single && freedom.turn.is_some();
+    let builds: Vec<Build<'_>> = if chain {
+        SHORT
+            .into_iter()
+            .map(|most| -> Build<'_> { Box::new(move |counts| chained(figures, (system, most), counts)) })
+            .collect()
+    } else if system == System::Superpipeline {
+        let shapes = rounds::shapes(&figures.context).into_iter();
+        shapes
+            .map(|(gpus, pieces)| -> Build<'_> { Box::new(move |counts| dealt(figures, (&gpus, &pieces), counts)) })
+            .collect()
+    } else {
+        Vec::new()
+    };
+    builds.par_iter().filter_map(|build| fitted(figures, deadline, &freedom, build)).collect()
+}
+
+/// Solves, builds, and leaves more free until everything fits.
+fn fitted(figures: &Figures<'_>, deadline: &Deadline<'_>, freedom: &Freedom, build: &Build<'_>) -> Option<Placement> {
+    let mut free = vec![0; figures.devices.len()];
+    for _ in 0..TRIES {
+        let placement = build(&counts(figures, freedom, (&free, deadline.left() / PART))?)?;
+        let lacking = lacking(&figures.context, &placement);
+        if lacking.iter().all(|bytes| *bytes == 0) {
+            return Some(placement);
+        }
+        for (free, lacking) in free.iter_mut().zip(lacking) {
+            *free += lacking;
+        }
+    }
+    None
+}
+
+/// What the memory of each device has too little.
+fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
+    let needs = footprint(context, placement);
+    let lacks = |device: DeviceId| {
+        let id = context.hardware.devices()[device].memory;
+        let memory = &context.hardware.memories()[id];
+        let need: u64 = needs.get(&id).map_or(0, |stages| stages.values().map(|stage| stage.total().get()).sum());
+        need.saturating_sub(memory.capacity.saturating_sub(memory.reserved).get())
+    };
+    context.cost.devices().map(lacks).collect()
+}
+
+/// What is chosen for each layer of a run: those that stay before those that are streamed, those that are stepped on their device
+/// before the others, and those that wait longest for their backward recomputed.
+///
+/// The backward ends with the first layers, whose steps on a socket nothing hides.
+fn in_order<'c>(counts: &'c Counts, run: usize) -> Vec<&'c Share> {
+    let mut shares: Vec<&Share> = counts.shares.iter().filter(|share| share.run == run).collect();
+    let leaving = |kept: Kept| match kept {
+        Kept::Nowhere => 0,
+        Kept::InHost => 1,
+        Kept::OnDevice => 2,
+    };
+    shares.sort_by_key(|share| (share.place, share.streams, share.steps_on_host, leaving(share.kept)));
+    shares.into_iter().flat_map(|share| std::iter::repeat_n(share, share.layers)).collect()
+}
+
+/// What is chosen for each layer.
+fn of_layers<'c>(figures: &Figures<'_>, counts: &'c Counts) -> Vec<&'c Share> {
+    (0..figures.runs.len()).flat_map(|run| in_order(counts, run)).collect()
+}
+
+/// Stages of `pieces` on `gpus` in turn: kept where at least half of their layers are.
+fn dealt(figures: &Figures<'_>, (gpus, pieces): (&[DeviceId], &[LayerRange]), counts: &Counts) -> Option<Placement> {
+    let mut placement = rounds::superpipeline(&figures.context, (gpus, pieces), false)?;
+    let (choices, model) = (of_layers(figures, counts), figures.context.model);
+    for stage in placement.stages.iter_mut() {
+        let own = || stage.layers.iter().filter_map(|layer| choices.get(layer.index()));
+        let staying = own().filter(|share| !share.streams).count();
+        let recomputed = own().filter(|share| share.kept == Kept::Nowhere && figures.training).count();
+        let shares = model.borrows(stage.layers).is_some() || model.lends(stage.layers).is_some();
+        *stage = stage.with_recomputed(recomputed);
+        if 2 * staying >= stage.layers.count() && !shares {
+            *stage = Stage { weights: Weights::Resident, optimizer: None, ..*stage };
+        }
+    }
+    Some(placement)
+}
+
+/// Stages of at most so many layers of equal choices along the chain of devices.
+fn chained(figures: &Figures<'_>, (system, most): (System, usize), counts: &Counts) -> Option<Placement> {
+    let choices = of_layers(figures, counts);
+    let mut unused: Vec<std::slice::Iter<'_, usize>> = counts.classes.iter().map(|class| class.iter()).collect();
+    let mut stages: Vec<Stage> = Vec::new();
+    let mut last: Option<&Share> = None;
+    for (layer, share) in choices.into_iter().enumerate() {
+        let same_device = last.is_some_and(|last| (last.class, last.place) == (share.class, share.place));
+        let device = match stages.last().filter(|_| same_device) {
+            Some(stage) => stage.device,
+            None => (*unused[share.class].next()?).into(),
+        };
+        let alike = last.is_some_and(|last| last.steps_on_host == share.steps_on_host && last.kept == share.kept);
+        let grows = stages.last().filter(|stage| same_device && alike && stage.layers.count() < most);
+        let first = grows.map_or(layer.into(), |stage| stage.layers.first());
+        let stage = Stage::new(device, LayerRange::new(first, layer.into())?);
+        let host = figures.devices[device.index()].host;
+        let chosen = Stage {
+            optimizer: host.filter(|_| share.steps_on_host).map(|host| host.socket),
+            offload: host.filter(|_| share.kept == Kept::InHost).map(|host| host.memory),
+            ..stage
+        };
+        let again = share.kept == Kept::Nowhere && figures.training;
+        let chosen = if again { chosen.with_everything_recomputed() } else { chosen };
+        match grows.is_some().then(|| stages.last_mut()).flatten() {
+            Some(stage) => *stage = chosen,
+            None => stages.push(chosen),
+        }
+        last = Some(share);
+    }
+    Some(Placement::new(system, stages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Options, Problem,
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+    };
+    use spipe_base::SimTime;
+    use spipe_cost::Mode;
+    use spipe_plan::check;
+    use std::{collections::BTreeSet, sync::atomic::AtomicBool};
+
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
+    fn of_machine(gpus: Vec<(u64, u32)>, system: System) -> Vec<Placement> {
+        // 128 MiB of state and 32 MiB of activations per layer.
+        let equal = LayerText { count: 8, times: [1, 2, 0], slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32 };
+        let machine = MachineText { gpus, root: 20, sockets: vec![8000] };
+        let instance = Instance::new(&model_text(&[equal]), &machine_text(&machine), &workload(4, Mode::Train));
+        let context = instance.context();
+        let score = |_: &Placement| Some(SimTime::ms(1));
+        let problem =
+            Problem { context, systems: vec![system], options: Options::default(), score: &score, stop: &NEVER };
+        let figures = Figures::new(context, &problem.options);
+        let list = placements(&figures, &Deadline::new(&problem), system);
+        assert!(list.iter().all(|placement| check(&context, placement).is_ok()), "{list:?}");
+        list
+    }
+
+    /// What is streamed is stepped on the host, which takes longer than to compute it again.
+    #[test]
+    fn as_much_is_kept_as_fits_beside_the_rest() {
+        let kept = |memory: u64| {
+            let list = of_machine(vec![(memory, 20)], System::Superpipeline);
+            let resident = |stage: &&Stage| matches!(stage.weights, Weights::Resident);
+            list.iter().map(|placement| placement.stages.iter().filter(resident).count()).max()
+        };
+        let all: Vec<Option<usize>> = [400, 800, 1200, 2400].into_iter().map(kept).collect();
+        assert!(all.is_sorted() && all[0] < all[3] && all[3] > Some(4), "{all:?}");
+    }
+
+    #[test]
+    fn each_device_has_its_place_in_a_chain() {
+        for memory in [500, 700, 900] {
+            for system in [System::OneForwardOneBackward, System::Gpipe] {
+                let list = of_machine(vec![(memory, 20), (memory, 20)], system);
+                assert!(!list.is_empty(), "{memory} {system}");
+                for placement in list {
+                    let devices: Vec<DeviceId> = placement.stages.iter().map(|stage| stage.device).collect();
+                    let changes = devices.windows(2).filter(|pair| pair[0] != pair[1]).count();
+                    let different: BTreeSet<DeviceId> = devices.iter().copied().collect();
+                    assert_eq!(changes + 1, different.len(), "{placement:?}");
+                }
+            }
+        }
+    }
+}

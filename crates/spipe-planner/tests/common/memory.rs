@@ -1,0 +1,37 @@
+//! Questions about memory alone: whatever fits runs.
+
+use proptest::{
+    prelude::*,
+    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+};
+use spipe_base::SimTime;
+use spipe_plan::{Context, Placement, System};
+use spipe_planner::{Options, Problem, SYSTEMS};
+use std::sync::atomic::AtomicBool;
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+fn runs(_: &Placement) -> Option<SimTime> {
+    Some(SimTime::ms(1))
+}
+
+pub fn with_problem<T>(context: Context<'_>, systems: &[System], ask: impl FnOnce(&Problem<'_>) -> T) -> T {
+    let (systems, options) = (systems.to_vec(), Options::default());
+    ask(&Problem { context, systems, options, score: &runs, stop: &NEVER })
+}
+
+/// One of the systems whose stages are decided exactly, or all.
+pub fn systems() -> impl Strategy<Value = Vec<System>> {
+    prop::sample::select(vec![
+        vec![System::OneForwardOneBackward],
+        vec![System::Gpipe],
+        vec![System::Hybrid],
+        SYSTEMS.to_vec(),
+    ])
+}
+
+/// For so many random cases, always the same.
+pub fn runner(cases: u32) -> TestRunner {
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
+}
