@@ -78,7 +78,7 @@ fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
 /// before the others, and those that wait longest for their backward recomputed.
 ///
 /// The backward ends with the first layers, whose steps on a socket nothing hides.
-fn in_order<'c>(counts: &'c Counts, run: usize) -> Vec<&'c Share> {
+fn in_order(counts: &Counts, run: usize) -> Vec<&Share> {
     let mut shares: Vec<&Share> = counts.shares.iter().filter(|share| share.run == run).collect();
     let leaving = |kept: Kept| match kept {
         Kept::Nowhere => 0,
