@@ -12,7 +12,7 @@ use proptest::{
 };
 use spipe_base::{DeviceId, LayerRange, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Family, Placement, Stage, System, check};
+use spipe_plan::{Context, Family, Knobs, Placement, Stage, System, Weights, check};
 use spipe_planner::{Options, PlanError, Problem, Solution, candidates, generated, plan_all, planner};
 use std::{cell::Cell, sync::atomic::AtomicBool};
 
@@ -264,6 +264,62 @@ fn no_stages_on_any_devices_beat_the_bound_of_their_system() {
         Ok(())
     });
     assert!(seen.get() >= 20, "{} bounds of several stages on a device were close", seen.get());
+}
+
+/// No placement with some layers streamed and others kept is faster than its system's bound, which counts whole layers.
+#[test]
+fn no_layers_kept_or_streamed_beat_the_bound_of_their_system() {
+    let seen = Cell::new([0; 2]);
+    let on = (instance_of(6), prop::collection::vec(any::<u8>(), 12));
+    run_on(800, on, |(instance, draws)| {
+        let context = instance.context();
+        for (index, system) in [System::Superpipeline, System::Mobius].into_iter().enumerate() {
+            let placement = dealt(&context, system, &draws);
+            let checked = placement.filter(|placement| check(&context, placement).is_ok());
+            let Some(placement) = checked else { continue };
+            let Some(time) = simulated(&instance, &placement) else { continue };
+            let options =
+                Options { incumbent: Some(SimTime::ns(1)), start: Some(placement.clone()), ..Options::default() };
+            let Err(PlanError::NothingBetter { bound, .. }) = solve(&instance, &[system], options, false) else {
+                return Err(TestCaseError::fail("nothing is faster than a nanosecond"));
+            };
+            prop_assert!(bound <= time + CLOCK, "{} but {}: {:?}", bound, time, placement);
+            let kept = placement.stages.iter().filter(|stage| matches!(stage.weights, Weights::Resident)).count();
+            let mixed = (1..placement.stages.len()).contains(&kept);
+            let mut now = seen.get();
+            now[index] += u32::from(mixed && bound.to_ms() >= 0.6 * time.to_ms());
+            seen.set(now);
+        }
+        Ok(())
+    });
+    assert!(seen.get().iter().all(|seen| *seen >= 10), "few bounds were close: {:?}", seen.get());
+}
+
+/// Stages of one or more layers on the first GPU or on all in turn, kept or streamed, as `draws` say.
+fn dealt(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Placement> {
+    let gpus: Vec<DeviceId> = context.cost.devices().filter(|device| !context.is_cpu(*device)).collect();
+    let gpus = if draws[10] & 1 == 0 { &gpus[..1] } else { gpus.as_slice() };
+    let mut pieces: Vec<(LayerRange, u8)> = Vec::new();
+    for (layer, draw) in context.cost.layers().zip(draws) {
+        match pieces.last_mut().filter(|_| draw & 3 == 0) {
+            Some((piece, _)) => *piece = LayerRange::new(piece.first(), layer)?,
+            None => pieces.push((LayerRange::new(layer, layer)?, *draw)),
+        }
+    }
+    let stage = |(index, (layers, draw)): (usize, &(LayerRange, u8))| {
+        let stage = Stage::new(gpus[index % gpus.len()], *layers);
+        let home = context.hardware.host_memory(stage.device)?;
+        let near = |socket: &DeviceId| context.is_cpu(*socket) && context.hardware.devices()[*socket].memory == home;
+        let socket = context.cost.devices().find(near)?;
+        let kept = draw & 12 == 0;
+        let stage = if kept { stage } else { stage.with_weights_in(home).with_optimizer_on(socket) };
+        let recomputed = system == System::Mobius || draw & 16 == 0;
+        Some(if recomputed { stage.with_everything_recomputed() } else { stage })
+    };
+    let stages: Option<Vec<Stage>> = pieces.iter().enumerate().map(stage).collect();
+    let knobs = Knobs { resident: Some(1 + u64::from(draws[11] % 3)), swap: Some(1), ..Knobs::default() };
+    let placement = Placement::new(system, stages?);
+    Some(if system == System::Superpipeline { placement.with_knobs(knobs) } else { placement })
 }
 
 /// Neighbouring stages of one or more layers, each on the device of the one before or the next free one, as `draws` say.

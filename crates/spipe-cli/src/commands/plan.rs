@@ -267,6 +267,7 @@ fn considered(solution: &Solution) -> String {
             match (known.simulated, known.skipped) {
                 (Some(time), _) => format!("{time:.3}"),
                 (None, true) => "not tried: the bound is too high".into(),
+                (None, false) if known.examined == 0 && known.bound.is_some() => "not tried: the time was over".into(),
                 (None, false) => "nothing fits".into(),
             },
             known.examined.to_string(),

@@ -15,7 +15,7 @@ use spipe_base::{DeviceId, LayerRange};
 use spipe_plan::{Context, Dealing, Family, Placement, Stage, System, Weights, footprint};
 
 /// How often more is left free.
-const TRIES: usize = 6;
+const TRIES: usize = 4;
 
 /// How many layers short stages have at most.
 const SHORT: [usize; 2] = [1, 4];
