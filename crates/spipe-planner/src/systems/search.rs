@@ -23,7 +23,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_cost::Mode;
-use spipe_plan::{OutcomeStatus, Placement, System};
+use spipe_plan::{OutcomeStatus, Placement, System, check};
 
 /// How many systems' best placements are improved.
 const REFINED: usize = 3;
@@ -216,17 +216,19 @@ impl<'s, 'a> Search<'s, 'a> {
             self.systems[index].candidates.extend(counted);
             // Whatever the time limit, a plan that is far from all bounds is not the last word.
             let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound);
+            let candidates = &self.systems[index].candidates;
+            let fits: Vec<bool> =
+                candidates.par_iter().map(|placement| check(&self.problem.context, placement).is_ok()).collect();
+            // What does not fit takes no time worth a limit.
+            let before = |offset: usize| looks + fits[..offset].iter().filter(|fits| **fits).count();
             let tried = |offset: usize, placement: &Placement| {
-                let look = if far { self.deadline.allows(looks + offset) } else { !self.deadline.over() };
-                (look, if look { judge(self.problem, placement.clone()) } else { None })
+                let time = if far { self.deadline.allows(before(offset)) } else { !self.deadline.over() };
+                let look = time && fits[offset];
+                (time || !fits[offset], if look { judge(self.problem, placement.clone()) } else { None })
             };
-            let scored: Vec<(bool, Option<Scored>)> = self.systems[index]
-                .candidates
-                .par_iter()
-                .enumerate()
-                .map(|(offset, placement)| tried(offset, placement))
-                .collect();
-            looks += scored.len();
+            let scored: Vec<(bool, Option<Scored>)> =
+                candidates.par_iter().enumerate().map(|(offset, placement)| tried(offset, placement)).collect();
+            looks = before(scored.len());
             let all = scored.iter().all(|(looked, _)| *looked);
             let known = &mut self.systems[index];
             known.examined = scored.iter().filter(|(looked, _)| *looked).count();
