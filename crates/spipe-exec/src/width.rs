@@ -4,19 +4,22 @@
 /// when they are called. The result is the same to the last bit: the compiler neither reorders nor fuses float arithmetic, so
 /// wider vectors only carry more of the same operations. What such a function calls must be `#[inline(always)]`.
 macro_rules! for_each_width {
-    ($($(#[$attribute:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)+) => { $(
+    ($(
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident$(<$($generic:ident: $bound:ident),+>)?($($argument:ident: $type:ty),* $(,)?) $body:block
+    )+) => { $(
         $(#[$attribute])*
-        $visibility fn $name($($argument: $type),*) {
+        $visibility fn $name$(<$($generic: $bound),+>)?($($argument: $type),*) {
             #[inline(always)]
-            fn body($($argument: $type),*) $body
+            fn body$(<$($generic: $bound),+>)?($($argument: $type),*) $body
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,fma")]
-                fn with_avx512($($argument: $type),*) {
+                fn with_avx512$(<$($generic: $bound),+>)?($($argument: $type),*) {
                     body($($argument),*);
                 }
                 #[target_feature(enable = "avx2,f16c,fma")]
-                fn with_avx2($($argument: $type),*) {
+                fn with_avx2$(<$($generic: $bound),+>)?($($argument: $type),*) {
                     body($($argument),*);
                 }
                 if $crate::width::has_avx512() {

@@ -1,6 +1,9 @@
 //! The arithmetic of a step, and its inverse.
 
-use super::AdamW;
+use super::{
+    AdamW,
+    narrow::{Narrow, NarrowMut, Numbers, Wide},
+};
 use crate::width::for_each_width;
 
 /// The numbers of one step, as f32 like the tensors they multiply.
@@ -35,30 +38,61 @@ impl Scalars {
 /// Slices of the same numbers' parameters, first and second moments.
 pub(super) type State<'a> = [&'a mut [f32]; 3];
 
+/// Updates parameters and moments, and writes the new parameters to `weights` in the width of those.
+pub(super) fn step(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>, weights: Option<NarrowMut<'_>>) {
+    match gradients {
+        Numbers::F32(gradients) => step_by(scalars, state, gradients, weights),
+        Numbers::Bf16(gradients) => step_by(scalars, state, gradients, weights),
+        Numbers::F16(gradients) => step_by(scalars, state, gradients, weights),
+    }
+}
+
+fn step_by<G: Wide>(scalars: Scalars, state: State<'_>, gradients: &[G], weights: Option<NarrowMut<'_>>) {
+    match weights {
+        // Nothings take no memory.
+        None => update(scalars, state, gradients, &mut vec![(); gradients.len()]),
+        Some(NarrowMut::Bf16(weights)) => update(scalars, state, gradients, weights),
+        Some(NarrowMut::F16(weights)) => update(scalars, state, gradients, weights),
+    }
+}
+
+/// Takes back what [`step`] did to parameters and moments.
+pub(super) fn undo(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>) {
+    match gradients {
+        Numbers::F32(gradients) => invert(scalars, state, gradients),
+        Numbers::Bf16(gradients) => invert(scalars, state, gradients),
+        Numbers::F16(gradients) => invert(scalars, state, gradients),
+    }
+}
+
+// One loop for all of it: while roots and quotients are computed, which take longest, the rest is converted.
 for_each_width! {
-    pub(super) fn update(scalars: Scalars, state: State<'_>, gradients: &[f32]) {
+    fn update<G: Wide, W: Narrow>(scalars: Scalars, state: State<'_>, gradients: &[G], weights: &mut [W]) {
         let Scalars { keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
         let [parameters, firsts, seconds] = state;
-        let moments = firsts.iter_mut().zip(seconds);
-        for ((parameter, gradient), (first, second)) in parameters.iter_mut().zip(gradients).zip(moments) {
-            *first += first_weight * (*gradient - *first);
-            *second = *second * second_decay + second_weight * *gradient * *gradient;
+        let (moments, ends) = (firsts.iter_mut().zip(seconds), gradients.iter().zip(weights));
+        for ((parameter, (gradient, weight)), (first, second)) in parameters.iter_mut().zip(ends).zip(moments) {
+            let gradient = gradient.wide();
+            *first += first_weight * (gradient - *first);
+            *second = *second * second_decay + second_weight * gradient * gradient;
             let denominator = second.sqrt() / second_root + eps;
             *parameter = *parameter * keep + step * *first / denominator;
+            *weight = W::narrow(*parameter);
         }
     }
 
     /// Solves the three assignments of [`update`] for what was there before, last one first.
-    pub(super) fn invert(scalars: Scalars, state: State<'_>, gradients: &[f32]) {
+    fn invert<G: Wide>(scalars: Scalars, state: State<'_>, gradients: &[G]) {
         let Scalars { keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
         let [parameters, firsts, seconds] = state;
         let moments = firsts.iter_mut().zip(seconds);
         for ((parameter, gradient), (first, second)) in parameters.iter_mut().zip(gradients).zip(moments) {
+            let gradient = gradient.wide();
             let denominator = second.sqrt() / second_root + eps;
             *parameter = (*parameter - step * *first / denominator) / keep;
-            *first = (*first - first_weight * *gradient) / (1.0 - first_weight);
+            *first = (*first - first_weight * gradient) / (1.0 - first_weight);
             // Rounding may leave a little less than nothing.
-            *second = ((*second - second_weight * *gradient * *gradient) / second_decay).max(0.0);
+            *second = ((*second - second_weight * gradient * gradient) / second_decay).max(0.0);
         }
     }
 }

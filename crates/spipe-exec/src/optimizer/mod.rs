@@ -134,8 +134,8 @@ impl AdamW {
             assert_eq!(log.bytes(), 12 * count as u64, "the log is of other parameters");
             all.log = Some(log.fill(before));
         }
-        all.tasks().for_each(|mut piece| {
-            piece.for_each_block(|state, gradients| kernel::update(scalars, state, gradients));
+        all.tasks().for_each(|piece| {
+            piece.change(|state, gradients, weights| kernel::step(scalars, state, gradients, weights));
         });
     }
 }

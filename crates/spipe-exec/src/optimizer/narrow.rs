@@ -1,6 +1,5 @@
 //! Numbers of 16 bits, as accelerators hold weights and gradients.
 
-use crate::width::for_each_width;
 use burn::tensor::{bf16, f16};
 
 /// Gradients as they arrive.
@@ -14,7 +13,7 @@ pub enum Numbers<'a> {
     F16(&'a [f16]),
 }
 
-impl<'a> Numbers<'a> {
+impl Numbers<'_> {
     /// How many there are.
     pub const fn len(&self) -> usize {
         match self {
@@ -36,20 +35,6 @@ impl<'a> Numbers<'a> {
             Self::Bf16(numbers) => <[_; 2]>::from(numbers.split_at(count)).map(Self::Bf16),
             Self::F16(numbers) => <[_; 2]>::from(numbers.split_at(count)).map(Self::F16),
         }
-    }
-
-    /// All of them in 32 bits: themselves, or converted in `room`, which must have room for them.
-    pub(super) fn widened<'b>(self, room: &'b mut [f32]) -> &'b [f32]
-    where
-        'a: 'b,
-    {
-        let room = &mut room[..self.len()];
-        match self {
-            Self::F32(numbers) => return numbers,
-            Self::Bf16(numbers) => widen_bf16(numbers, room),
-            Self::F16(numbers) => widen_f16(numbers, room),
-        }
-        room
     }
 }
 
@@ -75,15 +60,6 @@ impl NarrowMut<'_> {
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
-
-    /// Writes `numbers`, rounded to the nearest, ties to even, from position `start`.
-    pub(super) fn round(&mut self, start: usize, numbers: &[f32]) {
-        let range = start..start + numbers.len();
-        match self {
-            Self::Bf16(to) => narrow_bf16(numbers, &mut to[range]),
-            Self::F16(to) => narrow_f16(numbers, &mut to[range]),
-        }
-    }
 }
 
 impl<'a> NarrowMut<'a> {
@@ -95,29 +71,53 @@ impl<'a> NarrowMut<'a> {
     }
 }
 
-for_each_width! {
-    fn widen_bf16(from: &[bf16], to: &mut [f32]) {
-        for (from, to) in from.iter().zip(to) {
-            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
-        }
-    }
+/// A number that a step computes with in 32 bits.
+pub(super) trait Wide: Copy {
+    fn wide(self) -> f32;
+}
 
-    fn widen_f16(from: &[f16], to: &mut [f32]) {
-        for (from, to) in from.iter().zip(to) {
-            *to = f16_to_f32(from.to_bits());
-        }
+impl Wide for f32 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
     }
+}
 
-    fn narrow_bf16(from: &[f32], to: &mut [bf16]) {
-        for (from, to) in from.iter().zip(to) {
-            *to = bf16::from_bits(f32_to_bf16(*from));
-        }
+impl Wide for bf16 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
     }
+}
 
-    fn narrow_f16(from: &[f32], to: &mut [f16]) {
-        for (from, to) in from.iter().zip(to) {
-            *to = f16::from_bits(f32_to_f16(*from));
-        }
+impl Wide for f16 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f16_to_f32(self.to_bits())
+    }
+}
+
+/// What a step makes of a new parameter: the nearest number, of two the even one, or nothing.
+pub(super) trait Narrow {
+    fn narrow(wide: f32) -> Self;
+}
+
+impl Narrow for () {
+    #[inline(always)]
+    fn narrow(_: f32) {}
+}
+
+impl Narrow for bf16 {
+    #[inline(always)]
+    fn narrow(wide: f32) -> Self {
+        Self::from_bits(f32_to_bf16(wide))
+    }
+}
+
+impl Narrow for f16 {
+    #[inline(always)]
+    fn narrow(wide: f32) -> Self {
+        Self::from_bits(f32_to_f16(wide))
     }
 }
 
@@ -173,16 +173,13 @@ mod tests {
     #[test]
     fn halves_are_those_of_the_library() {
         let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
-        let mut wide = vec![0.0; all.len()];
-        widen_f16(&all, &mut wide);
-        for (half, wide) in all.iter().zip(&wide) {
+        for half in &all {
+            let wide = half.wide();
             assert!(half.to_f32().to_bits() == wide.to_bits() || half.is_nan() && wide.is_nan(), "{half:?} {wide}");
         }
         let numbers = near(|bits| f16::from_bits(bits).to_f32());
-        let mut narrow = vec![f16::ZERO; numbers.len()];
-        narrow_f16(&numbers, &mut narrow);
-        for (number, narrow) in numbers.iter().zip(&narrow) {
-            let expected = f16::from_f32(*number);
+        for number in numbers {
+            let (narrow, expected) = (f16::narrow(number), f16::from_f32(number));
             assert!(expected.to_bits() == narrow.to_bits() || expected.is_nan() && narrow.is_nan(), "{number:e}");
         }
     }
@@ -190,16 +187,13 @@ mod tests {
     #[test]
     fn brain_floats_are_those_of_the_library() {
         let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
-        let mut wide = vec![0.0; all.len()];
-        widen_bf16(&all, &mut wide);
-        for (brain, wide) in all.iter().zip(&wide) {
+        for brain in &all {
+            let wide = brain.wide();
             assert!(brain.to_f32().to_bits() == wide.to_bits() || brain.is_nan() && wide.is_nan(), "{brain:?} {wide}");
         }
         let numbers = near(|bits| bf16::from_bits(bits).to_f32());
-        let mut narrow = vec![bf16::ZERO; numbers.len()];
-        narrow_bf16(&numbers, &mut narrow);
-        for (number, narrow) in numbers.iter().zip(&narrow) {
-            let expected = bf16::from_f32(*number);
+        for number in numbers {
+            let (narrow, expected) = (bf16::narrow(number), bf16::from_f32(number));
             assert!(expected.to_bits() == narrow.to_bits() || expected.is_nan() && narrow.is_nan(), "{number:e}");
         }
     }

@@ -9,7 +9,7 @@ pub(super) const CHUNK: usize = 1 << 16;
 const LEAST: usize = 1 << 13;
 /// Tasks of each thread, so that one which wakes up late or is held up leaves its share to the others.
 const TASKS: usize = 16;
-/// Elements that are converted at a time: few enough to stay in the first-level cache until they are used.
+/// Elements that are logged at a time: few enough to stay in the first-level cache until they are used.
 const BLOCK: usize = 1 << 10;
 
 /// The same range of all arrays of a step.
@@ -62,28 +62,18 @@ impl<'a> Piece<'a> {
         ]
     }
 
-    /// Hands `change` the state and its gradients as f32. What was there before goes to the log, the new parameters to the
-    /// narrow weights, all while they are in the first-level cache.
-    pub fn for_each_block(&mut self, change: impl Fn(State<'_>, &[f32])) {
-        let Self { state, gradients, weights, log } = self;
-        if let (Numbers::F32(gradients), None, None) = (&*gradients, &*weights, &*log) {
-            return change(state.each_mut().map(|part| &mut **part), gradients);
-        }
-        let (mut room, mut rest, mut start) = ([0.0; BLOCK], *gradients, 0);
-        while !rest.is_empty() {
-            let [block, after] = rest.split_at(rest.len().min(BLOCK));
-            let range = start..start + block.len();
-            let now = state.each_mut().map(|part| &mut part[range.clone()]);
-            if let Some(log) = log {
-                for (to, from) in log.iter_mut().zip(&now) {
-                    to[range.clone()].copy_from_slice(from);
-                }
+    /// Changes the state. With a log it does so block by block, and each goes there as it was while it is in the first-level cache.
+    pub fn change(self, change: impl Fn(State<'_>, Numbers<'_>, Option<NarrowMut<'_>>)) {
+        let mut rest = self;
+        while !rest.gradients.is_empty() {
+            let most = if rest.log.is_some() { BLOCK } else { usize::MAX };
+            let count = rest.gradients.len().min(most);
+            let [block, after] = rest.split_at(count);
+            for (to, from) in block.log.into_iter().flatten().zip(&block.state) {
+                to.copy_from_slice(from);
             }
-            change(now, block.widened(&mut room));
-            if let Some(weights) = weights {
-                weights.round(start, &state[0][range.clone()]);
-            }
-            (start, rest) = (range.end, after);
+            change(block.state, block.gradients, block.weights);
+            rest = after;
         }
     }
 }

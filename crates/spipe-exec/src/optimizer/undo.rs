@@ -63,8 +63,8 @@ impl AdamW {
         let scalars = Scalars::new(self, moments.steps);
         moments.steps -= 1;
         let state = [parameters, &mut moments.first, &mut moments.second];
-        Piece::new(state, gradients).tasks().for_each(|mut piece| {
-            piece.for_each_block(|state, gradients| kernel::invert(scalars, state, gradients));
+        Piece::new(state, gradients).tasks().for_each(|piece| {
+            piece.change(|state, gradients, _| kernel::undo(scalars, state, gradients));
         });
     }
 }
