@@ -59,7 +59,7 @@ impl Interpreter<'_> {
     /// What takes the place of a forward's graph, to host memory or back from it.
     pub(super) fn park(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
         let value = match (self.store.take(self.at(from, iteration)), self.computed_on[to]) {
-            (Some(Value::Record(record)), None) => Value::Parked(Box::new(record.map(|matrix| deep(&host(matrix))))),
+            (Some(Value::Record(record)), None) => Value::Parked(Box::new(record.map(host))),
             (Some(Value::Parked(record)), Some(device)) => {
                 let device = &self.sites[&device].device;
                 // Nobody else needs what lay in host memory: where the device computes there, it takes over the very bytes.
