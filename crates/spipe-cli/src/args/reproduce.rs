@@ -55,7 +55,7 @@ pub struct PredictionError {
     #[arg(long, default_value = "2 GB/s")]
     pub emulated_link: BytesPerSecond,
     /// How long to measure the devices of a system in a round
-    #[arg(long, default_value = "5 s")]
+    #[arg(long, default_value = "10 s")]
     pub time_limit: Seconds,
     /// The table to write, - for stdout; without it reports/prediction-error.md, or with --only none
     #[arg(short, long)]

@@ -24,6 +24,8 @@ pub(super) struct Kind<'a> {
     /// How many of them run in a row: as many as the model has, if they are not too large.
     pub copies: usize,
     pub batch: Batch,
+    /// Shares of the time for its passes in a training.
+    pub shares: usize,
     work: LayerWork,
 }
 
@@ -56,6 +58,9 @@ const MOST_TRAINED: usize = 4;
 /// Numbers that the parameters of all copies come to at most.
 const MOST_NUMBERS: u64 = 64 << 20;
 
+/// Shares of the time for each kind on average, beyond one: what takes most of an iteration gets most of them.
+const SHARES: f64 = 2.0;
+
 /// The distinct layers of `model` in `batch`.
 pub(super) fn kinds(model: &Model, batch: Batch) -> Result<Vec<Kind<'_>>, Faults> {
     let mut kinds: Vec<Kind<'_>> = Vec::new();
@@ -65,8 +70,17 @@ pub(super) fn kinds(model: &Model, batch: Batch) -> Result<Vec<Kind<'_>>, Faults
         let most = if chains { (MOST_NUMBERS / layer.parameters.max(1)).max(1) as usize } else { 1 };
         match kinds.iter_mut().find(|kind| kind.signature == signature) {
             Some(kind) => kind.copies = (kind.copies + 1).min(most),
-            None => kinds.push(Kind { signature, layer, unit, model, copies: 1, batch, work: layer.work(batch) }),
+            None => {
+                let work = layer.work(batch);
+                kinds.push(Kind { signature, layer, unit, model, copies: 1, batch, shares: 1, work });
+            }
         }
+    }
+    let like = |kind: &Kind<'_>| model.layers().iter().filter(|layer| layer.signature(batch) == kind.signature).count();
+    let weights: Vec<f64> = kinds.iter().map(|kind| like(kind) as f64 * flops(&kind.work)).collect();
+    let shares = SHARES * kinds.len() as f64 / weights.iter().sum::<f64>().max(1.0);
+    for (kind, weight) in kinds.iter_mut().zip(weights) {
+        kind.shares += (weight * shares).round() as usize;
     }
     Ok(kinds)
 }
@@ -90,7 +104,7 @@ pub(super) fn measure(
     clock: &mut Clock,
     best: Option<FlopsPerSecond>,
 ) -> Result<MeasuredLayer, String> {
-    let share = clock.take(3);
+    let share = clock.take(kind.shares);
     // Once to warm up, and once at least; large products reach the best rate that has been seen.
     let expected = best.map_or(0.0, |rate| 2.0 * kind.trained() as f64 * flops(&kind.work) / rate.get());
     if expected > share.as_secs_f64().max(0.2) {

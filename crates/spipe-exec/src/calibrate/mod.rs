@@ -219,7 +219,7 @@ fn measure_together(
 impl Work<'_> {
     /// Of the time.
     fn shares(self) -> usize {
-        self.kinds.len() * (3 + self.tokens.len())
+        self.kinds.iter().map(|kind| kind.shares + self.tokens.len()).sum()
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     measuring::{self, Request},
     training,
 };
-use spipe_base::{Bytes, BytesPerSecond, Text};
+use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Text};
 use spipe_cost::Mode;
 use spipe_exec::{AdamW, Backend, Data, Executor, Options, Report};
 use spipe_hardware::{Hardware, HardwareFile};
@@ -80,8 +80,9 @@ impl Study<'_> {
         })
     }
 
+    /// A layer that was not measured would be predicted from rates, which is not what the table is about.
     fn machine(&self, case: &Case, executors: &[Executor]) -> Result<HardwareFile, Failure> {
-        let (file, _) = measuring::measure(&Request {
+        let (file, calibration) = measuring::measure(&Request {
             name: "this-machine",
             executors: executors.to_vec(),
             layers: Some((self.model, case.workload(self.model).batch())),
@@ -92,7 +93,12 @@ impl Study<'_> {
             link: self.what.emulated_link,
             command: "spipe prediction-error",
         })?;
-        Ok(file)
+        match calibration.devices.iter().flat_map(|device| &device.skipped).next() {
+            Some(skipped) => Err(Failure::Stopped(
+                Diagnostic::error(format!("not measured: {skipped}")).hint("give a longer `--time-limit`"),
+            )),
+            None => Ok(file),
+        }
     }
 
     /// The iteration in milliseconds where links carry everything at once.
