@@ -10,7 +10,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
-use spipe_base::{DeviceId, LayerRange, SimTime};
+use spipe_base::{DeviceId, LayerRange, MemoryId, SimTime};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Knobs, Placement, Stage, System, Weights, check};
 use spipe_planner::{Options, PlanError, Problem, Solution, candidates, generated, plan_all, planner};
@@ -309,8 +309,7 @@ fn dealt(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Placemen
     let stage = |(index, (layers, draw)): (usize, &(LayerRange, u8))| {
         let stage = Stage::new(gpus[index % gpus.len()], *layers);
         let home = context.hardware.host_memory(stage.device)?;
-        let near = |socket: &DeviceId| context.is_cpu(*socket) && context.hardware.devices()[*socket].memory == home;
-        let socket = context.cost.devices().find(near)?;
+        let socket = socket_at(context, home)?;
         let kept = draw & 12 == 0;
         let stage = if kept { stage } else { stage.with_weights_in(home).with_optimizer_on(socket) };
         let recomputed = system == System::Mobius || draw & 16 == 0;
@@ -320,6 +319,12 @@ fn dealt(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Placemen
     let knobs = Knobs { resident: Some(1 + u64::from(draws[11] % 3)), swap: Some(1), ..Knobs::default() };
     let placement = Placement::new(system, stages?);
     Some(if system == System::Superpipeline { placement.with_knobs(knobs) } else { placement })
+}
+
+/// The socket that computes in `memory`.
+fn socket_at(context: &Context<'_>, memory: MemoryId) -> Option<DeviceId> {
+    let at = |device: &DeviceId| context.is_cpu(*device) && context.hardware.devices()[*device].memory == memory;
+    context.cost.devices().find(at)
 }
 
 /// Neighbouring stages of one or more layers, each on the device of the one before or the next free one, as `draws` say.
@@ -336,10 +341,8 @@ fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
         let first = joined.map_or(layer, |stage| stage.layers.first());
         let mut stage = Stage::new(device, LayerRange::new(first, layer).unwrap());
         if let Some(home) = context.hardware.host_memory(device).filter(|_| !context.is_cpu(device)) {
-            let near =
-                |socket: &DeviceId| context.is_cpu(*socket) && context.hardware.devices()[*socket].memory == home;
-            let socket = context.cost.devices().find(near).filter(|_| draw & 8 == 0);
-            stage = Stage { optimizer: socket, offload: Some(home).filter(|_| draw & 48 == 0), ..stage };
+            let optimizer = socket_at(context, home).filter(|_| draw & 8 == 0);
+            stage = Stage { optimizer, offload: Some(home).filter(|_| draw & 48 == 0), ..stage };
         }
         if draw & 192 == 0 {
             stage = stage.with_everything_recomputed();

@@ -403,7 +403,7 @@ fn check_shared(context: &Context<'_>, placement: &Placement, faults: &mut Found
 fn check_memory(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     for (id, stages) in footprint(context, placement) {
         let memory = &context.hardware.memories()[id];
-        let usable = memory.capacity.saturating_sub(memory.reserved);
+        let usable = memory.usable();
         let needed: Bytes = stages.values().map(crate::StageFootprint::total).sum();
         if needed > usable {
             let names: Vec<String> = stages.keys().map(StageId::to_string).collect();

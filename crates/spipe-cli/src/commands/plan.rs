@@ -355,7 +355,7 @@ pub fn describe(plan: &Plan) -> String {
     let mut memories = table(&["memory", "needed", "usable", "filled"], &[1, 2, 3]);
     for (id, needed) in plan.peaks() {
         let memory = &context.hardware.memories()[id];
-        let usable = memory.capacity.saturating_sub(memory.reserved);
+        let usable = memory.usable();
         let filled = percent(needed.as_f64() / usable.as_f64().max(1.0));
         memories.add_row(vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled]);
     }

@@ -96,7 +96,7 @@ impl DeviceFigures {
         Self {
             name: device.name.clone(),
             memory: device.memory,
-            usable: memory.capacity.saturating_sub(memory.reserved).get(),
+            usable: memory.usable().get(),
             is_cpu: context.is_cpu(id),
             forward: Sums::new(all().map(|times| times.forward)),
             backward: Sums::new(all().map(|times| times.backward)),

@@ -44,12 +44,9 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
 /// Keeps more of the first streamed stages, and streams others: the last ones that are kept, or in exchange the first ones.
 fn change(context: &Context<'_>, (placement, device): (&mut Placement, DeviceId), (more, fewer): (usize, usize)) {
     let (streamed, kept) = (streamed(context, placement, device), kept(placement, device));
-    let gone: Vec<StageId> = if more > 0 {
-        kept.iter().rev().take(fewer).copied().collect()
-    } else {
-        kept.iter().take(fewer).copied().collect()
-    };
-    gone.into_iter().for_each(|gone| stream(context, placement, gone));
+    let fewer = fewer.min(kept.len());
+    let gone: &[StageId] = if more > 0 { &kept[..fewer] } else { &kept[kept.len() - fewer..] };
+    gone.iter().for_each(|gone| stream(context, placement, *gone));
     keep(placement, &streamed[..more.min(streamed.len())]);
 }
 

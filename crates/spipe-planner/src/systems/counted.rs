@@ -3,7 +3,7 @@
 //!
 //! The program counts what layers hold, and not what stages need beside them. What a placement lacks is left free the next time.
 
-use super::rounds;
+use super::{kept, rounds};
 use crate::{
     deadline::Deadline,
     figures::Figures,
@@ -11,8 +11,8 @@ use crate::{
     relaxation::{Counts, Share, counts},
 };
 use rayon::prelude::*;
-use spipe_base::{DeviceId, LayerRange};
-use spipe_plan::{Context, Dealing, Family, Placement, Stage, System, Weights, footprint};
+use spipe_base::{DeviceId, LayerRange, StageId};
+use spipe_plan::{Context, Dealing, Family, Placement, Stage, System, footprint};
 
 /// How often more is left free.
 const TRIES: usize = 4;
@@ -22,6 +22,9 @@ const SHORT: [usize; 2] = [1, 4];
 
 /// Which part of the time that is left a program may take.
 const PART: u32 = 48;
+
+/// Solves the program with so many bytes left free on each device.
+type Solve<'s> = dyn Fn(&[u64]) -> Option<Counts> + Sync + 's;
 
 /// Makes stages of counts.
 type Build<'b> = Box<dyn Fn(&Counts) -> Option<Placement> + Sync + 'b>;
@@ -43,14 +46,19 @@ pub(super) fn placements(figures: &Figures<'_>, deadline: &Deadline<'_>, system:
     } else {
         Vec::new()
     };
-    builds.par_iter().filter_map(|build| fitted(figures, deadline, &freedom, build)).collect()
+    if builds.is_empty() {
+        return Vec::new();
+    }
+    let solve = |free: &[u64]| counts(figures, &freedom, (free, deadline.left() / PART));
+    let Some(first) = solve(&vec![0; figures.devices.len()]) else { return Vec::new() };
+    builds.par_iter().filter_map(|build| fitted(figures, &first, &solve, build)).collect()
 }
 
-/// Solves, builds, and leaves more free until everything fits.
-fn fitted(figures: &Figures<'_>, deadline: &Deadline<'_>, freedom: &Freedom, build: &Build<'_>) -> Option<Placement> {
+/// Builds from the `first` counts, and solves again with more left free until everything fits.
+fn fitted(figures: &Figures<'_>, first: &Counts, solve: &Solve<'_>, build: &Build<'_>) -> Option<Placement> {
     let mut free = vec![0; figures.devices.len()];
-    for _ in 0..TRIES {
-        let placement = build(&counts(figures, freedom, (&free, deadline.left() / PART))?)?;
+    let mut placement = build(first)?;
+    for _ in 1..TRIES {
         let lacking = lacking(&figures.context, &placement);
         if lacking.iter().all(|bytes| *bytes == 0) {
             return Some(placement);
@@ -58,8 +66,10 @@ fn fitted(figures: &Figures<'_>, deadline: &Deadline<'_>, freedom: &Freedom, bui
         for (free, lacking) in free.iter_mut().zip(lacking) {
             *free += lacking;
         }
+        placement = build(&solve(&free)?)?;
     }
-    None
+    let fits = |placement: &Placement| lacking(&figures.context, placement).iter().all(|bytes| *bytes == 0);
+    Some(placement).filter(fits)
 }
 
 /// What the memory of each device has too little.
@@ -69,7 +79,7 @@ fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
         let id = context.hardware.devices()[device].memory;
         let memory = &context.hardware.memories()[id];
         let need: u64 = needs.get(&id).map_or(0, |stages| stages.values().map(|stage| stage.total().get()).sum());
-        need.saturating_sub(memory.capacity.saturating_sub(memory.reserved).get())
+        need.saturating_sub(memory.usable().get())
     };
     context.cost.devices().map(lacks).collect()
 }
@@ -97,17 +107,18 @@ fn of_layers<'c>(figures: &Figures<'_>, counts: &'c Counts) -> Vec<&'c Share> {
 /// Stages of `pieces` on `gpus` in turn: kept where at least half of their layers are.
 fn dealt(figures: &Figures<'_>, (gpus, pieces): (&[DeviceId], &[LayerRange]), counts: &Counts) -> Option<Placement> {
     let mut placement = rounds::superpipeline(&figures.context, (gpus, pieces), false)?;
-    let (choices, model) = (of_layers(figures, counts), figures.context.model);
+    let choices = of_layers(figures, counts);
+    let chosen = |stage: &Stage, choice: &dyn Fn(&Share) -> bool| {
+        stage.layers.iter().filter_map(|layer| choices.get(layer.index())).filter(|share| choice(share)).count()
+    };
+    let most_stay = |stage: &Stage| 2 * chosen(stage, &|share| !share.streams) >= stage.layers.count();
+    let stay = |(_, stage): &(StageId, &Stage)| most_stay(stage) && kept::may_stay(&figures.context, stage);
+    let staying: Vec<StageId> = placement.stages.enumerate().filter(stay).map(|(id, _)| id).collect();
     for stage in placement.stages.iter_mut() {
-        let own = || stage.layers.iter().filter_map(|layer| choices.get(layer.index()));
-        let staying = own().filter(|share| !share.streams).count();
-        let recomputed = own().filter(|share| share.kept == Kept::Nowhere && figures.training).count();
-        let shares = model.borrows(stage.layers).is_some() || model.lends(stage.layers).is_some();
+        let recomputed = chosen(stage, &|share| share.kept == Kept::Nowhere && figures.training);
         *stage = stage.with_recomputed(recomputed);
-        if 2 * staying >= stage.layers.count() && !shares {
-            *stage = Stage { weights: Weights::Resident, optimizer: None, ..*stage };
-        }
     }
+    kept::keep(&mut placement, &staying);
     Some(placement)
 }
 
@@ -153,7 +164,7 @@ mod tests {
     };
     use spipe_base::SimTime;
     use spipe_cost::Mode;
-    use spipe_plan::check;
+    use spipe_plan::{Weights, check};
     use std::{collections::BTreeSet, sync::atomic::AtomicBool};
 
     static NEVER: AtomicBool = AtomicBool::new(false);

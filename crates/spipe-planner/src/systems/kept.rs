@@ -7,7 +7,6 @@ use crate::bisect::first_of;
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Context, Placement, Stage, Weights, check, held_in_rounds};
-use std::cmp::Reverse;
 
 /// How many counts of kept stages are tried where more of them leave less room for activations.
 const SHARES: usize = 4;
@@ -77,8 +76,7 @@ fn most(context: &Context<'_>, (placement, device): (&Placement, DeviceId), smal
         fits(context, &kept, device)
     };
     // Where all are kept, nothing arrives that would need room.
-    let count =
-        if with(stages.len()) { stages.len() } else { first_of((1, stages.len()), |count| !with(count)).max(1) - 1 };
+    let count = if with(stages.len()) { stages.len() } else { first_of((1, stages.len()), |count| !with(count)) - 1 };
     stages.truncate(count);
     stages
 }
@@ -110,18 +108,18 @@ pub(crate) fn keep(placement: &mut Placement, stages: &[StageId]) {
 
 /// The stages of a device that could be kept, and are not.
 pub(crate) fn streamed(context: &Context<'_>, placement: &Placement, device: DeviceId) -> Vec<StageId> {
-    let shares =
-        |stage: &Stage| context.model.borrows(stage.layers).is_some() || context.model.lends(stage.layers).is_some();
-    let may = |stage: &Stage| placement.system.may_keep() && streams(stage) && !shares(stage);
+    let may = |stage: &Stage| placement.system.may_keep() && streams(stage) && may_stay(context, stage);
     of_device(placement, device).filter(|(_, stage)| may(stage)).map(|(id, _)| id).collect()
 }
 
-/// The stages of a device that are kept, the last one first.
+/// Whether a stage may keep its parameters on its device: it shares none with another stage.
+pub(super) fn may_stay(context: &Context<'_>, stage: &Stage) -> bool {
+    context.model.borrows(stage.layers).is_none() && context.model.lends(stage.layers).is_none()
+}
+
+/// The stages of a device that are kept.
 pub(crate) fn kept(placement: &Placement, device: DeviceId) -> Vec<StageId> {
-    let mut kept: Vec<StageId> =
-        of_device(placement, device).filter(|(_, stage)| !streams(stage)).map(|(id, _)| id).collect();
-    kept.sort_by_key(|id| Reverse(*id));
-    kept
+    of_device(placement, device).filter(|(_, stage)| !streams(stage)).map(|(id, _)| id).collect()
 }
 
 fn of_device(placement: &Placement, device: DeviceId) -> impl Iterator<Item = (StageId, &Stage)> {
@@ -135,5 +133,5 @@ const fn streams(stage: &Stage) -> bool {
 /// Whether a device has room for its part of `placement`.
 fn fits(context: &Context<'_>, placement: &Placement, device: DeviceId) -> bool {
     let memory = &context.hardware.memories()[context.hardware.devices()[device].memory];
-    held_in_rounds(context, placement, device) <= memory.capacity.saturating_sub(memory.reserved)
+    held_in_rounds(context, placement, device) <= memory.usable()
 }

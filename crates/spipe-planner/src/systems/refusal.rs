@@ -28,7 +28,7 @@ pub(crate) fn closest(context: &Context<'_>, candidates: &[Placement]) -> Option
 fn shortage(context: &Context<'_>, placement: &Placement) -> Option<Shortage> {
     let lacking = |(id, stages): (MemoryId, BTreeMap<StageId, StageFootprint>)| {
         let memory = &context.hardware.memories()[id];
-        let usable = memory.capacity.saturating_sub(memory.reserved);
+        let usable = memory.usable();
         let sum = |part: fn(&StageFootprint) -> Bytes| stages.values().map(part).sum::<Bytes>();
         let missing = sum(StageFootprint::total).saturating_sub(usable);
         (missing > Bytes::ZERO).then(|| (id, missing, sum(|need| need.per_microbatch * need.in_flight)))

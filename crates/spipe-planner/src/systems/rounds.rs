@@ -149,9 +149,7 @@ fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
         }
     }
     if system.may_keep() {
-        let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
-        let streamed = Placement::new(system, stages(context, &layers, &|_| gpu, false)?);
-        placements.extend(kept::mixed(context, &streamed.with_knobs(knobs)));
+        placements.extend(kept::mixed(context, &superpipeline(context, (&[gpu], &layers), false)?));
     }
     Some(placements)
 }

@@ -150,6 +150,6 @@ fn sum(one: &Needs, other: &Needs) -> Needs {
 fn fit(context: &Context<'_>, needs: &Needs) -> bool {
     needs.iter().all(|(memory, need)| {
         let memory = &context.hardware.memories()[*memory];
-        *need <= memory.capacity.saturating_sub(memory.reserved).get()
+        *need <= memory.usable().get()
     })
 }

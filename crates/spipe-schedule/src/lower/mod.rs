@@ -68,7 +68,7 @@ fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
         notes,
     });
     for memory in hardware.memories() {
-        builder.memory(&memory.name, Some(memory.capacity.saturating_sub(memory.reserved)));
+        builder.memory(&memory.name, Some(memory.usable()));
     }
     for device in hardware.devices() {
         builder.device(&device.name, device.memory, device.emulated);

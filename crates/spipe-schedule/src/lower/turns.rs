@@ -106,7 +106,7 @@ fn has_room(context: &Context<'_>, placement: &Placement, order: &Order) -> bool
     let needs = footprint_with(context, placement, &|stage| held[stage]);
     needs.into_iter().all(|(id, stages)| {
         let memory = &context.hardware.memories()[id];
-        stages.values().map(StageFootprint::total).sum::<Bytes>() <= memory.capacity.saturating_sub(memory.reserved)
+        stages.values().map(StageFootprint::total).sum::<Bytes>() <= memory.usable()
     })
 }
 
