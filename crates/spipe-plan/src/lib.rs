@@ -29,7 +29,7 @@ pub use footprint::{
 pub use placement::{Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
 pub use remarks::remarks;
-pub use rounds::{held_in_rounds, resident_chunks};
+pub use rounds::{boundaries_in_passing, held_in_rounds, resident_chunks};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
 pub use system::{Dealing, Family, System};

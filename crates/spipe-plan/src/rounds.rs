@@ -4,7 +4,7 @@ use crate::{
     Boundary, Context, Footprint, InFlight, Placement, Stage, StageFootprint, System, Weights, footprint::add,
     footprint::input_bytes, stage_footprint,
 };
-use spipe_base::{Bytes, DeviceId, StageId};
+use spipe_base::{Bytes, DeviceId, LayerId, StageId};
 use spipe_cost::{LayerMemory, Mode};
 
 /// How many chunks' parameters a device holds: k for Superpipeline, otherwise one that computes and one that arrives.
@@ -16,13 +16,29 @@ pub fn resident_chunks(placement: &Placement) -> u64 {
     }
 }
 
+/// How many boundaries of one microbatch a device holds at most of what passes between chunks, where both passes have the same chunks;
+/// none where that depends on how many chunks it has.
+///
+/// In training a microbatch is at one place at a time: its output stays until the next device has it, without which nothing comes back,
+/// and its gradient until it has been used; the one that computes has two. No iteration begins before the one before has ended at its
+/// first layer, unless that is not trained. Inputs of chunks are beside that, until their backward.
+///
+/// In inference inputs are part of it. One iteration may leave the device while the next one is on it and another one arrives.
+pub fn boundaries_in_passing(context: &Context<'_>) -> Option<u64> {
+    let microbatches = context.workload().microbatches;
+    match context.workload().mode {
+        Mode::Train => (context.cost.trained_parameters(LayerId::new(0)) > 0).then_some(microbatches + 1),
+        Mode::Infer | Mode::Generate => Some(3 * microbatches + 1),
+    }
+}
+
 /// What each memory holds at most.
 ///
-/// On a device: all of what chunks that keep their parameters have, the largest other chunk as often as chunks are resident, gradients of the chunk that computes and of the one on its
-/// way out, the inputs of its chunks and what leaves for others on every microbatch,
-/// gradients of three boundaries, what a recompute makes, and what a forward or
-/// backward needs for itself. On the host: 16 bytes per parameter in mixed precision with Adam, and once more what an undo log
-/// keeps.
+/// On a device: all of what chunks that keep their parameters have, the largest other chunk as often as chunks are resident, gradients
+/// of the chunk that computes and of the one on its way out, the inputs of its chunks on every microbatch, what passes between chunks
+/// ([`boundaries_in_passing`]; otherwise what leaves for other devices on every microbatch, and gradients of three boundaries), what a
+/// recompute makes, and what a forward or backward needs for itself. On the host: 16 bytes per parameter in mixed precision with Adam,
+/// and once more what an undo log keeps.
 pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
     for device in placement.devices() {
@@ -60,9 +76,10 @@ fn on_device(context: &Context<'_>, (placement, device): (&Placement, DeviceId),
     let training = context.workload().mode == Mode::Train;
     let microbatches = context.workload().microbatches;
     let coupled = placement.backward.is_empty();
+    let passing = boundaries_in_passing(context).filter(|_| coupled);
     let memory = context.hardware.devices()[device].memory;
     let mut shared = StageFootprint::default();
-    let (mut weights, mut gradients, mut boundary) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+    let (mut weights, mut gradients, mut boundary, mut ends) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
     let chunks = placement.all_stages().enumerate().filter(|(_, stage)| stage.device == device);
     for (index, stage) in chunks {
         let backward = index >= placement.stages.len();
@@ -91,16 +108,26 @@ fn on_device(context: &Context<'_>, (placement, device): (&Placement, DeviceId),
         let checkpoints: Bytes = inside.map(|back| input_bytes(context, &Stage { device, ..*back })).sum();
         let saved = if training && coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO };
         let state = sum(if stays { LayerMemory::state } else { |memory| memory.cache });
+        let held = match passing {
+            Some(_) if training => input,
+            Some(_) => Bytes::ZERO,
+            None => input + leaves,
+        };
+        ends += (input + leaves) * microbatches;
         let kept = StageFootprint {
             state: if backward { Bytes::ZERO } else { state },
-            per_microbatch: input + leaves + checkpoints + saved,
+            per_microbatch: held + checkpoints + saved,
             in_flight: microbatches,
             ..StageFootprint::default()
         };
         add(memories, memory, (StageId::from(index), kept));
     }
-    // Gradients of the boundary that comes in, of the one that goes out, and of one on its way.
-    let crossing = if training { boundary * (3 * microbatches) } else { Bytes::ZERO };
+    let crossing = match passing {
+        Some(count) if training => boundary * count,
+        Some(count) => ends.min(boundary * count),
+        // Gradients of the boundary that comes in, of the one that goes out, and of one on its way.
+        None => boundary * if training { 3 * microbatches } else { 0 },
+    };
     shared.slots = weights * resident_chunks(placement) + gradients * 2 + crossing;
     add(memories, memory, (StageId::new(0), shared));
 }

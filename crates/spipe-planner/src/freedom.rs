@@ -59,6 +59,8 @@ pub(crate) struct Freedom {
     pub synchronous: bool,
     /// Whether gradients of weights are computed apart from those of inputs, aside from the way of a microbatch.
     pub splits: bool,
+    /// Whether backwards have stages of their own.
+    pub apart: bool,
     /// How microbatches turn around where each device has neighbouring layers and all iterations end with a gradient at the first.
     pub turn: Option<Turn>,
 }
@@ -76,6 +78,7 @@ impl Freedom {
         steps_on_host: When::Never,
         synchronous: true,
         splits: false,
+        apart: false,
         turn: None,
     };
 
@@ -128,7 +131,8 @@ impl Freedom {
             System::CpuOnly => Self { computing: Computing::Sockets, ..chain },
             System::ZeroOffload => Self { steps_on_host: When::Always, ..chain },
             System::ZeroOffloadDelayed => Self { steps_on_host: When::Always, synchronous: false, ..gpus },
-            System::Spipe | System::Mobius => Self { recomputes: When::Always, resident: 2, ..streams },
+            System::Spipe => Self { recomputes: When::Always, resident: 2, apart: true, ..streams },
+            System::Mobius => Self { recomputes: When::Always, resident: 2, ..streams },
             System::NaiveSwap => Self { computing: Computing::FirstGpu, resident: 1, ..streams },
             System::Superpipeline => Self { resident: 1, ..streams },
             _ => Self { splits: system.splits_backward(), ..gpus },

@@ -33,7 +33,7 @@ use good_lp::{
 };
 use rayon::prelude::*;
 use spipe_base::{Bytes, DeviceId, LayerRange};
-use spipe_plan::{OutcomeStatus, Placement, System};
+use spipe_plan::{OutcomeStatus, Placement, System, boundaries_in_passing};
 
 /// The most stages per GPU that are tried.
 const MOST_TURNS: usize = 6;
@@ -181,8 +181,9 @@ impl<'f, 'a> Program<'f, 'a> {
         let boundary = device.bytes.iter().map(|bytes| bytes.boundary).max()?;
         let work: f64 = device.times.iter().flatten().map(|times| times.busy()).sum();
         let unit = (work * figures.microbatches as f64 / gpus.len() as f64).max(1e-6) / 100.0;
-        // Inputs of all stages of a GPU for all microbatches, and gradients of three boundaries.
-        let held = boundary * figures.microbatches * (turns as u64 + if figures.training { 3 } else { 0 });
+        // In training, inputs of all stages of a GPU for all microbatches; and what passes between stages.
+        let passing = boundaries_in_passing(&figures.context).unwrap_or(3 * figures.microbatches);
+        let held = boundary * (if figures.training { figures.microbatches * turns as u64 } else { 0 } + passing);
         Some(Self {
             figures,
             device,

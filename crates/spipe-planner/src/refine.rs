@@ -2,10 +2,12 @@
 //!
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
 //! is stepped on its device or on the socket near it; a stage is cut in two on one device, each part with choices of its own,
-//! or two become one; more or fewer stages keep their parameters; a stage moves to the neighbouring device, the first one to a socket; the stages of several devices change alike; k
-//! and k′ grow or shrink. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of the first batch with an
-//! improvement is the next step, so that the result is the same on any number of threads.
+//! or two become one; more or fewer stages keep their parameters; a stage moves to the neighbouring device, the first one to a
+//! socket, one of the busiest GPU to another; the stages of several devices change alike; k and k′ grow or shrink. Neighbours are looked
+//! at in a fixed order, in batches of fixed size, and the best of the first batch with an improvement is the next step, so that the
+//! result is the same on any number of threads.
 
+mod dealt;
 mod kept;
 mod together;
 
@@ -62,6 +64,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
         list.extend(together::changed(context, placement).into_iter().map(forward));
     }
     list.extend(kept::changed(context, placement));
+    list.extend(dealt::changed(context, placement).into_iter().map(forward));
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
     list.extend(moved_layers(&placement.backward).into_iter().map(backward));
     list.extend(other_choices(context, placement, help).into_iter().map(forward));
@@ -104,6 +107,13 @@ fn over(stage: &Stage, from: usize, to: usize) -> Stage {
     let layers = LayerRange::new(from.into(), (to - 1).into()).unwrap_or(stage.layers);
     let all = stage.recomputed == stage.layers.count();
     Stage { layers, recomputed: if all { layers.count() } else { stage.recomputed.min(layers.count()) }, ..*stage }
+}
+
+/// The first so many layers of `stage`, and the others.
+fn cut_at(stage: &Stage, count: usize) -> [Stage; 2] {
+    let (first, end) = (stage.layers.first().index(), stage.layers.last().index() + 1);
+    let rest = stage.recomputed.saturating_sub(count);
+    [over(stage, first, first + count), over(stage, first + count, end).with_recomputed(rest)]
 }
 
 /// Each stage with more or less recomputed, its activations elsewhere, or its optimizer elsewhere.
@@ -179,9 +189,7 @@ fn cut_and_joined(context: &Context<'_>, placement: &Placement, help: bool) -> V
         cuts.sort_unstable();
         cuts.dedup();
         for cut in cuts.into_iter().filter(|cut| *cut > 0 && *cut < count) {
-            let front = over(stage, first, first + cut);
-            let rest = stage.recomputed.saturating_sub(cut);
-            let back = over(stage, first + cut, first + count).with_recomputed(rest);
+            let [front, back] = cut_at(stage, cut);
             replace(index, 1, &[front, back]);
             if help && SYSTEMS.contains(&placement.system) && !context.is_cpu(stage.device) {
                 for change in [stepped_elsewhere, saved_elsewhere] {

@@ -13,7 +13,7 @@ use crate::{
     ilp::solve::{Answer, Settings, solve},
 };
 use good_lp::{SolverModel, highs, variable, variables};
-use spipe_plan::System;
+use spipe_plan::{System, boundaries_in_passing};
 use spread::{Spread, rate};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,7 +56,8 @@ pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 
 /// trained one on, each on its fastest device: the next iteration's forward there waits for the step. Where backwards are
 /// split, gradients of weights are not on that way, and a recompute waits for no gradient.
 ///
-/// Layers are whole: of those that need more than a third of a device, it has two at most.
+/// Layers are whole: of those that need more than a third of a device, it has two at most, and some device has one more than all can have
+/// ([`crowded`]). Devices wait for the first microbatch ([`Spread::fill`]).
 ///
 /// Where each device has neighbouring layers, every place in the chain of devices has a bound of its own ([`chain_of_places`]).
 ///
@@ -74,6 +75,7 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     let of_part = |classes: &Vec<Class>| spread(figures, freedom, (classes, chain), (turn, false));
     let parts = streaming_or_not(figures, freedom, classes.clone());
     let least = parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(figures, freedom, chain));
+    let least = least.max(crowded(figures, ways(figures, freedom, &classes), devices));
     if least.is_finite() && devices <= FEW && turn.is_some() {
         return least.max(spread(figures, freedom, (&classes, chain), (turn, true)));
     }
@@ -168,7 +170,7 @@ fn classes(figures: &Figures<'_>, freedom: &Freedom) -> Vec<Class> {
 
 /// Where parameters are streamed to devices that are all alike: for each number of those to which none of the larger layers is, both
 /// classes with what is held beside layers. A device to which layers are streamed has room for each of them as often as chunks are
-/// resident, and in training for two of its gradients; whatever runs in rounds passes on all microbatches of three boundaries.
+/// resident, and in training for two of its gradients; and there is what passes between stages.
 fn streaming_or_not(figures: &Figures<'_>, freedom: &Freedom, classes: Vec<Class>) -> Vec<Vec<Class>> {
     let [class] = classes.as_slice() else { return vec![classes] };
     if freedom.streams == When::Never || class.count > MOST_SPLIT {
@@ -176,7 +178,8 @@ fn streaming_or_not(figures: &Figures<'_>, freedom: &Freedom, classes: Vec<Class
     }
     let bytes = &figures.devices[class.members[0]].bytes;
     let boundary = bytes.iter().map(|layer| layer.boundary.get()).min().unwrap_or(0);
-    let beside = if figures.training { 3 * figures.microbatches * boundary } else { 0 };
+    let passing = boundaries_in_passing(&figures.context).unwrap_or(3 * figures.microbatches);
+    let beside = if figures.training { passing * boundary } else { 0 };
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     for layer in bytes {
         *counts.entry(freedom.buffers(layer, figures.training)).or_default() += 1;
@@ -193,14 +196,18 @@ fn streaming_or_not(figures: &Figures<'_>, freedom: &Freedom, classes: Vec<Class
 /// One microbatch's way through the layers from the first trained one on, each on its fastest device; infinite if some layer
 /// runs nowhere.
 fn chain(figures: &Figures<'_>, freedom: &Freedom, classes: &[Class]) -> f64 {
-    let cost = figures.context.cost;
-    let layers = || cost.layers().map(|layer| layer.index());
-    let able = |layer: usize| classes.iter().any(|class| figures.devices[class.members[0]].times[layer].is_some());
-    if !layers().all(able) {
+    let ways = ways(figures, freedom, classes);
+    if ways.iter().any(|way| way.is_infinite()) {
         return f64::INFINITY;
     }
-    let first = layers().find(|layer| cost.trained_parameters((*layer).into()) > 0);
+    let first = (0..figures.layers).find(|layer| figures.context.cost.trained_parameters((*layer).into()) > 0);
     let from = if figures.training { first.unwrap_or(figures.layers) } else { 0 };
+    ways[from..].iter().sum()
+}
+
+/// What one microbatch takes in each layer, forward and backward, on the fastest device; infinite for one that runs nowhere.
+fn ways(figures: &Figures<'_>, freedom: &Freedom, classes: &[Class]) -> Vec<f64> {
+    let cost = figures.context.cost;
     let way = |layer: usize, class: &Class| {
         let device = class.members[0];
         let times = figures.devices[device].times[layer]?;
@@ -209,5 +216,13 @@ fn chain(figures: &Figures<'_>, freedom: &Freedom, classes: &[Class]) -> f64 {
         Some(times.forward + backward)
     };
     let fastest = |layer: usize| classes.iter().filter_map(|class| way(layer, class)).fold(f64::INFINITY, f64::min);
-    (from..figures.layers).map(fastest).sum()
+    (0..figures.layers).map(fastest).collect()
+}
+
+/// What the busiest of so many devices does at least, because layers are whole: of k of them for each device and one more, some device has
+/// k + 1.
+fn crowded(figures: &Figures<'_>, mut ways: Vec<f64>, devices: usize) -> f64 {
+    ways.sort_by(|one, other| other.total_cmp(one));
+    let of_one = (1..).map_while(|each| Some(ways.get(each * devices - each..=each * devices)?.iter().sum::<f64>()));
+    of_one.fold(0.0, f64::max) * figures.microbatches as f64
 }

@@ -237,7 +237,7 @@ proptest! {
     ) {
         let (model, hardware) = (perhaps_tied(&layers, frozen, tied), machine());
         let unit = matches!(system, System::Superpipeline | System::NaiveSwap);
-        let devices = if unit { 1 } else { devices };
+        let devices = if system == System::NaiveSwap { 1 } else { devices };
         let mode = if train { Mode::Train } else { Mode::Infer };
         let precision = if half { Precision::Fp16 } else { Precision::Bf16 };
         let workload = Workload { precision, ..workload(devices as u64 + more, mode) };

@@ -1,6 +1,6 @@
 //! The program itself: variables, and the rows that bound an iteration.
 
-use super::Class;
+use super::{Class, ways};
 use crate::{
     figures::{DeviceFigures, Figures},
     freedom::{Freedom, Kept, Turn, When},
@@ -32,6 +32,8 @@ pub(super) struct Spread<'f, 'a> {
     pub shares: Vec<(usize, usize, Choice<'f>, Variable)>,
     /// What all devices, links and sockets do together, as parts of the time that each is busy at most.
     pub effort: Expression,
+    /// All forwards and backwards, recompute included.
+    computed: Expression,
 }
 
 /// What one microbatch takes at one place.
@@ -85,7 +87,8 @@ impl<'f, 'a> Spread<'f, 'a> {
         let place = || Place { layers: vec![Expression::default(); classes.len()], ..Place::default() };
         let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
         let (rows, shares, effort) = (Vec::new(), Vec::new(), Expression::default());
-        Self { figures, freedom, unit, busiest, turn, places, whole: None, rows, shares, effort }
+        let computed = Expression::default();
+        Self { figures, freedom, unit, busiest, turn, places, whole: None, rows, shares, effort, computed }
     }
 
     /// The same for whole layers beside which so many bytes are free on each device.
@@ -123,11 +126,40 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
         if self.turn.is_some() {
             self.chain_of_places(classes, &burdens);
+        } else {
+            self.fill(classes);
         }
         for (class, burden) in classes.iter().zip(burdens) {
             self.limit(class, burden, &mut host);
         }
         self.limit_host(host);
+    }
+
+    /// A device begins when the first microbatch has come to it, and ends before the last one is back at the first layer, where the next
+    /// iteration begins after it. The first layers of u devices are different ones: with p_i for one microbatch's way through the first i
+    /// layers and back, and W for all that is computed,
+    ///
+    /// `u T ≥ W + p_0 + … + p_{u−1}`.
+    ///
+    /// That is least where all devices are used, if there is enough to compute for all of them.
+    fn fill(&mut self, classes: &[Class]) {
+        let first_trained = self.figures.context.cost.trained_parameters(0.into()) > 0;
+        let Freedom { synchronous, splits, apart, .. } = *self.freedom;
+        if !self.figures.training || !synchronous || splits || apart || !first_trained {
+            return;
+        }
+        let devices: usize = classes.iter().map(|class| class.count).sum();
+        let ways = ways(self.figures, self.freedom, classes);
+        let all = self.figures.microbatches as f64 * ways.iter().sum::<f64>();
+        let (mut way, mut waits) = (0.0, 0.0);
+        for (used, layer) in (0..devices).zip(&ways) {
+            if all + waits < used as f64 * way {
+                return;
+            }
+            waits += way;
+            way += layer;
+        }
+        self.rows.push(constraint!(self.computed.clone() + waits / self.unit <= devices as f64 * self.busiest));
     }
 
     /// The bounds of every place in a chain of devices, the unused ones first. The first microbatch goes through all layers and comes
@@ -302,6 +334,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         let step = if steps_on_host { 0.0 } else { times.optimizer };
         let busy = (figures.microbatches as f64 * (times.busy() + again) + step) / self.unit;
         burden.busy.add_mul(busy, share);
+        self.computed.add_mul(figures.microbatches as f64 * (times.busy() + again) / self.unit, share);
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,
             (false, true) => bytes.parameters + bytes.gradients,

@@ -28,6 +28,19 @@ pub(super) fn balanced_in(
     (device, weight): (DeviceId, Weight),
     pieces: usize,
 ) -> Option<Vec<LayerRange>> {
+    lightest(&weights(context, (device, weight))?, pieces)
+}
+
+/// So many pieces as balanced as can be, and one more of the last layer.
+pub(super) fn with_the_last_alone(context: &Context<'_>, device: DeviceId, pieces: usize) -> Option<Vec<LayerRange>> {
+    let weights = weights(context, (device, Weight::Time))?;
+    let (_, others) = weights.split_last()?;
+    let last = LayerRange::new(others.len().into(), others.len().into())?;
+    Some([lightest(others, pieces)?, vec![last]].concat())
+}
+
+/// What each layer weighs on `device`; none if one cannot run there.
+fn weights(context: &Context<'_>, (device, weight): (DeviceId, Weight)) -> Option<Vec<f64>> {
     let training = context.workload().mode == Mode::Train;
     let mut weights = Vec::new();
     for layer in context.cost.layers() {
@@ -42,7 +55,7 @@ pub(super) fn balanced_in(
         Weight::Both => work / time + held / bytes,
         Weight::Bytes => *held,
     };
-    lightest(&weights.iter().map(of).collect::<Vec<f64>>(), pieces)
+    Some(weights.iter().map(of).collect())
 }
 
 /// Consecutive pieces of which the heaviest is as light as possible: the linear partition problem, by dynamic programming in

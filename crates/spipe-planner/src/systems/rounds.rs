@@ -171,14 +171,19 @@ fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
 }
 
 /// Layers cut into stages, with the GPUs that they are dealt out to in turn: on all GPUs, from one stage to as many as can be, because
-/// what arrives and what leaves needs least room then; and each layer a stage on the first one.
+/// what arrives and what leaves needs least room then, also with one stage more of the last layer, as that of a large head, on the GPU
+/// that begins first; and each layer a stage on the first one.
 pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
     let gpus = gpus(context);
     let Some(first) = gpus.first().copied() else { return Vec::new() };
     let finest = context.model.layers().len() / gpus.len();
     let finest = Some(finest).filter(|finest| !TURNS.contains(finest));
     let turns = TURNS.into_iter().chain(finest).filter(|_| gpus.len() > 1);
-    let pieces = turns.filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
+    let cut = |turns: usize| {
+        let pieces = cuts::balanced(context, first, turns * gpus.len());
+        pieces.into_iter().chain(cuts::with_the_last_alone(context, first, turns * gpus.len()))
+    };
+    let pieces = turns.flat_map(cut);
     let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = pieces.map(|pieces| (gpus.clone(), pieces)).collect();
     shapes.push((vec![first], cuts::single(context)));
     shapes
