@@ -64,7 +64,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
         list.extend(together::changed(context, placement).into_iter().map(forward));
     }
     list.extend(kept::changed(context, placement));
-    list.extend(dealt::changed(context, placement).into_iter().map(forward));
+    list.extend(dealt::changed(context, placement));
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
     list.extend(moved_layers(&placement.backward).into_iter().map(backward));
     list.extend(other_choices(context, placement, help).into_iter().map(forward));

@@ -1,12 +1,14 @@
 //! Stages that leave the busiest GPU of those that take turns.
 
 use super::{cut_at, on};
+use crate::systems::with_least_recompute;
 use spipe_base::DeviceId;
+use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage, System};
 
 /// Each stage of the busiest device, or its first or last layer, on the least busy one or on the one that begins first, which waits for no
-/// other.
-pub(super) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
+/// other, with as little recomputed on both as then fits.
+pub(super) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let stages = placement.stages.as_slice();
     let devices = placement.devices();
     let busy = |device: &DeviceId| -> f64 {
@@ -23,7 +25,14 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Vec<S
     let mut list = Vec::new();
     for (index, stage) in stages.iter().enumerate().filter(|(_, stage)| stage.device == from) {
         for target in &targets {
-            let mut replace = |new: &[Stage]| list.push([&stages[..index], new, &stages[index + 1..]].concat());
+            let mut replace = |new: &[Stage]| {
+                let stages = [&stages[..index], new, &stages[index + 1..]].concat();
+                let mut other = Placement { stages: stages.into_iter().collect(), ..placement.clone() };
+                if context.workload().mode == Mode::Train {
+                    [from, *target].iter().for_each(|device| with_least_recompute(context, &mut other, *device));
+                }
+                list.push(other);
+            };
             replace(&[on(context, stage, *target)]);
             let count = stage.layers.count();
             if count > 1 {

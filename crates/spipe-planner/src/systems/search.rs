@@ -338,12 +338,12 @@ impl<'s, 'a> Search<'s, 'a> {
             (false, false) => OutcomeStatus::Feasible,
             (false, true) => OutcomeStatus::Stopped,
         };
-        let considered = |known: &Known| Considered {
-            system: known.system,
-            bound: known.bound.is_finite().then(|| to_time(&self.figures, known.bound)),
-            simulated: known.best.as_ref().map(|(time, _)| *time),
-            skipped: known.skipped,
-            examined: known.examined,
+        let considered = |known: &Known| {
+            let simulated = known.best.as_ref().map(|(time, _)| *time);
+            // Where no other placement fits, its best is the bound.
+            let bound = known.bound.is_finite().then(|| to_time(&self.figures, known.bound));
+            let bound = bound.map(|bound| bound.min(simulated.unwrap_or(bound))).or(simulated);
+            Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
         };
         Ok(Solution {
             placement,
