@@ -276,6 +276,29 @@ proptest! {
     }
 }
 
+/// Boundaries are most of what is held here; counted for every stage they would be several times as much.
+#[test]
+fn what_passes_between_devices_is_not_counted_for_every_stage() {
+    let hardware = machine();
+    let cases =
+        [System::Mobius, System::Superpipeline].into_iter().flat_map(|system| (1..=4).map(move |n| (system, n)));
+    for ((system, devices), mode) in cases.flat_map(|case| [(case, Mode::Train), (case, Mode::Infer)]) {
+        let model = model(&[(10, 16, 16); 12], 0);
+        let cost = CostTable::new(&model, &hardware, &workload(8, mode)).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let placement = stream(&hardware, 12, (system, devices), mode == Mode::Train);
+        let simulation = simulate(&lower(&context, &placement).unwrap(), &Options::default());
+        let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
+        for track in simulation.trace.memories.iter().filter(|track| track.name.starts_with("gpu")) {
+            let stages = needs.get(&hardware.memory(&track.name).unwrap()).into_iter().flatten();
+            let need: Bytes = stages.map(|(_, stage)| stage.total()).sum();
+            // In inference, one boundary of all microbatches in each of three iterations, one that is computed, and parameters.
+            let most = if mode == Mode::Train { track.peak * 7 } else { Bytes::mib(26 * 16 * 5) };
+            assert!(need * 5 <= most, "{system} on {devices}: {} of {need}", track.peak);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
