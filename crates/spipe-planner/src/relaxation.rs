@@ -2,6 +2,7 @@
 //! placements with several stages on a device come from ([`counts`]).
 
 mod counts;
+mod crowded;
 mod spread;
 
 pub(crate) use counts::{Counts, Share, counts};
@@ -75,7 +76,7 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     let of_part = |classes: &Vec<Class>| spread(figures, freedom, (classes, chain), (turn, false));
     let parts = streaming_or_not(figures, freedom, classes.clone());
     let least = parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(figures, freedom, chain));
-    let least = least.max(crowded(figures, ways(figures, freedom, &classes), devices));
+    let least = least.max(crowded::least(figures, freedom, (&classes, chain)));
     if least.is_finite() && devices <= FEW && turn.is_some() {
         return least.max(spread(figures, freedom, (&classes, chain), (turn, true)));
     }
@@ -95,6 +96,7 @@ fn spread(
     let unit = unit(chain);
     let mut spread = Spread::new((figures, freedom), (unit, busiest), turn, classes);
     spread.layers(classes, &mut vars);
+    spread.fill(classes);
     if seated {
         spread.seat(classes, &mut vars);
     }
@@ -217,12 +219,4 @@ fn ways(figures: &Figures<'_>, freedom: &Freedom, classes: &[Class]) -> Vec<f64>
     };
     let fastest = |layer: usize| classes.iter().filter_map(|class| way(layer, class)).fold(f64::INFINITY, f64::min);
     (0..figures.layers).map(fastest).collect()
-}
-
-/// What the busiest of so many devices does at least, because layers are whole: of k of them for each device and one more, some device has
-/// k + 1.
-fn crowded(figures: &Figures<'_>, mut ways: Vec<f64>, devices: usize) -> f64 {
-    ways.sort_by(|one, other| other.total_cmp(one));
-    let of_one = (1..).map_while(|each| Some(ways.get(each * devices - each..=each * devices)?.iter().sum::<f64>()));
-    of_one.fold(0.0, f64::max) * figures.microbatches as f64
 }

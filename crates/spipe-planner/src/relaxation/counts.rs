@@ -60,6 +60,7 @@ pub(crate) fn counts(
     let spread = Spread::new((figures, freedom), (unit(chain), busiest), turn, &classes);
     let mut spread = spread.whole(free);
     spread.layers(&classes, &mut vars);
+    spread.fill(&classes);
     if turn.is_some() {
         spread.seat(&classes, &mut vars);
         spread.in_order(&mut vars);

@@ -25,6 +25,8 @@ pub(super) struct Spread<'f, 'a> {
     turn: Option<Turn>,
     /// What there is to do at each place of the chain of devices; at one where they are no chain.
     places: Vec<Place>,
+    /// The first layer of each run of equal ones, and how many there are.
+    runs: Vec<(usize, usize)>,
     /// Whether layers are whole, and bytes of each device's memory that they leave free.
     whole: Option<&'f [u64]>,
     pub rows: Vec<Constraint>,
@@ -87,8 +89,8 @@ impl<'f, 'a> Spread<'f, 'a> {
         let place = || Place { layers: vec![Expression::default(); classes.len()], ..Place::default() };
         let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
         let (rows, shares, effort) = (Vec::new(), Vec::new(), Expression::default());
-        let computed = Expression::default();
-        Self { figures, freedom, unit, busiest, turn, places, whole: None, rows, shares, effort, computed }
+        let (computed, runs) = (Expression::default(), figures.runs.clone());
+        Self { figures, freedom, unit, busiest, turn, places, runs, whole: None, rows, shares, effort, computed }
     }
 
     /// The same for whole layers beside which so many bytes are free on each device.
@@ -96,10 +98,15 @@ impl<'f, 'a> Spread<'f, 'a> {
         Self { whole: Some(free), ..self }
     }
 
+    /// The same for these layers alone.
+    pub fn only(self, runs: &[(usize, usize)]) -> Self {
+        Self { runs: runs.to_vec(), ..self }
+    }
+
     pub fn layers(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
         let mut burdens: Vec<Burden> = classes.iter().map(|_| Burden::default()).collect();
         let mut host = Burden::default();
-        for (run, (first, count)) in self.figures.runs.iter().enumerate() {
+        for (run, (first, count)) in self.runs.clone().iter().enumerate() {
             let mut total = Expression::from(0.0);
             for (index, (class, burden)) in classes.iter().zip(&mut burdens).enumerate() {
                 let figures = self.figures;
@@ -126,8 +133,6 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
         if self.turn.is_some() {
             self.chain_of_places(classes, &burdens);
-        } else {
-            self.fill(classes);
         }
         for (class, burden) in classes.iter().zip(burdens) {
             self.limit(class, burden, &mut host);
@@ -142,10 +147,12 @@ impl<'f, 'a> Spread<'f, 'a> {
     /// `u T ≥ W + p_0 + … + p_{u−1}`.
     ///
     /// That is least where all devices are used, if there is enough to compute for all of them.
-    fn fill(&mut self, classes: &[Class]) {
+    ///
+    /// Places of a chain have bounds of their own.
+    pub fn fill(&mut self, classes: &[Class]) {
         let first_trained = self.figures.context.cost.trained_parameters(0.into()) > 0;
         let Freedom { synchronous, splits, apart, .. } = *self.freedom;
-        if !self.figures.training || !synchronous || splits || apart || !first_trained {
+        if self.turn.is_some() || !self.figures.training || !synchronous || splits || apart || !first_trained {
             return;
         }
         let devices: usize = classes.iter().map(|class| class.count).sum();
