@@ -91,3 +91,46 @@ fn on_one(figures: &Figures<'_>, freedom: &Freedom, (class, unit): (&[Class], f6
         _ => 0.0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Options,
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+    };
+    use spipe_cost::Mode;
+    use spipe_plan::System;
+
+    /// The bound for five layers of 0.1 ms forward and 0.2 ms backward on two GPUs of so many MiB, with four microbatches.
+    fn of_five(memory: u64, system: System) -> f64 {
+        // 128 MiB of state and 32 MiB of activations per layer.
+        let equal = LayerText { count: 5, times: [1, 2, 0], slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32 };
+        let machine = MachineText { gpus: vec![(memory, 20), (memory, 20)], root: 20, sockets: vec![8000] };
+        let instance = Instance::new(&model_text(&[equal]), &machine_text(&machine), &workload(4, Mode::Train));
+        let figures = Figures::new(instance.context(), &Options::default());
+        let freedom = Freedom::of(system).unwrap();
+        let classes = super::super::classes(&figures, &freedom);
+        least(&figures, &freedom, (&classes, 1.5))
+    }
+
+    #[test]
+    fn some_device_has_one_layer_more() {
+        assert!((of_five(4000, System::Interleaved) - 3.0 * 4.0 * 0.3).abs() < 1e-9);
+        // A backward may be on another device than its forward.
+        assert!(of_five(4000, System::Spipe) < f64::EPSILON);
+    }
+
+    #[test]
+    fn what_three_layers_hold_fits_or_is_computed_again() {
+        // Beside what is computed the device steps its layers, or the host does, which takes longer.
+        let all = [4000, 700, 500].map(|memory| of_five(memory, System::Superpipeline));
+        assert!(all[0] > 3.6 && all[1] > 1.05 * all[0] && all[2] > 1.05 * all[1], "{all:?}");
+    }
+
+    #[test]
+    fn layers_are_chosen_in_every_way() {
+        assert_eq!(choices(&[(0, 2), (5, 1)], 2), [vec![(0, 1), (5, 1)], vec![(0, 2)]]);
+        assert!(choices(&[(0, 1)], 2).is_empty());
+    }
+}
