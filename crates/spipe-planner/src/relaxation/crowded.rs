@@ -14,7 +14,7 @@ use crate::{
 use good_lp::{SolverModel, highs, variable, variables};
 
 /// Beyond so many kinds of layers, or ways to choose k + 1 of them, it is not asked what they hold.
-const MOST_KINDS: usize = 6;
+const MOST_KINDS: usize = 4;
 const MOST_CHOICES: usize = 48;
 
 /// How far from the optimum a program may stop.
