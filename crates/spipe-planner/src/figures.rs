@@ -9,7 +9,7 @@ pub(crate) use stage::{Help, Seat, StageTimes, slots_in, slots_out};
 use crate::Options;
 use spipe_base::{DeviceId, LayerId, LinkId};
 use spipe_cost::Mode;
-use spipe_plan::Context;
+use spipe_plan::{Context, boundaries_in_passing};
 
 /// A copy from one device's memory to another's, when nothing else moves.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +53,11 @@ pub(crate) struct Figures<'a> {
 }
 
 impl<'a> Figures<'a> {
+    /// How many boundaries pass between stages of a device at once, where it runs in rounds.
+    pub fn boundaries_in_passing(&self) -> u64 {
+        boundaries_in_passing(&self.context).unwrap_or(3 * self.microbatches)
+    }
+
     /// The costs of `context`, as far as `options` leave a choice.
     pub fn new(context: Context<'a>, options: &Options) -> Self {
         let (cost, pins) = (context.cost, &options.pins);

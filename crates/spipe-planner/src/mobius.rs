@@ -33,7 +33,7 @@ use good_lp::{
 };
 use rayon::prelude::*;
 use spipe_base::{Bytes, DeviceId, LayerRange};
-use spipe_plan::{OutcomeStatus, Placement, System, boundaries_in_passing};
+use spipe_plan::{OutcomeStatus, Placement, System};
 
 /// The most stages per GPU that are tried.
 const MOST_TURNS: usize = 6;
@@ -182,8 +182,8 @@ impl<'f, 'a> Program<'f, 'a> {
         let work: f64 = device.times.iter().flatten().map(|times| times.busy()).sum();
         let unit = (work * figures.microbatches as f64 / gpus.len() as f64).max(1e-6) / 100.0;
         // In training, inputs of all stages of a GPU for all microbatches; and what passes between stages.
-        let passing = boundaries_in_passing(&figures.context).unwrap_or(3 * figures.microbatches);
-        let held = boundary * (if figures.training { figures.microbatches * turns as u64 } else { 0 } + passing);
+        let inputs = if figures.training { figures.microbatches * turns as u64 } else { 0 };
+        let held = boundary * (inputs + figures.boundaries_in_passing());
         Some(Self {
             figures,
             device,

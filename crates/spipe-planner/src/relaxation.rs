@@ -14,7 +14,7 @@ use crate::{
     ilp::solve::{Answer, Settings, solve},
 };
 use good_lp::{SolverModel, highs, variable, variables};
-use spipe_plan::{System, boundaries_in_passing};
+use spipe_plan::System;
 use spread::{Spread, rate};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -180,8 +180,7 @@ fn streaming_or_not(figures: &Figures<'_>, freedom: &Freedom, classes: Vec<Class
     }
     let bytes = &figures.devices[class.members[0]].bytes;
     let boundary = bytes.iter().map(|layer| layer.boundary.get()).min().unwrap_or(0);
-    let passing = boundaries_in_passing(&figures.context).unwrap_or(3 * figures.microbatches);
-    let beside = if figures.training { passing * boundary } else { 0 };
+    let beside = if figures.training { figures.boundaries_in_passing() * boundary } else { 0 };
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     for layer in bytes {
         *counts.entry(freedom.buffers(layer, figures.training)).or_default() += 1;

@@ -64,20 +64,23 @@ const SHARES: f64 = 2.0;
 /// The distinct layers of `model` in `batch`.
 pub(super) fn kinds(model: &Model, batch: Batch) -> Result<Vec<Kind<'_>>, Faults> {
     let mut kinds: Vec<Kind<'_>> = Vec::new();
+    let mut weights: Vec<f64> = Vec::new();
     for (layer, unit) in model.layers().iter().zip(lone_units(model)?) {
         let signature = layer.signature(batch);
         let chains = layer.inputs.len() == 1 && shape(model, &layer.inputs, batch) == shape(model, &[unit.id()], batch);
         let most = if chains { (MOST_NUMBERS / layer.parameters.max(1)).max(1) as usize } else { 1 };
-        match kinds.iter_mut().find(|kind| kind.signature == signature) {
-            Some(kind) => kind.copies = (kind.copies + 1).min(most),
+        let work = layer.work(batch);
+        match kinds.iter().position(|kind| kind.signature == signature) {
+            Some(index) => {
+                kinds[index].copies = (kinds[index].copies + 1).min(most);
+                weights[index] += flops(&work);
+            }
             None => {
-                let work = layer.work(batch);
+                weights.push(flops(&work));
                 kinds.push(Kind { signature, layer, unit, model, copies: 1, batch, shares: 1, work });
             }
         }
     }
-    let like = |kind: &Kind<'_>| model.layers().iter().filter(|layer| layer.signature(batch) == kind.signature).count();
-    let weights: Vec<f64> = kinds.iter().map(|kind| like(kind) as f64 * flops(&kind.work)).collect();
     let shares = SHARES * kinds.len() as f64 / weights.iter().sum::<f64>().max(1.0);
     for (kind, weight) in kinds.iter_mut().zip(weights) {
         kind.shares += (weight * shares).round() as usize;

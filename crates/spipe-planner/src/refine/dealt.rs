@@ -9,6 +9,9 @@ use spipe_plan::{Context, Placement, Stage, System};
 /// Each stage of the busiest device, or its first or last layer, on the least busy one or on the one that begins first, which waits for no
 /// other, with as little recomputed on both as then fits.
 pub(super) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    if placement.system != System::Superpipeline {
+        return Vec::new();
+    }
     let stages = placement.stages.as_slice();
     let devices = placement.devices();
     let busy = |device: &DeviceId| -> f64 {
@@ -21,7 +24,7 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
     };
     let mut targets = vec![least, first];
     targets.dedup();
-    targets.retain(|target| *target != from && placement.system == System::Superpipeline);
+    targets.retain(|target| *target != from);
     let mut list = Vec::new();
     for (index, stage) in stages.iter().enumerate().filter(|(_, stage)| stage.device == from) {
         for target in &targets {

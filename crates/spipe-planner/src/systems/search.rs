@@ -342,7 +342,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let simulated = known.best.as_ref().map(|(time, _)| *time);
             // Where no other placement fits, its best is the bound.
             let bound = known.bound.is_finite().then(|| to_time(&self.figures, known.bound));
-            let bound = bound.map(|bound| bound.min(simulated.unwrap_or(bound))).or(simulated);
+            let bound = [bound, simulated].into_iter().flatten().min();
             Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
         };
         Ok(Solution {
