@@ -12,8 +12,8 @@ use proptest::{
 };
 use spipe_base::{DeviceId, LayerRange, MemoryId, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Family, Knobs, Placement, Stage, System, Weights, check};
-use spipe_planner::{Options, PlanError, Problem, Solution, candidates, generated, plan_all, planner};
+use spipe_plan::{Context, Family, Knobs, OutcomeStatus, Placement, Stage, System, Weights, check};
+use spipe_planner::{Options, PlanError, Problem, Solution, candidates, every, generated, plan_all, planner};
 use std::{cell::Cell, sync::atomic::AtomicBool};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
@@ -70,7 +70,8 @@ fn no_candidate_for_frozen_layers_beats_its_bound() {
 fn bounded(instance: Instance) -> Result<(), TestCaseError> {
     let context = instance.context();
     for system in System::ALL.into_iter().filter(|system| !spipe_planner::SYSTEMS.contains(system)) {
-        let found = solve(&instance, &[system], Options { refinements: 60, ..Options::default() }, false);
+        let found =
+            solve(&instance, &[system], Options { refinements: 60, every_limit: 0, ..Options::default() }, false);
         let times: Vec<SimTime> = candidates(&context, system)
             .iter()
             .filter(|placement| check(&context, placement).is_ok())
@@ -120,7 +121,7 @@ fn no_placement_that_shares_everything_beats_its_bound() {
 #[test]
 fn the_plan_over_all_systems_is_the_best_of_all_systems() {
     run(40, |instance| {
-        let options = || Options { refinements: 60, ..Options::default() };
+        let options = || Options { refinements: 60, every_limit: 0, ..Options::default() };
         let all = solve(&instance, &System::ALL, options(), true);
         let again = solve(&instance, &System::ALL, Options { threads: 3, ..options() }, true);
         prop_assert_eq!(&all, &again, "one thread and three");
@@ -237,6 +238,64 @@ fn on_longer_models_the_plan_is_the_best_of_all_placements() {
 #[test]
 fn with_frozen_layers_the_plan_is_the_best_of_all_placements() {
     run_on(120, frozen_instance_of(3), |instance| agrees(&instance, true));
+}
+
+/// What holds between the plan over all systems and every placement of any of them, one of which is drawn apart from the others.
+fn is_the_best(instance: &Instance, draws: &[u8]) -> Result<(), TestCaseError> {
+    let context = instance.context();
+    let all = solve(instance, &System::ALL, Options { gap: 0.0, ..Options::default() }, true);
+    let fits = |placement: &Placement| check(&context, placement).is_ok();
+    let every = System::ALL.into_iter().flat_map(|system| every(context, system, usize::MAX).unwrap_or_default());
+    let stages = [System::OneForwardOneBackward, System::Gpipe, System::Hybrid];
+    let drawn = stages.into_iter().map(|system| drawn(&context, system, draws));
+    let dealt = [System::Superpipeline, System::Mobius].into_iter().filter_map(|system| dealt(&context, system, draws));
+    let trains = context.workload().mode == Mode::Train;
+    let list = every.chain(drawn.chain(dealt).filter(|_| trains)).filter(fits);
+    let best = list.filter_map(|placement| simulated(instance, &placement)).min();
+    match (all, best) {
+        (Err(PlanError::Infeasible { .. }), None) => Ok(()),
+        (Ok(all), Some(best)) => {
+            prop_assert!(all.simulated <= best + CLOCK && best <= all.simulated + CLOCK, "{best} but {all:?}");
+            prop_assert!(all.bound <= best + CLOCK && all.simulated <= all.bound + CLOCK, "{best} but {all:?}");
+            prop_assert_eq!(all.status, OutcomeStatus::Optimal);
+            prop_assert_eq!(Ok(()), check(&context, &all.placement));
+            Ok(())
+        }
+        (all, best) => Err(TestCaseError::fail(format!("{best:?} but {all:?}"))),
+    }
+}
+
+/// Any system, one stage or several on a device, streamed or kept, saved, recomputed or offloaded, stepped here or there.
+#[test]
+fn of_all_systems_the_plan_is_the_best_of_all_placements() {
+    let draws = prop::collection::vec(any::<u8>(), 12);
+    run_on(100, (instance_of(3), draws), |(instance, draws)| is_the_best(&instance, &draws));
+}
+
+/// The same where the first layers are frozen, or some behind them.
+#[test]
+fn of_all_systems_the_plan_for_frozen_layers_is_the_best_of_all_placements() {
+    let draws = prop::collection::vec(any::<u8>(), 12);
+    run_on(40, (frozen_instance_of(3), draws), |(instance, draws)| is_the_best(&instance, &draws));
+}
+
+/// A system by itself is refused only where none of its placements fits.
+#[test]
+fn a_system_is_refused_only_where_none_of_its_placements_fits() {
+    let refused = Cell::new(0);
+    run_on(60, instance_of(3), |instance| {
+        let context = instance.context();
+        for system in System::ALL {
+            let found = solve(&instance, &[system], Options { refinements: 0, ..Options::default() }, true);
+            let fits =
+                |placement: &Placement| check(&context, placement).is_ok() && simulated(&instance, placement).is_some();
+            let any = every(context, system, usize::MAX).unwrap_or_default().iter().any(fits);
+            prop_assert_eq!(found.is_ok(), any, "{}: {:?}", system, found);
+            refused.set(refused.get() + u32::from(!any));
+        }
+        Ok(())
+    });
+    assert!(refused.get() >= 100, "few refusals: {}", refused.get());
 }
 
 /// No placement with several stages on a device is faster than its system's bound, whatever is recomputed, stepped or saved elsewhere.

@@ -4,6 +4,7 @@ use crate::{
     Options, PlanError, Problem, SYSTEMS,
     capacity::{Capacity, capacity},
     case::{Discipline, judge},
+    every::of_figures,
     figures::Figures,
     greedy, ilp, reason,
     sequence::{self, Coverage},
@@ -40,12 +41,18 @@ pub(crate) fn decide(problem: &Problem<'_>) -> Decision {
     if matches!(of_stages, Decision::Fits(_)) {
         return of_stages;
     }
-    let candidates = other.into_iter().flat_map(|system| candidates(&problem.context, system));
-    match candidates.filter_map(|placement| judge(problem, placement)).next() {
+    let candidates = other.iter().flat_map(|system| candidates(&problem.context, *system));
+    // Where there are few placements, all of them.
+    let figures = Figures::new(problem.context, &problem.options);
+    let every = other.iter().filter_map(|system| of_figures(&figures, *system, MOST)).flatten();
+    match candidates.chain(every).find_map(|placement| judge(problem, placement)) {
         Some((_, placement)) => Decision::Fits(placement),
         None => of_stages,
     }
 }
+
+/// So many placements of a system are tried at most where none that is worth trying fits.
+const MOST: usize = 5000;
 
 /// The same for the systems whose stages are searched.
 fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {

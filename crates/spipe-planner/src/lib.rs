@@ -39,6 +39,7 @@ mod capacity;
 mod case;
 mod deadline;
 mod divide;
+mod every;
 mod exhaustive;
 mod figures;
 mod fits;
@@ -67,6 +68,7 @@ pub use remedy::{Fits, Refused, Remedy, remedies};
 use spipe_plan::System;
 pub use systems::{candidates, generated, plan_all};
 
+pub use every::every;
 pub use fits::fits;
 pub use pins::{Contradiction, Named, Pin, Pins};
 pub use problem::{Claim, Considered, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};

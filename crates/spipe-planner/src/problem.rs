@@ -40,6 +40,8 @@ pub struct Options {
     pub sequence_limit: usize,
     /// Exhaustive search refuses larger spaces.
     pub exhaustive_limit: u64,
+    /// Of systems with no more placements all of them are tried, if their bounds leave anything open.
+    pub every_limit: usize,
     /// Whether the host may keep the optimizer state or the activations of a GPU's stage.
     pub host_help: bool,
     /// How many choices of help for whole device sequences are told apart, at most.
@@ -63,6 +65,7 @@ impl Default for Options {
             candidates_per_case: 16,
             sequence_limit: 4000,
             exhaustive_limit: 1_000_000,
+            every_limit: 20_000,
             host_help: true,
             help_limit: 4000,
             pins: Pins::default(),

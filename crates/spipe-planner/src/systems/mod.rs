@@ -2,6 +2,7 @@
 
 mod counted;
 mod cuts;
+mod exhaust;
 mod heuristics;
 mod kept;
 mod pipelines;

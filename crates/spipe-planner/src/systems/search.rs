@@ -7,7 +7,7 @@
 //!                                 └─ stages, by the planner ────────────┴─► the best few ─► improved ─► best plan
 //! ```
 
-use super::{candidates, counted, heuristics, refusal, shared};
+use super::{candidates, counted, exhaust, heuristics, refusal, shared};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -63,6 +63,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     }
     in_pool(problem, || {
         search.improve();
+        search.exhaust();
         Ok(())
     })?;
     search.conclude()
@@ -77,6 +78,7 @@ pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
     in_pool(problem, || {
         search.generate();
         search.improve();
+        search.exhaust();
         Ok(())
     })?;
     search.conclude()
@@ -315,6 +317,46 @@ impl<'s, 'a> Search<'s, 'a> {
         }
         known.best = faster(known.best.take(), Some(refined));
         known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
+    }
+
+    /// Tries everything that systems with few placements can do and that may still be faster.
+    fn exhaust(&mut self) {
+        for index in 0..self.systems.len() {
+            let system = self.systems[index].system;
+            if !SYSTEMS.contains(&system) {
+                let bound = self.systems[index].bound;
+                self.systems[index].bound = self.try_all(index, (system, bound));
+                continue;
+            }
+            // What the planner of stages proves is about one stage per device.
+            let systems: Vec<System> =
+                self.problem.systems.iter().copied().filter(|one| SYSTEMS.contains(one)).collect();
+            let several = |system| (system, least(&self.figures, system).unwrap_or(0.0));
+            let bounds: Vec<(System, f64)> = systems.into_iter().map(several).collect();
+            let tried: Vec<f64> = bounds.into_iter().map(|bounded| self.try_all(index, bounded)).collect();
+            let least = tried.into_iter().fold(f64::INFINITY, f64::min);
+            if least >= self.limit() {
+                self.systems[index].bound = least;
+            }
+        }
+    }
+
+    /// Tries all placements of a system whose bound is below the best plan, where these are few; the bound that is then known. What is
+    /// found counts for the `index`th system.
+    fn try_all(&mut self, index: usize, (system, bound): (System, f64)) -> f64 {
+        if bound >= self.limit() {
+            return bound;
+        }
+        let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
+        let limit = best.map_or(f64::INFINITY, SimTime::to_ms);
+        let tried = exhaust::fastest((self.problem, &self.figures), &self.deadline, (system, limit));
+        let Some((found, examined)) = tried else { return bound };
+        let bound = found.as_ref().map_or(limit, |(time, _)| time.to_ms());
+        let known = &mut self.systems[index];
+        (known.examined, known.skipped) = (known.examined + examined, false);
+        known.best = faster(known.best.take(), found);
+        known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
+        bound
     }
 
     fn conclude(self) -> Result<Solution, PlanError> {

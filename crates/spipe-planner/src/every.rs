@@ -1,0 +1,222 @@
+//! Every placement of a system, where there are few enough to try them all.
+//!
+//! Layers are cut into stages in every way; each stage is on each device and with each choice that its system's [`Freedom`] leaves it,
+//! what is on the host is near its device; and every knob has every value that makes a difference. Of devices that are
+//! interchangeable the lower ones are used first.
+
+use crate::{
+    LARGEST_HEAD_START, Options,
+    figures::Figures,
+    freedom::{Computing, Freedom, When},
+    sequence::{Coverage, classes},
+    systems::{candidates, socket},
+};
+use spipe_base::{DeviceId, LayerRange};
+use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, check_shape};
+
+/// Every placement of `system` that has the right shape, whether it fits or not; none where there are more than `most`.
+pub fn every(context: Context<'_>, system: System, most: usize) -> Option<Vec<Placement>> {
+    of_figures(&Figures::new(context, &Options::default()), system, most)
+}
+
+/// The same under the figures of a problem.
+pub(crate) fn of_figures(figures: &Figures<'_>, system: System, most: usize) -> Option<Vec<Placement>> {
+    let context = &figures.context;
+    if !figures.training && !system.infers() {
+        return Some(Vec::new());
+    }
+    let Some(freedom) = Freedom::of(system) else { return Some(candidates(context, system)) };
+    // Each division of the layers is one placement at least.
+    if figures.layers > most.max(1).ilog2() as usize + 1 {
+        return None;
+    }
+    let computes = |device: &DeviceId| match freedom.computing {
+        Computing::All => true,
+        Computing::Gpus | Computing::FirstGpu => !context.is_cpu(*device),
+        Computing::Sockets => context.is_cpu(*device),
+    };
+    let mut devices: Vec<DeviceId> = context.cost.devices().filter(computes).collect();
+    if freedom.computing == Computing::FirstGpu {
+        devices.truncate(1);
+    }
+    let classes = classes(figures, Coverage::Exact);
+    let mut walk = Walk { figures, system, freedom, devices, classes, most, list: Vec::new() };
+    walk.extend(&mut Vec::new())?;
+    let forward = std::mem::take(&mut walk.list);
+    if !freedom.apart {
+        return with_knobs(figures, system, &forward, most);
+    }
+    // Devices that are interchangeable before the first pass are no longer so in the second.
+    walk.classes = (0..figures.devices.len()).collect();
+    walk.extend(&mut Vec::new())?;
+    let pairs = forward.iter().flat_map(|ahead| walk.list.iter().map(move |back| (ahead, back)));
+    let both = |(ahead, back): (&Vec<Stage>, &Vec<Stage>)| {
+        let placement = Placement::new(system, ahead.iter().copied());
+        if ahead == back { placement } else { placement.with_backward(back.iter().copied()) }
+    };
+    let all: Vec<Placement> = pairs.take(most.saturating_add(1)).map(both).collect();
+    (all.len() <= most).then(|| shaped(context, all))
+}
+
+fn shaped(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
+    list.into_iter().filter(|placement| check_shape(context, placement).is_ok()).collect()
+}
+
+/// Stages of both passes, with every knob.
+fn with_knobs(figures: &Figures<'_>, system: System, lists: &[Vec<Stage>], most: usize) -> Option<Vec<Placement>> {
+    let mut all = Vec::new();
+    for stages in lists {
+        let plain = Placement::new(system, stages.iter().copied());
+        let knobs = knobs(figures, &plain);
+        all.extend(knobs.into_iter().map(|knobs| plain.clone().with_knobs(knobs)));
+        if all.len() > most {
+            return None;
+        }
+    }
+    Some(shaped(&figures.context, all))
+}
+
+/// Every value of the knobs that planners turn.
+fn knobs(figures: &Figures<'_>, placement: &Placement) -> Vec<Knobs> {
+    let (plain, stages) = (Knobs::default(), placement.stages.len() as u64);
+    let resident = |resident: u64| Knobs { resident: Some(resident), ..plain };
+    match placement.system {
+        // Without a CPU stage there is no head start.
+        System::Hybrid if placement.stages.iter().any(|stage| figures.context.is_cpu(stage.device)) => {
+            (0..=LARGEST_HEAD_START).map(|head_start| Knobs { head_start, ..plain }).collect()
+        }
+        System::NaiveSwap => (1..=stages).map(resident).collect(),
+        System::Superpipeline => {
+            let swaps = |k: u64| (1..=k).map(move |swap| Knobs { swap: Some(swap), ..resident(k) });
+            (1..=stages).flat_map(swaps).collect()
+        }
+        _ => vec![plain],
+    }
+}
+
+/// Lists of stages that cover the model.
+struct Walk<'f, 'a> {
+    figures: &'f Figures<'a>,
+    system: System,
+    freedom: Freedom,
+    devices: Vec<DeviceId>,
+    /// The first device that each is interchangeable with.
+    classes: Vec<usize>,
+    most: usize,
+    list: Vec<Vec<Stage>>,
+}
+
+impl Walk<'_, '_> {
+    /// Adds every list that begins with `stages`; none where there are too many.
+    fn extend(&mut self, stages: &mut Vec<Stage>) -> Option<()> {
+        let from = stages.last().map_or(0, |stage| stage.layers.last().index() + 1);
+        if from == self.figures.layers {
+            self.list.push(stages.clone());
+            return (self.list.len() <= self.most).then_some(());
+        }
+        for last in from..self.figures.layers {
+            let Some(layers) = LayerRange::new(from.into(), last.into()) else { continue };
+            for device in self.devices.clone() {
+                if !self.may_follow(stages, device) {
+                    continue;
+                }
+                for stage in self.choices(device, layers) {
+                    stages.push(stage);
+                    let more = self.extend(stages);
+                    stages.pop();
+                    more?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Whether a stage on `device` may come after `stages`.
+    fn may_follow(&self, stages: &[Stage], device: DeviceId) -> bool {
+        let has = |device: DeviceId| stages.iter().any(|stage| stage.device == device);
+        let lower = |other: &&DeviceId| **other < device && self.classes[other.index()] == self.classes[device.index()];
+        let new = !has(device) && self.devices.iter().filter(lower).all(|other| has(*other));
+        let last = stages.last().is_some_and(|stage| stage.device == device);
+        let single = self.system.family() == Family::Pipeline && self.system.dealing() == Dealing::Single;
+        new || last || (has(device) && !single)
+    }
+
+    /// Every way to have `layers` on `device`.
+    fn choices(&self, device: DeviceId, layers: LayerRange) -> Vec<Stage> {
+        let (context, freedom, count) = (&self.figures.context, self.freedom, layers.count());
+        let (training, is_cpu) = (self.figures.training, context.is_cpu(device));
+        let plain = Stage::new(device, layers);
+        let near = context.hardware.host_memory(device).zip(socket(context, device)).filter(|_| !is_cpu);
+        let mut places: Vec<Stage> = Vec::new();
+        if freedom.streams != When::Never {
+            places.extend(near.map(|(home, socket)| plain.with_weights_in(home).with_optimizer_on(socket)));
+        }
+        if freedom.streams != When::Always {
+            let steps = if freedom.streams == When::Never && training { freedom.steps_on_host } else { When::Never };
+            if steps != When::Always || is_cpu {
+                places.push(plain);
+            }
+            if steps == When::Always || (steps == When::Perhaps && self.figures.host_help) {
+                places.extend(near.map(|(_, socket)| plain.with_optimizer_on(socket)));
+            }
+        }
+        let offloads = training && freedom.offloads != When::Never && self.figures.host_help;
+        let saved = [None, near.map(|(home, _)| home).filter(|_| offloads)];
+        let saved = &saved[..if saved[1].is_some() { 2 } else { 1 }];
+        let recomputes = match freedom.recomputes {
+            _ if !training => 0..=0,
+            When::Never => 0..=0,
+            When::Always => count..=count,
+            When::Perhaps => 0..=count,
+        };
+        let with = |place: Stage| {
+            let recomputes = recomputes.clone();
+            saved.iter().flat_map(move |offload| {
+                recomputes.clone().map(move |recomputed| Stage { offload: *offload, recomputed, ..place })
+            })
+        };
+        places.into_iter().flat_map(with).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
+    use spipe_cost::Mode;
+
+    fn count(gpus: usize, system: System, most: usize) -> Option<usize> {
+        let layer = LayerText { count: 3, times: [1, 1, 1], slowdown: 2, parameters: 1, boundary: 1, saved: 1 };
+        let machine = MachineText { gpus: vec![(1000, 20); gpus], root: 20, sockets: vec![1000] };
+        let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
+        every(instance.context(), system, most).map(|list| list.len())
+    }
+
+    /// Three layers are one stage of three, two of one and two, or three of one; a stage of n recomputes up to n.
+    #[test]
+    fn placements_of_three_layers_are_as_many_as_choices() {
+        assert_eq!(count(1, System::GpuOnly, 9), Some(1 + 1 + 1 + 1));
+        // Two stages on one device.
+        assert_eq!(count(1, System::ZbV, 99), Some(2 * (2 * 3)));
+        // Streamed or kept, and k′ ≤ k ≤ stages.
+        assert_eq!(count(1, System::Superpipeline, 999), Some(2 * 4 + 2 * (4 * 6) * 3 + 4 * 4 * 4 * 6));
+        // Stepped here or there, saved here or there: on the GPU 4 (n + 1) choices, on the socket n + 1; each comes once.
+        let one = 4 * 4 + 4;
+        let two = 2 * (8 * 12 + 2 * 3 + 8 * 3 + 2 * 12);
+        let three = 8 * 8 * 8 + 2 * 2 * 2 + 2 * (8 * 8 * 2 + 8 * 2 * 2);
+        assert_eq!(count(1, System::Gpipe, 9999), Some(one + two + three));
+    }
+
+    #[test]
+    fn equal_devices_are_used_in_ascending_order() {
+        // One device, or two with one or two layers on the first.
+        assert_eq!(count(2, System::GpuOnly, 99), Some(4 + (2 + 2)));
+        assert_eq!(count(2, System::Spipe, 9999), Some((1 + 2 * 2 + 4) * (2 + 2 * 4 + 8)));
+    }
+
+    #[test]
+    fn too_many_are_none() {
+        assert_eq!(count(1, System::Superpipeline, 535), None);
+        assert_eq!(count(2, System::Spipe, 10), None);
+    }
+}
