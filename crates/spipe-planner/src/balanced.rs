@@ -17,6 +17,10 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_plan::OutcomeStatus;
+use std::{
+    collections::BinaryHeap,
+    sync::{Mutex, PoisonError},
+};
 
 /// How many of the best-balanced cases are simulated.
 const CANDIDATES: usize = 32;
@@ -113,10 +117,12 @@ pub(crate) fn candidates(
     cases: &[Case],
     deadline: &Deadline<'_>,
 ) -> Vec<(usize, Division)> {
+    let best = Best::default();
     let divide = |(index, case): (usize, &Case)| {
         let tried = case.undecided().is_none() && deadline.allows(index);
-        let balanced = if tried { balance(figures, partitioner, case) } else { None };
-        balanced.map(|(busiest, division)| (busiest, index, division))
+        let (busiest, division) = if tried { balance(figures, partitioner, case, best.limit()) } else { None }?;
+        best.add(busiest);
+        Some((busiest, index, division))
     };
     let mut divisions: Vec<(f64, usize, Division)> = cases.par_iter().enumerate().filter_map(divide).collect();
     divisions.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
@@ -124,8 +130,36 @@ pub(crate) fn candidates(
     divisions.into_iter().map(|(_, index, division)| (index, division)).collect()
 }
 
-/// The division of `case` whose busiest stage is least busy per microbatch, with that time in ms.
-fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case) -> Option<(f64, Division)> {
+/// The least times of busiest stages that were found so far, as bits, which order those that are not negative: cases that are not among
+/// them need not be looked at to the end.
+#[derive(Default)]
+struct Best(Mutex<BinaryHeap<u64>>);
+
+impl Best {
+    fn add(&self, busiest: f64) {
+        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        times.push(busiest.to_bits());
+        if times.len() > CANDIDATES {
+            times.pop();
+        }
+    }
+
+    /// What a case must not exceed to be among them.
+    fn limit(&self) -> f64 {
+        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = times.peek().filter(|_| times.len() == CANDIDATES);
+        last.map_or(f64::INFINITY, |bits| f64::from_bits(*bits))
+    }
+}
+
+/// The division of `case` whose busiest stage is least busy per microbatch, with that time in ms; none where it is busy for longer than
+/// `limit`.
+fn balance(
+    figures: &Figures<'_>,
+    partitioner: &Partitioner<'_, '_>,
+    case: &Case,
+    limit: f64,
+) -> Option<(f64, Division)> {
     let (layers, stages) = (figures.layers, case.stages());
     let mut best = vec![f64::INFINITY; layers + 1];
     best[0] = 0.0;
@@ -135,9 +169,16 @@ fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case
         let farthest = layers.checked_sub(stages - 1 - stage)?;
         let (_, table) = *partitioner.choices(case.seats[stage])?.first()?;
         for from in (stage..farthest).filter(|from| best[*from].is_finite()) {
-            for to in from + 1..=farthest {
+            let busy = |to: usize, recomputed: usize| {
+                case.device(figures, stage).stage_times((from, to), recomputed, case.help(stage)).busy()
+            };
+            // With more layers a stage is busy for longer.
+            for to in (from + 1..=farthest).take_while(|to| busy(*to, 0) <= limit) {
                 let Some(recomputed) = some(table[from * (layers + 1) + to]) else { continue };
-                let busy = case.device(figures, stage).stage_times((from, to), recomputed, case.help(stage)).busy();
+                let busy = busy(to, recomputed);
+                if busy > limit {
+                    continue;
+                }
                 let busiest = best[from].max(busy);
                 if busiest < next[to] {
                     next[to] = busiest;
@@ -148,4 +189,40 @@ fn balance(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case
         best = next;
     }
     best[layers].is_finite().then(|| (best[layers], partitioner.least_of(case, &from_of)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Options, SYSTEMS,
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+    };
+    use spipe_cost::Mode;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn cases_that_are_given_up_early_are_none_of_the_best() {
+        let layer = |times| LayerText { count: 5, times, slowdown: 2, parameters: 1_000_000, boundary: 2, saved: 30 };
+        let machine = MachineText { gpus: vec![(700, 20), (500, 10)], root: 20, sockets: vec![2000] };
+        let model = model_text(&[layer([3, 4, 5]), layer([9, 7, 5])]);
+        let instance = Instance::new(&model, &machine_text(&machine), &workload(4, Mode::Train));
+        let (stop, score) = (AtomicBool::new(false), |_: &spipe_plan::Placement| None);
+        let (context, systems) = (instance.context(), SYSTEMS.to_vec());
+        let problem = Problem { context, systems, options: Options::default(), score: &score, stop: &stop };
+        let (figures, deadline) = (Figures::new(context, &problem.options), Deadline::new(&problem));
+        let cases = all_cases(&problem, &figures, &deadline);
+        let partitioner = Partitioner::new(&figures, &cases);
+        let whole = |case: &Case| balance(&figures, &partitioner, case, f64::INFINITY);
+        let mut all: Vec<(f64, usize)> =
+            cases.iter().enumerate().filter_map(|(index, case)| Some((whole(case)?.0, index))).collect();
+        all.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+        assert!(all.len() > CANDIDATES && all[0].0 < all[CANDIDATES].0);
+        let found = candidates(&figures, &partitioner, &cases, &deadline);
+        let found: Vec<usize> = found.into_iter().map(|(index, _)| index).collect();
+        assert_eq!(found, all[..CANDIDATES].iter().map(|(_, index)| *index).collect::<Vec<_>>());
+        let divisions =
+            found.iter().filter_map(|index| balance(&figures, &partitioner, &cases[*index], all[CANDIDATES - 1].0));
+        assert_eq!(divisions.count(), CANDIDATES);
+    }
 }
