@@ -12,9 +12,6 @@ use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
 
-/// Which part of the time limit the balanced dynamic program may take. It needs less of it, but for machines of many devices.
-const SHARE: u32 = 2;
-
 /// The best plan of each heuristic for those of the problem's systems that it knows.
 pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Scored> {
     let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
@@ -26,8 +23,8 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
     }
     if systems.iter().any(|system| SYSTEMS.contains(system)) {
         plans.extend(all(problem, greedy::placements(figures, &systems)));
-        let mut options = problem.options.clone();
-        options.time_limit /= SHARE;
+        // As long as it may take by itself: it needs little of the time, but for machines of many devices.
+        let options = problem.options.clone();
         let staged = Problem { context: problem.context, systems: systems.clone(), options, ..*problem };
         plans.extend(balanced::best(&staged, figures, &Deadline::new(&staged)));
     }
