@@ -109,16 +109,17 @@ pub(crate) fn closest(figures: &Figures<'_>, cases: &[Case]) -> PlanError {
         };
     };
     let name = &figures.context.hardware.memories()[figures.devices[device].memory].name;
+    let devices = listed(&case.names(figures).split(", ").collect::<Vec<_>>());
+    let closest = format!("the closest one, over {devices} under `{}`,", case.discipline.system);
+    let lacks = match missing {
+        // Shortages are those of single stages, which share memory with others, and what the host keeps for them.
+        0 => "has room for each stage, but not for all of them and what hosts keep for them".into(),
+        missing => format!("lacks {} in `{name}`", Bytes::new(missing)),
+    };
     PlanError::Infeasible {
-        reason: format!(
-            "no division of the {} layers fits: the closest one, over {} under `{}`, lacks {} in `{name}`",
-            figures.layers,
-            listed(&case.names(figures).split(", ").collect::<Vec<_>>()),
-            case.discipline.system,
-            Bytes::new(missing)
-        ),
+        reason: format!("no division of the {} layers fits: {closest} {lacks}", figures.layers),
         hint: "use more memory or devices, a smaller microbatch, or a shorter sequence".into(),
-        missing: Some(Bytes::new(missing)),
+        missing: Some(Bytes::new(missing)).filter(|missing| *missing > Bytes::ZERO),
         certain: false,
     }
 }
