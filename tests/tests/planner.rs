@@ -243,7 +243,11 @@ fn with_frozen_layers_the_plan_is_the_best_of_all_placements() {
 /// What holds between the plan over all systems and every placement of any of them, one of which is drawn apart from the others.
 fn is_the_best(instance: &Instance, draws: &[u8]) -> Result<(), TestCaseError> {
     let context = instance.context();
-    let all = solve(instance, &System::ALL, Options { gap: 0.0, ..Options::default() }, true);
+    let options = |threads| Options { gap: 0.0, threads, ..Options::default() };
+    let all = solve(instance, &System::ALL, options(1), true);
+    if context.workload().microbatches == 3 {
+        prop_assert_eq!(&all, &solve(instance, &System::ALL, options(3), true), "one thread and three");
+    }
     let fits = |placement: &Placement| check(&context, placement).is_ok();
     let every = System::ALL.into_iter().flat_map(|system| every(context, system, usize::MAX).unwrap_or_default());
     let stages = [System::OneForwardOneBackward, System::Gpipe, System::Hybrid];

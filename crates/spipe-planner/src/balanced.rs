@@ -130,8 +130,8 @@ pub(crate) fn candidates(
     divisions.into_iter().map(|(_, index, division)| (index, division)).collect()
 }
 
-/// The least times of busiest stages that were found so far, as bits, which order those that are not negative: cases that are not among
-/// them need not be looked at to the end.
+/// The least times of busiest stages so far, one for each candidate: a case above the largest of them cannot be among the best. As bits,
+/// which order times that are not negative.
 #[derive(Default)]
 struct Best(Mutex<BinaryHeap<u64>>);
 

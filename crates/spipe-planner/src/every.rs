@@ -1,11 +1,11 @@
 //! Every placement of a system, where there are few enough to try them all.
 //!
 //! Layers are cut into stages in every way; each stage is on each device and with each choice that its system's [`Freedom`] leaves it,
-//! what is on the host is near its device; and every knob has every value that makes a difference. Of devices that are
+//! what is on the host is near its device; and the knobs that planners turn have every value that makes a difference. Of GPUs that are
 //! interchangeable the lower ones are used first.
 
 use crate::{
-    LARGEST_HEAD_START, Options,
+    LARGEST_HEAD_START, Options, Pins, SYSTEMS,
     figures::Figures,
     freedom::{Computing, Freedom, When},
     sequence::{Coverage, classes},
@@ -14,20 +14,34 @@ use crate::{
 use spipe_base::{DeviceId, LayerRange};
 use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, check_shape};
 
-/// Every placement of `system` that has the right shape, whether it fits or not; none where there are more than `most`.
+/// Beyond so many devices placements are not counted.
+const MOST_DEVICES: usize = 16;
+
+/// Every placement of `system` that has the right shape, whether it fits or not; none where there are more than `most` ways to place its
+/// stages, or to place them and turn its knobs.
 pub fn every(context: Context<'_>, system: System, most: usize) -> Option<Vec<Placement>> {
-    of_figures(&Figures::new(context, &Options::default()), system, most)
+    let options = Options::default();
+    of_figures(&Figures::new(context, &options), &options.pins, (system, most))
 }
 
-/// The same under the figures of a problem.
-pub(crate) fn of_figures(figures: &Figures<'_>, system: System, most: usize) -> Option<Vec<Placement>> {
+/// Whether there may be so few ways to place the stages of a model: each way to cut its layers into stages is one, but for systems that
+/// have a fixed number of stages.
+pub(crate) fn few(figures: &Figures<'_>, most: usize) -> bool {
+    figures.layers <= most.max(1).ilog2() as usize + 1 && figures.devices.len() <= MOST_DEVICES
+}
+
+/// The same under the figures of a problem, with every placement that holds its pins.
+pub(crate) fn of_figures(
+    figures: &Figures<'_>,
+    pins: &Pins,
+    (system, most): (System, usize),
+) -> Option<Vec<Placement>> {
     let context = &figures.context;
     if !figures.training && !system.infers() {
         return Some(Vec::new());
     }
     let Some(freedom) = Freedom::of(system) else { return Some(candidates(context, system)) };
-    // Each division of the layers is one placement at least.
-    if figures.layers > most.max(1).ilog2() as usize + 1 {
+    if !few(figures, most) {
         return None;
     }
     let computes = |device: &DeviceId| match freedom.computing {
@@ -39,7 +53,11 @@ pub(crate) fn of_figures(figures: &Figures<'_>, system: System, most: usize) -> 
     if freedom.computing == Computing::FirstGpu {
         devices.truncate(1);
     }
-    let classes = classes(figures, Coverage::Exact);
+    let alone = || (0..figures.devices.len()).collect();
+    // Pins name devices.
+    let mut classes = if pins.is_empty() { classes(figures, Coverage::Exact) } else { alone() };
+    // Of sockets that are alike one may help GPUs.
+    (0..classes.len()).filter(|device| figures.devices[*device].is_cpu).for_each(|socket| classes[socket] = socket);
     let mut walk = Walk { figures, system, freedom, devices, classes, most, list: Vec::new() };
     walk.extend(&mut Vec::new())?;
     let forward = std::mem::take(&mut walk.list);
@@ -47,14 +65,12 @@ pub(crate) fn of_figures(figures: &Figures<'_>, system: System, most: usize) -> 
         return with_knobs(figures, system, &forward, most);
     }
     // Devices that are interchangeable before the first pass are no longer so in the second.
-    walk.classes = (0..figures.devices.len()).collect();
+    walk.classes = alone();
     walk.extend(&mut Vec::new())?;
     let pairs = forward.iter().flat_map(|ahead| walk.list.iter().map(move |back| (ahead, back)));
-    let both = |(ahead, back): (&Vec<Stage>, &Vec<Stage>)| {
-        let placement = Placement::new(system, ahead.iter().copied());
-        if ahead == back { placement } else { placement.with_backward(back.iter().copied()) }
-    };
-    let all: Vec<Placement> = pairs.take(most.saturating_add(1)).map(both).collect();
+    let plain = |stages: &Vec<Stage>| Placement::new(system, stages.iter().copied());
+    let apart = pairs.map(|(ahead, back)| plain(ahead).with_backward(back.iter().copied()));
+    let all: Vec<Placement> = forward.iter().map(plain).chain(apart).take(most.saturating_add(1)).collect();
     (all.len() <= most).then(|| shaped(context, all))
 }
 
@@ -136,9 +152,16 @@ impl Walk<'_, '_> {
         let has = |device: DeviceId| stages.iter().any(|stage| stage.device == device);
         let lower = |other: &&DeviceId| **other < device && self.classes[other.index()] == self.classes[device.index()];
         let new = !has(device) && self.devices.iter().filter(lower).all(|other| has(*other));
-        let last = stages.last().is_some_and(|stage| stage.device == device);
-        let single = self.system.family() == Family::Pipeline && self.system.dealing() == Dealing::Single;
-        new || last || (has(device) && !single)
+        let is = |index: usize| stages.get(index).is_some_and(|stage| stage.device == device);
+        let (count, used) = (stages.len(), self.devices.iter().filter(|device| has(**device)).count());
+        match self.system.dealing() {
+            _ if self.system.family() != Family::Pipeline => new || has(device),
+            Dealing::Single => new || is(count.wrapping_sub(1)),
+            Dealing::RoundRobin if count > used => is(count % used),
+            Dealing::RoundRobin => new || is(0),
+            Dealing::Vee if count > used => count < 2 * used && is(2 * used - 1 - count),
+            Dealing::Vee => new || is(count.wrapping_sub(1)),
+        }
     }
 
     /// Every way to have `layers` on `device`.
@@ -147,6 +170,8 @@ impl Walk<'_, '_> {
         let (training, is_cpu) = (self.figures.training, context.is_cpu(device));
         let plain = Stage::new(device, layers);
         let near = context.hardware.host_memory(device).zip(socket(context, device)).filter(|_| !is_cpu);
+        // Where the host may not help, systems that are made of its help still have it.
+        let helped = self.figures.host_help || !SYSTEMS.contains(&self.system);
         let mut places: Vec<Stage> = Vec::new();
         if freedom.streams != When::Never {
             places.extend(near.map(|(home, socket)| plain.with_weights_in(home).with_optimizer_on(socket)));
@@ -156,11 +181,11 @@ impl Walk<'_, '_> {
             if steps != When::Always || is_cpu {
                 places.push(plain);
             }
-            if steps == When::Always || (steps == When::Perhaps && self.figures.host_help) {
+            if steps == When::Always || (steps == When::Perhaps && helped) {
                 places.extend(near.map(|(_, socket)| plain.with_optimizer_on(socket)));
             }
         }
-        let offloads = training && freedom.offloads != When::Never && self.figures.host_help;
+        let offloads = training && freedom.offloads != When::Never && helped;
         let saved = [None, near.map(|(home, _)| home).filter(|_| offloads)];
         let saved = &saved[..if saved[1].is_some() { 2 } else { 1 }];
         let recomputes = match freedom.recomputes {
@@ -211,7 +236,7 @@ mod tests {
     fn equal_devices_are_used_in_ascending_order() {
         // One device, or two with one or two layers on the first.
         assert_eq!(count(2, System::GpuOnly, 99), Some(4 + (2 + 2)));
-        assert_eq!(count(2, System::Spipe, 9999), Some((1 + 2 * 2 + 4) * (2 + 2 * 4 + 8)));
+        assert_eq!(count(2, System::Spipe, 9999), Some((1 + 2 * 2 + 4) * (1 + 2 + 2 * 4 + 8)));
     }
 
     #[test]

@@ -4,12 +4,14 @@ use crate::{
     Options, PlanError, Problem, SYSTEMS,
     capacity::{Capacity, capacity},
     case::{Discipline, judge},
-    every::of_figures,
+    deadline::Deadline,
+    every::{few, of_figures},
     figures::Figures,
     greedy, ilp, reason,
     sequence::{self, Coverage},
     systems::candidates,
 };
+use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
 
@@ -26,7 +28,7 @@ pub fn fits(problem: &Problem<'_>) -> Option<Placement> {
 pub(crate) enum Decision {
     /// This placement fits and runs.
     Fits(Placement),
-    /// None of one stage or several per device and none that is generated does.
+    /// None of one stage or several per device does, none that is generated, and none of systems that have few.
     Never,
     /// Stages fit the hosts together, but no way is found to spread them over the hosts, of which there are many.
     Unspread,
@@ -41,18 +43,22 @@ pub(crate) fn decide(problem: &Problem<'_>) -> Decision {
     if matches!(of_stages, Decision::Fits(_)) {
         return of_stages;
     }
-    let candidates = other.iter().flat_map(|system| candidates(&problem.context, *system));
-    // Where there are few placements, all of them.
-    let figures = Figures::new(problem.context, &problem.options);
-    let every = other.iter().filter_map(|system| of_figures(&figures, *system, MOST)).flatten();
-    match candidates.chain(every).find_map(|placement| judge(problem, placement)) {
-        Some((_, placement)) => Decision::Fits(placement),
-        None => of_stages,
-    }
+    let scored = |placement: Placement| judge(problem, placement).map(|(_, placement)| Decision::Fits(placement));
+    let found = other.iter().flat_map(|system| candidates(&problem.context, *system)).find_map(scored);
+    found.or_else(|| every(problem, &other).map(Decision::Fits)).unwrap_or(of_stages)
 }
 
-/// So many placements of a system are tried at most where none that is worth trying fits.
-const MOST: usize = 5000;
+/// The first placement of one of `systems` that fits and runs, where there are few enough to try them all.
+fn every(problem: &Problem<'_>, systems: &[System]) -> Option<Placement> {
+    let (options, deadline) = (&problem.options, Deadline::new(problem));
+    let figures = Figures::new(problem.context, options);
+    let of_system = |system: &System| {
+        let list = of_figures(&figures, &options.pins, (*system, options.every_limit))?;
+        let one = |placement| if deadline.over() { None } else { judge(problem, placement) };
+        list.into_par_iter().find_map_first(one).map(|(_, placement)| placement)
+    };
+    systems.iter().filter(|_| few(&figures, options.every_limit)).find_map(of_system)
+}
 
 /// The same for the systems whose stages are searched.
 fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {

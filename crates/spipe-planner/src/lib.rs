@@ -27,8 +27,8 @@
 //! fit, or shows that none do.
 //!
 //! [`plan_all`] searches over all systems: it bounds each, leaves stages to the ILP, generates and simulates placements of
-//! the others, and improves the best few by single changes. The bound is a linear program over layers by their run, device, and what is
-//! chosen for them; with whole layers it also decides how many are streamed, kept, recomputed, offloaded and stepped on the host where a
+//! the others, improves the best few by single changes, and tries everything of systems that have few placements. The bound is a linear
+//! program over layers by their run, device, and what is chosen for them; with whole layers it also decides how many are streamed, kept, recomputed, offloaded and stepped on the host where a
 //! device has several stages.
 //!
 //! Results are the same for any number of threads, unless the time limit or the stop signal struck.

@@ -6,6 +6,7 @@ use crate::{
     deadline::Deadline,
     every::of_figures,
     figures::Figures,
+    freedom::Freedom,
 };
 use rayon::prelude::*;
 use spipe_plan::{Placement, System};
@@ -13,40 +14,53 @@ use spipe_plan::{Placement, System};
 /// How many are simulated before what they found keeps others from being simulated.
 const BATCH: usize = 64;
 
-/// The fastest placement of `system` that takes less than `limit` ms, and how many were simulated; nothing where there are too many to
-/// try, or no time.
+/// What came of trying them.
+#[derive(Default)]
+pub(super) struct Tried {
+    /// The fastest that takes less than the limit.
+    pub best: Option<Scored>,
+    /// How many were simulated.
+    pub examined: usize,
+    /// Whether there is no faster one.
+    pub complete: bool,
+}
+
+/// Tries the placements of `system` that may take less than `limit` ms. Not complete where there are too many to try, or no time.
 pub(super) fn fastest(
     (problem, figures): (&Problem<'_>, &Figures<'_>),
     deadline: &Deadline<'_>,
     (system, limit): (System, f64),
-) -> Option<(Option<Scored>, usize)> {
-    let mut list: Vec<(f64, Placement)> = of_figures(figures, system, problem.options.every_limit)?
-        .into_par_iter()
-        .map(|placement| (busiest(figures, &placement), placement))
-        .filter(|(busy, _)| *busy < limit)
-        .collect();
+) -> Tried {
+    let options = &problem.options;
+    // Of systems that share everything the candidates are all.
+    let stages = Freedom::of(system).is_some() && !deadline.over();
+    let every = if stages { of_figures(figures, &options.pins, (system, options.every_limit)) } else { None };
+    let Some(every) = every else { return Tried::default() };
+    let bounded = every.into_par_iter().map(|placement| (busiest(figures, &placement), placement));
+    let mut list: Vec<(f64, Placement)> = bounded.filter(|(busy, _)| *busy < limit).collect();
     list.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let (mut best, mut examined): (Option<Scored>, usize) = (None, 0);
+    let mut tried = Tried::default();
     for batch in list.chunks(BATCH) {
-        let limit = best.as_ref().map_or(limit, |(time, _)| time.to_ms());
-        let batch = &batch[..batch.partition_point(|(busy, _)| *busy < limit)];
+        let least = tried.best.as_ref().map_or(limit, |(time, _)| time.to_ms());
+        let batch = &batch[..batch.partition_point(|(busy, _)| *busy < least)];
         if batch.is_empty() {
             break;
         }
-        let scored: Vec<Option<Scored>> = batch
-            .par_iter()
-            .map(|(_, placement)| if deadline.over() { None } else { judge(problem, placement.clone()) })
-            .collect();
+        let one = |(_, placement): &(f64, Placement)| {
+            if deadline.over() { None } else { judge(problem, placement.clone()) }
+        };
+        let scored: Vec<Option<Scored>> = batch.par_iter().map(one).collect();
+        let faster_than_limit = |scored: &Scored| scored.0.to_ms() < limit;
+        tried.best = scored.into_iter().map(|scored| scored.filter(faster_than_limit)).fold(tried.best, faster);
+        tried.examined += batch.len();
         if deadline.over() {
-            return None;
+            return tried;
         }
-        examined += batch.len();
-        best = scored.into_iter().fold(best, faster);
     }
-    Some((best.filter(|(time, _)| time.to_ms() < limit), examined))
+    Tried { complete: true, ..tried }
 }
 
-/// For how long the busiest device computes, in ms: no iteration is shorter.
+/// For how long the busiest device computes, in ms: no iteration of stages is shorter.
 fn busiest(figures: &Figures<'_>, placement: &Placement) -> f64 {
     let mut busy = vec![0.0; figures.devices.len()];
     let m = figures.microbatches as f64;

@@ -2,7 +2,7 @@
 
 use super::{counted, pipelines};
 use crate::{
-    Problem, SYSTEMS, balanced,
+    Options, Problem, SYSTEMS, balanced,
     case::{Scored, faster, judge},
     deadline::Deadline,
     figures::Figures,
@@ -23,8 +23,8 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
     }
     if systems.iter().any(|system| SYSTEMS.contains(system)) {
         plans.extend(all(problem, greedy::placements(figures, &systems)));
-        // As long as it may take by itself: it needs little of the time, but for machines of many devices.
-        let options = problem.options.clone();
+        // It needs little of the time, but for machines of many devices, and may take as much of it as by itself.
+        let options = Options { time_limit: deadline.left(), ..problem.options.clone() };
         let staged = Problem { context: problem.context, systems: systems.clone(), options, ..*problem };
         plans.extend(balanced::best(&staged, figures, &Deadline::new(&staged)));
     }

@@ -4,7 +4,8 @@
 //! plans of the heuristics ─► the best plan so far
 //! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
 //!                                 ├─ generated candidates ─► simulated ─┐
-//!                                 └─ stages, by the planner ────────────┴─► the best few ─► improved ─► best plan
+//!                                 └─ stages, by the planner ────────────┴─► the best few ─► improved ─┐
+//! best plan ◄─ everything tried, where that is little ◄──────────────────────────────────────────────────┘
 //! ```
 
 use super::{candidates, counted, exhaust, heuristics, refusal, shared};
@@ -12,6 +13,7 @@ use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
     deadline::Deadline,
+    every::few,
     figures::Figures,
     fits::{self, Decision},
     freedom::Freedom,
@@ -197,12 +199,8 @@ impl<'s, 'a> Search<'s, 'a> {
     fn generate(&mut self) {
         let figures = &self.figures;
         self.systems.par_iter_mut().for_each(|known| {
-            known.bound = match known.candidates.is_empty() {
-                true => f64::INFINITY,
-                false => {
-                    least(figures, known.system).unwrap_or_else(|| shared::least(&figures.context, &known.candidates))
-                }
-            };
+            known.bound =
+                least(figures, known.system).unwrap_or_else(|| shared::least(&figures.context, &known.candidates));
         });
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
@@ -321,23 +319,29 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Tries everything that systems with few placements can do and that may still be faster.
     fn exhaust(&mut self) {
+        if self.deadline.over() || !few(&self.figures, self.problem.options.every_limit) {
+            return;
+        }
+        let planned = self.systems.iter().position(|known| SYSTEMS.contains(&known.system));
         for index in 0..self.systems.len() {
-            let system = self.systems[index].system;
+            let Known { system, bound, .. } = self.systems[index];
             if !SYSTEMS.contains(&system) {
-                let bound = self.systems[index].bound;
                 self.systems[index].bound = self.try_all(index, (system, bound));
-                continue;
             }
-            // What the planner of stages proves is about one stage per device.
-            let systems: Vec<System> =
-                self.problem.systems.iter().copied().filter(|one| SYSTEMS.contains(one)).collect();
-            let several = |system| (system, least(&self.figures, system).unwrap_or(0.0));
-            let bounds: Vec<(System, f64)> = systems.into_iter().map(several).collect();
-            let tried: Vec<f64> = bounds.into_iter().map(|bounded| self.try_all(index, bounded)).collect();
-            let least = tried.into_iter().fold(f64::INFINITY, f64::min);
-            if least >= self.limit() {
-                self.systems[index].bound = least;
-            }
+        }
+        let Some(index) = planned else { return };
+        // What the planner of stages proves is about one stage per device.
+        let systems: Vec<System> = self.problem.systems.iter().copied().filter(|one| SYSTEMS.contains(one)).collect();
+        let several = |system| (system, least(&self.figures, system).unwrap_or(0.0));
+        let bounds: Vec<(System, f64)> = systems.into_iter().map(several).collect();
+        let tried: Vec<f64> = bounds.into_iter().map(|bounded| self.try_all(index, bounded)).collect();
+        let least = tried.into_iter().fold(f64::INFINITY, f64::min);
+        let (proven, known) = (least >= self.limit(), &mut self.systems[index]);
+        let several = |(_, best): &Scored| best.stages.len() > best.devices().len();
+        if proven {
+            known.bound = least;
+        } else if known.best.as_ref().is_some_and(several) {
+            known.bound = known.bound.min(least);
         }
     }
 
@@ -350,13 +354,13 @@ impl<'s, 'a> Search<'s, 'a> {
         let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
         let limit = best.map_or(f64::INFINITY, SimTime::to_ms);
         let tried = exhaust::fastest((self.problem, &self.figures), &self.deadline, (system, limit));
-        let Some((found, examined)) = tried else { return bound };
-        let bound = found.as_ref().map_or(limit, |(time, _)| time.to_ms());
+        let proven = tried.best.as_ref().map_or(limit, |(time, _)| time.to_ms());
         let known = &mut self.systems[index];
-        (known.examined, known.skipped) = (known.examined + examined, false);
-        known.best = faster(known.best.take(), found);
+        known.examined += tried.examined;
+        known.best = faster(known.best.take(), tried.best);
+        known.skipped = known.best.is_none() && known.examined == 0 && (known.skipped || tried.complete);
         known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
-        bound
+        if tried.complete { proven } else { bound }
     }
 
     fn conclude(self) -> Result<Solution, PlanError> {
