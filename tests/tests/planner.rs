@@ -13,7 +13,9 @@ use proptest::{
 use spipe_base::{DeviceId, LayerRange, MemoryId, SimTime};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Knobs, OutcomeStatus, Placement, Stage, System, Weights, check};
-use spipe_planner::{Options, PlanError, Problem, Solution, candidates, every, generated, plan_all, planner};
+use spipe_planner::{
+    Named, Options, Pin, Pins, PlanError, Problem, Solution, candidates, every, generated, plan_all, planner,
+};
 use std::{cell::Cell, sync::atomic::AtomicBool};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
@@ -281,6 +283,35 @@ fn of_all_systems_the_plan_is_the_best_of_all_placements() {
 fn of_all_systems_the_plan_for_frozen_layers_is_the_best_of_all_placements() {
     let draws = prop::collection::vec(any::<u8>(), 12);
     run_on(40, (frozen_instance_of(3), draws), |(instance, draws)| is_the_best(&instance, &draws));
+}
+
+/// A pin to one of two equal GPUs: every system's plan holds it, and is as fast as without it.
+#[test]
+fn a_stage_pinned_to_one_of_equal_devices_costs_nothing() {
+    let layer = instances::LayerText {
+        count: 3,
+        times: [10, 10, 10],
+        slowdown: 5,
+        parameters: 1_000_000,
+        boundary: 1,
+        saved: 8,
+    };
+    let machine = instances::MachineText { gpus: vec![(600, 20); 2], root: 20, sockets: vec![2000] };
+    let (model, machine) = (instances::model_text(&[layer]), instances::machine_text(&machine));
+    let instance = Instance::new(&model, &machine, &instances::workload(4, Mode::Train));
+    let gpu = |name: &str| instance.hardware.devices().iter().position(|device| device.name == name).unwrap();
+    let last = Pin::Layers(LayerRange::new(2.into(), 2.into()).unwrap(), [gpu("gpu0")].into());
+    for system in [System::OneForwardOneBackward, System::ZbH1, System::ZbV, System::Interleaved, System::Superpipeline]
+    {
+        let free = solve(&instance, &[system], Options { gap: 0.0, ..Options::default() }, true).unwrap();
+        for pin in [Pin::Stage(0, [gpu("gpu1")].into()), last.clone()] {
+            let pins = Pins::new(&[Named { words: "pin".into(), pin }]).unwrap();
+            let options = Options { gap: 0.0, pins: pins.clone(), ..Options::default() };
+            let pinned = solve(&instance, &[system], options, true).unwrap();
+            assert!(pins.allow(&instance.context(), &pinned.placement), "{system}");
+            assert_eq!(pinned.simulated, free.simulated, "{system}");
+        }
+    }
 }
 
 /// A system by itself is refused only where none of its placements fits.

@@ -44,7 +44,8 @@ pub(crate) fn decide(problem: &Problem<'_>) -> Decision {
         return of_stages;
     }
     let scored = |placement: Placement| judge(problem, placement).map(|(_, placement)| Decision::Fits(placement));
-    let found = other.iter().flat_map(|system| candidates(&problem.context, *system)).find_map(scored);
+    let held = |placement: Placement| problem.options.pins.hold(&problem.context, &placement);
+    let found = other.iter().flat_map(|system| candidates(&problem.context, *system)).map(held).find_map(scored);
     found.or_else(|| every(problem, &other).map(Decision::Fits)).unwrap_or(of_stages)
 }
 

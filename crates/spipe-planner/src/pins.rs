@@ -1,8 +1,9 @@
 //! What a plan must hold, whatever is faster: pins.
 
-use spipe_base::LayerRange;
+use crate::refine::on;
+use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Family, Placement};
+use spipe_plan::{Context, Family, Placement, Stage};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -111,6 +112,37 @@ impl Pins {
     /// Whether stage `stage` may be on a device.
     pub(crate) fn allows_stage(&self, stage: usize, device: usize) -> bool {
         self.stages.get(&stage).is_none_or(|devices| devices.contains(&device))
+    }
+
+    /// By pinned stage: whether it may be on a device.
+    pub(crate) fn allows_stages(&self, device: usize) -> Vec<bool> {
+        self.stages.values().map(|devices| devices.contains(&device)).collect()
+    }
+
+    /// `placement` with devices exchanged for others of their kind, so that pinned layers and stages are where they may be.
+    pub(crate) fn hold(&self, context: &Context<'_>, placement: &Placement) -> Placement {
+        let mut held = placement.clone();
+        let layers = self.layers.iter().map(|(layer, devices)| (Err(*layer), devices));
+        for (pinned, devices) in layers.chain(self.stages.iter().map(|(stage, devices)| (Ok(*stage), devices))) {
+            let is = |(index, stage): &(usize, &Stage)| match pinned {
+                Ok(pinned) => *index == pinned,
+                Err(layer) => stage.layers.contains(layer.into()),
+            };
+            let Some((_, stage)) = held.stages.iter().enumerate().find(is) else { continue };
+            let here = stage.device;
+            let alike = |device: &DeviceId| context.is_cpu(*device) == context.is_cpu(here);
+            let there = devices.iter().map(|device| DeviceId::from(*device)).find(alike);
+            if let Some(there) = there.filter(|_| !devices.contains(&here.index())) {
+                for stage in held.stages.iter_mut().chain(held.backward.iter_mut()) {
+                    *stage = match stage.device {
+                        device if device == here => on(context, stage, there),
+                        device if device == there => on(context, stage, here),
+                        _ => *stage,
+                    };
+                }
+            }
+        }
+        held
     }
 
     /// Whether every pinned stage is one of `stages`, each on a device that it may be on.

@@ -247,7 +247,7 @@ fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Ve
 }
 
 /// `stage` on another device, what is on the host near that.
-fn on(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stage {
+pub(crate) fn on(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stage {
     let home = context.hardware.host_memory(device);
     Stage {
         device,

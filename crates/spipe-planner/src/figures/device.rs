@@ -55,6 +55,8 @@ pub(crate) struct DeviceFigures {
     pub wanted: Vec<Option<bool>>,
     /// Whether that is so for no layer.
     free: bool,
+    /// By pinned stage: whether it may be here.
+    pinned: Vec<bool>,
     /// How many of the first layers no backward runs through: all of them outside of training.
     without_backward: usize,
     /// Who may help it.
@@ -106,6 +108,7 @@ impl DeviceFigures {
             back: assisted(|times| times.back),
             host,
             free: wanted.iter().all(Option::is_none),
+            pinned: pins.allows_stages(id.index()),
             without_backward: cost.without_backward(),
             wanted,
             unable: Sums::new(times.iter().map(|times| usize::from(times.is_none()))),
@@ -347,6 +350,7 @@ pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
     first.is_cpu == second.is_cpu
         && first.usable == second.usable
         && first.host.is_some() == second.host.is_some()
+        && first.pinned == second.pinned
         && first.times == second.times
         && first.bytes == second.bytes
         && (&first.out.0, &first.step.0, &first.back.0) == (&second.out.0, &second.step.0, &second.back.0)

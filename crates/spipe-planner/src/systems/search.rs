@@ -99,9 +99,11 @@ struct Known {
 
 /// The candidates of `system` that hold the pins.
 fn allowed(problem: &Problem<'_>, system: System) -> Vec<Placement> {
-    let mut list = candidates(&problem.context, system);
+    let pins = &problem.options.pins;
+    let held = |placement: Placement| pins.hold(&problem.context, &placement);
+    let mut list: Vec<Placement> = candidates(&problem.context, system).into_iter().map(held).collect();
     list.extend(problem.options.start.iter().filter(|start| start.system == system).cloned());
-    list.retain(|placement| problem.options.pins.allow(&problem.context, placement));
+    list.retain(|placement| pins.allow(&problem.context, placement));
     list
 }
 
