@@ -1,6 +1,8 @@
 # `make demo` and `make test` are all the set-up there is. Everything is built once, in the release profile.
 
 CARGO ?= cargo
+# Property tests draw the same cases every time; `make fuzz` draws new ones.
+export PROPTEST_RNG_SEED ?= 1
 .PHONY: demo test build check fmt lint doc docs-check schemas bench setup clean
 
 ## Measure, plan, simulate, train and compare on this machine; results in reports/demo/.
@@ -21,6 +23,10 @@ build: setup
 .PHONY: unit demo-short cuda-check
 unit: setup
 	$(CARGO) test --release --locked --workspace
+
+.PHONY: fuzz
+fuzz: setup
+	env -u PROPTEST_RNG_SEED $(CARGO) test --release --locked --workspace --no-fail-fast
 
 fmt:
 	$(CARGO) fmt --all --check

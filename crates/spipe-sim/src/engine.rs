@@ -55,9 +55,10 @@ pub(crate) struct Round {
     /// Users still to come, by buffer; empty once the iteration is over.
     users: Vec<u32>,
     left: usize,
-    /// The first start and the last end.
+    /// The first start.
     pub first: Option<SimTime>,
-    pub last: SimTime,
+    /// The last end, by lane.
+    pub ends: Vec<SimTime>,
 }
 
 /// Something that happens at a point in time. The order of variants is the order at one instant.
@@ -85,6 +86,9 @@ struct Due {
 
 /// Iterations are numbered with thirty bits.
 const MOST_ITERATIONS: u32 = (1 << 30) - 1;
+
+/// As many actions are simulated in about a millisecond.
+const FEW_ACTIONS: u32 = 10_000;
 
 impl Due {
     const fn new(at: SimTime, event: Event) -> Self {
@@ -187,6 +191,7 @@ impl<'a> Engine<'a> {
         match self.options.iterations {
             Iterations::One => 1,
             Iterations::UntilSteady(most) => most.clamp(2, MOST_ITERATIONS),
+            Iterations::Enough => (FEW_ACTIONS / self.program.actions().len().max(1) as u32).clamp(64, 1024),
         }
     }
 
@@ -245,7 +250,8 @@ impl<'a> Engine<'a> {
             }
             self.memories.expect(self.program);
             let (users, left) = (users(self.program), states.len());
-            self.rounds.push(Round { states, users, left, first: None, last: SimTime::ZERO });
+            let ends = vec![SimTime::ZERO; self.program.lanes().len()];
+            self.rounds.push(Round { states, users, left, first: None, ends });
         }
     }
 
@@ -294,7 +300,7 @@ impl<'a> Engine<'a> {
         let round = &mut self.rounds[iteration as usize];
         round.states[action.index()].end = now;
         round.left -= 1;
-        round.last = now;
+        round.ends[self.program.actions()[action].lane.index()] = now;
         let mut released = false;
         for buffer in used(&self.program.actions()[action]) {
             // None are counted of what is held throughout.

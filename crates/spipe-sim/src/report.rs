@@ -54,12 +54,13 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
     Simulation { trace, steady, actions: engine.simulated }
 }
 
-/// The steady period: the shift between the last two iterations, or the mean of the later half where they do not repeat; for one
-/// iteration, from its first start to its last end.
+/// The steady period: the shift between the last two iterations, or the mean of the slowest lane over the later half where they
+/// do not repeat; for one iteration, from its first start to its last end.
 pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
     let whole = engine.whole() as usize;
     if options.iterations == Iterations::One {
-        return engine.rounds[0].last - first_start(&engine.rounds[0]);
+        let last = engine.rounds[0].ends.iter().max().copied().unwrap_or_default();
+        return last - first_start(&engine.rounds[0]);
     }
     if whole < 2 {
         return SimTime::ZERO;
@@ -67,9 +68,11 @@ pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
     if engine.repeats() {
         return first_start(&engine.rounds[whole - 1]) - first_start(&engine.rounds[whole - 2]);
     }
-    // Lanes that only feed others may still run ahead; what comes out at the end sets the pace.
+    // Lanes that only feed others may still run ahead, and those that are nearly as slow as the slowest take long to fall back to
+    // it.
     let from = (whole / 2).min(whole - 2);
-    let stretch = engine.rounds[whole - 1].last.saturating_sub(engine.rounds[from].last);
+    let lanes = engine.rounds[whole - 1].ends.iter().zip(&engine.rounds[from].ends);
+    let stretch = lanes.map(|(late, early)| late.saturating_sub(*early)).max().unwrap_or_default();
     SimTime::ns(stretch.as_ns() / (whole - 1 - from) as u64)
 }
 

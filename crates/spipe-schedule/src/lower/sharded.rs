@@ -360,13 +360,22 @@ impl<'a> Lowering<'a> {
         Access::new(self.builder.buffer(Content::Workspace(id, microbatch), memory, bytes, Lifetime::Transient), 1)
     }
 
-    /// The first stage of an iteration is gathered once the last one of the iteration before has been left.
+    /// The first stage of an iteration is gathered once all devices have left the last one of the iteration before.
     fn join_iterations(&mut self) {
-        let ends: Vec<_> =
-            self.participants.iter().map(|here| (here.computed.last().copied(), here.gathered_first)).collect();
-        for end in ends {
-            if let (Some(last), Some(first)) = end {
-                self.slot(last, first, Anchor::EndToStart, 1);
+        let lasts: Vec<ActionId> = self.participants.iter().filter_map(|here| here.computed.last().copied()).collect();
+        let firsts: Vec<ActionId> = self.participants.iter().filter_map(|here| here.gathered_first).collect();
+        for (at, first) in firsts.iter().enumerate() {
+            for (other, last) in lasts.iter().enumerate() {
+                let cause = if other == at { IdleCause::Memory } else { IdleCause::Order };
+                let (from, to) = (*last, *first);
+                self.builder.edge(Edge {
+                    from,
+                    to,
+                    anchor: Anchor::EndToStart,
+                    distance: 1,
+                    lag: SimTime::ZERO,
+                    cause,
+                });
             }
         }
     }
