@@ -57,8 +57,8 @@ pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 
 /// trained one on, each on its fastest device: the next iteration's forward there waits for the step. Where backwards are
 /// split, gradients of weights are not on that way, and a recompute waits for no gradient.
 ///
-/// Layers are whole: of those that need more than a third of a device, it has two at most, and some device has one more than all can have
-/// ([`crowded`]). Devices wait for the first microbatch ([`Spread::fill`]).
+/// Layers are whole: of those that need more than a third of a device, it has two at most, some device has the largest one, and some
+/// device has one more than all can have ([`crowded`]). Devices wait for the first microbatch ([`Spread::fill`]).
 ///
 /// Where each device has neighbouring layers, every place in the chain of devices has a bound of its own ([`chain_of_places`]).
 ///
