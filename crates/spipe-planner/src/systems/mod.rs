@@ -7,6 +7,7 @@ mod heuristics;
 mod kept;
 mod pipelines;
 mod refusal;
+mod room;
 mod rounds;
 mod search;
 mod shared;

@@ -2,7 +2,7 @@
 
 use super::{
     cuts::{self, Weight},
-    gpus, kept, socket,
+    gpus, kept, room, socket,
 };
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
@@ -154,25 +154,41 @@ fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     Some(placements)
 }
 
-/// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit, or fewer;
-/// where none can be kept, all streamed.
+/// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit, or fewer; where none can be kept, all streamed.
+/// Where nothing fits, stages are dealt out where there is room; and where that does not help, the same with one resident stage.
 fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
+    let shapes = shapes(context);
     let mut placements = Vec::new();
-    for (gpus, pieces) in shapes(context) {
-        let mixed = kept::mixed(context, &superpipeline(context, (&gpus, &pieces), false)?);
-        if mixed.is_empty() {
-            for recompute in [false, true] {
-                placements.push(superpipeline(context, (&gpus, &pieces), recompute)?);
+    for resident in [2, 1] {
+        let mut all_streamed = Vec::new();
+        for (gpus, pieces) in &shapes {
+            let knobs = Knobs { resident: Some(resident), swap: Some(1), ..Knobs::default() };
+            let of = |recompute: bool| {
+                superpipeline(context, (gpus, pieces), recompute).map(|placement| placement.with_knobs(knobs))
+            };
+            let mixed = kept::mixed(context, &of(false)?);
+            if mixed.is_empty() {
+                placements.extend([of(false)?, of(true)?]);
+            }
+            placements.extend(mixed);
+            if gpus.len() > 1 {
+                all_streamed.extend(of(context.workload().mode == Mode::Train));
             }
         }
-        placements.extend(mixed);
+        let fits = |placement: &Placement| check(context, placement).is_ok();
+        if !placements.iter().any(fits) {
+            placements.extend(all_streamed.iter().filter_map(|streamed| room::dealt(context, streamed)));
+        }
+        if placements.iter().any(fits) {
+            break;
+        }
     }
     Some(placements)
 }
 
 /// Layers cut into stages, with the GPUs that they are dealt out to in turn: on all GPUs, from one stage to as many as can be, because
 /// what arrives and what leaves needs least room then, also with one stage more of the last layer, as that of a large head, on the GPU
-/// that begins first; and each layer a stage on the first one.
+/// that begins first; and each layer a stage, on all in turn and on the first one.
 pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
     let gpus = gpus(context);
     let Some(first) = gpus.first().copied() else { return Vec::new() };
@@ -185,7 +201,11 @@ pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRang
     };
     let pieces = turns.flat_map(cut);
     let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = pieces.map(|pieces| (gpus.clone(), pieces)).collect();
-    shapes.push((vec![first], cuts::single(context)));
+    let single = cuts::single(context);
+    if !shapes.iter().any(|(_, pieces)| *pieces == single) {
+        shapes.push((gpus, single.clone()));
+    }
+    shapes.push((vec![first], single));
     shapes
 }
 
