@@ -87,7 +87,7 @@ struct Due {
 /// Iterations are numbered with thirty bits.
 const MOST_ITERATIONS: u32 = (1 << 30) - 1;
 
-/// As many actions are simulated in about a millisecond.
+/// As many actions are simulated in a few milliseconds.
 const FEW_ACTIONS: u32 = 10_000;
 
 impl Due {
