@@ -360,6 +360,37 @@ fn no_stages_on_any_devices_beat_the_bound_of_their_system() {
     assert!(seen.get() >= 20, "{} bounds of several stages on a device were close", seen.get());
 }
 
+/// No placement with several stages on a device is faster than what a search has proven of its system, or than a plan that it calls the best.
+#[test]
+fn no_stages_on_any_devices_beat_what_is_proven_of_their_system() {
+    let (seen, proven) = (Cell::new(0), Cell::new(0));
+    let on = (instance_of(6), prop::collection::vec(prop::collection::vec(any::<u8>(), 12), 24));
+    run_on(30, on, |(instance, draws)| {
+        let context = instance.context();
+        for system in [System::OneForwardOneBackward, System::Gpipe, System::Hybrid] {
+            let options = Options { every_limit: 0, refinements: 400, ..Options::default() };
+            let Ok(found) = solve(&instance, &[system], options.clone(), true) else { continue };
+            let optimal = found.status == OutcomeStatus::Optimal;
+            proven.set(proven.get() + u32::from(optimal));
+            for placement in draws.iter().map(|draws| drawn(&context, system, draws)) {
+                // Without a CPU stage it is 1F1B.
+                let named =
+                    system != System::Hybrid || placement.devices().iter().any(|device| context.is_cpu(*device));
+                let checked = named && check(&context, &placement).is_ok();
+                let Some(time) = checked.then(|| simulated(&instance, &placement)).flatten() else { continue };
+                prop_assert!(found.bound <= time + CLOCK, "{} but {}: {:?}", found.bound, time, placement);
+                let least = found.simulated.to_ms() * (1.0 - options.gap);
+                prop_assert!(!optimal || least <= (time + CLOCK).to_ms(), "{found:?} but {time}: {placement:?}");
+                let several = placement.stages.len() > placement.devices().len();
+                seen.set(seen.get() + u32::from(several && found.bound.to_ms() >= 0.8 * time.to_ms()));
+            }
+        }
+        Ok(())
+    });
+    assert!(seen.get() >= 20, "{} bounds of several stages on a device were close", seen.get());
+    assert!(proven.get() >= 8, "{} plans were proven", proven.get());
+}
+
 /// No placement with some layers streamed and others kept is faster than its system's bound, which counts whole layers.
 #[test]
 fn no_layers_kept_or_streamed_beat_the_bound_of_their_system() {
@@ -446,5 +477,6 @@ fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
         }
         stages.push(stage);
     }
-    Placement::new(system, stages)
+    let head_start = if system == System::Hybrid { u64::from(draws[10] % 3) } else { 0 };
+    Placement::new(system, stages).with_knobs(Knobs { head_start, ..Knobs::default() })
 }

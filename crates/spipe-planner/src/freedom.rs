@@ -1,6 +1,6 @@
 //! What the placements of a system may do, as far as that bounds their time.
 
-use crate::{LARGEST_HEAD_START, figures::Figures};
+use crate::{LARGEST_HEAD_START, SYSTEMS, figures::Figures};
 use spipe_cost::LayerMemory;
 use spipe_plan::{Family, System};
 
@@ -35,7 +35,7 @@ pub(crate) enum Kept {
 pub(crate) enum Turn {
     /// All go forwards before the first goes back.
     AllForwards,
-    /// The i-th device from the end has i microbatches between forward and backward, and so many more at most.
+    /// The i-th device from the end has i microbatches between forward and backward, and so many more where a CPU is at or after it.
     Ahead(u64),
 }
 
@@ -112,6 +112,21 @@ impl Freedom {
             (may(self.recomputes), Kept::Nowhere),
         ];
         all.into_iter().filter_map(|(may, kept)| may.then_some(kept)).collect()
+    }
+
+    /// Those of `system` in a problem, for every head start; none for systems that share everything.
+    pub fn in_problem(figures: &Figures<'_>, system: System) -> Vec<Self> {
+        let alone = |freedom: Self| Self { steps_on_host: When::Never, offloads: When::Never, ..freedom };
+        // Systems that are made of the host's help still have it.
+        let helped = figures.host_help || !SYSTEMS.contains(&system);
+        let own = Self::of(system).map(|own| if helped { own } else { alone(own) });
+        let ahead = match own.and_then(|own| own.turns(figures)) {
+            Some(Turn::Ahead(ahead)) => 0..=ahead,
+            _ => return own.into_iter().collect(),
+        };
+        own.into_iter()
+            .flat_map(|own| ahead.clone().map(move |ahead| Self { turn: Some(Turn::Ahead(ahead)), ..own }))
+            .collect()
     }
 
     /// That of `system`; none for systems that share everything, each of whose few placements has a bound of its own.

@@ -3,9 +3,10 @@
 
 mod counts;
 mod crowded;
+mod places;
 mod spread;
 
-pub(crate) use counts::{Counts, Share, counts};
+pub(crate) use counts::{Counts, Limits, Share, Whole, counts};
 
 use crate::{
     SYSTEMS,
@@ -16,10 +17,7 @@ use crate::{
 use good_lp::{SolverModel, highs, variable, variables};
 use spipe_plan::System;
 use spread::{Spread, rate};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Beyond so many shares of runs of layers, or so many devices, the places of devices are not told apart.
 const LARGEST: usize = 1000;
@@ -28,22 +26,17 @@ const MOST_PLACES: usize = 40;
 /// Beyond so many devices it is left open which layers are streamed to how many of them.
 const MOST_SPLIT: usize = 64;
 
-/// Beyond so many devices it is left open which class of them is at which place.
-const FEW: usize = 12;
-
-/// How it is decided for fewer.
-const SEATED: Settings =
-    Settings { gap: 0.005, time_limit: Duration::from_secs(2), nodes: i32::MAX, second_try: false };
-
 /// The least iteration of any placement of `system`, in ms; infinite if none fits, none where no bound is known.
 pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
-    Freedom::of(system).map(|freedom| relaxation(figures, &freedom))
+    let freedoms = Freedom::in_problem(figures, system);
+    freedoms.into_iter().map(|freedom| relaxation(figures, &freedom)).reduce(f64::min)
 }
 
 /// The least iteration of any placement with one stage per device, in ms, whichever of `systems` it has.
 pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 {
-    let turn = |system: &System| Freedom::of(*system).and_then(|freedom| freedom.turn);
-    let turns: BTreeSet<Option<Turn>> = systems.iter().filter(|system| SYSTEMS.contains(system)).map(turn).collect();
+    let of_stages = systems.iter().filter(|system| SYSTEMS.contains(system));
+    let turns: BTreeSet<Option<Turn>> =
+        of_stages.flat_map(|system| Freedom::in_problem(figures, *system)).map(|freedom| freedom.turn).collect();
     let stages = Freedom::of_stages(figures.host_help);
     let bounds = turns.into_iter().map(|turn| relaxation(figures, &Freedom { turn, ..stages }));
     bounds.reduce(f64::min).unwrap_or(0.0)
@@ -73,42 +66,27 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     // A large program would take longer than the bound is worth.
     let small = devices <= MOST_PLACES && devices * classes.len() * figures.runs.len() <= LARGEST;
     let turn = freedom.turns(figures).filter(|_| small);
-    let of_part = |classes: &Vec<Class>| spread(figures, freedom, (classes, chain), (turn, false));
+    let of_part = |classes: &Vec<Class>| spread(figures, freedom, (classes, chain), turn);
     let parts = streaming_or_not(figures, freedom, classes.clone());
     let least = parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(figures, freedom, chain));
-    let least = least.max(crowded::least(figures, freedom, (&classes, chain)));
-    if least.is_finite() && devices <= FEW && turn.is_some() {
-        return least.max(spread(figures, freedom, (&classes, chain), (turn, true)));
-    }
-    least
+    least.max(crowded::least(figures, freedom, (&classes, chain)))
 }
 
-/// The least time for which the busiest is busy; zero if the solver has no answer. With `seated` only one class of devices is at each place
-/// of a chain, in which microbatches turn around.
-fn spread(
-    figures: &Figures<'_>,
-    freedom: &Freedom,
-    (classes, chain): (&[Class], f64),
-    (turn, seated): (Option<Turn>, bool),
-) -> f64 {
+/// The least time for which the busiest is busy; zero if the solver has no answer.
+fn spread(figures: &Figures<'_>, freedom: &Freedom, (classes, chain): (&[Class], f64), turn: Option<Turn>) -> f64 {
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
     let unit = unit(chain);
     let mut spread = Spread::new((figures, freedom), (unit, busiest), turn, classes);
     spread.layers(classes, &mut vars);
     spread.fill(classes);
-    if seated {
-        spread.seat(classes, &mut vars);
-    }
     let mut problem = vars.minimise(busiest).using(highs);
     for row in spread.rows {
         problem.add_constraint(row);
     }
-    match solve(problem, &if seated { SEATED } else { Settings::default() }) {
+    match solve(problem, &Settings::default()) {
         // The solver's tolerance is 10⁻⁷ of numbers around one.
-        Answer::Solved(solution) => {
-            good_lp::Solution::value(&solution, busiest) * unit * (1.0 - 1e-6 - if seated { SEATED.gap } else { 0.0 })
-        }
+        Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - 1e-6),
         Answer::Infeasible => f64::INFINITY,
         _ => 0.0,
     }

@@ -1,14 +1,20 @@
 //! The program with whole layers: how many of each run of equal layers are on devices of which class, at which place of their chain, and
 //! what is chosen for them.
 
-use super::{FEW, LARGEST, chain, classes, spread::Spread, unit};
+use super::{Class, LARGEST, chain, classes, spread::Spread, unit};
 use crate::{
     figures::Figures,
-    freedom::{Freedom, Kept},
+    freedom::{Freedom, Kept, Turn},
     ilp::solve::{Answer, Settings, solve},
 };
-use good_lp::{Expression, SolverModel, highs, variable, variables};
-use std::time::Duration;
+use good_lp::{
+    Constraint, Expression, ProblemVariables, Solution, SolverModel, Variable, constraint, highs,
+    solvers::highs::HighsSolution, variable, variables,
+};
+use std::{collections::BTreeMap, time::Duration};
+
+/// Beyond so many devices it would take too long to decide which class of them is at which place.
+const FEW: usize = 12;
 
 /// How far from the optimum the search may stop.
 const GAP: f64 = 0.005;
@@ -40,44 +46,59 @@ pub(crate) struct Counts {
     pub classes: Vec<Vec<usize>>,
 }
 
-/// The counts with the least lower bound of an iteration where so many bytes are free on each device; of those that are equal, the
-/// one with which all devices, links and sockets together do least. None where there is no solution, or none in time.
-pub(crate) fn counts(
-    figures: &Figures<'_>,
-    freedom: &Freedom,
-    (free, time_limit): (&[u64], Duration),
-) -> Option<Counts> {
-    let classes = classes(figures, freedom);
-    let chain = chain(figures, freedom, &classes);
-    let devices: usize = classes.iter().map(|class| class.count).sum();
-    let turn = freedom.turns(figures);
-    let large = turn.is_some() && (devices > FEW || devices * classes.len() * figures.runs.len() > LARGEST);
-    if classes.is_empty() || !chain.is_finite() || large || turn != freedom.turn {
-        return None;
+/// What the program with whole layers says.
+#[derive(Clone, Debug)]
+pub(crate) enum Whole {
+    /// The best counts that were found, and what no placement takes less than, in ms: nothing where the search ended before that was known.
+    Found { counts: Counts, least: f64 },
+    /// No placement takes less than the limit.
+    Never,
+    /// There is no answer, or none in time.
+    Open,
+}
+
+impl Whole {
+    /// What was found.
+    pub fn counts(self) -> Option<Counts> {
+        match self {
+            Self::Found { counts, .. } => Some(counts),
+            Self::Never | Self::Open => None,
+        }
     }
-    let mut vars = variables!();
-    let busiest = vars.add(variable().min(0.0).name("busiest"));
-    let spread = Spread::new((figures, freedom), (unit(chain), busiest), turn, &classes);
-    let mut spread = spread.whole(free);
-    spread.layers(&classes, &mut vars);
-    spread.fill(&classes);
-    if turn.is_some() {
-        spread.seat(&classes, &mut vars);
-        spread.in_order(&mut vars);
-    }
-    let objective: Expression = busiest + spread.effort * EFFORT;
-    let mut problem = vars.minimise(objective).using(highs);
-    for row in spread.rows {
-        problem.add_constraint(row);
-    }
-    let settings = Settings { gap: GAP, time_limit, nodes: NODES, ..Settings::default() };
-    let solution = match solve(problem, &settings) {
-        Answer::Solved(solution) | Answer::Stopped(Some(solution)) => solution,
-        _ => return None,
+}
+
+/// What the program may leave free on each device, in bytes, and how far it goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits<'l> {
+    pub free: &'l [u64],
+    /// No more than so many ms are of interest.
+    pub most: f64,
+    pub time: Duration,
+}
+
+/// The counts with the least lower bound of an iteration; of those that are equal, the one with which all devices, links and sockets
+/// together do least.
+///
+/// Of z = T + ε Σ w, with w for what each of p devices, links and sockets does, the search leaves a part γ open. No w is more than T, so that
+/// no placement takes less than `(1 − γ) z ÷ (1 + ε p)`.
+pub(crate) fn counts(figures: &Figures<'_>, freedom: &Freedom, limits: Limits<'_>) -> Whole {
+    let Some(program) = Program::new((figures, freedom), limits) else { return Whole::Open };
+    let (vars, mut spread) = program.spread();
+    let parts = spread.efforts.len() as f64;
+    let objective = spread.busiest + spread.effort() * EFFORT;
+    let (first, proven) = match program.solve(vars, std::mem::take(&mut spread.rows), objective.clone()) {
+        Answer::Solved(solution) => (solution, true),
+        Answer::Stopped(Some(solution)) => (solution, false),
+        Answer::Infeasible => return Whole::Never,
+        _ => return Whole::Open,
     };
-    let share = |(run, class, choice, variable): &(usize, usize, super::spread::Choice<'_>, good_lp::Variable)| Share {
+    // The solver's tolerance is 10⁻⁷ of numbers around one.
+    let least = first.eval(&objective) * unit(program.chain) * (1.0 - 1e-6) * (1.0 - GAP) / (1.0 + EFFORT * parts);
+    let again = program.with_least_effort(&first);
+    let solution = again.as_ref().unwrap_or(&first);
+    let share = |(run, class, choice, variable): &(usize, usize, super::spread::Choice<'_>, Variable)| Share {
         run: *run,
-        layers: good_lp::Solution::value(&solution, *variable).round().max(0.0) as usize,
+        layers: solution.value(*variable).round().max(0.0) as usize,
         class: *class,
         place: choice.place,
         streams: choice.streams,
@@ -89,6 +110,78 @@ pub(crate) fn counts(
     let whole = figures.runs.iter().enumerate().all(|(run, (_, count))| {
         shares.iter().filter(|share| share.run == run).map(|share| share.layers).sum::<usize>() == *count
     });
-    let classes = classes.into_iter().map(|class| class.members).collect();
-    whole.then_some(Counts { shares, classes })
+    let classes = program.classes.iter().map(|class| class.members.clone()).collect();
+    if !whole {
+        return Whole::Open;
+    }
+    Whole::Found { counts: Counts { shares, classes }, least: if proven { least } else { 0.0 } }
+}
+
+struct Program<'p, 'a> {
+    figures: &'p Figures<'a>,
+    freedom: &'p Freedom,
+    limits: Limits<'p>,
+    classes: Vec<Class>,
+    /// What one microbatch takes at least, in ms.
+    chain: f64,
+    turn: Option<Turn>,
+}
+
+impl<'p, 'a> Program<'p, 'a> {
+    /// None where it would be too large, or could not tell where devices are.
+    fn new((figures, freedom): (&'p Figures<'a>, &'p Freedom), limits: Limits<'p>) -> Option<Self> {
+        let classes = classes(figures, freedom);
+        let chain = chain(figures, freedom, &classes);
+        let devices: usize = classes.iter().map(|class| class.count).sum();
+        let turn = freedom.turns(figures);
+        let large = turn.is_some() && (devices > FEW || devices * classes.len() * figures.runs.len() > LARGEST);
+        let open = classes.is_empty() || !chain.is_finite() || large || turn != freedom.turn;
+        (!open).then_some(Self { figures, freedom, limits, classes, chain, turn })
+    }
+
+    /// Its variables and rows, always in the same order.
+    fn spread(&self) -> (ProblemVariables, Spread<'p, 'a>) {
+        let mut vars = variables!();
+        let busiest = vars.add(variable().min(0.0).name("busiest"));
+        let unit = unit(self.chain);
+        let spread = Spread::new((self.figures, self.freedom), (unit, busiest), self.turn, &self.classes);
+        let mut spread = spread.whole(self.limits.free);
+        spread.layers(&self.classes, &mut vars);
+        spread.fill(&self.classes);
+        if self.turn.is_some() {
+            spread.seat(&self.classes, &mut vars);
+            spread.in_order(&mut vars);
+        }
+        if self.limits.most.is_finite() {
+            spread.rows.push(constraint!(busiest <= self.limits.most / unit));
+        }
+        (vars, spread)
+    }
+
+    fn solve(&self, vars: ProblemVariables, rows: Vec<Constraint>, objective: Expression) -> Answer {
+        let mut problem = vars.minimise(objective).using(highs);
+        for row in rows {
+            problem.add_constraint(row);
+        }
+        solve(problem, &Settings { gap: GAP, time_limit: self.limits.time, nodes: NODES, ..Settings::default() })
+    }
+
+    /// The same layers on the same devices in the same time, chosen so that all devices, links and sockets together do least: below the gap
+    /// the first search does not tell that from anything else.
+    fn with_least_effort(&self, first: &HighsSolution) -> Option<HighsSolution> {
+        let mut layers: BTreeMap<(usize, usize, usize), (Expression, f64)> = BTreeMap::new();
+        let (vars, mut spread) = self.spread();
+        for (run, class, choice, variable) in &spread.shares {
+            let (sum, count) = layers.entry((*run, *class, choice.place)).or_default();
+            *sum += *variable;
+            *count += first.value(*variable);
+        }
+        spread.rows.extend(layers.into_values().map(|(sum, count)| constraint!(sum == count.round())));
+        spread.rows.push(constraint!(spread.busiest <= first.value(spread.busiest) * (1.0 + 1e-6)));
+        let effort = spread.effort();
+        match self.solve(vars, spread.rows, effort) {
+            Answer::Solved(solution) | Answer::Stopped(Some(solution)) => Some(solution),
+            _ => None,
+        }
+    }
 }

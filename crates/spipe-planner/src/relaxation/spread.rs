@@ -1,6 +1,6 @@
 //! The program itself: variables, and the rows that bound an iteration.
 
-use super::{Class, ways};
+use super::{Class, places::Place, ways};
 use crate::{
     figures::{DeviceFigures, Figures},
     freedom::{Freedom, Kept, Turn, When},
@@ -16,15 +16,17 @@ const FINEST: f64 = 32.0;
 
 /// The rows of the linear program.
 pub(super) struct Spread<'f, 'a> {
-    figures: &'f Figures<'a>,
+    pub figures: &'f Figures<'a>,
     freedom: &'f Freedom,
     /// How many ms are 1.
-    unit: f64,
-    busiest: Variable,
+    pub unit: f64,
+    pub busiest: Variable,
     /// How microbatches turn around in a chain of devices.
-    turn: Option<Turn>,
+    pub turn: Option<Turn>,
     /// What there is to do at each place of the chain of devices; at one where they are no chain.
-    places: Vec<Place>,
+    pub places: Vec<Place>,
+    /// What the last place does before the first microbatch turns around there, beside that one's forward.
+    pub before_turning: Expression,
     /// The first layer of each run of equal ones, and how many there are.
     runs: Vec<(usize, usize)>,
     /// Whether layers are whole, and bytes of each device's memory that they leave free.
@@ -32,31 +34,16 @@ pub(super) struct Spread<'f, 'a> {
     pub rows: Vec<Constraint>,
     /// How many layers of each run are at each place with each choice.
     pub shares: Vec<(usize, usize, Choice<'f>, Variable)>,
-    /// What all devices, links and sockets do together, as parts of the time that each is busy at most.
-    pub effort: Expression,
+    /// For how long each class of devices, its links and the sockets are busy.
+    pub efforts: Vec<Expression>,
     /// All forwards and backwards, recompute included.
     computed: Expression,
-}
-
-/// What one microbatch takes at one place.
-#[derive(Default)]
-struct Place {
-    forward: Expression,
-    /// And the recompute that is certain.
-    backward: Expression,
-    again: Expression,
-    /// What the host steps for it.
-    stepped: Expression,
-    /// Layers by class of devices, and what its device does and holds.
-    layers: Vec<Expression>,
-    busy: Expression,
-    held: Expression,
 }
 
 /// What may be chosen for a layer on a device.
 #[derive(Clone, Copy)]
 pub(super) struct Choice<'d> {
-    device: &'d DeviceFigures,
+    pub device: &'d DeviceFigures,
     pub streams: bool,
     pub steps_on_host: bool,
     pub kept: Kept,
@@ -65,16 +52,15 @@ pub(super) struct Choice<'d> {
 
 /// What a class of devices, or the host, has to do and to hold.
 #[derive(Default)]
-struct Burden {
+pub(super) struct Burden {
     busy: Expression,
     /// What it has to do after the first microbatch has turned around.
-    turned: Expression,
+    pub turned: Expression,
     held: Expression,
     /// GiB that one layer of each share holds.
     whole: Vec<(f64, Variable)>,
     /// Bytes in and out, in GB.
-    inbound: Expression,
-    outbound: Expression,
+    copied: [Expression; 2],
 }
 
 impl<'f, 'a> Spread<'f, 'a> {
@@ -86,11 +72,26 @@ impl<'f, 'a> Spread<'f, 'a> {
         classes: &[Class],
     ) -> Self {
         let devices: usize = classes.iter().map(|class| class.count).sum();
-        let place = || Place { layers: vec![Expression::default(); classes.len()], ..Place::default() };
+        let place = || Place::new(classes.len());
         let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
-        let (rows, shares, effort) = (Vec::new(), Vec::new(), Expression::default());
-        let (computed, runs) = (Expression::default(), figures.runs.clone());
-        Self { figures, freedom, unit, busiest, turn, places, runs, whole: None, rows, shares, effort, computed }
+        let (rows, shares, efforts) = (Vec::new(), Vec::new(), Vec::new());
+        let (computed, before_turning, runs) = (Expression::default(), Expression::default(), figures.runs.clone());
+        let whole = None;
+        Self {
+            figures,
+            freedom,
+            unit,
+            busiest,
+            turn,
+            places,
+            before_turning,
+            runs,
+            whole,
+            rows,
+            shares,
+            efforts,
+            computed,
+        }
     }
 
     /// The same for whole layers beside which so many bytes are free on each device.
@@ -132,7 +133,7 @@ impl<'f, 'a> Spread<'f, 'a> {
             self.rows.push(constraint!(total == *count as f64));
         }
         if self.turn.is_some() {
-            self.chain_of_places(classes, &burdens);
+            self.chain_of_places((classes, &burdens), vars);
         }
         for (class, burden) in classes.iter().zip(burdens) {
             self.limit(class, burden, &mut host);
@@ -169,101 +170,11 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.rows.push(constraint!(self.computed.clone() + waits / self.unit <= devices as f64 * self.busiest));
     }
 
-    /// The bounds of every place in a chain of devices, the unused ones first. The first microbatch goes through all layers and comes
-    /// back to place i when at most K_i forwards have been there; the other m − K_i and m − 1 backwards follow, and the last gradient goes
-    /// on from there. Where all forwards come first, m − 1 follow the first one on its way to the end. And place i begins after the places
-    /// before it have been passed once, and they are passed again after its end: with P = Σ (F + B) over all places,
-    ///
-    /// `T ≥ P + (m − K_i) F_i + (m − 1)(R_i + B_i)` and `T ≥ Σ_{j<i} (F_j + B_j) + m (F_i + R_i + B_i)`.
-    ///
-    /// The former holds for the devices of a class together, whatever places they have.
-    ///
-    /// What the host steps for the places up to i comes after place i begins its last backward and before it ends its first forward, between
-    /// which the first microbatch goes to the end and comes back, and the other m − K_i forwards and m − 1 backwards are done: with H for
-    /// these steps on all sockets at once, `T ≥ Σ_{j>i} (F_j + B_j) + (m − K_i) F_i + (m − 1) B_i + (m − 2) R_i + H`.
-    fn chain_of_places(&mut self, classes: &[Class], burdens: &[Burden]) {
-        let m = self.figures.microbatches as f64;
-        let pass = |places: &[Place]| -> Expression {
-            places.iter().map(|place| place.forward.clone() + place.backward.clone()).sum()
-        };
-        let all = pass(&self.places);
-        for (index, place) in self.places.iter().enumerate() {
-            let back = place.backward.clone() + place.again.clone();
-            let turned = place.forward.clone() * self.following(index) + back.clone() * (m - 1.0);
-            let own = (place.forward.clone() + back) * m;
-            self.rows.push(constraint!(all.clone() + turned <= self.busiest));
-            self.rows.push(constraint!(pass(&self.places[..index]) + own <= self.busiest));
-            let between = place.forward.clone() * self.following(index)
-                + place.backward.clone() * (m - 1.0)
-                + place.again.clone() * (m - 2.0).max(0.0);
-            let stepped: Expression = self.places[..=index].iter().map(|place| place.stepped.clone()).sum();
-            let rate = self.step_rate() * self.unit;
-            if rate > 0.0 {
-                self.rows.push(constraint!(pass(&self.places[index + 1..]) + between + stepped / rate <= self.busiest));
-            }
-        }
-        for (class, burden) in classes.iter().zip(burdens) {
-            let count = class.count as f64;
-            self.rows.push(constraint!(all.clone() * count + burden.turned.clone() <= count * self.busiest));
-        }
-    }
-
-    /// At every place is a device of one class at most, the unused places first, and no class is at more places than it has devices.
-    pub fn seat(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
-        let layers = self.figures.layers as f64;
-        let mut before = Expression::from(0.0);
-        let mut seats: Vec<Expression> = vec![Expression::default(); classes.len()];
-        for (index, place) in self.places.iter().enumerate() {
-            let (mut taken, mut usable) = (Expression::default(), Expression::default());
-            for (number, class) in classes.iter().enumerate() {
-                let seat = vars.add(variable().binary().name(format!("seat_{index}_{number}")));
-                self.rows.push(constraint!(place.layers[number].clone() <= layers * seat));
-                usable.add_mul(self.usable(class).to_gib(), seat);
-                taken += seat;
-                seats[number] += seat;
-            }
-            self.rows.push(constraint!(taken.clone() <= 1.0));
-            self.rows.push(constraint!(before <= taken.clone()));
-            self.rows.push(constraint!(place.held.clone() <= usable));
-            self.rows.push(constraint!(place.busy.clone() <= self.busiest));
-            before = taken;
-        }
-        for (seats, class) in seats.into_iter().zip(classes) {
-            self.rows.push(constraint!(seats <= class.count as f64));
-        }
-    }
-
-    /// At every place are neighbouring layers, in the order of the model.
-    pub fn in_order(&mut self, vars: &mut ProblemVariables) {
-        let counts: Vec<f64> = self.figures.runs.iter().map(|(_, count)| *count as f64).collect();
-        for place in 0..self.places.len() {
-            let mut done = vec![Expression::default(); counts.len()];
-            for (run, _, _, share) in self.shares.iter().filter(|(_, _, choice, _)| choice.place <= place) {
-                done[*run] += *share;
-            }
-            for run in 1..counts.len() {
-                let begun = vars.add(variable().binary());
-                self.rows.push(constraint!(done[run].clone() <= counts[run] * begun));
-                self.rows.push(constraint!(done[run - 1].clone() >= counts[run - 1] * begun));
-            }
-        }
-    }
-
     /// What a device of a class may hold.
-    fn usable(&self, class: &Class) -> Bytes {
+    pub fn usable(&self, class: &Class) -> Bytes {
         let device = &self.figures.devices[class.members[0]];
         let free = class.members.iter().filter_map(|member| self.whole.map(|free| free[*member])).max();
         Bytes::new(device.usable.saturating_sub(class.beside).saturating_sub(free.unwrap_or(0)))
-    }
-
-    /// How many forwards a place still has when the first microbatch comes back to it, or after the first one on its way to the end.
-    fn following(&self, place: usize) -> f64 {
-        let m = self.figures.microbatches;
-        match self.turn {
-            None => 0.0,
-            Some(Turn::AllForwards) => (m - 1) as f64,
-            Some(Turn::Ahead(ahead)) => m.saturating_sub((self.places.len() - place) as u64 + ahead) as f64,
-        }
     }
 
     /// Whether a layer on `device` is streamed and whether it is stepped on the host, and where what it saves is, as far as there is a
@@ -296,7 +207,7 @@ impl<'f, 'a> Spread<'f, 'a> {
             None if freedom.in_rounds => m,
             None => 1,
             Some(Turn::AllForwards) => m,
-            Some(Turn::Ahead(_)) => m.min((self.places.len() - choice.place) as u64),
+            Some(Turn::Ahead(_)) => m.min(self.ahead(choice, false)),
         };
         let copies = match choice.kept {
             Kept::OnDevice => in_flight,
@@ -309,16 +220,24 @@ impl<'f, 'a> Spread<'f, 'a> {
     /// What one layer takes at a place.
     fn at(&mut self, layer: usize, (choice, share): (&Choice<'_>, Variable), burden: &mut Burden) {
         let times = choice.device.times[layer].unwrap_or_default();
-        let (again, following) = (self.again(choice, layer), self.following(choice.place));
+        let (again, following) = (self.again(choice, layer), self.following(choice));
         let back = (self.figures.microbatches - 1) as f64 * (times.backward + again);
         burden.turned.add_mul((following * times.forward + back) / self.unit, share);
-        let parameters = self.figures.context.cost.trained_parameters(layer.into());
+        let (last, head_start) = (choice.place + 1 == self.places.len(), self.head_start(choice));
         let (place, unit) = (&mut self.places[choice.place], self.unit);
         place.forward.add_mul(times.forward / unit, share);
         place.backward.add_mul(times.backward / unit, share);
         place.again.add_mul(again / unit, share);
+        place.following.add_mul(following * times.forward / unit, share);
+        if last {
+            self.before_turning.add_mul(head_start * times.forward / unit, share);
+        }
+        let place = &mut self.places[choice.place];
         if choice.steps_on_host {
-            place.stepped.add_mul(parameters as f64 / 1e9, share);
+            let parameters = self.figures.context.cost.trained_parameters(layer.into());
+            place.stepped_by_host.add_mul(parameters as f64 / 1e9, share);
+        } else {
+            place.stepped.add_mul(times.optimizer / unit, share);
         }
     }
 
@@ -354,16 +273,20 @@ impl<'f, 'a> Spread<'f, 'a> {
         burden.whole.push((held, share));
         self.places[choice.place].busy.add_mul(busy, share);
         self.places[choice.place].held.add_mul(held, share);
+        let mut copied = [0.0; 2];
         if choice.kept == Kept::InHost && figures.frozen == 0 {
             // A stage of one layer keeps its input.
             let leaving = bytes.saved.get().saturating_sub(device.input(layer)) as f64 / 1e9;
-            burden.inbound.add_mul(figures.microbatches as f64 * leaving, share);
-            burden.outbound.add_mul(figures.microbatches as f64 * leaving, share);
+            let leaving = figures.microbatches as f64 * leaving;
+            copied = [copied[0] + leaving, copied[1] + leaving];
         }
         let trains = bytes.gradients > Bytes::ZERO;
         if figures.training && (streams || (steps_on_host && trains)) {
-            burden.inbound.add_mul(bytes.parameters.as_f64() / 1e9, share);
-            burden.outbound.add_mul(bytes.gradients.as_f64() / 1e9, share);
+            copied = [copied[0] + bytes.parameters.as_f64() / 1e9, copied[1] + bytes.gradients.as_f64() / 1e9];
+        }
+        for (copied, way) in copied.into_iter().zip(0..) {
+            burden.copied[way].add_mul(copied, share);
+            self.places[choice.place].copied[way].add_mul(copied, share);
         }
         if streams {
             host.held.add_mul(bytes.state().to_gib(), share);
@@ -381,7 +304,7 @@ impl<'f, 'a> Spread<'f, 'a> {
     /// The members of a class together are busy at most so long, hold at most so much, and move at most so much.
     fn limit(&mut self, class: &Class, burden: Burden, host: &mut Burden) {
         let (count, device) = (class.count as f64, &self.figures.devices[class.members[0]]);
-        self.effort += burden.busy.clone() / count;
+        self.efforts.push(burden.busy.clone() / count);
         self.rows.push(constraint!(burden.busy <= count * self.busiest));
         self.rows.push(constraint!(burden.held.clone() <= count * self.usable(class).to_gib()));
         self.whole_layers(count, self.usable(class).to_gib(), burden.whole);
@@ -389,10 +312,9 @@ impl<'f, 'a> Spread<'f, 'a> {
             host.held += burden.held;
             return;
         }
-        for (bytes, inbound) in [(burden.inbound, true), (burden.outbound, false)] {
-            let rate = class.rates[usize::from(!inbound)];
+        for (bytes, rate) in burden.copied.into_iter().zip(class.rates) {
             if rate.is_finite() {
-                self.effort += bytes.clone() / (rate * self.unit / 1e3);
+                self.efforts.push(bytes.clone() / (rate * self.unit / 1e3));
                 self.rows.push(constraint!(bytes <= rate * self.unit / 1e3 * self.busiest));
             }
         }
@@ -413,8 +335,13 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
     }
 
+    /// The sum of what is done.
+    pub fn effort(&self) -> Expression {
+        self.efforts.iter().cloned().sum()
+    }
+
     /// How many billions of parameters all sockets together step per ms.
-    fn step_rate(&self) -> f64 {
+    pub fn step_rate(&self) -> f64 {
         let sockets = self.figures.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
         let billion = |socket: usize| self.figures.context.cost.optimizer_time(1_000_000_000, DeviceId::from(socket));
         sockets.map(|(socket, _)| 1.0 / billion(socket).to_ms()).sum()
@@ -430,7 +357,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         let drams: BTreeMap<MemoryId, u64> = sockets().map(left).collect();
         let usable = Bytes::new(drams.values().sum());
         if rate > 0.0 {
-            self.effort += host.busy.clone() / (rate * self.unit);
+            self.efforts.push(host.busy.clone() / (rate * self.unit));
         }
         self.rows.push(constraint!(host.busy <= rate * self.unit * self.busiest));
         self.rows.push(constraint!(host.held <= usable.to_gib()));

@@ -5,14 +5,14 @@
 
 use super::{kept, rounds};
 use crate::{
-    deadline::Deadline,
     figures::Figures,
-    freedom::{Freedom, Kept},
-    relaxation::{Counts, Share, counts},
+    freedom::{Freedom, Kept, Turn},
+    relaxation::{Counts, Limits, Share, Whole, counts},
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, StageId};
-use spipe_plan::{Context, Dealing, Family, Placement, Stage, System, footprint};
+use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, footprint};
+use std::time::Duration;
 
 /// How often more is left free.
 const TRIES: usize = 4;
@@ -20,38 +20,63 @@ const TRIES: usize = 4;
 /// How many layers short stages have at most.
 const SHORT: [usize; 2] = [1, 4];
 
-/// Which part of the time that is left a program may take.
-const PART: u32 = 48;
-
 /// Solves the program with so many bytes left free on each device.
-type Solve<'s> = dyn Fn(&[u64]) -> Option<Counts> + Sync + 's;
+type Solve<'s> = dyn Fn(&[u64]) -> Whole + Sync + 's;
 
 /// Makes stages of counts.
 type Build<'b> = Box<dyn Fn(&Counts) -> Option<Placement> + Sync + 'b>;
 
-/// The placements of `system` that its programs lead to; none for systems that leave no such choice.
-pub(super) fn placements(figures: &Figures<'_>, deadline: &Deadline<'_>, system: System) -> Vec<Placement> {
-    let Some(freedom) = Freedom::of(system).filter(|_| figures.host_help) else { return Vec::new() };
-    let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single && freedom.turn.is_some();
-    let builds: Vec<Build<'_>> = if chain {
-        SHORT
-            .into_iter()
-            .map(|most| -> Build<'_> { Box::new(move |counts| chained(figures, (system, most), counts)) })
-            .collect()
+/// What the programs of a system lead to.
+#[derive(Default)]
+pub(super) struct Counted {
+    /// Those that fit.
+    pub placements: Vec<Placement>,
+    /// No placement of the system takes less, in ms.
+    pub least: f64,
+}
+
+/// The placements of `system` that its programs lead to, if any takes less than `most` ms; each program has so much time. None for systems that
+/// leave no such choice.
+pub(super) fn placements(figures: &Figures<'_>, system: System, (most, time): (f64, Duration)) -> Counted {
+    let freedoms = Freedom::in_problem(figures, system).into_iter();
+    let built: Vec<_> = freedoms.map(|freedom| (freedom, builds(figures, (system, freedom)))).collect();
+    if built.iter().all(|(_, builds)| builds.is_empty()) {
+        return Counted::default();
+    }
+    let mut all = Counted { placements: Vec::new(), least: f64::INFINITY };
+    for (freedom, builds) in built {
+        let solve = |free: &[u64]| counts(figures, &freedom, Limits { free, most, time });
+        match solve(&vec![0; figures.devices.len()]) {
+            Whole::Found { counts, least } => {
+                let fitted = |build: &Build<'_>| fitted(figures, &counts, &solve, build);
+                all.placements.extend(builds.par_iter().filter_map(fitted).collect::<Vec<_>>());
+                all.least = all.least.min(least);
+            }
+            Whole::Never => all.least = all.least.min(most),
+            Whole::Open => all.least = 0.0,
+        }
+    }
+    all
+}
+
+/// The ways to make stages of counts under `system`.
+fn builds<'b>(figures: &'b Figures<'_>, (system, freedom): (System, Freedom)) -> Vec<Build<'b>> {
+    let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single;
+    if let Some(turn) = freedom.turn.filter(|_| chain) {
+        let head_start = if let Turn::Ahead(ahead) = turn { ahead } else { 0 };
+        let knobs = Knobs { head_start, ..Knobs::default() };
+        let short = |most: usize| -> Build<'b> {
+            Box::new(move |counts| Some(chained(figures, (system, most), counts)?.with_knobs(knobs)))
+        };
+        SHORT.into_iter().map(short).collect()
     } else if system == System::Superpipeline {
         let shapes = rounds::shapes(&figures.context).into_iter();
         shapes
-            .map(|(gpus, pieces)| -> Build<'_> { Box::new(move |counts| dealt(figures, (&gpus, &pieces), counts)) })
+            .map(|(gpus, pieces)| -> Build<'b> { Box::new(move |counts| dealt(figures, (&gpus, &pieces), counts)) })
             .collect()
     } else {
         Vec::new()
-    };
-    if builds.is_empty() {
-        return Vec::new();
     }
-    let solve = |free: &[u64]| counts(figures, &freedom, (free, deadline.left() / PART));
-    let Some(first) = solve(&vec![0; figures.devices.len()]) else { return Vec::new() };
-    builds.par_iter().filter_map(|build| fitted(figures, &first, &solve, build)).collect()
 }
 
 /// Builds from the `first` counts, and solves again with more left free until everything fits.
@@ -66,7 +91,7 @@ fn fitted(figures: &Figures<'_>, first: &Counts, solve: &Solve<'_>, build: &Buil
         for (free, lacking) in free.iter_mut().zip(lacking) {
             *free += lacking;
         }
-        placement = build(&solve(&free)?)?;
+        placement = build(&solve(&free).counts()?)?;
     }
     let fits = |placement: &Placement| lacking(&figures.context, placement).iter().all(|bytes| *bytes == 0);
     Some(placement).filter(fits)
@@ -179,8 +204,9 @@ mod tests {
         let problem =
             Problem { context, systems: vec![system], options: Options::default(), score: &score, stop: &NEVER };
         let figures = Figures::new(context, &problem.options);
-        let list = placements(&figures, &Deadline::new(&problem), system);
-        assert!(list.iter().all(|placement| check(&context, placement).is_ok()), "{list:?}");
+        let Counted { placements: list, least } =
+            placements(&figures, system, (f64::INFINITY, problem.options.time_limit));
+        assert!(least > 0.0 && list.iter().all(|placement| check(&context, placement).is_ok()), "{least} {list:?}");
         list
     }
 

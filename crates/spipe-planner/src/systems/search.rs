@@ -3,9 +3,9 @@
 //! ```text
 //! plans of the heuristics ─► the best plan so far
 //! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
-//!                                 ├─ generated candidates ─► simulated ─┐
-//!                                 └─ stages, by the planner ────────────┴─► the best few ─► improved ─┐
-//! best plan ◄─ everything tried, where that is little ◄──────────────────────────────────────────────────┘
+//!                                 ├─ generated candidates ─► simulated ──────────────────┐
+//!                                 └─ stages, by the planner, then several on a device ───┴─► the best few ─► improved ─┐
+//! best plan ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────────────────┘
 //! ```
 
 use super::{candidates, counted, exhaust, heuristics, refusal, shared};
@@ -27,13 +27,19 @@ use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System, check};
 
+/// Which part of the time that is left a program of counts may take.
+const PART: u32 = 48;
+
+/// And where it places several stages on devices of planned systems.
+const PART_OF_CUTS: u32 = 8;
+
 /// How many systems' best placements are improved.
 const REFINED: usize = 3;
 
 /// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
 const FAR: f64 = 3.0;
 
-/// Several stages on each GPU are improved where they take no more than so many times as long as the best plan.
+/// Several stages on a device are improved where they take no more than so many times as long as the best plan.
 const PROMISING: f64 = 1.02;
 
 /// The best plan of all systems that `problem` allows: those of [`SYSTEMS`] are left to `planner`, the others generated. None of
@@ -58,12 +64,14 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     if !planned.is_empty() {
         let mut options = problem.options.clone();
         options.incumbent = search.best().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
-        // What is left of the time is for improving what was found, which plans of one stage per device gain little by.
-        options.time_limit = search.deadline.left() / if other.is_empty() { 1 } else { 2 };
+        // What is left of the time is for several stages on a device and for improving what was found, which inference gains little by.
+        let more = search.figures.training || !other.is_empty();
+        options.time_limit = search.deadline.left() / if more { 2 } else { 1 };
         let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
         search.join(&planned, planner.plan(&planned_alone))?;
     }
     in_pool(problem, || {
+        search.cut();
         search.improve();
         search.exhaust();
         Ok(())
@@ -116,9 +124,13 @@ struct Search<'s, 'a> {
     begun: Vec<Scored>,
     /// A placement that fits.
     spare: Option<Placement>,
-    /// The best plan with several stages on each GPU, which would keep the planner of stages from finding plans that can be improved
-    /// beyond it.
-    short: Option<Scored>,
+    /// Plans with several stages on a device, which would keep the planner of stages from finding plans that can be improved beyond
+    /// them.
+    short: Vec<Scored>,
+    /// No placement of the systems whose stages are planned takes less, in ms, however many stages its devices have.
+    staged: Vec<(System, f64)>,
+    /// Where what is known of these is.
+    planned: Option<usize>,
     /// Why the planner of stages has nothing.
     refused: Option<PlanError>,
     solves: usize,
@@ -141,8 +153,9 @@ impl<'s, 'a> Search<'s, 'a> {
         };
         let systems = systems.iter().map(known).collect();
         let deadline = Deadline::new(problem);
-        let (begun, spare, short, refused) = (Vec::new(), None, None, None);
-        Self { problem, figures, deadline, systems, begun, spare, short, refused, solves: 0, cases: 0 }
+        let (begun, spare, short, staged, refused) = (Vec::new(), None, Vec::new(), Vec::new(), None);
+        let planned = None;
+        Self { problem, figures, deadline, systems, begun, spare, short, staged, planned, refused, solves: 0, cases: 0 }
     }
 
     /// Remembers a plan that fits, where one is found at once; says what is missing, where it is certain that there is none.
@@ -169,7 +182,7 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Begins with the plans of the heuristics.
     fn begin(&mut self) {
         self.begun = heuristics::plans(self.problem, &self.figures, &self.deadline);
-        self.short = heuristics::in_short_stages(self.problem, &self.figures, &self.deadline);
+        self.short.extend(heuristics::in_short_stages(self.problem, &self.figures, &self.deadline));
     }
 
     /// Takes the plan that fits where nothing better was found.
@@ -214,8 +227,11 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.systems[index].best = begun;
                 continue;
             }
-            let counted = counted::placements(figures, &self.deadline, self.systems[index].system);
-            self.systems[index].candidates.extend(counted);
+            let (limit, time) = (self.limit(), self.deadline.left() / PART);
+            let counted = counted::placements(figures, self.systems[index].system, (limit, time));
+            let known = &mut self.systems[index];
+            known.candidates.extend(counted.placements);
+            known.bound = known.bound.max(counted.least);
             // Whatever the time limit, a plan that is far from all bounds is not the last word.
             let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound);
             let candidates = &self.systems[index].candidates;
@@ -268,14 +284,42 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.refused = Some(error);
             }
             Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
-                known.bound =
-                    planned.iter().filter_map(|system| least(&self.figures, *system)).fold(f64::INFINITY, f64::min);
+                known.bound = 0.0;
                 self.refused = Some(error);
             }
             Err(error) => return Err(error),
         }
+        self.staged = planned.iter().map(|system| (*system, least(&self.figures, *system).unwrap_or(0.0))).collect();
+        // The planner's bound is about one stage per device. Several gain by choices of their own, of which inference has none.
+        let over_all = self.least_of_staged();
+        known.bound = if self.figures.training { over_all } else { known.bound.max(over_all) };
+        self.planned = Some(self.systems.len());
         self.systems.push(known);
         Ok(())
+    }
+
+    /// No placement of stages takes less, in ms, however many of them its devices have.
+    fn least_of_staged(&self) -> f64 {
+        self.staged.iter().map(|(_, least)| *least).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Places several stages on the devices of those systems whose stages are planned and for which that may still be faster.
+    fn cut(&mut self) {
+        let Some(index) = self.planned.filter(|_| self.figures.training) else { return };
+        for number in 0..self.staged.len() {
+            let ((system, least), limit) = (self.staged[number], self.limit());
+            if least >= limit || self.deadline.over() {
+                continue;
+            }
+            let counted = counted::placements(&self.figures, system, (limit, self.deadline.left() / PART_OF_CUTS));
+            self.staged[number].1 = least.max(counted.least);
+            let tried: Vec<Option<Scored>> =
+                counted.placements.into_par_iter().map(|placement| judge(self.problem, placement)).collect();
+            self.systems[index].examined += tried.len();
+            self.short.extend(tried.into_iter().flatten());
+        }
+        self.short.sort_by_key(|(time, _)| *time);
+        self.systems[index].bound = self.least_of_staged();
     }
 
     /// Improves the best placements of the best few systems.
@@ -290,31 +334,20 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.refine(index, start);
             }
         }
-        let planned = self.systems.iter().position(|known| SYSTEMS.contains(&known.system));
-        let Some((index, start)) = planned.zip(self.short.take()) else { return };
-        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        let least = least(&self.figures, start.1.system).unwrap_or(0.0);
-        if start.0.to_ms() < best * PROMISING && least < self.limit() {
-            self.refine(index, start);
+        let Some(index) = self.planned else { return };
+        for start in std::mem::take(&mut self.short) {
+            let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+            if start.0.to_ms() < best * PROMISING && self.systems[index].bound < self.limit() {
+                self.refine(index, start);
+            }
         }
     }
 
     /// Improves `start`, a placement of the `index`th system.
     fn refine(&mut self, index: usize, start: Scored) {
-        let limit = self.limit();
         let (refined, examined) = refine(self.problem, &self.deadline, start);
-        let several = refined.1.stages.len() > refined.1.devices().len();
         let known = &mut self.systems[index];
         known.examined += examined;
-        if several && SYSTEMS.contains(&known.system) {
-            // The integer program's bound is that of one stage per device: what it proves is not given up for less than the gap.
-            let gains = known.best.as_ref().is_none_or(|(time, _)| refined.0 < *time);
-            if !gains || (known.bound >= limit && refined.0.to_ms() >= limit) {
-                return;
-            }
-            let systems = self.problem.systems.iter().filter(|system| SYSTEMS.contains(system));
-            known.bound = systems.filter_map(|system| least(&self.figures, *system)).fold(known.bound, f64::min);
-        }
         known.best = faster(known.best.take(), Some(refined));
         known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
     }
@@ -324,27 +357,18 @@ impl<'s, 'a> Search<'s, 'a> {
         if self.deadline.over() || !few(&self.figures, self.problem.options.every_limit) {
             return;
         }
-        let planned = self.systems.iter().position(|known| SYSTEMS.contains(&known.system));
         for index in 0..self.systems.len() {
             let Known { system, bound, .. } = self.systems[index];
             if !SYSTEMS.contains(&system) {
                 self.systems[index].bound = self.try_all(index, (system, bound));
             }
         }
-        let Some(index) = planned else { return };
-        // What the planner of stages proves is about one stage per device.
-        let systems: Vec<System> = self.problem.systems.iter().copied().filter(|one| SYSTEMS.contains(one)).collect();
-        let several = |system| (system, least(&self.figures, system).unwrap_or(0.0));
-        let bounds: Vec<(System, f64)> = systems.into_iter().map(several).collect();
-        let tried: Vec<f64> = bounds.into_iter().map(|bounded| self.try_all(index, bounded)).collect();
-        let least = tried.into_iter().fold(f64::INFINITY, f64::min);
-        let (proven, known) = (least >= self.limit(), &mut self.systems[index]);
-        let several = |(_, best): &Scored| best.stages.len() > best.devices().len();
-        if proven {
-            known.bound = least;
-        } else if known.best.as_ref().is_some_and(several) {
-            known.bound = known.bound.min(least);
+        let Some(index) = self.planned else { return };
+        for number in 0..self.staged.len() {
+            self.staged[number].1 = self.try_all(index, self.staged[number]);
         }
+        let (least, known) = (self.least_of_staged(), &mut self.systems[index]);
+        known.bound = known.bound.max(least);
     }
 
     /// Tries all placements of a system whose bound is below the best plan, where these are few; the bound that is then known. What is

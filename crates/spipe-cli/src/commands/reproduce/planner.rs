@@ -194,8 +194,8 @@ fn markdown(rows: &[Row]) -> String {
          `spipe reproduce planner -o reports` plans every shipped model on the shipped machines ({}): training, microbatches of one \
          sequence of at most {TOKENS} tokens, two microbatches per GPU and at least 8, bf16 where the GPUs have it, otherwise fp16, \
          {} s for each planner on one thread. Simulated iterations in ms. greedy and dp place stages of GPipe, 1F1B and the hybrid, \
-         mobius-mip is the partition MIP of Mobius. The gain is over the best of the three. The gap is that to the best of all placements, but \
-         where GPipe, 1F1B or the hybrid has one stage per device it may be that to the best of these alone.\n\n\
+         mobius-mip is the partition MIP of Mobius. The gain is over the best of the three. The gap is that to what is proven of all \
+         placements, with any number of stages on a device.\n\n\
          {} pairs: {} have a plan, {} of them one of a baseline too; worse than a baseline: {worse}. Geometric mean of the gains: \
          {mean:.2}×.\n\n\
          | model | machine | system | ours | gap | greedy | dp | mobius-mip | gain | why |\n|---|---|---|---|---|---|---|---|---|---|\n",
