@@ -6,7 +6,7 @@ mod crowded;
 mod places;
 mod spread;
 
-pub(crate) use counts::{Counts, Limits, Share, Whole, counts};
+pub(crate) use counts::{Counts, Limits, Share, Whole, counts, seated};
 
 use crate::{
     SYSTEMS,

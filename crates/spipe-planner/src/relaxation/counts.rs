@@ -83,10 +83,10 @@ pub(crate) struct Limits<'l> {
 /// no placement takes less than `(1 − γ) z ÷ (1 + ε p)`.
 pub(crate) fn counts(figures: &Figures<'_>, freedom: &Freedom, limits: Limits<'_>) -> Whole {
     let Some(program) = Program::new((figures, freedom), limits) else { return Whole::Open };
-    let (vars, mut spread) = program.spread();
+    let (vars, mut spread) = program.spread(true);
     let parts = spread.efforts.len() as f64;
     let objective = spread.busiest + spread.effort() * EFFORT;
-    let (first, proven) = match program.solve(vars, std::mem::take(&mut spread.rows), objective.clone()) {
+    let (first, proven) = match program.solve(vars, (std::mem::take(&mut spread.rows), objective.clone()), NODES) {
         Answer::Solved(solution) => (solution, true),
         Answer::Stopped(Some(solution)) => (solution, false),
         Answer::Infeasible => return Whole::Never,
@@ -117,6 +117,18 @@ pub(crate) fn counts(figures: &Figures<'_>, freedom: &Freedom, limits: Limits<'_
     Whole::Found { counts: Counts { shares, classes }, least: if proven { least } else { 0.0 } }
 }
 
+/// What no placement takes less than, in ms, with a class of devices at each place, but fractions of layers in any order: this is known
+/// sooner. Nothing where the time is too short even for that.
+pub(crate) fn seated(figures: &Figures<'_>, freedom: &Freedom, limits: Limits<'_>) -> f64 {
+    let Some(program) = Program::new((figures, freedom), limits) else { return 0.0 };
+    let (vars, spread) = program.spread(false);
+    match program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX) {
+        Answer::Solved(solution) => solution.value(spread.busiest) * unit(program.chain) * (1.0 - 1e-6) * (1.0 - GAP),
+        Answer::Infeasible => limits.most,
+        _ => 0.0,
+    }
+}
+
 struct Program<'p, 'a> {
     figures: &'p Figures<'a>,
     freedom: &'p Freedom,
@@ -139,18 +151,20 @@ impl<'p, 'a> Program<'p, 'a> {
         (!open).then_some(Self { figures, freedom, limits, classes, chain, turn })
     }
 
-    /// Its variables and rows, always in the same order.
-    fn spread(&self) -> (ProblemVariables, Spread<'p, 'a>) {
+    /// Its variables and rows, always in the same order; with whole layers in the order of the model or with fractions.
+    fn spread(&self, whole: bool) -> (ProblemVariables, Spread<'p, 'a>) {
         let mut vars = variables!();
         let busiest = vars.add(variable().min(0.0).name("busiest"));
         let unit = unit(self.chain);
         let spread = Spread::new((self.figures, self.freedom), (unit, busiest), self.turn, &self.classes);
-        let mut spread = spread.whole(self.limits.free);
+        let mut spread = if whole { spread.whole(self.limits.free) } else { spread };
         spread.layers(&self.classes, &mut vars);
         spread.fill(&self.classes);
         if self.turn.is_some() {
             spread.seat(&self.classes, &mut vars);
-            spread.in_order(&mut vars);
+            if whole {
+                spread.in_order(&mut vars);
+            }
         }
         if self.limits.most.is_finite() {
             spread.rows.push(constraint!(busiest <= self.limits.most / unit));
@@ -158,19 +172,19 @@ impl<'p, 'a> Program<'p, 'a> {
         (vars, spread)
     }
 
-    fn solve(&self, vars: ProblemVariables, rows: Vec<Constraint>, objective: Expression) -> Answer {
+    fn solve(&self, vars: ProblemVariables, (rows, objective): (Vec<Constraint>, Expression), nodes: i32) -> Answer {
         let mut problem = vars.minimise(objective).using(highs);
         for row in rows {
             problem.add_constraint(row);
         }
-        solve(problem, &Settings { gap: GAP, time_limit: self.limits.time, nodes: NODES, ..Settings::default() })
+        solve(problem, &Settings { gap: GAP, time_limit: self.limits.time, nodes, ..Settings::default() })
     }
 
     /// The same layers on the same devices in the same time, chosen so that all devices, links and sockets together do least: below the gap
     /// the first search does not tell that from anything else.
     fn with_least_effort(&self, first: &HighsSolution) -> Option<HighsSolution> {
         let mut layers: BTreeMap<(usize, usize, usize), (Expression, f64)> = BTreeMap::new();
-        let (vars, mut spread) = self.spread();
+        let (vars, mut spread) = self.spread(true);
         for (run, class, choice, variable) in &spread.shares {
             let (sum, count) = layers.entry((*run, *class, choice.place)).or_default();
             *sum += *variable;
@@ -179,7 +193,7 @@ impl<'p, 'a> Program<'p, 'a> {
         spread.rows.extend(layers.into_values().map(|(sum, count)| constraint!(sum == count.round())));
         spread.rows.push(constraint!(spread.busiest <= first.value(spread.busiest) * (1.0 + 1e-6)));
         let effort = spread.effort();
-        match self.solve(vars, spread.rows, effort) {
+        match self.solve(vars, (spread.rows, effort), NODES) {
             Answer::Solved(solution) | Answer::Stopped(Some(solution)) => Some(solution),
             _ => None,
         }

@@ -7,7 +7,7 @@ use super::{kept, rounds};
 use crate::{
     figures::Figures,
     freedom::{Freedom, Kept, Turn},
-    relaxation::{Counts, Limits, Share, Whole, counts},
+    relaxation::{Counts, Limits, Share, Whole, counts, seated},
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, StageId};
@@ -57,6 +57,13 @@ pub(super) fn placements(figures: &Figures<'_>, system: System, (most, time): (f
         }
     }
     all
+}
+
+/// What no placement of `system` takes less than, in ms, as far as that is known in so much time where [`placements`] found no bound.
+pub(super) fn least(figures: &Figures<'_>, system: System, (most, time): (f64, Duration)) -> f64 {
+    let limits = Limits { free: &[], most, time };
+    let freedoms = Freedom::in_problem(figures, system).into_iter();
+    freedoms.map(|freedom| seated(figures, &freedom, limits)).reduce(f64::min).unwrap_or(0.0)
 }
 
 /// The ways to make stages of counts under `system`.

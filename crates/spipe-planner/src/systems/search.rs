@@ -311,8 +311,10 @@ impl<'s, 'a> Search<'s, 'a> {
             if least >= limit || self.deadline.over() {
                 continue;
             }
-            let counted = counted::placements(&self.figures, system, (limit, self.deadline.left() / PART_OF_CUTS));
-            self.staged[number].1 = least.max(counted.least);
+            let limits = (limit, self.deadline.left() / PART_OF_CUTS);
+            let counted = counted::placements(&self.figures, system, limits);
+            let known = if counted.least > 0.0 { counted.least } else { counted::least(&self.figures, system, limits) };
+            self.staged[number].1 = least.max(known);
             let tried: Vec<Option<Scored>> =
                 counted.placements.into_par_iter().map(|placement| judge(self.problem, placement)).collect();
             self.systems[index].examined += tried.len();
