@@ -19,6 +19,7 @@ mod binding;
 mod board;
 mod calibrate;
 mod checkpoint;
+mod contention;
 mod data;
 mod error;
 #[cfg(test)]
@@ -53,6 +54,7 @@ pub use calibrate::{
     Calibration, CalibrationRequest, EmulatedMachine, Measured, MeasuredLayer, Progress, calibrate, emulated_machine,
 };
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest};
+pub use contention::Contention;
 pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
 pub use error::{MemoryUse, RunError};
 pub use infer::Outputs;

@@ -4,6 +4,7 @@ use crate::{
     AdamW, Binding, Checkpoint, Checkpoints, Data, MemoryUse, Outputs, RunError,
     board::Board,
     checkpoint::{Between, Disk, Identity, RealDisk, Writer},
+    contention::Watch,
     infer::infer,
     inference::Inference,
     interpreter::Interpreter,
@@ -99,7 +100,7 @@ pub struct Gradient {
 /// What a run came to.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The iteration of median duration, after one to warm up. Memory is what was really held: tensors by their size,
+    /// The iteration of median duration, after one to warm up, with a note where others took CPU time. Memory is what was really held: tensors by their size,
     /// graphs by an estimate of what they keep, workspace as planned.
     pub trace: Trace,
     /// The loss of every step.
@@ -200,6 +201,7 @@ pub(crate) fn perform<'a>(
     });
     let tokens = program.shape().tokens.unwrap_or(0);
     let steps = Steps { board: &board, done, tokens, writer: writer.as_ref(), state: &interpreter };
+    let watch = Watch::start();
     steps.start();
     std::thread::scope(|scope| {
         // If `on_step` panics, lanes must not wait for what will never come.
@@ -215,6 +217,7 @@ pub(crate) fn perform<'a>(
         }
         steps.follow(on_step).inspect_err(|error| board.fail(error.clone()))
     })?;
+    let contention = watch.contention();
     let state = board.into_state()?;
     if let Some(folder) = &options.save_weights {
         let parameters: Vec<_> = interpreter.units.iter().map(Unit::parameters).collect();
@@ -225,7 +228,8 @@ pub(crate) fn perform<'a>(
         weights::save(folder, (plan.context().model, &parameters), numbers, MOST_BYTES)?;
     }
     warnings.extend(interpreter.sites.values().flat_map(|site| site.warnings.clone()));
-    let report = report(&rules, &interpreter, &state, (devices, warnings))?;
+    let mut report = report(&rules, &interpreter, &state, (devices, warnings))?;
+    report.trace.notes.extend(contention.and_then(|contention| contention.note()));
     Ok((Report { resident: growth.most(), ..report }, interpreter))
 }
 

@@ -30,6 +30,8 @@ pub struct Comparison {
     pub by_lane: BTreeMap<String, Difference>,
     /// Busy time by kind of action.
     pub by_kind: BTreeMap<ActionKind, Difference>,
+    /// What there is to say of the measurement that the prediction does not say as well.
+    pub notes: Vec<String>,
 }
 
 /// Compares the iteration, the lanes that worked in either trace, and the kinds of action that occur in either.
@@ -55,10 +57,43 @@ pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
                 (kind, Difference { predicted: of(&left.kinds), measured: of(&right.kinds) })
             })
             .collect(),
+        notes: measured.notes.iter().filter(|note| !predicted.notes.contains(note)).cloned().collect(),
     }
 }
 
 fn by_name(trace: &Trace, metrics: &Metrics) -> BTreeMap<String, SimTime> {
     let name = |lane: &LaneId| trace.lanes[lane.index()].name.clone();
     metrics.busy.iter().map(|(lane, busy)| (name(lane), *busy)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FORMAT_VERSION, Origin, Status};
+
+    fn trace(iteration: u64, notes: &[&str]) -> Trace {
+        Trace {
+            format_version: FORMAT_VERSION,
+            name: "nothing".into(),
+            origin: Origin::Measured,
+            notes: notes.iter().map(|note| (*note).to_owned()).collect(),
+            status: Status::Ok,
+            iteration: SimTime::ms(iteration),
+            iterations: Vec::new(),
+            tokens: None,
+            lanes: Vec::new(),
+            spans: Vec::new(),
+            arrows: Vec::new(),
+            idle: Vec::new(),
+            memories: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_only_the_measurement_says_is_told() {
+        let comparison = compare(&trace(9, &["emulated"]), &trace(10, &["emulated", "others took 9 %"]));
+        assert_eq!(comparison.notes, ["others took 9 %"]);
+        assert!((comparison.iteration.error().unwrap() + 0.1).abs() < 1e-12);
+        assert_eq!(compare(&trace(9, &[]), &trace(0, &[])).iteration.error(), None);
+    }
 }

@@ -110,5 +110,7 @@ pub fn human(calibration: &Calibration) -> String {
         }
     }
     let layers = if layers.is_empty() { String::new() } else { format!("\n\n{layers}") };
-    format!("{devices}{layers}\n")
+    let note = calibration.contention.and_then(|contention| contention.note());
+    let note = note.map_or_else(String::new, |note| format!("note: {note}\n"));
+    format!("{devices}{layers}\n{note}")
 }

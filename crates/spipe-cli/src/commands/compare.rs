@@ -39,6 +39,8 @@ pub struct Data {
     measured_ms: f64,
     by_kind: BTreeMap<&'static str, Row>,
     by_lane: BTreeMap<String, Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -68,6 +70,7 @@ pub fn data(comparison: &Comparison) -> Data {
         measured_ms: comparison.iteration.measured.to_ms(),
         by_kind: comparison.by_kind.iter().map(|(kind, difference)| (kind.name(), difference.into())).collect(),
         by_lane: comparison.by_lane.iter().map(|(lane, difference)| (lane.clone(), difference.into())).collect(),
+        notes: comparison.notes.clone(),
     }
 }
 
@@ -85,5 +88,6 @@ pub fn human(comparison: &Comparison) -> String {
     for (kind, difference) in &comparison.by_kind {
         add(format!("all {kind}"), difference);
     }
-    format!("{rows}\n")
+    let notes: Vec<String> = comparison.notes.iter().map(|note| format!("note: {note}\n")).collect();
+    format!("{rows}\n{}", notes.concat())
 }

@@ -12,7 +12,11 @@ mod tokens;
 
 pub use machine::{EmulatedMachine, emulated_machine};
 
-use crate::{Executor, RunError, assign_cores, site::Site};
+use crate::{
+    Executor, RunError, assign_cores,
+    contention::{Contention, Watch},
+    site::Site,
+};
 use clock::Clock;
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
 use spipe_model::{Batch, Model};
@@ -63,6 +67,8 @@ pub struct Calibration {
     pub devices: Vec<Measured>,
     /// How long it took.
     pub took: Duration,
+    /// What others took of the CPU time meanwhile, where that is known.
+    pub contention: Option<Contention>,
 }
 
 /// What one device does while the others work as well.
@@ -132,6 +138,7 @@ pub fn calibrate(
     let devices: Vec<(&Executor, &Site)> = executors.iter().zip(&sites).collect();
     let rounds = rounds(&executors);
     let budget = request.budget / rounds.len() as u32;
+    let watch = Watch::start();
     let of = sites.len() * (kernels::COUNT + kinds.len());
     let mut done = 0;
     let mut results: Vec<(usize, Measured)> = Vec::with_capacity(sites.len());
@@ -144,7 +151,8 @@ pub fn calibrate(
         results.extend(round.into_iter().zip(measured));
     }
     results.sort_by_key(|(index, _)| *index);
-    Ok(Calibration { devices: results.into_iter().map(|(_, measured)| measured).collect(), took: start.elapsed() })
+    let devices = results.into_iter().map(|(_, measured)| measured).collect();
+    Ok(Calibration { devices, took: start.elapsed(), contention: watch.contention() })
 }
 
 /// Devices that are measured at the same time, since no two of them share a core: each in the first round that has room.
