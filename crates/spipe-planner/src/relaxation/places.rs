@@ -44,7 +44,7 @@ impl Spread<'_, '_> {
     /// after the place.
     pub fn head_start(&self, choice: &Choice<'_>) -> f64 {
         match self.turn {
-            Some(Turn::Ahead(ahead)) if choice.device.is_cpu => ahead as f64,
+            Some(Turn::Ahead(ahead)) if choice.device.is_cpu => ahead.min(self.figures.microbatches - 1) as f64,
             _ => 0.0,
         }
     }
@@ -128,9 +128,10 @@ impl Spread<'_, '_> {
         }
         // Whichever GPU is there has no faster link of its own.
         for way in [0, 1] {
-            let own = |member: &usize| rate(self.figures, &[*member], way == 0);
-            let fastest = classes.iter().flat_map(|class| &class.members).map(own).fold(0.0, f64::max);
-            if fastest.is_finite() {
+            let gpus =
+                classes.iter().flat_map(|class| &class.members).filter(|member| !self.figures.devices[**member].is_cpu);
+            let fastest = gpus.map(|gpu| rate(self.figures, &[*gpu], way == 0)).fold(0.0, f64::max);
+            if fastest > 0.0 && fastest.is_finite() {
                 let time = |place: &Place| place.copied[way].clone() / (fastest * self.unit / 1e3);
                 rows.extend(self.places.iter().map(time));
             }
