@@ -100,8 +100,8 @@ pub struct Gradient {
 /// What a run came to.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The iteration of median duration, after one to warm up, with a note where others took CPU time. Memory is what was really held: tensors by their size,
-    /// graphs by an estimate of what they keep, workspace as planned.
+    /// The iteration of median duration, after one to warm up, with a note where others took CPU time. Memory is what was
+    /// really held: tensors by their size, graphs by an estimate of what they keep, workspace as planned.
     pub trace: Trace,
     /// The loss of every step.
     pub losses: Vec<f64>,

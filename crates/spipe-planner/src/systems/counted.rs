@@ -14,6 +14,9 @@ use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, footprint};
 use std::time::Duration;
 
+/// Which part of the time that is left a program may take where systems are only tried.
+pub(super) const PART: u32 = 48;
+
 /// How often more is left free.
 const TRIES: usize = 4;
 

@@ -12,9 +12,6 @@ use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
 
-/// Which part of the time that is left a program may take.
-const PART: u32 = 48;
-
 /// The best plan of each heuristic for those of the problem's systems that it knows.
 pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Scored> {
     let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
@@ -41,7 +38,7 @@ fn short_stages(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadlin
     let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed).filter(|_| trains);
     system.map_or_else(Vec::new, |system| {
         let mut list = pipelines::in_short_stages(&problem.context, system);
-        list.extend(counted::placements(figures, system, (f64::INFINITY, deadline.left() / PART)).placements);
+        list.extend(counted::placements(figures, system, (f64::INFINITY, deadline.left() / counted::PART)).placements);
         list
     })
 }

@@ -27,10 +27,7 @@ use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System, check};
 
-/// Which part of the time that is left a program of counts may take.
-const PART: u32 = 48;
-
-/// And where it places several stages on devices of planned systems.
+/// Which part of the time that is left a program of counts may take where it places several stages on devices of planned systems.
 const PART_OF_CUTS: u32 = 8;
 
 /// How many systems' best placements are improved.
@@ -227,7 +224,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.systems[index].best = begun;
                 continue;
             }
-            let (limit, time) = (self.limit(), self.deadline.left() / PART);
+            let (limit, time) = (self.limit(), self.deadline.left() / counted::PART);
             let counted = counted::placements(figures, self.systems[index].system, (limit, time));
             let known = &mut self.systems[index];
             known.candidates.extend(counted.placements);
@@ -321,6 +318,8 @@ impl<'s, 'a> Search<'s, 'a> {
             self.short.extend(tried.into_iter().flatten());
         }
         self.short.sort_by_key(|(time, _)| *time);
+        // The search may have begun with one of them.
+        self.short.dedup();
         self.systems[index].bound = self.least_of_staged();
     }
 
