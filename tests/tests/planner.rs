@@ -5,7 +5,7 @@
 #[path = "../../crates/spipe-planner/tests/common/instances.rs"]
 mod instances;
 
-use instances::{Instance, frozen_instance_of, instance_of};
+use instances::{Instance, frozen_instance_of, instance_of, two_socket_instance_of};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
@@ -209,7 +209,10 @@ fn agrees(instance: &Instance, host_help: bool) -> Result<(), TestCaseError> {
     }
     let (best, one) = match (best, one) {
         (Ok(best), Ok(one)) => (best, one),
-        (Err(PlanError::Infeasible { .. }), Err(PlanError::Infeasible { .. })) => return Ok(()),
+        (
+            Err(PlanError::Infeasible { .. } | PlanError::NothingRuns { .. }),
+            Err(PlanError::Infeasible { .. } | PlanError::NothingRuns { .. }),
+        ) => return Ok(()),
         (best, one) => return Err(TestCaseError::fail(format!("{best:?} but {one:?}"))),
     };
     prop_assert!(best.simulated <= one.simulated && one.simulated <= best.simulated + CLOCK, "{best:?} but {one:?}");
@@ -242,6 +245,23 @@ fn with_frozen_layers_the_plan_is_the_best_of_all_placements() {
     run_on(120, frozen_instance_of(3), |instance| agrees(&instance, true));
 }
 
+/// The same where a stage has what it leaves to the host on one of two sockets.
+#[test]
+fn with_two_sockets_the_plan_is_the_best_of_all_placements() {
+    let far = Cell::new(0);
+    run_on(100, two_socket_instance_of(3), |instance| {
+        agrees(&instance, true)?;
+        let options = Options { gap: 0.0, ..Options::default() };
+        if let Ok(found) = stages(&instance, "ilp", options) {
+            let socket = instance.hardware.device("cpu1");
+            let there = found.placement.stages.iter().any(|stage| stage.optimizer == socket);
+            far.set(far.get() + u32::from(there));
+        }
+        Ok(())
+    });
+    assert!(far.get() >= 5, "{} plans have something on the far socket", far.get());
+}
+
 /// What holds between the plan over all systems and every placement of any of them, one of which is drawn apart from the others.
 fn is_the_best(instance: &Instance, draws: &[u8]) -> Result<(), TestCaseError> {
     let context = instance.context();
@@ -269,6 +289,31 @@ fn is_the_best(instance: &Instance, draws: &[u8]) -> Result<(), TestCaseError> {
         }
         (all, best) => Err(TestCaseError::fail(format!("{best:?} but {all:?}"))),
     }
+}
+
+/// The same where all that a stage has on the host is on one of two sockets.
+#[test]
+fn of_some_systems_the_plan_on_two_sockets_is_the_best_of_all_placements() {
+    let systems = [System::OneForwardOneBackward, System::Gpipe, System::ZeroOffload, System::Superpipeline, System::Mobius];
+    let (found, refused) = (Cell::new(0), Cell::new(0));
+    run_on(60, two_socket_instance_of(2), |instance| {
+        let context = instance.context();
+        for system in systems {
+            let one = solve(&instance, &[system], Options { gap: 0.0, ..Options::default() }, true);
+            let all = every(context, system, usize::MAX).unwrap_or_default().into_iter();
+            let fit = all.filter(|placement| check(&context, placement).is_ok());
+            let best = fit.filter_map(|placement| simulated(&instance, &placement)).min();
+            let agrees = match (&one, best) {
+                (Ok(one), Some(best)) => one.simulated <= best + CLOCK && best <= one.simulated + CLOCK,
+                (one, best) => one.is_err() && best.is_none(),
+            };
+            prop_assert!(agrees, "{}: {:?} but {:?}", system, best, one);
+            let count = if one.is_ok() { &found } else { &refused };
+            count.set(count.get() + 1);
+        }
+        Ok(())
+    });
+    assert!(found.get() >= 60 && refused.get() >= 30, "{} plans and {} refusals", found.get(), refused.get());
 }
 
 /// Any system, one stage or several on a device, streamed or kept, saved, recomputed or offloaded, stepped here or there.

@@ -22,7 +22,7 @@
 //! ```text
 //! not at all     nothing leaves the GPUs: where that fits, it is a plan
 //! all together   where that does not fit, nothing does; a way that can be spread over the hosts is a plan
-//! each by itself exact, where they are few
+//! each by itself exact, where they are few and no stages of one device are on two of them
 //! by class      those that are alike told apart only by what they hold ([`spread`])
 //! ```
 
@@ -33,7 +33,7 @@ use crate::{
 };
 use spipe_base::MemoryId;
 use spipe_plan::{Placement, System, check};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 mod crowd;
 mod cut;
@@ -83,10 +83,10 @@ enum Hosts {
     ByClass(Vec<(usize, Measure)>),
 }
 
-/// Devices that hold alike, and the class of their host.
+/// Devices that hold alike, and the classes of the hosts of which each has one.
 struct Kind {
     members: Vec<usize>,
-    class: Option<usize>,
+    classes: Vec<usize>,
 }
 
 /// A sum of what hosts of a class hold, in one measure.
@@ -118,17 +118,22 @@ fn capacity_with(figures: &Figures<'_>, discipline: Discipline, (pins, apart): (
         return Capacity::Never;
     }
     let few = host_memories(figures).len() <= apart;
-    let ask = |holds: &Holds, sure: bool| Question { figures, discipline, pins, few, holds, sure }.answer();
+    let choice = (0..figures.devices.len()).any(|device| figures.hosts(device).count() > 1);
+    let question = |holds: &Holds, sure: bool, cut: bool| {
+        let apart = cut && choice;
+        Question { figures, discipline, pins, few, holds, sure, apart }.answer()
+    };
+    let ask = |holds: &Holds, sure: bool| question(holds, sure, true);
     let bounds = Holds::bounds(figures, discipline);
     if figures.training && matches!(ask(&bounds, false), Capacity::Never) {
         return Capacity::Never;
     }
-    let whole = ask(&Holds::whole(figures, discipline), true);
+    let whole = question(&Holds::whole(figures, discipline), true, false);
     // Without a backward, several stages need no less than one.
     if !figures.training || matches!(whole, Capacity::Fits(_) | Capacity::Open) {
         return whole;
     }
-    let question = Question { figures, discipline, pins, few, holds: &bounds, sure: false };
+    let question = Question { figures, discipline, pins, few, holds: &bounds, sure: false, apart: choice };
     let Some(most) = question.most() else { return Capacity::Open };
     let holds = Holds::cut(figures, discipline, &most);
     match ask(&holds, true) {
@@ -147,6 +152,8 @@ struct Question<'q, 'f, 'a> {
     holds: &'q Holds,
     /// Whether what was found counts, or only bounds of it.
     sure: bool,
+    /// Whether stages of one device may be on several hosts.
+    apart: bool,
 }
 
 /// What one way to count hosts comes to.
@@ -167,6 +174,7 @@ impl Question<'_, '_, '_> {
         }
         if self.few {
             return match self.with(&Hosts::Apart) {
+                Answer::Certain(Capacity::Never) if self.apart => Capacity::Open,
                 Answer::Certain(answer) => answer,
                 _ => Capacity::Open,
             };
@@ -255,9 +263,10 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
             Hosts::Apart => Class::each(figures),
             Hosts::ByClass(_) => classes(figures, alike),
         };
-        let of_host = |device: usize| {
-            let memory = host_memory(figures, device)?;
-            classes.iter().position(|class| class.hosts.contains(&memory))
+        let of_host = |device: usize| -> Vec<usize> {
+            let memories = hosts_of(figures, device).into_iter();
+            let of_memory = |memory| classes.iter().position(|class| class.hosts.contains(&memory));
+            memories.filter_map(of_memory).collect::<BTreeSet<usize>>().into_iter().collect()
         };
         let sums = (0..classes.len()).map(|class| (class, Measure::Sum));
         let measures = match hosts {
@@ -268,11 +277,11 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         let slots: Vec<Slot> = sums.chain(measures.iter().copied()).map(slot).collect();
         let mut kinds: Vec<Kind> = Vec::new();
         for device in 0..figures.devices.len() {
-            let class = of_host(device);
-            let like = |kind: &&mut Kind| kind.class == class && alike[kind.members[0]] == alike[device];
+            let classes = of_host(device);
+            let like = |kind: &&mut Kind| kind.classes == classes && alike[kind.members[0]] == alike[device];
             match kinds.iter_mut().find(like) {
                 Some(kind) => kind.members.push(device),
-                None => kinds.push(Kind { members: vec![device], class }),
+                None => kinds.push(Kind { members: vec![device], classes }),
             }
         }
         let mut strides = Vec::new();
@@ -318,7 +327,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
                             if steps > most {
                                 return None;
                             }
-                            if let Some(held) = self.with(way.held, kind, held) {
+                            for held in self.with(way.held, kind, held) {
                                 keep(&mut here[0][from], Way { held, kind, to, next });
                             }
                         }
@@ -365,10 +374,19 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         (self.hosts || is_cpu || held == 0).then_some(held)
     }
 
-    /// What hosts hold with `more` for a device of a kind, if they have the room.
-    fn with(&self, mut held: [u64; SLOTS], kind: usize, more: u64) -> Option<[u64; SLOTS]> {
-        let Kind { members, class } = &self.kinds[kind];
-        for (held, slot) in held.iter_mut().zip(&self.slots).filter(|(_, slot)| Some(slot.class) == *class) {
+    /// What hosts hold with `more` for a device of a kind on each of those that have the room.
+    fn with(&self, held: [u64; SLOTS], kind: usize, more: u64) -> Vec<[u64; SLOTS]> {
+        let classes = &self.kinds[kind].classes;
+        if more == 0 || classes.is_empty() {
+            return vec![held];
+        }
+        classes.iter().filter_map(|class| self.on(held, (kind, *class), more)).collect()
+    }
+
+    /// The same on a host of a class, if it has the room.
+    fn on(&self, mut held: [u64; SLOTS], (kind, class): (usize, usize), more: u64) -> Option<[u64; SLOTS]> {
+        let members = &self.kinds[kind].members;
+        for (held, slot) in held.iter_mut().zip(&self.slots).filter(|(_, slot)| slot.class == class) {
             let class = &self.classes[slot.class];
             let weight = match slot.measure {
                 Measure::Sum => more,
@@ -422,9 +440,9 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         let groups = self.groups(ways, state, index)?;
         let kinds = self.kinds.iter().map(|kind| kind.members.as_slice()).collect();
         let needs = groups.iter().map(|(kind, hold)| (*kind, hold.of_host)).collect();
-        let devices = Spread::new(self.question.figures, kinds, needs).devices()?;
-        let stages: Vec<(usize, &[Choice])> =
-            devices.into_iter().zip(&groups).map(|(device, (_, hold))| (device, hold.stages.as_slice())).collect();
+        let seats = Spread::new(self.question.figures, kinds, needs).seats()?;
+        let stages: Vec<(spread::Seated, &[Choice])> =
+            seats.into_iter().zip(&groups).map(|(seat, (_, hold))| (seat, hold.stages.as_slice())).collect();
         Some(placement(self.question.figures, self.question.discipline, &stages))
     }
 
@@ -432,7 +450,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     fn broken(&self, ways: &Ways, state: usize, index: usize) -> Option<(usize, Measure)> {
         let groups = self.groups(ways, state, index)?;
         (0..self.classes.len()).find_map(|class| {
-            let own = groups.iter().filter(|(kind, _)| self.kinds[*kind].class == Some(class));
+            let own = groups.iter().filter(|(kind, _)| self.kinds[*kind].classes.contains(&class));
             let alike = |kind: usize| self.question.holds.alike[self.kinds[kind].members[0]];
             let needs: Vec<(usize, u64)> = own.map(|(kind, hold)| (alike(*kind), hold.of_host)).collect();
             Some((class, self.classes[class].broken(&needs)?))
@@ -440,14 +458,15 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     }
 }
 
-/// The placement with those stages on each device.
-fn placement(figures: &Figures<'_>, discipline: Discipline, stages: &[(usize, &[Choice])]) -> Placement {
-    let stages = stages.iter().flat_map(|(device, stages)| stages.iter().map(move |stage| (*device, stage)));
-    let devices: Vec<usize> = stages.clone().map(|(device, _)| device).collect();
+/// The placement with those stages on each device, which have what leaves it on one of its hosts.
+fn placement(figures: &Figures<'_>, discipline: Discipline, stages: &[(spread::Seated, &[Choice])]) -> Placement {
+    let stages = stages.iter().flat_map(|(seated, stages)| stages.iter().map(move |stage| (*seated, stage)));
+    let devices: Vec<usize> = stages.clone().map(|(seated, _)| seated.device).collect();
     let mut case = Case::new(figures, &devices, discipline);
     let mut division = Division { ends: Vec::new(), recomputed: Vec::new() };
-    for (seat, (_, stage)) in case.seats.iter_mut().zip(stages) {
-        seat.help = Some(stage.help);
+    for (seat, (seated, stage)) in case.seats.iter_mut().zip(stages) {
+        let helped = stage.help != Help::NONE;
+        seat.help = Some(if helped { Help { host: seated.host, ..stage.help } } else { Help::NONE });
         division.ends.push(stage.to);
         division.recomputed.push(stage.recomputed);
     }
@@ -470,20 +489,24 @@ fn host_memories(figures: &Figures<'_>) -> BTreeMap<MemoryId, u64> {
     sockets.map(|device| (device.memory, device.usable)).collect()
 }
 
-/// The memory of a socket, or of the one that may help a GPU.
-fn host_memory(figures: &Figures<'_>, device: usize) -> Option<MemoryId> {
+/// The memory of a socket, or of those that may help a GPU, the nearest first.
+fn hosts_of(figures: &Figures<'_>, device: usize) -> Vec<MemoryId> {
     let own = &figures.devices[device];
-    if own.is_cpu { Some(own.memory) } else { figures.helper(device).map(|host| host.memory) }
+    if own.is_cpu { vec![own.memory] } else { figures.hosts(device).map(|host| host.memory).collect() }
+}
+
+/// The rooms of those that may help a GPU, the nearest first.
+fn rooms(figures: &Figures<'_>, device: usize) -> Vec<u64> {
+    figures.hosts(device).map(|host| figures.devices[host.socket.index()].usable).collect()
 }
 
 /// Whether two devices hold the same layers in the same bytes, and have hosts of the same size or none.
 fn hold_alike(figures: &Figures<'_>, one: usize, other: usize) -> bool {
-    let usable_of_host = |device: usize| figures.helper(device).map(|host| figures.devices[host.socket.index()].usable);
     let (first, second) = (&figures.devices[one], &figures.devices[other]);
     let able = |device: &DeviceFigures| device.times.iter().map(Option::is_some).collect::<Vec<bool>>();
     first.is_cpu == second.is_cpu
         && first.usable == second.usable
-        && usable_of_host(one) == usable_of_host(other)
+        && rooms(figures, one) == rooms(figures, other)
         && first.bytes == second.bytes
         && able(first) == able(second)
 }

@@ -85,7 +85,7 @@ impl Case {
             in_flight: in_flight(index),
             first: index == 0,
             last: index + 1 == stages,
-            help: Some(Help::default()),
+            help: Some(Help::NONE),
         };
         let seats = devices.iter().enumerate().map(seat).collect();
         Self { devices: devices.to_vec(), discipline, seats, frozen: figures.frozen }
@@ -151,13 +151,14 @@ impl Case {
             let layers = LayerRange::new(from.into(), (to - 1).into()).unwrap_or_else(|| single(from));
             let plain = Stage::new(DeviceId::from(self.devices[stage]), layers);
             let stage_of = plain.with_recomputed(division.recomputed[stage]);
-            match (self.seats[stage].help, self.device(figures, stage).host) {
-                (Some(help), Some(host)) => Stage {
+            let help = self.help(stage);
+            match self.device(figures, stage).host(help) {
+                Some(host) => Stage {
                     optimizer: help.optimizer.then_some(host.socket),
                     offload: help.activations.then_some(host.memory),
                     ..stage_of
                 },
-                _ => stage_of,
+                None => stage_of,
             }
         };
         Placement::new(self.discipline.system, (0..self.stages()).map(stage)).with_knobs(self.discipline.knobs())

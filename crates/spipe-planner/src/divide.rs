@@ -79,8 +79,7 @@ struct At<'d> {
     device: &'d DeviceFigures,
     /// The helps it may have, each with the least recompute of every range of layers.
     choices: Vec<(Help, &'d [u16])>,
-    /// The socket that may help it, and the one that it is on.
-    helper: Option<usize>,
+    /// The socket that it is on.
     home: Option<usize>,
     /// Both transfers over the boundary behind it, by the layer after that.
     wires: Vec<(f64, f64)>,
@@ -184,7 +183,6 @@ impl<'d, 'a> Divide<'d, 'a> {
 
     fn at(&self, seat: Seat, behind: Option<&Node<'_>>) -> Option<At<'d>> {
         let device = &self.figures.devices[seat.device];
-        let slot = |device: usize| self.sockets.iter().position(|socket| *socket == device);
         let next = behind.map(|behind| behind.seat.device);
         let fewer = seat.in_flight.checked_sub(behind.map_or(0, |behind| behind.seat.in_flight));
         let wires = |end: usize| match (next, end) {
@@ -195,12 +193,16 @@ impl<'d, 'a> Divide<'d, 'a> {
             seat,
             device,
             choices: self.partitioner.choices(seat)?,
-            helper: device.host.and_then(|host| slot(host.socket.index())),
-            home: slot(seat.device),
+            home: self.slot(seat.device),
             wires: (0..=self.figures.layers).map(wires).collect(),
             fewer: fewer.and_then(|fewer| usize::try_from(fewer).ok()),
             between: (self.figures.microbatches - seat.in_flight).checked_sub(1).map(Counts::new),
         })
+    }
+
+    /// The number of a socket that is told apart.
+    fn slot(&self, device: usize) -> Option<usize> {
+        self.sockets.iter().position(|socket| *socket == device)
     }
 
     /// Whether gradients go all the way back, so that the stages wait for each other.
@@ -261,7 +263,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             let Some(mut recomputed) = some(table[index]) else { continue };
             if help.activations {
                 // Activations that fit on the device need not leave it.
-                let stays = Help { activations: false, ..*help };
+                let stays = help.without_activations();
                 let stays =
                     at.choices.iter().find(|(help, _)| *help == stays).and_then(|(_, table)| some(table[index]));
                 match self.leaving(at, (from, to), (*help, recomputed)) {
@@ -303,7 +305,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         choice: &Choice,
         next: Option<&Behind>,
     ) -> Option<Behind> {
-        let helper = at.helper.filter(|_| choice.help != Help::default());
+        let helper = at.device.host(choice.help).and_then(|host| self.slot(host.socket.index()));
         let held = self.held(at, (from, to), (choice, helper), next)?;
         if !self.cycles() {
             return Some(Behind { held, ..Behind::NOTHING });

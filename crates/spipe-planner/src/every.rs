@@ -1,7 +1,7 @@
 //! Every placement of a system, where there are few enough to try them all.
 //!
 //! Layers are cut into stages in every way; each stage is on each device and with each choice that its system's [`Freedom`] leaves it,
-//! what is on the host is near its device; and the knobs that planners turn have every value that makes a difference. Of GPUs that are
+//! what is on the host is on one node that its device may use; and the knobs that planners turn have every value that makes a difference. Of GPUs that are
 //! interchangeable the lower ones are used first.
 
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     figures::Figures,
     freedom::{Computing, Freedom, When},
     sequence::{Coverage, classes},
-    systems::{candidates, socket},
+    systems::{candidates, elsewhere, socket_of, sockets},
 };
 use spipe_base::{DeviceId, LayerRange};
 use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, check_shape};
@@ -67,7 +67,11 @@ pub(crate) fn of_figures(
     // Devices that are interchangeable before the first pass are no longer so in the second.
     walk.classes = alone();
     walk.extend(&mut Vec::new())?;
-    let pairs = forward.iter().flat_map(|ahead| walk.list.iter().map(move |back| (ahead, back)));
+    // Parameters are where the backward has them.
+    let near = |stages: &&Vec<Stage>| {
+        stages.iter().all(|stage| socket_of(context, stage) == sockets(context, stage.device).first().copied())
+    };
+    let pairs = forward.iter().filter(near).flat_map(|ahead| walk.list.iter().map(move |back| (ahead, back)));
     let plain = |stages: &Vec<Stage>| Placement::new(system, stages.iter().copied());
     let apart = pairs.map(|(ahead, back)| plain(ahead).with_backward(back.iter().copied()));
     let all: Vec<Placement> = forward.iter().map(plain).chain(apart).take(most.saturating_add(1)).collect();
@@ -169,7 +173,7 @@ impl Walk<'_, '_> {
         let (context, freedom, count) = (&self.figures.context, self.freedom, layers.count());
         let (training, is_cpu) = (self.figures.training, context.is_cpu(device));
         let plain = Stage::new(device, layers);
-        let near = context.hardware.host_memory(device).zip(socket(context, device)).filter(|_| !is_cpu);
+        let near = context.hardware.host_memory(device).zip(sockets(context, device).first().copied());
         // Where the host may not help, systems that are made of its help still have it.
         let helped = self.figures.host_help || !SYSTEMS.contains(&self.system);
         let mut places: Vec<Stage> = Vec::new();
@@ -200,7 +204,8 @@ impl Walk<'_, '_> {
                 recomputes.clone().map(move |recomputed| Stage { offload: *offload, recomputed, ..place })
             })
         };
-        places.into_iter().flat_map(with).collect()
+        let near = places.into_iter().flat_map(with);
+        near.flat_map(|stage| std::iter::once(stage).chain(elsewhere(context, &stage))).collect()
     }
 }
 

@@ -4,7 +4,7 @@ mod device;
 mod stage;
 
 pub(crate) use device::{DeviceFigures, Host, alike};
-pub(crate) use stage::{Help, Seat, StageTimes, slots_in, slots_out};
+pub(crate) use stage::{Help, MOST_HOSTS, Seat, StageTimes, slots_in, slots_out};
 
 use crate::Options;
 use spipe_base::{DeviceId, LayerId, LinkId};
@@ -92,12 +92,18 @@ impl<'a> Figures<'a> {
 
     /// What the host can do for a stage on a device, nothing first.
     pub fn helps(&self, device: usize) -> &'static [Help] {
-        if self.helper(device).is_some() { &Help::ALL } else { &Help::ALL[..1] }
+        Help::of(self.hosts(device).count())
     }
 
-    /// Who may help a stage on a device.
-    pub fn helper(&self, device: usize) -> Option<Host> {
-        self.devices[device].host.filter(|_| self.host_help && self.training)
+    /// The same, whoever does it.
+    pub fn kinds_of_help(&self, device: usize) -> &'static [Help] {
+        Help::of(self.hosts(device).count().min(1))
+    }
+
+    /// Who may help a stage on a device, the nearest first.
+    pub fn hosts(&self, device: usize) -> impl Iterator<Item = Host> {
+        let helps = self.host_help && self.training;
+        self.devices[device].hosts().take(if helps { MOST_HOSTS } else { 0 })
     }
 
     /// The copy between two devices, if they are connected both ways.

@@ -175,7 +175,7 @@ impl<'f, 'a> Program<'f, 'a> {
     fn new(figures: &'f Figures<'a>, gpus: &[DeviceId], turns: usize) -> Option<Self> {
         let first = gpus.first()?;
         let device = &figures.devices[first.index()];
-        let host = device.host?;
+        let host = device.hosts().next()?;
         let hop = figures.hop(host.socket.index(), first.index())?;
         let neighbour = gpus.get(1).and_then(|next| figures.hop(first.index(), next.index()));
         let boundary = device.bytes.iter().map(|bytes| bytes.boundary).max()?;

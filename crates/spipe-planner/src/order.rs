@@ -231,7 +231,7 @@ impl OrderGraph {
     fn steps_on_sockets(&mut self, figures: &Figures<'_>, case: &Case) {
         let mut steps: BTreeMap<DeviceId, usize> = BTreeMap::new();
         for stage in (0..self.stages).rev().filter(|stage| figures.training && case.help(*stage).optimizer) {
-            let Some(host) = case.device(figures, stage).host else { continue };
+            let Some(host) = case.device(figures, stage).host(case.help(stage)) else { continue };
             let add = |nodes: &mut Vec<Node>, part: Part, lane: Option<usize>, after: Option<usize>| {
                 nodes.push(Node { stage, part, lane, data: after.map(|after| (after, Wire::Here)) });
                 nodes.len() - 1

@@ -53,9 +53,10 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         &self.classes[device]
     }
 
-    /// Whether a stage is at an end of the pipeline follows from its layers.
+    /// Whether a stage is at an end of the pipeline follows from its layers, and what it needs of its device depends on no host.
     fn key(&self, seat: Seat) -> Seat {
-        Seat { first: false, last: false, device: self.figures.models[seat.device], ..seat }
+        let help = seat.help.map(Help::nearest);
+        Seat { first: false, last: false, device: self.figures.models[seat.device], help, ..seat }
     }
 
     fn width(&self) -> usize {

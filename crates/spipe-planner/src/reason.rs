@@ -15,7 +15,7 @@ pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
     lonely_layers(figures)?;
     let state = |layer: usize| {
         let able = figures.devices.iter().filter(|device| device.able(layer, layer + 1));
-        able.map(|device| device.state(layer, layer + 1, Some(Help::default()))).min().unwrap_or(0)
+        able.map(|device| device.state(layer, layer + 1, Some(Help::NONE))).min().unwrap_or(0)
     };
     let needed: u64 = (0..figures.layers).map(state).sum();
     let memories = memories(figures);
@@ -49,7 +49,7 @@ pub(crate) fn lonely_layers(figures: &Figures<'_>) -> Result<(), PlanError> {
 fn lonely(figures: &Figures<'_>, layer: usize) -> Result<(), PlanError> {
     let need = |index: usize| {
         let device = &figures.devices[index];
-        let help = Some(Help::default()).filter(|_| figures.helps(index).len() == 1);
+        let help = Some(Help::NONE).filter(|_| figures.helps(index).len() == 1);
         let held = (device.bytes[layer].saved + device.bytes[layer].workspace).get();
         device.able(layer, layer + 1).then(|| device.state(layer, layer + 1, help) + held)
     };

@@ -1,7 +1,7 @@
 //! Steps from a placement to a faster one: what one change of it brings, by simulated time.
 //!
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
-//! is stepped on its device or on the socket near it; a stage is cut in two on one device, each part with choices of its own,
+//! is stepped on its device or on the socket near it, or has what it has on the host on another socket; a stage is cut in two on one device, each part with choices of its own,
 //! or two become one; more or fewer stages keep their parameters; a stage moves to the neighbouring device, the first one to a
 //! socket, one of the busiest GPU to another; the stages of several devices change alike; k and k′ grow or shrink. Neighbours are looked
 //! at in a fixed order, in batches of fixed size, and the best of the first batch with an improvement is the next step, so that the
@@ -15,7 +15,7 @@ use crate::{
     Problem, SYSTEMS,
     case::{Scored, faster, judge},
     deadline::Deadline,
-    systems::socket,
+    systems::{elsewhere, shared_out, socket, socket_of},
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
@@ -63,6 +63,10 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     if help {
         list.extend(together::changed(context, placement).into_iter().map(forward));
     }
+    // What gains nothing on one socket may do so on both.
+    let shared: Vec<Placement> =
+        std::iter::once(placement).chain(&list).filter_map(|placement| shared_out(context, placement)).collect();
+    list.extend(shared);
     list.extend(kept::changed(context, placement));
     list.extend(dealt::changed(context, placement));
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
@@ -116,7 +120,7 @@ fn cut_at(stage: &Stage, count: usize) -> [Stage; 2] {
     [over(stage, first, first + count), over(stage, first + count, end).with_recomputed(rest)]
 }
 
-/// Each stage with more or less recomputed, its activations elsewhere, or its optimizer elsewhere.
+/// Each stage with more or less recomputed, its activations elsewhere, or its optimizer elsewhere, or both on another socket.
 fn other_choices(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Vec<Stage>> {
     let mut list = Vec::new();
     if context.workload().mode != Mode::Train {
@@ -135,9 +139,12 @@ fn other_choices(context: &Context<'_>, placement: &Placement, help: bool) -> Ve
             others.extend(other.map(|count| stage.with_recomputed(count)));
         }
         if help && SYSTEMS.contains(&system) && !context.is_cpu(stage.device) {
-            others.extend(stepped_elsewhere(context, stage));
-            others.extend(saved_elsewhere(context, stage));
+            for other in [stepped_elsewhere(context, stage), saved_elsewhere(context, stage)].into_iter().flatten() {
+                others.push(other);
+                others.extend(elsewhere(context, &other));
+            }
         }
+        others.extend(elsewhere(context, stage));
         for other in others {
             let mut stages = placement.stages.as_slice().to_vec();
             stages[index] = other;
@@ -155,9 +162,10 @@ fn stepped_elsewhere(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
     }
 }
 
-/// `stage` with its optimizer on the socket near it.
+/// `stage` with its optimizer on the socket near it, or on the one where it has its activations.
 fn stepped_on_socket(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
-    Some(stage.with_optimizer_on(socket(context, stage.device)?))
+    let socket = socket_of(context, stage).or_else(|| socket(context, stage.device))?;
+    Some(stage.with_optimizer_on(socket))
 }
 
 /// `stage` with its activations in the DRAM near it, or kept.
@@ -168,9 +176,10 @@ fn saved_elsewhere(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
     }
 }
 
-/// `stage` with its activations in the DRAM near it.
+/// `stage` with its activations in the DRAM near it, or in that of the socket that steps it.
 fn saved_in_host(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
-    Some(stage.with_activations_in(context.hardware.host_memory(stage.device)?))
+    let socket = socket_of(context, stage).or_else(|| socket(context, stage.device))?;
+    Some(stage.with_activations_in(context.hardware.devices()[socket].memory))
 }
 
 /// Each stage in two parts, alike or with one of them stepped or saved elsewhere; and neighbours on one device joined.

@@ -154,7 +154,7 @@ impl Walk<'_, '_> {
             let next = memories.len() as u64;
             look.extend([self.models[*device] as u64, *memories.entry(memory).or_insert(next)]);
             let channels = self.figures.context.hardware.dram_channels(memory);
-            if let Some(host) = self.figures.helper(*device) {
+            for host in self.figures.hosts(*device) {
                 let next = memories.len() as u64;
                 look.push(*memories.entry(host.memory).or_insert(next));
             }
@@ -166,8 +166,8 @@ impl Walk<'_, '_> {
             };
             let exact = self.coverage == Coverage::Exact;
             look.extend(channels.filter(|_| exact).map(&mut number));
-            let helper = self.figures.helper(*device).map(|host| host.socket.index()).into_iter();
-            let hops = hops.chain(helper.flat_map(|socket| [(*device, socket), (socket, *device)]));
+            let helpers = self.figures.hosts(*device).map(|host| host.socket.index());
+            let hops = hops.chain(helpers.flat_map(|socket| [(*device, socket), (socket, *device)]));
             for hop in hops.filter_map(|(from, to)| self.figures.hop(from, to)) {
                 look.extend([hop.latency.to_bits(), hop.per_byte.to_bits()]);
                 if !exact {
@@ -228,8 +228,12 @@ pub(crate) fn classes(figures: &Figures<'_>, coverage: Coverage) -> Vec<usize> {
 
 fn interchangeable(figures: &Figures<'_>, (a, b): (usize, usize), coverage: Coverage) -> bool {
     let (first, second) = (&figures.devices[a], &figures.devices[b]);
-    let helper = |device: usize| figures.helper(device).map(|host| host.socket);
-    let alike = alike(first, second) && first.memory != second.memory && helper(a) == helper(b);
+    let helpers = |device: usize| figures.hosts(device).map(|host| host.socket).collect::<Vec<_>>();
+    let helps = |socket: usize| {
+        (0..figures.devices.len()).any(|device| helpers(device).iter().any(|helper| helper.index() == socket))
+    };
+    // Who helps is named by whom it helps.
+    let alike = alike(first, second) && first.memory != second.memory && helpers(a) == helpers(b) && !helps(a) && !helps(b);
     let shares = |device: usize, memory| {
         (0..figures.devices.len()).any(|other| other != device && figures.devices[other].memory == memory)
     };

@@ -1,6 +1,7 @@
-//! Whether there are more layers of one kind than all devices together can hold, each host with the devices that share its memory.
+//! Whether there are more layers of one kind than all devices together can hold, each host with the devices that share its memory,
+//! or all hosts together where devices have a choice.
 
-use super::{Figures, MemoryId, host_memories, host_memory};
+use super::{Figures, MemoryId, host_memories, hosts_of, rooms};
 use std::collections::BTreeMap;
 
 /// Whether, by what their parameters, gradients and optimizer state alone need, some run of equal layers finds no room.
@@ -10,13 +11,18 @@ pub(super) fn too_many(figures: &Figures<'_>) -> bool {
 
 /// How many of `count` layers like layer `layer` all devices together can hold at most.
 fn most(figures: &Figures<'_>, layer: usize, count: usize) -> usize {
-    let mut groups: BTreeMap<Option<MemoryId>, Vec<usize>> = BTreeMap::new();
-    for device in (0..figures.devices.len()).filter(|device| figures.devices[*device].able(layer, layer + 1)) {
-        groups.entry(host_memory(figures, device)).or_default().push(device);
+    let devices = || 0..figures.devices.len();
+    // Where devices have a choice of hosts, these are as good as one.
+    let all: Vec<MemoryId> = host_memories(figures).into_keys().collect();
+    let joined = devices().any(|device| rooms(figures, device).len() > 1);
+    let mut groups: BTreeMap<Vec<MemoryId>, Vec<usize>> = BTreeMap::new();
+    for device in devices().filter(|device| figures.devices[*device].able(layer, layer + 1)) {
+        let hosts = if joined { all.clone() } else { hosts_of(figures, device) };
+        groups.entry(hosts).or_default().push(device);
     }
     let hosts = host_memories(figures);
-    let of_group = |(memory, devices): (Option<MemoryId>, Vec<usize>)| {
-        let room = memory.and_then(|memory| hosts.get(&memory)).copied().unwrap_or(0);
+    let of_group = |(memories, devices): (Vec<MemoryId>, Vec<usize>)| {
+        let room = memories.iter().filter_map(|memory| hosts.get(memory)).fold(0, |room: u64, host| room.saturating_add(*host));
         // least[n]: what n layers need of the host at least.
         let mut least: Vec<u64> = vec![0];
         for device in devices {
@@ -48,7 +54,7 @@ fn needs(figures: &Figures<'_>, index: usize, layer: usize, (count, room): (usiz
         }
         // In stages of their own, as few as will do are stepped on the host.
         let stepped = excess.div_ceil(bytes.optimizer.get().max(1));
-        figures.helper(index).filter(|_| stepped <= layers)?;
+        figures.hosts(index).next().filter(|_| stepped <= layers)?;
         let copied = if device.returns(layer + 1) { bytes.parameters.get() } else { 0 };
         Some(stepped * (bytes.optimizer.get() + bytes.gradients.get() + copied))
     };

@@ -219,7 +219,7 @@ impl<'s, 'f, 'a> Start<'s, 'f, 'a> {
             };
             bounds.extend(bound.filter(|bound| asked.wants(*bound)).map(|bound| (part, bound)));
         }
-        if bounds.is_empty() || *looks == 0 || self.figures.helper(self.index).is_none() {
+        if bounds.is_empty() || *looks == 0 || self.figures.hosts(self.index).next().is_none() {
             return bounds;
         }
         // The same with ways that leave enough to the host.
@@ -278,7 +278,7 @@ const AROUND: [[Boundary; 2]; 4] = [
 
 /// What a host holds at least for `excess` bytes to leave a device; none if nothing can.
 pub(super) fn least_for(figures: &Figures<'_>, (index, in_flight): (usize, u64), excess: u64) -> Option<u64> {
-    figures.helper(index)?;
+    figures.hosts(index).next()?;
     let stepped = figures.devices[index].bytes.iter().filter(|bytes| bytes.optimizer.get() > 0);
     let of_layer =
         stepped.map(|bytes| ((bytes.optimizer + bytes.gradients + bytes.parameters).get(), bytes.optimizer.get()));
@@ -356,7 +356,7 @@ impl<'f, 'a> Row<'f, 'a> {
             let mut least: Option<u64> = None;
             for from in self.from..to {
                 let Some(before) = kept[from - self.from] else { continue };
-                self.each((limit, &Help::ALL[..1]), ((from, to), end), looks, |piece| {
+                self.each((limit, Help::of(0)), ((from, to), end), looks, |piece| {
                     let now = before + piece.stays;
                     least = Some(least.map_or(now, |least| least.min(now)));
                 });
@@ -379,7 +379,7 @@ impl<'f, 'a> Row<'f, 'a> {
         (apart, most): (usize, u64),
         looks: &mut u64,
     ) -> (Vec<Vec<Way>>, bool) {
-        let helps = self.figures.helps(self.index);
+        let helps = self.figures.kinds_of_help(self.index);
         let mut all = true;
         let mut ways: Vec<Vec<Way>> = vec![Vec::new(); reach + 1 - self.from];
         ways[0].push(Way { stays: 0, of_host: 0, last: None });
@@ -408,7 +408,7 @@ impl<'f, 'a> Row<'f, 'a> {
         let mut best: Option<Way> = None;
         for from in self.from..to {
             let before = &ways[from - self.from];
-            self.each((limit, self.figures.helps(self.index)), ((from, to), true), looks, |piece| {
+            self.each((limit, self.figures.kinds_of_help(self.index)), ((from, to), true), looks, |piece| {
                 for (index, way) in before.iter().enumerate() {
                     let (stays, of_host) = (way.stays + piece.stays, way.of_host + piece.of_host);
                     if stays <= room && best.is_none_or(|best| (of_host, stays) < (best.of_host, best.stays)) {
@@ -439,7 +439,7 @@ impl<'f, 'a> Row<'f, 'a> {
         let around = self.around(layers, end);
         let seat = |help: Help| Seat { in_flight: self.in_flight, help: Some(help), ..Seat::alone(self.index) };
         let parts = |help: Help, recomputed: usize| device.parts(seat(help), layers, recomputed, around);
-        let Some(left) = limit.checked_sub(parts(Help::default(), 0).1) else { return };
+        let Some(left) = limit.checked_sub(parts(Help::NONE, 0).1) else { return };
         let largest = device.within(layers, left).min(most);
         if everything || largest < fewest || !device.able(from, to) {
             return;
@@ -450,7 +450,7 @@ impl<'f, 'a> Row<'f, 'a> {
             let offloads = self.in_flight > OFFLOAD_SLOTS && device.leaving(layers, recomputed) > 0;
             let useful = |help: &&Help| {
                 (!help.activations || offloads)
-                    && (!help.optimizer || state(Help { optimizer: true, ..Help::default() }) < state(Help::default()))
+                    && (!help.optimizer || state(Help::STEP) < state(Help::NONE))
             };
             for help in helps.iter().filter(useful) {
                 let of_host = device.need_of_host(seat(*help), *help, layers, recomputed);

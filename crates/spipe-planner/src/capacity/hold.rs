@@ -3,7 +3,7 @@
 use super::{
     Case, Discipline, Figures, Help, Seat,
     cut::{self, Choice, Known, Part, least_for},
-    hold_alike,
+    hold_alike, rooms,
 };
 use crate::figures::{slots_in, slots_out};
 use rayon::prelude::*;
@@ -191,13 +191,13 @@ fn bound(figures: &Figures<'_>, index: usize, Part { from, to, in_flight }: Part
     let arriving = if seat.first { 0 } else { device.input(from) * slots_in(device.returns(from)) };
     let leaving = if seat.last { 0 } else { device.bytes[to - 1].boundary.get() * slots_out(device.returns(to)) };
     let inputs = device.input(from) * if device.returns(from + 1) { in_flight } else { 1 };
-    let state = device.state(from, to, Some(Help::default()));
+    let state = device.state(from, to, Some(Help::NONE));
     let need = state + device.shared(seat) + inputs + arriving + leaving + device.workspace(from, to);
     if need <= device.usable {
         return Some(if device.is_cpu { need } else { 0 });
     }
-    let stepped = device.state(from, to, Some(Help { optimizer: true, ..Help::default() }));
-    let room = figures.devices[figures.helper(index)?.socket.index()].usable;
+    let stepped = device.state(from, to, Some(Help::STEP));
+    let room = rooms(figures, index).into_iter().reduce(u64::saturating_add)?;
     let enough = need - (state - stepped) <= device.usable;
     least_for(figures, (index, in_flight), need - device.usable).filter(|least| enough && *least <= room)
 }
@@ -209,9 +209,9 @@ fn bound(figures: &Figures<'_>, index: usize, Part { from, to, in_flight }: Part
 fn whole(figures: &Figures<'_>, index: usize, Part { from, to, in_flight }: Part) -> Option<(u64, Choice)> {
     let device = &figures.devices[index];
     let (fewest, most) = device.recomputes(figures.training, from, to)?;
-    let room = figures.helper(index).map_or(u64::MAX, |host| figures.devices[host.socket.index()].usable);
+    let room = rooms(figures, index).into_iter().max().unwrap_or(u64::MAX);
     let mut best: Option<(u64, Choice)> = None;
-    for help in figures.helps(index) {
+    for help in figures.kinds_of_help(index) {
         for recomputed in [fewest, most] {
             let seat =
                 Seat { device: index, in_flight, first: from == 0, last: to == figures.layers, help: Some(*help) };

@@ -12,7 +12,7 @@
 //! hold for whatever can be spread, and of hosts with two devices also the other way round (Hall's condition for pairs below a threshold).
 //! Each of them is one more sum of the same kind as that of what is needed. What cannot be spread names the one that it breaks.
 
-use super::{Figures, MemoryId, host_memories, host_memory};
+use super::{Figures, MemoryId, host_memories, hosts_of};
 use std::collections::BTreeMap;
 
 /// How many ways to put one stage on a host are tried.
@@ -44,7 +44,7 @@ pub(super) fn classes(figures: &Figures<'_>, alike: &[usize]) -> Vec<Class> {
     let mut classes: Vec<Class> = Vec::new();
     for (host, room) in host_memories(figures) {
         let mut devices: BTreeMap<usize, u64> = BTreeMap::new();
-        for device in (0..alike.len()).filter(|device| host_memory(figures, *device) == Some(host)) {
+        for device in (0..alike.len()).filter(|device| hosts_of(figures, *device).contains(&host)) {
             *devices.entry(alike[device]).or_default() += 1;
         }
         match classes.iter_mut().find(|class| class.room == room && class.devices == devices) {
@@ -119,6 +119,13 @@ impl Class {
     }
 }
 
+/// A device, and which of its hosts has what leaves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seated {
+    pub device: usize,
+    pub host: usize,
+}
+
 /// What stages need of hosts, to be spread over devices.
 pub(super) struct Spread<'f, 'a> {
     figures: &'f Figures<'a>,
@@ -127,39 +134,39 @@ pub(super) struct Spread<'f, 'a> {
     /// The kind of device that each stage is on, and what it needs of the host.
     stages: Vec<(usize, u64)>,
     left: BTreeMap<MemoryId, u64>,
-    devices: Vec<Option<usize>>,
+    seats: Vec<Option<Seated>>,
     tries: usize,
 }
 
 impl<'f, 'a> Spread<'f, 'a> {
     pub fn new(figures: &'f Figures<'a>, kinds: Vec<&'f [usize]>, stages: Vec<(usize, u64)>) -> Self {
-        let devices = vec![None; stages.len()];
-        Self { figures, kinds, left: host_memories(figures), stages, devices, tries: 0 }
+        let seats = vec![None; stages.len()];
+        Self { figures, kinds, left: host_memories(figures), stages, seats, tries: 0 }
     }
 
-    /// The device of each stage, if a way is found that hosts have room for.
-    pub fn devices(mut self) -> Option<Vec<usize>> {
+    /// The device and the host of each stage, if a way is found that hosts have room for.
+    pub fn seats(mut self) -> Option<Vec<Seated>> {
         let mut order: Vec<usize> = (0..self.stages.len()).collect();
         order.sort_by_key(|stage| std::cmp::Reverse(self.stages[*stage].1));
-        if self.put(&order) { self.devices.into_iter().collect() } else { None }
+        if self.put(&order) { self.seats.into_iter().collect() } else { None }
     }
 
     /// Puts stages on devices, those that need most first, each first where least is left beside it.
     fn put(&mut self, order: &[usize]) -> bool {
         let Some((stage, others)) = order.split_first() else { return true };
         let (kind, need) = self.stages[*stage];
-        let members = self.kinds[kind];
-        let left = |spread: &Self, device: usize| {
-            host_memory(spread.figures, device).and_then(|memory| spread.left.get(&memory)).copied()
-        };
-        let free = members.iter().filter(|device| !self.devices.contains(&Some(**device)));
-        let fits = |device: &usize| left(self, *device).map_or(need == 0, |left| left >= need);
-        let mut free: Vec<usize> = free.copied().filter(fits).collect();
+        let mut free: Vec<(Option<u64>, Seated)> = self.kinds[kind]
+            .iter()
+            .filter(|device| !self.taken(**device))
+            .flat_map(|device| self.seats_on(*device, need))
+            .filter(|(left, _)| left.map_or(need == 0, |left| left >= need))
+            .collect();
         // What needs nothing takes no room from others, whichever it is beside.
-        free.sort_by_key(|device| (left(self, *device), *device));
+        free.sort_by_key(|(left, seated)| (*left, seated.device, seated.host));
         let mut seen: Vec<(Option<u64>, Vec<usize>)> = Vec::new();
-        for device in free {
-            let state = (left(self, device), self.beside(device));
+        for (left, seated) in free {
+            let memory = hosts_of(self.figures, seated.device).get(seated.host).copied();
+            let state = (left, self.beside(memory));
             if seen.contains(&state) {
                 continue;
             }
@@ -168,15 +175,14 @@ impl<'f, 'a> Spread<'f, 'a> {
             if self.tries > MOST_TRIES {
                 return false;
             }
-            let memory = host_memory(self.figures, device);
             if let Some(left) = memory.and_then(|memory| self.left.get_mut(&memory)) {
                 *left -= need;
             }
-            self.devices[*stage] = Some(device);
+            self.seats[*stage] = Some(seated);
             if self.put(others) {
                 return true;
             }
-            self.devices[*stage] = None;
+            self.seats[*stage] = None;
             if let Some(left) = memory.and_then(|memory| self.left.get_mut(&memory)) {
                 *left += need;
             }
@@ -184,11 +190,26 @@ impl<'f, 'a> Spread<'f, 'a> {
         false
     }
 
-    /// Which kinds of devices of its host are free, by the lists that stages may be on.
-    fn beside(&self, device: usize) -> Vec<usize> {
-        let memory = host_memory(self.figures, device);
-        let free =
-            |other: &&usize| host_memory(self.figures, **other) == memory && !self.devices.contains(&Some(**other));
+    fn taken(&self, device: usize) -> bool {
+        self.seats.iter().flatten().any(|seated| seated.device == device)
+    }
+
+    /// The hosts on which a stage may be that is on a device, each with what is left there: one where it needs nothing, and none where there
+    /// is none.
+    fn seats_on(&self, device: usize, need: u64) -> Vec<(Option<u64>, Seated)> {
+        let hosts = hosts_of(self.figures, device);
+        let count = if need == 0 { hosts.len().min(1) } else { hosts.len() };
+        let on = |host: usize| (hosts.get(host).and_then(|memory| self.left.get(memory)).copied(), Seated { device, host });
+        (0..count.max(1)).map(on).collect()
+    }
+
+    /// Which kinds of devices of a host are free, by the lists that stages may be on.
+    fn beside(&self, memory: Option<MemoryId>) -> Vec<usize> {
+        let of_host = |device: usize| match memory {
+            Some(memory) => hosts_of(self.figures, device).contains(&memory),
+            None => hosts_of(self.figures, device).is_empty(),
+        };
+        let free = |other: &&usize| of_host(**other) && !self.taken(**other);
         self.kinds.iter().map(|members| members.iter().filter(free).count()).collect()
     }
 }

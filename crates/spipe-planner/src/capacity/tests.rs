@@ -80,7 +80,7 @@ fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
         }
         // What fits all hosts together although it cannot be spread over them is what measures are for.
         let bounds = Holds::whole(&figures, discipline);
-        let question = Question { figures: &figures, discipline, pins: &pins, few: false, holds: &bounds, sure: true };
+        let question = Question { figures: &figures, discipline, pins: &pins, few: false, holds: &bounds, sure: true, apart: false };
         if matches!(apart, Capacity::Never) && matches!(question.with(&Hosts::Together), Answer::Perhaps) {
             add(&between);
         }

@@ -24,7 +24,7 @@ impl<T: Copy + Default + std::ops::Add<Output = T> + std::ops::Sub<Output = T>> 
     }
 }
 
-/// The socket and the DRAM near a GPU.
+/// A socket with its DRAM, as a GPU sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Host {
     pub socket: DeviceId,
@@ -32,6 +32,14 @@ pub(crate) struct Host {
     /// ms per byte to it, and back.
     pub out: f64,
     pub back: f64,
+}
+
+/// Who may help a GPU, with the times of all layers in ms, one after the other: gradients out, the step, and parameters back.
+struct Helper {
+    host: Host,
+    out: Sums<f64>,
+    step: Sums<f64>,
+    back: Sums<f64>,
 }
 
 /// One device's times and bytes.
@@ -47,10 +55,6 @@ pub(crate) struct DeviceFigures {
     forward: Sums<f64>,
     backward: Sums<f64>,
     optimizer: Sums<f64>,
-    /// The same where the host steps, one after the other: gradients out, the step, and parameters back.
-    out: Sums<f64>,
-    step: Sums<f64>,
-    back: Sums<f64>,
     /// By layer: whether it must be recomputed, or must not.
     pub wanted: Vec<Option<bool>>,
     /// Whether that is so for no layer.
@@ -59,8 +63,8 @@ pub(crate) struct DeviceFigures {
     pinned: Vec<bool>,
     /// How many of the first layers no backward runs through: all of them outside of training.
     without_backward: usize,
-    /// Who may help it.
-    pub host: Option<Host>,
+    /// Who may help it, the nearest first.
+    helpers: Vec<Helper>,
     unable: Sums<usize>,
     state: Sums<u64>,
     optimizer_state: Sums<u64>,
@@ -90,10 +94,12 @@ impl DeviceFigures {
         let trained = |bytes: &LayerMemory| if bytes.gradients.get() > 0 { bytes.parameters.get() } else { 0 };
         let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
         let all = || times.iter().map(|times| times.unwrap_or_default());
-        let host = host(context, id);
         let last = bytes.last().copied().unwrap_or_default();
-        let assisted = |part: fn(&StageTimes) -> f64| {
-            Sums::new(cost.layers().map(|layer| host.map_or(0.0, |host| part(&assisted(context, layer, (id, host))))))
+        let helper = |host: Host| {
+            let times = |part: fn(&StageTimes) -> f64| {
+                Sums::new(cost.layers().map(|layer| part(&assisted(context, layer, (id, host)))))
+            };
+            Helper { host, out: times(|times| times.out), step: times(|times| times.step), back: times(|times| times.back) }
         };
         Self {
             name: device.name.clone(),
@@ -103,10 +109,7 @@ impl DeviceFigures {
             forward: Sums::new(all().map(|times| times.forward)),
             backward: Sums::new(all().map(|times| times.backward)),
             optimizer: Sums::new(all().map(|times| times.optimizer)),
-            out: assisted(|times| times.out),
-            step: assisted(|times| times.step),
-            back: assisted(|times| times.back),
-            host,
+            helpers: hosts(context, id).into_iter().map(helper).collect(),
             free: wanted.iter().all(Option::is_none),
             pinned: pins.allows_stages(id.index()),
             without_backward: cost.without_backward(),
@@ -140,12 +143,22 @@ impl DeviceFigures {
             backward: self.backward.over(from, to),
             ..StageTimes::default()
         };
-        if help.optimizer {
-            let (out, step, back) = (self.out.over(from, to), self.step.over(from, to), self.back.over(from, to));
-            StageTimes { out, step, back, ..times }
-        } else {
-            StageTimes { optimizer: self.optimizer.over(from, to), ..times }
+        match self.helpers.get(help.host).filter(|_| help.optimizer) {
+            Some(Helper { out, step, back, .. }) => {
+                StageTimes { out: out.over(from, to), step: step.over(from, to), back: back.over(from, to), ..times }
+            }
+            None => StageTimes { optimizer: self.optimizer.over(from, to), ..times },
         }
+    }
+
+    /// Who may help it, the nearest first.
+    pub fn hosts(&self) -> impl Iterator<Item = Host> {
+        self.helpers.iter().map(|helper| helper.host)
+    }
+
+    /// Who helps it so, if anybody does.
+    pub fn host(&self, help: Help) -> Option<Host> {
+        self.helpers.get(help.host).map(|helper| helper.host).filter(|_| help != Help::NONE)
     }
 
     /// What one microbatch takes through layers `from..to`, and back in training.
@@ -167,7 +180,7 @@ impl DeviceFigures {
     pub fn state(&self, from: usize, to: usize, help: Option<Help>) -> u64 {
         let leaves = match help {
             Some(help) => help.optimizer,
-            None => self.host.is_some(),
+            None => !self.helpers.is_empty(),
         };
         self.state.over(from, to) - if leaves { self.optimizer_state.over(from, to) } else { 0 }
     }
@@ -207,7 +220,7 @@ impl DeviceFigures {
         let offloaded = input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS);
         let held = match seat.help {
             Some(help) if help.activations => offloaded,
-            None if self.host.is_some() => kept.min(offloaded),
+            None if !self.helpers.is_empty() => kept.min(offloaded),
             _ => kept,
         };
         // Within a device, the gradient that came and the one that goes on, or the output that the next stage reads.
@@ -243,7 +256,7 @@ impl DeviceFigures {
     /// How long what the host does for a stage keeps its ways there busy, in ms per iteration: the busier direction of the link, or
     /// the one stream on which activations leave and return.
     pub fn link_time(&self, help: Help, microbatches: u64, (from, to): (usize, usize), recomputed: usize) -> f64 {
-        let Some(host) = self.host else { return 0.0 };
+        let Some(host) = self.host(help) else { return 0.0 };
         let moved = if help.activations { self.leaving((from, to), recomputed) * microbatches } else { 0 };
         let with = |sums: &Sums<u64>| (moved + if help.optimizer { sums.over(from, to) } else { 0 }) as f64;
         let stream = moved as f64 * (host.out + host.back);
@@ -296,15 +309,14 @@ impl DeviceFigures {
     }
 }
 
-/// The socket near a GPU, where it can be reached both ways; none for a socket.
-fn host(context: &Context<'_>, id: DeviceId) -> Option<Host> {
-    if context.is_cpu(id) {
-        return None;
-    }
-    let socket = crate::systems::socket(context, id)?;
-    let (out, back) = (hop(context, id, socket)?, hop(context, socket, id)?);
-    let memory = context.hardware.devices()[socket].memory;
-    Some(Host { socket, memory, out: out.per_byte, back: back.per_byte })
+/// The sockets that may help a device and can be reached both ways, the nearest first.
+fn hosts(context: &Context<'_>, id: DeviceId) -> Vec<Host> {
+    let host = |socket: DeviceId| {
+        let (out, back) = (hop(context, id, socket)?, hop(context, socket, id)?);
+        let memory = context.hardware.devices()[socket].memory;
+        Some(Host { socket, memory, out: out.per_byte, back: back.per_byte })
+    };
+    crate::systems::sockets(context, id).into_iter().map_while(host).collect()
 }
 
 /// Gradients to the host, the step there, and parameters back, without latencies.
@@ -349,9 +361,11 @@ fn largest(bytes: &[LayerMemory]) -> Vec<Vec<u64>> {
 pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
     first.is_cpu == second.is_cpu
         && first.usable == second.usable
-        && first.host.is_some() == second.host.is_some()
         && first.pinned == second.pinned
         && first.times == second.times
         && first.bytes == second.bytes
-        && (&first.out.0, &first.step.0, &first.back.0) == (&second.out.0, &second.step.0, &second.back.0)
+        && first.helpers.len() == second.helpers.len()
+        && first.helpers.iter().zip(&second.helpers).all(|(one, other)| {
+            (&one.out.0, &one.step.0, &one.back.0) == (&other.out.0, &other.step.0, &other.back.0)
+        })
 }

@@ -31,21 +31,54 @@ impl StageTimes {
 /// What the host does for a stage on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Help {
-    /// The socket near it keeps its optimizer state and steps it.
+    /// A socket keeps its optimizer state and steps it.
     pub optimizer: bool,
-    /// The DRAM near it holds its activations between forward and backward.
+    /// DRAM holds its activations between forward and backward.
     pub activations: bool,
+    /// Which of the device's hosts does that, the nearest first; the nearest where nothing is done.
+    pub host: usize,
 }
 
 impl Help {
-    /// Everything that the host can do, nothing first.
-    pub const ALL: [Self; 4] = [
-        Self { optimizer: false, activations: false },
-        Self { optimizer: true, activations: false },
-        Self { optimizer: false, activations: true },
-        Self { optimizer: true, activations: true },
+    /// Everything that so many hosts can do, nothing first.
+    pub const fn of(hosts: usize) -> &'static [Self] {
+        match hosts {
+            0 => Self::ALL.split_at(1).0,
+            1 => Self::ALL.split_at(4).0,
+            _ => &Self::ALL,
+        }
+    }
+
+    /// Nothing, everything that the nearest host can do, and then the other one.
+    const ALL: [Self; 1 + 3 * MOST_HOSTS] = [
+        Self { optimizer: false, activations: false, host: 0 },
+        Self { optimizer: true, activations: false, host: 0 },
+        Self { optimizer: false, activations: true, host: 0 },
+        Self { optimizer: true, activations: true, host: 0 },
+        Self { optimizer: true, activations: false, host: 1 },
+        Self { optimizer: false, activations: true, host: 1 },
+        Self { optimizer: true, activations: true, host: 1 },
     ];
+
+    /// Nothing.
+    pub const NONE: Self = Self::ALL[0];
+
+    /// The step alone, by the nearest host.
+    pub const STEP: Self = Self::ALL[1];
+
+    /// The same done by the nearest host.
+    pub const fn nearest(self) -> Self {
+        Self { host: 0, ..self }
+    }
+
+    /// The same without the activations.
+    pub const fn without_activations(self) -> Self {
+        if self.optimizer { Self { activations: false, ..self } } else { Self::NONE }
+    }
 }
+
+/// Between how many hosts a GPU has a choice.
+pub(crate) const MOST_HOSTS: usize = 2;
 
 /// Where a stage stands in the pipeline, as far as its memory depends on that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,7 +94,7 @@ pub(crate) struct Seat {
 impl Seat {
     /// A stage by itself with one microbatch in flight and no help.
     pub fn alone(device: usize) -> Self {
-        Self { device, in_flight: 1, first: true, last: true, help: Some(Help::default()) }
+        Self { device, in_flight: 1, first: true, last: true, help: Some(Help::NONE) }
     }
 }
 

@@ -46,7 +46,7 @@ fn in_turn(figures: &Figures<'_>, case: &Case, stage: usize) -> Vec<Cycle> {
     let m = figures.microbatches as u32;
     let mut sockets: BTreeMap<DeviceId, Vec<usize>> = BTreeMap::new();
     for before in (0..=stage).filter(|before| case.help(*before).optimizer) {
-        if let Some(host) = case.device(figures, before).host {
+        if let Some(host) = case.device(figures, before).host(case.help(before)) {
             sockets.entry(host.socket).or_default().push(before);
         }
     }

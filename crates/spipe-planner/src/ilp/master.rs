@@ -6,7 +6,7 @@
 use super::families::families;
 use crate::{
     case::{Case, Division},
-    figures::{DeviceFigures, Figures, Help, slots_in, slots_out},
+    figures::{DeviceFigures, Figures, slots_in, slots_out},
     order::{Cycle, Passes},
 };
 use good_lp::{
@@ -358,8 +358,7 @@ impl<'f, 'a> Master<'f, 'a> {
             let entry = needs.entry(device.memory);
             let (need, _) = entry.or_insert_with(|| (Expression::from(0.0), device.usable as f64 / GIB));
             *need += self.need(unknowns, stage);
-            let host = device.host.filter(|_| self.case.help(stage) != Help::default());
-            if let Some(host) = host {
+            if let Some(host) = device.host(self.case.help(stage)) {
                 let usable = self.figures.devices[host.socket.index()].usable;
                 let (need, _) = needs.entry(host.memory).or_insert_with(|| (0.0.into(), usable as f64 / GIB));
                 *need += self.need_of_host(unknowns, stage);
@@ -373,7 +372,7 @@ impl<'f, 'a> Master<'f, 'a> {
     fn socket_loads(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut loads: BTreeMap<DeviceId, Expression> = BTreeMap::new();
         for stage in (0..self.stages()).filter(|stage| self.case.help(*stage).optimizer) {
-            let Some(host) = self.device(stage).host else { continue };
+            let Some(host) = self.device(stage).host(self.case.help(stage)) else { continue };
             let cost = self.figures.context.cost;
             let step = |layer: usize| {
                 cost.optimizer_time(cost.trained_parameters(layer.into()), host.socket).to_ms() / self.unit
@@ -386,7 +385,8 @@ impl<'f, 'a> Master<'f, 'a> {
     /// A stage's activations leave and return on one stream: `T ≥ m (M_i − a_i) (out + back)`.
     fn streams(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let stream = |stage: usize| {
-            let host = self.device(stage).host.filter(|_| self.case.help(stage).activations)?;
+            let help = self.case.help(stage);
+            let host = self.device(stage).host(help).filter(|_| help.activations)?;
             let per_gib = self.figures.microbatches as f64 * (host.out + host.back) * GIB / self.unit;
             Some(constraint!(self.leaving(unknowns, stage) * per_gib <= unknowns.iteration))
         };
@@ -408,7 +408,7 @@ impl<'f, 'a> Master<'f, 'a> {
                 *loads.entry(*link).or_insert_with(|| 0.0.into()) += bytes.clone() * (per_byte * scale);
             }
         }
-        for (stage, host) in (0..self.stages()).filter_map(|stage| Some((stage, self.device(stage).host?.socket))) {
+        for (stage, host) in (0..self.stages()).filter_map(|stage| Some((stage, self.device(stage).host(self.case.help(stage))?.socket))) {
             let device = self.case.devices[stage];
             for (outwards, (from, to)) in [(true, (device, host.index())), (false, (host.index(), device))] {
                 let moved = self.moved(unknowns, stage, outwards);

@@ -289,13 +289,18 @@ impl<'s, 'a> Search<'s, 'a> {
                 open.into_iter().partition(|case| self.cases[*case].undecided().is_none());
             decided.extend(full);
             let most = self.problem.options.help_limit;
-            if self.deadline.over() || self.cases.len() + Help::ALL.len() * parts.len() > most.max(self.roots) {
+            if self.deadline.over() || self.cases.len() + self.most_helps() * parts.len() > most.max(self.roots) {
                 self.leave(parts, limit);
                 break;
             }
             undecided = parts.into_iter().flat_map(|case| self.branch(case)).collect();
         }
         decided
+    }
+
+    /// In how many ways hosts may help a stage at most.
+    fn most_helps(&self) -> usize {
+        (0..self.figures.devices.len()).map(|device| self.figures.helps(device).len()).max().unwrap_or(1)
     }
 
     /// Puts the cases in the place of one, in which its first undecided stage is decided; returns them.
@@ -380,7 +385,7 @@ impl<'s, 'a> Search<'s, 'a> {
         self.simulate(divisions.into_iter().map(|(_, found)| found).collect());
         self.bisect(active, high);
         let plain: Vec<Case> =
-            self.cases.iter().map(|case| case.clone().with_help(self.figures, Some(Help::default()))).collect();
+            self.cases.iter().map(|case| case.clone().with_help(self.figures, Some(Help::NONE))).collect();
         let balanced = balanced::candidates(self.figures, &self.partitioner, &plain, self.deadline);
         self.simulate(balanced.into_iter().map(|(case, division)| (division, plain[case].clone())).collect());
     }

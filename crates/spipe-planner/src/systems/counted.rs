@@ -3,7 +3,7 @@
 //!
 //! The program counts what layers hold, and not what stages need beside them. What a placement lacks is left free the next time.
 
-use super::{kept, rounds};
+use super::{kept, rounds, shared_out};
 use crate::{
     figures::Figures,
     freedom::{Freedom, Kept, Turn},
@@ -92,6 +92,11 @@ fn builds<'b>(figures: &'b Figures<'_>, (system, freedom): (System, Freedom)) ->
 /// Builds from the `first` counts, and solves again with more left free until everything fits.
 fn fitted(figures: &Figures<'_>, first: &Counts, solve: &Solve<'_>, build: &Build<'_>) -> Option<Placement> {
     let mut free = vec![0; figures.devices.len()];
+    // The program counts all hosts as one.
+    let build = |counts: &Counts| {
+        let near = build(counts)?;
+        Some(shared_out(&figures.context, &near).unwrap_or(near))
+    };
     let mut placement = build(first)?;
     for _ in 1..TRIES {
         let lacking = lacking(&figures.context, &placement);
@@ -173,7 +178,7 @@ fn chained(figures: &Figures<'_>, (system, most): (System, usize), counts: &Coun
         let grows = stages.last().filter(|stage| same_device && alike && stage.layers.count() < most);
         let first = grows.map_or(layer.into(), |stage| stage.layers.first());
         let stage = Stage::new(device, LayerRange::new(first, layer.into())?);
-        let host = figures.devices[device.index()].host;
+        let host = figures.devices[device.index()].hosts().next();
         let chosen = Stage {
             optimizer: host.filter(|_| share.steps_on_host).map(|host| host.socket),
             offload: host.filter(|_| share.kept == Kept::InHost).map(|host| host.memory),

@@ -4,6 +4,7 @@ mod counted;
 mod cuts;
 mod exhaust;
 mod heuristics;
+mod hosts;
 mod kept;
 mod pipelines;
 mod refusal;
@@ -12,6 +13,7 @@ mod rounds;
 mod search;
 mod shared;
 
+pub(crate) use hosts::{elsewhere, shared_out, socket_of, sockets};
 pub(crate) use kept::{keep, kept, streamed, with_least_recompute};
 pub(crate) use refusal::Shortage;
 pub(crate) use rounds::{cross_mapped, equally_slow, in_turn};
@@ -21,7 +23,7 @@ use spipe_base::DeviceId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Placement, System};
 
-/// Everything worth trying under `system`.
+/// Everything worth trying under `system`: with what is on the host near its device, and where there is a choice shared out over two sockets.
 pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
     if context.workload().mode != Mode::Train && !system.infers() {
         return Vec::new();
@@ -31,7 +33,9 @@ pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
         Family::Rounds => rounds::candidates(context, system),
         Family::Sharded => shared::candidates(context, system),
     };
-    candidates.unwrap_or_default()
+    let near = candidates.unwrap_or_default();
+    let shared: Vec<Placement> = near.iter().filter_map(|placement| shared_out(context, placement)).collect();
+    [near, shared].concat()
 }
 
 /// The GPUs of the machine.

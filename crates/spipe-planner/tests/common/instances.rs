@@ -120,6 +120,19 @@ pub fn machine_text(machine: &MachineText) -> String {
     text
 }
 
+/// The same with a second socket with so many MiB, whose DRAM is so many GB/s behind that of the first.
+pub fn two_socket_text(machine: &MachineText, (dram, rate): (u64, u32)) -> String {
+    let near = MachineText { sockets: machine.sockets[..1].to_vec(), ..machine.clone() };
+    format!(
+        "{}[[socket]]\nname = \"cpu1\"\ncores = 16\npeak = {{ f32 = \"1.5 TFLOP/s\" }}\n\
+         optimizer-rate = \"2 Gparam/s\"\n\
+         dram = {{ name = \"dram1\", capacity = \"{dram} MiB\", bandwidth = \"80 GB/s\" }}\nsource = \"test\"\n\
+         [[link]]\nname = \"interconnect\"\nbetween = [\"dram0\", \"dram1\"]\nup = \"{rate} GB/s\"\n\
+         down = \"{rate} GB/s\"\nlatency = \"1 us\"\n",
+        machine_text(&near)
+    )
+}
+
 prop_compose! {
     pub fn layer(most: usize)(
         count in 1..=most, times in [1u32..30, 1u32..30, 0u32..30], slowdown in 2u32..12,
@@ -164,7 +177,28 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// The same with some of the first layers frozen, and some of those behind them.
+    /// At most `most` layers of large parameters on a GPU near the first of two sockets, whose DRAM is not always enough.
+    pub fn two_socket_instance_of(most: usize)(
+        layers in prop::collection::vec(layer(2), 1..=most), machine in machine(), microbatches in 1u64..4,
+        drams in (100u64..900, 100u64..900), rate in 2u32..40, factor in 1u64..8,
+    ) -> Instance {
+        let machine = MachineText { gpus: machine.gpus[..1].to_vec(), sockets: vec![drams.0], ..machine };
+        let mut left = most;
+        let mut kept = Vec::new();
+        for layer in layers {
+            let count = layer.count.min(left);
+            left -= count;
+            if count > 0 {
+                kept.push(LayerText { count, parameters: layer.parameters * factor, ..layer });
+            }
+        }
+        let machine = two_socket_text(&machine, (drams.1, rate));
+        Instance::new(&model_text(&kept), &machine, &workload(microbatches, Mode::Train))
+    }
+}
+
+prop_compose! {
+    /// What [`instance_of`] makes with some of the first layers frozen, and some of those behind them.
     pub fn frozen_instance_of(most: usize)(
         instance in instance_of(most), front in 1usize..4, gap in 1usize..3, behind in 0usize..3,
     ) -> Instance {

@@ -43,8 +43,10 @@ fn on_cases_of(
         for (index, discipline) in disciplines(&crate::SYSTEMS, has_cpu).into_iter().enumerate() {
             let case = Case::new(&figures, &devices, discipline);
             property(instance, &figures, &case)?;
-            let help = Help::ALL[1 + index % (Help::ALL.len() - 1)];
-            property(instance, &figures, &case.with_help(&figures, Some(help)))?;
+            let helps = devices.iter().map(|device| figures.helps(*device)).max_by_key(|helps| helps.len());
+            if let Some(help) = helps.and_then(|helps| helps.iter().skip(1).cycle().nth(index)) {
+                property(instance, &figures, &case.with_help(&figures, Some(*help)))?;
+            }
         }
     }
     Ok(())
@@ -142,7 +144,7 @@ fn needs_agree(instance: &Instance, figures: &Figures<'_>, case: &Case) -> TestC
         for (stage, seat) in case.seats.iter().enumerate() {
             let need = master.need(&unknowns, stage).eval_with(&values);
             *needs.entry(master.device(stage).memory).or_default() += need;
-            if let Some(host) = master.device(stage).host {
+            if let Some(host) = master.device(stage).host(case.help(stage)) {
                 let of_host = master.need_of_host(&unknowns, stage).eval_with(&values);
                 *needs.entry(host.memory).or_default() += of_host;
             }
@@ -216,7 +218,7 @@ fn optimum_is_least(instance: &Instance, figures: &Figures<'_>, case: &Case) -> 
         let mut stream = 0.0_f64;
         for stage in 0..case.stages() {
             let (device, help) = (case.device(figures, stage), case.help(stage));
-            let Some(host) = device.host.filter(|_| help != Help::default()) else { continue };
+            let Some(host) = device.host(help) else { continue };
             let ((from, to), cost) = (division.layers(stage), figures.context.cost);
             let leaving = device.leaving((from, to), division.recomputed[stage]) * figures.microbatches;
             let mut moved = if help.activations { [leaving as f64; 2] } else { [0.0; 2] };
