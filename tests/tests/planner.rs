@@ -294,7 +294,8 @@ fn is_the_best(instance: &Instance, draws: &[u8]) -> Result<(), TestCaseError> {
 /// The same where all that a stage has on the host is on one of two sockets.
 #[test]
 fn of_some_systems_the_plan_on_two_sockets_is_the_best_of_all_placements() {
-    let systems = [System::OneForwardOneBackward, System::Gpipe, System::ZeroOffload, System::Superpipeline, System::Mobius];
+    let systems =
+        [System::OneForwardOneBackward, System::Gpipe, System::ZeroOffload, System::Superpipeline, System::Mobius];
     let (found, refused) = (Cell::new(0), Cell::new(0));
     run_on(60, two_socket_instance_of(2), |instance| {
         let context = instance.context();
@@ -381,9 +382,18 @@ fn a_system_is_refused_only_where_none_of_its_placements_fits() {
 /// No placement with several stages on a device is faster than its system's bound, whatever is recomputed, stepped or saved elsewhere.
 #[test]
 fn no_stages_on_any_devices_beat_the_bound_of_their_system() {
+    staged_bounds((400, 20), instance_of(6));
+}
+
+/// The same where what they have on the host is on either of two sockets.
+#[test]
+fn no_stages_beside_two_sockets_beat_the_bound_of_their_system() {
+    staged_bounds((500, 10), two_socket_instance_of(6));
+}
+
+fn staged_bounds((cases, close): (u32, u32), on: impl Strategy<Value = Instance>) {
     let seen = Cell::new(0);
-    let on = (instance_of(6), prop::collection::vec(any::<u8>(), 12));
-    run_on(400, on, |(instance, draws)| {
+    run_on(cases, (on, prop::collection::vec(any::<u8>(), 12)), |(instance, draws)| {
         let context = instance.context();
         for system in [System::OneForwardOneBackward, System::Gpipe, System::Hybrid] {
             let placement = drawn(&context, system, &draws);
@@ -402,15 +412,25 @@ fn no_stages_on_any_devices_beat_the_bound_of_their_system() {
         }
         Ok(())
     });
-    assert!(seen.get() >= 20, "{} bounds of several stages on a device were close", seen.get());
+    assert!(seen.get() >= close, "{} bounds of several stages on a device were close", seen.get());
 }
 
 /// No placement with several stages on a device is faster than what a search has proven of its system, or than a plan that it calls the best.
 #[test]
 fn no_stages_on_any_devices_beat_what_is_proven_of_their_system() {
+    proven_of_staged(30, instance_of(6));
+}
+
+/// The same where what they have on the host is on either of two sockets.
+#[test]
+fn no_stages_beside_two_sockets_beat_what_is_proven_of_their_system() {
+    proven_of_staged(20, two_socket_instance_of(5));
+}
+
+fn proven_of_staged(cases: u32, on: impl Strategy<Value = Instance>) {
     let (seen, proven) = (Cell::new(0), Cell::new(0));
-    let on = (instance_of(6), prop::collection::vec(prop::collection::vec(any::<u8>(), 12), 24));
-    run_on(30, on, |(instance, draws)| {
+    let draws = prop::collection::vec(prop::collection::vec(any::<u8>(), 12), 24);
+    run_on(cases, (on, draws), |(instance, draws)| {
         let context = instance.context();
         for system in [System::OneForwardOneBackward, System::Gpipe, System::Hybrid] {
             let options = Options { every_limit: 0, refinements: 400, ..Options::default() };
@@ -439,9 +459,18 @@ fn no_stages_on_any_devices_beat_what_is_proven_of_their_system() {
 /// No placement with some layers streamed and others kept is faster than its system's bound, which counts whole layers.
 #[test]
 fn no_layers_kept_or_streamed_beat_the_bound_of_their_system() {
+    dealt_bounds(800, instance_of(6));
+}
+
+/// The same where they are streamed from either of two sockets.
+#[test]
+fn no_layers_streamed_from_two_sockets_beat_the_bound_of_their_system() {
+    dealt_bounds(400, two_socket_instance_of(6));
+}
+
+fn dealt_bounds(cases: u32, on: impl Strategy<Value = Instance>) {
     let seen = Cell::new([0; 2]);
-    let on = (instance_of(6), prop::collection::vec(any::<u8>(), 12));
-    run_on(800, on, |(instance, draws)| {
+    run_on(cases, (on, prop::collection::vec(any::<u8>(), 12)), |(instance, draws)| {
         let context = instance.context();
         for (index, system) in [System::Superpipeline, System::Mobius].into_iter().enumerate() {
             let placement = dealt(&context, system, &draws);
@@ -478,7 +507,7 @@ fn dealt(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Placemen
     }
     let stage = |(index, (layers, draw)): (usize, &(LayerRange, u8))| {
         let stage = Stage::new(gpus[index % gpus.len()], *layers);
-        let home = context.hardware.host_memory(stage.device)?;
+        let home = home(context, stage.device, draw >> 5)?;
         let socket = socket_at(context, home)?;
         let kept = draw & 12 == 0;
         let stage = if kept { stage } else { stage.with_weights_in(home).with_optimizer_on(socket) };
@@ -489,6 +518,15 @@ fn dealt(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Placemen
     let knobs = Knobs { resident: Some(1 + u64::from(draws[11] % 3)), swap: Some(1), ..Knobs::default() };
     let placement = Placement::new(system, stages?);
     Some(if system == System::Superpipeline { placement.with_knobs(knobs) } else { placement })
+}
+
+/// The DRAM nearest to a device, or where a machine has two that of either socket.
+fn home(context: &Context<'_>, device: DeviceId, draw: u8) -> Option<MemoryId> {
+    let near = context.hardware.host_memory(device)?;
+    let sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
+    let memory = |socket: DeviceId| context.hardware.devices()[socket].memory;
+    let other = sockets.iter().map(|socket| memory(*socket)).find(|memory| *memory != near);
+    Some(other.filter(|_| sockets.len() == 2 && draw & 1 == 0).unwrap_or(near))
 }
 
 /// The socket that computes in `memory`.
@@ -510,7 +548,7 @@ fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
         let joined = before.filter(|stage| stage.device == device && draw & 4 == 0);
         let first = joined.map_or(layer, |stage| stage.layers.first());
         let mut stage = Stage::new(device, LayerRange::new(first, layer).unwrap());
-        if let Some(home) = context.hardware.host_memory(device).filter(|_| !context.is_cpu(device)) {
+        if let Some(home) = home(context, device, draws[9] >> (layer.index() % 8)).filter(|_| !context.is_cpu(device)) {
             let optimizer = socket_at(context, home).filter(|_| draw & 8 == 0);
             stage = Stage { optimizer, offload: Some(home).filter(|_| draw & 48 == 0), ..stage };
         }

@@ -66,7 +66,6 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     // What gains nothing on one socket may do so on both.
     let shared: Vec<Placement> =
         std::iter::once(placement).chain(&list).filter_map(|placement| shared_out(context, placement)).collect();
-    list.extend(shared);
     list.extend(kept::changed(context, placement));
     list.extend(dealt::changed(context, placement));
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
@@ -80,6 +79,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
         }
     }
     list.extend(other_knobs(placement));
+    list.extend(shared);
     list
 }
 

@@ -233,7 +233,8 @@ fn interchangeable(figures: &Figures<'_>, (a, b): (usize, usize), coverage: Cove
         (0..figures.devices.len()).any(|device| helpers(device).iter().any(|helper| helper.index() == socket))
     };
     // Who helps is named by whom it helps.
-    let alike = alike(first, second) && first.memory != second.memory && helpers(a) == helpers(b) && !helps(a) && !helps(b);
+    let alike =
+        alike(first, second) && first.memory != second.memory && helpers(a) == helpers(b) && !helps(a) && !helps(b);
     let shares = |device: usize, memory| {
         (0..figures.devices.len()).any(|other| other != device && figures.devices[other].memory == memory)
     };
@@ -300,20 +301,28 @@ impl Swap<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Options;
     use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
     use spipe_cost::Mode;
 
     fn on<T>(machine: &MachineText, look: impl Fn(&Figures<'_>) -> T) -> T {
+        with(machine, &Options::default(), look)
+    }
+
+    fn with<T>(machine: &MachineText, options: &Options, look: impl Fn(&Figures<'_>) -> T) -> T {
         let layer = LayerText { count: 12, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
         let instance = Instance::new(&model_text(&[layer]), &machine_text(machine), &workload(2, Mode::Train));
-        look(&Figures::new(instance.context(), &crate::Options::default()))
+        look(&Figures::new(instance.context(), options))
     }
 
     #[test]
     fn equal_devices_are_interchangeable() {
         let machine =
             MachineText { gpus: vec![(100, 20), (100, 20), (100, 10), (90, 20)], root: 20, sockets: vec![100, 100] };
-        assert_eq!(on(&machine, |figures| classes(figures, Coverage::Exact)), [0, 0, 2, 3, 4, 4]);
+        // A socket is known by the GPUs that it helps.
+        assert_eq!(on(&machine, |figures| classes(figures, Coverage::Exact)), [0, 0, 2, 3, 4, 5]);
+        let alone = Options { host_help: false, ..Options::default() };
+        assert_eq!(with(&machine, &alone, |figures| classes(figures, Coverage::Exact)), [0, 0, 2, 3, 4, 4]);
     }
 
     #[test]

@@ -22,7 +22,10 @@ fn most(figures: &Figures<'_>, layer: usize, count: usize) -> usize {
     }
     let hosts = host_memories(figures);
     let of_group = |(memories, devices): (Vec<MemoryId>, Vec<usize>)| {
-        let room = memories.iter().filter_map(|memory| hosts.get(memory)).fold(0, |room: u64, host| room.saturating_add(*host));
+        let room = memories
+            .iter()
+            .filter_map(|memory| hosts.get(memory))
+            .fold(0, |room: u64, host| room.saturating_add(*host));
         // least[n]: what n layers need of the host at least.
         let mut least: Vec<u64> = vec![0];
         for device in devices {

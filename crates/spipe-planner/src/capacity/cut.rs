@@ -449,8 +449,7 @@ impl<'f, 'a> Row<'f, 'a> {
         for recomputed in [largest, fewest].into_iter().take(if single { 1 } else { 2 }) {
             let offloads = self.in_flight > OFFLOAD_SLOTS && device.leaving(layers, recomputed) > 0;
             let useful = |help: &&Help| {
-                (!help.activations || offloads)
-                    && (!help.optimizer || state(Help::STEP) < state(Help::NONE))
+                (!help.activations || offloads) && (!help.optimizer || state(Help::STEP) < state(Help::NONE))
             };
             for help in helps.iter().filter(useful) {
                 let of_host = device.need_of_host(seat(*help), *help, layers, recomputed);

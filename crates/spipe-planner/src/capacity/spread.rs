@@ -199,7 +199,8 @@ impl<'f, 'a> Spread<'f, 'a> {
     fn seats_on(&self, device: usize, need: u64) -> Vec<(Option<u64>, Seated)> {
         let hosts = hosts_of(self.figures, device);
         let count = if need == 0 { hosts.len().min(1) } else { hosts.len() };
-        let on = |host: usize| (hosts.get(host).and_then(|memory| self.left.get(memory)).copied(), Seated { device, host });
+        let on =
+            |host: usize| (hosts.get(host).and_then(|memory| self.left.get(memory)).copied(), Seated { device, host });
         (0..count.max(1)).map(on).collect()
     }
 

@@ -42,10 +42,10 @@ fn nodes(nodes: &[(u64, Vec<u64>)]) -> String {
     text + &links
 }
 
-/// Up to eight layers on up to four nodes, mostly alike, with memories of a few layers.
+/// Up to eight layers on three or four nodes, mostly alike, with memories of a few layers.
 fn tight() -> impl Strategy<Value = Instance> {
     let layers = prop::collection::vec((layer(6), 1u64..4), 1..=2);
-    let machine = (2usize..=4, 1usize..=2, 60u64..500, 40u64..400, prop::bool::weighted(0.2));
+    let machine = (3usize..=4, 1usize..=2, 60u64..500, 40u64..400, prop::bool::weighted(0.2));
     (layers, machine, 1u64..9).prop_map(|(layers, (count, gpus, memory, dram, differs), microbatches)| {
         let layers: Vec<LayerText> = layers
             .into_iter()
@@ -80,7 +80,15 @@ fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
         }
         // What fits all hosts together although it cannot be spread over them is what measures are for.
         let bounds = Holds::whole(&figures, discipline);
-        let question = Question { figures: &figures, discipline, pins: &pins, few: false, holds: &bounds, sure: true, apart: false };
+        let question = Question {
+            figures: &figures,
+            discipline,
+            pins: &pins,
+            few: false,
+            holds: &bounds,
+            sure: true,
+            apart: false,
+        };
         if matches!(apart, Capacity::Never) && matches!(question.with(&Hosts::Together), Answer::Perhaps) {
             add(&between);
         }

@@ -99,7 +99,12 @@ impl DeviceFigures {
             let times = |part: fn(&StageTimes) -> f64| {
                 Sums::new(cost.layers().map(|layer| part(&assisted(context, layer, (id, host)))))
             };
-            Helper { host, out: times(|times| times.out), step: times(|times| times.step), back: times(|times| times.back) }
+            Helper {
+                host,
+                out: times(|times| times.out),
+                step: times(|times| times.step),
+                back: times(|times| times.back),
+            }
         };
         Self {
             name: device.name.clone(),
@@ -365,7 +370,9 @@ pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
         && first.times == second.times
         && first.bytes == second.bytes
         && first.helpers.len() == second.helpers.len()
-        && first.helpers.iter().zip(&second.helpers).all(|(one, other)| {
-            (&one.out.0, &one.step.0, &one.back.0) == (&other.out.0, &other.step.0, &other.back.0)
-        })
+        && first
+            .helpers
+            .iter()
+            .zip(&second.helpers)
+            .all(|(one, other)| (&one.out.0, &one.step.0, &one.back.0) == (&other.out.0, &other.step.0, &other.back.0))
 }

@@ -408,7 +408,9 @@ impl<'f, 'a> Master<'f, 'a> {
                 *loads.entry(*link).or_insert_with(|| 0.0.into()) += bytes.clone() * (per_byte * scale);
             }
         }
-        for (stage, host) in (0..self.stages()).filter_map(|stage| Some((stage, self.device(stage).host(self.case.help(stage))?.socket))) {
+        for (stage, host) in
+            (0..self.stages()).filter_map(|stage| Some((stage, self.device(stage).host(self.case.help(stage))?.socket)))
+        {
             let device = self.case.devices[stage];
             for (outwards, (from, to)) in [(true, (device, host.index())), (false, (host.index(), device))] {
                 let moved = self.moved(unknowns, stage, outwards);

@@ -5,9 +5,8 @@
 
 use super::socket;
 use crate::figures::MOST_HOSTS;
-use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
+use spipe_base::{DeviceId, MemoryId, StageId};
 use spipe_plan::{Context, Family, Placement, Stage, Weights, footprint};
-use std::collections::BTreeMap;
 
 /// The sockets on which a GPU may have something, the nearest first; none for a socket.
 pub(crate) fn sockets(context: &Context<'_>, device: DeviceId) -> Vec<DeviceId> {
@@ -51,32 +50,44 @@ pub(crate) fn elsewhere(context: &Context<'_>, stage: &Stage) -> Vec<Stage> {
     others.map(|socket| on_socket(context, stage, socket)).collect()
 }
 
-/// `placement` with what its stages have on the host shared out, each stage's on the socket that has the most room left, so that both are as
-/// full and step for as long; none where there is no choice.
+/// `placement` with some of what its stages have on the fuller of two sockets on the other one, so that both are as full and step for as
+/// long: every so manyth of the stages, for both to step at once. None where there is no choice.
 pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let choice = |stage: &Stage| socket_of(context, stage).is_some() && sockets(context, stage.device).len() > 1;
     if placement.system.family() == Family::Sharded || !placement.all_stages().any(choice) {
         return None;
     }
     let needs = footprint(context, placement);
-    let of_stage = |memory: MemoryId, id: StageId| needs.get(&memory).and_then(|stages| stages.get(&id)).map(|need| need.total());
-    let mut left: BTreeMap<MemoryId, Bytes> = BTreeMap::new();
+    let room = |memory: MemoryId| context.hardware.memories()[memory].usable().as_f64();
+    let held = |memory: MemoryId, id: StageId| {
+        let need = needs.get(&memory).and_then(|stages| stages.get(&id));
+        need.map_or(0.0, |need| need.total().as_f64())
+    };
     let memory = |socket: DeviceId| context.hardware.devices()[socket].memory;
-    for socket in context.cost.devices().filter(|device| context.is_cpu(*device)) {
-        left.insert(memory(socket), context.hardware.memories()[memory(socket)].usable());
-    }
+    let full = |memory: MemoryId| {
+        let held: f64 = needs.get(&memory).into_iter().flatten().map(|(_, need)| need.total().as_f64()).sum();
+        held / room(memory)
+    };
+    let mut sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
+    sockets.sort_by(|one, other| full(memory(*one)).total_cmp(&full(memory(*other))));
+    let (emptier, fuller) = (*sockets.first()?, *sockets.last()?);
+    let parts = [emptier, fuller].map(|socket| room(memory(socket)));
+    let surplus = (full(memory(fuller)) - full(memory(emptier))) * parts[0] * parts[1] / (parts[0] + parts[1]);
     let mut shared = placement.clone();
     let list = if shared.backward.is_empty() { &mut shared.stages } else { &mut shared.backward };
-    for (index, stage) in list.iter_mut().enumerate() {
-        let Some(here) = socket_of(context, stage) else { continue };
-        let need = of_stage(memory(here), StageId::from(index)).unwrap_or(Bytes::ZERO);
-        let room = |socket: &DeviceId| left.get(&memory(*socket)).copied().unwrap_or(Bytes::ZERO);
-        // Of two with as much room the nearer one.
-        let sockets = sockets(context, stage.device);
-        let roomiest = sockets.iter().copied().rev().max_by_key(room)?;
-        *stage = on_socket(context, stage, roomiest);
-        if let Some(left) = left.get_mut(&memory(roomiest)) {
-            *left = left.saturating_sub(need);
+    let here: Vec<(StageId, f64)> = list
+        .enumerate()
+        .filter(|(_, stage)| socket_of(context, stage) == Some(fuller) && elsewhere(context, stage).len() == 1)
+        .map(|(id, _)| (id, held(memory(fuller), id)))
+        .collect();
+    let all: f64 = here.iter().map(|(_, held)| held).sum();
+    let mut due = 0.0;
+    for (id, held) in here {
+        due += held * (surplus / all).min(1.0);
+        // What is due by half of a stage is due.
+        if held > 0.0 && due * 2.0 >= held {
+            list[id] = on_socket(context, &list[id], emptier);
+            due -= held;
         }
     }
     Some(shared).filter(|shared| shared != placement)

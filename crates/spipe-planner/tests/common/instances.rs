@@ -120,19 +120,6 @@ pub fn machine_text(machine: &MachineText) -> String {
     text
 }
 
-/// The same with a second socket with so many MiB, whose DRAM is so many GB/s behind that of the first.
-pub fn two_socket_text(machine: &MachineText, (dram, rate): (u64, u32)) -> String {
-    let near = MachineText { sockets: machine.sockets[..1].to_vec(), ..machine.clone() };
-    format!(
-        "{}[[socket]]\nname = \"cpu1\"\ncores = 16\npeak = {{ f32 = \"1.5 TFLOP/s\" }}\n\
-         optimizer-rate = \"2 Gparam/s\"\n\
-         dram = {{ name = \"dram1\", capacity = \"{dram} MiB\", bandwidth = \"80 GB/s\" }}\nsource = \"test\"\n\
-         [[link]]\nname = \"interconnect\"\nbetween = [\"dram0\", \"dram1\"]\nup = \"{rate} GB/s\"\n\
-         down = \"{rate} GB/s\"\nlatency = \"1 us\"\n",
-        machine_text(&near)
-    )
-}
-
 prop_compose! {
     pub fn layer(most: usize)(
         count in 1..=most, times in [1u32..30, 1u32..30, 0u32..30], slowdown in 2u32..12,
@@ -192,8 +179,14 @@ prop_compose! {
                 kept.push(LayerText { count, parameters: layer.parameters * factor, ..layer });
             }
         }
-        let machine = two_socket_text(&machine, (drams.1, rate));
-        Instance::new(&model_text(&kept), &machine, &workload(microbatches, Mode::Train))
+        let dram = drams.1;
+        let far = format!(
+            "[[socket]]\nname = \"cpu1\"\ncores = 16\npeak = {{ f32 = \"1.5 TFLOP/s\" }}\noptimizer-rate = \"2 Gparam/s\"\n\
+             dram = {{ name = \"dram1\", capacity = \"{dram} MiB\", bandwidth = \"80 GB/s\" }}\nsource = \"test\"\n\
+             [[link]]\nname = \"interconnect\"\nbetween = [\"dram0\", \"dram1\"]\nbandwidth = \"{rate} GB/s\"\n\
+             latency = \"1 us\"\n"
+        );
+        Instance::new(&model_text(&kept), &(machine_text(&machine) + &far), &workload(microbatches, Mode::Train))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     case::{Discipline, disciplines},
-    common::{Instance, MachineText, frozen_instance_of, instance_of, machine_text, workload},
+    common::{Instance, MachineText, frozen_instance_of, instance_of, machine_text, two_socket_instance_of, workload},
     ilp::solve::{Answer, Settings, solve},
     order::OrderGraph,
     sequence,
@@ -122,6 +122,11 @@ fn needs_of_frozen_layers_are_what_the_checker_counts() {
 
 /// The head has a copy of the embedding's table wherever the embedding is elsewhere.
 #[test]
+fn needs_of_either_socket_are_what_the_checker_counts() {
+    on_cases_among(40, two_socket_instance_of(5), needs_agree);
+}
+
+#[test]
 fn needs_of_shared_tables_are_what_the_checker_counts() {
     let model = "format-version = 1\nkind = \"transformer\"\nname = \"tied\"\nvocabulary = 20000\nseq-len = 128\n\
                  hidden = 256\nlayers = 3\nheads = 4\nintermediate = 512\ntied = true\n";
@@ -208,6 +213,11 @@ fn the_optimum_is_the_least_period_of_all_divisions_that_fit() {
 #[test]
 fn the_optimum_with_frozen_layers_is_the_least_period_of_all_divisions_that_fit() {
     on_cases_among(10, frozen_instance_of(3), optimum_is_least);
+}
+
+#[test]
+fn the_optimum_near_two_sockets_is_the_least_period_of_all_divisions_that_fit() {
+    on_cases_among(10, two_socket_instance_of(3), optimum_is_least);
 }
 
 fn optimum_is_least(instance: &Instance, figures: &Figures<'_>, case: &Case) -> TestCaseResult {
