@@ -12,7 +12,7 @@ use proptest::{
 };
 use spipe_base::{DeviceId, LayerRange, MemoryId, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Family, Knobs, OutcomeStatus, Placement, Stage, System, Weights, check};
+use spipe_plan::{Activations, Context, Family, Knobs, OutcomeStatus, Placement, Stage, System, Weights, check};
 use spipe_planner::{
     Named, Options, Pin, Pins, PlanError, Problem, Solution, candidates, every, generated, plan_all, planner,
 };
@@ -200,8 +200,11 @@ fn stages(instance: &Instance, name: &str, options: Options) -> Result<Solution,
 
 /// What holds between the planner that proves its plans and the one that tries everything out.
 fn agrees(instance: &Instance, host_help: bool) -> Result<(), TestCaseError> {
-    let options =
-        |threads| Options { gap: 0.0, candidates_per_case: usize::MAX, threads, host_help, ..Options::default() };
+    agrees_with(instance, &Options { host_help, ..Options::default() })
+}
+
+fn agrees_with(instance: &Instance, options: &Options) -> Result<(), TestCaseError> {
+    let options = |threads| Options { gap: 0.0, candidates_per_case: usize::MAX, threads, ..options.clone() };
     let best = stages(instance, "exhaustive", options(2));
     let one = stages(instance, "ilp", options(1));
     if instance.cost.workload().microbatches.is_multiple_of(2) {
@@ -243,6 +246,50 @@ fn on_longer_models_the_plan_is_the_best_of_all_placements() {
 #[test]
 fn with_frozen_layers_the_plan_is_the_best_of_all_placements() {
     run_on(120, frozen_instance_of(3), |instance| agrees(&instance, true));
+}
+
+/// The same under pins, of every kind that stages can hold.
+#[test]
+fn with_pins_the_plan_is_the_best_of_all_placements() {
+    let held = Cell::new(0);
+    let on = (prop_oneof![instance_of(3), two_socket_instance_of(3)], prop::collection::vec(any::<u8>(), 8));
+    run_on(150, on, |(instance, draws)| {
+        let pins = pinned(&instance, &draws);
+        let options = Options { pins: pins.clone(), ..Options::default() };
+        agrees_with(&instance, &options)?;
+        if let Ok(found) = stages(&instance, "ilp", options) {
+            prop_assert!(pins.allow(&instance.context(), &found.placement), "{:?} but {:?}", pins, found.placement);
+            held.set(held.get() + 1);
+        }
+        Ok(())
+    });
+    assert!(held.get() >= 30, "{} plans hold their pins", held.get());
+}
+
+/// One or two pins of the first or the last layer, as `draws` say.
+fn pinned(instance: &Instance, draws: &[u8]) -> Pins {
+    let last = instance.model.layers().len() - 1;
+    let devices = instance.hardware.devices();
+    let sockets: Vec<usize> = devices.ids().map(|id| id.index()).filter(|id| !devices[(*id).into()].is_gpu()).collect();
+    let gpus: Vec<usize> = devices.ids().map(|id| id.index()).filter(|id| devices[(*id).into()].is_gpu()).collect();
+    let pin = |draws: &[u8]| {
+        let layer = if draws[0] & 1 == 0 { 0 } else { last };
+        let layers = LayerRange::new(layer.into(), layer.into()).unwrap();
+        let one = |of: &[usize]| [of[usize::from(draws[1]) % of.len()]].into();
+        match draws[2] % 7 {
+            0 => Pin::Layers(layers, one(&gpus)),
+            1 => Pin::Activations(layers, Activations::Saved),
+            2 => Pin::Activations(layers, Activations::Recomputed),
+            3 => Pin::Activations(layers, Activations::Offloaded),
+            4 => Pin::Optimizer(layers, one(&sockets)),
+            5 => Pin::Optimizer(layers, gpus.iter().copied().collect()),
+            _ => Pin::Host(layers, one(&sockets)),
+        }
+    };
+    let count = 1 + usize::from(draws[6] & 1);
+    let named: Vec<Named> =
+        draws.chunks(3).take(count).map(|draws| Named { words: "pin".into(), pin: pin(draws) }).collect();
+    Pins::new(&named).or_else(|_| Pins::new(&named[..1])).unwrap()
 }
 
 /// The same where a stage has what it leaves to the host on one of two sockets.

@@ -3,7 +3,11 @@
 //! ```text
 //! layer=0..3:cpu0      layers 0 to 3 on that device, or on any cpu or gpu
 //! stage=0:gpu1         the first stage there
-//! recompute=4..7       these layers recomputed; save=4..7: not
+//! recompute=4..7       activations of these layers computed again; save=4..7: kept; offload=4..7: on the host
+//! optimizer=0..3:cpu   these layers stepped on a socket, or on that one; gpu: on their own device
+//! stream=0..3          their parameters streamed; keep=0..3: they stay
+//! host=0..3:cpu1       what their stages have on the host is on that socket
+//! resident=4           a knob of the system by its name in plan files
 //! system=1f1b          like --system          microbatch=2   like --microbatch
 //! ```
 
@@ -11,6 +15,7 @@ use crate::Failure;
 use spipe_base::{Diagnostic, Faults, LayerRange};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
+use spipe_plan::{Activations, Knob};
 use spipe_planner::{Named, Pin, Pins};
 use std::collections::BTreeSet;
 
@@ -52,10 +57,17 @@ pub fn read(
                     Err(Diagnostic::error(format!("`{stage}` is not the number of a stage")).hint("count from 0"))
                 }
             }),
-            "recompute" => range(value, model).map(|layers| Pin::Recompute(layers, true)),
-            "save" => range(value, model).map(|layers| Pin::Recompute(layers, false)),
-            _ => Err(Diagnostic::error(format!("`{word}` is no pin"))
-                .hint("write layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, system=1f1b or microbatch=2")),
+            "recompute" => range(value, model).map(|layers| Pin::Activations(layers, Activations::Recomputed)),
+            "save" => range(value, model).map(|layers| Pin::Activations(layers, Activations::Saved)),
+            "offload" => range(value, model).map(|layers| Pin::Activations(layers, Activations::Offloaded)),
+            "optimizer" => on_devices(value, hardware)
+                .and_then(|(layers, devices)| Ok(Pin::Optimizer(range(&layers, model)?, devices))),
+            "host" => {
+                on_sockets(value, hardware).and_then(|(layers, sockets)| Ok(Pin::Host(range(&layers, model)?, sockets)))
+            }
+            "stream" => range(value, model).map(|layers| Pin::Streamed(layers, true)),
+            "keep" => range(value, model).map(|layers| Pin::Streamed(layers, false)),
+            _ => knob(key, value, word),
         };
         match pin {
             Ok(pin) => named.push(Named { words: word.clone(), pin }),
@@ -69,6 +81,19 @@ pub fn read(
         Pins::default()
     });
     if faults.is_empty() { Ok(Pinned { pins, system, microbatch }) } else { Err(Failure::Arguments(faults)) }
+}
+
+/// A knob with its value.
+fn knob(key: &str, value: &str, word: &str) -> Result<Pin, Diagnostic> {
+    let Some(knob) = Knob::ALL.into_iter().find(|knob| knob.name() == key) else {
+        let knobs = Knob::ALL.map(Knob::name).join(", ");
+        return Err(Diagnostic::error(format!("`{word}` is no pin")).hint(format!(
+            "write layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, offload=4..7, optimizer=0..3:cpu, stream=0..3, \
+             keep=0..3, host=0..3:cpu1, system=1f1b, microbatch=2 or a knob ({knobs}) such as head-start=1"
+        )));
+    };
+    let number = value.parse().map_err(|_| Diagnostic::error(format!("`{value}` is no number for `{key}`")));
+    number.map(|value| Pin::Knob(knob, value))
 }
 
 /// The one value that is not `auto`.
@@ -112,4 +137,16 @@ fn on_devices(value: &str, hardware: &Hardware) -> Result<(String, BTreeSet<usiz
             .hint(format!("its devices are {}", known.join(", "))));
     }
     Ok((what.into(), devices))
+}
+
+/// The same where these must be sockets.
+fn on_sockets(value: &str, hardware: &Hardware) -> Result<(String, BTreeSet<usize>), Diagnostic> {
+    let (what, devices) = on_devices(value, hardware)?;
+    let gpu = hardware.devices().enumerate().find(|(id, device)| devices.contains(&id.index()) && device.is_gpu());
+    match gpu {
+        Some((_, gpu)) => {
+            Err(Diagnostic::error(format!("`{}` is no socket", gpu.name)).hint("write cpu0, or cpu for any"))
+        }
+        None => Ok((what, devices)),
+    }
 }

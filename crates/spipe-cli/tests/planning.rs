@@ -75,12 +75,49 @@ fn pins_hold_whatever_they_cost() {
     }
 }
 
+/// Everything that a plan decides can be pinned.
+#[test]
+fn every_choice_can_be_pinned() {
+    let stages = |plan: &Value| plan["stages"].as_array().unwrap().clone();
+    let of_layer = |plan: &Value, layer: u64| -> Value {
+        let has =
+            |stage: &&Value| (stage["first-layer"].as_u64()..=stage["last-layer"].as_u64()).contains(&Some(layer));
+        stages(plan).iter().find(has).unwrap().clone()
+    };
+    let pinned = |pins: &[&str]| {
+        let words: Vec<&str> = pins.iter().flat_map(|pin| ["--pin", pin]).chain(["--microbatch", "1"]).collect();
+        let (code, plan, err) = plan(&words);
+        assert_eq!(code, Some(0), "{pins:?}: {err}{plan}");
+        plan
+    };
+    let stepped = pinned(&["optimizer=2..3:cpu0", "layer=2..3:gpu0"]);
+    assert!([2, 3].iter().all(|layer| of_layer(&stepped, *layer)["optimizer-on"] == "cpu0"), "{stepped}");
+    let own = pinned(&["optimizer=0..5:gpu", "layer=0..5:gpu"]);
+    assert!(stages(&own).iter().all(|stage| stage.get("optimizer-on").is_none()), "{own}");
+    let offloaded = pinned(&["offload=1..2"]);
+    assert!([1, 2].iter().all(|layer| of_layer(&offloaded, *layer)["offload-to"] == "dram0"), "{offloaded}");
+    let saved = pinned(&["save=5", "system=1f1b"]);
+    let last = of_layer(&saved, 5);
+    assert_eq!(last["choices"].as_array().unwrap().last().unwrap()["activations"], "saved", "{saved}");
+    let streamed = pinned(&["stream=0..1", "keep=5"]);
+    assert_eq!(of_layer(&streamed, 0)["weights-in"], "dram0", "{streamed}");
+    assert!(of_layer(&streamed, 5).get("weights-in").is_none(), "{streamed}");
+    let knobs = pinned(&["resident=3", "swap=2", "system=superpipeline"]);
+    assert_eq!((&knobs["knobs"]["resident"], &knobs["knobs"]["swap"]), (&3.into(), &2.into()), "{knobs}");
+    let ahead = pinned(&["head-start=1"]);
+    assert_eq!((&ahead["system"], &ahead["knobs"]["head-start"]), (&"hybrid".into(), &1.into()), "{ahead}");
+}
+
 #[test]
 fn contradictory_pins_are_refused_with_both_named() {
     for (pins, both) in [
         (["--pin", "layer=0..3:cpu0", "--pin", "layer=3:gpu0"], ["layer=0..3:cpu0", "layer=3:gpu0"]),
         (["--pin", "recompute=0..3", "--pin", "save=2"], ["recompute=0..3", "save=2"]),
         (["--pin", "stage=0:cpu0", "--pin", "stage=0:gpu0"], ["stage=0:cpu0", "stage=0:gpu0"]),
+        (["--pin", "offload=0..3", "--pin", "save=3"], ["offload=0..3", "save=3"]),
+        (["--pin", "stream=0..3", "--pin", "keep=3"], ["stream=0..3", "keep=3"]),
+        (["--pin", "optimizer=0:gpu", "--pin", "optimizer=0:cpu"], ["optimizer=0:gpu", "optimizer=0:cpu"]),
+        (["--pin", "resident=2", "--pin", "resident=3"], ["resident=2", "resident=3"]),
         (["--system", "1f1b", "--pin", "system=gpipe"], ["--system 1f1b", "system=gpipe"]),
         (["--microbatch", "4", "--pin", "microbatch=2"], ["--microbatch 4", "microbatch=2"]),
     ] {

@@ -1,6 +1,6 @@
 //! The judge of placements.
 
-use crate::{Context, Dealing, Family, Placement, Stage, System, Weights, footprint};
+use crate::{Context, Dealing, Family, Knob, Placement, Stage, System, Weights, footprint};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 
@@ -236,12 +236,12 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
             faults.push(Diagnostic::error(format!("system `{system}` has no {what}")));
         }
     };
-    refuse(knobs.head_start > 0, system == System::Hybrid, "head start");
-    refuse(knobs.group.is_some(), matches!(system, System::Gis | System::GisH), "group size");
-    refuse(knobs.memory_limit.is_some(), matches!(system, System::Zb1p | System::Zb2p), "memory limit");
-    let superpipeline = matches!(system, System::Superpipeline | System::NaiveSwap);
+    refuse(knobs.head_start > 0, Knob::HeadStart.is_of(system), "head start");
+    refuse(knobs.group.is_some(), Knob::Group.is_of(system), "group size");
+    refuse(knobs.memory_limit.is_some(), Knob::MemoryLimit.is_of(system), "memory limit");
+    let superpipeline = Knob::Resident.is_of(system);
     refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
-    refuse(knobs.shards.is_some(), system.family() == Family::Sharded, "shards");
+    refuse(knobs.shards.is_some(), Knob::Shards.is_of(system), "shards");
     refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
     refuse(knobs.synchronous_checkpoints || knobs.synchronous_optimizer, system == System::Spipe, "ablation");
     refuse(knobs.arithmetic_undo, system == System::Spipe, "way to undo");

@@ -12,6 +12,7 @@
 mod check;
 mod file;
 mod footprint;
+mod knob;
 mod placement;
 mod plan;
 mod remarks;
@@ -26,6 +27,7 @@ pub use footprint::{
     Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, offloaded_bytes, shard,
     stage_footprint,
 };
+pub use knob::Knob;
 pub use placement::{Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
 pub use remarks::remarks;

@@ -53,9 +53,10 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         &self.classes[device]
     }
 
-    /// Whether a stage is at an end of the pipeline follows from its layers, and what it needs of its device depends on no host.
+    /// Whether a stage is at an end of the pipeline follows from its layers, and what it needs of its device depends on no host, unless pins say so.
     fn key(&self, seat: Seat) -> Seat {
-        let help = seat.help.map(Help::nearest);
+        let indifferent = self.figures.devices[seat.device].is_indifferent();
+        let help = seat.help.map(|help| if indifferent { help.nearest() } else { help });
         Seat { first: false, last: false, device: self.figures.models[seat.device], help, ..seat }
     }
 
@@ -133,7 +134,8 @@ fn least_recompute(figures: &Figures<'_>, seat: Seat) -> Vec<u16> {
     let mut table = vec![NONE; width * width];
     for from in 0..figures.layers {
         for to in from + 1..=figures.layers {
-            if !device.able(from, to) || device.state(from, to, seat.help) > device.usable {
+            let allowed = seat.help.is_none_or(|help| device.allows(help, from, to));
+            if !allowed || !device.able(from, to) || device.state(from, to, seat.help) > device.usable {
                 break;
             }
             let seat = Seat { first: from == 0, last: to == figures.layers, ..seat };

@@ -1,9 +1,11 @@
 //! What a plan must hold, whatever is faster: pins.
 
-use crate::refine::on;
-use spipe_base::{DeviceId, LayerRange};
+mod hold;
+
+use crate::systems::socket_of;
+use spipe_base::LayerRange;
 use spipe_cost::Mode;
-use spipe_plan::{Context, Family, Placement, Stage};
+use spipe_plan::{Activations, Context, Family, Knob, Knobs, Placement, Stage, System, Weights};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -14,10 +16,18 @@ use std::{
 pub enum Pin {
     /// These layers are on one of these devices.
     Layers(LayerRange, BTreeSet<usize>),
-    /// These layers are recomputed, or are not.
-    Recompute(LayerRange, bool),
+    /// What these layers save for their backward is kept, computed again, or on the host.
+    Activations(LayerRange, Activations),
+    /// These layers are stepped on one of these devices: their own, or a socket.
+    Optimizer(LayerRange, BTreeSet<usize>),
+    /// The parameters of these layers are streamed, or stay.
+    Streamed(LayerRange, bool),
+    /// What the stages of these layers have on the host is on one of these sockets.
+    Host(LayerRange, BTreeSet<usize>),
     /// The stage of that number is on one of these devices.
     Stage(usize, BTreeSet<usize>),
+    /// The system has this knob, at this value.
+    Knob(Knob, u64),
 }
 
 /// A pin with the words that it was given in.
@@ -33,8 +43,12 @@ pub struct Named {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pins {
     layers: BTreeMap<usize, BTreeSet<usize>>,
-    recompute: BTreeMap<usize, bool>,
+    activations: BTreeMap<usize, Activations>,
+    optimizers: BTreeMap<usize, BTreeSet<usize>>,
+    streamed: BTreeMap<usize, bool>,
+    hosts: BTreeMap<usize, BTreeSet<usize>>,
     stages: BTreeMap<usize, BTreeSet<usize>>,
+    knobs: BTreeMap<Knob, u64>,
     /// The list that they are from.
     named: Vec<Named>,
 }
@@ -50,41 +64,54 @@ pub struct Contradiction {
     what: String,
 }
 
+/// The words of the last pin of each kind on each layer, stage or knob.
+type By<'n> = BTreeMap<(&'static str, usize), &'n str>;
+
 impl Pins {
     /// The pins of a list, or the first pair that contradicts itself.
     ///
     /// # Errors
-    /// Both pins of a pair that leaves a layer or a stage no device, or that recomputes a layer and does not.
+    /// Both pins of a pair that leaves a layer or a stage no device, no socket or nothing to step it, or that wants two things of a layer
+    /// or a knob.
     pub fn new(named: &[Named]) -> Result<Self, Contradiction> {
         let mut pins = Self { named: named.to_vec(), ..Self::default() };
-        let mut by: BTreeMap<(&str, usize), &str> = BTreeMap::new();
+        let mut by = By::new();
         for Named { words, pin } in named {
-            let clash =
-                |first: &str, what: String| Err(Contradiction { first: first.into(), second: words.clone(), what });
+            let each = |layers: &LayerRange| layers.iter().map(|layer| layer.index());
             match pin {
                 Pin::Layers(layers, devices) => {
-                    for layer in layers.iter().map(|layer| layer.index()) {
-                        let left = narrow(&mut pins.layers, layer, devices);
-                        let before = by.insert(("layer", layer), words);
-                        if let (true, Some(first)) = (left, before) {
-                            return clash(first, format!("layer {layer} is left no device"));
-                        }
-                    }
+                    let left = |layer| format!("layer {layer} is left no device");
+                    narrow(("layer", &mut pins.layers), each(layers), (devices, words, &mut by), left)?;
                 }
-                Pin::Recompute(layers, wanted) => {
-                    for layer in layers.iter().map(|layer| layer.index()) {
-                        let before = pins.recompute.insert(layer, *wanted);
-                        let first = by.insert(("recompute", layer), words);
-                        if let (Some(first), true) = (first, before.is_some_and(|before| before != *wanted)) {
-                            return clash(first, format!("layer {layer} cannot be both saved and recomputed"));
-                        }
-                    }
+                Pin::Optimizer(layers, devices) => {
+                    let left = |layer| format!("layer {layer} is left nothing to step it");
+                    narrow(("optimizer", &mut pins.optimizers), each(layers), (devices, words, &mut by), left)?;
+                }
+                Pin::Host(layers, sockets) => {
+                    let left = |layer| format!("layer {layer} is left no socket");
+                    narrow(("host", &mut pins.hosts), each(layers), (sockets, words, &mut by), left)?;
                 }
                 Pin::Stage(stage, devices) => {
-                    let left = narrow(&mut pins.stages, *stage, devices);
-                    if let (true, Some(first)) = (left, by.insert(("stage", *stage), words)) {
-                        return clash(first, format!("stage {stage} is left no device"));
-                    }
+                    let left = |stage| format!("stage {stage} is left no device");
+                    let one = std::iter::once(*stage);
+                    narrow(("stage", &mut pins.stages), one, (devices, words, &mut by), left)?;
+                }
+                Pin::Activations(layers, wanted) => {
+                    let both =
+                        |layer, one, other| format!("layer {layer} cannot be both {} and {}", verb(one), verb(other));
+                    agree(("activations", &mut pins.activations), each(layers), (*wanted, words, &mut by), both)?;
+                }
+                Pin::Streamed(layers, wanted) => {
+                    let both = |layer, _, _| format!("layer {layer} cannot be both streamed and kept");
+                    agree(("streamed", &mut pins.streamed), each(layers), (*wanted, words, &mut by), both)?;
+                }
+                Pin::Knob(knob, value) => {
+                    let mut of_knob: BTreeMap<usize, u64> =
+                        pins.knobs.get(knob).map(|value| (0, *value)).into_iter().collect();
+                    let both = |_, one, other| format!("{knob} cannot be both {one} and {other}");
+                    let kind = (knob.name(), &mut of_knob);
+                    agree(kind, std::iter::once(0), (*value, words, &mut by), both)?;
+                    pins.knobs.insert(*knob, *value);
                 }
             }
         }
@@ -101,7 +128,7 @@ impl Pins {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.layers.is_empty() && self.recompute.is_empty() && self.stages.is_empty()
+        self.named.is_empty()
     }
 
     /// Whether layer `layer` may be on a device.
@@ -119,32 +146,6 @@ impl Pins {
         self.stages.values().map(|devices| devices.contains(&device)).collect()
     }
 
-    /// `placement` with devices exchanged for others of their kind, so that pinned layers and stages are where they may be.
-    pub(crate) fn hold(&self, context: &Context<'_>, placement: &Placement) -> Placement {
-        let mut held = placement.clone();
-        let layers = self.layers.iter().map(|(layer, devices)| (Err(*layer), devices));
-        for (pinned, devices) in layers.chain(self.stages.iter().map(|(stage, devices)| (Ok(*stage), devices))) {
-            let is = |(index, stage): &(usize, &Stage)| match pinned {
-                Ok(pinned) => *index == pinned,
-                Err(layer) => stage.layers.contains(layer.into()),
-            };
-            let Some((_, stage)) = held.stages.iter().enumerate().find(is) else { continue };
-            let here = stage.device;
-            let alike = |device: &DeviceId| context.is_cpu(*device) == context.is_cpu(here);
-            let there = devices.iter().map(|device| DeviceId::from(*device)).find(alike);
-            if let Some(there) = there.filter(|_| !devices.contains(&here.index())) {
-                for stage in held.stages.iter_mut().chain(held.backward.iter_mut()) {
-                    *stage = match stage.device {
-                        device if device == here => on(context, stage, there),
-                        device if device == there => on(context, stage, here),
-                        _ => *stage,
-                    };
-                }
-            }
-        }
-        held
-    }
-
     /// Whether every pinned stage is one of `stages`, each on a device that it may be on.
     pub(crate) fn allows_devices(&self, devices: &[usize]) -> bool {
         self.stages.keys().all(|stage| *stage < devices.len())
@@ -153,12 +154,39 @@ impl Pins {
 
     /// Whether layer `layer` must be recomputed, or must not.
     pub(crate) fn recompute(&self, layer: usize) -> Option<bool> {
-        self.recompute.get(&layer).copied()
+        self.activations.get(&layer).map(|wanted| *wanted == Activations::Recomputed)
+    }
+
+    /// Whether what layer `layer` saves must be on the host, or must not.
+    pub(crate) fn offload(&self, layer: usize) -> Option<bool> {
+        match self.activations.get(&layer)? {
+            Activations::Recomputed => None,
+            wanted => Some(*wanted == Activations::Offloaded),
+        }
+    }
+
+    /// Whether the parameters of layer `layer` must be streamed, or must stay.
+    pub(crate) fn streamed(&self, layer: usize) -> Option<bool> {
+        self.streamed.get(&layer).copied()
+    }
+
+    /// Whether layer `layer` may be stepped on a device.
+    pub(crate) fn allows_step(&self, layer: usize, device: usize) -> bool {
+        self.optimizers.get(&layer).is_none_or(|devices| devices.contains(&device))
+    }
+
+    /// Whether the stage of layer `layer` may have something on a socket.
+    pub(crate) fn allows_host(&self, layer: usize, socket: usize) -> bool {
+        self.hosts.get(&layer).is_none_or(|sockets| sockets.contains(&socket))
     }
 
     /// What the planner may not tell apart: layers between which a pin ends cost differently.
     pub(crate) fn same(&self, one: usize, other: usize) -> bool {
-        self.layers.get(&one) == self.layers.get(&other) && self.recompute(one) == self.recompute(other)
+        self.layers.get(&one) == self.layers.get(&other)
+            && self.activations.get(&one) == self.activations.get(&other)
+            && self.optimizers.get(&one) == self.optimizers.get(&other)
+            && self.streamed.get(&one) == self.streamed.get(&other)
+            && self.hosts.get(&one) == self.hosts.get(&other)
     }
 
     /// Whether `placement` holds them all. Devices that share everything have all layers.
@@ -177,22 +205,74 @@ impl Pins {
         let layers = placement
             .all_stages()
             .all(|stage| stage.layers.iter().all(|layer| on(layer.index(), stage.device.index())));
-        let recomputed = placement.backward_stages().iter().all(|stage| {
-            let first = stage.layers.first().index();
-            stage.layers.iter().enumerate().all(|(offset, _)| {
-                !training || self.recompute(first + offset).is_none_or(|wanted| wanted == (offset < stage.recomputed))
-            })
-        });
+        let kept = placement.backward_stages().iter().all(|stage| self.allow_stage(context, stage, training));
         let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.device.index()).collect();
-        layers && recomputed && self.allows_devices(&devices)
+        layers && kept && self.allows_devices(&devices) && self.allows_knobs(placement.system, &placement.knobs)
+    }
+
+    /// Whether a system has the pinned knobs, at their values.
+    pub(crate) fn allows_knobs(&self, system: System, knobs: &Knobs) -> bool {
+        self.knobs.iter().all(|(knob, value)| knob.is_of(system) && knob.of(knobs) == Some(*value))
+    }
+
+    /// Whether what a stage chooses for its layers is what pins want.
+    fn allow_stage(&self, context: &Context<'_>, stage: &Stage, training: bool) -> bool {
+        let host = socket_of(context, stage);
+        let streams = matches!(stage.weights, Weights::Streamed(_));
+        let steps = stage.optimizer.unwrap_or(stage.device).index();
+        stage.layers.iter().map(|layer| layer.index()).enumerate().all(|(offset, layer)| {
+            let again = self.recompute(layer).is_none_or(|wanted| wanted == (offset < stage.recomputed));
+            let leaves = self.offload(layer).is_none_or(|wanted| wanted == stage.offload.is_some());
+            let stepped = self.allows_step(layer, steps);
+            let hosted = host.is_none_or(|socket| self.allows_host(layer, socket.index()));
+            let streamed = self.streamed(layer).is_none_or(|wanted| wanted == streams);
+            (!training || (again && leaves && stepped)) && hosted && streamed
+        })
     }
 }
 
-/// Leaves a key only `devices`; whether nothing is left.
-fn narrow(all: &mut BTreeMap<usize, BTreeSet<usize>>, key: usize, devices: &BTreeSet<usize>) -> bool {
-    let left = all.entry(key).or_insert_with(|| devices.clone());
-    *left = &*left & devices;
-    left.is_empty()
+/// What a pinned layer is.
+const fn verb(activations: Activations) -> &'static str {
+    match activations {
+        Activations::Saved => "saved",
+        Activations::Recomputed => "recomputed",
+        Activations::Offloaded => "offloaded",
+    }
+}
+
+/// Leaves each of `keys` only `devices`.
+fn narrow<'n>(
+    (kind, all): (&'static str, &mut BTreeMap<usize, BTreeSet<usize>>),
+    keys: impl Iterator<Item = usize>,
+    (devices, words, by): (&BTreeSet<usize>, &'n str, &mut By<'n>),
+    what: impl Fn(usize) -> String,
+) -> Result<(), Contradiction> {
+    for key in keys {
+        let left = all.entry(key).or_insert_with(|| devices.clone());
+        *left = &*left & devices;
+        let before = by.insert((kind, key), words);
+        if let (true, Some(first)) = (left.is_empty(), before) {
+            return Err(Contradiction { first: first.into(), second: words.into(), what: what(key) });
+        }
+    }
+    Ok(())
+}
+
+/// Says `wanted` of each of `keys`.
+fn agree<'n, V: Copy + PartialEq>(
+    (kind, all): (&'static str, &mut BTreeMap<usize, V>),
+    keys: impl Iterator<Item = usize>,
+    (wanted, words, by): (V, &'n str, &mut By<'n>),
+    what: impl Fn(usize, V, V) -> String,
+) -> Result<(), Contradiction> {
+    for key in keys {
+        let before = all.insert(key, wanted);
+        let first = by.insert((kind, key), words);
+        if let (Some(before), Some(first)) = (before.filter(|before| *before != wanted), first) {
+            return Err(Contradiction { first: first.into(), second: words.into(), what: what(key, before, wanted) });
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Display for Named {
@@ -230,9 +310,32 @@ mod tests {
     #[test]
     fn a_layer_is_saved_or_recomputed() {
         let range = |first: usize, last: usize| LayerRange::new(first.into(), last.into()).unwrap();
-        let clash = pins(&[Pin::Recompute(range(0, 3), true), Pin::Recompute(range(3, 4), false)]).unwrap_err();
-        assert_eq!((clash.first.as_str(), clash.second.as_str()), ("p0", "p1"));
-        assert_eq!(pins(&[Pin::Recompute(range(0, 3), true)]).unwrap().recompute(2), Some(true));
+        let of = |first: usize, last: usize, wanted: Activations| Pin::Activations(range(first, last), wanted);
+        let clash = pins(&[of(0, 3, Activations::Recomputed), of(3, 4, Activations::Saved)]).unwrap_err();
+        assert_eq!(
+            clash.to_string(),
+            "`p0` and `p1` contradict each other: layer 3 cannot be both recomputed and saved"
+        );
+        let both = pins(&[of(0, 3, Activations::Recomputed), of(4, 4, Activations::Offloaded)]).unwrap();
+        assert_eq!([both.recompute(2), both.recompute(4), both.recompute(5)], [Some(true), Some(false), None]);
+        assert_eq!([both.offload(2), both.offload(4), both.offload(5)], [None, Some(true), None]);
+        assert!(both.same(1, 3) && !both.same(3, 4));
+    }
+
+    #[test]
+    fn other_choices_contradict_each_other_too() {
+        let range = LayerRange::new(0.into(), 3.into()).unwrap();
+        let one = |device: usize| BTreeSet::from([device]);
+        for (first, second, what) in [
+            (Pin::Optimizer(range, one(0)), Pin::Optimizer(range, one(1)), "layer 0 is left nothing to step it"),
+            (Pin::Host(range, one(0)), Pin::Host(range, one(1)), "layer 0 is left no socket"),
+            (Pin::Streamed(range, true), Pin::Streamed(range, false), "layer 0 cannot be both streamed and kept"),
+            (Pin::Knob(Knob::Resident, 2), Pin::Knob(Knob::Resident, 3), "resident cannot be both 2 and 3"),
+        ] {
+            let clash = pins(&[first.clone(), second]).unwrap_err();
+            assert_eq!(clash.to_string(), format!("`p0` and `p1` contradict each other: {what}"));
+            assert!(pins(&[first.clone(), first, Pin::Knob(Knob::Swap, 1)]).is_ok());
+        }
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Steps from a placement to a faster one: what one change of it brings, by simulated time.
 //!
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
-//! is stepped on its device or on the socket near it, or has what it has on the host on another socket; a stage is cut in two on one device, each part with choices of its own,
-//! or two become one; more or fewer stages keep their parameters; a stage moves to the neighbouring device, the first one to a
-//! socket, one of the busiest GPU to another; the stages of several devices change alike; k and k′ grow or shrink. Neighbours are looked
-//! at in a fixed order, in batches of fixed size, and the best of the first batch with an improvement is the next step, so that the
-//! result is the same on any number of threads.
+//! is stepped on its device or on the socket near it, has what it leaves to the host on the other socket, or all stages share both; a
+//! stage is cut in two on one device, each part with choices of its own, or two become one; more or fewer stages keep their parameters;
+//! a stage moves to the neighbouring device, the first one to a socket, one of the busiest GPU to another; the stages of several
+//! devices change alike; k and k′ grow or shrink. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of
+//! the first batch with an improvement is the next step, so that the result is the same on any number of threads.
 
 mod dealt;
 mod kept;

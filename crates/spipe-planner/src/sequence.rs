@@ -80,7 +80,8 @@ fn able(figures: &Figures<'_>, iteration: f64) -> Vec<Vec<usize>> {
             let times = device.stage_times((layer, layer + 1), 0, *help);
             if figures.training { m * times.busy() + times.stepped() } else { m * times.forward }
         };
-        device.able(layer, layer + 1) && helps.iter().any(|help| own(help) <= iteration)
+        let may = |help: &&Help| device.allows(**help, layer, layer + 1);
+        device.able(layer, layer + 1) && helps.iter().filter(may).any(|help| own(help) <= iteration)
     };
     let of = |(index, device): (usize, &DeviceFigures)| {
         (0..figures.layers).filter(|layer| within(device, figures.helps(index), *layer)).collect()

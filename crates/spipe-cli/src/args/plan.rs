@@ -48,7 +48,8 @@ pub struct Plan {
     /// Layers that are not trained, such as 0..3 or block.0..block.3
     #[arg(long)]
     pub freeze: Vec<String>,
-    /// What the plan must hold: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, system=1f1b or microbatch=2
+    /// What the plan must hold: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, offload=4..7,
+    /// optimizer=0..3:cpu, stream=0..3, keep=0..3, host=0..3:cpu1, system=1f1b, microbatch=2, or a knob such as head-start=1
     #[arg(long)]
     pub pin: Vec<String>,
     /// Find the largest value of this for which some plan fits

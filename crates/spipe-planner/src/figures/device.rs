@@ -61,6 +61,10 @@ pub(crate) struct DeviceFigures {
     free: bool,
     /// By pinned stage: whether it may be here.
     pinned: Vec<bool>,
+    /// How many of the first layers do not allow each help that hosts may give, nothing first.
+    forbidden: Vec<Sums<usize>>,
+    /// By layer: whether its parameters must be streamed, or must stay.
+    pub streamed: Vec<Option<bool>>,
     /// How many of the first layers no backward runs through: all of them outside of training.
     without_backward: usize,
     /// Who may help it, the nearest first.
@@ -106,6 +110,18 @@ impl DeviceFigures {
                 back: times(|times| times.back),
             }
         };
+        let helpers: Vec<Helper> = hosts(context, id).into_iter().map(helper).collect();
+        let allows = |help: Help, layer: usize| {
+            let host = helpers.get(help.host).map(|helper| helper.host.socket.index()).filter(|_| help != Help::NONE);
+            let steps = host.filter(|_| help.optimizer).unwrap_or(id.index());
+            let training = context.workload().mode == Mode::Train;
+            let chosen = pins.allows_step(layer, steps)
+                && pins.offload(layer).is_none_or(|wanted| wanted == help.activations)
+                && host.is_none_or(|host| pins.allows_host(layer, host));
+            // Stages that are helped are not streamed.
+            (chosen || !training) && pins.streamed(layer) != Some(true)
+        };
+        let forbids = |help: &Help| Sums::new(cost.layers().map(|layer| usize::from(!allows(*help, layer.index()))));
         Self {
             name: device.name.clone(),
             memory: device.memory,
@@ -114,7 +130,9 @@ impl DeviceFigures {
             forward: Sums::new(all().map(|times| times.forward)),
             backward: Sums::new(all().map(|times| times.backward)),
             optimizer: Sums::new(all().map(|times| times.optimizer)),
-            helpers: hosts(context, id).into_iter().map(helper).collect(),
+            forbidden: Help::of(helpers.len()).iter().map(forbids).collect(),
+            streamed: cost.layers().map(|layer| pins.streamed(layer.index())).collect(),
+            helpers,
             free: wanted.iter().all(Option::is_none),
             pinned: pins.allows_stages(id.index()),
             without_backward: cost.without_backward(),
@@ -154,6 +172,17 @@ impl DeviceFigures {
             }
             None => StageTimes { optimizer: self.optimizer.over(from, to), ..times },
         }
+    }
+
+    /// Whether layers `from..to` may be in a stage that is helped so.
+    pub fn allows(&self, help: Help, from: usize, to: usize) -> bool {
+        let position = Help::of(self.helpers.len()).iter().position(|other| *other == help);
+        position.is_some_and(|position| self.forbidden[position].over(from, to) == 0)
+    }
+
+    /// Whether it does not matter to any layer who helps it and how.
+    pub fn is_indifferent(&self) -> bool {
+        self.forbidden.iter().all(|forbidden| forbidden.over(0, self.times.len()) == 0)
     }
 
     /// Who may help it, the nearest first.

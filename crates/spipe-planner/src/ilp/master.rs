@@ -226,7 +226,8 @@ impl<'f, 'a> Master<'f, 'a> {
         let mut rows = Vec::new();
         for stage in 0..self.stages() {
             for (run, (first, _)) in self.runs().iter().enumerate() {
-                if self.device(stage).times[*first].is_none() {
+                let allowed = self.device(stage).allows(self.case.help(stage), *first, first + 1);
+                if !allowed || self.device(stage).times[*first].is_none() {
                     rows.push(constraint!(self.layers(unknowns, stage, run) <= 0.0));
                 }
             }

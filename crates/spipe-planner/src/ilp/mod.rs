@@ -21,7 +21,7 @@ mod tests;
 
 use crate::{
     Claim, PlanError, Planner, Problem, Solution,
-    case::{Case, disciplines},
+    case::{Case, Discipline, disciplines},
     deadline::Deadline,
     figures::Figures,
     reason,
@@ -85,12 +85,14 @@ fn plan(
 
 /// Every sequence under every discipline that suits it, without help.
 pub(crate) fn cases(problem: &Problem<'_>, figures: &Figures<'_>, sequences: &[Vec<usize>]) -> Vec<Case> {
+    let pins = &problem.options.pins;
     let of_sequence = |devices: &Vec<usize>| {
         let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
         let case = |discipline| Case::new(figures, devices, discipline);
-        disciplines(&problem.systems, has_cpu).into_iter().map(case).collect::<Vec<_>>()
+        let disciplines = disciplines(&problem.systems, has_cpu).into_iter();
+        let allowed = |discipline: &Discipline| pins.allows_knobs(discipline.system, &discipline.knobs());
+        disciplines.filter(allowed).map(case).collect::<Vec<_>>()
     };
-    let pins = &problem.options.pins;
     sequences.iter().filter(|devices| pins.allows_devices(devices)).flat_map(of_sequence).collect()
 }
 

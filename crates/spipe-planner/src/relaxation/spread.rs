@@ -195,7 +195,9 @@ impl<'f, 'a> Spread<'f, 'a> {
         let may_leave = self.figures.training && !device.is_cpu;
         let keeps = self.freedom.keeps(self.figures.training).into_iter();
         let keeps: Vec<Kept> = keeps.filter(|kept| *kept != Kept::InHost || may_leave).collect();
-        steps.iter().flat_map(|steps| keeps.iter().map(move |kept| (*steps, *kept))).collect()
+        let pinned = device.streamed[layer];
+        let steps = steps.iter().filter(|(streams, _)| pinned.is_none_or(|pinned| pinned == *streams));
+        steps.flat_map(|steps| keeps.iter().map(move |kept| (*steps, *kept))).collect()
     }
 
     /// How many microbatches of what one layer saves are on its device at once, at least.

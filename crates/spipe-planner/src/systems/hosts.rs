@@ -17,7 +17,7 @@ pub(crate) fn sockets(context: &Context<'_>, device: DeviceId) -> Vec<DeviceId> 
 }
 
 /// `stage` with everything that it has on the host on that socket.
-fn on_socket(context: &Context<'_>, stage: &Stage, socket: DeviceId) -> Stage {
+pub(crate) fn on_socket(context: &Context<'_>, stage: &Stage, socket: DeviceId) -> Stage {
     let home = context.hardware.devices()[socket].memory;
     Stage {
         optimizer: stage.optimizer.map(|_| socket),

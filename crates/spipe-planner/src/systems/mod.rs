@@ -13,7 +13,7 @@ mod rounds;
 mod search;
 mod shared;
 
-pub(crate) use hosts::{elsewhere, shared_out, socket_of, sockets};
+pub(crate) use hosts::{elsewhere, on_socket, shared_out, socket_of, sockets};
 pub(crate) use kept::{keep, kept, streamed, with_least_recompute};
 pub(crate) use refusal::Shortage;
 pub(crate) use rounds::{cross_mapped, equally_slow, in_turn};

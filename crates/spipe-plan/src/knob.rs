@@ -1,0 +1,96 @@
+//! The knobs that are numbers, by name.
+
+use crate::{Family, Knobs, System};
+use std::fmt;
+
+/// A knob that is a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Knob {
+    /// More warm-up forwards of a CPU stage and those before it.
+    HeadStart,
+    /// Microbatches that go through one chunk before the next.
+    Group,
+    /// Activations of one microbatch that a device may hold.
+    MemoryLimit,
+    /// How many GPUs share everything.
+    Shards,
+    /// k, the layers on the GPU.
+    Resident,
+    /// k′, the layers exchanged at a time.
+    Swap,
+}
+
+impl Knob {
+    /// Every one of them.
+    pub const ALL: [Self; 6] =
+        [Self::HeadStart, Self::Group, Self::MemoryLimit, Self::Shards, Self::Resident, Self::Swap];
+
+    /// Its name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::HeadStart => "head-start",
+            Self::Group => "group",
+            Self::MemoryLimit => "memory-limit",
+            Self::Shards => "shards",
+            Self::Resident => "resident",
+            Self::Swap => "swap",
+        }
+    }
+
+    /// Whether a system has it.
+    pub fn is_of(self, system: System) -> bool {
+        match self {
+            Self::HeadStart => system == System::Hybrid,
+            Self::Group => matches!(system, System::Gis | System::GisH),
+            Self::MemoryLimit => matches!(system, System::Zb1p | System::Zb2p),
+            Self::Shards => system.family() == Family::Sharded,
+            Self::Resident | Self::Swap => matches!(system, System::Superpipeline | System::NaiveSwap),
+        }
+    }
+
+    /// Its value, if one is given; no head start is one of 0.
+    pub const fn of(self, knobs: &Knobs) -> Option<u64> {
+        match self {
+            Self::HeadStart => Some(knobs.head_start),
+            Self::Group => knobs.group,
+            Self::MemoryLimit => knobs.memory_limit,
+            Self::Shards => knobs.shards,
+            Self::Resident => knobs.resident,
+            Self::Swap => knobs.swap,
+        }
+    }
+
+    /// The same knobs with it at `value`.
+    pub const fn set(self, knobs: Knobs, value: u64) -> Knobs {
+        match self {
+            Self::HeadStart => Knobs { head_start: value, ..knobs },
+            Self::Group => Knobs { group: Some(value), ..knobs },
+            Self::MemoryLimit => Knobs { memory_limit: Some(value), ..knobs },
+            Self::Shards => Knobs { shards: Some(value), ..knobs },
+            Self::Resident => Knobs { resident: Some(value), ..knobs },
+            Self::Swap => Knobs { swap: Some(value), ..knobs },
+        }
+    }
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_set_is_there_under_the_name_of_plan_files() {
+        for knob in Knob::ALL {
+            let knobs = knob.set(Knobs::default(), 3);
+            assert_eq!(knob.of(&knobs), Some(3));
+            let text = serde_json::to_value(knobs).unwrap_or_default();
+            assert_eq!(text[knob.name()], 3, "{text}");
+            assert!(System::ALL.into_iter().any(|system| knob.is_of(system)));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Placements changed so that they hold pins, as far as their system leaves that open.
+
+use super::Pins;
+use crate::{
+    freedom::{Freedom, When},
+    refine::on,
+    systems::{on_socket, socket_of, sockets},
+};
+use spipe_base::DeviceId;
+use spipe_cost::Mode;
+use spipe_plan::{Context, Placement, Stage, Weights};
+
+impl Pins {
+    /// `placement` with devices exchanged for others of their kind, with other choices for stages with pinned layers, and with other knobs.
+    pub(crate) fn hold(&self, context: &Context<'_>, placement: &Placement) -> Placement {
+        let mut held = placement.clone();
+        if self.is_empty() {
+            return held;
+        }
+        self.exchange(context, &mut held);
+        if let Some(freedom) = Freedom::of(placement.system) {
+            for stage in held.stages.iter_mut().chain(held.backward.iter_mut()) {
+                self.choose(context, &freedom, stage);
+            }
+        }
+        for (knob, value) in self.knobs.iter().filter(|(knob, _)| knob.is_of(placement.system)) {
+            held.knobs = knob.set(held.knobs, *value);
+        }
+        held
+    }
+
+    /// Exchanges devices for others of their kind, so that pinned layers and stages are where they may be.
+    fn exchange(&self, context: &Context<'_>, held: &mut Placement) {
+        let layers = self.layers.iter().map(|(layer, devices)| (Err(*layer), devices));
+        for (pinned, devices) in layers.chain(self.stages.iter().map(|(stage, devices)| (Ok(*stage), devices))) {
+            let is = |(index, stage): &(usize, &Stage)| match pinned {
+                Ok(pinned) => *index == pinned,
+                Err(layer) => stage.layers.contains(layer.into()),
+            };
+            let Some((_, stage)) = held.stages.iter().enumerate().find(is) else { continue };
+            let here = stage.device;
+            let alike = |device: &DeviceId| context.is_cpu(*device) == context.is_cpu(here);
+            let there = devices.iter().map(|device| DeviceId::from(*device)).find(alike);
+            if let Some(there) = there.filter(|_| !devices.contains(&here.index())) {
+                for stage in held.stages.iter_mut().chain(held.backward.iter_mut()) {
+                    *stage = match stage.device {
+                        device if device == here => on(context, stage, there),
+                        device if device == there => on(context, stage, here),
+                        _ => *stage,
+                    };
+                }
+            }
+        }
+    }
+
+    /// Chooses for a stage what is wanted of its layers; of those that want different things, the last one has its way.
+    fn choose(&self, context: &Context<'_>, freedom: &Freedom, stage: &mut Stage) {
+        let training = context.workload().mode == Mode::Train;
+        let near = sockets(context, stage.device);
+        let may = |when: When| when == When::Perhaps && !near.is_empty();
+        for layer in stage.layers.iter().map(|layer| layer.index()) {
+            let allowed = near.iter().copied().filter(|socket| self.allows_host(layer, socket.index()));
+            let host = socket_of(context, stage).or_else(|| allowed.clone().next());
+            let home = host.map(|host| context.hardware.devices()[host].memory);
+            if let Some(wanted) = self.streamed(layer).filter(|_| may(freedom.streams)) {
+                let streamed = home.filter(|_| wanted).map_or(Weights::Resident, Weights::Streamed);
+                *stage = Stage { weights: streamed, optimizer: host.filter(|_| wanted && training), ..*stage };
+            }
+            if let Some(wanted) = self.offload(layer).filter(|_| may(freedom.offloads) && training) {
+                stage.offload = home.filter(|_| wanted);
+            }
+            let steps = stage.optimizer.unwrap_or(stage.device);
+            if !self.allows_step(layer, steps.index()) && training {
+                let own = self.allows_step(layer, stage.device.index()) && may(freedom.steps_on_host);
+                let socket = allowed.clone().find(|socket| self.allows_step(layer, socket.index()));
+                if own || (socket.is_some() && freedom.steps_on_host != When::Never) {
+                    stage.optimizer = socket.filter(|_| !own);
+                }
+            }
+            if let Some(there) =
+                allowed.clone().next().filter(|_| host.is_some_and(|host| !self.allows_host(layer, host.index())))
+            {
+                *stage = on_socket(context, stage, there);
+            }
+        }
+        if training && freedom.recomputes == When::Perhaps {
+            self.recompute_in_front(stage);
+        }
+    }
+
+    /// Recomputes as many more layers at the front of a stage, or fewer, as pins want.
+    fn recompute_in_front(&self, stage: &mut Stage) {
+        let wanted: Vec<Option<bool>> = stage.layers.iter().map(|layer| self.recompute(layer.index())).collect();
+        let least = wanted.iter().rposition(|wanted| *wanted == Some(true)).map_or(0, |last| last + 1);
+        let most = wanted.iter().position(|wanted| *wanted == Some(false)).unwrap_or(wanted.len());
+        *stage = stage.with_recomputed(stage.recomputed.max(least).min(most.max(least)));
+    }
+}
