@@ -10,6 +10,7 @@ use proptest::{
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use spipe_cost::Mode;
+use spipe_plan::System;
 use std::{cell::Cell, fmt::Write};
 
 /// Nodes with a socket and GPUs each, by memories in MiB; each below a root of its own, all of them joined.

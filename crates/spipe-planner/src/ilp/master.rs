@@ -13,11 +13,12 @@ use good_lp::{
     Constraint, Expression, ProblemVariables, Solution, SolverModel, Variable, constraint, highs,
     solvers::highs::HighsProblem, variable, variables,
 };
-use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
+use spipe_base::{Bytes, LinkId, MemoryId};
 use spipe_plan::OFFLOAD_SLOTS;
 use std::collections::{BTreeMap, BTreeSet};
 
 mod frozen;
+mod hosts;
 #[cfg(test)]
 mod tests;
 
@@ -334,23 +335,6 @@ impl<'f, 'a> Master<'f, 'a> {
         need
     }
 
-    /// What stage i needs of its host, in GiB: `Σ_k (optimizer + gradients + parameters)_k x_ik − s_i` and `K_i (M_i + a°_i − a_i)`.
-    pub(super) fn need_of_host(&self, unknowns: &Unknowns, stage: usize) -> Expression {
-        let (device, help) = (self.device(stage), self.case.help(stage));
-        let mut need = Expression::from(0.0);
-        if help.optimizer {
-            need += self.sum(unknowns, stage, |layer| {
-                let bytes = &device.bytes[layer];
-                (bytes.optimizer + bytes.gradients + bytes.parameters).as_f64() / GIB
-            });
-            need -= self.stays(unknowns, stage);
-        }
-        if help.activations {
-            need += self.leaving(unknowns, stage) * self.case.seats[stage].in_flight as f64;
-        }
-        need
-    }
-
     /// What the stages in each memory need is at most what it has.
     fn memories(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut needs: BTreeMap<MemoryId, (Expression, f64)> = BTreeMap::new();
@@ -367,31 +351,6 @@ impl<'f, 'a> Master<'f, 'a> {
         }
         let slack = if self.cautious { TOLERANCE } else { 0.0 };
         needs.into_values().map(|(need, usable)| constraint!(need <= usable - slack)).collect()
-    }
-
-    /// Every socket steps all that it has to: `T ≥ Σ parameters ÷ rate` over the stages that it helps.
-    fn socket_loads(&self, unknowns: &Unknowns) -> Vec<Constraint> {
-        let mut loads: BTreeMap<DeviceId, Expression> = BTreeMap::new();
-        for stage in (0..self.stages()).filter(|stage| self.case.help(*stage).optimizer) {
-            let Some(host) = self.device(stage).host(self.case.help(stage)) else { continue };
-            let cost = self.figures.context.cost;
-            let step = |layer: usize| {
-                cost.optimizer_time(cost.trained_parameters(layer.into()), host.socket).to_ms() / self.unit
-            };
-            *loads.entry(host.socket).or_insert_with(|| 0.0.into()) += self.sum(unknowns, stage, step);
-        }
-        loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
-    }
-
-    /// A stage's activations leave and return on one stream: `T ≥ m (M_i − a_i) (out + back)`.
-    fn streams(&self, unknowns: &Unknowns) -> Vec<Constraint> {
-        let stream = |stage: usize| {
-            let help = self.case.help(stage);
-            let host = self.device(stage).host(help).filter(|_| help.activations)?;
-            let per_gib = self.figures.microbatches as f64 * (host.out + host.back) * GIB / self.unit;
-            Some(constraint!(self.leaving(unknowns, stage) * per_gib <= unknowns.iteration))
-        };
-        (0..self.stages()).filter_map(stream).collect()
     }
 
     /// Every link carries all its microbatches in every iteration: `T ≥ m Σ bytes ÷ bandwidth` over the boundaries whose
@@ -422,23 +381,6 @@ impl<'f, 'a> Master<'f, 'a> {
             }
         }
         loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
-    }
-
-    /// What stage i moves to its host in an iteration, or back, in GiB.
-    fn moved(&self, unknowns: &Unknowns, stage: usize, outwards: bool) -> Expression {
-        let (device, help) = (self.device(stage), self.case.help(stage));
-        let mut moved = Expression::from(0.0);
-        if help.optimizer {
-            moved += self.sum(unknowns, stage, |layer| {
-                let bytes = &device.bytes[layer];
-                let back = if bytes.gradients > Bytes::ZERO { bytes.parameters } else { Bytes::ZERO };
-                if outwards { bytes.gradients } else { back }.as_f64() / GIB
-            });
-        }
-        if help.activations {
-            moved += self.leaving(unknowns, stage) * self.figures.microbatches as f64;
-        }
-        moved
     }
 
     /// `iterations × T ≥ Σ passes × duration` for a cycle of the case's order graph.

@@ -12,6 +12,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestRunner},
 };
+use spipe_base::DeviceId;
 use spipe_cost::Mode;
 use spipe_plan::{StageFootprint, System, footprint};
 use std::collections::HashMap;
