@@ -1,10 +1,11 @@
 //! The one place where the solver is called and its words are translated.
 
 use good_lp::{
-    ResolutionError, Solution, SolutionStatus, SolverModel,
-    solvers::highs::{HighsProblem, HighsSolution},
+    Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolutionStatus, SolverModel, Variable,
+    solvers::highs::{HighsOptionValue, HighsProblem, HighsSolution, highs},
 };
-use std::time::Duration;
+use highs::{HighsModelStatus, HighsSolutionStatus, Model};
+use std::{collections::HashMap, time::Duration};
 
 /// What came back.
 pub(crate) enum Answer {
@@ -36,19 +37,88 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// What the solver calls them.
+    fn options(&self) -> [(&'static str, HighsOptionValue); 7] {
+        [
+            ("parallel", "off".into()),
+            ("threads", 1.into()),
+            ("random_seed", if self.second_try { 7 } else { 1 }.into()),
+            ("presolve", if self.second_try { "off" } else { "choose" }.into()),
+            ("mip_rel_gap", self.gap.into()),
+            ("mip_max_nodes", self.nodes.into()),
+            ("time_limit", self.time_limit.as_secs_f64().into()),
+        ]
+    }
+}
+
+/// What a minimisation came to, whether it reached its optimum or not.
+#[derive(Debug)]
+pub(crate) struct Minimum {
+    /// The best values that were found.
+    pub values: Option<HashMap<Variable, f64>>,
+    /// The objective is at least this: minus infinity where nothing is known, infinity where there is no solution.
+    pub bound: f64,
+    /// Whether nothing is left open but the gap that was asked for.
+    pub closed: bool,
+}
+
+impl Minimum {
+    /// Nothing is known.
+    const OPEN: Self = Self { values: None, bound: f64::NEG_INFINITY, closed: false };
+}
+
+/// Minimises `objective` over `vars` under `rows`, as [`solve`] does, and says what is proven even where a limit struck.
+pub(crate) fn minimise(
+    vars: ProblemVariables,
+    (rows, objective): (Vec<Constraint>, Expression),
+    settings: &Settings,
+) -> Minimum {
+    let variables: Vec<Variable> = vars.iter_variables_with_def().map(|(variable, _)| variable).collect();
+    let mut problem = vars.minimise(objective).using(highs);
+    for row in rows {
+        problem.add_constraint(row);
+    }
+    let Ok(mut model) = problem.try_into_inner() else { return Minimum::OPEN };
+    if !settings.options().into_iter().all(|(name, value)| set(&mut model, name, value)) {
+        return Minimum::OPEN;
+    }
+    let Ok(solved) = model.try_solve() else { return Minimum::OPEN };
+    let closed = match solved.status() {
+        HighsModelStatus::Infeasible => return Minimum { bound: f64::INFINITY, closed: true, ..Minimum::OPEN },
+        HighsModelStatus::Optimal => true,
+        HighsModelStatus::ReachedTimeLimit | HighsModelStatus::ReachedSolutionLimit => false,
+        _ => return Minimum::OPEN,
+    };
+    let found = solved.primal_solution_status() == HighsSolutionStatus::Feasible;
+    let values = found.then(|| variables.into_iter().zip(solved.get_solution().columns().iter().copied()).collect());
+    // Without whole numbers there is no tree, and the optimum is the bound.
+    let bound = match solved.double_info_value(c"mip_dual_bound") {
+        Ok(bound) if solved.mip_gap().is_finite() || !closed => bound,
+        _ if closed => solved.objective_value(),
+        _ => f64::NEG_INFINITY,
+    };
+    Minimum { values, bound, closed }
+}
+
+/// Whether the solver took an option.
+fn set(model: &mut Model, name: &str, value: HighsOptionValue) -> bool {
+    let taken = match value {
+        HighsOptionValue::String(value) => model.try_set_option(name, value.as_str()),
+        HighsOptionValue::Bool(value) => model.try_set_option(name, value),
+        HighsOptionValue::Int(value) => model.try_set_option(name, value),
+        HighsOptionValue::Float(value) => model.try_set_option(name, value),
+    };
+    taken.is_ok()
+}
+
 /// What solves integer programs: [`solve`], but for tests of what is done about its answers.
 pub(crate) type Solver<'a> = dyn Fn(HighsProblem, &Settings) -> Answer + Sync + 'a;
 
 /// Solves on the calling thread alone, always with the same random seed, so that the same problem has the same answer.
 pub(crate) fn solve(problem: HighsProblem, settings: &Settings) -> Answer {
-    let problem = problem
-        .set_option("parallel", "off")
-        .set_option("threads", 1)
-        .set_option("random_seed", if settings.second_try { 7 } else { 1 })
-        .set_option("presolve", if settings.second_try { "off" } else { "choose" })
-        .set_option("mip_rel_gap", settings.gap)
-        .set_option("mip_max_nodes", settings.nodes)
-        .set_option("time_limit", settings.time_limit.as_secs_f64());
+    let options = settings.options().into_iter();
+    let problem = options.fold(problem, |problem, (name, value)| problem.set_option(name, value));
     match problem.solve() {
         Ok(solution) => match solution.status() {
             SolutionStatus::Optimal | SolutionStatus::GapLimit => Answer::Solved(solution),
@@ -109,6 +179,29 @@ mod tests {
         let problem =
             vars.minimise(x + y).using(highs).with(constraint!(x + 2 * y >= 3)).with(constraint!(3 * x + y >= 4));
         assert!(matches!(solve(problem, &none), Answer::Stopped(None)));
+    }
+
+    /// Minimises the weight of items that are worth enough.
+    fn burden(worth: f64, settings: &Settings) -> Minimum {
+        let mut vars = variables!();
+        let items: Vec<_> = (0..40u32).map(|_| vars.add(variable().binary())).collect();
+        let sum = |of: fn(u32) -> f64| -> Expression {
+            (0..40u32).zip(&items).map(|(index, item)| of(index * 37 % 101) * *item).sum()
+        };
+        let (value, weight) = (sum(|seed| 1.3 + f64::from(seed)), sum(|seed| 2.7 + f64::from(seed * 53 % 97)));
+        minimise(vars, (vec![constraint!(value >= worth)], weight), settings)
+    }
+
+    #[test]
+    fn what_is_proven_is_known_wherever_the_search_ends() {
+        let best = burden(900.0, &Settings::default());
+        assert!(best.closed && best.values.is_some(), "{best:?}");
+        let early = burden(900.0, &Settings { nodes: 1, ..Settings::default() });
+        assert!(early.bound > 0.0 && early.bound <= best.bound + 1e-6, "{early:?} but {best:?}");
+        let none = burden(900.0, &Settings { time_limit: Duration::ZERO, ..Settings::default() });
+        assert!(!none.closed && none.bound <= best.bound, "{none:?}");
+        let never = burden(1e9, &Settings::default());
+        assert!(never.closed && never.values.is_none() && never.bound.is_infinite(), "{never:?}");
     }
 
     #[test]

@@ -5,13 +5,16 @@ use super::{Class, LARGEST, chain, classes, spread::Spread, unit};
 use crate::{
     figures::Figures,
     freedom::{Freedom, Kept, Turn},
-    ilp::solve::{Answer, Settings, solve},
+    ilp::solve::{Minimum, Settings, minimise},
 };
-use good_lp::{
-    Constraint, Expression, ProblemVariables, Solution, SolverModel, Variable, constraint, highs,
-    solvers::highs::HighsSolution, variable, variables,
+use good_lp::{Constraint, Expression, ProblemVariables, Solution, Variable, constraint, variable, variables};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
 };
-use std::{collections::BTreeMap, time::Duration};
+
+/// What each variable came to.
+type Values = HashMap<Variable, f64>;
 
 /// Beyond so many devices it would take too long to decide which class of them is at which place.
 const FEW: usize = 12;
@@ -49,12 +52,12 @@ pub(crate) struct Counts {
 /// What the program with whole layers says.
 #[derive(Clone, Debug)]
 pub(crate) enum Whole {
-    /// The best counts that were found, and what no placement takes less than, in ms: nothing where the search ended before that was known.
-    Found { counts: Counts, least: f64 },
+    /// The best counts that were found, what no placement takes less than, in ms, and whether nothing is left open but the gap.
+    Found { counts: Counts, least: f64, closed: bool },
     /// No placement takes less than the limit.
     Never,
-    /// There is no answer, or none in time.
-    Open,
+    /// There is no answer, or none in time, but for a bound.
+    Open { least: f64 },
 }
 
 impl Whole {
@@ -62,7 +65,7 @@ impl Whole {
     pub fn counts(self) -> Option<Counts> {
         match self {
             Self::Found { counts, .. } => Some(counts),
-            Self::Never | Self::Open => None,
+            Self::Never | Self::Open { .. } => None,
         }
     }
 }
@@ -79,21 +82,20 @@ pub(crate) struct Limits<'l> {
 /// The counts with the least lower bound of an iteration; of those that are equal, the one with which all devices, links and sockets
 /// together do least.
 ///
-/// Of z = T + ε Σ w, with w for what each of p devices, links and sockets does, the search leaves a part γ open. No w is more than T, so that
-/// no placement takes less than `(1 − γ) z ÷ (1 + ε p)`.
+/// Of z = T + ε Σ w, with w for what each of p devices, links and sockets does, a bound is known wherever the search ends. No w is more than T,
+/// so that no placement takes less than that bound of z, divided by 1 + ε p.
 pub(crate) fn counts(figures: &Figures<'_>, freedom: &Freedom, limits: Limits<'_>) -> Whole {
-    let Some(program) = Program::new((figures, freedom), limits) else { return Whole::Open };
+    let Some(program) = Program::new((figures, freedom), limits) else { return Whole::Open { least: 0.0 } };
     let (vars, mut spread) = program.spread(true);
     let parts = spread.efforts.len() as f64;
     let objective = spread.busiest + spread.effort() * EFFORT;
-    let (first, proven) = match program.solve(vars, (std::mem::take(&mut spread.rows), objective.clone()), NODES) {
-        Answer::Solved(solution) => (solution, true),
-        Answer::Stopped(Some(solution)) => (solution, false),
-        Answer::Infeasible => return Whole::Never,
-        _ => return Whole::Open,
-    };
+    let Minimum { values, bound, closed } = program.solve(vars, (std::mem::take(&mut spread.rows), objective), NODES);
+    if bound == f64::INFINITY {
+        return Whole::Never;
+    }
     // The solver's tolerance is 10⁻⁷ of numbers around one.
-    let least = first.eval(&objective) * unit(program.chain) * (1.0 - 1e-6) * (1.0 - GAP) / (1.0 + EFFORT * parts);
+    let least = (bound * unit(program.chain) * (1.0 - 1e-6) / (1.0 + EFFORT * parts)).max(0.0);
+    let Some(first) = values else { return Whole::Open { least } };
     let again = program.with_least_effort(&first);
     let solution = again.as_ref().unwrap_or(&first);
     let share = |(run, class, choice, variable): &(usize, usize, super::spread::Choice<'_>, Variable)| Share {
@@ -112,9 +114,9 @@ pub(crate) fn counts(figures: &Figures<'_>, freedom: &Freedom, limits: Limits<'_
     });
     let classes = program.classes.iter().map(|class| class.members.clone()).collect();
     if !whole {
-        return Whole::Open;
+        return Whole::Open { least };
     }
-    Whole::Found { counts: Counts { shares, classes }, least: if proven { least } else { 0.0 } }
+    Whole::Found { counts: Counts { shares, classes }, least, closed }
 }
 
 /// What no placement takes less than, in ms, with a class of devices at each place, but fractions of layers in any order: this is known
@@ -122,11 +124,9 @@ pub(crate) fn counts(figures: &Figures<'_>, freedom: &Freedom, limits: Limits<'_
 pub(crate) fn seated(figures: &Figures<'_>, freedom: &Freedom, limits: Limits<'_>) -> f64 {
     let Some(program) = Program::new((figures, freedom), limits) else { return 0.0 };
     let (vars, spread) = program.spread(false);
-    match program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX) {
-        Answer::Solved(solution) => solution.value(spread.busiest) * unit(program.chain) * (1.0 - 1e-6) * (1.0 - GAP),
-        Answer::Infeasible => limits.most,
-        _ => 0.0,
-    }
+    let Minimum { bound, .. } = program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX);
+    // Infinite where nothing takes less than what is of interest.
+    (bound * unit(program.chain) * (1.0 - 1e-6)).clamp(0.0, limits.most)
 }
 
 struct Program<'p, 'a> {
@@ -172,17 +172,13 @@ impl<'p, 'a> Program<'p, 'a> {
         (vars, spread)
     }
 
-    fn solve(&self, vars: ProblemVariables, (rows, objective): (Vec<Constraint>, Expression), nodes: i32) -> Answer {
-        let mut problem = vars.minimise(objective).using(highs);
-        for row in rows {
-            problem.add_constraint(row);
-        }
-        solve(problem, &Settings { gap: GAP, time_limit: self.limits.time, nodes, ..Settings::default() })
+    fn solve(&self, vars: ProblemVariables, program: (Vec<Constraint>, Expression), nodes: i32) -> Minimum {
+        minimise(vars, program, &Settings { gap: GAP, time_limit: self.limits.time, nodes, ..Settings::default() })
     }
 
     /// The same layers on the same devices in the same time, chosen so that all devices, links and sockets together do least: below the gap
     /// the first search does not tell that from anything else.
-    fn with_least_effort(&self, first: &HighsSolution) -> Option<HighsSolution> {
+    fn with_least_effort(&self, first: &Values) -> Option<Values> {
         let mut layers: BTreeMap<(usize, usize, usize), (Expression, f64)> = BTreeMap::new();
         let (vars, mut spread) = self.spread(true);
         for (run, class, choice, variable) in &spread.shares {
@@ -193,9 +189,6 @@ impl<'p, 'a> Program<'p, 'a> {
         spread.rows.extend(layers.into_values().map(|(sum, count)| constraint!(sum == count.round())));
         spread.rows.push(constraint!(spread.busiest <= first.value(spread.busiest) * (1.0 + 1e-6)));
         let effort = spread.effort();
-        match self.solve(vars, (spread.rows, effort), NODES) {
-            Answer::Solved(solution) | Answer::Stopped(Some(solution)) => Some(solution),
-            _ => None,
-        }
+        self.solve(vars, (spread.rows, effort), NODES).values
     }
 }

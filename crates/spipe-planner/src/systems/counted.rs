@@ -36,6 +36,8 @@ pub(super) struct Counted {
     pub placements: Vec<Placement>,
     /// No placement of the system takes less, in ms.
     pub least: f64,
+    /// Whether some program ended before all of its bound was known.
+    pub open: bool,
 }
 
 /// The placements of `system` that its programs lead to, if any takes less than `most` ms; each program has so much time. None for systems that
@@ -44,25 +46,26 @@ pub(super) fn placements(figures: &Figures<'_>, system: System, (most, time): (f
     let freedoms = Freedom::in_problem(figures, system).into_iter();
     let built: Vec<_> = freedoms.map(|freedom| (freedom, builds(figures, (system, freedom)))).collect();
     if built.iter().all(|(_, builds)| builds.is_empty()) {
-        return Counted::default();
+        return Counted { open: true, ..Counted::default() };
     }
-    let mut all = Counted { placements: Vec::new(), least: f64::INFINITY };
+    let mut all = Counted { placements: Vec::new(), least: f64::INFINITY, open: false };
     for (freedom, builds) in built {
         let solve = |free: &[u64]| counts(figures, &freedom, Limits { free, most, time });
         match solve(&vec![0; figures.devices.len()]) {
-            Whole::Found { counts, least } => {
+            Whole::Found { counts, least, closed } => {
+                all.open |= !closed;
                 let fitted = |build: &Build<'_>| fitted(figures, &counts, &solve, build);
                 all.placements.extend(builds.par_iter().filter_map(fitted).collect::<Vec<_>>());
                 all.least = all.least.min(least);
             }
             Whole::Never => all.least = all.least.min(most),
-            Whole::Open => all.least = 0.0,
+            Whole::Open { least } => (all.least, all.open) = (all.least.min(least), true),
         }
     }
     all
 }
 
-/// What no placement of `system` takes less than, in ms, as far as that is known in so much time where [`placements`] found no bound.
+/// What no placement of `system` takes less than, in ms, as far as that is known in so much time where the programs of [`placements`] ended before.
 pub(super) fn least(figures: &Figures<'_>, system: System, (most, time): (f64, Duration)) -> f64 {
     let limits = Limits { free: &[], most, time };
     let freedoms = Freedom::in_problem(figures, system).into_iter();
@@ -219,7 +222,7 @@ mod tests {
         let problem =
             Problem { context, systems: vec![system], options: Options::default(), score: &score, stop: &NEVER };
         let figures = Figures::new(context, &problem.options);
-        let Counted { placements: list, least } =
+        let Counted { placements: list, least, .. } =
             placements(&figures, system, (f64::INFINITY, problem.options.time_limit));
         assert!(least > 0.0 && list.iter().all(|placement| check(&context, placement).is_ok()), "{least} {list:?}");
         list

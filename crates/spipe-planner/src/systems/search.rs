@@ -310,8 +310,8 @@ impl<'s, 'a> Search<'s, 'a> {
             }
             let limits = (limit, self.deadline.left() / PART_OF_CUTS);
             let counted = counted::placements(&self.figures, system, limits);
-            let known = if counted.least > 0.0 { counted.least } else { counted::least(&self.figures, system, limits) };
-            self.staged[number].1 = least.max(known);
+            let others = if counted.open { counted::least(&self.figures, system, limits) } else { 0.0 };
+            self.staged[number].1 = least.max(counted.least).max(others);
             let tried: Vec<Option<Scored>> =
                 counted.placements.into_par_iter().map(|placement| judge(self.problem, placement)).collect();
             self.systems[index].examined += tried.len();
