@@ -60,6 +60,17 @@ impl<'a> Figures<'a> {
 
     /// The costs of `context`, as far as `options` leave a choice.
     pub fn new(context: Context<'a>, options: &Options) -> Self {
+        Self::of(context, options, &|device| DeviceFigures::new(&context, device, &options.pins))
+    }
+
+    /// The same where nothing is stepped, saved or recomputed: whatever several stages on a device choose for their layers, one with these
+    /// layers takes no longer here and needs no more.
+    pub fn ideal(context: Context<'a>, options: &Options) -> Self {
+        let device = |device| DeviceFigures::ideal(&context, device, &options.pins, options.host_help);
+        Self { host_help: false, ..Self::of(context, options, &device) }
+    }
+
+    fn of(context: Context<'a>, options: &Options, device: &dyn Fn(DeviceId) -> DeviceFigures) -> Self {
         let (cost, pins) = (context.cost, &options.pins);
         let mut runs: Vec<(usize, usize)> = Vec::new();
         for layer in cost.layers() {
@@ -73,8 +84,7 @@ impl<'a> Figures<'a> {
             }
         }
         let training = context.workload().mode == Mode::Train;
-        let devices: Vec<DeviceFigures> =
-            cost.devices().map(|device| DeviceFigures::new(&context, device, pins)).collect();
+        let devices: Vec<DeviceFigures> = cost.devices().map(device).collect();
         let frozen = cost.layers().take_while(|layer| training && !cost.needs_backward(*layer)).count();
         Self {
             context,

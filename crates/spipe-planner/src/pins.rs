@@ -131,6 +131,11 @@ impl Pins {
         self.named.is_empty()
     }
 
+    /// Whether some stage is pinned by its number.
+    pub(crate) fn count_stages(&self) -> bool {
+        !self.stages.is_empty()
+    }
+
     /// Whether layer `layer` may be on a device.
     pub(crate) fn allows_layer(&self, layer: usize, device: usize) -> bool {
         self.layers.get(&layer).is_none_or(|devices| devices.contains(&device))

@@ -2,7 +2,7 @@
 
 use super::{Help, Seat, StageTimes, hop, slots_in, slots_out};
 use crate::{Pins, bisect::first_of};
-use spipe_base::{DeviceId, LayerId, MemoryId};
+use spipe_base::{Bytes, DeviceId, LayerId, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Boundary, Context, OFFLOAD_SLOTS};
 
@@ -87,16 +87,37 @@ pub(crate) struct DeviceFigures {
 
 impl DeviceFigures {
     pub fn new(context: &Context<'_>, id: DeviceId, pins: &Pins) -> Self {
+        let cost = context.cost;
+        let bytes: Vec<LayerMemory> = cost.layers().map(|layer| *cost.memory(layer, id)).collect();
+        let times = allowed(context, id, pins);
+        let wanted = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
+        Self::of((context, id, pins), (bytes, times), (wanted, hosts(context, id)))
+    }
+
+    /// The same where nothing is stepped, saved or recomputed, and what the host could hold instead of the device takes no room.
+    pub fn ideal(context: &Context<'_>, id: DeviceId, pins: &Pins, host_help: bool) -> Self {
+        let helped = host_help && !hosts(context, id).is_empty();
+        let bare = |layer: LayerId| {
+            let bytes = *context.cost.memory(layer, id);
+            let optimizer = if helped { Bytes::ZERO } else { bytes.optimizer };
+            LayerMemory { saved: Bytes::ZERO, optimizer, ..bytes }
+        };
+        let bytes: Vec<LayerMemory> = context.cost.layers().map(bare).collect();
+        let unstepped = |times: StageTimes| StageTimes { optimizer: 0.0, ..times };
+        let times: Vec<Option<StageTimes>> =
+            allowed(context, id, pins).into_iter().map(|times| times.map(unstepped)).collect();
+        let free = vec![None; times.len()];
+        Self::of((context, id, &Pins::default()), (bytes, times), (free, Vec::new()))
+    }
+
+    fn of(
+        (context, id, pins): (&Context<'_>, DeviceId, &Pins),
+        (bytes, times): (Vec<LayerMemory>, Vec<Option<StageTimes>>),
+        (wanted, hosts): (Vec<Option<bool>>, Vec<Host>),
+    ) -> Self {
         let (cost, device) = (context.cost, &context.hardware.devices()[id]);
         let memory = &context.hardware.memories()[device.memory];
-        let bytes: Vec<LayerMemory> = cost.layers().map(|layer| *cost.memory(layer, id)).collect();
-        let allowed = |layer: &LayerId| pins.allows_layer(layer.index(), id.index());
-        let times: Vec<Option<StageTimes>> = cost
-            .layers()
-            .map(|layer| Some(layer).filter(allowed).and_then(|layer| layer_times(context, layer, id)))
-            .collect();
         let trained = |bytes: &LayerMemory| if bytes.gradients.get() > 0 { bytes.parameters.get() } else { 0 };
-        let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
         let all = || times.iter().map(|times| times.unwrap_or_default());
         let last = bytes.last().copied().unwrap_or_default();
         let helper = |host: Host| {
@@ -110,7 +131,7 @@ impl DeviceFigures {
                 back: times(|times| times.back),
             }
         };
-        let helpers: Vec<Helper> = hosts(context, id).into_iter().map(helper).collect();
+        let helpers: Vec<Helper> = hosts.into_iter().map(helper).collect();
         let allows = |help: Help, layer: usize| {
             let host = helpers.get(help.host).map(|helper| helper.host.socket.index()).filter(|_| help != Help::NONE);
             let steps = host.filter(|_| help.optimizer).unwrap_or(id.index());
@@ -366,6 +387,13 @@ fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host))
         back: bytes.parameters.as_f64() * host.back,
         ..StageTimes::default()
     }
+}
+
+/// Times of the layers that pins allow on a device.
+fn allowed(context: &Context<'_>, id: DeviceId, pins: &Pins) -> Vec<Option<StageTimes>> {
+    let allows = |layer: &LayerId| pins.allows_layer(layer.index(), id.index());
+    let layers = context.cost.layers();
+    layers.map(|layer| Some(layer).filter(allows).and_then(|layer| layer_times(context, layer, id))).collect()
 }
 
 fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Option<StageTimes> {

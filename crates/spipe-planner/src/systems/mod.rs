@@ -12,6 +12,7 @@ mod room;
 mod rounds;
 mod search;
 mod shared;
+mod staged;
 
 pub(crate) use hosts::{elsewhere, on_socket, shared_out, socket_of, sockets};
 pub(crate) use kept::{keep, kept, streamed, with_least_recompute};

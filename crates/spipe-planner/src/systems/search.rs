@@ -8,7 +8,7 @@
 //! best plan ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────────────────┘
 //! ```
 
-use super::{candidates, counted, exhaust, heuristics, refusal, shared};
+use super::{candidates, counted, exhaust, heuristics, refusal, shared, staged};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -309,6 +309,11 @@ impl<'s, 'a> Search<'s, 'a> {
                 continue;
             }
             let limits = (limit, self.deadline.left() / PART_OF_CUTS);
+            let least = staged::least(self.problem, system, (least, limit), &self.deadline);
+            if least >= limit {
+                self.staged[number].1 = least;
+                continue;
+            }
             let counted = counted::placements(&self.figures, system, limits);
             let others = if counted.open { counted::least(&self.figures, system, limits) } else { 0.0 };
             self.staged[number].1 = least.max(counted.least).max(others);

@@ -1,0 +1,60 @@
+//! What no placement of stages takes less than, however many of them its devices have.
+//!
+//! The stages of a device are neighbours and take their turn together, so that they compute like one. Whatever they choose for their layers,
+//! that one takes no longer where nothing is stepped, saved or recomputed ([`Figures::ideal`]). So what the partition bounds of single stages
+//! refuse there, no placement of several does.
+
+use crate::{
+    Problem,
+    case::Case,
+    deadline::Deadline,
+    divide::Grain,
+    figures::Figures,
+    ilp::cases,
+    partition::Partitioner,
+    sequence::{Coverage, within},
+};
+use spipe_plan::System;
+
+/// How close to the least iteration that is not refused the search goes.
+const CLOSE: f64 = 1e-3;
+
+/// Beyond so many sequences of devices nothing is said.
+const MOST_SEQUENCES: usize = 1000;
+
+/// What no placement of `system` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in time.
+pub(super) fn least(problem: &Problem<'_>, system: System, (low, high): (f64, f64), deadline: &Deadline<'_>) -> f64 {
+    let figures = Figures::ideal(problem.context, &problem.options);
+    // Pinned stages are counted among several on a device.
+    let bounded = figures.training && figures.frozen == 0 && !problem.options.pins.count_stages();
+    if !bounded || !high.is_finite() || low >= high {
+        return low;
+    }
+    let sequences = within(&figures, (MOST_SEQUENCES, high), Some(deadline));
+    if sequences.coverage == Coverage::Natural {
+        return low;
+    }
+    let problem = Problem { systems: vec![system], options: problem.options.clone(), ..*problem };
+    let cases = cases(&problem, &figures, &sequences.list);
+    let partitioner = Partitioner::new(&figures, &cases);
+    // Those that are not refused at a time.
+    let possible = |cases: &[&Case], limit: f64| -> Option<Vec<usize>> {
+        let tested = partitioner.divide(cases, (limit, Grain::ALL[0]), Some(deadline));
+        let all: Option<Vec<bool>> = tested.into_iter().map(|tested| tested.map(|found| found.is_some())).collect();
+        all.map(|all| (0..cases.len()).filter(|case| all[*case]).collect())
+    };
+    let (mut low, mut high) = (low, high);
+    let mut active: Vec<&Case> = cases.iter().collect();
+    // Whether all are refused is asked first of the time at which it matters most.
+    let mut middle = high;
+    while high > low * (1.0 + CLOSE) {
+        let Some(found) = possible(&active, middle) else { return low };
+        if found.is_empty() {
+            low = middle;
+        } else {
+            (active, high) = (found.into_iter().map(|case| active[case]).collect(), middle);
+        }
+        middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
+    }
+    low
+}
