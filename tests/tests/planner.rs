@@ -5,14 +5,18 @@
 #[path = "../../crates/spipe-planner/tests/common/instances.rs"]
 mod instances;
 
+#[path = "planner/draws.rs"]
+mod draws;
+
+use draws::{dealt, drawn, pinned};
 use instances::{Instance, frozen_instance_of, instance_of, two_socket_instance_of};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
-use spipe_base::{DeviceId, LayerRange, MemoryId, SimTime};
+use spipe_base::{LayerRange, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{Activations, Context, Family, Knobs, OutcomeStatus, Placement, Stage, System, Weights, check};
+use spipe_plan::{Family, OutcomeStatus, Placement, System, Weights, check};
 use spipe_planner::{
     Named, Options, Pin, Pins, PlanError, Problem, Solution, candidates, every, generated, plan_all, planner,
 };
@@ -266,32 +270,6 @@ fn with_pins_the_plan_is_the_best_of_all_placements() {
     assert!(held.get() >= 30, "{} plans hold their pins", held.get());
 }
 
-/// One or two pins of the first or the last layer, as `draws` say.
-fn pinned(instance: &Instance, draws: &[u8]) -> Pins {
-    let last = instance.model.layers().len() - 1;
-    let devices = instance.hardware.devices();
-    let sockets: Vec<usize> = devices.ids().map(|id| id.index()).filter(|id| !devices[(*id).into()].is_gpu()).collect();
-    let gpus: Vec<usize> = devices.ids().map(|id| id.index()).filter(|id| devices[(*id).into()].is_gpu()).collect();
-    let pin = |draws: &[u8]| {
-        let layer = if draws[0] & 1 == 0 { 0 } else { last };
-        let layers = LayerRange::new(layer.into(), layer.into()).unwrap();
-        let one = |of: &[usize]| [of[usize::from(draws[1]) % of.len()]].into();
-        match draws[2] % 7 {
-            0 => Pin::Layers(layers, one(&gpus)),
-            1 => Pin::Activations(layers, Activations::Saved),
-            2 => Pin::Activations(layers, Activations::Recomputed),
-            3 => Pin::Activations(layers, Activations::Offloaded),
-            4 => Pin::Optimizer(layers, one(&sockets)),
-            5 => Pin::Optimizer(layers, gpus.iter().copied().collect()),
-            _ => Pin::Host(layers, one(&sockets)),
-        }
-    };
-    let count = 1 + usize::from(draws[6] & 1);
-    let named: Vec<Named> =
-        draws.chunks(3).take(count).map(|draws| Named { words: "pin".into(), pin: pin(draws) }).collect();
-    Pins::new(&named).or_else(|_| Pins::new(&named[..1])).unwrap()
-}
-
 /// The same where a stage has what it leaves to the host on one of two sockets.
 #[test]
 fn with_two_sockets_the_plan_is_the_best_of_all_placements() {
@@ -539,74 +517,4 @@ fn dealt_bounds(cases: u32, on: impl Strategy<Value = Instance>) {
         Ok(())
     });
     assert!(seen.get().iter().all(|seen| *seen >= 10), "few bounds were close: {:?}", seen.get());
-}
-
-/// Stages of one or more layers on the first GPU or on all in turn, kept or streamed, as `draws` say.
-fn dealt(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Placement> {
-    let gpus: Vec<DeviceId> = context.cost.devices().filter(|device| !context.is_cpu(*device)).collect();
-    let gpus = if draws[10] & 1 == 0 { &gpus[..1] } else { gpus.as_slice() };
-    let mut pieces: Vec<(LayerRange, u8)> = Vec::new();
-    for (layer, draw) in context.cost.layers().zip(draws) {
-        match pieces.last_mut().filter(|_| draw & 3 == 0) {
-            Some((piece, _)) => *piece = LayerRange::new(piece.first(), layer)?,
-            None => pieces.push((LayerRange::new(layer, layer)?, *draw)),
-        }
-    }
-    let stage = |(index, (layers, draw)): (usize, &(LayerRange, u8))| {
-        let stage = Stage::new(gpus[index % gpus.len()], *layers);
-        let home = home(context, stage.device, draw >> 5)?;
-        let socket = socket_at(context, home)?;
-        let kept = draw & 12 == 0;
-        let stage = if kept { stage } else { stage.with_weights_in(home).with_optimizer_on(socket) };
-        let recomputed = system == System::Mobius || draw & 16 == 0;
-        Some(if recomputed { stage.with_everything_recomputed() } else { stage })
-    };
-    let stages: Option<Vec<Stage>> = pieces.iter().enumerate().map(stage).collect();
-    let knobs = Knobs { resident: Some(1 + u64::from(draws[11] % 3)), swap: Some(1), ..Knobs::default() };
-    let placement = Placement::new(system, stages?);
-    Some(if system == System::Superpipeline { placement.with_knobs(knobs) } else { placement })
-}
-
-/// The DRAM nearest to a device, or where a machine has two that of either socket.
-fn home(context: &Context<'_>, device: DeviceId, draw: u8) -> Option<MemoryId> {
-    let near = context.hardware.host_memory(device)?;
-    let sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
-    let memory = |socket: DeviceId| context.hardware.devices()[socket].memory;
-    let other = sockets.iter().map(|socket| memory(*socket)).find(|memory| *memory != near);
-    Some(other.filter(|_| sockets.len() == 2 && draw & 1 == 0).unwrap_or(near))
-}
-
-/// The socket that computes in `memory`.
-fn socket_at(context: &Context<'_>, memory: MemoryId) -> Option<DeviceId> {
-    let at = |device: &DeviceId| context.is_cpu(*device) && context.hardware.devices()[*device].memory == memory;
-    context.cost.devices().find(at)
-}
-
-/// Neighbouring stages of one or more layers, each on the device of the one before or the next free one, as `draws` say.
-fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
-    let mut devices: Vec<DeviceId> = context.cost.devices().collect();
-    devices.rotate_left(usize::from(draws[11]) % context.cost.devices().len());
-    let mut free = devices.into_iter();
-    let mut stages: Vec<Stage> = Vec::new();
-    for (layer, draw) in context.cost.layers().zip(draws) {
-        let before = stages.last().copied();
-        let next = if before.is_none() || draw & 3 == 0 { free.next() } else { None };
-        let device = next.or(before.map(|stage| stage.device)).unwrap();
-        let joined = before.filter(|stage| stage.device == device && draw & 4 == 0);
-        let first = joined.map_or(layer, |stage| stage.layers.first());
-        let mut stage = Stage::new(device, LayerRange::new(first, layer).unwrap());
-        if let Some(home) = home(context, device, draws[9] >> (layer.index() % 8)).filter(|_| !context.is_cpu(device)) {
-            let optimizer = socket_at(context, home).filter(|_| draw & 8 == 0);
-            stage = Stage { optimizer, offload: Some(home).filter(|_| draw & 48 == 0), ..stage };
-        }
-        if draw & 192 == 0 {
-            stage = stage.with_everything_recomputed();
-        }
-        if joined.is_some() {
-            stages.pop();
-        }
-        stages.push(stage);
-    }
-    let head_start = if system == System::Hybrid { u64::from(draws[10] % 3) } else { 0 };
-    Placement::new(system, stages).with_knobs(Knobs { head_start, ..Knobs::default() })
 }

@@ -170,15 +170,12 @@ prop_compose! {
         drams in (100u64..900, 100u64..900), rate in 2u32..40, factor in 1u64..8,
     ) -> Instance {
         let machine = MachineText { gpus: machine.gpus[..1].to_vec(), sockets: vec![drams.0], ..machine };
-        let mut left = most;
-        let mut kept = Vec::new();
-        for layer in layers {
-            let count = layer.count.min(left);
-            left -= count;
-            if count > 0 {
-                kept.push(LayerText { count, parameters: layer.parameters * factor, ..layer });
-            }
-        }
+        let first = |left: &mut usize, layer: LayerText| {
+            let count = layer.count.min(*left);
+            *left -= count;
+            (count > 0).then_some(LayerText { count, parameters: layer.parameters * factor, ..layer })
+        };
+        let kept: Vec<LayerText> = layers.into_iter().scan(most, first).collect();
         let dram = drams.1;
         let far = format!(
             "[[socket]]\nname = \"cpu1\"\ncores = 16\npeak = {{ f32 = \"1.5 TFLOP/s\" }}\noptimizer-rate = \"2 Gparam/s\"\n\
