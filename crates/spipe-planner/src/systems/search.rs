@@ -303,13 +303,16 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Places several stages on the devices of those systems whose stages are planned and for which that may still be faster.
     fn cut(&mut self) {
         let Some(index) = self.planned.filter(|_| self.figures.training) else { return };
+        let open = self.least_of_staged() < self.limit();
+        let single = open.then(|| staged::Staged::new(self.problem, self.limit(), &self.deadline)).flatten();
         for number in 0..self.staged.len() {
             let ((system, least), limit) = (self.staged[number], self.limit());
             if least >= limit || self.deadline.over() {
                 continue;
             }
             let limits = (limit, self.deadline.left() / PART_OF_CUTS);
-            let least = staged::least(self.problem, system, (least, limit), &self.deadline);
+            let of_single = single.as_ref().map(|single| single.least(system, (least, limit), &self.deadline));
+            let least = of_single.unwrap_or(least);
             if least >= limit {
                 self.staged[number].1 = least;
                 continue;

@@ -22,39 +22,52 @@ const CLOSE: f64 = 1e-3;
 /// Beyond so many sequences of devices nothing is said.
 const MOST_SEQUENCES: usize = 1000;
 
-/// What no placement of `system` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in time.
-pub(super) fn least(problem: &Problem<'_>, system: System, (low, high): (f64, f64), deadline: &Deadline<'_>) -> f64 {
-    let figures = Figures::ideal(problem.context, &problem.options);
-    // Pinned stages are counted among several on a device.
-    let bounded = figures.training && figures.frozen == 0 && !problem.options.pins.count_stages();
-    if !bounded || !high.is_finite() || low >= high {
-        return low;
-    }
-    let sequences = within(&figures, (MOST_SEQUENCES, high), Some(deadline));
-    if sequences.coverage == Coverage::Natural {
-        return low;
-    }
-    let problem = Problem { systems: vec![system], options: problem.options.clone(), ..*problem };
-    let cases = cases(&problem, &figures, &sequences.list);
-    let partitioner = Partitioner::new(&figures, &cases);
-    // Those that are not refused at a time.
-    let possible = |cases: &[&Case], limit: f64| -> Option<Vec<usize>> {
-        let tested = partitioner.divide(cases, (limit, Grain::ALL[0]), Some(deadline));
-        let all: Option<Vec<bool>> = tested.into_iter().map(|tested| tested.map(|found| found.is_some())).collect();
-        all.map(|all| (0..cases.len()).filter(|case| all[*case]).collect())
-    };
-    let (mut low, mut high) = (low, high);
-    let mut active: Vec<&Case> = cases.iter().collect();
-    // Whether all are refused is asked first of the time at which it matters most.
-    let mut middle = high;
-    while high > low * (1.0 + CLOSE) {
-        let Some(found) = possible(&active, middle) else { return low };
-        if found.is_empty() {
-            low = middle;
-        } else {
-            (active, high) = (found.into_iter().map(|case| active[case]).collect(), middle);
+/// The machine on which nothing is stepped, saved or recomputed.
+pub(super) struct Staged<'s, 'a> {
+    problem: &'s Problem<'a>,
+    figures: Figures<'a>,
+    sequences: Vec<Vec<usize>>,
+}
+
+impl<'s, 'a> Staged<'s, 'a> {
+    /// For what takes less than `high` ms; none where nothing can be said.
+    pub fn new(problem: &'s Problem<'a>, high: f64, deadline: &Deadline<'_>) -> Option<Self> {
+        let figures = Figures::ideal(problem.context, &problem.options);
+        // Pinned stages are counted among several on a device.
+        let bounded = figures.training && figures.frozen == 0 && !problem.options.pins.count_stages();
+        if !bounded || !high.is_finite() {
+            return None;
         }
-        middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
+        let sequences = within(&figures, (MOST_SEQUENCES, high), Some(deadline));
+        let known = sequences.coverage != Coverage::Natural;
+        known.then_some(Self { problem, figures, sequences: sequences.list })
     }
-    low
+
+    /// What no placement of `system` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in
+    /// time.
+    pub fn least(&self, system: System, (mut low, mut high): (f64, f64), deadline: &Deadline<'_>) -> f64 {
+        let options = self.problem.options.clone();
+        let problem = Problem { systems: vec![system], options, ..*self.problem };
+        let cases = cases(&problem, &self.figures, &self.sequences);
+        let partitioner = Partitioner::new(&self.figures, &cases);
+        // Those that are not refused at a time.
+        let possible = |cases: &[&Case], limit: f64| -> Option<Vec<usize>> {
+            let tested = partitioner.divide(cases, (limit, Grain::ALL[0]), Some(deadline));
+            let all: Option<Vec<bool>> = tested.into_iter().map(|tested| tested.map(|found| found.is_some())).collect();
+            all.map(|all| (0..cases.len()).filter(|case| all[*case]).collect())
+        };
+        let mut active: Vec<&Case> = cases.iter().collect();
+        // Whether all are refused is asked first of the time at which it matters most.
+        let mut middle = high;
+        while high > low * (1.0 + CLOSE) {
+            let Some(found) = possible(&active, middle) else { return low };
+            if found.is_empty() {
+                low = middle;
+            } else {
+                (active, high) = (found.into_iter().map(|case| active[case]).collect(), middle);
+            }
+            middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
+        }
+        low
+    }
 }
