@@ -22,6 +22,9 @@ const CLOSE: f64 = 1e-3;
 /// Beyond so many sequences of devices nothing is said.
 const MOST_SEQUENCES: usize = 1000;
 
+/// Of more devices there are more of them; to find that out takes time that others need.
+const MOST_DEVICES: usize = 16;
+
 /// The machine on which nothing is stepped, saved or recomputed.
 pub(super) struct Staged<'s, 'a> {
     problem: &'s Problem<'a>,
@@ -32,6 +35,9 @@ pub(super) struct Staged<'s, 'a> {
 impl<'s, 'a> Staged<'s, 'a> {
     /// For what takes less than `high` ms; none where nothing can be said.
     pub fn new(problem: &'s Problem<'a>, high: f64, deadline: &Deadline<'_>) -> Option<Self> {
+        if problem.context.cost.devices().len() > MOST_DEVICES {
+            return None;
+        }
         let figures = Figures::ideal(problem.context, &problem.options);
         // Pinned stages are counted among several on a device.
         let bounded = figures.training && figures.frozen == 0 && !problem.options.pins.count_stages();
