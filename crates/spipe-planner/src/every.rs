@@ -1,8 +1,8 @@
 //! Every placement of a system, where there are few enough to try them all.
 //!
 //! Layers are cut into stages in every way; each stage is on each device and with each choice that its system's [`Freedom`] leaves it,
-//! what is on the host is on one node that its device may use; and the knobs that planners turn have every value that makes a difference. Of GPUs that are
-//! interchangeable the lower ones are used first.
+//! what is on the host is on one node that its device may use; and the knobs that planners turn have every value that makes a
+//! difference. Of GPUs that are interchangeable the lower ones are used first.
 
 use crate::{
     LARGEST_HEAD_START, Options, Pins, SYSTEMS,

@@ -53,7 +53,8 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         &self.classes[device]
     }
 
-    /// Whether a stage is at an end of the pipeline follows from its layers, and what it needs of its device depends on no host, unless pins say so.
+    /// Whether a stage is at an end of the pipeline follows from its layers, and what it needs of its device depends on no host, unless
+    /// pins say so.
     fn key(&self, seat: Seat) -> Seat {
         let indifferent = self.figures.devices[seat.device].is_indifferent();
         let help = seat.help.map(|help| if indifferent { help.nearest() } else { help });

@@ -426,6 +426,7 @@ pub(crate) fn alike(first: &DeviceFigures, second: &DeviceFigures) -> bool {
         && first.pinned == second.pinned
         && first.times == second.times
         && first.bytes == second.bytes
+        && first.forbidden.iter().map(|sums| &sums.0).eq(second.forbidden.iter().map(|sums| &sums.0))
         && first.helpers.len() == second.helpers.len()
         && first
             .helpers
