@@ -20,9 +20,12 @@ use spipe_plan::{Family, OutcomeStatus, Placement, System, Weights, check};
 use spipe_planner::{
     Named, Options, Pin, Pins, PlanError, Problem, Solution, candidates, every, generated, plan_all, planner,
 };
-use std::{cell::Cell, sync::atomic::AtomicBool};
+use std::{cell::Cell, sync::atomic::AtomicBool, time::Duration};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// Long enough for every instance on a busy machine: what is stopped proves nothing.
+const PATIENCE: Duration = Duration::from_mins(15);
 
 /// What rounding to the simulator's clock may hide.
 const CLOCK: SimTime = SimTime::ns(1000);
@@ -208,7 +211,13 @@ fn agrees(instance: &Instance, host_help: bool) -> Result<(), TestCaseError> {
 }
 
 fn agrees_with(instance: &Instance, options: &Options) -> Result<(), TestCaseError> {
-    let options = |threads| Options { gap: 0.0, candidates_per_case: usize::MAX, threads, ..options.clone() };
+    let options = |threads| Options {
+        gap: 0.0,
+        time_limit: PATIENCE,
+        candidates_per_case: usize::MAX,
+        threads,
+        ..options.clone()
+    };
     let best = stages(instance, "exhaustive", options(2));
     let one = stages(instance, "ilp", options(1));
     if instance.cost.workload().microbatches.is_multiple_of(2) {
@@ -279,7 +288,7 @@ fn with_two_sockets_the_plan_is_the_best_of_all_placements() {
     let far = Cell::new(0);
     run_on(100, two_socket_instance_of(3, 1), |instance| {
         agrees(&instance, true)?;
-        let options = Options { gap: 0.0, ..Options::default() };
+        let options = Options { gap: 0.0, time_limit: PATIENCE, ..Options::default() };
         if let Ok(found) = stages(&instance, "ilp", options) {
             let socket = instance.hardware.device("cpu1");
             let there = found.placement.stages.iter().any(|stage| stage.optimizer == socket);
@@ -293,7 +302,7 @@ fn with_two_sockets_the_plan_is_the_best_of_all_placements() {
 /// What holds between the plan over all systems and every placement of any of them, one of which is drawn apart from the others.
 fn is_the_best(instance: &Instance, draws: &[u8]) -> Result<(), TestCaseError> {
     let context = instance.context();
-    let options = |threads| Options { gap: 0.0, threads, ..Options::default() };
+    let options = |threads| Options { gap: 0.0, time_limit: PATIENCE, threads, ..Options::default() };
     let all = solve(instance, &System::ALL, options(1), true);
     if context.workload().microbatches == 3 {
         prop_assert_eq!(&all, &solve(instance, &System::ALL, options(3), true), "one thread and three");
@@ -328,7 +337,8 @@ fn of_some_systems_the_plan_on_two_sockets_is_the_best_of_all_placements() {
     run_on(60, two_socket_instance_of(2, 1), |instance| {
         let context = instance.context();
         for system in systems {
-            let one = solve(&instance, &[system], Options { gap: 0.0, ..Options::default() }, true);
+            let one =
+                solve(&instance, &[system], Options { gap: 0.0, time_limit: PATIENCE, ..Options::default() }, true);
             let all = every(context, system, usize::MAX).unwrap_or_default().into_iter();
             let fit = all.filter(|placement| check(&context, placement).is_ok());
             let best = fit.filter_map(|placement| simulated(&instance, &placement)).min();
@@ -377,10 +387,11 @@ fn a_stage_pinned_to_one_of_equal_devices_costs_nothing() {
     let last = Pin::Layers(LayerRange::new(2.into(), 2.into()).unwrap(), [gpu("gpu0")].into());
     for system in [System::OneForwardOneBackward, System::ZbH1, System::ZbV, System::Interleaved, System::Superpipeline]
     {
-        let free = solve(&instance, &[system], Options { gap: 0.0, ..Options::default() }, true).unwrap();
+        let free = solve(&instance, &[system], Options { gap: 0.0, time_limit: PATIENCE, ..Options::default() }, true)
+            .unwrap();
         for pin in [Pin::Stage(0, [gpu("gpu1")].into()), last.clone()] {
             let pins = Pins::new(&[Named { words: "pin".into(), pin }]).unwrap();
-            let options = Options { gap: 0.0, pins: pins.clone(), ..Options::default() };
+            let options = Options { gap: 0.0, time_limit: PATIENCE, pins: pins.clone(), ..Options::default() };
             let pinned = solve(&instance, &[system], options, true).unwrap();
             assert!(pins.allow(&instance.context(), &pinned.placement), "{system}");
             assert_eq!(pinned.simulated, free.simulated, "{system}");

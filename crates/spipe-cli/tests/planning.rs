@@ -104,6 +104,8 @@ fn every_choice_can_be_pinned() {
     assert!(of_layer(&streamed, 5).get("weights-in").is_none(), "{streamed}");
     let knobs = pinned(&["resident=3", "swap=2", "system=superpipeline"]);
     assert_eq!((&knobs["knobs"]["resident"], &knobs["knobs"]["swap"]), (&3.into(), &2.into()), "{knobs}");
+    let slots = pinned(&["offload-slots=3", "system=1f1b"]);
+    assert_eq!(slots["knobs"]["offload-slots"], 3, "{slots}");
     let ahead = pinned(&["head-start=1"]);
     assert_eq!((&ahead["system"], &ahead["knobs"]["head-start"]), (&"hybrid".into(), &1.into()), "{ahead}");
 }

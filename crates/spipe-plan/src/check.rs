@@ -1,6 +1,6 @@
 //! The judge of placements.
 
-use crate::{Context, Dealing, Family, Knob, Placement, Stage, System, Weights, footprint};
+use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knob, Placement, Stage, System, Weights, footprint};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 
@@ -239,12 +239,19 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
     refuse(knobs.head_start > 0, Knob::HeadStart.is_of(system), "head start");
     refuse(knobs.group.is_some(), Knob::Group.is_of(system), "group size");
     refuse(knobs.memory_limit.is_some(), Knob::MemoryLimit.is_of(system), "memory limit");
+    refuse(knobs.offload_slots.is_some(), Knob::OffloadSlots.is_of(system), "slots for offloaded activations");
     let superpipeline = Knob::Resident.is_of(system);
     refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
     refuse(knobs.shards.is_some(), Knob::Shards.is_of(system), "shards");
     refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
     refuse(knobs.synchronous_checkpoints || knobs.synchronous_optimizer, system == System::Spipe, "ablation");
     refuse(knobs.arithmetic_undo, system == System::Spipe, "way to undo");
+    if let Some(slots) = knobs.offload_slots.filter(|slots| *slots < FEWEST_OFFLOAD_SLOTS) {
+        faults.push(
+            Diagnostic::error(format!("activations cannot be offloaded with {slots} slots each way"))
+                .hint(format!("give at least {FEWEST_OFFLOAD_SLOTS}: one that is computed on, and one that moves")),
+        );
+    }
     if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap)
         && (swap > resident || swap == 0)
     {

@@ -1,9 +1,9 @@
 //! Bytes that a placement needs in every memory.
 
-use crate::{Context, Dealing, Family, Held, InFlight, Placement, Stage, System, Weights};
+use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Held, InFlight, Placement, Stage, System, Weights};
 use spipe_base::{Bytes, DeviceId, LayerId, MemoryId, StageId};
 use spipe_cost::Mode;
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 /// What one stage needs in one memory, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,9 +56,9 @@ impl Boundary {
     }
 }
 
-/// How many microbatches of a stage that offloads its activations are on the device at once: one computed, one on its way
-/// out, one on its way back, and one more on either side.
-pub const OFFLOAD_SLOTS: u64 = 4;
+/// How many microbatches of what its stages offload a device holds at least, if there are so many: one that is computed on and one that
+/// moves, on their way out and on their way back.
+pub const OFFLOAD_SLOTS: u64 = 2 * FEWEST_OFFLOAD_SLOTS;
 
 /// What each memory must hold for `placement`, with the number of microbatches in flight that [`InFlight::of`] knows.
 pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
@@ -81,6 +81,7 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
     }
     let mut memories = Footprint::new();
     let mut largest: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
+    let moving = on_their_way(context, placement, held);
     for (id, stage) in placement.stages.enumerate() {
         let memory = context.hardware.devices()[stage.device].memory;
         let held = held(id);
@@ -89,9 +90,7 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         if placement.system.splits_backward() && backward {
             need.slots += waiting_for_weights(context, stage) * held.awaiting_weights;
         }
-        if stage.offload.is_some() && backward {
-            need.slots += offloaded_bytes(context, stage) * held.at_most.min(OFFLOAD_SLOTS);
-        }
+        need.slots += moving.get(&id).copied().unwrap_or_default();
         let [before, behind] = Boundary::around(placement, id);
         // Where adjacent stages take their turn together, the transient part has the one that is handed on.
         let one = u64::from(placement.system.dealing() == Dealing::Single);
@@ -131,6 +130,28 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         }
     }
     memories
+}
+
+/// What each stage has on its way to the host and back at once: the stages of a device share its slots, in which those count that offload
+/// most.
+fn on_their_way(
+    context: &Context<'_>,
+    placement: &Placement,
+    held: &dyn Fn(StageId) -> Held,
+) -> BTreeMap<StageId, Bytes> {
+    let offloads = |stage: &Stage| stage.offload.is_some() && context.backward_of(stage.layers).is_some();
+    let leaving = placement.stages.enumerate().filter(|(_, stage)| offloads(stage));
+    let mut leaving: Vec<(StageId, Bytes)> = leaving.map(|(id, stage)| (id, offloaded_bytes(context, stage))).collect();
+    leaving.sort_by_key(|(_, bytes)| Reverse(*bytes));
+    let mut free: BTreeMap<DeviceId, u64> = BTreeMap::new();
+    let mut moving = BTreeMap::new();
+    for (id, bytes) in leaving {
+        let free = free.entry(placement.stages[id].device).or_insert(placement.offload_slots().saturating_mul(2));
+        let copies = held(id).at_most.min(*free);
+        *free -= copies;
+        moving.insert(id, bytes * copies);
+    }
+    moving
 }
 
 /// What a stage holds because a layer of another stage uses the same parameters: the stage that lacks their owner a copy of them,

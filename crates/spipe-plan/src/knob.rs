@@ -12,6 +12,8 @@ pub enum Knob {
     Group,
     /// Activations of one microbatch that a device may hold.
     MemoryLimit,
+    /// Microbatches of what a device's stages offload on their way out, and as many on their way back.
+    OffloadSlots,
     /// How many GPUs share everything.
     Shards,
     /// k, the layers on the GPU.
@@ -22,8 +24,8 @@ pub enum Knob {
 
 impl Knob {
     /// Every one of them.
-    pub const ALL: [Self; 6] =
-        [Self::HeadStart, Self::Group, Self::MemoryLimit, Self::Shards, Self::Resident, Self::Swap];
+    pub const ALL: [Self; 7] =
+        [Self::HeadStart, Self::Group, Self::MemoryLimit, Self::OffloadSlots, Self::Shards, Self::Resident, Self::Swap];
 
     /// Its name in plan files.
     pub const fn name(self) -> &'static str {
@@ -31,6 +33,7 @@ impl Knob {
             Self::HeadStart => "head-start",
             Self::Group => "group",
             Self::MemoryLimit => "memory-limit",
+            Self::OffloadSlots => "offload-slots",
             Self::Shards => "shards",
             Self::Resident => "resident",
             Self::Swap => "swap",
@@ -43,6 +46,7 @@ impl Knob {
             Self::HeadStart => system == System::Hybrid,
             Self::Group => matches!(system, System::Gis | System::GisH),
             Self::MemoryLimit => matches!(system, System::Zb1p | System::Zb2p),
+            Self::OffloadSlots => system.family() == Family::Pipeline,
             Self::Shards => system.family() == Family::Sharded,
             Self::Resident | Self::Swap => matches!(system, System::Superpipeline | System::NaiveSwap),
         }
@@ -54,6 +58,7 @@ impl Knob {
             Self::HeadStart => Some(knobs.head_start),
             Self::Group => knobs.group,
             Self::MemoryLimit => knobs.memory_limit,
+            Self::OffloadSlots => knobs.offload_slots,
             Self::Shards => knobs.shards,
             Self::Resident => knobs.resident,
             Self::Swap => knobs.swap,
@@ -66,6 +71,7 @@ impl Knob {
             Self::HeadStart => Knobs { head_start: value, ..knobs },
             Self::Group => Knobs { group: Some(value), ..knobs },
             Self::MemoryLimit => Knobs { memory_limit: Some(value), ..knobs },
+            Self::OffloadSlots => Knobs { offload_slots: Some(value), ..knobs },
             Self::Shards => Knobs { shards: Some(value), ..knobs },
             Self::Resident => Knobs { resident: Some(value), ..knobs },
             Self::Swap => Knobs { swap: Some(value), ..knobs },

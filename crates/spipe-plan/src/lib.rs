@@ -28,7 +28,7 @@ pub use footprint::{
     stage_footprint,
 };
 pub use knob::Knob;
-pub use placement::{Held, InFlight, Knobs, Placement};
+pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
 pub use remarks::remarks;
 pub use rounds::{boundaries_in_passing, held_in_rounds, resident_chunks};

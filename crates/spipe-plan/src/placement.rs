@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_hardware::Hardware;
 
+/// One microbatch of activations that is computed on, and one that moves.
+pub const FEWEST_OFFLOAD_SLOTS: u64 = 2;
+
 /// What a system leaves to choose. What is not given is the system's own default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -18,6 +21,10 @@ pub struct Knobs {
     /// Activations of one microbatch that a device may hold (`zb-1p`, `zb-2p`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
+    /// How many microbatches of what its stages offload a device may hold on their way out, and as many on their way back, at least
+    /// 2: one that is computed on, and one that moves; 2 without (pipelines).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_slots: Option<u64>,
     /// How many GPUs share parameters, gradients and optimizer state, counted from the first; all without (`fsdp`,
     /// `zero-infinity`).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,6 +117,11 @@ impl Placement {
     pub fn participants(&self, hardware: &Hardware) -> Vec<DeviceId> {
         let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
         gpus.take(self.knobs.shards.map_or(usize::MAX, |shards| shards as usize)).collect()
+    }
+
+    /// How many microbatches of what its stages offload each device may hold on their way out, and as many on their way back.
+    pub fn offload_slots(&self) -> u64 {
+        self.knobs.offload_slots.unwrap_or(FEWEST_OFFLOAD_SLOTS)
     }
 
     /// How many stages each device has, rounded up.

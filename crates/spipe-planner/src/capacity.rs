@@ -40,6 +40,7 @@ mod crowd;
 mod cut;
 mod hold;
 mod spread;
+mod way;
 
 use chain::Chain;
 use hold::{Holds, Place};
@@ -183,6 +184,7 @@ impl Question<'_, '_, '_> {
         let mut spread = false;
         for (state, index) in complete.iter().take(TRIES) {
             let Some(placement) = chain.place(&ways, *state, *index) else { continue };
+            let placement = self.pins.with_slots(placement);
             if fits(&placement) {
                 return Answer::Certain(Capacity::Fits(placement));
             }

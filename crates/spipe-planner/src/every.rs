@@ -5,14 +5,14 @@
 //! difference. Of GPUs that are interchangeable the lower ones are used first.
 
 use crate::{
-    LARGEST_HEAD_START, Options, Pins, SYSTEMS,
+    LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, Pins, SYSTEMS,
     figures::Figures,
     freedom::{Computing, Freedom, When},
     sequence::{Coverage, classes},
     systems::{candidates, elsewhere, socket_of, sockets},
 };
 use spipe_base::{DeviceId, LayerRange};
-use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, check_shape};
+use spipe_plan::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knob, Knobs, Placement, Stage, System, check_shape};
 
 /// Beyond so many devices placements are not counted.
 const MOST_DEVICES: usize = 16;
@@ -62,7 +62,7 @@ pub(crate) fn of_figures(
     walk.extend(&mut Vec::new())?;
     let forward = std::mem::take(&mut walk.list);
     if !freedom.apart {
-        return with_knobs(figures, system, &forward, most);
+        return with_knobs((figures, pins), system, &forward, most);
     }
     // Devices that are interchangeable before the first pass are no longer so in the second.
     walk.classes = alone();
@@ -83,12 +83,21 @@ fn shaped(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
 }
 
 /// Stages of both passes, with every knob.
-fn with_knobs(figures: &Figures<'_>, system: System, lists: &[Vec<Stage>], most: usize) -> Option<Vec<Placement>> {
+fn with_knobs(
+    (figures, pins): (&Figures<'_>, &Pins),
+    system: System,
+    lists: &[Vec<Stage>],
+    most: usize,
+) -> Option<Vec<Placement>> {
     let mut all = Vec::new();
     for stages in lists {
         let plain = Placement::new(system, stages.iter().copied());
-        let knobs = knobs(figures, &plain);
-        all.extend(knobs.into_iter().map(|knobs| plain.clone().with_knobs(knobs)));
+        let pinned = pins.knob(Knob::OffloadSlots).filter(|_| Knob::OffloadSlots.is_of(system));
+        let slots = if pinned.is_some() { vec![pinned] } else { slots(&plain) };
+        for knobs in knobs(figures, &plain) {
+            let of_slots = |slots: &Option<u64>| plain.clone().with_knobs(Knobs { offload_slots: *slots, ..knobs });
+            all.extend(slots.iter().map(of_slots));
+        }
         if all.len() > most {
             return None;
         }
@@ -112,6 +121,16 @@ fn knobs(figures: &Figures<'_>, placement: &Placement) -> Vec<Knobs> {
         }
         _ => vec![plain],
     }
+}
+
+/// The slots for what is offloaded that are worth trying: the fewest, and more where stages of a device share them.
+pub(crate) fn slots(placement: &Placement) -> Vec<Option<u64>> {
+    let offload =
+        |device: DeviceId| placement.stages.iter().filter(|stage| stage.device == device && stage.offload.is_some());
+    let shared = Knob::OffloadSlots.is_of(placement.system)
+        && placement.devices().into_iter().any(|device| offload(device).count() > 1);
+    let more = (FEWEST_OFFLOAD_SLOTS + 1..=MOST_OFFLOAD_SLOTS).filter(|_| shared);
+    std::iter::once(None).chain(more.map(Some)).collect()
 }
 
 /// Lists of stages that cover the model.
@@ -232,8 +251,9 @@ mod tests {
         assert_eq!(count(1, System::Superpipeline, 999), Some(2 * 4 + 2 * (4 * 6) * 3 + 4 * 4 * 4 * 6));
         // Stepped here or there, saved here or there: on the GPU 4 (n + 1) choices, on the socket n + 1; each comes once.
         let one = 4 * 4 + 4;
-        let two = 2 * (8 * 12 + 2 * 3 + 8 * 3 + 2 * 12);
-        let three = 8 * 8 * 8 + 2 * 2 * 2 + 2 * (8 * 8 * 2 + 8 * 2 * 2);
+        // Where two stages of the GPU or more are saved on the socket there are three numbers of slots.
+        let two = 2 * (8 * 12 + 2 * (4 * 6) + 2 * 3 + 8 * 3 + 2 * 12);
+        let three = 8 * 8 * 8 + 2 * (4 * 4 * 4 * 4) + 2 * 2 * 2 + 2 * (8 * 8 * 2 + 2 * (4 * 4 * 2) + 8 * 2 * 2);
         assert_eq!(count(1, System::Gpipe, 9999), Some(one + two + three));
     }
 

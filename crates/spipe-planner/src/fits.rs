@@ -72,8 +72,9 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
         return Decision::Never;
     }
     // Where there is room enough, the first filling will do.
-    let pinned = |placement: &Placement| problem.options.pins.allow(&problem.context, placement);
-    if let Some(placement) = greedy::placements(&figures, &systems).into_iter().find(pinned) {
+    let pins = &problem.options.pins;
+    let mut filled = greedy::placements(&figures, &systems).into_iter().map(|placement| pins.with_slots(placement));
+    if let Some(placement) = filled.find(|placement| pins.allow(&problem.context, placement)) {
         return Decision::Fits(placement);
     }
     let (mut open, mut unspread) = (Vec::new(), false);

@@ -73,7 +73,9 @@ pub use systems::{candidates, generated, plan_all};
 pub use every::every;
 pub use fits::fits;
 pub use pins::{Contradiction, Named, Pin, Pins};
-pub use problem::{Claim, Considered, LARGEST_HEAD_START, Options, PlanError, Planner, Problem, Score, Solution};
+pub use problem::{
+    Claim, Considered, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem, Score, Solution,
+};
 
 /// The systems whose stages the planners search.
 pub const SYSTEMS: [System; 3] = [System::Gpipe, System::OneForwardOneBackward, System::Hybrid];

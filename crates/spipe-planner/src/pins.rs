@@ -220,6 +220,23 @@ impl Pins {
         self.knobs.iter().all(|(knob, value)| knob.is_of(system) && knob.of(knobs) == Some(*value))
     }
 
+    /// The value that a knob must have.
+    pub(crate) fn knob(&self, knob: Knob) -> Option<u64> {
+        self.knobs.get(&knob).copied()
+    }
+
+    /// `placement` with the pinned slots for what is offloaded, which any placement of its system may have, unless it has others.
+    pub(crate) fn with_slots(&self, placement: Placement) -> Placement {
+        let knobs = self.knobs_with_slots(placement.system, placement.knobs);
+        placement.with_knobs(knobs)
+    }
+
+    /// The same for the knobs of a system.
+    pub(crate) fn knobs_with_slots(&self, system: System, knobs: Knobs) -> Knobs {
+        let pinned = self.knob(Knob::OffloadSlots).filter(|_| Knob::OffloadSlots.is_of(system));
+        Knobs { offload_slots: knobs.offload_slots.or(pinned), ..knobs }
+    }
+
     /// Whether what a stage chooses for its layers is what pins want.
     fn allow_stage(&self, context: &Context<'_>, stage: &Stage, training: bool) -> bool {
         let host = socket_of(context, stage);

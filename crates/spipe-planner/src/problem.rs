@@ -11,6 +11,9 @@ pub type Score<'a> = dyn Fn(&Placement) -> Option<SimTime> + Sync + 'a;
 /// The largest head start that planners try for the hybrid system.
 pub const LARGEST_HEAD_START: u64 = 2;
 
+/// The most slots for what is offloaded that planners try.
+pub const MOST_OFFLOAD_SLOTS: u64 = 4;
+
 /// What to plan.
 pub struct Problem<'a> {
     /// The model, the machine and the costs.

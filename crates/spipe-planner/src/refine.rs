@@ -4,10 +4,11 @@
 //! is stepped on its device or on the socket near it, has what it leaves to the host on the other socket, or all stages share both; a
 //! stage is cut in two on one device, each part with choices of its own, or two become one; more or fewer stages keep their parameters;
 //! a stage moves to the neighbouring device, the first one to a socket, one of the busiest GPU to another; the stages of several
-//! devices change alike; k and k′ grow or shrink. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of
+//! devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded, grow or shrink. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of
 //! the first batch with an improvement is the next step, so that the result is the same on any number of threads.
 
 mod dealt;
+mod fine;
 mod kept;
 mod together;
 
@@ -15,12 +16,13 @@ use crate::{
     Problem, SYSTEMS,
     case::{Scored, faster, judge},
     deadline::Deadline,
+    every::slots,
     systems::{elsewhere, shared_out, socket, socket_of},
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Dealing, Family, Placement, Stage, System, Weights};
+use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, Weights};
 
 /// How many neighbours are simulated before the best of them is taken.
 const BATCH: usize = 16;
@@ -78,6 +80,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
             list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
         }
     }
+    list.extend(fine::changed(context, placement, help));
     list.extend(other_knobs(placement));
     list.extend(shared);
     list
@@ -270,7 +273,7 @@ pub(crate) fn on(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stag
     }
 }
 
-/// k and k′, the head start and the group one up or down.
+/// k and k′ and the head start one up or down, and other slots for what is offloaded.
 fn other_knobs(placement: &Placement) -> Vec<Placement> {
     let knobs = placement.knobs;
     let with = |knobs| Placement { knobs, ..placement.clone() };
@@ -280,17 +283,17 @@ fn other_knobs(placement: &Placement) -> Vec<Placement> {
     if let Some(resident) = knobs.resident {
         let others = around(resident).filter(|other| (1..=layers).contains(other));
         let swap = |resident: u64| knobs.swap.map(|swap| swap.min(resident));
-        list.extend(
-            others.map(|resident| with(spipe_plan::Knobs { resident: Some(resident), swap: swap(resident), ..knobs })),
-        );
+        list.extend(others.map(|resident| with(Knobs { resident: Some(resident), swap: swap(resident), ..knobs })));
     }
     if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap) {
         let others = around(swap).filter(|other| (1..=resident).contains(other));
-        list.extend(others.map(|swap| with(spipe_plan::Knobs { swap: Some(swap), ..knobs })));
+        list.extend(others.map(|swap| with(Knobs { swap: Some(swap), ..knobs })));
     }
     if placement.system == System::Hybrid {
         let others = around(knobs.head_start).filter(|other| *other <= crate::LARGEST_HEAD_START);
-        list.extend(others.map(|head_start| with(spipe_plan::Knobs { head_start, ..knobs })));
+        list.extend(others.map(|head_start| with(Knobs { head_start, ..knobs })));
     }
+    let slots = slots(placement).into_iter().filter(|slots| *slots != knobs.offload_slots);
+    list.extend(slots.map(|offload_slots| with(Knobs { offload_slots, ..knobs })));
     list
 }

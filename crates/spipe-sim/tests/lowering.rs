@@ -319,7 +319,7 @@ proptest! {
         devices in 1usize..5,
         habits in (0usize..2, any::<bool>(), any::<bool>()),
         microbatches in 1u64..9,
-        system in pipelines(),
+        (system, slots) in (pipelines(), 2u64..7),
         (train, tied) in any::<(bool, bool)>(),
         frozen in 0usize..6,
     ) {
@@ -331,6 +331,7 @@ proptest! {
         let placement = place(&hardware, layers.len(), (system, devices), habits);
         // There are too few layers for the system, or it only trains.
         let Some(placement) = placement.filter(|_| train || system.infers()) else { return Ok(()) };
+        let placement = Placement { knobs: Knobs { offload_slots: Some(slots), ..placement.knobs }, ..placement };
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let Ok(order) = order_of(&context, &placement) else {
             // The system asks for more microbatches than there are.

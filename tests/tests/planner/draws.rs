@@ -72,7 +72,8 @@ pub fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
         stages.push(stage);
     }
     let head_start = if system == System::Hybrid { u64::from(draws[10] % 3) } else { 0 };
-    Placement::new(system, stages).with_knobs(Knobs { head_start, ..Knobs::default() })
+    let offload_slots = Some(2 + u64::from(draws[10] >> 4) % 3).filter(|slots| *slots > 2);
+    Placement::new(system, stages).with_knobs(Knobs { head_start, offload_slots, ..Knobs::default() })
 }
 
 /// One or two pins of the first or the last layer, as `draws` say.

@@ -126,6 +126,12 @@ fn offloaded_activations() {
     exactly(&Setup { system: System::PoH, model: GPT, stages, microbatches: 6, ..Setup::default() });
     let stages = &["gpu0 0..1 offload", "gpu1 2..4 offload"];
     exactly(&Setup { system: System::PoF, stages, frozen: &["2..2"], ..Setup::default() });
+    // Neighbours on a device share its slots, be these two each way or more.
+    let stages = &["gpu0 0..0 offload", "gpu0 1..1 offload", "gpu0 2..2 offload", "gpu1 3..4"];
+    for offload_slots in [None, Some(4)] {
+        let knobs = Knobs { offload_slots, ..Knobs::default() };
+        exactly(&Setup { knobs, stages, microbatches: 6, ..Setup::default() });
+    }
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use super::{
     Hosts, Question,
-    cut::Choice,
     hold::{Entry, Hold, Place},
     hosts_of,
     spread::{Class, Measure, Seated, Spread, classes},
+    way::Choice,
 };
 use crate::{
     case::{Case, Discipline, Division},

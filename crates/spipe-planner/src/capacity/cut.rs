@@ -1,21 +1,27 @@
 //! What neighbouring layers on one device need of its host at least, cut into stages with choices of their own.
 //!
 //! The stages of a device take their turn together, so that each has as many microbatches in flight as one stage of all the layers
-//! would have. What they keep adds up, and only the largest of what they need in passing counts. With a limit T on the latter, what
-//! they keep at least is a shortest path, and what they then need of the host is one with two weights:
+//! would have. What they keep adds up, of what they need in passing only the largest counts, and of what is on its way to the host and
+//! back what fills the slots that they share. With a limit T on what they need in passing, what they keep at least without the host is
+//! a shortest path, and what they need of the host is one with more weights:
 //!
 //! ```text
-//! ways(to) = { way + what stage from..to keeps, and needs of its host : way ∈ ways(from), the stage needs at most T in passing }
+//! ways(to) = { way + what stage from..to keeps, has on its way, and needs of its host :
+//!              way ∈ ways(from), the stage needs at most T in passing }
 //! ```
 //!
-//! of which only those ways count of which none needs less of both. The larger T, the less is kept, so that for all T of an interval
+//! of which only those ways count of which none needs less of all, whatever comes behind. The larger T, the less is kept, so that for all T of an interval
 //! what is kept under the largest, with the smallest in passing, is a bound, by which most of them need no look. What is left is exact,
 //! but for very many layers on a device: what is found then fits, and the least is a bound.
 
-use super::{Figures, Help, Seat, hold::same};
+use super::{
+    Figures, Help, Seat,
+    hold::same,
+    way::{Choice, Piece, Way, keep},
+};
 use crate::figures::DeviceFigures;
 use rayon::prelude::*;
-use spipe_plan::{Boundary, OFFLOAD_SLOTS};
+use spipe_plan::Boundary;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many steps the parts that begin with the same layer may take, with so many microbatches in flight.
@@ -29,23 +35,6 @@ const MOST_WAYS: usize = 256;
 /// Into how many equal parts what stages need in passing is divided where to list it would take more than so many steps.
 const PARTS: u64 = 1 << 12;
 const MOST_LISTED: usize = 1 << 19;
-
-/// One of the stages of a device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Choice {
-    /// The layer after its last one.
-    pub to: usize,
-    pub help: Help,
-    pub recomputed: usize,
-}
-
-/// The same with what it keeps on its device, and what it needs of the host.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    choice: Choice,
-    stays: u64,
-    of_host: u64,
-}
 
 /// Layers, with so many microbatches in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -282,7 +271,8 @@ pub(super) fn least_for(figures: &Figures<'_>, (index, in_flight): (usize, u64),
     let stepped = figures.devices[index].bytes.iter().filter(|bytes| bytes.optimizer.get() > 0);
     let of_layer =
         stepped.map(|bytes| ((bytes.optimizer + bytes.gradients + bytes.parameters).get(), bytes.optimizer.get()));
-    let saved = (in_flight > OFFLOAD_SLOTS).then(|| (in_flight, in_flight - OFFLOAD_SLOTS));
+    // Beside other stages that offload more, nothing of a stage needs a slot.
+    let saved = (in_flight > 0).then_some((1, 1));
     let product = |one: u64, other: u64| u128::from(one) * u128::from(other);
     let cheaper = |one: &(u64, u64), other: &(u64, u64)| product(one.0, other.1).cmp(&product(other.0, one.1));
     let (of_host, freed) = of_layer.chain(saved).min_by(cheaper)?;
@@ -298,14 +288,6 @@ fn most_ways(layers: usize) -> usize {
 fn equal(most: u64) -> Vec<Limit> {
     let at = |part: u64| (u128::from(most) * u128::from(part) / u128::from(PARTS)) as u64;
     (0..PARTS).map(|part| Limit { low: if part == 0 { 0 } else { at(part) + 1 }, high: at(part + 1) }).collect()
-}
-
-/// A way to cut the first layers, by what it needs, its last stage, and the way before that: by layer and number.
-#[derive(Clone, Copy)]
-struct Way {
-    stays: u64,
-    of_host: u64,
-    last: Option<(Choice, usize, usize)>,
 }
 
 /// The layers behind one on a device with so many microbatches in flight.
@@ -382,16 +364,15 @@ impl<'f, 'a> Row<'f, 'a> {
         let helps = self.figures.kinds_of_help(self.index);
         let mut all = true;
         let mut ways: Vec<Vec<Way>> = vec![Vec::new(); reach + 1 - self.from];
-        ways[0].push(Way { stays: 0, of_host: 0, last: None });
+        ways[0].push(Way::start());
         for to in self.from + 1..reach {
             let (before, here) = ways.split_at_mut(to - self.from);
             for (offset, ways) in before.iter().enumerate().filter(|(_, ways)| !ways.is_empty()) {
                 let from = self.from + offset;
                 self.each((limit, helps), ((from, to), false), looks, |piece| {
                     for (index, way) in ways.iter().enumerate() {
-                        let (stays, of_host) = (way.stays + piece.stays, way.of_host + piece.of_host);
-                        if stays <= room && of_host <= most {
-                            let way = Way { stays, of_host, last: Some((piece.choice, from, index)) };
+                        let way = way.with(&piece, (from, index));
+                        if way.of_host <= most && way.held() <= room {
                             all &= keep(&mut here[0], apart, way);
                         }
                     }
@@ -410,9 +391,10 @@ impl<'f, 'a> Row<'f, 'a> {
             let before = &ways[from - self.from];
             self.each((limit, self.figures.kinds_of_help(self.index)), ((from, to), true), looks, |piece| {
                 for (index, way) in before.iter().enumerate() {
-                    let (stays, of_host) = (way.stays + piece.stays, way.of_host + piece.of_host);
-                    if stays <= room && best.is_none_or(|best| (of_host, stays) < (best.of_host, best.stays)) {
-                        best = Some(Way { stays, of_host, last: Some((piece.choice, from, index)) });
+                    let way = way.with(&piece, (from, index));
+                    let needs = |way: &Way| (way.of_host, way.held());
+                    if way.held() <= room && best.is_none_or(|best| needs(&way) < needs(&best)) {
+                        best = Some(way);
                     }
                 }
             });
@@ -447,14 +429,15 @@ impl<'f, 'a> Row<'f, 'a> {
         let state = |help: Help| device.state(from, to, Some(help));
         let single = largest == to - from || largest == fewest;
         for recomputed in [largest, fewest].into_iter().take(if single { 1 } else { 2 }) {
-            let offloads = self.in_flight > OFFLOAD_SLOTS && device.leaving(layers, recomputed) > 0;
+            let offloads = device.leaving(layers, recomputed) > 0;
             let useful = |help: &&Help| {
                 (!help.activations || offloads) && (!help.optimizer || state(Help::STEP) < state(Help::NONE))
             };
             for help in helps.iter().filter(useful) {
                 let of_host = device.need_of_host(seat(*help), *help, layers, recomputed);
                 let choice = Choice { to, help: *help, recomputed };
-                visit(Piece { choice, stays: parts(*help, recomputed).0, of_host });
+                let moving = device.on_the_way(seat(*help), layers, recomputed);
+                visit(Piece { choice, stays: parts(*help, recomputed).0, moving, of_host });
             }
         }
     }
@@ -467,18 +450,4 @@ impl<'f, 'a> Row<'f, 'a> {
             if end { outer(to == self.figures.layers) } else { Boundary::Within },
         ]
     }
-}
-
-/// Adds `way` unless one of `ways` needs no more, and takes out those that need no less; whether there was room for it.
-fn keep(ways: &mut Vec<Way>, most: usize, way: Way) -> bool {
-    let no_more = |one: &Way, other: &Way| one.stays <= other.stays && one.of_host <= other.of_host;
-    if ways.iter().any(|other| no_more(other, &way)) {
-        return true;
-    }
-    ways.retain(|other| !no_more(&way, other));
-    let room = ways.len() < most;
-    if room {
-        ways.push(way);
-    }
-    room
 }

@@ -2,8 +2,9 @@
 
 use super::{
     Case, Discipline, Figures, Help, Seat,
-    cut::{self, Choice, Known, Part, least_for},
+    cut::{self, Known, Part, least_for},
     hold_alike, rooms,
+    way::Choice,
 };
 use crate::figures::{slots_in, slots_out};
 use rayon::prelude::*;

@@ -253,10 +253,21 @@ impl DeviceFigures {
     pub fn need(&self, seat: Seat, layers: (usize, usize), recomputed: usize) -> u64 {
         let outer = |end: bool| if end { Boundary::End } else { Boundary::Across };
         let (stays, transient) = self.parts(seat, layers, recomputed, [outer(seat.first), outer(seat.last)]);
-        stays + transient + self.shared(seat)
+        let (leaving, copies) = self.on_the_way(seat, layers, recomputed);
+        stays + leaving * copies + transient + self.shared(seat)
     }
 
-    /// What of that stays and what is transient, of which only the largest of a device's stages counts, without what stages share.
+    /// What a stage offloads of each microbatch, and how many of these it has on their way at most, in slots that the stages of a device
+    /// share.
+    pub fn on_the_way(&self, seat: Seat, layers: (usize, usize), recomputed: usize) -> (u64, u64) {
+        match seat.help {
+            Some(help) if help.activations => (self.leaving(layers, recomputed), seat.in_flight.min(OFFLOAD_SLOTS)),
+            _ => (0, 0),
+        }
+    }
+
+    /// What of that stays and what is transient, of which only the largest of a device's stages counts, without what stages share and what
+    /// is on its way to the host.
     pub fn parts(
         &self,
         seat: Seat,
@@ -272,10 +283,9 @@ impl DeviceFigures {
             + if behind == Boundary::Across { output * slots_out(returns) } else { 0 };
         let leaving = self.leaving((from, to), recomputed);
         let kept = (input + leaving) * in_flight;
-        let offloaded = input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS);
         let held = match seat.help {
-            Some(help) if help.activations => offloaded,
-            None if !self.helpers.is_empty() => kept.min(offloaded),
+            Some(help) if help.activations => input * in_flight,
+            None if !self.helpers.is_empty() => kept.min(input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS)),
             _ => kept,
         };
         // Within a device, the gradient that came and the one that goes on, or the output that the next stage reads.

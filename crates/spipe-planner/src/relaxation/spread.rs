@@ -213,7 +213,9 @@ impl<'f, 'a> Spread<'f, 'a> {
         };
         let copies = match choice.kept {
             Kept::OnDevice => in_flight,
-            Kept::InHost => in_flight.min(OFFLOAD_SLOTS),
+            // Several stages share the slots for what they offload.
+            Kept::InHost if freedom.one_stage_each => in_flight.min(OFFLOAD_SLOTS),
+            Kept::InHost => 0,
             Kept::Nowhere => u64::from(freedom.one_stage_each),
         };
         copies as f64

@@ -5,13 +5,14 @@
 
 use super::{kept, rounds, shared_out};
 use crate::{
+    MOST_OFFLOAD_SLOTS,
     figures::Figures,
     freedom::{Freedom, Kept, Turn},
     relaxation::{Counts, Limits, Share, Whole, counts, seated},
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, StageId};
-use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, footprint};
+use spipe_plan::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knobs, Placement, Stage, System, footprint};
 use std::time::Duration;
 
 /// Which part of the time that is left a program may take where systems are only tried.
@@ -20,8 +21,8 @@ pub(super) const PART: u32 = 48;
 /// How often more is left free.
 const TRIES: usize = 4;
 
-/// How many layers short stages have at most.
-const SHORT: [usize; 2] = [1, 4];
+/// How many layers short stages have at most, with how many slots for what they offload.
+const SHORT: [(usize, u64); 3] = [(1, FEWEST_OFFLOAD_SLOTS), (1, MOST_OFFLOAD_SLOTS), (4, FEWEST_OFFLOAD_SLOTS)];
 
 /// Solves the program with so many bytes left free on each device.
 type Solve<'s> = dyn Fn(&[u64]) -> Whole + Sync + 's;
@@ -77,8 +78,9 @@ fn builds<'b>(figures: &'b Figures<'_>, (system, freedom): (System, Freedom)) ->
     let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single;
     if let Some(turn) = freedom.turn.filter(|_| chain) {
         let head_start = if let Turn::Ahead(ahead) = turn { ahead } else { 0 };
-        let knobs = Knobs { head_start, ..Knobs::default() };
-        let short = |most: usize| -> Build<'b> {
+        let short = |(most, slots): (usize, u64)| -> Build<'b> {
+            let offload_slots = Some(slots).filter(|slots| *slots > FEWEST_OFFLOAD_SLOTS);
+            let knobs = Knobs { head_start, offload_slots, ..Knobs::default() };
             Box::new(move |counts| Some(chained(figures, (system, most), counts)?.with_knobs(knobs)))
         };
         SHORT.into_iter().map(short).collect()

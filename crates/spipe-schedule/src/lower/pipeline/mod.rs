@@ -76,7 +76,7 @@ impl<'a> Lowering<'a> {
             accumulated: vec![0; count],
             stepped: BTreeMap::new(),
             shared: BTreeMap::new(),
-            offloads: Offloads::default(),
+            offloads: Offloads::new(placement.offload_slots()),
             faults: Faults::new(),
         };
         this.shared = Shared::all(&mut this);

@@ -12,10 +12,6 @@ use spipe_base::{
 };
 use std::collections::BTreeMap;
 
-/// How many activations may be on their way out of a device, and how many on their way in: one that is computed on, and one
-/// that moves.
-const SLOTS: usize = 2;
-
 /// The share of a link's bandwidth beyond which a copy is held to fill it.
 const NEARLY: f64 = 0.9;
 
@@ -29,12 +25,20 @@ struct Traffic {
 }
 
 /// The offloads of all devices.
-#[derive(Default)]
 pub(super) struct Offloads {
+    /// How many activations may be on their way out of a device, and how many on their way in.
+    slots: usize,
     /// The copies over each link, by device.
     over: BTreeMap<LinkId, BTreeMap<DeviceId, Vec<ActionId>>>,
     devices: BTreeMap<DeviceId, Traffic>,
     on_the_host: BTreeMap<(StageId, MicrobatchId), BufferId>,
+}
+
+impl Offloads {
+    pub fn new(slots: u64) -> Self {
+        let slots = usize::try_from(slots).unwrap_or(usize::MAX);
+        Self { slots, over: BTreeMap::new(), devices: BTreeMap::new(), on_the_host: BTreeMap::new() }
+    }
 }
 
 impl Lowering<'_> {
@@ -47,8 +51,9 @@ impl Lowering<'_> {
         let what = (Payload::Offload, stage, microbatch);
         let out = self.move_saved(what, (memory, host), (Access::new(saved, 1), Access::new(there, 1)));
         self.offloads.on_the_host.insert((stage, microbatch), there);
+        let slots = self.offloads.slots;
         let traffic = self.offloads.devices.entry(device).or_default();
-        let waits = traffic.out.len().checked_sub(SLOTS).map(|index| traffic.out[index]);
+        let waits = traffic.out.len().checked_sub(slots).map(|index| traffic.out[index]);
         traffic.forwards.push(forward);
         traffic.out.push(out);
         if let Some(before) = waits {
@@ -125,10 +130,11 @@ impl Lowering<'_> {
         self.builder.get(copy).flows.iter().all(|flow| rate(flow) >= NEARLY * bandwidth(link))
     }
 
-    /// Lets a reload start with the backward before its own on the same device, so that no more than [`SLOTS`] are there.
+    /// Lets a reload start with a backward before its own on the same device, so that no more of them are there than there are slots.
     pub(super) fn reloaded_for(&mut self, stage: StageId, back: ActionId, backward: ActionId) {
+        let ahead = self.offloads.slots - 1;
         let traffic = self.offloads.devices.entry(self.stations[stage].stage.device).or_default();
-        let before = traffic.backwards.last().copied();
+        let before = traffic.backwards.len().checked_sub(ahead).map(|index| traffic.backwards[index]);
         traffic.backwards.push(backward);
         traffic.back.push(back);
         if let Some(before) = before {
@@ -139,14 +145,13 @@ impl Lowering<'_> {
     /// Slots are free again only once the iteration before has left them.
     pub(super) fn join_offloads(&mut self) {
         self.stagger();
+        let slots = self.offloads.slots;
         let mut edges = Vec::new();
         for traffic in self.offloads.devices.values() {
-            let waiting = traffic.forwards.iter().take(SLOTS.min(traffic.out.len()));
-            let leaving = traffic.out.iter().skip(traffic.out.len().saturating_sub(SLOTS));
-            edges.extend(leaving.zip(waiting).map(|(out, forward)| (*out, *forward, Anchor::EndToStart)));
-            if let (Some(last), Some(first)) = (traffic.backwards.last(), traffic.back.first()) {
-                edges.push((*last, *first, Anchor::StartToStart));
-            }
+            let leaving = traffic.out.iter().skip(traffic.out.len().saturating_sub(slots));
+            edges.extend(leaving.zip(&traffic.forwards).map(|(out, forward)| (*out, *forward, Anchor::EndToStart)));
+            let returning = traffic.backwards.iter().skip(traffic.backwards.len().saturating_sub(slots - 1));
+            edges.extend(returning.zip(&traffic.back).map(|(last, first)| (*last, *first, Anchor::StartToStart)));
         }
         for (from, to, anchor) in edges {
             self.slot(from, to, anchor, 1);

@@ -1,0 +1,67 @@
+//! The stages of each device cut as finely as layers allow, so that each layer has choices of its own: what is offloaded then takes little
+//! room on its way, and what a device has left steps its first layers, whose steps nothing hides.
+
+use super::{cut_at, stepped_on_socket};
+use crate::SYSTEMS;
+use spipe_base::{DeviceId, StageId};
+use spipe_cost::Mode;
+use spipe_plan::{Context, Footprint, Placement, Stage, footprint};
+
+/// Beyond so many layers not.
+const MOST_LAYERS: usize = 256;
+
+/// Every stage cut into single layers; and the same where as many of the first layers of each GPU as fit are stepped there and all others
+/// on a socket.
+pub(super) fn changed(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Placement> {
+    let fits = context.model.layers().len() <= MOST_LAYERS && SYSTEMS.contains(&placement.system);
+    if !fits || context.workload().mode != Mode::Train {
+        return Vec::new();
+    }
+    let fine = placement.stages.iter().flat_map(single).collect();
+    let fine = Placement { stages: fine, ..placement.clone() };
+    let mut list = vec![fine.clone()];
+    list.extend(stepped(context, &fine).filter(|_| help));
+    list.retain(|other| other != placement);
+    list
+}
+
+/// A stage for each layer.
+fn single(stage: &Stage) -> Vec<Stage> {
+    let mut stages = Vec::new();
+    let mut rest = *stage;
+    while rest.layers.count() > 1 {
+        let [first, others] = cut_at(&rest, 1);
+        stages.push(first);
+        rest = others;
+    }
+    stages.push(rest);
+    stages
+}
+
+/// As many first stages of each GPU as fit stepped there, the others on a socket.
+fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
+    let on_socket = |stage: &Stage| stepped_on_socket(context, stage).filter(|_| !context.is_cpu(stage.device));
+    let mut changed = placement.clone();
+    changed.stages.iter_mut().for_each(|stage| *stage = on_socket(stage).unwrap_or(*stage));
+    let needs = footprint(context, &changed);
+    for device in placement.devices().into_iter().filter(|device| !context.is_cpu(*device)) {
+        let mut left = left(context, &needs, device)?;
+        let own: Vec<StageId> =
+            changed.stages.enumerate().filter(|(_, stage)| stage.device == device).map(|(id, _)| id).collect();
+        for id in own {
+            let stage = &mut changed.stages[id];
+            let state: u64 = stage.layers.iter().map(|layer| context.cost.memory(layer, device).optimizer.get()).sum();
+            let Some(less) = left.checked_sub(state) else { break };
+            left = less;
+            stage.optimizer = None;
+        }
+    }
+    Some(changed)
+}
+
+/// What the memory of a device has left beside what is needed there; none if that is too much.
+fn left(context: &Context<'_>, needs: &Footprint, device: DeviceId) -> Option<u64> {
+    let id = context.hardware.devices()[device].memory;
+    let need: u64 = needs.get(&id).map_or(0, |stages| stages.values().map(|stage| stage.total().get()).sum());
+    context.hardware.memories()[id].usable().get().checked_sub(need)
+}
