@@ -125,12 +125,13 @@ fn knobs(figures: &Figures<'_>, placement: &Placement) -> Vec<Knobs> {
 
 /// The slots for what is offloaded that are worth trying: the fewest, and more where stages of a device share them.
 pub(crate) fn slots(placement: &Placement) -> Vec<Option<u64>> {
-    let offload =
-        |device: DeviceId| placement.stages.iter().filter(|stage| stage.device == device && stage.offload.is_some());
-    let shared = Knob::OffloadSlots.is_of(placement.system)
-        && placement.devices().into_iter().any(|device| offload(device).count() > 1);
-    let more = (FEWEST_OFFLOAD_SLOTS + 1..=MOST_OFFLOAD_SLOTS).filter(|_| shared);
-    std::iter::once(None).chain(more.map(Some)).collect()
+    let offloading = |device: DeviceId| {
+        placement.stages.iter().filter(move |stage| stage.device == device && stage.offload.is_some()).count()
+    };
+    let shared = placement.devices().into_iter().any(|device| offloading(device) > 1);
+    let more = FEWEST_OFFLOAD_SLOTS + 1..=MOST_OFFLOAD_SLOTS;
+    let has = shared && Knob::OffloadSlots.is_of(placement.system);
+    std::iter::once(None).chain(more.filter(|_| has).map(Some)).collect()
 }
 
 /// Lists of stages that cover the model.

@@ -62,6 +62,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     }
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
+    list.extend(fine::changed(context, placement, help));
     if help {
         list.extend(together::changed(context, placement).into_iter().map(forward));
     }
@@ -80,7 +81,6 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
             list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
         }
     }
-    list.extend(fine::changed(context, placement, help));
     list.extend(other_knobs(placement));
     list.extend(shared);
     list

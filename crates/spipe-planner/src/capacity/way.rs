@@ -81,8 +81,9 @@ impl Moving {
     /// The same with so many copies of what another stage offloads.
     pub fn with(mut self, (bytes, copies): (u64, u64)) -> Self {
         let first = self.0.partition_point(|other| *other >= bytes);
-        let last = self.0.len().min(first + copies.min(OFFLOAD_SLOTS) as usize);
-        self.0.copy_within(first..self.0.len() - (last - first), last);
+        let all = self.0.len();
+        let last = all.min(first + copies.min(OFFLOAD_SLOTS) as usize);
+        self.0.copy_within(first..all - (last - first), last);
         self.0[first..last].fill(bytes);
         self
     }
