@@ -55,9 +55,9 @@ update-schemas: build
 demo-short: build
 	./target/release/spipe demo --steps 3 -o target/demo-short
 
-## The cuda feature builds without a CUDA toolkit.
+## The cuda feature builds without a CUDA toolkit; all of it is in the executor, whose build does not need HiGHS again.
 cuda-check: setup
-	$(CARGO) check --release --locked -p spipe --features cuda
+	$(CARGO) check --release --locked -p spipe-exec --features cuda
 
 ## Our plans beside the baselines' for every shipped model and machine: reports/planner.md.
 .PHONY: planner-report
