@@ -99,7 +99,7 @@ fn a_run_that_is_killed_again_and_again_has_the_losses_of_one_that_is_not() {
     let resumed = ["--checkpoint-dir", "kept", "--checkpoint-every", "1", "--resume"];
     let mut seen = BTreeMap::new();
     let (mut kills, mut patience) = (0, 0);
-    loop {
+    let ended = loop {
         let child = site.run(STEPS, &resumed).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // Of all lengths, from before the first step on; longer where the machine is too busy to come to one.
         let time = Duration::from_millis(40 + 37 * (kills * 7 % 11) + patience);
@@ -113,18 +113,20 @@ fn a_run_that_is_killed_again_and_again_has_the_losses_of_one_that_is_not() {
         }
         seen.extend(more);
         if output.status.success() || said(&output).contains("60 steps behind it") {
-            break;
+            break output.status.success();
         }
         assert_eq!(output.status.code(), None, "{}", said(&output));
         assert!(!said(&output).contains("damaged"), "{}", said(&output));
         kills += 1;
         patience = if seen.len() == before { patience + 200 } else { 0 };
         assert!(kills < 500, "it gets nowhere");
-    }
+    };
     assert!(kills > 0, "it was never killed");
     // A step whose line was lost with the kill was done all the same.
     assert!(seen.len() as u32 > STEPS / 2 && seen.contains_key(&0), "{} of {STEPS}", seen.len());
-    assert_eq!(checkpoints(&site.path("kept")), 2, "the last two, and nothing half-written");
+    // One that was killed behind its last step may have had no time to forget the one before the last two.
+    let most = if ended { 2 } else { 3 };
+    assert!((2..=most).contains(&checkpoints(&site.path("kept"))), "the last two, and nothing half-written");
 }
 
 #[cfg(unix)]

@@ -215,3 +215,33 @@ pub fn listed(names: &[&str]) -> String {
         None => "the machine".into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Options,
+        case::Discipline,
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+    };
+    use spipe_cost::Mode;
+
+    /// What is said of four layers of 160 MiB, 128 MiB of them state, on two GPUs with the given MiB.
+    fn of_gpus(gpus: [u64; 2], layers: usize) -> String {
+        let layer = LayerText { count: layers, times: [1, 2, 0], slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32 };
+        let machine = MachineText { gpus: gpus.map(|memory| (memory, 20)).to_vec(), root: 20, sockets: vec![8000] };
+        let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
+        let context = instance.context();
+        let figures = Figures::new(context, &Options { host_help: false, ..Options::default() });
+        let discipline = Discipline { system: System::OneForwardOneBackward, head_start: 0 };
+        let gpus: Vec<usize> = (0..figures.devices.len()).filter(|device| !figures.devices[*device].is_cpu).collect();
+        let cases = [Case::new(&figures, &gpus, discipline), Case::new(&figures, &gpus[..1], discipline)];
+        closest(&figures, &cases).to_string()
+    }
+
+    #[test]
+    fn the_closest_division_says_what_it_lacks() {
+        assert_eq!(of_gpus([300, 300], 4), "");
+        assert_eq!(of_gpus([300, 100], 4), "");
+    }
+}

@@ -1,0 +1,189 @@
+//! No placement is faster than the bound of its system, nor than what a search has proven.
+
+use super::{
+    CLOCK,
+    draws::{dealt, drawn},
+    instances::{Instance, frozen_instance_of, instance_of, two_socket_instance_of},
+    run, run_on, simulated, solve,
+};
+use proptest::prelude::*;
+use spipe_base::SimTime;
+use spipe_plan::{Family, OutcomeStatus, Placement, System, check};
+use spipe_planner::{Options, PlanError, candidates};
+use std::cell::Cell;
+
+/// Whatever a system can do on a machine takes at least its bound, and a refused system has nothing that fits.
+#[test]
+fn no_candidate_of_any_system_beats_its_bound() {
+    run(60, bounded);
+}
+
+/// The same where the first layers are frozen, or some behind them.
+#[test]
+fn no_candidate_for_frozen_layers_beats_its_bound() {
+    run_on(60, frozen_instance_of(6), bounded);
+}
+
+fn bounded(instance: Instance) -> Result<(), TestCaseError> {
+    let context = instance.context();
+    for system in System::ALL.into_iter().filter(|system| !spipe_planner::SYSTEMS.contains(system)) {
+        let found =
+            solve(&instance, &[system], Options { refinements: 60, every_limit: 0, ..Options::default() }, false);
+        let times: Vec<SimTime> = candidates(&context, system)
+            .iter()
+            .filter(|placement| check(&context, placement).is_ok())
+            .filter_map(|placement| simulated(&instance, placement))
+            .collect();
+        match found {
+            Ok(found) => {
+                prop_assert_eq!(Ok(()), check(&context, &found.placement));
+                prop_assert_eq!(simulated(&instance, &found.placement), Some(found.simulated));
+                let known = &found.considered[0];
+                let bound = known.bound.unwrap();
+                prop_assert!(bound <= found.simulated, "{}: {} but {}", system, bound, found.simulated);
+                prop_assert!(times.iter().all(|time| bound <= *time + CLOCK), "{}: {} but {:?}", system, bound, times);
+                prop_assert!(times.iter().all(|time| found.simulated <= *time), "{}", system);
+            }
+            Err(error) => prop_assert!(times.is_empty(), "{}: {} but {:?}", system, error, times),
+        }
+    }
+    Ok(())
+}
+
+/// What is said of systems that share everything before any of their placements is simulated.
+#[test]
+fn no_placement_that_shares_everything_beats_its_bound() {
+    let seen = Cell::new(0);
+    run(200, |instance| {
+        let context = instance.context();
+        for system in System::ALL.into_iter().filter(|system| system.family() == Family::Sharded) {
+            let options = Options { incumbent: Some(SimTime::ns(1)), ..Options::default() };
+            let Err(PlanError::NothingBetter { bound, .. }) = solve(&instance, &[system], options, false) else {
+                return Err(TestCaseError::fail("nothing is faster than a nanosecond"));
+            };
+            let fit = candidates(&context, system).into_iter().filter(|placement| check(&context, placement).is_ok());
+            let times: Vec<SimTime> = fit.filter_map(|placement| simulated(&instance, &placement)).collect();
+            let all = times.iter().all(|time| bound <= *time + CLOCK);
+            prop_assert!(all, "{}: {} but {:?}", system, bound, times);
+            let close = times.iter().min().is_some_and(|least| bound.to_ms() >= 0.5 * least.to_ms());
+            seen.set(seen.get() + u32::from(close));
+        }
+        Ok(())
+    });
+    assert!(seen.get() >= 50, "few bounds are close: {}", seen.get());
+}
+
+/// No placement with several stages on a device is faster than its system's bound, whatever is recomputed, stepped or saved elsewhere.
+#[test]
+fn no_stages_on_any_devices_beat_the_bound_of_their_system() {
+    staged_bounds((400, 20), instance_of(6));
+}
+
+/// The same where what they have on the host is on either of two sockets.
+#[test]
+fn no_stages_beside_two_sockets_beat_the_bound_of_their_system() {
+    staged_bounds((500, 10), prop_oneof![two_socket_instance_of(6, 1), two_socket_instance_of(5, 2)]);
+}
+
+fn staged_bounds((cases, close): (u32, u32), on: impl Strategy<Value = Instance>) {
+    let seen = Cell::new(0);
+    run_on(cases, (on, prop::collection::vec(any::<u8>(), 12)), |(instance, draws)| {
+        let context = instance.context();
+        for system in [System::OneForwardOneBackward, System::Gpipe, System::Hybrid] {
+            let placement = drawn(&context, system, &draws);
+            if check(&context, &placement).is_err() {
+                continue;
+            }
+            let Some(time) = simulated(&instance, &placement) else { continue };
+            let incumbent = Some(SimTime::ns(1));
+            let options = Options { incumbent, start: Some(placement.clone()), ..Options::default() };
+            let Err(PlanError::NothingBetter { bound, .. }) = solve(&instance, &[system], options, false) else {
+                return Err(TestCaseError::fail("nothing is faster than a nanosecond"));
+            };
+            prop_assert!(bound <= time + CLOCK, "{} but {}: {:?}", bound, time, placement);
+            let several = placement.stages.len() > placement.devices().len();
+            seen.set(seen.get() + u32::from(several && bound.to_ms() >= 0.7 * time.to_ms()));
+        }
+        Ok(())
+    });
+    assert!(seen.get() >= close, "{} bounds of several stages on a device were close", seen.get());
+}
+
+/// No placement with several stages on a device is faster than what a search has proven of its system, or than a plan that it calls the best.
+#[test]
+fn no_stages_on_any_devices_beat_what_is_proven_of_their_system() {
+    proven_of_staged(30, instance_of(6));
+}
+
+/// The same where what they have on the host is on either of two sockets.
+#[test]
+fn no_stages_beside_two_sockets_beat_what_is_proven_of_their_system() {
+    proven_of_staged(20, two_socket_instance_of(5, 1));
+}
+
+fn proven_of_staged(cases: u32, on: impl Strategy<Value = Instance>) {
+    let (seen, proven) = (Cell::new(0), Cell::new(0));
+    let draws = prop::collection::vec(prop::collection::vec(any::<u8>(), 12), 24);
+    run_on(cases, (on, draws), |(instance, draws)| {
+        let context = instance.context();
+        for system in [System::OneForwardOneBackward, System::Gpipe, System::Hybrid] {
+            let options = Options { every_limit: 0, refinements: 400, ..Options::default() };
+            let Ok(found) = solve(&instance, &[system], options.clone(), true) else { continue };
+            let optimal = found.status == OutcomeStatus::Optimal;
+            proven.set(proven.get() + u32::from(optimal));
+            for placement in draws.iter().map(|draws| drawn(&context, system, draws)) {
+                // Without a CPU stage it is 1F1B.
+                let named =
+                    system != System::Hybrid || placement.devices().iter().any(|device| context.is_cpu(*device));
+                let checked = named && check(&context, &placement).is_ok();
+                let Some(time) = checked.then(|| simulated(&instance, &placement)).flatten() else { continue };
+                prop_assert!(found.bound <= time + CLOCK, "{} but {}: {:?}", found.bound, time, placement);
+                let least = found.simulated.to_ms() * (1.0 - options.gap);
+                prop_assert!(!optimal || least <= (time + CLOCK).to_ms(), "{found:?} but {time}: {placement:?}");
+                let several = placement.stages.len() > placement.devices().len();
+                seen.set(seen.get() + u32::from(several && found.bound.to_ms() >= 0.8 * time.to_ms()));
+            }
+        }
+        Ok(())
+    });
+    assert!(seen.get() >= 20, "{} bounds of several stages on a device were close", seen.get());
+    assert!(proven.get() >= 8, "{} plans were proven", proven.get());
+}
+
+/// No placement with some layers streamed and others kept is faster than its system's bound, which counts whole layers.
+#[test]
+fn no_layers_kept_or_streamed_beat_the_bound_of_their_system() {
+    dealt_bounds(800, instance_of(6));
+}
+
+/// The same where they are streamed from either of two sockets.
+#[test]
+fn no_layers_streamed_from_two_sockets_beat_the_bound_of_their_system() {
+    dealt_bounds(400, prop_oneof![two_socket_instance_of(6, 1), two_socket_instance_of(5, 2)]);
+}
+
+fn dealt_bounds(cases: u32, on: impl Strategy<Value = Instance>) {
+    let seen = Cell::new([0; 2]);
+    run_on(cases, (on, prop::collection::vec(any::<u8>(), 12)), |(instance, draws)| {
+        let context = instance.context();
+        for (index, system) in [System::Superpipeline, System::Mobius].into_iter().enumerate() {
+            let placement = dealt(&context, system, &draws);
+            let checked = placement.filter(|placement| check(&context, placement).is_ok());
+            let Some(placement) = checked else { continue };
+            let Some(time) = simulated(&instance, &placement) else { continue };
+            let options =
+                Options { incumbent: Some(SimTime::ns(1)), start: Some(placement.clone()), ..Options::default() };
+            let Err(PlanError::NothingBetter { bound, .. }) = solve(&instance, &[system], options, false) else {
+                return Err(TestCaseError::fail("nothing is faster than a nanosecond"));
+            };
+            prop_assert!(bound <= time + CLOCK, "{} but {}: {:?}", bound, time, placement);
+            let kept = placement.stages.iter().filter(|stage| matches!(stage.weights, Weights::Resident)).count();
+            let mixed = (1..placement.stages.len()).contains(&kept);
+            let mut now = seen.get();
+            now[index] += u32::from(mixed && bound.to_ms() >= 0.6 * time.to_ms());
+            seen.set(now);
+        }
+        Ok(())
+    });
+    assert!(seen.get().iter().all(|seen| *seen >= 10), "few bounds were close: {:?}", seen.get());
+}
