@@ -18,10 +18,8 @@ use proptest::{
 };
 use spipe_base::{LayerRange, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{Family, OutcomeStatus, Placement, System, Weights, check};
-use spipe_planner::{
-    Named, Options, Pin, Pins, PlanError, Problem, Solution, candidates, every, generated, plan_all, planner,
-};
+use spipe_plan::{OutcomeStatus, Placement, System, check};
+use spipe_planner::{Named, Options, Pin, Pins, PlanError, Problem, Solution, every, generated, plan_all, planner};
 use std::{cell::Cell, sync::atomic::AtomicBool, time::Duration};
 
 static NEVER: AtomicBool = AtomicBool::new(false);

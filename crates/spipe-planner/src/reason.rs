@@ -226,22 +226,34 @@ mod tests {
     };
     use spipe_cost::Mode;
 
-    /// What is said of four layers of 160 MiB, 128 MiB of them state, on two GPUs with the given MiB.
-    fn of_gpus(gpus: [u64; 2], layers: usize) -> String {
-        let layer = LayerText { count: layers, times: [1, 2, 0], slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32 };
-        let machine = MachineText { gpus: gpus.map(|memory| (memory, 20)).to_vec(), root: 20, sockets: vec![8000] };
+    /// What is said of stages of four layers, each with 128 MiB of state and 33 MiB that it saves, on the first so many of two GPUs with
+    /// those MiB.
+    fn of_gpus(memories: [u64; 2], chains: &[usize]) -> String {
+        let layer = LayerText { count: 4, times: [1, 2, 0], slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32 };
+        let machine = MachineText { gpus: memories.map(|memory| (memory, 20)).to_vec(), root: 20, sockets: vec![8000] };
         let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
-        let context = instance.context();
-        let figures = Figures::new(context, &Options { host_help: false, ..Options::default() });
+        let figures = Figures::new(instance.context(), &Options { host_help: false, ..Options::default() });
         let discipline = Discipline { system: System::OneForwardOneBackward, head_start: 0 };
         let gpus: Vec<usize> = (0..figures.devices.len()).filter(|device| !figures.devices[*device].is_cpu).collect();
-        let cases = [Case::new(&figures, &gpus, discipline), Case::new(&figures, &gpus[..1], discipline)];
+        let cases: Vec<Case> = chains.iter().map(|count| Case::new(&figures, &gpus[..*count], discipline)).collect();
         closest(&figures, &cases).to_string()
     }
 
+    /// Two layers recomputed have their state, what both save, an input of either of two microbatches and slots of 1 MiB.
     #[test]
     fn the_closest_division_says_what_it_lacks() {
-        assert_eq!(of_gpus([300, 300], 4), "");
-        assert_eq!(of_gpus([300, 100], 4), "");
+        let said = |lacks: &str, devices: &str| {
+            format!("no division of the 4 layers fits: the closest one, over {devices} under `1f1b`, lacks {lacks}")
+        };
+        assert_eq!(of_gpus([300, 300], &[2, 1]), said("28.0 MiB in `gpu0`", "`gpu0` and `gpu1`"));
+        // Three layers there; with two of them 226 MiB would be missing on the other.
+        assert_eq!(of_gpus([300, 100], &[2, 1]), said("189.0 MiB in `gpu0`", "`gpu0` and `gpu1`"));
+        assert_eq!(of_gpus([300, 300], &[1]), said("344.0 MiB in `gpu0`", "`gpu0`"));
+    }
+
+    #[test]
+    fn where_no_devices_are_connected_that_is_the_reason() {
+        let none = "no chain of connected devices of `random` can run the layers of `random` in order";
+        assert_eq!(of_gpus([300, 300], &[]), none);
     }
 }

@@ -8,7 +8,7 @@ use super::{
 };
 use proptest::prelude::*;
 use spipe_base::SimTime;
-use spipe_plan::{Family, OutcomeStatus, Placement, System, check};
+use spipe_plan::{Family, OutcomeStatus, System, Weights, check};
 use spipe_planner::{Options, PlanError, candidates};
 use std::cell::Cell;
 

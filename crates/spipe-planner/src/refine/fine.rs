@@ -2,16 +2,16 @@
 //! room on its way, and what a device has left steps its first layers, whose steps nothing hides.
 
 use super::{cut_at, stepped_on_socket};
-use crate::SYSTEMS;
+use crate::{SYSTEMS, every::slots};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Footprint, Placement, Stage, footprint};
+use spipe_plan::{Context, Footprint, Knobs, Placement, Stage, footprint};
 
 /// Beyond so many layers not.
 const MOST_LAYERS: usize = 256;
 
 /// Every stage cut into single layers; and the same where as many of the first layers of each GPU as fit are stepped there and all others
-/// on a socket.
+/// on a socket, with every number of slots for what is offloaded.
 pub(super) fn changed(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Placement> {
     let fits = context.model.layers().len() <= MOST_LAYERS && SYSTEMS.contains(&placement.system);
     if !fits || context.workload().mode != Mode::Train {
@@ -20,7 +20,10 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement, help: bool) 
     let fine = placement.stages.iter().flat_map(single).collect();
     let fine = Placement { stages: fine, ..placement.clone() };
     let mut list = vec![fine.clone()];
-    list.extend(stepped(context, &fine).filter(|_| help));
+    if help {
+        let with = |offload_slots| fine.clone().with_knobs(Knobs { offload_slots, ..fine.knobs });
+        list.extend(slots(&fine).into_iter().filter_map(|slots| stepped(context, &with(slots))));
+    }
     list.retain(|other| other != placement);
     list
 }
