@@ -31,6 +31,11 @@ impl StageFootprint {
 /// The bytes needed in every memory, and by which stage.
 pub type Footprint = BTreeMap<MemoryId, BTreeMap<StageId, StageFootprint>>;
 
+/// What all stages together need in one memory.
+pub fn needed(needs: &Footprint, memory: MemoryId) -> Bytes {
+    needs.get(&memory).into_iter().flat_map(BTreeMap::values).map(StageFootprint::total).sum()
+}
+
 /// How a stage is joined to a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Boundary {

@@ -24,7 +24,7 @@ mod system;
 pub use check::{check, check_shape};
 pub use file::{Embedded, PlanFile, schema};
 pub use footprint::{
-    Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, offloaded_bytes, shard,
+    Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, needed, offloaded_bytes, shard,
     stage_footprint,
 };
 pub use knob::Knob;

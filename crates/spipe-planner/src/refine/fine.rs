@@ -3,9 +3,9 @@
 
 use super::{cut_at, stepped_on_socket};
 use crate::{SYSTEMS, every::slots};
-use spipe_base::{DeviceId, StageId};
+use spipe_base::StageId;
 use spipe_cost::Mode;
-use spipe_plan::{Context, Footprint, Knobs, Placement, Stage, footprint};
+use spipe_plan::{Context, Knobs, Placement, Stage, footprint, needed};
 
 /// Beyond so many layers not.
 const MOST_LAYERS: usize = 256;
@@ -48,7 +48,8 @@ fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     changed.stages.iter_mut().for_each(|stage| *stage = on_socket(stage).unwrap_or(*stage));
     let needs = footprint(context, &changed);
     for device in placement.devices().into_iter().filter(|device| !context.is_cpu(*device)) {
-        let mut left = left(context, &needs, device)?;
+        let memory = context.hardware.devices()[device].memory;
+        let mut left = context.hardware.memories()[memory].usable().get().checked_sub(needed(&needs, memory).get())?;
         let own: Vec<StageId> =
             changed.stages.enumerate().filter(|(_, stage)| stage.device == device).map(|(id, _)| id).collect();
         for id in own {
@@ -60,11 +61,4 @@ fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
         }
     }
     Some(changed)
-}
-
-/// What the memory of a device has left beside what is needed there; none if that is too much.
-fn left(context: &Context<'_>, needs: &Footprint, device: DeviceId) -> Option<u64> {
-    let id = context.hardware.devices()[device].memory;
-    let need: u64 = needs.get(&id).map_or(0, |stages| stages.values().map(|stage| stage.total().get()).sum());
-    context.hardware.memories()[id].usable().get().checked_sub(need)
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, StageId};
-use spipe_plan::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knobs, Placement, Stage, System, footprint};
+use spipe_plan::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knobs, Placement, Stage, System, footprint, needed};
 use std::time::Duration;
 
 /// Which part of the time that is left a program may take where systems are only tried.
@@ -122,9 +122,7 @@ fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
     let needs = footprint(context, placement);
     let lacks = |device: DeviceId| {
         let id = context.hardware.devices()[device].memory;
-        let memory = &context.hardware.memories()[id];
-        let need: u64 = needs.get(&id).map_or(0, |stages| stages.values().map(|stage| stage.total().get()).sum());
-        need.saturating_sub(memory.usable().get())
+        needed(&needs, id).saturating_sub(context.hardware.memories()[id].usable()).get()
     };
     context.cost.devices().map(lacks).collect()
 }

@@ -6,7 +6,7 @@
 use super::socket;
 use crate::figures::MOST_HOSTS;
 use spipe_base::{DeviceId, MemoryId, StageId};
-use spipe_plan::{Context, Family, Placement, Stage, Weights, footprint};
+use spipe_plan::{Context, Family, Placement, Stage, Weights, footprint, needed};
 
 /// The sockets on which a GPU may have something, the nearest first; none for a socket.
 pub(crate) fn sockets(context: &Context<'_>, device: DeviceId) -> Vec<DeviceId> {
@@ -64,10 +64,7 @@ pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option
         need.map_or(0.0, |need| need.total().as_f64())
     };
     let memory = |socket: DeviceId| context.hardware.devices()[socket].memory;
-    let full = |memory: MemoryId| {
-        let held: f64 = needs.get(&memory).into_iter().flatten().map(|(_, need)| need.total().as_f64()).sum();
-        held / room(memory)
-    };
+    let full = |memory: MemoryId| needed(&needs, memory).as_f64() / room(memory);
     let mut sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
     sockets.sort_by(|one, other| full(memory(*one)).total_cmp(&full(memory(*other))));
     let (emptier, fuller) = (*sockets.first()?, *sockets.last()?);

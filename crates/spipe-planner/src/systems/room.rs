@@ -4,7 +4,7 @@ use super::{gpus, kept::with_least_recompute};
 use crate::refine::on;
 use spipe_base::{DeviceId, MemoryId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Placement, Stage, Weights, check, footprint};
+use spipe_plan::{Context, Placement, Stage, Weights, check, footprint, needed};
 
 /// Beyond so many stages it would take too long.
 const MOST_STAGES: usize = 256;
@@ -41,10 +41,7 @@ pub(super) fn dealt(context: &Context<'_>, placement: &Placement) -> Option<Plac
 /// Whether the memories that a stage uses hold no more than they can.
 fn has_room(context: &Context<'_>, placement: &Placement, stage: Stage) -> bool {
     let needs = footprint(context, placement);
-    let holds = |memory: MemoryId| {
-        let stages = needs.get(&memory).into_iter().flat_map(|stages| stages.values());
-        stages.map(|stage| stage.total()).sum::<spipe_base::Bytes>() <= context.hardware.memories()[memory].usable()
-    };
+    let holds = |memory: MemoryId| needed(&needs, memory) <= context.hardware.memories()[memory].usable();
     let home = match stage.weights {
         Weights::Streamed(home) => Some(home),
         Weights::Resident => None,
