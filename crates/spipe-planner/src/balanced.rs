@@ -56,10 +56,10 @@ fn all_cases(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'
     cases(problem, figures, &sequence::sequences(figures, problem.options.sequence_limit, Some(deadline)).list)
 }
 
-/// The fastest of the best-balanced placements.
-pub(crate) fn best(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Option<Scored> {
+/// The fastest of the best-balanced placements, if it may take less than `most` ms.
+pub(crate) fn best(problem: &Problem<'_>, figures: &Figures<'_>, most: f64, deadline: &Deadline<'_>) -> Option<Scored> {
     let cases = all_cases(problem, figures, deadline);
-    let candidates = candidates(figures, &Partitioner::new(figures, &cases), &cases, deadline);
+    let candidates = candidates(figures, &Partitioner::new(figures, &cases), (&cases, most), deadline);
     fastest((problem, figures), &cases, &candidates, deadline)
 }
 
@@ -82,7 +82,7 @@ fn solve(
     cases: &[Case],
     deadline: &Deadline<'_>,
 ) -> Result<Solution, PlanError> {
-    let candidates = candidates(figures, &Partitioner::new(figures, cases), cases, deadline);
+    let candidates = candidates(figures, &Partitioner::new(figures, cases), (cases, f64::INFINITY), deadline);
     if candidates.is_empty() {
         let all = (0..cases.len()).all(|case| deadline.allows(case));
         let error = || reason::closest(figures, cases);
@@ -110,14 +110,15 @@ fn solve(
     })
 }
 
-/// The best-balanced divisions, the best first, each with the index of its case.
+/// The best-balanced divisions, the best first, each with the index of its case, without those whose busiest stage is busy for `most` ms
+/// in an iteration.
 pub(crate) fn candidates(
     figures: &Figures<'_>,
     partitioner: &Partitioner<'_, '_>,
-    cases: &[Case],
+    (cases, most): (&[Case], f64),
     deadline: &Deadline<'_>,
 ) -> Vec<(usize, Division)> {
-    let best = Best::default();
+    let best = Best { most: most / figures.microbatches as f64, times: Mutex::default() };
     let divide = |(index, case): (usize, &Case)| {
         let tried = case.undecided().is_none() && deadline.allows(index);
         let (busiest, division) = if tried { balance(figures, partitioner, case, best.limit()) } else { None }?;
@@ -130,14 +131,17 @@ pub(crate) fn candidates(
     divisions.into_iter().map(|(_, index, division)| (index, division)).collect()
 }
 
-/// The least times of busiest stages so far, one for each candidate: a case above the largest of them cannot be among the best. As bits,
-/// which order times that are not negative.
-#[derive(Default)]
-struct Best(Mutex<BinaryHeap<u64>>);
+/// The least times of busiest stages so far, one for each candidate: a case above the largest of them cannot be among the best.
+struct Best {
+    /// The most that is of interest.
+    most: f64,
+    /// As bits, which order times that are not negative.
+    times: Mutex<BinaryHeap<u64>>,
+}
 
 impl Best {
     fn add(&self, busiest: f64) {
-        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         times.push(busiest.to_bits());
         if times.len() > CANDIDATES {
             times.pop();
@@ -146,9 +150,9 @@ impl Best {
 
     /// What a case must not exceed to be among them.
     fn limit(&self) -> f64 {
-        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let last = times.peek().filter(|_| times.len() == CANDIDATES);
-        last.map_or(f64::INFINITY, |bits| f64::from_bits(*bits))
+        last.map_or(self.most, |bits| f64::from_bits(*bits))
     }
 }
 
@@ -218,7 +222,7 @@ mod tests {
             cases.iter().enumerate().filter_map(|(index, case)| Some((whole(case)?.0, index))).collect();
         all.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
         assert!(all.len() > CANDIDATES && all[0].0 < all[CANDIDATES].0);
-        let found = candidates(&figures, &partitioner, &cases, &deadline);
+        let found = candidates(&figures, &partitioner, (&cases, f64::INFINITY), &deadline);
         let found: Vec<usize> = found.into_iter().map(|(index, _)| index).collect();
         assert_eq!(found, all[..CANDIDATES].iter().map(|(_, index)| *index).collect::<Vec<_>>());
         let divisions =

@@ -6,8 +6,9 @@ use crate::{
     figures::{DeviceFigures, Figures, Help, Hop, Seat, StageTimes},
     order::Times,
 };
+use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, SimTime, StageId};
-use spipe_plan::{InFlight, Knobs, Placement, Stage, System, check};
+use spipe_plan::{Family, InFlight, Knobs, Placement, Stage, System, check};
 
 /// A system with its knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -191,6 +192,49 @@ pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Score
     }
     check(&problem.context, &placement).ok()?;
     (problem.score)(&placement).map(|time| (time, placement))
+}
+
+/// For how long the busiest device computes, in ms: no iteration of stages is shorter. Nothing where devices share
+/// everything.
+pub(crate) fn busiest(figures: &Figures<'_>, placement: &Placement) -> f64 {
+    if placement.system.family() == Family::Sharded {
+        return 0.0;
+    }
+    let mut busy = vec![0.0; figures.devices.len()];
+    let m = figures.microbatches as f64;
+    for stage in &placement.stages {
+        let device = &figures.devices[stage.device.index()];
+        for times in stage.layers.iter().filter_map(|layer| device.times[layer.index()]) {
+            busy[stage.device.index()] += m * times.forward;
+        }
+    }
+    for stage in placement.backward_stages().iter().filter(|_| figures.training) {
+        let device = &figures.devices[stage.device.index()];
+        for (index, layer) in stage.layers.iter().enumerate() {
+            let times = device.times[layer.index()].unwrap_or_default();
+            let again = if index < stage.recomputed && times.backward > 0.0 { times.forward } else { 0.0 };
+            busy[stage.device.index()] += m * (times.backward + again);
+        }
+    }
+    busy.into_iter().fold(0.0, f64::max)
+}
+
+/// Those of `placements` that run, but for some that take no less than `most` ms or than another of them: the one whose busiest device has
+/// least to do is simulated first.
+pub(crate) fn those_that_run(
+    (problem, figures): (&Problem<'_>, &Figures<'_>),
+    placements: Vec<Placement>,
+    most: f64,
+) -> Vec<Scored> {
+    let of = |placement: Placement| (busiest(figures, &placement), placement);
+    let mut list: Vec<(f64, Placement)> = placements.into_iter().map(of).filter(|(busy, _)| *busy < most).collect();
+    list.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut list = list.into_iter();
+    let first: Option<Scored> = list.by_ref().find_map(|(_, placement)| judge(problem, placement));
+    let most = first.as_ref().map_or(most, |(time, _)| most.min(time.to_ms()));
+    let others: Vec<Placement> = list.filter(|(busy, _)| *busy < most).map(|(_, placement)| placement).collect();
+    let others = others.into_par_iter().filter_map(|placement| judge(problem, placement)).collect::<Vec<_>>();
+    first.into_iter().chain(others).collect()
 }
 
 /// The faster of two; the first of two equally fast ones.

@@ -2,30 +2,32 @@
 //!
 //! The stages of a device take their turn together, so that each has as many microbatches in flight as one stage of all the layers
 //! would have. What they keep adds up, of what they need in passing only the largest counts, and of what is on its way to the host and
-//! back what fills the slots that they share. With a limit T on what they need in passing, what they keep at least without the host is
-//! a shortest path, and what they need of the host is one with more weights:
+//! back what fills the four slots that they share. Of copies x the four largest are the least of `4 S + Σ max(0, x − S)`, which is reached
+//! where S is one of them, or zero. So with a limit T on what stages need in passing, and with S, what they keep at least without the host
+//! is a shortest path, and what they then need of the host is one with two weights:
 //!
 //! ```text
-//! ways(to) = { way + what stage from..to keeps, has on its way, and needs of its host :
+//! ways(to) = { way + what stage from..to keeps, and has on its way beyond S, and needs of its host :
 //!              way ∈ ways(from), the stage needs at most T in passing }
 //! ```
 //!
-//! of which only those ways count of which none needs less of all, whatever comes behind. The larger T, the less is kept, so that for all T of an interval
-//! what is kept under the largest, with the smallest in passing, is a bound, by which most of them need no look. What is left is exact,
+//! of which only those ways count of which none needs less of both. The larger T, the less is kept, so that for all T of an interval
+//! what is kept under the largest, with the smallest in passing, is a bound, by which most of them need no look; and the same for all S of
+//! an interval, of the largest of which copies keep what is beyond, in slots of the smallest. What is left is exact,
 //! but for very many layers on a device: what is found then fits, and the least is a bound.
 
 use super::{
     Figures, Help, Seat,
     hold::same,
-    way::{Choice, Piece, Way, keep},
+    way::{Choice, Found, Piece, Way, keep},
 };
 use crate::figures::DeviceFigures;
 use rayon::prelude::*;
-use spipe_plan::Boundary;
+use spipe_plan::{Boundary, OFFLOAD_SLOTS};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many steps the parts that begin with the same layer may take, with so many microbatches in flight.
-const MOST_LOOKS: u64 = 1 << 22;
+const MOST_LOOKS: u64 = 1 << 20;
 
 /// How many ways to cut the same layers are told apart at most: as many as take so many steps, but within these.
 const STEPS: usize = 1 << 22;
@@ -44,18 +46,25 @@ pub(super) struct Part {
     pub in_flight: u64,
 }
 
-/// What a part needs of the host: no less than `least`, and no more than is found under a limit on what stages need in passing.
+/// What a part needs of the host: no less than `least`, and no more than is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Known {
     pub least: u64,
-    pub found: Option<(u64, u64)>,
+    pub found: Option<Found>,
 }
 
-/// A limit on what stages need in passing, and the least that any of them needs beyond the limit before.
+/// A limit on what stages need in passing, and the least that any of them needs beyond the limit before; the same for copies on their way.
 #[derive(Clone, Copy, Debug)]
 struct Limit {
     low: u64,
     high: u64,
+}
+
+/// Intervals of limits, and of slots, by the number of the first and the last.
+#[derive(Clone, Copy)]
+struct Range {
+    limits: (usize, usize),
+    slots: (usize, usize),
 }
 
 /// Parts that start with one layer, by microbatches in flight, each with the most that it may need.
@@ -70,23 +79,20 @@ pub(super) fn known(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, 
     }
     let starts: Vec<_> = starts.into_iter().collect();
     let of_start = |(from, rows): &(usize, Rows)| {
-        let mut start = Start::new(figures, (index, *from), &limits, rows.values().flatten().map(|(part, _)| part.to));
+        let ends = rows.values().flatten().map(|(part, _)| part.to).collect();
+        let mut start = Start { figures, index, from: *from, all: &limits, ends, kept: BTreeMap::new() };
         rows.iter().flat_map(|(in_flight, parts)| start.known(*in_flight, parts)).collect::<Vec<(Part, Known)>>()
     };
     starts.par_iter().flat_map_iter(of_start).collect()
 }
 
-/// The stages of `part` under a limit under which they need so much of the host.
-pub(super) fn stages(
-    figures: &Figures<'_>,
-    index: usize,
-    part: Part,
-    (of_host, limit): (u64, u64),
-) -> Option<Vec<Choice>> {
+/// The stages of `part` that are found so.
+pub(super) fn stages(figures: &Figures<'_>, index: usize, part: Part, found: Found) -> Option<Vec<Choice>> {
     let row = Row::new(figures, index, (part.from, part.in_flight));
-    let room = figures.devices[index].usable.checked_sub(limit)?;
-    let (ways, _) = row.ways((limit, room), part.to, (usize::MAX, of_host), &mut 0);
-    let mut way = row.complete(&ways, (limit, room), part.to, &mut 0)?;
+    let room = figures.devices[index].usable.checked_sub(found.limit + OFFLOAD_SLOTS * found.slot)?;
+    let sizes = (found.limit, found.slot);
+    let (ways, _) = row.ways((sizes, room), part.to, (usize::MAX, found.of_host), &mut 0);
+    let mut way = row.complete(&ways, sizes, part.to, |way| way.needs.weight + row.shared(part.to) <= room)?;
     let mut stages = Vec::new();
     while let Some((stage, from, index)) = way.last {
         stages.push(stage);
@@ -96,13 +102,19 @@ pub(super) fn stages(
     Some(stages)
 }
 
-/// Everything that stages may need in passing.
-fn limits(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> Vec<Limit> {
+/// Everything that stages may need in passing, and everything that they may offload of a microbatch, or nothing.
+struct Limits {
+    passing: Vec<Limit>,
+    slots: Vec<Limit>,
+}
+
+fn limits(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> Limits {
     let (device, seat) = (&figures.devices[index], Seat::alone(index));
     let first = parts.keys().map(|part| part.from).min().unwrap_or(0);
     let last = parts.keys().map(|part| part.to).max().unwrap_or(0);
     let longest = parts.keys().map(|part| part.to - part.from).max().unwrap_or(0);
-    let mut values: Vec<u64> = Vec::new();
+    let helped = figures.hosts(index).next().is_some();
+    let (mut values, mut slots) = (Vec::new(), vec![0]);
     let mut listed = 0;
     for from in first..last {
         for to in from + 1..=last.min(from + longest) {
@@ -113,7 +125,11 @@ fn limits(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> V
             let Some((fewest, most)) = device.recomputes(figures.training, from, to) else { continue };
             listed += AROUND.len() * (most + 1 - fewest);
             if listed > MOST_LISTED {
-                return equal(device.usable);
+                let slots = if helped { equal(device.usable / OFFLOAD_SLOTS) } else { listed_limits(vec![0]) };
+                return Limits { passing: equal(device.usable), slots };
+            }
+            if helped {
+                slots.extend((fewest..=most).map(|recomputed| device.leaving((from, to), recomputed)));
             }
             for around in AROUND {
                 let passing = |recomputed: usize| device.parts(seat, (from, to), recomputed, around).1;
@@ -121,6 +137,12 @@ fn limits(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> V
             }
         }
     }
+    slots.retain(|slot| *slot <= device.usable / OFFLOAD_SLOTS);
+    Limits { passing: listed_limits(values), slots: listed_limits(slots) }
+}
+
+/// A limit for each of `values`.
+fn listed_limits(mut values: Vec<u64>) -> Vec<Limit> {
     values.sort_unstable();
     values.dedup();
     values.into_iter().map(|value| Limit { low: value, high: value }).collect()
@@ -131,7 +153,7 @@ struct Start<'s, 'f, 'a> {
     figures: &'f Figures<'a>,
     index: usize,
     from: usize,
-    limits: &'s [Limit],
+    all: &'s Limits,
     ends: BTreeSet<usize>,
     /// By limit and microbatches in flight: what the layers up to each end keep at least without help.
     kept: BTreeMap<(usize, u64), BTreeMap<usize, u64>>,
@@ -143,63 +165,68 @@ struct Asked {
     /// More than this does not help.
     most: u64,
     least: u64,
-    found: Option<(u64, u64)>,
+    found: Option<Found>,
 }
 
-impl<'s, 'f, 'a> Start<'s, 'f, 'a> {
-    fn new(
-        figures: &'f Figures<'a>,
-        (index, from): (usize, usize),
-        limits: &'s [Limit],
-        ends: impl Iterator<Item = usize>,
-    ) -> Self {
-        Self { figures, index, from, limits, ends: ends.collect(), kept: BTreeMap::new() }
-    }
-
-    /// What is needed with so many microbatches in flight: bounds of ever smaller intervals of limits.
+impl Start<'_, '_, '_> {
+    /// What is needed with so many microbatches in flight: bounds of ever smaller intervals of limits and slots.
     fn known(&mut self, in_flight: u64, parts: &[(Part, u64)]) -> Vec<(Part, Known)> {
         let asked = |(part, most): &(Part, u64)| Asked { to: part.to, most: *most, least: u64::MAX, found: None };
         let mut asked: Vec<Asked> = parts.iter().map(asked).collect();
         let row = Row::new(self.figures, self.index, (self.from, in_flight));
         let mut looks = MOST_LOOKS;
-        let mut open: Vec<(usize, usize)> =
-            self.limits.len().checked_sub(1).map(|last| (0, last)).into_iter().collect();
-        while let Some((first, last)) = open.pop() {
-            let bounds = self.bounds(&row, (first, last), &mut asked, &mut looks);
+        let last = self.all.passing.len().checked_sub(1);
+        let whole = |last| Range { limits: (0, last), slots: (0, self.all.slots.len() - 1) };
+        let mut open: Vec<Range> = last.map(whole).into_iter().collect();
+        while let Some(range) = open.pop() {
+            let bounds = self.bounds(&row, range, &mut asked, &mut looks);
             if bounds.is_empty() {
                 continue;
             }
-            if looks == 0 || (first == last) {
-                for (index, bound) in bounds {
-                    asked[index].least = asked[index].least.min(bound);
+            match self.halves(range).filter(|_| looks > 0) {
+                Some(halves) => open.extend(halves),
+                None => {
+                    for (index, bound) in bounds {
+                        asked[index].least = asked[index].least.min(bound);
+                    }
                 }
-            } else {
-                let middle = first.midpoint(last);
-                open.extend([(middle + 1, last), (first, middle)]);
             }
         }
         let known = |asked: Asked| Known { least: asked.least, found: asked.found };
         parts.iter().map(|(part, _)| *part).zip(asked.into_iter().map(known)).collect()
     }
 
-    /// For all that may need less than is known, what they need at least under the limits of an interval; what fits is remembered.
-    fn bounds(
-        &mut self,
-        row: &Row<'_, '_>,
-        (first, last): (usize, usize),
-        asked: &mut [Asked],
-        looks: &mut u64,
-    ) -> Vec<(usize, u64)> {
-        let (low, high) = (self.limits[first].low, self.limits[last].high);
+    /// The upper and the lower half of what leaves more open; none where nothing is left open.
+    fn halves(&self, range: Range) -> Option<[Range; 2]> {
+        let Range { limits, slots } = range;
+        let width = |list: &[Limit], (first, last): (usize, usize)| list[last].high - list[first].low;
+        let of_slots = width(&self.all.slots, slots) * OFFLOAD_SLOTS;
+        let split = |(first, last): (usize, usize)| {
+            let middle = first.midpoint(last);
+            [(middle + 1, last), (first, middle)]
+        };
+        if slots.0 < slots.1 && (limits.0 == limits.1 || of_slots >= width(&self.all.passing, limits)) {
+            Some(split(slots).map(|slots| Range { slots, ..range }))
+        } else if limits.0 < limits.1 {
+            Some(split(limits).map(|limits| Range { limits, ..range }))
+        } else {
+            None
+        }
+    }
+
+    /// For all that may need less than is known, what they need at least within some limits and slots; what fits is remembered.
+    fn bounds(&mut self, row: &Row<'_, '_>, range: Range, asked: &mut [Asked], looks: &mut u64) -> Vec<(usize, u64)> {
+        let (low, high) = (self.all.passing[range.limits.0].low, self.all.passing[range.limits.1].high);
+        let (least_slot, slot) = (self.all.slots[range.slots.0].low, self.all.slots[range.slots.1].high);
         let (figures, index) = (self.figures, self.index);
-        let kept = self.kept(row, last, looks);
+        let kept = self.kept(row, range.limits.1, looks);
         let mut bounds: Vec<(usize, u64)> = Vec::new();
         for (part, asked) in asked.iter_mut().enumerate() {
             let Some(kept) = kept.get(&asked.to) else { continue };
             let total = row.total(asked.to, *kept);
             let need = |passing: u64| total + passing;
             if need(high) <= row.device.usable {
-                asked.improve(if row.device.is_cpu { need(high) } else { 0 }, high);
+                asked.improve(Found { of_host: if row.device.is_cpu { need(high) } else { 0 }, limit: high, slot: 0 });
             }
             let bound = match (need(low).saturating_sub(row.device.usable), row.device.is_cpu) {
                 (0, true) => Some(need(low)),
@@ -214,13 +241,16 @@ impl<'s, 'f, 'a> Start<'s, 'f, 'a> {
         // The same with ways that leave enough to the host.
         let reach = bounds.iter().map(|(index, _)| asked[*index].to).max().unwrap_or(self.from);
         let most = bounds.iter().map(|(index, _)| asked[*index].wanted()).max().unwrap_or(0);
-        let room = |passing: u64| row.device.usable.saturating_sub(passing);
-        let (ways, all) = row.ways((high, room(low)), reach, (most_ways(reach - self.from), most), looks);
+        let Some(room) = row.device.usable.checked_sub(low + OFFLOAD_SLOTS * least_slot) else { return Vec::new() };
+        let sizes = (high, slot);
+        let (ways, all) = row.ways((sizes, room), reach, (most_ways(reach - self.from), most), looks);
         bounds.retain_mut(|(index, bound)| {
             let asked = &mut asked[*index];
-            let found = row.complete(&ways, (high, room(high)), asked.to, looks);
-            found.into_iter().for_each(|way| asked.improve(way.of_host, high));
-            let least = row.complete(&ways, (high, room(low)), asked.to, looks).map_or(u64::MAX, |way| way.of_host);
+            let shared = row.shared(asked.to);
+            let found = row.complete(&ways, sizes, asked.to, |way| way.held() + shared + high <= row.device.usable);
+            found.into_iter().for_each(|way| asked.improve(way.found(high)));
+            let least = row.complete(&ways, sizes, asked.to, |way| way.needs.weight + shared <= room);
+            let least = least.map_or(u64::MAX, |way| way.needs.of_host);
             *bound = if all { least.max(*bound) } else { *bound };
             asked.wants(*bound)
         });
@@ -232,7 +262,7 @@ impl<'s, 'f, 'a> Start<'s, 'f, 'a> {
     fn kept(&mut self, row: &Row<'_, '_>, limit: usize, looks: &mut u64) -> &BTreeMap<usize, u64> {
         let in_flight = row.in_flight_that_matters();
         let (figures, index, from) = (self.figures, self.index, self.from);
-        let (limits, ends) = (self.limits, &self.ends);
+        let (limits, ends) = (&self.all.passing, &self.ends);
         self.kept
             .entry((limit, in_flight))
             .or_insert_with(|| Row::new(figures, index, (from, in_flight)).kept(limits[limit].high, ends, looks))
@@ -240,20 +270,20 @@ impl<'s, 'f, 'a> Start<'s, 'f, 'a> {
 }
 
 impl Asked {
-    fn improve(&mut self, of_host: u64, limit: u64) {
-        if self.wants(of_host) {
-            self.found = Some((of_host, limit));
-            self.least = self.least.min(of_host);
+    fn improve(&mut self, found: Found) {
+        if self.wants(found.of_host) {
+            self.found = Some(found);
+            self.least = self.least.min(found.of_host);
         }
     }
 
     /// The most that is worth looking for.
     fn wanted(&self) -> u64 {
-        self.found.map_or(self.most, |(found, _)| self.most.min(found.saturating_sub(1)))
+        self.found.map_or(self.most, |found| self.most.min(found.of_host.saturating_sub(1)))
     }
 
     fn wants(&self, of_host: u64) -> bool {
-        of_host <= self.most && self.found.is_none_or(|(found, _)| of_host < found)
+        of_host <= self.most && self.found.is_none_or(|found| of_host < found.of_host)
     }
 }
 
@@ -351,12 +381,12 @@ impl<'f, 'a> Row<'f, 'a> {
         ends.iter().filter_map(|to| Some((*to, least(&kept, (*to, true), looks)?))).collect()
     }
 
-    /// The ways to cut the layers up to each one before `reach` under a limit on what stages need in passing with so much room for what
-    /// they keep, no more of each than are told apart and none that needs more than `most` of the host; and whether these are all that
-    /// matter.
+    /// The ways to cut the layers up to each one before `reach` under a limit on what stages need in passing, with slots of so much, and
+    /// so much room for what they keep; no more of each than are told apart and none that needs more than `most` of the host; and whether
+    /// these are all that matter.
     fn ways(
         &self,
-        (limit, room): (u64, u64),
+        ((limit, slot), room): ((u64, u64), u64),
         reach: usize,
         (apart, most): (usize, u64),
         looks: &mut u64,
@@ -371,9 +401,13 @@ impl<'f, 'a> Row<'f, 'a> {
                 let from = self.from + offset;
                 self.each((limit, helps), ((from, to), false), looks, |piece| {
                     for (index, way) in ways.iter().enumerate() {
-                        let way = way.with(&piece, (from, index));
-                        if way.of_host <= most && way.held() <= room {
-                            all &= keep(&mut here[0], apart, way);
+                        let needs = way.needs_with(&piece, slot);
+                        // Those behind need more of the host.
+                        if needs.of_host > most {
+                            break;
+                        }
+                        if needs.weight <= room {
+                            all &= keep(&mut here[0], apart, needs, || way.with(&piece, needs, (from, index)));
                         }
                     }
                 });
@@ -383,18 +417,27 @@ impl<'f, 'a> Row<'f, 'a> {
         (ways, all)
     }
 
-    /// Of the ways that go on with one stage up to `to`, the one that needs least of the host, and then of the device.
-    fn complete(&self, ways: &[Vec<Way>], (limit, room): (u64, u64), to: usize, looks: &mut u64) -> Option<Way> {
-        let room = room.checked_sub(self.shared(to))?;
+    /// Of the ways that go on with one stage up to `to` and fit, the one that needs least of the host, and then of the device.
+    fn complete(
+        &self,
+        ways: &[Vec<Way>],
+        (limit, slot): (u64, u64),
+        to: usize,
+        fits: impl Fn(&Way) -> bool,
+    ) -> Option<Way> {
         let mut best: Option<Way> = None;
         for from in self.from..to {
             let before = &ways[from - self.from];
-            self.each((limit, self.figures.kinds_of_help(self.index)), ((from, to), true), looks, |piece| {
+            self.each((limit, self.figures.kinds_of_help(self.index)), ((from, to), true), &mut 0, |piece| {
                 for (index, way) in before.iter().enumerate() {
-                    let way = way.with(&piece, (from, index));
-                    let needs = |way: &Way| (way.of_host, way.held());
-                    if way.held() <= room && best.is_none_or(|best| needs(&way) < needs(&best)) {
-                        best = Some(way);
+                    let needs = way.needs_with(&piece, slot);
+                    // Those behind need more of the host.
+                    if best.is_some_and(|best| best.needs.of_host < needs.of_host) {
+                        break;
+                    }
+                    if best.is_none_or(|best| needs < best.needs) {
+                        let way = way.with(&piece, needs, (from, index));
+                        best = if fits(&way) { Some(way) } else { best };
                     }
                 }
             });

@@ -4,7 +4,7 @@ use super::{
     Case, Discipline, Figures, Help, Seat,
     cut::{self, Known, Part, least_for},
     hold_alike, rooms,
-    way::Choice,
+    way::{Choice, Found},
 };
 use crate::figures::{slots_in, slots_out};
 use rayon::prelude::*;
@@ -25,8 +25,8 @@ pub(super) struct Entry {
     pub least: u64,
     /// This will do.
     pub found: Option<u64>,
-    /// In several stages, of which none needs more than that in passing.
-    several: Option<u64>,
+    /// In several stages, which are found so.
+    several: Option<Found>,
 }
 
 impl Entry {
@@ -95,8 +95,8 @@ impl Holds {
             let known = known.get(&device).and_then(|parts| parts.get(&like));
             let least = known.map(|known| known.least).into_iter().chain(whole).min()?;
             let several = known.and_then(|known| known.found);
-            let found = several.map(|(of_host, _)| of_host).or(whole);
-            let entry = Entry { from: part.from, least, found, several: several.map(|(_, limit)| limit) };
+            let found = several.map(|several| several.of_host).or(whole);
+            let entry = Entry { from: part.from, least, found, several };
             (least < u64::MAX).then_some(entry)
         };
         Self::default_for(figures, discipline).filled(figures, &of)
@@ -152,7 +152,7 @@ impl Holds {
         let (of_host, (device, part)) = (entry.found?, self.at(seat, layers));
         let like = like(figures, device, part);
         let mut stages = match entry.several {
-            Some(limit) => cut::stages(figures, device, like, (of_host, limit))?,
+            Some(found) => cut::stages(figures, device, like, found)?,
             None => vec![whole(figures, device, like)?.1],
         };
         stages.iter_mut().for_each(|stage| stage.to += part.from - like.from);

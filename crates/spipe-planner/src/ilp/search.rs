@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     PlanError, Problem, Solution, balanced,
-    case::{Case, Division, Scored, faster, judge},
+    case::{Case, Division, Scored, busiest, faster, judge},
     deadline::Deadline,
     divide::Grain,
     figures::{Figures, Help},
@@ -374,6 +374,9 @@ impl<'s, 'a> Search<'s, 'a> {
             if !self.goes_on(0) {
                 return;
             }
+            if busiest(self.figures, &placement) >= self.least_of_interest() {
+                continue;
+            }
             let best = judge(self.problem, placement);
             self.found.merge(Found { best, examined: 1, solves: 0 });
         }
@@ -386,7 +389,8 @@ impl<'s, 'a> Search<'s, 'a> {
         self.bisect(active, high);
         let plain: Vec<Case> =
             self.cases.iter().map(|case| case.clone().with_help(self.figures, Some(Help::NONE))).collect();
-        let balanced = balanced::candidates(self.figures, &self.partitioner, &plain, self.deadline);
+        let cases = (plain.as_slice(), self.least_of_interest());
+        let balanced = balanced::candidates(self.figures, &self.partitioner, cases, self.deadline);
         self.simulate(balanced.into_iter().map(|(case, division)| (division, plain[case].clone())).collect());
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     Problem,
-    case::{Scored, faster, judge},
+    case::{Scored, busiest, faster, judge},
     deadline::Deadline,
     every::of_figures,
     figures::Figures,
@@ -58,25 +58,4 @@ pub(super) fn fastest(
         }
     }
     Tried { complete: true, ..tried }
-}
-
-/// For how long the busiest device computes, in ms: no iteration of stages is shorter.
-fn busiest(figures: &Figures<'_>, placement: &Placement) -> f64 {
-    let mut busy = vec![0.0; figures.devices.len()];
-    let m = figures.microbatches as f64;
-    for stage in &placement.stages {
-        let device = &figures.devices[stage.device.index()];
-        for times in stage.layers.iter().filter_map(|layer| device.times[layer.index()]) {
-            busy[stage.device.index()] += m * times.forward;
-        }
-    }
-    for stage in placement.backward_stages().iter().filter(|_| figures.training) {
-        let device = &figures.devices[stage.device.index()];
-        for (index, layer) in stage.layers.iter().enumerate() {
-            let times = device.times[layer.index()].unwrap_or_default();
-            let again = if index < stage.recomputed && times.backward > 0.0 { times.forward } else { 0.0 };
-            busy[stage.device.index()] += m * (times.backward + again);
-        }
-    }
-    busy.into_iter().fold(0.0, f64::max)
 }

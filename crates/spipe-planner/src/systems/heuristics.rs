@@ -3,7 +3,7 @@
 use super::{counted, pipelines};
 use crate::{
     Options, Problem, SYSTEMS, balanced,
-    case::{Scored, faster, judge},
+    case::{Scored, busiest, faster, judge, those_that_run},
     deadline::Deadline,
     figures::Figures,
     greedy, mobius,
@@ -12,21 +12,22 @@ use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
 
-/// The best plan of each heuristic for those of the problem's systems that it knows.
+/// Plans of the heuristics for those of the problem's systems that they know, the best of all among them.
 pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Scored> {
     let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
     let systems: Vec<System> = problem.systems.iter().copied().filter(suits).collect();
     let mut plans: Vec<Scored> = Vec::new();
     // First, because its programs get a part of the time that is left.
     if systems.contains(&System::Mobius) {
-        plans.extend(all(problem, mobius::candidates(figures, deadline)));
+        plans = those_that_run((problem, figures), mobius::candidates(figures, deadline), f64::INFINITY);
     }
     if systems.iter().any(|system| SYSTEMS.contains(system)) {
-        plans.extend(all(problem, greedy::placements(figures, &systems)));
+        let filled = greedy::placements(figures, &systems);
+        plans.extend(those_that_run((problem, figures), filled, least(&plans)));
         // It needs little of the time, but for machines of many devices, and may take as much of it as by itself.
         let options = Options { time_limit: deadline.left(), ..problem.options.clone() };
         let staged = Problem { context: problem.context, systems: systems.clone(), options, ..*problem };
-        plans.extend(balanced::best(&staged, figures, &Deadline::new(&staged)));
+        plans.extend(balanced::best(&staged, figures, least(&plans), &Deadline::new(&staged)));
     }
     plans
 }
@@ -43,15 +44,20 @@ fn short_stages(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadlin
     })
 }
 
-/// The best plan with several stages on each GPU, of which the planners of stages have one.
-pub(super) fn in_short_stages(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Option<Scored> {
-    let list = short_stages(problem, figures, deadline);
+/// The best plan with several stages on each GPU, of which the planners of stages have one, if it may take less than `most` ms.
+pub(super) fn in_short_stages(
+    (problem, figures): (&Problem<'_>, &Figures<'_>),
+    most: f64,
+    deadline: &Deadline<'_>,
+) -> Option<Scored> {
+    let mut list = short_stages(problem, figures, deadline);
+    list.retain(|placement| busiest(figures, placement) < most);
     let judged: Vec<Option<Scored>> =
         list.into_par_iter().map(|placement| if deadline.over() { None } else { judge(problem, placement) }).collect();
     judged.into_iter().fold(None, faster)
 }
 
-/// Those of `placements` that run.
-fn all(problem: &Problem<'_>, placements: Vec<Placement>) -> Vec<Scored> {
-    placements.into_par_iter().filter_map(|placement| judge(problem, placement)).collect()
+/// What the fastest of `plans` takes, in ms.
+fn least(plans: &[Scored]) -> f64 {
+    plans.iter().map(|(time, _)| time.to_ms()).fold(f64::INFINITY, f64::min)
 }

@@ -179,7 +179,8 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Begins with the plans of the heuristics.
     fn begin(&mut self) {
         self.begun = heuristics::plans(self.problem, &self.figures, &self.deadline);
-        self.short.extend(heuristics::in_short_stages(self.problem, &self.figures, &self.deadline));
+        let most = self.best().map_or(f64::INFINITY, |(time, _)| PROMISING * time.to_ms());
+        self.short.extend(heuristics::in_short_stages((self.problem, &self.figures), most, &self.deadline));
     }
 
     /// Takes the plan that fits where nothing better was found.
