@@ -118,7 +118,9 @@ pub(crate) fn candidates(
     (cases, most): (&[Case], f64),
     deadline: &Deadline<'_>,
 ) -> Vec<(usize, Division)> {
-    let best = Best { most: most / figures.microbatches as f64, times: Mutex::default() };
+    // Stages are balanced by both passes.
+    let most = if figures.training { most / figures.microbatches as f64 } else { f64::INFINITY };
+    let best = Best { most, times: Mutex::default() };
     let divide = |(index, case): (usize, &Case)| {
         let tried = case.undecided().is_none() && deadline.allows(index);
         let (busiest, division) = if tried { balance(figures, partitioner, case, best.limit()) } else { None }?;

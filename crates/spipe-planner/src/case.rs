@@ -6,7 +6,6 @@ use crate::{
     figures::{DeviceFigures, Figures, Help, Hop, Seat, StageTimes},
     order::Times,
 };
-use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, SimTime, StageId};
 use spipe_plan::{Family, InFlight, Knobs, Placement, Stage, System, check};
 
@@ -217,24 +216,6 @@ pub(crate) fn busiest(figures: &Figures<'_>, placement: &Placement) -> f64 {
         }
     }
     busy.into_iter().fold(0.0, f64::max)
-}
-
-/// Those of `placements` that run, but for some that take no less than `most` ms or than another of them: the one whose busiest device has
-/// least to do is simulated first.
-pub(crate) fn those_that_run(
-    (problem, figures): (&Problem<'_>, &Figures<'_>),
-    placements: Vec<Placement>,
-    most: f64,
-) -> Vec<Scored> {
-    let of = |placement: Placement| (busiest(figures, &placement), placement);
-    let mut list: Vec<(f64, Placement)> = placements.into_iter().map(of).filter(|(busy, _)| *busy < most).collect();
-    list.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let mut list = list.into_iter();
-    let first: Option<Scored> = list.by_ref().find_map(|(_, placement)| judge(problem, placement));
-    let most = first.as_ref().map_or(most, |(time, _)| most.min(time.to_ms()));
-    let others: Vec<Placement> = list.filter(|(busy, _)| *busy < most).map(|(_, placement)| placement).collect();
-    let others = others.into_par_iter().filter_map(|placement| judge(problem, placement)).collect::<Vec<_>>();
-    first.into_iter().chain(others).collect()
 }
 
 /// The faster of two; the first of two equally fast ones.

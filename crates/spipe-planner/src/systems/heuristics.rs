@@ -3,7 +3,7 @@
 use super::{counted, pipelines};
 use crate::{
     Options, Problem, SYSTEMS, balanced,
-    case::{Scored, busiest, faster, judge, those_that_run},
+    case::{Scored, busiest, faster, judge},
     deadline::Deadline,
     figures::Figures,
     greedy, mobius,
@@ -55,6 +55,24 @@ pub(super) fn in_short_stages(
     let judged: Vec<Option<Scored>> =
         list.into_par_iter().map(|placement| if deadline.over() { None } else { judge(problem, placement) }).collect();
     judged.into_iter().fold(None, faster)
+}
+
+/// Those of `placements` that run, but for some that take no less than `most` ms or than another of them: the one whose busiest device has
+/// least to do is simulated first.
+fn those_that_run(
+    (problem, figures): (&Problem<'_>, &Figures<'_>),
+    placements: Vec<Placement>,
+    most: f64,
+) -> Vec<Scored> {
+    let of = |placement: Placement| (busiest(figures, &placement), placement);
+    let mut list: Vec<(f64, Placement)> = placements.into_iter().map(of).filter(|(busy, _)| *busy < most).collect();
+    list.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut list = list.into_iter();
+    let first: Option<Scored> = list.by_ref().find_map(|(_, placement)| judge(problem, placement));
+    let most = first.as_ref().map_or(most, |(time, _)| most.min(time.to_ms()));
+    let others: Vec<Placement> = list.filter(|(busy, _)| *busy < most).map(|(_, placement)| placement).collect();
+    let others = others.into_par_iter().filter_map(|placement| judge(problem, placement)).collect::<Vec<_>>();
+    first.into_iter().chain(others).collect()
 }
 
 /// What the fastest of `plans` takes, in ms.
