@@ -108,6 +108,7 @@ struct Limits {
     slots: Vec<Limit>,
 }
 
+/// All that stages of `parts` come to, or as many equal steps where that is very much.
 fn limits(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> Limits {
     let (device, seat) = (&figures.devices[index], Seat::alone(index));
     let first = parts.keys().map(|part| part.from).min().unwrap_or(0);
