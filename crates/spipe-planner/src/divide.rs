@@ -46,11 +46,14 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 mod behind;
+mod dues;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use behind::Grain;
+pub(crate) use dues::Dues;
 use behind::{Behind, Counts, SOCKETS, Turns, Way, Ways};
+use dues::OfSeat;
 
 /// Beyond this many layers, fewer ways are told apart, down to so many.
 const MANY: usize = 250;
@@ -71,6 +74,8 @@ struct Choice {
     help: Help,
     recomputed: usize,
     times: StageTimes,
+    /// Steps of which it is left open which sockets do them, in ms.
+    by_hosts: f64,
 }
 
 /// What is known of a stage before its layers are.
@@ -81,6 +86,8 @@ struct At<'d> {
     choices: Vec<(Help, &'d [u16])>,
     /// The socket that it is on.
     home: Option<usize>,
+    /// What is due for its layers where that is not chosen for a whole stage.
+    dues: Option<&'d OfSeat>,
     /// Both transfers over the boundary behind it, by the layer after that.
     wires: Vec<(f64, f64)>,
     /// How many microbatches fewer are in flight behind it; none where there are more.
@@ -194,6 +201,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             device,
             choices: self.partitioner.choices(seat)?,
             home: self.slot(seat.device),
+            dues: self.partitioner.dues.as_ref().and_then(|dues| dues.at(seat)),
             wires: (0..=self.figures.layers).map(wires).collect(),
             fewer: fewer.and_then(|fewer| usize::try_from(fewer).ok()),
             between: (self.figures.microbatches - seat.in_flight).checked_sub(1).map(Counts::new),
@@ -274,13 +282,21 @@ impl<'d, 'a> Divide<'d, 'a> {
                 continue;
             }
             let times = at.device.stage_times((from, to), recomputed, *help);
-            let own = if self.figures.training {
-                m as f64 * times.busy() + times.stepped()
-            } else {
-                m as f64 * times.forward
+            let mut each = |times: StageTimes, by_hosts: f64| {
+                let own = if self.figures.training {
+                    m as f64 * times.busy() + times.stepped()
+                } else {
+                    m as f64 * times.forward
+                };
+                if own <= self.limit {
+                    take(Choice { help: *help, recomputed, times, by_hosts });
+                }
             };
-            if own <= self.limit {
-                take(Choice { help: *help, recomputed, times });
+            match at.dues {
+                Some(dues) => dues.each((from, to), self.limit, |due| {
+                    each(StageTimes { recompute: due.recompute, optimizer: due.own, ..times }, due.by_hosts);
+                }),
+                None => each(times, 0.0),
             }
         }
     }
@@ -335,7 +351,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         }
         let closed = &behind.closed[..self.sockets.len()];
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
-        behind.sum = behind.sum.max(closed.iter().map(most).sum());
+        behind.sum = behind.sum.max(closed.iter().map(most).sum()) + choice.by_hosts;
         let met = behind.passes + times.stepped() <= self.limit && behind.sum <= self.sockets.len() as f64 * self.limit;
         met.then_some(Behind { held, ..behind })
     }

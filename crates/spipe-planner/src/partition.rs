@@ -4,7 +4,7 @@
 use crate::{
     case::{Case, Division},
     deadline::Deadline,
-    divide::{Divide, Divided, Grain, any},
+    divide::{Divide, Divided, Dues, Grain, any},
     figures::{Figures, Help, Seat},
     sequence::{Coverage, classes},
 };
@@ -18,6 +18,8 @@ pub(crate) struct Partitioner<'f, 'a> {
     classes: Vec<Vec<usize>>,
     /// By seat on the first of all devices that are alike.
     least: BTreeMap<Seat, Vec<u16>>,
+    /// What is due beside that.
+    pub dues: Option<Dues>,
 }
 
 impl<'f, 'a> Partitioner<'f, 'a> {
@@ -25,7 +27,7 @@ impl<'f, 'a> Partitioner<'f, 'a> {
     pub fn new(figures: &'f Figures<'a>, cases: &[Case]) -> Self {
         let first = classes(figures, Coverage::UpToLinks);
         let class = |device: usize| (0..first.len()).filter(|other| first[*other] == first[device]).collect();
-        let mut this = Self { figures, classes: (0..first.len()).map(class).collect(), least: BTreeMap::new() };
+        let mut this = Self { figures, classes: (0..first.len()).map(class).collect(), least: BTreeMap::new(), dues: None };
         this.extend(cases);
         this
     }

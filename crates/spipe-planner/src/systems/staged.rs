@@ -8,7 +8,7 @@ use crate::{
     Problem,
     case::Case,
     deadline::Deadline,
-    divide::Grain,
+    divide::{Dues, Grain},
     figures::Figures,
     ilp::cases,
     partition::Partitioner,
@@ -55,7 +55,8 @@ impl<'s, 'a> Staged<'s, 'a> {
         let options = self.problem.options.clone();
         let problem = Problem { systems: vec![system], options, ..*self.problem };
         let cases = cases(&problem, &self.figures, &self.sequences);
-        let partitioner = Partitioner::new(&self.figures, &cases);
+        let mut partitioner = Partitioner::new(&self.figures, &cases);
+        partitioner.dues = Dues::new(&Figures::new(self.problem.context, &self.problem.options), &cases);
         // Those that are not refused at a time.
         let possible = |cases: &[&Case], limit: f64| -> Option<Vec<usize>> {
             let tested = partitioner.divide(cases, (limit, Grain::ALL[0]), Some(deadline));
