@@ -92,8 +92,11 @@ fn knob(key: &str, value: &str, word: &str) -> Result<Pin, Diagnostic> {
              keep=0..3, host=0..3:cpu1, system=1f1b, microbatch=2 or a knob ({knobs}) such as head-start=1"
         )));
     };
-    let number = value.parse().map_err(|_| Diagnostic::error(format!("`{value}` is no number for `{key}`")));
-    number.map(|value| Pin::Knob(knob, value))
+    let number: u64 = value.parse().map_err(|_| Diagnostic::error(format!("`{value}` is no number for `{key}`")))?;
+    if knob.is_switch() && number > 1 {
+        return Err(Diagnostic::error(format!("`{key}` cannot be {number}")).hint("write 1 for on and 0 for off"));
+    }
+    Ok(Pin::Knob(knob, number))
 }
 
 /// The one value that is not `auto`.

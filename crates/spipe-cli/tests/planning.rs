@@ -106,6 +106,10 @@ fn every_choice_can_be_pinned() {
     assert_eq!((&knobs["knobs"]["resident"], &knobs["knobs"]["swap"]), (&3.into(), &2.into()), "{knobs}");
     let slots = pinned(&["offload-slots=3", "system=1f1b"]);
     assert_eq!(slots["knobs"]["offload-slots"], 3, "{slots}");
+    for urgent in ["1", "0"] {
+        let steps = pinned(&[&format!("urgent-steps={urgent}"), "system=1f1b", "optimizer=0..5:cpu"]);
+        assert_eq!(steps["knobs"].get("urgent-steps").is_some(), urgent == "1", "{steps}");
+    }
     let ahead = pinned(&["head-start=1"]);
     assert_eq!((&ahead["system"], &ahead["knobs"]["head-start"]), (&"hybrid".into(), &1.into()), "{ahead}");
 }

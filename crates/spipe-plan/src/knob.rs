@@ -1,9 +1,9 @@
-//! The knobs that are numbers, by name.
+//! The knobs that planners turn, by name.
 
 use crate::{Family, Knobs, System};
 use std::fmt;
 
-/// A knob that is a number.
+/// A knob that is a number; one that is on or off is 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Knob {
     /// More warm-up forwards of a CPU stage and those before it.
@@ -14,6 +14,8 @@ pub enum Knob {
     MemoryLimit,
     /// Microbatches of what a device's stages offload on their way out, and as many on their way back.
     OffloadSlots,
+    /// Whether sockets step first what the next iteration needs first.
+    UrgentSteps,
     /// How many GPUs share everything.
     Shards,
     /// k, the layers on the GPU.
@@ -24,8 +26,16 @@ pub enum Knob {
 
 impl Knob {
     /// Every one of them.
-    pub const ALL: [Self; 7] =
-        [Self::HeadStart, Self::Group, Self::MemoryLimit, Self::OffloadSlots, Self::Shards, Self::Resident, Self::Swap];
+    pub const ALL: [Self; 8] = [
+        Self::HeadStart,
+        Self::Group,
+        Self::MemoryLimit,
+        Self::OffloadSlots,
+        Self::UrgentSteps,
+        Self::Shards,
+        Self::Resident,
+        Self::Swap,
+    ];
 
     /// Its name in plan files.
     pub const fn name(self) -> &'static str {
@@ -34,10 +44,16 @@ impl Knob {
             Self::Group => "group",
             Self::MemoryLimit => "memory-limit",
             Self::OffloadSlots => "offload-slots",
+            Self::UrgentSteps => "urgent-steps",
             Self::Shards => "shards",
             Self::Resident => "resident",
             Self::Swap => "swap",
         }
+    }
+
+    /// Whether it is on or off.
+    pub const fn is_switch(self) -> bool {
+        matches!(self, Self::UrgentSteps)
     }
 
     /// Whether a system has it.
@@ -47,6 +63,7 @@ impl Knob {
             Self::Group => matches!(system, System::Gis | System::GisH),
             Self::MemoryLimit => matches!(system, System::Zb1p | System::Zb2p),
             Self::OffloadSlots => system.family() == Family::Pipeline,
+            Self::UrgentSteps => system.family() == Family::Pipeline && !system.is_stale(),
             Self::Shards => system.family() == Family::Sharded,
             Self::Resident | Self::Swap => matches!(system, System::Superpipeline | System::NaiveSwap),
         }
@@ -59,6 +76,7 @@ impl Knob {
             Self::Group => knobs.group,
             Self::MemoryLimit => knobs.memory_limit,
             Self::OffloadSlots => knobs.offload_slots,
+            Self::UrgentSteps => Some(knobs.urgent_steps as u64),
             Self::Shards => knobs.shards,
             Self::Resident => knobs.resident,
             Self::Swap => knobs.swap,
@@ -72,6 +90,7 @@ impl Knob {
             Self::Group => Knobs { group: Some(value), ..knobs },
             Self::MemoryLimit => Knobs { memory_limit: Some(value), ..knobs },
             Self::OffloadSlots => Knobs { offload_slots: Some(value), ..knobs },
+            Self::UrgentSteps => Knobs { urgent_steps: value > 0, ..knobs },
             Self::Shards => Knobs { shards: Some(value), ..knobs },
             Self::Resident => Knobs { resident: Some(value), ..knobs },
             Self::Swap => Knobs { swap: Some(value), ..knobs },
@@ -92,10 +111,12 @@ mod tests {
     #[test]
     fn what_is_set_is_there_under_the_name_of_plan_files() {
         for knob in Knob::ALL {
-            let knobs = knob.set(Knobs::default(), 3);
-            assert_eq!(knob.of(&knobs), Some(3));
+            let value = if knob.is_switch() { 1 } else { 3 };
+            let knobs = knob.set(Knobs::default(), value);
+            assert_eq!(knob.of(&knobs), Some(value));
             let text = serde_json::to_value(knobs).unwrap_or_default();
-            assert_eq!(text[knob.name()], 3, "{text}");
+            let written = &text[knob.name()];
+            assert!(if knob.is_switch() { *written == true } else { *written == value }, "{text}");
             assert!(System::ALL.into_iter().any(|system| knob.is_of(system)));
         }
     }

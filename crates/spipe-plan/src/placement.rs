@@ -25,6 +25,10 @@ pub struct Knobs {
     /// 2: one that is computed on, and one that moves; 2 without (pipelines).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_slots: Option<u64>,
+    /// Whether sockets step, of what is there to step, what the next iteration needs first, not what came first (pipelines whose
+    /// steps end with their iteration).
+    #[serde(skip_serializing_if = "is_false")]
+    pub urgent_steps: bool,
     /// How many GPUs share parameters, gradients and optimizer state, counted from the first; all without (`fsdp`,
     /// `zero-infinity`).
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -184,7 +184,7 @@ impl Question<'_, '_, '_> {
         let mut spread = false;
         for (state, index) in complete.iter().take(TRIES) {
             let Some(placement) = chain.place(&ways, *state, *index) else { continue };
-            let placement = self.pins.with_slots(placement);
+            let placement = self.pins.with_common_knobs(placement);
             if fits(&placement) {
                 return Answer::Certain(Capacity::Fits(placement));
             }

@@ -185,7 +185,7 @@ pub(crate) type Scored = (SimTime, Placement);
 
 /// The simulated time of `placement` if it is acceptable and runs.
 pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Scored> {
-    let placement = problem.options.pins.with_slots(placement);
+    let placement = problem.options.pins.with_common_knobs(placement);
     if !problem.options.pins.allow(&problem.context, &placement) {
         return None;
     }

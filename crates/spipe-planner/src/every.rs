@@ -95,8 +95,11 @@ fn with_knobs(
         let pinned = pins.knob(Knob::OffloadSlots).filter(|_| Knob::OffloadSlots.is_of(system));
         let slots = if pinned.is_some() { vec![pinned] } else { slots(&plain) };
         for knobs in knobs(figures, &plain) {
-            let of_slots = |slots: &Option<u64>| plain.clone().with_knobs(Knobs { offload_slots: *slots, ..knobs });
-            all.extend(slots.iter().map(of_slots));
+            let with = |offload_slots, urgent_steps| Knobs { offload_slots, urgent_steps, ..knobs };
+            let pinned = pins.knob(Knob::UrgentSteps).filter(|_| Knob::UrgentSteps.is_of(system));
+            let orders = pinned.map_or_else(|| orders(&plain).to_vec(), |pinned| vec![pinned > 0]);
+            let each = slots.iter().flat_map(|slots| orders.iter().map(move |urgent| with(*slots, *urgent)));
+            all.extend(each.map(|knobs| plain.clone().with_knobs(knobs)));
         }
         if all.len() > most {
             return None;
@@ -132,6 +135,16 @@ pub(crate) fn slots(placement: &Placement) -> Vec<Option<u64>> {
     let more = FEWEST_OFFLOAD_SLOTS + 1..=MOST_OFFLOAD_SLOTS;
     let has = shared && Knob::OffloadSlots.is_of(placement.system);
     std::iter::once(None).chain(more.filter(|_| has).map(Some)).collect()
+}
+
+/// Whether what is urgent may be stepped first, where a socket steps several stages: never, and always.
+pub(crate) fn orders(placement: &Placement) -> &'static [bool] {
+    let elsewhere = |stage: &Stage| stage.optimizer.filter(|socket| *socket != stage.device);
+    let mut stepping: Vec<DeviceId> = placement.backward_stages().iter().filter_map(elsewhere).collect();
+    let all = stepping.len();
+    stepping.sort_unstable();
+    stepping.dedup();
+    if stepping.len() < all && Knob::UrgentSteps.is_of(placement.system) { &[false, true] } else { &[false] }
 }
 
 /// Lists of stages that cover the model.
@@ -252,9 +265,10 @@ mod tests {
         assert_eq!(count(1, System::Superpipeline, 999), Some(2 * 4 + 2 * (4 * 6) * 3 + 4 * 4 * 4 * 6));
         // Stepped here or there, saved here or there: on the GPU 4 (n + 1) choices, on the socket n + 1; each comes once.
         let one = 4 * 4 + 4;
-        // Where two stages of the GPU or more are saved on the socket there are three numbers of slots.
-        let two = 2 * (8 * 12 + 2 * (4 * 6) + 2 * 3 + 8 * 3 + 2 * 12);
-        let three = 8 * 8 * 8 + 2 * (4 * 4 * 4 * 4) + 2 * 2 * 2 + 2 * (8 * 8 * 2 + 2 * (4 * 4 * 2) + 8 * 2 * 2);
+        // Where two stages of the GPU or more are saved on the socket there are three numbers of slots; where they are stepped there, two
+        // orders. So two that recompute nothing have (3 + 3 · 1)(2 + 3 · 1) choices, three (4 · 3 + 4 · 1)(4 · 2 + 4 · 1).
+        let two = 2 * (2 * 3 * 30 + 2 * 3 + 8 * 3 + 2 * 12);
+        let three = 8 * (16 * 12) + 2 * 2 * 2 + 2 * (2 * 2 * 30 * 2 + 8 * 2 * 2);
         assert_eq!(count(1, System::Gpipe, 9999), Some(one + two + three));
     }
 

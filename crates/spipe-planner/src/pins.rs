@@ -225,16 +225,20 @@ impl Pins {
         self.knobs.get(&knob).copied()
     }
 
-    /// `placement` with the pinned slots for what is offloaded, which any placement of its system may have, unless it has others.
-    pub(crate) fn with_slots(&self, placement: Placement) -> Placement {
-        let knobs = self.knobs_with_slots(placement.system, placement.knobs);
+    /// `placement` with the pinned knobs that any placement of its system may have, unless it has others.
+    pub(crate) fn with_common_knobs(&self, placement: Placement) -> Placement {
+        let knobs = self.common_knobs(placement.system, placement.knobs);
         placement.with_knobs(knobs)
     }
 
     /// The same for the knobs of a system.
-    pub(crate) fn knobs_with_slots(&self, system: System, knobs: Knobs) -> Knobs {
-        let pinned = self.knob(Knob::OffloadSlots).filter(|_| Knob::OffloadSlots.is_of(system));
-        Knobs { offload_slots: knobs.offload_slots.or(pinned), ..knobs }
+    pub(crate) fn common_knobs(&self, system: System, knobs: Knobs) -> Knobs {
+        let pinned = |knob: Knob| self.knob(knob).filter(|_| knob.is_of(system));
+        Knobs {
+            offload_slots: knobs.offload_slots.or(pinned(Knob::OffloadSlots)),
+            urgent_steps: knobs.urgent_steps || pinned(Knob::UrgentSteps) == Some(1),
+            ..knobs
+        }
     }
 
     /// Whether what a stage chooses for its layers is what pins want.

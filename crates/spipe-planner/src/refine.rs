@@ -4,11 +4,11 @@
 //! is stepped on its device or on the socket near it, has what it leaves to the host on the other socket, or all stages share both; a
 //! stage is cut in two on one device, each part with choices of its own, or two become one; more or fewer stages keep their parameters;
 //! a stage moves to the neighbouring device, the first one to a socket, one of the busiest GPU to another; the stages of several
-//! devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded, grow or shrink. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of
+//! devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded, grow or shrink, and what is urgent is stepped first. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of
 //! the first batch with an improvement is the next step, so that the result is the same on any number of threads.
 
 mod dealt;
-mod fine;
+pub(crate) mod fine;
 mod kept;
 mod together;
 
@@ -16,7 +16,7 @@ use crate::{
     Problem, SYSTEMS,
     case::{Scored, faster, judge},
     deadline::Deadline,
-    every::slots,
+    every::{orders, slots},
     systems::{elsewhere, shared_out, socket, socket_of},
 };
 use rayon::prelude::*;
@@ -273,7 +273,7 @@ pub(crate) fn on(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stag
     }
 }
 
-/// k and k′ and the head start one up or down, and other slots for what is offloaded.
+/// k and k′ and the head start one up or down, other slots for what is offloaded, and steps in the other order.
 fn other_knobs(placement: &Placement) -> Vec<Placement> {
     let knobs = placement.knobs;
     let with = |knobs| Placement { knobs, ..placement.clone() };
@@ -295,5 +295,7 @@ fn other_knobs(placement: &Placement) -> Vec<Placement> {
     }
     let slots = slots(placement).into_iter().filter(|slots| *slots != knobs.offload_slots);
     list.extend(slots.map(|offload_slots| with(Knobs { offload_slots, ..knobs })));
+    let orders = orders(placement).iter().filter(|urgent| **urgent != knobs.urgent_steps);
+    list.extend(orders.map(|urgent| with(Knobs { urgent_steps: *urgent, ..knobs })));
     list
 }

@@ -9,7 +9,7 @@ use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{
-    Context, Dealing, Family, Footprint, Knobs, Placement, Stage, StageFootprint, System, Weights, check,
+    Context, Dealing, Family, Footprint, Knob, Knobs, Placement, Stage, StageFootprint, System, Weights, check,
     footprint_with,
 };
 use spipe_schedule::{Content, Program, in_flight, lower, order_of};
@@ -319,7 +319,7 @@ proptest! {
         devices in 1usize..5,
         habits in (0usize..2, any::<bool>(), any::<bool>()),
         microbatches in 1u64..9,
-        (system, slots) in (pipelines(), 2u64..7),
+        (system, slots, urgent) in (pipelines(), 2u64..7, any::<bool>()),
         (train, tied) in any::<(bool, bool)>(),
         frozen in 0usize..6,
     ) {
@@ -331,7 +331,9 @@ proptest! {
         let placement = place(&hardware, layers.len(), (system, devices), habits);
         // There are too few layers for the system, or it only trains.
         let Some(placement) = placement.filter(|_| train || system.infers()) else { return Ok(()) };
-        let placement = Placement { knobs: Knobs { offload_slots: Some(slots), ..placement.knobs }, ..placement };
+        let urgent_steps = urgent && Knob::UrgentSteps.is_of(system);
+        let knobs = Knobs { offload_slots: Some(slots), urgent_steps, ..placement.knobs };
+        let placement = Placement { knobs, ..placement };
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let Ok(order) = order_of(&context, &placement) else {
             // The system asks for more microbatches than there are.
@@ -384,6 +386,28 @@ fn offloads_have_one_stream_each_and_take_turns_on_a_switch() {
     assert!(copies(&[Payload::Offload], &["gpu0.offload", "gpu1.offload"]));
     assert!(copies(&[Payload::Reload], &["gpu0.offload", "gpu1.offload"]));
     assert!(copies(&[Payload::Offload, Payload::Reload], &["gpu0.offload"]));
+}
+
+/// While the last stage is stepped, whose backward ends first, the gradients of all others arrive.
+#[test]
+fn urgent_steps_come_in_the_order_in_which_the_next_iteration_needs_them() {
+    let (model, hardware) = (model(&[(1, 1, 1); 6], 0), machine());
+    let cost = CostTable::new(&model, &hardware, &workload(4, Mode::Train)).unwrap();
+    let context = Context { model: &model, hardware: &hardware, cost: &cost };
+    let habits = Habits { recomputed: 0, offload: false, optimizer_on_socket: true };
+    for system in [System::OneForwardOneBackward, System::Gpipe, System::ZbH1] {
+        let steps = |urgent_steps: bool| {
+            let placement = place(&hardware, 6, (system, 2), habits).unwrap();
+            let program = lower(&context, &placement.with_knobs(Knobs { urgent_steps, ..Knobs::default() })).unwrap();
+            let lane = program.lanes.iter().find(|lane| lane.name == "cpu0.optimizer").unwrap();
+            let stage = |action: &spipe_base::ActionId| program.actions[*action].subject.stage.unwrap().index();
+            let order: Vec<usize> = lane.queue.iter().map(stage).collect();
+            (order, simulate(&program, &Options::default()).trace.iteration)
+        };
+        let ((as_they_come, slower), (as_needed, faster)) = (steps(false), steps(true));
+        assert_eq!((as_they_come, as_needed), (vec![5, 4, 3, 2, 1, 0], vec![5, 0, 1, 2, 3, 4]), "{system}");
+        assert!(faster < slower, "{system}: {faster} {slower}");
+    }
 }
 
 /// The optimizer's lane is hardly slower than the devices; two copies on one link drift from taking turns to sharing it.

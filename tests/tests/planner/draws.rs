@@ -73,7 +73,8 @@ pub fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
     }
     let head_start = if system == System::Hybrid { u64::from(draws[10] % 3) } else { 0 };
     let offload_slots = Some(2 + u64::from(draws[10] >> 4) % 3).filter(|slots| *slots > 2);
-    Placement::new(system, stages).with_knobs(Knobs { head_start, offload_slots, ..Knobs::default() })
+    let urgent_steps = draws[10] & 8 == 0;
+    Placement::new(system, stages).with_knobs(Knobs { head_start, offload_slots, urgent_steps, ..Knobs::default() })
 }
 
 /// One or two pins of the first or the last layer, as `draws` say.

@@ -363,8 +363,9 @@ pub fn describe(plan: &Plan) -> String {
         0 => String::new(),
         more => format!(" with a head start of {more}"),
     };
+    let urgent = if placement.knobs.urgent_steps { ", urgent steps first" } else { "" };
     format!(
-        "{} on {}: system {}{head_start}, {} microbatches of {} × {} tokens, {}\n\n{rows}\n\n{memories}\n",
+        "{} on {}: system {}{head_start}{urgent}, {} microbatches of {} × {} tokens, {}\n\n{rows}\n\n{memories}\n",
         context.model.name(),
         context.hardware.name(),
         placement.system,

@@ -112,7 +112,10 @@ fn optimizers_on_a_socket() {
     for system in [System::ZeroOffload, System::ZeroOffloadDelayed] {
         exactly(&Setup { system, stages: &["gpu0 0..4 socket recompute:2"], ..Setup::default() });
         let stages = &["gpu0 0..0 socket", "gpu0 1..2 socket recompute:1", "gpu1 3..4 socket"];
-        exactly(&Setup { system, stages, ..Setup::default() });
+        for urgent_steps in [false, !system.is_stale()] {
+            let knobs = Knobs { urgent_steps, ..Knobs::default() };
+            exactly(&Setup { system, stages, knobs, ..Setup::default() });
+        }
     }
 }
 

@@ -90,7 +90,7 @@ pub(crate) fn cases(problem: &Problem<'_>, figures: &Figures<'_>, sequences: &[V
         let has_cpu = devices.iter().any(|device| figures.devices[*device].is_cpu);
         let case = |discipline| Case::new(figures, devices, discipline);
         let disciplines = disciplines(&problem.systems, has_cpu).into_iter();
-        let knobs = |discipline: &Discipline| pins.knobs_with_slots(discipline.system, discipline.knobs());
+        let knobs = |discipline: &Discipline| pins.common_knobs(discipline.system, discipline.knobs());
         let allowed = |discipline: &Discipline| pins.allows_knobs(discipline.system, &knobs(discipline));
         disciplines.filter(allowed).map(case).collect::<Vec<_>>()
     };

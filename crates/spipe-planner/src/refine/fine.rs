@@ -2,7 +2,7 @@
 //! room on its way, and what a device has left steps its first layers, whose steps nothing hides.
 
 use super::{cut_at, stepped_on_socket};
-use crate::{SYSTEMS, every::slots};
+use crate::{SYSTEMS, every::{orders, slots}};
 use spipe_base::StageId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, footprint, needed};
@@ -22,10 +22,36 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement, help: bool) 
     let mut list = vec![fine.clone()];
     if help {
         let with = |offload_slots| fine.clone().with_knobs(Knobs { offload_slots, ..fine.knobs });
-        list.extend(slots(&fine).into_iter().filter_map(|slots| stepped(context, &with(slots))));
+        let stepped = slots(&fine).into_iter().filter_map(|slots| stepped(context, &with(slots)));
+        let ordered = |placement: Placement| {
+            let orders = orders(&placement);
+            let with = move |urgent_steps: &bool| {
+                let knobs = Knobs { urgent_steps: *urgent_steps, ..placement.knobs };
+                placement.clone().with_knobs(knobs)
+            };
+            orders.iter().map(with)
+        };
+        list.extend(stepped.flat_map(ordered));
     }
     list.retain(|other| other != placement);
     list
+}
+
+/// A stage for each layer where neighbours of those layers are on each of `devices`, all saved, offloaded or recomputed, and as many of the
+/// first layers of each GPU as fit stepped there.
+pub(crate) fn of_devices(context: &Context<'_>, plain: &Placement) -> Vec<Placement> {
+    let saved = |stage: &Stage| *stage;
+    let offloaded = |stage: &Stage| match context.hardware.host_memory(stage.device) {
+        Some(home) if !context.is_cpu(stage.device) => stage.with_activations_in(home),
+        _ => *stage,
+    };
+    let recomputed = |stage: &Stage| stage.with_everything_recomputed();
+    let ways: [&dyn Fn(&Stage) -> Stage; 3] = [&saved, &offloaded, &recomputed];
+    let with = |way: &&dyn Fn(&Stage) -> Stage| {
+        let stages = plain.stages.iter().map(way).collect();
+        changed(context, &Placement { stages, ..plain.clone() }, true)
+    };
+    ways.iter().flat_map(with).collect()
 }
 
 /// A stage for each layer.

@@ -19,7 +19,7 @@ use crate::{
     freedom::Freedom,
     ilp::{in_pool, search::to_time},
     reason,
-    refine::refine,
+    refine::{fine, refine},
     relaxation::least,
 };
 use rayon::prelude::*;
@@ -29,6 +29,9 @@ use spipe_plan::{OutcomeStatus, Placement, System, check};
 
 /// Which part of the time that is left a program of counts may take where it places several stages on devices of planned systems.
 const PART_OF_CUTS: u32 = 8;
+
+/// How many of the ways to place stages that a bound leaves open are tried.
+const MOST_HINTS: usize = 4;
 
 /// How many systems' best placements are improved.
 const REFINED: usize = 3;
@@ -313,23 +316,30 @@ impl<'s, 'a> Search<'s, 'a> {
             }
             let limits = (limit, self.deadline.left() / PART_OF_CUTS);
             let of_single = single.as_ref().map(|single| single.least(system, (least, limit), &self.deadline));
-            let least = of_single.unwrap_or(least);
+            let (least, hinted) = of_single.unwrap_or((least, Vec::new()));
             if least >= limit {
                 self.staged[number].1 = least;
                 continue;
             }
+            let hinted = hinted.iter().take(MOST_HINTS).flat_map(|plain| fine::of_devices(&self.problem.context, plain));
+            self.try_short(index, hinted.collect());
             let counted = counted::placements(&self.figures, system, limits);
             let others = if counted.open { counted::least(&self.figures, system, limits) } else { 0.0 };
             self.staged[number].1 = least.max(counted.least).max(others);
-            let tried: Vec<Option<Scored>> =
-                counted.placements.into_par_iter().map(|placement| judge(self.problem, placement)).collect();
-            self.systems[index].examined += tried.len();
-            self.short.extend(tried.into_iter().flatten());
+            self.try_short(index, counted.placements);
         }
         self.short.sort_by_key(|(time, _)| *time);
         // The search may have begun with one of them.
         self.short.dedup();
         self.systems[index].bound = self.least_of_staged();
+    }
+
+    /// Simulates placements with several stages on a device, as examined for the `index`th system.
+    fn try_short(&mut self, index: usize, placements: Vec<Placement>) {
+        let tried: Vec<Option<Scored>> =
+            placements.into_par_iter().map(|placement| judge(self.problem, placement)).collect();
+        self.systems[index].examined += tried.len();
+        self.short.extend(tried.into_iter().flatten());
     }
 
     /// Improves the best placements of the best few systems.

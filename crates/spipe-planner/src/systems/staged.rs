@@ -6,15 +6,15 @@
 
 use crate::{
     Problem,
-    case::Case,
+    case::{Case, Division},
     deadline::Deadline,
-    divide::{Dues, Grain},
+    divide::{Divided, Dues, Grain},
     figures::Figures,
     ilp::cases,
     partition::Partitioner,
     sequence::{Coverage, within},
 };
-use spipe_plan::System;
+use spipe_plan::{Placement, System};
 
 /// How close to the least iteration that is not refused the search goes.
 const CLOSE: f64 = 1e-3;
@@ -50,31 +50,40 @@ impl<'s, 'a> Staged<'s, 'a> {
     }
 
     /// What no placement of `system` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in
-    /// time.
-    pub fn least(&self, system: System, (mut low, mut high): (f64, f64), deadline: &Deadline<'_>) -> f64 {
+    /// time; and where stages may be that take little more.
+    pub fn least(
+        &self,
+        system: System,
+        (mut low, mut high): (f64, f64),
+        deadline: &Deadline<'_>,
+    ) -> (f64, Vec<Placement>) {
         let options = self.problem.options.clone();
         let problem = Problem { systems: vec![system], options, ..*self.problem };
         let cases = cases(&problem, &self.figures, &self.sequences);
         let mut partitioner = Partitioner::new(&self.figures, &cases);
         partitioner.dues = Dues::new(&Figures::new(self.problem.context, &self.problem.options), &cases);
         // Those that are not refused at a time.
-        let possible = |cases: &[&Case], limit: f64| -> Option<Vec<usize>> {
+        let possible = |cases: &[&Case], limit: f64| -> Option<Vec<(usize, Division)>> {
             let tested = partitioner.divide(cases, (limit, Grain::ALL[0]), Some(deadline));
-            let all: Option<Vec<bool>> = tested.into_iter().map(|tested| tested.map(|found| found.is_some())).collect();
-            all.map(|all| (0..cases.len()).filter(|case| all[*case]).collect())
+            let all: Option<Vec<Divided>> = tested.into_iter().collect();
+            let found = |(case, divided): (usize, Divided)| Some((case, divided?.0));
+            all.map(|all| all.into_iter().enumerate().filter_map(found).collect())
         };
+        let placement = |case: &Case, division: &Division| case.placement(&self.figures, division);
+        let mut placements: Vec<Placement> = Vec::new();
         let mut active: Vec<&Case> = cases.iter().collect();
         // Whether all are refused is asked first of the time at which it matters most.
         let mut middle = high;
         while high > low * (1.0 + CLOSE) {
-            let Some(found) = possible(&active, middle) else { return low };
+            let Some(found) = possible(&active, middle) else { break };
             if found.is_empty() {
                 low = middle;
             } else {
-                (active, high) = (found.into_iter().map(|case| active[case]).collect(), middle);
+                placements = found.iter().map(|(case, division)| placement(active[*case], division)).collect();
+                (active, high) = (found.into_iter().map(|(case, _)| active[case]).collect(), middle);
             }
             middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
         }
-        low
+        (low, placements)
     }
 }

@@ -75,6 +75,11 @@ impl ProgramBuilder {
         lane
     }
 
+    /// Lets a lane begin with what the next iteration needs first.
+    pub fn as_needed(&mut self, lane: LaneId) {
+        self.program.lanes[lane].order = LaneOrder::AsNeeded;
+    }
+
     /// Adds a buffer.
     pub fn buffer(&mut self, content: Content, memory: MemoryId, bytes: Bytes, lifetime: Lifetime) -> BufferId {
         self.program.buffers.push(Buffer { content, memory, bytes, lifetime, part: None })
@@ -156,8 +161,8 @@ impl ProgramBuilder {
     }
 }
 
-/// Puts every [`LaneOrder::AsReady`] queue, and every group of `turns`, into the order in which a list schedule without
-/// contention starts its actions; returns the edges of the groups.
+/// Puts every queue that is not fixed, and every group of `turns`, into the order in which a list schedule without contention starts
+/// its actions; returns the edges of the groups.
 ///
 /// That order extends all precedences and all fixed queues, so that in-order lanes cannot deadlock.
 fn order_lanes(program: &mut Program, turns: &[Vec<ActionId>]) -> Result<Vec<Edge>, Diagnostic> {
@@ -225,7 +230,7 @@ fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {
     leaving
 }
 
-/// A list schedule of one iteration: the earliest startable action first, ties by id.
+/// A list schedule of one iteration: the earliest startable action first, ties by stage where the lane says so, and by id.
 struct Kahn<'a> {
     program: &'a Program,
     /// The groups of each action.
@@ -275,15 +280,16 @@ impl<'a> Kahn<'a> {
     fn run(mut self) -> Result<Vec<ActionId>, Vec<ActionId>> {
         let actions = &self.program.actions;
         let mut free = vec![SimTime::ZERO; self.program.lanes.len()];
-        let mut heap: BinaryHeap<Reverse<(SimTime, ActionId)>> =
-            actions.ids().filter(|id| self.waiting[id.index()] == 0).map(|id| Reverse((SimTime::ZERO, id))).collect();
+        let entry = |at: SimTime, id: ActionId| Reverse((at, self.program.rank(id), id));
+        let mut heap: BinaryHeap<Reverse<(SimTime, usize, ActionId)>> =
+            actions.ids().filter(|id| self.waiting[id.index()] == 0).map(|id| entry(SimTime::ZERO, id)).collect();
         let mut order = Vec::with_capacity(actions.len());
-        while let Some(Reverse((at, id))) = heap.pop() {
+        while let Some(Reverse((at, _, id))) = heap.pop() {
             let lane = actions[id].lane.index();
             let groups = self.groups.get(&id).map_or(&[][..], Vec::as_slice);
             let open = groups.iter().map(|group| self.group_free[*group]).fold(free[lane], SimTime::max);
             if at < open {
-                heap.push(Reverse((open, id)));
+                heap.push(entry(open, id));
                 continue;
             }
             let end = at + self.program.alone(id);
@@ -298,7 +304,7 @@ impl<'a> Kahn<'a> {
                 *ready = (*ready).max(from + lag);
                 self.waiting[next.index()] -= 1;
                 if self.waiting[next.index()] == 0 {
-                    heap.push(Reverse((*ready, next)));
+                    heap.push(entry(*ready, next));
                 }
             }
         }

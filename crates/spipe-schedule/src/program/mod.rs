@@ -296,6 +296,8 @@ pub enum LaneOrder {
     AsAdded,
     /// By when the actions can start, estimated without contention: copies follow their producers.
     AsReady,
+    /// Of those that can start, estimated likewise, the one of the earliest stage first: the next iteration needs it first.
+    AsNeeded,
 }
 
 /// An in-order queue.
@@ -400,6 +402,15 @@ impl Program {
     /// The precedences that say who must wait for `action`, by their place among all.
     pub fn leaving(&self, action: ActionId) -> std::ops::Range<usize> {
         self.leaving[action.index()] as usize..self.leaving[action.index() + 1] as usize
+    }
+
+    /// Which of the actions of its lane that can start comes first: the lowest.
+    pub(super) fn rank(&self, action: ActionId) -> usize {
+        let action = &self.actions[action];
+        match self.lanes[action.lane].order {
+            LaneOrder::AsNeeded => action.subject.stage.map_or(0, |stage| stage.index()),
+            LaneOrder::AsAdded | LaneOrder::AsReady => 0,
+        }
     }
 
     /// How long `action` takes when nothing else moves: the longer of its work and its slowest flow.

@@ -42,6 +42,8 @@ pub(super) struct Lowering<'a> {
     accumulated: Vec<u32>,
     /// The last step of each socket so far.
     stepped: BTreeMap<DeviceId, ActionId>,
+    /// Whether sockets step first what is needed first.
+    urgent_steps: bool,
     /// By stage, what it uses of another one's parameters.
     shared: BTreeMap<StageId, Shared>,
     offloads: Offloads,
@@ -75,6 +77,7 @@ impl<'a> Lowering<'a> {
             backwards: vec![Done::default(); count],
             accumulated: vec![0; count],
             stepped: BTreeMap::new(),
+            urgent_steps: placement.knobs.urgent_steps,
             shared: BTreeMap::new(),
             offloads: Offloads::new(placement.offload_slots()),
             faults: Faults::new(),

@@ -80,8 +80,10 @@ impl Lowering<'_> {
         let mut reads = vec![awaited, Access::new(state, 0)];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
         let action = self.step(step, (lane, socket), (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
-        // The stage that ends its backwards first is stepped first, whatever its gradients take to arrive.
-        if let Some(before) = self.stepped.insert(socket, action) {
+        // Otherwise the stage that ends its backwards first is stepped first, whatever its gradients take to arrive.
+        if self.urgent_steps {
+            self.builder.as_needed(lane);
+        } else if let Some(before) = self.stepped.insert(socket, action) {
             let (anchor, cause) = (Anchor::EndToStart, IdleCause::Optimizer);
             self.builder.edge(Edge { from: before, to: action, anchor, distance: 0, lag: SimTime::ZERO, cause });
         }
