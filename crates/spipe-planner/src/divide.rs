@@ -51,9 +51,9 @@ mod dues;
 mod tests;
 
 pub(crate) use behind::Grain;
-pub(crate) use dues::Dues;
 use behind::{Behind, Counts, SOCKETS, Turns, Way, Ways};
-use dues::OfSeat;
+use dues::AtSeat;
+pub(crate) use dues::Dues;
 
 /// Beyond this many layers, fewer ways are told apart, down to so many.
 const MANY: usize = 250;
@@ -87,7 +87,7 @@ struct At<'d> {
     /// The socket that it is on.
     home: Option<usize>,
     /// What is due for its layers where that is not chosen for a whole stage.
-    dues: Option<&'d OfSeat>,
+    dues: Option<AtSeat<'d>>,
     /// Both transfers over the boundary behind it, by the layer after that.
     wires: Vec<(f64, f64)>,
     /// How many microbatches fewer are in flight behind it; none where there are more.

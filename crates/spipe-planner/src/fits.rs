@@ -73,7 +73,8 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
     }
     // Where there is room enough, the first filling will do.
     let pins = &problem.options.pins;
-    let mut filled = greedy::placements(&figures, &systems).into_iter().map(|placement| pins.with_common_knobs(placement));
+    let mut filled =
+        greedy::placements(&figures, &systems).into_iter().map(|placement| pins.with_common_knobs(placement));
     if let Some(placement) = filled.find(|placement| pins.allow(&problem.context, placement)) {
         return Decision::Fits(placement);
     }

@@ -27,7 +27,8 @@ impl<'f, 'a> Partitioner<'f, 'a> {
     pub fn new(figures: &'f Figures<'a>, cases: &[Case]) -> Self {
         let first = classes(figures, Coverage::UpToLinks);
         let class = |device: usize| (0..first.len()).filter(|other| first[*other] == first[device]).collect();
-        let mut this = Self { figures, classes: (0..first.len()).map(class).collect(), least: BTreeMap::new(), dues: None };
+        let mut this =
+            Self { figures, classes: (0..first.len()).map(class).collect(), least: BTreeMap::new(), dues: None };
         this.extend(cases);
         this
     }

@@ -4,8 +4,9 @@
 //! is stepped on its device or on the socket near it, has what it leaves to the host on the other socket, or all stages share both; a
 //! stage is cut in two on one device, each part with choices of its own, or two become one; more or fewer stages keep their parameters;
 //! a stage moves to the neighbouring device, the first one to a socket, one of the busiest GPU to another; the stages of several
-//! devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded, grow or shrink, and what is urgent is stepped first. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of
-//! the first batch with an improvement is the next step, so that the result is the same on any number of threads.
+//! devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded, grow or shrink, and what is urgent is
+//! stepped first. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of the first batch with an improvement is
+//! the next step, so that the result is the same on any number of threads.
 
 mod dealt;
 pub(crate) mod fine;
@@ -27,15 +28,19 @@ use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, Weig
 /// How many neighbours are simulated before the best of them is taken.
 const BATCH: usize = 16;
 
-/// Improves `start` until no change helps or `problem` allows no more; the result, and how many placements were simulated.
-pub(crate) fn refine(problem: &Problem<'_>, deadline: &Deadline<'_>, start: Scored) -> (Scored, usize) {
+/// Improves `start` until no change helps or `most` placements have been simulated; the result, and how many were.
+pub(crate) fn refine(
+    problem: &Problem<'_>,
+    deadline: &Deadline<'_>,
+    (start, most): (Scored, usize),
+) -> (Scored, usize) {
     let mut best = start;
     let mut examined = 0;
     loop {
         let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
         let mut next: Option<Scored> = None;
         for batch in neighbours.chunks(BATCH) {
-            if examined >= problem.options.refinements || deadline.over() {
+            if examined >= most || deadline.over() {
                 return (best, examined);
             }
             examined += batch.len();
@@ -62,6 +67,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     }
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
+    list.extend(other_knobs(placement));
     list.extend(fine::changed(context, placement, help));
     if help {
         list.extend(together::changed(context, placement).into_iter().map(forward));
@@ -81,7 +87,6 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
             list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
         }
     }
-    list.extend(other_knobs(placement));
     list.extend(shared);
     list
 }
@@ -166,7 +171,7 @@ fn stepped_elsewhere(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
 }
 
 /// `stage` with its optimizer on the socket near it, or on the one where it has its activations.
-fn stepped_on_socket(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
+pub(crate) fn stepped_on_socket(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
     let socket = socket_of(context, stage).or_else(|| socket(context, stage.device))?;
     Some(stage.with_optimizer_on(socket))
 }

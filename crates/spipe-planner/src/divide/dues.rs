@@ -19,7 +19,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_plan::Boundary;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Beyond so many layers nothing is due.
 const MOST_LAYERS: usize = 400;
@@ -28,8 +28,8 @@ const MOST_LAYERS: usize = 400;
 const LEVELS: usize = 12;
 
 /// Intervals of s; the last one has no end.
-const SIZES: [(usize, Option<usize>); 6] =
-    [(1, Some(1)), (2, Some(2)), (3, Some(4)), (5, Some(8)), (9, Some(16)), (17, None)];
+const SIZES: [(usize, Option<usize>); 7] =
+    [(0, Some(0)), (1, Some(1)), (2, Some(2)), (3, Some(4)), (5, Some(8)), (9, Some(16)), (17, None)];
 
 /// How many prices of each kind there are at most.
 const PRICES: usize = 5;
@@ -62,15 +62,18 @@ struct Priced {
     sums: Vec<Vec<f64>>,
 }
 
-/// What is due on devices that are alike, with so many microbatches in flight.
-pub(crate) struct OfSeat {
-    layers: usize,
-    microbatches: f64,
-    /// The least input of a stage, in all copies.
-    input: f64,
+/// What the layers of devices that are alike step, whatever is in flight.
+struct Steps {
     /// What is free for layers `from..to` beside parameters and gradients, at `from × (layers + 1) + to`; none where they cannot be there.
     room: Vec<Option<u64>>,
     levels: Vec<Vec<Level>>,
+}
+
+/// What they recompute with so many microbatches in flight.
+struct Recomputes {
+    microbatches: f64,
+    /// The least input of a stage, in all copies.
+    input: f64,
     /// The least that each size holds in passing.
     passing: Vec<f64>,
     prices: Vec<Priced>,
@@ -78,8 +81,19 @@ pub(crate) struct OfSeat {
 
 /// What is due wherever a case has stages.
 pub(crate) struct Dues {
-    seats: BTreeMap<(usize, u64), OfSeat>,
+    layers: usize,
     models: Vec<usize>,
+    /// By the first device that is like it, and by microbatches in flight as well.
+    steps: BTreeMap<usize, Steps>,
+    recomputes: BTreeMap<(usize, u64), Recomputes>,
+}
+
+/// What is due at one seat.
+#[derive(Clone, Copy)]
+pub(crate) struct AtSeat<'d> {
+    layers: usize,
+    steps: &'d Steps,
+    recomputes: &'d Recomputes,
 }
 
 impl Dues {
@@ -89,44 +103,82 @@ impl Dues {
             return None;
         }
         let key = |seat: &Seat| (figures.models[seat.device], seat.in_flight);
-        let keys: std::collections::BTreeSet<(usize, u64)> =
-            cases.iter().flat_map(|case| &case.seats).map(key).collect();
-        let of_seat = |(device, in_flight): (usize, u64)| ((device, in_flight), OfSeat::new(figures, device, in_flight));
-        Some(Self { seats: keys.into_par_iter().map(of_seat).collect(), models: figures.models.clone() })
+        let keys: BTreeSet<(usize, u64)> = cases.iter().flat_map(|case| &case.seats).map(key).collect();
+        let devices: BTreeSet<usize> = keys.iter().map(|(device, _)| *device).collect();
+        let layers = |device: usize| (0..figures.layers).map(|layer| Layer::new(figures, device, layer)).collect();
+        let lists: BTreeMap<usize, Vec<Layer>> = devices.into_iter().map(|device| (device, layers(device))).collect();
+        let steps = |(device, list): (&usize, &Vec<Layer>)| (*device, Steps::new(figures, (*device, list)));
+        let recomputes = |(device, in_flight): (usize, u64)| {
+            ((device, in_flight), Recomputes::new(figures, (device, &lists[&device]), in_flight))
+        };
+        Some(Self {
+            layers: figures.layers,
+            models: figures.models.clone(),
+            steps: lists.par_iter().map(steps).collect(),
+            recomputes: keys.into_par_iter().map(recomputes).collect(),
+        })
     }
 
-    pub fn at(&self, seat: Seat) -> Option<&OfSeat> {
-        self.seats.get(&(self.models[seat.device], seat.in_flight))
+    /// At one of the seats for which it is known.
+    pub fn at(&self, seat: Seat) -> Option<AtSeat<'_>> {
+        let device = self.models[seat.device];
+        let (steps, recomputes) = (self.steps.get(&device)?, self.recomputes.get(&(device, seat.in_flight))?);
+        Some(AtSeat { layers: self.layers, steps, recomputes })
     }
 }
 
-impl OfSeat {
-    fn new(figures: &Figures<'_>, index: usize, in_flight: u64) -> Self {
-        let (device, layers, m) = (&figures.devices[index], figures.layers, figures.microbatches as f64);
-        let hosts = figures.hosts(index).count();
-        let sockets = figures.devices.iter().filter(|device| device.is_cpu).count();
+impl AtSeat<'_> {
+    /// What is due for layers `from..to` in an iteration of at most `limit` ms: whatever is chosen for them, one of these is no more.
+    pub fn each(&self, (from, to): (usize, usize), limit: f64, mut take: impl FnMut(Due)) {
+        let index = from * (self.layers + 1) + to;
+        let Some(room) = self.steps.room[index] else { return };
+        let mut levels = self.steps.levels[index].iter();
+        for level in levels.by_ref() {
+            let Some(room) = room.checked_sub(level.state) else { continue };
+            let Some(recompute) = self.recomputes.least((from, to), room as f64, limit) else { continue };
+            take(Due { recompute, own: level.own, by_hosts: level.by_hosts });
+            if recompute <= 0.0 {
+                break;
+            }
+        }
+        // Where nothing need be recomputed more steps on hosts are fewer on the device.
+        levels.next().into_iter().for_each(|level| take(Due { recompute: 0.0, own: 0.0, by_hosts: level.by_hosts }));
+    }
+}
+
+impl Steps {
+    fn new(figures: &Figures<'_>, (index, list): (usize, &Vec<Layer>)) -> Self {
+        let (device, layers, helped) = (&figures.devices[index], figures.layers, figures.hosts(index).next().is_some());
+        let ranges = (0..=layers).flat_map(|from| (0..=layers).map(move |to| (from, to)));
+        Self {
+            room: ranges.map(|range| room(device, (index, helped, layers), range)).collect(),
+            levels: (0..=layers).flat_map(|from| levels(list, from, helped)).collect(),
+        }
+    }
+}
+
+impl Recomputes {
+    fn new(figures: &Figures<'_>, (index, list): (usize, &[Layer]), in_flight: u64) -> Self {
+        let (device, m, copies) = (&figures.devices[index], figures.microbatches as f64, in_flight as f64);
         let way = figures.hosts(index).map(|host| host.out + host.back).reduce(f64::min);
-        let of = |layer: usize| Layer::new(figures, (index, if sockets > SOCKETS { 0 } else { hosts }), layer);
-        let list: Vec<Layer> = (0..layers).map(of).collect();
-        let copies = in_flight as f64;
-        let input = (1..layers).map(|layer| device.input(layer)).min().unwrap_or(0) as f64 * copies;
+        let inputs = || (0..list.len()).map(|layer| device.input(layer) as f64);
+        let input = copies * inputs().skip(1).reduce(f64::min).unwrap_or(0.0);
         let mut saved: Vec<f64> = list.iter().map(|layer| layer.saved).filter(|saved| *saved > 0.0).collect();
         saved.sort_by(f64::total_cmp);
         let heavy = saved.get(saved.len() / 2).map_or(f64::INFINITY, |median| median * LIGHT);
         let least = saved.iter().copied().find(|saved| *saved >= heavy).unwrap_or(0.0);
-        let most_input = (0..layers).map(|layer| device.input(layer)).max().unwrap_or(0) as f64;
-        let passing = SIZES.iter().map(|(size, _)| (*size as f64 * least - most_input).max(0.0)).collect();
-        let weighty = || list.iter().filter(|layer| layer.saved >= heavy && layer.forward > 0.0);
-        let bytes = quantiles(weighty().map(|layer| m * layer.forward / (copies * layer.saved)));
-        let ways = way.map(|way| quantiles(weighty().map(|layer| layer.forward / (layer.leaves * way))));
+        let most_input = inputs().fold(0.0, f64::max);
+        let weighty = || list.iter().filter(|layer| layer.saved >= heavy);
         let mut pairs = vec![(0.0, 0.0)];
-        for byte in bytes {
+        for byte in quantiles(weighty().map(|layer| m * layer.forward / (copies * layer.saved))) {
+            let ways = way.map(|way| quantiles(weighty().map(|layer| layer.forward / (layer.leaves * way))));
             pairs.push((byte, 0.0));
-            pairs.extend(ways.iter().flatten().filter(|way| way.is_finite()).map(|way| (byte, *way)));
+            pairs.extend(ways.into_iter().flatten().map(|way| (byte, way)));
         }
         let cost = |layer: &Layer, (byte, price): (f64, f64), most: Option<usize>| {
             let kept = byte * copies * layer.saved;
             let beside = match most {
+                Some(0) if layer.saved >= heavy => f64::INFINITY,
                 Some(most) if layer.saved >= heavy => byte * input / most as f64,
                 _ => 0.0,
             };
@@ -134,63 +186,31 @@ impl OfSeat {
             kept.min(m * layer.forward + beside).min(leaves)
         };
         let priced = |(byte, price): (f64, f64)| {
-            let sums = |(_, most): &(usize, Option<usize>)| {
-                let mut sums = vec![0.0];
-                for layer in &list {
-                    sums.push(sums[sums.len() - 1] + cost(layer, (byte, price), *most));
-                }
-                sums
-            };
-            Priced { byte, way: price, sums: SIZES.iter().map(sums).collect() }
+            let of_size =
+                |(_, most): &(usize, Option<usize>)| sums(list.iter().map(|layer| cost(layer, (byte, price), *most)));
+            Priced { byte, way: price, sums: SIZES.iter().map(of_size).collect() }
         };
-        let ranges = || (0..=layers).flat_map(|from| (0..=layers).map(move |to| (from, to)));
         Self {
-            layers,
             microbatches: m,
             input,
-            room: ranges().map(|range| room(device, (index, hosts > 0, layers), range)).collect(),
-            levels: (0..=layers).flat_map(|from| levels(&list, from, hosts > 0)).collect(),
-            passing,
+            passing: SIZES.iter().map(|(size, _)| (*size as f64 * least - most_input).max(0.0)).collect(),
             prices: pairs.into_iter().map(priced).collect(),
         }
     }
 
-    /// What is due for layers `from..to` in an iteration of at most `limit` ms: whatever is chosen for them, one of these is no more.
-    pub fn each(&self, (from, to): (usize, usize), limit: f64, mut take: impl FnMut(Due)) {
-        let index = from * (self.layers + 1) + to;
-        let Some(room) = self.room[index] else { return };
-        let mut least = f64::INFINITY;
-        for level in &self.levels[index] {
-            let Some(room) = room.checked_sub(level.state) else { continue };
-            let Some(recompute) = self.recompute((from, to), room as f64, limit) else { continue };
-            // Whoever steps more on hosts recomputes less.
-            if recompute < least {
-                least = recompute;
-                take(Due { recompute, own: level.own, by_hosts: level.by_hosts });
-            }
-            if recompute <= 0.0 {
-                return;
-            }
-        }
-    }
-
-    /// The least recompute per microbatch, in ms, if so many bytes are free; none where what stages need in passing is more.
-    fn recompute(&self, (from, to): (usize, usize), room: f64, limit: f64) -> Option<f64> {
-        let mut least: Option<f64> = None;
-        for (size, passing) in self.passing.iter().enumerate() {
-            // A stage that begins with the first layer has another input.
-            let credit = if from == 0 { self.input } else { 0.0 };
-            if *passing > room {
-                break;
-            }
+    /// The least per microbatch, in ms, if so many bytes are free; none where what stages need in passing is more.
+    fn least(&self, (from, to): (usize, usize), room: f64, limit: f64) -> Option<f64> {
+        // A stage that begins with the first layer has another input.
+        let credit = if from == 0 { self.input } else { 0.0 };
+        let of_size = |(size, passing): (usize, &f64)| {
             let free = room - passing + credit;
             let of_prices = |priced: &Priced| {
                 priced.sums[size][to] - priced.sums[size][from] - priced.byte * free - priced.way * limit
             };
-            let bound = self.prices.iter().map(of_prices).fold(0.0, f64::max);
-            least = Some(least.map_or(bound, |least| least.min(bound)));
-        }
-        least.map(|least| least / self.microbatches)
+            self.prices.iter().map(of_prices).fold(0.0, f64::max)
+        };
+        let sizes = self.passing.iter().enumerate().take_while(|(_, passing)| **passing <= room);
+        sizes.map(of_size).reduce(f64::min).map(|least| least / self.microbatches)
     }
 }
 
@@ -206,7 +226,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(figures: &Figures<'_>, (index, hosts): (usize, usize), layer: usize) -> Self {
+    fn new(figures: &Figures<'_>, index: usize, layer: usize) -> Self {
         let device = &figures.devices[index];
         let times = device.times[layer].unwrap_or_default();
         let saved = device.bytes[layer].saved.get();
@@ -214,6 +234,9 @@ impl Layer {
             let help = Help { optimizer: true, activations: false, host };
             device.stage_times((layer, layer + 1), 0, help).step
         };
+        // Of more sockets it is not known how much they do.
+        let sockets = figures.devices.iter().filter(|device| device.is_cpu).count();
+        let hosts = if sockets > SOCKETS { 0 } else { figures.hosts(index).count() };
         Self {
             forward: times.forward,
             saved: saved as f64,
@@ -226,13 +249,16 @@ impl Layer {
 }
 
 /// What layers `from..to` leave free but for optimizer state and what they save.
-fn room(device: &DeviceFigures, (index, helped, layers): (usize, bool, usize), (from, to): (usize, usize)) -> Option<u64> {
+fn room(
+    device: &DeviceFigures,
+    (index, helped, layers): (usize, bool, usize),
+    (from, to): (usize, usize),
+) -> Option<u64> {
     if from >= to || !device.able(from, to) {
         return None;
     }
     let help = if helped { Help::STEP } else { Help::NONE };
-    let seat =
-        Seat { in_flight: 0, first: from == 0, last: to == layers, help: Some(help), ..Seat::alone(index) };
+    let seat = Seat { in_flight: 0, first: from == 0, last: to == layers, help: Some(help), ..Seat::alone(index) };
     let outer = |end: bool| if end { Boundary::End } else { Boundary::Across };
     let (stays, transient) = device.parts(seat, (from, to), 0, [outer(seat.first), outer(seat.last)]);
     device.usable.checked_sub(stays + transient + device.shared(seat))
@@ -242,31 +268,37 @@ fn room(device: &DeviceFigures, (index, helped, layers): (usize, bool, usize), (
 fn levels(list: &[Layer], from: usize, helped: bool) -> Vec<Vec<Level>> {
     let mut all: Vec<Vec<Level>> = vec![Vec::new(); list.len() + 1];
     let (mut states, mut owns, mut by_hosts): (Vec<u64>, Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new(), Vec::new());
-    for to in from + 1..=list.len() {
-        let layer = &list[to - 1];
+    for (layer, to) in list[from..].iter().zip(from + 1..) {
         if layer.optimizer > 0 {
             states.insert(states.partition_point(|other| *other < layer.optimizer), layer.optimizer);
             owns.insert(owns.partition_point(|other| *other < layer.own), layer.own);
             by_hosts.insert(by_hosts.partition_point(|other| *other < layer.by_host), layer.by_host);
         }
-        let count = states.len();
         if !helped {
             // Their state is counted with their parameters.
             all[to].push(Level { own: owns.iter().sum(), by_hosts: 0.0, state: 0 });
             continue;
         }
+        let (state, own, by_host) =
+            (sums(states.iter().copied()), sums(owns.iter().copied()), sums(by_hosts.iter().copied()));
+        let count = states.len();
         let step = (count + 1).div_ceil(LEVELS);
         for first in (0..=count).step_by(step) {
             // From so many on, up to those before the next step.
-            let last = (first + step - 1).min(count);
-            all[to].push(Level {
-                own: owns[..count - last].iter().sum(),
-                by_hosts: by_hosts[..first].iter().sum(),
-                state: states[..count - last].iter().sum(),
-            });
+            let here = count - (first + step - 1).min(count);
+            all[to].push(Level { own: own[here], by_hosts: by_host[first], state: state[here] });
         }
     }
     all
+}
+
+/// The sums of the first 0, 1, 2, … of `values`.
+fn sums<T: Copy + Default + std::ops::Add<Output = T>>(values: impl Iterator<Item = T>) -> Vec<T> {
+    let add = |sum: &mut T, value: T| {
+        *sum = *sum + value;
+        Some(*sum)
+    };
+    std::iter::once(T::default()).chain(values.scan(T::default(), add)).collect()
 }
 
 /// At most [`PRICES`] of `values`.
@@ -278,4 +310,117 @@ fn quantiles(values: impl Iterator<Item = f64>) -> Vec<f64> {
         return values;
     }
     (0..PRICES).map(|part| values[part * (values.len() - 1) / (PRICES - 1)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Options,
+        case::Discipline,
+        common::{Instance, LayerText, MachineText, layer, machine_text, model_text, workload},
+        every,
+    };
+    use proptest::{
+        prelude::*,
+        test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
+    };
+    use spipe_cost::Mode;
+    use spipe_plan::{Placement, Stage, System, check};
+    use std::cell::Cell;
+
+    /// What the stages of a placement on one device recompute, step there and on hosts, and for how long they copy to and fro, in ms.
+    fn chosen(figures: &Figures<'_>, stages: &[&Stage]) -> (Due, f64) {
+        let (mut due, mut way) = (Due { recompute: 0.0, own: 0.0, by_hosts: 0.0 }, 0.0);
+        for stage in stages {
+            let device = &figures.devices[stage.device.index()];
+            let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
+            let optimizer = stage.optimizer.is_some();
+            let help = Help { optimizer, activations: stage.offload.is_some(), host: 0 };
+            let times = device.stage_times(layers, stage.recomputed, help);
+            due.recompute += times.recompute;
+            due.own += times.optimizer;
+            due.by_hosts += times.step;
+            let moved =
+                if help.activations { device.leaving(layers, stage.recomputed) * figures.microbatches } else { 0 };
+            way += device.host(help).map_or(0.0, |host| moved as f64 * (host.out + host.back));
+        }
+        (due, way)
+    }
+
+    /// Whether something that is due for the layers of each GPU in `placement` is no more than what its stages do; and whether it is much
+    /// of that.
+    fn covered(figures: &Figures<'_>, dues: &Dues, case: &Case, placement: &Placement) -> (bool, bool) {
+        let (mut covered, mut close) = (true, false);
+        for seat in case.seats.iter().filter(|seat| !figures.devices[seat.device].is_cpu) {
+            let stages: Vec<&Stage> =
+                placement.stages.iter().filter(|stage| stage.device.index() == seat.device).collect();
+            let [first, .., last] = [&stages[..1], &stages[..], &stages[stages.len() - 1..]];
+            let layers = (first[0].layers.first().index(), last[0].layers.last().index() + 1);
+            let (chosen, way) = chosen(figures, &stages);
+            let mut found = false;
+            dues.at(*seat).into_iter().for_each(|dues| {
+                dues.each(layers, way, |due| {
+                    let no_more = |due: f64, chosen: f64| due <= chosen * (1.0 + 1e-9) + 1e-9;
+                    found |= no_more(due.recompute, chosen.recompute)
+                        && no_more(due.own, chosen.own)
+                        && no_more(due.by_hosts, chosen.by_hosts);
+                    let much = |due: f64, chosen: f64| due > 0.0 && due >= 0.5 * chosen;
+                    close |= much(due.recompute, chosen.recompute) || much(due.by_hosts, chosen.by_hosts);
+                });
+            });
+            covered &= found;
+        }
+        (covered, close)
+    }
+
+    /// Layers of large parameters on one or two GPUs beside a socket.
+    fn crowded() -> impl Strategy<Value = Instance> {
+        let layers = prop::collection::vec(layer(2), 1..=3);
+        (layers, (100u64..500, 2u32..30), 1usize..=2, 1u64..5).prop_map(|(layers, gpu, gpus, microbatches)| {
+            let mut left = if gpus == 1 { 4 } else { 3 };
+            let few = |layer: LayerText| {
+                let count = layer.count.min(left);
+                left -= count;
+                (count > 0).then_some(LayerText { count, parameters: 3 * layer.parameters, ..layer })
+            };
+            let layers: Vec<LayerText> = layers.into_iter().map_while(few).collect();
+            let machine = MachineText { gpus: vec![gpu; gpus], root: 20, sockets: vec![3000] };
+            Instance::new(&model_text(&layers), &machine_text(&machine), &workload(microbatches, Mode::Train))
+        })
+    }
+
+    #[test]
+    fn no_stages_of_a_device_do_less_than_is_due() {
+        let config = Config { cases: 60, failure_persistence: None, ..Config::default() };
+        let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+        let seen = Cell::new((0, 0));
+        let on_instance = |instance: Instance| {
+            let context = instance.context();
+            let figures = Figures::new(context, &Options::default());
+            for system in [System::Gpipe, System::OneForwardOneBackward] {
+                let mut known: BTreeMap<Vec<usize>, (Case, Dues)> = BTreeMap::new();
+                for placement in every(context, system, 60_000).into_iter().flatten() {
+                    if check(&context, &placement).is_err() {
+                        continue;
+                    }
+                    let devices: Vec<usize> = placement.devices().iter().map(|device| device.index()).collect();
+                    let (case, dues) = known.entry(devices).or_insert_with_key(|devices| {
+                        let case = Case::new(&figures, devices, Discipline { system, head_start: 0 });
+                        let dues = Dues::new(&figures, std::slice::from_ref(&case));
+                        (case, dues.unwrap_or_else(|| unreachable!("there are few layers")))
+                    });
+                    let (covered, close) = covered(&figures, dues, case, &placement);
+                    prop_assert!(covered, "{:?}", placement);
+                    seen.set((seen.get().0 + 1, seen.get().1 + u32::from(close)));
+                }
+            }
+            Ok(())
+        };
+        if let Err(error) = runner.run(&crowded(), on_instance) {
+            panic!("{error}");
+        }
+        let (all, close) = seen.get();
+        assert!(all > 10_000 && close > all / 20, "{close} of {all}");
+    }
 }

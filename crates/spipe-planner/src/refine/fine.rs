@@ -2,7 +2,7 @@
 //! room on its way, and what a device has left steps its first layers, whose steps nothing hides.
 
 use super::{cut_at, stepped_on_socket};
-use crate::{SYSTEMS, every::{orders, slots}};
+use crate::{SYSTEMS, every::slots};
 use spipe_base::StageId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, footprint, needed};
@@ -13,45 +13,21 @@ const MOST_LAYERS: usize = 256;
 /// Every stage cut into single layers; and the same where as many of the first layers of each GPU as fit are stepped there and all others
 /// on a socket, with every number of slots for what is offloaded.
 pub(super) fn changed(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Placement> {
-    let fits = context.model.layers().len() <= MOST_LAYERS && SYSTEMS.contains(&placement.system);
-    if !fits || context.workload().mode != Mode::Train {
-        return Vec::new();
-    }
-    let fine = placement.stages.iter().flat_map(single).collect();
-    let fine = Placement { stages: fine, ..placement.clone() };
+    let Some(fine) = fine(context, placement) else { return Vec::new() };
     let mut list = vec![fine.clone()];
     if help {
         let with = |offload_slots| fine.clone().with_knobs(Knobs { offload_slots, ..fine.knobs });
-        let stepped = slots(&fine).into_iter().filter_map(|slots| stepped(context, &with(slots)));
-        let ordered = |placement: Placement| {
-            let orders = orders(&placement);
-            let with = move |urgent_steps: &bool| {
-                let knobs = Knobs { urgent_steps: *urgent_steps, ..placement.knobs };
-                placement.clone().with_knobs(knobs)
-            };
-            orders.iter().map(with)
-        };
-        list.extend(stepped.flat_map(ordered));
+        list.extend(slots(&fine).into_iter().filter_map(|slots| stepped(context, &with(slots))));
     }
     list.retain(|other| other != placement);
     list
 }
 
-/// A stage for each layer where neighbours of those layers are on each of `devices`, all saved, offloaded or recomputed, and as many of the
-/// first layers of each GPU as fit stepped there.
-pub(crate) fn of_devices(context: &Context<'_>, plain: &Placement) -> Vec<Placement> {
-    let saved = |stage: &Stage| *stage;
-    let offloaded = |stage: &Stage| match context.hardware.host_memory(stage.device) {
-        Some(home) if !context.is_cpu(stage.device) => stage.with_activations_in(home),
-        _ => *stage,
-    };
-    let recomputed = |stage: &Stage| stage.with_everything_recomputed();
-    let ways: [&dyn Fn(&Stage) -> Stage; 3] = [&saved, &offloaded, &recomputed];
-    let with = |way: &&dyn Fn(&Stage) -> Stage| {
-        let stages = plain.stages.iter().map(way).collect();
-        changed(context, &Placement { stages, ..plain.clone() }, true)
-    };
-    ways.iter().flat_map(with).collect()
+/// Every stage cut into single layers, where that may help and there are not too many.
+pub(crate) fn fine(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
+    let few = context.model.layers().len() <= MOST_LAYERS && SYSTEMS.contains(&placement.system);
+    let stages = || placement.stages.iter().flat_map(single).collect();
+    (few && context.workload().mode == Mode::Train).then(|| Placement { stages: stages(), ..placement.clone() })
 }
 
 /// A stage for each layer.

@@ -4,6 +4,7 @@ mod counted;
 mod cuts;
 mod exhaust;
 mod heuristics;
+mod hinted;
 mod hosts;
 mod kept;
 mod pipelines;

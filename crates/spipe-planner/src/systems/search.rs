@@ -8,7 +8,7 @@
 //! best plan ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────────────────┘
 //! ```
 
-use super::{candidates, counted, exhaust, heuristics, refusal, shared, staged};
+use super::{candidates, counted, exhaust, heuristics, hinted, refusal, shared, staged};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -19,7 +19,7 @@ use crate::{
     freedom::Freedom,
     ilp::{in_pool, search::to_time},
     reason,
-    refine::{fine, refine},
+    refine::refine,
     relaxation::least,
 };
 use rayon::prelude::*;
@@ -31,13 +31,16 @@ use spipe_plan::{OutcomeStatus, Placement, System, check};
 const PART_OF_CUTS: u32 = 8;
 
 /// How many of the ways to place stages that a bound leaves open are tried.
-const MOST_HINTS: usize = 4;
+const MOST_HINTS: usize = 2;
 
 /// How many systems' best placements are improved.
 const REFINED: usize = 3;
 
 /// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
 const FAR: f64 = 3.0;
+
+/// How many placements are simulated for a start before others have their turn.
+const FIRST_STEPS: usize = 160;
 
 /// Several stages on a device are improved where they take no more than so many times as long as the best plan.
 const PROMISING: f64 = 1.02;
@@ -321,7 +324,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.staged[number].1 = least;
                 continue;
             }
-            let hinted = hinted.iter().take(MOST_HINTS).flat_map(|plain| fine::of_devices(&self.problem.context, plain));
+            let hinted = hinted.iter().take(MOST_HINTS).flat_map(|plain| hinted::placements(&self.figures, plain));
             self.try_short(index, hinted.collect());
             let counted = counted::placements(&self.figures, system, limits);
             let others = if counted.open { counted::least(&self.figures, system, limits) } else { 0.0 };
@@ -336,40 +339,46 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Simulates placements with several stages on a device, as examined for the `index`th system.
     fn try_short(&mut self, index: usize, placements: Vec<Placement>) {
-        let tried: Vec<Option<Scored>> =
-            placements.into_par_iter().map(|placement| judge(self.problem, placement)).collect();
+        let look = |placement| (!self.deadline.over()).then(|| judge(self.problem, placement));
+        let tried: Vec<Option<Scored>> = placements.into_par_iter().filter_map(look).collect();
         self.systems[index].examined += tried.len();
         self.short.extend(tried.into_iter().flatten());
     }
 
-    /// Improves the best placements of the best few systems.
+    /// Improves the best placements of the best few systems, and those with several stages on a device that are nearly as fast, the fastest
+    /// first.
     fn improve(&mut self) {
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         let time = |known: &Known| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
         order.sort_by_key(|index| (time(&self.systems[*index]), *index));
         let open = |index: &usize| self.systems[*index].bound < self.limit();
         let few: Vec<usize> = order.into_iter().filter(open).take(REFINED).collect();
-        for index in few {
-            if let Some(start) = self.systems[index].best.clone() {
-                self.refine(index, start);
-            }
-        }
-        let Some(index) = self.planned else { return };
-        for start in std::mem::take(&mut self.short) {
-            let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-            if start.0.to_ms() < best * PROMISING && self.systems[index].bound < self.limit() {
-                self.refine(index, start);
+        let mut starts: Vec<(usize, Scored)> =
+            few.into_iter().filter_map(|index| Some((index, self.systems[index].best.clone()?))).collect();
+        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * PROMISING);
+        starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start))));
+        // The first steps say which of them lead far.
+        let most = self.problem.options.refinements;
+        for (most, all) in [(FIRST_STEPS.min(most), true), (most.saturating_sub(FIRST_STEPS), false)] {
+            starts.sort_by_key(|(_, (time, _))| *time);
+            for (index, start) in &mut starts {
+                let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+                if (all || start.0.to_ms() < best * PROMISING) && self.systems[*index].bound < self.limit() {
+                    *start = self.refine(*index, (start.clone(), most));
+                }
             }
         }
     }
 
-    /// Improves `start`, a placement of the `index`th system.
-    fn refine(&mut self, index: usize, start: Scored) {
+    /// Improves `start`, a placement of the `index`th system, by simulating so many.
+    fn refine(&mut self, index: usize, start: (Scored, usize)) -> Scored {
         let (refined, examined) = refine(self.problem, &self.deadline, start);
         let known = &mut self.systems[index];
         known.examined += examined;
-        known.best = faster(known.best.take(), Some(refined));
+        known.best = faster(known.best.take(), Some(refined.clone()));
         known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
+        refined
     }
 
     /// Tries everything that systems with few placements can do and that may still be faster.

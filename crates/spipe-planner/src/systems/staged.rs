@@ -1,8 +1,8 @@
 //! What no placement of stages takes less than, however many of them its devices have.
 //!
 //! The stages of a device are neighbours and take their turn together, so that they compute like one. Whatever they choose for their layers,
-//! that one takes no longer where nothing is stepped, saved or recomputed ([`Figures::ideal`]). So what the partition bounds of single stages
-//! refuse there, no placement of several does.
+//! that one takes no longer if of what is stepped, saved or recomputed nothing counts ([`Figures::ideal`]) but what the memory of the device
+//! makes them do at least ([`Dues`]). So what the partition bounds of single stages refuse there, no placement of several does.
 
 use crate::{
     Problem,
@@ -25,7 +25,7 @@ const MOST_SEQUENCES: usize = 1000;
 /// Of more devices there are more of them; to find that out takes time that others need.
 const MOST_DEVICES: usize = 16;
 
-/// The machine on which nothing is stepped, saved or recomputed.
+/// The machine on which nothing is stepped, saved or recomputed but what is due.
 pub(super) struct Staged<'s, 'a> {
     problem: &'s Problem<'a>,
     figures: Figures<'a>,

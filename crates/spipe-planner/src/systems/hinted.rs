@@ -1,0 +1,139 @@
+//! Stages of single layers on devices of which a bound says how many layers each may have.
+//!
+//! What the first layers of a GPU save may leave it, so that more of them are stepped there; what stays decides how much hosts have to
+//! step.
+
+use super::{shared_out, socket};
+use crate::{
+    every::{orders, slots},
+    figures::Figures,
+    refine::{fine::fine, stepped_on_socket},
+};
+use spipe_base::{DeviceId, StageId};
+use spipe_plan::{Context, Knobs, Placement, Stage, footprint, needed};
+use std::collections::{BTreeMap, VecDeque};
+
+/// How many layers more than with as much saved as possible each GPU steps.
+const MORE: std::ops::Range<usize> = 0..6;
+
+/// How what a stage saves leaves its device.
+type Leave = fn(&Context<'_>, &Stage) -> Option<Stage>;
+
+/// A stage for each layer of `plain`, whose stages are each on a device of its own: with more and more offloaded or recomputed, as many
+/// first layers of each GPU as that leaves room for stepped there, and all others on sockets.
+pub(super) fn placements(figures: &Figures<'_>, plain: &Placement) -> Vec<Placement> {
+    let context = &figures.context;
+    let offloaded: Leave =
+        |context, stage| Some(stage.with_activations_in(context.hardware.host_memory(stage.device)?));
+    let recomputed: Leave = |_, stage| Some(stage.with_everything_recomputed());
+    let Some(fine) = fine(context, &in_turn(figures, plain)) else { return Vec::new() };
+    let mut list: Vec<Placement> = Vec::new();
+    for leave in [offloaded, recomputed] {
+        for near in leaving(context, &fine, leave) {
+            let placement = shared_out(context, &near).unwrap_or(near);
+            for offload_slots in slots(&placement) {
+                for urgent_steps in orders(&placement) {
+                    let knobs = Knobs { offload_slots, urgent_steps: *urgent_steps, ..placement.knobs };
+                    list.push(placement.clone().with_knobs(knobs));
+                }
+            }
+        }
+    }
+    list
+}
+
+/// The same with devices that are alike exchanged so that neighbours have different sockets near them, which then step for as long.
+fn in_turn(figures: &Figures<'_>, plain: &Placement) -> Placement {
+    let model = |device: DeviceId| figures.models[device.index()];
+    let mut by_socket: BTreeMap<usize, BTreeMap<Option<DeviceId>, VecDeque<DeviceId>>> = BTreeMap::new();
+    for device in plain.devices() {
+        let near = socket(&figures.context, device);
+        by_socket.entry(model(device)).or_default().entry(near).or_default().push_back(device);
+    }
+    let mut last = None;
+    let mut changed = plain.clone();
+    for stage in changed.stages.iter_mut() {
+        let Some(sockets) = by_socket.get_mut(&model(stage.device)) else { continue };
+        // The one with most of them left that is not the last one.
+        let left = |(socket, devices): &(&Option<DeviceId>, &mut VecDeque<DeviceId>)| (**socket != last, devices.len());
+        let next = sockets.iter_mut().filter(|(_, devices)| !devices.is_empty()).max_by_key(left);
+        let Some((socket, device)) = next.and_then(|(socket, devices)| Some((*socket, devices.pop_front()?))) else {
+            continue;
+        };
+        (last, *stage) = (socket, Stage { device, ..*stage });
+    }
+    changed
+}
+
+/// The placements that differ in how many layers each GPU steps.
+fn leaving(context: &Context<'_>, fine: &Placement, leave: Leave) -> Vec<Placement> {
+    let mut by_gpu: BTreeMap<DeviceId, Vec<StageId>> = BTreeMap::new();
+    for (id, stage) in fine.stages.enumerate().filter(|(_, stage)| !context.is_cpu(stage.device)) {
+        by_gpu.entry(stage.device).or_default().push(id);
+    }
+    let mut all_on_sockets = fine.clone();
+    for id in by_gpu.values().flatten() {
+        let stage = &mut all_on_sockets.stages[*id];
+        *stage = stepped_on_socket(context, stage).unwrap_or(*stage);
+    }
+    let with = |counts: &dyn Fn(DeviceId) -> usize| -> Option<Placement> {
+        let mut changed = all_on_sockets.clone();
+        for (gpu, stages) in &by_gpu {
+            for id in stages.iter().take(counts(*gpu)) {
+                let stage = &mut changed.stages[*id];
+                *stage = leave(context, stage)?;
+            }
+        }
+        Some(changed)
+    };
+    let most = by_gpu.values().map(Vec::len).max().unwrap_or(0);
+    // By how many layers leave, how many are then stepped on each GPU.
+    let own: Option<Vec<BTreeMap<DeviceId, usize>>> =
+        (0..=most).map(|count| Some(own(context, &with(&|_| count)?, &by_gpu))).collect();
+    let Some(own) = own else { return Vec::new() };
+    let mut list: Vec<Placement> = Vec::new();
+    for more in MORE {
+        // As few as that takes.
+        let count = |gpu: DeviceId| {
+            let at = |count: usize| own[count].get(&gpu).copied();
+            let least = (0..=most).find_map(at)?;
+            let largest = (0..=most).filter_map(at).max()?;
+            (0..=most).find(|count| at(*count).is_some_and(|own| own >= largest.min(least + more)))
+        };
+        if by_gpu.keys().any(|gpu| count(*gpu).is_none()) {
+            return list;
+        }
+        let Some(mut placement) = with(&|gpu| count(gpu).unwrap_or(0)) else { return list };
+        for (gpu, stages) in &by_gpu {
+            let own = count(*gpu).and_then(|count| own[count].get(gpu)).copied().unwrap_or(0);
+            stages.iter().take(own).for_each(|id| placement.stages[*id].optimizer = None);
+        }
+        if list.last() != Some(&placement) {
+            list.push(placement);
+        }
+    }
+    list
+}
+
+/// How many of the first stages of each GPU it has room to step beside what it holds; nothing for a GPU that holds too much.
+fn own(
+    context: &Context<'_>,
+    placement: &Placement,
+    by_gpu: &BTreeMap<DeviceId, Vec<StageId>>,
+) -> BTreeMap<DeviceId, usize> {
+    let needs = footprint(context, placement);
+    let of_gpu = |(gpu, stages): (&DeviceId, &Vec<StageId>)| {
+        let memory = context.hardware.devices()[*gpu].memory;
+        let left = context.hardware.memories()[memory].usable().get().checked_sub(needed(&needs, memory).get())?;
+        let state = |id: &StageId| -> u64 {
+            let layers = placement.stages[*id].layers;
+            layers.iter().map(|layer| context.cost.memory(layer, *gpu).optimizer.get()).sum()
+        };
+        let sums = stages.iter().scan(0, |sum, id| {
+            *sum += state(id);
+            Some(*sum)
+        });
+        Some((*gpu, sums.take_while(|sum| *sum <= left).count()))
+    };
+    by_gpu.iter().filter_map(of_gpu).collect()
+}
