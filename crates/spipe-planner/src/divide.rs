@@ -52,8 +52,8 @@ mod tests;
 
 pub(crate) use behind::Grain;
 use behind::{Behind, Counts, SOCKETS, Turns, Way, Ways};
-use dues::AtSeat;
 pub(crate) use dues::Dues;
+use dues::{AtSeat, OnHosts};
 
 /// Beyond this many layers, fewer ways are told apart, down to so many.
 const MANY: usize = 250;
@@ -74,8 +74,8 @@ struct Choice {
     help: Help,
     recomputed: usize,
     times: StageTimes,
-    /// Steps of which it is left open which sockets do them, in ms.
-    by_hosts: f64,
+    /// Steps of which it is left open which sockets do them.
+    by_hosts: OnHosts,
 }
 
 /// What is known of a stage before its layers are.
@@ -282,9 +282,9 @@ impl<'d, 'a> Divide<'d, 'a> {
                 continue;
             }
             let times = at.device.stage_times((from, to), recomputed, *help);
-            let mut each = |times: StageTimes, by_hosts: f64| {
+            let mut each = |times: StageTimes, (stepped, by_hosts): (f64, OnHosts)| {
                 let own = if self.figures.training {
-                    m as f64 * times.busy() + times.stepped()
+                    m as f64 * times.busy() + times.stepped() + stepped
                 } else {
                     m as f64 * times.forward
                 };
@@ -294,9 +294,9 @@ impl<'d, 'a> Divide<'d, 'a> {
             };
             match at.dues {
                 Some(dues) => dues.each((from, to), self.limit, |due| {
-                    each(StageTimes { recompute: due.recompute, optimizer: due.own, ..times }, due.by_hosts);
+                    each(StageTimes { recompute: due.recompute, optimizer: 0.0, ..times }, (due.own, due.by_hosts));
                 }),
-                None => each(times, 0.0),
+                None => each(times, (0.0, OnHosts::NONE)),
             }
         }
     }
@@ -351,9 +351,32 @@ impl<'d, 'a> Divide<'d, 'a> {
         }
         let closed = &behind.closed[..self.sockets.len()];
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
-        behind.sum = behind.sum.max(closed.iter().map(most).sum()) + choice.by_hosts;
+        behind.sum = behind.sum.max(closed.iter().map(most).sum());
+        if choice.by_hosts.layers > 0 {
+            behind.sum = self.stepped_by_hosts(at, (from, to), choice, (next.map_or(0.0, |next| next.sum), &behind));
+        }
         let met = behind.passes + times.stepped() <= self.limit && behind.sum <= self.sockets.len() as f64 * self.limit;
         met.then_some(Behind { held, ..behind })
+    }
+
+    /// The sum of the ends of what all sockets step up to here, if they step what the dues of these layers are.
+    ///
+    /// What sockets step for the layers up to some layer comes after its last gradient and before its next activation. The j-th layer from
+    /// the end that they step is no further behind than the j-th from the end of all, and those in front of it have n − j + 1 steps at least.
+    fn stepped_by_hosts(
+        &self,
+        at: &At<'_>,
+        (from, to): (usize, usize),
+        choice: &Choice,
+        (before, behind): (f64, &Behind),
+    ) -> f64 {
+        let OnHosts { layers, all, least } = choice.by_hosts;
+        let first_activation = |layer: usize| {
+            let pass = if layer > from { at.device.pass((from, layer), true) } else { 0.0 };
+            self.sockets.len() as f64 * (behind.passes - pass - choice.times.recompute)
+        };
+        let last = first_activation(to - 1).max(before) + all;
+        behind.sum.max(last).max(first_activation(to - layers) + least)
     }
 
     /// The same where there are stages behind, without the step.

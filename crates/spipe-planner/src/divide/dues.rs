@@ -42,16 +42,28 @@ const LIGHT: f64 = 0.25;
 pub(crate) struct Due {
     /// In ms per microbatch.
     pub recompute: f64,
-    /// In ms per iteration: steps on the device, and on hosts.
+    /// Steps on the device, in ms per iteration.
     pub own: f64,
-    pub by_hosts: f64,
+    pub by_hosts: OnHosts,
+}
+
+/// What hosts step: how many layers at least, all of it in ms, and the shortest step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct OnHosts {
+    pub layers: usize,
+    pub all: f64,
+    pub least: f64,
+}
+
+impl OnHosts {
+    pub const NONE: Self = Self { layers: 0, all: 0.0, least: 0.0 };
 }
 
 /// Steps of some layers, and what the others' state comes to.
 #[derive(Clone, Copy)]
 struct Level {
     own: f64,
-    by_hosts: f64,
+    by_hosts: OnHosts,
     state: u64,
 }
 
@@ -276,7 +288,7 @@ fn levels(list: &[Layer], from: usize, helped: bool) -> Vec<Vec<Level>> {
         }
         if !helped {
             // Their state is counted with their parameters.
-            all[to].push(Level { own: owns.iter().sum(), by_hosts: 0.0, state: 0 });
+            all[to].push(Level { own: owns.iter().sum(), by_hosts: OnHosts::NONE, state: 0 });
             continue;
         }
         let (state, own, by_host) =
@@ -286,7 +298,9 @@ fn levels(list: &[Layer], from: usize, helped: bool) -> Vec<Vec<Level>> {
         for first in (0..=count).step_by(step) {
             // From so many on, up to those before the next step.
             let here = count - (first + step - 1).min(count);
-            all[to].push(Level { own: own[here], by_hosts: by_host[first], state: state[here] });
+            let least = if first > 0 { by_hosts[0] } else { 0.0 };
+            let by_hosts = OnHosts { layers: first, all: by_host[first], least };
+            all[to].push(Level { own: own[here], by_hosts, state: state[here] });
         }
     }
     all
@@ -331,7 +345,7 @@ mod tests {
 
     /// What the stages of a placement on one device recompute, step there and on hosts, and for how long they copy to and fro, in ms.
     fn chosen(figures: &Figures<'_>, stages: &[&Stage]) -> (Due, f64) {
-        let (mut due, mut way) = (Due { recompute: 0.0, own: 0.0, by_hosts: 0.0 }, 0.0);
+        let (mut due, mut way) = (Due { recompute: 0.0, own: 0.0, by_hosts: OnHosts::NONE }, 0.0);
         for stage in stages {
             let device = &figures.devices[stage.device.index()];
             let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
@@ -340,7 +354,9 @@ mod tests {
             let times = device.stage_times(layers, stage.recomputed, help);
             due.recompute += times.recompute;
             due.own += times.optimizer;
-            due.by_hosts += times.step;
+            due.by_hosts.all += times.step;
+            let trained = |layer: &spipe_base::LayerId| device.bytes[layer.index()].optimizer.get() > 0;
+            due.by_hosts.layers += if optimizer { stage.layers.iter().filter(trained).count() } else { 0 };
             let moved =
                 if help.activations { device.leaving(layers, stage.recomputed) * figures.microbatches } else { 0 };
             way += device.host(help).map_or(0.0, |host| moved as f64 * (host.out + host.back));
@@ -364,9 +380,10 @@ mod tests {
                     let no_more = |due: f64, chosen: f64| due <= chosen * (1.0 + 1e-9) + 1e-9;
                     found |= no_more(due.recompute, chosen.recompute)
                         && no_more(due.own, chosen.own)
-                        && no_more(due.by_hosts, chosen.by_hosts);
+                        && no_more(due.by_hosts.all, chosen.by_hosts.all)
+                        && due.by_hosts.layers <= chosen.by_hosts.layers;
                     let much = |due: f64, chosen: f64| due > 0.0 && due >= 0.5 * chosen;
-                    close |= much(due.recompute, chosen.recompute) || much(due.by_hosts, chosen.by_hosts);
+                    close |= much(due.recompute, chosen.recompute) || much(due.by_hosts.all, chosen.by_hosts.all);
                 });
             });
             covered &= found;
