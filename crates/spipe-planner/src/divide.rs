@@ -28,6 +28,9 @@
 //! (gradients out, the step, parameters back); and Y and the parameters' way back, since a socket steps the stages behind before it
 //! steps this one; and at least X′ + g + B + Z(m − K − 1) + F + a, where m > K. In inference it takes m F.
 //!
+//! All that is about sockets holds where they step in the order in which stages end; what is left open ([`Dues`]) also where they step
+//! first what is urgent.
+//!
 //! Sockets share what there is to step. So the sum over all sockets of Y at the first stage that each steps (or V, if it steps none) is
 //! followed as well: a stage that is stepped adds its step, and the forwards and activations since.
 //!
