@@ -364,8 +364,8 @@ impl<'d, 'a> Divide<'d, 'a> {
 
     /// The sum of the ends of what all sockets step up to here, if they step what the dues of these layers are.
     ///
-    /// What sockets step for the layers up to some layer comes after its last gradient and before its next activation. The j-th layer from
-    /// the end that they step is no further behind than the j-th from the end of all, and those in front of it have n − j + 1 steps at least.
+    /// What sockets step for the layers up to some layer comes after its last gradient and before the first activation of the next iteration.
+    /// The last one that they step is no further behind than the last of all, and the first of n no further than the n-th from the end.
     fn stepped_by_hosts(
         &self,
         at: &At<'_>,
@@ -374,12 +374,12 @@ impl<'d, 'a> Divide<'d, 'a> {
         (before, behind): (f64, &Behind),
     ) -> f64 {
         let OnHosts { layers, all, least } = choice.by_hosts;
-        let first_activation = |layer: usize| {
+        let lasts = |layer: usize| {
             let pass = if layer > from { at.device.pass((from, layer), true) } else { 0.0 };
             self.sockets.len() as f64 * (behind.passes - pass - choice.times.recompute)
         };
-        let last = first_activation(to - 1).max(before) + all;
-        behind.sum.max(last).max(first_activation(to - layers) + least)
+        let last = lasts(to - 1).max(before) + all;
+        behind.sum.max(last).max(lasts(to - layers) + least)
     }
 
     /// The same where there are stages behind, without the step.

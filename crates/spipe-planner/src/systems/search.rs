@@ -362,23 +362,24 @@ impl<'s, 'a> Search<'s, 'a> {
         let most = self.problem.options.refinements;
         for (most, all) in [(FIRST_STEPS.min(most), true), (most.saturating_sub(FIRST_STEPS), false)] {
             starts.sort_by_key(|(_, (time, _))| *time);
-            for (index, start) in &mut starts {
+            starts.dedup();
+            for (index, start) in std::mem::take(&mut starts) {
                 let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-                if (all || start.0.to_ms() < best * PROMISING) && self.systems[*index].bound < self.limit() {
-                    *start = self.refine(*index, (start.clone(), most));
+                if (all || start.0.to_ms() < best * PROMISING) && self.systems[index].bound < self.limit() {
+                    starts.extend(self.refine(index, (start, most)).map(|refined| (index, refined)));
                 }
             }
         }
     }
 
-    /// Improves `start`, a placement of the `index`th system, by simulating so many.
-    fn refine(&mut self, index: usize, start: (Scored, usize)) -> Scored {
-        let (refined, examined) = refine(self.problem, &self.deadline, start);
+    /// Improves `start`, a placement of the `index`th system, by simulating so many; what it came to where more of them may help.
+    fn refine(&mut self, index: usize, (start, most): (Scored, usize)) -> Option<Scored> {
+        let (refined, examined) = refine(self.problem, &self.deadline, (start, most));
         let known = &mut self.systems[index];
         known.examined += examined;
         known.best = faster(known.best.take(), Some(refined.clone()));
         known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
-        refined
+        (examined >= most).then_some(refined)
     }
 
     /// Tries everything that systems with few placements can do and that may still be faster.
