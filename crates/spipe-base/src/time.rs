@@ -4,7 +4,7 @@ use crate::Seconds;
 use serde::{Deserialize, Serialize};
 use std::{fmt, iter::Sum};
 
-/// A point on, or a stretch of, the integer nanosecond clock.
+/// A point on, or a stretch of, the integer nanosecond clock, which ends after 584 years: what would be later is then.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -57,13 +57,13 @@ impl std::ops::Add for SimTime {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
+        Self(self.0.saturating_add(other.0))
     }
 }
 
 impl std::ops::AddAssign for SimTime {
     fn add_assign(&mut self, other: Self) {
-        self.0 += other.0;
+        self.0 = self.0.saturating_add(other.0);
     }
 }
 
@@ -79,7 +79,7 @@ impl std::ops::Mul<u64> for SimTime {
     type Output = Self;
 
     fn mul(self, times: u64) -> Self {
-        Self(self.0 * times)
+        Self(self.0.saturating_mul(times))
     }
 }
 

@@ -1,12 +1,15 @@
 //! Models, profiles, plans and traces from paths, or from the names of shipped files.
 
 use crate::Failure;
-use spipe_base::{Diagnostic, Position};
+use spipe_base::{Diagnostic, Position, Seconds};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::Plan;
 use spipe_trace::{ReadTraceError, Trace};
-use std::io::Read;
+use std::{io::Read, time::Duration};
+
+/// No work takes longer.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// The text of a file, or of stdin for `-`.
 pub fn text(path: &str) -> Result<String, Failure> {
@@ -79,6 +82,15 @@ pub fn trace(path: &str) -> Result<Trace, Failure> {
         };
         diagnostic.into()
     })
+}
+
+/// A time limit.
+pub fn limit(given: Seconds) -> Result<Duration, Failure> {
+    if given.get() <= 0.0 {
+        return Err(Failure::argument("the time limit is zero", "give the work some time, such as 10s"));
+    }
+    let limit = Duration::try_from_secs_f64(given.get()).ok().filter(|limit| *limit <= LONGEST);
+    limit.ok_or_else(|| Failure::argument("the time limit is more than a year", "give the work less, such as 10min"))
 }
 
 /// A fraction such as `0.5%` or `0.005`.

@@ -3,10 +3,14 @@
 use crate::{Failure, args::Format};
 use serde::Serialize;
 use std::{
+    fs::OpenOptions,
     io::{IsTerminal, Write},
     path::{Path, PathBuf},
 };
 use tempfile::NamedTempFile;
+
+/// Beyond so many links one after the other there is a circle.
+const MOST_LINKS: usize = 40;
 
 /// Sends log lines to stderr: warnings, or more with each `-v`.
 pub fn start_log(verbose: u8) {
@@ -64,6 +68,11 @@ pub fn to_json(data: &impl Serialize) -> Result<String, Failure> {
 pub enum Target {
     /// Standard output, `-`.
     Stdout,
+    /// A device or a pipe, which is written to and stays what it is.
+    Special {
+        /// Its path as the user gave it.
+        path: String,
+    },
     /// A file.
     File {
         /// Its path as the user gave it.
@@ -79,9 +88,12 @@ impl Target {
         if path == "-" {
             return Ok(Self::Stdout);
         }
-        let target = PathBuf::from(path);
+        let target = followed(Path::new(path)).map_err(|error| Failure::file(path, "write", &error))?;
         if target.is_dir() {
             return Err(Failure::argument(format!("`{path}` is a folder"), "name a file in it"));
+        }
+        if target.exists() && !target.is_file() {
+            return Ok(Self::Special { path: path.to_owned() });
         }
         let folder = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -95,6 +107,19 @@ impl Target {
         Ok(Self::File { path: target, temporary })
     }
 
+    /// Opens a target that is none of the files that are read for it.
+    pub fn beside(path: &str, inputs: &[&str]) -> Result<Self, Failure> {
+        let place = |path: &str| Path::new(path).canonicalize().ok().filter(|place| place.is_file());
+        let same = |input: &&&str| place(path).is_some_and(|place_of| place(input) == Some(place_of));
+        if path != "-"
+            && let Some(input) = inputs.iter().find(same)
+        {
+            let message = format!("`{path}` would be written over `{input}`, which is read for it");
+            return Err(Failure::argument(message, "write to another file"));
+        }
+        Self::open(path)
+    }
+
     /// Opens a target in `folder`, which is made if it is missing.
     pub fn in_folder(folder: &Path, name: &str) -> Result<Self, Failure> {
         std::fs::create_dir_all(folder)
@@ -106,6 +131,10 @@ impl Target {
     pub fn write(self, content: &[u8]) -> Result<(), Failure> {
         match self {
             Self::Stdout => print(&String::from_utf8_lossy(content)),
+            Self::Special { path } => {
+                let written = OpenOptions::new().write(true).open(&path).and_then(|mut file| file.write_all(content));
+                written.map_err(|error| Failure::file(&path, "write", &error))
+            }
             Self::File { path, mut temporary } => {
                 let shown = path.display().to_string();
                 let fail = |error: &std::io::Error| Failure::file(&shown, "write", error);
@@ -117,6 +146,16 @@ impl Target {
             }
         }
     }
+}
+
+/// Where the links lead at which `path` is one, so that what they lead to is replaced and not they.
+fn followed(path: &Path) -> std::io::Result<PathBuf> {
+    let mut target = path.to_path_buf();
+    for _ in 0..MOST_LINKS {
+        let Ok(next) = std::fs::read_link(&target) else { return Ok(target) };
+        target = target.parent().map_or_else(|| next.clone(), |folder| folder.join(&next));
+    }
+    Err(std::io::Error::other("too many links"))
 }
 
 /// Temporary files are for their owner alone; results follow the usual rule.

@@ -2,7 +2,7 @@
 
 use crate::{Failure, remedies};
 use spipe_base::{Bytes, Diagnostic, MemoryId, SimTime};
-use spipe_cost::{CostTable, Workload};
+use spipe_cost::{CostTable, MOST_TOKENS, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, Outcome, OutcomeStatus, Placement, Plan, System, check};
@@ -39,9 +39,14 @@ pub fn workloads(template: Workload, global_batch: u64, microbatch: &str) -> Res
     if global_batch == 0 {
         return Err(Failure::argument("the global batch is zero", "use at least one sequence"));
     }
+    if template.seq_len == 0 {
+        return Err(Failure::argument("the sequence length is zero", "use at least one token"));
+    }
     let split = |size: u64| Workload { microbatch: size, microbatches: global_batch / size, ..template };
     if microbatch == "auto" {
-        return Ok((1..=global_batch).filter(|size| global_batch.is_multiple_of(*size)).map(split).collect());
+        let sizes = (1..=global_batch.min(MOST_TOKENS)).filter(|size| global_batch.is_multiple_of(*size));
+        let possible: Vec<Workload> = sizes.map(split).filter(|workload| workload.check().is_ok()).collect();
+        return if possible.is_empty() { Err(too_large(&split(1))) } else { Ok(possible) };
     }
     let size: u64 = microbatch.parse().map_err(|_| {
         Failure::argument(format!("`{microbatch}` is not a microbatch size"), "give a number of sequences, or auto")
@@ -55,7 +60,20 @@ pub fn workloads(template: Workload, global_batch: u64, microbatch: &str) -> Res
             format!("use a microbatch that divides {global_batch}"),
         ));
     }
-    Ok(vec![split(size)])
+    let workload = split(size);
+    if workload.check().is_err() {
+        return Err(too_large(&workload));
+    }
+    Ok(vec![workload])
+}
+
+/// What of a workload is more than can be counted.
+fn too_large(workload: &Workload) -> Failure {
+    let message = workload.check().err().map_or_else(String::new, |error| error.to_string());
+    Failure::argument(
+        message,
+        "plan for a smaller batch or shorter sequences; several iterations take as long as one after the other",
+    )
 }
 
 /// A found plan.

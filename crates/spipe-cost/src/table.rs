@@ -54,6 +54,14 @@ pub enum CostError {
         /// Which figure.
         what: &'static str,
     },
+    /// A batch of more than can be counted.
+    #[error("{what} is more than {most}")]
+    TooLarge {
+        /// Which figure.
+        what: &'static str,
+        /// The largest that it may be.
+        most: u64,
+    },
     /// A layer that no device can run.
     #[error("layer `{layer}` has no time on any device of `{hardware}`")]
     Nowhere {
@@ -84,15 +92,7 @@ pub struct CostTable {
 impl CostTable {
     /// The table of `model` on `hardware` under `workload`.
     pub fn new(model: &Model, hardware: &Hardware, workload: &Workload) -> Result<Self, CostError> {
-        for (what, figure) in [
-            ("the microbatch", workload.microbatch),
-            ("the number of microbatches", workload.microbatches),
-            ("the sequence length", workload.seq_len),
-        ] {
-            if figure == 0 {
-                return Err(CostError::Zero { what });
-            }
-        }
+        workload.check()?;
         let mut kinds = BTreeMap::new();
         let mut table = Self {
             workload: *workload,

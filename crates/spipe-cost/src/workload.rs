@@ -1,5 +1,6 @@
 //! What is asked of a model: how it is trained or run, and in which batches.
 
+use crate::CostError;
 use serde::{Deserialize, Serialize};
 use spipe_hardware::{DataType, Device, DeviceKind, VectorExtension};
 use spipe_model::{Attention, Batch, Precision};
@@ -90,7 +91,35 @@ pub struct Workload {
     pub attention: Attention,
 }
 
+/// The most tokens of a microbatch: far beyond what is trained, and no product of them with the sizes of a model leaves 64 bits.
+pub const MOST_TOKENS: u64 = 1 << 24;
+
+/// The most microbatches of an iteration, each of which is simulated.
+const MOST_MICROBATCHES: u64 = 1 << 16;
+
 impl Workload {
+    /// Whether there is something to compute, and no more than can be counted.
+    ///
+    /// # Errors
+    /// The first figure that is zero or too large.
+    pub fn check(&self) -> Result<(), CostError> {
+        let tokens = self.microbatch.saturating_mul(self.seq_len);
+        for (what, figure, most) in [
+            ("the microbatch", self.microbatch, MOST_TOKENS),
+            ("the number of microbatches", self.microbatches, MOST_MICROBATCHES),
+            ("the sequence length", self.seq_len, MOST_TOKENS),
+            ("the number of tokens of a microbatch", tokens, MOST_TOKENS),
+        ] {
+            if figure == 0 {
+                return Err(CostError::Zero { what });
+            }
+            if figure > most {
+                return Err(CostError::TooLarge { what, most });
+            }
+        }
+        Ok(())
+    }
+
     /// One microbatch.
     pub const fn batch(&self) -> Batch {
         Batch { microbatch: self.microbatch, seq_len: self.seq_len }

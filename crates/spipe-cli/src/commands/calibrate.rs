@@ -12,7 +12,6 @@ use crate::{
 use serde::Serialize;
 use spipe_exec::{Backend, Calibration};
 use spipe_model::Batch;
-use std::time::Duration;
 
 /// Sequences whose next token is found together: what plans that generate are made from.
 const SEQUENCES: [u64; 4] = [1, 2, 4, 8];
@@ -31,7 +30,7 @@ pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
         executors: measuring::executors(&what.devices, backend)?,
         layers,
         tokens: &SEQUENCES,
-        budget: Duration::from_secs_f64(what.time_limit.get()),
+        budget: input::limit(what.time_limit)?,
         memory: what.emulated_memory,
         link: what.emulated_link,
         command: &format!("spipe calibrate --devices {} --backend {}", what.devices.join(","), backend),

@@ -137,7 +137,7 @@ fn named(run: LayerRange, data: &Shown) -> String {
 }
 
 fn import(what: &args::ModelImport) -> Result<(), Failure> {
-    let target = Target::open(&what.output)?;
+    let target = Target::beside(&what.output, &[&what.config])?;
     let text = input::text(&what.config)?;
     let imported = spipe_model::Model::from_hugging_face(&what.config, &text)?;
     if !imported.warnings.is_empty() {

@@ -20,7 +20,7 @@ use spipe_plan::{OutcomeStatus, Placement, Plan, Stage, System, Weights, check, 
 use spipe_planner::Solution;
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 /// Searches, prints, and writes the plan, or prints why there is none.
 pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
@@ -37,10 +37,9 @@ pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
 }
 
 fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
-    if what.time_limit.get() <= 0.0 {
-        return Err(Failure::argument("the time limit is zero", "give the search some time, such as 10s"));
-    }
-    let target = what.output.as_deref().map(Target::open).transpose()?;
+    let time_limit = input::limit(what.time_limit)?;
+    let inputs: Vec<&str> = what.model.as_deref().into_iter().chain(what.hardware.as_deref()).collect();
+    let target = what.output.as_deref().map(|path| Target::beside(path, &inputs)).transpose()?;
     let task = Task::new(what)?;
     let pinned = pinning::read(&what.pin, (&what.system, &what.microbatch), (&task.model, &task.hardware))?;
     let systems = systems(&pinned.system)?;
@@ -52,7 +51,7 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
         microbatch: &pinned.microbatch,
         systems: &systems,
         pins: &pinned.pins,
-        time_limit: Duration::from_secs_f64(what.time_limit.get()),
+        time_limit,
     };
     let solved = what.solve_for.map(|unknown| solved(&question, unknown)).transpose()?;
     let (model, template, global_batch, microbatch) = match &solved {
@@ -68,7 +67,7 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
         },
         systems: systems.clone(),
         planner: &what.planner,
-        time_limit: Duration::from_secs_f64(what.time_limit.get()),
+        time_limit,
         gap: input::fraction(&what.gap)?,
         threads: what.threads.unwrap_or_else(cores).max(1),
         pins: pinned.pins.clone(),

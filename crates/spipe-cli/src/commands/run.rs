@@ -19,8 +19,9 @@ use std::fmt::Write;
 
 /// Runs the plan, prints the losses, writes the measured trace.
 pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
-    let target = what.output.as_deref().map(Target::open).transpose()?;
-    let found = what.save_outputs.as_deref().map(Target::open).transpose()?;
+    let open = |path: &str| Target::beside(path, &[&what.plan]);
+    let target = what.output.as_deref().map(open).transpose()?;
+    let found = what.save_outputs.as_deref().map(open).transpose()?;
     let backend = calibrate::backend(&what.backend)?;
     let plan = input::plan(&what.plan)?;
     let words = Words::new(what.tokenizer.as_deref())?;

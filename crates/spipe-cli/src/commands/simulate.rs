@@ -19,7 +19,7 @@ const HOLDERS: usize = 3;
 
 /// Simulates, prints, and writes the trace.
 pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
-    let target = what.output.as_deref().map(Target::open).transpose()?;
+    let target = what.output.as_deref().map(|path| Target::beside(path, &[&what.plan])).transpose()?;
     let plan = input::plan(&what.plan)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement())
         .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
@@ -79,7 +79,12 @@ const MUCH: f64 = 0.2;
 fn remarks(plan: &Plan, trace: &Trace) -> Vec<Diagnostic> {
     let mut all = spipe_plan::remarks(&plan.context(), plan.placement());
     let metrics = Metrics::of(trace);
-    let computes = |(lane, _): &(&LaneId, &SimTime)| trace.lanes[lane.index()].role == LaneRole::Compute;
+    // A layer that a GPU computes in a moment keeps a socket busy for long.
+    let is_gpu = |name: &str| plan.context().hardware.device(name).is_some_and(|device| !plan.context().is_cpu(device));
+    let computes = |(lane, _): &(&LaneId, &SimTime)| {
+        let lane = &trace.lanes[lane.index()];
+        lane.role == LaneRole::Compute && lane.name.split('.').next().is_some_and(is_gpu)
+    };
     let mut busy: Vec<(&LaneId, &SimTime)> = metrics.busy.iter().filter(computes).collect();
     busy.sort_by_key(|(_, time)| **time);
     let (Some((least, low)), Some((most, high))) = (busy.first(), busy.last()) else { return all };

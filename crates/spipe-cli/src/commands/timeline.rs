@@ -9,7 +9,8 @@ const TEXT_WIDTH: usize = 160;
 
 /// Draws.
 pub fn run(what: &args::Timeline) -> Result<(), Failure> {
-    let target = Target::open(&what.output)?;
+    let inputs: Vec<&str> = std::iter::once(what.trace.as_str()).chain(what.second.as_deref()).collect();
+    let target = Target::beside(&what.output, &inputs)?;
     let kind = Kind::of(&what.output)?;
     let trace = input::trace(&what.trace)?;
     let second = what.second.as_deref().map(input::trace).transpose()?;

@@ -5,7 +5,7 @@ use crate::{
     state::Outcome,
     store::{HostLayer, Value, wrong},
 };
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
 use spipe_schedule::Content;
 use std::{sync::Arc, time::Instant};
@@ -48,8 +48,11 @@ impl Interpreter<'_> {
         let receiver = self.computed_on[to].ok_or_else(|| format!("{to} is used by no device"))?;
         let device = &self.sites[&receiver].device;
         let matrix = self.store.matrix(self.at(from, iteration))?;
-        let copy = Tensor::from_data(host(&matrix), (device, matrix.dtype()));
-        let copy = cast(copy, self.held_on(receiver));
+        let held = self.held_on(receiver);
+        // Not every library holds what comes narrower than it is held.
+        let data = if held == FloatDType::F32 { host(&matrix).convert_dtype(DType::F32) } else { host(&matrix) };
+        let width = data.dtype();
+        let copy = cast(Tensor::from_data(data, (device, width)), held);
         device.sync().map_err(|error| format!("{error:?}"))?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), Value::Matrix(Box::new(copy)));

@@ -9,6 +9,10 @@ impl Order {
     /// that order; and no two devices wait for each other. Faults show the grid with the cells in question in brackets.
     pub fn validate(&self) -> Result<(), Faults> {
         let mut faults = Faults::new();
+        if self.stages() == 0 {
+            faults.push(Diagnostic::error("the order is empty").hint("write one line per device, such as 0F0,0B0"));
+            return faults.or(());
+        }
         self.check_devices(&mut faults);
         self.check_counts(&mut faults);
         if faults.is_harmless() {

@@ -87,7 +87,7 @@ impl Study<'_> {
             executors: executors.to_vec(),
             layers: Some((self.model, case.workload(self.model).batch())),
             tokens: if case.mode == Mode::Generate { &[1] } else { &[] },
-            budget: Duration::from_secs_f64(self.what.time_limit.get()),
+            budget: crate::input::limit(self.what.time_limit)?,
             // More than the model needs: caps are for planners, and no planner is asked here.
             memory: Bytes::new(self.model.parameters() * 64),
             link: self.what.emulated_link,

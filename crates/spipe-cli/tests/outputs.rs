@@ -1,0 +1,100 @@
+//! Where results are written: never over what they are made of, and through what is no file.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+fn spipe(folder: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).current_dir(folder).output().unwrap()
+}
+
+/// A folder with the plan of a small model in bf16.
+fn planned() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let what = "plan --model demo --hardware one-gpu --global-batch 2 --microbatch 1 --seq-len 32 --system 1f1b";
+    let pins = "--pin layer=0..3:cpu0 --pin layer=4..9:gpu0 --time-limit 2s -o plan.json";
+    let args: Vec<&str> = what.split(' ').chain(pins.split(' ')).collect();
+    let made = spipe(folder.path(), &args);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    folder
+}
+
+#[test]
+fn what_is_read_is_not_written_over() {
+    let folder = planned();
+    let before = fs::read(folder.path().join("plan.json")).unwrap();
+    for args in [["simulate", "plan.json", "-o", "plan.json"], ["simulate", "plan.json", "-o", "./plan.json"]] {
+        let refused = spipe(folder.path(), &args);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("which is read for it"));
+    }
+    assert_eq!(fs::read(folder.path().join("plan.json")).unwrap(), before);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_and_pipes_stay_what_they_are() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+    let folder = planned();
+    let at = |name: &str| folder.path().join(name);
+    symlink("trace.json", at("link.json")).unwrap();
+    symlink("circle", at("circle")).unwrap();
+    // Once to what is not there yet, and once over it.
+    for _ in 0..2 {
+        assert!(spipe(folder.path(), &["simulate", "plan.json", "-o", "link.json"]).status.success());
+        assert!(fs::symlink_metadata(at("link.json")).unwrap().is_symlink());
+        assert!(fs::symlink_metadata(at("trace.json")).unwrap().is_file());
+    }
+    assert_eq!(spipe(folder.path(), &["simulate", "plan.json", "-o", "circle"]).status.code(), Some(3));
+    assert!(Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let pipe = at("pipe");
+        move || fs::read(pipe).unwrap()
+    });
+    assert!(spipe(folder.path(), &["simulate", "plan.json", "-o", "pipe"]).status.success());
+    assert_eq!(reader.join().unwrap(), fs::read(at("trace.json")).unwrap());
+    assert!(fs::symlink_metadata(at("pipe")).unwrap().file_type().is_fifo());
+}
+
+/// What no machine could do is refused, or told as forever, before anything is made that large.
+#[test]
+fn absurd_figures_are_refused() {
+    let folder = planned();
+    fs::write(folder.path().join("empty.txt"), "").unwrap();
+    let plan = fs::read_to_string(folder.path().join("plan.json")).unwrap();
+    fs::write(folder.path().join("many.json"), plan.replace("\"microbatches\": 2", "\"microbatches\": 4000000000"))
+        .unwrap();
+    let planning = "plan --model demo --hardware one-gpu --threads 1";
+    for (code, args) in [
+        (2, format!("{planning} --time-limit 1s --global-batch 4 --seq-len 18446744073709551615")),
+        (2, format!("{planning} --time-limit 1s --global-batch 4 --seq-len 0")),
+        (2, format!("{planning} --time-limit 1s --global-batch 4294967296 --microbatch 1")),
+        (2, format!("{planning} --time-limit 1e30s --global-batch 4")),
+        (2, "baseline tensor-data --model llama2-7b --hardware a100-80g-x2 --global-batch 18446744073709551615".into()),
+        (3, "simulate many.json".into()),
+        (3, "schedule custom empty.txt".into()),
+        (0, "schedule 1f1b --forward 1e30s".into()),
+    ] {
+        let found = spipe(folder.path(), &args.split(' ').collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&found.stderr);
+        assert_eq!(found.status.code(), Some(code), "{args}: {said}");
+        assert!(!said.contains("panicked"), "{args}: {said}");
+    }
+}
+
+/// Plans are in bf16 and devices of ndarray unless something else is said; an accelerator that is emulated on flex hands narrow gradients on.
+#[test]
+fn a_plan_in_bf16_runs_beside_a_socket_of_ndarray() {
+    let folder = planned();
+    fs::write(folder.path().join("words.txt"), "the quick brown fox jumps over the lazy dog ".repeat(20)).unwrap();
+    let args = "run plan.json --data words.txt --steps 2 --bind gpu0=emulated:0:flex --bind cpu0=cpu:0:ndarray";
+    let run = spipe(folder.path(), &args.split(' ').collect::<Vec<_>>());
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let refused = args.replace(":flex", ":ndarray");
+    let refused = spipe(folder.path(), &refused.split(' ').collect::<Vec<_>>());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("which ndarray does not hold"));
+}
