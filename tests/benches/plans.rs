@@ -14,9 +14,24 @@ use std::{hint::black_box, sync::atomic::AtomicBool};
 
 /// An embedding, `blocks` equal blocks and a head, with `parameters` per block.
 fn transformer(blocks: usize, parameters: u64) -> String {
-    let ends =
-        LayerText { count: 1, times: [3, 2, 2], slowdown: 4, parameters: parameters / 2, boundary: 16, saved: 32 };
-    let block = LayerText { count: blocks, times: [40, 40, 40], slowdown: 12, parameters, boundary: 16, saved: 500 };
+    let ends = LayerText {
+        count: 1,
+        times: [3, 2, 2],
+        slowdown: 4,
+        parameters: parameters / 2,
+        boundary: 16,
+        saved: 32,
+        workspace: 0,
+    };
+    let block = LayerText {
+        count: blocks,
+        times: [40, 40, 40],
+        slowdown: 12,
+        parameters,
+        boundary: 16,
+        saved: 500,
+        workspace: 0,
+    };
     model_text(&[ends.clone(), block, LayerText { times: [20, 20, 20], ..ends }])
 }
 
@@ -31,6 +46,7 @@ fn unlike(count: usize) -> String {
             parameters: from(40, 121, 37) * 1_000_000 + index as u64,
             boundary: from(8, 9, 4),
             saved: from(60, 341, 89),
+            workspace: 0,
         }
     };
     model_text(&(0..count).map(layer).collect::<Vec<_>>())

@@ -18,7 +18,7 @@ use proptest::{
 };
 use spipe_base::{LayerRange, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{OutcomeStatus, Placement, System, check};
+use spipe_plan::{OutcomeStatus, Placement, Stage, System, check};
 use spipe_planner::{Named, Options, Pin, Pins, PlanError, Problem, Solution, every, generated, plan_all, planner};
 use std::{cell::Cell, sync::atomic::AtomicBool, time::Duration};
 
@@ -89,6 +89,21 @@ fn the_plan_over_all_systems_is_the_best_of_all_systems() {
     });
 }
 
+/// Where the host may not help, the systems whose stages are planned leave nothing to it.
+#[test]
+fn without_help_of_the_host_all_of_a_stage_stays_on_its_device() {
+    let found = Cell::new(0);
+    run(60, |instance| {
+        let options = Options { host_help: false, every_limit: 0, ..Options::default() };
+        let Ok(one) = solve(&instance, &[System::OneForwardOneBackward], options, true) else { return Ok(()) };
+        let helped = |stage: &Stage| stage.offload.is_some() || stage.optimizer.is_some();
+        prop_assert!(!one.placement.stages.iter().any(helped), "{:?}", one.placement);
+        found.set(found.get() + 1);
+        Ok(())
+    });
+    assert!(found.get() > 20, "{}", found.get());
+}
+
 /// However wide the gap at which the search may end, no heuristic has a faster plan.
 #[test]
 fn no_heuristic_beats_the_plan_over_all_systems() {
@@ -123,6 +138,7 @@ fn a_refusal_says_how_much_is_missing() {
             parameters: 16_000_000,
             boundary: 16,
             saved: 16,
+            workspace: 0,
         };
         let machine = instances::MachineText { gpus: vec![(memory, 20)], root: 20, sockets: vec![300] };
         let model = instances::model_text(&[layer]);
@@ -298,14 +314,14 @@ fn of_some_systems_the_plan_on_two_sockets_is_the_best_of_all_placements() {
 #[test]
 fn of_all_systems_the_plan_is_the_best_of_all_placements() {
     let draws = prop::collection::vec(any::<u8>(), 12);
-    run_on(100, (instance_of(3), draws), |(instance, draws)| is_the_best(&instance, &draws));
+    run_on(60, (instance_of(3), draws), |(instance, draws)| is_the_best(&instance, &draws));
 }
 
 /// The same where the first layers are frozen, or some behind them.
 #[test]
 fn of_all_systems_the_plan_for_frozen_layers_is_the_best_of_all_placements() {
     let draws = prop::collection::vec(any::<u8>(), 12);
-    run_on(40, (frozen_instance_of(3), draws), |(instance, draws)| is_the_best(&instance, &draws));
+    run_on(25, (frozen_instance_of(3), draws), |(instance, draws)| is_the_best(&instance, &draws));
 }
 
 /// A pin to one of two equal GPUs: every system's plan holds it, and is as fast as without it.
@@ -318,6 +334,7 @@ fn a_stage_pinned_to_one_of_equal_devices_costs_nothing() {
         parameters: 1_000_000,
         boundary: 1,
         saved: 8,
+        workspace: 0,
     };
     let machine = instances::MachineText { gpus: vec![(600, 20); 2], root: 20, sockets: vec![2000] };
     let (model, machine) = (instances::model_text(&[layer]), instances::machine_text(&machine));

@@ -209,7 +209,15 @@ mod tests {
 
     #[test]
     fn cases_that_are_given_up_early_are_none_of_the_best() {
-        let layer = |times| LayerText { count: 5, times, slowdown: 2, parameters: 1_000_000, boundary: 2, saved: 30 };
+        let layer = |times| LayerText {
+            count: 5,
+            times,
+            slowdown: 2,
+            parameters: 1_000_000,
+            boundary: 2,
+            saved: 30,
+            workspace: 0,
+        };
         let machine = MachineText { gpus: vec![(700, 20), (500, 10)], root: 20, sockets: vec![2000] };
         let model = model_text(&[layer([3, 4, 5]), layer([9, 7, 5])]);
         let instance = Instance::new(&model, &machine_text(&machine), &workload(4, Mode::Train));

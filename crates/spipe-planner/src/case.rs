@@ -185,12 +185,15 @@ pub(crate) type Scored = (SimTime, Placement);
 
 /// The simulated time of `placement` if it is acceptable and runs.
 pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Scored> {
-    let placement = problem.options.pins.with_common_knobs(placement);
-    if !problem.options.pins.allow(&problem.context, &placement) {
-        return None;
-    }
-    check(&problem.context, &placement).ok()?;
+    let placement = acceptable(problem, placement)?;
     (problem.score)(&placement).map(|time| (time, placement))
+}
+
+/// `placement` with what pins say of all, if it holds the others and what is checked before anything runs.
+pub(crate) fn acceptable(problem: &Problem<'_>, placement: Placement) -> Option<Placement> {
+    let placement = problem.options.pins.with_common_knobs(placement);
+    let allowed = problem.options.pins.allow(&problem.context, &placement);
+    (allowed && check(&problem.context, &placement).is_ok()).then_some(placement)
 }
 
 /// For how long the busiest device computes, in ms: no iteration of stages is shorter. Nothing where devices share

@@ -338,7 +338,8 @@ impl<'d, 'a> Divide<'d, 'a> {
                 Behind { first: busy, back: busy, passes: m * busy, turns: Turns::staying(busy), ..Behind::NOTHING }
             }
         };
-        if let Some(stepper) = stepper {
+        // What is urgent does not wait for what sockets step behind it.
+        if let Some(stepper) = stepper.filter(|_| !self.figures.urgent) {
             let (last, all) = (&mut behind.last[stepper], &mut behind.all[stepper]);
             *last = last.max(behind.back + times.out) + times.step;
             *all = all.max(behind.passes + times.out) + times.step;
@@ -350,7 +351,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             behind.sum += behind.since[stepper] + times.step;
             behind.since[stepper] = 0.0;
         } else {
-            behind.between = behind.between.max(behind.first + behind.back + times.optimizer);
+            behind.between = behind.between.max(behind.first + behind.back + times.stepped());
         }
         let closed = &behind.closed[..self.sockets.len()];
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };

@@ -11,8 +11,10 @@ use crate::{
     sequence::{Coverage, classes},
     systems::{candidates, elsewhere, socket_of, sockets},
 };
-use spipe_base::{DeviceId, LayerRange};
-use spipe_plan::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knob, Knobs, Placement, Stage, System, check_shape};
+use spipe_base::{DeviceId, LayerRange, StageId};
+use spipe_plan::{
+    Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, InFlight, Knob, Knobs, Placement, Stage, System, check_shape,
+};
 
 /// Beyond so many devices placements are not counted.
 const MOST_DEVICES: usize = 16;
@@ -93,7 +95,7 @@ fn with_knobs(
     for stages in lists {
         let plain = Placement::new(system, stages.iter().copied());
         let pinned = pins.knob(Knob::OffloadSlots).filter(|_| Knob::OffloadSlots.is_of(system));
-        let slots = if pinned.is_some() { vec![pinned] } else { slots(&plain) };
+        let slots = if pinned.is_some() { vec![pinned] } else { slots(&figures.context, &plain) };
         for knobs in knobs(figures, &plain) {
             let with = |offload_slots, urgent_steps| Knobs { offload_slots, urgent_steps, ..knobs };
             let pinned = pins.knob(Knob::UrgentSteps).filter(|_| Knob::UrgentSteps.is_of(system));
@@ -126,15 +128,30 @@ fn knobs(figures: &Figures<'_>, placement: &Placement) -> Vec<Knobs> {
     }
 }
 
-/// The slots for what is offloaded that are worth trying: the fewest, and more where stages of a device share them.
-pub(crate) fn slots(placement: &Placement) -> Vec<Option<u64>> {
+/// The slots for what is offloaded that are worth trying: the fewest, and more where stages of a device share them or one has as many
+/// microbatches to offload.
+pub(crate) fn slots(context: &Context<'_>, placement: &Placement) -> Vec<Option<u64>> {
     let offloading = |device: DeviceId| {
         placement.stages.iter().filter(move |stage| stage.device == device && stage.offload.is_some()).count()
     };
-    let shared = placement.devices().into_iter().any(|device| offloading(device) > 1);
-    let more = FEWEST_OFFLOAD_SLOTS + 1..=MOST_OFFLOAD_SLOTS;
-    let has = shared && Knob::OffloadSlots.is_of(placement.system);
-    std::iter::once(None).chain(more.filter(|_| has).map(Some)).collect()
+    let microbatches = context.workload().microbatches;
+    // Where an order is made by an algorithm, as many may be in flight as there are.
+    let in_flight = |id: StageId| match placement.system {
+        system if SYSTEMS.contains(&system) => {
+            InFlight::of(placement, id, microbatches, |device| context.is_cpu(device)).0
+        }
+        _ => microbatches,
+    };
+    let used = match placement.devices().into_iter().map(offloading).max() {
+        None | Some(0) => 0,
+        Some(1) => {
+            let offloading = placement.stages.enumerate().filter(|(_, stage)| stage.offload.is_some());
+            offloading.map(|(id, _)| in_flight(id)).max().unwrap_or(0).min(MOST_OFFLOAD_SLOTS)
+        }
+        Some(_) => MOST_OFFLOAD_SLOTS,
+    };
+    let has = Knob::OffloadSlots.is_of(placement.system);
+    std::iter::once(None).chain((FEWEST_OFFLOAD_SLOTS + 1..=used).filter(|_| has).map(Some)).collect()
 }
 
 /// Whether what is urgent may be stepped first, where a socket steps several stages: never, and always.
@@ -249,7 +266,8 @@ mod tests {
     use spipe_cost::Mode;
 
     fn count(gpus: usize, system: System, most: usize) -> Option<usize> {
-        let layer = LayerText { count: 3, times: [1, 1, 1], slowdown: 2, parameters: 1, boundary: 1, saved: 1 };
+        let layer =
+            LayerText { count: 3, times: [1, 1, 1], slowdown: 2, parameters: 1, boundary: 1, saved: 1, workspace: 0 };
         let machine = MachineText { gpus: vec![(1000, 20); gpus], root: 20, sockets: vec![1000] };
         let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
         every(instance.context(), system, most).map(|list| list.len())
@@ -263,12 +281,13 @@ mod tests {
         assert_eq!(count(1, System::ZbV, 99), Some(2 * (2 * 3)));
         // Streamed or kept, and k′ ≤ k ≤ stages.
         assert_eq!(count(1, System::Superpipeline, 999), Some(2 * 4 + 2 * (4 * 6) * 3 + 4 * 4 * 4 * 6));
-        // Stepped here or there, saved here or there: on the GPU 4 (n + 1) choices, on the socket n + 1; each comes once.
-        let one = 4 * 4 + 4;
-        // Where two stages of the GPU or more are saved on the socket there are three numbers of slots; where they are stepped there, two
-        // orders. So two that recompute nothing have (3 + 3 · 1)(2 + 3 · 1) choices, three (4 · 3 + 4 · 1)(4 · 2 + 4 · 1).
-        let two = 2 * (2 * 3 * 30 + 2 * 3 + 8 * 3 + 2 * 12);
-        let three = 8 * (16 * 12) + 2 * 2 * 2 + 2 * (2 * 2 * 30 * 2 + 8 * 2 * 2);
+        // Stepped here or there, saved here or there, where there are three numbers of slots: on the GPU 2 (1 + 3) (n + 1) choices, on the
+        // socket n + 1; each comes once.
+        let one = 8 * 4 + 4;
+        // Where two stages of the GPU or more are stepped on the socket there are two orders. So two that recompute nothing have
+        // (1 + 3 · 3)(3 + 1 · 2) choices, three (1 + 7 · 3)(4 + 4 · 2).
+        let two = 2 * (2 * 3 * 50 + 2 * 3 + 16 * 3 + 2 * 24);
+        let three = 8 * (22 * 12) + 2 * 2 * 2 + 2 * (2 * 2 * 50 * 2 + 16 * 2 * 2);
         assert_eq!(count(1, System::Gpipe, 9999), Some(one + two + three));
     }
 

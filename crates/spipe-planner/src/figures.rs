@@ -9,7 +9,7 @@ pub(crate) use stage::{Help, MOST_HOSTS, Seat, StageTimes, slots_in, slots_out};
 use crate::Options;
 use spipe_base::{DeviceId, LayerId, LinkId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, boundaries_in_passing};
+use spipe_plan::{Context, Knob, boundaries_in_passing};
 
 /// A copy from one device's memory to another's, when nothing else moves.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +40,8 @@ pub(crate) struct Figures<'a> {
     pub training: bool,
     /// Whether the host may help stages on GPUs.
     pub host_help: bool,
+    /// Whether sockets step first what the next iteration needs first, whatever else is chosen.
+    pub urgent: bool,
     /// By device.
     pub devices: Vec<DeviceFigures>,
     /// The first device that is like each device, wherever they are.
@@ -95,6 +97,7 @@ impl<'a> Figures<'a> {
             frozen,
             devices,
             host_help: options.host_help,
+            urgent: pins.knob(Knob::UrgentSteps) == Some(1),
             hops: cost.devices().map(|from| cost.devices().map(|to| hop(&context, from, to)).collect()).collect(),
             runs,
         }

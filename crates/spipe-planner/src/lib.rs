@@ -41,6 +41,7 @@ mod capacity;
 mod case;
 mod deadline;
 mod divide;
+mod estimate;
 mod every;
 mod exhaustive;
 mod figures;

@@ -382,7 +382,15 @@ mod tests {
     use spipe_plan::System;
 
     fn period(system: System, (stages, microbatches): (usize, u64), mode: Mode) -> f64 {
-        let layer = LayerText { count: stages, times: [10, 10, 10], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
+        let layer = LayerText {
+            count: stages,
+            times: [10, 10, 10],
+            slowdown: 2,
+            parameters: 0,
+            boundary: 1,
+            saved: 0,
+            workspace: 0,
+        };
         let machine = MachineText { gpus: vec![(8000, 20); stages], root: 20, sockets: vec![100] };
         let workload = workload(microbatches, mode);
         let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload);

@@ -229,7 +229,15 @@ mod tests {
     /// What is said of stages of four layers, each with 128 MiB of state and 33 MiB that it saves, on the first so many of two GPUs with
     /// those MiB.
     fn of_gpus(memories: [u64; 2], chains: &[usize]) -> String {
-        let layer = LayerText { count: 4, times: [1, 2, 0], slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32 };
+        let layer = LayerText {
+            count: 4,
+            times: [1, 2, 0],
+            slowdown: 9,
+            parameters: 8 << 20,
+            boundary: 1,
+            saved: 32,
+            workspace: 0,
+        };
         let machine = MachineText { gpus: memories.map(|memory| (memory, 20)).to_vec(), root: 20, sockets: vec![8000] };
         let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
         let figures = Figures::new(instance.context(), &Options { host_help: false, ..Options::default() });

@@ -2,22 +2,28 @@
 //!
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
 //! is stepped on its device or on the socket near it, has what it leaves to the host on the other socket, or all stages share both; a
-//! stage is cut in two on one device, each part with choices of its own, or two become one; more or fewer stages keep their parameters;
-//! a stage moves to the neighbouring device, the first one to a socket, one of the busiest GPU to another; the stages of several
-//! devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded, grow or shrink, and what is urgent is
-//! stepped first. Neighbours are looked at in a fixed order, in batches of fixed size, and the best of the first batch with an improvement is
-//! the next step, so that the result is the same on any number of threads.
+//! stage is cut in two on one device, each part with choices of its own, or two become one; the stages of a device are cut into equal parts;
+//! more or fewer stages keep their parameters; a stage moves to the neighbouring device, which may leave its own without any, the first one to
+//! a socket, one of the busiest GPU to another; the stages of several devices change alike, or all are cut into single layers; k and k′, and
+//! slots for what is offloaded, grow or shrink, and what is urgent is stepped first. Each change also comes with as little recomputed as
+//! then fits on the devices that it changes.
+//!
+//! Neighbours are looked at in the order of what they are estimated to take, in batches of fixed size, and the best of the first batch with
+//! an improvement is the next step, so that the result is the same on any number of threads.
 
 mod dealt;
 pub(crate) mod fine;
+pub(crate) mod fit;
 mod kept;
 mod together;
 
 use crate::{
     Problem, SYSTEMS,
-    case::{Scored, faster, judge},
+    case::{Scored, acceptable, faster},
     deadline::Deadline,
+    estimate::estimate,
     every::{orders, slots},
+    figures::Figures,
     systems::{elsewhere, shared_out, socket, socket_of},
 };
 use rayon::prelude::*;
@@ -28,9 +34,16 @@ use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, Weig
 /// How many neighbours are simulated before the best of them is taken.
 const BATCH: usize = 16;
 
+/// Into how many parts the stages of a device are cut at once.
+const PARTS: [usize; 3] = [2, 4, 8];
+
+/// Neighbours that are estimated to take so many times as long are left out.
+const WORSE: f64 = 1.1;
+
 /// Improves `start` until no change helps or `most` placements have been simulated; the result, and how many were.
 pub(crate) fn refine(
     problem: &Problem<'_>,
+    figures: &Figures<'_>,
     deadline: &Deadline<'_>,
     (start, most): (Scored, usize),
 ) -> (Scored, usize) {
@@ -38,15 +51,22 @@ pub(crate) fn refine(
     let mut examined = 0;
     loop {
         let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
+        let mut promising = Promising::new((problem, figures), &best.1, neighbours);
         let mut next: Option<Scored> = None;
-        for batch in neighbours.chunks(BATCH) {
+        loop {
             if examined >= most || deadline.over() {
                 return (best, examined);
             }
+            let batch = promising.batch(deadline);
+            if batch.is_empty() {
+                break;
+            }
             examined += batch.len();
-            let in_time =
-                |placement: &Placement| (!deadline.over()).then(|| judge(problem, placement.clone())).flatten();
-            let scored: Vec<Option<Scored>> = batch.par_iter().map(in_time).collect();
+            let in_time = |placement: Placement| {
+                let simulated = (!deadline.over()).then(|| (problem.score)(&placement)).flatten();
+                simulated.map(|time| (time, placement))
+            };
+            let scored: Vec<Option<Scored>> = batch.into_par_iter().map(in_time).collect();
             next = scored.into_iter().fold(None, faster).filter(|(time, _)| *time < best.0);
             if next.is_some() {
                 break;
@@ -59,6 +79,40 @@ pub(crate) fn refine(
     }
 }
 
+/// The neighbours of a placement, those first that the estimate says most of.
+struct Promising<'s, 'a> {
+    problem: &'s Problem<'a>,
+    left: std::vec::IntoIter<Placement>,
+}
+
+impl<'s, 'a> Promising<'s, 'a> {
+    fn new((problem, figures): (&'s Problem<'a>, &Figures<'_>), of: &Placement, neighbours: Vec<Placement>) -> Self {
+        let most = estimate(figures, of).map_or(f64::INFINITY, |time| time * WORSE);
+        let rated = |placement: Placement| (estimate(figures, &placement).unwrap_or(0.0), placement);
+        let fitted = |placement: Placement| fit::fitted(figures, of, &placement).into_iter().chain([placement]);
+        let mut rated: Vec<(f64, Placement)> = neighbours.into_par_iter().flat_map_iter(fitted).map(rated).collect();
+        rated.retain(|(time, _)| *time <= most);
+        rated.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let left: Vec<Placement> = rated.into_iter().map(|(_, placement)| placement).collect();
+        Self { problem, left: left.into_iter() }
+    }
+
+    /// The next few that fit, if any are left.
+    fn batch(&mut self, deadline: &Deadline<'_>) -> Vec<Placement> {
+        let mut batch: Vec<Placement> = Vec::new();
+        while batch.len() < BATCH && !deadline.over() {
+            let few: Vec<Placement> = self.left.by_ref().take(BATCH - batch.len()).collect();
+            if few.is_empty() {
+                break;
+            }
+            let fits: Vec<Option<Placement>> =
+                few.into_par_iter().map(|placement| acceptable(self.problem, placement)).collect();
+            batch.extend(fits.into_iter().flatten());
+        }
+        batch
+    }
+}
+
 /// Every placement one change away, what the host does for stages included if `help` says so.
 pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Placement> {
     let mut list = Vec::new();
@@ -67,7 +121,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     }
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
-    list.extend(other_knobs(placement));
+    list.extend(other_knobs(context, placement));
     list.extend(fine::changed(context, placement, help));
     if help {
         list.extend(together::changed(context, placement).into_iter().map(forward));
@@ -82,8 +136,10 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     list.extend(other_choices(context, placement, help).into_iter().map(forward));
     if placement.system.family() == Family::Pipeline && placement.system.dealing() == Dealing::Single {
         list.extend(cut_and_joined(context, placement, help).into_iter().map(forward));
+        list.extend(in_parts(&placement.stages).into_iter().map(forward));
         list.extend(moved_stages(context, &placement.stages).into_iter().map(forward));
         if SYSTEMS.contains(&placement.system) {
+            list.extend(left_out(context, &placement.stages).into_iter().map(forward));
             list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
         }
     }
@@ -190,6 +246,40 @@ fn saved_in_host(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
     Some(stage.with_activations_in(context.hardware.devices()[socket].memory))
 }
 
+/// The stages of one device, or of all, each in so many parts.
+fn in_parts(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let mut devices: Vec<DeviceId> = stages.iter().map(|stage| stage.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let mut list: Vec<Vec<Stage>> = Vec::new();
+    for parts in PARTS {
+        let cut = |device: Option<DeviceId>| -> Vec<Stage> {
+            let of = |stage: &Stage| {
+                let whole = device.is_some_and(|device| stage.device != device);
+                if whole { vec![*stage] } else { equal_parts(stage, parts) }
+            };
+            stages.iter().flat_map(of).collect()
+        };
+        let each = devices.iter().map(|device| cut(Some(*device))).chain([cut(None)]);
+        list.extend(each.filter(|all| all.len() > stages.len()));
+    }
+    list
+}
+
+/// `stage` in `parts` parts of as many layers, or nearly, or fewer where it has fewer layers.
+pub(crate) fn equal_parts(stage: &Stage, parts: usize) -> Vec<Stage> {
+    let mut list = Vec::new();
+    let mut rest = *stage;
+    for left in (2..=parts.min(stage.layers.count())).rev() {
+        let [front, back] = cut_at(&rest, rest.layers.count() / left);
+        list.push(front);
+        rest = back;
+    }
+    list.push(rest);
+    list
+}
+
 /// Each stage in two parts, alike or with one of them stepped or saved elsewhere; and neighbours on one device joined.
 fn cut_and_joined(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Vec<Stage>> {
     let stages = placement.stages.as_slice();
@@ -247,6 +337,22 @@ fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Ve
     list
 }
 
+/// The only stage of a device on that of a neighbour, so that the device is left out.
+fn left_out(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let mut list = Vec::new();
+    let alone = |index: usize| stages.iter().filter(|stage| stage.device == stages[index].device).count() == 1;
+    for index in (0..stages.len()).filter(|index| alone(*index)) {
+        let neighbours = [index.checked_sub(1), Some(index + 1)].into_iter().flatten();
+        for to in neighbours.filter_map(|neighbour| stages.get(neighbour)).map(|stage| stage.device) {
+            let mut all = stages.to_vec();
+            all[index] = on(context, &stages[index], to);
+            list.push(all);
+        }
+    }
+    list
+}
+
 /// The first stage on each socket that has none, where its device keeps another.
 fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
@@ -279,7 +385,7 @@ pub(crate) fn on(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stag
 }
 
 /// k and k′ and the head start one up or down, other slots for what is offloaded, and steps in the other order.
-fn other_knobs(placement: &Placement) -> Vec<Placement> {
+fn other_knobs(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let knobs = placement.knobs;
     let with = |knobs| Placement { knobs, ..placement.clone() };
     let around = |value: u64| [value.checked_sub(1), Some(value + 1)].into_iter().flatten();
@@ -298,7 +404,7 @@ fn other_knobs(placement: &Placement) -> Vec<Placement> {
         let others = around(knobs.head_start).filter(|other| *other <= crate::LARGEST_HEAD_START);
         list.extend(others.map(|head_start| with(Knobs { head_start, ..knobs })));
     }
-    let slots = slots(placement).into_iter().filter(|slots| *slots != knobs.offload_slots);
+    let slots = slots(context, placement).into_iter().filter(|slots| *slots != knobs.offload_slots);
     list.extend(slots.map(|offload_slots| with(Knobs { offload_slots, ..knobs })));
     let orders = orders(placement).iter().filter(|urgent| **urgent != knobs.urgent_steps);
     list.extend(orders.map(|urgent| with(Knobs { urgent_steps: *urgent, ..knobs })));

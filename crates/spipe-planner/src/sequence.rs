@@ -311,7 +311,8 @@ mod tests {
     }
 
     fn with<T>(machine: &MachineText, options: &Options, look: impl Fn(&Figures<'_>) -> T) -> T {
-        let layer = LayerText { count: 12, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
+        let layer =
+            LayerText { count: 12, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0, workspace: 0 };
         let instance = Instance::new(&model_text(&[layer]), &machine_text(machine), &workload(2, Mode::Train));
         look(&Figures::new(instance.context(), options))
     }
@@ -347,7 +348,8 @@ mod tests {
     fn devices_that_are_too_slow_for_any_layer_are_in_no_sequence() {
         let profile = "a100-80g-x8-nvlink";
         let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
-        let layer = LayerText { count: 82, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
+        let layer =
+            LayerText { count: 82, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0, workspace: 0 };
         let instance = Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train));
         let figures = Figures::new(instance.context(), &crate::Options::default());
         // With sockets that help and compute there are more, until it is known that they are too slow to compute.

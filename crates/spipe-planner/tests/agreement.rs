@@ -71,9 +71,24 @@ fn the_ilp_finds_what_exhaustive_search_finds_and_nothing_beats_it() {
 
 /// A transformer's shape on two GPUs and two sockets, where not everything fits on the GPUs.
 fn mixed() -> Instance {
-    let ends = LayerText { count: 1, times: [3, 2, 2], slowdown: 4, parameters: 50_000_000, boundary: 16, saved: 32 };
-    let block =
-        LayerText { count: 22, times: [40, 40, 40], slowdown: 6, parameters: 100_000_000, boundary: 16, saved: 500 };
+    let ends = LayerText {
+        count: 1,
+        times: [3, 2, 2],
+        slowdown: 4,
+        parameters: 50_000_000,
+        boundary: 16,
+        saved: 32,
+        workspace: 0,
+    };
+    let block = LayerText {
+        count: 22,
+        times: [40, 40, 40],
+        slowdown: 6,
+        parameters: 100_000_000,
+        boundary: 16,
+        saved: 500,
+        workspace: 0,
+    };
     let machine = MachineText { gpus: vec![(16 << 10, 25), (12 << 10, 12)], root: 50, sockets: vec![64 << 10; 2] };
     let model = model_text(&[ends.clone(), block, LayerText { times: [20, 20, 20], ..ends }]);
     Instance::new(&model, &machine_text(&machine), &workload(8, Mode::Train))

@@ -17,8 +17,15 @@ use std::{sync::atomic::AtomicBool, time::Duration};
 /// Four equal layers of 16 million parameters, which is 244 MiB of training state each on a GPU, 16 MiB of boundary and
 /// 32 MiB saved.
 fn four_layers(gpu: u64, dram: u64) -> Instance {
-    let layer =
-        LayerText { count: 4, times: [10, 10, 10], slowdown: 5, parameters: 16_000_000, boundary: 16, saved: 16 };
+    let layer = LayerText {
+        count: 4,
+        times: [10, 10, 10],
+        slowdown: 5,
+        parameters: 16_000_000,
+        boundary: 16,
+        saved: 16,
+        workspace: 0,
+    };
     let machine = MachineText { gpus: vec![(gpu, 20)], root: 20, sockets: vec![dram] };
     Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train))
 }
@@ -140,8 +147,15 @@ fn no_systems_and_no_running_plans_are_errors() {
 
 #[test]
 fn recompute_is_chosen_where_only_that_fits() {
-    let layer =
-        LayerText { count: 4, times: [10, 10, 10], slowdown: 50, parameters: 1_000_000, boundary: 2, saved: 200 };
+    let layer = LayerText {
+        count: 4,
+        times: [10, 10, 10],
+        slowdown: 50,
+        parameters: 1_000_000,
+        boundary: 2,
+        saved: 200,
+        workspace: 0,
+    };
     let machine = MachineText { gpus: vec![(520, 20), (520, 20)], root: 20, sockets: vec![100] };
     let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
     for name in ["ilp", "dp", "exhaustive"] {

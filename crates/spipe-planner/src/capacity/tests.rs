@@ -100,5 +100,5 @@ fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
     }
     let seen = [&fitting, &refused, &between].map(Cell::get);
     assert!(seen.iter().all(|count| *count >= 20), "too few of a kind were seen: {seen:?}");
-    assert!(unspread.get() <= 100, "{} cases are left open", unspread.get());
+    assert!(unspread.get() <= 150, "{} cases are left open", unspread.get());
 }

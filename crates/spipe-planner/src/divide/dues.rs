@@ -10,7 +10,8 @@
 //! ```
 //!
 //! if none of its stages has more than s layers that save nothing there: each of them keeps its input, and what one of them computes again,
-//! or has on its way, is there at once. Whatever s, one of these bounds holds.
+//! or has on its way, is there at once with its workspace. Whatever s, one of these bounds holds. What stages hold in passing is that of one
+//! of them: of s saved − input and the largest workspace only the larger one counts.
 
 use super::SOCKETS;
 use crate::{
@@ -74,10 +75,17 @@ struct Priced {
     sums: Vec<Vec<f64>>,
 }
 
+/// What layers leave of their device's memory beside parameters, gradients and their largest workspace.
+#[derive(Clone, Copy)]
+struct Room {
+    free: u64,
+    workspace: u64,
+}
+
 /// What the layers of devices that are alike step, whatever is in flight.
 struct Steps {
-    /// What is free for layers `from..to` beside parameters and gradients, at `from × (layers + 1) + to`; none where they cannot be there.
-    room: Vec<Option<u64>>,
+    /// For layers `from..to`, at `from × (layers + 1) + to`; none where they cannot be there.
+    room: Vec<Option<Room>>,
     levels: Vec<Vec<Level>>,
 }
 
@@ -86,7 +94,7 @@ struct Recomputes {
     microbatches: f64,
     /// The least input of a stage, in all copies.
     input: f64,
-    /// The least that each size holds in passing.
+    /// The least that each size holds in passing, its workspace included.
     passing: Vec<f64>,
     prices: Vec<Priced>,
 }
@@ -146,8 +154,8 @@ impl AtSeat<'_> {
         let Some(room) = self.steps.room[index] else { return };
         let mut levels = self.steps.levels[index].iter();
         for level in levels.by_ref() {
-            let Some(room) = room.checked_sub(level.state) else { continue };
-            let Some(recompute) = self.recomputes.least((from, to), room as f64, limit) else { continue };
+            let Some(free) = room.free.checked_sub(level.state) else { continue };
+            let Some(recompute) = self.recomputes.least((from, to), Room { free, ..room }, limit) else { continue };
             take(Due { recompute, own: level.own, by_hosts: level.by_hosts });
             if recompute <= 0.0 {
                 break;
@@ -180,6 +188,7 @@ impl Recomputes {
         let heavy = saved.get(saved.len() / 2).map_or(f64::INFINITY, |median| median * LIGHT);
         let least = saved.iter().copied().find(|saved| *saved >= heavy).unwrap_or(0.0);
         let most_input = inputs().fold(0.0, f64::max);
+        let workspace = device.bytes.iter().map(|bytes| bytes.workspace.as_f64()).reduce(f64::min).unwrap_or(0.0);
         let weighty = || list.iter().filter(|layer| layer.saved >= heavy);
         let mut pairs = vec![(0.0, 0.0)];
         for byte in quantiles(weighty().map(|layer| m * layer.forward / (copies * layer.saved))) {
@@ -205,23 +214,25 @@ impl Recomputes {
         Self {
             microbatches: m,
             input,
-            passing: SIZES.iter().map(|(size, _)| (*size as f64 * least - most_input).max(0.0)).collect(),
+            passing: SIZES.iter().map(|(size, _)| workspace + (*size as f64 * least - most_input).max(0.0)).collect(),
             prices: pairs.into_iter().map(priced).collect(),
         }
     }
 
-    /// The least per microbatch, in ms, if so many bytes are free; none where what stages need in passing is more.
-    fn least(&self, (from, to): (usize, usize), room: f64, limit: f64) -> Option<f64> {
+    /// The least per microbatch, in ms, with so much room; none where what stages need in passing is more.
+    fn least(&self, (from, to): (usize, usize), room: Room, limit: f64) -> Option<f64> {
         // A stage that begins with the first layer has another input.
         let credit = if from == 0 { self.input } else { 0.0 };
-        let of_size = |(size, passing): (usize, &f64)| {
+        let (room, workspace) = (room.free as f64, room.workspace as f64);
+        let passing = |(size, passing): (usize, &f64)| (size, (passing - workspace).max(0.0));
+        let of_size = |(size, passing): (usize, f64)| {
             let free = room - passing + credit;
             let of_prices = |priced: &Priced| {
                 priced.sums[size][to] - priced.sums[size][from] - priced.byte * free - priced.way * limit
             };
             self.prices.iter().map(of_prices).fold(0.0, f64::max)
         };
-        let sizes = self.passing.iter().enumerate().take_while(|(_, passing)| **passing <= room);
+        let sizes = self.passing.iter().enumerate().map(passing).take_while(|(_, passing)| *passing <= room);
         sizes.map(of_size).reduce(f64::min).map(|least| least / self.microbatches)
     }
 }
@@ -265,7 +276,7 @@ fn room(
     device: &DeviceFigures,
     (index, helped, layers): (usize, bool, usize),
     (from, to): (usize, usize),
-) -> Option<u64> {
+) -> Option<Room> {
     if from >= to || !device.able(from, to) {
         return None;
     }
@@ -273,7 +284,8 @@ fn room(
     let seat = Seat { in_flight: 0, first: from == 0, last: to == layers, help: Some(help), ..Seat::alone(index) };
     let outer = |end: bool| if end { Boundary::End } else { Boundary::Across };
     let (stays, transient) = device.parts(seat, (from, to), 0, [outer(seat.first), outer(seat.last)]);
-    device.usable.checked_sub(stays + transient + device.shared(seat))
+    let free = device.usable.checked_sub(stays + transient + device.shared(seat))?;
+    Some(Room { free, workspace: device.workspace(from, to) })
 }
 
 /// By the end of the layers from `from` on, with all of them stepped on the device first.

@@ -19,8 +19,15 @@ use std::sync::{
 
 /// Four layers on a GPU and a socket.
 fn instance() -> Instance {
-    let layer =
-        LayerText { count: 4, times: [10, 10, 10], slowdown: 5, parameters: 16_000_000, boundary: 16, saved: 16 };
+    let layer = LayerText {
+        count: 4,
+        times: [10, 10, 10],
+        slowdown: 5,
+        parameters: 16_000_000,
+        boundary: 16,
+        saved: 16,
+        workspace: 0,
+    };
     let machine = MachineText { gpus: vec![(700, 20)], root: 20, sockets: vec![4000] };
     Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train))
 }

@@ -17,7 +17,7 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement, help: bool) 
     let mut list = vec![fine.clone()];
     if help {
         let with = |offload_slots| fine.clone().with_knobs(Knobs { offload_slots, ..fine.knobs });
-        list.extend(slots(&fine).into_iter().filter_map(|slots| stepped(context, &with(slots))));
+        list.extend(slots(context, &fine).into_iter().filter_map(|slots| stepped(context, &with(slots))));
     }
     list.retain(|other| other != placement);
     list

@@ -162,7 +162,15 @@ mod tests {
     /// a GPU steps a layer.
     fn of_five(memory: u64, system: System) -> (f64, f64) {
         // 128 MiB of state and 32 MiB of activations per layer.
-        let equal = LayerText { count: 5, times: [1, 2, 0], slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32 };
+        let equal = LayerText {
+            count: 5,
+            times: [1, 2, 0],
+            slowdown: 9,
+            parameters: 8 << 20,
+            boundary: 1,
+            saved: 32,
+            workspace: 0,
+        };
         let machine = MachineText { gpus: vec![(memory, 20), (memory, 20)], root: 20, sockets: vec![8000] };
         let instance = Instance::new(&model_text(&[equal]), &machine_text(&machine), &workload(4, Mode::Train));
         let figures = Figures::new(instance.context(), &Options::default());
@@ -182,7 +190,15 @@ mod tests {
 
     #[test]
     fn the_largest_layer_is_on_one_device() {
-        let equal = LayerText { count: 2, times: [1, 2, 0], slowdown: 9, parameters: 1 << 20, boundary: 1, saved: 1 };
+        let equal = LayerText {
+            count: 2,
+            times: [1, 2, 0],
+            slowdown: 9,
+            parameters: 1 << 20,
+            boundary: 1,
+            saved: 1,
+            workspace: 0,
+        };
         let large = LayerText { count: 1, times: [10, 20, 0], ..equal };
         let machine = MachineText { gpus: vec![(4000, 20); 3], root: 20, sockets: vec![8000] };
         let instance = Instance::new(&model_text(&[equal, large]), &machine_text(&machine), &workload(4, Mode::Train));

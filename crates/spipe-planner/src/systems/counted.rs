@@ -6,6 +6,7 @@
 use super::{kept, rounds, shared_out};
 use crate::{
     MOST_OFFLOAD_SLOTS,
+    every::slots,
     figures::Figures,
     freedom::{Freedom, Kept, Turn},
     relaxation::{Counts, Limits, Share, Whole, counts, seated},
@@ -78,10 +79,13 @@ fn builds<'b>(figures: &'b Figures<'_>, (system, freedom): (System, Freedom)) ->
     let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single;
     if let Some(turn) = freedom.turn.filter(|_| chain) {
         let head_start = if let Turn::Ahead(ahead) = turn { ahead } else { 0 };
-        let short = |(most, slots): (usize, u64)| -> Build<'b> {
-            let offload_slots = Some(slots).filter(|slots| *slots > FEWEST_OFFLOAD_SLOTS);
+        let short = |(most, wanted): (usize, u64)| -> Build<'b> {
+            let offload_slots = Some(wanted).filter(|wanted| *wanted > FEWEST_OFFLOAD_SLOTS);
             let knobs = Knobs { head_start, offload_slots, ..Knobs::default() };
-            Box::new(move |counts| Some(chained(figures, (system, most), counts)?.with_knobs(knobs)))
+            Box::new(move |counts| {
+                let placement = chained(figures, (system, most), counts)?.with_knobs(knobs);
+                slots(&figures.context, &placement).contains(&offload_slots).then_some(placement)
+            })
         };
         SHORT.into_iter().map(short).collect()
     } else if system == System::Superpipeline {
@@ -214,7 +218,15 @@ mod tests {
 
     fn of_machine(gpus: Vec<(u64, u32)>, system: System) -> Vec<Placement> {
         // 128 MiB of state and 32 MiB of activations per layer.
-        let equal = LayerText { count: 8, times: [1, 2, 0], slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32 };
+        let equal = LayerText {
+            count: 8,
+            times: [1, 2, 0],
+            slowdown: 9,
+            parameters: 8 << 20,
+            boundary: 1,
+            saved: 32,
+            workspace: 0,
+        };
         let machine = MachineText { gpus, root: 20, sockets: vec![8000] };
         let instance = Instance::new(&model_text(&[equal]), &machine_text(&machine), &workload(4, Mode::Train));
         let context = instance.context();

@@ -26,12 +26,13 @@ pub(super) fn placements(figures: &Figures<'_>, plain: &Placement) -> Vec<Placem
     let offloaded: Leave =
         |context, stage| Some(stage.with_activations_in(context.hardware.host_memory(stage.device)?));
     let recomputed: Leave = |_, stage| Some(stage.with_everything_recomputed());
-    let Some(fine) = fine(context, &in_turn(figures, plain)) else { return Vec::new() };
+    let fine = fine(context, &in_turn(figures, plain)).filter(|_| figures.host_help);
+    let Some(fine) = fine else { return Vec::new() };
     let mut list: Vec<Placement> = Vec::new();
     for leave in [offloaded, recomputed] {
         for near in leaving(context, &fine, leave) {
             let placement = shared_out(context, &near).unwrap_or(near);
-            for offload_slots in slots(&placement) {
+            for offload_slots in slots(context, &placement) {
                 for urgent_steps in orders(&placement) {
                     let knobs = Knobs { offload_slots, urgent_steps: *urgent_steps, ..placement.knobs };
                     list.push(placement.clone().with_knobs(knobs));

@@ -7,6 +7,7 @@ mod heuristics;
 mod hinted;
 mod hosts;
 mod kept;
+mod levelled;
 mod pipelines;
 mod refusal;
 mod room;

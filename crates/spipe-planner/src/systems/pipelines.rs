@@ -168,7 +168,15 @@ mod tests {
     /// Slow layers without parameters before quick ones that fill a GPU two by two.
     #[test]
     fn pieces_are_balanced_in_bytes_where_time_alone_leaves_no_room() {
-        let slow = LayerText { count: 4, times: [20, 20, 20], slowdown: 2, parameters: 0, boundary: 1, saved: 1 };
+        let slow = LayerText {
+            count: 4,
+            times: [20, 20, 20],
+            slowdown: 2,
+            parameters: 0,
+            boundary: 1,
+            saved: 1,
+            workspace: 0,
+        };
         let large = LayerText { times: [1, 1, 1], parameters: 16_000_000, ..slow };
         for (memory, system) in [(560, System::ZbH1), (560, System::ZbV), (560, System::Interleaved)] {
             let machine = MachineText { gpus: vec![(memory, 20); 2], root: 20, sockets: vec![1000] };

@@ -60,7 +60,15 @@ mod tests {
 
     /// A large layer and seven small ones, of 32 MiB of boundary for each of four microbatches, on three GPUs of so many MiB.
     fn fitting(memory: u64) -> Vec<Placement> {
-        let small = LayerText { count: 7, times: [1, 2, 0], slowdown: 9, parameters: 1 << 20, boundary: 32, saved: 32 };
+        let small = LayerText {
+            count: 7,
+            times: [1, 2, 0],
+            slowdown: 9,
+            parameters: 1 << 20,
+            boundary: 32,
+            saved: 32,
+            workspace: 0,
+        };
         let large = LayerText { count: 1, parameters: 64 << 20, ..small };
         let machine = MachineText { gpus: vec![(memory, 20); 3], root: 20, sockets: vec![8000] };
         let instance = Instance::new(&model_text(&[large, small]), &machine_text(&machine), &workload(4, Mode::Train));

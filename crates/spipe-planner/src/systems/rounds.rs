@@ -245,7 +245,8 @@ mod tests {
     fn neighbours_are_below_different_root_complexes() {
         let profile = "rtx3090-x4-two-sockets";
         let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
-        let layer = LayerText { count: 8, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0 };
+        let layer =
+            LayerText { count: 8, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0, workspace: 0 };
         let instance = Instance::new(&model_text(&[layer]), machine, &workload(4, Mode::Train));
         let context = instance.context();
         let order = cross_mapped(&context);

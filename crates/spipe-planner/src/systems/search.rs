@@ -8,7 +8,7 @@
 //! best plan ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────────────────┘
 //! ```
 
-use super::{candidates, counted, exhaust, heuristics, hinted, refusal, shared, staged};
+use super::{candidates, counted, exhaust, heuristics, hinted, levelled, refusal, shared, staged};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -28,7 +28,10 @@ use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System, check};
 
 /// Which part of the time that is left a program of counts may take where it places several stages on devices of planned systems.
-const PART_OF_CUTS: u32 = 8;
+const PART_OF_CUTS: u32 = 24;
+
+/// The same for what then bounds them.
+const PART_OF_BOUND: u32 = 8;
 
 /// How many of the ways to place stages that a bound leaves open are tried.
 const MOST_HINTS: usize = 2;
@@ -294,9 +297,11 @@ impl<'s, 'a> Search<'s, 'a> {
             Err(error) => return Err(error),
         }
         self.staged = planned.iter().map(|system| (*system, least(&self.figures, *system).unwrap_or(0.0))).collect();
-        // The planner's bound is about one stage per device. Several gain by choices of their own, of which inference has none.
+        // The planner's bound is about one stage per device. Several gain by choices of their own, of which inference has none, and where a
+        // slot for outputs has the last microbatch of an iteration and the first one of the next: only one of several waits for it.
+        let several_gain = self.figures.training || self.figures.microbatches % 2 == 1;
         let over_all = self.least_of_staged();
-        known.bound = if self.figures.training { over_all } else { known.bound.max(over_all) };
+        known.bound = if several_gain { over_all } else { known.bound.max(over_all) };
         self.planned = Some(self.systems.len());
         self.systems.push(known);
         Ok(())
@@ -317,17 +322,26 @@ impl<'s, 'a> Search<'s, 'a> {
             if least >= limit || self.deadline.over() {
                 continue;
             }
-            let limits = (limit, self.deadline.left() / PART_OF_CUTS);
             let of_single = single.as_ref().map(|single| single.least(system, (least, limit), &self.deadline));
             let (least, hinted) = of_single.unwrap_or((least, Vec::new()));
             if least >= limit {
                 self.staged[number].1 = least;
                 continue;
             }
-            let hinted = hinted.iter().take(MOST_HINTS).flat_map(|plain| hinted::placements(&self.figures, plain));
+            let of_hint = |plain: &Placement| {
+                let levelled = levelled::placements(&self.figures, plain, &self.deadline);
+                hinted::placements(&self.figures, plain).into_iter().chain(levelled)
+            };
+            let hinted = hinted.iter().take(MOST_HINTS).flat_map(of_hint);
             self.try_short(index, hinted.collect());
-            let counted = counted::placements(&self.figures, system, limits);
-            let others = if counted.open { counted::least(&self.figures, system, limits) } else { 0.0 };
+            if self.deadline.over() {
+                self.staged[number].1 = least;
+                continue;
+            }
+            let part = |part: u32| (limit, self.deadline.left() / part);
+            let counted = counted::placements(&self.figures, system, part(PART_OF_CUTS));
+            let bound = || counted::least(&self.figures, system, part(PART_OF_BOUND));
+            let others = if counted.open { bound() } else { 0.0 };
             self.staged[number].1 = least.max(counted.least).max(others);
             self.try_short(index, counted.placements);
         }
@@ -363,7 +377,7 @@ impl<'s, 'a> Search<'s, 'a> {
         for (most, all) in [(FIRST_STEPS.min(most), true), (most.saturating_sub(FIRST_STEPS), false)] {
             starts.sort_by_key(|(_, (time, _))| *time);
             starts.dedup();
-            for (index, start) in std::mem::take(&mut starts) {
+            for (index, start) in std::mem::take(&mut starts).into_iter().filter(|_| most > 0) {
                 let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
                 if (all || start.0.to_ms() < best * PROMISING) && self.systems[index].bound < self.limit() {
                     starts.extend(self.refine(index, (start, most)).map(|refined| (index, refined)));
@@ -374,7 +388,7 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Improves `start`, a placement of the `index`th system, by simulating so many; what it came to where more of them may help.
     fn refine(&mut self, index: usize, (start, most): (Scored, usize)) -> Option<Scored> {
-        let (refined, examined) = refine(self.problem, &self.deadline, (start, most));
+        let (refined, examined) = refine(self.problem, &self.figures, &self.deadline, (start, most));
         let known = &mut self.systems[index];
         known.examined += examined;
         known.best = faster(known.best.take(), Some(refined.clone()));

@@ -51,13 +51,14 @@ pub struct LayerText {
     pub parameters: u64,
     pub boundary: u64,
     pub saved: u64,
+    pub workspace: u64,
 }
 
 pub fn model_text(layers: &[LayerText]) -> String {
     let mut text =
         "format-version = 1\nkind = \"profiled\"\nname = \"random\"\nmicrobatch = 1\nseq-len = 128\n".to_string();
     for (index, layer) in layers.iter().enumerate() {
-        let LayerText { count, times, slowdown, parameters, boundary, saved } = layer;
+        let LayerText { count, times, slowdown, parameters, boundary, saved, workspace } = layer;
         let time = |factor: u32| {
             let [forward, input, weight] = times.map(|time| format!("{:.1} ms", f64::from(time * factor) / 10.0));
             format!("{{ forward = \"{forward}\", backward-input = \"{input}\", backward-weight = \"{weight}\" }}")
@@ -65,7 +66,7 @@ pub fn model_text(layers: &[LayerText]) -> String {
         write!(
             text,
             "[[layer]]\nname = \"part{index}\"\ncount = {count}\nparameters = {parameters}\n\
-             boundary-activation = \"{boundary} MiB\"\nsaved-activation = \"{} MiB\"\n\
+             boundary-activation = \"{boundary} MiB\"\nsaved-activation = \"{} MiB\"\nworkspace = \"{workspace} MiB\"\n\
              time = {{ gpu = {}, cpu = {} }}\n",
             saved + boundary,
             time(1),
@@ -123,9 +124,9 @@ pub fn machine_text(machine: &MachineText) -> String {
 prop_compose! {
     pub fn layer(most: usize)(
         count in 1..=most, times in [1u32..30, 1u32..30, 0u32..30], slowdown in 2u32..12,
-        parameters in 0u64..6, boundary in 1u64..12, saved in 0u64..80,
+        parameters in 0u64..6, boundary in 1u64..12, saved in 0u64..80, workspace in prop_oneof![3 => Just(0), 1 => 1u64..40],
     ) -> LayerText {
-        LayerText { count, times, slowdown, parameters: parameters * 1_000_000, boundary, saved }
+        LayerText { count, times, slowdown, parameters: parameters * 1_000_000, boundary, saved, workspace }
     }
 }
 
