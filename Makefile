@@ -9,8 +9,8 @@ export PROPTEST_RNG_SEED ?= 1
 demo: build
 	./target/release/spipe demo
 
-## Everything that must hold: format, lints, tests, doc tests, docs, schemas, a short demo, the cuda feature.
-test: setup fmt lint unit doc schemas demo-short cuda-check
+## Everything that must hold: format, lints, schemas, tests, doc tests, docs, a short demo, the cuda feature.
+test: setup fmt lint schemas unit doc demo-short cuda-check
 	@echo "make test: all good"
 
 ## What the build needs from the system (cmake and libclang, for the HiGHS solver).

@@ -3,11 +3,12 @@
 use crate::{Failure, planning};
 use clap::ValueEnum;
 use serde::Serialize;
-use spipe_cost::Workload;
+use spipe_cost::{MOST_TOKENS, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Architecture, Model};
 use spipe_plan::System;
 use spipe_planner::Pins;
+use std::cell::Cell;
 use std::time::Duration;
 
 /// Beyond this, a value counts as unlimited.
@@ -58,10 +59,17 @@ pub struct Largest {
 
 /// The largest value of `unknown` with which some plan fits.
 pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Failure> {
+    let (uncounted, refused) = (Cell::new(false), Cell::new(false));
     let fits = |value: u64| {
         let with = with(question, unknown, value)?;
+        if !is_countable(&with) {
+            uncounted.set(true);
+            return Ok(false);
+        }
         let sizes = planning::workloads(with.template, with.global_batch, &with.microbatch)?;
-        Ok(any_fits(&Question { model: &with.model, ..*question }, &sizes))
+        let fits = any_fits(&Question { model: &with.model, ..*question }, &sizes);
+        refused.set(refused.get() || !fits);
+        Ok(fits)
     };
     let (value, unlimited) = match unknown {
         Unknown::Microbatch => (divisor((question.global_batch, question.global_batch), fits)?, false),
@@ -79,7 +87,19 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
         }
     };
     let found = with(question, unknown, value.unwrap_or(1))?;
-    Ok(Largest { value, unlimited, ..found })
+    Ok(Largest { value, unlimited: unlimited || (uncounted.get() && !refused.get()), ..found })
+}
+
+/// Whether microbatches are no larger, and no more, than can be counted.
+fn is_countable(with: &Largest) -> bool {
+    let sizes = match with.microbatch.parse::<u64>() {
+        Ok(size) => size..=size,
+        Err(_) => 1..=with.global_batch.min(MOST_TOKENS),
+    };
+    let workload = |size: u64| Workload { microbatch: size, microbatches: with.global_batch / size, ..with.template };
+    let mut sizes = sizes.filter(|size| *size > 0 && with.global_batch.is_multiple_of(*size));
+    // What is no size at all is told elsewhere.
+    sizes.clone().next().is_none() || sizes.any(|size| workload(size).check().is_ok())
 }
 
 /// Whether the length of its sequences is fixed.

@@ -205,6 +205,7 @@ fn a_comparison_can_fail() {
     let mut other: serde_json::Value = serde_json::from_str(&text).unwrap();
     let slower = other["iteration-ns"].as_u64().unwrap() * 2;
     other["iteration-ns"] = slower.into();
+    other["origin"] = "measured".into();
     let path = format!("{trace}.slower");
     std::fs::write(&path, other.to_string()).unwrap();
     let run = spipe(&["compare", trace, &path, "--tolerance", "1%"]);

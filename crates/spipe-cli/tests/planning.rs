@@ -179,6 +179,17 @@ fn the_largest_that_fits_fits_and_one_more_does_not() {
     assert!(8u64.is_multiple_of(answer["value"].as_u64().unwrap()), "{answer}");
 }
 
+/// A microbatch of more than 2^24 tokens is not counted; up to there everything fits on an H100.
+#[test]
+fn what_cannot_be_counted_was_not_looked_at() {
+    let args = ["plan", "--model", "demo", "--hardware", "h100", "--system", "1f1b", "--format", "json"];
+    let more = ["--global-batch", "65536", "--seq-len", "4096", "--solve-for", "microbatch"];
+    let (code, out, err) = spipe(&[&args[..], &more].concat());
+    assert_eq!(code, Some(0), "{err}");
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((answer["value"].as_u64(), answer["unlimited"].as_bool()), (Some(4096), Some(true)), "{answer}");
+}
+
 #[test]
 fn sensitivity_says_what_more_of_each_resource_gains() {
     let (code, answer, err) = plan(&["--microbatch", "1", "--sensitivity"]);
@@ -257,6 +268,8 @@ fn nothing_that_is_largest_is_refused_in_json_too() {
 
 #[test]
 fn no_time_and_no_room_are_refused() {
+    let (code, _, err) = plan(&["--threads", "0"]);
+    assert_eq!((code, err.contains("no threads")), (Some(2), true), "{err}");
     let (code, _, err) = plan(&["--time-limit", "0s"]);
     assert_eq!((code, err.contains("the time limit is zero")), (Some(2), true), "{err}");
     let (code, refused, err) = plan(&["--system", "gpu-only", "--microbatch", "8"]);

@@ -27,7 +27,7 @@ pub struct Plan {
     /// Sequences per microbatch, or auto
     #[arg(long, default_value = "auto")]
     pub microbatch: String,
-    /// Training or inference
+    /// train, infer (forward only) or generate (the next token of each sequence)
     #[arg(long, default_value = "train")]
     pub mode: Mode,
     /// A system, several with commas between them, or auto for all that suit and whose losses are those of plain training
@@ -58,13 +58,13 @@ pub struct Plan {
     /// Also plan with 10 % more GPU memory, DRAM, bandwidth of links and arithmetic, and say what each would gain
     #[arg(long)]
     pub sensitivity: bool,
-    /// How long to search
+    /// How long to search; with --solve-for also for each value that is tried, with --sensitivity for each resource
     #[arg(long, default_value = "60s")]
     pub time_limit: Seconds,
     /// Stop when no other plan can be faster by more than this
-    #[arg(long, default_value = "0.5%")]
+    #[arg(long, default_value = "0.5%", allow_hyphen_values = true)]
     pub gap: String,
-    /// Threads to search with; all cores if not given
+    /// Threads to search with, no more than there are cores; all of these if not given
     #[arg(long)]
     pub threads: Option<usize>,
     /// The plan to write, - for stdout
@@ -106,7 +106,7 @@ pub struct TensorData {
     /// Sequences per microbatch, or auto
     #[arg(long, default_value = "auto")]
     pub microbatch: String,
-    /// Training or inference
+    /// train, infer (forward only) or generate (the next token of each sequence)
     #[arg(long, default_value = "train")]
     pub mode: Mode,
     /// Optimizer

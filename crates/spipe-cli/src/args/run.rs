@@ -47,7 +47,7 @@ pub struct Run {
     #[arg(long, default_value = "ndarray")]
     pub backend: String,
     /// Learning rate
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true, value_parser = rate)]
     pub learning_rate: f64,
     /// Seed of the parameters and of the order of the data
     #[arg(long, default_value_t = 1)]
@@ -73,4 +73,10 @@ pub struct Run {
     /// The measured trace to write
     #[arg(short, long)]
     pub output: Option<String>,
+}
+
+/// A learning rate.
+fn rate(given: &str) -> Result<f64, String> {
+    let rate = given.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate >= 0.0);
+    rate.ok_or_else(|| "a rate is a number of at least 0, such as 1e-3".into())
 }

@@ -8,13 +8,21 @@ use crate::{
 };
 use serde::Serialize;
 use spipe_base::Diagnostic;
-use spipe_trace::{Comparison, Difference, compare};
+use spipe_trace::{Comparison, Difference, Origin, compare};
 use std::collections::BTreeMap;
 
 /// Compares two traces.
 pub fn run(what: &args::Compare, format: Format) -> Result<(), Failure> {
     let tolerance = what.tolerance.as_deref().map(input::fraction).transpose()?;
     let (predicted, measured) = (input::trace(&what.predicted)?, input::trace(&what.measured)?);
+    if measured.origin != Origin::Measured {
+        let message = format!("`{}` was not measured", measured.name);
+        output::talk(&Diagnostic::warning(message).hint("give the trace of a run as the second one").to_string());
+    }
+    if predicted.name != measured.name {
+        let message = format!("`{}` is compared with `{}`", predicted.name, measured.name);
+        output::talk(&Diagnostic::warning(message).hint("compare a plan's run with its own prediction").to_string());
+    }
     let comparison = compare(&predicted, &measured);
     output::report(format, &human(&comparison), &data(&comparison))?;
     let error = comparison.iteration.error();

@@ -2,7 +2,7 @@
 
 use crate::{Failure, args, args::Format, input, output, tables::table};
 use serde::Serialize;
-use spipe_base::{Bytes, SimTime};
+use spipe_base::{Bytes, LinkId, SimTime};
 use spipe_hardware::{Device, DeviceKind, Hardware};
 use spipe_schedule::Share;
 use spipe_sim::Transfer;
@@ -124,13 +124,18 @@ fn routes(hardware: &Hardware) -> Vec<ShownRoute> {
         .routes()
         .filter(|(from, to, _)| from != to)
         .map(|(from, to, route)| {
-            let slowest = route.links.iter().map(|link| hardware.links()[*link].bandwidth).chain(route.rate_cap).min();
+            // A copy within a memory passes its channels twice.
+            let rate = |link: &LinkId| {
+                let times = route.links.iter().filter(|other| *other == link).count();
+                hardware.links()[*link].bandwidth.get() / times as f64
+            };
+            let slowest = route.links.iter().map(rate).chain(route.rate_cap.map(|rate| rate.get())).reduce(f64::min);
             ShownRoute {
                 from: name(from),
                 to: name(to),
                 links: route.links.iter().map(|link| hardware.links()[*link].name.clone()).collect(),
                 latency_us: route.latency.get() * 1e6,
-                bandwidth_bytes_per_second: slowest.map(|rate| rate.get()),
+                bandwidth_bytes_per_second: slowest,
             }
         })
         .collect()

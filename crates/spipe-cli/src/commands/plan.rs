@@ -38,6 +38,10 @@ pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
 
 fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
     let time_limit = input::limit(what.time_limit)?;
+    if what.threads == Some(0) {
+        return Err(Failure::argument("there are no threads to search with", "use at least one, or leave it out"));
+    }
+    let threads = what.threads.map_or_else(cores, |threads| threads.min(cores()));
     let inputs: Vec<&str> = what.model.as_deref().into_iter().chain(what.hardware.as_deref()).collect();
     let target = what.output.as_deref().map(|path| Target::beside(path, &inputs)).transpose()?;
     let task = Task::new(what)?;
@@ -69,7 +73,7 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
         planner: &what.planner,
         time_limit,
         gap: input::fraction(&what.gap)?,
-        threads: what.threads.unwrap_or_else(cores).max(1),
+        threads,
         pins: pinned.pins.clone(),
         start: task.start.clone(),
         host_help: true,
@@ -92,8 +96,9 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
                 output::print(&sentence(unknown, solved))?;
             }
             output::print(&human(&found, what.output.as_deref()))?;
-            let superpipeline = found.plan.placement().system == System::Superpipeline;
-            if superpipeline { output::print(&grid(&found.plan)) } else { Ok(()) }
+            let placement = found.plan.placement();
+            let on_one = placement.system == System::Superpipeline && placement.devices().len() == 1;
+            if on_one { output::print(&grid(&found.plan)) } else { Ok(()) }
         }
     }
 }
@@ -239,9 +244,11 @@ fn human(found: &Found, output: Option<&str>) -> String {
     };
     let gains = found.plan.outcome().map_or(&[][..], |outcome| &outcome.sensitivity);
     let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::describe(gains)) };
+    let least = solution.considered.iter().filter_map(|known| known.bound).min();
+    let others = if least.is_some_and(|least| solution.bound < least) { " for another size of microbatch" } else { "" };
     let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
     format!(
-        "{}\n{}Iteration {:.3} simulated, {:.3} at least by the bound: {status}; {} candidates simulated.\n{gains}{}",
+        "{}\n{}Iteration {:.3} simulated, {:.3} at least by the bound{others}: {status}; {} candidates simulated.\n{gains}{}",
         describe(&found.plan),
         considered(solution),
         solution.simulated,
@@ -260,14 +267,17 @@ fn considered(solution: &Solution) -> String {
     let mut all: Vec<_> = solution.considered.iter().collect();
     all.sort_by_key(|known| (known.simulated.unwrap_or(SimTime::MAX), known.bound.unwrap_or(SimTime::MAX)));
     for known in all {
+        let hopeless = known.bound.is_some_and(|bound| bound >= solution.simulated);
         rows.add_row(vec![
             known.system.to_string(),
             known.bound.map_or_else(|| "nothing fits".into(), |bound| format!("{bound:.3}")),
-            match (known.simulated, known.skipped) {
+            match (known.simulated, known.bound) {
                 (Some(time), _) => format!("{time:.3}"),
-                (None, true) => "not tried: the bound is too high".into(),
-                (None, false) if known.examined == 0 && known.bound.is_some() => "not tried: the time was over".into(),
-                (None, false) => "nothing fits".into(),
+                (None, None) => "nothing fits".into(),
+                (None, Some(_)) if known.skipped && hopeless => "not tried: the bound is too high".into(),
+                (None, Some(_)) if known.skipped => "not tried: would gain less than the gap".into(),
+                (None, Some(_)) if known.examined == 0 => "not tried: the time was over".into(),
+                (None, Some(_)) => "nothing fits".into(),
             },
             known.examined.to_string(),
         ]);
@@ -302,6 +312,7 @@ fn grid(plan: &Plan) -> String {
         let choices = [layers(&kept), layers(&|stage| stage.recomputed)];
         tried.push((resident, swap, choices, track.peak, simulation.trace.iteration));
     }
+    tried.dedup();
     let columns = ["k", "k'", "layers kept", "recomputed", "GPU memory", "iteration", "Pareto front"];
     let mut rows = table(&columns, &[0, 1, 2, 3, 4, 5]);
     for (resident, swap, [kept, recomputed], peak, time) in &tried {
@@ -317,7 +328,7 @@ fn grid(plan: &Plan) -> String {
             if beaten { "" } else { "yes" }.into(),
         ]);
     }
-    format!("\n{rows}\n")
+    format!("\nk and k' of Superpipeline, whatever is pinned or improved:\n{rows}\n")
 }
 
 /// The plan as a table: stages, and what each memory must hold.

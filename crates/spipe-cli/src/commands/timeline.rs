@@ -43,7 +43,7 @@ impl Kind {
         kinds.into_iter().find(|(end, _)| path.ends_with(end)).map(|(_, kind)| kind).ok_or_else(|| {
             Failure::argument(
                 format!("`{path}` does not say what to draw"),
-                "let it end in .svg, .png, .html, .txt or .perfetto.json",
+                "let it end in .svg, .png, .html, .txt or .perfetto.json, or give - for text on stdout",
             )
         })
     }

@@ -89,7 +89,7 @@ impl System {
     fn named(name: &str) -> Result<&'static Self, Failure> {
         SYSTEMS.iter().find(|system| system.name == name).ok_or_else(|| {
             let names: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
-            let hint = format!("use {}, or custom with a file", names.join(", "));
+            let hint = format!("use {}, spipe, mobius, superpipeline, or custom with a file", names.join(", "));
             Failure::argument(format!("there is no schedule `{name}`"), hint)
         })
     }
