@@ -13,11 +13,14 @@
 //! or has on its way, is there at once with its workspace. Whatever s, one of these bounds holds. What stages hold in passing is that of one
 //! of them: of s saved − input and the largest workspace only the larger one counts.
 
+mod levels;
+
 use super::SOCKETS;
 use crate::{
     case::Case,
     figures::{DeviceFigures, Figures, Help, Seat},
 };
+use levels::{Level, levels};
 use rayon::prelude::*;
 use spipe_plan::Boundary;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,8 +28,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Beyond so many layers nothing is due.
 const MOST_LAYERS: usize = 400;
 
-/// In how many steps it is told apart how many layers hosts step.
-const LEVELS: usize = 12;
+/// The part of an iteration by which steps on a device are told apart.
+const LITTLE: f64 = 1e-3;
 
 /// Intervals of s; the last one has no end.
 const SIZES: [(usize, Option<usize>); 7] =
@@ -58,14 +61,6 @@ pub(crate) struct OnHosts {
 
 impl OnHosts {
     pub const NONE: Self = Self { layers: 0, all: 0.0, least: 0.0 };
-}
-
-/// Steps of some layers, and what the others' state comes to.
-#[derive(Clone, Copy)]
-struct Level {
-    own: f64,
-    by_hosts: OnHosts,
-    state: u64,
 }
 
 /// Prices, and by size of stages the sums of what the first layers cost.
@@ -161,8 +156,15 @@ impl AtSeat<'_> {
                 break;
             }
         }
-        // Where nothing need be recomputed more steps on hosts are fewer on the device.
-        levels.next().into_iter().for_each(|level| take(Due { recompute: 0.0, own: 0.0, by_hosts: level.by_hosts }));
+        // Where nothing need be recomputed more steps on hosts are fewer on the device. Levels that differ by little become one.
+        let mut levels = levels.peekable();
+        while let Some(level) = levels.next() {
+            let (by_hosts, mut own) = (level.by_hosts, level.own);
+            while let Some(next) = levels.next_if(|next| level.own - next.own <= limit * LITTLE) {
+                own = next.own;
+            }
+            take(Due { recompute: 0.0, own, by_hosts });
+        }
     }
 }
 
@@ -286,36 +288,6 @@ fn room(
     let (stays, transient) = device.parts(seat, (from, to), 0, [outer(seat.first), outer(seat.last)]);
     let free = device.usable.checked_sub(stays + transient + device.shared(seat))?;
     Some(Room { free, workspace: device.workspace(from, to) })
-}
-
-/// By the end of the layers from `from` on, with all of them stepped on the device first.
-fn levels(list: &[Layer], from: usize, helped: bool) -> Vec<Vec<Level>> {
-    let mut all: Vec<Vec<Level>> = vec![Vec::new(); list.len() + 1];
-    let (mut states, mut owns, mut by_hosts): (Vec<u64>, Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new(), Vec::new());
-    for (layer, to) in list[from..].iter().zip(from + 1..) {
-        if layer.optimizer > 0 {
-            states.insert(states.partition_point(|other| *other < layer.optimizer), layer.optimizer);
-            owns.insert(owns.partition_point(|other| *other < layer.own), layer.own);
-            by_hosts.insert(by_hosts.partition_point(|other| *other < layer.by_host), layer.by_host);
-        }
-        if !helped {
-            // Their state is counted with their parameters.
-            all[to].push(Level { own: owns.iter().sum(), by_hosts: OnHosts::NONE, state: 0 });
-            continue;
-        }
-        let (state, own, by_host) =
-            (sums(states.iter().copied()), sums(owns.iter().copied()), sums(by_hosts.iter().copied()));
-        let count = states.len();
-        let step = (count + 1).div_ceil(LEVELS);
-        for first in (0..=count).step_by(step) {
-            // From so many on, up to those before the next step.
-            let here = count - (first + step - 1).min(count);
-            let least = if first > 0 { by_hosts[0] } else { 0.0 };
-            let by_hosts = OnHosts { layers: first, all: by_host[first], least };
-            all[to].push(Level { own: own[here], by_hosts, state: state[here] });
-        }
-    }
-    all
 }
 
 /// The sums of the first 0, 1, 2, … of `values`.
