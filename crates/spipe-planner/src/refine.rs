@@ -3,9 +3,10 @@
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
 //! is stepped on its device or on the socket near it, has what it leaves to the host on the other socket, or all stages share both; a
 //! stage is cut in two on one device, each part with choices of its own, or two become one; the stages of a device are cut into equal parts;
-//! more or fewer stages keep their parameters; a stage moves to the neighbouring device, which may leave its own without any, the first one to
-//! a socket, one of the busiest GPU to another; the stages of several devices change alike, or all are cut into single layers; k and k′, and
-//! slots for what is offloaded, grow or shrink, and what is urgent is stepped first. Each change also comes with as little recomputed as
+//! more or fewer stages keep their parameters; those that are streamed to one GPU, or kept there, become fewer; a stage moves to the
+//! neighbouring device, which may leave its own without any, the first one to a socket, one of the busiest GPU to another; the stages of
+//! several devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded, grow or shrink, and what is
+//! urgent is stepped first. Each change also comes with as little recomputed as
 //! then fits on the devices that it changes.
 //!
 //! Neighbours are looked at in the order of what they are estimated to take, in batches of fixed size, and the best of the first batch with
@@ -24,7 +25,7 @@ use crate::{
     estimate::estimate,
     every::{orders, slots},
     figures::Figures,
-    systems::{elsewhere, shared_out, socket, socket_of},
+    systems::{coarse, elsewhere, shared_out, socket, socket_of},
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
@@ -129,7 +130,10 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     // What gains nothing on one socket may do so on both.
     let shared: Vec<Placement> =
         std::iter::once(placement).chain(&list).filter_map(|placement| shared_out(context, placement)).collect();
-    list.extend(kept::changed(context, placement));
+    let kept = kept::changed(context, placement);
+    let coarse = std::iter::once(placement).chain(&kept).flat_map(|placement| coarse(context, placement));
+    let coarse: Vec<Placement> = coarse.filter(|_| placement.system == System::Superpipeline).collect();
+    list.extend(kept);
     list.extend(dealt::changed(context, placement));
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
     list.extend(moved_layers(&placement.backward).into_iter().map(backward));
@@ -143,6 +147,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
             list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
         }
     }
+    list.extend(coarse);
     list.extend(shared);
     list
 }

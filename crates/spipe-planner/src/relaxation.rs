@@ -1,6 +1,7 @@
 //! A lower bound for every placement at once: layers may be cut into fractions. With whole layers the same program is where
 //! placements with several stages on a device come from ([`counts`]).
 
+mod alone;
 mod counts;
 mod crowded;
 mod places;
@@ -69,7 +70,8 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     let of_part = |classes: &Vec<Class>| spread(figures, freedom, (classes, chain), turn);
     let parts = streaming_or_not(figures, freedom, classes.clone());
     let least = parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(figures, freedom, chain));
-    least.max(crowded::least(figures, freedom, (&classes, chain)))
+    let alone = alone::least(figures, freedom, (&classes, chain)).unwrap_or(0.0);
+    least.max(alone).max(crowded::least(figures, freedom, (&classes, chain)))
 }
 
 /// The least time for which the busiest is busy; zero if the solver has no answer.

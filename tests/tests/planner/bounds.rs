@@ -3,7 +3,7 @@
 use super::{
     CLOCK,
     draws::{dealt, drawn},
-    instances::{Instance, frozen_instance_of, instance_of, two_socket_instance_of},
+    instances::{Instance, frozen_instance_of, instance_of, one_gpu_instance, two_socket_instance_of},
     run, run_on, simulated, solve,
 };
 use proptest::prelude::*;
@@ -160,6 +160,12 @@ fn no_layers_kept_or_streamed_beat_the_bound_of_their_system() {
 #[test]
 fn no_layers_streamed_from_two_sockets_beat_the_bound_of_their_system() {
     dealt_bounds(400, prop_oneof![two_socket_instance_of(6, 1), two_socket_instance_of(5, 2)]);
+}
+
+/// The same on one GPU, where it is told apart how they are streamed.
+#[test]
+fn no_layers_streamed_to_one_gpu_beat_the_bound_of_their_system() {
+    dealt_bounds(1500, one_gpu_instance());
 }
 
 fn dealt_bounds(cases: u32, on: impl Strategy<Value = Instance>) {

@@ -1,5 +1,6 @@
 //! More, fewer or other stages whose parameters stay on their device although others are streamed.
 
+use super::equal_parts;
 use crate::systems::{keep, kept, socket, streamed, with_least_recompute};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
@@ -48,6 +49,14 @@ fn change(context: &Context<'_>, (placement, device): (&mut Placement, DeviceId)
     let gone: &[StageId] = if more > 0 { &kept[..fewer] } else { &kept[kept.len() - fewer..] };
     gone.iter().for_each(|gone| stream(context, placement, *gone));
     keep(placement, &streamed[..more.min(streamed.len())]);
+    // One layer after the other they need least room.
+    if placement.devices().len() == 1 {
+        let each = |(id, stage): (StageId, &Stage)| {
+            let parts = if gone.contains(&id) { stage.layers.count() } else { 1 };
+            equal_parts(stage, parts)
+        };
+        placement.stages = placement.stages.enumerate().flat_map(each).collect();
+    }
 }
 
 /// Streams a stage from the host near its device.

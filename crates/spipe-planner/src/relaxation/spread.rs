@@ -1,6 +1,6 @@
 //! The program itself: variables, and the rows that bound an iteration.
 
-use super::{Class, places::Place, ways};
+use super::{Class, alone::Alone, places::Place, ways};
 use crate::{
     figures::{DeviceFigures, Figures},
     freedom::{Freedom, Kept, Turn, When},
@@ -10,6 +10,9 @@ use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
 use spipe_hardware::MemoryKind;
 use spipe_plan::OFFLOAD_SLOTS;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// For how many layers it is asked what hosts step of those before them.
+const MOST_ROWS: usize = 64;
 
 /// Of layers of which a device has room for more it is left open how many are whole.
 const FINEST: f64 = 32.0;
@@ -29,6 +32,10 @@ pub(super) struct Spread<'f, 'a> {
     pub before_turning: Expression,
     /// The first layer of each run of equal ones, and how many there are.
     runs: Vec<(usize, usize)>,
+    /// How one device that has all layers streams some of them, where that is told apart.
+    alone: Option<Alone>,
+    /// For how long chunks that come and go are there, with their copies inbound.
+    serial: Expression,
     /// Whether layers are whole, and bytes of each device's memory that they leave free.
     whole: Option<&'f [u64]>,
     pub rows: Vec<Constraint>,
@@ -76,7 +83,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
         let (rows, shares, efforts) = (Vec::new(), Vec::new(), Vec::new());
         let (computed, before_turning, runs) = (Expression::default(), Expression::default(), figures.runs.clone());
-        let whole = None;
+        let (whole, alone, serial) = (None, None, Expression::default());
         Self {
             figures,
             freedom,
@@ -86,6 +93,8 @@ impl<'f, 'a> Spread<'f, 'a> {
             places,
             before_turning,
             runs,
+            alone,
+            serial,
             whole,
             rows,
             shares,
@@ -97,6 +106,11 @@ impl<'f, 'a> Spread<'f, 'a> {
     /// The same for whole layers beside which so many bytes are free on each device.
     pub fn whole(self, free: &'f [u64]) -> Self {
         Self { whole: Some(free), ..self }
+    }
+
+    /// The same for one device that streams in a certain way.
+    pub fn alone(self, alone: Alone) -> Self {
+        Self { alone: Some(alone), ..self }
     }
 
     /// The same for these layers alone.
@@ -135,6 +149,9 @@ impl<'f, 'a> Spread<'f, 'a> {
         if self.turn.is_some() {
             self.chain_of_places((classes, &burdens), vars);
         }
+        if let Some(alone) = self.alone {
+            self.wait(alone);
+        }
         for (class, burden) in classes.iter().zip(burdens) {
             self.limit(class, burden, &mut host);
         }
@@ -170,6 +187,74 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.rows.push(constraint!(self.computed.clone() + waits / self.unit <= devices as f64 * self.busiest));
     }
 
+    /// If the first layer is streamed, all that is computed comes between its first forward and its step. What the host steps of the first l
+    /// layers comes between the last backward and the next forward of the l-th, and what layers from there on compute does not. And
+    /// chunks come one by one, if they do.
+    fn wait(&mut self, alone: Alone) {
+        let first = self.runs.first().filter(|(first, _)| *first == 0).map_or(0, |(_, count)| *count);
+        let shares = self.shares.iter().filter(|(run, _, choice, _)| first > 0 && *run == 0 && choice.streams);
+        // All of its run are streamed, or it is left open which are.
+        let streamed: Expression = shares.map(|(_, _, _, share)| *share).sum();
+        let streamed = streamed - (first as f64 - 1.0);
+        let waits = streamed.clone() * (alone.wait / self.unit);
+        self.rows.push(constraint!(self.computed.clone() + waits <= self.busiest));
+        if alone.serial {
+            self.rows.push(constraint!(self.serial.clone() <= self.busiest));
+        }
+        let places = self.runs.iter().enumerate().flat_map(|(run, (_, count))| (0..*count).map(move |at| (run, at)));
+        let places: Vec<(usize, usize)> = places.collect();
+        let (apart, copies) = (places.len().div_ceil(MOST_ROWS), alone.copies / self.unit);
+        for (run, at) in places.iter().rev().step_by(apart) {
+            // Anything is streamed, or the first layer is.
+            let last = (run + 1, at + 1) == (self.runs.len(), self.runs[*run].1);
+            let copied = if last { copies.into() } else { streamed.clone() * copies };
+            for again in [false, true] {
+                let row = self.stepped_before((*run, *at), again) + copied.clone();
+                self.rows.push(constraint!(row <= self.busiest));
+            }
+        }
+    }
+
+    /// What the host steps up to a layer, with what is computed from there on; with what all of its run recompute, less what those before it
+    /// may, or without.
+    fn stepped_before(&self, (last, at): (usize, usize), again: bool) -> Expression {
+        let rate = self.step_rate() * self.unit;
+        let step = |layer: usize| {
+            let parameters = self.figures.context.cost.trained_parameters(layer.into());
+            if rate > 0.0 { parameters as f64 / 1e9 / rate } else { 0.0 }
+        };
+        let mut sum = Expression::default();
+        for (run, _, choice, share) in &self.shares {
+            let layer = self.runs[*run].0;
+            if *run > last {
+                sum.add_mul(self.computed_in(layer, choice), *share);
+            } else if choice.steps_on_host {
+                sum.add_mul(step(layer), *share);
+            }
+            if *run == last && again {
+                sum.add_mul(self.ms_of_all(self.again(choice, layer)), *share);
+            }
+        }
+        // Those of its run behind this layer may be the ones that are stepped.
+        let (layer, count) = self.runs[last];
+        let times =
+            self.shares.iter().find(|(run, ..)| *run == last).and_then(|(_, _, choice, _)| choice.device.times[layer]);
+        let times = times.unwrap_or_default();
+        let before = if again { at as f64 * self.ms_of_all(times.forward) } else { 0.0 };
+        sum + (count - at) as f64 * self.ms_of_all(times.busy()) - before - (count - 1 - at) as f64 * step(layer)
+    }
+
+    /// For all microbatches, in units.
+    fn ms_of_all(&self, of_one: f64) -> f64 {
+        self.figures.microbatches as f64 * of_one / self.unit
+    }
+
+    /// What all microbatches compute in one layer, its step aside.
+    fn computed_in(&self, layer: usize, choice: &Choice<'_>) -> f64 {
+        let busy = choice.device.times[layer].unwrap_or_default().busy() + self.again(choice, layer);
+        self.ms_of_all(busy)
+    }
+
     /// What a device of a class may hold.
     pub fn usable(&self, class: &Class) -> Bytes {
         let device = &self.figures.devices[class.members[0]];
@@ -183,7 +268,16 @@ impl<'f, 'a> Spread<'f, 'a> {
         let device = &self.figures.devices[class.members[0]];
         let trains = self.figures.training && !device.is_cpu;
         let streams = self.freedom.buffers(&device.bytes[layer], self.figures.training) < class.streams_below;
+        let shares = self.alone.is_some_and(|alone| alone.shares);
+        let tied = shares && (layer == 0 || layer + 1 == self.figures.layers);
         let steps: &[(bool, bool)] = match (self.freedom.streams, self.freedom.steps_on_host) {
+            (When::Perhaps, _) if tied => {
+                if streams {
+                    &[(true, trains)]
+                } else {
+                    &[]
+                }
+            }
             (When::Always, _) if streams => &[(true, trains)],
             (When::Perhaps, _) if streams => &[(true, trains), (false, false)],
             (When::Perhaps, _) => &[(false, false)],
@@ -260,11 +354,11 @@ impl<'f, 'a> Spread<'f, 'a> {
     ) {
         let (figures, Choice { device, steps_on_host, streams, .. }) = (self.figures, *choice);
         let (times, bytes) = (device.times[layer].unwrap_or_default(), &device.bytes[layer]);
-        let again = self.again(choice, layer);
         let step = if steps_on_host { 0.0 } else { times.optimizer };
-        let busy = (figures.microbatches as f64 * (times.busy() + again) + step) / self.unit;
+        let computed = self.computed_in(layer, choice);
+        let busy = computed + step / self.unit;
         burden.busy.add_mul(busy, share);
-        self.computed.add_mul(figures.microbatches as f64 * (times.busy() + again) / self.unit, share);
+        self.computed.add_mul(computed, share);
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,
             (false, true) => bytes.parameters + bytes.gradients,
@@ -272,11 +366,17 @@ impl<'f, 'a> Spread<'f, 'a> {
         };
         // A frozen layer may save nothing.
         let copies = if figures.frozen > 0 { 0.0 } else { self.copies(choice) };
-        let held = state.to_gib() + copies * bytes.saved.to_gib();
+        let alone = self.alone.filter(|_| choice.kept == Kept::Nowhere && streams);
+        let input = alone.map_or(0.0, |alone| alone.input);
+        let held = state.to_gib() + copies * bytes.saved.to_gib() + input;
         burden.held.add_mul(held, share);
         burden.whole.push((held, share));
         self.places[choice.place].busy.add_mul(busy, share);
         self.places[choice.place].held.add_mul(held, share);
+        if let Some(alone) = self.alone.filter(|_| streams) {
+            let arrives = bytes.parameters.as_f64() / 1e6 / alone.rate;
+            self.serial.add_mul(computed + arrives / self.unit, share);
+        }
         let mut copied = [0.0; 2];
         if choice.kept == Kept::InHost && figures.frozen == 0 {
             // A stage of one layer keeps its input.

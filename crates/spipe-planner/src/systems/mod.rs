@@ -1,5 +1,6 @@
 //! Placements of the systems that have a shape of their own: generated, checked, simulated, and improved step by step.
 
+mod coarse;
 mod counted;
 mod cuts;
 mod exhaust;
@@ -16,6 +17,7 @@ mod search;
 mod shared;
 mod staged;
 
+pub(crate) use coarse::coarse;
 pub(crate) use hosts::{elsewhere, on_socket, shared_out, socket_of, sockets};
 pub(crate) use kept::{keep, kept, streamed, with_least_recompute};
 pub(crate) use refusal::Shortage;

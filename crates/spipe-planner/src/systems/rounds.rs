@@ -1,12 +1,15 @@
 //! Stages that stream their parameters: SPipe, Mobius, Superpipeline, naive swap. Where the room allows, some keep them.
 
 use super::{
+    coarse::coarse,
     cuts::{self, Weight},
     gpus, kept, room, socket,
 };
+use crate::case::{Scored, faster};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, System, check};
+use std::collections::BTreeMap;
 
 /// Beyond this many GPUs the mapping of stages to GPUs is not searched.
 const MOST_MAPPED: usize = 8;
@@ -15,10 +18,14 @@ const MOST_MAPPED: usize = 8;
 const MOST_TURNS: usize = 6;
 
 /// How often they do where some stages are kept.
-const TURNS: [usize; 3] = [1, 2, 4];
+const TURNS: [usize; 5] = [1, 2, 3, 4, 6];
 
 /// k and k′ that are tried, as far as the model has so many layers.
 const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
+
+/// How many candidates with other numbers of stages are improved, and how much longer they take at most.
+const OTHERS: usize = 5;
+const NEARLY: f64 = 1.3;
 
 pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     match system {
@@ -149,9 +156,24 @@ fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
         }
     }
     if system.may_keep() {
-        placements.extend(kept::mixed(context, &superpipeline(context, (&[gpu], &layers), false)?));
+        let mixed = kept::mixed(context, &superpipeline(context, (&[gpu], &layers), false)?);
+        placements.extend(mixed.iter().flat_map(|mixed| coarse(context, mixed)));
+        placements.extend(mixed);
     }
     Some(placements)
+}
+
+/// The best with each number of stages, but for the best of all, if they are nearly as fast, the fastest first.
+pub(super) fn of_other_lengths(scored: &[Scored]) -> Vec<Scored> {
+    let mut by_length: BTreeMap<usize, Option<Scored>> = BTreeMap::new();
+    for (time, placement) in scored {
+        let best = by_length.entry(placement.stages.len()).or_default();
+        *best = faster(best.take(), Some((*time, placement.clone())));
+    }
+    let mut list: Vec<Scored> = by_length.into_values().flatten().collect();
+    list.sort_by_key(|(time, _)| *time);
+    let most = list.first().map_or(0.0, |(time, _)| time.to_ms() * NEARLY);
+    list.into_iter().skip(1).take_while(|(time, _)| time.to_ms() <= most).take(OTHERS).collect()
 }
 
 /// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit, or fewer; where none can be kept, all streamed.

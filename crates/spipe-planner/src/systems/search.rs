@@ -8,7 +8,7 @@
 //! best plan ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────────────────┘
 //! ```
 
-use super::{candidates, counted, exhaust, heuristics, hinted, levelled, refusal, shared, staged};
+use super::{candidates, counted, exhaust, heuristics, hinted, levelled, refusal, rounds, shared, staged};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -25,7 +25,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_cost::Mode;
-use spipe_plan::{OutcomeStatus, Placement, System, check};
+use spipe_plan::{Family, OutcomeStatus, Placement, System, check};
 
 /// Which part of the time that is left a program of counts may take where it places several stages on devices of planned systems.
 const PART_OF_CUTS: u32 = 24;
@@ -107,6 +107,8 @@ struct Known {
     /// No placement takes less, in ms; infinite if none fits.
     bound: f64,
     best: Option<Scored>,
+    /// Candidates with other numbers of stages that take little longer.
+    others: Vec<Scored>,
     examined: usize,
     skipped: bool,
 }
@@ -154,6 +156,7 @@ impl<'s, 'a> Search<'s, 'a> {
             candidates: allowed(problem, *system),
             bound: 0.0,
             best: None,
+            others: Vec::new(),
             examined: 0,
             skipped: false,
         };
@@ -257,7 +260,11 @@ impl<'s, 'a> Search<'s, 'a> {
             let all = scored.iter().all(|(looked, _)| *looked);
             let known = &mut self.systems[index];
             known.examined = scored.iter().filter(|(looked, _)| *looked).count();
-            known.best = scored.into_iter().map(|(_, scored)| scored).fold(begun, faster);
+            let scored: Vec<Scored> = scored.into_iter().filter_map(|(_, scored)| scored).collect();
+            if known.system.family() == Family::Rounds {
+                known.others = rounds::of_other_lengths(&scored);
+            }
+            known.best = scored.into_iter().map(Some).fold(begun, faster);
             // The candidates of systems that share everything are all that they have.
             if all && least_is_exhaustive(known.system) {
                 known.bound = known.best.as_ref().map_or(f64::INFINITY, |(time, _)| time.to_ms());
@@ -273,6 +280,7 @@ impl<'s, 'a> Search<'s, 'a> {
             candidates: Vec::new(),
             bound: f64::INFINITY,
             best: begun,
+            others: Vec::new(),
             examined: 0,
             skipped: false,
         };
@@ -369,6 +377,9 @@ impl<'s, 'a> Search<'s, 'a> {
         let few: Vec<usize> = order.into_iter().filter(open).take(REFINED).collect();
         let mut starts: Vec<(usize, Scored)> =
             few.into_iter().filter_map(|index| Some((index, self.systems[index].best.clone()?))).collect();
+        for index in starts.iter().map(|(index, _)| *index).collect::<Vec<_>>() {
+            starts.extend(std::mem::take(&mut self.systems[index].others).into_iter().map(|start| (index, start)));
+        }
         let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
         let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * PROMISING);
         starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start))));

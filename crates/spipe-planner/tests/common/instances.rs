@@ -165,6 +165,24 @@ prop_compose! {
 }
 
 prop_compose! {
+    /// At most eleven layers in at most four runs, with parameters worth streaming, on a GPU beside a socket.
+    pub fn one_gpu_instance()(
+        layers in prop::collection::vec(layer(6), 1..=4), machine in machine(), microbatches in 1u64..9,
+        memory in 60u64..500, dram in 1000u64..9000, factor in 1u64..5,
+    ) -> Instance {
+        let mut left = 11;
+        let few = |layer: LayerText| {
+            let count = layer.count.min(left);
+            left -= count;
+            (count > 0).then_some(LayerText { count, parameters: layer.parameters * factor, ..layer })
+        };
+        let layers: Vec<LayerText> = layers.into_iter().map_while(few).collect();
+        let machine = MachineText { gpus: vec![(memory, machine.gpus[0].1)], sockets: vec![dram], ..machine };
+        Instance::new(&model_text(&layers), &machine_text(&machine), &workload(microbatches, Mode::Train))
+    }
+}
+
+prop_compose! {
     /// At most `most` layers of large parameters on a GPU near the first of two sockets, whose DRAM is not always enough, and perhaps
     /// another such GPU near the second.
     pub fn two_socket_instance_of(most: usize, gpus: usize)(

@@ -1,0 +1,174 @@
+//! A device that has all layers and streams some of them, case by case: how large the largest layer that is streamed to it is, how many
+//! layers the longest streamed stage has, and whether one chunk is there at a time.
+//!
+//! Each case says how much the device has beside its layers: parameters and gradients of the largest chunk as often as chunks are resident, at
+//! least those of so many layers as the longest stage has; what passes between stages; and the workspace of any layer. The input of
+//! each streamed stage that is computed again stays until then: of r layers in stages of at most s there are r ÷ s inputs at least.
+//!
+//! An iteration begins with the forward of the first layer and ends with its backward. If that layer is streamed, its gradients have to leave,
+//! the host has to step it, and its parameters have to come back before the next one begins. If one chunk is there at a time, nothing arrives
+//! while another one is computed.
+
+use super::{Class, spread::Spread, unit};
+use crate::{
+    figures::{Figures, Help},
+    freedom::{Freedom, When},
+    ilp::solve::{Answer, Settings, solve},
+};
+use good_lp::{SolverModel, highs, variable, variables};
+use spipe_base::{Bytes, LayerId};
+
+/// Intervals of the layers of the longest streamed stage; the last one has no end.
+const LENGTHS: [(usize, Option<usize>); 6] =
+    [(1, Some(1)), (2, Some(2)), (3, Some(4)), (5, Some(8)), (9, Some(16)), (17, None)];
+
+/// Beyond so many runs of equal layers only the size of the largest one is told apart.
+const MOST_RUNS: usize = 24;
+
+/// Into how many sizes layers are sorted.
+const SIZES: usize = 6;
+
+/// How far from the optimum a program may stop.
+const GAP: f64 = 1e-3;
+
+/// What a device does that streams in a certain way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Alone {
+    /// GiB that each streamed layer holds on all microbatches if it is computed again.
+    pub input: f64,
+    /// Whether nothing arrives while a chunk is computed.
+    pub serial: bool,
+    /// GB per second at which chunks arrive.
+    pub rate: f64,
+    /// What the first layer waits for after its last gradient, in ms, if it is streamed.
+    pub wait: f64,
+    /// The shortest way of gradients out and of parameters back, in ms, if anything is streamed.
+    pub copies: f64,
+    /// Whether the first and the last layer share parameters, so that both are streamed if anything is.
+    pub shares: bool,
+}
+
+/// The least iteration, in ms; infinite if nothing fits, none where there is no such device.
+pub(super) fn least(figures: &Figures<'_>, freedom: &Freedom, (classes, chain): (&[Class], f64)) -> Option<f64> {
+    let [class] = classes else { return None };
+    let [member] = class.members[..] else { return None };
+    let rounds = freedom.in_rounds && !freedom.apart && freedom.synchronous && freedom.streams != When::Never;
+    if !rounds || !figures.training || figures.frozen > 0 || figures.devices[member].is_cpu {
+        return None;
+    }
+    let solved = |case: &(Class, Alone), whole: bool| of_case(figures, freedom, (case, chain), whole);
+    let mut cases: Vec<(f64, (Class, Alone))> =
+        cases(figures, freedom, class).into_iter().map(|case| (solved(&case, false), case)).collect();
+    cases.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let mut least = f64::INFINITY;
+    for (fractions, case) in cases {
+        if fractions >= least {
+            break;
+        }
+        least = least.min(solved(&case, true).max(fractions));
+    }
+    Some(least)
+}
+
+/// Every case with what it leaves of the device.
+fn cases(figures: &Figures<'_>, freedom: &Freedom, class: &Class) -> Vec<(Class, Alone)> {
+    let device = &figures.devices[class.members[0]];
+    let inputs = || (0..figures.layers).map(|layer| device.input(layer));
+    let input = inputs().skip(1).min().unwrap_or(0);
+    let boundary = device.bytes.iter().map(|layer| layer.boundary.get()).min().unwrap_or(0);
+    let workspace = device.bytes.iter().map(|layer| layer.workspace.get()).max().unwrap_or(0);
+    let beside = figures.boundaries_in_passing() * boundary + workspace;
+    // The first stage may have a smaller one.
+    let credit = figures.microbatches * input.saturating_sub(device.input(0));
+    let (wait, copies) = waits(figures, class.members[0]);
+    let ends = [0, figures.layers - 1].map(LayerId::from);
+    let shares = figures.context.model.tied().iter().any(|group| ends.iter().all(|end| group.contains(end)));
+    let rate = class.rates[0];
+    let nothing = Alone { input: 0.0, serial: false, rate, wait, copies: 0.0, shares: false };
+    let mut cases = Vec::new();
+    if freedom.streams == When::Perhaps {
+        cases.push((Class { streams_below: 0, beside, ..class.clone() }, nothing));
+    }
+    let few = figures.runs.len() <= MOST_RUNS;
+    let lengths: &[(usize, Option<usize>)] = if few { &LENGTHS } else { &[(1, None)] };
+    // One chunk at a time, or more.
+    for resident in if freedom.resident == 1 { 1..=2 } else { freedom.resident..=freedom.resident } {
+        let freedom = Freedom { resident, ..*freedom };
+        let buffers: Vec<u64> = {
+            let mut buffers: Vec<u64> =
+                device.bytes.iter().map(|layer| freedom.buffers(layer, figures.training)).collect();
+            buffers.sort_unstable();
+            buffers
+        };
+        for (least, below) in &sizes(&buffers) {
+            for (shortest, longest) in lengths {
+                if *shortest > figures.layers {
+                    continue;
+                }
+                let several: u64 = buffers[..*shortest].iter().sum();
+                let left = (beside + several.max(*least)).saturating_sub(longest.map_or(0, |_| credit));
+                let input = longest
+                    .map_or(0.0, |longest| figures.microbatches as f64 * Bytes::new(input).to_gib() / longest as f64);
+                let serial = resident == 1;
+                let copies = if *least > 0 { copies } else { 0.0 };
+                cases.push((
+                    Class { streams_below: *below, beside: left, ..class.clone() },
+                    Alone { input, serial, copies, shares, ..nothing },
+                ));
+            }
+        }
+    }
+    cases
+}
+
+/// What the first layer waits for from its last gradient to its parameters if a host steps it, and for how long the layer copies both that does
+/// so in the least time, in ms.
+fn waits(figures: &Figures<'_>, device: usize) -> (f64, f64) {
+    let hosts = figures.hosts(device).count();
+    let device = &figures.devices[device];
+    let times = |layer: usize| {
+        let help = |host: usize| Help { optimizer: true, activations: false, host };
+        (0..hosts).map(move |host| device.stage_times((layer, layer + 1), 0, help(host)))
+    };
+    let trained = |layer: usize| device.bytes[layer].gradients.get() > 0;
+    let first = times(0).map(|times| times.stepped()).reduce(f64::min).filter(|_| trained(0));
+    // Where some are not trained, it may be them that are streamed.
+    let all = (0..figures.layers).all(|layer| trained(layer) || device.bytes[layer].parameters.get() == 0);
+    let copies = (0..figures.layers).filter(|layer| all && trained(*layer)).flat_map(times);
+    let copies = copies.map(|times| times.out + times.back).reduce(f64::min);
+    (first.unwrap_or(0.0), copies.unwrap_or(0.0))
+}
+
+/// Sizes of the largest streamed layer, each from so many bytes to less than so many.
+fn sizes(sorted: &[u64]) -> Vec<(u64, u64)> {
+    let mut distinct = sorted.to_vec();
+    distinct.dedup();
+    let each = distinct.len().div_ceil(SIZES);
+    distinct.chunks(each).map(|chunk| (chunk[0], chunk[chunk.len() - 1] + 1)).collect()
+}
+
+/// The least iteration of a case, with whole layers or with fractions; infinite if nothing fits, zero if the solver has no answer.
+fn of_case(
+    figures: &Figures<'_>,
+    freedom: &Freedom,
+    ((class, alone), chain): (&(Class, Alone), f64),
+    whole: bool,
+) -> f64 {
+    let mut vars = variables!();
+    let busiest = vars.add(variable().min(0.0).name("busiest"));
+    let (unit, nothing, classes) = (unit(chain), vec![0; figures.devices.len()], std::slice::from_ref(class));
+    let spread = Spread::new((figures, freedom), (unit, busiest), None, classes).alone(*alone);
+    let mut spread = if whole { spread.whole(&nothing) } else { spread };
+    spread.layers(classes, &mut vars);
+    let mut problem = vars.minimise(busiest).using(highs);
+    for row in spread.rows {
+        problem.add_constraint(row);
+    }
+    let (settings, off) =
+        if whole { (Settings { gap: GAP, ..Settings::default() }, 2.0 * GAP) } else { (Settings::default(), 1e-6) };
+    match solve(problem, &settings) {
+        Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - off),
+        Answer::Infeasible => f64::INFINITY,
+        _ => 0.0,
+    }
+}
