@@ -15,6 +15,7 @@ use crate::{
     sequence::{Coverage, within},
 };
 use spipe_plan::{Placement, System};
+use std::{cmp::Reverse, collections::BTreeMap};
 
 /// How close to the least iteration that is not refused the search goes.
 const CLOSE: f64 = 1e-3;
@@ -63,15 +64,16 @@ impl<'s, 'a> Staged<'s, 'a> {
         let mut partitioner = Partitioner::new(&self.figures, &cases);
         partitioner.dues = Dues::new(&Figures::new(self.problem.context, &self.problem.options), &cases);
         // Those that are not refused at a time.
-        let possible = |cases: &[&Case], limit: f64| -> Option<Vec<(usize, Division)>> {
-            let tested = partitioner.divide(cases, (limit, Grain::ALL[0]), Some(deadline));
+        let possible = |active: &[usize], limit: f64| -> Option<Vec<(usize, Division)>> {
+            let active_cases: Vec<&Case> = active.iter().map(|case| &cases[*case]).collect();
+            let tested = partitioner.divide(&active_cases, (limit, Grain::ALL[0]), Some(deadline));
             let all: Option<Vec<Divided>> = tested.into_iter().collect();
-            let found = |(case, divided): (usize, Divided)| Some((case, divided?.0));
-            all.map(|all| all.into_iter().enumerate().filter_map(found).collect())
+            let found = |(case, divided): (&usize, Divided)| Some((*case, divided?.0));
+            all.map(|all| active.iter().zip(all).filter_map(found).collect())
         };
-        let placement = |case: &Case, division: &Division| case.placement(&self.figures, division);
-        let mut placements: Vec<Placement> = Vec::new();
-        let mut active: Vec<&Case> = cases.iter().collect();
+        // By case, how often it was not refused, and how it was divided the last time.
+        let mut divided: BTreeMap<usize, (usize, Division)> = BTreeMap::new();
+        let mut active: Vec<usize> = (0..cases.len()).collect();
         // Whether all are refused is asked first of the time at which it matters most.
         let mut middle = high;
         while high > low * (1.0 + CLOSE) {
@@ -79,11 +81,20 @@ impl<'s, 'a> Staged<'s, 'a> {
             if found.is_empty() {
                 low = middle;
             } else {
-                placements = found.iter().map(|(case, division)| placement(active[*case], division)).collect();
-                (active, high) = (found.into_iter().map(|(case, _)| active[case]).collect(), middle);
+                (active, high) = (found.iter().map(|(case, _)| *case).collect(), middle);
+                for (case, division) in found {
+                    let times = divided.get(&case).map_or(0, |(times, _)| *times);
+                    divided.insert(case, (times + 1, division));
+                }
             }
             middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
         }
+        // Those first that are refused last.
+        let mut divided: Vec<(usize, (usize, Division))> = divided.into_iter().collect();
+        divided.sort_by_key(|(case, (times, _))| (Reverse(*times), *case));
+        let placement =
+            |(case, (_, division)): &(usize, (usize, Division))| cases[*case].placement(&self.figures, division);
+        let placements = divided.iter().map(placement).collect();
         (low, placements)
     }
 }
