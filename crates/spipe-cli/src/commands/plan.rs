@@ -374,8 +374,9 @@ pub fn describe(plan: &Plan) -> String {
         more => format!(" with a head start of {more}"),
     };
     let urgent = if placement.knobs.urgent_steps { ", urgent steps first" } else { "" };
+    let microbatches = if workload.microbatches == 1 { "microbatch" } else { "microbatches" };
     format!(
-        "{} on {}: system {}{head_start}{urgent}, {} microbatches of {} × {} tokens, {}\n\n{rows}\n\n{memories}\n",
+        "{} on {}: system {}{head_start}{urgent}, {} {microbatches} of {} × {} tokens, {}\n\n{rows}\n\n{memories}\n",
         context.model.name(),
         context.hardware.name(),
         placement.system,

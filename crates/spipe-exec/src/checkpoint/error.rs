@@ -1,5 +1,6 @@
 //! Why a checkpoint could not be written or used.
 
+use crate::error::words_of;
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint could not be written or used.
@@ -65,9 +66,7 @@ fn list(faults: &[CheckpointError]) -> String {
 
 impl CheckpointError {
     pub(crate) fn file(what: &'static str, path: &Path, error: &std::io::Error) -> Self {
-        let text = error.to_string();
-        let reason = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
-        Self::File { what, path: path.into(), reason }
+        Self::File { what, path: path.into(), reason: words_of(error) }
     }
 
     /// What to do about it, if there is advice.

@@ -1,5 +1,6 @@
 //! Why weights could not be read or written.
 
+use crate::error::words_of;
 use std::{io, path::PathBuf};
 
 /// Why weights could not be read or written.
@@ -35,12 +36,15 @@ pub enum WeightsError {
 
 impl WeightsError {
     pub(super) fn file(what: &'static str, path: impl Into<PathBuf>, error: &io::Error) -> Self {
-        Self::File { what, path: path.into(), reason: error.to_string() }
+        Self::File { what, path: path.into(), reason: words_of(error) }
     }
 
     /// What to do about it, if there is advice.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
+            Self::File { what: "read", .. } => {
+                Some("give a `.safetensors` file, or a folder with `model.safetensors` or the index of its parts")
+            }
             Self::File { .. } => None,
             Self::NoLayout { .. } => {
                 Some("known are Llama and its kin (SwiGLU, RMSNorm, rotary positions), GPT-2, and ViT with classes")
