@@ -15,7 +15,7 @@ use crate::{
     freedom::{Computing, Freedom, Turn, When},
     ilp::solve::{Answer, Settings, solve},
 };
-use good_lp::{SolverModel, highs, variable, variables};
+use good_lp::{ProblemVariables, SolverModel, highs, variable, variables};
 use spipe_plan::System;
 use spread::{Spread, rate};
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,13 +82,21 @@ fn spread(figures: &Figures<'_>, freedom: &Freedom, (classes, chain): (&[Class],
     let mut spread = Spread::new((figures, freedom), (unit, busiest), turn, classes);
     spread.layers(classes, &mut vars);
     spread.fill(classes);
+    solved(spread, vars, None)
+}
+
+/// The least time of the busiest, in ms, where layers are whole to a gap; infinite if nothing fits, zero if the solver has no answer.
+fn solved(spread: Spread<'_, '_>, vars: ProblemVariables, gap: Option<f64>) -> f64 {
+    let (busiest, unit) = (spread.busiest, spread.unit);
     let mut problem = vars.minimise(busiest).using(highs);
     for row in spread.rows {
         problem.add_constraint(row);
     }
-    match solve(problem, &Settings::default()) {
-        // The solver's tolerance is 10⁻⁷ of numbers around one.
-        Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - 1e-6),
+    let settings = gap.map_or_else(Settings::default, |gap| Settings { gap, ..Settings::default() });
+    // The solver's tolerance is 10⁻⁷ of numbers around one.
+    let off = gap.map_or(1e-6, |gap| 2.0 * gap);
+    match solve(problem, &settings) {
+        Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - off),
         Answer::Infeasible => f64::INFINITY,
         _ => 0.0,
     }

@@ -1,11 +1,15 @@
 //! The stages of each device cut as finely as layers allow, so that each layer has choices of its own: what is offloaded then takes little
 //! room on its way, and what a device has left steps its first layers, whose steps nothing hides.
 
-use super::{cut_at, stepped_on_socket};
+use super::{
+    equal_parts,
+    fit::{left, optimizer_state},
+    stepped_on_socket,
+};
 use crate::{SYSTEMS, every::slots};
 use spipe_base::StageId;
 use spipe_cost::Mode;
-use spipe_plan::{Context, Knobs, Placement, Stage, footprint, needed};
+use spipe_plan::{Context, Knobs, Placement, Stage, footprint};
 
 /// Beyond so many layers not.
 const MOST_LAYERS: usize = 256;
@@ -26,21 +30,8 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement, help: bool) 
 /// Every stage cut into single layers, where that may help and there are not too many.
 pub(crate) fn fine(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let few = context.model.layers().len() <= MOST_LAYERS && SYSTEMS.contains(&placement.system);
-    let stages = || placement.stages.iter().flat_map(single).collect();
+    let stages = || placement.stages.iter().flat_map(|stage| equal_parts(stage, stage.layers.count())).collect();
     (few && context.workload().mode == Mode::Train).then(|| Placement { stages: stages(), ..placement.clone() })
-}
-
-/// A stage for each layer.
-fn single(stage: &Stage) -> Vec<Stage> {
-    let mut stages = Vec::new();
-    let mut rest = *stage;
-    while rest.layers.count() > 1 {
-        let [first, others] = cut_at(&rest, 1);
-        stages.push(first);
-        rest = others;
-    }
-    stages.push(rest);
-    stages
 }
 
 /// As many first stages of each GPU as fit stepped there, the others on a socket.
@@ -50,14 +41,12 @@ fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     changed.stages.iter_mut().for_each(|stage| *stage = on_socket(stage).unwrap_or(*stage));
     let needs = footprint(context, &changed);
     for device in placement.devices().into_iter().filter(|device| !context.is_cpu(*device)) {
-        let memory = context.hardware.devices()[device].memory;
-        let mut left = context.hardware.memories()[memory].usable().get().checked_sub(needed(&needs, memory).get())?;
+        let mut left = left(context, &needs, device)?;
         let own: Vec<StageId> =
             changed.stages.enumerate().filter(|(_, stage)| stage.device == device).map(|(id, _)| id).collect();
         for id in own {
             let stage = &mut changed.stages[id];
-            let state: u64 = stage.layers.iter().map(|layer| context.cost.memory(layer, device).optimizer.get()).sum();
-            let Some(less) = left.checked_sub(state) else { break };
+            let Some(less) = left.checked_sub(optimizer_state(context, stage)) else { break };
             left = less;
             stage.optimizer = None;
         }

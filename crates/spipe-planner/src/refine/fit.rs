@@ -1,10 +1,10 @@
 //! Changes with as little recomputed as then fits: a layer that moves takes memory along, of which its old device has more now and its new
 //! one less.
 
-use crate::{bisect::first_of, figures::Figures};
+use crate::{bisect::first_of, figures::Figures, systems::with_so_many_recomputed};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Dealing, Family, Placement, Stage, System, footprint, needed};
+use spipe_plan::{Context, Dealing, Family, Footprint, Placement, Stage, System, footprint, needed};
 
 /// Of more stages, to count what they hold takes too long.
 const MOST_STAGES: usize = 96;
@@ -47,18 +47,18 @@ pub(crate) fn fit(figures: &Figures<'_>, placement: &mut Placement, device: Devi
     let mut own: Vec<StageId> = placement.stages.enumerate().filter(on_device).map(|(id, _)| id).collect();
     own.sort_by(|one, other| rate(one).total_cmp(&rate(other)));
     let total = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
-    let with = |count: usize| {
-        let (mut with, mut left) = (placement.clone(), count);
-        for id in &own {
-            let stage = &mut with.stages[*id];
-            let here = left.min(stage.layers.count());
-            *stage = stage.with_recomputed(here);
-            left -= here;
-        }
-        with
-    };
-    let memory = context.hardware.devices()[device].memory;
-    let usable = context.hardware.memories()[memory].usable();
-    let fits = |count: usize| needed(&footprint(context, &with(count)), memory) <= usable;
+    let with = |count: usize| with_so_many_recomputed(placement, &own, count);
+    let fits = |count: usize| left(context, &footprint(context, &with(count)), device).is_some();
     *placement = with(first_of((0, total), fits));
+}
+
+/// The bytes that what memories must hold leaves on a device; none where that is too much.
+pub(crate) fn left(context: &Context<'_>, needs: &Footprint, device: DeviceId) -> Option<u64> {
+    let memory = context.hardware.devices()[device].memory;
+    context.hardware.memories()[memory].usable().get().checked_sub(needed(needs, memory).get())
+}
+
+/// The bytes of the optimizer's state of a stage.
+pub(crate) fn optimizer_state(context: &Context<'_>, stage: &Stage) -> u64 {
+    stage.layers.iter().map(|layer| context.cost.memory(layer, stage.device).optimizer.get()).sum()
 }

@@ -9,13 +9,12 @@
 //! the host has to step it, and its parameters have to come back before the next one begins. If one chunk is there at a time, nothing arrives
 //! while another one is computed.
 
-use super::{Class, spread::Spread, unit};
+use super::{Class, solved, spread::Spread, unit};
 use crate::{
     figures::{Figures, Help},
     freedom::{Freedom, When},
-    ilp::solve::{Answer, Settings, solve},
 };
-use good_lp::{SolverModel, highs, variable, variables};
+use good_lp::{variable, variables};
 use spipe_base::{Bytes, LayerId};
 
 /// Intervals of the layers of the longest streamed stage; the last one has no end.
@@ -160,15 +159,5 @@ fn of_case(
     let spread = Spread::new((figures, freedom), (unit, busiest), None, classes).alone(*alone);
     let mut spread = if whole { spread.whole(&nothing) } else { spread };
     spread.layers(classes, &mut vars);
-    let mut problem = vars.minimise(busiest).using(highs);
-    for row in spread.rows {
-        problem.add_constraint(row);
-    }
-    let (settings, off) =
-        if whole { (Settings { gap: GAP, ..Settings::default() }, 2.0 * GAP) } else { (Settings::default(), 1e-6) };
-    match solve(problem, &settings) {
-        Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - off),
-        Answer::Infeasible => f64::INFINITY,
-        _ => 0.0,
-    }
+    solved(spread, vars, whole.then_some(GAP))
 }

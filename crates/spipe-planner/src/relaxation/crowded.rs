@@ -2,16 +2,15 @@
 //! devices and one more, some device has k + 1.
 
 use super::{
-    Class,
+    Class, solved,
     spread::{Spread, rate},
     streaming_or_not,
 };
 use crate::{
     figures::Figures,
     freedom::{Freedom, When},
-    ilp::solve::{Answer, Settings, solve},
 };
-use good_lp::{SolverModel, highs, variable, variables};
+use good_lp::{variable, variables};
 
 /// Beyond so many kinds of layers, or ways to choose k + 1 of them, it is not asked what they hold.
 const MOST_KINDS: usize = 4;
@@ -137,15 +136,7 @@ fn on_one(figures: &Figures<'_>, freedom: &Freedom, (class, unit): (&[Class], f6
     let (unit, nothing) = (super::unit(unit), vec![0; figures.devices.len()]);
     let mut spread = Spread::new((figures, freedom), (unit, busiest), None, class).whole(&nothing).only(layers);
     spread.layers(class, &mut vars);
-    let mut problem = vars.minimise(busiest).using(highs);
-    for row in spread.rows {
-        problem.add_constraint(row);
-    }
-    match solve(problem, &Settings { gap: GAP, ..Settings::default() }) {
-        Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - 2.0 * GAP),
-        Answer::Infeasible => f64::INFINITY,
-        _ => 0.0,
-    }
+    solved(spread, vars, Some(GAP))
 }
 
 #[cfg(test)]

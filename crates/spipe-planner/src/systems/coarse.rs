@@ -4,10 +4,10 @@
 //! computed again leave more room in as few stages as that one allows, and fewer of them have to be. The first stage stays as it is:
 //! nothing hides its step.
 
-use super::kept::{may_stay, with_least_recompute};
+use super::kept::{may_stay, streams, with_least_recompute};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::LayerMemory;
-use spipe_plan::{Context, Placement, Stage, Weights, check};
+use spipe_plan::{Context, Placement, Stage, check};
 
 /// How many layers of stages that keep their parameters are joined at most: what they compute again is there at once.
 const KEPT: [usize; 4] = [1, 2, 3, 4];
@@ -52,8 +52,4 @@ fn joined(context: &Context<'_>, first: &Stage, second: &Stage) -> Option<Stage>
 fn bytes(context: &Context<'_>, stage: &Stage, device: DeviceId) -> u64 {
     let of = |memory: &LayerMemory| (memory.parameters + memory.gradients).get();
     stage.layers.iter().map(|layer| of(context.cost.memory(layer, device))).sum()
-}
-
-const fn streams(stage: &Stage) -> bool {
-    matches!(stage.weights, Weights::Streamed(_))
 }

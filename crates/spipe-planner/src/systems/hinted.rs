@@ -7,10 +7,14 @@ use super::{shared_out, socket};
 use crate::{
     every::{orders, slots},
     figures::Figures,
-    refine::{fine::fine, stepped_on_socket},
+    refine::{
+        fine::fine,
+        fit::{left, optimizer_state},
+        stepped_on_socket,
+    },
 };
 use spipe_base::{DeviceId, StageId};
-use spipe_plan::{Context, Knobs, Placement, Stage, footprint, needed};
+use spipe_plan::{Context, Knobs, Placement, Stage, footprint};
 use std::collections::{BTreeMap, VecDeque};
 
 /// How many layers more than with as much saved as possible each GPU steps.
@@ -124,14 +128,9 @@ fn own(
 ) -> BTreeMap<DeviceId, usize> {
     let needs = footprint(context, placement);
     let of_gpu = |(gpu, stages): (&DeviceId, &Vec<StageId>)| {
-        let memory = context.hardware.devices()[*gpu].memory;
-        let left = context.hardware.memories()[memory].usable().get().checked_sub(needed(&needs, memory).get())?;
-        let state = |id: &StageId| -> u64 {
-            let layers = placement.stages[*id].layers;
-            layers.iter().map(|layer| context.cost.memory(layer, *gpu).optimizer.get()).sum()
-        };
+        let left = left(context, &needs, *gpu)?;
         let sums = stages.iter().scan(0, |sum, id| {
-            *sum += state(id);
+            *sum += optimizer_state(context, &placement.stages[*id]);
             Some(*sum)
         });
         Some((*gpu, sums.take_while(|sum| *sum <= left).count()))

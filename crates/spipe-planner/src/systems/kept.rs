@@ -85,17 +85,20 @@ fn most(context: &Context<'_>, (placement, device): (&Placement, DeviceId), smal
 pub(crate) fn with_least_recompute(context: &Context<'_>, placement: &mut Placement, device: DeviceId) {
     let own: Vec<StageId> = of_device(placement, device).map(|(id, _)| id).collect();
     let layers: usize = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
-    let with = |count: usize| {
-        let (mut with, mut left) = (placement.clone(), count);
-        for id in &own {
-            let stage = &mut with.stages[*id];
-            let here = left.min(stage.layers.count());
-            *stage = stage.with_recomputed(here);
-            left -= here;
-        }
-        with
-    };
+    let with = |count: usize| with_so_many_recomputed(placement, &own, count);
     *placement = with(first_of((0, layers), |count| fits(context, &with(count), device)));
+}
+
+/// The same placement with so many layers of some of its stages recomputed, those of the first of these first.
+pub(crate) fn with_so_many_recomputed(placement: &Placement, stages: &[StageId], count: usize) -> Placement {
+    let (mut with, mut left) = (placement.clone(), count);
+    for id in stages {
+        let stage = &mut with.stages[*id];
+        let here = left.min(stage.layers.count());
+        *stage = stage.with_recomputed(here);
+        left -= here;
+    }
+    with
 }
 
 /// Keeps stages.
@@ -126,7 +129,7 @@ fn of_device(placement: &Placement, device: DeviceId) -> impl Iterator<Item = (S
     placement.stages.enumerate().filter(move |(_, stage)| stage.device == device)
 }
 
-const fn streams(stage: &Stage) -> bool {
+pub(super) const fn streams(stage: &Stage) -> bool {
     matches!(stage.weights, Weights::Streamed(_))
 }
 

@@ -3,10 +3,14 @@
 use crate::{
     deadline::Deadline,
     figures::{Figures, Help},
-    refine::{equal_parts, fit::fit, stepped_on_socket},
+    refine::{
+        equal_parts,
+        fit::{fit, left},
+        stepped_on_socket,
+    },
 };
 use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
-use spipe_plan::{Placement, Stage, footprint, needed};
+use spipe_plan::{Placement, Stage, footprint};
 
 /// Into how many parts the layers of a device are cut, so that what is recomputed takes room part by part.
 const PARTS: [usize; 3] = [1, 4, 16];
@@ -108,10 +112,7 @@ impl Levelled<'_, '_> {
         }
         let mut placement = Placement { stages: self.among(turn, (from, end), &own)?, ..self.plain.clone() };
         fit(self.figures, &mut placement, gpu);
-        let usable = context.hardware.memories()[device.memory].usable();
-        if needed(&footprint(context, &placement), device.memory) > usable || !device.able(from, end) {
-            return None;
-        }
+        left(context, &footprint(context, &placement), gpu).filter(|_| device.able(from, end))?;
         let stages: Vec<Stage> = placement.stages.iter().filter(|stage| stage.device == gpu).copied().collect();
         let busy = |stage: &Stage| {
             let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
