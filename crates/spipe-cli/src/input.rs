@@ -2,8 +2,9 @@
 
 use crate::Failure;
 use spipe_base::{Diagnostic, Position, Seconds};
+use spipe_cost::Mode;
 use spipe_hardware::Hardware;
-use spipe_model::Model;
+use spipe_model::{Architecture, Model};
 use spipe_plan::Plan;
 use spipe_trace::{ReadTraceError, Trace};
 use std::{io::Read, time::Duration};
@@ -33,6 +34,32 @@ pub fn bytes(path: &str) -> Result<Vec<u8>, Failure> {
 pub fn model(given: &str) -> Result<Model, Failure> {
     let (file, text) = find(given, "model", spipe_model::shipped())?;
     Ok(Model::from_toml(&file, &text)?)
+}
+
+/// The sequence length that is asked for, or the model's own.
+pub fn seq_len(model: &Model, given: Option<u64>) -> Result<u64, Failure> {
+    match given {
+        Some(given) if reads_images(model) && given != model.seq_len() => {
+            let message = format!("`{}` reads images, whose size is its own", model.name());
+            Err(Failure::argument(message, "leave `--seq-len` out; the model's file says how large they are"))
+        }
+        given => Ok(given.unwrap_or_else(|| model.seq_len())),
+    }
+}
+
+/// The mode that is asked for, if the model can do that.
+pub fn mode(model: &Model, mode: Mode) -> Result<Mode, Failure> {
+    let finds_tokens = matches!(model.architecture(), Architecture::Transformer(_) | Architecture::Profiled(_));
+    if mode == Mode::Generate && !finds_tokens {
+        let message = format!("`{}` finds no tokens", model.name());
+        return Err(Failure::argument(message, "use `--mode infer`"));
+    }
+    Ok(mode)
+}
+
+/// Whether a model reads images and nothing else.
+pub fn reads_images(model: &Model) -> bool {
+    matches!(model.architecture(), Architecture::Vision(_) | Architecture::Unet(_))
 }
 
 /// A machine by path or name.

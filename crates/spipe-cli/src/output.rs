@@ -64,7 +64,8 @@ pub fn to_json(data: &impl Serialize) -> Result<String, Failure> {
         .map_err(|error| Failure::Bug(format!("a result cannot be written as JSON: {error}")))
 }
 
-/// A file to be: opened before long work, so that a bad path fails early, and put in place whole by [`Target::write`].
+/// A file to be: tried before long work, so that a bad path fails early, and put in place whole by [`Target::write`]. Until then nothing lies
+/// in its folder that whoever ends the process would leave there.
 pub enum Target {
     /// Standard output, `-`.
     Stdout,
@@ -75,10 +76,8 @@ pub enum Target {
     },
     /// A file.
     File {
-        /// Its path as the user gave it.
+        /// Its path, links followed.
         path: PathBuf,
-        /// What it will be made of.
-        temporary: NamedTempFile,
     },
 }
 
@@ -95,16 +94,8 @@ impl Target {
         if target.exists() && !target.is_file() {
             return Ok(Self::Special { path: path.to_owned() });
         }
-        let folder = match target.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let temporary = tempfile::Builder::new()
-            .prefix(".spipe-")
-            .suffix(".tmp")
-            .tempfile_in(folder)
-            .map_err(|error| Failure::file(path, "write", &error))?;
-        Ok(Self::File { path: target, temporary })
+        temporary(&target).map_err(|error| Failure::file(path, "write", &error))?;
+        Ok(Self::File { path: target })
     }
 
     /// Opens a target that is none of the files that are read for it.
@@ -135,9 +126,10 @@ impl Target {
                 let written = OpenOptions::new().write(true).open(&path).and_then(|mut file| file.write_all(content));
                 written.map_err(|error| Failure::file(&path, "write", &error))
             }
-            Self::File { path, mut temporary } => {
+            Self::File { path } => {
                 let shown = path.display().to_string();
                 let fail = |error: &std::io::Error| Failure::file(&shown, "write", error);
+                let mut temporary = temporary(&path).map_err(|error| fail(&error))?;
                 temporary.write_all(content).map_err(|error| fail(&error))?;
                 temporary.as_file().sync_all().map_err(|error| fail(&error))?;
                 readable(&temporary);
@@ -146,6 +138,12 @@ impl Target {
             }
         }
     }
+}
+
+/// What the file at `path` will be made of, beside it; gone with the handle.
+fn temporary(path: &Path) -> std::io::Result<NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::Builder::new().prefix(".spipe-").suffix(".tmp").tempfile_in(folder)
 }
 
 /// Where the links lead at which `path` is one, so that what they lead to is replaced and not they.

@@ -1,9 +1,9 @@
-//! How far a run has come: a bar on a terminal, lines of JSON for programs, and Ctrl-C.
+//! How far a run has come: a bar on a terminal, lines of JSON for programs, and signals that end it.
 
 use crate::{Failure, args::Format, data::Words, output, outputs, tables::grouped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use spipe_exec::{Outputs, Report, Step};
 use std::{
     collections::BTreeMap,
@@ -14,8 +14,8 @@ use std::{
     },
 };
 
-/// What a shell reports of a process that Ctrl-C has ended: 128 and the signal's number.
-const INTERRUPTED: i32 = 128 + SIGINT;
+/// What a shell reports of a process that a signal has ended: so much and the signal's number.
+const SIGNALLED: i32 = 128;
 
 /// Watches a run and tells of it.
 pub struct Progress {
@@ -76,13 +76,14 @@ struct MemoryLine<'a> {
 }
 
 impl Progress {
-    /// Before the next of `steps` steps, `over` of them being over. From now on the first Ctrl-C lets the running step end, the second ends the process.
+    /// Before the next of `steps` steps, `over` of them being over. From now on the first Ctrl-C, or whatever asks the process to end as
+    /// schedulers of clusters do, lets the running step end; the second ends the process.
     pub fn start((over, steps): (u32, u32), format: Format) -> Self {
         let interrupted = Arc::new(AtomicBool::new(false));
-        // In this order: a signal that comes while the flag is up ends the process, then the flag goes up.
-        let second = signal_hook::flag::register_conditional_shutdown(SIGINT, INTERRUPTED, Arc::clone(&interrupted));
-        if let Err(error) = second.and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))) {
-            output::talk(&format!("warning: Ctrl-C will end the run at once: {error}"));
+        for signal in [SIGINT, SIGTERM] {
+            if let Err(error) = listen(signal, &interrupted) {
+                output::talk(&format!("warning: Ctrl-C and `kill` will end the run at once: {error}"));
+            }
         }
         let shown = std::io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
@@ -121,7 +122,7 @@ impl Progress {
         })
     }
 
-    /// Whether somebody has pressed Ctrl-C.
+    /// Whether somebody has asked the run to end.
     pub fn is_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::Relaxed)
     }
@@ -166,6 +167,13 @@ impl Progress {
             },
         })
     }
+}
+
+/// Raises the flag at a signal, and ends the process at one that comes while it is up.
+fn listen(signal: i32, interrupted: &Arc<AtomicBool>) -> std::io::Result<()> {
+    // In this order: what ends the process looks at the flag first, then the flag goes up.
+    signal_hook::flag::register_conditional_shutdown(signal, SIGNALLED + signal, Arc::clone(interrupted))?;
+    signal_hook::flag::register(signal, Arc::clone(interrupted)).map(drop)
 }
 
 /// Tokens per second of a step.

@@ -1,11 +1,11 @@
 //! `--solve-for`: the largest microbatch, sequence, model or batch for which some plan fits.
 
-use crate::{Failure, planning};
+use crate::{Failure, input::reads_images, planning};
 use clap::ValueEnum;
 use serde::Serialize;
 use spipe_cost::{MOST_TOKENS, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Architecture, Model};
+use spipe_model::Model;
 use spipe_plan::System;
 use spipe_planner::Pins;
 use std::cell::Cell;
@@ -100,11 +100,6 @@ fn is_countable(with: &Largest) -> bool {
     let mut sizes = sizes.filter(|size| *size > 0 && with.global_batch.is_multiple_of(*size));
     // What is no size at all is told elsewhere.
     sizes.clone().next().is_none() || sizes.any(|size| workload(size).check().is_ok())
-}
-
-/// Whether the length of its sequences is fixed.
-fn reads_images(model: &Model) -> bool {
-    matches!(model.architecture(), Architecture::Vision(_) | Architecture::Unet(_))
 }
 
 /// The question with a value in it.

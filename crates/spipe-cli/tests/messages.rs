@@ -175,6 +175,14 @@ fn pictures_of_an_unknown_kind() {
 }
 
 #[test]
+fn lengths_and_tokens_of_images() {
+    for what in ["--seq-len 4096", "--mode generate"] {
+        let args = format!("plan --model vit-b-16 --hardware one-gpu --global-batch 4 {what}");
+        insta::assert_snapshot!(refusal(&args.split(' ').collect::<Vec<_>>()));
+    }
+}
+
+#[test]
 fn copies_that_cannot_be() {
     let transfer = |flow| refusal(&["hardware", "transfer", "one-gpu", "--flow", flow]);
     insta::assert_snapshot!(transfer("dram0:gpu9:1GiB"));

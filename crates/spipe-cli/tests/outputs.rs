@@ -5,7 +5,8 @@
 use std::{
     fs,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    time::Duration,
 };
 
 fn spipe(folder: &Path, args: &[&str]) -> Output {
@@ -97,4 +98,22 @@ fn a_plan_in_bf16_runs_beside_a_socket_of_ndarray() {
     let refused = args.replace(":flex", ":ndarray");
     let refused = spipe(folder.path(), &refused.split(' ').collect::<Vec<_>>());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("which ndarray does not hold"));
+}
+
+#[cfg(unix)]
+#[test]
+fn whoever_ends_a_search_finds_nothing_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = "plan --model gpt3-175b --hardware v100-32g-x32 --precision fp16 --global-batch 64 --time-limit 60s -o plan.json";
+    let mut search = Command::new(env!("CARGO_BIN_EXE_spipe"))
+        .args(args.split(' '))
+        .current_dir(folder.path())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(search.try_wait().unwrap(), None, "it is still searching");
+    let sent = Command::new("kill").args(["-TERM", &search.id().to_string()]).status().unwrap();
+    assert!(sent.success() && !search.wait().unwrap().success());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

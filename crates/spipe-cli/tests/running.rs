@@ -98,16 +98,22 @@ fn started(folder: &Path, steps: u32) -> (Child, BufReader<std::process::ChildSt
     (child, out, first)
 }
 
-fn interrupt(child: &Child) {
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+fn send(signal: &str, child: &Child) {
+    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }
 
 #[test]
 fn the_first_interrupt_lets_the_step_end() {
+    for signal in ["-INT", "-TERM"] {
+        lets_the_step_end(signal);
+    }
+}
+
+fn lets_the_step_end(signal: &str) {
     let folder = folder(MODEL, "4 GB/s");
     let (child, mut out, mut all) = started(folder.path(), 1_000_000);
-    interrupt(&child);
+    send(signal, &child);
     out.read_to_string(&mut all).unwrap();
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(0), "{}", text(&stderr));
@@ -131,9 +137,9 @@ fn the_second_interrupt_ends_the_process() {
     let child = spipe(folder.path(), args).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     let began = Instant::now();
-    interrupt(&child);
+    send("-INT", &child);
     std::thread::sleep(Duration::from_millis(200));
-    interrupt(&child);
+    send("-INT", &child);
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(130), "{}", text(&stderr));
     assert!(began.elapsed() < Duration::from_secs(5));

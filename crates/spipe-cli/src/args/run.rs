@@ -52,7 +52,7 @@ pub struct Run {
     /// Seed of the parameters and of the order of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Folder for checkpoints: one every few steps, one at the end, one at Ctrl-C
+    /// Folder for checkpoints: one every few steps, one at the end, one at Ctrl-C or SIGTERM
     #[arg(long)]
     pub checkpoint_dir: Option<String>,
     /// Steps from one checkpoint to the next

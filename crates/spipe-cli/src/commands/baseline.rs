@@ -41,8 +41,8 @@ fn tensor_data(what: &args::TensorData, format: Format) -> Result<(), Failure> {
     let model = input::model(&what.model)?;
     let hardware = input::hardware(&what.hardware)?;
     let template = Workload {
-        mode: what.mode,
-        seq_len: what.seq_len.unwrap_or_else(|| model.seq_len()),
+        mode: input::mode(&model, what.mode)?,
+        seq_len: input::seq_len(&model, what.seq_len)?,
         microbatch: 1,
         microbatches: 1,
         precision: what.precision,

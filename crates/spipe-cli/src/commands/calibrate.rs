@@ -21,10 +21,9 @@ pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
     let target = Target::open(&what.output)?;
     let backend: Backend = backend(&what.backend)?;
     let model = what.model.as_deref().map(input::model).transpose()?;
-    let layers = model.as_ref().map(|model| {
-        let seq_len = what.seq_len.unwrap_or_else(|| model.seq_len());
-        (model, Batch { microbatch: what.microbatch, seq_len })
-    });
+    let batch = |seq_len| Batch { microbatch: what.microbatch, seq_len };
+    let layers = model.as_ref().map(|model| Ok::<_, Failure>((model, batch(input::seq_len(model, what.seq_len)?))));
+    let layers = layers.transpose()?;
     let (file, calibration) = measuring::measure(&Request {
         name: "this-machine",
         executors: measuring::executors(&what.devices, backend)?,

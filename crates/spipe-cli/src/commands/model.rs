@@ -53,7 +53,7 @@ struct ShownLayer {
 
 fn show(what: &args::ModelShow, format: Format) -> Result<(), Failure> {
     let model = input::model(&what.model)?;
-    let seq_len = what.seq_len.unwrap_or_else(|| model.seq_len());
+    let seq_len = input::seq_len(&model, what.seq_len)?;
     if seq_len == 0 || what.microbatch == 0 {
         return Err(Failure::argument("a batch of zero tokens has no costs", "use at least one"));
     }

@@ -130,8 +130,8 @@ impl Task {
         let model = frozen(input::model(&given(&what.model))?, &what.freeze)?;
         let hardware = input::hardware(&given(&what.hardware))?;
         let template = Workload {
-            mode: what.mode,
-            seq_len: what.seq_len.unwrap_or_else(|| model.seq_len()),
+            mode: input::mode(&model, what.mode)?,
+            seq_len: input::seq_len(&model, what.seq_len)?,
             microbatch: 1,
             microbatches: 1,
             precision: what.precision,
