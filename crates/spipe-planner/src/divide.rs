@@ -77,8 +77,16 @@ struct Choice {
     help: Help,
     recomputed: usize,
     times: StageTimes,
-    /// Steps of which it is left open which sockets do them.
+    /// Steps of which it is left open which layers they are of, in ms: on the device, and on sockets.
+    own: f64,
     by_hosts: OnHosts,
+}
+
+impl Choice {
+    /// From the last backward to the next forward.
+    fn stepped(&self) -> f64 {
+        self.times.stepped() + self.own
+    }
 }
 
 /// What is known of a stage before its layers are.
@@ -285,14 +293,15 @@ impl<'d, 'a> Divide<'d, 'a> {
                 continue;
             }
             let times = at.device.stage_times((from, to), recomputed, *help);
-            let mut each = |times: StageTimes, (stepped, by_hosts): (f64, OnHosts)| {
-                let own = if self.figures.training {
-                    m as f64 * times.busy() + times.stepped() + stepped
+            let mut each = |times: StageTimes, (own, by_hosts): (f64, OnHosts)| {
+                let choice = Choice { help: *help, recomputed, times, own, by_hosts };
+                let alone = if self.figures.training {
+                    m as f64 * times.busy() + choice.stepped()
                 } else {
                     m as f64 * times.forward
                 };
-                if own <= self.limit {
-                    take(Choice { help: *help, recomputed, times, by_hosts });
+                if alone <= self.limit {
+                    take(choice);
                 }
             };
             match at.dues {
@@ -351,7 +360,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             behind.sum += behind.since[stepper] + times.step;
             behind.since[stepper] = 0.0;
         } else {
-            behind.between = behind.between.max(behind.first + behind.back + times.stepped());
+            behind.between = behind.between.max(behind.first + behind.back + choice.stepped());
         }
         let closed = &behind.closed[..self.sockets.len()];
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
@@ -359,7 +368,8 @@ impl<'d, 'a> Divide<'d, 'a> {
         if choice.by_hosts.layers > 0 {
             behind.sum = self.stepped_by_hosts(at, (from, to), choice, (next.map_or(0.0, |next| next.sum), &behind));
         }
-        let met = behind.passes + times.stepped() <= self.limit && behind.sum <= self.sockets.len() as f64 * self.limit;
+        let met =
+            behind.passes + choice.stepped() <= self.limit && behind.sum <= self.sockets.len() as f64 * self.limit;
         met.then_some(Behind { held, ..behind })
     }
 

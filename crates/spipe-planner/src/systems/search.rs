@@ -35,9 +35,6 @@ const PART_OF_BOUND: u32 = 8;
 /// How many of the ways to place stages that a bound leaves open are tried.
 const MOST_HINTS: usize = 2;
 
-/// Of more layers only one: what is made from it takes long to simulate.
-const LAYERS_OF_HINTS: usize = 128;
-
 /// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
 const FAR: f64 = 3.0;
 
@@ -336,8 +333,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 let levelled = levelled::placements(&self.figures, plain, &self.deadline);
                 hinted::placements(&self.figures, plain).into_iter().chain(levelled)
             };
-            let most = if self.figures.layers > LAYERS_OF_HINTS { 1 } else { MOST_HINTS };
-            let hinted = hinted.iter().take(most).flat_map(of_hint);
+            let hinted = hinted.iter().take(MOST_HINTS).flat_map(of_hint);
             self.try_short(index, hinted.collect());
             if self.deadline.over() {
                 self.staged[number].1 = least;
