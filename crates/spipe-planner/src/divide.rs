@@ -32,7 +32,9 @@
 //! first what is urgent.
 //!
 //! Sockets share what there is to step. So the sum over all sockets of Y at the first stage that each steps (or V, if it steps none) is
-//! followed as well: a stage that is stepped adds its step, and the forwards and activations since.
+//! followed as well: a stage that is stepped adds its step, and the forwards and activations since. Where it is left open who steps, so is
+//! the sum of X: from the last one's arrival to the end of what each socket steps, and from the next first one's arrival there to its
+//! gradient (or U + L).
 //!
 //! These, and the bytes in host memories, are all that matters of the stages behind. Where several ways to divide the layers are
 //! each better in V, X or Y, or the sum of Y, some of them are kept, as the [`Grain`] says; others become one that is as good as both, so
@@ -50,6 +52,7 @@ use std::collections::BTreeMap;
 
 mod behind;
 mod dues;
+mod hosts;
 #[cfg(test)]
 mod tests;
 
@@ -365,32 +368,10 @@ impl<'d, 'a> Divide<'d, 'a> {
         let closed = &behind.closed[..self.sockets.len()];
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
         behind.sum = behind.sum.max(closed.iter().map(most).sum());
-        if choice.by_hosts.layers > 0 {
-            behind.sum = self.stepped_by_hosts(at, (from, to), choice, (next.map_or(0.0, |next| next.sum), &behind));
-        }
-        let met =
-            behind.passes + choice.stepped() <= self.limit && behind.sum <= self.sockets.len() as f64 * self.limit;
+        self.step_by_hosts(at, (from, to), (choice, next), &mut behind);
+        let most = self.sockets.len() as f64 * self.limit;
+        let met = behind.passes + choice.stepped() <= self.limit && behind.sum <= most && behind.cycle <= most;
         met.then_some(Behind { held, ..behind })
-    }
-
-    /// The sum of the ends of what all sockets step up to here, if they step what the dues of these layers are.
-    ///
-    /// What sockets step for the layers up to some layer comes after its last gradient and before the first activation of the next iteration.
-    /// The last one that they step is no further behind than the last of all, and the first of n no further than the n-th from the end.
-    fn stepped_by_hosts(
-        &self,
-        at: &At<'_>,
-        (from, to): (usize, usize),
-        choice: &Choice,
-        (before, behind): (f64, &Behind),
-    ) -> f64 {
-        let OnHosts { layers, all, least } = choice.by_hosts;
-        let lasts = |layer: usize| {
-            let pass = if layer > from { at.device.pass((from, layer), true) } else { 0.0 };
-            self.sockets.len() as f64 * (behind.passes - pass - choice.times.recompute)
-        };
-        let last = lasts(to - 1).max(before) + all;
-        behind.sum.max(last).max(lasts(to - layers) + least)
     }
 
     /// The same where there are stages behind, without the step.
@@ -410,16 +391,18 @@ impl<'d, 'a> Divide<'d, 'a> {
             Some(fewer) => next.turns.before(times.busy(), (way, fewer)),
             None => Turns::staying(times.busy()),
         };
+        let mut cycle = next.cycle;
         if let Some(between) = &at.between {
             let steady = turns.over(between);
             if next.between + way + steady > self.limit {
                 return None;
             }
+            cycle = cycle.max(next.around + self.sockets.len() as f64 * (way + steady));
             passes = passes.max(first + steady + last);
             until_last = until_last.max(first + steady + forward);
         }
-        let between = way + next.between;
-        let mut behind = Behind { first, back: last, passes, between, turns, ..*next };
+        let (between, around) = (way + next.between, self.sockets.len() as f64 * way + next.around);
+        let mut behind = Behind { first, back: last, passes, between, around, cycle, turns, ..*next };
         for socket in 0..self.sockets.len() {
             if next.closed[socket].is_finite() {
                 behind.since[socket] += forward + there;

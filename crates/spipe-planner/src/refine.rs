@@ -53,6 +53,8 @@ pub(crate) fn refine(
         let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
         let mut promising = Promising::new((problem, figures), &best.1, neighbours);
         let mut next: Option<Scored> = None;
+        let now = work(figures, &best.1);
+        let mut level: Option<(f64, Scored)> = None;
         loop {
             if examined >= most || deadline.over() {
                 return (best, examined);
@@ -67,16 +69,31 @@ pub(crate) fn refine(
                 simulated.map(|time| (time, placement))
             };
             let scored: Vec<Option<Scored>> = batch.into_par_iter().map(in_time).collect();
+            for (time, placement) in scored.iter().flatten().filter(|(time, _)| *time == best.0) {
+                let less = work(figures, placement);
+                if less < level.as_ref().map_or(now * 0.999, |(least, _)| *least) {
+                    level = Some((less, (*time, placement.clone())));
+                }
+            }
             next = scored.into_iter().fold(None, faster).filter(|(time, _)| *time < best.0);
             if next.is_some() {
                 break;
             }
         }
-        match next {
+        match next.or_else(|| level.map(|(_, level)| level)) {
             Some(next) => best = next,
             None => return (best, examined),
         }
     }
+}
+
+/// What all devices compute for a microbatch together, in ms.
+fn work(figures: &Figures<'_>, placement: &Placement) -> f64 {
+    let of_stage = |stage: &Stage| {
+        let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
+        figures.devices[stage.device.index()].stage_times(layers, stage.recomputed, crate::figures::Help::NONE).busy()
+    };
+    placement.stages.iter().map(of_stage).sum()
 }
 
 /// The neighbours of a placement, those first that the estimate says most of.

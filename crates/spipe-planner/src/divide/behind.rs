@@ -85,8 +85,11 @@ pub(super) struct Behind {
     pub back: f64,
     /// V.
     pub passes: f64,
-    /// X.
+    /// X, and the sum of X over all sockets.
     pub between: f64,
+    pub around: f64,
+    /// The sum over all sockets of the longest way around: from the gradient of a stage's first microbatch to that of the next iteration.
+    pub cycle: f64,
     /// Z.
     pub turns: Turns,
     /// D and Y, by socket.
@@ -107,6 +110,8 @@ impl Behind {
         back: 0.0,
         passes: 0.0,
         between: 0.0,
+        around: 0.0,
+        cycle: 0.0,
         turns: Turns([0.0; TURNS]),
         sum: 0.0,
         since: [0.0; SOCKETS],
@@ -121,7 +126,8 @@ impl Behind {
         let mut shape = [0.0; 8];
         let shared = [self.sum, self.passes, self.between].into_iter();
         let of_sockets = self.all.into_iter().chain(self.last).filter(|_| sockets);
-        shape.iter_mut().zip(shared.chain(of_sockets)).for_each(|(part, ms)| *part = ms as f32);
+        let of_all = [self.around, self.cycle].into_iter().filter(|_| !sockets);
+        shape.iter_mut().zip(shared.chain(of_sockets).chain(of_all)).for_each(|(part, ms)| *part = ms as f32);
         Shape(shape)
     }
 
@@ -129,7 +135,8 @@ impl Behind {
     fn join(&mut self, other: &Self) {
         (self.first, self.back) = (self.first.min(other.first), self.back.min(other.back));
         self.passes = self.passes.min(other.passes);
-        (self.sum, self.between) = (self.sum.min(other.sum), self.between.min(other.between));
+        (self.between, self.around) = (self.between.min(other.between), self.around.min(other.around));
+        (self.sum, self.cycle) = (self.sum.min(other.sum), self.cycle.min(other.cycle));
         self.turns.join(&other.turns);
         for socket in 0..SOCKETS {
             self.last[socket] = self.last[socket].min(other.last[socket]);

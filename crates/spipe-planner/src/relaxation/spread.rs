@@ -164,12 +164,15 @@ impl<'f, 'a> Spread<'f, 'a> {
     ///
     /// `u T ≥ W + p_0 + … + p_{u−1}`.
     ///
+    /// In rounds a device waits once more: behind all forwards of its last layer, for one microbatch's way through the layers behind that and
+    /// back. Those are different layers as well, so that there p_i is the sum of the ways through the first i and through the last i layers.
+    ///
     /// That is least where all devices are used, if there is enough to compute for all of them.
     ///
     /// Places of a chain have bounds of their own.
     pub fn fill(&mut self, classes: &[Class]) {
         let first_trained = self.figures.context.cost.trained_parameters(0.into()) > 0;
-        let Freedom { synchronous, splits, apart, .. } = *self.freedom;
+        let Freedom { synchronous, splits, apart, in_rounds, .. } = *self.freedom;
         if self.turn.is_some() || !self.figures.training || !synchronous || splits || apart || !first_trained {
             return;
         }
@@ -177,12 +180,12 @@ impl<'f, 'a> Spread<'f, 'a> {
         let ways = ways(self.figures, self.freedom, classes);
         let all = self.figures.microbatches as f64 * ways.iter().sum::<f64>();
         let (mut way, mut waits) = (0.0, 0.0);
-        for (used, layer) in (0..devices).zip(&ways) {
+        for (used, (first, last)) in (0..devices).zip(ways.iter().zip(ways.iter().rev())) {
             if all + waits < used as f64 * way {
                 return;
             }
             waits += way;
-            way += layer;
+            way += if in_rounds { first + last } else { *first };
         }
         self.rows.push(constraint!(self.computed.clone() + waits / self.unit <= devices as f64 * self.busiest));
     }

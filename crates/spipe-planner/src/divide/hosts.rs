@@ -1,0 +1,39 @@
+//! What sockets step where it is left open which of them and for which layers.
+//!
+//! What they step for the layers up to some layer comes after its last gradient and before its first activation of the next iteration.
+
+use super::{At, Behind, Choice, Divide, dues::OnHosts};
+
+impl Divide<'_, '_> {
+    /// Adds what the dues of layers `from..to` are to what is known of them and all behind.
+    pub(super) fn step_by_hosts(
+        &self,
+        at: &At<'_>,
+        (from, to): (usize, usize),
+        (choice, next): (&Choice, Option<&Behind>),
+        behind: &mut Behind,
+    ) {
+        let sockets = self.sockets.len() as f64;
+        let standing = sockets * (behind.first + behind.back);
+        if choice.by_hosts.layers > 0 {
+            let OnHosts { layers, all, least } = choice.by_hosts;
+            let before = next.map_or(0.0, |next| next.sum);
+            let lasts = |layer: usize| sockets * (behind.passes - inside(at, (from, layer), choice));
+            // The last one that they step is no further behind than the last of all, and the first of n no further than the n-th from the
+            // end.
+            let last = lasts(to - 1).max(before) + all;
+            behind.sum = behind.sum.max(last).max(lasts(to - layers) + least);
+            let start = standing - sockets * inside(at, (from, to - 1), choice);
+            behind.around = behind.around.max(start) + all;
+            // Whatever way around a stage behind, these steps are on it as well.
+            behind.cycle += all;
+        }
+        behind.around = behind.around.max(standing);
+    }
+}
+
+/// How much later than to the first layer of a stage the first activation comes to another one, and earlier the last gradient.
+fn inside(at: &At<'_>, (from, layer): (usize, usize), choice: &Choice) -> f64 {
+    let pass = if layer > from { at.device.pass((from, layer), true) } else { 0.0 };
+    pass + choice.times.recompute
+}
