@@ -9,7 +9,8 @@
 //! urgent is stepped first. Each change also comes with as little recomputed as then fits on the devices that it changes.
 //!
 //! Neighbours are looked at in the order of what they are estimated to take, in batches of fixed size, and the best of the first batch with
-//! an improvement is the next step, so that the result is the same on any number of threads.
+//! an improvement is the next step, so that the result is the same on any number of threads. Where there is none, it is the neighbour that
+//! takes as long and computes least, if that is less: what one device no longer recomputes may shorten nothing until another one does so too.
 
 mod dealt;
 pub(crate) mod fine;
@@ -23,7 +24,7 @@ use crate::{
     deadline::Deadline,
     estimate::estimate,
     every::{orders, slots},
-    figures::Figures,
+    figures::{Figures, Help},
     systems::{coarse, elsewhere, shared_out, socket, socket_of},
 };
 use rayon::prelude::*;
@@ -40,6 +41,9 @@ const PARTS: [usize; 3] = [2, 4, 8];
 /// Neighbours that are estimated to take so many times as long are left out.
 const WORSE: f64 = 1.1;
 
+/// One that is as fast is the next step if it computes no more than this part.
+const LESS: f64 = 0.999;
+
 /// Improves `start` until no change helps or `most` placements have been simulated; the result, and how many were.
 pub(crate) fn refine(
     problem: &Problem<'_>,
@@ -53,8 +57,8 @@ pub(crate) fn refine(
         let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
         let mut promising = Promising::new((problem, figures), &best.1, neighbours);
         let mut next: Option<Scored> = None;
-        let now = work(figures, &best.1);
         let mut level: Option<(f64, Scored)> = None;
+        let enough = LESS * work(figures, &best.1);
         loop {
             if examined >= most || deadline.over() {
                 return (best, examined);
@@ -71,7 +75,7 @@ pub(crate) fn refine(
             let scored: Vec<Option<Scored>> = batch.into_par_iter().map(in_time).collect();
             for (time, placement) in scored.iter().flatten().filter(|(time, _)| *time == best.0) {
                 let less = work(figures, placement);
-                if less < level.as_ref().map_or(now * 0.999, |(least, _)| *least) {
+                if less < level.as_ref().map_or(enough, |(least, _)| *least) {
                     level = Some((less, (*time, placement.clone())));
                 }
             }
@@ -91,7 +95,7 @@ pub(crate) fn refine(
 fn work(figures: &Figures<'_>, placement: &Placement) -> f64 {
     let of_stage = |stage: &Stage| {
         let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
-        figures.devices[stage.device.index()].stage_times(layers, stage.recomputed, crate::figures::Help::NONE).busy()
+        figures.devices[stage.device.index()].stage_times(layers, stage.recomputed, Help::NONE).busy()
     };
     placement.stages.iter().map(of_stage).sum()
 }

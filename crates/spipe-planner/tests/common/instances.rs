@@ -183,6 +183,25 @@ prop_compose! {
 }
 
 prop_compose! {
+    /// At most eleven layers, whose state two or three GPUs do not always hold, beside a socket that may step them, and more microbatches than
+    /// are in flight.
+    pub fn crowded_instance()(
+        layers in prop::collection::vec(layer(4), 1..=4), machine in machine(), gpus in 2usize..4, microbatches in 4u64..13,
+        memory in 100u64..700, factor in 1u64..8,
+    ) -> Instance {
+        let mut left = 11;
+        let few = |layer: LayerText| {
+            let count = layer.count.min(left);
+            left -= count;
+            (count > 0).then_some(LayerText { count, parameters: layer.parameters * factor, ..layer })
+        };
+        let layers: Vec<LayerText> = layers.into_iter().map_while(few).collect();
+        let machine = MachineText { gpus: vec![(memory, machine.gpus[0].1); gpus], sockets: vec![9000], ..machine };
+        Instance::new(&model_text(&layers), &machine_text(&machine), &workload(microbatches, Mode::Train))
+    }
+}
+
+prop_compose! {
     /// At most `most` layers of large parameters on a GPU near the first of two sockets, whose DRAM is not always enough, and perhaps
     /// another such GPU near the second.
     pub fn two_socket_instance_of(most: usize, gpus: usize)(
