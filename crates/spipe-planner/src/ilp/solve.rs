@@ -39,12 +39,14 @@ impl Default for Settings {
 
 impl Settings {
     /// What the solver calls them.
-    fn options(&self) -> [(&'static str, HighsOptionValue); 7] {
+    fn options(&self) -> [(&'static str, HighsOptionValue); 8] {
         [
             ("parallel", "off".into()),
             ("threads", 1.into()),
             ("random_seed", if self.second_try { 7 } else { 1 }.into()),
             ("presolve", if self.second_try { "off" } else { "choose" }.into()),
+            // Takes longer than the whole rest of a small problem, and what it finds the first relaxation finds too.
+            ("mip_heuristic_run_feasibility_jump", false.into()),
             ("mip_rel_gap", self.gap.into()),
             ("mip_max_nodes", self.nodes.into()),
             ("time_limit", self.time_limit.as_secs_f64().into()),

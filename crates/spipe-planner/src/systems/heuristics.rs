@@ -33,13 +33,13 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
 }
 
 /// Placements with several stages on each GPU.
-fn short_stages(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
+fn short_stages((problem, figures): (&Problem<'_>, &Figures<'_>), most: f64, deadline: &Deadline<'_>) -> Vec<Placement> {
     let trains = problem.context.workload().mode == Mode::Train && problem.options.host_help;
     let allowed = |system: &System| problem.systems.contains(system);
     let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed).filter(|_| trains);
     system.map_or_else(Vec::new, |system| {
         let mut list = pipelines::in_short_stages(&problem.context, system);
-        list.extend(counted::placements(figures, system, (f64::INFINITY, deadline.left() / counted::PART)).placements);
+        list.extend(counted::placements(figures, system, (most, deadline.left() / counted::PART)).placements);
         list
     })
 }
@@ -50,7 +50,7 @@ pub(super) fn in_short_stages(
     most: f64,
     deadline: &Deadline<'_>,
 ) -> Option<Scored> {
-    let mut list = short_stages(problem, figures, deadline);
+    let mut list = short_stages((problem, figures), most, deadline);
     list.retain(|placement| busiest(figures, placement) < most);
     let judged: Vec<Option<Scored>> =
         list.into_par_iter().map(|placement| if deadline.over() { None } else { judge(problem, placement) }).collect();

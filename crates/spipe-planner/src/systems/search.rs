@@ -57,6 +57,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         search.decide(&planned)?;
         search.begin();
         search.generate();
+        search.shorten();
         search.fall_back();
         Ok(())
     })?;
@@ -184,6 +185,10 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Begins with the plans of the heuristics.
     fn begin(&mut self) {
         self.begun = heuristics::plans(self.problem, &self.figures, &self.deadline);
+    }
+
+    /// Remembers the best plan in short stages, if it may be improved beyond the best.
+    fn shorten(&mut self) {
         let most = self.best().map_or(f64::INFINITY, |(time, _)| PROMISING * time.to_ms());
         self.short.extend(heuristics::in_short_stages((self.problem, &self.figures), most, &self.deadline));
     }
