@@ -33,7 +33,11 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
 }
 
 /// Placements with several stages on each GPU.
-fn short_stages((problem, figures): (&Problem<'_>, &Figures<'_>), most: f64, deadline: &Deadline<'_>) -> Vec<Placement> {
+fn short_stages(
+    (problem, figures): (&Problem<'_>, &Figures<'_>),
+    most: f64,
+    deadline: &Deadline<'_>,
+) -> Vec<Placement> {
     let trains = problem.context.workload().mode == Mode::Train && problem.options.host_help;
     let allowed = |system: &System| problem.systems.contains(system);
     let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed).filter(|_| trains);

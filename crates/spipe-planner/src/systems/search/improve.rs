@@ -16,35 +16,61 @@ const REFINED: usize = 3;
 /// How many placements are simulated for a start before others have their turn.
 const FIRST_STEPS: usize = 160;
 
+/// A placement of a system, and how many more may be simulated to improve it.
+type Start = (usize, Scored, usize);
+
 impl Search<'_, '_> {
     /// Improves the best placements of the best few systems, and those with several stages on a device that are nearly as fast, the fastest
-    /// first.
+    /// first; then those of all other systems that may still be faster.
     pub(super) fn improve(&mut self) {
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         let time = |known: &Known| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
         order.sort_by_key(|index| (time(&self.systems[*index]), *index));
-        let open = |index: &usize| self.systems[*index].bound < self.limit();
-        let few: Vec<usize> = order.into_iter().filter(open).take(REFINED).collect();
-        let mut starts: Vec<(usize, Scored)> =
-            few.into_iter().filter_map(|index| Some((index, self.systems[index].best.clone()?))).collect();
-        for index in starts.iter().map(|(index, _)| *index).collect::<Vec<_>>() {
-            starts.extend(std::mem::take(&mut self.systems[index].others).into_iter().map(|start| (index, start)));
-        }
+        order.retain(|index| self.systems[*index].bound < self.limit());
+        let behind = order.split_off(REFINED.min(order.len()));
+        let mut starts = self.starts(&order);
         let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
         let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * PROMISING);
-        starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start))));
-        // The first steps say which of them lead far.
         let most = self.problem.options.refinements;
-        for (most, all) in [(FIRST_STEPS.min(most), true), (most.saturating_sub(FIRST_STEPS), false)] {
-            starts.sort_by_key(|(_, (time, _))| *time);
-            starts.dedup();
-            for (index, start) in std::mem::take(&mut starts).into_iter().filter(|_| most > 0) {
-                let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-                if (all || start.0.to_ms() < best * PROMISING) && self.systems[index].bound < self.limit() {
-                    starts.extend(self.refine(index, (start, most)).map(|refined| (index, refined)));
-                }
+        starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start, most))));
+        // The first steps say which of them lead far.
+        let mut starts = self.step(starts, FIRST_STEPS, f64::NEG_INFINITY);
+        starts.extend(self.starts(&behind));
+        let mut steps = FIRST_STEPS;
+        while !starts.is_empty() && !self.deadline.over() {
+            starts = self.step(starts, steps, PROMISING);
+            // Fewer than before would simulate the same neighbours again.
+            steps *= 2;
+        }
+    }
+
+    /// The placements of `systems` to begin with.
+    fn starts(&mut self, systems: &[usize]) -> Vec<Start> {
+        let most = self.problem.options.refinements;
+        let of = |index: &usize| self.systems[*index].best.clone().map(|start| (*index, start, most));
+        let mut starts: Vec<Start> = systems.iter().filter_map(of).collect();
+        for index in systems {
+            starts.extend(
+                std::mem::take(&mut self.systems[*index].others).into_iter().map(|start| (*index, start, most)),
+            );
+        }
+        starts
+    }
+
+    /// Improves each of `starts` by simulating so many, the fastest first, and to the end those that take less than `near` times the best; what
+    /// more may help.
+    fn step(&mut self, mut starts: Vec<Start>, steps: usize, near: f64) -> Vec<Start> {
+        starts.sort_by_key(|(_, (time, _), _)| *time);
+        starts.dedup();
+        let mut more = Vec::new();
+        for (index, start, left) in starts {
+            let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+            let most = if start.0.to_ms() < best * near { left } else { left.min(steps) };
+            if most > 0 && self.systems[index].bound < self.limit() {
+                more.extend(self.refine(index, (start, most)).map(|refined| (index, refined, left - most)));
             }
         }
+        more
     }
 
     /// Improves `start`, a placement of the `index`th system, by simulating so many; what it came to where more of them may help.
