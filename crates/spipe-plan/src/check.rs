@@ -1,7 +1,7 @@
 //! The judge of placements.
 
 use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knob, Placement, Stage, System, Weights, footprint};
-use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 
 /// The same as [`check`] but for what memories must hold: whether the placement would do if they were large enough.
@@ -292,7 +292,7 @@ fn check_rounds(context: &Context<'_>, placement: &Placement, faults: &mut Found
     }
 }
 
-/// A stage that keeps its parameters has a system that lets it, steps them itself, and shares none with another one.
+/// A stage that keeps its parameters has a system that lets it, steps them itself, and shares none with one that streams them.
 fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageId, &Stage), faults: &mut Found<'_>) {
     let system = placement.system;
     if !system.may_keep() {
@@ -305,11 +305,19 @@ fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageI
         let hint = "leave `optimizer-on` out, or name a host memory in `weights-in`";
         faults.push_at(id, Diagnostic::error(message).hint(hint));
     }
-    if let Some(tie) = context.model.borrows(stage.layers).or_else(|| context.model.lends(stage.layers)) {
+    let ties = [context.model.borrows(stage.layers), context.model.lends(stage.layers)].into_iter().flatten();
+    let stays = |layer: LayerId| {
+        let holds = |stage: &&Stage| stage.layers.contains(layer);
+        placement.stages.iter().find(holds).is_none_or(|stage| matches!(stage.weights, Weights::Resident))
+    };
+    for tie in ties.filter(|tie| !stays(tie.owner) || !stays(tie.user)) {
         let name = |layer| &context.model.layers()[layer].name;
+        let other = if stage.layers.contains(tie.owner) { tie.user } else { tie.owner };
         let layers = format!("layers `{}` and `{}` use the same parameters", name(tie.owner), name(tie.user));
-        let message = format!("stage `{id}` keeps its parameters, but {layers}");
-        faults.push_at(id, Diagnostic::error(message).hint("name a host memory in `weights-in`"));
+        let message =
+            format!("stage `{id}` keeps its parameters, but {layers}, and that of `{}` streams them", name(other));
+        let hint = "name a host memory in `weights-in` of both, or of neither";
+        faults.push_at(id, Diagnostic::error(message).hint(hint));
     }
 }
 
@@ -393,8 +401,13 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<
 /// Stages with layers that use the same parameters can reach each other, both ways.
 fn check_shared(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let device = |stage: &Stage| &context.hardware.devices()[stage.device];
-    let trains = context.workload().mode == Mode::Train && placement.system.family() == Family::Pipeline;
-    for stage in placement.stages.iter().filter(|_| trains) {
+    let trains = context.workload().mode == Mode::Train;
+    let moves = |stage: &&Stage| match placement.system.family() {
+        Family::Pipeline => trains,
+        Family::Rounds => trains && matches!(stage.weights, Weights::Resident),
+        _ => false,
+    };
+    for stage in placement.stages.iter().filter(moves) {
         let Some(tie) = context.model.borrows(stage.layers) else { continue };
         let owner = placement.stages.iter().find(|owner| owner.layers.contains(tie.owner));
         let Some((to, from)) = owner.map(|owner| (device(owner), device(stage))) else { continue };

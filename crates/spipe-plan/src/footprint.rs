@@ -162,7 +162,7 @@ fn on_their_way(
 /// What a stage holds because a layer of another stage uses the same parameters: the stage that lacks their owner a copy of them,
 /// unless the owner is in the same memory, and their gradients from its own use; the owner's stage those gradients once they
 /// have come.
-fn shared_state(context: &Context<'_>, placement: &Placement, stage: &Stage) -> Bytes {
+pub(crate) fn shared_state(context: &Context<'_>, placement: &Placement, stage: &Stage) -> Bytes {
     let memory = |stage: &Stage| context.hardware.devices()[stage.device].memory;
     let together = |layer: LayerId| {
         let other = placement.stages.iter().find(|other| other.layers.contains(layer));

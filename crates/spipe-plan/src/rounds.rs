@@ -1,8 +1,10 @@
 //! Bytes of systems that stream parameters and run all microbatches of a chunk before the next ([`crate::Family::Rounds`]).
 
 use crate::{
-    Boundary, Context, Footprint, InFlight, Placement, Stage, StageFootprint, System, Weights, footprint::add,
-    footprint::input_bytes, stage_footprint,
+    Boundary, Context, Footprint, InFlight, Placement, Stage, StageFootprint, System, Weights,
+    footprint::add,
+    footprint::{input_bytes, shared_state},
+    stage_footprint,
 };
 use spipe_base::{Bytes, DeviceId, LayerId, StageId};
 use spipe_cost::{LayerMemory, Mode};
@@ -107,7 +109,11 @@ fn on_device(context: &Context<'_>, (placement, device): (&Placement, DeviceId),
         });
         let checkpoints: Bytes = inside.map(|back| input_bytes(context, &Stage { device, ..*back })).sum();
         let saved = if training && coupled { need.per_microbatch.saturating_sub(input) } else { Bytes::ZERO };
-        let state = sum(if stays { LayerMemory::state } else { |memory| memory.cache });
+        let state = if stays {
+            sum(LayerMemory::state) + shared_state(context, placement, stage)
+        } else {
+            sum(|memory| memory.cache)
+        };
         let held = match passing {
             Some(_) if training => input,
             Some(_) => Bytes::ZERO,

@@ -265,9 +265,12 @@ proptest! {
         if !train && !system.infers() {
             return Ok(());
         }
+        let ranges: Vec<LayerRange> = placement.stages.iter().map(|stage| stage.layers).collect();
         for (index, stage) in placement.stages.iter_mut().enumerate().filter(|_| system.may_keep()) {
-            let alone = model.borrows(stage.layers).is_none() && model.lends(stage.layers).is_none();
-            if alone && kept >> index & 1 == 1 {
+            // Those that share parameters stay together.
+            let owner = model.borrows(stage.layers).map(|tie| tie.owner);
+            let owner = owner.and_then(|owner| ranges.iter().position(|layers| layers.contains(owner)));
+            if kept >> owner.unwrap_or(index) & 1 == 1 {
                 stage.weights = Weights::Resident;
             }
         }

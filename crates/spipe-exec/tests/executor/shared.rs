@@ -27,6 +27,8 @@ fn cases(model: &str) -> Vec<Setup<'_>> {
     let dealt: &[&str] = &["gpu0 0..0", "gpu1 1..1", "gpu0 2..2", "gpu1 3..3 recompute"];
     let units: &[&str] =
         &["gpu0 0..0 streamed", "gpu0 1..1 streamed", "gpu0 2..2 streamed recompute", "gpu0 3..3 streamed"];
+    let kept: &[&str] = &["gpu0 0..0", "gpu0 1..1 streamed", "gpu0 2..2 streamed recompute", "gpu0 3..3"];
+    let kept_apart: &[&str] = &["gpu0 0..0", "gpu1 1..1 streamed", "gpu0 2..2 streamed recompute", "gpu1 3..3"];
     let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
     let four: &[&str] = &["gpu0 0..0", "gpu1 1..1", "gpu2 2..2", "gpu3 3..3"];
     vec![
@@ -46,8 +48,11 @@ fn cases(model: &str) -> Vec<Setup<'_>> {
         of(System::ZeroOffloadDelayed, &["gpu0 0..1 socket", "gpu1 2..3 socket"]),
         Setup { knobs, ..of(System::Superpipeline, units) },
         Setup { knobs: Knobs { write_back: true, ..knobs }, ..of(System::Superpipeline, units) },
+        Setup { knobs, ..of(System::Superpipeline, kept) },
+        of(System::Superpipeline, kept_apart),
         of(System::NaiveSwap, units),
         of(System::Mobius, &["gpu0 0..1 streamed recompute", "gpu1 2..3 streamed recompute"]),
+        of(System::Mobius, &["gpu0 0..1 recompute", "gpu1 2..3 recompute"]),
         spipe(model),
         of(System::Fsdp, &["gpu0 0..1", "gpu0 2..3 recompute"]),
         of(System::Fsdp, &["gpu0 0..0 socket", "gpu0 1..2", "gpu0 3..3 socket"]),
@@ -98,13 +103,17 @@ fn both_backends_and_frozen_layers() {
 #[test]
 fn stages_of_one_device_share_one_table() {
     let model = tied();
-    for setup in cases(&model).iter().filter(|setup| setup.system == System::ZbV) {
+    let all = cases(&model);
+    let is_kept = |setup: &&Setup<'_>| setup.system == System::Superpipeline && setup.stages[3] == "gpu0 3..3";
+    let [vee, kept] = [all.iter().find(|setup| setup.system == System::ZbV), all.iter().find(is_kept)];
+    // The two blocks between them come twice for a forward and a backward, but for the one at the turn.
+    for (setup, moves) in [(vee.unwrap(), 0), (kept.unwrap(), 2 + 2)] {
         let (_, program) = setup.build();
         assert!(!program.buffers().iter().any(|buffer| matches!(buffer.content, Content::Shared(_))));
         let moved = |action: &&spipe_schedule::Action| {
             matches!(action.kind, ActionKind::Copy(Payload::WeightsIn | Payload::GradientsOut))
         };
-        assert_eq!(program.actions().iter().filter(moved).count(), 0);
+        assert_eq!(program.actions().iter().filter(moved).count(), moves, "{setup:?}");
     }
 }
 
@@ -181,4 +190,9 @@ fn forwards_read_the_copy() {
     assert_eq!(one.to_bits(), loss(&two).to_bits());
     let units: &[&str] = &["gpu0 0..1 streamed", "gpu0 2..2 streamed", "gpu0 3..3 streamed"];
     assert_eq!(one.to_bits(), loss(&setup(System::Superpipeline, units)).to_bits());
+    let kept: [&[&str]; 2] =
+        [&["gpu0 0..0", "gpu0 1..2 streamed", "gpu0 3..3"], &["gpu0 0..0", "gpu0 1..2 streamed", "gpu1 3..3"]];
+    for kept in kept {
+        assert_eq!(one.to_bits(), loss(&setup(System::Superpipeline, kept)).to_bits());
+    }
 }

@@ -110,11 +110,12 @@ impl Rounds<'_> {
         Ok(there)
     }
 
-    /// Checkpoints have channels of their own, so that they do not queue behind activations.
-    fn channel(&mut self, from: DeviceId, to: DeviceId, payload: Payload) -> LaneId {
+    /// Checkpoints and shared parameters have channels of their own, so that they do not queue behind activations.
+    pub(super) fn channel(&mut self, from: DeviceId, to: DeviceId, payload: Payload) -> LaneId {
         let other = self.builder.name_of(to).to_owned();
         let word = match payload {
             Payload::Checkpoint => format!("checkpoints-to-{other}"),
+            Payload::WeightsIn | Payload::GradientsOut => format!("shared-to-{other}"),
             _ => format!("to-{other}"),
         };
         self.builder.lane(from, &word, LaneRole::Channel)

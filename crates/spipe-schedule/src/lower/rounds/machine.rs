@@ -91,9 +91,9 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, stepper, time, traffic) }
     });
     let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
-    let accumulate = lent.zip(socket).map_or_else(Transfer::default, |(bytes, socket)| {
-        let time = context.cost.accumulate_time(bytes, socket);
-        Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, socket, time, bytes * 3) }
+    let accumulate = lent.zip(stepper).map_or_else(Transfer::default, |(bytes, stepper)| {
+        let time = context.cost.accumulate_time(bytes, stepper);
+        Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, stepper, time, bytes * 3) }
     });
     let borrowed = context.model.borrows(layers).map(|tie| {
         let bytes = of(tie.user);

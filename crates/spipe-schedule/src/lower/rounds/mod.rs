@@ -193,6 +193,7 @@ impl Rounds<'_> {
         for of_device in uses.values() {
             this.hold_weights(of_device);
         }
+        this.hold_shared_of_kept();
         this.carry_forward()?;
         this.carry_checkpoints()?;
         this.carry_backward()?;

@@ -2,6 +2,7 @@
 
 use super::{
     Rounds, Stepping, Transfer, Use,
+    shared::Arrived,
     urgency::{Due, by_need, ends_of_backwards},
 };
 use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
@@ -49,7 +50,9 @@ impl Rounds<'_> {
             let this = Use { backward: true, chunk };
             let Some(gradients) = self.gradients.get(&chunk).copied() else { continue };
             if self.chunk(this).stays {
-                self.step_here(this, gradients);
+                arrived = self.shared_gradients_to_owner(this)?.or(arrived);
+                self.step_here(this, gradients, arrived);
+                self.shared_parameters_from_owner(this)?;
                 continue;
             }
             let (device, home, bytes, layers, socket) = {
@@ -98,14 +101,16 @@ impl Rounds<'_> {
         order.filter_map(|chunk| leaving.iter().find(|one| one.this.chunk == chunk).copied()).collect()
     }
 
-    fn step_here(&mut self, this: Use, gradients: BufferId) {
+    fn step_here(&mut self, this: Use, gradients: BufferId, arrived: Option<Arrived>) {
         let chunk = self.chunk(this).clone();
+        let last = Access::new(gradients, self.spec.microbatches as u32);
+        let lane = self.lane(chunk.device, LaneRole::Compute);
+        let sum = self.accumulate_shared((this, lane), last, arrived);
         let subject = Subject { layers: Some(chunk.layers), ..Subject::stage(self.stage(this)) };
         let content = Content::OptimizerState(chunk.layers);
         let state = self.builder.buffer(content, chunk.home, chunk.state, Lifetime::Resident);
-        let (parameters, last) = (self.weights[&this], Access::new(gradients, self.spec.microbatches as u32));
-        let (lane, kind) = (self.lane(chunk.device, LaneRole::Compute), ActionKind::OptimizerStep);
-        let reads = vec![last, Access::new(parameters, 0), Access::new(state, 0)];
+        let (parameters, kind) = (self.weights[&this], ActionKind::OptimizerStep);
+        let reads = vec![sum, Access::new(parameters, 0), Access::new(state, 0)];
         let writes = vec![Access::new(parameters, 1), Access::new(state, 1)];
         let Transfer { work, flows } = chunk.step;
         self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None });

@@ -1,6 +1,9 @@
 //! Parameters that layers of two chunks use, such as the table of an embedding and its head: the host has them once. They come
 //! to the device with the chunk that lacks their owner; their gradients from its use leave with its own, and are added to the
 //! owner's on the host before the step.
+//!
+//! Where both chunks stay on their devices, the owner's device has them and steps them. A chunk on the same device reads them there;
+//! one on another device has a copy, which comes anew after each step.
 
 use super::{Rounds, Transfer, Unit, Use};
 use crate::{Access, Action, Content, Lifetime};
@@ -31,6 +34,31 @@ impl Rounds<'_> {
         let memory = self.builder.memory_of(self.chunk(first).device);
         let buffer = self.builder.buffer(Content::Shared(borrowed.tie.user), memory, borrowed.parameters, lifetime);
         self.shared.extend(unit.uses.iter().map(|this| (*this, buffer)));
+    }
+
+    /// What chunks that stay use of others that do: their own place, unless it is the owner's.
+    pub(super) fn hold_shared_of_kept(&mut self) {
+        for chunk in (0..self.spec.forward.len()).filter(|chunk| self.spec.forward[*chunk].stays) {
+            let forward = Use { backward: false, chunk };
+            let unit = Unit { uses: vec![forward, Use { backward: true, chunk }] };
+            match self.owner_beside(forward) {
+                Some(buffer) => self.shared.extend(unit.uses.iter().map(|this| (*this, buffer))),
+                None => self.hold_shared(&unit, Lifetime::Resident),
+            }
+        }
+    }
+
+    /// The chunk that has what a chunk uses.
+    fn owner(&self, this: Use) -> Option<Use> {
+        let owner = self.chunk(this).borrowed?.tie.owner;
+        let chunk = self.spec.forward.iter().position(|chunk| chunk.layers.contains(owner))?;
+        Some(Use { chunk, ..this })
+    }
+
+    /// Its parameters, if it is on the same device.
+    fn owner_beside(&self, this: Use) -> Option<BufferId> {
+        let owner = self.owner(this).filter(|owner| self.chunk(*owner).device == self.chunk(this).device)?;
+        self.weights.get(&owner).copied()
     }
 
     /// The shared parameters that a chunk reads.
@@ -101,7 +129,53 @@ impl Rounds<'_> {
         Ok(Some(Arrived { tie, gradients: there }))
     }
 
-    /// Adds what has arrived for a chunk's parameters to their gradients on the host.
+    /// Brings the gradients from the use that a chunk that stays makes of another one's parameters to the device that steps those.
+    pub(super) fn shared_gradients_to_owner(&mut self, this: Use) -> Result<Option<Arrived>, Faults> {
+        let (Some(borrowed), Some(gradients), Some(owner)) =
+            (self.chunk(this).borrowed, self.shared_gradients.get(&this.chunk).copied(), self.owner(this))
+        else {
+            return Ok(None);
+        };
+        let (tie, last) = (borrowed.tie, Access::new(gradients, self.spec.microbatches as u32));
+        if self.owner_beside(this).is_some() {
+            return Ok(Some(Arrived { tie, gradients: last }));
+        }
+        let there = self.on_device(owner, Content::SharedGradients(tie.user), borrowed.gradients);
+        let there = Access::new(there, 1);
+        self.share((this, owner), (Payload::GradientsOut, borrowed.gradients, tie), (last, there))?;
+        Ok(Some(Arrived { tie, gradients: there }))
+    }
+
+    /// Gives the chunks on other devices that use what a chunk has stepped what its step has made.
+    pub(super) fn shared_parameters_from_owner(&mut self, owner: Use) -> Result<(), Faults> {
+        let users = (0..self.spec.backward.len()).map(|chunk| Use { chunk, ..owner });
+        let users: Vec<Use> = users.filter(|user| self.owner(*user) == Some(owner)).collect();
+        for user in users {
+            let Some(borrowed) = self.chunk(user).borrowed.filter(|_| self.owner_beside(user).is_none()) else {
+                continue;
+            };
+            let (Some(copy), stepped) = (self.shared.get(&user).copied(), self.weights[&owner]) else { continue };
+            let (stepped, copy) = (Access::new(stepped, 1), Access::new(copy, 1));
+            self.share((owner, user), (Payload::WeightsIn, borrowed.parameters, borrowed.tie), (stepped, copy))?;
+        }
+        Ok(())
+    }
+
+    /// A copy between the devices of two chunks.
+    fn share(
+        &mut self,
+        (from, to): (Use, Use),
+        (payload, bytes, tie): (Payload, Bytes, Tie),
+        (read, write): (Access, Access),
+    ) -> Result<(), Faults> {
+        let (sender, receiver) = (self.chunk(from).device, self.chunk(to).device);
+        let transfer = self.links.copy(self.builder.memory_of(sender), self.builder.memory_of(receiver), bytes)?;
+        let what = (self.channel(sender, receiver, payload), ActionKind::Copy(payload), self.about(from, tie));
+        self.copy(what, transfer, (vec![read], vec![write]));
+        Ok(())
+    }
+
+    /// Adds what has arrived for a chunk's parameters to their gradients where they are stepped.
     pub(super) fn accumulate_shared(
         &mut self,
         (this, lane): (Use, LaneId),

@@ -86,7 +86,9 @@ impl Rounds<'_> {
             let lifetime = if streamed { Lifetime::Transient } else { Lifetime::Resident };
             let memory = self.builder.memory_of(device);
             let buffer = self.builder.buffer(Content::Parameters(layers), memory, bytes, lifetime);
-            self.hold_shared(&unit, lifetime);
+            if !self.chunk(unit.uses[0]).stays {
+                self.hold_shared(&unit, lifetime);
+            }
             for this in unit.uses {
                 self.weights.insert(this, buffer);
             }
