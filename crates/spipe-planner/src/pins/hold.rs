@@ -62,7 +62,7 @@ impl Pins {
             let allowed = near.iter().copied().filter(|socket| self.allows_host(layer, socket.index()));
             let host = socket_of(context, stage).or_else(|| allowed.clone().next());
             let home = host.map(|host| context.hardware.devices()[host].memory);
-            if let Some(wanted) = self.streamed(layer).filter(|_| may(freedom.streams)) {
+            if let Some(wanted) = self.streamed_together(context, layer).filter(|_| may(freedom.streams)) {
                 let streamed = home.filter(|_| wanted).map_or(Weights::Resident, Weights::Streamed);
                 *stage = Stage { weights: streamed, optimizer: host.filter(|_| wanted && training), ..*stage };
             }
@@ -86,6 +86,12 @@ impl Pins {
         if training && freedom.recomputes == When::Perhaps {
             self.recompute_in_front(stage);
         }
+    }
+
+    /// Whether a layer is to be streamed: it, or one that shares parameters with it.
+    fn streamed_together(&self, context: &Context<'_>, layer: usize) -> Option<bool> {
+        let groups = context.model.tied().into_iter().filter(|group| group.contains(&layer.into()));
+        self.streamed(layer).or_else(|| groups.flatten().find_map(|other| self.streamed(other.index())))
     }
 
     /// Recomputes as many more layers at the front of a stage, or fewer, as pins want.

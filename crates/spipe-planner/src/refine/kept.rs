@@ -1,7 +1,7 @@
 //! More, fewer or other stages whose parameters stay on their device although others are streamed.
 
 use super::equal_parts;
-use crate::systems::{keep, kept, socket, streamed, with_least_recompute};
+use crate::systems::{ends, keep, kept, other_ends, stream, streamed, streams, with_least_recompute};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage, System};
@@ -39,12 +39,39 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
         add(device, (0, 1));
         add(device, (1, 1));
     }
+    list.extend(with_other_ends(context, placement, recomputes));
+    list
+}
+
+/// The stages that share parameters kept, and up to four others of their devices streamed for them, or the other way round.
+fn with_other_ends(context: &Context<'_>, placement: &Placement, recomputes: bool) -> Vec<Placement> {
+    let Some(other) = other_ends(context, placement) else { return Vec::new() };
+    let mut devices: Vec<DeviceId> =
+        ends(context, placement).into_iter().map(|end| placement.stages[end].device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let mut list = Vec::new();
+    for by in [0, 1, 2, 4] {
+        let keeps = other.stages.iter().zip(placement.stages.iter()).any(|(one, was)| !streams(one) && streams(was));
+        let mut other = other.clone();
+        let exchanged = if keeps { (0, by) } else { (by, 0) };
+        devices.iter().for_each(|device| change(context, (&mut other, *device), exchanged));
+        let mut least = other.clone();
+        if recomputes {
+            devices.iter().for_each(|device| with_least_recompute(context, &mut least, *device));
+        }
+        for other in [least, other] {
+            if !list.contains(&other) {
+                list.push(other);
+            }
+        }
+    }
     list
 }
 
 /// Keeps more of the first streamed stages, and streams others: the last ones that are kept, or in exchange the first ones.
 fn change(context: &Context<'_>, (placement, device): (&mut Placement, DeviceId), (more, fewer): (usize, usize)) {
-    let (streamed, kept) = (streamed(context, placement, device), kept(placement, device));
+    let (streamed, kept) = (streamed(context, placement, device), kept(context, placement, device));
     let fewer = fewer.min(kept.len());
     let gone: &[StageId] = if more > 0 { &kept[..fewer] } else { &kept[kept.len() - fewer..] };
     gone.iter().for_each(|gone| stream(context, placement, *gone));
@@ -56,15 +83,5 @@ fn change(context: &Context<'_>, (placement, device): (&mut Placement, DeviceId)
             equal_parts(stage, parts)
         };
         placement.stages = placement.stages.enumerate().flat_map(each).collect();
-    }
-}
-
-/// Streams a stage from the host near its device.
-fn stream(context: &Context<'_>, placement: &mut Placement, id: StageId) {
-    let stage = placement.stages[id];
-    if let Some(home) = context.hardware.host_memory(stage.device) {
-        let streamed = Stage::new(stage.device, stage.layers).with_weights_in(home);
-        let optimizer = socket(context, stage.device);
-        placement.stages[id] = Stage { recomputed: stage.recomputed, offload: stage.offload, optimizer, ..streamed };
     }
 }

@@ -43,7 +43,7 @@ pub(super) struct Alone {
     pub wait: f64,
     /// The shortest way of gradients out and of parameters back, in ms, if anything is streamed.
     pub copies: f64,
-    /// Whether the first and the last layer share parameters, so that both are streamed if anything is.
+    /// Whether the first and the last layer share parameters, so that both are streamed or none of them is.
     pub shares: bool,
 }
 

@@ -150,6 +150,7 @@ impl<'f, 'a> Spread<'f, 'a> {
             self.chain_of_places((classes, &burdens), vars);
         }
         if let Some(alone) = self.alone {
+            self.ends_alike(alone);
             self.wait(alone);
         }
         for (class, burden) in classes.iter().zip(burdens) {
@@ -188,6 +189,18 @@ impl<'f, 'a> Spread<'f, 'a> {
             way += if in_rounds { first + last } else { *first };
         }
         self.rows.push(constraint!(self.computed.clone() + waits / self.unit <= devices as f64 * self.busiest));
+    }
+
+    /// The first and the last layer are both streamed or both not, if they share parameters and are in different stages.
+    fn ends_alike(&mut self, alone: Alone) {
+        let [Some((_, 1)), Some((_, 1))] = [self.runs.first(), self.runs.last()] else { return };
+        let streamed = |run: usize| -> Expression {
+            let of_run = self.shares.iter().filter(|(other, _, choice, _)| *other == run && choice.streams);
+            of_run.map(|(_, _, _, share)| *share).sum()
+        };
+        if alone.shares && self.runs.len() > 1 {
+            self.rows.push(constraint!(streamed(0) == streamed(self.runs.len() - 1)));
+        }
     }
 
     /// If the first layer is streamed, all that is computed comes between its first forward and its step. What the host steps of the first l
@@ -271,16 +284,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         let device = &self.figures.devices[class.members[0]];
         let trains = self.figures.training && !device.is_cpu;
         let streams = self.freedom.buffers(&device.bytes[layer], self.figures.training) < class.streams_below;
-        let shares = self.alone.is_some_and(|alone| alone.shares);
-        let tied = shares && (layer == 0 || layer + 1 == self.figures.layers);
         let steps: &[(bool, bool)] = match (self.freedom.streams, self.freedom.steps_on_host) {
-            (When::Perhaps, _) if tied => {
-                if streams {
-                    &[(true, trains)]
-                } else {
-                    &[]
-                }
-            }
             (When::Always, _) if streams => &[(true, trains)],
             (When::Perhaps, _) if streams => &[(true, trains), (false, false)],
             (When::Perhaps, _) => &[(false, false)],

@@ -159,7 +159,9 @@ fn dealt(figures: &Figures<'_>, (gpus, pieces): (&[DeviceId], &[LayerRange]), co
         stage.layers.iter().filter_map(|layer| choices.get(layer.index())).filter(|share| choice(share)).count()
     };
     let most_stay = |stage: &Stage| 2 * chosen(stage, &|share| !share.streams) >= stage.layers.count();
-    let stay = |(_, stage): &(StageId, &Stage)| most_stay(stage) && kept::may_stay(&figures.context, stage);
+    let ends = kept::ends(&figures.context, &placement);
+    let ends_stay = ends.iter().all(|end| most_stay(&placement.stages[*end]));
+    let stay = |(id, stage): &(StageId, &Stage)| most_stay(stage) && (ends_stay || !ends.contains(id));
     let staying: Vec<StageId> = placement.stages.enumerate().filter(stay).map(|(id, _)| id).collect();
     for stage in placement.stages.iter_mut() {
         let recomputed = chosen(stage, &|share| share.kept == Kept::Nowhere && figures.training);

@@ -3,6 +3,7 @@
 //! The backward ends with the first stages, whose steps on a socket nothing hides: these are kept first. Where a device has larger
 //! stages than others, as that of an embedding, the smallest are also tried first, of which more may fit.
 
+use super::socket;
 use crate::bisect::first_of;
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
@@ -13,15 +14,24 @@ const SHARES: usize = 4;
 
 /// `placement` with as many stages kept on each device as fit; none if not one does, or its system keeps none.
 pub(super) fn as_many_as_fit(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
-    let full = |smallest: bool| {
-        let mut full = placement.clone();
+    let full = |(base, smallest): (&Placement, bool)| {
+        let mut full = base.clone();
         for device in placement.devices() {
-            let most = most(context, (placement, device), smallest);
+            let most = most(context, (base, device), smallest);
             keep(&mut full, &most);
         }
         full
     };
-    distinct(context, [full(false), full(true)].into_iter().filter(|full| full != placement).collect())
+    let bases = with_ends_or_not(context, placement);
+    let all = bases.iter().flat_map(|base| [false, true].map(|smallest| full((base, smallest))));
+    distinct(context, all.filter(|full| full != placement).collect())
+}
+
+/// `placement`, and if that fits with those stages kept that share parameters.
+fn with_ends_or_not(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    let fits = |kept: &Placement| kept.devices().into_iter().all(|device| fits(context, kept, device));
+    let kept = other_ends(context, placement).filter(|kept| kept.stages.iter().any(|stage| !streams(stage)));
+    std::iter::once(placement.clone()).chain(kept.filter(fits)).collect()
 }
 
 /// `placement` with several shares of the stages kept that fit where everything is recomputed, and as little recomputed as then fits; none
@@ -34,11 +44,12 @@ pub(super) fn mixed(context: &Context<'_>, placement: &Placement) -> Vec<Placeme
     all.stages.iter_mut().for_each(|stage| *stage = stage.with_everything_recomputed());
     let devices = placement.devices();
     let mut list = Vec::new();
-    for smallest in [false, true] {
+    let bases = with_ends_or_not(context, &all);
+    for (base, smallest) in bases.iter().flat_map(|base| [(base, false), (base, true)]) {
         let most: Vec<(DeviceId, Vec<StageId>)> =
-            devices.iter().map(|device| (*device, most(context, (&all, *device), smallest))).collect();
+            devices.iter().map(|device| (*device, most(context, (base, *device), smallest))).collect();
         for share in (1..=SHARES).rev() {
-            let mut mixed = all.clone();
+            let mut mixed = base.clone();
             for (device, most) in &most {
                 keep(&mut mixed, &most[..(most.len() * share).div_ceil(SHARES)]);
                 with_least_recompute(context, &mut mixed, *device);
@@ -115,21 +126,51 @@ pub(crate) fn streamed(context: &Context<'_>, placement: &Placement, device: Dev
     of_device(placement, device).filter(|(_, stage)| may(stage)).map(|(id, _)| id).collect()
 }
 
-/// Whether a stage may keep its parameters on its device: it shares none with another stage.
+/// Whether a stage may be kept or streamed by itself: it shares no parameters with another stage.
 pub(super) fn may_stay(context: &Context<'_>, stage: &Stage) -> bool {
     context.model.borrows(stage.layers).is_none() && context.model.lends(stage.layers).is_none()
 }
 
-/// The stages of a device that are kept.
-pub(crate) fn kept(placement: &Placement, device: DeviceId) -> Vec<StageId> {
-    of_device(placement, device).filter(|(_, stage)| !streams(stage)).map(|(id, _)| id).collect()
+/// The stages that share parameters with others, which are kept or streamed together.
+pub(crate) fn ends(context: &Context<'_>, placement: &Placement) -> Vec<StageId> {
+    placement.stages.enumerate().filter(|(_, stage)| !may_stay(context, stage)).map(|(id, _)| id).collect()
+}
+
+/// `placement` with the stages that share parameters kept where they are streamed, or the other way round; none where its system keeps none,
+/// or no stage shares any.
+pub(crate) fn other_ends(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
+    let ends = ends(context, placement);
+    let first = ends.first().filter(|_| placement.system.may_keep())?;
+    let mut other = placement.clone();
+    if streams(&placement.stages[*first]) {
+        keep(&mut other, &ends);
+    } else {
+        ends.iter().for_each(|end| stream(context, &mut other, *end));
+    }
+    Some(other)
+}
+
+/// Streams a stage from the host near its device.
+pub(crate) fn stream(context: &Context<'_>, placement: &mut Placement, id: StageId) {
+    let stage = placement.stages[id];
+    if let Some(home) = context.hardware.host_memory(stage.device) {
+        let streamed = Stage::new(stage.device, stage.layers).with_weights_in(home);
+        let optimizer = socket(context, stage.device);
+        placement.stages[id] = Stage { recomputed: stage.recomputed, offload: stage.offload, optimizer, ..streamed };
+    }
+}
+
+/// The stages of a device that are kept, and could be streamed by themselves.
+pub(crate) fn kept(context: &Context<'_>, placement: &Placement, device: DeviceId) -> Vec<StageId> {
+    let stays = |stage: &Stage| !streams(stage) && may_stay(context, stage);
+    of_device(placement, device).filter(|(_, stage)| stays(stage)).map(|(id, _)| id).collect()
 }
 
 fn of_device(placement: &Placement, device: DeviceId) -> impl Iterator<Item = (StageId, &Stage)> {
     placement.stages.enumerate().filter(move |(_, stage)| stage.device == device)
 }
 
-pub(super) const fn streams(stage: &Stage) -> bool {
+pub(crate) const fn streams(stage: &Stage) -> bool {
     matches!(stage.weights, Weights::Streamed(_))
 }
 

@@ -19,7 +19,9 @@ mod staged;
 
 pub(crate) use coarse::coarse;
 pub(crate) use hosts::{elsewhere, on_socket, shared_out, socket_of, sockets};
-pub(crate) use kept::{keep, kept, streamed, with_least_recompute, with_so_many_recomputed};
+pub(crate) use kept::{
+    ends, keep, kept, other_ends, stream, streamed, streams, with_least_recompute, with_so_many_recomputed,
+};
 pub(crate) use refusal::Shortage;
 pub(crate) use rounds::{cross_mapped, equally_slow, in_turn};
 pub use search::{generated, plan_all};
