@@ -14,7 +14,7 @@ use crate::{
     figures::{Figures, Help},
     freedom::{Freedom, When},
 };
-use good_lp::{variable, variables};
+use good_lp::{Expression, constraint, variable, variables};
 use spipe_base::{Bytes, LayerId};
 
 /// Intervals of the layers of the longest streamed stage; the last one has no end.
@@ -23,6 +23,9 @@ const LENGTHS: [(usize, Option<usize>); 6] =
 
 /// Beyond so many runs of equal layers only the size of the largest one is told apart.
 const MOST_RUNS: usize = 24;
+
+/// For how many layers it is asked what hosts step of those before them.
+const MOST_ROWS: usize = 64;
 
 /// Into how many sizes layers are sorted.
 const SIZES: usize = 6;
@@ -160,4 +163,81 @@ fn of_case(
     let mut spread = if whole { spread.whole(&nothing) } else { spread };
     spread.layers(classes, &mut vars);
     solved(spread, vars, whole.then_some(GAP))
+}
+
+impl Spread<'_, '_> {
+    /// The rows of a device that streams in a certain way.
+    pub(super) fn streamed_alone(&mut self, alone: Alone) {
+        self.ends_alike(alone);
+        self.wait(alone);
+    }
+
+    /// The first and the last layer are both streamed or both not, if they share parameters and are in different stages.
+    fn ends_alike(&mut self, alone: Alone) {
+        let [Some((_, 1)), Some((_, 1))] = [self.runs.first(), self.runs.last()] else { return };
+        let streamed = |run: usize| -> Expression {
+            let of_run = self.shares.iter().filter(|(other, _, choice, _)| *other == run && choice.streams);
+            of_run.map(|(_, _, _, share)| *share).sum()
+        };
+        if alone.shares && self.runs.len() > 1 {
+            self.rows.push(constraint!(streamed(0) == streamed(self.runs.len() - 1)));
+        }
+    }
+
+    /// If the first layer is streamed, all that is computed comes between its first forward and its step. What the host steps of the first l
+    /// layers comes between the last backward and the next forward of the l-th, and what layers from there on compute does not. And
+    /// chunks come one by one, if they do.
+    fn wait(&mut self, alone: Alone) {
+        let first = self.runs.first().filter(|(first, _)| *first == 0).map_or(0, |(_, count)| *count);
+        let shares = self.shares.iter().filter(|(run, _, choice, _)| first > 0 && *run == 0 && choice.streams);
+        // All of its run are streamed, or it is left open which are.
+        let streamed: Expression = shares.map(|(_, _, _, share)| *share).sum();
+        let streamed = streamed - (first as f64 - 1.0);
+        let waits = streamed.clone() * (alone.wait / self.unit);
+        self.rows.push(constraint!(self.computed.clone() + waits <= self.busiest));
+        if alone.serial {
+            self.rows.push(constraint!(self.serial.clone() <= self.busiest));
+        }
+        let places = self.runs.iter().enumerate().flat_map(|(run, (_, count))| (0..*count).map(move |at| (run, at)));
+        let places: Vec<(usize, usize)> = places.collect();
+        let (apart, copies) = (places.len().div_ceil(MOST_ROWS), alone.copies / self.unit);
+        for (run, at) in places.iter().rev().step_by(apart) {
+            // Anything is streamed, or the first layer is.
+            let last = (run + 1, at + 1) == (self.runs.len(), self.runs[*run].1);
+            let copied = if last { copies.into() } else { streamed.clone() * copies };
+            for again in [false, true] {
+                let row = self.stepped_before((*run, *at), again) + copied.clone();
+                self.rows.push(constraint!(row <= self.busiest));
+            }
+        }
+    }
+
+    /// What the host steps up to a layer, with what is computed from there on; with what all of its run recompute, less what those before it
+    /// may, or without.
+    fn stepped_before(&self, (last, at): (usize, usize), again: bool) -> Expression {
+        let rate = self.step_rate() * self.unit;
+        let step = |layer: usize| {
+            let parameters = self.figures.context.cost.trained_parameters(layer.into());
+            if rate > 0.0 { parameters as f64 / 1e9 / rate } else { 0.0 }
+        };
+        let mut sum = Expression::default();
+        for (run, _, choice, share) in &self.shares {
+            let layer = self.runs[*run].0;
+            if *run > last {
+                sum.add_mul(self.computed_in(layer, choice), *share);
+            } else if choice.steps_on_host {
+                sum.add_mul(step(layer), *share);
+            }
+            if *run == last && again {
+                sum.add_mul(self.ms_of_all(self.again(choice, layer)), *share);
+            }
+        }
+        // Those of its run behind this layer may be the ones that are stepped.
+        let (layer, count) = self.runs[last];
+        let times =
+            self.shares.iter().find(|(run, ..)| *run == last).and_then(|(_, _, choice, _)| choice.device.times[layer]);
+        let times = times.unwrap_or_default();
+        let before = if again { at as f64 * self.ms_of_all(times.forward) } else { 0.0 };
+        sum + (count - at) as f64 * self.ms_of_all(times.busy()) - before - (count - 1 - at) as f64 * step(layer)
+    }
 }

@@ -11,9 +11,6 @@ use spipe_hardware::MemoryKind;
 use spipe_plan::OFFLOAD_SLOTS;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// For how many layers it is asked what hosts step of those before them.
-const MOST_ROWS: usize = 64;
-
 /// Of layers of which a device has room for more it is left open how many are whole.
 const FINEST: f64 = 32.0;
 
@@ -31,11 +28,11 @@ pub(super) struct Spread<'f, 'a> {
     /// What the last place does before the first microbatch turns around there, beside that one's forward.
     pub before_turning: Expression,
     /// The first layer of each run of equal ones, and how many there are.
-    runs: Vec<(usize, usize)>,
+    pub runs: Vec<(usize, usize)>,
     /// How one device that has all layers streams some of them, where that is told apart.
     alone: Option<Alone>,
     /// For how long chunks that come and go are there, with their copies inbound.
-    serial: Expression,
+    pub serial: Expression,
     /// Whether layers are whole, and bytes of each device's memory that they leave free.
     whole: Option<&'f [u64]>,
     pub rows: Vec<Constraint>,
@@ -44,7 +41,7 @@ pub(super) struct Spread<'f, 'a> {
     /// For how long each class of devices, its links and the sockets are busy.
     pub efforts: Vec<Expression>,
     /// All forwards and backwards, recompute included.
-    computed: Expression,
+    pub computed: Expression,
 }
 
 /// What may be chosen for a layer on a device.
@@ -150,8 +147,7 @@ impl<'f, 'a> Spread<'f, 'a> {
             self.chain_of_places((classes, &burdens), vars);
         }
         if let Some(alone) = self.alone {
-            self.ends_alike(alone);
-            self.wait(alone);
+            self.streamed_alone(alone);
         }
         for (class, burden) in classes.iter().zip(burdens) {
             self.limit(class, burden, &mut host);
@@ -191,82 +187,13 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.rows.push(constraint!(self.computed.clone() + waits / self.unit <= devices as f64 * self.busiest));
     }
 
-    /// The first and the last layer are both streamed or both not, if they share parameters and are in different stages.
-    fn ends_alike(&mut self, alone: Alone) {
-        let [Some((_, 1)), Some((_, 1))] = [self.runs.first(), self.runs.last()] else { return };
-        let streamed = |run: usize| -> Expression {
-            let of_run = self.shares.iter().filter(|(other, _, choice, _)| *other == run && choice.streams);
-            of_run.map(|(_, _, _, share)| *share).sum()
-        };
-        if alone.shares && self.runs.len() > 1 {
-            self.rows.push(constraint!(streamed(0) == streamed(self.runs.len() - 1)));
-        }
-    }
-
-    /// If the first layer is streamed, all that is computed comes between its first forward and its step. What the host steps of the first l
-    /// layers comes between the last backward and the next forward of the l-th, and what layers from there on compute does not. And
-    /// chunks come one by one, if they do.
-    fn wait(&mut self, alone: Alone) {
-        let first = self.runs.first().filter(|(first, _)| *first == 0).map_or(0, |(_, count)| *count);
-        let shares = self.shares.iter().filter(|(run, _, choice, _)| first > 0 && *run == 0 && choice.streams);
-        // All of its run are streamed, or it is left open which are.
-        let streamed: Expression = shares.map(|(_, _, _, share)| *share).sum();
-        let streamed = streamed - (first as f64 - 1.0);
-        let waits = streamed.clone() * (alone.wait / self.unit);
-        self.rows.push(constraint!(self.computed.clone() + waits <= self.busiest));
-        if alone.serial {
-            self.rows.push(constraint!(self.serial.clone() <= self.busiest));
-        }
-        let places = self.runs.iter().enumerate().flat_map(|(run, (_, count))| (0..*count).map(move |at| (run, at)));
-        let places: Vec<(usize, usize)> = places.collect();
-        let (apart, copies) = (places.len().div_ceil(MOST_ROWS), alone.copies / self.unit);
-        for (run, at) in places.iter().rev().step_by(apart) {
-            // Anything is streamed, or the first layer is.
-            let last = (run + 1, at + 1) == (self.runs.len(), self.runs[*run].1);
-            let copied = if last { copies.into() } else { streamed.clone() * copies };
-            for again in [false, true] {
-                let row = self.stepped_before((*run, *at), again) + copied.clone();
-                self.rows.push(constraint!(row <= self.busiest));
-            }
-        }
-    }
-
-    /// What the host steps up to a layer, with what is computed from there on; with what all of its run recompute, less what those before it
-    /// may, or without.
-    fn stepped_before(&self, (last, at): (usize, usize), again: bool) -> Expression {
-        let rate = self.step_rate() * self.unit;
-        let step = |layer: usize| {
-            let parameters = self.figures.context.cost.trained_parameters(layer.into());
-            if rate > 0.0 { parameters as f64 / 1e9 / rate } else { 0.0 }
-        };
-        let mut sum = Expression::default();
-        for (run, _, choice, share) in &self.shares {
-            let layer = self.runs[*run].0;
-            if *run > last {
-                sum.add_mul(self.computed_in(layer, choice), *share);
-            } else if choice.steps_on_host {
-                sum.add_mul(step(layer), *share);
-            }
-            if *run == last && again {
-                sum.add_mul(self.ms_of_all(self.again(choice, layer)), *share);
-            }
-        }
-        // Those of its run behind this layer may be the ones that are stepped.
-        let (layer, count) = self.runs[last];
-        let times =
-            self.shares.iter().find(|(run, ..)| *run == last).and_then(|(_, _, choice, _)| choice.device.times[layer]);
-        let times = times.unwrap_or_default();
-        let before = if again { at as f64 * self.ms_of_all(times.forward) } else { 0.0 };
-        sum + (count - at) as f64 * self.ms_of_all(times.busy()) - before - (count - 1 - at) as f64 * step(layer)
-    }
-
     /// For all microbatches, in units.
-    fn ms_of_all(&self, of_one: f64) -> f64 {
+    pub fn ms_of_all(&self, of_one: f64) -> f64 {
         self.figures.microbatches as f64 * of_one / self.unit
     }
 
     /// What all microbatches compute in one layer, its step aside.
-    fn computed_in(&self, layer: usize, choice: &Choice<'_>) -> f64 {
+    pub fn computed_in(&self, layer: usize, choice: &Choice<'_>) -> f64 {
         let busy = choice.device.times[layer].unwrap_or_default().busy() + self.again(choice, layer);
         self.ms_of_all(busy)
     }
@@ -347,7 +274,7 @@ impl<'f, 'a> Spread<'f, 'a> {
     }
 
     /// The recompute of one microbatch.
-    fn again(&self, choice: &Choice<'_>, layer: usize) -> f64 {
+    pub fn again(&self, choice: &Choice<'_>, layer: usize) -> f64 {
         let recomputes = choice.kept == Kept::Nowhere && self.figures.training && choice.device.returns(layer + 1);
         if recomputes { choice.device.times[layer].unwrap_or_default().forward } else { 0.0 }
     }
