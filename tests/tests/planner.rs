@@ -11,7 +11,7 @@ mod bounds;
 mod draws;
 
 use draws::{dealt, drawn, pinned};
-use instances::{Instance, frozen_instance_of, instance_of, two_socket_instance_of};
+use instances::{Instance, frozen_instance_of, instance_of, tied_instance_of, two_socket_instance_of};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
@@ -216,6 +216,12 @@ fn with_frozen_layers_the_plan_is_the_best_of_all_placements() {
     run_on(120, frozen_instance_of(3), |instance| agrees(&instance, true));
 }
 
+/// The same where the first layer and the last use the same parameters.
+#[test]
+fn with_tied_ends_the_plan_is_the_best_of_all_placements() {
+    run_on(100, tied_instance_of(1), |instance| agrees(&instance, true));
+}
+
 /// The same under pins, of every kind that stages can hold.
 #[test]
 fn with_pins_the_plan_is_the_best_of_all_placements() {
@@ -322,6 +328,13 @@ fn of_all_systems_the_plan_is_the_best_of_all_placements() {
 fn of_all_systems_the_plan_for_frozen_layers_is_the_best_of_all_placements() {
     let draws = prop::collection::vec(any::<u8>(), 12);
     run_on(25, (frozen_instance_of(3), draws), |(instance, draws)| is_the_best(&instance, &draws));
+}
+
+/// The same where the first layer and the last use the same parameters: plans that keep both are among them.
+#[test]
+fn of_all_systems_the_plan_for_tied_ends_is_the_best_of_all_placements() {
+    let draws = prop::collection::vec(any::<u8>(), 12);
+    run_on(25, (tied_instance_of(1), draws), |(instance, draws)| is_the_best(&instance, &draws));
 }
 
 /// A pin to one of two equal GPUs: every system's plan holds it, and is as fast as without it.

@@ -315,7 +315,7 @@ fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageI
         let other = if stage.layers.contains(tie.owner) { tie.user } else { tie.owner };
         let layers = format!("layers `{}` and `{}` use the same parameters", name(tie.owner), name(tie.user));
         let message =
-            format!("stage `{id}` keeps its parameters, but {layers}, and that of `{}` streams them", name(other));
+            format!("stage `{id}` keeps its parameters, but {layers}, which the stage of `{}` streams", name(other));
         let hint = "name a host memory in `weights-in` of both, or of neither";
         faults.push_at(id, Diagnostic::error(message).hint(hint));
     }

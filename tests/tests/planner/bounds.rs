@@ -4,7 +4,8 @@ use super::{
     CLOCK,
     draws::{dealt, drawn},
     instances::{
-        Instance, crowded_instance, frozen_instance_of, instance_of, one_gpu_instance, two_socket_instance_of,
+        Instance, crowded_instance, frozen_instance_of, instance_of, one_gpu_instance, tied_instance_of,
+        two_socket_instance_of,
     },
     run, run_on, simulated, solve,
 };
@@ -85,6 +86,12 @@ fn no_stages_on_any_devices_beat_the_bound_of_their_system() {
 #[test]
 fn no_stages_beside_two_sockets_beat_the_bound_of_their_system() {
     staged_bounds((500, 10), prop_oneof![two_socket_instance_of(6, 1), two_socket_instance_of(5, 2)]);
+}
+
+/// The same where the first layer and the last use the same parameters.
+#[test]
+fn no_stages_with_tied_ends_beat_the_bound_of_their_system() {
+    staged_bounds((300, 10), tied_instance_of(4));
 }
 
 fn staged_bounds((cases, close): (u32, u32), on: impl Strategy<Value = Instance>) {
@@ -174,6 +181,12 @@ fn no_layers_streamed_from_two_sockets_beat_the_bound_of_their_system() {
 #[test]
 fn no_layers_streamed_to_one_gpu_beat_the_bound_of_their_system() {
     dealt_bounds(1500, one_gpu_instance());
+}
+
+/// The same where the first layer and the last use the same parameters, so that both are streamed or neither is.
+#[test]
+fn no_layers_beside_tied_ends_beat_the_bound_of_their_system() {
+    dealt_bounds(1000, tied_instance_of(4));
 }
 
 fn dealt_bounds(cases: u32, on: impl Strategy<Value = Instance>) {

@@ -249,3 +249,22 @@ prop_compose! {
         Instance { model, cost, ..instance }
     }
 }
+
+prop_compose! {
+    /// A transformer of so many blocks at most whose head uses the table of its embedding, on one GPU or two beside a socket.
+    pub fn tied_instance_of(most: usize)(
+        blocks in 1..=most, hidden in 2u64..9, vocabulary in 1u64..60, seq_len in 3u32..6, machine in machine(),
+        microbatches in 1u64..6, dram in 500u64..6000, one in any::<bool>(),
+    ) -> Instance {
+        let (hidden, vocabulary, seq_len) = (hidden * 64, vocabulary * 1000, 1u64 << (seq_len + 6));
+        let model = format!(
+            "format-version = 1\nkind = \"transformer\"\nname = \"tied\"\nvocabulary = {vocabulary}\nseq-len = {seq_len}\n\
+             hidden = {hidden}\nlayers = {blocks}\nheads = 2\nintermediate = {}\ntied = true\n",
+            4 * hidden
+        );
+        let mut machine = MachineText { sockets: vec![dram], ..machine };
+        machine.gpus.truncate(if one { 1 } else { 2 });
+        let workload = Workload { seq_len, ..workload(microbatches, Mode::Train) };
+        Instance::new(&model, &machine_text(&machine), &workload)
+    }
+}
