@@ -4,6 +4,7 @@
 //! |---|---|
 //! | span | its letter, its microbatch, then its letter in lower case: `F12fff` |
 //! | transfer, collective | `>---`, `====` |
+//! | transfers that take less than half of a column | `,` |
 //! | bubble of a compute lane | `....` |
 //! | memory | tenths of its capacity (of its peak, where it has none): `0` to `9`, and `#` for full |
 //!
@@ -21,6 +22,10 @@ use std::{collections::BTreeSet, fmt::Write as _};
 
 /// The least number of characters that the lanes themselves get.
 const LEAST: usize = 20;
+/// How the bar of a transfer begins.
+const TRANSFER: char = '>';
+/// A column that short transfers take less than half of.
+const LITTLE: char = ',';
 /// The room for the busy share at the end of a line.
 const SHARE: usize = 9;
 
@@ -33,7 +38,7 @@ pub fn text(picture: &Picture, width: usize) -> String {
     let mut lines: Vec<String> = words.flat_map(|line| wrap(&line, width)).collect();
     lines.push(String::new());
     lines.extend(page.ruler());
-    let mut device = None;
+    let (mut device, mut short) = (None, false);
     for row in &scene.rows {
         if device.is_some_and(|device| device != &row.device) {
             lines.push(String::new());
@@ -42,7 +47,9 @@ pub fn text(picture: &Picture, width: usize) -> String {
         for (index, (number, track, lane)) in scene.lanes(row).enumerate() {
             let name = if index == 0 { row.name.as_str() } else { "" };
             let share = track.busy_share(lane).map(percent).unwrap_or_default();
-            lines.push(page.line(name, number, &page.bars(track, lane, row.role), &share));
+            let bars = page.bars(track, lane, row.role);
+            short |= bars.contains(LITTLE);
+            lines.push(page.line(name, number, &bars, &share));
         }
     }
     if !scene.memories.is_empty() {
@@ -56,7 +63,7 @@ pub fn text(picture: &Picture, width: usize) -> String {
         }
     }
     lines.push(String::new());
-    lines.extend(legend(&scene).into_iter().chain(summary(&scene)).flat_map(|line| wrap(&line, width)));
+    lines.extend(legend(&scene, short).into_iter().chain(summary(&scene)).flat_map(|line| wrap(&line, width)));
     let mut text = String::new();
     for line in lines {
         let _infallible = writeln!(text, "{}", line.trim_end());
@@ -162,8 +169,8 @@ impl<'s> Page<'s> {
         while column < self.columns {
             let owner = owners[column];
             let length = owners[column..].iter().take_while(|other| **other == owner).count();
-            if let Some(index) = owner {
-                for (place, letter) in line[column..column + length].iter_mut().zip(bar(spans[index])) {
+            if let Some(owner) = owner {
+                for (place, letter) in line[column..column + length].iter_mut().zip(owner.letters(&spans)) {
                     *place = letter;
                 }
             }
@@ -173,7 +180,7 @@ impl<'s> Page<'s> {
     }
 
     /// The span that takes most of each column, if spans take at least one part in `least` of it.
-    fn owners(&self, spans: &[&Span], least: u64) -> Vec<Option<usize>> {
+    fn owners(&self, spans: &[&Span], least: u64) -> Vec<Option<Owner>> {
         let mut first = 0;
         let owner = |column: usize| {
             let (from, to) = (self.time(column), self.time(column + 1).max(self.time(column) + 1));
@@ -190,7 +197,11 @@ impl<'s> Page<'s> {
                     best = Some((share, first + index));
                 }
             }
-            best.filter(|_| total.saturating_mul(least) >= to - from).map(|(_, index)| index)
+            let (_, span) = best.filter(|_| total.saturating_mul(least) >= to - from)?;
+            let (chosen, width) = (spans[span], to - from);
+            let short = chosen.end.as_ns() - chosen.start.as_ns() < width;
+            let transfer = Family::of(chosen.kind).letters().0 == TRANSFER;
+            Some(Owner { span, little: transfer && short && 2 * total < width })
         };
         (0..self.columns).map(owner).collect()
     }
@@ -215,6 +226,23 @@ impl<'s> Page<'s> {
     }
 }
 
+/// What is drawn in a column.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Owner {
+    /// The span that takes most of it.
+    span: usize,
+    /// Whether it is a transfer shorter than the column, which is idle for the most part.
+    little: bool,
+}
+
+impl Owner {
+    /// The characters of its bar, without end.
+    fn letters(self, spans: &[&Span]) -> impl Iterator<Item = char> {
+        let little = self.little.then_some(LITTLE).into_iter().cycle();
+        little.chain(bar(spans[self.span]))
+    }
+}
+
 /// The characters of a bar, without end.
 fn bar(span: &Span) -> impl Iterator<Item = char> {
     let (first, rest) = Family::of(span.kind).letters();
@@ -224,16 +252,20 @@ fn bar(span: &Span) -> impl Iterator<Item = char> {
     std::iter::once(first).chain(number).chain(std::iter::repeat(rest))
 }
 
-fn legend(scene: &Scene) -> Option<String> {
+/// The letters of what there is; `short` if there are short transfers.
+fn legend(scene: &Scene, short: bool) -> Option<String> {
     let spans = scene.tracks.iter().flat_map(|track| &track.trace.spans);
     let families: BTreeSet<Family> = spans.map(|span| Family::of(span.kind)).collect();
     let mut words: Vec<(char, &str)> = Vec::new();
     for family in families {
         let word = family.name().split(" (").next().unwrap_or_default();
-        let (letter, word) = (family.letters().0, if family.letters().0 == '>' { "transfer" } else { word });
+        let (letter, word) = (family.letters().0, if family.letters().0 == TRANSFER { "transfer" } else { word });
         if !words.contains(&(letter, word)) {
             words.push((letter, word));
         }
+    }
+    if let Some(transfer) = words.iter().position(|(letter, _)| *letter == TRANSFER).filter(|_| short) {
+        words.insert(transfer + 1, (LITTLE, "short transfers"));
     }
     if scene.tracks.iter().any(|track| !track.trace.idle.is_empty()) {
         words.push(('.', "idle"));

@@ -265,7 +265,7 @@ fn text_is_readable_without_colour() {
                     +--------------------+--------------------+--------------------+-  busy
     gpu0.compute   |F0fF1...............I0iW0F2f.........I1iW1.............I2W2w.....| 34.5 %
     gpu0.h2d       |                                                               >-|  2.6 %
-    gpu0.d2h       |  >  >                     >                               >--   |  4.3 %
+    gpu0.d2h       |  ,  ,                     ,                               >--   |  4.3 %
 
     cpu0.compute   |...F0fffR0B0bbbbbbbbF1fffR1B1bbbbbbbbF2fffR2rB2bbbbbbbb..........| 79.5 %
     cpu0.optimizer |                                                      Ooo    Ooo |  6.5 %
@@ -274,7 +274,7 @@ fn text_is_readable_without_colour() {
     memory dram0   |11111111111111111111111111111111111111111111111111111111111111111|
 
     F forward   R recompute   B backward   I backward-input   W backward-weight   > transfer
-      O optimizer   . idle
+      , short transfers   O optimizer   . idle
     idle: gradient 88.60 ms (66.5 %), drain 37.80 ms (28.4 %), warm-up 6.900 ms (5.2 %)
     peak of gpu0: 14.7 GiB of 24.0 GiB (parameters and gradients 9.0 GiB, saved activations
       5.7 GiB)
