@@ -19,6 +19,19 @@ impl fmt::Display for Position {
     }
 }
 
+/// The words of the system for a fault of a file, without its error number: a clause that goes on a sentence.
+///
+/// ```
+/// let missing = std::io::Error::from_raw_os_error(2);
+/// assert_eq!(spipe_base::words_of(&missing), "no such file or directory");
+/// ```
+pub fn words_of(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let words = text.split(" (os error").next().unwrap_or(&text);
+    let mut letters = words.chars();
+    letters.next().map(|first| first.to_lowercase().collect::<String>() + letters.as_str()).unwrap_or_default()
+}
+
 /// The position of byte `offset` of `text`.
 pub fn position_of(file: &str, text: &str, offset: usize) -> Position {
     let before = &text[..text.floor_char_boundary(offset.min(text.len()))];

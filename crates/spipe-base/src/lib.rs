@@ -31,7 +31,7 @@ mod time;
 
 pub use action::{ActionKind, Collective, IdleCause, LaneRole, Payload, Subject, UnknownWord};
 pub use data_type::DataType;
-pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of};
+pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of, words_of};
 pub use id::{
     ActionId, BufferId, DeviceId, IdVec, LaneId, LayerId, LayerRange, LinkId, MemoryId, MicrobatchId, ParseRangeError,
     StageId,

@@ -1,6 +1,6 @@
 //! Expected failures of the command, each with its exit code.
 
-use spipe_base::{Diagnostic, Faults, Position};
+use spipe_base::{Diagnostic, Faults, Position, words_of};
 use std::fmt;
 
 /// Why a command did not do what it was asked to.
@@ -39,7 +39,7 @@ impl Failure {
     /// A file that cannot be read or written.
     pub fn file(path: &str, what: &str, error: &std::io::Error) -> Self {
         let position = Position { file: path.into(), line: 1, column: 1 };
-        let diagnostic = Diagnostic::error(format!("cannot {what} `{path}`: {}", plain(error)));
+        let diagnostic = Diagnostic::error(format!("cannot {what} `{path}`: {}", words_of(error)));
         let diagnostic = match error.kind() {
             std::io::ErrorKind::NotFound => diagnostic.hint("check the path; paths are relative to the current folder"),
             _ => diagnostic.at(position),
@@ -51,14 +51,6 @@ impl Failure {
     pub fn argument(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Arguments(Diagnostic::error(message).hint(hint).into())
     }
-}
-
-/// The system's words without its error number.
-fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let words = text.split(" (os error").next().unwrap_or(&text);
-    let mut letters = words.chars();
-    letters.next().map(|first| first.to_lowercase().collect::<String>() + letters.as_str()).unwrap_or_default()
 }
 
 impl fmt::Display for Failure {

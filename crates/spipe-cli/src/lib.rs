@@ -32,13 +32,15 @@ mod training;
 pub use failure::Failure;
 
 use clap::Parser;
-use std::process::ExitCode;
+use std::{panic::AssertUnwindSafe, process::ExitCode};
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let args = args::Args::parse();
     output::start_log(args.verbose);
-    match commands::run(&args) {
+    // The message of a panic is out already; nothing of what panicked is used again.
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| commands::run(&args)));
+    match result.unwrap_or_else(|_| Err(Failure::Bug("the command panicked".into()))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::talk(&failure.to_string());

@@ -148,6 +148,34 @@ fn plans_edited_by_hand_to_keep_parameters() {
     }
 }
 
+/// The embedding's stage keeps what the head's streams.
+#[test]
+fn plans_edited_by_hand_to_keep_one_end() {
+    let (folder, ..) = good();
+    let path = folder.path().join("streamed.json");
+    let hardware = fixture("good/small-gpu.toml");
+    let args = ["plan", "--model", "gpt2", "--hardware", &hardware, "--global-batch", "8", "--microbatch", "1"];
+    let streamed = ["--seq-len", "64", "--system", "superpipeline", "--pin", "stream=0..13"];
+    let made = spipe(&[&args[..], &streamed, &["-o", path.to_str().unwrap()]].concat());
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let first = json["stages"][0].as_object_mut().unwrap();
+    assert!(first.remove("weights-in").is_some() && first.remove("optimizer-on").is_some());
+    let edited = serde_json::to_string_pretty(&json).unwrap();
+    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
+}
+
+/// What cannot have been proven of a plan.
+#[test]
+fn plans_with_impossible_figures() {
+    let (folder, plan, _) = good();
+    let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(plan).unwrap()).unwrap();
+    json["gap"] = (-3.0).into();
+    json["objective-ms"] = (-1.0).into();
+    let edited = serde_json::to_string_pretty(&json).unwrap();
+    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
+}
+
 #[test]
 fn truncated_trace() {
     let (folder, _, trace) = good();

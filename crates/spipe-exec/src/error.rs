@@ -107,9 +107,3 @@ pub struct MemoryUse {
     /// The most that was really held: tensors by their size, graphs by an estimate of what they keep, workspace as planned.
     pub held: Bytes,
 }
-
-/// The system's words without its error number.
-pub(crate) fn words_of(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or(&text).to_lowercase()
-}

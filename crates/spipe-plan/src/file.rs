@@ -83,6 +83,7 @@ impl Plan {
         let model = Model::from_toml(&format!("{file}#model"), &parsed.model.toml)?;
         let hardware = Hardware::from_toml(&format!("{file}#hardware"), &parsed.hardware.toml)?;
         let placement = place(file, text, &parsed, &hardware)?;
+        sensible(file, text, &parsed)?;
         let position = |stage: StageId| Some(stage_position(file, text, stage.index()));
         let plan = Self::located(model, hardware, parsed.workload, (placement, &position))?;
         Ok(match (parsed.planner, parsed.status) {
@@ -144,6 +145,24 @@ fn json_fault(file: &str, text: &str, error: &serde_json::Error) -> Faults {
         "`spipe schema plan` prints what a plan file may hold"
     };
     diagnostic.hint(hint).into()
+}
+
+/// What the planner has said of the plan is possible.
+fn sensible(file: &str, text: &str, parsed: &PlanFile) -> Result<(), Faults> {
+    const HINT: &str = "write it again with `spipe plan --improve`";
+    let figures = [
+        ("objective-ms", parsed.objective_ms, f64::INFINITY, "0 or more"),
+        ("gap", parsed.gap, 1.0, "from 0 to 1"),
+        ("simulated-iteration-ms", parsed.simulated_iteration_ms, f64::INFINITY, "0 or more"),
+    ];
+    let mut faults = Faults::new();
+    for (key, figure, most, range) in figures {
+        let Some(figure) = figure.filter(|figure| !(0.0..=most).contains(figure)) else { continue };
+        let offset = text.find(&format!("\"{key}\":")).unwrap_or(0);
+        let fault = Diagnostic::error(format!("`{key}` is {figure}, expected a number {range}"));
+        faults.push(fault.at(spipe_base::position_of(file, text, offset)).hint(HINT));
+    }
+    faults.or(())
 }
 
 fn place(file: &str, text: &str, parsed: &PlanFile, hardware: &Hardware) -> Result<Placement, Faults> {

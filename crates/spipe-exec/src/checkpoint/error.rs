@@ -1,6 +1,6 @@
 //! Why a checkpoint could not be written or used.
 
-use crate::error::words_of;
+use spipe_base::words_of;
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint could not be written or used.

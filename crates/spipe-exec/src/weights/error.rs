@@ -1,6 +1,6 @@
 //! Why weights could not be read or written.
 
-use crate::error::words_of;
+use spipe_base::words_of;
 use std::{io, path::PathBuf};
 
 /// Why weights could not be read or written.
