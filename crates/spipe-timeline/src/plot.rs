@@ -26,6 +26,8 @@ use plotters::{
     drawing::IntoDrawingArea,
 };
 
+/// How long the line of a single point is.
+const DASH: f64 = 16.0;
 /// The frame of the figures: its width and its least height.
 const FRAME: (f64, f64) = (520.0, 340.0);
 const MARGIN: f64 = 20.0;
@@ -67,7 +69,7 @@ pub struct Axis {
 pub struct Series {
     /// What the legend calls it.
     pub name: String,
-    /// Joined by straight lines, in this order.
+    /// Joined by straight lines, in this order; a single one is a short dash.
     pub line: Vec<(f64, f64)>,
     /// Each drawn by itself.
     pub points: Vec<(f64, f64)>,
@@ -220,8 +222,11 @@ fn draw<DB: DrawingBackend>(backend: DB, medium: Medium, plot: &Plot, layout: &L
         canvas.line(&ends, INK, 1.0)?;
     }
     for (index, series) in plot.series.iter().enumerate() {
-        let line: Vec<(f64, f64)> = series.line.iter().map(|point| layout.at(*point)).collect();
-        if line.len() > 1 {
+        let mut line: Vec<(f64, f64)> = series.line.iter().map(|point| layout.at(*point)).collect();
+        if let [(x, y)] = line[..] {
+            line = vec![(x - DASH / 2.0, y), (x + DASH / 2.0, y)];
+        }
+        if !line.is_empty() {
             canvas.line(&line, marks::color(index), 1.5)?;
         }
     }

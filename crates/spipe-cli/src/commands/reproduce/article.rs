@@ -116,7 +116,7 @@ fn cells(claim: &Claim) -> Result<Judgement, Faults> {
         let lacks = if lacks.is_empty() { "no order of its work fits".into() } else { lacks.join(", ") };
         let instead = instead.map_or_else(
             || "nothing that was tried fits".into(),
-            |(system, ours)| format!("`{system}` fits, at {ours:.0} tokens/s"),
+            |(system, ours)| format!("the fastest tried that fits is `{system}`, at {ours:.0} tokens/s"),
         );
         format!("{name}: does not fit ({lacks}) where {published:.0} tokens/s are claimed; {instead}.")
     };

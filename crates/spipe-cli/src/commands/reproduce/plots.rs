@@ -15,7 +15,13 @@ pub fn of(made: &Reproduction) -> Vec<Picture> {
     let curves = |column: &str, title: &str, x: &str, y: &str, factor: f64| curves(made, column, (title, x, y), factor);
     let pictures = match table {
         "zero-bubble" => curves("", "Bubble rate against microbatches", "microbatches", "bubble, %", 100.0),
-        "pipeoffload" => curves("", "Way of an activation over compute of its layer (k)", "hidden size", "k", 1.0),
+        "pipeoffload" => curves(
+            "",
+            "Time to offload and reload an activation over compute time of its layer (k)",
+            "hidden size",
+            "k",
+            1.0,
+        ),
         "pipeoffload-peaks" => vec![against(made, "peak", "Peaks of offloading schedules", "activations", false)],
         "pipeoffload-runs" => vec![
             against(made, "utilisation", "Utilisation of A100 GPUs", "share of the peak", false),

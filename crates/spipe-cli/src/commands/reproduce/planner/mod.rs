@@ -1,12 +1,13 @@
 //! `spipe reproduce planner`: our plans beside those of the baselines, for every shipped model on every shipped machine.
 
+mod page;
+
 use crate::{
     Failure, args,
     args::Format,
     input,
     output::{self, Target},
     planning::{self, Found, Request},
-    tables::percent,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -24,6 +25,9 @@ const TIME: Duration = Duration::from_secs(4);
 /// Tokens per sequence, as far as the model has so many.
 const TOKENS: u64 = 2048;
 
+/// Idle time that shrinks by less of itself explains nothing.
+const LEAST: f64 = 0.01;
+
 /// Who is compared with.
 const BASELINES: [&str; 3] = ["greedy", "dp", "mobius-mip"];
 
@@ -32,9 +36,13 @@ const BASELINES: [&str; 3] = ["greedy", "dp", "mobius-mip"];
 #[serde(rename_all = "kebab-case")]
 struct Row {
     model: String,
+    parameters: u64,
     machine: String,
     system: Option<System>,
     iteration_ms: Option<f64>,
+    /// Tokens per second; of what reads images, images.
+    per_second: Option<f64>,
+    images: bool,
     gap: Option<f64>,
     /// The iteration of each baseline that has a plan.
     baselines: BTreeMap<&'static str, f64>,
@@ -52,7 +60,7 @@ pub(super) fn run(what: &args::Reproduce, format: Format) -> Result<(), Failure>
         let models = spipe_model::shipped().par_iter();
         let more: Result<Vec<Row>, Failure> = models.map(|(model, _)| row(model, machine)).collect();
         rows.extend(more?);
-        text = markdown(&rows);
+        text = page::markdown(&rows);
         Target::in_folder(folder, "planner.json")?.write((output::to_json(&rows)? + "\n").as_bytes())?;
         Target::in_folder(folder, "planner.md")?.write(text.as_bytes())?;
         output::talk(&format!("{machine}: done"));
@@ -85,6 +93,8 @@ fn row(model: &str, machine: &str) -> Result<Row, Failure> {
         others.extend(plan((&model, &hardware), workload, name)?.map(|found| (name, found)));
     }
     let ours = plan((&model, &hardware), workload, "ilp")?;
+    let images = input::reads_images(&model);
+    let count = if images { workload.global_batch() } else { workload.tokens() };
     let best = others.iter().min_by_key(|(_, found)| found.solution.simulated);
     let why = match (&ours, best) {
         (None, None) => "nothing fits".into(),
@@ -95,9 +105,12 @@ fn row(model: &str, machine: &str) -> Result<Row, Failure> {
     let time = |found: &Found| found.solution.simulated.to_ms();
     Ok(Row {
         model: model.name().into(),
+        parameters: model.parameters(),
         machine: machine.into(),
         system: ours.as_ref().map(|found| found.solution.placement.system),
         iteration_ms: ours.as_ref().map(time),
+        per_second: ours.as_ref().map(|found| count as f64 * 1e3 / time(found)),
+        images,
         gap: ours.as_ref().map(|found| found.solution.gap),
         gain: ours.as_ref().zip(best).map(|(ours, (_, best))| time(best) / time(ours)),
         baselines: others.iter().map(|(name, found)| (*name, time(found))).collect(),
@@ -129,13 +142,14 @@ fn plan((model, hardware): (&Model, &Hardware), workload: Workload, planner: &st
 
 /// What our plan has elsewhere than that of a baseline, and which cause of idle time shrank most.
 fn why(ours: &Found, name: &str, theirs: &Found) -> String {
+    if ours.solution.placement == theirs.solution.placement {
+        return format!("the plan of {name}");
+    }
     let (here, there) = (counts(&ours.plan), counts(&theirs.plan));
     let mut parts = Vec::new();
     let (system, other) = (ours.solution.placement.system, theirs.solution.placement.system);
     if system != other {
         parts.push(format!("`{system}` for `{other}` of {name}"));
-    } else {
-        parts.push(format!("against {name}"));
     }
     for (what, count) in &here {
         let before = there[what];
@@ -144,13 +158,14 @@ fn why(ours: &Found, name: &str, theirs: &Found) -> String {
         }
     }
     let (now, before) = (idle(&ours.plan), idle(&theirs.plan));
-    let shrinks = |cause: &String| before[cause].saturating_sub(now.get(cause).copied().unwrap_or_default());
-    if let Some(cause) = before.keys().max_by_key(|cause| shrinks(cause)).filter(|cause| shrinks(cause) > SimTime::ZERO)
-    {
-        let left = now.get(cause).copied().unwrap_or_default();
-        parts.push(format!("idle for `{cause}` {:.3} → {left:.3}", before[cause]));
+    let left = |cause: &String| now.get(cause).copied().unwrap_or_default();
+    let shrinks = |cause: &&String| before[*cause].saturating_sub(left(cause));
+    let worth = |cause: &&String| shrinks(cause).to_ms() > LEAST * before[*cause].to_ms();
+    if let Some(cause) = before.keys().max_by_key(shrinks).filter(worth) {
+        let left = if left(cause) == SimTime::ZERO { "none".into() } else { left(cause).to_string() };
+        parts.push(format!("idle for `{cause}` {} → {left}", before[cause]));
     }
-    parts.join("; ")
+    if parts.is_empty() { format!("other cuts than {name}") } else { parts.join("; ") }
 }
 
 /// How many layers are where, and on how many devices.
@@ -180,54 +195,4 @@ fn idle(plan: &Plan) -> BTreeMap<String, SimTime> {
         *by_cause.entry(gap.cause.to_string()).or_default() += gap.end - gap.start;
     }
     by_cause
-}
-
-fn markdown(rows: &[Row]) -> String {
-    let planned: Vec<&Row> = rows.iter().filter(|row| row.iteration_ms.is_some()).collect();
-    let gains: Vec<f64> = planned.iter().filter_map(|row| row.gain).collect();
-    let mean = (gains.iter().map(|gain| gain.ln()).sum::<f64>() / gains.len().max(1) as f64).exp();
-    let worse = gains.iter().filter(|gain| **gain < 1.0 - 1e-9).count();
-    let mut machines: Vec<&str> = rows.iter().map(|row| row.machine.as_str()).collect();
-    machines.dedup();
-    let mut text = format!(
-        "# The planner beside its baselines\n\n\
-         `spipe reproduce planner -o reports` plans every shipped model on the shipped machines ({}): training, microbatches of one \
-         sequence of at most {TOKENS} tokens, two microbatches per GPU and at least 8, bf16 where the GPUs have it, otherwise fp16, \
-         {} s for each planner on one thread. Simulated iterations in ms. greedy and dp place stages of GPipe, 1F1B and the hybrid, \
-         mobius-mip is the partition MIP of Mobius. The gain is over the best of the three. The gap is that to what is proven of all \
-         placements, with any number of stages on a device.\n\n\
-         {} pairs: {} have a plan, {} of them one of a baseline too; worse than a baseline: {worse}. Geometric mean of the gains: \
-         {mean:.2}×.\n\n\
-         | model | machine | system | ours | gap | greedy | dp | mobius-mip | gain | why |\n|---|---|---|---|---|---|---|---|---|---|\n",
-        machines.join(", "),
-        TIME.as_secs(),
-        rows.len(),
-        planned.len(),
-        gains.len(),
-    );
-    for row in planned {
-        let baseline = |name: &str| row.baselines.get(name).map_or_else(|| "–".into(), |time| format!("{time:.1}"));
-        text += &format!(
-            "| {} | {} | {} | {:.1} | {} | {} | {} | {} | {} | {} |\n",
-            row.model,
-            row.machine,
-            row.system.map(|system| system.to_string()).unwrap_or_default(),
-            row.iteration_ms.unwrap_or_default(),
-            row.gap.map(percent).unwrap_or_default(),
-            baseline("greedy"),
-            baseline("dp"),
-            baseline("mobius-mip"),
-            row.gain.map_or_else(|| "–".into(), |gain| format!("{gain:.2}×")),
-            row.why
-        );
-    }
-    let none: Vec<String> = rows
-        .iter()
-        .filter(|row| row.iteration_ms.is_none())
-        .map(|row| format!("{} on {} ({})", row.model, row.machine, row.why))
-        .collect();
-    if !none.is_empty() {
-        text += &format!("\nWithout a plan: {}.\n", none.join("; "));
-    }
-    text
 }

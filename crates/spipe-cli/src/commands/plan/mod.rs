@@ -1,5 +1,10 @@
 //! `spipe plan`.
 
+mod pareto;
+mod stages;
+
+pub use stages::describe;
+
 use crate::{
     Failure, args,
     args::Format,
@@ -12,14 +17,12 @@ use crate::{
     tables::{grouped, percent, table},
 };
 use serde::Serialize;
-use spipe_base::{Bytes, Diagnostic, SimTime};
+use spipe_base::{Diagnostic, SimTime};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model};
-use spipe_plan::{OutcomeStatus, Placement, Plan, Stage, System, Weights, check, footprint};
+use spipe_plan::{OutcomeStatus, Placement, System};
 use spipe_planner::Solution;
-use spipe_schedule::lower;
-use spipe_sim::{Options, is_ok, simulate};
 use std::collections::BTreeSet;
 
 /// Searches, prints, and writes the plan, or prints why there is none.
@@ -95,10 +98,7 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
             if let Some((unknown, solved)) = solved {
                 output::print(&sentence(unknown, solved))?;
             }
-            output::print(&human(&found, what.output.as_deref()))?;
-            let placement = found.plan.placement();
-            let on_one = placement.system == System::Superpipeline && placement.devices().len() == 1;
-            if on_one { output::print(&grid(&found.plan)) } else { Ok(()) }
+            output::print(&human(&found, what.output.as_deref()))
         }
     }
 }
@@ -235,24 +235,32 @@ pub fn cores() -> usize {
 }
 
 fn human(found: &Found, output: Option<&str>) -> String {
-    let solution = &found.solution;
-    let status = match solution.status {
-        OutcomeStatus::Optimal => format!("proven best within {}", percent(solution.gap.max(0.0))),
-        OutcomeStatus::Feasible => format!("not proven best: the bound leaves {}", percent(solution.gap)),
-        OutcomeStatus::Stopped => format!("stopped at the limit: the bound leaves {}", percent(solution.gap)),
-        OutcomeStatus::Infeasible => "infeasible".into(),
+    let (solution, placement) = (&found.solution, found.plan.placement());
+    let how = match solution.status {
+        OutcomeStatus::Optimal => "proven best within that",
+        OutcomeStatus::Feasible => "not proven best",
+        OutcomeStatus::Stopped => "stopped at the limit",
+        OutcomeStatus::Infeasible => "infeasible",
     };
+    let on_one = placement.system == System::Superpipeline && placement.devices().len() == 1;
+    let front = if on_one { pareto::front(&found.plan) } else { String::new() };
     let gains = found.plan.outcome().map_or(&[][..], |outcome| &outcome.sensitivity);
     let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::describe(gains)) };
     let least = solution.considered.iter().filter_map(|known| known.bound).min();
-    let others = if least.is_some_and(|least| solution.bound < least) { " for another size of microbatch" } else { "" };
+    let others =
+        if least.is_some_and(|least| solution.bound < least) { ", for another size of microbatch" } else { "" };
     let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
+    let rate =
+        found.plan.context().workload().tokens() as f64 * 1e3 / solution.simulated.to_ms().max(f64::MIN_POSITIVE);
     format!(
-        "{}\n{}Iteration {:.3} simulated, {:.3} at least by the bound{others}: {status}; {} candidates simulated.\n{gains}{}",
+        "{}\n{}{front}Iteration {:.3} simulated, {} tokens/s. Proven: none takes less than {:.3}{others}, so that at most {} could be \
+         gained ({how}; {} candidates simulated).\n{gains}{}",
         describe(&found.plan),
         considered(solution),
         solution.simulated,
+        grouped(rate.round() as u64),
         solution.bound,
+        percent(solution.gap.max(0.0)),
         solution.examined,
         written.unwrap_or_default()
     )
@@ -266,123 +274,23 @@ fn considered(solution: &Solution) -> String {
     let mut rows = table(&["system", "bound", "best simulated", "candidates"], &[1, 2, 3]);
     let mut all: Vec<_> = solution.considered.iter().collect();
     all.sort_by_key(|known| (known.simulated.unwrap_or(SimTime::MAX), known.bound.unwrap_or(SimTime::MAX)));
-    for known in all {
-        let hopeless = known.bound.is_some_and(|bound| bound >= solution.simulated);
+    let (some, none): (Vec<_>, Vec<_>) = all.into_iter().partition(|known| known.bound.is_some());
+    for known in some {
+        let bound = known.bound.unwrap_or_default();
         rows.add_row(vec![
             known.system.to_string(),
-            known.bound.map_or_else(|| "nothing fits".into(), |bound| format!("{bound:.3}")),
-            match (known.simulated, known.bound) {
-                (Some(time), _) => format!("{time:.3}"),
-                (None, None) => "nothing fits".into(),
-                (None, Some(_)) if known.skipped && hopeless => "not tried: the bound is too high".into(),
-                (None, Some(_)) if known.skipped => "not tried: would gain less than the gap".into(),
-                (None, Some(_)) if known.examined == 0 => "not tried: the time was over".into(),
-                (None, Some(_)) => "nothing fits".into(),
+            format!("{bound:.3}"),
+            match known.simulated {
+                Some(time) => format!("{time:.3}"),
+                None if known.skipped && bound >= solution.simulated => "not tried: the bound is too high".into(),
+                None if known.skipped => "not tried: would gain less than the gap".into(),
+                None if known.examined == 0 => "not tried: the time was over".into(),
+                None => "nothing fits".into(),
             },
             known.examined.to_string(),
         ]);
     }
-    format!("{rows}\n\n")
-}
-
-/// Every (k, k′) of a Superpipeline on one GPU with the memory that it held and the time of an iteration; those on the Pareto front,
-/// which no other beats in both, are marked.
-fn grid(plan: &Plan) -> String {
-    let context = plan.context();
-    let mut tried: Vec<(u64, u64, [String; 2], Bytes, SimTime)> = Vec::new();
-    let candidates = spipe_planner::candidates(&context, System::Superpipeline);
-    for placement in candidates.into_iter().filter(|placement| placement.devices().len() == 1) {
-        let Ok(program) = lower(&context, &placement) else { continue };
-        let simulation = simulate(&program, &Options::default());
-        if !is_ok(&simulation) || check(&context, &placement).is_err() {
-            continue;
-        }
-        let memory =
-            &context.hardware.memories()[context.hardware.devices()[placement.stages.as_slice()[0].device].memory];
-        let track = simulation.trace.memories.iter().find(|track| track.name == memory.name);
-        let (Some(resident), Some(swap), Some(track)) = (placement.knobs.resident, placement.knobs.swap, track) else {
-            continue;
-        };
-        let layers = |of: &dyn Fn(&Stage) -> usize| match placement.stages.iter().map(of).sum::<usize>() {
-            0 => "none".to_owned(),
-            all if all == context.model.layers().len() => "all".into(),
-            some => some.to_string(),
-        };
-        let kept = |stage: &Stage| if stage.weights == Weights::Resident { stage.layers.count() } else { 0 };
-        let choices = [layers(&kept), layers(&|stage| stage.recomputed)];
-        tried.push((resident, swap, choices, track.peak, simulation.trace.iteration));
-    }
-    tried.dedup();
-    let columns = ["k", "k'", "layers kept", "recomputed", "GPU memory", "iteration", "Pareto front"];
-    let mut rows = table(&columns, &[0, 1, 2, 3, 4, 5]);
-    for (resident, swap, [kept, recomputed], peak, time) in &tried {
-        let beaten =
-            tried.iter().any(|other| other.3 <= *peak && other.4 <= *time && (other.3 < *peak || other.4 < *time));
-        rows.add_row(vec![
-            resident.to_string(),
-            swap.to_string(),
-            kept.clone(),
-            recomputed.clone(),
-            peak.to_string(),
-            format!("{:.1} ms", time.to_ms()),
-            if beaten { "" } else { "yes" }.into(),
-        ]);
-    }
-    format!("\nk and k' of Superpipeline, whatever is pinned or improved:\n{rows}\n")
-}
-
-/// The plan as a table: stages, and what each memory must hold.
-pub fn describe(plan: &Plan) -> String {
-    let context = plan.context();
-    let placement = plan.placement();
-    let workload = context.workload();
-    let mut rows = table(
-        &["stage", "device", "layers", "recomputed", "parameters", "state", "activations", "other", "memory"],
-        &[4, 5, 6, 7, 8],
-    );
-    let needs = footprint(&context, placement);
-    for (id, stage) in placement.stages.enumerate() {
-        let device = &context.hardware.devices()[stage.device];
-        let need = needs[&device.memory][&id];
-        let parameters = stage.layers.iter().map(|layer| context.cost.parameters(layer)).sum();
-        rows.add_row(vec![
-            id.to_string(),
-            if device.emulated { format!("{} (emulated)", device.name) } else { device.name.clone() },
-            format!("{} ({})", stage.layers, stage.layers.count()),
-            stage.recomputed_layers().map_or_else(|| "none".into(), |layers| layers.to_string()),
-            match stage.weights {
-                Weights::Resident => grouped(parameters),
-                Weights::Streamed(home) => {
-                    format!("{} from {}", grouped(parameters), context.hardware.memories()[home].name)
-                }
-            },
-            need.state.to_string(),
-            format!("{} × {}", need.in_flight, need.per_microbatch),
-            (need.slots + need.transient).to_string(),
-            need.total().to_string(),
-        ]);
-    }
-    let mut memories = table(&["memory", "needed", "usable", "filled"], &[1, 2, 3]);
-    for (id, needed) in plan.peaks() {
-        let memory = &context.hardware.memories()[id];
-        let usable = memory.usable();
-        let filled = percent(needed.as_f64() / usable.as_f64().max(1.0));
-        memories.add_row(vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled]);
-    }
-    let head_start = match placement.knobs.head_start {
-        0 => String::new(),
-        more => format!(" with a head start of {more}"),
-    };
-    let urgent = if placement.knobs.urgent_steps { ", urgent steps first" } else { "" };
-    let microbatches = if workload.microbatches == 1 { "microbatch" } else { "microbatches" };
-    format!(
-        "{} on {}: system {}{head_start}{urgent}, {} {microbatches} of {} × {} tokens, {}\n\n{rows}\n\n{memories}\n",
-        context.model.name(),
-        context.hardware.name(),
-        placement.system,
-        workload.microbatches,
-        workload.microbatch,
-        workload.seq_len,
-        workload.precision,
-    )
+    let none: Vec<String> = none.iter().map(|known| known.system.to_string()).collect();
+    let none = if none.is_empty() { String::new() } else { format!("Nothing fits: {}.\n", none.join(", ")) };
+    format!("{rows}\n\n{none}\n")
 }
