@@ -14,7 +14,7 @@ use crate::{
     output,
     planning::{self, Found},
     resuming::Resuming,
-    tables::{grouped, percent, signed_percent, table},
+    tables::{grouped, percent, table},
     training::{self, Training},
 };
 use files::Files;
@@ -25,6 +25,7 @@ use spipe_exec::{Backend, Calibration, Data, Executor, Report, Tokens, available
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::Plan;
+use spipe_planner::Solution;
 use spipe_sim::Options;
 use spipe_timeline::Picture;
 use spipe_trace::Trace;
@@ -213,7 +214,8 @@ fn planned(found: &Found, greedy: Result<&Found, &Failure>) -> String {
         Err(failure) => format!("Greedy VRAM fill has no plan: {failure}"),
     };
     let Solution { bound, gap, .. } = &found.solution;
-    let proven = format!("Proven: no plan takes less than {bound:.3}, {} below the ilp's.", percent(*gap));
+    let proven =
+        format!("Proven: no plan of its systems takes less than {bound:.3}, {} below the ilp's.", percent(*gap));
     format!("{}\n{rows}\n\n{other} {proven}\n", plan::describe(&found.plan))
 }
 
