@@ -189,6 +189,11 @@ pub struct LayerRange {
 pub struct ParseRangeError(String);
 
 impl LayerRange {
+    /// As a sentence names them: `layer 4`, `layers 0..3`.
+    pub fn in_words(self) -> String {
+        if self.first == self.last { format!("layer {}", self.first.0) } else { format!("layers {self}") }
+    }
+
     /// From `first` to `last`, both included, if they are in order.
     pub fn new(first: LayerId, last: LayerId) -> Option<Self> {
         (first <= last).then_some(Self { first, last })

@@ -5,7 +5,7 @@ use crate::{
     planning::{self, Found, Request},
     tables::{signed_percent, table},
 };
-use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond, SimTime};
+use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, SimTime};
 use spipe_cost::Workload;
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_plan::{Gain, Outcome, Placement, Plan};
@@ -118,7 +118,11 @@ pub fn describe(gains: &[Gain]) -> String {
             "pcie" => "bandwidth of links",
             _ => "arithmetic",
         };
-        rows.add_row(vec![name.into(), format!("{:.3} ms", gain.iteration_ms), signed_percent(gain.speedup - 1.0)]);
+        rows.add_row(vec![
+            name.into(),
+            format!("{:.3}", Seconds::new(gain.iteration_ms / 1e3).unwrap_or(Seconds::ZERO)),
+            signed_percent(gain.speedup - 1.0),
+        ]);
     }
     format!("{rows}\n")
 }

@@ -270,7 +270,10 @@ fn legend(scene: &Scene, short: bool) -> Option<String> {
     if scene.tracks.iter().any(|track| !track.trace.idle.is_empty()) {
         words.push(('.', "idle"));
     }
-    let words: Vec<String> = words.into_iter().map(|(letter, word)| format!("{letter} {word}")).collect();
+    let mut words: Vec<String> = words.into_iter().map(|(letter, word)| format!("{letter} {word}")).collect();
+    if !scene.memories.is_empty() {
+        words.push("0 to 9, # tenths of a memory".into());
+    }
     (!words.is_empty()).then(|| words.join("   "))
 }
 

@@ -274,7 +274,7 @@ fn text_is_readable_without_colour() {
     memory dram0   |11111111111111111111111111111111111111111111111111111111111111111|
 
     F forward   R recompute   B backward   I backward-input   W backward-weight   > transfer
-      , short transfers   O optimizer   . idle
+      , short transfers   O optimizer   . idle   0 to 9, # tenths of a memory
     idle: gradient 88.60 ms (66.5 %), drain 37.80 ms (28.4 %), warm-up 6.900 ms (5.2 %)
     peak of gpu0: 14.7 GiB of 24.0 GiB (parameters and gradients 9.0 GiB, saved activations
       5.7 GiB)

@@ -73,7 +73,7 @@ impl Interpreter<'_> {
             let site = &self.sites[&step.device];
             state.sound = site.compute(|| sum.par_iter().all(|(_, layer)| layer.iter().all(is_finite)))?;
             if !state.sound && !self.passes_over_overflow() {
-                return Err(format!("the gradients of layers {} are not finite", self.layers_of(step.state)?));
+                return Err(format!("the gradients of {} are not finite", self.layers_of(step.state)?.in_words()));
             }
             if state.sound {
                 let gradients = sum.iter().map(|(_, layer)| layer);

@@ -90,19 +90,19 @@ impl Content {
     /// What reports call all data of this kind in one stage or range: "saved activations of layers 0..3".
     pub fn group(&self) -> String {
         match self {
-            Self::Parameters(layers) => format!("parameters of layers {layers}"),
-            Self::Gradients(layers) => format!("gradients of layers {layers}"),
-            Self::OptimizerState(layers) => format!("optimizer state of layers {layers}"),
+            Self::Parameters(layers) => format!("parameters of {}", layers.in_words()),
+            Self::Gradients(layers) => format!("gradients of {}", layers.in_words()),
+            Self::OptimizerState(layers) => format!("optimizer state of {}", layers.in_words()),
             Self::Shared(user) => format!("parameters that {user} shares"),
             Self::SharedGradients(user) => format!("gradients of parameters that {user} shares"),
-            Self::Cache(layers) => format!("keys and values of layers {layers}"),
+            Self::Cache(layers) => format!("keys and values of {}", layers.in_words()),
             Self::Activation(layer, _) => format!("activations after {layer}"),
             Self::Gradient(layer, _) => format!("activation gradients after {layer}"),
-            Self::Saved(layers, _) => format!("saved activations of layers {layers}"),
-            Self::Recomputed(layers, _) => format!("recomputed activations of layers {layers}"),
-            Self::Reloaded(layers, _) => format!("reloaded activations of layers {layers}"),
+            Self::Saved(layers, _) => format!("saved activations of {}", layers.in_words()),
+            Self::Recomputed(layers, _) => format!("recomputed activations of {}", layers.in_words()),
+            Self::Reloaded(layers, _) => format!("reloaded activations of {}", layers.in_words()),
             Self::Checkpoint(layer, _) => format!("checkpoints after {layer}"),
-            Self::UndoLog(layers) => format!("undo log of layers {layers}"),
+            Self::UndoLog(layers) => format!("undo log of {}", layers.in_words()),
             Self::Workspace(stage, _) => format!("workspace of {stage}"),
         }
     }
