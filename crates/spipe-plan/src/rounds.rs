@@ -23,13 +23,15 @@ pub fn resident_chunks(placement: &Placement) -> u64 {
 ///
 /// In training a microbatch is at one place at a time: its output stays until the next device has it, without which nothing comes back,
 /// and its gradient until it has been used; the one that computes has two. No iteration begins before the one before has ended at its
-/// first layer, unless that is not trained. Inputs of chunks are beside that, until their backward.
+/// first layer, unless that is not trained; then at least the only one of `devices` takes them in turn. Inputs of chunks that have a
+/// backward are beside that, until then.
 ///
 /// In inference inputs are part of it. One iteration may leave the device while the next one is on it and another one arrives.
-pub fn boundaries_in_passing(context: &Context<'_>) -> Option<u64> {
+pub fn boundaries_in_passing(context: &Context<'_>, devices: usize) -> Option<u64> {
     let microbatches = context.workload().microbatches;
+    let in_turn = || devices == 1 || context.cost.trained_parameters(LayerId::new(0)) > 0;
     match context.workload().mode {
-        Mode::Train => (context.cost.trained_parameters(LayerId::new(0)) > 0).then_some(microbatches + 1),
+        Mode::Train => in_turn().then_some(microbatches + 1),
         Mode::Infer | Mode::Generate => Some(3 * microbatches + 1),
     }
 }
@@ -78,7 +80,7 @@ fn on_device(context: &Context<'_>, (placement, device): (&Placement, DeviceId),
     let training = context.workload().mode == Mode::Train;
     let microbatches = context.workload().microbatches;
     let coupled = placement.backward.is_empty();
-    let passing = boundaries_in_passing(context).filter(|_| coupled);
+    let passing = boundaries_in_passing(context, placement.devices().len()).filter(|_| coupled);
     let memory = context.hardware.devices()[device].memory;
     let mut shared = StageFootprint::default();
     let (mut weights, mut gradients, mut boundary, mut ends) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
@@ -115,7 +117,7 @@ fn on_device(context: &Context<'_>, (placement, device): (&Placement, DeviceId),
             sum(|memory| memory.cache)
         };
         let held = match passing {
-            Some(_) if training => input,
+            Some(_) if context.backward_of(stage.layers).is_some() => input,
             Some(_) => Bytes::ZERO,
             None => input + leaves,
         };

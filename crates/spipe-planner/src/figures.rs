@@ -55,9 +55,9 @@ pub(crate) struct Figures<'a> {
 }
 
 impl<'a> Figures<'a> {
-    /// How many boundaries pass between stages of a device at once, where it runs in rounds.
-    pub fn boundaries_in_passing(&self) -> u64 {
-        boundaries_in_passing(&self.context).unwrap_or(3 * self.microbatches)
+    /// How many boundaries pass between stages of one of so many devices at once, where they run in rounds.
+    pub fn boundaries_in_passing(&self, devices: usize) -> u64 {
+        boundaries_in_passing(&self.context, devices).unwrap_or(3 * self.microbatches)
     }
 
     /// The costs of `context`, as far as `options` leave a choice.

@@ -183,7 +183,7 @@ impl<'f, 'a> Program<'f, 'a> {
         let unit = (work * figures.microbatches as f64 / gpus.len() as f64).max(1e-6) / 100.0;
         // In training, inputs of all stages of a GPU for all microbatches; and what passes between stages.
         let inputs = if figures.training { figures.microbatches * turns as u64 } else { 0 };
-        let held = boundary * (inputs + figures.boundaries_in_passing());
+        let held = boundary * (inputs + figures.boundaries_in_passing(gpus.len()));
         Some(Self {
             figures,
             device,

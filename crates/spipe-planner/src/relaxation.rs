@@ -168,7 +168,7 @@ fn streaming_or_not(figures: &Figures<'_>, freedom: &Freedom, classes: Vec<Class
     }
     let bytes = &figures.devices[class.members[0]].bytes;
     let boundary = bytes.iter().map(|layer| layer.boundary.get()).min().unwrap_or(0);
-    let beside = if figures.training { figures.boundaries_in_passing() * boundary } else { 0 };
+    let beside = if figures.training { figures.boundaries_in_passing(1) * boundary } else { 0 };
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     for layer in bytes {
         *counts.entry(freedom.buffers(layer, figures.training)).or_default() += 1;

@@ -4,7 +4,7 @@ use super::{
     CLOCK,
     draws::{dealt, drawn},
     instances::{
-        Instance, crowded_instance, frozen_instance_of, instance_of, one_gpu_instance, tied_instance_of,
+        Instance, crowded_instance, frozen, frozen_instance_of, instance_of, one_gpu_instance, tied_instance_of,
         two_socket_instance_of,
     },
     run, run_on, simulated, solve,
@@ -181,6 +181,12 @@ fn no_layers_streamed_from_two_sockets_beat_the_bound_of_their_system() {
 #[test]
 fn no_layers_streamed_to_one_gpu_beat_the_bound_of_their_system() {
     dealt_bounds(1500, one_gpu_instance());
+}
+
+/// The same where the first layers are frozen, or some behind them.
+#[test]
+fn no_frozen_layers_streamed_to_one_gpu_beat_the_bound_of_their_system() {
+    dealt_bounds(1000, frozen(one_gpu_instance()));
 }
 
 /// The same where the first layer and the last use the same parameters, so that both are streamed or neither is.

@@ -55,7 +55,7 @@ pub(super) fn least(figures: &Figures<'_>, freedom: &Freedom, (classes, chain): 
     let [class] = classes else { return None };
     let [member] = class.members[..] else { return None };
     let rounds = freedom.in_rounds && !freedom.apart && freedom.synchronous && freedom.streams != When::Never;
-    if !rounds || !figures.training || figures.frozen > 0 || figures.devices[member].is_cpu {
+    if !rounds || !figures.training || figures.devices[member].is_cpu {
         return None;
     }
     let solved = |case: &(Class, Alone), whole: bool| of_case(figures, freedom, (case, chain), whole);
@@ -79,7 +79,7 @@ fn cases(figures: &Figures<'_>, freedom: &Freedom, class: &Class) -> Vec<(Class,
     let input = inputs().skip(1).min().unwrap_or(0);
     let boundary = device.bytes.iter().map(|layer| layer.boundary.get()).min().unwrap_or(0);
     let workspace = device.bytes.iter().map(|layer| layer.workspace.get()).max().unwrap_or(0);
-    let beside = figures.boundaries_in_passing() * boundary + workspace;
+    let beside = figures.boundaries_in_passing(1) * boundary + workspace;
     // The first stage may have a smaller one.
     let credit = figures.microbatches * input.saturating_sub(device.input(0));
     let (wait, copies) = waits(figures, class.members[0]);

@@ -298,9 +298,11 @@ impl<'f, 'a> Spread<'f, 'a> {
             (false, true) => bytes.parameters + bytes.gradients,
             (false, false) => bytes.state(),
         };
-        // A frozen layer may save nothing.
-        let copies = if figures.frozen > 0 { 0.0 } else { self.copies(choice) };
-        let alone = self.alone.filter(|_| choice.kept == Kept::Nowhere && streams);
+        // No gradient comes to the first frozen layers, and stages of pipelines may begin with them.
+        let returns = layer >= figures.frozen;
+        let saves = returns && (figures.frozen == 0 || self.freedom.in_rounds);
+        let copies = if saves { self.copies(choice) } else { 0.0 };
+        let alone = self.alone.filter(|_| choice.kept == Kept::Nowhere && streams && returns);
         let input = alone.map_or(0.0, |alone| alone.input);
         let held = state.to_gib() + copies * bytes.saved.to_gib() + input;
         burden.held.add_mul(held, share);

@@ -232,11 +232,14 @@ prop_compose! {
     }
 }
 
-prop_compose! {
-    /// What [`instance_of`] makes with some of the first layers frozen, and some of those behind them.
-    pub fn frozen_instance_of(most: usize)(
-        instance in instance_of(most), front in 1usize..4, gap in 1usize..3, behind in 0usize..3,
-    ) -> Instance {
+/// What [`instance_of`] makes with some of the first layers frozen, and some of those behind them.
+pub fn frozen_instance_of(most: usize) -> impl Strategy<Value = Instance> {
+    frozen(instance_of(most))
+}
+
+/// Instances with some of the first layers frozen, and some of those behind them.
+pub fn frozen(on: impl Strategy<Value = Instance>) -> impl Strategy<Value = Instance> {
+    (on, 1usize..4, 1usize..3, 0usize..3).prop_map(|(instance, front, gap, behind)| {
         let layers = instance.model.layers().len();
         let range = |first: usize, count: usize| {
             let end = (first + count).min(layers);
@@ -247,7 +250,7 @@ prop_compose! {
         let model = instance.model.with_frozen(&ranges).unwrap();
         let cost = CostTable::new(&model, &instance.hardware, instance.cost.workload()).unwrap();
         Instance { model, cost, ..instance }
-    }
+    })
 }
 
 prop_compose! {

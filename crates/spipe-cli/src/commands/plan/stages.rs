@@ -62,6 +62,7 @@ struct Kind {
     stage: Stage,
     count: usize,
     parameters: u64,
+    trained: bool,
     need: StageFootprint,
 }
 
@@ -78,11 +79,12 @@ fn stages(context: &Context<'_>, (letter, stages): (&str, &[Stage]), (needs, fir
                 stage: Stage { layers: stages[0].layers, ..*stage },
                 count: stage.layers.count(),
                 parameters: stage.layers.iter().map(|layer| context.cost.parameters(layer)).sum(),
+                trained: stage.layers.iter().any(|layer| context.cost.trained_parameters(layer) > 0),
                 need: need.copied().unwrap_or_default(),
             }
         })
         .collect();
-    let stepped = stages.iter().any(|stage| stage.optimizer.is_some());
+    let stepped = kinds.iter().any(|kind| kind.trained && kind.stage.optimizer.is_some());
     let offloaded = stages.iter().any(|stage| stage.offload.is_some());
     let mut headings = vec!["stage", "device", "layers", "recomputed"];
     headings.extend(offloaded.then_some("offloaded to"));
@@ -103,7 +105,11 @@ fn stages(context: &Context<'_>, (letter, stages): (&str, &[Stage]), (needs, fir
         ];
         row.extend(offloaded.then(|| kind.stage.offload.map_or_else(String::new, memory)));
         let socket = |id| context.hardware.devices()[id].name.clone();
-        row.extend(stepped.then(|| kind.stage.optimizer.map_or_else(|| device.name.clone(), socket)));
+        row.extend(stepped.then(|| match kind.stage.optimizer {
+            _ if !kind.trained => "not trained".into(),
+            Some(id) => socket(id),
+            None => device.name.clone(),
+        }));
         let of_each = if times == 1 { String::new() } else { format!("{times} × ") };
         row.extend([
             match kind.stage.weights {
@@ -205,6 +211,7 @@ mod tests {
             stage: Stage { layers: stages[0].layers, ..*stage },
             count: stage.layers.count(),
             parameters: 1,
+            trained: true,
             need: StageFootprint::default(),
         };
         (stages.iter().map(kind).collect(), stages)
