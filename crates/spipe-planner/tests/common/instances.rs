@@ -232,14 +232,11 @@ prop_compose! {
     }
 }
 
-/// What [`instance_of`] makes with some of the first layers frozen, and some of those behind them.
-pub fn frozen_instance_of(most: usize) -> impl Strategy<Value = Instance> {
-    frozen(instance_of(most))
-}
-
-/// Instances with some of the first layers frozen, and some of those behind them.
-pub fn frozen(on: impl Strategy<Value = Instance>) -> impl Strategy<Value = Instance> {
-    (on, 1usize..4, 1usize..3, 0usize..3).prop_map(|(instance, front, gap, behind)| {
+prop_compose! {
+    /// Instances with some of the first layers frozen, and some of those behind them.
+    pub fn frozen(on: impl Strategy<Value = Instance>)(
+        instance in on, front in 1usize..4, gap in 1usize..3, behind in 0usize..3,
+    ) -> Instance {
         let layers = instance.model.layers().len();
         let range = |first: usize, count: usize| {
             let end = (first + count).min(layers);
@@ -250,7 +247,14 @@ pub fn frozen(on: impl Strategy<Value = Instance>) -> impl Strategy<Value = Inst
         let model = instance.model.with_frozen(&ranges).unwrap();
         let cost = CostTable::new(&model, &instance.hardware, instance.cost.workload()).unwrap();
         Instance { model, cost, ..instance }
-    })
+    }
+}
+
+prop_compose! {
+    /// What [`instance_of`] makes with some of the first layers frozen, and some of those behind them.
+    pub fn frozen_instance_of(most: usize)(instance in frozen(instance_of(most))) -> Instance {
+        instance
+    }
 }
 
 prop_compose! {
