@@ -216,8 +216,11 @@ pub(crate) fn tracked(layers: Layers<'_>, input: Signal, feed: &Feed, split: boo
         Signal::Hidden(matrix) => Some(matrix.autodiff().require_grad()),
         _ => None,
     };
-    let late: Vec<Vec<usize>> =
-        layers.units.iter().map(|unit| if split { unit.multiplied() } else { Vec::new() }).collect();
+    // A table that a layer of this graph shares is a leaf, whose gradient both add to.
+    let shared = layers.table.filter(|_| layers.units.iter().any(|unit| unit.tied().is_some()));
+    let shares = |unit: &Unit| shared.is_some_and(|table| table.owner == unit.id().index());
+    let late = |unit: &Unit| if split && !shares(unit) { unit.multiplied() } else { Vec::new() };
+    let late: Vec<Vec<usize>> = layers.units.iter().map(late).collect();
     let tensors = |((unit, late), parameters): ((&Unit, &Vec<usize>), &Vec<Matrix>)| {
         let tensor = |(index, parameter): (usize, &Matrix)| {
             let tensor = parameter.clone().autodiff();
@@ -226,8 +229,8 @@ pub(crate) fn tracked(layers: Layers<'_>, input: Signal, feed: &Feed, split: boo
         parameters.iter().enumerate().map(tensor).collect()
     };
     let parameters: Tensors = layers.units.iter().zip(&late).zip(layers.parameters).map(tensors).collect();
-    let records = |late: &Vec<usize>| (!late.is_empty()).then(Products::default);
-    let products: Vec<Option<Products>> = late.iter().map(records).collect();
+    let records = |(unit, late): (&Unit, &Vec<usize>)| (!late.is_empty()).then(|| Products::new(unit.trains()));
+    let products: Vec<Option<Products>> = layers.units.iter().zip(&late).map(records).collect();
     let leaf = layers.table.map(|table| table_leaf(table, layers, &parameters));
     let table = layers.table.zip(leaf.as_ref()).map(|(table, matrix)| Table { matrix, ..table });
     let with_leaves = Layers { parameters: &parameters, table, ..layers };

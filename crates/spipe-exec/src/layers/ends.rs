@@ -2,7 +2,7 @@
 
 use super::{Answer, Feed, Matrix, Parameter, Signal, Targets, norm::NormUnit};
 use crate::kernels::{self, CrossEntropy};
-use burn::tensor::{Tensor, activation::log_softmax, module::embedding};
+use burn::tensor::{Tensor, activation::log_softmax};
 use spipe_model::{Embedding, Head};
 
 /// A table of token vectors.
@@ -34,13 +34,17 @@ impl EmbeddingUnit {
     pub fn forward(&self, parameters: &[Matrix], feed: &Feed) -> Matrix {
         let (sequences, seq_len) = feed.batch;
         let hidden = self.shape.hidden as usize;
-        let mut output = embedding(parameters[0].clone(), feed.inputs());
+        let tokens = feed.inputs().reshape([sequences * seq_len]);
+        let mut output = feed.look_up(parameters[0].clone(), tokens);
         let mut used = 1;
         if self.shape.places > 0 {
-            output = output + parameters[1].clone().narrow(0, feed.past(), seq_len).reshape([1, seq_len, hidden]);
+            let past = feed.past() as i64;
+            let places = Tensor::arange(past..past + seq_len as i64, &output.device().without_autodiff());
+            let places = feed.look_up(parameters[1].clone(), places).reshape([1, seq_len, hidden]);
+            let by_sequence: Tensor<3> = output.reshape([sequences, seq_len, hidden]);
+            output = (by_sequence + places).reshape([sequences * seq_len, hidden]);
             used = 2;
         }
-        let output = output.reshape([sequences * seq_len, hidden]);
         match &self.norm {
             Some(norm) => norm.forward(&parameters[used..], output),
             None => output,

@@ -1,8 +1,7 @@
 //! What a model reads, on a device.
 
-use super::{Matrix, Products, Recall, Tape, noise};
+use super::{Convolution, Linear, Matrix, Products, Recall, Tape, noise};
 use crate::data::{ImageBatch, Microbatch};
-use crate::kernels;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use spipe_model::{Architecture, Condition, Model};
 use std::sync::Arc;
@@ -158,15 +157,32 @@ impl Feed {
 
     /// The product of an input with a weight.
     pub fn multiply(&self, input: Matrix, weight: Matrix) -> Matrix {
+        self.apply(Linear::Product, input, weight)
+    }
+
+    /// A convolution of images with a kernel.
+    pub fn convolve(&self, shape: Convolution, input: Matrix, weight: Matrix) -> Matrix {
+        self.apply(Linear::Convolution(shape), input, weight)
+    }
+
+    fn apply(&self, linear: Linear, input: Matrix, weight: Matrix) -> Matrix {
         let known = self.tape.as_ref().and_then(Tape::next);
         let output = match &self.products {
-            Some(products) => products.multiply(input, weight, known),
-            None => kernels::matmul_known(input, weight, known),
+            Some(products) => products.multiply(linear, input, weight, known),
+            None => linear.output(input, weight, known),
         };
         if let Some(tape) = &self.tape {
             tape.write(&output);
         }
         output
+    }
+
+    /// Rows of a weight by their numbers.
+    pub fn look_up(&self, weight: Matrix, numbers: Tensor<1, Int>) -> Matrix {
+        match &self.products {
+            Some(products) => products.look_up(weight, numbers),
+            None => weight.select(0, numbers),
+        }
     }
 
     /// Token numbers, sequences × tokens.

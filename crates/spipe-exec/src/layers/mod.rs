@@ -20,7 +20,7 @@ mod unet;
 
 pub(crate) use feed::{Feed, Reading, Targets};
 pub(crate) use noise::{begin, denoised, go_on};
-pub(crate) use product::{Product, Products};
+pub(crate) use product::{Convolution, Linear, Product, Products};
 pub(crate) use recall::{Pair, Recall};
 pub(crate) use seam::{Live, Seam};
 pub(crate) use start::initial;
@@ -229,15 +229,15 @@ impl Unit {
         }
     }
 
-    /// Which of its parameters are weights that [`Feed::multiply`] multiplies with, in the order in which it does.
+    /// Which of its parameters are weights that are multiplied with by way of a [`Feed`], in the order in which they are.
     pub fn multiplied(&self) -> Vec<usize> {
-        match &self.arithmetic {
-            Arithmetic::Block(_) | Arithmetic::Head(_) if self.trains => {
-                let parameters = self.parameters().into_iter().enumerate();
-                parameters.filter(|(_, parameter)| parameter.shape[0] > 1).map(|(index, _)| index).collect()
-            }
-            _ => Vec::new(),
-        }
+        let is_weight = |parameter: &Parameter| match &self.arithmetic {
+            Arithmetic::Embedding(_) | Arithmetic::Block(_) | Arithmetic::Head(_) => parameter.shape[0] > 1,
+            Arithmetic::Patches(_) => PatchUnit::multiplies(parameter),
+            Arithmetic::Unet(..) => UnetUnit::multiplies(parameter),
+        };
+        let parameters = self.parameters().into_iter().enumerate();
+        parameters.filter(|(_, parameter)| is_weight(parameter)).map(|(index, _)| index).collect()
     }
 
     /// Its output from those of the layers before it; with tracked parameters or inputs, the graph as well. `table` is what a tied

@@ -11,6 +11,9 @@ pub(crate) struct PatchUnit {
     norm: Option<NormUnit>,
 }
 
+/// The weight that patches are multiplied with.
+const PROJECTION: &str = "projection.weight";
+
 impl PatchUnit {
     pub fn new(shape: &PatchEmbedding) -> Self {
         let norm = shape.norm.map(|(norm, epsilon)| NormUnit::new(norm, epsilon, shape.hidden));
@@ -22,18 +25,23 @@ impl PatchUnit {
         let mut all = vec![
             Parameter::weight("class.weight", 1, hidden),
             Parameter::weight("position.weight", self.shape.tokens(), hidden),
-            Parameter::weight("projection.weight", self.shape.patch_width(), hidden),
+            Parameter::weight(PROJECTION, self.shape.patch_width(), hidden),
         ];
         all.extend(self.shape.bias.then(|| Parameter::bias("projection.bias", hidden)));
         all.extend(self.norm.iter().flat_map(|norm| norm.parameters(["norm.weight", "norm.bias"])));
         all
     }
 
+    /// Whether a parameter is a weight that is multiplied with.
+    pub fn multiplies(parameter: &Parameter) -> bool {
+        parameter.name == PROJECTION
+    }
+
     pub fn forward(&self, parameters: &[Matrix], feed: &Feed) -> Matrix {
         let PatchEmbedding { hidden, bias, .. } = self.shape;
         let (images, tokens) = feed.batch;
         let hidden = hidden as usize;
-        let mut vectors = self.patches(feed.pixels(), images).matmul(parameters[2].clone());
+        let mut vectors = feed.multiply(self.patches(feed.pixels(), images), parameters[2].clone());
         if bias {
             vectors = vectors + parameters[3].clone();
         }

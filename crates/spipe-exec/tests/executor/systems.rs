@@ -1,7 +1,7 @@
 //! Every system yields the losses and gradients of plain training.
 
 use crate::{
-    machine::{GPT, text},
+    machine::{GPT, UNET, VIT, data, text},
     setup::{BACKWARD, FORWARD, Setup, losses_are_near},
 };
 use spipe_base::Bytes;
@@ -34,7 +34,7 @@ pub fn all_devices(setup: &Setup<'_>, backend: Backend, steps: u32) -> Options {
 /// What plain training and the program come to.
 pub fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Reference, Report) {
     let (plan, program) = setup.build();
-    let (data, options) = (text(), all_devices(setup, backend, steps));
+    let (data, options) = (data(&plan), all_devices(setup, backend, steps));
     let plain = reference(&plan, &program, &data, &options).unwrap_or_else(|error| panic!("{error}"));
     let report = run(&plan, &program, &data, &options, &mut |_| ControlFlow::Continue(()))
         .unwrap_or_else(|error| panic!("{setup:?}: {error}"));
@@ -64,6 +64,9 @@ fn equal(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
     }
 }
 
+/// How a run is held to plain training.
+type Judge = fn(&Setup<'_>, &(Reference, Report));
+
 fn exactly(setup: &Setup<'_>) {
     exactly_for(STEPS, setup);
 }
@@ -85,6 +88,31 @@ fn split_backwards() {
     exactly(&Setup { system: System::ZbH1, stages, ..Setup::default() });
     let stages = &["gpu0 0..1 recompute", "cpu0 2..3"];
     exactly(&Setup { system: System::ZbH2, model: GPT, stages, ..Setup::default() });
+}
+
+/// Convolutions and patches have gradients of weights that come later, too, and weights that leave. What many layers of a denoising
+/// network read gets their gradients in the order of a shorter graph.
+#[test]
+fn images() {
+    let judges: [(&str, &str, Judge); 2] = [(VIT, "0..3", equal), (UNET, "0..12", within_rounding)];
+    for (model, all, judge) in judges {
+        let with = |words: &str| format!("gpu0 {all}{words}");
+        let (plain, offloaded, streamed) = (with(""), with(" offload"), with(" streamed"));
+        for (system, stage) in [(System::ZbH1, plain), (System::PoH, offloaded), (System::Superpipeline, streamed)] {
+            for frozen in [&[][..], &["2..2"]] {
+                let setup = Setup { system, stages: &[&stage], model, frozen, ..Setup::default() };
+                Backend::ALL.iter().for_each(|backend| judge(&setup, &both(&setup, *backend, 5)));
+            }
+        }
+    }
+    let stages = &["gpu0 0..1 streamed", "gpu0 2..2 streamed recompute", "gpu0 3..3 streamed"];
+    exactly(&Setup { system: System::Superpipeline, model: VIT, stages, ..Setup::default() });
+    exactly(&Setup { system: System::Zb2p, model: VIT, stages: &["gpu0 0..1", "gpu1 2..3"], ..Setup::default() });
+    let stages = &["gpu0 0..3", "gpu1 4..12"];
+    for system in [System::ZbH2, System::Zb1p] {
+        let setup = Setup { system, model: UNET, stages, ..Setup::default() };
+        within_rounding(&setup, &both(&setup, Backend::Flex, 5));
+    }
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Transformer blocks over pixels: attention to each other, attention to the text, a gated feed-forward network.
 
-use super::{Matrix, Parameter, Rest, linear, norm_parameters};
+use super::{Feed, Matrix, Parameter, Rest, linear, norm_parameters};
 use burn::tensor::{
     Tensor,
     activation::{gelu, softmax},
 };
 
 /// How many images there are, and how many heads.
-pub(super) struct TransformerBlock {
+pub(super) struct TransformerBlock<'a> {
+    pub feed: &'a Feed,
     pub images: usize,
     pub heads: usize,
 }
@@ -34,17 +35,17 @@ pub(super) fn parameters(name: &str, width: u64, text: u64) -> Vec<Parameter> {
     all
 }
 
-impl TransformerBlock {
+impl TransformerBlock<'_> {
     pub fn forward(&self, rest: &mut Rest<'_>, input: Matrix, text: &Matrix) -> Matrix {
         let normal = layer_norm(input.clone(), rest.pair());
         let input = input + self.attend(rest, normal.clone(), &normal);
         let normal = layer_norm(input.clone(), rest.pair());
         let input = input + self.attend(rest, normal, text);
         let normal = layer_norm(input.clone(), rest.pair());
-        let inner = linear(normal, rest.pair());
+        let inner = linear(self.feed, normal, rest.pair());
         let half = inner.dims()[1] / 2;
         let gated = inner.clone().narrow(1, 0, half) * gelu(inner.narrow(1, half, half));
-        input + linear(gated, rest.pair())
+        input + linear(self.feed, gated, rest.pair())
     }
 
     /// What each row finds in the rows of `source` of the same image.
@@ -54,12 +55,12 @@ impl TransformerBlock {
         let by_head = |matrix: &Matrix, weight: &Matrix| -> Tensor<4> {
             let tokens = matrix.dims()[0] / self.images;
             let heads = [self.images, tokens, self.heads, width / self.heads];
-            matrix.clone().matmul(weight.clone()).reshape(heads).swap_dims(1, 2)
+            self.feed.multiply(matrix.clone(), weight.clone()).reshape(heads).swap_dims(1, 2)
         };
         let queries = by_head(&input, &projections[0]) * (self.heads as f64 / width as f64).sqrt();
         let (keys, values) = (by_head(source, &projections[1]), by_head(source, &projections[2]));
         let found = softmax(queries.matmul(keys.swap_dims(2, 3)), 3).matmul(values);
-        linear(found.swap_dims(1, 2).reshape([rows, width]), rest.pair())
+        linear(self.feed, found.swap_dims(1, 2).reshape([rows, width]), rest.pair())
     }
 }
 

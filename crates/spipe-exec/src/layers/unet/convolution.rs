@@ -1,12 +1,12 @@
 //! Convolutions and group norms.
 
-use super::{Matrix, Parameter, Rest, norm_parameters};
-use burn::tensor::{Tensor, activation::silu, module::conv2d, ops::ConvOptions};
-use spipe_model::Convolution;
+use super::{super::Convolution, Feed, Matrix, Parameter, Rest, norm_parameters};
+use burn::tensor::{Tensor, activation::silu};
+use spipe_model::Convolution as Shape;
 
 /// A convolution that may halve or double the image, behind a norm where it is the last.
 #[derive(Clone, Debug)]
-pub(crate) struct ConvolutionUnit(Convolution);
+pub(crate) struct ConvolutionUnit(Shape);
 
 /// Added to the variance, as in diffusers' residual blocks and last norm.
 pub(super) const EPSILON: f64 = 1e-5;
@@ -14,12 +14,12 @@ pub(super) const EPSILON: f64 = 1e-5;
 const KERNEL: u64 = 3;
 
 impl ConvolutionUnit {
-    pub const fn new(shape: &Convolution) -> Self {
+    pub const fn new(shape: &Shape) -> Self {
         Self(*shape)
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
-        let Convolution { inputs, outputs, norm, .. } = self.0;
+        let Shape { inputs, outputs, norm, .. } = self.0;
         let mut all = Vec::new();
         if norm {
             all.extend(norm_parameters("norm", inputs));
@@ -28,8 +28,8 @@ impl ConvolutionUnit {
         all
     }
 
-    pub fn forward(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
-        let Convolution { inputs, side_in, side_out, norm, groups, .. } = self.0;
+    pub fn forward(&self, parameters: &[Matrix], input: Matrix, feed: &Feed) -> Matrix {
+        let Shape { inputs, side_in, side_out, norm, groups, .. } = self.0;
         let mut rest = Rest(parameters);
         let mut images = Images::of(input, inputs, side_in);
         if norm {
@@ -39,7 +39,7 @@ impl ConvolutionUnit {
             images = images.enlarged(side_out as usize);
         }
         let stride = if side_out < side_in { 2 } else { 1 };
-        images.convolved(rest.pair(), stride).into_rows()
+        images.convolved(feed, rest.pair(), stride).into_rows()
     }
 }
 
@@ -86,15 +86,14 @@ impl Images {
         Self(normal * by_channel(&parameters[0]) + by_channel(&parameters[1]))
     }
 
-    /// A kernel over each pixel and its neighbours.
-    pub fn convolved(self, parameters: &[Matrix], stride: usize) -> Self {
-        let channels = self.0.dims()[1];
-        let [outputs, _] = parameters[0].dims();
-        let kernel = KERNEL as usize;
-        let weight = parameters[0].clone().reshape([outputs, channels, kernel, kernel]);
-        let bias = parameters[1].clone().reshape([outputs]);
-        let options = ConvOptions::new([stride, stride], [1, 1], [1, 1], 1);
-        Self(conv2d(self.0, weight, Some(bias), options))
+    /// A kernel over each pixel and its neighbours, and a bias for each output channel.
+    pub fn convolved(self, feed: &Feed, parameters: &[Matrix], stride: usize) -> Self {
+        let [_, channels, side, _] = self.0.dims();
+        let shape = Convolution { channels, side, kernel: KERNEL as usize, stride };
+        let output = feed.convolve(shape, self.into_rows(), parameters[0].clone());
+        let [_, outputs] = parameters[1].dims();
+        let output = Self::of(output, outputs as u64, shape.side_out() as u64);
+        output.map(|output| output + parameters[1].clone().reshape([1, outputs, 1, 1]))
     }
 
     /// Each pixel four times, cut to `side`.
@@ -136,9 +135,11 @@ mod tests {
     #[test]
     fn a_kernel_sees_neighbours_and_nothing_beyond_the_edge() {
         let kernel = [rows(&[0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], 9), rows(&[0.5], 1)];
-        let image = || Images::of(rows(&[1.0, 2.0, 3.0, 4.0], 4), 1, 2);
+        let feed = Feed::tokens(vec![0], (1, 1), &Device::flex());
+        let convolved =
+            |stride: usize| Images::of(rows(&[1.0, 2.0, 3.0, 4.0], 4), 1, 2).convolved(&feed, &kernel, stride);
         // Above and to the left.
-        assert_eq!(numbers(image().convolved(&kernel, 1).into_rows()), [0.5, 1.5, 1.5, 5.5]);
-        assert_eq!(numbers(image().convolved(&kernel, 2).into_rows()), [0.5]);
+        assert_eq!(numbers(convolved(1).into_rows()), [0.5, 1.5, 1.5, 5.5]);
+        assert_eq!(numbers(convolved(2).into_rows()), [0.5]);
     }
 }

@@ -1,7 +1,7 @@
 //! A residual block that knows the time, and the transformer over its pixels.
 
 use super::{
-    Matrix, Parameter, Rest,
+    Feed, Matrix, Parameter, Rest,
     attention::{self, TransformerBlock},
     convolution::{EPSILON, Images, convolution_parameters},
     linear, norm_parameters,
@@ -43,13 +43,17 @@ impl DenoisingUnit {
     }
 
     /// Of the inputs the first is the conditioning, the last what comes from below, and one between them a skip connection.
-    pub fn forward(&self, parameters: &[Matrix], inputs: &[Matrix]) -> Matrix {
+    pub fn forward(&self, parameters: &[Matrix], inputs: &[Matrix], feed: &Feed) -> Matrix {
         let [condition, skips @ .., before] = inputs else { panic!("a residual block reads the conditioning") };
         let input = Tensor::cat([before].into_iter().chain(skips).cloned().collect(), 1);
         let [time, text] = self.split(condition.clone());
         let mut rest = Rest(parameters);
-        let output = self.residual(&mut rest, Images::of(input, self.0.inputs, self.0.side), time);
-        if self.0.depth == 0 { output.into_rows() } else { self.transformer(&mut rest, output, text).into_rows() }
+        let output = self.residual((&mut rest, feed), Images::of(input, self.0.inputs, self.0.side), time);
+        if self.0.depth == 0 {
+            output.into_rows()
+        } else {
+            self.transformer((&mut rest, feed), output, text).into_rows()
+        }
     }
 
     /// The time vector, and the text with a row for each token.
@@ -61,26 +65,27 @@ impl DenoisingUnit {
         [condition.narrow(1, 0, time), text]
     }
 
-    fn residual(&self, rest: &mut Rest<'_>, input: Images, time: Matrix) -> Images {
+    fn residual(&self, (rest, feed): (&mut Rest<'_>, &Feed), input: Images, time: Matrix) -> Images {
         let Denoising { outputs, side, groups, .. } = self.0;
-        let inner = input.clone().norm(groups, EPSILON, rest.pair()).map(silu).convolved(rest.pair(), 1);
-        let time = linear(silu(time), rest.pair());
+        let inner = input.clone().norm(groups, EPSILON, rest.pair()).map(silu).convolved(feed, rest.pair(), 1);
+        let time = linear(feed, silu(time), rest.pair());
         let time: Tensor<4> = time.clone().reshape([time.dims()[0], outputs as usize, 1, 1]);
         let inner = inner.map(|inner| inner + time);
-        let inner = inner.norm(groups, EPSILON, rest.pair()).map(silu).convolved(rest.pair(), 1);
-        let shortcut = if self.0.projects() { from_tokens(linear(to_tokens(input), rest.pair()), side) } else { input };
+        let inner = inner.norm(groups, EPSILON, rest.pair()).map(silu).convolved(feed, rest.pair(), 1);
+        let shortcut =
+            if self.0.projects() { from_tokens(linear(feed, to_tokens(input), rest.pair()), side) } else { input };
         shortcut.map(|shortcut| shortcut + inner.0)
     }
 
-    fn transformer(&self, rest: &mut Rest<'_>, input: Images, text: Matrix) -> Images {
+    fn transformer(&self, (rest, feed): (&mut Rest<'_>, &Feed), input: Images, text: Matrix) -> Images {
         let images = input.0.dims()[0];
         let normal = input.clone().norm(self.0.groups, TRANSFORMER_EPSILON, rest.pair());
-        let mut tokens = linear(to_tokens(normal), rest.pair());
-        let block = TransformerBlock { images, heads: self.0.heads as usize };
+        let mut tokens = linear(feed, to_tokens(normal), rest.pair());
+        let block = TransformerBlock { feed, images, heads: self.0.heads as usize };
         for _ in 0..self.0.depth {
             tokens = block.forward(rest, tokens, &text);
         }
-        let output = from_tokens(linear(tokens, rest.pair()), self.0.side);
+        let output = from_tokens(linear(feed, tokens, rest.pair()), self.0.side);
         input.map(|input| input + output.0)
     }
 }

@@ -4,7 +4,7 @@ mod attention;
 mod convolution;
 mod denoising;
 
-use super::{Answer, Feed, Matrix, Parameter, Signal};
+use super::{Answer, Feed, Matrix, Parameter, Signal, Start};
 use burn::tensor::{Tensor, activation::silu};
 use convolution::ConvolutionUnit;
 use denoising::DenoisingUnit;
@@ -39,14 +39,19 @@ impl UnetUnit {
         }
     }
 
+    /// Whether a parameter is a weight that is multiplied with; those of norms are not.
+    pub fn multiplies(parameter: &Parameter) -> bool {
+        parameter.name.ends_with(".weight") && matches!(parameter.start, Start::Uniform(_))
+    }
+
     /// The output; behind the last layer the mean square of what is left between the noise that was found and the noise that
     /// was added (Ho et al. 2020, equation 14).
     pub fn forward(&self, parameters: &[Matrix], inputs: &[Matrix], feed: &Feed, is_last: bool) -> Signal {
         let output = match (self, inputs) {
             (Self::Conditioning(_), _) => condition(parameters, feed),
-            (Self::Convolution(unit), []) => unit.forward(parameters, feed.pixels()),
-            (Self::Convolution(unit), [before, ..]) => unit.forward(parameters, before.clone()),
-            (Self::Denoising(unit), inputs) => unit.forward(parameters, inputs),
+            (Self::Convolution(unit), []) => unit.forward(parameters, feed.pixels(), feed),
+            (Self::Convolution(unit), [before, ..]) => unit.forward(parameters, before.clone(), feed),
+            (Self::Denoising(unit), inputs) => unit.forward(parameters, inputs, feed),
         };
         if !is_last {
             return Signal::Hidden(output);
@@ -59,13 +64,13 @@ impl UnetUnit {
 /// The time vector, W₁ silu(W₀ sinusoids), and the text behind it.
 fn condition(parameters: &[Matrix], feed: &Feed) -> Matrix {
     let [sinusoids, text] = feed.condition();
-    let inner = silu(linear(sinusoids, &parameters[0..2]));
-    Tensor::cat(vec![linear(inner, &parameters[2..4]), text], 1)
+    let inner = silu(linear(feed, sinusoids, &parameters[0..2]));
+    Tensor::cat(vec![linear(feed, inner, &parameters[2..4]), text], 1)
 }
 
 /// A product with a weight, and a bias.
-fn linear(input: Matrix, parameters: &[Matrix]) -> Matrix {
-    input.matmul(parameters[0].clone()) + parameters[1].clone()
+fn linear(feed: &Feed, input: Matrix, parameters: &[Matrix]) -> Matrix {
+    feed.multiply(input, parameters[0].clone()) + parameters[1].clone()
 }
 
 /// Parameters one after the other.

@@ -1,0 +1,88 @@
+//! Graphs whose weights come later or leave.
+
+use crate::{
+    Data, Tokens,
+    data::Draw,
+    failures::machine::{GPT, LLAMA, UNET, VIT},
+    layers::{Feed, Matrix, Parameter, Reading, Signal, Unit, initial, units},
+    passes::{Layers, Outputs, Seed, Tensors, Tracked, backward, tracked},
+};
+use burn::{
+    backend::Flex,
+    tensor::{Device, Tensor, TensorData},
+};
+use spipe_model::Model;
+
+/// A model with data for one pass.
+struct Small {
+    units: Vec<Unit>,
+    feed: Feed,
+}
+
+impl Small {
+    fn new(text: &str) -> Self {
+        let model = Model::from_toml("model.toml", text).unwrap();
+        let data = Data::synthetic(&model).unwrap_or_else(|| Tokens::bytes(&[7; 99], 16).unwrap().into());
+        let draw = Draw { seed: 1, step: 0, microbatch: 0 };
+        let feed = Feed::new(&data.microbatch(draw, 2), &Reading::of(&model), &Device::flex());
+        Self { units: units(&model).unwrap(), feed }
+    }
+
+    fn parameters(&self) -> Tensors {
+        let tensor = |unit: &Unit, parameter: &Parameter| -> Matrix {
+            let numbers = initial(1, unit.id(), parameter);
+            Tensor::from_data(TensorData::new(numbers, parameter.shape), &Device::flex())
+        };
+        self.units.iter().map(|unit| unit.parameters().iter().map(|one| tensor(unit, one)).collect()).collect()
+    }
+
+    fn graph(&self, parameters: &Tensors, split: bool) -> Tracked {
+        let layers = Layers::new(0, &self.units, parameters);
+        tracked(layers, Signal::Tokens, &self.feed, split, &mut Outputs::default())
+    }
+
+    fn gradients(&self, graph: Tracked) -> Vec<(String, Vec<f32>)> {
+        let gradients = backward(vec![graph], Seed::Loss(1.0)).parameters;
+        let named = |(unit, gradients): (&Unit, Vec<Matrix>)| -> Vec<(String, Vec<f32>)> {
+            let names = unit.parameters().into_iter().map(|parameter| format!("{} {}", unit.id(), parameter.name));
+            names.zip(gradients.into_iter().map(|gradient| gradient.into_data().try_to_vec().unwrap())).collect()
+        };
+        self.units.iter().zip(gradients).flat_map(named).collect()
+    }
+}
+
+#[test]
+fn weights_that_left_are_held_by_nobody_and_come_back_for_the_backward() {
+    for text in [LLAMA, GPT, VIT, UNET] {
+        let small = Small::new(text);
+        let graph = small.graph(&small.parameters(), false);
+        let expected = small.gradients(graph);
+
+        let parameters = small.parameters();
+        let graph = small.graph(&parameters, true);
+        graph.forget();
+        let (mut left, mut held) = (0, 0);
+        for (unit, tensors) in small.units.iter().zip(parameters) {
+            for (parameter, tensor) in unit.parameters().into_iter().zip(tensors) {
+                let is_alone = tensor.try_into_primitive::<Flex>().unwrap().is_unique();
+                *(if is_alone { &mut left } else { &mut held }) += parameter.count();
+                assert!(
+                    is_alone || parameter.shape[0] == 1 || parameter.name == "position.weight",
+                    "{}",
+                    parameter.name
+                );
+            }
+        }
+        // What stays are norms, biases, and the positions of patches.
+        assert!(left > 9 * held, "{left} {held}");
+
+        graph.lend(Layers::new(0, &small.units, &small.parameters()));
+        for ((name, ours), (_, theirs)) in small.gradients(graph).iter().zip(&expected) {
+            let largest = theirs.iter().fold(0.0f32, |most, number| most.max(number.abs()));
+            let off = ours.iter().zip(theirs).map(|(ours, theirs)| (ours - theirs).abs()).fold(0.0, f32::max);
+            // What many layers of a denoising network read gets their gradients in the order of a shorter graph.
+            let allowed = if text == UNET { 1e-5 * largest } else { 0.0 };
+            assert!(largest > 0.0 && off <= allowed, "{name}: {off} of {largest}");
+        }
+    }
+}
