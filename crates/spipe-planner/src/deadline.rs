@@ -24,6 +24,11 @@ impl<'a> Deadline<'a> {
         Self { start: Instant::now(), limit: problem.options.time_limit, stop: problem.stop }
     }
 
+    /// One that comes after so many hundredths of the time that is left.
+    pub fn percent(&self, percent: u32) -> Self {
+        Self { start: Instant::now(), limit: self.left() * percent / 100, stop: self.stop }
+    }
+
     /// Whether the stop signal was given.
     pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)

@@ -12,6 +12,7 @@
 //! an improvement is the next step, so that the result is the same on any number of threads. Where there is none, it is the neighbour that
 //! takes as long and computes least, if that is less: what one device no longer recomputes may shorten nothing until another one does so too.
 
+pub(crate) mod anneal;
 mod dealt;
 pub(crate) mod fine;
 pub(crate) mod fit;

@@ -5,7 +5,7 @@
 //! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
 //!                                 ├─ generated candidates ─► simulated ──────────────────┐
 //!                                 └─ stages, by the planner, then several on a device ───┴─► the best few ─► improved ─┐
-//! best plan ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────────────────┘
+//! best plan ◄─ annealed ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────┘
 //! ```
 
 mod improve;
@@ -74,6 +74,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         search.cut();
         search.improve();
         search.exhaust();
+        search.anneal();
         Ok(())
     })?;
     search.conclude()

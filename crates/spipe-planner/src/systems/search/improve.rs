@@ -4,8 +4,9 @@ use super::{super::exhaust, Known, PROMISING, Search};
 use crate::{
     SYSTEMS,
     case::{Scored, faster},
+    deadline::Deadline,
     every::few,
-    refine::refine,
+    refine::{anneal, refine},
 };
 use spipe_base::SimTime;
 use spipe_plan::System;
@@ -15,6 +16,15 @@ const REFINED: usize = 3;
 
 /// How many placements are simulated for a start before others have their turn.
 const FIRST_STEPS: usize = 160;
+
+/// How many times as many placements as for improving one step by step are simulated for annealing the best.
+const ANNEALED: usize = 4;
+
+/// How much of the time that is left in hundredths is for single changes, where the best placement is annealed afterwards.
+const STEP_BY_STEP: u32 = 25;
+
+/// Placements that take no more than so many times as long as the best are worth annealing.
+const NEARLY: f64 = 1.05;
 
 /// A placement of a system, and how many more may be simulated to improve it.
 type Start = (usize, Scored, usize);
@@ -33,15 +43,38 @@ impl Search<'_, '_> {
         let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * PROMISING);
         let most = self.problem.options.refinements;
         starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start, most))));
+        let until = self.deadline.percent(if self.annealed().is_some() { STEP_BY_STEP } else { 100 });
         // The first steps say which of them lead far.
-        let mut starts = self.step(starts, FIRST_STEPS, f64::NEG_INFINITY);
+        let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY), &until);
         starts.extend(self.starts(&behind));
         let mut steps = FIRST_STEPS;
-        while !starts.is_empty() && !self.deadline.over() {
-            starts = self.step(starts, steps, PROMISING);
+        while !starts.is_empty() && !until.over() {
+            starts = self.step(starts, (steps, PROMISING), &until);
             // Fewer than before would simulate the same neighbours again.
             steps *= 2;
         }
+    }
+
+    /// Anneals the fastest placement that can be, if it is nearly as fast as the best.
+    pub(super) fn anneal(&mut self) {
+        let Some((index, start)) = self.annealed() else { return };
+        let most = ANNEALED * self.problem.options.refinements;
+        let (annealed, examined) = anneal::anneal(self.problem, &self.deadline, (start, most));
+        let known = &mut self.systems[index];
+        known.examined += examined;
+        known.best = faster(known.best.take(), Some(annealed));
+    }
+
+    /// Which system's placement is annealed, and that.
+    fn annealed(&self) -> Option<(usize, Scored)> {
+        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        let limit = self.limit();
+        let suits = |(index, known): (usize, &Known)| {
+            let start = known.best.clone().filter(|_| known.bound < limit)?;
+            let near = start.0.to_ms() < NEARLY * best && anneal::suits(&self.problem.context, &start.1);
+            near.then_some((index, start))
+        };
+        self.systems.iter().enumerate().filter_map(suits).min_by_key(|(_, (time, _))| *time)
     }
 
     /// The placements of `systems` to begin with.
@@ -59,7 +92,7 @@ impl Search<'_, '_> {
 
     /// Improves each of `starts` by simulating so many, the fastest first, and to the end those that take less than `near` times the best; what
     /// more may help.
-    fn step(&mut self, mut starts: Vec<Start>, steps: usize, near: f64) -> Vec<Start> {
+    fn step(&mut self, mut starts: Vec<Start>, (steps, near): (usize, f64), until: &Deadline<'_>) -> Vec<Start> {
         starts.sort_by_key(|(_, (time, _), _)| *time);
         starts.dedup();
         let mut more = Vec::new();
@@ -67,15 +100,15 @@ impl Search<'_, '_> {
             let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
             let most = if start.0.to_ms() < best * near { left } else { left.min(steps) };
             if most > 0 && self.systems[index].bound < self.limit() {
-                more.extend(self.refine(index, (start, most)).map(|refined| (index, refined, left - most)));
+                more.extend(self.refine(index, (start, most), until).map(|refined| (index, refined, left - most)));
             }
         }
         more
     }
 
     /// Improves `start`, a placement of the `index`th system, by simulating so many; what it came to where more of them may help.
-    fn refine(&mut self, index: usize, (start, most): (Scored, usize)) -> Option<Scored> {
-        let (refined, examined) = refine(self.problem, &self.figures, &self.deadline, (start, most));
+    fn refine(&mut self, index: usize, (start, most): (Scored, usize), until: &Deadline<'_>) -> Option<Scored> {
+        let (refined, examined) = refine(self.problem, &self.figures, until, (start, most));
         let known = &mut self.systems[index];
         known.examined += examined;
         known.best = faster(known.best.take(), Some(refined.clone()));

@@ -1,0 +1,79 @@
+//! Small changes of a placement, drawn at random.
+
+use super::super::{over, saved_elsewhere, stepped_elsewhere};
+use crate::{LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, systems::elsewhere};
+use fastrand::Rng;
+use spipe_base::StageId;
+use spipe_plan::{Context, FEWEST_OFFLOAD_SLOTS, Knobs, Placement, Stage, System};
+
+/// How many layers cross a boundary.
+const CROSSING: [usize; 3] = [1, 1, 2];
+
+/// `placement` with one change; none where what was drawn cannot be changed. `help` says whether the host may do something for stages on
+/// GPUs.
+pub(super) fn changed(
+    (context, help): (&Context<'_>, bool),
+    placement: &Placement,
+    random: &mut Rng,
+) -> Option<Placement> {
+    let id = StageId::from(random.usize(..placement.stages.len()));
+    let stage = placement.stages[id];
+    let with = |stage: Stage| {
+        let mut other = placement.clone();
+        other.stages[id] = stage;
+        other
+    };
+    let helps = help && !context.is_cpu(stage.device);
+    match random.u32(..100) {
+        0..30 if helps => saved_elsewhere(context, &stage).map(with),
+        30..50 if helps => stepped_elsewhere(context, &stage).map(with),
+        50..60 if helps => random.choice(elsewhere(context, &stage)).map(with),
+        60..75 => exchanged((placement, id), random),
+        75..80 => Some(placement.clone().with_knobs(other_knobs(placement, random))),
+        80..90 => moved_layers((placement, id), random),
+        _ => Some(with(stage.with_recomputed(random.usize(..=stage.layers.count())))),
+    }
+}
+
+/// What is chosen for a stage and for another one of its device with as many layers exchanged.
+fn exchanged((placement, id): (&Placement, StageId), random: &mut Rng) -> Option<Placement> {
+    let stage = placement.stages[id];
+    let like = |(other, stage_of): &(StageId, &Stage)| {
+        *other != id && stage_of.device == stage.device && stage_of.layers.count() == stage.layers.count()
+    };
+    let others: Vec<StageId> = placement.stages.enumerate().filter(like).map(|(id, _)| id).collect();
+    let other = random.choice(others)?;
+    let mut all = placement.clone();
+    all.stages[id] = Stage { layers: stage.layers, ..placement.stages[other] };
+    all.stages[other] = Stage { layers: placement.stages[other].layers, ..stage };
+    Some(all)
+}
+
+/// Some layers of a stage in the next one, or the other way round.
+fn moved_layers((placement, id): (&Placement, StageId), random: &mut Rng) -> Option<Placement> {
+    let next_id = StageId::from(id.index() + 1);
+    let here = &placement.stages[id];
+    let next = placement.stages.as_slice().get(next_id.index())?;
+    let (first, end, last) = (here.layers.first().index(), next.layers.first().index(), next.layers.last().index());
+    let by = random.choice(CROSSING)?;
+    let end = if random.bool() { end.checked_sub(by)? } else { end + by };
+    (end > first && end <= last).then(|| {
+        let mut all = placement.clone();
+        all.stages[id] = over(here, first, end);
+        all.stages[next_id] = over(next, end, last + 1);
+        all
+    })
+}
+
+/// Another head start, other slots for what is offloaded, or steps in the other order.
+fn other_knobs(placement: &Placement, random: &mut Rng) -> Knobs {
+    let knobs = placement.knobs;
+    match random.u32(..3) {
+        0 if placement.system == System::Hybrid => Knobs { head_start: random.u64(..=LARGEST_HEAD_START), ..knobs },
+        0 | 1 => {
+            let slots = random.u64(FEWEST_OFFLOAD_SLOTS..=MOST_OFFLOAD_SLOTS);
+            Knobs { offload_slots: Some(slots).filter(|slots| *slots > FEWEST_OFFLOAD_SLOTS), ..knobs }
+        }
+        _ => Knobs { urgent_steps: !knobs.urgent_steps, ..knobs },
+    }
+}

@@ -1,0 +1,64 @@
+use super::*;
+use crate::{
+    Options, Problem,
+    common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+    estimate::estimate,
+    figures::Figures,
+};
+use rayon::ThreadPoolBuilder;
+use spipe_base::{LayerRange, SimTime};
+use spipe_plan::{Stage, System, check};
+use std::{sync::atomic::AtomicBool, time::Duration};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// Twelve layers on two GPUs that hold the state of few of them.
+fn crowded() -> Instance {
+    let times = [10, 10, 10];
+    let layer = LayerText { count: 12, times, slowdown: 9, parameters: 8 << 20, boundary: 1, saved: 32, workspace: 0 };
+    let machine = MachineText { gpus: vec![(900, 20); 2], root: 20, sockets: vec![8000] };
+    Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(6, Mode::Train))
+}
+
+/// What annealing comes to on so many threads, from single layers that are all recomputed and stepped on the socket.
+fn annealed(instance: &Instance, threads: usize, most: usize) -> (SimTime, Scored, usize) {
+    let context = instance.context();
+    let device = |name: &str| context.hardware.device(name).unwrap();
+    let stage = |layer: usize| {
+        let layers = LayerRange::new(layer.into(), layer.into()).unwrap();
+        let gpu = device(if layer < 6 { "gpu0" } else { "gpu1" });
+        Stage::new(gpu, layers).with_everything_recomputed().with_optimizer_on(device("cpu0"))
+    };
+    let start = Placement::new(System::OneForwardOneBackward, (0..12).map(stage));
+    let options = Options { time_limit: Duration::from_secs(3600), ..Options::default() };
+    let figures = Figures::new(context, &options);
+    let score = |placement: &Placement| estimate(&figures, placement).map(|ms| SimTime::ns((ms * 1e6) as u64));
+    let systems = vec![System::OneForwardOneBackward];
+    let problem = Problem { context, systems, options, score: &score, stop: &NEVER };
+    let start = (score(&start).unwrap(), start);
+    let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let (best, examined) = pool.install(|| anneal(&problem, &Deadline::new(&problem), (start.clone(), most)));
+    (start.0, best, examined)
+}
+
+#[test]
+fn what_is_annealed_is_faster_and_fits() {
+    let instance = crowded();
+    let (start, (time, placement), examined) = annealed(&instance, 1, 800);
+    assert!(time.to_ms() < 0.9 * start.to_ms(), "{start} to {time}");
+    assert!(check(&instance.context(), &placement).is_ok());
+    assert_eq!(examined, 800);
+}
+
+#[test]
+fn threads_change_nothing() {
+    let instance = crowded();
+    assert_eq!(annealed(&instance, 1, 320), annealed(&instance, 3, 320));
+}
+
+#[test]
+fn nothing_is_done_where_nothing_may_be_simulated() {
+    let instance = crowded();
+    let (start, (time, _), examined) = annealed(&instance, 1, 0);
+    assert_eq!((time, examined), (start, 0));
+}
