@@ -4,15 +4,16 @@
 //! is stepped on its device or on the socket near it, has what it leaves to the host on the other socket, or all stages share both; a
 //! stage is cut in two on one device, each part with choices of its own, or two become one; the stages of a device are cut into equal parts;
 //! more or fewer stages keep their parameters; those that are streamed to one GPU, or kept there, become fewer; a stage moves to the
-//! neighbouring device, which may leave its own without any, the first one to a socket, one of the busiest GPU to another; the stages of
-//! several devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded, grow or shrink, and what is
-//! urgent is stepped first. Each change also comes with as little recomputed as then fits on the devices that it changes.
+//! neighbouring device, which may leave its own without any, the first one to a socket, some over the border of one, one of the busiest GPU
+//! to another; the stages of several devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded,
+//! grow or shrink, and what is urgent is stepped first. Each change also comes with as little recomputed as then fits on the devices that it changes.
 //!
 //! Neighbours are looked at in the order of what they are estimated to take, in batches of fixed size, and the best of the first batch with
 //! an improvement is the next step, so that the result is the same on any number of threads. Where there is none, it is the neighbour that
 //! takes as long and computes least, if that is less: what one device no longer recomputes may shorten nothing until another one does so too.
 
 pub(crate) mod anneal;
+mod crossed;
 mod dealt;
 pub(crate) mod fine;
 pub(crate) mod fit;
@@ -166,6 +167,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
         if SYSTEMS.contains(&placement.system) {
             list.extend(left_out(context, &placement.stages).into_iter().map(forward));
             list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
+            list.extend(crossed::changed(context, placement, help));
         }
     }
     list.extend(coarse);

@@ -1,6 +1,6 @@
 //! Small changes of a placement, drawn at random.
 
-use super::super::{over, saved_elsewhere, stepped_elsewhere};
+use super::super::{crossed, moved_stages, over, saved_elsewhere, stepped_elsewhere};
 use crate::{LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, systems::elsewhere};
 use fastrand::Rng;
 use spipe_base::StageId;
@@ -30,7 +30,12 @@ pub(super) fn changed(
         50..60 if helps => random.choice(elsewhere(context, &stage)).map(with),
         60..75 => exchanged((placement, id), random),
         75..80 => Some(placement.clone().with_knobs(other_knobs(placement, random))),
-        80..90 => moved_layers((placement, id), random),
+        80..85 => moved_layers((placement, id), random),
+        85..88 => random.choice(crossed::changed(context, placement, help)),
+        88..91 => {
+            let moved = random.choice(moved_stages(context, &placement.stages))?;
+            Some(Placement { stages: moved.into_iter().collect(), ..placement.clone() })
+        }
         _ => Some(with(stage.with_recomputed(random.usize(..=stage.layers.count())))),
     }
 }
