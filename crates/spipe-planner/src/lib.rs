@@ -30,8 +30,8 @@
 //! the others, improves the best few by single changes, tries everything of systems that have few placements, and anneals the best
 //! pipeline. The bound is a linear program over layers by their run, device, and what is chosen for them. With whole layers it bounds more
 //! tightly, and decides how many are streamed, kept, recomputed, offloaded and stepped on the host where a device has several stages;
-//! these are no faster than a single one that steps, saves and recomputes nothing, which bounds them too. What the ILP proves is about one stage per device; what
-//! [`plan_all`] claims is about all placements, with any number of stages on a device.
+//! these are no faster than a single one that steps, saves and recomputes nothing, which bounds them too. What the ILP proves is about one
+//! stage per device; what [`plan_all`] claims is about all placements, with any number of stages on a device.
 //!
 //! Results are the same for any number of threads, unless the time limit or the stop signal struck.
 

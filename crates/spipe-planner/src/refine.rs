@@ -6,7 +6,8 @@
 //! more or fewer stages keep their parameters; those that are streamed to one GPU, or kept there, become fewer; a stage moves to the
 //! neighbouring device, which may leave its own without any, the first one to a socket, some over the border of one, one of the busiest GPU
 //! to another; the stages of several devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded,
-//! grow or shrink, and what is urgent is stepped first. Each change also comes with as little recomputed as then fits on the devices that it changes.
+//! grow or shrink, and what is urgent is stepped first. Each change also comes with as little recomputed as then fits on the devices that
+//! it changes.
 //!
 //! Neighbours are looked at in the order of what they are estimated to take, in batches of fixed size, and the best of the first batch with
 //! an improvement is the next step, so that the result is the same on any number of threads. Where there is none, it is the neighbour that

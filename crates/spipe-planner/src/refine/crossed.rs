@@ -23,13 +23,13 @@ pub(super) fn changed(context: &Context<'_>, placement: &Placement, help: bool) 
             let (before, behind) = (next.checked_sub(count).map(|from| (from, next)), Some((next, next + count)));
             let sides = [(before, stages[next].device), (behind, stages[next - 1].device)];
             for ((from, to), device) in sides.into_iter().filter_map(|(range, device)| Some((range?, device))) {
-                for steps in [false, true].into_iter().filter(|steps| !steps || help) {
+                let stepping = help && !context.is_cpu(device);
+                for steps in [false, true].into_iter().filter(|steps| !steps || stepping) {
                     list.extend(moved(context, stages, ((from, to), device), steps));
                 }
             }
         }
     }
-    list.dedup();
     list.into_iter().flat_map(|stages| with_head_starts(placement, &stages)).collect()
 }
 
@@ -48,7 +48,7 @@ fn moved(
     let mut all = stages.to_vec();
     for stage in &mut all[from..to] {
         *stage = Stage { device, optimizer: None, offload: None, ..*stage };
-        if steps && !context.is_cpu(device) {
+        if steps {
             *stage = stepped_on_socket(context, stage)?;
         }
     }
