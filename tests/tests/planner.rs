@@ -11,7 +11,7 @@ mod bounds;
 mod draws;
 
 use draws::{dealt, drawn, pinned};
-use instances::{Instance, frozen_instance_of, instance_of, tied_instance_of, two_socket_instance_of};
+use instances::{Instance, frozen_instance_of, instance_of, several_socket_instance_of, tied_instance_of};
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
@@ -227,7 +227,7 @@ fn with_tied_ends_the_plan_is_the_best_of_all_placements() {
 fn with_pins_the_plan_is_the_best_of_all_placements() {
     let held = Cell::new(0);
     let on = (
-        prop_oneof![instance_of(3), two_socket_instance_of(3, 1), two_socket_instance_of(2, 2)],
+        prop_oneof![instance_of(3), several_socket_instance_of(3, 1), several_socket_instance_of(2, 2)],
         prop::collection::vec(any::<u8>(), 8),
     );
     run_on(200, on, |(instance, draws)| {
@@ -243,11 +243,11 @@ fn with_pins_the_plan_is_the_best_of_all_placements() {
     assert!(held.get() >= 30, "{} plans hold their pins", held.get());
 }
 
-/// The same where a stage has what it leaves to the host on one of two sockets.
+/// The same where a stage has what it leaves to the host on one of several sockets.
 #[test]
-fn with_two_sockets_the_plan_is_the_best_of_all_placements() {
+fn with_several_sockets_the_plan_is_the_best_of_all_placements() {
     let far = Cell::new(0);
-    run_on(100, two_socket_instance_of(3, 1), |instance| {
+    run_on(100, several_socket_instance_of(3, 1), |instance| {
         agrees(&instance, true)?;
         let options = Options { gap: 0.0, time_limit: PATIENCE, ..Options::default() };
         if let Ok(found) = stages(&instance, "ilp", options) {
@@ -289,13 +289,13 @@ fn is_the_best(instance: &Instance, draws: &[u8]) -> Result<(), TestCaseError> {
     }
 }
 
-/// The same where all that a stage has on the host is on one of two sockets.
+/// The same where all that a stage has on the host is on one of several sockets.
 #[test]
-fn of_some_systems_the_plan_on_two_sockets_is_the_best_of_all_placements() {
+fn of_some_systems_the_plan_on_several_sockets_is_the_best_of_all_placements() {
     let systems =
         [System::OneForwardOneBackward, System::Gpipe, System::ZeroOffload, System::Superpipeline, System::Mobius];
     let (found, refused) = (Cell::new(0), Cell::new(0));
-    run_on(60, two_socket_instance_of(2, 1), |instance| {
+    run_on(60, several_socket_instance_of(2, 1), |instance| {
         let context = instance.context();
         for system in systems {
             let one =

@@ -6,7 +6,7 @@ use crate::{
     check::pageable,
     expand::{Parts, Placed},
     route::routes,
-    topology::Topology,
+    topology::{Node, Topology},
 };
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LinkId, MemoryId, Seconds, Text};
 
@@ -140,17 +140,20 @@ impl Builder<'_> {
 
     fn add_nodes(&mut self) {
         for memory in self.memories.iter().filter(|memory| memory.pageable_view_of.is_none()) {
-            let dram = memory.kind == MemoryKind::Dram;
-            self.topology.add(&memory.name, (dram, dram));
+            let node = if memory.kind == MemoryKind::Dram { Node::Dram } else { Node::Closed };
+            self.topology.add(&memory.name, node);
         }
         for Placed { item, .. } in &self.parts.sockets {
             self.topology.alias(&item.name, &item.dram.name);
         }
         for Placed { item, .. } in &self.parts.nodes {
-            self.topology.add(&item.name, (true, false));
+            self.topology.add(&item.name, Node::Open);
+        }
+        for Placed { item, .. } in &self.parts.network_cards {
+            self.topology.add(&item.name, Node::NetworkCard);
         }
         for end in self.parts.links.iter().flat_map(|part| &part.item.between) {
-            self.topology.add(end, (true, false));
+            self.topology.add(end, Node::Open);
         }
     }
 

@@ -51,7 +51,8 @@ fn node_names(parts: &Parts) -> Vec<(String, String)> {
         }
     }
     all.extend(parts.nvmes.iter().map(|part| (part.item.name.clone(), format!("{}.name", part.path))));
-    all.extend(parts.nodes.iter().map(|part| (part.item.name.clone(), format!("{}.name", part.path))));
+    let nodes = parts.nodes.iter().chain(&parts.network_cards);
+    all.extend(nodes.map(|part| (part.item.name.clone(), format!("{}.name", part.path))));
     all
 }
 

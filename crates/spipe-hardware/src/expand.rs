@@ -17,7 +17,9 @@ pub(crate) struct Parts {
     pub sockets: Vec<Placed<SocketFile>>,
     pub gpus: Vec<Placed<GpuFile>>,
     pub nvmes: Vec<Placed<NvmeFile>>,
+    /// Root complexes and switches.
     pub nodes: Vec<Placed<NodeFile>>,
+    pub network_cards: Vec<Placed<NodeFile>>,
     pub links: Vec<Placed<LinkFile>>,
 }
 
@@ -26,7 +28,7 @@ impl Parts {
         let node = |node: &mut NodeFile, change: &mut Change<'_>| change(&mut node.name);
         let mut nodes = expand("root-complex", &file.root_complex, node, report);
         nodes.extend(expand("switch", &file.switch, node, report));
-        nodes.extend(expand("nic", &file.nic, node, report));
+        let network_cards = expand("nic", &file.nic, node, report);
         Self {
             sockets: expand(
                 "socket",
@@ -40,6 +42,7 @@ impl Parts {
             gpus: expand("gpu", &file.gpu, |gpu, change| change(&mut gpu.name), report),
             nvmes: expand("nvme", &file.nvme, |nvme, change| change(&mut nvme.name), report),
             nodes,
+            network_cards,
             links: expand(
                 "link",
                 &file.link,

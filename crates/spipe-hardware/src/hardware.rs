@@ -142,7 +142,7 @@ impl Hardware {
         let placed = parts.gpus.iter().map(|part| &part.path).chain(parts.sockets.iter().map(|part| &part.path));
         let paths: Vec<&String> = placed.chain(parts.nvmes.iter().map(|part| &part.path)).collect();
         let own: Vec<MemoryId> = self.memories.ids().take(paths.len()).collect();
-        let stranded = |id: &MemoryId| self.memories[*id].kind == MemoryKind::Gpu && self.routes.host[*id].is_none();
+        let stranded = |id: &MemoryId| self.memories[*id].kind == MemoryKind::Gpu && self.routes.hosts[*id].is_empty();
         for id in own.iter().filter(|id| stranded(id)) {
             let message = format!("gpu `{}` has no route to any DRAM", self.memories[*id].name);
             let hint = "add a `[[link]]` between it and a root complex, and one from there to the DRAM";
@@ -236,7 +236,12 @@ impl Hardware {
 
     /// The DRAM nearest to a device: its own for a socket.
     pub fn host_memory(&self, device: DeviceId) -> Option<MemoryId> {
-        self.routes.host[self.devices[device].memory]
+        self.host_memories(device).first().copied()
+    }
+
+    /// That DRAM, and the others that a device reaches without a network card, the nearest first.
+    pub fn host_memories(&self, device: DeviceId) -> &[MemoryId] {
+        &self.routes.hosts[self.devices[device].memory]
     }
 
     /// The channels of a DRAM or of its pageable view, which every copy in or out and all CPU work share.

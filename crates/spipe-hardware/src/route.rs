@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Routes {
     /// By source, then destination.
     pub between: IdVec<MemoryId, IdVec<MemoryId, Option<Route>>>,
-    /// The nearest DRAM of each memory.
-    pub host: IdVec<MemoryId, Option<MemoryId>>,
+    /// The DRAMs that each memory may leave something in, the nearest first: that one, and what is not beyond a network card.
+    pub hosts: IdVec<MemoryId, Vec<MemoryId>>,
     /// The channels of each DRAM.
     pub channels: IdVec<MemoryId, Option<LinkId>>,
     /// The root complexes and switches between each memory and its nearest DRAM.
@@ -27,7 +27,7 @@ struct Router<'a> {
     memories: &'a IdVec<MemoryId, Memory>,
     ends: &'a IdVec<MemoryId, End>,
     found: BTreeMap<&'a str, BTreeMap<&'a str, Way>>,
-    host: IdVec<MemoryId, Option<MemoryId>>,
+    hosts: IdVec<MemoryId, Vec<MemoryId>>,
 }
 
 pub(crate) fn routes<'a>(
@@ -38,13 +38,13 @@ pub(crate) fn routes<'a>(
 ) -> Routes {
     let ways = topology.ways(links);
     let found = ends.iter().map(|end| (end.node.as_str(), ways.from(&end.node))).collect();
-    let mut router = Router { ways, links, memories, ends, found, host: IdVec::new() };
-    router.host = memories.ids().map(|memory| router.nearest_dram(memory)).collect();
+    let mut router = Router { ways, links, memories, ends, found, hosts: IdVec::new() };
+    router.hosts = memories.ids().map(|memory| router.nearest_drams(memory)).collect();
     Routes {
         between: memories.ids().map(|from| memories.ids().map(|to| router.route(from, to)).collect()).collect(),
         channels: memories.enumerate().map(|(id, memory)| router.channels(id, memory)).collect(),
         roots: memories.ids().map(|memory| router.roots(memory)).collect(),
-        host: router.host,
+        hosts: router.hosts,
     }
 }
 
@@ -53,12 +53,19 @@ impl Router<'_> {
         self.found.get(self.ends[from].node.as_str())?.get(self.ends[to].node.as_str())
     }
 
-    fn nearest_dram(&self, memory: MemoryId) -> Option<MemoryId> {
+    fn nearest_drams(&self, memory: MemoryId) -> Vec<MemoryId> {
         let is_dram = |id: &MemoryId| {
             self.memories[*id].kind == MemoryKind::Dram && self.memories[*id].pageable_view_of.is_none()
         };
         let drams = self.memories.ids().filter(is_dram);
-        drams.filter_map(|dram| Some((self.way(memory, dram)?, dram))).min().map(|(_, dram)| dram)
+        let mut near: Vec<(&Way, MemoryId)> = drams.filter_map(|dram| Some((self.way(memory, dram)?, dram))).collect();
+        near.sort();
+        let within = |(index, (way, _)): &(usize, (&Way, MemoryId))| *index == 0 || self.ways.is_within(way);
+        near.into_iter().enumerate().filter(within).map(|(_, (_, dram))| dram).collect()
+    }
+
+    fn nearest_dram(&self, memory: MemoryId) -> Option<MemoryId> {
+        self.hosts[memory].first().copied()
     }
 
     fn channels(&self, id: MemoryId, memory: &Memory) -> Option<LinkId> {
@@ -66,7 +73,7 @@ impl Router<'_> {
     }
 
     fn roots(&self, memory: MemoryId) -> Vec<String> {
-        let way = self.host[memory].and_then(|host| self.way(memory, host));
+        let way = self.nearest_dram(memory).and_then(|host| self.way(memory, host));
         way.map_or_else(Vec::new, |way| self.ways.nodes_between(way))
     }
 
@@ -101,7 +108,7 @@ impl Router<'_> {
 
     /// Into the host memory nearest to the source, and out of it again.
     fn via_host(&self, from: MemoryId, to: MemoryId) -> Option<Vec<LinkId>> {
-        let host = self.host[from]?;
+        let host = self.nearest_dram(from)?;
         let (into, out) = (self.way(from, host)?, self.way(host, to)?);
         let end = &self.ends[host];
         let buffer = end.arriving.iter().chain(&end.leaving).copied();

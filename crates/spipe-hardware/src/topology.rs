@@ -11,19 +11,24 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
-/// A node, by name.
-struct Node {
-    name: String,
-    /// Whether copies of others may pass through: they do not through the memory of a GPU or a drive.
-    transit: bool,
-    /// Whether it is a DRAM.
-    dram: bool,
+/// What a node is for the copies of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Node {
+    /// The memory of a GPU or a drive, through which none pass.
+    Closed,
+    /// A DRAM.
+    Dram,
+    /// A root complex or a switch.
+    Open,
+    /// The way to another machine.
+    NetworkCard,
 }
 
 /// The nodes and the directed links between them.
 #[derive(Default)]
 pub(crate) struct Topology {
-    graph: DiGraph<Node, LinkId>,
+    /// Nodes by name.
+    graph: DiGraph<(String, Node), LinkId>,
     by_name: BTreeMap<String, NodeIndex>,
 }
 
@@ -38,10 +43,10 @@ pub(crate) struct Way {
 
 impl Topology {
     /// Adds a node, unless the name is taken.
-    pub fn add(&mut self, name: &str, (transit, dram): (bool, bool)) {
+    pub fn add(&mut self, name: &str, node: Node) {
         if !self.by_name.contains_key(name) {
-            let node = self.graph.add_node(Node { name: name.into(), transit, dram });
-            self.by_name.insert(name.into(), node);
+            let index = self.graph.add_node((name.into(), node));
+            self.by_name.insert(name.into(), index);
         }
     }
 
@@ -55,6 +60,11 @@ impl Topology {
     /// Whether two names mean the same node.
     pub fn same(&self, one: &str, other: &str) -> bool {
         self.by_name.get(one) == self.by_name.get(other)
+    }
+
+    /// What the node of that name is, if there is one.
+    pub fn node(&self, name: &str) -> Option<Node> {
+        self.by_name.get(name).map(|index| self.graph[*index].1)
     }
 
     /// Joins two nodes that are there.
@@ -94,7 +104,7 @@ impl<'a> Ways<'a> {
             if found.contains_key(&node) {
                 continue;
             }
-            if node == start || self.topology.graph[node].transit {
+            if node == start || self.topology.graph[node].1 != Node::Closed {
                 for edge in self.topology.graph.edges(node).filter(|edge| !found.contains_key(&edge.target())) {
                     open.push(Reverse((self.extend(&way, *edge.weight()), edge.target())));
                 }
@@ -102,7 +112,7 @@ impl<'a> Ways<'a> {
             found.insert(node, way);
         }
         let topology = self.topology;
-        found.into_iter().map(|(node, way)| (topology.graph[node].name.as_str(), way)).collect()
+        found.into_iter().map(|(node, way)| (topology.graph[node].0.as_str(), way)).collect()
     }
 
     fn extend(&self, way: &Way, link: LinkId) -> Way {
@@ -120,10 +130,13 @@ impl<'a> Ways<'a> {
 
     /// The nodes that a way passes between its ends, other than DRAM.
     pub fn nodes_between(&self, way: &Way) -> Vec<String> {
-        let is_dram = |name: &str| self.topology.by_name.get(name).is_some_and(|node| self.topology.graph[*node].dram);
-        let links = self.links(way);
-        let inner = links.iter().skip(1).map(|link| self.links[*link].from.clone());
-        inner.filter(|name| !is_dram(name)).collect()
+        let inner = self.links(way).into_iter().skip(1).map(|link| self.links[link].from.clone());
+        inner.filter(|name| self.topology.node(name) != Some(Node::Dram)).collect()
+    }
+
+    /// Whether a way stays within one machine.
+    pub fn is_within(&self, way: &Way) -> bool {
+        self.nodes_between(way).iter().all(|name| self.topology.node(name) != Some(Node::NetworkCard))
     }
 }
 

@@ -100,6 +100,21 @@ fn crossing_sockets_takes_the_interconnect() {
 }
 
 #[test]
+fn what_a_gpu_leaves_stays_in_its_machine() {
+    let machine = machine("v100-32g-x32");
+    let names = |device: &str| -> Vec<&str> {
+        let hosts = machine.host_memories(machine.device(device).unwrap()).iter();
+        hosts.map(|memory| machine.memories()[*memory].name.as_str()).collect()
+    };
+    assert_eq!(
+        names("gpu5"),
+        ["dram5", "dram4", "dram6", "dram7"],
+        "the nearest first, and none behind a network card"
+    );
+    assert_eq!(names("gpu31")[0], "dram31");
+}
+
+#[test]
 fn cards_without_peer_access_copy_through_host_memory() {
     let geforce = machine("rtx3090-x4-two-sockets");
     assert_eq!(

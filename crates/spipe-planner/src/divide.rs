@@ -120,7 +120,8 @@ pub(crate) struct Divide<'d, 'a> {
     limit: f64,
     /// And the slack in ms.
     grain: (Grain, f64),
-    /// The sockets that are told apart, and the usable bytes of their memories.
+    /// How many sockets there are, those that are told apart, and the usable bytes of their memories.
+    all_sockets: f64,
     sockets: Vec<usize>,
     usable: [u64; SOCKETS],
 }
@@ -131,7 +132,9 @@ impl<'d, 'a> Divide<'d, 'a> {
         let most = (grain.most * MANY / figures.layers.max(MANY)).max(FEWEST);
         let grain = Grain { most, ..grain };
         let is_socket = |device: &usize| figures.devices[*device].is_cpu;
-        let sockets: Vec<usize> = (0..figures.devices.len()).filter(is_socket).take(SOCKETS).collect();
+        let mut sockets: Vec<usize> = (0..figures.devices.len()).filter(is_socket).collect();
+        let all_sockets = sockets.len() as f64;
+        sockets.truncate(SOCKETS);
         let mut usable = [u64::MAX; SOCKETS];
         for (usable, socket) in usable.iter_mut().zip(&sockets) {
             *usable = figures.devices[*socket].usable;
@@ -141,6 +144,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             partitioner,
             limit: limit * (1.0 + TOLERANCE),
             grain: (grain, limit * grain.slack),
+            all_sockets,
             sockets,
             usable,
         }
@@ -367,9 +371,10 @@ impl<'d, 'a> Divide<'d, 'a> {
         }
         let closed = &behind.closed[..self.sockets.len()];
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
-        behind.sum = behind.sum.max(closed.iter().map(most).sum());
+        let others = self.all_sockets - closed.len() as f64;
+        behind.sum = behind.sum.max(closed.iter().map(most).sum::<f64>() + others * behind.passes);
         self.step_by_hosts(at, (from, to), (choice, next), &mut behind);
-        let most = self.sockets.len() as f64 * self.limit;
+        let most = self.all_sockets * self.limit;
         let met = behind.passes + choice.stepped() <= self.limit && behind.sum <= most && behind.cycle <= most;
         met.then_some(Behind { held, ..behind })
     }
@@ -397,11 +402,11 @@ impl<'d, 'a> Divide<'d, 'a> {
             if next.between + way + steady > self.limit {
                 return None;
             }
-            cycle = cycle.max(next.around + self.sockets.len() as f64 * (way + steady));
+            cycle = cycle.max(next.around + self.all_sockets * (way + steady));
             passes = passes.max(first + steady + last);
             until_last = until_last.max(first + steady + forward);
         }
-        let (between, around) = (way + next.between, self.sockets.len() as f64 * way + next.around);
+        let (between, around) = (way + next.between, self.all_sockets * way + next.around);
         let mut behind = Behind { first, back: last, passes, between, around, cycle, turns, ..*next };
         for socket in 0..self.sockets.len() {
             if next.closed[socket].is_finite() {

@@ -1,7 +1,7 @@
 //! Steps from a placement to a faster one: what one change of it brings, by simulated time.
 //!
 //! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
-//! is stepped on its device or on the socket near it, has what it leaves to the host on the other socket, or all stages share both; a
+//! is stepped on its device or on the socket near it, has what it leaves to the host on another socket, or all stages share them; a
 //! stage is cut in two on one device, each part with choices of its own, or two become one; the stages of a device are cut into equal parts;
 //! more or fewer stages keep their parameters; those that are streamed to one GPU, or kept there, become fewer; a stage moves to the
 //! neighbouring device, which may leave its own without any, the first one to a socket, some over the border of one, one of the busiest GPU
@@ -150,7 +150,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: boo
     if help {
         list.extend(together::changed(context, placement).into_iter().map(forward));
     }
-    // What gains nothing on one socket may do so on both.
+    // What gains nothing on one socket may do so on several.
     let shared: Vec<Placement> =
         std::iter::once(placement).chain(&list).filter_map(|placement| shared_out(context, placement)).collect();
     let kept = kept::changed(context, placement);

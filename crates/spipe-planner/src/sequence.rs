@@ -146,7 +146,7 @@ impl Walk<'_, '_> {
     }
 
     /// What a schedule can see of `sequence`: the model of each device, and the memories, DRAM channels and links that it
-    /// and its neighbours use, numbered by their first appearance.
+    /// and its neighbours use, numbered by their first appearance, with the size of those of its hosts.
     fn look(&self, sequence: &[usize]) -> Vec<u64> {
         let mut look = Vec::with_capacity(8 * sequence.len());
         let (mut memories, mut links) = (BTreeMap::<MemoryId, u64>::new(), BTreeMap::<LinkId, u64>::new());
@@ -157,7 +157,8 @@ impl Walk<'_, '_> {
             let channels = self.figures.context.hardware.dram_channels(memory);
             for host in self.figures.hosts(*device) {
                 let next = memories.len() as u64;
-                look.push(*memories.entry(host.memory).or_insert(next));
+                let usable = self.figures.devices[host.socket.index()].usable;
+                look.extend([*memories.entry(host.memory).or_insert(next), usable]);
             }
             let pair = sequence.get(stage + 1).map(|next| (*device, *next));
             let hops = pair.into_iter().flat_map(|(from, to)| [(from, to), (to, from)]);

@@ -13,7 +13,7 @@ use spipe_cost::Mode;
 use spipe_plan::System;
 use std::{cell::Cell, fmt::Write};
 
-/// Nodes with a socket and GPUs each, by memories in MiB; each below a root of its own, all of them joined.
+/// Nodes with a socket and GPUs each, by memories in MiB; each below a root of its own, all of them joined by network cards.
 fn nodes(nodes: &[(u64, Vec<u64>)]) -> String {
     let mut text = "format-version = 1\nname = \"nodes\"\n".to_string();
     let mut links = String::new();
@@ -29,7 +29,9 @@ fn nodes(nodes: &[(u64, Vec<u64>)]) -> String {
         text.push_str(&socket);
         link(format!("root{node}-dram{node}"), format!("root{node}"), format!("dram{node}"));
         if node > 0 {
-            link(format!("between{node}"), "root0".into(), format!("root{node}"));
+            text.push_str(&format!("[[nic]]\nname = \"nic{node}\"\n"));
+            link(format!("port{node}"), format!("root{node}"), format!("nic{node}"));
+            link(format!("between{node}"), format!("nic{node}"), "root0".into());
         }
         for (index, memory) in gpus.iter().enumerate() {
             let name = format!("gpu{node}{index}");

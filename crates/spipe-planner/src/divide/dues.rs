@@ -15,7 +15,6 @@
 
 mod levels;
 
-use super::SOCKETS;
 use crate::{
     case::Case,
     figures::{DeviceFigures, Figures, Help, Seat},
@@ -259,16 +258,13 @@ impl Layer {
             let help = Help { optimizer: true, activations: false, host };
             device.stage_times((layer, layer + 1), 0, help).step
         };
-        // Of more sockets it is not known how much they do.
-        let sockets = figures.devices.iter().filter(|device| device.is_cpu).count();
-        let hosts = if sockets > SOCKETS { 0 } else { figures.hosts(index).count() };
         Self {
             forward: times.forward,
             saved: saved as f64,
             leaves: saved.saturating_sub(device.input(layer)) as f64,
             optimizer: device.bytes[layer].optimizer.get(),
             own: times.optimizer,
-            by_host: (0..hosts).map(step).reduce(f64::min).unwrap_or(0.0),
+            by_host: (0..figures.hosts(index).count()).map(step).reduce(f64::min).unwrap_or(0.0),
         }
     }
 }

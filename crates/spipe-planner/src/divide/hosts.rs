@@ -13,7 +13,7 @@ impl Divide<'_, '_> {
         (choice, next): (&Choice, Option<&Behind>),
         behind: &mut Behind,
     ) {
-        let sockets = self.sockets.len() as f64;
+        let sockets = self.all_sockets;
         let standing = sockets * (behind.first + behind.back);
         if choice.by_hosts.layers > 0 {
             let OnHosts { layers, all, least } = choice.by_hosts;

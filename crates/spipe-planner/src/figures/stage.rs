@@ -42,23 +42,22 @@ pub(crate) struct Help {
 impl Help {
     /// Everything that so many hosts can do, nothing first.
     pub const fn of(hosts: usize) -> &'static [Self] {
-        match hosts {
-            0 => Self::ALL.split_at(1).0,
-            1 => Self::ALL.split_at(4).0,
-            _ => &Self::ALL,
-        }
+        let known = if hosts < MOST_HOSTS { hosts } else { MOST_HOSTS };
+        Self::ALL.split_at(1 + 3 * known).0
     }
 
-    /// Nothing, everything that the nearest host can do, and then the other one.
-    const ALL: [Self; 1 + 3 * MOST_HOSTS] = [
-        Self { optimizer: false, activations: false, host: 0 },
-        Self { optimizer: true, activations: false, host: 0 },
-        Self { optimizer: false, activations: true, host: 0 },
-        Self { optimizer: true, activations: true, host: 0 },
-        Self { optimizer: true, activations: false, host: 1 },
-        Self { optimizer: false, activations: true, host: 1 },
-        Self { optimizer: true, activations: true, host: 1 },
-    ];
+    /// Nothing, everything that the nearest host can do, then the next one.
+    const ALL: [Self; 1 + 3 * MOST_HOSTS] = {
+        let mut all = [Self { optimizer: false, activations: false, host: 0 }; 1 + 3 * MOST_HOSTS];
+        let mut host = 0;
+        while host < MOST_HOSTS {
+            all[1 + 3 * host] = Self { optimizer: true, activations: false, host };
+            all[2 + 3 * host] = Self { optimizer: false, activations: true, host };
+            all[3 + 3 * host] = Self { optimizer: true, activations: true, host };
+            host += 1;
+        }
+        all
+    };
 
     /// Nothing.
     pub const NONE: Self = Self::ALL[0];
@@ -77,8 +76,8 @@ impl Help {
     }
 }
 
-/// Between how many hosts a GPU has a choice.
-pub(crate) const MOST_HOSTS: usize = 2;
+/// Between how many hosts a GPU has a choice: the NUMA nodes of two sockets of four.
+pub(crate) const MOST_HOSTS: usize = 8;
 
 /// Where a stage stands in the pipeline, as far as its memory depends on that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,10 +4,13 @@
 //! computed again leave more room in as few stages as that one allows, and fewer of them have to be. The first stage stays as it is:
 //! nothing hides its step.
 
-use super::kept::{may_stay, streams, with_least_recompute};
+use super::{
+    hosts::fits,
+    kept::{may_stay, streams, with_least_recompute},
+};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::LayerMemory;
-use spipe_plan::{Context, Placement, Stage, check};
+use spipe_plan::{Context, Placement, Stage};
 
 /// How many layers of stages that keep their parameters are joined at most: what they compute again is there at once.
 const KEPT: [usize; 4] = [1, 2, 3, 4];
@@ -36,7 +39,7 @@ pub(crate) fn coarse(context: &Context<'_>, placement: &Placement) -> Vec<Placem
     };
     let mut list: Vec<Placement> = KEPT.into_iter().map(with).collect();
     list.dedup();
-    list.retain(|coarse| coarse.stages.len() < placement.stages.len() && check(context, coarse).is_ok());
+    list.retain(|coarse| coarse.stages.len() < placement.stages.len() && fits(context, coarse));
     list
 }
 

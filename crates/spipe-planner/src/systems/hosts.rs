@@ -1,19 +1,21 @@
 //! Where on the host a stage on a GPU has what it leaves there: its optimizer state, its streamed parameters, its activations.
 //!
-//! All of that is on one NUMA node: the one nearest to the GPU, or on machines with two sockets the other one, whose cores and whose DRAM
-//! would otherwise have nothing to do where all GPUs are near the first.
+//! All of that is on one NUMA node: the one nearest to the GPU, or another one of its machine, whose cores and whose DRAM would otherwise
+//! have nothing to do where all GPUs are near the first.
 
-use super::socket;
 use crate::figures::MOST_HOSTS;
 use spipe_base::{DeviceId, MemoryId, StageId};
-use spipe_plan::{Context, Family, Placement, Stage, Weights, footprint, needed};
+use spipe_plan::{Context, Family, Footprint, Placement, Stage, Weights, check, footprint, needed};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The sockets on which a GPU may have something, the nearest first; none for a socket.
 pub(crate) fn sockets(context: &Context<'_>, device: DeviceId) -> Vec<DeviceId> {
-    let Some(nearest) = socket(context, device).filter(|_| !context.is_cpu(device)) else { return Vec::new() };
-    let others = context.cost.devices().filter(|other| context.is_cpu(*other) && *other != nearest);
-    let all: Vec<DeviceId> = std::iter::once(nearest).chain(others).collect();
-    if all.len() > MOST_HOSTS { vec![nearest] } else { all }
+    let hardware = context.hardware;
+    if context.is_cpu(device) {
+        return Vec::new();
+    }
+    let socket = |memory: &MemoryId| hardware.memories()[*memory].device.filter(|device| context.is_cpu(*device));
+    hardware.host_memories(device).iter().filter_map(socket).take(MOST_HOSTS).collect()
 }
 
 /// `stage` with everything that it has on the host on that socket.
@@ -50,42 +52,95 @@ pub(crate) fn elsewhere(context: &Context<'_>, stage: &Stage) -> Vec<Stage> {
     others.map(|socket| on_socket(context, stage, socket)).collect()
 }
 
-/// `placement` with some of what its stages have on the fuller of two sockets on the other one, so that both are as full and step for as
-/// long: every so manyth of the stages, for both to step at once. None where there is no choice.
+/// Whether `placement` fits, perhaps with what it has on the host shared out.
+pub(super) fn fits(context: &Context<'_>, placement: &Placement) -> bool {
+    let holds = |placement: &Placement| check(context, placement).is_ok();
+    holds(placement) || shared_out(context, placement).is_some_and(|shared| holds(&shared))
+}
+
+/// `placement` with some of what its stages have on fuller sockets on emptier ones, so that these are as full and step for as long: every so
+/// manyth of the stages, for all to step at once. None where there is no choice.
 pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let choice = |stage: &Stage| socket_of(context, stage).is_some() && sockets(context, stage.device).len() > 1;
     if placement.system.family() == Family::Sharded || !placement.all_stages().any(choice) {
         return None;
     }
-    let needs = footprint(context, placement);
-    let room = |memory: MemoryId| context.hardware.memories()[memory].usable().as_f64();
-    let held = |memory: MemoryId, id: StageId| {
-        let need = needs.get(&memory).and_then(|stages| stages.get(&id));
-        need.map_or(0.0, |need| need.total().as_f64())
-    };
-    let memory = |socket: DeviceId| context.hardware.devices()[socket].memory;
-    let full = |memory: MemoryId| needed(&needs, memory).as_f64() / room(memory);
-    let mut sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
-    sockets.sort_by(|one, other| full(memory(*one)).total_cmp(&full(memory(*other))));
-    let (emptier, fuller) = (*sockets.first()?, *sockets.last()?);
-    let parts = [emptier, fuller].map(|socket| room(memory(socket)));
-    let surplus = (full(memory(fuller)) - full(memory(emptier))) * parts[0] * parts[1] / (parts[0] + parts[1]);
+    let mut all: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
+    let filled = Filled::of(context, placement);
+    all.sort_by(|one, other| filled.part(*other).total_cmp(&filled.part(*one)));
+    let mut shared = placement.clone();
+    for fuller in &all[..all.len() - 1] {
+        shared = relieved(context, &shared, *fuller).unwrap_or(shared);
+    }
+    Some(shared).filter(|shared| shared != placement)
+}
+
+/// `placement` with what makes one socket fuller than those together on which its stages may have it on the emptiest of them, stage by
+/// stage.
+fn relieved(context: &Context<'_>, placement: &Placement, fuller: DeviceId) -> Option<Placement> {
+    let mut filled = Filled::of(context, placement);
     let mut shared = placement.clone();
     let list = if shared.backward.is_empty() { &mut shared.stages } else { &mut shared.backward };
-    let here: Vec<(StageId, f64)> = list
-        .enumerate()
-        .filter(|(_, stage)| socket_of(context, stage) == Some(fuller) && elsewhere(context, stage).len() == 1)
-        .map(|(id, _)| (id, held(memory(fuller), id)))
-        .collect();
+    let here = |(_, stage): &(StageId, &Stage)| socket_of(context, stage) == Some(fuller);
+    let here: Vec<(StageId, f64)> =
+        list.enumerate().filter(here).map(|(id, _)| (id, filled.of_stage(fuller, id))).collect();
+    let may = here.iter().flat_map(|(id, _)| sockets(context, list[*id].device));
+    let group: BTreeSet<DeviceId> = may.collect();
+    let sum = |part: &dyn Fn(DeviceId) -> f64| group.iter().map(|socket| part(*socket)).sum::<f64>();
+    let even = sum(&|socket| filled.held(socket)) / sum(&|socket| filled.room(socket));
+    let surplus = filled.held(fuller) - even * filled.room(fuller);
     let all: f64 = here.iter().map(|(_, held)| held).sum();
     let mut due = 0.0;
     for (id, held) in here {
-        due += held * (surplus / all).min(1.0);
+        due += held * (surplus / all).clamp(0.0, 1.0);
+        let others = sockets(context, list[id].device).into_iter().filter(|socket| *socket != fuller);
+        let emptiest = others.min_by(|one, other| filled.part(*one).total_cmp(&filled.part(*other)));
         // What is due by half of a stage is due.
-        if held > 0.0 && due * 2.0 >= held {
-            list[id] = on_socket(context, &list[id], emptier);
+        if let Some(emptiest) = emptiest.filter(|_| held > 0.0 && due * 2.0 >= held) {
+            list[id] = on_socket(context, &list[id], emptiest);
+            filled.take(emptiest, held);
             due -= held;
         }
     }
     Some(shared).filter(|shared| shared != placement)
+}
+
+/// What a placement needs of the memory of each socket, in bytes.
+struct Filled<'c, 'a> {
+    context: &'c Context<'a>,
+    needs: Footprint,
+    held: BTreeMap<MemoryId, f64>,
+}
+
+impl<'c, 'a> Filled<'c, 'a> {
+    fn of(context: &'c Context<'a>, placement: &Placement) -> Self {
+        let needs = footprint(context, placement);
+        let held = needs.keys().map(|memory| (*memory, needed(&needs, *memory).as_f64())).collect();
+        Self { context, needs, held }
+    }
+
+    fn memory(&self, socket: DeviceId) -> MemoryId {
+        self.context.hardware.devices()[socket].memory
+    }
+
+    fn room(&self, socket: DeviceId) -> f64 {
+        self.context.hardware.memories()[self.memory(socket)].usable().as_f64()
+    }
+
+    fn held(&self, socket: DeviceId) -> f64 {
+        self.held.get(&self.memory(socket)).copied().unwrap_or(0.0)
+    }
+
+    fn part(&self, socket: DeviceId) -> f64 {
+        self.held(socket) / self.room(socket)
+    }
+
+    fn of_stage(&self, socket: DeviceId, id: StageId) -> f64 {
+        let need = self.needs.get(&self.memory(socket)).and_then(|stages| stages.get(&id));
+        need.map_or(0.0, |need| need.total().as_f64())
+    }
+
+    fn take(&mut self, socket: DeviceId, bytes: f64) {
+        *self.held.entry(self.memory(socket)).or_default() += bytes;
+    }
 }

@@ -3,11 +3,11 @@
 //! The backward ends with the first stages, whose steps on a socket nothing hides: these are kept first. Where a device has larger
 //! stages than others, as that of an embedding, the smallest are also tried first, of which more may fit.
 
-use super::socket;
+use super::{hosts, socket};
 use crate::bisect::first_of;
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_plan::{Context, Placement, Stage, Weights, check, held_in_rounds};
+use spipe_plan::{Context, Placement, Stage, Weights, held_in_rounds};
 
 /// How many counts of kept stages are tried where more of them leave less room for activations.
 const SHARES: usize = 4;
@@ -64,7 +64,7 @@ pub(super) fn mixed(context: &Context<'_>, placement: &Placement) -> Vec<Placeme
 fn distinct(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
     let mut distinct: Vec<Placement> = Vec::new();
     for placement in list {
-        if !distinct.contains(&placement) && check(context, &placement).is_ok() {
+        if !distinct.contains(&placement) && hosts::fits(context, &placement) {
             distinct.push(placement);
         }
     }

@@ -30,7 +30,7 @@ use spipe_base::DeviceId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Placement, System};
 
-/// Everything worth trying under `system`: with what is on the host near its device, and where there is a choice shared out over two sockets.
+/// Everything worth trying under `system`: with what is on the host near its device, and where there is a choice shared out over the sockets.
 pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
     if context.workload().mode != Mode::Train && !system.infers() {
         return Vec::new();
@@ -53,6 +53,5 @@ fn gpus(context: &Context<'_>) -> Vec<DeviceId> {
 /// The CPU socket nearest to a device.
 pub(crate) fn socket(context: &Context<'_>, device: DeviceId) -> Option<DeviceId> {
     let host = context.hardware.host_memory(device)?;
-    let mut sockets = context.hardware.devices().enumerate().filter(|(id, _)| context.is_cpu(*id));
-    sockets.find(|(_, socket)| socket.memory == host).map(|(id, _)| id)
+    context.hardware.memories()[host].device.filter(|socket| context.is_cpu(*socket))
 }

@@ -1,6 +1,6 @@
 //! Stages dealt out where there is room, for models with a layer far larger than the others, as a large embedding.
 
-use super::{gpus, kept::with_least_recompute};
+use super::{elsewhere, gpus, kept::with_least_recompute};
 use crate::refine::on;
 use spipe_base::{DeviceId, MemoryId};
 use spipe_cost::Mode;
@@ -9,8 +9,8 @@ use spipe_plan::{Context, Placement, Stage, Weights, check, footprint, needed};
 /// Beyond so many stages it would take too long.
 const MOST_STAGES: usize = 256;
 
-/// The stages of `placement`, each on the next GPU in turn that has room for it beside those that it has, as has the DRAM near it, and with
-/// as little recomputed as then fits; none where there is no room.
+/// The stages of `placement`, each on the next GPU in turn that has room for it beside those that it has, as has the DRAM near it or another
+/// one, and with as little recomputed as then fits; none where there is no room.
 pub(super) fn dealt(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let (gpus, stages) = (gpus(context), placement.stages.as_slice());
     if stages.len() > MOST_STAGES {
@@ -19,15 +19,20 @@ pub(super) fn dealt(context: &Context<'_>, placement: &Placement) -> Option<Plac
     let mut dealt: Vec<Stage> = Vec::new();
     let mut next = 0;
     for (index, stage) in stages.iter().enumerate() {
-        let turn = (0..gpus.len()).map(|offset| (next + offset) % gpus.len()).find(|turn| {
-            let here = on(context, stage, gpus[*turn]);
+        let turns = (0..gpus.len()).map(|offset| (next + offset) % gpus.len());
+        let places = turns.flat_map(|turn| {
+            let near = on(context, stage, gpus[turn]);
+            let others = elsewhere(context, &near);
+            std::iter::once(near).chain(others).map(move |here| (turn, here))
+        });
+        let has_room = |(turn, here): &(usize, Stage)| {
             // What leaves it for another device counts as well.
-            let elsewhere = gpus[(turn + 1) % gpus.len()];
-            let behind = stages.get(index + 1).map(|behind| on(context, behind, elsewhere));
-            let stages = dealt.iter().copied().chain([here]).chain(behind).collect();
-            has_room(context, &Placement { stages, ..placement.clone() }, here)
-        })?;
-        dealt.push(on(context, stage, gpus[turn]));
+            let behind = stages.get(index + 1).map(|behind| on(context, behind, gpus[(turn + 1) % gpus.len()]));
+            let stages = dealt.iter().copied().chain([*here]).chain(behind).collect();
+            has_room(context, &Placement { stages, ..placement.clone() }, *here)
+        };
+        let (turn, here) = places.into_iter().find(has_room)?;
+        dealt.push(here);
         next = (turn + 1) % gpus.len();
     }
     let mut dealt = Placement { stages: dealt.into_iter().collect(), ..placement.clone() };

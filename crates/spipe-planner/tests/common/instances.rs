@@ -202,26 +202,28 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// At most `most` layers of large parameters on a GPU near the first of two sockets, whose DRAM is not always enough, and perhaps
-    /// another such GPU near the second.
-    pub fn two_socket_instance_of(most: usize, gpus: usize)(
+    /// At most `most` layers of large parameters on a GPU near the first of two or three sockets, whose DRAM is not always enough, and
+    /// perhaps another such GPU near the second.
+    pub fn several_socket_instance_of(most: usize, gpus: usize)(
         layers in prop::collection::vec(layer(2), 1..=most), machine in machine(), microbatches in 1u64..4,
-        drams in (100u64..900, 100u64..900), rate in 2u32..40, factor in 1u64..8,
+        drams in prop::collection::vec(100u64..900, 2..=3), rate in 2u32..40, factor in 1u64..8,
     ) -> Instance {
-        let machine = MachineText { gpus: vec![machine.gpus[0]; gpus], sockets: vec![drams.0], ..machine };
+        let machine = MachineText { gpus: vec![machine.gpus[0]; gpus], sockets: vec![drams[0]], ..machine };
         let first = |left: &mut usize, layer: LayerText| {
             let count = layer.count.min(*left);
             *left -= count;
             (count > 0).then_some(LayerText { count, parameters: layer.parameters * factor, ..layer })
         };
         let kept: Vec<LayerText> = layers.into_iter().scan(most, first).collect();
-        let (dram, root) = (drams.1, machine.root);
-        let far = format!(
-            "[[socket]]\nname = \"cpu1\"\ncores = 16\npeak = {{ f32 = \"1.5 TFLOP/s\" }}\noptimizer-rate = \"2 Gparam/s\"\n\
-             dram = {{ name = \"dram1\", capacity = \"{dram} MiB\", bandwidth = \"80 GB/s\" }}\nsource = \"test\"\n\
-             [[link]]\nname = \"interconnect\"\nbetween = [\"dram0\", \"dram1\"]\nbandwidth = \"{rate} GB/s\"\n\
-             latency = \"1 us\"\n"
+        let far = |(socket, dram): (usize, &u64)| format!(
+            "[[socket]]\nname = \"cpu{socket}\"\ncores = 16\npeak = {{ f32 = \"1.5 TFLOP/s\" }}\n\
+             optimizer-rate = \"2 Gparam/s\"\nsource = \"test\"\n\
+             dram = {{ name = \"dram{socket}\", capacity = \"{dram} MiB\", bandwidth = \"80 GB/s\" }}\n\
+             [[link]]\nname = \"interconnect{socket}\"\nbetween = [\"dram0\", \"dram{socket}\"]\n\
+             bandwidth = \"{rate} GB/s\"\nlatency = \"1 us\"\n"
         );
+        let far: String = drams.iter().enumerate().skip(1).map(far).collect();
+        let root = machine.root;
         let root1 = format!(
             "[[link]]\nname = \"root1-dram1\"\nbetween = [\"root1\", \"dram1\"]\nup = \"{root} GB/s\"\ndown = \"{root} GB/s\"\n\
              latency = \"8 us\"\n"

@@ -3,7 +3,9 @@
 use super::*;
 use crate::{
     case::{Discipline, disciplines},
-    common::{Instance, MachineText, frozen_instance_of, instance_of, machine_text, two_socket_instance_of, workload},
+    common::{
+        Instance, MachineText, frozen_instance_of, instance_of, machine_text, several_socket_instance_of, workload,
+    },
     ilp::solve::{Answer, Settings, solve},
     order::OrderGraph,
     sequence,
@@ -124,7 +126,7 @@ fn needs_of_frozen_layers_are_what_the_checker_counts() {
 /// The head has a copy of the embedding's table wherever the embedding is elsewhere.
 #[test]
 fn needs_of_either_socket_are_what_the_checker_counts() {
-    on_cases_among(40, two_socket_instance_of(5, 1), needs_agree);
+    on_cases_among(40, several_socket_instance_of(5, 1), needs_agree);
 }
 
 #[test]
@@ -217,8 +219,8 @@ fn the_optimum_with_frozen_layers_is_the_least_period_of_all_divisions_that_fit(
 }
 
 #[test]
-fn the_optimum_near_two_sockets_is_the_least_period_of_all_divisions_that_fit() {
-    on_cases_among(10, two_socket_instance_of(3, 1), optimum_is_least);
+fn the_optimum_near_several_sockets_is_the_least_period_of_all_divisions_that_fit() {
+    on_cases_among(10, several_socket_instance_of(3, 1), optimum_is_least);
 }
 
 fn optimum_is_least(instance: &Instance, figures: &Figures<'_>, case: &Case) -> TestCaseResult {
