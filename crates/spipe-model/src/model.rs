@@ -1,7 +1,8 @@
 //! A model: frozen and checked.
 
-use crate::{Architecture, Batch, Layer, Precision};
+use crate::{Architecture, Batch, Layer, Positions, Precision};
 use spipe_base::{Bytes, Diagnostic, Faults, IdVec, LayerId, LayerRange};
+use std::collections::BTreeMap;
 
 /// A network whose every number has been checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,6 +13,8 @@ pub struct Model {
     layers: IdVec<LayerId, Layer>,
     /// Its value for each layer: the last layer that reads its output.
     last_readers: IdVec<LayerId, Option<LayerId>>,
+    /// In the order of their users.
+    ties: Vec<Tie>,
 }
 
 /// Two layers that use the same parameters.
@@ -42,7 +45,9 @@ impl Model {
                 last_readers[*input] = Some(id);
             }
         }
-        Self { name, source, architecture, layers, last_readers }
+        let tie = |(user, layer): (LayerId, &Layer)| layer.tied_to.map(|owner| Tie { owner, user });
+        let ties = layers.enumerate().filter_map(tie).collect();
+        Self { name, source, architecture, layers, last_readers, ties }
     }
 
     /// Its name.
@@ -68,6 +73,17 @@ impl Model {
     /// The sequence length to use when nothing else is asked for; of an image encoder, the tokens of an image.
     pub fn seq_len(&self) -> u64 {
         self.architecture.seq_len()
+    }
+
+    /// The tokens of the longest sequence that it can read, where it has learned positions.
+    pub fn places(&self) -> Option<u64> {
+        match &self.architecture {
+            Architecture::Transformer(transformer) => match transformer.block.positions {
+                Positions::Learned { places } => Some(places),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// The kind of network with its numbers.
@@ -151,27 +167,21 @@ impl Model {
     /// The layers that use the same parameters, by the layer that counts them: what must be there on every device that has one
     /// of the group.
     pub fn tied(&self) -> Vec<Vec<LayerId>> {
-        let readers = |owner: LayerId| {
-            let tied = self.layers.enumerate().filter(move |(_, layer)| layer.tied_to == Some(owner)).map(|(id, _)| id);
-            std::iter::once(owner).chain(tied).collect::<Vec<_>>()
-        };
-        self.layers.ids().map(readers).filter(|group| group.len() > 1).collect()
+        let mut groups: BTreeMap<LayerId, Vec<LayerId>> = BTreeMap::new();
+        for tie in &self.ties {
+            groups.entry(tie.owner).or_insert_with(|| vec![tie.owner]).push(tie.user);
+        }
+        groups.into_values().collect()
     }
 
     /// The layer of `layers` that uses parameters of one outside of them, and that one.
     pub fn borrows(&self, layers: LayerRange) -> Option<Tie> {
-        let tie = |user| self.tie(user).filter(|tie| !layers.contains(tie.owner));
-        layers.iter().find_map(tie)
+        self.ties.iter().copied().find(|tie| layers.contains(tie.user) && !layers.contains(tie.owner))
     }
 
     /// The layer outside of `layers` that uses parameters of one of them, and that one.
     pub fn lends(&self, layers: LayerRange) -> Option<Tie> {
-        let outside = self.layers.ids().filter(|id| !layers.contains(*id));
-        outside.filter_map(|user| self.tie(user)).find(|tie| layers.contains(tie.owner))
-    }
-
-    fn tie(&self, user: LayerId) -> Option<Tie> {
-        self.layers.get(user)?.tied_to.map(|owner| Tie { user, owner })
+        self.ties.iter().copied().find(|tie| layers.contains(tie.owner) && !layers.contains(tie.user))
     }
 
     /// The layer with that name.

@@ -14,7 +14,7 @@
 //! ```text
 //! a bound            where even that does not fit, nothing does
 //! in one stage       where that fits, it is a plan
-//! cut into several   exact, but for very many layers on a device ([`cut`])
+//! cut into several   exact, but for very many layers on a device ([`cut`]) or in all
 //! ```
 //!
 //! Hosts count, one after the other,
@@ -48,6 +48,9 @@ use spread::Measure;
 
 /// How many hosts are told apart.
 const HOSTS: usize = 4;
+
+/// Beyond so many layers it is not found out what stages of several choices need.
+const MOST_LAYERS: usize = 1024;
 
 /// How many ways are tried to be spread over the hosts.
 const TRIES: usize = 64;
@@ -84,6 +87,9 @@ pub(crate) fn capacity(figures: &Figures<'_>, discipline: Discipline, pins: &Pin
 fn capacity_with(figures: &Figures<'_>, discipline: Discipline, (pins, apart): (&Pins, usize)) -> Capacity {
     if crowd::too_many(figures) {
         return Capacity::Never;
+    }
+    if figures.layers > MOST_LAYERS {
+        return Capacity::Open;
     }
     let few = host_memories(figures).len() <= apart;
     let choice = (0..figures.devices.len()).any(|device| figures.hosts(device).count() > 1);
@@ -154,6 +160,8 @@ impl Question<'_, '_, '_> {
         let mut measures: Vec<(usize, Measure)> = Vec::new();
         loop {
             match self.with(&Hosts::ByClass(measures.clone())) {
+                // Classes count as if each device had all that it leaves on one host.
+                Answer::Certain(Capacity::Never) if self.apart => return Capacity::Open,
                 Answer::Certain(answer) => return answer,
                 Answer::Breaks(class, measure) if !measures.contains(&(class, measure)) => {
                     measures.push((class, measure));

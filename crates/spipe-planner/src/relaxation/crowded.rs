@@ -16,6 +16,10 @@ use good_lp::{variable, variables};
 const MOST_KINDS: usize = 4;
 const MOST_CHOICES: usize = 48;
 
+/// Beyond so many of the largest layers only every so manyth number of them is asked for.
+const EACH: usize = 512;
+const EVERY: usize = 32;
+
 /// How often the range of times is halved.
 const BISECTIONS: usize = 30;
 
@@ -72,6 +76,7 @@ fn least_of_whole(counts: &[usize], parts: &[Vec<f64>]) -> f64 {
     let suffices = |time: f64| {
         let mut taken: Vec<Vec<f64>> = vec![Vec::new(); counts.len()];
         sorted.iter().enumerate().all(|(before, part)| {
+            let asked = before < EACH || before % EVERY == 0;
             let places = taken.iter_mut().zip(part.iter()).zip(counts).map(|((taken, part), count)| {
                 taken.insert(taken.partition_point(|other| other < part), *part);
                 let mut left = time;
@@ -79,7 +84,12 @@ fn least_of_whole(counts: &[usize], parts: &[Vec<f64>]) -> f64 {
                     left -= **part;
                     left >= 0.0
                 };
-                count * taken.iter().take_while(in_time).count()
+                // What is not asked refuses nothing.
+                if asked {
+                    count * taken.iter().take_while(in_time).count()
+                } else {
+                    usize::from(*count > 0) * parts.len()
+                }
             });
             places.sum::<usize>() > before
         })

@@ -3,12 +3,14 @@
 use super::{
     coarse::coarse,
     cuts::{self, Weight},
-    gpus, kept, room, socket,
+    gpus,
+    hosts::fits,
+    kept, room, socket,
 };
 use crate::case::{Scored, faster};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Knobs, Placement, Stage, System, check};
+use spipe_plan::{Context, Knobs, Placement, Stage, System};
 use std::collections::BTreeMap;
 
 /// Beyond this many GPUs the mapping of stages to GPUs is not searched.
@@ -16,6 +18,9 @@ const MOST_MAPPED: usize = 8;
 
 /// How often microbatches come to each GPU at most.
 const MOST_TURNS: usize = 6;
+
+/// Beyond so many turns not every number of them is tried.
+const MANY_TURNS: usize = 64;
 
 /// How often they do where some stages are kept.
 const TURNS: [usize; 5] = [1, 2, 3, 4, 6];
@@ -65,13 +70,14 @@ fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
     let first = *gpus.first()?;
     let pieces = (1..=MOST_TURNS).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
     let mut streamed: Vec<Placement> = pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect();
-    let fits = |placement: &Placement| check(context, placement).is_ok();
-    if !streamed.iter().any(fits) {
+    if !streamed.iter().any(|placement| fits(context, placement)) {
         // Buffers are as large as the largest stage.
         let most = context.model.layers().len() / gpus.len();
         let lean = |turns: usize| cuts::balanced_in(context, (first, Weight::Bytes), turns * gpus.len());
-        let mut lean = (1..=most).filter_map(|turns| in_turn(context, &gpus, &lean(turns)?));
-        streamed.extend(lean.find(fits));
+        let doubled = (0..usize::BITS).map(|power| MANY_TURNS << power).take_while(|turns| *turns < most);
+        let turns = (1..=most.min(MANY_TURNS)).chain(doubled.skip(1)).chain((most > MANY_TURNS).then_some(most));
+        let mut lean = turns.filter_map(|turns| in_turn(context, &gpus, &lean(turns)?));
+        streamed.extend(lean.find(|placement| fits(context, placement)));
     }
     let kept: Vec<Placement> = streamed.iter().flat_map(|one| kept::as_many_as_fit(context, one)).collect();
     Some([streamed, kept].concat())
@@ -197,11 +203,11 @@ fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
                 all_streamed.extend(of(context.workload().mode == Mode::Train));
             }
         }
-        let fits = |placement: &Placement| check(context, placement).is_ok();
-        if !placements.iter().any(fits) {
+        let any_fits = |placements: &[Placement]| placements.iter().any(|placement| fits(context, placement));
+        if !any_fits(&placements) {
             placements.extend(all_streamed.iter().filter_map(|streamed| room::dealt(context, streamed)));
         }
-        if placements.iter().any(fits) {
+        if any_fits(&placements) {
             break;
         }
     }

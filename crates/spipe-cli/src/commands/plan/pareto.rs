@@ -5,6 +5,7 @@ use spipe_base::{Bytes, SimTime};
 use spipe_plan::{Plan, Stage, System, Weights, check};
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
+use std::time::{Duration, Instant};
 
 /// By how much of its time an iteration that takes more memory has to be faster to be worth a row.
 const LEAST_GAIN: f64 = 0.001;
@@ -20,9 +21,11 @@ struct Tried {
 }
 
 /// The Pareto front of Superpipeline on one GPU: each (k, k′) that no other beats both in the memory that it held and in the time of an
-/// iteration.
-pub fn front(plan: &Plan) -> String {
-    let mut tried = tried(plan);
+/// iteration. Where they are not all simulated within `limit`, it says so instead.
+pub fn front(plan: &Plan, limit: Duration) -> String {
+    let Some(mut tried) = tried(plan, limit) else {
+        return "What less memory costs: too many choices of k and k' to simulate them all in the time.\n\n".into();
+    };
     let count = tried.len();
     tried.sort_by_key(|one| (one.peak, one.iteration));
     let mut best = f64::INFINITY;
@@ -42,15 +45,21 @@ pub fn front(plan: &Plan) -> String {
     )
 }
 
-/// Every choice that fits.
-fn tried(plan: &Plan) -> Vec<Tried> {
-    let context = plan.context();
+/// Every choice that fits; none where there was no time for all of them.
+fn tried(plan: &Plan, limit: Duration) -> Option<Vec<Tried>> {
+    let (context, start) = (plan.context(), Instant::now());
     let mut tried = Vec::new();
     let candidates = spipe_planner::candidates(&context, System::Superpipeline);
     for placement in candidates.into_iter().filter(|placement| placement.devices().len() == 1) {
+        if check(&context, &placement).is_err() {
+            continue;
+        }
+        if start.elapsed() > limit {
+            return None;
+        }
         let Ok(program) = lower(&context, &placement) else { continue };
         let simulation = simulate(&program, &Options::default());
-        if !is_ok(&simulation) || check(&context, &placement).is_err() {
+        if !is_ok(&simulation) {
             continue;
         }
         let memory =
@@ -68,5 +77,5 @@ fn tried(plan: &Plan) -> Vec<Tried> {
         let choices = [layers(&kept), layers(&|stage| stage.recomputed)];
         tried.push(Tried { resident, swap, choices, peak: track.peak, iteration: simulation.trace.iteration });
     }
-    tried
+    Some(tried)
 }
