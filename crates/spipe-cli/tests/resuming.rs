@@ -174,7 +174,7 @@ fn damaged_checkpoints_and_other_models_have_their_messages() {
     let output = site.run(4, &resume).output().unwrap();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0));
     assert!(said(&output).starts_with("error: no checkpoint in `kept` is whole: "), "{}", said(&output));
-    assert!(said(&output).contains("hint: without `--resume`"), "{}", said(&output));
+    assert!(said(&output).contains("hint: name another folder"), "{}", said(&output));
     std::fs::remove_dir_all(site.path("kept")).unwrap();
     assert!(site.run(1, &args).output().unwrap().status.success());
     let output = site.run(2, &[&resume[..], &["--seed", "9"]].concat()).output().unwrap();

@@ -187,7 +187,7 @@ pub(crate) fn perform<'a>(
     let (interpreter, devices, mut warnings) = prepare(job, inference)?;
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
-        Writer::open(place, Identity::new(plan, data, options), layers, hooks.disk)
+        Writer::open((place, options.resume.is_some()), Identity::new(plan, data, options), layers, hooks.disk)
     });
     let writer = writer.transpose()?;
     let rules = Rules::new(program);
@@ -198,7 +198,8 @@ pub(crate) fn perform<'a>(
         for (instance, bytes) in held {
             state.account.hold(&rules, spipe_base::SimTime::ZERO, instance, bytes);
         }
-    });
+        state.exceeded(&rules, || "parameters were put in place".into()).map_or(Ok(()), Err)
+    })?;
     let tokens = program.shape().tokens.unwrap_or(0);
     let steps = Steps { board: &board, done, tokens, writer: writer.as_ref(), state: &interpreter };
     let watch = Watch::start();

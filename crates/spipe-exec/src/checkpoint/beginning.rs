@@ -54,6 +54,10 @@ impl Beginning {
         if !differences.is_empty() && manifest.model != identity.model {
             differences.insert(0, format!("its model is `{}`, this one is `{}`", manifest.model, identity.model));
         }
+        let same = manifest.architecture.as_ref().is_none_or(|architecture| *architecture == identity.architecture);
+        if differences.is_empty() && !same {
+            differences.push(format!("`{}` was another model with the same tensors", manifest.model));
+        }
         if manifest.seed != identity.seed {
             differences.push(format!("its seed is {}, this one is {}", manifest.seed, identity.seed));
         }

@@ -48,6 +48,20 @@ pub enum CheckpointError {
         /// The last step before, from 0.
         step: u32,
     },
+    /// A folder with checkpoints of a run that this one does not go on from.
+    #[error("`{}` has checkpoints already, the newest after {step} steps", folder.display())]
+    Taken {
+        /// The folder.
+        folder: PathBuf,
+        /// Steps of the newest.
+        step: u32,
+    },
+    /// A folder to which another run writes.
+    #[error("another run writes its checkpoints to `{}`", folder.display())]
+    InUse {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// Of a run that has nothing left to do.
     #[error("the checkpoint `{}` has {done} steps behind it, {asked} were asked for", path.display())]
     Done {
@@ -75,8 +89,10 @@ impl CheckpointError {
             Self::File { what: "write", .. } => {
                 Some("the checkpoint before it is as it was; make room, then run again with `--resume`".into())
             }
-            Self::NoneWhole { .. } => Some("without `--resume` the run starts at its first step".into()),
-            Self::Differs { .. } => Some("name another folder, or run without `--resume`".into()),
+            Self::NoneWhole { .. } => Some("name another folder to start at the first step".into()),
+            Self::Taken { .. } => Some("go on from it with `--resume`, or name another folder".into()),
+            Self::InUse { .. } => Some("name another folder, or wait for it to end".into()),
+            Self::Differs { .. } => Some("name another folder".into()),
             Self::Done { .. } => Some("ask for more `--steps`".into()),
             _ => None,
         }

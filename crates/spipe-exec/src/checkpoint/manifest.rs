@@ -24,6 +24,9 @@ pub(crate) struct Manifest {
     pub seed: u64,
     /// The model's name.
     pub model: String,
+    /// A number that differs for models that differ; not in checkpoints that were written before it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<String>,
     /// A number that differs for plans that differ.
     pub plan: String,
     /// Sequences of a step.
@@ -78,6 +81,7 @@ pub(crate) struct Sum {
 pub(crate) struct Identity {
     pub seed: u64,
     pub model: String,
+    pub architecture: String,
     pub plan: String,
     pub batch: u64,
     pub data: String,
@@ -88,9 +92,11 @@ impl Identity {
     /// That of a run.
     pub fn new(plan: &Plan, data: &Data, options: &Options) -> Self {
         let workload = *plan.context().workload();
+        let architecture = format!("{:?}", plan.context().model.architecture());
         Self {
             seed: options.seed,
             model: plan.context().model.name().into(),
+            architecture: format!("{:08x}", crc32fast::hash(architecture.as_bytes())),
             plan: format!("{:08x}", crc32fast::hash(plan.to_json().as_bytes())),
             batch: workload.microbatch * workload.microbatches,
             data: format!("{:08x}", data.sum()),
@@ -106,9 +112,21 @@ impl Manifest {
         (optimizer_steps, loss_scale): (BTreeMap<String, u32>, Option<LossScale>),
         files: BTreeMap<String, Sum>,
     ) -> Self {
-        let Identity { seed, model, plan, batch, data, optimizer } = identity.clone();
-        let (format_version, data) = (FORMAT_VERSION, Some(data));
-        Self { format_version, step, seed, model, plan, batch, data, optimizer, optimizer_steps, loss_scale, files }
+        let Identity { seed, model, architecture, plan, batch, data, optimizer } = identity.clone();
+        Self {
+            format_version: FORMAT_VERSION,
+            step,
+            seed,
+            model,
+            architecture: Some(architecture),
+            plan,
+            batch,
+            data: Some(data),
+            optimizer,
+            optimizer_steps,
+            loss_scale,
+            files,
+        }
     }
 
     /// Reads a checkpoint's manifest, and its files as far as their sums go.

@@ -97,6 +97,26 @@ fn a_stopped_run_leaves_a_checkpoint_of_all_its_steps() {
     assert_eq!(bits(&report.losses), bits(&whole.losses[done as usize..]));
 }
 
+/// Nobody could tell which of two runs a checkpoint is of.
+#[test]
+fn a_folder_is_of_one_run() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    let options = writing(&case, 2, folder.path());
+    let (plan, program) = case.build();
+    let mut second = None;
+    run(&plan, &program, &text(), &options, &mut |_| {
+        second = Some(train(&case, &options).map(|_| ()));
+        GO_ON
+    })
+    .unwrap();
+    let in_use = second.unwrap().unwrap_err();
+    assert!(matches!(in_use, RunError::Checkpoint(CheckpointError::InUse { .. })), "{in_use}");
+    let taken = train(&case, &options).map(|_| ()).unwrap_err();
+    assert!(matches!(taken, RunError::Checkpoint(CheckpointError::Taken { step: 2, .. })), "{taken}");
+    assert_eq!(names(folder.path()), [name(2)], "nothing was touched");
+}
+
 #[test]
 fn damaged_checkpoints_are_passed_over() {
     let case = Case::default();
@@ -141,6 +161,10 @@ fn checkpoints_of_other_runs_are_refused_by_what_differs() {
     assert!(error.contains("its model is `small`, this one is `wide`"), "{error}");
     assert!(error.contains("its `block.0.mlp.down.weight` is 48 × 32, this one is 64 × 32"), "{error}");
     assert!(error.ends_with("and 5 more"), "{error}");
+    let turned = format!("{}rotary-base = 500\n", machine::LLAMA);
+    let other = Case { model: &turned, ..Case::default() };
+    let error = train(&other, &going_on(&case, 4, folder.path())).unwrap_err().to_string();
+    assert!(error.ends_with("`small` was another model with the same tensors"), "{error}");
     let deep = machine::LLAMA.replace("layers = 3", "layers = 2");
     let other = Case { model: &deep, stages: &[("cpu0", "0..3", 0)], ..Case::default() };
     let error = train(

@@ -14,7 +14,7 @@ use crate::{
 use spipe_base::LayerId;
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
 };
@@ -45,35 +45,25 @@ pub(crate) struct Writer<'a> {
     identity: Identity,
     layers: Vec<Described>,
     disk: &'a dyn Disk,
+    /// Locked as long as the run may write to it.
+    _folder: File,
 }
 
 impl<'a> Writer<'a> {
-    /// Opens the folder of a run's checkpoints.
+    /// Opens the folder of the checkpoints of a run, which goes on from one of them or begins with an empty folder: mixed with those of
+    /// another run nobody could tell which is the newest.
     pub fn open(
-        place: Checkpoints,
+        (place, resumes): (Checkpoints, bool),
         identity: Identity,
         layers: Vec<Described>,
         disk: &'a dyn Disk,
     ) -> Result<Self, CheckpointError> {
-        let writer = Self { place, identity, layers, disk };
-        writer.prepare().map(|()| writer)
-    }
-
-    /// Makes the folder, and removes what a killed run has left half-written: what cannot be written is known before the
-    /// first step.
-    fn prepare(&self) -> Result<(), CheckpointError> {
-        let folder = &self.place.folder;
-        let fail = |error: io::Error| CheckpointError::file("write to", folder, &error);
-        fs::create_dir_all(folder).map_err(fail)?;
-        for entry in fs::read_dir(folder).map_err(fail)? {
-            let path = entry.map_err(fail)?.path();
-            let left = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(".step-"));
-            if left {
-                fs::remove_dir_all(&path).map_err(fail)?;
-            }
+        let folder = prepare(&place.folder)?;
+        let newest = steps(&place.folder)?.pop().filter(|_| !resumes);
+        match newest {
+            Some((step, _)) => Err(CheckpointError::Taken { folder: place.folder, step }),
+            None => Ok(Self { place, identity, layers, disk, _folder: folder }),
         }
-        let probe = folder.join(".step-probe.tmp");
-        fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe)).map_err(fail)
     }
 
     /// Writes the checkpoint after `step` steps, then forgets all but the last two.
@@ -175,6 +165,28 @@ impl<'a> Writer<'a> {
         }
         Ok(both.into_iter().unzip())
     }
+}
+
+/// Makes the folder, locks it, and removes what a killed run has left half-written: what cannot be written is known before the first step.
+fn prepare(folder: &Path) -> Result<File, CheckpointError> {
+    let fail = |error: io::Error| CheckpointError::file("write to", folder, &error);
+    fs::create_dir_all(folder).map_err(fail)?;
+    let lock = File::open(folder).map_err(fail)?;
+    match lock.try_lock() {
+        Err(fs::TryLockError::WouldBlock) => return Err(CheckpointError::InUse { folder: folder.into() }),
+        // Some file systems cannot lock.
+        Err(fs::TryLockError::Error(_)) | Ok(()) => {}
+    }
+    for entry in fs::read_dir(folder).map_err(fail)? {
+        let path = entry.map_err(fail)?.path();
+        let left = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(".step-"));
+        if left {
+            fs::remove_dir_all(&path).map_err(fail)?;
+        }
+    }
+    let probe = folder.join(".step-probe.tmp");
+    fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe)).map_err(fail)?;
+    Ok(lock)
 }
 
 /// What is kept of a parameter for its next step.
