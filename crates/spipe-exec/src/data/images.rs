@@ -26,8 +26,8 @@ pub struct ImageBatch {
     pub pixels: Vec<f32>,
     /// The class of each.
     pub classes: Vec<i32>,
-    /// Whatever else is drawn for these images follows from it.
-    pub key: u64,
+    /// Whatever else is drawn for each follows from it.
+    pub keys: Vec<u64>,
 }
 
 /// The most classes of synthetic images.
@@ -91,8 +91,8 @@ impl Images {
 
     /// The images that `draw` draws.
     pub fn batch(&self, draw: Draw, images: usize) -> ImageBatch {
-        let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), key: hash(&[draw.key(0), 1]) };
-        for key in (0..images).map(|image| draw.key(image)) {
+        let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), keys: Vec::new() };
+        for key in (0..images).map(|image| draw.key(image, images)) {
             self.add(choice(key, self.sorts()), key, &mut batch);
         }
         batch
@@ -100,7 +100,7 @@ impl Images {
 
     /// Images from the `first` one on, in their order, again from the beginning behind the last.
     pub(crate) fn in_order(&self, seed: u64, first: u64, images: usize) -> ImageBatch {
-        let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), key: hash(&[seed, first, 1]) };
+        let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), keys: Vec::new() };
         for index in first..first + images as u64 {
             self.add(index % self.sorts(), hash(&[seed, index]), &mut batch);
         }
@@ -117,6 +117,7 @@ impl Images {
 
     /// Adds an image, or one of a class.
     fn add(&self, sort: u64, key: u64, batch: &mut ImageBatch) {
+        batch.keys.push(hash(&[key, 1]));
         match &self.source {
             Source::Read { pixels, classes, .. } => {
                 let place = sort as usize;
@@ -175,6 +176,8 @@ mod tests {
         let batch = images.batch(draw(0), 600);
         assert_eq!(batch, images.batch(draw(0), 600));
         assert_ne!(batch, images.batch(draw(1), 600));
+        let halves = [2, 3].map(|microbatch| images.batch(Draw { microbatch, ..draw(0) }, 300));
+        assert_eq!(batch.keys, halves.map(|half| half.keys).concat());
         for class in 0..6 {
             assert!(batch.classes.iter().filter(|other| **other == class).count() > 60, "{class}");
         }

@@ -1,7 +1,7 @@
 //! What models are trained on, and the microbatches that follow from a seed.
 //!
-//! Nothing is kept from step to step: a microbatch is a function of the data, the seed, the step and its own number, so that
-//! a run that goes on where another one ended reads what that one would have read.
+//! Nothing is kept from step to step: a sequence is a function of the data, the seed, the step and its place in it, so that a run that goes
+//! on where another one ended reads what that one would have read, and so does one with other microbatches.
 
 mod images;
 mod tokens;
@@ -222,9 +222,9 @@ fn vocabulary(model: &Model) -> u64 {
 }
 
 impl Draw {
-    /// The key of one sequence or image of the microbatch.
-    fn key(self, sequence: usize) -> u64 {
-        hash(&[self.seed, u64::from(self.step), self.microbatch as u64, sequence as u64])
+    /// The key of one of `count` sequences or images of the microbatch: that of its place in the step, however that is cut into microbatches.
+    fn key(self, sequence: usize, count: usize) -> u64 {
+        hash(&[self.seed, u64::from(self.step), (self.microbatch * count + sequence) as u64])
     }
 }
 

@@ -136,7 +136,7 @@ impl Tokens {
         };
         let places = (self.len() - self.seq_len) as u64;
         for sequence in 0..sequences {
-            let place = choice(draw.key(sequence), places) as usize;
+            let place = choice(draw.key(sequence, sequences), places) as usize;
             let window = self.numbers.window(place, self.seq_len + 1);
             batch.inputs.extend(&window[..self.seq_len]);
             batch.targets.extend(&window[1..]);
@@ -192,6 +192,8 @@ mod tests {
         assert_eq!(batch, tokens.batch(draw(3, 1), 4));
         assert_ne!(batch, tokens.batch(draw(4, 1), 4));
         assert_ne!(batch, tokens.batch(draw(3, 2), 4));
+        let halves = [2, 3].map(|microbatch| tokens.batch(draw(3, microbatch), 2).inputs);
+        assert_eq!(batch.inputs, halves.concat(), "a step's sequences do not depend on its microbatches");
     }
 
     #[test]

@@ -27,11 +27,6 @@ fn signal(step: u64) -> f64 {
     (0..=step).map(|step| 1.0 - variance(step)).product()
 }
 
-/// The key of one of the images.
-fn key(batch: &ImageBatch, image: usize) -> u64 {
-    hash(&[batch.key, image as u64])
-}
-
 fn each(batch: &ImageBatch) -> usize {
     (batch.pixels.len() / batch.classes.len().max(1)).max(1)
 }
@@ -39,8 +34,7 @@ fn each(batch: &ImageBatch) -> usize {
 /// Images at the steps that `step` finds for their keys: x ← √ᾱ x + √(1 − ᾱ) ε (Ho et al. 2020, equation 4).
 fn at(batch: &ImageBatch, step: impl Fn(u64) -> u64) -> Noisy {
     let mut noisy = Noisy { steps: Vec::new(), pixels: Vec::new(), noise: Vec::new() };
-    for (image, pixels) in batch.pixels.chunks(each(batch)).enumerate() {
-        let key = key(batch, image);
+    for (key, pixels) in batch.keys.iter().copied().zip(batch.pixels.chunks(each(batch))) {
         let step = step(key);
         let left = signal(step);
         noisy.steps.push(step);
@@ -128,7 +122,7 @@ mod tests {
     #[test]
     fn what_is_noise_can_be_taken_away() {
         let pixels: Vec<f32> = (0..12).map(|index| (index as f32 * 0.7).sin()).collect();
-        let batch = ImageBatch { pixels: pixels.clone(), classes: vec![1, 2], key: 5 };
+        let batch = ImageBatch { pixels: pixels.clone(), classes: vec![1, 2], keys: vec![5, 6] };
         for count in [1, 2, 7] {
             let mut now = begin(&batch, count);
             assert_eq!(now.steps, [STEPS - 1; 2]);
