@@ -70,15 +70,6 @@ impl Family {
         }
     }
 
-    /// The table that stands in for a projection to tokens that a file does not have.
-    pub const fn shared_table(self) -> Option<&'static str> {
-        match self {
-            Self::Llama => Some("model.embed_tokens.weight"),
-            Self::Gpt2 => Some("transformer.wte.weight"),
-            Self::Vit => None,
-        }
-    }
-
     /// Where a parameter of `layer` is; none for one that the family does not have.
     pub fn place(self, layer: &Layer, parameter: &Parameter) -> Option<Place> {
         let (name, kind) = parameter.name.rsplit_once('.')?;

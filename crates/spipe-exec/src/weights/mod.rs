@@ -30,6 +30,8 @@ use std::{
 const FILE: &str = "model.safetensors";
 /// What says which tensor is in which of several files.
 const INDEX: &str = "model.safetensors.index.json";
+/// The projection to tokens, which a head that shares the embedding's table does not have.
+const PROJECTION: &str = "lm_head.weight";
 /// Differences that a message lists.
 const LISTED: usize = 4;
 
@@ -92,6 +94,8 @@ impl Weights {
                     continue;
                 };
                 match self.find(&place.tensor).and_then(|(file, name)| file.shape(&name).map(<[usize]>::to_vec)) {
+                    None if place.tensor == PROJECTION => differences
+                        .insert(format!("it has no `{PROJECTION}`, which only a model that is `tied` does without")),
                     None => differences.insert(format!("it has no `{}`", place.tensor)),
                     Some(shape) if shape != place.shape => differences.insert(format!(
                         "its `{}` is {}, the model's is {}",
@@ -108,9 +112,7 @@ impl Weights {
 
     /// The file of a tensor, and its name there.
     fn find(&self, tensor: &str) -> Option<(&TensorFile, String)> {
-        let shared = self.family.shared_table().filter(|_| tensor == "lm_head.weight");
-        let names = [Some(tensor), shared].into_iter().flatten();
-        let mut names = names.flat_map(|name| [name, name.strip_prefix(self.family.prefix()).unwrap_or(name)]);
+        let mut names = [tensor, tensor.strip_prefix(self.family.prefix()).unwrap_or(tensor)].into_iter();
         names.find_map(|name| Some((&self.files[*self.homes.get(name)?], name.to_owned())))
     }
 
