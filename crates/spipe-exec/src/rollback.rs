@@ -82,6 +82,26 @@ fn a_gradient_that_is_not_finite_ends_a_run_that_checks_nothing() {
     assert!(losses.is_ok_and(|losses| losses.len() == 6 && losses.iter().all(|loss| loss.is_finite())));
 }
 
+/// No scale explains a loss that is not finite, though steps are undone.
+#[test]
+fn a_loss_that_is_not_finite_ends_a_run_that_undoes_steps() {
+    let setup = Setup {
+        system: System::Spipe,
+        stages: &FORWARD,
+        backward: &BACKWARD,
+        precision: Precision::Fp16,
+        ..Setup::default()
+    };
+    let (plan, program) = setup.build();
+    let options = Setup::options(Backend::Flex, 20);
+    let options = crate::Options { optimizer: crate::AdamW { lr: 1e6, ..options.optimizer }, ..options };
+    let report = run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &Hooks::NONE);
+    assert!(
+        matches!(&report, Err(RunError::NotFinite { what }) if what.starts_with("the loss of step ")),
+        "{report:?}"
+    );
+}
+
 #[test]
 fn arithmetic_takes_a_step_back_but_for_rounding() {
     let knobs = Knobs { arithmetic_undo: true, ..Knobs::default() };

@@ -9,7 +9,6 @@ use crate::{
     checkpoint::{Between, CheckpointError, Writer},
     state::Finished,
 };
-use spipe_base::ActionKind;
 use std::{ops::ControlFlow, time::Duration};
 
 /// What follows a run.
@@ -40,7 +39,7 @@ impl Steps<'_, '_> {
                     stopped = true;
                     self.board.stop();
                 }
-                if !step.loss.is_finite() && !self.undoes() {
+                if !step.loss.is_finite() {
                     return Err(RunError::NotFinite { what: format!("the loss of step {}", step.index) });
                 }
             }
@@ -53,11 +52,6 @@ impl Steps<'_, '_> {
             }
             self.allow(iterations);
         }
-    }
-
-    /// Whether the program itself sees to steps with gradients that are not finite.
-    fn undoes(&self) -> bool {
-        self.board.rules.program.actions().iter().any(|action| action.kind == ActionKind::Check)
     }
 
     fn step(&self, finished: Finished) -> Step {
