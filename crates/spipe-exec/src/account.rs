@@ -12,7 +12,7 @@ pub(crate) type Instance = (BufferId, u32);
 /// What is held where.
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// The program's own figures: what the budget is enforced on.
+    /// The program's own figures: what actions wait for.
     planned: IdVec<MemoryId, Bytes>,
     planned_peak: IdVec<MemoryId, Bytes>,
     /// What is really held.
@@ -92,6 +92,14 @@ impl Account {
         // A thread may have read the clock before another one that came here first; things happen in the order in which they come.
         let at = self.events.back().map_or(at, |last| last.at.max(at));
         self.events.push_back(Event { at, instance, bytes });
+    }
+
+    /// The first memory in which more is really held than it has room for, with how much that is.
+    pub fn exceeded(&self, rules: &Rules<'_>) -> Option<(MemoryId, Bytes)> {
+        self.held
+            .enumerate()
+            .map(|(memory, held)| (memory, *held))
+            .find(|(memory, held)| *held > rules.capacity(*memory))
     }
 
     /// The peaks since the last call, by name.

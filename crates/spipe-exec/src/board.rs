@@ -104,8 +104,14 @@ impl<'a> Board<'a> {
         let end = self.now();
         let over = outcome.end.map(|over| nanoseconds(over.saturating_duration_since(self.zero)));
         let mut state = self.lock();
+        let holds = !outcome.held.is_empty();
         for (instance, bytes) in outcome.held {
             state.account.hold(self.rules, end, instance, bytes);
+        }
+        if let Some(failure) =
+            holds.then(|| state.exceeded(self.rules, || self.rules.program.describe(action))).flatten()
+        {
+            state.failure.get_or_insert(failure);
         }
         let mut gone = Vec::new();
         for buffer in &self.rules.uses[action] {

@@ -41,6 +41,18 @@ pub enum RunError {
         .0.action, .0.needed, .0.memory, .0.free
     )]
     OutOfMemory(Box<Shortage>),
+    /// More is held than the plan counts, and than the memory has room for.
+    #[error("`{memory}` holds {held} after {done}, more than its {capacity}")]
+    Exceeded {
+        /// The memory.
+        memory: String,
+        /// What it can hold.
+        capacity: Bytes,
+        /// What is held.
+        held: Bytes,
+        /// What was done last.
+        done: String,
+    },
     /// An action failed; the other lanes have stopped.
     #[error("`{lane}` failed in {action}: {message}")]
     Lane {
@@ -73,6 +85,10 @@ impl RunError {
                     .collect();
                 Some(format!("{}; use a smaller microbatch, or recompute more layers", holders.join(", ")))
             }
+            Self::Exceeded { held, capacity, .. } => Some(format!(
+                "the plan counts less than what tensors come to here: plan with {} more of `reserved` in the profile",
+                (*held - *capacity).up_to_printed()
+            )),
             Self::Checkpoint(error) => error.hint(),
             Self::NotFinite { .. } => {
                 Some("a smaller learning rate may help; checkpoints before that step are good".into())
@@ -102,7 +118,7 @@ pub struct MemoryUse {
     pub name: String,
     /// What it can hold, if that is limited.
     pub capacity: Option<Bytes>,
-    /// The most that the program's own figures came to: what the budget is enforced on.
+    /// The most that the program's own figures came to: what actions waited for.
     pub planned: Bytes,
     /// The most that was really held: tensors by their size, graphs by an estimate of what they keep, workspace as planned.
     pub held: Bytes,

@@ -258,4 +258,11 @@ impl State {
             None => RunError::Stalled { waiting: waiting.join(", ") },
         })
     }
+
+    /// The failure of more being held somewhere than there is room for, once `done` is.
+    pub fn exceeded(&self, rules: &Rules<'_>, done: impl Fn() -> String) -> Option<RunError> {
+        let (memory, held) = self.account.exceeded(rules)?;
+        let space = &rules.program.memories()[memory];
+        Some(RunError::Exceeded { memory: space.name.clone(), capacity: rules.capacity(memory), held, done: done() })
+    }
 }
