@@ -61,7 +61,7 @@ fn links_and_pipes_stay_what_they_are() {
     assert!(fs::symlink_metadata(at("pipe")).unwrap().file_type().is_fifo());
 }
 
-/// What no machine could do is refused, or told as forever, before anything is made that large.
+/// What no machine could do is refused before anything is made that large.
 #[test]
 fn absurd_figures_are_refused() {
     let folder = planned();
@@ -78,7 +78,11 @@ fn absurd_figures_are_refused() {
         (2, "baseline tensor-data --model llama2-7b --hardware a100-80g-x2 --global-batch 18446744073709551615".into()),
         (3, "simulate many.json".into()),
         (3, "schedule custom empty.txt".into()),
-        (0, "schedule 1f1b --forward 1e30s".into()),
+        (3, "schedule 1f1b --forward 1e30s".into()),
+        (2, "plan --model gpt2 --hardware one-gpu --global-batch 4 --seq-len 2048".into()),
+        (2, "calibrate --model demo --seq-len 0 -o -".into()),
+        (2, "calibrate --model demo --microbatch 0 -o -".into()),
+        (2, "calibrate --model gpt2 --seq-len 2000 -o -".into()),
     ] {
         let found = spipe(folder.path(), &args.split(' ').collect::<Vec<_>>());
         let said = String::from_utf8_lossy(&found.stderr);

@@ -1,7 +1,7 @@
 //! The proof that a program is well-formed. Every fault is reported, with its lane, position and action.
 
-use super::{Access, Action, Buffer, Edge, Lifetime, Program};
-use spipe_base::{ActionId, ActionKind, BufferId, Diagnostic, Faults, IdVec, LayerId, MicrobatchId};
+use super::{Access, Action, Buffer, Edge, Flow, Lifetime, Program};
+use spipe_base::{ActionId, ActionKind, BufferId, Diagnostic, Faults, IdVec, LayerId, MicrobatchId, SimTime};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that is named exists, and every version is written once.
@@ -76,7 +76,36 @@ pub(super) fn program(program: &Program) -> Faults {
     reads_are_written(program, &mut faults);
     holdings_repeat(program, &mut faults);
     arithmetic_is_complete(program, &mut faults);
+    ends_in_time(program, &mut faults);
     faults
+}
+
+/// The longest that all actions of an iteration may take one after the other, so that as many iterations as are simulated end before
+/// the clock does.
+const LONGEST: SimTime = SimTime::ns(100 * 24 * 3600 * 1_000_000_000);
+
+/// No figure is so small that the clock would end before the iteration.
+fn ends_in_time(program: &Program, faults: &mut Faults) {
+    let slowest = program.channels().iter().map(|channel| channel.bandwidth).min();
+    let no_more = |action: &Action| {
+        let moving = |flow: &Flow| {
+            let rate = slowest.into_iter().chain(flow.rate_cap).min();
+            flow.bytes.as_f64() * flow.route.len() as f64 / rate.map_or(f64::INFINITY, |rate| rate.get())
+        };
+        let copies = action.flows.iter().map(|flow| flow.latency.to_ms() + moving(flow) * 1e3);
+        action.work.to_ms() + copies.sum::<f64>()
+    };
+    // Nearly all programs are far from it, whatever moves over the slowest channel.
+    if program.actions().iter().map(no_more).sum::<f64>() < LONGEST.to_ms() {
+        return;
+    }
+    let slow = program.actions().ids().map(|id| (program.alone(id), id)).max();
+    let all: SimTime = program.actions().ids().map(|id| program.alone(id)).sum();
+    if let Some((longest, id)) = slow.filter(|_| all > LONGEST) {
+        let message = format!("{}: takes {longest}, and an iteration may take 100 days", at(program, id));
+        let hint = "look for a rate that is far too small, or a latency that is far too large";
+        faults.push(Diagnostic::error(message).hint(hint));
+    }
 }
 
 /// Lane, position and name of an action.
