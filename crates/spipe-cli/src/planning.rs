@@ -6,7 +6,7 @@ use spipe_cost::{CostTable, MOST_TOKENS, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, Outcome, OutcomeStatus, Placement, Plan, System, check};
-use spipe_planner::{Claim, Options, Pins, PlanError, Planner, Problem, Solution};
+use spipe_planner::{Claim, Fit, Options, Pins, PlanError, Planner, Problem, Solution};
 use std::{
     collections::BTreeMap,
     sync::atomic::AtomicBool,
@@ -251,9 +251,9 @@ impl Over {
                     self.best = Some((workload, solution));
                 }
             }
-            Err(PlanError::NothingBetter { bound, .. }) => {
+            Err(PlanError::NothingBetter { bound, stopped, .. }) => {
                 let beaten = bound >= best.unwrap_or(SimTime::ZERO);
-                know(bound, beaten, !beaten);
+                know(bound, beaten, stopped && !beaten);
             }
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
                 let lacks_less = self.refusal.as_ref().is_none_or(|before| missing(&error) < missing(before));
@@ -337,13 +337,13 @@ pub fn time((model, hardware): (&Model, &Hardware), workload: &Workload, placeme
     spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
 }
 
-/// Whether any placement of `systems` fits and runs; one that is not found within `limit` counts as none.
+/// Whether any placement of `systems` fits and runs, as far as that is found out within `limit`.
 pub fn fits(
     (model, hardware): (&Model, &Hardware),
     (workload, systems, pins): (&Workload, &[System], &Pins),
     limit: Duration,
-) -> bool {
-    let Ok(cost) = CostTable::new(model, hardware, workload) else { return false };
+) -> Fit {
+    let Ok(cost) = CostTable::new(model, hardware, workload) else { return Fit::Never };
     let context = Context { model, hardware, cost: &cost };
     let score = |placement: &Placement| {
         spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
@@ -351,7 +351,7 @@ pub fn fits(
     let stop = AtomicBool::new(false);
     let options = Options { pins: pins.clone(), time_limit: limit, ..Options::default() };
     let problem = Problem { context, systems: systems.to_vec(), options, score: &score, stop: &stop };
-    spipe_planner::fits(&problem).is_some()
+    spipe_planner::fits(&problem)
 }
 
 fn refuse(error: &PlanError) -> Failure {
@@ -381,7 +381,7 @@ mod tests {
         for (error, code) in [
             (infeasible, 4),
             (PlanError::NothingRuns { examined: 1 }, 4),
-            (PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1 }, 4),
+            (PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1, stopped: true }, 4),
             (PlanError::StoppedWithoutPlan { examined: 1 }, 5),
             (numerical(), 5),
             (PlanError::TooLarge { placements: 2, limit: 1 }, 2),
@@ -413,5 +413,12 @@ mod tests {
         assert!(over.take(workload, Err(PlanError::NothingRuns { examined: 1 })).is_ok());
         assert_eq!(over.refusal, Some(numerical()), "what was not found out comes before what does not fit");
         assert_eq!((over.proven(), over.stopped(), over.bound()), (false, true, SimTime::ZERO));
+        // A search that has come to its end was not stopped, whatever it found.
+        let mut over = Over { best: None, sizes: BTreeMap::new(), refusal: None };
+        for stopped in [true, false] {
+            let nothing = PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1, stopped };
+            assert!(over.take(workload, Err(nothing)).is_ok());
+            assert_eq!(over.stopped(), stopped);
+        }
     }
 }

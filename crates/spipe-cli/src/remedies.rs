@@ -13,7 +13,7 @@ use spipe_base::{Bytes, Diagnostic, MemoryId};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_plan::System;
-use spipe_planner::{Pins, PlanError, Refused, Remedy, listed, remedies};
+use spipe_planner::{Fit, Pins, PlanError, Refused, Remedy, listed, remedies};
 use std::time::{Duration, Instant};
 
 /// The refusal of `request`, with everything that helps as far as it can be found out within `limit`.
@@ -22,7 +22,8 @@ pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Fai
     let fits = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
         let left = until.saturating_duration_since(Instant::now());
         let case = (request.model, hardware);
-        (left > Duration::ZERO).then(|| planning::fits(case, (workload, systems, pins), left))
+        let found = |fit| matches!(fit, Fit::Found(_));
+        (left > Duration::ZERO).then(|| found(planning::fits(case, (workload, systems, pins), left)))
     };
     let with_pins =
         |hardware: &Hardware, workload: &Workload, systems: &[System]| fits(&request.pins, hardware, workload, systems);

@@ -7,9 +7,12 @@ use spipe_cost::{MOST_TOKENS, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::System;
-use spipe_planner::Pins;
-use std::cell::Cell;
-use std::time::Duration;
+use spipe_planner::{Fit, Pins};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    time::Duration,
+};
 
 /// Beyond this, a value counts as unlimited.
 const LARGEST: u64 = 1 << 20;
@@ -50,6 +53,8 @@ pub struct Largest {
     pub value: Option<u64>,
     /// Whether larger values were not looked at.
     pub unlimited: bool,
+    /// Whether it is certain that the next value does not fit.
+    pub proven: bool,
     /// The model and the workload with that value.
     pub model: Model,
     pub template: Workload,
@@ -60,6 +65,7 @@ pub struct Largest {
 /// The largest value of `unknown` with which some plan fits.
 pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Failure> {
     let (uncounted, refused) = (Cell::new(false), Cell::new(false));
+    let proven = RefCell::new(BTreeMap::new());
     let fits = |value: u64| {
         let with = with(question, unknown, value)?;
         if !is_countable(&with) {
@@ -67,8 +73,12 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
             return Ok(false);
         }
         let sizes = planning::workloads(with.template, with.global_batch, &with.microbatch)?;
-        let fits = any_fits(&Question { model: &with.model, ..*question }, &sizes);
+        let fit = best_fit(&Question { model: &with.model, ..*question }, &sizes);
+        let fits = matches!(fit, Fit::Found(_));
         refused.set(refused.get() || !fits);
+        if !fits {
+            proven.borrow_mut().insert(value, fit == Fit::Never);
+        }
         Ok(fits)
     };
     let (value, unlimited) = match unknown {
@@ -77,7 +87,11 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
             let message = format!("`{}` reads images, whose size is its own", question.model.name());
             return Err(Failure::argument(message, "solve for something else"));
         }
-        Unknown::SeqLen => grow(question.template.seq_len, LARGEST, fits)?,
+        Unknown::SeqLen => {
+            let places = question.model.places();
+            let (value, unlimited) = grow(question.template.seq_len, places.unwrap_or(LARGEST), fits)?;
+            (value, unlimited && places.is_none())
+        }
         Unknown::Layers => grow(repeated(question.model), LARGEST_COUNT, fits)?,
         Unknown::GlobalBatch => {
             let size = question.microbatch.parse::<u64>().unwrap_or(1).max(1);
@@ -87,7 +101,9 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
         }
     };
     let found = with(question, unknown, value.unwrap_or(1))?;
-    Ok(Largest { value, unlimited: unlimited || (uncounted.get() && !refused.get()), ..found })
+    // The smallest value that was refused is the next one.
+    let proven = proven.borrow().range(value.map_or(0, |value| value + 1)..).next().is_none_or(|(_, proven)| *proven);
+    Ok(Largest { value, unlimited: unlimited || (uncounted.get() && !refused.get()), proven, ..found })
 }
 
 /// Whether microbatches are no larger, and no more, than can be counted.
@@ -113,14 +129,21 @@ fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest
         Unknown::Layers => model = with_layers(question.model, value)?,
         Unknown::GlobalBatch => global_batch = value,
     }
-    Ok(Largest { value: Some(value), unlimited: false, model, template, global_batch, microbatch })
+    Ok(Largest { value: Some(value), unlimited: false, proven: false, model, template, global_batch, microbatch })
 }
 
-fn any_fits(question: &Question<'_>, sizes: &[Workload]) -> bool {
+/// Whether a plan is found for one of several sizes, or it is certain that there is none for any.
+fn best_fit(question: &Question<'_>, sizes: &[Workload]) -> Fit {
     let (model, hardware) = (question.model, question.hardware);
-    let fits =
-        |workload| planning::fits((model, hardware), (workload, question.systems, question.pins), question.time_limit);
-    sizes.iter().any(fits)
+    let mut best = Fit::Never;
+    for workload in sizes {
+        match planning::fits((model, hardware), (workload, question.systems, question.pins), question.time_limit) {
+            Fit::Never => {}
+            Fit::NotFound => best = Fit::NotFound,
+            found @ Fit::Found(_) => return found,
+        }
+    }
+    best
 }
 
 /// The largest divisor of `whole`, up to `most`, that fits.

@@ -13,15 +13,34 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;
-use spipe_plan::{Placement, System};
+use spipe_plan::{Family, Placement, System};
 
-/// A placement of one of the problem's systems that fits and runs, if there is one.
-pub fn fits(problem: &Problem<'_>) -> Option<Placement> {
+/// Whether anything fits.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fit {
+    /// This placement fits and runs.
+    Found(Placement),
+    /// No placement does.
+    Never,
+    /// None was found, which proves nothing.
+    NotFound,
+}
+
+/// Whether a placement of one of the problem's systems fits and runs.
+pub fn fits(problem: &Problem<'_>) -> Fit {
     match decide(problem) {
-        Decision::Fits(placement) => Some(placement),
-        Decision::Never | Decision::Unspread => None,
-        Decision::Open(systems) => searched(problem, systems),
+        Decision::Fits(placement) => Fit::Found(placement),
+        Decision::Never if all_are_few(problem) => Fit::Never,
+        Decision::Never | Decision::Unspread => Fit::NotFound,
+        Decision::Open(systems) => searched(problem, systems).map_or(Fit::NotFound, Fit::Found),
     }
+}
+
+/// Whether all placements were tried of each system whose stages are not searched, or it has no more than are generated.
+fn all_are_few(problem: &Problem<'_>) -> bool {
+    let figures = Figures::new(problem.context, &problem.options);
+    let few = few(&figures, problem.options.every_limit) && !Deadline::new(problem).over();
+    problem.systems.iter().all(|system| SYSTEMS.contains(system) || system.family() == Family::Sharded || few)
 }
 
 /// What can be said without a search.

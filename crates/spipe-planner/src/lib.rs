@@ -72,7 +72,7 @@ use spipe_plan::System;
 pub use systems::{candidates, generated, plan_all};
 
 pub use every::every;
-pub use fits::fits;
+pub use fits::{Fit, fits};
 pub use pins::{Contradiction, Named, Pin, Pins};
 pub use problem::{
     Claim, Considered, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem, Score, Solution,

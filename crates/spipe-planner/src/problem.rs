@@ -158,6 +158,8 @@ pub enum PlanError {
         bound: SimTime,
         /// How many were simulated.
         examined: usize,
+        /// Whether the limit or the stop signal struck before the search had come to its end.
+        stopped: bool,
     },
     /// The limit or the stop signal struck before there was a plan.
     #[error("the search stopped before it had found a plan; {examined} placements were simulated")]
@@ -211,7 +213,10 @@ impl PlanError {
             Self::Numerical { .. } => Some("another planner may do: `--planner dp`"),
             Self::TooLarge { .. } => Some("use `--planner ilp`"),
             Self::NoSystem => Some("allow `gpipe` or `1f1b`, or use `--system auto`"),
-            Self::NothingBetter { .. } | Self::NothingRuns { .. } | Self::Threads { .. } => None,
+            Self::NothingRuns { .. } => {
+                Some("an iteration may take 100 days at most: look for a rate of the machine that is far too small")
+            }
+            Self::NothingBetter { .. } | Self::Threads { .. } => None,
         }
     }
 }

@@ -291,7 +291,7 @@ impl<'s, 'a> Search<'s, 'a> {
                 known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
                 (self.solves, self.cases) = (solution.solves, solution.cases);
             }
-            Err(PlanError::NothingBetter { bound, examined }) => {
+            Err(PlanError::NothingBetter { bound, examined, .. }) => {
                 (known.bound, known.examined, known.skipped) = (bound.to_ms(), examined, known.best.is_none());
             }
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
@@ -374,7 +374,9 @@ impl<'s, 'a> Search<'s, 'a> {
         let bound = to_time(&self.figures, least);
         let Some((simulated, placement)) = best else {
             return Err(match self.refused.clone() {
-                _ if self.problem.options.incumbent.is_some() => PlanError::NothingBetter { bound, examined },
+                _ if self.problem.options.incumbent.is_some() => {
+                    PlanError::NothingBetter { bound, examined, stopped: over }
+                }
                 None if self.systems.is_empty() => PlanError::NoSystem,
                 Some(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => error,
                 _ if over => PlanError::StoppedWithoutPlan { examined },

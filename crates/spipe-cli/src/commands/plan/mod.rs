@@ -23,7 +23,7 @@ use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model};
 use spipe_plan::{OutcomeStatus, Placement, System};
 use spipe_planner::Solution;
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 /// Searches, prints, and writes the plan, or prints why there is none.
 pub fn run(what: &args::Plan, format: Format) -> Result<(), Failure> {
@@ -85,6 +85,9 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
     if what.sensitivity {
         found = sensitivity::with_gains(&request, found)?;
     }
+    if let Some(remark) = spipe_plan::widened(&found.plan.context(), found.plan.placement()) {
+        output::talk(&remark.to_string());
+    }
     let json = found.plan.to_json();
     let to_stdout = matches!(target, Some(Target::Stdout));
     if let Some(target) = target {
@@ -98,7 +101,7 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
             if let Some((unknown, solved)) = solved {
                 output::print(&sentence(unknown, solved))?;
             }
-            output::print(&human(&found, what.output.as_deref()))
+            output::print(&human(&found, what.output.as_deref(), time_limit))
         }
     }
 }
@@ -163,7 +166,11 @@ const fn word(unknown: Unknown) -> &'static str {
 
 fn sentence(unknown: Unknown, solved: &Largest) -> String {
     let value = solved.value.unwrap_or_default();
-    let more = if solved.unlimited { "; larger ones were not looked at" } else { "" };
+    let more = match (solved.unlimited, solved.proven) {
+        (true, _) => "; larger ones were not looked at",
+        (false, true) => "",
+        (false, false) => "; none was found for the next, which is no proof that there is none",
+    };
     format!("The largest {} for which a plan fits: {value}{more}.\n\n", word(unknown))
 }
 
@@ -175,6 +182,7 @@ fn answer(unknown: Unknown, solved: &Largest, found: &Found) -> Result<String, F
         solve_for: Unknown,
         value: Option<u64>,
         unlimited: bool,
+        proven: bool,
         status: OutcomeStatus,
         system: System,
         simulated_iteration_ms: f64,
@@ -184,6 +192,7 @@ fn answer(unknown: Unknown, solved: &Largest, found: &Found) -> Result<String, F
         solve_for: unknown,
         value: solved.value,
         unlimited: solved.unlimited,
+        proven: solved.proven,
         status: found.solution.status,
         system: found.solution.placement.system,
         simulated_iteration_ms: found.solution.simulated.to_ms(),
@@ -234,7 +243,10 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-fn human(found: &Found, output: Option<&str>) -> String {
+/// Which part of the time limit it may take more to show what less memory costs.
+const PART_OF_FRONT: u32 = 4;
+
+fn human(found: &Found, output: Option<&str>, time_limit: Duration) -> String {
     let (solution, placement) = (&found.solution, found.plan.placement());
     let how = match solution.status {
         OutcomeStatus::Optimal => "proven best within that",
@@ -243,7 +255,7 @@ fn human(found: &Found, output: Option<&str>) -> String {
         OutcomeStatus::Infeasible => "infeasible",
     };
     let on_one = placement.system == System::Superpipeline && placement.devices().len() == 1;
-    let front = if on_one { pareto::front(&found.plan) } else { String::new() };
+    let front = if on_one { pareto::front(&found.plan, time_limit / PART_OF_FRONT) } else { String::new() };
     let gains = found.plan.outcome().map_or(&[][..], |outcome| &outcome.sensitivity);
     let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::describe(gains)) };
     let least = solution.considered.iter().filter_map(|known| known.bound).min();

@@ -23,7 +23,11 @@ impl Search<'_, '_> {
         let Some((simulated, placement)) = self.found.best else {
             let examined = self.found.examined;
             if self.problem.options.incumbent.is_some() && self.known.iter().all(|known| known.trouble.is_none()) {
-                return Err(PlanError::NothingBetter { bound: to_time(self.figures, least), examined });
+                return Err(PlanError::NothingBetter {
+                    bound: to_time(self.figures, least),
+                    examined,
+                    stopped: !ended,
+                });
             }
             let trouble = self.known.iter().zip(&self.cases).find_map(|(known, case)| {
                 let what = known.trouble.clone()?;
