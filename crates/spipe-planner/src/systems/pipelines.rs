@@ -10,6 +10,10 @@ use spipe_plan::{Context, Dealing, Placement, Stage, System, check};
 /// The most chunks per device that are tried.
 const MOST_CHUNKS: usize = 4;
 
+/// Systems that also have one stage per layer: gradients leave and parameters return while others compute, or only one layer that is
+/// computed again needs room at a time.
+const BY_LAYER: [System; 4] = [System::ZeroOffload, System::ZeroOffloadDelayed, System::Checkpointing, System::CpuOnly];
+
 /// Layers of short stages.
 const SHORT: [usize; 2] = [1, 4];
 
@@ -34,8 +38,7 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
             for count in 1..=devices.len() {
                 let pieces = cuts::balanced(context, first, count).unwrap_or_default();
                 placements.extend(fitting(context, system, (first, count), &|index| devices[index]));
-                if matches!(system, System::ZeroOffload | System::ZeroOffloadDelayed) {
-                    // One stage per layer, so that gradients leave and parameters return while others compute.
+                if BY_LAYER.contains(&system) {
                     let of_layer = |layer: &LayerRange| {
                         let index = pieces.iter().position(|piece| piece.contains(layer.first()));
                         devices[index.unwrap_or(0)]
@@ -164,6 +167,31 @@ mod tests {
     use super::*;
     use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
     use spipe_cost::Mode;
+
+    /// Recomputed layer by layer, what a microbatch saves in one of them is there at a time.
+    #[test]
+    fn a_socket_that_holds_one_layer_at_a_time_has_a_plan() {
+        let layer = LayerText {
+            count: 4,
+            times: [1, 1, 1],
+            slowdown: 2,
+            parameters: 1_000_000,
+            boundary: 1,
+            saved: 40,
+            workspace: 0,
+        };
+        for (system, machine) in [
+            (System::CpuOnly, MachineText { gpus: vec![(10, 20)], root: 20, sockets: vec![200] }),
+            (System::Checkpointing, MachineText { gpus: vec![(200, 20)], root: 20, sockets: vec![10] }),
+        ] {
+            let instance =
+                Instance::new(&model_text(&[layer.clone()]), &machine_text(&machine), &workload(2, Mode::Train));
+            let context = instance.context();
+            let list = candidates(&context, system).unwrap_or_default();
+            let fit: Vec<&Placement> = list.iter().filter(|placement| check(&context, placement).is_ok()).collect();
+            assert!(!fit.is_empty() && fit.iter().all(|placement| placement.stages.len() == 4), "{system}: {fit:?}");
+        }
+    }
 
     /// Slow layers without parameters before quick ones that fill a GPU two by two.
     #[test]
