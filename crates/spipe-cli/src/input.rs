@@ -43,6 +43,11 @@ pub fn seq_len(model: &Model, given: Option<u64>) -> Result<u64, Failure> {
             let message = format!("`{}` reads images, whose size is its own", model.name());
             Err(Failure::argument(message, "leave `--seq-len` out; the model's file says how large they are"))
         }
+        Some(given) if model.places().is_some_and(|places| given > places) => {
+            let places = model.places().unwrap_or_default();
+            let message = format!("`{}` has learned positions for {places} tokens, not for {given}", model.name());
+            Err(Failure::argument(message, format!("use sequences of at most {places}")))
+        }
         given => Ok(given.unwrap_or_else(|| model.seq_len())),
     }
 }

@@ -64,7 +64,9 @@ pub fn refuse(error: RunError) -> Failure {
         RunError::Unsupported(faults) => Failure::Input(faults),
         RunError::NoDevice { .. } => Failure::NoDevice(diagnostic),
         RunError::Data(_) | RunError::Checkpoint(_) | RunError::Weights(_) => diagnostic.into(),
-        RunError::OutOfMemory(_) | RunError::Lane { .. } | RunError::NotFinite { .. } => Failure::Check(diagnostic),
+        RunError::OutOfMemory(_) | RunError::Exceeded { .. } | RunError::Lane { .. } | RunError::NotFinite { .. } => {
+            Failure::Check(diagnostic)
+        }
         RunError::Stalled { .. } => Failure::Bug(diagnostic.message),
     }
 }

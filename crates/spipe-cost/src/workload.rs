@@ -97,27 +97,32 @@ pub const MOST_TOKENS: u64 = 1 << 24;
 /// The most microbatches of an iteration, each of which is simulated.
 const MOST_MICROBATCHES: u64 = 1 << 16;
 
+/// Whether there is something to compute in a microbatch, and no more than can be counted.
+///
+/// # Errors
+/// The first figure that is zero or too large.
+pub fn check_batch(batch: Batch) -> Result<(), CostError> {
+    countable("the microbatch", batch.microbatch, MOST_TOKENS)?;
+    countable("the sequence length", batch.seq_len, MOST_TOKENS)?;
+    countable("the number of tokens of a microbatch", batch.microbatch.saturating_mul(batch.seq_len), MOST_TOKENS)
+}
+
+const fn countable(what: &'static str, figure: u64, most: u64) -> Result<(), CostError> {
+    match figure {
+        0 => Err(CostError::Zero { what }),
+        figure if figure > most => Err(CostError::TooLarge { what, most }),
+        _ => Ok(()),
+    }
+}
+
 impl Workload {
     /// Whether there is something to compute, and no more than can be counted.
     ///
     /// # Errors
     /// The first figure that is zero or too large.
     pub fn check(&self) -> Result<(), CostError> {
-        let tokens = self.microbatch.saturating_mul(self.seq_len);
-        for (what, figure, most) in [
-            ("the microbatch", self.microbatch, MOST_TOKENS),
-            ("the number of microbatches", self.microbatches, MOST_MICROBATCHES),
-            ("the sequence length", self.seq_len, MOST_TOKENS),
-            ("the number of tokens of a microbatch", tokens, MOST_TOKENS),
-        ] {
-            if figure == 0 {
-                return Err(CostError::Zero { what });
-            }
-            if figure > most {
-                return Err(CostError::TooLarge { what, most });
-            }
-        }
-        Ok(())
+        countable("the number of microbatches", self.microbatches, MOST_MICROBATCHES)?;
+        check_batch(self.batch())
     }
 
     /// One microbatch.

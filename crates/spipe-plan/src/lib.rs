@@ -30,7 +30,7 @@ pub use footprint::{
 pub use knob::Knob;
 pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
-pub use remarks::remarks;
+pub use remarks::{remarks, widened};
 pub use rounds::{boundaries_in_passing, held_in_rounds, resident_chunks};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};

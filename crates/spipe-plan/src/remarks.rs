@@ -11,6 +11,22 @@ use std::collections::BTreeMap;
 /// How much longer than any GPU a socket computes before GPUs starve.
 const STARVES: f64 = 1.25;
 
+/// That GPUs of `placement` hold and compute numbers wider than the workload's, because they have no rate for those.
+pub fn widened(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
+    let wanted = context.workload().precision;
+    let wider = |device: &DeviceId| !context.is_cpu(*device) && context.cost.storage(*device) != wanted;
+    let devices: Vec<DeviceId> = placement.devices().into_iter().filter(wider).collect();
+    let stored = context.cost.storage(*devices.first()?);
+    let names: Vec<String> =
+        devices.iter().map(|device| format!("`{}`", context.hardware.devices()[*device].name)).collect();
+    let message =
+        format!("{}: no rate for {wanted} is known, so that all is held and computed in {stored}", names.join(", "));
+    Some(
+        Diagnostic::warning(message)
+            .hint("name a type that they have with `--precision`, or add the rate to the profile"),
+    )
+}
+
 /// Warnings about `placement`, in the order of its stages. None if it has no stage on a CPU socket beside those on GPUs.
 pub fn remarks(context: &Context<'_>, placement: &Placement) -> Vec<Diagnostic> {
     let cpus = placement.stages.iter().filter(|stage| context.is_cpu(stage.device)).count();

@@ -10,8 +10,10 @@ use crate::{
     tables::{percent, table},
 };
 use serde::Serialize;
+use spipe_cost::{CostError, check_batch};
 use spipe_exec::{Backend, Calibration};
 use spipe_model::Batch;
+use std::path::Path;
 
 /// Sequences whose next token is found together: what plans that generate are made from.
 const SEQUENCES: [u64; 4] = [1, 2, 4, 8];
@@ -21,8 +23,12 @@ pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
     let target = Target::open(&what.output)?;
     let backend: Backend = backend(&what.backend)?;
     let model = what.model.as_deref().map(input::model).transpose()?;
-    let batch = |seq_len| Batch { microbatch: what.microbatch, seq_len };
-    let layers = model.as_ref().map(|model| Ok::<_, Failure>((model, batch(input::seq_len(model, what.seq_len)?))));
+    let batch = |model| {
+        let batch = Batch { microbatch: what.microbatch, seq_len: input::seq_len(model, what.seq_len)? };
+        let fault = |error: CostError| Failure::argument(error.to_string(), "use at least one sequence of one token");
+        check_batch(batch).map(|()| batch).map_err(fault)
+    };
+    let layers = model.as_ref().map(|model| Ok::<_, Failure>((model, batch(model)?)));
     let layers = layers.transpose()?;
     let (file, calibration) = measuring::measure(&Request {
         name: "this-machine",
@@ -32,12 +38,27 @@ pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
         budget: input::limit(what.time_limit)?,
         memory: what.emulated_memory,
         link: what.emulated_link,
-        command: &format!("spipe calibrate --devices {} --backend {}", what.devices.join(","), backend),
+        command: &command(what, backend),
     })?;
     let hardware = measuring::machine(&file)?;
     let to_stdout = matches!(target, Target::Stdout);
     target.write(hardware.to_toml().as_bytes())?;
     if to_stdout { Ok(()) } else { output::report(format, &human(&calibration), &data(&calibration)) }
+}
+
+/// The command as the profile records it.
+fn command(what: &args::Calibrate, backend: Backend) -> String {
+    let mut words = format!("spipe calibrate --devices {} --backend {backend}", what.devices.join(","));
+    if let Some(model) = &what.model {
+        // Where somebody has a file says nothing about the machine.
+        let name = Path::new(model).file_name().and_then(|name| name.to_str()).filter(|_| model.starts_with('/'));
+        words += &format!(" --model {} --microbatch {}", name.unwrap_or(model), what.microbatch);
+        words += &what.seq_len.map_or_else(String::new, |seq_len| format!(" --seq-len {seq_len}"));
+    }
+    if what.devices.iter().any(|device| device.starts_with("emulated")) {
+        words += &format!(" --emulated-memory '{}' --emulated-link '{}'", what.emulated_memory, what.emulated_link);
+    }
+    words + &format!(" --time-limit '{}'", what.time_limit)
 }
 
 /// A backend by its name.

@@ -77,7 +77,9 @@ const MUCH: f64 = 0.2;
 
 /// What is unwise about a plan, and where its time goes if much of it is idle.
 fn remarks(plan: &Plan, trace: &Trace) -> Vec<Diagnostic> {
-    let mut all = spipe_plan::remarks(&plan.context(), plan.placement());
+    let (context, placement) = (plan.context(), plan.placement());
+    let mut all: Vec<Diagnostic> = spipe_plan::widened(&context, placement).into_iter().collect();
+    all.extend(spipe_plan::remarks(&context, placement));
     let metrics = Metrics::of(trace);
     // A layer that a GPU computes in a moment keeps a socket busy for long.
     let is_gpu = |name: &str| plan.context().hardware.device(name).is_some_and(|device| !plan.context().is_cpu(device));
