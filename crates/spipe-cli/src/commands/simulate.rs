@@ -21,8 +21,7 @@ const HOLDERS: usize = 3;
 pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     let target = what.output.as_deref().map(|path| Target::beside(path, &[&what.plan])).transpose()?;
     let plan = input::plan(&what.plan)?;
-    let program = spipe_schedule::lower(&plan.context(), plan.placement())
-        .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
+    let program = spipe_schedule::lower(&plan.context(), plan.placement()).map_err(Failure::Input)?;
     let options = Options::default();
     let iterations = if what.once { Iterations::One } else { options.iterations };
     let simulation = simulate(&program, &Options { iterations, ..options });
