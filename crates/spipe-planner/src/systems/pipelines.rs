@@ -184,8 +184,11 @@ mod tests {
             (System::CpuOnly, MachineText { gpus: vec![(10, 20)], root: 20, sockets: vec![200] }),
             (System::Checkpointing, MachineText { gpus: vec![(200, 20)], root: 20, sockets: vec![10] }),
         ] {
-            let instance =
-                Instance::new(&model_text(&[layer.clone()]), &machine_text(&machine), &workload(2, Mode::Train));
+            let instance = Instance::new(
+                &model_text(std::slice::from_ref(&layer)),
+                &machine_text(&machine),
+                &workload(2, Mode::Train),
+            );
             let context = instance.context();
             let list = candidates(&context, system).unwrap_or_default();
             let fit: Vec<&Placement> = list.iter().filter(|placement| check(&context, placement).is_ok()).collect();
