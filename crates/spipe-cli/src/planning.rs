@@ -414,7 +414,19 @@ mod tests {
         assert_eq!(over.refusal, Some(numerical()), "what was not found out comes before what does not fit");
         assert_eq!((over.proven(), over.stopped(), over.bound()), (false, true, SimTime::ZERO));
         // A search that has come to its end was not stopped, whatever it found.
-        let mut over = Over { best: None, sizes: BTreeMap::new(), refusal: None };
+        let solution = Solution {
+            placement: Placement::new(System::GpuOnly, []),
+            status: OutcomeStatus::Feasible,
+            bound: SimTime::ZERO,
+            simulated: SimTime::ns(1),
+            gap: 1.0,
+            examined: 1,
+            solves: 0,
+            cases: 0,
+            considered: Vec::new(),
+        };
+        let best = Some((workload, solution));
+        let mut over = Over { best, sizes: BTreeMap::new(), refusal: None };
         for stopped in [true, false] {
             let nothing = PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1, stopped };
             assert!(over.take(workload, Err(nothing)).is_ok());

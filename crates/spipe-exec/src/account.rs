@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, VecDeque};
 /// A buffer in one iteration; see [`instance`](crate::rules::instance).
 pub(crate) type Instance = (BufferId, u32);
 
+/// By which part of a capacity more may seem to be held than there is room for.
+const OFF: f64 = 0.02;
+
 /// What is held where.
 #[derive(Debug)]
 pub(crate) struct Account {
@@ -94,12 +97,13 @@ impl Account {
         self.events.push_back(Event { at, instance, bytes });
     }
 
-    /// The first memory in which more is really held than it has room for, with how much that is.
+    /// The first memory in which more is really held than it has room for, with how much that is. What graphs keep is an estimate, which
+    /// may be off by [`OFF`] of the capacity.
     pub fn exceeded(&self, rules: &Rules<'_>) -> Option<(MemoryId, Bytes)> {
         self.held
             .enumerate()
             .map(|(memory, held)| (memory, *held))
-            .find(|(memory, held)| *held > rules.capacity(*memory))
+            .find(|(memory, held)| held.as_f64() > rules.capacity(*memory).as_f64() * (1.0 + OFF))
     }
 
     /// The peaks since the last call, by name.

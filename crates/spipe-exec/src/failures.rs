@@ -3,13 +3,18 @@
 #[path = "../tests/executor/machine.rs"]
 #[expect(dead_code, reason = "tests from the outside use more of it")]
 pub(crate) mod machine;
+#[path = "../tests/executor/setup.rs"]
+#[expect(dead_code, reason = "tests from the outside use more of it")]
+pub(crate) mod setup;
 
 use crate::{
     Backend, Checkpoint, Checkpoints, Options, RunError, run,
     run::{Hooks, run_with},
 };
 use machine::{Case, text};
+use setup::Setup;
 use spipe_base::{ActionId, Bytes, LaneRole, SimTime};
+use spipe_model::Precision;
 use spipe_schedule::{Program, lower};
 use spipe_trace::Metrics;
 use std::{ops::ControlFlow, time::Instant};
@@ -105,6 +110,27 @@ fn too_little_memory_is_an_error_with_holders() {
     assert_eq!(shortage.memory, "gpu0");
     assert!(shortage.needed > shortage.free && !shortage.holders.is_empty(), "{shortage:?}");
     assert!(shortage.holders.iter().any(|holder| holder.what.starts_with("parameters of layers 0..2")), "{shortage:?}");
+}
+
+/// In 16 bits graphs keep more than plans count: they are of f32.
+#[test]
+fn more_than_a_memory_has_is_an_error() {
+    let setup = Setup { precision: Precision::Bf16, ..Setup::default() };
+    let (plan, program) = setup.build();
+    let options = Setup::options(Backend::Flex, 1);
+    let report = run(&plan, &program, &text(), &options, &mut |_| GO_ON).unwrap();
+    let gpu = report.memories.iter().find(|memory| memory.name == "gpu0").unwrap();
+    let machine = machine::machine(&format!("{} B", gpu.planned.get()), "4 GB/s");
+    let hardware = spipe_hardware::Hardware::from_toml("machine.toml", &machine).unwrap();
+    let context = spipe_plan::Context { hardware: &hardware, ..plan.context() };
+    let program = lower(&context, plan.placement()).unwrap();
+    match run(&plan, &program, &text(), &options, &mut |_| GO_ON) {
+        Err(RunError::Exceeded { memory, capacity, held, .. }) => {
+            assert_eq!((memory.as_str(), capacity), ("gpu0", gpu.planned));
+            assert!(held > capacity && held <= gpu.held, "{held} of {}", gpu.held);
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

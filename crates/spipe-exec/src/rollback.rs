@@ -1,17 +1,13 @@
 //! Tests of steps that are taken on trust and undone.
 
-use crate::failures::machine;
-
-#[path = "../tests/executor/setup.rs"]
-#[expect(dead_code, reason = "tests from the outside use more of it")]
-mod setup;
-
 use crate::{
     Backend, RunError,
+    failures::{
+        machine::text,
+        setup::{BACKWARD, FORWARD, Setup},
+    },
     run::{Hooks, run_with},
 };
-use machine::text;
-use setup::{BACKWARD, FORWARD, Setup};
 use spipe_base::LayerId;
 use spipe_model::Precision;
 use spipe_plan::{Knobs, System};
