@@ -12,10 +12,9 @@ use crate::{
     tables::{percent, table},
     training::{self, Training},
 };
-use spipe_base::{Bytes, Diagnostic};
+use spipe_base::Bytes;
 use spipe_cost::Mode;
 use spipe_exec::Report;
-use spipe_model::Architecture;
 use std::fmt::Write;
 
 /// Runs the plan, prints the losses, writes the measured trace.
@@ -25,14 +24,8 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
     let found = what.save_outputs.as_deref().map(open).transpose()?;
     let backend = calibrate::backend(&what.backend)?;
     let plan = input::plan(&what.plan)?;
-    let model = plan.context().model;
-    if matches!(model.architecture(), Architecture::Profiled(_)) {
-        let message = format!("`{}` cannot be executed: its layers are known by measurements only", model.name());
-        let hint = "plan for a model whose architecture is known; `spipe simulate` predicts this one";
-        return Err(Failure::Input(Diagnostic::error(message).hint(hint).into()));
-    }
     let words = Words::new(what.tokenizer.as_deref())?;
-    let data = data::read(&what.data, &words, model, plan.context().workload().seq_len)?;
+    let data = data::read(&what.data, &words, plan.context().model, plan.context().workload().seq_len)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement()).map_err(Failure::Input)?;
     let training = Training {
         plan: &plan,

@@ -6,9 +6,9 @@ mod words;
 pub use words::Words;
 
 use crate::{Failure, input, training};
-use spipe_base::{Faults, Position, position_of};
+use spipe_base::{Diagnostic, Faults, Position, position_of};
 use spipe_exec::{Data, DataError, ImageShape, Images};
-use spipe_model::Model;
+use spipe_model::{Architecture, Model};
 
 /// The word for images that are made instead of read.
 const SYNTHETIC: &str = "synthetic";
@@ -33,6 +33,11 @@ fn text(path: &str, words: &Words, model: &Model, seq_len: u64) -> Result<Data, 
     let start = || Position { file: path.into(), line: 1, column: 1 };
     let refuse = |error: DataError, position: Position| placed(&position, training::refuse(error.into()));
     let data: Data = words.read_text((path, &text), seq_len, &|error| refuse(error, start()))?.into();
+    if matches!(model.architecture(), Architecture::Profiled(_)) {
+        let message = format!("`{}` cannot be executed: its layers are known by measurements only", model.name());
+        let hint = "plan for a model whose architecture is known; `spipe simulate` predicts this one";
+        return Err(Failure::Input(Diagnostic::error(message).hint(hint).into()));
+    }
     data.check(model, seq_len).map_err(|error| {
         let position = match &error {
             DataError::Vocabulary { offset, .. } => place(path, &text[..words.begin(&text, *offset).min(text.len())]),
