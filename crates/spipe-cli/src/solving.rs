@@ -64,8 +64,9 @@ pub struct Largest {
 
 /// The largest value of `unknown` with which some plan fits.
 pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Failure> {
-    let (uncounted, refused) = (Cell::new(false), Cell::new(false));
-    let proven = RefCell::new(BTreeMap::new());
+    let uncounted = Cell::new(false);
+    // Of each value that was refused, whether that is proven.
+    let refused = RefCell::new(BTreeMap::new());
     let fits = |value: u64| {
         let with = with(question, unknown, value)?;
         if !is_countable(&with) {
@@ -75,9 +76,8 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
         let sizes = planning::workloads(with.template, with.global_batch, &with.microbatch)?;
         let fit = best_fit(&Question { model: &with.model, ..*question }, &sizes);
         let fits = matches!(fit, Fit::Found(_));
-        refused.set(refused.get() || !fits);
         if !fits {
-            proven.borrow_mut().insert(value, fit == Fit::Never);
+            refused.borrow_mut().insert(value, fit == Fit::Never);
         }
         Ok(fits)
     };
@@ -101,9 +101,10 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
         }
     };
     let found = with(question, unknown, value.unwrap_or(1))?;
+    let refused = refused.into_inner();
     // The smallest value that was refused is the next one.
-    let proven = proven.borrow().range(value.map_or(0, |value| value + 1)..).next().is_none_or(|(_, proven)| *proven);
-    Ok(Largest { value, unlimited: unlimited || (uncounted.get() && !refused.get()), proven, ..found })
+    let proven = refused.range(value.map_or(0, |value| value + 1)..).next().is_none_or(|(_, proven)| *proven);
+    Ok(Largest { value, unlimited: unlimited || (uncounted.get() && refused.is_empty()), proven, ..found })
 }
 
 /// Whether microbatches are no larger, and no more, than can be counted.

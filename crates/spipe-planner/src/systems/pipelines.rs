@@ -168,18 +168,13 @@ mod tests {
     use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
     use spipe_cost::Mode;
 
+    const LAYER: LayerText =
+        LayerText { count: 4, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 1, workspace: 0 };
+
     /// Recomputed layer by layer, what a microbatch saves in one of them is there at a time.
     #[test]
     fn a_socket_that_holds_one_layer_at_a_time_has_a_plan() {
-        let layer = LayerText {
-            count: 4,
-            times: [1, 1, 1],
-            slowdown: 2,
-            parameters: 1_000_000,
-            boundary: 1,
-            saved: 40,
-            workspace: 0,
-        };
+        let layer = LayerText { parameters: 1_000_000, saved: 40, ..LAYER };
         for (system, machine) in [
             (System::CpuOnly, MachineText { gpus: vec![(10, 20)], root: 20, sockets: vec![200] }),
             (System::Checkpointing, MachineText { gpus: vec![(200, 20)], root: 20, sockets: vec![10] }),
@@ -199,16 +194,8 @@ mod tests {
     /// Slow layers without parameters before quick ones that fill a GPU two by two.
     #[test]
     fn pieces_are_balanced_in_bytes_where_time_alone_leaves_no_room() {
-        let slow = LayerText {
-            count: 4,
-            times: [20, 20, 20],
-            slowdown: 2,
-            parameters: 0,
-            boundary: 1,
-            saved: 1,
-            workspace: 0,
-        };
-        let large = LayerText { times: [1, 1, 1], parameters: 16_000_000, ..slow };
+        let slow = LayerText { times: [20, 20, 20], ..LAYER };
+        let large = LayerText { parameters: 16_000_000, ..LAYER };
         for (memory, system) in [(560, System::ZbH1), (560, System::ZbV), (560, System::Interleaved)] {
             let machine = MachineText { gpus: vec![(memory, 20); 2], root: 20, sockets: vec![1000] };
             let model = model_text(&[slow.clone(), large.clone()]);

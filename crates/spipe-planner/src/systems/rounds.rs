@@ -19,11 +19,11 @@ const MOST_MAPPED: usize = 8;
 /// How often microbatches come to each GPU at most.
 const MOST_TURNS: usize = 6;
 
-/// Beyond so many turns not every number of them is tried.
-const MANY_TURNS: usize = 64;
-
 /// How often they do where some stages are kept.
 const TURNS: [usize; 5] = [1, 2, 3, 4, 6];
+
+/// Beyond so many turns not every number of them is tried.
+const MANY_TURNS: usize = 64;
 
 /// k and k′ that are tried, as far as the model has so many layers.
 const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
@@ -74,8 +74,8 @@ fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
         // Buffers are as large as the largest stage.
         let most = context.model.layers().len() / gpus.len();
         let lean = |turns: usize| cuts::balanced_in(context, (first, Weight::Bytes), turns * gpus.len());
-        let doubled = (0..usize::BITS).map(|power| MANY_TURNS << power).take_while(|turns| *turns < most);
-        let turns = (1..=most.min(MANY_TURNS)).chain(doubled.skip(1)).chain((most > MANY_TURNS).then_some(most));
+        let doubled = (1..usize::BITS).map(|power| MANY_TURNS << power).take_while(|turns| *turns < most);
+        let turns = (1..=most.min(MANY_TURNS)).chain(doubled).chain((most > MANY_TURNS).then_some(most));
         let mut lean = turns.filter_map(|turns| in_turn(context, &gpus, &lean(turns)?));
         streamed.extend(lean.find(|placement| fits(context, placement)));
     }
