@@ -58,7 +58,7 @@ pub(crate) fn refine(
     let mut examined = 0;
     loop {
         let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
-        let mut promising = Promising::new((problem, figures), &best.1, neighbours);
+        let mut promising = Promising::new((problem, figures), &best.1, neighbours, deadline);
         let mut next: Option<Scored> = None;
         let mut level: Option<(f64, Scored)> = None;
         let enough = LESS * work(figures, &best.1);
@@ -110,10 +110,18 @@ struct Promising<'s, 'a> {
 }
 
 impl<'s, 'a> Promising<'s, 'a> {
-    fn new((problem, figures): (&'s Problem<'a>, &Figures<'_>), of: &Placement, neighbours: Vec<Placement>) -> Self {
+    fn new(
+        (problem, figures): (&'s Problem<'a>, &Figures<'_>),
+        of: &Placement,
+        neighbours: Vec<Placement>,
+        deadline: &Deadline<'_>,
+    ) -> Self {
         let most = estimate(figures, of).map_or(f64::INFINITY, |time| time * WORSE);
         let rated = |placement: Placement| (estimate(figures, &placement).unwrap_or(0.0), placement);
-        let fitted = |placement: Placement| fit::fitted(figures, of, &placement).into_iter().chain([placement]);
+        let fitted = |placement: Placement| {
+            let fitted = (!deadline.over()).then(|| fit::fitted(figures, of, &placement)).flatten();
+            fitted.into_iter().chain([placement])
+        };
         let mut rated: Vec<(f64, Placement)> = neighbours.into_par_iter().flat_map_iter(fitted).map(rated).collect();
         rated.retain(|(time, _)| *time <= most);
         rated.sort_by(|one, other| one.0.total_cmp(&other.0));

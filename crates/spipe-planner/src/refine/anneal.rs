@@ -8,6 +8,7 @@
 //! placements ends the search, and not the time.
 
 mod change;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -50,16 +51,17 @@ pub(crate) fn anneal(
     while examined < most && !deadline.over() {
         let spent = (examined as f64 / most as f64).max(1.0 - deadline.left().as_secs_f64() / time);
         let temperature = here.0.to_ms() * HOT * (1.0 - spent).max(0.0);
-        let drawn: Vec<(f64, Placement)> =
-            (0..BATCH).filter_map(|_| Some((random.f64(), drawn(problem, &here.1, &mut random)?))).collect();
+        let seeds: Vec<u64> = (0..BATCH).map(|_| random.u64(..)).collect();
         examined += BATCH;
-        let accepted = |(chance, placement): (f64, Placement)| {
-            let placement = acceptable(problem, placement)?;
+        let accepted = |seed: u64| {
+            let mut random = Rng::with_seed(seed);
+            let chance = random.f64();
+            let placement = acceptable(problem, drawn(problem, &here.1, &mut random)?)?;
             let time = (!deadline.over()).then(|| (problem.score)(&placement)).flatten()?;
             let slower = time.to_ms() - here.0.to_ms();
             (slower <= -temperature * chance.ln()).then_some((time, placement))
         };
-        let accepted: Vec<Option<Scored>> = drawn.into_par_iter().map(accepted).collect();
+        let accepted: Vec<Option<Scored>> = seeds.into_par_iter().map(accepted).collect();
         if let Some(next) = accepted.into_iter().flatten().min_by_key(|(time, _)| *time) {
             here = next;
             if here.0 < best.0 {
@@ -72,9 +74,14 @@ pub(crate) fn anneal(
 
 /// A placement some changes away; none where nothing has changed.
 fn drawn(problem: &Problem<'_>, placement: &Placement, random: &mut Rng) -> Option<Placement> {
+    let (context, help) = (&problem.context, problem.options.host_help);
     let mut other = placement.clone();
     for _ in 0..CHANGES[random.usize(..CHANGES.len())] {
-        other = changed((&problem.context, problem.options.host_help), &other, random).unwrap_or(other);
+        other = changed((context, help), &other, random).unwrap_or(other);
     }
+    if random.bool() {
+        other = room::used(context, other, random);
+    }
+    let other = room::made((context, help), other, random)?;
     (other != *placement).then_some(other)
 }

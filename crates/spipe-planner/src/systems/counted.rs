@@ -3,9 +3,10 @@
 //!
 //! The program counts what layers hold, and not what stages need beside them. What a placement lacks is left free the next time.
 
-use super::{kept, rounds, shared_out};
+use super::{apart::apart, kept, rounds, shared_out};
 use crate::{
     MOST_OFFLOAD_SLOTS,
+    deadline::Deadline,
     every::slots,
     figures::Figures,
     freedom::{Freedom, Kept, Turn},
@@ -16,8 +17,11 @@ use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knobs, Placement, Stage, System, footprint, needed};
 use std::time::Duration;
 
-/// Which part of the time that is left a program may take where systems are only tried.
-pub(super) const PART: u32 = 48;
+/// Which part of the time that is left all programs may take together where systems are only tried, in hundredths.
+pub(super) const PERCENT: u32 = 8;
+
+/// Which part of that one of them may take.
+const PROGRAMS: u32 = 4;
 
 /// How often more is left free.
 const TRIES: usize = 4;
@@ -26,7 +30,7 @@ const TRIES: usize = 4;
 const SHORT: [(usize, u64); 3] = [(1, FEWEST_OFFLOAD_SLOTS), (1, MOST_OFFLOAD_SLOTS), (4, FEWEST_OFFLOAD_SLOTS)];
 
 /// Solves the program with so many bytes left free on each device.
-type Solve<'s> = dyn Fn(&[u64]) -> Whole + Sync + 's;
+type Solve<'s> = dyn Fn(&[u64]) -> Option<Counts> + Sync + 's;
 
 /// Makes stages of counts.
 type Build<'b> = Box<dyn Fn(&Counts) -> Option<Placement> + Sync + 'b>;
@@ -42,21 +46,27 @@ pub(super) struct Counted {
     pub open: bool,
 }
 
-/// The placements of `system` that its programs lead to, if any takes less than `most` ms; each program has so much time. None for systems that
-/// leave no such choice.
-pub(super) fn placements(figures: &Figures<'_>, system: System, (most, time): (f64, Duration)) -> Counted {
+/// The placements of `system` that its programs lead to, if any takes less than `most` ms, with the devices of each in two orders. All programs
+/// together have as much time as `deadline` leaves, and none of them more than a part of it. None for systems that leave no such choice.
+pub(super) fn placements(figures: &Figures<'_>, system: System, (most, deadline): (f64, &Deadline<'_>)) -> Counted {
     let freedoms = Freedom::in_problem(figures, system).into_iter();
     let built: Vec<_> = freedoms.map(|freedom| (freedom, builds(figures, (system, freedom)))).collect();
     if built.iter().all(|(_, builds)| builds.is_empty()) {
         return Counted { open: true, ..Counted::default() };
     }
+    let solve = |freedom: &Freedom, free: &[u64]| {
+        let time = deadline.left().min(deadline.limit() / PROGRAMS);
+        counts(figures, freedom, Limits { free, most, time })
+    };
     let mut all = Counted { placements: Vec::new(), least: f64::INFINITY, open: false };
-    for (freedom, builds) in built {
-        let solve = |free: &[u64]| counts(figures, &freedom, Limits { free, most, time });
-        match solve(&vec![0; figures.devices.len()]) {
+    // What all programs bound comes before what one of them leads to.
+    let first: Vec<Whole> = built.iter().map(|(freedom, _)| solve(freedom, &vec![0; figures.devices.len()])).collect();
+    for ((freedom, builds), first) in built.iter().zip(first) {
+        match first {
             Whole::Found { counts, least, closed } => {
                 all.open |= !closed;
-                let fitted = |build: &Build<'_>| fitted(figures, &counts, &solve, build);
+                let again = |free: &[u64]| if deadline.over() { None } else { solve(freedom, free).counts() };
+                let fitted = |build: &Build<'_>| fitted(figures, &counts, &again, build);
                 all.placements.extend(builds.par_iter().filter_map(fitted).collect::<Vec<_>>());
                 all.least = all.least.min(least);
             }
@@ -64,6 +74,10 @@ pub(super) fn placements(figures: &Figures<'_>, system: System, (most, time): (f
             Whole::Open { least } => (all.least, all.open) = (all.least.min(least), true),
         }
     }
+    let fits = |placement: &Placement| lacking(&figures.context, placement).iter().all(|bytes| *bytes == 0);
+    let others = all.placements.iter().map(|placement| apart(figures, placement));
+    let others: Vec<Placement> = others.filter(|other| fits(other) && !all.placements.contains(other)).collect();
+    all.placements.extend(others);
     all
 }
 
@@ -115,7 +129,7 @@ fn fitted(figures: &Figures<'_>, first: &Counts, solve: &Solve<'_>, build: &Buil
         for (free, lacking) in free.iter_mut().zip(lacking) {
             *free += lacking;
         }
-        placement = build(&solve(&free).counts()?)?;
+        placement = build(&solve(&free)?)?;
     }
     let fits = |placement: &Placement| lacking(&figures.context, placement).iter().all(|bytes| *bytes == 0);
     Some(placement).filter(fits)
@@ -237,7 +251,7 @@ mod tests {
             Problem { context, systems: vec![system], options: Options::default(), score: &score, stop: &NEVER };
         let figures = Figures::new(context, &problem.options);
         let Counted { placements: list, least, .. } =
-            placements(&figures, system, (f64::INFINITY, problem.options.time_limit));
+            placements(&figures, system, (f64::INFINITY, &Deadline::new(&problem)));
         assert!(least > 0.0 && list.iter().all(|placement| check(&context, placement).is_ok()), "{least} {list:?}");
         list
     }

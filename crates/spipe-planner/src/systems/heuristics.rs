@@ -43,7 +43,8 @@ fn short_stages(
     let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed).filter(|_| trains);
     system.map_or_else(Vec::new, |system| {
         let mut list = pipelines::in_short_stages(&problem.context, system);
-        list.extend(counted::placements(figures, system, (most, deadline.left() / counted::PART)).placements);
+        let until = deadline.percent(counted::PERCENT);
+        list.extend(counted::placements(figures, system, (most, &until)).placements);
         list
     })
 }

@@ -3,7 +3,7 @@
 //! What the first layers of a GPU save may leave it, so that more of them are stepped there; what stays decides how much hosts have to
 //! step.
 
-use super::{shared_out, socket};
+use super::{apart::apart, shared_out};
 use crate::{
     every::{orders, slots},
     figures::Figures,
@@ -15,7 +15,7 @@ use crate::{
 };
 use spipe_base::{DeviceId, StageId};
 use spipe_plan::{Context, Knobs, Placement, Stage, footprint};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 /// How many layers more than with as much saved as possible each GPU steps.
 const MORE: std::ops::Range<usize> = 0..6;
@@ -30,13 +30,14 @@ pub(super) fn placements(figures: &Figures<'_>, plain: &Placement) -> Vec<Placem
     let offloaded: Leave =
         |context, stage| Some(stage.with_activations_in(context.hardware.host_memory(stage.device)?));
     let recomputed: Leave = |_, stage| Some(stage.with_everything_recomputed());
-    let fine = fine(context, &in_turn(figures, plain)).filter(|_| figures.host_help);
+    let fine = fine(context, &apart(figures, plain)).filter(|_| figures.host_help);
     let Some(fine) = fine else { return Vec::new() };
+    let even = |slots: &Option<u64>| slots.is_none_or(|slots| slots.is_multiple_of(2));
     let mut list: Vec<Placement> = Vec::new();
     for leave in [offloaded, recomputed] {
         for near in leaving(context, &fine, leave) {
             let placement = shared_out(context, &near).unwrap_or(near);
-            for offload_slots in slots(context, &placement) {
+            for offload_slots in slots(context, &placement).into_iter().filter(even) {
                 for urgent_steps in orders(&placement) {
                     let knobs = Knobs { offload_slots, urgent_steps: *urgent_steps, ..placement.knobs };
                     list.push(placement.clone().with_knobs(knobs));
@@ -45,29 +46,6 @@ pub(super) fn placements(figures: &Figures<'_>, plain: &Placement) -> Vec<Placem
         }
     }
     list
-}
-
-/// The same with devices that are alike exchanged so that neighbours have different sockets near them, which then step for as long.
-fn in_turn(figures: &Figures<'_>, plain: &Placement) -> Placement {
-    let model = |device: DeviceId| figures.models[device.index()];
-    let mut by_socket: BTreeMap<usize, BTreeMap<Option<DeviceId>, VecDeque<DeviceId>>> = BTreeMap::new();
-    for device in plain.devices() {
-        let near = socket(&figures.context, device);
-        by_socket.entry(model(device)).or_default().entry(near).or_default().push_back(device);
-    }
-    let mut last = None;
-    let mut changed = plain.clone();
-    for stage in changed.stages.iter_mut() {
-        let Some(sockets) = by_socket.get_mut(&model(stage.device)) else { continue };
-        // The one with most of them left that is not the last one.
-        let left = |(socket, devices): &(&Option<DeviceId>, &mut VecDeque<DeviceId>)| (**socket != last, devices.len());
-        let next = sockets.iter_mut().filter(|(_, devices)| !devices.is_empty()).max_by_key(left);
-        let Some((socket, device)) = next.and_then(|(socket, devices)| Some((*socket, devices.pop_front()?))) else {
-            continue;
-        };
-        (last, *stage) = (socket, Stage { device, ..*stage });
-    }
-    changed
 }
 
 /// The placements that differ in how many layers each GPU steps.

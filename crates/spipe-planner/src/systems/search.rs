@@ -10,7 +10,7 @@
 
 mod improve;
 
-use super::{candidates, counted, heuristics, hinted, levelled, refusal, rounds, shared, staged};
+use super::{apart::apart, candidates, counted, heuristics, hinted, levelled, refusal, rounds, shared, staged};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -26,10 +26,13 @@ use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Family, OutcomeStatus, Placement, System, check};
 
-/// Which part of the time that is left a program of counts may take where it places several stages on devices of planned systems.
-const PART_OF_CUTS: u32 = 24;
+/// How many hundredths of the time that is left programs of counts may take that place several stages on devices of planned systems.
+const PERCENT_OF_CUTS: u32 = 16;
 
-/// The same for what then bounds them.
+/// The same for what single stages on a device bound.
+const PERCENT_OF_SINGLE: u32 = 10;
+
+/// Which part of the time that is left may be taken by what then bounds them.
 const PART_OF_BOUND: u32 = 8;
 
 /// How many of the ways to place stages that a bound leaves open are tried.
@@ -66,7 +69,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         options.incumbent = search.best().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
         // What is left of the time is for several stages on a device and for improving what was found, which inference gains little by.
         let more = search.figures.training || !other.is_empty();
-        options.time_limit = search.deadline.left() / if more { 2 } else { 1 };
+        options.time_limit = search.deadline.left() / if more { 4 } else { 1 };
         let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
         search.join(&planned, planner.plan(&planned_alone))?;
     }
@@ -236,8 +239,8 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.systems[index].best = begun;
                 continue;
             }
-            let (limit, time) = (self.limit(), self.deadline.left() / counted::PART);
-            let counted = counted::placements(figures, self.systems[index].system, (limit, time));
+            let (limit, until) = (self.limit(), self.deadline.percent(counted::PERCENT));
+            let counted = counted::placements(figures, self.systems[index].system, (limit, &until));
             let known = &mut self.systems[index];
             known.candidates.extend(counted.placements);
             known.bound = known.bound.max(counted.least);
@@ -329,14 +332,16 @@ impl<'s, 'a> Search<'s, 'a> {
             if least >= limit || self.deadline.over() {
                 continue;
             }
-            let of_single = single.as_ref().map(|single| single.least(system, (least, limit), &self.deadline));
+            let of_single = single
+                .as_ref()
+                .map(|single| single.least(system, (least, limit), &self.deadline.percent(PERCENT_OF_SINGLE)));
             let (least, hinted) = of_single.unwrap_or((least, Vec::new()));
             if least >= limit {
                 self.staged[number].1 = least;
                 continue;
             }
             let of_hint = |plain: &Placement| {
-                let levelled = levelled::placements(&self.figures, plain, &self.deadline);
+                let levelled = levelled::placements(&self.figures, &apart(&self.figures, plain), &self.deadline);
                 hinted::placements(&self.figures, plain).into_iter().chain(levelled)
             };
             let hinted = hinted.iter().take(MOST_HINTS).flat_map(of_hint);
@@ -345,9 +350,9 @@ impl<'s, 'a> Search<'s, 'a> {
                 self.staged[number].1 = least;
                 continue;
             }
-            let part = |part: u32| (limit, self.deadline.left() / part);
-            let counted = counted::placements(&self.figures, system, part(PART_OF_CUTS));
-            let bound = || counted::least(&self.figures, system, part(PART_OF_BOUND));
+            let until = self.deadline.percent(PERCENT_OF_CUTS);
+            let counted = counted::placements(&self.figures, system, (limit, &until));
+            let bound = || counted::least(&self.figures, system, (limit, self.deadline.left() / PART_OF_BOUND));
             let others = if counted.open { bound() } else { 0.0 };
             self.staged[number].1 = least.max(counted.least).max(others);
             self.try_short(index, counted.placements);

@@ -1,9 +1,12 @@
 //! Small changes of a placement, drawn at random.
 
 use super::super::{crossed, moved_stages, over, saved_elsewhere, stepped_elsewhere};
-use crate::{LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, systems::elsewhere};
+use crate::{
+    LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS,
+    systems::{apart::exchanged, elsewhere},
+};
 use fastrand::Rng;
-use spipe_base::StageId;
+use spipe_base::{DeviceId, StageId};
 use spipe_plan::{Context, FEWEST_OFFLOAD_SLOTS, Knobs, Placement, Stage, System};
 
 /// How many layers cross a boundary.
@@ -28,11 +31,12 @@ pub(super) fn changed(
         0..30 if helps => saved_elsewhere(context, &stage).map(with),
         30..50 if helps => stepped_elsewhere(context, &stage).map(with),
         50..60 if helps => random.choice(elsewhere(context, &stage)).map(with),
-        60..75 => exchanged((placement, id), random),
+        60..75 => other_choice((placement, id), random),
         75..80 => Some(placement.clone().with_knobs(other_knobs(placement, random))),
         80..85 => moved_layers((placement, id), random),
-        85..88 => random.choice(crossed::changed(context, placement, help)),
-        88..91 => {
+        85..87 => swapped(context, (placement, id), random),
+        87..89 => random.choice(crossed::changed(context, placement, help)),
+        89..91 => {
             let moved = random.choice(moved_stages(context, &placement.stages))?;
             Some(Placement { stages: moved.into_iter().collect(), ..placement.clone() })
         }
@@ -40,8 +44,24 @@ pub(super) fn changed(
     }
 }
 
+/// What a device has on another one and the other way round, with what both have on the host near them.
+fn swapped(context: &Context<'_>, (placement, id): (&Placement, StageId), random: &mut Rng) -> Option<Placement> {
+    let here = placement.stages[id].device;
+    let others = placement
+        .devices()
+        .into_iter()
+        .filter(|other| *other != here && context.is_cpu(*other) == context.is_cpu(here));
+    let there = random.choice(others.collect::<Vec<_>>())?;
+    let instead = |device: DeviceId| match device {
+        device if device == here => there,
+        device if device == there => here,
+        device => device,
+    };
+    Some(exchanged(context, placement, &instead))
+}
+
 /// What is chosen for a stage and for another one of its device with as many layers exchanged.
-fn exchanged((placement, id): (&Placement, StageId), random: &mut Rng) -> Option<Placement> {
+fn other_choice((placement, id): (&Placement, StageId), random: &mut Rng) -> Option<Placement> {
     let stage = placement.stages[id];
     let like = |(other, stage_of): &(StageId, &Stage)| {
         *other != id && stage_of.device == stage.device && stage_of.layers.count() == stage.layers.count()

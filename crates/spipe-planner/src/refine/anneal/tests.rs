@@ -62,3 +62,28 @@ fn nothing_is_done_where_nothing_may_be_simulated() {
     let (start, (time, _), examined) = annealed(&instance, 1, 0);
     assert_eq!((time, examined), (start, 0));
 }
+
+#[test]
+fn what_leaves_makes_room_and_what_room_there_is_gets_used() {
+    let instance = crowded();
+    let context = instance.context();
+    let gpus = ["gpu0", "gpu1"].map(|name| context.hardware.device(name).unwrap());
+    let stage = |layer: usize| Stage::new(gpus[layer / 6], LayerRange::new(layer.into(), layer.into()).unwrap());
+    let full = Placement::new(System::OneForwardOneBackward, (0..12).map(stage));
+    assert!(check(&context, &full).is_err());
+    for help in [true, false] {
+        let mut random = Rng::with_seed(SEED);
+        let made = room::made((&context, help), full.clone(), &mut random);
+        // The state of six layers is more than a GPU has.
+        assert_eq!(made.is_some(), help);
+        let Some(made) = made else { continue };
+        assert!(check(&context, &made).is_ok());
+        let all: Placement = (0..40).fold(made.clone(), |placement, _| room::used(&context, placement, &mut random));
+        let kept = |placement: &Placement| placement.stages.iter().filter(|stage| stage.offload.is_none()).count();
+        let stepped = |placement: &Placement| placement.stages.iter().filter(|stage| stage.optimizer.is_none()).count();
+        assert!(check(&context, &all).is_ok());
+        assert!(kept(&all) >= kept(&made) && stepped(&all) >= stepped(&made));
+        // Nothing more fits.
+        assert_eq!(all, (0..40).fold(all.clone(), |placement, _| room::used(&context, placement, &mut random)));
+    }
+}

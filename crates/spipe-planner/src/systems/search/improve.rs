@@ -21,7 +21,7 @@ const FIRST_STEPS: usize = 160;
 const ANNEALED: usize = 4;
 
 /// How much of the time that is left in hundredths is for single changes, where the best placement is annealed afterwards.
-const STEP_BY_STEP: u32 = 25;
+const STEP_BY_STEP: u32 = 15;
 
 /// Placements that take no more than so many times as long as the best are worth annealing.
 const NEARLY: f64 = 1.05;
@@ -43,7 +43,8 @@ impl Search<'_, '_> {
         let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * PROMISING);
         let most = self.problem.options.refinements;
         starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start, most))));
-        let until = self.deadline.percent(if self.annealed().is_some() { STEP_BY_STEP } else { 100 });
+        let anneals = starts.iter().any(|(_, start, _)| self.near(start));
+        let until = self.deadline.percent(if anneals { STEP_BY_STEP } else { 100 });
         // The first steps say which of them lead far.
         let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY), &until);
         starts.extend(self.starts(&behind));
@@ -67,14 +68,18 @@ impl Search<'_, '_> {
 
     /// Which system's placement is annealed, and that.
     fn annealed(&self) -> Option<(usize, Scored)> {
-        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
         let limit = self.limit();
         let suits = |(index, known): (usize, &Known)| {
-            let start = known.best.clone().filter(|_| known.bound < limit)?;
-            let near = start.0.to_ms() < NEARLY * best && anneal::suits(&self.problem.context, &start.1);
-            near.then_some((index, start))
+            let start = known.best.clone().filter(|start| known.bound < limit && self.near(start))?;
+            Some((index, start))
         };
         self.systems.iter().enumerate().filter_map(suits).min_by_key(|(_, (time, _))| *time)
+    }
+
+    /// Whether a placement can be annealed and is nearly as fast as the best.
+    fn near(&self, (time, placement): &Scored) -> bool {
+        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        time.to_ms() < NEARLY * best && anneal::suits(&self.problem.context, placement)
     }
 
     /// The placements of `systems` to begin with.

@@ -1,0 +1,70 @@
+//! Room for what has changed: what else a device holds leaves it until everything fits, or comes back where there is room.
+
+use super::super::{fit::left, saved_in_host, stepped_on_socket};
+use fastrand::Rng;
+use spipe_base::{DeviceId, StageId};
+use spipe_plan::{Context, Placement, Stage, footprint};
+
+/// What leaves a device or comes back.
+type Change = (StageId, Stage);
+
+/// `placement` with stages of each GPU that has too little room, drawn at random, that leave some of what they hold; none where that is not
+/// enough. `help` says whether the host may take it, otherwise it is computed again.
+pub(super) fn made((context, help): (&Context<'_>, bool), placement: Placement, random: &mut Rng) -> Option<Placement> {
+    let mut all = placement;
+    let full = |all: &Placement| -> Option<DeviceId> {
+        let needs = footprint(context, all);
+        all.devices().into_iter().find(|device| left(context, &needs, *device).is_none())
+    };
+    while let Some(device) = full(&all) {
+        let (id, stage) = random.choice(leaving((context, help), &all, device))?;
+        all.stages[id] = stage;
+    }
+    Some(all)
+}
+
+/// `placement` with something more on one GPU that has room for it, if there is any.
+pub(super) fn used(context: &Context<'_>, placement: Placement, random: &mut Rng) -> Placement {
+    let stages: Vec<StageId> = placement.stages.ids().collect();
+    let Some(device) = random.choice(stages).map(|id| placement.stages[id].device) else { return placement };
+    let mut back = coming_back(&placement, device);
+    random.shuffle(&mut back);
+    let with = |(id, stage): Change| {
+        let mut all = placement.clone();
+        all.stages[id] = stage;
+        all
+    };
+    let fits = |all: &Placement| left(context, &footprint(context, all), device).is_some();
+    back.into_iter().map(with).find(fits).unwrap_or(placement)
+}
+
+/// What may leave a device.
+fn leaving((context, help): (&Context<'_>, bool), placement: &Placement, device: DeviceId) -> Vec<Change> {
+    if context.is_cpu(device) {
+        return Vec::new();
+    }
+    let own = placement.stages.enumerate().filter(|(_, stage)| stage.device == device);
+    let of = |(id, stage): (StageId, &Stage)| -> Vec<Change> {
+        let saves = stage.offload.is_none() && stage.recomputed < stage.layers.count();
+        let saved = match saves {
+            true if help => saved_in_host(context, stage),
+            true => Some(stage.with_everything_recomputed()),
+            false => None,
+        };
+        let stepped = if help && stage.optimizer.is_none() { stepped_on_socket(context, stage) } else { None };
+        [saved, stepped].into_iter().flatten().map(|stage| (id, stage)).collect()
+    };
+    own.flat_map(of).collect()
+}
+
+/// What may come back to a device.
+fn coming_back(placement: &Placement, device: DeviceId) -> Vec<Change> {
+    let own = placement.stages.enumerate().filter(|(_, stage)| stage.device == device);
+    let of = |(id, stage): (StageId, &Stage)| -> Vec<Change> {
+        let saved = (stage.offload.is_some() || stage.recomputed > 0)
+            .then(|| Stage { offload: None, ..stage.with_recomputed(0) });
+        let stepped = stage.optimizer.is_some().then(|| Stage { optimizer: None, ..*stage });
+        [saved, stepped].into_iter().flatten().map(|stage| (id, stage)).collect()
+    };
+    own.flat_map(of).collect()
+}
