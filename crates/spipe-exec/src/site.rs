@@ -33,6 +33,11 @@ impl Site {
         Ok(Self { device, pool, emulated: executor.is_emulated(), warnings })
     }
 
+    /// Whether it computes in the width in which it holds numbers: CPU cores are faster in f32.
+    pub const fn computes_as_it_holds(&self) -> bool {
+        self.pool.is_none()
+    }
+
     /// Whether layers compute with our kernels here.
     pub fn has_kernels(&self) -> bool {
         self.pool.is_some() && kernels::are_supported()

@@ -4,17 +4,17 @@ use super::{
     Interpreter,
     infer::End,
     on,
-    widths::{cast, cast_all, wide},
+    widths::{cast_all, wide},
 };
 use crate::{
-    layers::{Matrix, Signal, Tape, Unit},
+    layers::{Matrix, Signal, Tape, Unit, cast},
     passes::{self, Gradients, Layers, Outputs, Record, Seed, Tracked},
     site::Site,
     state::Outcome,
     store::Value,
     task::{Crossing, Keeps, Sum, Sums, Work},
 };
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::{DType, Device, FloatDType};
 use spipe_base::{BufferId, Bytes, LayerId, LayerRange, StageId};
 
 impl Interpreter<'_> {
@@ -29,17 +29,22 @@ impl Interpreter<'_> {
 
     /// What a stage computes on: what has arrived, or the tokens.
     fn input(&self, iteration: u32, work: Work, device: &Device) -> Result<Signal, String> {
+        let width = self.computed_by(work.stage);
         Ok(match work.input {
-            Some(buffer) => {
-                Signal::Hidden(cast(on(self.store.matrix(self.at(buffer, iteration))?, device), FloatDType::F32))
-            }
+            Some(buffer) => Signal::Hidden(cast(on(self.store.matrix(self.at(buffer, iteration))?, device), width)),
             None => Signal::Tokens,
         })
     }
 
-    /// An estimate of what the graphs of some layers keep on a site, their input included.
-    fn kept(&self, site: &Site, layers: std::ops::Range<usize>) -> Bytes {
-        self.units[layers].iter().map(|unit| unit.kept(self.batch, site.has_kernels())).sum()
+    /// An estimate of what the graphs of some layers of a stage keep, their input included.
+    fn kept(&self, stage: StageId, layers: std::ops::Range<usize>) -> Bytes {
+        let how = (self.site(stage).has_kernels(), DType::from(self.computed_by(stage)).size() as u64);
+        self.units[layers].iter().map(|unit| unit.kept(self.batch, how)).sum()
+    }
+
+    /// Parameters in the width in which a stage computes.
+    fn computed(&self, stage: StageId, parameters: passes::Tensors) -> passes::Tensors {
+        cast_all(parameters, self.computed_by(stage))
     }
 
     pub(super) fn forward(
@@ -57,7 +62,7 @@ impl Interpreter<'_> {
         let (recall, shared) = (self.recall(iteration, work)?, self.shared(iteration, work)?);
         let (kept, end) = site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).recalling(recall.clone());
-            let parameters = wide(parameters);
+            let parameters = self.computed(work.stage, parameters);
             let layers = Layers::new(first, units, &parameters).sharing(shared.as_ref());
             let (signal, kept) = if keeps.is_some_and(|keeps| keeps.record) {
                 let (signal, record) = passes::recorded_forward(layers, tracked.0, input, &feed, &mut wanted);
@@ -81,7 +86,7 @@ impl Interpreter<'_> {
             self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix)));
         }
         if let Some(keeps) = keeps {
-            let graph = self.kept(site, keeps.from.clamp(first, first + units.len())..first + units.len());
+            let graph = self.kept(work.stage, keeps.from.clamp(first, first + units.len())..first + units.len());
             let bytes = kept.bytes().unwrap_or(graph);
             self.put_held(&mut outcome, (self.at(keeps.graph, iteration), bytes), kept);
         }
@@ -100,7 +105,7 @@ impl Interpreter<'_> {
         let end = layers.last().index() + 1;
         let graph = self.track(iteration, (work, split), (&parameters, end), input)?;
         let mut outcome = Outcome::default();
-        let held = (self.at(into, iteration), self.kept(site, layers.first().index()..end));
+        let held = (self.at(into, iteration), self.kept(work.stage, layers.first().index()..end));
         self.put_held(&mut outcome, held, Value::Graphs(vec![graph]));
         Ok(outcome)
     }
@@ -118,7 +123,7 @@ impl Interpreter<'_> {
         let shared = self.shared(iteration, work)?;
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
-            let parameters = wide(parameters.clone());
+            let parameters = self.computed(work.stage, parameters.clone());
             let (layers, _) = Layers::new(first, units, &parameters).sharing(shared.as_ref()).split_at(end);
             passes::tracked(layers, input, &feed, split, &mut Outputs::default())
         })
@@ -148,7 +153,7 @@ impl Interpreter<'_> {
         graphs.sort_by_key(|graph| graph.first);
         let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
         if graphs.iter().any(Tracked::borrows) {
-            let parameters = wide(parameters.clone());
+            let parameters = self.computed(work.stage, parameters.clone());
             graphs.iter().for_each(|graph| graph.lend(Layers::new(first, units, &parameters)));
         }
         let covered = graphs.first().map_or(first + units.len(), |graph| graph.first);
@@ -165,14 +170,14 @@ impl Interpreter<'_> {
         let site = self.site(work.stage);
         let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
         let input = match record.input {
-            Some(input) => Signal::Hidden(input),
+            Some(input) => Signal::Hidden(cast(input, self.computed_by(work.stage))),
             None => self.input(iteration, work, &site.device)?,
         };
         let (first, units) = self.stage_units(work.stage);
         let shared = self.shared(iteration, work)?;
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).taped(&Tape::of(record.outputs));
-            let parameters = wide(parameters);
+            let parameters = self.computed(work.stage, parameters);
             let (_, layers) = Layers::new(first, units, &parameters).sharing(shared.as_ref()).split_at(record.first);
             passes::tracked(layers, input, &feed, true, &mut Outputs::default())
         })
@@ -184,11 +189,11 @@ impl Interpreter<'_> {
         vec![Vec::new(); graphs.first().map_or(0, |graph| graph.first - first)]
     }
 
-    fn seed(&self, iteration: u32, crossing: Crossing, device: &Device) -> Result<Seed, String> {
+    fn seed(&self, iteration: u32, (work, crossing): (Work, Crossing), device: &Device) -> Result<Seed, String> {
         Ok(match crossing.incoming {
             Some(buffer) => {
                 let gradient = on(self.store.matrix(self.at(buffer, iteration))?, device);
-                Seed::Gradient(Box::new(cast(gradient, FloatDType::F32)))
+                Seed::Gradient(Box::new(cast(gradient, self.computed_by(work.stage))))
             }
             None => Seed::Loss(f64::from(self.scale(iteration)) / self.program.shape().microbatches as f64),
         })
@@ -204,7 +209,7 @@ impl Interpreter<'_> {
         let site = self.site(work.stage);
         let graphs = self.graphs(iteration, (work, false), graphs)?;
         let frozen = self.frozen_before(work.stage, &graphs);
-        let seed = self.seed(iteration, crossing, &site.device)?;
+        let seed = self.seed(iteration, (work, crossing), &site.device)?;
         let before = self.before(iteration, sums)?;
         let gradients = site.compute(|| {
             let gradients = passes::backward(graphs, seed);
@@ -251,7 +256,7 @@ impl Interpreter<'_> {
         let site = self.site(work.stage);
         let graphs = self.graphs(iteration, (work, true), buffers)?;
         let frozen = self.frozen_before(work.stage, &graphs);
-        let seed = self.seed(iteration, crossing, &site.device)?;
+        let seed = self.seed(iteration, (work, crossing), &site.device)?;
         let (mut later, input) = site.compute(|| passes::backward_input(graphs, seed))?;
         let mut outcome = Outcome::default();
         later.layers.splice(..0, frozen.into_iter().map(|_| Vec::new()));
@@ -293,7 +298,7 @@ impl Before {
     fn add(self, more: Gradients, width: FloatDType) -> Gradients {
         let sum = |before: Option<passes::Tensors>, more: passes::Tensors| {
             let sum = match before {
-                Some(before) => passes::accumulate(wide(before), more),
+                Some(before) => passes::accumulate(wide(before), wide(more)),
                 None => more,
             };
             cast_all(sum, width)

@@ -1,16 +1,16 @@
 //! What forwards read and leave beside buffers of activations.
 
-use super::{Interpreter, widths::cast};
+use super::Interpreter;
 use crate::{
     data::Draw,
     inference::Caches,
-    layers::{Answer, Feed, Recall, Signal},
+    layers::{Answer, Feed, Recall, Signal, cast},
     passes,
     state::Outcome,
     store::Value,
     task::Work,
 };
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use spipe_schedule::Content;
 
 /// What a forward ends in, if it is that of the last layer.
@@ -45,8 +45,9 @@ impl Interpreter<'_> {
         let past = inference.past(iteration);
         let Some(cache) = work.cache else { return Ok((past > 0).then(|| Recall::new(past, Vec::new()))) };
         let before = self.store.recall(self.at(cache, iteration), work.microbatch)?;
-        let wide = |pair: [_; 2]| pair.map(|rows| cast(rows, FloatDType::F32));
-        Ok(Some(Recall::new(past, before.into_iter().map(wide).collect())))
+        let width = self.computed_by(work.stage);
+        let computed = |pair: [_; 2]| pair.map(|rows| cast(rows, width));
+        Ok(Some(Recall::new(past, before.into_iter().map(computed).collect())))
     }
 
     /// Keeps what a forward has found for those to come.

@@ -1,7 +1,8 @@
 //! Copies between memories and exchanges among devices, no faster than the program's links.
 
-use super::{Interpreter, host, part_of, widths::cast};
+use super::{Interpreter, host, part_of};
 use crate::{
+    layers::cast,
     state::Outcome,
     store::{HostLayer, Value, wrong},
 };

@@ -4,11 +4,10 @@ use super::{
     Interpreter, host,
     moves::{deep, in_width},
     on, on_device,
-    widths::cast,
 };
 use crate::{
     account::Instance,
-    layers::{Matrix, Parameter, Unit},
+    layers::{Matrix, Parameter, Unit, cast},
     state::Outcome,
     store::{Value, wrong},
     task::Work,
@@ -28,14 +27,17 @@ enum Found {
 }
 
 impl Interpreter<'_> {
-    /// What one of a stage's layers shares with a layer of another stage, in f32 on the stage's device.
+    /// What one of a stage's layers shares with a layer of another stage, on the stage's device in the width in which it computes.
     pub(super) fn shared(&self, iteration: u32, work: Work) -> Result<Option<Matrix>, String> {
         let Some(buffer) = work.shared else { return Ok(None) };
         let stage = &self.program.stages()[work.stage];
         let user = stage.layers.iter().find(|layer| self.units[layer.index()].tied().is_some());
         let user = user.ok_or("reads shared parameters that none of its layers uses")?;
         match self.find_shared(self.at(buffer, iteration), user)? {
-            Found::Device(matrix) => Ok(Some(cast(on(matrix, &self.sites[&stage.device].device), FloatDType::F32))),
+            Found::Device(matrix) => {
+                let matrix = on(matrix, &self.sites[&stage.device].device);
+                Ok(Some(cast(matrix, self.computed_by(work.stage))))
+            }
             Found::Host(_) => Err(wrong(self.at(buffer, iteration))),
         }
     }

@@ -1,10 +1,11 @@
-//! Numbers in the width in which they are held, and in 32 bits, in which they are computed with.
+//! Numbers in the width in which they are held, and in that in which they are computed with.
 //!
-//! An accelerator that is played by CPU cores holds and sends 16 bits, and computes in f32.
+//! A CUDA device computes in the width in which it holds numbers, but for denoising networks; CPU cores compute in f32, also where they stand
+//! for an accelerator that holds and sends 16 bits.
 
 use super::Interpreter;
 use crate::checkpoint::LossScale;
-use crate::layers::{Matrix, Parameter};
+use crate::layers::{Parameter, Reading, cast, float};
 use crate::passes::Tensors;
 use burn::tensor::{DType, FloatDType, TensorData};
 use spipe_base::{BufferId, DeviceId, LayerId, StageId};
@@ -122,23 +123,17 @@ impl Interpreter<'_> {
         self.held_on(self.program.stages()[stage].device)
     }
 
+    /// What the device of a stage computes in.
+    pub(super) fn computed_by(&self, stage: StageId) -> FloatDType {
+        let device = self.program.stages()[stage].device;
+        let narrow = self.sites[&device].computes_as_it_holds() && !matches!(self.reading, Reading::Noise(_));
+        if narrow { self.held_on(device) } else { FloatDType::F32 }
+    }
+
     /// How a device holds its numbers.
     pub(super) fn held_on(&self, device: DeviceId) -> FloatDType {
         if self.narrow_devices.contains(&device) { float(self.narrow) } else { FloatDType::F32 }
     }
-}
-
-const fn float(width: DType) -> FloatDType {
-    match width {
-        DType::F16 => FloatDType::F16,
-        DType::BF16 => FloatDType::BF16,
-        _ => FloatDType::F32,
-    }
-}
-
-/// A tensor with numbers of that width.
-pub(super) fn cast(matrix: Matrix, width: FloatDType) -> Matrix {
-    if matrix.dtype() == DType::from(width) { matrix } else { matrix.cast(width) }
 }
 
 /// Tensors in f32.

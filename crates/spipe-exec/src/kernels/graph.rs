@@ -20,9 +20,10 @@ use burn::{
 };
 use std::borrow::Cow;
 
-/// The value of `kernel`, with its step in the graph where there is one; none on devices that have kernels of their own.
+/// The value of `kernel`, with its step in the graph where there is one; none on devices that have kernels of their own, and of 16-bit
+/// numbers.
 pub(crate) fn apply<K: Kernel<N>, const N: usize>(kernel: K, inputs: [&Matrix; N]) -> Option<Matrix> {
-    if !product::is_supported() {
+    if !product::is_supported() || !are_wide(inputs) {
         return None;
     }
     on::<Flex, K, N>(&kernel, inputs).or_else(|| on::<NdArray, K, N>(&kernel, inputs))
@@ -34,10 +35,15 @@ pub(super) fn known<K: Kernel<N, Kept = ()>, const N: usize>(
     inputs: [&Matrix; N],
     value: &Matrix,
 ) -> Option<Matrix> {
-    if !product::is_supported() {
+    if !product::is_supported() || !are_wide(inputs) {
         return None;
     }
     known_on::<Flex, K, N>(&kernel, inputs, value).or_else(|| known_on::<NdArray, K, N>(&kernel, inputs, value))
+}
+
+/// Whether all have the numbers that kernels compute with.
+fn are_wide<const N: usize>(inputs: [&Matrix; N]) -> bool {
+    inputs.iter().all(|input| input.dtype() == DType::F32)
 }
 
 /// The numbers of a matrix without a graph, in memory of their own; none on devices with another memory, and of 16-bit ones.

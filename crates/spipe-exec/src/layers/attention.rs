@@ -1,6 +1,6 @@
 //! Self-attention: by a kernel of ours on CPU cores, elsewhere with as many passes over memory as Burn's operations need.
 
-use super::{Feed, Matrix, Parameter, norm::NormUnit};
+use super::{Feed, Matrix, Parameter, cast, float, norm::NormUnit, numbers::Kept, wide};
 use crate::kernels::{self, Angles, Attention, Turn};
 use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
 use spipe_model::{Block, Norm, Positions};
@@ -161,11 +161,12 @@ impl AttentionUnit {
         let queries = by_head(queries * (1.0 / (width as f64).sqrt()), heads, &span.queries);
         let keys = self.for_each_query_head(by_head(keys, kv_heads, &span.keys));
         let values = self.for_each_query_head(by_head(values, kv_heads, &span.keys));
-        let mut scores = queries.matmul(keys.swap_dims(2, 3));
+        let mut scores = wide(queries.matmul(keys.swap_dims(2, 3)));
         if let Some(mask) = mask {
             scores = scores + mask;
         }
-        let mixed = softmax(scores, 3).matmul(values).swap_dims(1, 2);
+        let shares = cast(softmax(scores, 3), float(values.dtype()));
+        let mixed = shares.matmul(values).swap_dims(1, 2);
         mixed.reshape([span.sequences * span.queries.len(), heads * width])
     }
 
@@ -304,24 +305,27 @@ impl AttentionUnit {
 
     /// Numbers that its graph keeps beside its input, with `ours` by our kernel: queries, keys, values, the mix, and the
     /// probabilities once.
-    pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
+    pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> Kept {
         let block = &self.block;
         let (queries, keys) = (block.query_width(), block.kv_width());
+        let scores = sequences * block.heads * seq_len * seq_len;
         if ours {
-            return sequences * seq_len * (2 * queries + 2 * keys) + sequences * block.heads * seq_len * seq_len;
+            return Kept { own: sequences * seq_len * (2 * queries + 2 * keys) + scores, wide: 0 };
         }
         let repeated = if block.heads == block.kv_heads { 0 } else { 2 * queries };
         let rotary = matches!(block.positions, Positions::Rotary { .. });
         let rotated = if rotary { queries + keys } else { 0 };
         let vectors = 2 * queries + 2 * keys + repeated + rotated;
         // Softmax keeps its result; Burn's composite form also keeps the exponentials.
-        sequences * seq_len * vectors + 2 * sequences * block.heads * seq_len * seq_len
+        Kept { own: sequences * seq_len * vectors, wide: 2 * scores }
     }
 }
 
-/// x cos + x P sin, where P moves each channel to its partner with its sign.
+/// x cos + x P sin, where P moves each channel to its partner with its sign, which is exact in any width.
 fn rotate(heads: Matrix, [cosines, sines]: &[Matrix; 2], pairing: &Matrix) -> Matrix {
-    heads.clone() * cosines.clone() + heads.matmul(pairing.clone()) * sines.clone()
+    let width = float(heads.dtype());
+    let partners = wide(heads.clone().matmul(cast(pairing.clone(), width)));
+    cast(wide(heads) * cosines.clone() + partners * sines.clone(), width)
 }
 
 /// RoPE in the half-split form of Llama: channel i of those that turn goes with channel i + d/2, by the angle

@@ -1,6 +1,6 @@
 //! A transformer block: attention and feed-forward network around residuals.
 
-use super::{Feed, Matrix, Parameter, attention::AttentionUnit, norm::NormUnit};
+use super::{Feed, Matrix, Parameter, attention::AttentionUnit, norm::NormUnit, numbers::Kept};
 use crate::kernels::{self, Gelu, Swiglu};
 use burn::tensor::activation::{gelu, silu};
 use spipe_model::{Block, Mlp};
@@ -87,14 +87,15 @@ impl BlockUnit {
 
     /// Numbers that its graph keeps: inputs of products, operands of multiplications, results of roots and exponentials; with
     /// `ours` the inputs of our kernels.
-    pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
+    pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> Kept {
         let Block { hidden, intermediate, mlp, .. } = self.block;
-        let norms = 2 * hidden * (2 + self.attention_norm.kept(ours));
+        let norms = Kept { own: 2 * hidden * 2, wide: 2 * hidden * self.attention_norm.kept(ours) };
         let inner = match mlp {
             Mlp::Swiglu if ours => 3 * intermediate,
             Mlp::Swiglu => 5 * intermediate,
             Mlp::Gelu => 2 * intermediate,
         };
-        sequences * seq_len * (norms + inner) + self.attention.kept(sequences, seq_len, ours)
+        let (tokens, attention) = (sequences * seq_len, self.attention.kept(sequences, seq_len, ours));
+        Kept { own: tokens * (norms.own + inner) + attention.own, wide: tokens * norms.wide + attention.wide }
     }
 }

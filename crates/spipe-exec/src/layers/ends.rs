@@ -1,6 +1,6 @@
 //! The first and the last layer of a language model.
 
-use super::{Answer, Feed, Matrix, Parameter, Signal, Targets, norm::NormUnit};
+use super::{Answer, Feed, Matrix, Parameter, Signal, Targets, norm::NormUnit, numbers::Kept, wide};
 use crate::kernels::{self, CrossEntropy};
 use burn::tensor::{Tensor, activation::log_softmax};
 use spipe_model::{Embedding, Head};
@@ -93,7 +93,7 @@ impl HeadUnit {
         }
         if !self.shape.every_token {
             let targets = feed.targets().expect("images have classes");
-            return Signal::Answer(Answer::Rows(Box::new(input)), cross_entropy(logits, targets));
+            return Signal::Answer(Answer::Rows(Box::new(wide(input))), cross_entropy(logits, targets));
         }
         let last = last_of_each(logits.clone(), feed.batch);
         let next = largest_of_each(&last);
@@ -108,14 +108,19 @@ impl HeadUnit {
     }
 
     /// Its input, the norm, and the logits, without our kernel with their exponentials.
-    pub const fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
+    pub const fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> Kept {
+        let Head { hidden, classes, .. } = self.shape;
         let rows = if self.shape.every_token { sequences * seq_len } else { sequences };
-        sequences * seq_len * self.shape.hidden
-            + rows * (self.shape.hidden * (1 + self.norm.kept(ours)) + if ours { 1 } else { 3 } * self.shape.classes)
+        let logits = if ours { 1 } else { 3 } * classes;
+        Kept {
+            own: sequences * seq_len * hidden + rows * hidden,
+            wide: rows * (hidden * self.norm.kept(ours) + logits),
+        }
     }
 }
 
 fn cross_entropy(logits: Matrix, targets: Targets) -> Tensor<1> {
+    let logits = wide(logits);
     match kernels::apply(CrossEntropy { targets: targets.numbers }, [&logits]) {
         Some(loss) => loss.reshape([1]),
         None => log_softmax(logits, 1).gather(1, targets.column).mean().neg(),

@@ -10,6 +10,7 @@ mod ends;
 mod feed;
 mod noise;
 mod norm;
+mod numbers;
 mod patch;
 mod product;
 mod recall;
@@ -20,6 +21,7 @@ mod unet;
 
 pub(crate) use feed::{Feed, Reading, Targets};
 pub(crate) use noise::{begin, denoised, go_on};
+pub(crate) use numbers::{cast, float, wide};
 pub(crate) use product::{Convolution, Linear, Product, Products};
 pub(crate) use recall::{Pair, Recall};
 pub(crate) use seam::{Live, Seam};
@@ -29,6 +31,7 @@ pub(crate) use tape::Tape;
 use block::BlockUnit;
 use burn::tensor::Tensor;
 use ends::{EmbeddingUnit, HeadUnit};
+use numbers::Kept;
 use patch::PatchUnit;
 use spipe_base::{Bytes, Diagnostic, Faults, LayerId};
 use spipe_model::{Attention, Batch, Block, Embedding, Head, Layer, LayerKind, Model, Precision, Recompute};
@@ -258,12 +261,12 @@ impl Unit {
         }
     }
 
-    /// Bytes that its graph keeps from forward to backward, its input included: an estimate, counted from the operations
-    /// that Burn records, with `ours` those of our kernels; of a denoising network as the plan counts it.
-    pub fn kept(&self, (sequences, seq_len): (usize, usize), ours: bool) -> Bytes {
+    /// Bytes that its graph keeps from forward to backward, its input included, where a number that is computed in has `width`: an estimate,
+    /// counted from the operations that Burn records, with `ours` those of our kernels; of a denoising network as the plan counts it.
+    pub fn kept(&self, (sequences, seq_len): (usize, usize), (ours, width): (bool, u64)) -> Bytes {
         let (sequences, seq_len) = (sequences as u64, seq_len as u64);
-        let numbers = match &self.arithmetic {
-            Arithmetic::Embedding(_) => sequences * seq_len,
+        let kept = match &self.arithmetic {
+            Arithmetic::Embedding(_) => Kept { own: 0, wide: sequences * seq_len },
             Arithmetic::Patches(unit) => unit.kept(sequences, ours),
             Arithmetic::Block(unit) => unit.kept(sequences, seq_len, ours),
             Arithmetic::Head(unit) => unit.kept(sequences, seq_len, ours),
@@ -272,7 +275,7 @@ impl Unit {
                 return layer.saved(batch, Precision::Fp32, Recompute::None, Attention::Materialised);
             }
         };
-        Bytes::new(4 * numbers)
+        Bytes::new(kept.bytes(width))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Norms over the width of each token.
 
-use super::{Matrix, Parameter, Start};
+use super::{Matrix, Parameter, Start, cast, float, wide};
 use crate::kernels::{self, LayerNorm, RmsNorm};
 use spipe_model::Norm;
 
@@ -44,21 +44,24 @@ impl NormUnit {
         found.unwrap_or_else(|| self.composed(parameters, input))
     }
 
-    /// The same by Burn's operations.
+    /// The same by Burn's operations, in f32.
     fn composed(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
+        let width = float(input.dtype());
+        let input = wide(input);
         let centred = match self.norm {
             Norm::RmsNorm => input,
             Norm::LayerNorm => input.clone() - input.mean_dim(1),
         };
         let spread = (centred.clone().square().mean_dim(1) + self.epsilon).sqrt();
-        let scaled = centred / spread * parameters[0].clone();
-        match self.norm {
+        let scaled = centred / spread * wide(parameters[0].clone());
+        let normed = match self.norm {
             Norm::RmsNorm => scaled,
-            Norm::LayerNorm => scaled + parameters[1].clone(),
-        }
+            Norm::LayerNorm => scaled + wide(parameters[1].clone()),
+        };
+        cast(normed, width)
     }
 
-    /// Numbers per channel and token that its graph keeps beside its input: the quotient; our kernel, next to nothing.
+    /// Numbers per channel and token that its graph keeps beside its input, in f32: the quotient; our kernel, next to nothing.
     pub const fn kept(&self, ours: bool) -> u64 {
         match self.norm {
             _ if ours => 0,

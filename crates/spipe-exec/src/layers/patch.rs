@@ -1,6 +1,6 @@
 //! The first layer of an image encoder.
 
-use super::{Feed, Matrix, Parameter, norm::NormUnit};
+use super::{Feed, Matrix, Parameter, cast, float, norm::NormUnit, numbers::Kept};
 use burn::tensor::Tensor;
 use spipe_model::PatchEmbedding;
 
@@ -41,7 +41,8 @@ impl PatchUnit {
         let PatchEmbedding { hidden, bias, .. } = self.shape;
         let (images, tokens) = feed.batch;
         let hidden = hidden as usize;
-        let mut vectors = feed.multiply(self.patches(feed.pixels(), images), parameters[2].clone());
+        let pixels = cast(feed.pixels(), float(parameters[2].dtype()));
+        let mut vectors = feed.multiply(self.patches(pixels, images), parameters[2].clone());
         if bias {
             vectors = vectors + parameters[3].clone();
         }
@@ -65,10 +66,13 @@ impl PatchUnit {
     }
 
     /// The patches, and what a norm keeps.
-    pub fn kept(&self, images: u64, ours: bool) -> u64 {
+    pub fn kept(&self, images: u64, ours: bool) -> Kept {
         let tokens = self.shape.tokens();
-        let norm = self.norm.as_ref().map_or(0, |norm| self.shape.hidden * (1 + norm.kept(ours)) * tokens);
-        images * ((tokens - 1) * self.shape.patch_width() + norm)
+        let (input, norm) = self.norm.as_ref().map_or((0, 0), |norm| {
+            let vectors = images * tokens * self.shape.hidden;
+            (vectors, vectors * norm.kept(ours))
+        });
+        Kept { own: images * (tokens - 1) * self.shape.patch_width() + input, wide: norm }
     }
 }
 

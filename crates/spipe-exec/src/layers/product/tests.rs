@@ -4,12 +4,12 @@ use crate::{
     Data, Tokens,
     data::Draw,
     failures::machine::{GPT, LLAMA, UNET, VIT},
-    layers::{Feed, Matrix, Parameter, Reading, Signal, Unit, initial, units},
+    layers::{Feed, Matrix, Parameter, Reading, Signal, Unit, cast, initial, units},
     passes::{Layers, Outputs, Seed, Tensors, Tracked, backward, tracked},
 };
 use burn::{
     backend::Flex,
-    tensor::{Device, Tensor, TensorData},
+    tensor::{Device, FloatDType, Tensor, TensorData},
 };
 use spipe_model::Model;
 
@@ -22,7 +22,7 @@ struct Small {
 impl Small {
     fn new(text: &str) -> Self {
         let model = Model::from_toml("model.toml", text).unwrap();
-        let data = Data::synthetic(&model).unwrap_or_else(|| Tokens::bytes(&[7; 99], 16).unwrap().into());
+        let data = Data::synthetic(&model).unwrap_or_else(|| Tokens::bytes(&text.as_bytes()[..99], 16).unwrap().into());
         let draw = Draw { seed: 1, step: 0, microbatch: 0 };
         let feed = Feed::new(&data.microbatch(draw, 2), &Reading::of(&model), &Device::flex());
         Self { units: units(&model).unwrap(), feed }
@@ -45,7 +45,7 @@ impl Small {
         let gradients = backward(vec![graph], Seed::Loss(1.0)).parameters;
         let named = |(unit, gradients): (&Unit, Vec<Matrix>)| -> Vec<(String, Vec<f32>)> {
             let names = unit.parameters().into_iter().map(|parameter| format!("{} {}", unit.id(), parameter.name));
-            names.zip(gradients.into_iter().map(|gradient| gradient.into_data().try_to_vec().unwrap())).collect()
+            names.zip(gradients.into_iter().map(|gradient| gradient.into_data().iter::<f32>().collect())).collect()
         };
         self.units.iter().zip(gradients).flat_map(named).collect()
     }
@@ -83,6 +83,46 @@ fn weights_that_left_are_held_by_nobody_and_come_back_for_the_backward() {
             // What many layers of a denoising network read gets their gradients in the order of a shorter graph.
             let allowed = if text == UNET { 1e-5 * largest } else { 0.0 };
             assert!(largest > 0.0 && off <= allowed, "{name}: {off} of {largest}");
+        }
+    }
+}
+
+fn size(numbers: &mut dyn Iterator<Item = f32>) -> f32 {
+    numbers.map(|number| number * number).sum::<f32>().sqrt()
+}
+
+/// As a device does that holds and computes in 16 bits; what is known of it before it rounds is the same.
+#[test]
+fn sixteen_bits_are_computed_with_as_they_are() {
+    for text in [LLAMA, GPT, VIT] {
+        let small = Small::new(text);
+        for (width, most) in [(FloatDType::BF16, 0.05), (FloatDType::F16, 0.01)] {
+            let all = |width: FloatDType| -> Tensors {
+                let layers = small.parameters().into_iter();
+                layers.map(|layer| layer.into_iter().map(|tensor| cast(tensor, width)).collect()).collect()
+            };
+            let rounded = |tensor: Matrix| cast(tensor, FloatDType::F32);
+            let rounded: Tensors =
+                all(width).into_iter().map(|layer| layer.into_iter().map(rounded).collect()).collect();
+            let graph = small.graph(&rounded, false);
+            let loss = graph.loss();
+            let expected = small.gradients(graph);
+            let whole = size(&mut expected.iter().flat_map(|(_, numbers)| numbers.iter().copied()));
+            for split in [false, true] {
+                let parameters = all(width);
+                let graph = small.graph(&parameters, split);
+                assert!((graph.loss() - loss).abs() < 0.01 * loss.abs(), "{} {loss}", graph.loss());
+                if split {
+                    graph.forget();
+                    graph.lend(Layers::new(0, &small.units, &parameters));
+                }
+                for ((name, ours), (_, theirs)) in small.gradients(graph).iter().zip(&expected) {
+                    let off = size(&mut ours.iter().zip(theirs).map(|(ours, theirs)| ours - theirs));
+                    // No softmax tells a bias of all keys: what is there is what rounding leaves.
+                    let allowed = most * size(&mut theirs.iter().copied()) + 1e-4 * whole;
+                    assert!(off <= allowed, "{width:?} {name}: {off}, and {allowed} allowed");
+                }
+            }
         }
     }
 }
