@@ -74,9 +74,10 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
         return Err(Failure::Bug("a calibration of nothing".into()));
     };
     let spread = calibration.devices.iter().map(|device| device.spread).fold(0.0, f64::max);
-    let slowest = accelerators.iter().map(|device| device.copy_rate).min().unwrap_or(request.link);
-    let link = request.link.min(slowest * HEADROOM);
-    if link < request.link {
+    let emulated = accelerators.iter().filter(|device| device.executor.is_emulated());
+    let slowest = emulated.map(|device| device.copy_rate).min();
+    let link = slowest.map_or(request.link, |slowest| request.link.min(slowest * HEADROOM));
+    if let Some(slowest) = slowest.filter(|_| link < request.link) {
         output::talk(&format!(
             "warning: emulated links carry {link}, because copies reach no more than {slowest} here"
         ));
@@ -93,11 +94,7 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
             spread: percent(spread),
         },
     };
-    let mut file = emulated_machine(accelerators, socket, &machine);
-    for (gpu, measured) in file.gpu.iter_mut().zip(accelerators) {
-        gpu.emulated = measured.executor.is_emulated();
-    }
-    Ok((file, calibration))
+    Ok((emulated_machine(accelerators, socket, &machine), calibration))
 }
 
 /// The machine of a measured profile.

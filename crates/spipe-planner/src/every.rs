@@ -281,13 +281,13 @@ mod tests {
         assert_eq!(count(1, System::ZbV, 99), Some(2 * (2 * 3)));
         // Streamed or kept, and k′ ≤ k ≤ stages.
         assert_eq!(count(1, System::Superpipeline, 999), Some(2 * 4 + 2 * (4 * 6) * 3 + 4 * 4 * 4 * 6));
-        // Stepped here or there, saved here or there, where there are three numbers of slots for four microbatches of one stage and five for
-        // several stages: on the GPU 2 (1 + 3) (n + 1) choices, on the socket n + 1; each comes once.
+        // Stepped here or there, saved here or there, where there are three numbers of slots: on the GPU 2 (1 + 3) (n + 1) choices, on the
+        // socket n + 1; each comes once.
         let one = 8 * 4 + 4;
         // Where two stages of the GPU or more are stepped on the socket there are two orders. So two that recompute nothing have
-        // (1 + 2 · 3 + 5)(3 + 1 · 2) choices, three (1 + 3 · 3 + 4 · 5)(4 + 4 · 2).
-        let two = 2 * (2 * 3 * 60 + 2 * 3 + 16 * 3 + 2 * 24);
-        let three = 8 * (30 * 12) + 2 * 2 * 2 + 2 * (2 * 2 * 60 * 2 + 16 * 2 * 2);
+        // (1 + 3 · 3)(3 + 1 · 2) choices, three (1 + 7 · 3)(4 + 4 · 2).
+        let two = 2 * (2 * 3 * 50 + 2 * 3 + 16 * 3 + 2 * 24);
+        let three = 8 * (22 * 12) + 2 * 2 * 2 + 2 * (2 * 2 * 50 * 2 + 16 * 2 * 2);
         assert_eq!(count(1, System::Gpipe, 9999), Some(one + two + three));
     }
 

@@ -12,7 +12,7 @@ pub type Score<'a> = dyn Fn(&Placement) -> Option<SimTime> + Sync + 'a;
 pub const LARGEST_HEAD_START: u64 = 2;
 
 /// The most slots for what is offloaded that planners try.
-pub const MOST_OFFLOAD_SLOTS: u64 = 6;
+pub const MOST_OFFLOAD_SLOTS: u64 = 4;
 
 /// What to plan.
 pub struct Problem<'a> {

@@ -1,6 +1,6 @@
 //! Trace files.
 
-use crate::{FORMAT_VERSION, Trace};
+use crate::{FORMAT_VERSION, Idle, Trace};
 
 /// Why a text is not a trace.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,14 @@ pub enum ReadTraceError {
     Span {
         /// Its index.
         span: usize,
+        /// What is wrong with it.
+        fault: &'static str,
+    },
+    /// The same of the idle time.
+    #[error("idle stretch {stretch} {fault}")]
+    Idle {
+        /// Its index.
+        stretch: usize,
         /// What is wrong with it.
         fault: &'static str,
     },
@@ -73,11 +81,59 @@ fn check(trace: &Trace) -> Result<(), ReadTraceError> {
     }
     let spans = trace.spans.len();
     let broken = trace.arrows.iter().find(|arrow| arrow.from as usize >= spans || arrow.to as usize >= spans);
-    match broken {
-        Some(arrow) => Err(ReadTraceError::Span {
+    if let Some(arrow) = broken {
+        return Err(ReadTraceError::Span {
             span: arrow.from.max(arrow.to) as usize,
             fault: "is named by an arrow and does not exist",
-        }),
+        });
+    }
+    let fault = |stretch: &Idle| match stretch {
+        _ if stretch.lane.index() >= trace.lanes.len() => Some("is on a lane that does not exist"),
+        _ if stretch.end < stretch.start => Some("ends before it starts"),
+        _ => None,
+    };
+    match trace.idle.iter().enumerate().find_map(|(stretch, idle)| Some((stretch, fault(idle)?))) {
+        Some((stretch, fault)) => Err(ReadTraceError::Idle { stretch, fault }),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Lane, Origin, Status};
+    use spipe_base::{IdleCause, LaneId, LaneRole, SimTime};
+
+    /// What reading a trace of one lane says that was idle like this.
+    fn read(lane: u32, (start, end): (u64, u64)) -> Option<String> {
+        let idle = Idle {
+            lane: LaneId::new(lane),
+            start: SimTime::ns(start),
+            end: SimTime::ns(end),
+            cause: IdleCause::WarmUp,
+        };
+        let trace = Trace {
+            format_version: FORMAT_VERSION,
+            name: "nothing".into(),
+            origin: Origin::Measured,
+            notes: Vec::new(),
+            status: Status::Ok,
+            iteration: SimTime::ns(9),
+            iterations: Vec::new(),
+            tokens: None,
+            lanes: vec![Lane { name: "gpu0.compute".into(), device: "gpu0".into(), role: LaneRole::Compute }],
+            spans: Vec::new(),
+            arrows: Vec::new(),
+            idle: vec![idle],
+            memories: Vec::new(),
+        };
+        from_json(&to_json(&trace)).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn idle_time_is_that_of_a_lane() {
+        assert_eq!(read(0, (2, 9)), None);
+        assert_eq!(read(1, (2, 9)).unwrap(), "idle stretch 0 is on a lane that does not exist");
+        assert_eq!(read(0, (9, 2)).unwrap(), "idle stretch 0 ends before it starts");
     }
 }

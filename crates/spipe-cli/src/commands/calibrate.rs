@@ -10,8 +10,9 @@ use crate::{
     tables::{percent, table},
 };
 use serde::Serialize;
+use spipe_base::{DataType, FlopsPerSecond};
 use spipe_cost::{CostError, check_batch};
-use spipe_exec::{Backend, Calibration};
+use spipe_exec::{Backend, Calibration, Measured};
 use spipe_model::Batch;
 use std::path::Path;
 
@@ -90,7 +91,7 @@ struct Device {
 fn data(calibration: &Calibration) -> Data {
     let devices = calibration.devices.iter().map(|device| Device {
         executor: device.executor.to_string(),
-        matmul_flops_per_second: device.matmul.iter().map(|(_, rate)| rate.get()).fold(0.0, f64::max),
+        matmul_flops_per_second: best(device, DataType::F32).map_or(0.0, FlopsPerSecond::get),
         memory_bandwidth_bytes_per_second: device.memory_bandwidth.get(),
         copy_bytes_per_second: device.copy_rate.get(),
         optimizer_params_per_second: device.optimizer_rate.get(),
@@ -98,6 +99,11 @@ fn data(calibration: &Calibration) -> Data {
         spread: device.spread,
     });
     Data { format_version: 1, took_ms: calibration.took.as_secs_f64() * 1e3, devices: devices.collect() }
+}
+
+/// The best rate of products in a type, if there is any.
+fn best(device: &Measured, data_type: DataType) -> Option<FlopsPerSecond> {
+    device.matmul.get(&data_type)?.iter().map(|(_, rate)| *rate).max()
 }
 
 /// What was measured, as tables: the devices, and each kind of layer on each.
@@ -108,10 +114,14 @@ pub fn human(calibration: &Calibration) -> String {
     );
     let mut layers = table(&["layer", "device", "forward", "backward", "spread"], &[2, 3, 4]);
     for device in &calibration.devices {
-        let best = device.matmul.iter().map(|(_, rate)| *rate).max();
+        let types = device.matmul.keys().filter_map(|data_type| Some((data_type, best(device, *data_type)?)));
+        let best: Vec<String> = match device.matmul.len() {
+            1 => types.map(|(_, rate)| rate.to_string()).collect(),
+            _ => types.map(|(data_type, rate)| format!("{rate} in {data_type}")).collect(),
+        };
         devices.add_row(vec![
             device.executor.to_string(),
-            best.map_or_else(|| "–".into(), |rate| rate.to_string()),
+            best.join("\n"),
             device.memory_bandwidth.to_string(),
             device.copy_rate.to_string(),
             device.optimizer_rate.to_string(),
@@ -121,7 +131,10 @@ pub fn human(calibration: &Calibration) -> String {
         for layer in &device.layers {
             layers.add_row(vec![
                 layer.signature.clone(),
-                device.executor.to_string(),
+                match device.matmul.len() {
+                    1 => device.executor.to_string(),
+                    _ => format!("{} in {}", device.executor, layer.data_type),
+                },
                 format!("{:.3}", layer.forward),
                 format!("{:.3}", layer.backward_input + layer.backward_weight),
                 percent(layer.spread),

@@ -1,24 +1,35 @@
 //! Rates of single operations.
 
+use super::Width;
 use super::clock::{Clock, repeat, repeat_many};
-use crate::{AdamW, kernels, layers::Matrix, optimizer::Moments, passes};
+use crate::{
+    AdamW, kernels,
+    layers::{Matrix, cast},
+    optimizer::Moments,
+    passes,
+};
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
-use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
-use std::time::{Duration, Instant};
+use spipe_base::{Bytes, BytesPerSecond, DataType, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
+use std::{
+    collections::BTreeMap,
+    hint::black_box,
+    time::{Duration, Instant},
+};
 
 /// Rates of one device.
 pub(super) struct Kernels {
-    pub matmul: Vec<(Flops, FlopsPerSecond)>,
+    pub matmul: BTreeMap<DataType, Vec<(Flops, FlopsPerSecond)>>,
     pub elementwise: Vec<(Bytes, BytesPerSecond)>,
     pub matvec: Vec<(Bytes, BytesPerSecond)>,
     pub memory_bandwidth: BytesPerSecond,
     pub copy_rate: BytesPerSecond,
+    pub directions: Option<[BytesPerSecond; 2]>,
     pub optimizer_rate: ParamsPerSecond,
     pub launch_floor: Seconds,
 }
 
-/// How many measurements [`measure`] makes, as shares of the time.
+/// How many measurements [`measure`] makes in one width, as shares of the time; each other width is one more.
 pub(super) const COUNT: usize = 7;
 
 /// Sides of the square matrices.
@@ -35,10 +46,14 @@ const COPIED: usize = 64 << 20;
 /// Parameters that are stepped: four arrays of 16 MiB.
 const STEPPED: usize = 4 << 20;
 
-/// All of them, one after the other.
-pub(super) fn measure(device: &Device, clock: &mut Clock, tell: &(dyn Fn(String) + Sync)) -> Kernels {
+/// All of them, one after the other; copies each way where the device has a memory of its own.
+pub(super) fn measure(
+    (device, widths, apart): (&Device, &[Width], bool),
+    clock: &mut Clock,
+    tell: &(dyn Fn(String) + Sync),
+) -> Kernels {
     let done = |what: &str| tell(what.to_owned());
-    let matmul = matmul(device, clock);
+    let matmul = widths.iter().map(|width| (width.0, matmul((device, *width), clock))).collect();
     done("matrix products");
     let elementwise = elementwise(device, clock);
     done("sums of tensors");
@@ -47,12 +62,13 @@ pub(super) fn measure(device: &Device, clock: &mut Clock, tell: &(dyn Fn(String)
     let memory_bandwidth = memory_bandwidth(clock);
     done("memory bandwidth");
     let copy_rate = copy_rate(device, clock);
+    let directions = apart.then(|| directions(device, clock));
     done("copies");
     let optimizer_rate = optimizer_rate(device, clock);
     done("optimizer");
     let launch_floor = launch_floor(device, clock);
     done("launch floor");
-    Kernels { matmul, elementwise, matvec, memory_bandwidth, copy_rate, optimizer_rate, launch_floor }
+    Kernels { matmul, elementwise, matvec, memory_bandwidth, copy_rate, directions, optimizer_rate, launch_floor }
 }
 
 /// Computes until `go_on` says no.
@@ -84,12 +100,12 @@ fn timed<T>(device: &Device, work: impl FnOnce() -> T) -> Duration {
 }
 
 /// Square products, from small to large, as far as they fit into their share of the time.
-fn matmul(device: &Device, clock: &mut Clock) -> Vec<(Flops, FlopsPerSecond)> {
+fn matmul((device, (_, width)): (&Device, Width), clock: &mut Clock) -> Vec<(Flops, FlopsPerSecond)> {
     let mut left = clock.take(1);
     let mut points = Vec::new();
     for (index, side) in SIDES.into_iter().enumerate() {
         let start = Instant::now();
-        let (a, b) = (filled(device, [side, side]), filled(device, [side, side]));
+        let [a, b] = [(); 2].map(|()| cast(filled(device, [side, side]), width));
         let share = left / (SIDES.len() - index) as u32;
         let sample = repeat(share, || timed(device, || a.clone().matmul(b.clone())));
         let work = Flops::flop(2.0 * (side as f64).powi(3));
@@ -163,6 +179,24 @@ fn copy_rate(device: &Device, clock: &mut Clock) -> BytesPerSecond {
     let copy = || Tensor::<2>::from_data(TensorData::new(passes::numbers(&matrix), [1024, 1024]), device);
     let sample = repeat(clock.take(1), || timed(device, copy));
     rate(Bytes::new(4 << 20), clock.note(sample).median)
+}
+
+/// Copies to the device and from it, of memory that nothing has prepared for them: as the executor moves what it moves.
+fn directions(device: &Device, clock: &mut Clock) -> [BytesPerSecond; 2] {
+    let share = clock.take(1) / 2;
+    let matrix = filled(device, [COPIED >> 12, 1 << 10]);
+    let data = matrix.to_data();
+    let inbound = repeat(share, || {
+        let data = data.clone();
+        timed(device, || Tensor::<2>::from_data(data, device))
+    });
+    let outbound = repeat(share, || {
+        let start = Instant::now();
+        // A library may copy only once somebody looks.
+        black_box(matrix.to_data().as_slice::<f32>().map(|numbers| numbers[0])).ok();
+        start.elapsed()
+    });
+    [inbound, outbound].map(|sample| rate(Bytes::new(COPIED as u64), clock.note(sample).median))
 }
 
 fn optimizer_rate(device: &Device, clock: &mut Clock) -> ParamsPerSecond {

@@ -1,13 +1,13 @@
 //! Times of whole layers, by the very passes that the executor runs.
 
 use super::{
-    MeasuredLayer,
+    MeasuredLayer, Width,
     clock::{Clock, sample},
     kernels::{filled, finish},
 };
 use crate::{
     Data, Draw, Tokens,
-    layers::{Feed, Matrix, Reading, Signal, Tape, Unit, initial, lone_units},
+    layers::{Feed, Matrix, Reading, Signal, Tape, Unit, cast, initial, lone_units},
     passes::{self, Layers, Outputs, Seed, Tensors},
 };
 use burn::tensor::{Device, Tensor, TensorData};
@@ -30,6 +30,11 @@ pub(super) struct Kind<'a> {
 }
 
 impl Kind<'_> {
+    /// Those of the widths of a device in which its layers are computed: denoising networks are in f32.
+    pub fn widths<'w>(&self, widths: &'w [Width]) -> &'w [Width] {
+        if matches!(Reading::of(self.model), Reading::Noise(_)) { &widths[..1] } else { widths }
+    }
+
     /// How many of them run in a row for a pass of a training.
     fn trained(&self) -> usize {
         self.copies.min(MOST_TRAINED)
@@ -41,11 +46,11 @@ impl Kind<'_> {
     }
 
     /// Those of each copy.
-    pub fn parameters(&self, copies: usize, device: &Device) -> Tensors {
+    pub fn parameters(&self, copies: usize, (device, (_, width)): (&Device, Width)) -> Tensors {
         let copy = |copy: usize| {
             let tensor = |parameter: &crate::layers::Parameter| {
                 let numbers = initial(copy as u64, LayerId::new(0), parameter);
-                Tensor::from_data(TensorData::new(numbers, parameter.shape), device)
+                cast(Tensor::from_data(TensorData::new(numbers, parameter.shape), device), width)
             };
             self.unit.parameters().iter().map(tensor).collect()
         };
@@ -103,7 +108,7 @@ pub(super) fn shape(model: &Model, layers: &[LayerId], batch: Batch) -> [usize; 
 /// Forward and backward of `kind`; the error says why it was left out.
 pub(super) fn measure(
     kind: &Kind<'_>,
-    device: &Device,
+    (device, width): (&Device, Width),
     clock: &mut Clock,
     best: Option<FlopsPerSecond>,
 ) -> Result<MeasuredLayer, String> {
@@ -118,7 +123,7 @@ pub(super) fn measure(
             share.as_secs_f64()
         ));
     }
-    let bench = Bench::new(kind, device)?;
+    let bench = Bench::new(kind, (device, width))?;
     let start = Instant::now();
     let mut sum = bench.gradients();
     let mut times: [Vec<Duration>; 5] = Default::default();
@@ -133,6 +138,7 @@ pub(super) fn measure(
     let input_share = input.median / (input.median + weight.median);
     Ok(MeasuredLayer {
         signature: kind.signature.clone(),
+        data_type: width.0,
         forward: forward.median * per_layer,
         backward_input: backward.median * (per_layer * input_share),
         backward_weight: backward.median * (per_layer * (1.0 - input_share)),
@@ -160,8 +166,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(kind: &Kind<'_>, device: &'a Device) -> Result<Self, String> {
-        let activation = |layers: &[LayerId]| filled(device, shape(kind.model, layers, kind.batch));
+    fn new(kind: &Kind<'_>, (device, width): (&'a Device, Width)) -> Result<Self, String> {
+        let activation = |layers: &[LayerId]| cast(filled(device, shape(kind.model, layers, kind.batch)), width.1);
         let inputs = &kind.layer.inputs;
         let text = || Tokens::bytes(&vec![1; kind.batch.seq_len as usize + 1], kind.batch.seq_len).map(Data::from);
         let data = Data::synthetic(kind.model).map_or_else(text, Ok).map_err(|error| error.to_string())?;
@@ -169,7 +175,7 @@ impl<'a> Bench<'a> {
         let microbatch = data.microbatch(draw, kind.batch.microbatch as usize);
         Ok(Self {
             units: kind.units(kind.trained()),
-            parameters: kind.parameters(kind.trained(), device),
+            parameters: kind.parameters(kind.trained(), (device, width)),
             input: if inputs.is_empty() { Signal::Tokens } else { Signal::Hidden(activation(inputs)) },
             gradient: (!kind.unit.yields_loss()).then(|| activation(&[kind.unit.id()])),
             feed: Feed::new(&microbatch, &Reading::of(kind.model), device),

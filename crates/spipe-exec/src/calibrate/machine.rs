@@ -1,7 +1,7 @@
 //! A hardware profile from measurements.
 
 use super::Measured;
-use spipe_base::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds, Text};
+use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds, Text};
 use spipe_hardware::{
     DramFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, Peak,
     SocketFile,
@@ -24,15 +24,17 @@ pub struct EmulatedMachine {
     pub measured: MeasuredFile,
 }
 
-/// A machine of `accelerators`, emulated as `gpu0`, `gpu1` …, and one socket: `cpu0` with `dram0`. Each accelerator has a link
+/// A machine of `accelerators`, as `gpu0`, `gpu1` …, emulated or not, and one socket: `cpu0` with `dram0`. Each accelerator has a link
 /// of its own.
 pub fn emulated_machine(accelerators: &[Measured], socket: &Measured, machine: &EmulatedMachine) -> HardwareFile {
     let mut file = HardwareFile::new(&machine.name);
     let count = accelerators.len();
-    file.description = Some(format!(
-        "This machine with {count} emulated accelerator{}: cores with a memory cap and a paced link.",
-        if count == 1 { "" } else { "s" }
-    ));
+    let plural = if count == 1 { "" } else { "s" };
+    file.description = Some(if accelerators.iter().all(|accelerator| accelerator.executor.is_emulated()) {
+        format!("This machine with {count} emulated accelerator{plural}: cores with a memory cap and a paced link.")
+    } else {
+        format!("This machine with {count} accelerator{plural}, as measured.")
+    });
     file.socket.push(socket_file(socket, machine));
     for (index, accelerator) in accelerators.iter().enumerate() {
         let name = format!("gpu{index}");
@@ -40,6 +42,10 @@ pub fn emulated_machine(accelerators: &[Measured], socket: &Measured, machine: &
         let mut link = LinkFile::new(format!("pcie{index}"), [&name, "root0"], machine.link);
         link.latency = Some(Text(machine.latency));
         link.source = Some("set when the profile was made".into());
+        if let Some([inbound, outbound]) = accelerator.directions {
+            (link.bandwidth, link.up, link.down) = (None, Some(Text(outbound)), Some(Text(inbound)));
+            link.source = Some("measured with copies of 64 MiB, pageable memory on the host's side".into());
+        }
         file.link.push(link);
     }
     if count > 0 {
@@ -66,8 +72,8 @@ fn socket_file(measured: &Measured, machine: &EmulatedMachine) -> SocketFile {
 
 fn gpu_file(name: &str, measured: &Measured, machine: &EmulatedMachine) -> GpuFile {
     let mut gpu = GpuFile::new(name, machine.memory, optimizer_bandwidth(measured));
-    gpu.emulated = true;
-    gpu.cores = Some(cores(measured));
+    gpu.emulated = measured.executor.is_emulated();
+    gpu.cores = gpu.emulated.then(|| cores(measured));
     gpu.peak = peak(measured);
     gpu.launch_floor = Some(Text(measured.launch_floor));
     gpu.matmul = matmul(measured);
@@ -92,14 +98,16 @@ fn cores(measured: &Measured) -> u32 {
 }
 
 fn peak(measured: &Measured) -> Peak {
-    let best = measured.matmul.iter().map(|(_, rate)| *rate).max();
+    let best = |points: &Vec<(Flops, FlopsPerSecond)>| points.iter().map(|(_, rate)| *rate).max();
     // Every measurement has at least one point.
-    Peak::from([(DataType::F32, Text(best.unwrap_or(FlopsPerSecond::flops(1e9))))])
+    let of = |points| Text(best(points).unwrap_or(FlopsPerSecond::flops(1e9)));
+    measured.matmul.iter().map(|(data_type, points)| (*data_type, of(points))).collect()
 }
 
 fn matmul(measured: &Measured) -> MatmulPoints {
-    let points = measured.matmul.iter().map(|(work, rate)| (Text(*work), Text(*rate))).collect();
-    MatmulPoints::from([(DataType::F32, points)])
+    let texts =
+        |points: &Vec<(Flops, FlopsPerSecond)>| points.iter().map(|(work, rate)| (Text(*work), Text(*rate))).collect();
+    measured.matmul.iter().map(|(data_type, points)| (*data_type, texts(points))).collect()
 }
 
 fn bandwidths(points: &[(Bytes, BytesPerSecond)]) -> ElementwisePoints {
@@ -109,7 +117,7 @@ fn bandwidths(points: &[(Bytes, BytesPerSecond)]) -> ElementwisePoints {
 fn layer_times(measured: &Measured) -> Vec<LayerTimeFile> {
     let file = |layer: &super::MeasuredLayer| LayerTimeFile {
         layer: layer.signature.clone(),
-        data_type: DataType::F32,
+        data_type: layer.data_type,
         forward: Text(layer.forward),
         backward_input: Text(layer.backward_input),
         backward_weight: Text(layer.backward_weight),

@@ -17,10 +17,12 @@ use crate::{
     contention::{Contention, Watch},
     site::Site,
 };
+use burn::tensor::FloatDType;
 use clock::Clock;
-use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
+use spipe_base::{Bytes, BytesPerSecond, DataType, Diagnostic, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
 use spipe_model::{Batch, Model};
 use std::{
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         atomic::{AtomicUsize, Ordering},
@@ -76,8 +78,8 @@ pub struct Calibration {
 pub struct Measured {
     /// The device with its cores.
     pub executor: Executor,
-    /// Square matrix products in f32: work of one, rate.
-    pub matmul: Vec<(Flops, FlopsPerSecond)>,
+    /// Square matrix products in each type that it computes in: work of one, rate.
+    pub matmul: BTreeMap<DataType, Vec<(Flops, FlopsPerSecond)>>,
     /// Sums of two f32 tensors: bytes read and written, rate.
     pub elementwise: Vec<(Bytes, BytesPerSecond)>,
     /// Products of one row with matrices that come from memory: bytes of one matrix, rate.
@@ -86,6 +88,8 @@ pub struct Measured {
     pub memory_bandwidth: BytesPerSecond,
     /// A copy between devices by one thread, without pacing: bytes that arrive.
     pub copy_rate: BytesPerSecond,
+    /// Copies from host memory to that of the device and back, where it has a memory of its own.
+    pub directions: Option<[BytesPerSecond; 2]>,
     /// AdamW by all cores.
     pub optimizer_rate: ParamsPerSecond,
     /// An operation on one number.
@@ -103,6 +107,8 @@ pub struct Measured {
 pub struct MeasuredLayer {
     /// Kind, shapes and batch (`Layer::signature`).
     pub signature: String,
+    /// What it was computed in.
+    pub data_type: DataType,
     /// Its forward, with the graph for its backward.
     pub forward: Seconds,
     /// Its backward as far as it yields the gradient of the input: the share of it in a backward that is split, of the whole.
@@ -200,7 +206,10 @@ fn measure_together(
                         // Nobody listening is no reason to stop measuring.
                         let _ = sender.send((index, what));
                     };
-                    let clock = Clock::new(start, budget, kernels::COUNT + work.shares());
+                    let widths = widths(site).len();
+                    // Each other width of products, and copies each way.
+                    let more = widths - 1 + usize::from(site.computes_as_it_holds());
+                    let clock = Clock::new(start, budget, kernels::COUNT + more + work.shares() * widths);
                     let measured = catch_unwind(AssertUnwindSafe(|| measure(site, executor, work, (clock, &tell))));
                     busy.fetch_sub(1, Ordering::Relaxed);
                     if measured.is_ok() {
@@ -235,6 +244,17 @@ fn failed(executor: &Executor, message: String) -> RunError {
     RunError::Lane { lane: executor.to_string(), action: "a measurement".into(), message }
 }
 
+/// A type by both of its names.
+type Width = (DataType, FloatDType);
+
+/// What a device computes in that computes in the width in which it holds numbers; the first one is all that others compute in.
+const WIDTHS: [Width; 3] =
+    [(DataType::F32, FloatDType::F32), (DataType::Bf16, FloatDType::BF16), (DataType::F16, FloatDType::F16)];
+
+fn widths(site: &Site) -> &'static [Width] {
+    if site.computes_as_it_holds() { &WIDTHS } else { &WIDTHS[..1] }
+}
+
 /// All measurements of one device.
 fn measure(
     site: &Site,
@@ -242,9 +262,9 @@ fn measure(
     work: Work<'_>,
     (mut clock, tell): (Clock, &(dyn Fn(String) + Sync)),
 ) -> Result<Measured, RunError> {
-    let kernels = site.compute(|| kernels::measure(&site.device, &mut clock, tell));
+    let (widths, apart) = (widths(site), site.computes_as_it_holds());
+    let kernels = site.compute(|| kernels::measure((&site.device, widths, apart), &mut clock, tell));
     let kernels = kernels.map_err(|message| failed(executor, message))?;
-    let best = kernels.matmul.iter().map(|(_, rate)| *rate).max();
     let mut measured = Measured {
         executor: executor.clone(),
         matmul: kernels.matmul,
@@ -252,6 +272,7 @@ fn measure(
         matvec: kernels.matvec,
         memory_bandwidth: kernels.memory_bandwidth,
         copy_rate: kernels.copy_rate,
+        directions: kernels.directions,
         optimizer_rate: kernels.optimizer_rate,
         launch_floor: kernels.launch_floor,
         layers: Vec::new(),
@@ -259,15 +280,19 @@ fn measure(
         spread: clock.largest_spread(),
     };
     for kind in work.kinds {
-        match site.compute(|| tokens::measure(kind, work.tokens, &site.device, &mut clock)) {
-            Ok(Ok(layers)) => measured.layers.extend(layers),
-            Ok(Err(skipped)) => measured.skipped.push(skipped),
-            Err(message) => return Err(failed(executor, message)),
-        }
-        match site.compute(|| layers::measure(kind, &site.device, &mut clock, best)) {
-            Ok(Ok(layer)) => measured.layers.push(layer),
-            Ok(Err(skipped)) => measured.skipped.push(skipped),
-            Err(message) => return Err(failed(executor, message)),
+        for width in kind.widths(widths) {
+            let device = (&site.device, *width);
+            match site.compute(|| tokens::measure(kind, work.tokens, device, &mut clock)) {
+                Ok(Ok(layers)) => measured.layers.extend(layers),
+                Ok(Err(skipped)) => measured.skipped.push(skipped),
+                Err(message) => return Err(failed(executor, message)),
+            }
+            let best = measured.matmul.get(&width.0).into_iter().flatten().map(|(_, rate)| *rate).max();
+            match site.compute(|| layers::measure(kind, device, &mut clock, best)) {
+                Ok(Ok(layer)) => measured.layers.push(layer),
+                Ok(Err(skipped)) => measured.skipped.push(skipped),
+                Err(message) => return Err(failed(executor, message)),
+            }
         }
         tell(kind.signature.clone());
     }

@@ -2,13 +2,13 @@
 //! does little else than read weights: what matters is from how far away they come, so there are as many as in the model.
 
 use super::{
-    MeasuredLayer,
+    MeasuredLayer, Width,
     clock::{Clock, repeat},
     kernels::{filled, finish},
     layers::{Kind, shape},
 };
 use crate::{
-    layers::{Feed, Matrix, Reading, Recall, Signal},
+    layers::{Feed, Matrix, Reading, Recall, Signal, cast},
     passes::{self, Layers, Outputs},
 };
 use burn::tensor::Device;
@@ -21,7 +21,7 @@ use std::time::Instant;
 pub(super) fn measure(
     kind: &Kind<'_>,
     sequences: &[u64],
-    device: &Device,
+    (device, width): (&Device, Width),
     clock: &mut Clock,
 ) -> Result<Vec<MeasuredLayer>, String> {
     if !matches!(Reading::of(kind.model), Reading::Tokens) || kind.layer.tokens.is_some() || sequences.is_empty() {
@@ -32,12 +32,12 @@ pub(super) fn measure(
         let what = &kind.signature;
         return Err(format!("`{what}` token by token: {parameters} parameters are more than {MOST_NUMBERS}"));
     }
-    let (units, parameters) = (kind.units(kind.copies), kind.parameters(kind.copies, device));
+    let (units, parameters) = (kind.units(kind.copies), kind.parameters(kind.copies, (device, width)));
     let batches = sequences.iter().map(|sequences| Batch { microbatch: *sequences, ..kind.batch });
     let each = batches.filter_map(|batch| {
         let copies = copies(kind, batch)?;
         let layers = Layers::new(0, &units[..copies], &parameters[..copies]);
-        Some(one(kind, (layers, batch), device, clock))
+        Some(one(kind, (layers, batch), (device, width), clock))
     });
     Ok(each.collect())
 }
@@ -49,12 +49,17 @@ fn copies(kind: &Kind<'_>, batch: Batch) -> Option<usize> {
     (most > 0).then_some(most)
 }
 
-fn one(kind: &Kind<'_>, (layers, batch): (Layers<'_>, Batch), device: &Device, clock: &mut Clock) -> MeasuredLayer {
+fn one(
+    kind: &Kind<'_>,
+    (layers, batch): (Layers<'_>, Batch),
+    (device, width): (&Device, Width),
+    clock: &mut Clock,
+) -> MeasuredLayer {
     let inputs = &kind.layer.inputs;
     let shape = || shape(kind.model, inputs, Batch { seq_len: 1, ..batch });
-    let input = if inputs.is_empty() { Signal::Tokens } else { Signal::Hidden(filled(device, shape())) };
+    let input = if inputs.is_empty() { Signal::Tokens } else { Signal::Hidden(cast(filled(device, shape()), width.1)) };
     let copies = layers.units.len();
-    let (before, past) = (before(kind, (batch, copies), device), batch.seq_len as usize - 1);
+    let (before, past) = (before(kind, (batch, copies), (device, width)), batch.seq_len as usize - 1);
     let sequences = batch.microbatch as usize;
     let sample = repeat(clock.take(1), || {
         let start = Instant::now();
@@ -67,6 +72,7 @@ fn one(kind: &Kind<'_>, (layers, batch): (Layers<'_>, Batch), device: &Device, c
     let sample = clock.note(sample);
     MeasuredLayer {
         signature: kind.layer.generate_signature(batch),
+        data_type: width.0,
         forward: sample.median * (1.0 / copies as f64),
         backward_input: Seconds::ZERO,
         backward_weight: Seconds::ZERO,
@@ -79,12 +85,12 @@ fn one(kind: &Kind<'_>, (layers, batch): (Layers<'_>, Batch), device: &Device, c
 const MOST_NUMBERS: u64 = 64 << 20;
 
 /// Keys and values of the tokens before, for each copy.
-fn before(kind: &Kind<'_>, (batch, copies): (Batch, usize), device: &Device) -> Vec<[Matrix; 2]> {
+fn before(kind: &Kind<'_>, (batch, copies): (Batch, usize), (device, width): (&Device, Width)) -> Vec<[Matrix; 2]> {
     let Some(block) = kind.layer.as_block() else { return Vec::new() };
     let rows = batch.microbatch * block.keys(batch.seq_len - 1);
     if rows == 0 {
         return Vec::new();
     }
-    let rows = || filled(device, [rows as usize, block.kv_width() as usize]);
+    let rows = || cast(filled(device, [rows as usize, block.kv_width() as usize]), width.1);
     (0..copies).map(|_| [rows(), rows()]).collect()
 }

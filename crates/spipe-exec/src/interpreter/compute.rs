@@ -66,6 +66,8 @@ impl Interpreter<'_> {
             let layers = Layers::new(first, units, &parameters).sharing(shared.as_ref());
             let (signal, kept) = if keeps.is_some_and(|keeps| keeps.record) {
                 let (signal, record) = passes::recorded_forward(layers, tracked.0, input, &feed, &mut wanted);
+                // What leaves is as narrow as what stays.
+                let record = record.turned(|matrix| cast(matrix, self.held_by(work.stage)));
                 (signal, Value::Record(Box::new(record)))
             } else {
                 let (signal, graph) = passes::forward(layers, tracked, input, &feed, &mut wanted);
@@ -169,8 +171,10 @@ impl Interpreter<'_> {
     fn play(&self, iteration: u32, work: Work, record: Record<Matrix>) -> Result<Tracked, String> {
         let site = self.site(work.stage);
         let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
+        let width = self.computed_by(work.stage);
+        let record = site.compute(|| record.turned(|matrix| cast(matrix, width)))?;
         let input = match record.input {
-            Some(input) => Signal::Hidden(cast(input, self.computed_by(work.stage))),
+            Some(input) => Signal::Hidden(input),
             None => self.input(iteration, work, &site.device)?,
         };
         let (first, units) = self.stage_units(work.stage);

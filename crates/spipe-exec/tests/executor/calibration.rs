@@ -2,7 +2,7 @@
 
 use crate::machine;
 use spipe_base::{Bytes, BytesPerSecond, DataType, Seconds};
-use spipe_exec::{CalibrationRequest, EmulatedMachine, calibrate, emulated_machine};
+use spipe_exec::{CalibrationRequest, EmulatedMachine, Measured, calibrate, emulated_machine};
 use spipe_hardware::{Hardware, MeasuredFile};
 use spipe_model::{Batch, Model};
 use std::time::{Duration, Instant};
@@ -25,7 +25,10 @@ fn a_short_calibration_measures_everything_in_time() {
     assert_eq!(progress.last().map(|last| (last.done, last.of)), Some((20, 20)));
     assert_eq!(measured.devices.len(), 2);
     for device in &measured.devices {
-        assert!(device.matmul.len() >= 3 && device.elementwise.len() >= 3 && device.matvec.len() >= 3, "{device:?}");
+        assert!(
+            device.matmul[&DataType::F32].len() >= 3 && device.elementwise.len() >= 3 && device.matvec.len() >= 3,
+            "{device:?}"
+        );
         let signatures: Vec<&str> = device.layers.iter().map(|layer| layer.signature.as_str()).collect();
         assert_eq!(signatures.len(), 9, "embedding, block, head: {signatures:?} {:?}", device.skipped);
     }
@@ -52,4 +55,22 @@ fn a_short_calibration_measures_everything_in_time() {
     let (vram, dram) = (machine.memory("gpu0").unwrap(), machine.memory("dram0").unwrap());
     assert!(machine.route(vram, dram).is_some() && machine.route(dram, vram).is_some());
     Hardware::from_toml("here", &machine.to_toml()).unwrap_or_else(|faults| panic!("{faults}"));
+    a_device_with_a_memory_of_its_own(&measured.devices, &parts);
+}
+
+/// Its link is as fast as copies are each way, and it has a rate for each type that it computes in.
+fn a_device_with_a_memory_of_its_own(devices: &[Measured], parts: &EmulatedMachine) {
+    let mut real = Measured {
+        executor: "cuda:0".parse().unwrap(),
+        directions: Some([BytesPerSecond::gb(24.0), BytesPerSecond::gb(20.0)]),
+        ..devices[0].clone()
+    };
+    real.matmul.insert(DataType::Bf16, real.matmul[&DataType::F32].clone());
+    let file = emulated_machine(&[real], &devices[1], parts);
+    let machine = Hardware::from_file("here", file).unwrap_or_else(|faults| panic!("{faults}"));
+    let gpu = &machine.devices()[machine.device("gpu0").unwrap()];
+    assert!(!gpu.emulated && gpu.peak.contains_key(&DataType::Bf16) && !gpu.peak.contains_key(&DataType::F16));
+    let link = |name: &str| machine.links().iter().find(|link| link.name == name).map(|link| link.bandwidth);
+    assert_eq!(link("pcie0.up"), Some(BytesPerSecond::gb(20.0)));
+    assert_eq!(link("pcie0.down"), Some(BytesPerSecond::gb(24.0)));
 }
