@@ -81,8 +81,8 @@ fn span(lanes: usize) -> impl Strategy<Value = Span> {
 fn idle(lanes: usize) -> impl Strategy<Value = Idle> {
     (0..lanes, time(), time(), cause()).prop_map(|(lane, start, end, cause)| Idle {
         lane: LaneId::from(lane),
-        start,
-        end,
+        start: start.min(end),
+        end: start.max(end),
         cause,
     })
 }
