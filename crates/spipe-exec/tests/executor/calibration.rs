@@ -2,7 +2,7 @@
 
 use crate::machine;
 use spipe_base::{Bytes, BytesPerSecond, DataType, Seconds};
-use spipe_exec::{CalibrationRequest, EmulatedMachine, Measured, calibrate, emulated_machine};
+use spipe_exec::{CalibrationRequest, EmulatedMachine, Executor, Measured, calibrate, emulated_machine};
 use spipe_hardware::{Hardware, MeasuredFile};
 use spipe_model::{Batch, Model};
 use std::time::{Duration, Instant};
@@ -61,14 +61,14 @@ fn a_short_calibration_measures_everything_in_time() {
 /// Its link is as fast as copies are each way, and it has a rate for each type that it computes in.
 fn a_device_with_a_memory_of_its_own(devices: &[Measured], parts: &EmulatedMachine) {
     let mut real = Measured {
-        executor: "cuda:0".parse().unwrap(),
+        executor: Executor::Cuda { index: 0 },
         directions: Some([BytesPerSecond::gb(24.0), BytesPerSecond::gb(20.0)]),
         ..devices[0].clone()
     };
     real.matmul.insert(DataType::Bf16, real.matmul[&DataType::F32].clone());
     let file = emulated_machine(&[real], &devices[1], parts);
     let machine = Hardware::from_file("here", file).unwrap_or_else(|faults| panic!("{faults}"));
-    let gpu = &machine.devices()[machine.device("gpu0").unwrap()];
+    let gpu = &machine.devices()[machine.device("gpu0").expect("an accelerator")];
     assert!(!gpu.emulated && gpu.peak.contains_key(&DataType::Bf16) && !gpu.peak.contains_key(&DataType::F16));
     let link = |name: &str| machine.links().iter().find(|link| link.name == name).map(|link| link.bandwidth);
     assert_eq!(link("pcie0.up"), Some(BytesPerSecond::gb(20.0)));

@@ -63,7 +63,7 @@ fn coming_back(placement: &Placement, device: DeviceId) -> Vec<Change> {
     let of = |(id, stage): (StageId, &Stage)| -> Vec<Change> {
         let saved = (stage.offload.is_some() || stage.recomputed > 0)
             .then(|| Stage { offload: None, ..stage.with_recomputed(0) });
-        let stepped = stage.optimizer.is_some().then(|| Stage { optimizer: None, ..*stage });
+        let stepped = stage.optimizer.is_some().then_some(Stage { optimizer: None, ..*stage });
         [saved, stepped].into_iter().flatten().map(|stage| (id, stage)).collect()
     };
     own.flat_map(of).collect()
