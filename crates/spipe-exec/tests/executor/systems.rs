@@ -170,22 +170,26 @@ fn what_is_offloaded_is_in_host_memory() {
     let stages = |words: &'static str| {
         ["gpu0 0..1", "gpu1 2..2", "gpu0 3..3", "gpu1 4..4"].map(|stage| format!("{stage}{words}"))
     };
-    let held_in = |precision, system, words: &'static str| {
+    let memories = |precision, system, words: &'static str| {
         let stages = stages(words);
         let stages: Vec<&str> = stages.iter().map(String::as_str).collect();
         let setup = Setup { system, stages: &stages, microbatches: 8, precision, ..Setup::default() };
-        let (_, report) = both(&setup, Backend::Flex, 1);
-        let of = |name: &str| report.memories.iter().find(|memory| memory.name == name).map(|memory| memory.held);
+        both(&setup, Backend::Flex, 1).1.memories
+    };
+    let held = |system, words| {
+        let memories = memories(Precision::Fp32, system, words);
+        let of = |name: &str| memories.iter().find(|memory| memory.name == name).map(|memory| memory.held);
         (of("gpu0").expect("it computes"), of("dram0").unwrap_or(Bytes::ZERO))
     };
-    let held = |system, words| held_in(Precision::Fp32, system, words);
     let (stays, leaves) = (held(System::Interleaved, ""), held(System::PoF, " offload"));
     assert_eq!(stays.1, Bytes::ZERO);
     // Outputs of the seven products of one block on one microbatch at least, each of 32 tokens, in f32.
     let block = Bytes::new(4 * 32 * (32 + 2 * 16 + 32 + 2 * 48 + 32));
     assert!(leaves.1 >= block && leaves.0 < stays.0, "{stays:?} {leaves:?}");
-    let narrow = held_in(Precision::Bf16, System::PoF, " offload").1;
-    assert!(2 * narrow.get() == leaves.1.get(), "{narrow:?} {leaves:?}");
+    // In 16 bits it is no more than what is planned in 16 bits.
+    let narrow = memories(Precision::Bf16, System::PoF, " offload");
+    let host = narrow.iter().find(|memory| memory.name == "dram0").expect("something leaves");
+    assert!(host.held > Bytes::ZERO && host.held <= host.planned, "{host:?}");
 }
 
 #[test]
