@@ -4,7 +4,7 @@ use crate::{Failure, output, tables::percent, training};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Seconds};
 use spipe_exec::{
-    Backend, Calibration, CalibrationRequest, EmulatedMachine, Executor, calibrate, emulated_machine, host_memory,
+    Backend, Calibration, CalibrationRequest, Executor, Unmeasured, calibrate, host_memory, measured_machine,
 };
 use spipe_hardware::{Hardware, HardwareFile, MeasuredFile};
 use spipe_model::{Batch, Model};
@@ -82,7 +82,7 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
             "warning: emulated links carry {link}, because copies reach no more than {slowest} here"
         ));
     }
-    let machine = EmulatedMachine {
+    let machine = Unmeasured {
         name: request.name.into(),
         memory: request.memory,
         host_memory: host_memory(),
@@ -94,7 +94,7 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
             spread: percent(spread),
         },
     };
-    Ok((emulated_machine(accelerators, socket, &machine), calibration))
+    Ok((measured_machine(accelerators, socket, &machine), calibration))
 }
 
 /// The machine of a measured profile.

@@ -51,7 +51,7 @@ mod width;
 
 pub use binding::{Backend, Binding, Executor};
 pub use calibrate::{
-    Calibration, CalibrationRequest, EmulatedMachine, Measured, MeasuredLayer, Progress, calibrate, emulated_machine,
+    Calibration, CalibrationRequest, Measured, MeasuredLayer, Progress, Unmeasured, calibrate, measured_machine,
 };
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest};
 pub use contention::Contention;

@@ -11,10 +11,10 @@
 
 use crate::{
     AdamW, kernels,
-    layers::{Answer, Feed, Matrix, Product, Products, Signal, Tape, Unit},
+    layers::{Answer, Feed, Matrix, Product, Products, Signal, Tape, Unit, cast, wide},
     optimizer::Moments,
 };
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 /// The tensors of consecutive layers, layer by layer.
 pub(crate) type Tensors = Vec<Vec<Matrix>>;
@@ -396,11 +396,17 @@ pub(crate) fn backward(graphs: Vec<Tracked>, seed: Seed) -> Gradients {
     Gradients { input, ..backward_weight(later) }
 }
 
-/// Adds `more` to `sum`, tensor by tensor.
+/// Adds `more` to `sum` in f32, tensor by tensor.
 pub(crate) fn accumulate(sum: Tensors, more: Tensors) -> Tensors {
-    let add =
-        |(sum, more): (Vec<Matrix>, Vec<Matrix>)| sum.into_iter().zip(more).map(|(sum, more)| sum + more).collect();
+    let add = |(sum, more): (Vec<Matrix>, Vec<Matrix>)| {
+        sum.into_iter().zip(more).map(|(sum, more)| wide(sum) + wide(more)).collect()
+    };
     sum.into_iter().zip(more).map(add).collect()
+}
+
+/// Tensors with numbers of that width.
+pub(crate) fn cast_all(tensors: Tensors, width: FloatDType) -> Tensors {
+    tensors.into_iter().map(|layer| layer.into_iter().map(|tensor| cast(tensor, width)).collect()).collect()
 }
 
 /// Steps every tensor of `parameters`; those of layers without gradients stay as they are. Where nobody else holds a tensor, its memory is updated in place.

@@ -421,6 +421,24 @@ pub(crate) fn on(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stag
     }
 }
 
+/// Every stage on the device that there is instead of its own.
+pub(crate) fn exchanged(
+    context: &Context<'_>,
+    placement: &Placement,
+    instead: &dyn Fn(DeviceId) -> DeviceId,
+) -> Placement {
+    let moved = |stage: &Stage| match instead(stage.device) {
+        device if device == stage.device => *stage,
+        device => on(context, stage, device),
+    };
+    let stages = |stages: &[Stage]| stages.iter().map(moved).collect();
+    Placement {
+        stages: stages(placement.stages.as_slice()),
+        backward: stages(placement.backward.as_slice()),
+        ..placement.clone()
+    }
+}
+
 /// k and k′ and the head start one up or down, other slots for what is offloaded, and steps in the other order.
 fn other_knobs(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let knobs = placement.knobs;

@@ -12,7 +12,7 @@ use crate::{
 use serde::Serialize;
 use spipe_base::{DataType, FlopsPerSecond};
 use spipe_cost::{CostError, check_batch};
-use spipe_exec::{Backend, Calibration, Measured};
+use spipe_exec::{Backend, Calibration};
 use spipe_model::Batch;
 use std::path::Path;
 
@@ -91,7 +91,7 @@ struct Device {
 fn data(calibration: &Calibration) -> Data {
     let devices = calibration.devices.iter().map(|device| Device {
         executor: device.executor.to_string(),
-        matmul_flops_per_second: best(device, DataType::F32).map_or(0.0, FlopsPerSecond::get),
+        matmul_flops_per_second: device.best_rate(DataType::F32).map_or(0.0, FlopsPerSecond::get),
         memory_bandwidth_bytes_per_second: device.memory_bandwidth.get(),
         copy_bytes_per_second: device.copy_rate.get(),
         optimizer_params_per_second: device.optimizer_rate.get(),
@@ -99,11 +99,6 @@ fn data(calibration: &Calibration) -> Data {
         spread: device.spread,
     });
     Data { format_version: 1, took_ms: calibration.took.as_secs_f64() * 1e3, devices: devices.collect() }
-}
-
-/// The best rate of products in a type, if there is any.
-fn best(device: &Measured, data_type: DataType) -> Option<FlopsPerSecond> {
-    device.matmul.get(&data_type)?.iter().map(|(_, rate)| *rate).max()
 }
 
 /// What was measured, as tables: the devices, and each kind of layer on each.
@@ -114,11 +109,13 @@ pub fn human(calibration: &Calibration) -> String {
     );
     let mut layers = table(&["layer", "device", "forward", "backward", "spread"], &[2, 3, 4]);
     for device in &calibration.devices {
-        let types = device.matmul.keys().filter_map(|data_type| Some((data_type, best(device, *data_type)?)));
-        let best: Vec<String> = match device.matmul.len() {
-            1 => types.map(|(_, rate)| rate.to_string()).collect(),
-            _ => types.map(|(data_type, rate)| format!("{rate} in {data_type}")).collect(),
+        // What computes in one type alone needs no word of it.
+        let named = |what: String, data_type: DataType| match device.matmul.len() {
+            1 => what,
+            _ => format!("{what} in {data_type}"),
         };
+        let rate = |data_type: &DataType| Some(named(device.best_rate(*data_type)?.to_string(), *data_type));
+        let best: Vec<String> = device.matmul.keys().filter_map(rate).collect();
         devices.add_row(vec![
             device.executor.to_string(),
             best.join("\n"),
@@ -131,10 +128,7 @@ pub fn human(calibration: &Calibration) -> String {
         for layer in &device.layers {
             layers.add_row(vec![
                 layer.signature.clone(),
-                match device.matmul.len() {
-                    1 => device.executor.to_string(),
-                    _ => format!("{} in {}", device.executor, layer.data_type),
-                },
+                named(device.executor.to_string(), layer.data_type),
                 format!("{:.3}", layer.forward),
                 format!("{:.3}", layer.backward_input + layer.backward_weight),
                 percent(layer.spread),

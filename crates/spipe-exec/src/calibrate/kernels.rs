@@ -1,7 +1,9 @@
 //! Rates of single operations.
 
-use super::Width;
-use super::clock::{Clock, repeat, repeat_many};
+use super::{
+    Width,
+    clock::{Clock, repeat, repeat_many},
+};
 use crate::{
     AdamW, kernels,
     layers::{Matrix, cast},
@@ -29,8 +31,13 @@ pub(super) struct Kernels {
     pub launch_floor: Seconds,
 }
 
-/// How many measurements [`measure`] makes in one width, as shares of the time; each other width is one more.
+/// How many measurements [`measure`] tells of.
 pub(super) const COUNT: usize = 7;
+
+/// The shares of the time that they take in so many widths, on a device with a memory of its own or not.
+pub(super) fn shares(widths: usize, apart: bool) -> usize {
+    COUNT + widths - 1 + usize::from(apart)
+}
 
 /// Sides of the square matrices.
 const SIDES: [usize; 7] = [32, 64, 128, 256, 512, 1024, 2048];

@@ -30,9 +30,9 @@ pub(super) struct Kind<'a> {
 }
 
 impl Kind<'_> {
-    /// Those of the widths of a device in which its layers are computed: denoising networks are in f32.
+    /// Those of the widths of a device in which its layers are computed.
     pub fn widths<'w>(&self, widths: &'w [Width]) -> &'w [Width] {
-        if matches!(Reading::of(self.model), Reading::Noise(_)) { &widths[..1] } else { widths }
+        if Reading::of(self.model).may_be_narrow() { widths } else { &widths[..1] }
     }
 
     /// How many of them run in a row for a pass of a training.

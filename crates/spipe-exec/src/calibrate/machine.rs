@@ -9,7 +9,7 @@ use spipe_hardware::{
 
 /// What a profile says beside what was measured.
 #[derive(Clone, Debug, PartialEq)]
-pub struct EmulatedMachine {
+pub struct Unmeasured {
     /// The name of the machine.
     pub name: String,
     /// What each emulated accelerator can hold.
@@ -26,7 +26,7 @@ pub struct EmulatedMachine {
 
 /// A machine of `accelerators`, as `gpu0`, `gpu1` …, emulated or not, and one socket: `cpu0` with `dram0`. Each accelerator has a link
 /// of its own.
-pub fn emulated_machine(accelerators: &[Measured], socket: &Measured, machine: &EmulatedMachine) -> HardwareFile {
+pub fn measured_machine(accelerators: &[Measured], socket: &Measured, machine: &Unmeasured) -> HardwareFile {
     let mut file = HardwareFile::new(&machine.name);
     let count = accelerators.len();
     let plural = if count == 1 { "" } else { "s" };
@@ -57,7 +57,7 @@ pub fn emulated_machine(accelerators: &[Measured], socket: &Measured, machine: &
     file
 }
 
-fn socket_file(measured: &Measured, machine: &EmulatedMachine) -> SocketFile {
+fn socket_file(measured: &Measured, machine: &Unmeasured) -> SocketFile {
     let dram = DramFile::new("dram0", machine.host_memory, measured.memory_bandwidth);
     let mut socket = SocketFile::new("cpu0", cores(measured), measured.optimizer_rate, dram);
     socket.peak = peak(measured);
@@ -70,7 +70,7 @@ fn socket_file(measured: &Measured, machine: &EmulatedMachine) -> SocketFile {
     socket
 }
 
-fn gpu_file(name: &str, measured: &Measured, machine: &EmulatedMachine) -> GpuFile {
+fn gpu_file(name: &str, measured: &Measured, machine: &Unmeasured) -> GpuFile {
     let mut gpu = GpuFile::new(name, machine.memory, optimizer_bandwidth(measured));
     gpu.emulated = measured.executor.is_emulated();
     gpu.cores = gpu.emulated.then(|| cores(measured));
@@ -98,10 +98,9 @@ fn cores(measured: &Measured) -> u32 {
 }
 
 fn peak(measured: &Measured) -> Peak {
-    let best = |points: &Vec<(Flops, FlopsPerSecond)>| points.iter().map(|(_, rate)| *rate).max();
     // Every measurement has at least one point.
-    let of = |points| Text(best(points).unwrap_or(FlopsPerSecond::flops(1e9)));
-    measured.matmul.iter().map(|(data_type, points)| (*data_type, of(points))).collect()
+    let best = |data_type| Text(measured.best_rate(data_type).unwrap_or(FlopsPerSecond::flops(1e9)));
+    measured.matmul.keys().map(|data_type| (*data_type, best(*data_type))).collect()
 }
 
 fn matmul(measured: &Measured) -> MatmulPoints {

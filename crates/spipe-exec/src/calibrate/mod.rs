@@ -10,7 +10,7 @@ mod layers;
 mod machine;
 mod tokens;
 
-pub use machine::{EmulatedMachine, emulated_machine};
+pub use machine::{Unmeasured, measured_machine};
 
 use crate::{
     Executor, RunError, assign_cores,
@@ -100,6 +100,13 @@ pub struct Measured {
     pub skipped: Vec<String>,
     /// The largest spread of any figure: half the distance of the 10th and the 90th percentile over the median.
     pub spread: f64,
+}
+
+impl Measured {
+    /// The best rate of products in a type, if it computes in that.
+    pub fn best_rate(&self, data_type: DataType) -> Option<FlopsPerSecond> {
+        self.matmul.get(&data_type)?.iter().map(|(_, rate)| *rate).max()
+    }
 }
 
 /// One kind of layer on one device, as the executor runs it.
@@ -206,10 +213,9 @@ fn measure_together(
                         // Nobody listening is no reason to stop measuring.
                         let _ = sender.send((index, what));
                     };
-                    let widths = widths(site).len();
-                    // Each other width of products, and copies each way.
-                    let more = widths - 1 + usize::from(site.computes_as_it_holds());
-                    let clock = Clock::new(start, budget, kernels::COUNT + more + work.shares() * widths);
+                    let (widths, apart) = (widths(site).len(), site.computes_as_it_holds());
+                    let shares = kernels::shares(widths, apart) + work.shares() * widths;
+                    let clock = Clock::new(start, budget, shares);
                     let measured = catch_unwind(AssertUnwindSafe(|| measure(site, executor, work, (clock, &tell))));
                     busy.fetch_sub(1, Ordering::Relaxed);
                     if measured.is_ok() {
@@ -287,7 +293,7 @@ fn measure(
                 Ok(Err(skipped)) => measured.skipped.push(skipped),
                 Err(message) => return Err(failed(executor, message)),
             }
-            let best = measured.matmul.get(&width.0).into_iter().flatten().map(|(_, rate)| *rate).max();
+            let best = measured.best_rate(width.0);
             match site.compute(|| layers::measure(kind, device, &mut clock, best)) {
                 Ok(Ok(layer)) => measured.layers.push(layer),
                 Ok(Err(skipped)) => measured.skipped.push(skipped),

@@ -1,11 +1,6 @@
 //! Forward, recompute and backward of a stage on one microbatch.
 
-use super::{
-    Interpreter,
-    infer::End,
-    on,
-    widths::{cast_all, wide},
-};
+use super::{Interpreter, infer::End, on};
 use crate::{
     layers::{Matrix, Signal, Tape, Unit, cast},
     passes::{self, Gradients, Layers, Outputs, Record, Seed, Tracked},
@@ -40,11 +35,6 @@ impl Interpreter<'_> {
     fn kept(&self, stage: StageId, layers: std::ops::Range<usize>) -> Bytes {
         let how = (self.site(stage).has_kernels(), DType::from(self.computed_by(stage)).size() as u64);
         self.units[layers].iter().map(|unit| unit.kept(self.batch, how)).sum()
-    }
-
-    /// Parameters in the width in which a stage computes.
-    fn computed(&self, stage: StageId, parameters: passes::Tensors) -> passes::Tensors {
-        cast_all(parameters, self.computed_by(stage))
     }
 
     pub(super) fn forward(
@@ -302,10 +292,10 @@ impl Before {
     fn add(self, more: Gradients, width: FloatDType) -> Gradients {
         let sum = |before: Option<passes::Tensors>, more: passes::Tensors| {
             let sum = match before {
-                Some(before) => passes::accumulate(wide(before), wide(more)),
+                Some(before) => passes::accumulate(before, more),
                 None => more,
             };
-            cast_all(sum, width)
+            passes::cast_all(sum, width)
         };
         let shared = more.shared.and_then(|more| sum(self.shared, vec![vec![more]]).pop()?.pop());
         Gradients { parameters: sum(self.own, more.parameters), shared, input: more.input }

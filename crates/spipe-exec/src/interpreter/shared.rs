@@ -7,12 +7,12 @@ use super::{
 };
 use crate::{
     account::Instance,
-    layers::{Matrix, Parameter, Unit, cast},
+    layers::{Matrix, Parameter, Unit, cast, wide},
     state::Outcome,
     store::{Value, wrong},
     task::Work,
 };
-use burn::tensor::{DType, FloatDType, TensorData};
+use burn::tensor::{DType, TensorData};
 use spipe_base::{BufferId, LayerId};
 use spipe_schedule::Content;
 use std::sync::Arc;
@@ -114,8 +114,8 @@ impl Interpreter<'_> {
                 let site = &self.sites[&device];
                 let own = layers.get_mut(place).and_then(|layer| layer.get_mut(SHARED)).ok_or_else(|| wrong(to))?;
                 *own = site.compute(|| {
-                    let wide = |matrix: &Matrix| cast(on(matrix.clone(), &site.device), FloatDType::F32);
-                    cast(wide(&more) + wide(own), self.held_on(device))
+                    let here = |matrix: &Matrix| wide(on(matrix.clone(), &site.device));
+                    cast(here(&more) + here(own), self.held_on(device))
                 })?;
                 Value::Tensors(layers)
             }

@@ -5,8 +5,8 @@
 
 use super::Interpreter;
 use crate::checkpoint::LossScale;
-use crate::layers::{Parameter, Reading, cast, float};
-use crate::passes::Tensors;
+use crate::layers::{Parameter, float};
+use crate::passes::{Tensors, cast_all};
 use burn::tensor::{DType, FloatDType, TensorData};
 use spipe_base::{BufferId, DeviceId, LayerId, StageId};
 use spipe_model::Precision;
@@ -126,24 +126,19 @@ impl Interpreter<'_> {
     /// What the device of a stage computes in.
     pub(super) fn computed_by(&self, stage: StageId) -> FloatDType {
         let device = self.program.stages()[stage].device;
-        let narrow = self.sites[&device].computes_as_it_holds() && !matches!(self.reading, Reading::Noise(_));
+        let narrow = self.sites[&device].computes_as_it_holds() && self.reading.may_be_narrow();
         if narrow { self.held_on(device) } else { FloatDType::F32 }
+    }
+
+    /// Parameters in the width in which a stage computes.
+    pub(super) fn computed(&self, stage: StageId, parameters: Tensors) -> Tensors {
+        cast_all(parameters, self.computed_by(stage))
     }
 
     /// How a device holds its numbers.
     pub(super) fn held_on(&self, device: DeviceId) -> FloatDType {
         if self.narrow_devices.contains(&device) { float(self.narrow) } else { FloatDType::F32 }
     }
-}
-
-/// Tensors in f32.
-pub(super) fn wide(tensors: Tensors) -> Tensors {
-    cast_all(tensors, FloatDType::F32)
-}
-
-/// Tensors with numbers of that width.
-pub(super) fn cast_all(tensors: Tensors, width: FloatDType) -> Tensors {
-    tensors.into_iter().map(|layer| layer.into_iter().map(|tensor| cast(tensor, width)).collect()).collect()
 }
 
 /// Numbers in f32, divided by what their loss was multiplied with.

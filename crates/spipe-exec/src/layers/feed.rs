@@ -26,6 +26,11 @@ impl Reading {
             _ => Self::Tokens,
         }
     }
+
+    /// Whether a model that reads this may be computed in 16 bits: denoising networks are in f32.
+    pub const fn may_be_narrow(&self) -> bool {
+        !matches!(self, Self::Noise(_))
+    }
 }
 
 /// A microbatch on a device.

@@ -2,7 +2,7 @@
 
 use crate::machine;
 use spipe_base::{Bytes, BytesPerSecond, DataType, Seconds};
-use spipe_exec::{CalibrationRequest, EmulatedMachine, Executor, Measured, calibrate, emulated_machine};
+use spipe_exec::{CalibrationRequest, Executor, Measured, Unmeasured, calibrate, measured_machine};
 use spipe_hardware::{Hardware, MeasuredFile};
 use spipe_model::{Batch, Model};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ fn a_short_calibration_measures_everything_in_time() {
         let signatures: Vec<&str> = device.layers.iter().map(|layer| layer.signature.as_str()).collect();
         assert_eq!(signatures.len(), 9, "embedding, block, head: {signatures:?} {:?}", device.skipped);
     }
-    let parts = EmulatedMachine {
+    let parts = Unmeasured {
         name: "here".into(),
         memory: Bytes::mib(512),
         host_memory: Bytes::gib(8),
@@ -40,7 +40,7 @@ fn a_short_calibration_measures_everything_in_time() {
         latency: Seconds::us(10.0),
         measured: MeasuredFile { date: "2026-01-01".into(), command: "test".into(), spread: "5 %".into() },
     };
-    let file = emulated_machine(&measured.devices[..1], &measured.devices[1], &parts);
+    let file = measured_machine(&measured.devices[..1], &measured.devices[1], &parts);
     let machine = Hardware::from_file("here", file).unwrap_or_else(|faults| panic!("{faults}"));
     assert!(machine.warnings().is_empty(), "{}", machine.warnings());
     let gpu = &machine.devices()[machine.device("gpu0").unwrap()];
@@ -59,14 +59,14 @@ fn a_short_calibration_measures_everything_in_time() {
 }
 
 /// Its link is as fast as copies are each way, and it has a rate for each type that it computes in.
-fn a_device_with_a_memory_of_its_own(devices: &[Measured], parts: &EmulatedMachine) {
+fn a_device_with_a_memory_of_its_own(devices: &[Measured], parts: &Unmeasured) {
     let mut real = Measured {
         executor: Executor::Cuda { index: 0 },
         directions: Some([BytesPerSecond::gb(24.0), BytesPerSecond::gb(20.0)]),
         ..devices[0].clone()
     };
     real.matmul.insert(DataType::Bf16, real.matmul[&DataType::F32].clone());
-    let file = emulated_machine(&[real], &devices[1], parts);
+    let file = measured_machine(&[real], &devices[1], parts);
     let machine = Hardware::from_file("here", file).unwrap_or_else(|faults| panic!("{faults}"));
     let gpu = &machine.devices()[machine.device("gpu0").expect("an accelerator")];
     assert!(!gpu.emulated && gpu.peak.contains_key(&DataType::Bf16) && !gpu.peak.contains_key(&DataType::F16));

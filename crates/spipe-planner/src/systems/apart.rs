@@ -1,10 +1,11 @@
 //! Devices that are alike in an order in which neighbours have as little of their ways to the host in common as there can be: what the first
-//! ones of a chain offload most would otherwise wait for each other.
+//! ones of a chain offload most would otherwise wait for each other. Mobius has an order of its own ([`super::cross_mapped`]), of all GPUs
+//! and by what takes turns on them; here only those that are alike change places in a placement.
 
 use super::socket;
-use crate::{figures::Figures, refine::on};
+use crate::{figures::Figures, refine::exchanged};
 use spipe_base::{DeviceId, LinkId};
-use spipe_plan::{Context, Placement, Stage};
+use spipe_plan::{Context, Placement};
 use std::{cmp::Reverse, collections::BTreeMap};
 
 /// `plain` with devices that are alike exchanged so that each shares the links to its host with as few as possible of those before it, and
@@ -20,15 +21,16 @@ pub(super) fn apart(figures: &Figures<'_>, plain: &Placement) -> Placement {
     for device in &devices {
         let shares = |other: DeviceId| {
             let links = links(context, other).into_iter();
-            let time = |link: LinkId| f64::from(1 + used.get(&link).copied().unwrap_or(0)) / bandwidth(context, link);
+            let bandwidth = |link: LinkId| context.hardware.links()[link].bandwidth.get();
+            let time = |link: LinkId| f64::from(1 + used.get(&link).copied().unwrap_or(0)) / bandwidth(link);
             links.map(time).fold(0.0, f64::max)
         };
         let alike = left.iter().copied().filter(|other| model(*other) == model(*device));
-        let nearest = |other: &DeviceId| {
-            (socket(context, *other) == last && last.is_some(), Reverse(of_socket(context, &left, *other)))
-        };
+        // Another socket than the last one's, and of those the one near which most are left.
+        let turn =
+            |other: DeviceId| (socket(context, other) == last, Reverse(near(context, &left, socket(context, other))));
         let Some(next) = alike.min_by(|one, other| {
-            shares(*one).total_cmp(&shares(*other)).then_with(|| nearest(one).cmp(&nearest(other))).then(one.cmp(other))
+            shares(*one).total_cmp(&shares(*other)).then_with(|| turn(*one).cmp(&turn(*other))).then(one.cmp(other))
         }) else {
             continue;
         };
@@ -42,27 +44,9 @@ pub(super) fn apart(figures: &Figures<'_>, plain: &Placement) -> Placement {
     exchanged(context, plain, &|device| instead.get(&device).copied().unwrap_or(device))
 }
 
-/// Every stage on the device that there is instead of its own.
-pub(crate) fn exchanged(
-    context: &Context<'_>,
-    placement: &Placement,
-    instead: &dyn Fn(DeviceId) -> DeviceId,
-) -> Placement {
-    let moved = |stage: &Stage| match instead(stage.device) {
-        device if device == stage.device => *stage,
-        device => on(context, stage, device),
-    };
-    let stages = |stages: &[Stage]| stages.iter().map(moved).collect();
-    Placement {
-        stages: stages(placement.stages.as_slice()),
-        backward: stages(placement.backward.as_slice()),
-        ..placement.clone()
-    }
-}
-
-/// How many of `devices` have the same socket near them.
-fn of_socket(context: &Context<'_>, devices: &[DeviceId], device: DeviceId) -> usize {
-    devices.iter().filter(|other| socket(context, **other) == socket(context, device)).count()
+/// How many of `devices` have that socket near them.
+fn near(context: &Context<'_>, devices: &[DeviceId], of: Option<DeviceId>) -> usize {
+    devices.iter().filter(|device| socket(context, **device) == of).count()
 }
 
 /// The links between a device and the host near it, both ways.
@@ -71,10 +55,6 @@ fn links(context: &Context<'_>, device: DeviceId) -> Vec<LinkId> {
     let Some(host) = context.hardware.host_memory(device) else { return Vec::new() };
     let ways = [context.hardware.route(memory, host), context.hardware.route(host, memory)];
     ways.into_iter().flatten().flat_map(|route| route.links.iter().copied()).collect()
-}
-
-fn bandwidth(context: &Context<'_>, link: LinkId) -> f64 {
-    context.hardware.links()[link].bandwidth.get()
 }
 
 #[cfg(test)]
@@ -86,7 +66,7 @@ mod tests {
     };
     use spipe_base::LayerRange;
     use spipe_cost::Mode;
-    use spipe_plan::System;
+    use spipe_plan::{Stage, System};
 
     /// Four GPUs of so much memory, two on each of two narrow switches, with a stage each in the order of their names; and the order apart.
     fn order(memory: [u64; 4]) -> Vec<String> {

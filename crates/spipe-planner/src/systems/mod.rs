@@ -1,6 +1,6 @@
 //! Placements of the systems that have a shape of their own: generated, checked, simulated, and improved step by step.
 
-pub(crate) mod apart;
+mod apart;
 mod coarse;
 mod counted;
 mod cuts;

@@ -4,8 +4,8 @@ use crate::{
     Data, Tokens,
     data::Draw,
     failures::machine::{GPT, LLAMA, UNET, VIT},
-    layers::{Feed, Matrix, Parameter, Reading, Signal, Unit, cast, initial, units},
-    passes::{Layers, Outputs, Seed, Tensors, Tracked, backward, tracked},
+    layers::{Feed, Matrix, Parameter, Reading, Signal, Unit, initial, units},
+    passes::{Layers, Outputs, Seed, Tensors, Tracked, backward, cast_all, tracked},
 };
 use burn::{
     backend::Flex,
@@ -97,19 +97,13 @@ fn sixteen_bits_are_computed_with_as_they_are() {
     for text in [LLAMA, GPT, VIT] {
         let small = Small::new(text);
         for (width, most) in [(FloatDType::BF16, 0.05), (FloatDType::F16, 0.01)] {
-            let all = |width: FloatDType| -> Tensors {
-                let layers = small.parameters().into_iter();
-                layers.map(|layer| layer.into_iter().map(|tensor| cast(tensor, width)).collect()).collect()
-            };
-            let rounded = |tensor: Matrix| cast(tensor, FloatDType::F32);
-            let rounded: Tensors =
-                all(width).into_iter().map(|layer| layer.into_iter().map(rounded).collect()).collect();
-            let graph = small.graph(&rounded, false);
+            let narrow = || cast_all(small.parameters(), width);
+            let graph = small.graph(&cast_all(narrow(), FloatDType::F32), false);
             let loss = graph.loss();
             let expected = small.gradients(graph);
             let whole = size(&mut expected.iter().flat_map(|(_, numbers)| numbers.iter().copied()));
             for split in [false, true] {
-                let parameters = all(width);
+                let parameters = narrow();
                 let graph = small.graph(&parameters, split);
                 assert!((graph.loss() - loss).abs() < 0.01 * loss.abs(), "{} {loss}", graph.loss());
                 if split {

@@ -1,10 +1,7 @@
 //! Small changes of a placement, drawn at random.
 
-use super::super::{crossed, moved_stages, over, saved_elsewhere, stepped_elsewhere};
-use crate::{
-    LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS,
-    systems::{apart::exchanged, elsewhere},
-};
+use super::super::{crossed, exchanged, moved_stages, over, saved_elsewhere, stepped_elsewhere};
+use crate::{LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, systems::elsewhere};
 use fastrand::Rng;
 use spipe_base::{DeviceId, StageId};
 use spipe_plan::{Context, FEWEST_OFFLOAD_SLOTS, Knobs, Placement, Stage, System};

@@ -25,8 +25,7 @@ pub(super) fn made((context, help): (&Context<'_>, bool), placement: Placement, 
 
 /// `placement` with something more on one GPU that has room for it, if there is any.
 pub(super) fn used(context: &Context<'_>, placement: Placement, random: &mut Rng) -> Placement {
-    let stages: Vec<StageId> = placement.stages.ids().collect();
-    let Some(device) = random.choice(stages).map(|id| placement.stages[id].device) else { return placement };
+    let device = placement.stages[StageId::from(random.usize(..placement.stages.len()))].device;
     let mut back = coming_back(&placement, device);
     random.shuffle(&mut back);
     let with = |(id, stage): Change| {
