@@ -12,7 +12,7 @@
 //! ```
 
 use crate::Failure;
-use spipe_base::{Diagnostic, Faults, LayerRange};
+use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Activations, Knob};
@@ -80,7 +80,35 @@ pub fn read(
         faults.push(Diagnostic::error(contradiction.to_string()).hint("drop one of the two"));
         Pins::default()
     });
+    faults.extend(away_from_sockets(&named, hardware));
     if faults.is_empty() { Ok(Pinned { pins, system, microbatch }) } else { Err(Failure::Arguments(faults)) }
+}
+
+/// Pins that move what layers need to the host, where those layers are on the host already.
+fn away_from_sockets(named: &[Named], hardware: &Hardware) -> Faults {
+    let is_socket = |index: &usize| !hardware.devices()[DeviceId::from(*index)].is_gpu();
+    let mut faults = Faults::new();
+    for moved in named {
+        let (layers, what) = match &moved.pin {
+            Pin::Streamed(layers, true) => (layers, "streamed"),
+            Pin::Activations(layers, Activations::Offloaded) => (layers, "offloaded"),
+            _ => continue,
+        };
+        let there = named.iter().find_map(|on| match &on.pin {
+            Pin::Layers(here, devices) if devices.iter().all(is_socket) => {
+                layers.iter().find(|layer| here.iter().any(|other| other == *layer)).map(|layer| (layer, on))
+            }
+            _ => None,
+        });
+        if let Some((layer, on)) = there {
+            let fault = format!(
+                "`{}` and `{}` contradict each other: layer {layer} is on a CPU, from which nothing is {what}",
+                on.words, moved.words
+            );
+            faults.push(Diagnostic::error(fault).hint("drop one of the two"));
+        }
+    }
+    faults
 }
 
 /// A knob with its value.

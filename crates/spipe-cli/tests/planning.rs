@@ -122,6 +122,8 @@ fn contradictory_pins_are_refused_with_both_named() {
         (["--pin", "stage=0:cpu0", "--pin", "stage=0:gpu0"], ["stage=0:cpu0", "stage=0:gpu0"]),
         (["--pin", "offload=0..3", "--pin", "save=3"], ["offload=0..3", "save=3"]),
         (["--pin", "stream=0..3", "--pin", "keep=3"], ["stream=0..3", "keep=3"]),
+        (["--pin", "stream=0..3", "--pin", "layer=3:cpu0"], ["stream=0..3", "layer=3:cpu0"]),
+        (["--pin", "layer=2..4:cpu", "--pin", "offload=0..3"], ["layer=2..4:cpu", "offload=0..3"]),
         (["--pin", "optimizer=0:gpu", "--pin", "optimizer=0:cpu"], ["optimizer=0:gpu", "optimizer=0:cpu"]),
         (["--pin", "resident=2", "--pin", "resident=3"], ["resident=2", "resident=3"]),
         (["--system", "1f1b", "--pin", "system=gpipe"], ["--system 1f1b", "system=gpipe"]),
