@@ -72,6 +72,8 @@ struct MemoryLine<'a> {
     name: &'a str,
     planned_bytes: u64,
     held_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reserved_bytes: Option<u64>,
     capacity_bytes: Option<u64>,
 }
 
@@ -144,6 +146,7 @@ impl Progress {
             name: &memory.name,
             planned_bytes: memory.planned.get(),
             held_bytes: memory.held.get(),
+            reserved_bytes: memory.reserved.map(spipe_base::Bytes::get),
             capacity_bytes: memory.capacity.map(spipe_base::Bytes::get),
         });
         line(&EndLine {

@@ -122,4 +122,7 @@ pub struct MemoryUse {
     pub planned: Bytes,
     /// The most that was really held: tensors by their size, graphs by an estimate of what they keep, workspace as planned.
     pub held: Bytes,
+    /// What the allocator of a device with a memory of its own had taken of it when the run ended: the most that it ever held, since it
+    /// keeps what it has, and what lies unused between.
+    pub reserved: Option<Bytes>,
 }

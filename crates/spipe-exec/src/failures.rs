@@ -4,7 +4,6 @@
 #[expect(dead_code, reason = "tests from the outside use more of it")]
 pub(crate) mod machine;
 #[path = "../tests/executor/setup.rs"]
-#[expect(dead_code, reason = "tests from the outside use more of it")]
 pub(crate) mod setup;
 
 use crate::{

@@ -15,6 +15,8 @@
 //! hold and send f32, bf16 or f16; those that CPU cores play compute in f32 all the same. [`Executor::Cuda`] is untested on a GPU.
 
 mod account;
+#[cfg(test)]
+mod apart;
 mod binding;
 mod board;
 mod calibrate;
@@ -46,12 +48,13 @@ mod system;
 mod task;
 mod tensor_file;
 mod trace;
+mod transfer;
 mod weights;
 mod width;
 
 pub use binding::{Backend, Binding, Executor};
 pub use calibrate::{
-    Calibration, CalibrationRequest, Measured, MeasuredLayer, Progress, Unmeasured, calibrate, measured_machine,
+    Calibration, CalibrationRequest, Copies, Measured, MeasuredLayer, Progress, Unmeasured, calibrate, measured_machine,
 };
 pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest};
 pub use contention::Contention;

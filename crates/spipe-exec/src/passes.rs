@@ -284,10 +284,12 @@ pub(crate) struct Record<T> {
 }
 
 impl<T> Record<T> {
-    /// The same of other things.
-    pub fn map<U>(&self, change: impl Fn(&T) -> U) -> Record<U> {
-        let outputs = self.outputs.iter().map(&change).collect();
-        Record { first: self.first, input: self.input.as_ref().map(&change), outputs }
+    /// The same of other things, which come in the order of [`Self::iter`]; none if there are too few.
+    pub fn of<U>(&self, things: Vec<U>) -> Option<Record<U>> {
+        let mut things = things.into_iter();
+        let input = if self.input.is_some() { Some(things.next()?) } else { None };
+        let outputs: Vec<U> = things.collect();
+        (outputs.len() == self.outputs.len()).then_some(Record { first: self.first, input, outputs })
     }
 
     /// The same of other things, made from these.
@@ -409,8 +411,19 @@ pub(crate) fn cast_all(tensors: Tensors, width: FloatDType) -> Tensors {
     tensors.into_iter().map(|layer| layer.into_iter().map(|tensor| cast(tensor, width)).collect()).collect()
 }
 
-/// Steps every tensor of `parameters`; those of layers without gradients stay as they are. Where nobody else holds a tensor, its memory is updated in place.
-pub(crate) fn step(adam: &AdamW, parameters: Tensors, gradients: Tensors, moments: &mut [Vec<Moments>]) -> Tensors {
+/// Gradients of a loss that was multiplied with `scale`, in f32 and of the loss itself.
+pub(crate) fn unscaled(gradients: Tensors, scale: f32) -> Tensors {
+    let tensor = |tensor| wide(tensor).mul_scalar(scale.recip());
+    gradients.into_iter().map(|layer| layer.into_iter().map(tensor).collect()).collect()
+}
+
+/// Changes every tensor of `parameters` with its gradient and moments; those of layers without gradients stay as they are.
+pub(crate) fn step<M>(
+    parameters: Tensors,
+    gradients: Tensors,
+    moments: &mut [Vec<M>],
+    change: impl Fn(Matrix, Matrix, &mut M) -> Matrix,
+) -> Tensors {
     let layers = parameters.into_iter().zip(gradients).zip(moments);
     layers
         .map(|((parameters, gradients), moments)| {
@@ -418,20 +431,23 @@ pub(crate) fn step(adam: &AdamW, parameters: Tensors, gradients: Tensors, moment
                 return parameters;
             }
             let tensors = parameters.into_iter().zip(gradients).zip(moments);
-            tensors.map(|((parameter, gradient), moments)| step_tensor(adam, parameter, gradient, moments)).collect()
+            tensors.map(|((parameter, gradient), moments)| change(parameter, gradient, moments)).collect()
         })
         .collect()
 }
 
-fn step_tensor(adam: &AdamW, parameter: Matrix, gradient: Matrix, moments: &mut Moments) -> Matrix {
-    let device = parameter.device();
-    let (mut data, gradient) = (parameter.into_data(), gradient.into_data());
-    {
-        let parameters = data.as_mut_slice::<f32>().expect("parameters are f32");
-        let gradients = gradient.as_slice::<f32>().expect("gradients are f32");
-        adam.step(parameters, gradients, moments);
+/// AdamW in host memory. Where nobody else holds a tensor, its memory is updated in place.
+pub(crate) fn adam_w(adam: &AdamW) -> impl Fn(Matrix, Matrix, &mut Moments) -> Matrix {
+    |parameter, gradient, moments| {
+        let device = parameter.device();
+        let (mut data, gradient) = (parameter.into_data(), gradient.into_data());
+        {
+            let parameters = data.as_mut_slice::<f32>().expect("parameters are f32");
+            let gradients = gradient.as_slice::<f32>().expect("gradients are f32");
+            adam.step(parameters, gradients, moments);
+        }
+        Tensor::from_data(data, &device)
     }
-    Tensor::from_data(data, &device)
 }
 
 /// The numbers of a tensor.

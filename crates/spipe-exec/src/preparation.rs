@@ -58,7 +58,9 @@ pub(crate) fn prepare<'a>(
     let (beginning, warnings) = beginning((plan, data), &units, options)?;
     let mut sites = BTreeMap::new();
     for (device, binding) in &bound {
-        sites.insert(*device, Site::open(&binding.executor)?);
+        let mut site = Site::open(&binding.executor)?;
+        site.apart |= hooks.apart && site.emulated;
+        sites.insert(*device, site);
     }
     let scales = Scales::new(workload.precision, checks).resumed(beginning.loss_scale());
     let interpreter = Interpreter {

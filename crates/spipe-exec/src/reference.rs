@@ -81,7 +81,7 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         let gradients = if delayed { before.replace(gradients) } else { Some(gradients) };
         if let Some(gradients) = gradients {
             parameters = site
-                .compute(|| passes::step(&options.optimizer, parameters, gradients, &mut moments))
+                .compute(|| passes::step(parameters, gradients, &mut moments, passes::adam_w(&options.optimizer)))
                 .map_err(failed)?;
         }
         result.losses.push(loss);

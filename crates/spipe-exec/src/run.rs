@@ -144,11 +144,13 @@ pub(crate) struct Hooks<'a> {
     pub disk: &'a dyn Disk,
     /// Whether the gradient of a layer is spoilt in an iteration.
     pub spoils: fn(u32, LayerId) -> bool,
+    /// Whether emulated accelerators are taken for devices with a memory of their own.
+    pub apart: bool,
 }
 
 impl Hooks<'_> {
     /// Nothing.
-    pub const NONE: Self = Self { before: &|_, _| {}, disk: &RealDisk, spoils: |_, _| false };
+    pub const NONE: Self = Self { before: &|_, _| {}, disk: &RealDisk, spoils: |_, _| false, apart: false };
 }
 
 /// The same, with hooks.
@@ -290,7 +292,9 @@ fn report(
     let program = rules.program;
     let memories = program.memories().enumerate().map(|(id, space)| {
         let (planned, held) = state.account.peaks(id);
-        MemoryUse { name: space.name.clone(), capacity: space.capacity, planned, held }
+        let site = interpreter.sites.iter().find(|(device, _)| program.devices()[**device].memory == id);
+        let reserved = site.and_then(|(_, site)| site.reserved());
+        MemoryUse { name: space.name.clone(), capacity: space.capacity, planned, held, reserved }
     });
     Ok(Report {
         trace,

@@ -3,6 +3,7 @@
 use crate::{Backend, Executor, RunError, kernels};
 use burn::tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use spipe_base::Bytes;
 use std::sync::Once;
 
 /// An open device.
@@ -12,6 +13,9 @@ pub(crate) struct Site {
     pub device: Device,
     /// The cores, unless it is a GPU.
     pool: Option<ThreadPool>,
+    /// Whether it has a memory of its own: a GPU. It computes in the width in which it holds numbers, too, while CPU cores are
+    /// faster in f32.
+    pub apart: bool,
     /// Whether copies to and from here are paced.
     pub emulated: bool,
     /// What could not be done as asked.
@@ -30,12 +34,14 @@ impl Site {
             }
         };
         tracing::debug!(%executor, "opened");
-        Ok(Self { device, pool, emulated: executor.is_emulated(), warnings })
+        let apart = matches!(executor, Executor::Cuda { .. });
+        Ok(Self { device, pool, apart, emulated: executor.is_emulated(), warnings })
     }
 
-    /// Whether it computes in the width in which it holds numbers: CPU cores are faster in f32.
-    pub const fn computes_as_it_holds(&self) -> bool {
-        self.pool.is_none()
+    /// What its allocator has taken of its own memory; none on CPU cores.
+    pub fn reserved(&self) -> Option<Bytes> {
+        let usage = if self.apart { self.device.memory_pool_usage() } else { None };
+        usage.map(|usage| Bytes::new(usage.bytes_reserved))
     }
 
     /// Whether layers compute with our kernels here.

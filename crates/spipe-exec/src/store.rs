@@ -3,8 +3,9 @@
 use crate::{
     account::Instance,
     layers::{Matrix, Pair},
-    optimizer::Moments,
+    optimizer::{DeviceMoments, Moments},
     passes::{Later, Record, Tensors, Tracked},
+    transfer::to_host,
 };
 use burn::tensor::TensorData;
 use spipe_base::{BufferId, Bytes};
@@ -23,7 +24,9 @@ pub(crate) enum Value {
     Tensors(Tensors),
     /// The same in host memory.
     Host(Vec<Arc<HostLayer>>),
+    /// What an optimizer keeps: in host memory, or in that of a device which steps with it there.
     State(Box<State>),
+    DeviceState(Box<DeviceState>),
     /// What a step has changed, as it was.
     Log(Box<Log>),
     /// An activation or the gradient of one.
@@ -52,6 +55,67 @@ pub(crate) struct State {
     pub sound: bool,
 }
 
+/// The same in the memory of a device.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceState {
+    pub master: Option<Tensors>,
+    pub moments: Vec<Vec<DeviceMoments>>,
+    pub sound: bool,
+}
+
+/// What of an optimizer's state belongs to a tensor, by place of its layer and of it in that, wherever it is.
+pub(crate) trait Kept {
+    /// The parameters in f32; none where they are not narrower elsewhere.
+    fn master(&self, place: (usize, usize)) -> Result<Option<Vec<f32>>, String>;
+
+    /// The moments; none of what is not stepped.
+    fn moments(&self, place: (usize, usize)) -> Result<Option<Moments>, String>;
+
+    /// Whether a layer is stepped.
+    fn trains(&self, layer: usize) -> bool;
+
+    /// Whether the last step's gradients were finite.
+    fn is_sound(&self) -> bool;
+}
+
+impl Kept for State {
+    fn master(&self, (layer, tensor): (usize, usize)) -> Result<Option<Vec<f32>>, String> {
+        let found = self.master.as_ref().and_then(|layers| layers.get(layer)?.get(tensor));
+        Ok(found.map(|numbers| numbers.iter::<f32>().collect()))
+    }
+
+    fn moments(&self, (layer, tensor): (usize, usize)) -> Result<Option<Moments>, String> {
+        Ok(self.moments.get(layer).and_then(|layer| layer.get(tensor)).cloned())
+    }
+
+    fn trains(&self, layer: usize) -> bool {
+        self.moments.get(layer).is_some_and(|layer| !layer.is_empty())
+    }
+
+    fn is_sound(&self) -> bool {
+        self.sound
+    }
+}
+
+impl Kept for DeviceState {
+    fn master(&self, (layer, tensor): (usize, usize)) -> Result<Option<Vec<f32>>, String> {
+        let found = self.master.as_ref().and_then(|layers| layers.get(layer)?.get(tensor));
+        found.map(|matrix| Ok(to_host(matrix)?.iter::<f32>().collect())).transpose()
+    }
+
+    fn moments(&self, (layer, tensor): (usize, usize)) -> Result<Option<Moments>, String> {
+        self.moments.get(layer).and_then(|layer| layer.get(tensor)).map(DeviceMoments::to_host).transpose()
+    }
+
+    fn trains(&self, layer: usize) -> bool {
+        self.moments.get(layer).is_some_and(|layer| !layer.is_empty())
+    }
+
+    fn is_sound(&self) -> bool {
+        self.sound
+    }
+}
+
 /// State and parameters before a step.
 #[derive(Debug)]
 pub(crate) struct Log {
@@ -60,6 +124,15 @@ pub(crate) struct Log {
 }
 
 impl Value {
+    /// What an optimizer keeps, if it is that.
+    pub fn kept(&self) -> Option<&dyn Kept> {
+        match self {
+            Self::State(state) => Some(state.as_ref()),
+            Self::DeviceState(state) => Some(state.as_ref()),
+            _ => None,
+        }
+    }
+
     /// Bytes of its tensors; none for graphs, which do not tell.
     pub fn bytes(&self) -> Option<Bytes> {
         let tensors = |tensors: &Tensors| tensors.iter().flatten().map(matrix_bytes).sum();
@@ -67,6 +140,7 @@ impl Value {
             Self::Tensors(all) => Some(tensors(all)),
             Self::Host(layers) => Some(host_bytes(layers.iter().map(AsRef::as_ref))),
             Self::State(state) => Some(state.bytes()),
+            Self::DeviceState(state) => Some(state.bytes()),
             Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter().map(AsRef::as_ref))),
             Self::Matrix(matrix) => Some(matrix_bytes(matrix)),
             Self::Record(record) => Some(record.iter().map(matrix_bytes).sum()),
@@ -81,6 +155,13 @@ impl State {
     fn bytes(&self) -> Bytes {
         let moments = Bytes::new(self.moments.iter().flatten().map(Moments::bytes).sum());
         moments + host_bytes(self.master.iter().flatten())
+    }
+}
+
+impl DeviceState {
+    fn bytes(&self) -> Bytes {
+        let moments = self.moments.iter().flatten().flat_map(DeviceMoments::tensors);
+        moments.chain(self.master.iter().flatten().flatten()).map(matrix_bytes).sum()
     }
 }
 
@@ -173,6 +254,13 @@ impl Store {
     pub fn take_tensors(&self, instance: Instance) -> Result<Tensors, String> {
         self.take_as(instance, |value| match value {
             Value::Tensors(tensors) => Some(tensors),
+            _ => None,
+        })
+    }
+
+    pub fn take_device_state(&self, instance: Instance) -> Result<DeviceState, String> {
+        self.take_as(instance, |value| match value {
+            Value::DeviceState(state) => Some(*state),
             _ => None,
         })
     }

@@ -10,9 +10,9 @@ use crate::{
     tables::{percent, table},
 };
 use serde::Serialize;
-use spipe_base::{DataType, FlopsPerSecond};
+use spipe_base::{BytesPerSecond, DataType, FlopsPerSecond};
 use spipe_cost::{CostError, check_batch};
-use spipe_exec::{Backend, Calibration};
+use spipe_exec::{Backend, Calibration, Copies};
 use spipe_model::Batch;
 use std::path::Path;
 
@@ -83,9 +83,26 @@ struct Device {
     matmul_flops_per_second: f64,
     memory_bandwidth_bytes_per_second: f64,
     copy_bytes_per_second: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<Link>,
     optimizer_params_per_second: f64,
     launch_floor_us: f64,
     spread: f64,
+}
+
+/// Copies to a device with a memory of its own, and back.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Link {
+    pinned_bytes_per_second: [f64; 2],
+    pageable_bytes_per_second: [f64; 2],
+}
+
+impl Link {
+    fn of(copies: Copies) -> Self {
+        let numbers = |rates: [BytesPerSecond; 2]| rates.map(BytesPerSecond::get);
+        Self { pinned_bytes_per_second: numbers(copies.pinned), pageable_bytes_per_second: numbers(copies.pageable) }
+    }
 }
 
 fn data(calibration: &Calibration) -> Data {
@@ -94,6 +111,7 @@ fn data(calibration: &Calibration) -> Data {
         matmul_flops_per_second: device.best_rate(DataType::F32).map_or(0.0, FlopsPerSecond::get),
         memory_bandwidth_bytes_per_second: device.memory_bandwidth.get(),
         copy_bytes_per_second: device.copy_rate.get(),
+        link: device.copies.map(Link::of),
         optimizer_params_per_second: device.optimizer_rate.get(),
         launch_floor_us: device.launch_floor.get() * 1e6,
         spread: device.spread,
@@ -135,8 +153,14 @@ pub fn human(calibration: &Calibration) -> String {
             ]);
         }
     }
+    let mut copies = table(&["copies of 64 MiB", "pinned, in", "out", "pageable, in", "out"], &[1, 2, 3, 4]);
+    for (device, found) in calibration.devices.iter().filter_map(|device| Some((device, device.copies?))) {
+        let rates = found.pinned.iter().chain(&found.pageable).map(ToString::to_string);
+        copies.add_row([device.executor.to_string()].into_iter().chain(rates).collect::<Vec<_>>());
+    }
+    let copies = if copies.is_empty() { String::new() } else { format!("\n\n{copies}") };
     let layers = if layers.is_empty() { String::new() } else { format!("\n\n{layers}") };
     let note = calibration.contention.and_then(|contention| contention.note());
     let note = note.map_or_else(String::new, |note| format!("note: {note}\n"));
-    format!("{devices}{layers}\n{note}")
+    format!("{devices}{copies}{layers}\n{note}")
 }

@@ -73,6 +73,9 @@ fn human(report: &Report, words: &Words) -> String {
             memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string()),
         ]);
     }
+    let reserved = report.memories.iter().filter_map(|memory| Some((memory, memory.reserved?)));
+    let reserved: String =
+        reserved.map(|(memory, bytes)| format!("\nThe allocator of {} has reserved {bytes}.", memory.name)).collect();
     let grown = report.resident.map_or_else(String::new, |grown| {
         let (planned, held) = report
             .memories
@@ -83,7 +86,7 @@ fn human(report: &Report, words: &Words) -> String {
     let devices: Vec<String> = report.devices.iter().map(ToString::to_string).collect();
     let _ = writeln!(
         text,
-        "{memories}{grown}\n\nRan on {}; lane overhead {}.\n",
+        "{memories}{reserved}{grown}\n\nRan on {}; lane overhead {}.\n",
         devices.join(", "),
         percent(report.lane_overhead)
     );

@@ -1,14 +1,14 @@
 //! Rates of single operations.
 
 use super::{
-    Width,
+    Copies, Width,
     clock::{Clock, repeat, repeat_many},
 };
 use crate::{
     AdamW, kernels,
     layers::{Matrix, cast},
-    optimizer::Moments,
-    passes,
+    optimizer::{DeviceMoments, Moments},
+    passes, transfer,
 };
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
@@ -26,7 +26,7 @@ pub(super) struct Kernels {
     pub matvec: Vec<(Bytes, BytesPerSecond)>,
     pub memory_bandwidth: BytesPerSecond,
     pub copy_rate: BytesPerSecond,
-    pub directions: Option<[BytesPerSecond; 2]>,
+    pub copies: Option<Copies>,
     pub optimizer_rate: ParamsPerSecond,
     pub launch_floor: Seconds,
 }
@@ -66,16 +66,19 @@ pub(super) fn measure(
     done("sums of tensors");
     let matvec = matvec(device, clock);
     done("products of one row");
-    let memory_bandwidth = memory_bandwidth(clock);
+    let memory_bandwidth = match elementwise.iter().map(|(_, rate)| *rate).max() {
+        Some(best) if apart => best,
+        _ => memory_bandwidth(clock),
+    };
     done("memory bandwidth");
     let copy_rate = copy_rate(device, clock);
-    let directions = apart.then(|| directions(device, clock));
+    let copies = apart.then(|| copies(device, clock));
     done("copies");
-    let optimizer_rate = optimizer_rate(device, clock);
+    let optimizer_rate = optimizer_rate((device, apart), clock);
     done("optimizer");
     let launch_floor = launch_floor(device, clock);
     done("launch floor");
-    Kernels { matmul, elementwise, matvec, memory_bandwidth, copy_rate, directions, optimizer_rate, launch_floor }
+    Kernels { matmul, elementwise, matvec, memory_bandwidth, copy_rate, copies, optimizer_rate, launch_floor }
 }
 
 /// Computes until `go_on` says no.
@@ -188,34 +191,57 @@ fn copy_rate(device: &Device, clock: &mut Clock) -> BytesPerSecond {
     rate(Bytes::new(4 << 20), clock.note(sample).median)
 }
 
-/// Copies to the device and from it, of memory that nothing has prepared for them: as the executor moves what it moves.
-fn directions(device: &Device, clock: &mut Clock) -> [BytesPerSecond; 2] {
-    let share = clock.take(1) / 2;
+/// Copies to the device and from it, of memory that the device reaches by itself and of memory that it does not.
+fn copies(device: &Device, clock: &mut Clock) -> Copies {
+    let share = clock.take(1) / 4;
     let matrix = filled(device, [COPIED >> 12, 1 << 10]);
-    let data = matrix.to_data();
-    let inbound = repeat(share, || {
-        let data = data.clone();
-        timed(device, || Tensor::<2>::from_data(data, device))
-    });
-    let outbound = repeat(share, || {
-        let start = Instant::now();
-        // A library may copy only once somebody looks.
-        black_box(matrix.to_data().as_slice::<f32>().map(|numbers| numbers[0])).ok();
-        start.elapsed()
-    });
-    [inbound, outbound].map(|sample| rate(Bytes::new(COPIED as u64), clock.note(sample).median))
+    let numbers = passes::numbers(&matrix);
+    let fresh = || TensorData::new(numbers.clone(), matrix.dims());
+    let samples = [
+        repeat(share, || {
+            let mut data = fresh();
+            device.staging(std::iter::once(&mut data));
+            timed(device, || Tensor::<2>::from_data(data, device))
+        }),
+        repeat(share, || {
+            let start = Instant::now();
+            black_box(transfer::to_host(&matrix)).ok();
+            start.elapsed()
+        }),
+        repeat(share, || {
+            let data = fresh();
+            timed(device, || transfer::to_device(data, device))
+        }),
+        repeat(share, || {
+            let start = Instant::now();
+            black_box(transfer::to_host(&matrix).map(|data| transfer::copy(&data))).ok();
+            start.elapsed()
+        }),
+    ];
+    let [pinned_in, pinned_out, pageable_in, pageable_out] =
+        samples.map(|sample| rate(Bytes::new(COPIED as u64), clock.note(sample).median));
+    Copies { pinned: [pinned_in, pinned_out], pageable: [pageable_in, pageable_out] }
 }
 
-fn optimizer_rate(device: &Device, clock: &mut Clock) -> ParamsPerSecond {
+fn optimizer_rate((device, apart): (&Device, bool), clock: &mut Clock) -> ParamsPerSecond {
     let shape = [STEPPED >> 10, 1 << 10];
     let mut parameters = vec![vec![filled(device, shape)]];
-    let gradient = passes::numbers(&filled(device, shape));
+    let numbers = passes::numbers(&filled(device, shape));
+    let adam = AdamW::default();
     let mut moments = vec![vec![Moments::new(STEPPED)]];
+    let mut apart = apart.then(|| vec![vec![DeviceMoments::new(Moments::new(STEPPED), shape, device)]]);
     let sample = repeat(clock.take(1), || {
-        let gradients = vec![vec![Tensor::from_data(TensorData::new(gradient.clone(), shape), device)]];
+        let gradients = vec![vec![transfer::to_device(TensorData::new(numbers.clone(), shape), device)]];
+        finish(device, ());
         let before = std::mem::take(&mut parameters);
         let start = Instant::now();
-        parameters = passes::step(&AdamW::default(), before, gradients, &mut moments);
+        parameters = match &mut apart {
+            Some(moments) => passes::step(before, gradients, moments, |parameter, gradient, moments| {
+                adam.step_on_device(parameter, gradient, moments)
+            }),
+            None => passes::step(before, gradients, &mut moments, passes::adam_w(&adam)),
+        };
+        finish(device, ());
         start.elapsed()
     });
     ParamsPerSecond::params(STEPPED as f64 / clock.note(sample).median.get())

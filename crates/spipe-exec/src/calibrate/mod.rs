@@ -89,7 +89,7 @@ pub struct Measured {
     /// A copy between devices by one thread, without pacing: bytes that arrive.
     pub copy_rate: BytesPerSecond,
     /// Copies from host memory to that of the device and back, where it has a memory of its own.
-    pub directions: Option<[BytesPerSecond; 2]>,
+    pub copies: Option<Copies>,
     /// AdamW by all cores.
     pub optimizer_rate: ParamsPerSecond,
     /// An operation on one number.
@@ -107,6 +107,15 @@ impl Measured {
     pub fn best_rate(&self, data_type: DataType) -> Option<FlopsPerSecond> {
         self.matmul.get(&data_type)?.iter().map(|(_, rate)| *rate).max()
     }
+}
+
+/// Rates of copies from host memory to that of a device, and back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Copies {
+    /// Of memory that the device reaches by itself: what links of a profile carry.
+    pub pinned: [BytesPerSecond; 2],
+    /// Of other memory, from or to which a core copies first or last.
+    pub pageable: [BytesPerSecond; 2],
 }
 
 /// One kind of layer on one device, as the executor runs it.
@@ -213,7 +222,7 @@ fn measure_together(
                         // Nobody listening is no reason to stop measuring.
                         let _ = sender.send((index, what));
                     };
-                    let (widths, apart) = (widths(site).len(), site.computes_as_it_holds());
+                    let (widths, apart) = (widths(site).len(), site.apart);
                     let shares = kernels::shares(widths, apart) + work.shares() * widths;
                     let clock = Clock::new(start, budget, shares);
                     let measured = catch_unwind(AssertUnwindSafe(|| measure(site, executor, work, (clock, &tell))));
@@ -258,7 +267,7 @@ const WIDTHS: [Width; 3] =
     [(DataType::F32, FloatDType::F32), (DataType::Bf16, FloatDType::BF16), (DataType::F16, FloatDType::F16)];
 
 fn widths(site: &Site) -> &'static [Width] {
-    if site.computes_as_it_holds() { &WIDTHS } else { &WIDTHS[..1] }
+    if site.apart { &WIDTHS } else { &WIDTHS[..1] }
 }
 
 /// All measurements of one device.
@@ -268,7 +277,7 @@ fn measure(
     work: Work<'_>,
     (mut clock, tell): (Clock, &(dyn Fn(String) + Sync)),
 ) -> Result<Measured, RunError> {
-    let (widths, apart) = (widths(site), site.computes_as_it_holds());
+    let (widths, apart) = (widths(site), site.apart);
     let kernels = site.compute(|| kernels::measure((&site.device, widths, apart), &mut clock, tell));
     let kernels = kernels.map_err(|message| failed(executor, message))?;
     let mut measured = Measured {
@@ -278,7 +287,7 @@ fn measure(
         matvec: kernels.matvec,
         memory_bandwidth: kernels.memory_bandwidth,
         copy_rate: kernels.copy_rate,
-        directions: kernels.directions,
+        copies: kernels.copies,
         optimizer_rate: kernels.optimizer_rate,
         launch_floor: kernels.launch_floor,
         layers: Vec::new(),

@@ -5,7 +5,8 @@ use crate::{
     account::Instance,
     checkpoint::{Between, LossScale},
     optimizer::Moments,
-    store::{State, Value},
+    store::{Kept, Value},
+    transfer::to_host,
 };
 use spipe_base::{LayerId, LayerRange};
 use spipe_schedule::{Content, Lifetime};
@@ -35,11 +36,8 @@ impl Interpreter<'_> {
         })
     }
 
-    fn look_at_state<T>(&self, at: Instance, look: impl FnOnce(&State) -> T) -> Result<T, String> {
-        self.store.look(at, |value| match value {
-            Value::State(state) => Some(look(state)),
-            _ => None,
-        })
+    fn look_at_state<T>(&self, at: Instance, look: impl FnOnce(&dyn Kept) -> Result<T, String>) -> Result<T, String> {
+        self.store.look(at, |value| value.kept().map(look))?
     }
 
     /// Copies of a parameter, part by part: whether it is in host memory, and its numbers.
@@ -51,11 +49,11 @@ impl Interpreter<'_> {
         let numbers = |(at, place): Place| {
             let part = self.program.buffers()[at.0].part.map_or(0, |part| part.index);
             let (on_host, data) = self.store.look(at, |value| match value {
-                Value::Host(layers) => Some((true, layers.get(place)?.get(index)?.clone())),
-                Value::Tensors(layers) => Some((false, super::host(layers.get(place)?.get(index)?))),
+                Value::Host(layers) => Some((true, Ok(layers.get(place)?.get(index)?.clone()))),
+                Value::Tensors(layers) => Some((false, to_host(layers.get(place)?.get(index)?))),
                 _ => None,
             })?;
-            Ok((part, on_host, data.iter::<f32>().collect()))
+            Ok((part, on_host, data?.iter::<f32>().collect()))
         };
         places.into_iter().map(numbers).collect()
     }
@@ -85,11 +83,7 @@ impl Between for Interpreter<'_> {
     fn parameter(&self, layer: LayerId, index: usize) -> Result<Vec<f32>, String> {
         let mut masters = Vec::new();
         for (at, place) in self.states(layer) {
-            let master = self.look_at_state(at, |state| {
-                let layer = state.master.as_ref()?.get(place)?;
-                Some(layer.get(index)?.iter::<f32>().collect::<Vec<f32>>())
-            })?;
-            masters.extend(master);
+            masters.extend(self.look_at_state(at, |kept| kept.master((place, index)))?);
         }
         if !masters.is_empty() {
             return Ok(masters.concat());
@@ -108,8 +102,7 @@ impl Between for Interpreter<'_> {
     fn moments(&self, layer: LayerId, index: usize) -> Result<Option<Moments>, String> {
         let mut parts = Vec::new();
         for (at, place) in self.states(layer) {
-            let found = self.look_at_state(at, |state| state.moments.get(place)?.get(index).cloned())?;
-            parts.extend(found);
+            parts.extend(self.look_at_state(at, |kept| kept.moments((place, index)))?);
         }
         Ok(Moments::joined(parts))
     }
@@ -124,7 +117,7 @@ impl Between for Interpreter<'_> {
 
     fn trains(&self, layer: LayerId) -> Result<bool, String> {
         for (at, place) in self.states(layer) {
-            if self.look_at_state(at, |state| state.moments.get(place).is_some_and(|layer| !layer.is_empty()))? {
+            if self.look_at_state(at, |kept| Ok(kept.trains(place)))? {
                 return Ok(true);
             }
         }

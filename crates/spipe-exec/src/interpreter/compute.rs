@@ -26,7 +26,7 @@ impl Interpreter<'_> {
     fn input(&self, iteration: u32, work: Work, device: &Device) -> Result<Signal, String> {
         let width = self.computed_by(work.stage);
         Ok(match work.input {
-            Some(buffer) => Signal::Hidden(cast(on(self.store.matrix(self.at(buffer, iteration))?, device), width)),
+            Some(buffer) => Signal::Hidden(cast(on(self.store.matrix(self.at(buffer, iteration))?, device)?, width)),
             None => Signal::Tokens,
         })
     }
@@ -186,7 +186,7 @@ impl Interpreter<'_> {
     fn seed(&self, iteration: u32, (work, crossing): (Work, Crossing), device: &Device) -> Result<Seed, String> {
         Ok(match crossing.incoming {
             Some(buffer) => {
-                let gradient = on(self.store.matrix(self.at(buffer, iteration))?, device);
+                let gradient = on(self.store.matrix(self.at(buffer, iteration))?, device)?;
                 Seed::Gradient(Box::new(cast(gradient, self.computed_by(work.stage))))
             }
             None => Seed::Loss(f64::from(self.scale(iteration)) / self.program.shape().microbatches as f64),

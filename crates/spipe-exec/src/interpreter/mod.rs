@@ -16,7 +16,6 @@ use crate::{
     account::Instance,
     checkpoint::Beginning,
     inference::Inference,
-    kernels,
     layers::{Matrix, Reading, Unit},
     pacer::Pacer,
     passes,
@@ -25,8 +24,9 @@ use crate::{
     state::Outcome,
     store::{HostLayer, Store, Value},
     task::Task,
+    transfer::{all_to_host, copy_as, to_device, to_host},
 };
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device};
 use spipe_base::{ActionId, BufferId, Bytes, DeviceId, IdVec, LayerId, LayerRange};
 use spipe_schedule::{Content, Program};
 use std::{
@@ -152,8 +152,9 @@ impl Interpreter<'_> {
         Ok(match found {
             Found::Host(found) => layers.iter().zip(found).collect(),
             Found::Device(tensors) => {
-                let host = |layer: Vec<Matrix>| Arc::new(layer.iter().map(host).collect());
-                layers.iter().zip(tensors.into_iter().map(host)).collect()
+                let mut numbers = all_to_host(tensors.iter().flatten())?.into_iter();
+                let layer = |layer: &Vec<Matrix>| Arc::new(numbers.by_ref().take(layer.len()).collect());
+                layers.iter().zip(tensors.iter().map(layer)).collect()
             }
         })
     }
@@ -166,7 +167,7 @@ impl Interpreter<'_> {
         let device = &self.sites[&device].device;
         let tensors = |(layer, data): (LayerId, Arc<HostLayer>)| {
             let shapes = self.units[layer.index()].parameters().into_iter().map(|parameter| parameter.shape);
-            data.iter().zip(shapes).map(|(data, shape)| on_device(data, shape, device)).collect()
+            data.iter().zip(shapes).map(|(data, shape)| to_device(copy_as(shape, data), device)).collect()
         };
         Value::Tensors(layers.into_iter().map(tensors).collect())
     }
@@ -182,20 +183,6 @@ impl Interpreter<'_> {
     }
 }
 
-/// A tensor's numbers in host memory.
-fn host(tensor: &Matrix) -> TensorData {
-    match kernels::copied(tensor) {
-        Some(numbers) => TensorData::new(numbers, tensor.dims()),
-        None => tensor.clone().into_data(),
-    }
-}
-
-/// A tensor from host memory, in memory of its own.
-fn on_device(data: &TensorData, shape: [usize; 2], device: &Device) -> Matrix {
-    let width = data.dtype();
-    Tensor::from_data(TensorData::from_bytes_vec(data.as_bytes().to_vec(), shape, width), (device, width))
-}
-
 /// What part of `count` numbers belongs to one of several devices.
 fn part_of(count: usize, part: spipe_schedule::Part) -> Range<usize> {
     let size = count.div_ceil(part.of as usize);
@@ -204,10 +191,6 @@ fn part_of(count: usize, part: spipe_schedule::Part) -> Range<usize> {
 }
 
 /// The matrix on `device`: itself if it is there, which it is unless two devices with different libraries share a memory.
-fn on(matrix: Matrix, device: &Device) -> Matrix {
-    if matrix.device() == *device {
-        return matrix;
-    }
-    let shape = matrix.dims();
-    on_device(&host(&matrix), shape, device)
+fn on(matrix: Matrix, device: &Device) -> Result<Matrix, String> {
+    if matrix.device() == *device { Ok(matrix) } else { Ok(to_device(to_host(&matrix)?, device)) }
 }

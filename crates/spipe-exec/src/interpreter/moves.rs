@@ -1,12 +1,13 @@
 //! Copies between memories and exchanges among devices, no faster than the program's links.
 
-use super::{Interpreter, host, part_of};
+use super::{Interpreter, part_of};
 use crate::{
     layers::cast,
     state::Outcome,
     store::{HostLayer, Value, wrong},
+    transfer::{all_to_host, copy, to_device, to_host},
 };
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
 use spipe_schedule::Content;
 use std::{sync::Arc, time::Instant};
@@ -51,9 +52,9 @@ impl Interpreter<'_> {
         let matrix = self.store.matrix(self.at(from, iteration))?;
         let held = self.held_on(receiver);
         // Not every library holds what comes narrower than it is held.
-        let data = if held == FloatDType::F32 { host(&matrix).convert_dtype(DType::F32) } else { host(&matrix) };
-        let width = data.dtype();
-        let copy = cast(Tensor::from_data(data, (device, width)), held);
+        let data = to_host(&matrix)?;
+        let data = if held == FloatDType::F32 { in_width(data, DType::F32) } else { data };
+        let copy = cast(to_device(data, device), held);
         device.sync().map_err(|error| format!("{error:?}"))?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), Value::Matrix(Box::new(copy)));
@@ -63,14 +64,14 @@ impl Interpreter<'_> {
     /// What takes the place of a forward's graph, to host memory or back from it.
     pub(super) fn park(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
         let value = match (self.store.take(self.at(from, iteration)), self.computed_on[to]) {
-            (Some(Value::Record(record)), None) => Value::Parked(Box::new(record.map(host))),
+            (Some(Value::Record(record)), None) => {
+                let numbers = all_to_host(record.iter())?;
+                Value::Parked(Box::new(record.of(numbers).ok_or_else(|| wrong(self.at(from, iteration)))?))
+            }
             (Some(Value::Parked(record)), Some(device)) => {
                 let device = &self.sites[&device].device;
                 // Nobody else needs what lay in host memory: where the device computes there, it takes over the very bytes.
-                let record = record.turned(|data: TensorData| {
-                    let width = data.dtype();
-                    Tensor::from_data(data, (device, width))
-                });
+                let record = record.turned(|data| to_device(data, device));
                 device.sync().map_err(|error| format!("{error:?}"))?;
                 Value::Record(Box::new(record))
             }
@@ -100,9 +101,9 @@ impl Interpreter<'_> {
             let mut layers = Vec::new();
             for (index, layer) in self.layers_of(*buffer)?.iter().enumerate() {
                 let source = found.iter().find(|(other, _)| *other == layer).ok_or_else(|| wrong(instance))?;
-                let copy = source.1.iter().map(|tensor| in_width(deep(tensor), width)).collect();
-                let copy = before.as_ref().map_or(copy, |before| sum(&before[index].1, &source.1));
-                layers.push((layer, Arc::new(copy)));
+                let moved = source.1.iter().map(|tensor| in_width(copy(tensor), width)).collect();
+                let moved = before.as_ref().map_or(moved, |before| sum(&before[index].1, &source.1));
+                layers.push((layer, Arc::new(moved)));
             }
             self.put(&mut outcome, instance, self.value_of(*buffer, layers));
             self.finish(*buffer)?;
@@ -166,11 +167,6 @@ impl Interpreter<'_> {
         self.put(&mut outcome, instance, self.value_of(to, total.unwrap_or_default()));
         Ok(outcome)
     }
-}
-
-/// The same numbers in memory of their own.
-pub(super) fn deep(data: &TensorData) -> TensorData {
-    TensorData::from_bytes_vec(data.as_bytes().to_vec(), data.shape().clone(), data.dtype())
 }
 
 /// The same numbers in that width.

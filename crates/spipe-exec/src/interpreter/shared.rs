@@ -1,16 +1,13 @@
 //! Parameters that layers of two stages use: the table of an embedding, with which a head projects as well.
 
-use super::{
-    Interpreter, host,
-    moves::{deep, in_width},
-    on, on_device,
-};
+use super::{Interpreter, moves::in_width, on};
 use crate::{
     account::Instance,
     layers::{Matrix, Parameter, Unit, cast, wide},
     state::Outcome,
     store::{Value, wrong},
     task::Work,
+    transfer::{copy, copy_as, to_device, to_host},
 };
 use burn::tensor::{DType, TensorData};
 use spipe_base::{BufferId, LayerId};
@@ -35,7 +32,7 @@ impl Interpreter<'_> {
         let user = user.ok_or("reads shared parameters that none of its layers uses")?;
         match self.find_shared(self.at(buffer, iteration), user)? {
             Found::Device(matrix) => {
-                let matrix = on(matrix, &self.sites[&stage.device].device);
+                let matrix = on(matrix, &self.sites[&stage.device].device)?;
                 Ok(Some(cast(matrix, self.computed_by(work.stage))))
             }
             Found::Host(_) => Err(wrong(self.at(buffer, iteration))),
@@ -71,8 +68,8 @@ impl Interpreter<'_> {
             return Err(wrong(self.at(to, iteration)));
         };
         let data = match self.find_shared(self.at(from, iteration), user)? {
-            Found::Device(matrix) => host(&matrix),
-            Found::Host(data) => deep(&data),
+            Found::Device(matrix) => to_host(&matrix)?,
+            Found::Host(data) => copy(&data),
         };
         let data = in_width(data, self.width_of(to)?);
         let mut outcome = Outcome::default();
@@ -88,7 +85,7 @@ impl Interpreter<'_> {
         };
         let shape = self.owner(user)?.1.shape;
         Ok(match self.computed_on[buffer] {
-            Some(device) => Value::Tensors(vec![vec![on_device(&data, shape, &self.sites[&device].device)]]),
+            Some(device) => Value::Tensors(vec![vec![to_device(copy_as(shape, &data), &self.sites[&device].device)]]),
             None => Value::Host(vec![Arc::new(vec![data])]),
         })
     }
@@ -114,9 +111,9 @@ impl Interpreter<'_> {
                 let site = &self.sites[&device];
                 let own = layers.get_mut(place).and_then(|layer| layer.get_mut(SHARED)).ok_or_else(|| wrong(to))?;
                 *own = site.compute(|| {
-                    let here = |matrix: &Matrix| wide(on(matrix.clone(), &site.device));
-                    cast(here(&more) + here(own), self.held_on(device))
-                })?;
+                    let here = |matrix: &Matrix| Ok::<_, String>(wide(on(matrix.clone(), &site.device)?));
+                    Ok::<_, String>(cast(here(&more)? + here(own)?, self.held_on(device)))
+                })??;
                 Value::Tensors(layers)
             }
             (Some(Value::Host(mut layers)), Found::Host(more)) => {

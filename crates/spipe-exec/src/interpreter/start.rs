@@ -4,8 +4,9 @@ use super::{Interpreter, moves::in_width, part_of};
 use crate::{
     account::Instance,
     layers::Parameter,
-    optimizer::Moments,
-    store::{HostLayer, State, Value},
+    optimizer::{DeviceMoments, Moments},
+    store::{DeviceState, HostLayer, State, Value},
+    transfer::to_device,
 };
 use burn::tensor::{DType, TensorData};
 use spipe_base::{BufferId, Bytes, LayerId, LayerRange};
@@ -30,16 +31,7 @@ impl Interpreter<'_> {
                     let host = |layer: LayerId| Ok((layer, Arc::new(self.initial(id, layer, width)?)));
                     self.value_of(id, layers.iter().map(host).collect::<Result<_, String>>()?)
                 }
-                Content::OptimizerState(layers) => Value::State(Box::new(State {
-                    master: match self.has_master(id)? {
-                        true => Some(
-                            layers.iter().map(|layer| self.initial(id, layer, DType::F32)).collect::<Result<_, _>>()?,
-                        ),
-                        false => None,
-                    },
-                    moments: layers.iter().map(|layer| self.moments(id, layer)).collect::<Result<_, _>>()?,
-                    sound: true,
-                })),
+                Content::OptimizerState(layers) => self.initial_state(id, layers)?,
                 Content::Shared(user) => self.shared_at_first(id, user)?,
                 Content::Cache(_) => {
                     let here = (buffer.content, buffer.memory);
@@ -51,6 +43,31 @@ impl Interpreter<'_> {
             self.store.put((id, 0), value);
         }
         Ok(held)
+    }
+
+    /// What an optimizer starts from.
+    fn initial_state(&self, buffer: BufferId, layers: LayerRange) -> Result<Value, String> {
+        let mut masters = Vec::new();
+        if self.has_master(buffer)? {
+            let layers = layers.iter().map(|layer| self.initial(buffer, layer, DType::F32));
+            masters = layers.collect::<Result<Vec<HostLayer>, String>>()?;
+        }
+        let moments = layers.iter().map(|layer| self.moments(buffer, layer)).collect::<Result<Vec<_>, String>>()?;
+        let master = (!masters.is_empty()).then_some(masters);
+        let Some(device) = self.keeps_state(buffer) else {
+            return Ok(Value::State(Box::new(State { master, moments, sound: true })));
+        };
+        let device = &self.sites[&device].device;
+        let tensors = |layer: HostLayer| layer.into_iter().map(|data| to_device(data, device)).collect();
+        let moved = |(layer, moments): (LayerId, Vec<Moments>)| {
+            let shapes = self.units[layer.index()].parameters().into_iter().map(|parameter| parameter.shape);
+            moments.into_iter().zip(shapes).map(|(moments, shape)| DeviceMoments::new(moments, shape, device)).collect()
+        };
+        Ok(Value::DeviceState(Box::new(DeviceState {
+            master: master.map(|layers| layers.into_iter().map(tensors).collect()),
+            moments: layers.iter().zip(moments).map(moved).collect(),
+            sound: true,
+        })))
     }
 
     /// Gradients that another run has left to the first step.

@@ -7,15 +7,17 @@ use super::{
 };
 use crate::{
     account::Instance,
-    optimizer::{Moments, Numbers},
-    passes,
+    layers::{Matrix, float},
+    optimizer::{Moments, Numbers, are_finite},
+    passes::{self, Tensors},
     state::Outcome,
     store::{HostLayer, Log, State, Value, wrong},
-    task::Step,
+    task::{Step, Task},
+    transfer::copy,
 };
 use burn::tensor::{DType, TensorData};
 use rayon::prelude::*;
-use spipe_base::{ActionId, ActionKind, BufferId, Bytes, LayerId};
+use spipe_base::{ActionId, ActionKind, BufferId, Bytes, DeviceId, LayerId, LayerRange};
 use spipe_schedule::{Content, Lifetime};
 use std::sync::{Arc, PoisonError};
 
@@ -25,18 +27,84 @@ type Layers = Vec<(LayerId, Arc<HostLayer>)>;
 impl Interpreter<'_> {
     pub(super) fn step(&self, iteration: u32, step: &Step) -> Result<Outcome, String> {
         let gradients = step.gradients.ok_or("reads no gradients")?;
+        let apart = self.store.look(self.at(step.state, iteration), |value| {
+            value.kept().map(|_| matches!(value, Value::DeviceState(_)))
+        })?;
         match (&step.before[..], &step.after[..]) {
+            ([parameters], _) if apart => self.step_on_device(iteration, step, (*parameters, gradients)),
             ([before], [after])
                 if before == after && self.computed_on[*before].is_some() && !self.has_master(step.state)? =>
             {
-                self.step_on_device(iteration, step, (*before, gradients))
+                self.step_in_place(iteration, step, (*before, gradients))
             }
             _ => self.step_on_host(iteration, step, gradients),
         }
     }
 
-    /// Parameters and gradients are on the device, where they are updated in place.
+    /// The device whose memory holds an optimizer's state and whose library steps with it there: one with a memory of its own, if
+    /// parameters and gradients are there too and no step is taken back.
+    pub(super) fn keeps_state(&self, state: BufferId) -> Option<DeviceId> {
+        let is_undone = |task: &Task| matches!(task, Task::Rollback { step, .. } if step.state == state);
+        if self.tasks.iter().any(is_undone) {
+            return None;
+        }
+        let step = self.tasks.iter().find_map(|task| match task {
+            Task::Step(step) if step.state == state => Some(step),
+            _ => None,
+        })?;
+        let memories = step.before.iter().chain(&step.gradients).chain([&state]);
+        let here = memories.into_iter().all(|buffer| {
+            self.program.buffers()[*buffer].memory == self.program.devices()[step.device].memory
+                && (*buffer == state || self.computed_on[*buffer] == Some(step.device))
+        });
+        let is_plain = step.before.len() == 1 && step.before == step.after && step.log.is_none();
+        let apart = self.sites.get(&step.device).is_some_and(|site| site.apart);
+        (here && is_plain && apart).then_some(step.device)
+    }
+
+    /// Parameters, gradients and state are in the device's own memory.
     fn step_on_device(
+        &self,
+        iteration: u32,
+        step: &Step,
+        (buffer, gradients): (BufferId, BufferId),
+    ) -> Result<Outcome, String> {
+        let (parameters, gradients) = (self.at(buffer, iteration), self.at(gradients, iteration));
+        self.keep_first_gradients(iteration, gradients)?;
+        let (before, sum) = (self.store.take_tensors(parameters)?, self.store.take_tensors(gradients)?);
+        let sum = self.spoilt(iteration, self.layers_of(step.state)?, sum);
+        let mut state = self.store.take_device_state(self.at(step.state, iteration))?;
+        let site = &self.sites[&step.device];
+        state.sound = site.compute(|| are_finite(sum.iter().flatten()))??;
+        if !state.sound && !self.passes_over_overflow() {
+            return Err(format!("the gradients of {} are not finite", self.layers_of(step.state)?.in_words()));
+        }
+        let (scale, width) = (self.scale(iteration), float(self.width_of(buffer)?));
+        let after = if state.sound {
+            site.compute(|| {
+                let from = state.master.take();
+                let narrow = from.is_some();
+                let gradients = passes::unscaled(sum, scale);
+                let moments = &mut state.moments;
+                let stepped =
+                    passes::step(from.unwrap_or(before), gradients, moments, |parameter, gradient, moments| {
+                        self.optimizer.step_on_device(parameter, gradient, moments)
+                    });
+                let after = passes::cast_all(stepped.clone(), width);
+                state.master = narrow.then_some(stepped);
+                after
+            })?
+        } else {
+            before
+        };
+        let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
+        self.put(&mut outcome, parameters, Value::Tensors(after));
+        self.put(&mut outcome, self.at(step.state, iteration), Value::DeviceState(Box::new(state)));
+        Ok(outcome)
+    }
+
+    /// Parameters, gradients and state are in the memory of the cores that step, which update them in place.
+    fn step_in_place(
         &self,
         iteration: u32,
         step: &Step,
@@ -49,7 +117,8 @@ impl Interpreter<'_> {
         let sum = self.store.take_tensors(gradients)?;
         let mut moments = self.store.take_state(state)?;
         let site = &self.sites[&step.device];
-        let stepped = site.compute(|| passes::step(&self.optimizer, before, sum, &mut moments.moments))?;
+        let stepped =
+            site.compute(|| passes::step(before, sum, &mut moments.moments, passes::adam_w(&self.optimizer)))?;
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
         self.put(&mut outcome, parameters, Value::Tensors(stepped));
         self.put(&mut outcome, state, Value::State(Box::new(moments)));
@@ -104,6 +173,15 @@ impl Interpreter<'_> {
             (layer, tensors)
         };
         Ok(Some(self.host_layers(at)?.into_iter().map(spoilt).collect()))
+    }
+
+    /// Gradients of `layers` as tests want them.
+    fn spoilt(&self, iteration: u32, layers: LayerRange, sum: Tensors) -> Tensors {
+        let spoil = |(layer, tensors): (LayerId, Vec<Matrix>)| {
+            let spoils = (self.spoils)(iteration, layer);
+            if spoils { tensors.into_iter().map(|tensor| tensor.mul_scalar(f32::NAN)).collect() } else { tensors }
+        };
+        layers.iter().zip(sum).map(spoil).collect()
     }
 
     /// Whether a step without finite gradients is left out: where a check sees to it, or the scale of losses overflows at times.
@@ -191,10 +269,7 @@ impl Interpreter<'_> {
     pub(super) fn check(&self, iteration: u32, action: ActionId, states: &[BufferId]) -> Result<Outcome, String> {
         let mut outcome = spipe_schedule::Outcome::Pass;
         for state in states {
-            let sound = self.store.look(self.at(*state, iteration), |value| match value {
-                Value::State(state) => Some(state.sound),
-                _ => None,
-            })?;
+            let sound = self.store.look(self.at(*state, iteration), |value| Some(value.kept()?.is_sound()))?;
             if !sound {
                 outcome = spipe_schedule::Outcome::Fail;
             }
@@ -259,6 +334,6 @@ fn spoil(tensors: &HostLayer) -> HostLayer {
 
 /// What a step changes, in memory of its own.
 fn copy_of(state: &State, parameters: &[(LayerId, Arc<HostLayer>)]) -> Log {
-    let layer = |(_, layer): &(LayerId, Arc<HostLayer>)| Arc::new(layer.iter().map(super::moves::deep).collect());
+    let layer = |(_, layer): &(LayerId, Arc<HostLayer>)| Arc::new(layer.iter().map(copy).collect());
     Log { state: State { sound: true, ..state.clone() }, parameters: parameters.iter().map(layer).collect() }
 }

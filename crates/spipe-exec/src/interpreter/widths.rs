@@ -126,7 +126,7 @@ impl Interpreter<'_> {
     /// What the device of a stage computes in.
     pub(super) fn computed_by(&self, stage: StageId) -> FloatDType {
         let device = self.program.stages()[stage].device;
-        let narrow = self.sites[&device].computes_as_it_holds() && self.reading.may_be_narrow();
+        let narrow = self.sites[&device].apart && self.reading.may_be_narrow();
         if narrow { self.held_on(device) } else { FloatDType::F32 }
     }
 

@@ -9,13 +9,13 @@ use crate::width::for_each_width;
 /// The numbers of one step, as f32 like the tensors they multiply.
 #[derive(Clone, Copy)]
 pub(super) struct Scalars {
-    keep: f32,
-    first_weight: f32,
-    second_decay: f32,
-    second_weight: f32,
-    second_root: f32,
-    eps: f32,
-    step: f32,
+    pub keep: f32,
+    pub first_weight: f32,
+    pub second_decay: f32,
+    pub second_weight: f32,
+    pub second_root: f32,
+    pub eps: f32,
+    pub step: f32,
 }
 
 impl Scalars {

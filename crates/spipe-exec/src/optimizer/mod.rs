@@ -6,11 +6,13 @@
 //! moments (f32) ────────────────┘                 └─► undo log
 //! ```
 
+mod device;
 mod kernel;
 mod narrow;
 mod pieces;
 mod undo;
 
+pub(crate) use device::{DeviceMoments, are_finite};
 pub use narrow::{NarrowMut, Numbers};
 pub use undo::UndoLog;
 

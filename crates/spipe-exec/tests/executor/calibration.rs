@@ -2,7 +2,7 @@
 
 use crate::machine;
 use spipe_base::{Bytes, BytesPerSecond, DataType, Seconds};
-use spipe_exec::{CalibrationRequest, Executor, Measured, Unmeasured, calibrate, measured_machine};
+use spipe_exec::{CalibrationRequest, Copies, Executor, Measured, Unmeasured, calibrate, measured_machine};
 use spipe_hardware::{Hardware, MeasuredFile};
 use spipe_model::{Batch, Model};
 use std::time::{Duration, Instant};
@@ -62,7 +62,10 @@ fn a_short_calibration_measures_everything_in_time() {
 fn a_device_with_a_memory_of_its_own(devices: &[Measured], parts: &Unmeasured) {
     let mut real = Measured {
         executor: Executor::Cuda { index: 0 },
-        directions: Some([BytesPerSecond::gb(24.0), BytesPerSecond::gb(20.0)]),
+        copies: Some(Copies {
+            pinned: [24.0, 20.0].map(BytesPerSecond::gb),
+            pageable: [9.0, 8.0].map(BytesPerSecond::gb),
+        }),
         ..devices[0].clone()
     };
     real.matmul.insert(DataType::Bf16, real.matmul[&DataType::F32].clone());
