@@ -42,6 +42,9 @@ fail() { failures=$((failures + 1)); say "FAILED: $*"; }
 # The value of a key in JSON of one key per line, or one object per line.
 value() { tr ',{}' '\n\n\n' | sed -n "s/^ *\"$1\": *//p" | head -n 1; }
 every() { tr ',{}' '\n\n\n' | sed -n "s/^ *\"$1\": *//p"; }
+# Numbers as people read them: of which there may be none.
+rounded() { printf '%s' "${1:-}" | awk -v form="$2" '{ printf form, $1 }'; }
+mebibytes() { printf '%s' "${1:-}" | awk '{ printf "%.0f MiB", $1 / 1048576 }'; }
 fenced() { say '```text' && tee -a "$report" < "$1" && say '```'; }
 
 # plan NAME MODEL SEQUENCE SYSTEM PRECISION, with a machine in $out/machine.toml
@@ -122,7 +125,7 @@ for which in superpipeline zero-offload auto; do
   overlap=$(sed -n '/"by-lane"/,$p' "$out/$run.compare.json" | every measured-ms | awk -v all="$measured" '{ sum += $1 } END { printf "%.2f", sum / all }')
   held=$(grep '"event":"end"' "$out/$run.steps.jsonl" | every held-bytes | head -n 1)
   reserved=$(grep '"event":"end"' "$out/$run.steps.jsonl" | every reserved-bytes | head -n 1)
-  say "| $system | $predicted ms | $measured ms | $(awk "BEGIN { printf \"%+.1f %%\", 100 * $error }") | $rate | $overlap | ${held:-?} bytes | ${reserved:+$reserved bytes} |"
+  say "| $system | $(rounded "$predicted" '%.1f ms') | $(rounded "$measured" '%.1f ms') | $(awk "BEGIN { printf \"%+.1f %%\", 100 * $error }") | $(rounded "$rate" '%.0f') | $overlap | $(mebibytes "$held") | $(mebibytes "$reserved") |"
  done
 done
 say ""

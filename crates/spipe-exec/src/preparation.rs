@@ -60,6 +60,12 @@ pub(crate) fn prepare<'a>(
     for (device, binding) in &bound {
         let mut site = Site::open(&binding.executor)?;
         site.apart |= hooks.apart && site.emulated;
+        let stored = context.cost.storage(*device);
+        if site.apart && !site.device.supports_dtype(width(stored)) {
+            let fault = Diagnostic::error(format!("`{}` does not compute in {stored}", binding.executor));
+            let hint = "plan with `--precision fp32`, or for a profile that `spipe calibrate` has measured there";
+            return Err(RunError::Unsupported(fault.hint(hint).into()));
+        }
         sites.insert(*device, site);
     }
     let scales = Scales::new(workload.precision, checks).resumed(beginning.loss_scale());
@@ -79,9 +85,9 @@ pub(crate) fn prepare<'a>(
         store: Store::default(),
         pacer: Pacer::new(program.channels()),
         checks: Mutex::new(BTreeMap::new()),
-        narrow: match workload.precision {
-            Precision::Fp16 => DType::F16,
-            _ => DType::BF16,
+        narrow: match width(workload.precision) {
+            DType::F32 => DType::BF16,
+            narrow => narrow,
         },
         narrow_devices: bound
             .keys()
@@ -93,6 +99,15 @@ pub(crate) fn prepare<'a>(
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok((interpreter, bound.into_values().collect(), warnings))
+}
+
+/// The numbers that a precision stores.
+const fn width(precision: Precision) -> DType {
+    match precision {
+        Precision::Fp32 => DType::F32,
+        Precision::Fp16 => DType::F16,
+        Precision::Bf16 => DType::BF16,
+    }
 }
 
 /// Where the run begins, and what about that should be known.

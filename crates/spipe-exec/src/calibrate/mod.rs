@@ -262,12 +262,14 @@ fn failed(executor: &Executor, message: String) -> RunError {
 /// A type by both of its names.
 type Width = (DataType, FloatDType);
 
-/// What a device computes in that computes in the width in which it holds numbers; the first one is all that others compute in.
+/// What a device may compute in that computes in the width in which it holds numbers; the first one is all that others compute in.
 const WIDTHS: [Width; 3] =
     [(DataType::F32, FloatDType::F32), (DataType::Bf16, FloatDType::BF16), (DataType::F16, FloatDType::F16)];
 
-fn widths(site: &Site) -> &'static [Width] {
-    if site.apart { &WIDTHS } else { &WIDTHS[..1] }
+fn widths(site: &Site) -> Vec<Width> {
+    let computes =
+        |(data_type, width): &Width| *data_type == DataType::F32 || (site.apart && site.device.supports_dtype(*width));
+    WIDTHS.into_iter().filter(computes).collect()
 }
 
 /// All measurements of one device.
@@ -278,7 +280,7 @@ fn measure(
     (mut clock, tell): (Clock, &(dyn Fn(String) + Sync)),
 ) -> Result<Measured, RunError> {
     let (widths, apart) = (widths(site), site.apart);
-    let kernels = site.compute(|| kernels::measure((&site.device, widths, apart), &mut clock, tell));
+    let kernels = site.compute(|| kernels::measure((&site.device, &widths, apart), &mut clock, tell));
     let kernels = kernels.map_err(|message| failed(executor, message))?;
     let mut measured = Measured {
         executor: executor.clone(),
@@ -295,7 +297,7 @@ fn measure(
         spread: clock.largest_spread(),
     };
     for kind in work.kinds {
-        for width in kind.widths(widths) {
+        for width in kind.widths(&widths) {
             let device = (&site.device, *width);
             match site.compute(|| tokens::measure(kind, work.tokens, device, &mut clock)) {
                 Ok(Ok(layers)) => measured.layers.extend(layers),

@@ -1,6 +1,11 @@
 //! Self-attention: by a kernel of ours on CPU cores, elsewhere with as many passes over memory as Burn's operations need.
 
-use super::{Feed, Matrix, Parameter, cast, float, norm::NormUnit, numbers::Kept, wide};
+use super::{
+    Feed, Matrix, Parameter, cast, float,
+    norm::NormUnit,
+    replay::{Replayed, replayed},
+    wide,
+};
 use crate::kernels::{self, Angles, Attention, Turn};
 use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
 use spipe_model::{Block, Norm, Positions};
@@ -152,22 +157,10 @@ impl AttentionUnit {
     }
 
     /// Scores, softmax and mix.
-    fn mix_heads(&self, span: &Span, [queries, keys, values]: [Matrix; 3], mask: Option<Tensor<4>>) -> Matrix {
-        let block = &self.block;
-        let [heads, kv_heads, width] = [block.heads, block.kv_heads, block.head_dim].map(|number| number as usize);
-        let by_head = |matrix: Matrix, heads, tokens: &Range<usize>| -> Tensor<4> {
-            matrix.reshape([span.sequences, tokens.len(), heads, width]).swap_dims(1, 2)
-        };
-        let queries = by_head(queries * (1.0 / (width as f64).sqrt()), heads, &span.queries);
-        let keys = self.for_each_query_head(by_head(keys, kv_heads, &span.keys));
-        let values = self.for_each_query_head(by_head(values, kv_heads, &span.keys));
-        let mut scores = wide(queries.matmul(keys.swap_dims(2, 3)));
-        if let Some(mask) = mask {
-            scores = scores + mask;
-        }
-        let shares = cast(softmax(scores, 3), float(values.dtype()));
-        let mixed = shares.matmul(values).swap_dims(1, 2);
-        mixed.reshape([span.sequences * span.queries.len(), heads * width])
+    fn mix_heads(&self, span: &Span, inputs: [Matrix; 3], mask: Option<Tensor<4>>) -> Matrix {
+        let Block { heads, kv_heads, head_dim, .. } = self.block;
+        let [heads, key_heads, width] = [heads, kv_heads, head_dim].map(|number| number as usize);
+        replayed(&Mix { span: span.clone(), heads, key_heads, width, mask }, inputs)
     }
 
     /// Rows of queries or keys, turned by the positions of their tokens.
@@ -222,19 +215,6 @@ impl AttentionUnit {
         let turned = ((self.block.head_dim as f64 * fraction) as usize) / 2 * 2;
         let (_, angles) = last.insert(known.unwrap_or_else(|| (positions.clone(), rotary(positions, turned, base))));
         Some(angles.clone())
-    }
-
-    /// Key or value heads, each repeated for the query heads that share it.
-    fn for_each_query_head(&self, heads: Tensor<4>) -> Tensor<4> {
-        let share = (self.block.heads / self.block.kv_heads) as usize;
-        if share == 1 {
-            return heads;
-        }
-        let [sequences, count, seq_len, width] = heads.dims();
-        heads
-            .reshape([sequences, count, 1, seq_len, width])
-            .expand([sequences, count, share, seq_len, width])
-            .reshape([sequences, count * share, seq_len, width])
     }
 
     fn constants(&self, batch: (usize, usize), device: &Device) -> Constants {
@@ -303,21 +283,112 @@ impl AttentionUnit {
         Some(Tensor::from_data(TensorData::new(pairing, [width, width]), device))
     }
 
-    /// Numbers that its graph keeps beside its input, with `ours` by our kernel: queries, keys, values, the mix, and the
+    /// Numbers that its graph keeps beside its input: queries, keys, values and the mix; with `ours`, our kernel's, also the
     /// probabilities once.
-    pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> Kept {
+    pub const fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
         let block = &self.block;
-        let (queries, keys) = (block.query_width(), block.kv_width());
-        let scores = sequences * block.heads * seq_len * seq_len;
-        if ours {
-            return Kept { own: sequences * seq_len * (2 * queries + 2 * keys) + scores, wide: 0 };
+        let scores = if ours { sequences * block.heads * seq_len * seq_len } else { 0 };
+        sequences * seq_len * 2 * (block.query_width() + block.kv_width()) + scores
+    }
+}
+
+/// Scores of queries and keys, softmax, and the mix of values by it.
+#[derive(Clone, Debug)]
+struct Mix {
+    span: Span,
+    heads: usize,
+    /// Of keys and values; as many query heads share each.
+    key_heads: usize,
+    /// Of a head.
+    width: usize,
+    /// Added to the scores of every head.
+    mask: Option<Tensor<4>>,
+}
+
+impl Mix {
+    fn by_head(&self, matrix: Matrix, heads: usize, tokens: &Range<usize>) -> Tensor<4> {
+        matrix.reshape([self.span.sequences, tokens.len(), heads, self.width]).swap_dims(1, 2)
+    }
+
+    fn by_token(&self, heads: Tensor<4>) -> Matrix {
+        let [sequences, count, tokens, width] = heads.dims();
+        heads.swap_dims(1, 2).reshape([sequences * tokens, count * width])
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.width as f64).sqrt()
+    }
+
+    /// Queries that are scaled, and for every query head keys and values.
+    fn heads(&self, [queries, keys, values]: [Matrix; 3]) -> [Tensor<4>; 3] {
+        let queries = self.by_head(queries * self.scale(), self.heads, &self.span.queries);
+        let each = |matrix| self.for_each_query_head(self.by_head(matrix, self.key_heads, &self.span.keys));
+        [queries, each(keys), each(values)]
+    }
+
+    /// The probabilities in f32.
+    fn shares(&self, queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
+        let scores = wide(queries.clone().matmul(keys.clone().swap_dims(2, 3)));
+        softmax(
+            match &self.mask {
+                Some(mask) => scores + mask.clone(),
+                None => scores,
+            },
+            3,
+        )
+    }
+
+    /// Key or value heads, each repeated for the query heads that share it.
+    fn for_each_query_head(&self, heads: Tensor<4>) -> Tensor<4> {
+        let share = self.heads / self.key_heads;
+        if share == 1 {
+            return heads;
         }
-        let repeated = if block.heads == block.kv_heads { 0 } else { 2 * queries };
-        let rotary = matches!(block.positions, Positions::Rotary { .. });
-        let rotated = if rotary { queries + keys } else { 0 };
-        let vectors = 2 * queries + 2 * keys + repeated + rotated;
-        // Softmax keeps its result; Burn's composite form also keeps the exponentials.
-        Kept { own: sequences * seq_len * vectors, wide: 2 * scores }
+        let [sequences, count, tokens, width] = heads.dims();
+        heads.reshape([sequences, count, 1, tokens, width]).expand([sequences, count, share, tokens, width]).reshape([
+            sequences,
+            count * share,
+            tokens,
+            width,
+        ])
+    }
+
+    /// Gradients of key or value heads, summed over the query heads that share each.
+    fn for_each_key_head(&self, gradients: Tensor<4>) -> Tensor<4> {
+        let share = self.heads / self.key_heads;
+        if share == 1 {
+            return gradients;
+        }
+        let [sequences, count, tokens, width] = gradients.dims();
+        let shared: Tensor<5> = gradients.reshape([sequences, count / share, share, tokens, width]);
+        shared.sum_dim(2).reshape([sequences, count / share, tokens, width])
+    }
+}
+
+impl Replayed<3> for Mix {
+    fn value(&self, inputs: [Matrix; 3]) -> Matrix {
+        let [queries, keys, values] = self.heads(inputs);
+        let shares = cast(self.shares(&queries, &keys), float(values.dtype()));
+        self.by_token(shares.matmul(values))
+    }
+
+    /// With P = softmax of the scores S and Y = P V: dV = Pᵀ dY, dP = dY Vᵀ, dS = P (dP − Σ dP P), dQ = dS K, dK = dSᵀ Q.
+    fn gradients(&self, inputs: [Matrix; 3], gradient: Matrix) -> [Matrix; 3] {
+        let shapes = inputs.each_ref().map(Tensor::dims);
+        let [queries, keys, values] = self.heads(inputs);
+        let gradient = self.by_head(gradient, self.heads, &self.span.queries);
+        let width = float(values.dtype());
+        let shares = self.shares(&queries, &keys);
+        let of_shares = wide(gradient.clone().matmul(values.swap_dims(2, 3)));
+        let across = (of_shares.clone() * shares.clone()).sum_dim(3);
+        let of_scores = cast((of_shares - across) * shares.clone(), width);
+        let of_values = cast(shares, width).swap_dims(2, 3).matmul(gradient);
+        let of_keys = of_scores.clone().swap_dims(2, 3).matmul(queries);
+        let of_queries = self.by_token(of_scores.matmul(keys)) * self.scale();
+        let by_token = |heads| self.by_token(self.for_each_key_head(heads));
+        let (of_keys, of_values) = (by_token(of_keys), by_token(of_values));
+        // Rows may be those of heads instead of tokens.
+        [of_queries.reshape(shapes[0]), of_keys.reshape(shapes[1]), of_values.reshape(shapes[2])]
     }
 }
 
@@ -336,4 +407,21 @@ fn rotary(positions: Range<usize>, turned: usize, base: f64) -> Angles {
         positions.clone().flat_map(|position| rates.iter().map(move |rate| of(position as f64 * rate) as f32)).collect()
     };
     Angles { cosines: table(f64::cos), sines: table(f64::sin), turned }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::replay::tests::derives, *};
+
+    #[test]
+    fn the_mix_derives_as_its_operations_do() {
+        for (key_heads, masked) in [(4, false), (2, true), (1, true)] {
+            let span = Span { sequences: 2, queries: 1..6, keys: 0..6 };
+            let row = |query: usize| (0..6).map(move |key| if key > query + 1 { f32::NEG_INFINITY } else { 0.0 });
+            let numbers: Vec<f32> = (0..5).flat_map(row).collect();
+            let mask = masked.then(|| Tensor::from_data(TensorData::new(numbers, [1, 1, 5, 6]), &Device::flex()));
+            let mix = Mix { span, heads: 4, key_heads, width: 8, mask };
+            derives(&mix, [[10, 32], [12, 8 * key_heads], [12, 8 * key_heads]]);
+        }
+    }
 }

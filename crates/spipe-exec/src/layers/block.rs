@@ -1,8 +1,14 @@
 //! A transformer block: attention and feed-forward network around residuals.
 
-use super::{Feed, Matrix, Parameter, attention::AttentionUnit, norm::NormUnit, numbers::Kept};
+use super::{
+    Feed, Matrix, Parameter,
+    attention::AttentionUnit,
+    norm::NormUnit,
+    numbers::Kept,
+    replay::{Replayed, replayed},
+};
 use crate::kernels::{self, Gelu, Swiglu};
-use burn::tensor::activation::{gelu, silu};
+use burn::tensor::activation::{gelu, sigmoid, silu};
 use spipe_model::{Block, Mlp};
 
 /// A block.
@@ -75,7 +81,7 @@ impl BlockUnit {
         let inner = match self.block.mlp {
             Mlp::Swiglu => {
                 let (gate, up) = (linear(input.clone()), linear(input));
-                kernels::apply(Swiglu, [&gate, &up]).unwrap_or_else(|| silu(gate) * up)
+                kernels::apply(Swiglu, [&gate, &up]).unwrap_or_else(|| replayed(&Gated, [gate, up]))
             }
             Mlp::Gelu => {
                 let inner = linear(input);
@@ -85,17 +91,33 @@ impl BlockUnit {
         linear(inner)
     }
 
-    /// Numbers that its graph keeps: inputs of products, operands of multiplications, results of roots and exponentials; with
-    /// `ours` the inputs of our kernels.
+    /// Numbers that its graph keeps: the inputs of products, of our kernels if they are `ours`, and of what is replayed.
     pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> Kept {
         let Block { hidden, intermediate, mlp, .. } = self.block;
-        let norms = Kept { own: 2 * hidden * 2, wide: 2 * hidden * self.attention_norm.kept(ours) };
         let inner = match mlp {
-            Mlp::Swiglu if ours => 3 * intermediate,
-            Mlp::Swiglu => 5 * intermediate,
+            Mlp::Swiglu => 3 * intermediate,
             Mlp::Gelu => 2 * intermediate,
         };
-        let (tokens, attention) = (sequences * seq_len, self.attention.kept(sequences, seq_len, ours));
-        Kept { own: tokens * (norms.own + inner) + attention.own, wide: tokens * norms.wide + attention.wide }
+        // The residual stream twice, and each time its norm.
+        let own = sequences * seq_len * (2 * hidden * 2 + inner) + self.attention.kept(sequences, seq_len, ours);
+        Kept { own, wide: 0 }
+    }
+}
+
+/// SiLU of the first, times the second.
+#[derive(Clone, Debug)]
+pub(crate) struct Gated;
+
+impl Replayed<2> for Gated {
+    fn value(&self, [gate, up]: [Matrix; 2]) -> Matrix {
+        silu(gate) * up
+    }
+
+    /// With s = σ(g): y = g s u, so dg = dy u s (1 + g (1 − s)) and du = dy g s.
+    fn gradients(&self, [gate, up]: [Matrix; 2], gradient: Matrix) -> [Matrix; 2] {
+        let share = sigmoid(gate.clone());
+        let passed = gradient * share.clone();
+        let slope = gate.clone() * (share.neg() + 1.0) + 1.0;
+        [passed.clone() * up * slope, passed * gate]
     }
 }

@@ -1,8 +1,17 @@
 //! The first and the last layer of a language model.
 
-use super::{Answer, Feed, Matrix, Parameter, Signal, Targets, norm::NormUnit, numbers::Kept, wide};
+use super::{
+    Answer, Feed, Matrix, Parameter, Signal, Targets,
+    norm::NormUnit,
+    numbers::Kept,
+    replay::{Replayed, replayed},
+    wide,
+};
 use crate::kernels::{self, CrossEntropy};
-use burn::tensor::{Tensor, activation::log_softmax};
+use burn::tensor::{
+    IndexingUpdateOp, Int, Tensor,
+    activation::{log_softmax, softmax},
+};
 use spipe_model::{Embedding, Head};
 
 /// A table of token vectors.
@@ -107,15 +116,11 @@ impl HeadUnit {
         Signal::Answer(Answer::Tokens(next), loss)
     }
 
-    /// Its input, the norm, and the logits, without our kernel with their exponentials.
-    pub const fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> Kept {
+    /// Its input, the norm, and the logits.
+    pub const fn kept(&self, sequences: u64, seq_len: u64) -> Kept {
         let Head { hidden, classes, .. } = self.shape;
         let rows = if self.shape.every_token { sequences * seq_len } else { sequences };
-        let logits = if ours { 1 } else { 3 } * classes;
-        Kept {
-            own: sequences * seq_len * hidden + rows * hidden,
-            wide: rows * (hidden * self.norm.kept(ours) + logits),
-        }
+        Kept { own: (sequences * seq_len + rows) * hidden, wide: rows * classes }
     }
 }
 
@@ -123,7 +128,26 @@ fn cross_entropy(logits: Matrix, targets: Targets) -> Tensor<1> {
     let logits = wide(logits);
     match kernels::apply(CrossEntropy { targets: targets.numbers }, [&logits]) {
         Some(loss) => loss.reshape([1]),
-        None => log_softmax(logits, 1).gather(1, targets.column).mean().neg(),
+        None => replayed(&Loss(targets.column), [logits]).reshape([1]),
+    }
+}
+
+/// Cross-entropy in f32, averaged over rows, whose targets these are.
+#[derive(Clone, Debug)]
+struct Loss(Tensor<2, Int>);
+
+impl Replayed<1> for Loss {
+    fn value(&self, [logits]: [Matrix; 1]) -> Matrix {
+        log_softmax(logits, 1).gather(1, self.0.clone()).mean().neg().reshape([1, 1])
+    }
+
+    /// Softmax, less one for each target.
+    fn gradients(&self, [logits]: [Matrix; 1], gradient: Matrix) -> [Matrix; 1] {
+        let rows = logits.dims()[0];
+        let ones = Tensor::ones([rows, 1], &logits.device());
+        let shares = softmax(logits, 1);
+        let short = shares.scatter(1, self.0.clone(), ones.neg(), IndexingUpdateOp::Add);
+        [short * gradient / rows as f64]
     }
 }
 
@@ -148,4 +172,16 @@ fn first_of_each(input: Matrix, (sequences, tokens): (usize, usize)) -> Matrix {
     let width = input.dims()[1];
     let input: Tensor<3> = input.reshape([sequences, tokens, width]);
     input.narrow(1, 0, 1).reshape([sequences, width])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::replay::tests::derives, *};
+    use burn::tensor::{Device, TensorData};
+
+    #[test]
+    fn the_loss_derives_as_its_operations_do() {
+        let targets = TensorData::new(vec![3i32, 0, 6, 3], [4, 1]);
+        derives(&Loss(Tensor::from_data(targets, &Device::flex())), [[4, 7]]);
+    }
 }

@@ -14,6 +14,7 @@ mod numbers;
 mod patch;
 mod product;
 mod recall;
+mod replay;
 mod seam;
 mod start;
 mod tape;
@@ -267,9 +268,9 @@ impl Unit {
         let (sequences, seq_len) = (sequences as u64, seq_len as u64);
         let kept = match &self.arithmetic {
             Arithmetic::Embedding(_) => Kept { own: 0, wide: sequences * seq_len },
-            Arithmetic::Patches(unit) => unit.kept(sequences, ours),
+            Arithmetic::Patches(unit) => unit.kept(sequences),
             Arithmetic::Block(unit) => unit.kept(sequences, seq_len, ours),
-            Arithmetic::Head(unit) => unit.kept(sequences, seq_len, ours),
+            Arithmetic::Head(unit) => unit.kept(sequences, seq_len),
             Arithmetic::Unet(_, layer) => {
                 let batch = Batch { microbatch: sequences, seq_len };
                 return layer.saved(batch, Precision::Fp32, Recompute::None, Attention::Materialised);

@@ -1,6 +1,10 @@
 //! Norms over the width of each token.
 
-use super::{Matrix, Parameter, Start, cast, float, wide};
+use super::{
+    Matrix, Parameter, Start, cast, float,
+    replay::{Replayed, replayed},
+    wide,
+};
 use crate::kernels::{self, LayerNorm, RmsNorm};
 use spipe_model::Norm;
 
@@ -41,32 +45,71 @@ impl NormUnit {
             Norm::RmsNorm => kernels::apply(RmsNorm { epsilon }, [&input, &parameters[0]]),
             Norm::LayerNorm => kernels::apply(LayerNorm { epsilon }, [&input, &parameters[0], &parameters[1]]),
         };
-        found.unwrap_or_else(|| self.composed(parameters, input))
+        let function = Normed { norm: self.norm, epsilon: self.epsilon };
+        found.unwrap_or_else(|| match self.norm {
+            Norm::RmsNorm => replayed(&function, [input, parameters[0].clone()]),
+            Norm::LayerNorm => replayed(&function, [input, parameters[0].clone(), parameters[1].clone()]),
+        })
     }
+}
 
-    /// The same by Burn's operations, in f32.
-    fn composed(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
-        let width = float(input.dtype());
+/// A norm by Burn's operations, in f32: of the input with a weight, and a bias where there is one.
+#[derive(Clone, Debug)]
+pub(crate) struct Normed {
+    pub norm: Norm,
+    pub epsilon: f64,
+}
+
+impl Normed {
+    /// What is multiplied with the weight, and what it was divided by.
+    fn scaled(&self, input: Matrix) -> [Matrix; 2] {
         let input = wide(input);
         let centred = match self.norm {
             Norm::RmsNorm => input,
             Norm::LayerNorm => input.clone() - input.mean_dim(1),
         };
         let spread = (centred.clone().square().mean_dim(1) + self.epsilon).sqrt();
-        let scaled = centred / spread * wide(parameters[0].clone());
-        let normed = match self.norm {
-            Norm::RmsNorm => scaled,
-            Norm::LayerNorm => scaled + wide(parameters[1].clone()),
-        };
-        cast(normed, width)
+        [centred / spread.clone(), spread]
     }
 
-    /// Numbers per channel and token that its graph keeps beside its input, in f32: the quotient; our kernel, next to nothing.
-    pub const fn kept(&self, ours: bool) -> u64 {
-        match self.norm {
-            _ if ours => 0,
-            Norm::RmsNorm => 1,
-            Norm::LayerNorm => 2,
-        }
+    /// With n = scaled input and r = what it was divided by: dn = dy w, dx = (dn − n mean(dn n)) ÷ r, less the mean of dn where that of
+    /// the input was taken off, and dw = Σ dy n.
+    fn derived(&self, [input, weight]: [&Matrix; 2], gradient: Matrix) -> [Matrix; 2] {
+        let [scaled, spread] = self.scaled(input.clone());
+        let inner = gradient.clone() * wide(weight.clone());
+        let across = (inner.clone() * scaled.clone()).mean_dim(1);
+        let centred = match self.norm {
+            Norm::RmsNorm => inner,
+            Norm::LayerNorm => inner.clone() - inner.mean_dim(1),
+        };
+        let of_input = (centred - scaled.clone() * across) / spread;
+        [cast(of_input, float(input.dtype())), cast((gradient * scaled).sum_dim(0), float(weight.dtype()))]
+    }
+}
+
+impl Replayed<2> for Normed {
+    fn value(&self, [input, weight]: [Matrix; 2]) -> Matrix {
+        let width = float(input.dtype());
+        let [scaled, _] = self.scaled(input);
+        cast(scaled * wide(weight), width)
+    }
+
+    fn gradients(&self, [input, weight]: [Matrix; 2], gradient: Matrix) -> [Matrix; 2] {
+        self.derived([&input, &weight], wide(gradient))
+    }
+}
+
+impl Replayed<3> for Normed {
+    fn value(&self, [input, weight, bias]: [Matrix; 3]) -> Matrix {
+        let width = float(input.dtype());
+        let [scaled, _] = self.scaled(input);
+        cast(scaled * wide(weight) + wide(bias), width)
+    }
+
+    fn gradients(&self, [input, weight, bias]: [Matrix; 3], gradient: Matrix) -> [Matrix; 3] {
+        let gradient = wide(gradient);
+        let of_bias = cast(gradient.clone().sum_dim(0), float(bias.dtype()));
+        let [of_input, of_weight] = self.derived([&input, &weight], gradient);
+        [of_input, of_weight, of_bias]
     }
 }

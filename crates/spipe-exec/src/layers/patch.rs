@@ -65,14 +65,11 @@ impl PatchUnit {
         patches.permute([0, 2, 4, 1, 3, 5]).reshape([images * side * side, channels * patch * patch])
     }
 
-    /// The patches, and what a norm keeps.
-    pub fn kept(&self, images: u64, ours: bool) -> Kept {
+    /// The patches, and what a norm starts from.
+    pub fn kept(&self, images: u64) -> Kept {
         let tokens = self.shape.tokens();
-        let (input, norm) = self.norm.as_ref().map_or((0, 0), |norm| {
-            let vectors = images * tokens * self.shape.hidden;
-            (vectors, vectors * norm.kept(ours))
-        });
-        Kept { own: images * (tokens - 1) * self.shape.patch_width() + input, wide: norm }
+        let normed = if self.norm.is_some() { tokens * self.shape.hidden } else { 0 };
+        Kept { own: images * ((tokens - 1) * self.shape.patch_width() + normed), wide: 0 }
     }
 }
 
