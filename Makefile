@@ -9,7 +9,7 @@ export PROPTEST_RNG_SEED ?= 1
 demo: build
 	./target/release/spipe demo
 
-## Everything that must hold: format, lints, schemas, tests, doc tests, docs, a short demo, the cuda feature.
+## Everything that must hold: format, lints, schemas, tests, doc tests, docs, a short demo, the features of GPUs.
 test: setup fmt lint schemas unit doc demo-short cuda-check
 	@echo "make test: all good"
 
@@ -55,9 +55,9 @@ update-schemas: build
 demo-short: build
 	./target/release/spipe demo --steps 3 -o target/demo-short
 
-## The cuda feature builds without a CUDA toolkit; all of it is in the executor, whose build does not need HiGHS again.
+## The features of GPUs build without a CUDA toolkit; all of them are in the executor, whose build does not need HiGHS again.
 cuda-check: setup
-	$(CARGO) check --release --locked -p spipe-exec --features cuda
+	$(CARGO) check --release --locked -p spipe-exec --features cuda,wgpu
 
 ## Our plans beside the baselines' for every shipped model and machine: reports/planner.md.
 .PHONY: planner-report
@@ -84,3 +84,9 @@ DEVICE ?= cuda:0
 ## Rates, parity, memory cap, prediction error and tokens/s of a device, with the built binary: reports/gpu/. Untested on a GPU.
 gpu-check:
 	crates/gpu-check.sh $(DEVICE)
+
+.PHONY: software-gpu-check
+## The same on a program that plays a GPU: Mesa's llvmpipe, or whatever Vulkan finds first (Debian: mesa-vulkan-drivers).
+software-gpu-check:
+	$(CARGO) build --release --locked --target-dir target/wgpu -p spipe --features wgpu
+	SPIPE=target/wgpu/release/spipe crates/gpu-check.sh wgpu:0

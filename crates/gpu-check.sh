@@ -2,7 +2,8 @@
 # Checks a device with the built binary alone: no toolchain, no network. Writes reports/gpu/DEVICE/.
 #
 #   crates/gpu-check.sh cuda:0          a GPU, under a cap of 12 GiB, with a model of 1.5 billion parameters
-#   crates/gpu-check.sh emulated:0      the same steps on CPU cores, with the demo's model: how this script is tested
+#   crates/gpu-check.sh emulated:0      the same steps on CPU cores, with the demo's model
+#   crates/gpu-check.sh wgpu:0          on any device of Vulkan, be it a program: with a model that such a one gets through
 #
 # Untested on a GPU. SPIPE names the binary; CAP, MODEL, SMALL, STEPS, PRECISIONS, DATA and OUT replace what is chosen below.
 set -eu
@@ -21,6 +22,15 @@ case $device in
     precisions=${PRECISIONS:-fp32 bf16}
     # f32 products of tensor cores are rounded to TF32's 11 bits.
     tolerance=${TOLERANCE:-0.01}
+    ;;
+  wgpu:*)
+    cap=${CAP:-12 MiB}
+    model=${MODEL:-crates/gpu-check-model.toml}
+    small=${SMALL:-$model}
+    sequence=${SEQUENCE:-64}
+    # The 16 bits that Vulkan's devices compute in.
+    precisions=${PRECISIONS:-fp32 fp16}
+    tolerance=${TOLERANCE:-0.0001}
     ;;
   *)
     cap=${CAP:-400 MiB}
@@ -62,7 +72,13 @@ train() {
 : > "$report"
 say "# $device"
 say ""
-say "\`crates/gpu-check.sh $device\`, $(date -u +%Y-%m-%d), $(uname -m), cap $cap."
+# What the device calls itself, where somebody can be asked.
+case $device in
+  cuda:*) known=$(nvidia-smi --query-gpu=name --format=csv,noheader -i "${device#*:}" 2> /dev/null || true) ;;
+  wgpu:*) known=$(vulkaninfo --summary 2> /dev/null | sed -n 's/^ *deviceName *= *//p' | head -n 1) ;;
+  *) known= ;;
+esac
+say "\`crates/gpu-check.sh $device\`${known:+ ($known)}, $(date -u +%Y-%m-%d), $(uname -m), cap $cap."
 say ""
 say "## Rates"
 say ""

@@ -50,6 +50,12 @@ pub enum Executor {
         /// Its number as CUDA counts.
         index: u32,
     },
+    /// A device that Vulkan, Metal or Direct3D drives, be it a program. Tried with Mesa's llvmpipe, a Vulkan device that is one, and
+    /// untested on a GPU.
+    Wgpu {
+        /// Its number as wgpu counts.
+        index: u32,
+    },
 }
 
 /// A library that computes on CPU cores.
@@ -102,7 +108,7 @@ impl Executor {
     pub fn cpu(&self) -> Option<(Backend, &[usize])> {
         match self {
             Self::Cpu { backend, cores, .. } | Self::Emulated { backend, cores, .. } => Some((*backend, cores)),
-            Self::Cuda { .. } => None,
+            Self::Cuda { .. } | Self::Wgpu { .. } => None,
         }
     }
 
@@ -129,6 +135,7 @@ impl fmt::Display for Executor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, index, backend, cores) = match self {
             Self::Cuda { index } => return write!(f, "cuda:{index}"),
+            Self::Wgpu { index } => return write!(f, "wgpu:{index}"),
             Self::Cpu { index, backend, cores } => ("cpu", index, backend, cores),
             Self::Emulated { index, backend, cores } => ("emulated", index, backend, cores),
         };
@@ -164,9 +171,12 @@ impl FromStr for Executor {
         match kind {
             "cpu" => Ok(Self::Cpu { index, backend, cores }),
             "emulated" => Ok(Self::Emulated { index, backend, cores }),
-            "cuda" if words.len() == 2 && cores.is_empty() => Ok(Self::Cuda { index }),
-            "cuda" => Err(fault("a CUDA device has neither backend nor cores to choose".into())),
-            _ => Err(fault(format!("`{kind}` is no kind of executor (known: cpu, emulated, cuda)"))),
+            "cuda" | "wgpu" if words.len() != 2 || !cores.is_empty() => {
+                Err(fault(format!("a device of `{kind}` has neither backend nor cores to choose")))
+            }
+            "cuda" => Ok(Self::Cuda { index }),
+            "wgpu" => Ok(Self::Wgpu { index }),
+            _ => Err(fault(format!("`{kind}` is no kind of executor (known: cpu, emulated, cuda, wgpu)"))),
         }
     }
 }
@@ -222,7 +232,7 @@ mod tests {
 
     #[test]
     fn text_round_trips() {
-        for text in ["gpu0=emulated:0:flex@0..3,7", "cpu0=cpu:1:ndarray", "gpu1=cuda:2"] {
+        for text in ["gpu0=emulated:0:flex@0..3,7", "cpu0=cpu:1:ndarray", "gpu1=cuda:2", "gpu0=wgpu:0"] {
             assert_eq!(text.parse::<Binding>().map(|binding| binding.to_string()), Ok(text.into()));
         }
         assert_eq!("a=cpu:0".parse::<Binding>().unwrap().to_string(), "a=cpu:0:flex");

@@ -26,7 +26,8 @@ impl Site {
     /// Opens `executor`, whose cores have been chosen.
     pub fn open(executor: &Executor) -> Result<Self, RunError> {
         let (device, pool, warnings) = match executor {
-            Executor::Cuda { index } => (cuda(*index)?, None, Vec::new()),
+            Executor::Cuda { index } => (gpu("cuda", cuda(), *index)?, None, Vec::new()),
+            Executor::Wgpu { index } => (gpu("wgpu", wgpu(), *index)?, None, Vec::new()),
             Executor::Cpu { backend, cores, .. } | Executor::Emulated { backend, cores, .. } => {
                 keep_freed_memory();
                 let (pool, warnings) = pinned_pool(executor, cores)?;
@@ -34,7 +35,7 @@ impl Site {
             }
         };
         tracing::debug!(%executor, "opened");
-        let apart = matches!(executor, Executor::Cuda { .. });
+        let apart = matches!(executor, Executor::Cuda { .. } | Executor::Wgpu { .. });
         Ok(Self { device, pool, apart, emulated: executor.is_emulated(), warnings })
     }
 
@@ -72,26 +73,42 @@ fn cpu(backend: Backend) -> Device {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(index: u32) -> Result<Device, RunError> {
-    let found = Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().count();
-    if (index as usize) < found {
-        Ok(Device::cuda(index as usize))
-    } else {
-        Err(RunError::NoDevice {
-            device: format!("cuda:{index}"),
-            reason: format!("{found} CUDA devices are there"),
-            hint: "bind the program's device to `emulated:0` or `cpu:0`".into(),
-        })
-    }
+fn cuda() -> Option<Vec<Device>> {
+    Some(Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect())
 }
 
+/// None where they are not compiled in.
 #[cfg(not(feature = "cuda"))]
-fn cuda(index: u32) -> Result<Device, RunError> {
-    Err(RunError::NoDevice {
-        device: format!("cuda:{index}"),
-        reason: "CUDA is not compiled in".into(),
-        hint: "build with `--features cuda`, or bind the program's device to `emulated:0`".into(),
-    })
+const fn cuda() -> Option<Vec<Device>> {
+    None
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Option<Vec<Device>> {
+    Some(Device::enumerate(burn::tensor::DeviceType::Wgpu).into_iter().collect())
+}
+
+/// None where they are not compiled in.
+#[cfg(not(feature = "wgpu"))]
+const fn wgpu() -> Option<Vec<Device>> {
+    None
+}
+
+/// One of the devices that a library finds, if it is compiled in.
+fn gpu(library: &str, found: Option<Vec<Device>>, index: u32) -> Result<Device, RunError> {
+    let refuse =
+        |reason, hint: &str| RunError::NoDevice { device: format!("{library}:{index}"), reason, hint: hint.into() };
+    let Some(mut found) = found else {
+        let hint = format!("build with `--features {library}`, or bind the program's device to `emulated:0`");
+        return Err(refuse(format!("{library} is not compiled in"), &hint));
+    };
+    let (index, count) = (index as usize, found.len());
+    if index < count {
+        Ok(found.swap_remove(index))
+    } else {
+        let hint = "bind the program's device to `emulated:0` or `cpu:0`";
+        Err(refuse(format!("{count} devices of {library} are there"), hint))
+    }
 }
 
 fn pinned_pool(executor: &Executor, cores: &[usize]) -> Result<(ThreadPool, Vec<String>), RunError> {
@@ -169,18 +186,10 @@ pub fn available() -> Vec<Executor> {
             Executor::Emulated { index: 0, backend, cores: Vec::new() },
         ]
     });
-    cuda_devices().into_iter().chain(cpu).collect()
-}
-
-#[cfg(feature = "cuda")]
-fn cuda_devices() -> Vec<Executor> {
-    let found = Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().count();
-    (0..found as u32).map(|index| Executor::Cuda { index }).collect()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_devices() -> Vec<Executor> {
-    Vec::new()
+    let count = |found: Option<Vec<Device>>| 0..found.map_or(0, |found| found.len()) as u32;
+    let cuda = count(cuda()).map(|index| Executor::Cuda { index });
+    let wgpu = count(wgpu()).map(|index| Executor::Wgpu { index });
+    cuda.chain(wgpu).chain(cpu).collect()
 }
 
 /// Chooses cores for those executors that name none. `wanted[i]` is how many threads executor i should have, if that is

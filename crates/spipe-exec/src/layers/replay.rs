@@ -4,7 +4,7 @@
 //! be two f32 numbers of each score of an attention, where plans count one of the width that the device computes in.
 
 use super::Matrix;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
 use burn::backend::{
     Autodiff, Backend, DispatchKindConversion, DispatchTensor, Flex,
@@ -31,7 +31,7 @@ pub(crate) trait Replayed<const N: usize>: Clone + Debug + Send + 'static {
 /// Its value, as one step of the graph that its inputs are in; by as many steps as it has operations where they are not all in one.
 pub(crate) fn replayed<const N: usize>(function: &impl Replayed<N>, inputs: [Matrix; N]) -> Matrix {
     let own = on::<Flex, N>(function, &inputs).or_else(|| on::<Plain, N>(function, &inputs));
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
     let own = own.or_else(|| on::<Cube, N>(function, &inputs));
     own.unwrap_or_else(|| function.value(inputs))
 }

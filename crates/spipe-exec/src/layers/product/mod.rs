@@ -18,7 +18,7 @@ mod tests;
 pub(crate) use linear::{Convolution, Linear};
 
 use super::Matrix;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
 use burn::{
     backend::{
@@ -184,7 +184,7 @@ fn multiply(linear: Linear, input: Matrix, weight: Matrix, known: Option<Matrix>
     let output = known.unwrap_or_else(|| linear.output(input.clone().inner(), weight.clone(), None));
     let all = (&input, &weight, &output);
     let own = tracked_on::<Flex>(linear, all).or_else(|| tracked_on::<Plain>(linear, all));
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
     let own = own.or_else(|| tracked_on::<Cube>(linear, all));
     own.unwrap_or_else(|| {
         let leaf = output.autodiff().require_grad();
