@@ -13,6 +13,7 @@ spipe=${SPIPE:-target/release/spipe}
 steps=${STEPS:-20}
 data=${DATA:-README.md}
 small=${SMALL:-demo}
+budget=30s
 name=$(printf '%s' "$device" | tr ':' '-')
 case $device in
   cuda:*)
@@ -28,6 +29,8 @@ case $device in
     model=${MODEL:-crates/gpu-check-model.toml}
     small=${SMALL:-$model}
     sequence=${SEQUENCE:-64}
+    steps=${STEPS:-6}
+    budget=60s
     # The 16 bits that Vulkan's devices compute in.
     precisions=${PRECISIONS:-fp32 fp16}
     tolerance=${TOLERANCE:-0.0001}
@@ -75,7 +78,7 @@ say ""
 # What the device calls itself, where somebody can be asked.
 case $device in
   cuda:*) known=$(nvidia-smi --query-gpu=name --format=csv,noheader -i "${device#*:}" 2> /dev/null || true) ;;
-  wgpu:*) known=$(vulkaninfo --summary 2> /dev/null | sed -n 's/^ *deviceName *= *//p' | head -n 1) ;;
+  wgpu:*) known=$(vulkaninfo --summary 2> /dev/null | sed -n 's/^[[:space:]]*deviceName[[:space:]]*= *//p' | head -n 1) ;;
   *) known= ;;
 esac
 say "\`crates/gpu-check.sh $device\`${known:+ ($known)}, $(date -u +%Y-%m-%d), $(uname -m), cap $cap."
@@ -84,7 +87,7 @@ say "## Rates"
 say ""
 say "Products, sums, copies, memory, optimizer and launches of $device and the CPU, both at work; spreads are in the last column."
 say ""
-if "$spipe" calibrate --devices "$device,cpu:0" --backend flex --model "$small" --emulated-memory "$cap" --time-limit 30s \
+if "$spipe" calibrate --devices "$device,cpu:0" --backend flex --model "$small" --emulated-memory "$cap" --time-limit "$budget" \
   -o "$out/machine.toml" > "$out/calibration.txt" 2>&1; then
   fenced "$out/calibration.txt"
 else
