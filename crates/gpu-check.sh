@@ -111,7 +111,7 @@ for precision in $precisions; do
   off=$(paste "$out/$run.losses" "$out/parity-cpu-only.losses" | awk '
     NF == 2 { d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > most) most = d; lines += 1 }
     END { if (lines) printf "%.6f", most; else print 1 }')
-  # Numbers of 8 bits, of which losses are means.
+  # bf16 has 8 bits of each number; losses are means of many.
   case $precision in fp32) allowed=$tolerance ;; *) allowed=${NARROW_TOLERANCE:-0.05} ;; esac
   say "Largest relative difference of $steps losses between $device in $precision and the CPU in fp32: $off (tolerance $allowed)."
   awk "BEGIN { exit !($off <= $allowed) }" || fail "parity in $precision"
@@ -122,18 +122,18 @@ say "## Systems under the cap"
 say ""
 say "| system | precision | predicted | measured | error | tokens/s | lanes' time over the iteration | held of $cap | reserved by the allocator |"
 say "|---|---|---|---|---|---|---|---|---|"
-for which in superpipeline zero-offload auto; do
- for precision in $precisions; do
-  system="$which | $precision"
-  run=systems-$which-$precision
-  if ! plan "$run" "$model" "$sequence" "$which" "$precision"; then
-    say "| $system | no plan: $(grep -m 1 error "$out/$run.plan.txt" | tr '|' '/') | | | | | | |"
-    continue
+# row SYSTEM PRECISION
+row() {
+  named="$1 | $2"
+  run=systems-$1-$2
+  if ! plan "$run" "$model" "$sequence" "$1" "$2"; then
+    say "| $named | no plan: $(grep -m 1 error "$out/$run.plan.txt" | tr '|' '/') | | | | | | |"
+    return
   fi
   "$spipe" simulate "$out/$run.plan.json" -o "$out/$run.predicted.json" > /dev/null 2>&1
   if ! train "$run" "$steps"; then
-    fail "$which in $precision: $(grep -m 1 error "$out/$run.run.txt")"
-    continue
+    fail "$1 in $2: $(grep -m 1 error "$out/$run.run.txt")"
+    return
   fi
   "$spipe" compare "$out/$run.predicted.json" "$out/$run.measured.json" --format json > "$out/$run.compare.json"
   error=$(value iteration-error < "$out/$run.compare.json")
@@ -144,8 +144,10 @@ for which in superpipeline zero-offload auto; do
   overlap=$(sed -n '/"by-lane"/,$p' "$out/$run.compare.json" | every measured-ms | awk -v all="$measured" '{ sum += $1 } END { printf "%.2f", sum / all }')
   held=$(grep '"event":"end"' "$out/$run.steps.jsonl" | every held-bytes | head -n 1)
   reserved=$(grep '"event":"end"' "$out/$run.steps.jsonl" | every reserved-bytes | head -n 1)
-  say "| $system | $(rounded "$predicted" '%.1f ms') | $(rounded "$measured" '%.1f ms') | $(awk "BEGIN { printf \"%+.1f %%\", 100 * $error }") | $(rounded "$rate" '%.0f') | $overlap | $(mebibytes "$held") | $(mebibytes "$reserved") |"
- done
+  say "| $named | $(rounded "$predicted" '%.1f ms') | $(rounded "$measured" '%.1f ms') | $(awk "BEGIN { printf \"%+.1f %%\", 100 * $error }") | $(rounded "$rate" '%.0f') | $overlap | $(mebibytes "$held") | $(mebibytes "$reserved") |"
+}
+for system in superpipeline zero-offload auto; do
+  for precision in $precisions; do row "$system" "$precision"; done
 done
 say ""
 say "A run fails rather than hold more than the cap. The allocator keeps what it has had, and what lies unused between."

@@ -12,7 +12,8 @@
 //! measures what the planner needs to know about the machine it runs on.
 //!
 //! What is executed: training and inference of decoder-only transformers, image encoders and denoising networks. Accelerators
-//! hold and send f32, bf16 or f16; those that CPU cores play compute in f32 all the same. [`Executor::Cuda`] and [`Executor::Wgpu`] are untested on a GPU.
+//! hold and send f32, bf16 or f16; those that CPU cores play compute in f32 all the same. [`Executor::Cuda`] and
+//! [`Executor::Wgpu`] are untested on a GPU.
 
 mod account;
 #[cfg(test)]

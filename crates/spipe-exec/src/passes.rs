@@ -413,7 +413,8 @@ pub(crate) fn cast_all(tensors: Tensors, width: FloatDType) -> Tensors {
 
 /// Gradients of a loss that was multiplied with `scale`, in f32 and of the loss itself.
 pub(crate) fn unscaled(gradients: Tensors, scale: f32) -> Tensors {
-    let tensor = |tensor| wide(tensor).mul_scalar(scale.recip());
+    let scales = scale.to_bits() != 1.0f32.to_bits();
+    let tensor = |tensor| if scales { wide(tensor).mul_scalar(scale.recip()) } else { wide(tensor) };
     gradients.into_iter().map(|layer| layer.into_iter().map(tensor).collect()).collect()
 }
 

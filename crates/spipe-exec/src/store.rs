@@ -45,25 +45,20 @@ pub(crate) enum Value {
 /// By microbatch, keys and values of each layer.
 pub(crate) type Cache = BTreeMap<usize, Vec<Pair>>;
 
-/// What an optimizer keeps of some layers.
+/// What an optimizer keeps of some layers: tensors and moments in host memory, or as [`DeviceState`].
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct State<T = TensorData, M = Moments> {
     /// The parameters in f32, where they are narrower elsewhere.
-    pub master: Option<Vec<HostLayer>>,
-    pub moments: Vec<Vec<Moments>>,
+    pub master: Option<Vec<Vec<T>>>,
+    pub moments: Vec<Vec<M>>,
     /// Whether all gradients of the last step were finite; where they were not, nothing was stepped.
     pub sound: bool,
 }
 
 /// The same in the memory of a device.
-#[derive(Clone, Debug)]
-pub(crate) struct DeviceState {
-    pub master: Option<Tensors>,
-    pub moments: Vec<Vec<DeviceMoments>>,
-    pub sound: bool,
-}
+pub(crate) type DeviceState = State<Matrix, DeviceMoments>;
 
-/// What of an optimizer's state belongs to a tensor, by place of its layer and of it in that, wherever it is.
+/// What of an optimizer's state belongs to a tensor, by the place of its layer and of it in that.
 pub(crate) trait Kept {
     /// The parameters in f32; none where they are not narrower elsewhere.
     fn master(&self, place: (usize, usize)) -> Result<Option<Vec<f32>>, String>;
@@ -78,33 +73,43 @@ pub(crate) trait Kept {
     fn is_sound(&self) -> bool;
 }
 
-impl Kept for State {
-    fn master(&self, (layer, tensor): (usize, usize)) -> Result<Option<Vec<f32>>, String> {
-        let found = self.master.as_ref().and_then(|layers| layers.get(layer)?.get(tensor));
-        Ok(found.map(|numbers| numbers.iter::<f32>().collect()))
-    }
+/// What is there or in the memory of a device, in host memory.
+trait ToHost<H> {
+    fn to_host(&self) -> Result<H, String>;
+}
 
-    fn moments(&self, (layer, tensor): (usize, usize)) -> Result<Option<Moments>, String> {
-        Ok(self.moments.get(layer).and_then(|layer| layer.get(tensor)).cloned())
-    }
-
-    fn trains(&self, layer: usize) -> bool {
-        self.moments.get(layer).is_some_and(|layer| !layer.is_empty())
-    }
-
-    fn is_sound(&self) -> bool {
-        self.sound
+impl ToHost<Vec<f32>> for TensorData {
+    fn to_host(&self) -> Result<Vec<f32>, String> {
+        Ok(self.iter::<f32>().collect())
     }
 }
 
-impl Kept for DeviceState {
+impl ToHost<Vec<f32>> for Matrix {
+    fn to_host(&self) -> Result<Vec<f32>, String> {
+        to_host(self)?.to_host()
+    }
+}
+
+impl ToHost<Moments> for Moments {
+    fn to_host(&self) -> Result<Moments, String> {
+        Ok(self.clone())
+    }
+}
+
+impl ToHost<Moments> for DeviceMoments {
+    fn to_host(&self) -> Result<Moments, String> {
+        Self::to_host(self)
+    }
+}
+
+impl<T: ToHost<Vec<f32>>, M: ToHost<Moments>> Kept for State<T, M> {
     fn master(&self, (layer, tensor): (usize, usize)) -> Result<Option<Vec<f32>>, String> {
         let found = self.master.as_ref().and_then(|layers| layers.get(layer)?.get(tensor));
-        found.map(|matrix| Ok(to_host(matrix)?.iter::<f32>().collect())).transpose()
+        found.map(ToHost::to_host).transpose()
     }
 
     fn moments(&self, (layer, tensor): (usize, usize)) -> Result<Option<Moments>, String> {
-        self.moments.get(layer).and_then(|layer| layer.get(tensor)).map(DeviceMoments::to_host).transpose()
+        self.moments.get(layer).and_then(|layer| layer.get(tensor)).map(ToHost::to_host).transpose()
     }
 
     fn trains(&self, layer: usize) -> bool {

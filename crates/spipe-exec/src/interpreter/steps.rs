@@ -52,14 +52,13 @@ impl Interpreter<'_> {
             Task::Step(step) if step.state == state => Some(step),
             _ => None,
         })?;
-        let memories = step.before.iter().chain(&step.gradients).chain([&state]);
-        let here = memories.into_iter().all(|buffer| {
-            self.program.buffers()[*buffer].memory == self.program.devices()[step.device].memory
-                && (*buffer == state || self.computed_on[*buffer] == Some(step.device))
-        });
-        let is_plain = step.before.len() == 1 && step.before == step.after && step.log.is_none();
         let apart = self.sites.get(&step.device).is_some_and(|site| site.apart);
-        (here && is_plain && apart).then_some(step.device)
+        let here =
+            |buffer: &BufferId| self.program.buffers()[*buffer].memory == self.program.devices()[step.device].memory;
+        let computed_here = |buffer: &BufferId| here(buffer) && self.computed_on[*buffer] == Some(step.device);
+        let is_plain = step.before.len() == 1 && step.before == step.after && step.log.is_none();
+        let all_here = here(&state) && step.before.iter().chain(&step.gradients).all(computed_here);
+        (apart && is_plain && all_here).then_some(step.device)
     }
 
     /// Parameters, gradients and state are in the device's own memory.

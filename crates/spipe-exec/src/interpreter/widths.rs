@@ -1,7 +1,7 @@
 //! Numbers in the width in which they are held, and in that in which they are computed with.
 //!
-//! A device with a memory of its own computes in the width in which it holds numbers, but for denoising networks; CPU cores compute in f32, also where they stand
-//! for an accelerator that holds and sends 16 bits.
+//! A device with a memory of its own computes in the width in which it holds numbers, but for denoising networks; CPU cores compute
+//! in f32, also where they stand for an accelerator that holds and sends 16 bits.
 
 use super::Interpreter;
 use crate::checkpoint::LossScale;

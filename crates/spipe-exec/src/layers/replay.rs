@@ -3,7 +3,7 @@
 //! Burn's graph of a composite function keeps what every operation of it needs. On a GPU, where our kernels do not compute, that would
 //! be two f32 numbers of each score of an attention, where plans count one of the width that the device computes in.
 
-use super::Matrix;
+use super::{Matrix, product::Plain};
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
 use burn::backend::{
@@ -15,9 +15,6 @@ use burn::backend::{
     },
 };
 use std::fmt::Debug;
-
-#[expect(deprecated, reason = "it is what the product is asked to run on; flex is its successor")]
-type Plain = burn::backend::NdArray;
 
 /// A function of matrices by Burn's operations.
 pub(crate) trait Replayed<const N: usize>: Clone + Debug + Send + 'static {

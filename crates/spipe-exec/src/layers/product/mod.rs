@@ -34,7 +34,7 @@ use burn::{
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[expect(deprecated, reason = "it is what the product is asked to run on; flex is its successor")]
-type Plain = burn::backend::NdArray;
+pub(super) type Plain = burn::backend::NdArray;
 
 /// The products of one layer on one microbatch, in the order in which they were computed.
 #[derive(Clone, Debug)]
