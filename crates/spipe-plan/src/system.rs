@@ -170,6 +170,11 @@ impl System {
         }
     }
 
+    /// Whether GPUs behind one switch take turns with what they offload, as PipeOffload's do; those of others share it.
+    pub const fn staggers_offloads(self) -> bool {
+        matches!(self, Self::Gis | Self::GisH | Self::PoH | Self::PoF)
+    }
+
     /// Whether it also runs models forward only.
     pub const fn infers(self) -> bool {
         matches!(

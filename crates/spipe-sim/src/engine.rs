@@ -3,8 +3,9 @@
 use crate::{
     Iterations, Options,
     lanes::LaneSet,
-    memory::{Memories, opened, used, users},
+    memory::Memories,
     network::{Finish, Network},
+    uses::{opened, used, users},
 };
 use spipe_base::{ActionId, Bytes, IdleCause, LaneId, MemoryId, SimTime};
 use spipe_schedule::{Anchor, Outcome, Precedence, Program};
@@ -59,6 +60,26 @@ pub(crate) struct Round {
     pub first: Option<SimTime>,
     /// The last end, by lane.
     pub ends: Vec<SimTime>,
+}
+
+/// What an iteration begins with.
+#[derive(Clone)]
+struct Next {
+    /// How many precedences each action waits for.
+    waiting: Vec<u32>,
+    /// How many actions use each buffer.
+    users: Vec<u32>,
+}
+
+impl Next {
+    /// With precedences of at most that distance.
+    fn of(program: &Program, most: u8) -> Self {
+        let mut waiting = vec![0; program.actions().len()];
+        for precedence in program.precedences().iter().filter(|precedence| precedence.distance <= most) {
+            waiting[precedence.to.index()] += 1;
+        }
+        Self { waiting, users: users(program) }
+    }
 }
 
 /// Something that happens at a point in time. The order of variants is the order at one instant.
@@ -124,6 +145,8 @@ pub(crate) enum End {
 pub(crate) struct Engine<'a> {
     program: &'a Program,
     options: &'a Options,
+    /// What all iterations but the first begin with; nothing before the second.
+    next: Option<Next>,
     network: Network<'a>,
     pub memories: Memories,
     pub rounds: Vec<Round>,
@@ -147,6 +170,7 @@ impl<'a> Engine<'a> {
         Self {
             program,
             options,
+            next: None,
             network: Network::new(program.channels()),
             memories: Memories::new(program),
             rounds: Vec::new(),
@@ -243,15 +267,15 @@ impl<'a> Engine<'a> {
     /// Makes sure that the iteration has its states.
     fn round(&mut self, iteration: u32) {
         while self.rounds.len() <= iteration as usize {
-            let first = self.rounds.is_empty();
-            let mut states = vec![State::WAITING; self.program.actions().len()];
-            for precedence in self.program.precedences().iter().filter(|it| !first || it.distance == 0) {
-                states[precedence.to.index()].waiting += 1;
-            }
+            let next = match self.rounds.len() {
+                0 => Next::of(self.program, 0),
+                _ => self.next.get_or_insert_with(|| Next::of(self.program, u8::MAX)).clone(),
+            };
             self.memories.expect(self.program);
-            let (users, left) = (users(self.program), states.len());
+            let state = |waiting: u32| State { waiting, ..State::WAITING };
+            let states: Vec<State> = next.waiting.into_iter().map(state).collect();
             let ends = vec![SimTime::ZERO; self.program.lanes().len()];
-            self.rounds.push(Round { states, users, left, first: None, ends });
+            self.rounds.push(Round { left: states.len(), states, users: next.users, first: None, ends });
         }
     }
 
@@ -302,7 +326,7 @@ impl<'a> Engine<'a> {
         round.left -= 1;
         round.ends[self.program.actions()[action].lane.index()] = now;
         let mut released = false;
-        for buffer in used(&self.program.actions()[action]) {
+        used(&self.program.actions()[action], |buffer| {
             // None are counted of what is held throughout.
             let users = &mut round.users[buffer.index()];
             if *users == 1 {
@@ -310,7 +334,7 @@ impl<'a> Engine<'a> {
                 released = true;
             }
             *users = users.saturating_sub(1);
-        }
+        });
         if released {
             self.candidates.take_all(&mut self.parked);
         }
@@ -391,7 +415,7 @@ impl<'a> Engine<'a> {
                 return;
             }
         }
-        if self.memories.lacking(program, action).is_some() {
+        if self.memories.lacking(self.program, action).is_some() {
             self.parked.insert(lane);
             self.rounds[iteration as usize].states[action.index()].lacked_memory = true;
             return;
@@ -410,7 +434,7 @@ impl<'a> Engine<'a> {
         let program = self.program;
         let now = self.now;
         let this = &program.actions()[action];
-        for buffer in opened(program, this) {
+        for buffer in opened(program, &program.actions()[action]) {
             self.memories.open(program, buffer, now);
         }
         let round = &mut self.rounds[iteration as usize];

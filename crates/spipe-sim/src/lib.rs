@@ -15,16 +15,18 @@
 //! - Iterations follow each other until every action repeats with one period; the trace is that of the last iteration, and
 //!   its `iteration` is the period.
 
+mod critical;
 mod engine;
 mod lanes;
 mod memory;
 mod network;
 mod report;
 mod transfer;
+mod uses;
 
 pub use transfer::{Transfer, TransferError, transfers};
 
-use spipe_base::{ActionId, SimTime};
+use spipe_base::{ActionId, SimTime, StageId};
 use spipe_schedule::{Outcome, Program};
 use spipe_trace::{Status, Trace};
 use std::collections::BTreeMap;
@@ -80,6 +82,15 @@ pub fn iteration_time(program: &Program) -> Option<SimTime> {
     let mut engine = engine::Engine::new(program, &options);
     let end = engine.run();
     matches!(end, engine::End::Done { .. }).then(|| report::period(&options, &engine))
+}
+
+/// For how long a steady iteration waits for what is not a pass of a stage, by the stage for which that is done: recompute, steps, copies.
+/// These are on one chain of actions of which each starts when the one before lets it; there may be others as long.
+pub fn waits(program: &Program) -> BTreeMap<StageId, SimTime> {
+    let options = Options::default();
+    let mut engine = engine::Engine::new(program, &options);
+    let end = engine.run();
+    if matches!(end, engine::End::Done { .. }) { critical::waits(program, &engine) } else { BTreeMap::new() }
 }
 
 /// Whether the trace of a simulation could be finished.

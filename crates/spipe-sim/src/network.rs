@@ -3,13 +3,17 @@
 use spipe_base::{IdVec, LinkId, SimTime};
 use spipe_schedule::{Channel, Flow, Share};
 
+/// What rounding may take from the sum of peaks.
+const ROUNDING: f64 = 1.0 - 1e-9;
+
 /// The place of a flow among those under way.
 pub(crate) type Slot = usize;
 
 /// A flow under way.
 struct Moving<'a> {
     route: &'a [LinkId],
-    cap: f64,
+    /// Its rate if it had all channels to itself.
+    peak: f64,
     share: Share,
     /// Bytes left at `since`.
     left: f64,
@@ -21,14 +25,17 @@ struct Moving<'a> {
 
 /// Flows under way and the channels they share.
 ///
-/// A change affects only the flows that share a channel with it, directly or through others. Those get new rates by
-/// progressive filling: all rates rise together until a channel is full or a flow has reached its own cap; those flows are
-/// settled, and the others go on rising (Bertsekas, Gallager: Data Networks, section 6.5.2). Rates rise in proportion to the
-/// flows' weights, and those of a lower priority rise only once all of a higher one are settled.
+/// A change affects only the flows that share a channel with it, directly or through others; channels that are wide enough for all that
+/// their flows could move hold nobody back, and connect none. The others get new rates by progressive filling: all rates rise together
+/// until a channel is full or a flow has reached its own peak; those flows are settled, and the others go on rising (Bertsekas, Gallager:
+/// Data Networks, section 6.5.2). Rates rise in proportion to the flows' weights, and those of a lower priority rise only once all of a
+/// higher one are settled.
 pub(crate) struct Network<'a> {
     capacity: Vec<f64>,
     /// The flows on each channel.
     users: Vec<Vec<Slot>>,
+    /// What these would move at their peaks.
+    demand: Vec<f64>,
     flows: Vec<Option<Moving<'a>>>,
     /// One count per slot that only ever rises: slots are used again, and finish events of an earlier flow may still name them.
     versions: Vec<u32>,
@@ -69,6 +76,7 @@ impl<'a> Network<'a> {
         Self {
             capacity: channels.iter().map(|channel| channel.bandwidth.get()).collect(),
             users: vec![Vec::new(); channels.len()],
+            demand: vec![0.0; channels.len()],
             flows: Vec::new(),
             versions: Vec::new(),
             free: Vec::new(),
@@ -78,9 +86,11 @@ impl<'a> Network<'a> {
 
     /// Starts a flow of `bytes` for `owner`; finish times that change are appended to `finishes`.
     pub fn add(&mut self, now: SimTime, flow: &'a Flow, owner: u64, finishes: &mut Vec<Finish>) {
+        let cap = flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get());
+        let peak = flow.route.iter().map(|channel| self.capacity[channel.index()]).fold(cap, f64::min);
         let moving = Moving {
             route: &flow.route,
-            cap: flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get()),
+            peak,
             share: flow.share,
             left: flow.bytes.as_f64(),
             since: now,
@@ -97,17 +107,18 @@ impl<'a> Network<'a> {
                 self.flows.len() - 1
             }
         };
-        for channel in moving.route.iter() {
-            self.users[channel.index()].push(slot);
+        for channel in moving.route.iter().map(|channel| channel.index()) {
+            self.users[channel].push(slot);
+            self.demand[channel] += peak;
         }
-        let alone = moving.route.iter().all(|channel| self.users[channel.index()].len() == 1);
-        let best = moving.route.iter().map(|channel| self.capacity[channel.index()]).fold(moving.cap, f64::min);
+        let free = moving.route.iter().all(|channel| !self.binds(channel.index()));
         let route = moving.route;
         self.flows[slot] = Some(moving);
-        if alone {
-            self.set_rate(slot, best, now, finishes);
+        if free {
+            self.set_rate(slot, peak, now, finishes);
         } else {
-            self.share(route, now, finishes);
+            self.collect(route);
+            self.share(now, finishes);
         }
     }
 
@@ -118,18 +129,25 @@ impl<'a> Network<'a> {
 
     /// Takes a finished flow away; the others share what it leaves.
     pub fn remove(&mut self, slot: Slot, now: SimTime, finishes: &mut Vec<Finish>) {
+        // Channels that hold their flows back until now count as well.
+        let Some(flow) = self.flows[slot].as_ref() else { return };
+        self.collect(flow.route);
         let Some(flow) = self.flows[slot].take() else { return };
         self.versions[slot] = self.versions[slot].wrapping_add(1);
         self.free.push(slot);
-        let mut shared = false;
-        for channel in flow.route.iter() {
-            let users = &mut self.users[channel.index()];
+        for channel in flow.route.iter().map(|channel| channel.index()) {
+            let users = &mut self.users[channel];
             users.retain(|user| *user != slot);
-            shared |= !users.is_empty();
+            self.demand[channel] = if users.is_empty() { 0.0 } else { self.demand[channel] - flow.peak };
         }
-        if shared {
-            self.share(flow.route, now, finishes);
-        }
+        self.scratch.in_component[slot] = false;
+        self.scratch.component.retain(|other| *other != slot);
+        self.share(now, finishes);
+    }
+
+    /// Whether a channel could hold a flow back.
+    fn binds(&self, channel: usize) -> bool {
+        self.users[channel].len() > 1 && self.demand[channel] > self.capacity[channel] * ROUNDING
     }
 
     fn set_rate(&mut self, slot: Slot, rate: f64, now: SimTime, finishes: &mut Vec<Finish>) {
@@ -151,10 +169,9 @@ impl<'a> Network<'a> {
         finishes.push(Finish { slot, version: self.versions[slot], at: now + SimTime::ns(takes as u64) });
     }
 
-    /// Gives new rates to all flows that the channels of `route` connect.
-    fn share(&mut self, route: &[LinkId], now: SimTime, finishes: &mut Vec<Finish>) {
+    /// Gives new rates to all flows that were collected.
+    fn share(&mut self, now: SimTime, finishes: &mut Vec<Finish>) {
         let mut scratch = std::mem::take(&mut self.scratch);
-        self.collect(route, &mut scratch);
         for channel in &scratch.channels {
             scratch.left[*channel] = self.capacity[*channel];
         }
@@ -199,14 +216,18 @@ impl<'a> Network<'a> {
                     continue;
                 }
                 let weight = f64::from(flow.share.weight.get());
-                let limit = |channel: &LinkId| scratch.left[channel.index()] / scratch.open[channel.index()];
-                let bound = flow.route.iter().map(limit).fold(flow.cap / weight, f64::min);
+                let mut bound = flow.peak / weight;
+                for channel in flow.route.iter().map(|channel| channel.index()) {
+                    if scratch.seen_channel[channel] {
+                        bound = bound.min(scratch.left[channel] / scratch.open[channel]);
+                    }
+                }
                 if bound <= level * (1.0 + 1e-12) {
                     scratch.settled[slot] = true;
                     unsettled -= 1;
-                    for channel in flow.route {
-                        scratch.left[channel.index()] = (scratch.left[channel.index()] - level * weight).max(0.0);
-                        scratch.open[channel.index()] -= weight;
+                    for channel in flow.route.iter().map(|channel| channel.index()) {
+                        scratch.left[channel] = (scratch.left[channel] - level * weight).max(0.0);
+                        scratch.open[channel] -= weight;
                     }
                     self.set_rate(slot, level * weight, now, finishes);
                 }
@@ -214,47 +235,45 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// The lowest rate of weight 1 at which an unsettled flow is held back, by a channel or by its own cap.
+    /// The lowest rate of weight 1 at which an unsettled flow is held back, by a channel or by its own peak.
     fn next_level(&self, priority: u8, scratch: &Scratch) -> f64 {
-        let by_channel = scratch
-            .channels
-            .iter()
-            .filter(|channel| scratch.open[**channel] > 0.0)
-            .map(|channel| scratch.left[*channel] / scratch.open[*channel]);
-        let by_cap = scratch
-            .component
-            .iter()
-            .filter(|slot| !scratch.settled[**slot])
-            .filter_map(|slot| self.flows[*slot].as_ref())
-            .filter(|flow| flow.share.priority == priority)
-            .map(|flow| flow.cap / f64::from(flow.share.weight.get()));
-        by_channel.chain(by_cap).fold(f64::INFINITY, f64::min)
-    }
-
-    /// The channels and flows connected to `route`, flows in the order of their slots.
-    fn collect(&self, route: &[LinkId], scratch: &mut Scratch) {
-        for channel in route.iter().map(|channel| channel.index()) {
-            if !std::mem::replace(&mut scratch.seen_channel[channel], true) {
-                scratch.channels.push(channel);
+        let mut level = f64::INFINITY;
+        for channel in &scratch.channels {
+            if scratch.open[*channel] > 0.0 {
+                level = level.min(scratch.left[*channel] / scratch.open[*channel]);
             }
         }
+        for slot in scratch.component.iter().filter(|slot| !scratch.settled[**slot]) {
+            if let Some(flow) = self.flows[*slot].as_ref().filter(|flow| flow.share.priority == priority) {
+                level = level.min(flow.peak / f64::from(flow.share.weight.get()));
+            }
+        }
+        level
+    }
+
+    /// Collects the flows that channels connect to one over `route`, in the order of their slots, and these channels.
+    fn collect(&mut self, route: &[LinkId]) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        self.collect_channels(route, &mut scratch);
         let mut next = 0;
-        while next < scratch.channels.len() {
-            let channel = scratch.channels[next];
+        while let Some(channel) = scratch.channels.get(next).copied() {
             next += 1;
             for slot in &self.users[channel] {
-                if std::mem::replace(&mut scratch.in_component[*slot], true) {
-                    continue;
-                }
-                scratch.component.push(*slot);
-                let route = self.flows[*slot].iter().flat_map(|flow| flow.route.iter());
-                for channel in route.map(|channel| channel.index()) {
-                    if !std::mem::replace(&mut scratch.seen_channel[channel], true) {
-                        scratch.channels.push(channel);
-                    }
+                if !std::mem::replace(&mut scratch.in_component[*slot], true) {
+                    scratch.component.push(*slot);
+                    self.collect_channels(self.flows[*slot].as_ref().map_or(&[], |flow| flow.route), &mut scratch);
                 }
             }
         }
         scratch.component.sort_unstable();
+        self.scratch = scratch;
+    }
+
+    fn collect_channels(&self, route: &[LinkId], scratch: &mut Scratch) {
+        for channel in route.iter().map(|channel| channel.index()) {
+            if self.binds(channel) && !std::mem::replace(&mut scratch.seen_channel[channel], true) {
+                scratch.channels.push(channel);
+            }
+        }
     }
 }

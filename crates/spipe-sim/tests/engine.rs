@@ -236,3 +236,60 @@ proptest! {
         prop_assert_eq!(once(&program).trace, simulation.trace);
     }
 }
+
+/// 3 ms of something, a step of 5 ms with what it has written, and parameters that the next iteration begins with.
+#[test]
+fn an_iteration_waits_for_the_steps_on_its_circle() {
+    let mut builder = builder();
+    let memory = builder.memory("memory", None);
+    let device = builder.device("gpu0", memory, false);
+    let lane = |builder: &mut ProgramBuilder, word: &str| builder.lane(device, word, LaneRole::Channel);
+    let (first, second, third) = (lane(&mut builder, "a"), lane(&mut builder, "b"), lane(&mut builder, "c"));
+    let layers = LayerRange::new(LayerId::new(0), LayerId::new(0)).unwrap();
+    let parameters = builder.buffer(Content::Parameters(layers), memory, Bytes::new(1), Lifetime::Resident);
+    let content = Content::Gradients(layers);
+    let gradients = builder.buffer(content, memory, Bytes::new(1), Lifetime::Transient);
+    let step = |stage: u32, action: Action| Action {
+        kind: ActionKind::OptimizerStep,
+        subject: Subject::stage(StageId::new(stage)),
+        ..action
+    };
+    builder.action(Action {
+        reads: vec![Access::new(parameters, 0)],
+        writes: vec![Access::new(gradients, 1)],
+        ..act(first, 3_000_000)
+    });
+    builder.action(Action {
+        reads: vec![Access::new(gradients, 1), Access::new(parameters, 0)],
+        writes: vec![Access::new(parameters, 1)],
+        ..step(2, act(second, 5_000_000))
+    });
+    // Beside the circle.
+    builder.action(Action { reads: vec![Access::new(gradients, 1)], ..step(1, act(third, 4_000_000)) });
+    let program = builder.build().unwrap();
+    assert_eq!(simulate(&program, &Options::default()).trace.iteration, SimTime::ms(8));
+    let waits: Vec<(StageId, SimTime)> = spipe_sim::waits(&program).into_iter().collect();
+    assert_eq!(waits, [(StageId::new(2), SimTime::ms(5))]);
+}
+
+/// Two lanes take turns with room for one of them: who holds it is on the circle of who waits for it.
+#[test]
+fn an_iteration_waits_for_what_holds_the_memory_that_it_takes() {
+    let mut builder = builder();
+    let memory = builder.memory("memory", Some(Bytes::new(10)));
+    let device = builder.device("gpu0", memory, false);
+    let (first, second) = (builder.lane(device, "a", LaneRole::Channel), builder.lane(device, "b", LaneRole::Channel));
+    let content = Content::Workspace(StageId::new(0), MicrobatchId::new(0));
+    let buffer = builder.buffer(content, memory, Bytes::new(8), Lifetime::Transient);
+    builder.action(Action { writes: vec![Access::new(buffer, 1)], ..act(first, 1_000_000) });
+    builder.action(Action {
+        kind: ActionKind::Copy(Payload::Offload),
+        subject: Subject::stage(StageId::new(1)),
+        reads: vec![Access::new(buffer, 1)],
+        ..act(second, 5_000_000)
+    });
+    let program = builder.build().unwrap();
+    assert_eq!(simulate(&program, &Options::default()).trace.iteration, SimTime::ms(6));
+    let waits: Vec<(StageId, SimTime)> = spipe_sim::waits(&program).into_iter().collect();
+    assert_eq!(waits, [(StageId::new(1), SimTime::ms(5))]);
+}

@@ -71,17 +71,15 @@ impl Lowering<'_> {
         Crossing { here, copy: Some(copy) }
     }
 
-    /// The copy engine that moves bytes from one device's memory to another's: that of the GPU if one side is a CPU, a
-    /// channel of their link otherwise.
+    /// The stream that moves bytes from one device's memory to another's. It is apart from those that gradients and parameters take to and
+    /// from a socket that steps, so that what an iteration begins with need not wait for all that the one before it still writes back.
     pub(super) fn copy_lane(&mut self, from: DeviceId, to: DeviceId) -> LaneId {
         let is_cpu = |device| self.context.is_cpu(device);
+        let name = |device: DeviceId| &self.context.hardware.devices()[device].name;
         match (is_cpu(from), is_cpu(to)) {
-            (false, true) => self.builder.lane(from, LaneRole::D2h.name(), LaneRole::D2h),
-            (true, false) => self.builder.lane(to, LaneRole::H2d.name(), LaneRole::H2d),
-            _ => {
-                let other = self.context.hardware.devices()[to].name.clone();
-                self.builder.lane(from, &format!("to-{other}"), LaneRole::Channel)
-            }
+            (true, false) => self.builder.lane(to, &format!("from-{}", name(from)), LaneRole::H2d),
+            (false, true) => self.builder.lane(from, &format!("to-{}", name(to)), LaneRole::D2h),
+            _ => self.builder.lane(from, &format!("to-{}", name(to)), LaneRole::Channel),
         }
     }
 

@@ -79,7 +79,7 @@ impl<'a> Lowering<'a> {
             stepped: BTreeMap::new(),
             urgent_steps: placement.knobs.urgent_steps,
             shared: BTreeMap::new(),
-            offloads: Offloads::new(placement.offload_slots()),
+            offloads: Offloads::new(placement),
             faults: Faults::new(),
         };
         this.shared = Shared::all(&mut this);

@@ -1,7 +1,9 @@
 //! Saved activations on their way to the host and back.
 //!
-//! A device has one stream for both directions, and of the devices behind one switch only one copies in each direction at a
-//! time: while one GPU's activations leave, another's may return (Wan et al., PipeOffload, arXiv 2503.01328, section 4).
+//! A device has one stream for both directions. With PipeOffload's systems, of the devices behind one switch only one copies in each
+//! direction at a time: while one GPU's activations leave, another's may return (Wan et al., PipeOffload, arXiv 2503.01328, section 4).
+//! Their devices do as much in every round; where one has a warm-up that another one has not, turns that are fixed beforehand would let
+//! its first copies wait for the other's last.
 
 use super::Lowering;
 use crate::lower::flows::route;
@@ -10,6 +12,7 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, DeviceId, IdleCause, LaneRole, LinkId, MemoryId, MicrobatchId, Payload, SimTime,
     StageId, Subject,
 };
+use spipe_plan::Placement;
 use std::collections::BTreeMap;
 
 /// The share of a link's bandwidth beyond which a copy is held to fill it.
@@ -28,16 +31,19 @@ struct Traffic {
 pub(super) struct Offloads {
     /// How many activations may be on their way out of a device, and how many on their way in.
     slots: usize,
-    /// The copies over each link, by device.
+    /// Whether devices behind one switch take turns.
+    staggered: bool,
+    /// Where they do, the copies over each link, by device.
     over: BTreeMap<LinkId, BTreeMap<DeviceId, Vec<ActionId>>>,
     devices: BTreeMap<DeviceId, Traffic>,
     on_the_host: BTreeMap<(StageId, MicrobatchId), BufferId>,
 }
 
 impl Offloads {
-    pub fn new(slots: u64) -> Self {
-        let slots = usize::try_from(slots).unwrap_or(usize::MAX);
-        Self { slots, over: BTreeMap::new(), devices: BTreeMap::new(), on_the_host: BTreeMap::new() }
+    pub fn new(placement: &Placement) -> Self {
+        let slots = usize::try_from(placement.offload_slots()).unwrap_or(usize::MAX);
+        let staggered = placement.system.staggers_offloads();
+        Self { slots, staggered, over: BTreeMap::new(), devices: BTreeMap::new(), on_the_host: BTreeMap::new() }
     }
 }
 
@@ -83,7 +89,8 @@ impl Lowering<'_> {
         let here = &self.stations[stage];
         let (device, bytes) = (here.stage.device, here.offloaded);
         let flow = route(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault)).ok();
-        let links: Vec<LinkId> = flow.iter().flat_map(|flow| flow.route.iter().copied()).collect();
+        let flows = flow.iter().filter(|_| self.offloads.staggered);
+        let links: Vec<LinkId> = flows.flat_map(|flow| flow.route.iter().copied()).collect();
         let lane = self.builder.lane(device, "offload", LaneRole::Channel);
         let copy = self.builder.action(Action {
             lane,
