@@ -65,7 +65,10 @@ fn plan(instance: &Instance) -> Solution {
     let stop = AtomicBool::new(false);
     let options = Options { gap: 0.01, threads: 2, ..Options::default() };
     let systems = vec![System::OneForwardOneBackward];
-    planner("ilp").unwrap().plan(&Problem { context, systems, options, score: &score, stop: &stop }).unwrap()
+    planner("ilp")
+        .unwrap()
+        .plan(&Problem { context, systems, options, score: &score, waits: None, stop: &stop })
+        .unwrap()
 }
 
 fn plans(criterion: &mut Criterion) {

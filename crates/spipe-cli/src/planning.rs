@@ -319,7 +319,11 @@ fn one(
         spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
     };
     let stop = AtomicBool::new(false);
-    let problem = Problem { context, systems: request.systems.clone(), options, score: &score, stop: &stop };
+    let waits = |placement: &Placement| {
+        spipe_schedule::lower(&context, placement).ok().as_ref().map(spipe_sim::waits).unwrap_or_default()
+    };
+    let systems = request.systems.clone();
+    let problem = Problem { context, systems, options, score: &score, waits: Some(&waits), stop: &stop };
     // The other systems have a shape of their own, which heuristics for stages do not know.
     let stages = request.systems.iter().any(|system| spipe_planner::SYSTEMS.contains(system));
     match (planner.claim(), stages) {
@@ -350,7 +354,7 @@ pub fn fits(
     };
     let stop = AtomicBool::new(false);
     let options = Options { pins: pins.clone(), time_limit: limit, ..Options::default() };
-    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, stop: &stop };
+    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, waits: None, stop: &stop };
     spipe_planner::fits(&problem)
 }
 

@@ -196,7 +196,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             let Some(ways) = self.ways(seat, behind, deadline) else { return Vec::new() };
             let node = Node { seat, ways, behind };
             if seat.first {
-                return group.into_iter().map(|case| (case, trace(cases[case], &node))).collect();
+                return group.into_iter().map(|case| (case, trace(cases[case], &node, self.all_sockets))).collect();
             }
             if node.ways.iter().all(|ways| ways.list.is_empty()) {
                 return group.into_iter().map(|case| (case, None)).collect();
@@ -440,11 +440,14 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 }
 
-/// The division, and the decided case, that the shortest way from the first layer leads along.
-fn trace(case: &Case, first: &Node<'_>) -> Divided {
+/// The division, and the decided case, that the shortest way from the first layer leads along, what so many sockets step included.
+fn trace(case: &Case, first: &Node<'_>, sockets: f64) -> Divided {
     let ways = &first.ways[0].list;
-    let passes = |index: &usize| ways[*index].behind.passes;
-    let mut index = (0..ways.len()).min_by(|one, other| passes(one).total_cmp(&passes(other)))?;
+    let least = |index: &usize| {
+        let Behind { passes, sum, cycle, .. } = ways[*index].behind;
+        if sockets > 0.0 { passes.max(sum / sockets).max(cycle / sockets) } else { passes }
+    };
+    let mut index = (0..ways.len()).min_by(|one, other| least(one).total_cmp(&least(other)))?;
     let mut division = Division { ends: Vec::new(), recomputed: Vec::new() };
     let mut decided = case.clone();
     let (mut node, mut from) = (Some(first), 0);

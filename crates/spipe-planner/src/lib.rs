@@ -76,6 +76,7 @@ pub use fits::{Fit, fits};
 pub use pins::{Contradiction, Named, Pin, Pins};
 pub use problem::{
     Claim, Considered, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem, Score, Solution,
+    Waits,
 };
 
 /// The systems whose stages the planners search.

@@ -1,12 +1,15 @@
 //! What a planner is given and what it returns.
 
 use crate::{Pins, systems::Shortage};
-use spipe_base::{Bytes, SimTime};
+use spipe_base::{Bytes, SimTime, StageId};
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
-use std::{sync::atomic::AtomicBool, time::Duration};
+use std::{collections::BTreeMap, sync::atomic::AtomicBool, time::Duration};
 
 /// The simulated iteration of a placement; none if it does not run.
 pub type Score<'a> = dyn Fn(&Placement) -> Option<SimTime> + Sync + 'a;
+
+/// For how long the iteration of a placement waits for what its stages do beside their passes.
+pub type Waits<'a> = dyn Fn(&Placement) -> BTreeMap<StageId, SimTime> + Sync + 'a;
 
 /// The largest head start that planners try for the hybrid system.
 pub const LARGEST_HEAD_START: u64 = 2;
@@ -24,6 +27,8 @@ pub struct Problem<'a> {
     pub options: Options,
     /// Judges candidates.
     pub score: &'a Score<'a>,
+    /// Says what is worth changing in them, if that is known.
+    pub waits: Option<&'a Waits<'a>>,
     /// Set by someone else to end the search early; looked at between solves.
     pub stop: &'a AtomicBool,
 }

@@ -45,7 +45,14 @@ fn plan_scored(
     let stop = AtomicBool::new(stop);
     // The schedule that scores here knows no help of the host.
     let options = Options { host_help: false, ..options };
-    let problem = Problem { context: instance.context(), systems: System::ALL.to_vec(), options, score, stop: &stop };
+    let problem = Problem {
+        context: instance.context(),
+        systems: System::ALL.to_vec(),
+        options,
+        score,
+        waits: None,
+        stop: &stop,
+    };
     planner(name).unwrap().plan(&problem)
 }
 
@@ -135,7 +142,8 @@ fn no_systems_and_no_running_plans_are_errors() {
     let context = instance.context();
     let (score, stop) = (|_: &Placement| Some(SimTime::ms(1)), AtomicBool::new(false));
     for name in NAMES {
-        let problem = Problem { context, systems: vec![], options: Options::default(), score: &score, stop: &stop };
+        let problem =
+            Problem { context, systems: vec![], options: Options::default(), score: &score, waits: None, stop: &stop };
         assert_eq!(planner(name).unwrap().plan(&problem), Err(PlanError::NoSystem), "`{name}`");
         if name == "mobius-mip" {
             continue;

@@ -158,9 +158,11 @@ impl AtSeat<'_> {
         // Where nothing need be recomputed more steps on hosts are fewer on the device. Levels that differ by little become one.
         let mut levels = levels.peekable();
         while let Some(level) = levels.next() {
-            let (by_hosts, mut own) = (level.by_hosts, level.own);
+            let (mut by_hosts, mut own) = (level.by_hosts, level.own);
             while let Some(next) = levels.next_if(|next| level.own - next.own <= limit * LITTLE) {
-                own = next.own;
+                own = own.min(next.own);
+                by_hosts.layers = by_hosts.layers.min(next.by_hosts.layers);
+                by_hosts.least = by_hosts.least.min(next.by_hosts.least);
             }
             take(Due { recompute: 0.0, own, by_hosts });
         }

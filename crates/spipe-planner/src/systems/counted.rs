@@ -247,8 +247,14 @@ mod tests {
         let instance = Instance::new(&model_text(&[equal]), &machine_text(&machine), &workload(4, Mode::Train));
         let context = instance.context();
         let score = |_: &Placement| Some(SimTime::ms(1));
-        let problem =
-            Problem { context, systems: vec![system], options: Options::default(), score: &score, stop: &NEVER };
+        let problem = Problem {
+            context,
+            systems: vec![system],
+            options: Options::default(),
+            score: &score,
+            waits: None,
+            stop: &NEVER,
+        };
         let figures = Figures::new(context, &problem.options);
         let Counted { placements: list, least, .. } =
             placements(&figures, system, (f64::INFINITY, &Deadline::new(&problem)));

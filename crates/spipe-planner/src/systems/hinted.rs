@@ -3,7 +3,7 @@
 //! What the first layers of a GPU save may leave it, so that more of them are stepped there; what stays decides how much hosts have to
 //! step.
 
-use super::{apart::apart, shared_out};
+use super::{apart::apart, hosts::dealt_out, shared_out};
 use crate::{
     every::{orders, slots},
     figures::Figures,
@@ -17,8 +17,9 @@ use spipe_base::{DeviceId, StageId};
 use spipe_plan::{Context, Knobs, Placement, Stage, footprint};
 use std::collections::BTreeMap;
 
-/// How many layers more than with as much saved as possible each GPU steps.
-const MORE: std::ops::Range<usize> = 0..6;
+/// How many layers each GPU steps at least, of those that it can: that the first ones of a chain step as many as the last ones, which hold
+/// less, leaves sockets least to do when what they have stepped is needed next.
+const LEVELS: std::ops::Range<usize> = 0..6;
 
 /// How what a stage saves leaves its device.
 type Leave = fn(&Context<'_>, &Stage) -> Option<Stage>;
@@ -36,11 +37,14 @@ pub(super) fn placements(figures: &Figures<'_>, plain: &Placement) -> Vec<Placem
     let mut list: Vec<Placement> = Vec::new();
     for leave in [offloaded, recomputed] {
         for near in leaving(context, &fine, leave) {
-            let placement = shared_out(context, &near).unwrap_or(near);
-            for offload_slots in slots(context, &placement).into_iter().filter(even) {
-                for urgent_steps in orders(&placement) {
-                    let knobs = Knobs { offload_slots, urgent_steps: *urgent_steps, ..placement.knobs };
-                    list.push(placement.clone().with_knobs(knobs));
+            let dealt = dealt_out(context, &near);
+            let shared = shared_out(context, &near).unwrap_or(near);
+            for placement in dealt.into_iter().chain([shared]) {
+                for offload_slots in slots(context, &placement).into_iter().filter(even) {
+                    for urgent_steps in orders(&placement) {
+                        let knobs = Knobs { offload_slots, urgent_steps: *urgent_steps, ..placement.knobs };
+                        list.push(placement.clone().with_knobs(knobs));
+                    }
                 }
             }
         }
@@ -75,13 +79,13 @@ fn leaving(context: &Context<'_>, fine: &Placement, leave: Leave) -> Vec<Placeme
         (0..=most).map(|count| Some(own(context, &with(&|_| count)?, &by_gpu))).collect();
     let Some(own) = own else { return Vec::new() };
     let mut list: Vec<Placement> = Vec::new();
-    for more in MORE {
+    for level in LEVELS {
         // As few as that takes.
         let count = |gpu: DeviceId| {
             let at = |count: usize| own[count].get(&gpu).copied();
             let least = (0..=most).find_map(at)?;
             let largest = (0..=most).filter_map(at).max()?;
-            (0..=most).find(|count| at(*count).is_some_and(|own| own >= largest.min(least + more)))
+            (0..=most).find(|count| at(*count).is_some_and(|own| own >= largest.min(least.max(level))))
         };
         if by_gpu.keys().any(|gpu| count(*gpu).is_none()) {
             return list;

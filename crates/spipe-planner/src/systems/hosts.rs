@@ -75,6 +75,22 @@ pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option
     Some(shared).filter(|shared| shared != placement)
 }
 
+/// `placement` with what each GPU leaves to sockets dealt out to all on which it may be, stage by stage, so that they step at the same
+/// time what it needs next. None where there is no choice.
+pub(super) fn dealt_out(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
+    let mut dealt = placement.clone();
+    let mut left: BTreeMap<DeviceId, usize> = BTreeMap::new();
+    for stage in dealt.stages.iter_mut().filter(|stage| stage.optimizer.is_some()) {
+        let sockets = sockets(context, stage.device);
+        let count = left.entry(stage.device).or_default();
+        if let Some(socket) = sockets.get(*count % sockets.len().max(1)) {
+            *stage = on_socket(context, stage, *socket);
+        }
+        *count += 1;
+    }
+    Some(dealt).filter(|dealt| dealt != placement)
+}
+
 /// `placement` with what makes one socket fuller than those together on which its stages may have it on the emptiest of them, stage by
 /// stage.
 fn relieved(context: &Context<'_>, placement: &Placement, fuller: DeviceId) -> Option<Placement> {
@@ -142,5 +158,48 @@ impl<'c, 'a> Filled<'c, 'a> {
 
     fn take(&mut self, socket: DeviceId, bytes: f64) {
         *self.held.entry(self.memory(socket)).or_default() += bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
+    use spipe_base::LayerRange;
+    use spipe_cost::Mode;
+    use spipe_plan::System;
+
+    /// Six layers, three on each GPU, of which the first is stepped there.
+    fn stepped(sockets: usize) -> (Instance, Vec<Option<String>>) {
+        let times = [1, 1, 1];
+        let layer = LayerText { count: 6, times, slowdown: 9, parameters: 9, boundary: 1, saved: 1, workspace: 0 };
+        let machine = MachineText { gpus: vec![(900, 20); 2], root: 20, sockets: vec![8000; sockets] };
+        let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
+        let context = instance.context();
+        let stage = |layer: usize| {
+            let device = context.hardware.device(&format!("gpu{}", layer / 3)).unwrap();
+            let stage = Stage::new(device, LayerRange::new(layer.into(), layer.into()).unwrap());
+            let near = crate::systems::socket(&context, device).unwrap();
+            if layer.is_multiple_of(3) { stage } else { stage.with_optimizer_on(near) }
+        };
+        let placement = Placement::new(System::OneForwardOneBackward, (0..6).map(stage));
+        let dealt = dealt_out(&context, &placement);
+        assert_eq!(dealt.is_some(), sockets > 1);
+        let name = |socket: DeviceId| context.hardware.devices()[socket].name.clone();
+        let of = |stage: &Stage| stage.optimizer.map(name);
+        let steps = dealt.unwrap_or(placement).stages.iter().map(of).collect();
+        (instance, steps)
+    }
+
+    #[test]
+    fn what_a_gpu_leaves_is_dealt_out_to_all_sockets() {
+        let (_, steps) = stepped(2);
+        let steps: Vec<Option<&str>> = steps.iter().map(Option::as_deref).collect();
+        for of_gpu in steps.chunks(3) {
+            assert_eq!(of_gpu[0], None);
+            assert!(of_gpu[1].is_some() && of_gpu[2].is_some() && of_gpu[1] != of_gpu[2], "{steps:?}");
+        }
+        let (_, steps) = stepped(1);
+        assert_eq!(steps.iter().flatten().filter(|socket| *socket == "cpu0").count(), 4);
     }
 }

@@ -9,14 +9,13 @@ use spipe_plan::{Context, FEWEST_OFFLOAD_SLOTS, Knobs, Placement, Stage, System}
 /// How many layers cross a boundary.
 const CROSSING: [usize; 3] = [1, 1, 2];
 
-/// `placement` with one change; none where what was drawn cannot be changed. `help` says whether the host may do something for stages on
-/// GPUs.
+/// `placement` with one change, most of them of that stage; none where what was drawn cannot be changed. `help` says whether the host may do
+/// something for stages on GPUs.
 pub(super) fn changed(
     (context, help): (&Context<'_>, bool),
-    placement: &Placement,
+    (placement, id): (&Placement, StageId),
     random: &mut Rng,
 ) -> Option<Placement> {
-    let id = StageId::from(random.usize(..placement.stages.len()));
     let stage = placement.stages[id];
     let with = |stage: Stage| {
         let mut other = placement.clone();

@@ -5,6 +5,9 @@ use fastrand::Rng;
 use spipe_base::{DeviceId, StageId};
 use spipe_plan::{Context, Placement, Stage, footprint};
 
+/// How often steps make room where what is saved could as well: sockets have little time for them.
+const STEPS: f64 = 0.25;
+
 /// What leaves a device or comes back.
 type Change = (StageId, Stage);
 
@@ -17,7 +20,12 @@ pub(super) fn made((context, help): (&Context<'_>, bool), placement: Placement, 
         all.devices().into_iter().find(|device| left(context, &needs, *device).is_none())
     };
     while let Some(device) = full(&all) {
-        let (id, stage) = random.choice(leaving((context, help), &all, device))?;
+        let steps = |(id, stage): &Change| stage.optimizer != all.stages[*id].optimizer;
+        let (steps, saved): (Vec<Change>, Vec<Change>) =
+            leaving((context, help), &all, device).into_iter().partition(steps);
+        let steps_first = random.f64() < STEPS;
+        let [one, other] = if steps_first { [steps, saved] } else { [saved, steps] };
+        let (id, stage) = random.choice(one).or_else(|| random.choice(other))?;
         all.stages[id] = stage;
     }
     Some(all)

@@ -34,7 +34,7 @@ fn annealed(instance: &Instance, threads: usize, most: usize) -> (SimTime, Score
     let figures = Figures::new(context, &options);
     let score = |placement: &Placement| estimate(&figures, placement).map(|ms| SimTime::ns((ms * 1e6) as u64));
     let systems = vec![System::OneForwardOneBackward];
-    let problem = Problem { context, systems, options, score: &score, stop: &NEVER };
+    let problem = Problem { context, systems, options, score: &score, waits: None, stop: &NEVER };
     let start = (score(&start).unwrap(), start);
     let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let (best, examined) = pool.install(|| anneal(&problem, &Deadline::new(&problem), (start.clone(), most)));
@@ -86,4 +86,22 @@ fn what_leaves_makes_room_and_what_room_there_is_gets_used() {
         // Nothing more fits.
         assert_eq!(all, (0..40).fold(all.clone(), |placement, _| room::used(&context, placement, &mut random)));
     }
+}
+
+#[test]
+fn half_of_the_changes_are_of_what_is_waited_for() {
+    let instance = crowded();
+    let gpu = instance.context().hardware.device("gpu0").unwrap();
+    let layers = |layer: usize| LayerRange::new(layer.into(), layer.into()).unwrap();
+    let placement = Placement::new(System::OneForwardOneBackward, (0..12).map(|layer| Stage::new(gpu, layers(layer))));
+    let waits = [(StageId::new(3), 1.0), (StageId::new(7), 4.0)];
+    let mut random = Rng::with_seed(SEED);
+    let mut drawn = |waits: &[(StageId, f64)]| {
+        let mut counts = [0; 12];
+        (0..12_000).for_each(|_| counts[stage(&placement, waits, &mut random).index()] += 1);
+        counts
+    };
+    let (counts, none) = (drawn(&waits), drawn(&[]));
+    assert!((1900..2100).contains(&counts[3]) && (4800..5200).contains(&counts[7]), "{counts:?}");
+    assert!(counts[0] > 400 && none.iter().all(|count| (850..1150).contains(count)), "{counts:?} {none:?}");
 }
