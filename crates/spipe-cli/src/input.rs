@@ -1,7 +1,7 @@
 //! Models, profiles, plans and traces from paths, or from the names of shipped files.
 
 use crate::Failure;
-use spipe_base::{Diagnostic, Position, Seconds};
+use spipe_base::{Bytes, Diagnostic, Position, Seconds};
 use spipe_cost::Mode;
 use spipe_hardware::Hardware;
 use spipe_model::{Architecture, Model};
@@ -11,6 +11,9 @@ use std::{io::Read, time::Duration};
 
 /// No work takes longer.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// What is no ordinary file is read up to here: it may have no end.
+const LONGEST_STREAM: u64 = 1 << 30;
 
 /// The text of a file, or of stdin for `-`.
 pub fn text(path: &str) -> Result<String, Failure> {
@@ -27,7 +30,18 @@ pub fn bytes(path: &str) -> Result<Vec<u8>, Failure> {
         std::io::stdin().read_to_end(&mut bytes).map_err(|error| Failure::file("stdin", "read", &error))?;
         return Ok(bytes);
     }
-    std::fs::read(path).map_err(|error| Failure::file(path, "read", &error))
+    let fail = |error: std::io::Error| Failure::file(path, "read", &error);
+    if std::fs::metadata(path).map_err(fail)?.is_file() {
+        return std::fs::read(path).map_err(fail);
+    }
+    let mut bytes = Vec::new();
+    let stream = std::fs::File::open(path).map_err(fail)?;
+    stream.take(LONGEST_STREAM + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 > LONGEST_STREAM {
+        let message = format!("`{path}` goes on after {}, and may have no end", Bytes::new(LONGEST_STREAM));
+        return Err(Failure::argument(message, "write what is needed of it into a file"));
+    }
+    Ok(bytes)
 }
 
 /// A model by path or name.

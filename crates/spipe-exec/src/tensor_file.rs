@@ -85,10 +85,18 @@ pub(crate) struct TensorFile {
     start: u64,
 }
 
+/// Opens an ordinary file; whoever opens a pipe would wait for somebody to write to it.
+pub(crate) fn open_ordinary(path: &Path) -> io::Result<File> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no ordinary file"));
+    }
+    File::open(path)
+}
+
 impl TensorFile {
     /// Opens a file and reads its header.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let mut file = File::open(path)?;
+        let mut file = open_ordinary(path)?;
         let length = file.metadata()?.len();
         let damaged = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let mut prefix = [0; 8];

@@ -5,7 +5,7 @@ use crate::{
     engine::{End, Engine, Round},
     memory::{Change, Memories},
 };
-use spipe_base::{ActionId, Bytes, IdVec, LaneId, MemoryId, SimTime};
+use spipe_base::{ActionId, BufferId, Bytes, IdVec, LaneId, MemoryId, SimTime};
 use spipe_schedule::Program;
 use spipe_trace::{
     Arrow, FORMAT_VERSION, Holder, Lane, MemoryTrack, Origin, Sample, Shortage, Span, Status, Trace, idle_intervals,
@@ -218,35 +218,38 @@ fn count(changes: impl Iterator<Item = Change>, held: &mut [u32]) {
 
 /// Who holds how much of each memory where each buffer is held so often, the largest first.
 fn holders(program: &Program, held: &[u32]) -> IdVec<MemoryId, Vec<Holder>> {
-    let none = || BTreeMap::<String, (Bytes, u64)>::new();
+    let none = BTreeMap::<String, Group>::new;
     let mut groups: IdVec<MemoryId, _> = program.memories().iter().map(|_| none()).collect();
     for (buffer, this) in program.buffers().enumerate().filter(|(buffer, _)| held[buffer.index()] > 0) {
         let count = u64::from(held[buffer.index()]);
-        let group = groups[this.memory].entry(this.content.group()).or_default();
-        group.0 += this.bytes * count;
-        group.1 += if this.content.microbatch().is_some() { count } else { 0 };
+        let first = Group { first: buffer, bytes: Bytes::ZERO, microbatches: 0 };
+        let group = groups[this.memory].entry(this.content.group()).or_insert(first);
+        group.bytes += this.bytes * count;
+        group.microbatches += if this.content.microbatch().is_some() { count } else { 0 };
     }
     groups.into_iter().map(largest).collect()
 }
 
-/// The largest groups by bytes; the number is that of their microbatches.
-fn largest(groups: BTreeMap<String, (Bytes, u64)>) -> Vec<Holder> {
-    let mut holders: Vec<Holder> = groups
-        .into_iter()
-        .filter(|(_, (bytes, _))| *bytes > Bytes::ZERO)
-        .map(|(what, (bytes, microbatches))| {
-            let what = match microbatches {
-                0 => what,
-                1 => format!("{what} (1 microbatch)"),
-                more => format!("{what} ({more} microbatches)"),
-            };
-            Holder { what, bytes }
-        })
-        .collect();
-    // The groups come sorted by name, which is then the order among equals.
-    holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
-    holders.truncate(HOLDERS);
-    holders
+/// Buffers that hold the same for several microbatches.
+struct Group {
+    first: BufferId,
+    bytes: Bytes,
+    microbatches: u64,
+}
+
+/// The largest groups by bytes, those first among equals that the program names first.
+fn largest(groups: BTreeMap<String, Group>) -> Vec<Holder> {
+    let mut groups: Vec<(String, Group)> = groups.into_iter().filter(|(_, group)| group.bytes > Bytes::ZERO).collect();
+    groups.sort_by_key(|(_, group)| (std::cmp::Reverse(group.bytes), group.first));
+    let holder = |(what, Group { bytes, microbatches, .. }): (String, Group)| {
+        let what = match microbatches {
+            0 => what,
+            1 => format!("{what} (1 microbatch)"),
+            more => format!("{what} ({more} microbatches)"),
+        };
+        Holder { what, bytes }
+    };
+    groups.into_iter().take(HOLDERS).map(holder).collect()
 }
 
 fn shortage(program: &Program, engine: &Engine<'_>, end: &End) -> Shortage {

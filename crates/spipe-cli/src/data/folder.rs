@@ -14,8 +14,14 @@ pub fn images(path: &str, shape: ImageShape) -> Result<Images, Failure> {
         let hint = format!("name a folder with a folder of images for each class, or `{SYNTHETIC}`");
         return Err(Diagnostic::error(format!("`{path}` is no folder of images")).hint(hint).into());
     }
+    let (classes, others): (Vec<PathBuf>, Vec<PathBuf>) =
+        entries(Path::new(path))?.into_iter().partition(|entry| entry.is_dir());
+    if classes.is_empty() && others.iter().any(|file| is_image(file)) {
+        let message = format!("the images of `{path}` are in no class");
+        return Err(Diagnostic::error(message).hint("put them into a folder for each class there").into());
+    }
     let mut files: Vec<(PathBuf, u32)> = Vec::new();
-    for (class, folder) in (0..).zip(entries(Path::new(path))?.into_iter().filter(|entry| entry.is_dir())) {
+    for (class, folder) in (0..).zip(classes) {
         files.extend(entries(&folder)?.into_iter().filter(|file| is_image(file)).map(|file| (file, class)));
     }
     let read: Vec<Result<(Vec<u8>, u32), Diagnostic>> =
@@ -97,5 +103,8 @@ mod tests {
         let empty = tempfile::tempdir().unwrap();
         let none = super::images(&empty.path().display().to_string(), shape).unwrap_err().to_string();
         assert!(none.contains("there are no images"), "{none}");
+        image::RgbImage::new(2, 2).save(empty.path().join("a.png")).unwrap();
+        let loose = super::images(&empty.path().display().to_string(), shape).unwrap_err().to_string();
+        assert!(loose.contains("are in no class\nhint: put them into a folder for each class"), "{loose}");
     }
 }

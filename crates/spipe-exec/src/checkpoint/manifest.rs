@@ -1,12 +1,11 @@
 //! The small file that says what a checkpoint is, and that all of it is there.
 
 use super::{CheckpointError, MANIFEST, OPTIMIZER, WEIGHTS, name};
-use crate::{AdamW, Data, Options};
+use crate::{AdamW, Data, Options, tensor_file::open_ordinary};
 use serde::{Deserialize, Serialize};
 use spipe_plan::Plan;
 use std::{
     collections::BTreeMap,
-    fs::File,
     io::{self, Read},
     path::Path,
 };
@@ -41,6 +40,9 @@ pub(crate) struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
     pub files: BTreeMap<String, Sum>,
+    /// Of all that is above, as it is written; not in checkpoints that were written before it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crc32: Option<u32>,
 }
 
 /// What the next loss is multiplied with, and how many steps in a row have not overflowed.
@@ -126,13 +128,29 @@ impl Manifest {
             optimizer_steps,
             loss_scale,
             files,
+            crc32: None,
         }
+    }
+
+    /// Its text, with its own sum.
+    pub fn text(&self) -> Result<String, serde_json::Error> {
+        let mut text = serde_json::to_string_pretty(&Self { crc32: Some(self.sum()?), ..self.clone() })?;
+        text.push('\n');
+        Ok(text)
+    }
+
+    fn sum(&self) -> Result<u32, serde_json::Error> {
+        Ok(crc32fast::hash(&serde_json::to_vec(&Self { crc32: None, ..self.clone() })?))
     }
 
     /// Reads a checkpoint's manifest, and its files as far as their sums go.
     pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
         let damaged = |reason: String| CheckpointError::Damaged { path: checkpoint.into(), reason };
-        let text = std::fs::read(checkpoint.join(MANIFEST))
+        let text = open_ordinary(&checkpoint.join(MANIFEST))
+            .and_then(|mut file| {
+                let mut text = Vec::new();
+                file.read_to_end(&mut text).map(|_| text)
+            })
             .map_err(|error| damaged(format!("`{MANIFEST}` cannot be read: {error}")))?;
         let manifest: Self =
             serde_json::from_slice(&text).map_err(|error| damaged(format!("`{MANIFEST}` is not valid: {error}")))?;
@@ -141,6 +159,10 @@ impl Manifest {
                 "its format-version is {}, this program reads {FORMAT_VERSION}",
                 manifest.format_version
             )));
+        }
+        let own = manifest.sum().map_err(|error| damaged(error.to_string()))?;
+        if manifest.crc32.is_some_and(|written| written != own) {
+            return Err(damaged(format!("`{MANIFEST}` is not what was written")));
         }
         if checkpoint.file_name().is_none_or(|found| found != name(manifest.step).as_str()) {
             return Err(damaged(format!("`{MANIFEST}` is that of step {}", manifest.step)));
@@ -162,7 +184,7 @@ impl Manifest {
 }
 
 fn sum(path: &Path) -> io::Result<Sum> {
-    let mut file = File::open(path)?;
+    let mut file = open_ordinary(path)?;
     let (mut hasher, mut bytes, mut buffer) = (crc32fast::Hasher::new(), 0, vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer)? {

@@ -140,6 +140,16 @@ fn damaged_checkpoints_are_passed_over() {
     let manifest = fs::read(newer.join("checkpoint.json")).unwrap();
     let cut = said(&|| fs::write(newer.join("checkpoint.json"), &manifest[..40]).unwrap());
     assert!(cut.contains("`checkpoint.json` is not valid"), "{cut}");
+    let other = String::from_utf8(manifest.clone()).unwrap().replace("\"seed\": 7", "\"seed\": 9");
+    assert_ne!(other.as_bytes(), manifest);
+    let changed = said(&|| fs::write(newer.join("checkpoint.json"), &other).unwrap());
+    assert!(changed.contains("`checkpoint.json` is not what was written"), "{changed}");
+    fs::write(newer.join("checkpoint.json"), &manifest).unwrap();
+    let odd = said(&|| {
+        fs::remove_file(newer.join(OPTIMIZER)).unwrap();
+        fs::create_dir(newer.join(OPTIMIZER)).unwrap();
+    });
+    assert!(odd.contains("`optimizer.safetensors` cannot be read: it is no ordinary file"), "{odd}");
     fs::remove_file(newer.join("checkpoint.json")).unwrap();
     fs::remove_file(older.join(OPTIMIZER)).unwrap();
     let error = Checkpoint::newest(folder.path()).unwrap_err();

@@ -120,8 +120,7 @@ impl<'a> Writer<'a> {
         })?;
         files.insert(OPTIMIZER.to_owned(), optimizer);
         let manifest = Manifest::new(&self.identity, step, (optimizer_steps, state.loss_scale()), files);
-        let mut text = serde_json::to_string_pretty(&manifest).map_err(io::Error::other)?;
-        text.push('\n');
+        let text = manifest.text().map_err(io::Error::other)?;
         let mut sink = self.disk.create(&folder.join(MANIFEST))?;
         sink.write_all(text.as_bytes())?;
         sink.sync()?;

@@ -410,7 +410,7 @@ impl<'s, 'a> Search<'s, 'a> {
             examined,
             solves: self.solves,
             cases: self.cases.max(self.systems.len()),
-            considered: self.systems.iter().map(considered).collect(),
+            considered: each_once(self.systems.iter().map(considered)),
         })
     }
 
@@ -429,6 +429,24 @@ impl<'s, 'a> Search<'s, 'a> {
             (None, None) => refusal::without_shortage(self.problem, &candidates, examined),
         }
     }
+}
+
+/// What is known of each system, once: a plan to begin with is improved beside what is planned for its system.
+fn each_once(all: impl Iterator<Item = Considered>) -> Vec<Considered> {
+    let mut list: Vec<Considered> = Vec::new();
+    for next in all {
+        let Some(known) = list.iter_mut().find(|known| known.system == next.system) else {
+            list.push(next);
+            continue;
+        };
+        // Both bound all placements of the system.
+        known.simulated = [known.simulated, next.simulated].into_iter().flatten().min();
+        known.bound = [known.bound, next.bound].into_iter().flatten().max();
+        known.bound = [known.bound, known.simulated].into_iter().flatten().min();
+        known.skipped &= next.skipped;
+        known.examined += next.examined;
+    }
+    list
 }
 
 /// Whether the candidates of a system are all its placements.
