@@ -445,7 +445,7 @@ fn trace(case: &Case, first: &Node<'_>, sockets: f64) -> Divided {
     let ways = &first.ways[0].list;
     let least = |index: &usize| {
         let Behind { passes, sum, cycle, .. } = ways[*index].behind;
-        if sockets > 0.0 { passes.max(sum / sockets).max(cycle / sockets) } else { passes }
+        passes.max(sum.max(cycle) / sockets.max(1.0))
     };
     let mut index = (0..ways.len()).min_by(|one, other| least(one).total_cmp(&least(other)))?;
     let mut division = Division { ends: Vec::new(), recomputed: Vec::new() };

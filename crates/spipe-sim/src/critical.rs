@@ -1,6 +1,6 @@
 //! What the length of an iteration hangs on: a circle of actions in which each starts when the one before lets it.
 
-use crate::engine::Engine;
+use crate::{Options, engine::Engine, report};
 use spipe_base::{ActionId, ActionKind, SimTime, StageId};
 use spipe_schedule::{Anchor, Precedence, Program};
 use std::collections::BTreeMap;
@@ -24,12 +24,13 @@ struct Steady<'e, 'a> {
 
 /// For how long an iteration waits for what is not a pass of a stage, by the stage for which that is done; nothing where iterations do not
 /// repeat each other.
-pub(crate) fn waits(program: &Program, engine: &Engine<'_>) -> BTreeMap<StageId, SimTime> {
+pub(crate) fn waits(program: &Program, options: &Options, engine: &Engine<'_>) -> BTreeMap<StageId, SimTime> {
     let mut waits: BTreeMap<StageId, SimTime> = BTreeMap::new();
     if !engine.repeats() {
         return waits;
     }
-    let (circle, iterations) = Steady::new(program, engine).circle();
+    let circle = Steady::new(program, engine, report::period(options, engine)).circle();
+    let Some((circle, iterations)) = circle else { return waits };
     for (action, time) in circle {
         let action = &program.actions()[action];
         if let Some(stage) = action.subject.stage.filter(|_| !passes(action.kind)) {
@@ -46,7 +47,7 @@ const fn passes(kind: ActionKind) -> bool {
 }
 
 impl<'e, 'a> Steady<'e, 'a> {
-    fn new(program: &'a Program, engine: &'e Engine<'a>) -> Self {
+    fn new(program: &'a Program, engine: &'e Engine<'a>, period: SimTime) -> Self {
         let mut before = vec![Vec::new(); program.actions().len()];
         for precedence in program.precedences() {
             before[precedence.to.index()].push(precedence);
@@ -60,9 +61,7 @@ impl<'e, 'a> Steady<'e, 'a> {
                 in_lane[first.index()] = Some((*last, 1));
             }
         }
-        let last = engine.whole() as usize - 1;
-        let first = |round: usize| engine.rounds[round].first.unwrap_or_default();
-        let period = (first(last) - first(last - 1)).as_ns() as i64;
+        let period = period.as_ns() as i64;
         let mut this = Self { program, engine, period, before, in_lane, ends: Vec::new() };
         this.ends = program.actions().ids().map(|action| (this.end((0, action)), action)).collect();
         this.ends.sort_unstable();
@@ -79,15 +78,15 @@ impl<'e, 'a> Steady<'e, 'a> {
         last.states[action.index()].end.as_ns() as i64 - back * self.period
     }
 
-    /// The actions of a circle, each with the time from its start to that of the next, and how many iterations it goes through.
-    fn circle(&self) -> (Vec<(ActionId, u64)>, u64) {
-        let Some(first) = self.program.actions().ids().min_by_key(|action| self.start((0, *action))) else {
-            return (Vec::new(), 1);
-        };
+    /// The actions of a circle, each with the time from its start to that of the next, and how many iterations it goes through; none where
+    /// the chain of who let whom start is lost.
+    fn circle(&self) -> Option<(Vec<(ActionId, u64)>, u64)> {
+        let first = self.program.actions().ids().min_by_key(|action| self.start((0, *action)))?;
         let (mut at, mut chain): (At, Vec<At>) = ((0, first), vec![(0, first)]);
         let mut seen: BTreeMap<ActionId, usize> = BTreeMap::from([(first, 0)]);
-        while let Some(before) = self.let_start(at) {
-            // An action that took no time may have let itself start by way of others that take none.
+        // Actions that take no time may let each other start within an iteration for ever: then most of the chain has been seen before.
+        while seen.len() >= chain.len() / 2 {
+            let before = self.let_start(at)?;
             let known = seen.get(&before.1).copied().filter(|place| chain[*place].0 < before.0);
             if let Some(place) = known {
                 let iterations = (before.0 - chain[place].0) as u64;
@@ -95,16 +94,13 @@ impl<'e, 'a> Steady<'e, 'a> {
                 let times = chain[place..]
                     .windows(2)
                     .map(|pair| (pair[1].1, (self.start(pair[0]) - self.start(pair[1])) as u64));
-                return (times.collect(), iterations);
-            }
-            if seen.len() < chain.len() / 2 {
-                break;
+                return Some((times.collect(), iterations));
             }
             seen.entry(before.1).or_insert(chain.len());
             chain.push(before);
             at = before;
         }
-        (Vec::new(), 1)
+        None
     }
 
     /// Who let an action start: data or an edge, its lane, or who gave back the memory that it takes.

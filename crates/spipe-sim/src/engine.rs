@@ -3,9 +3,8 @@
 use crate::{
     Iterations, Options,
     lanes::LaneSet,
-    memory::Memories,
+    memory::{Memories, opened, used, users},
     network::{Finish, Network},
-    uses::{opened, used, users},
 };
 use spipe_base::{ActionId, Bytes, IdleCause, LaneId, MemoryId, SimTime};
 use spipe_schedule::{Anchor, Outcome, Precedence, Program};
@@ -415,7 +414,7 @@ impl<'a> Engine<'a> {
                 return;
             }
         }
-        if self.memories.lacking(self.program, action).is_some() {
+        if self.memories.lacking(program, action).is_some() {
             self.parked.insert(lane);
             self.rounds[iteration as usize].states[action.index()].lacked_memory = true;
             return;
@@ -434,7 +433,7 @@ impl<'a> Engine<'a> {
         let program = self.program;
         let now = self.now;
         let this = &program.actions()[action];
-        for buffer in opened(program, &program.actions()[action]) {
+        for buffer in opened(program, this) {
             self.memories.open(program, buffer, now);
         }
         let round = &mut self.rounds[iteration as usize];

@@ -22,7 +22,6 @@ mod memory;
 mod network;
 mod report;
 mod transfer;
-mod uses;
 
 pub use transfer::{Transfer, TransferError, transfers};
 
@@ -85,12 +84,12 @@ pub fn iteration_time(program: &Program) -> Option<SimTime> {
 }
 
 /// For how long a steady iteration waits for what is not a pass of a stage, by the stage for which that is done: recompute, steps, copies.
-/// These are on one chain of actions of which each starts when the one before lets it; there may be others as long.
+/// These are on one circle of actions of which each starts when the one before lets it; there may be others as long.
 pub fn waits(program: &Program) -> BTreeMap<StageId, SimTime> {
     let options = Options::default();
     let mut engine = engine::Engine::new(program, &options);
     let end = engine.run();
-    if matches!(end, engine::End::Done { .. }) { critical::waits(program, &engine) } else { BTreeMap::new() }
+    if matches!(end, engine::End::Done { .. }) { critical::waits(program, &options, &engine) } else { BTreeMap::new() }
 }
 
 /// Whether the trace of a simulation could be finished.

@@ -1,8 +1,7 @@
 //! What memories hold, and since when.
 
-use crate::uses::opened;
 use spipe_base::{ActionId, BufferId, Bytes, IdVec, MemoryId, SimTime};
-use spipe_schedule::{Lifetime, Program};
+use spipe_schedule::{Access, Action, Lifetime, Program};
 
 /// A change of what a memory holds.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +36,49 @@ impl Changes {
     }
 }
 
+/// The buffers that an action takes room for when it starts.
+pub(crate) fn opened<'a>(program: &'a Program, action: &'a Action) -> impl Iterator<Item = BufferId> + 'a {
+    let opens = |write: &&Access| {
+        write.version == 1
+            && matches!(program.buffers()[write.buffer].lifetime, Lifetime::Transient | Lifetime::Leaves { .. })
+    };
+    action.writes.iter().filter(opens).map(|write| write.buffer)
+}
+
+/// Calls `each` with the buffers that an action reads or writes, each once.
+pub(crate) fn used(action: &Action, mut each: impl FnMut(BufferId)) {
+    // Plain loops: this is asked of every action that ends.
+    let among = |list: &[Access], buffer: BufferId| list.iter().any(|access| access.buffer == buffer);
+    for (index, read) in action.reads.iter().enumerate() {
+        if !among(&action.reads[..index], read.buffer) {
+            each(read.buffer);
+        }
+    }
+    for (index, write) in action.writes.iter().enumerate() {
+        if !among(&action.reads, write.buffer) && !among(&action.writes[..index], write.buffer) {
+            each(write.buffer);
+        }
+    }
+}
+
+/// How many actions use each buffer that is given back in the iteration; none of the others.
+pub(crate) fn users(program: &Program) -> Vec<u32> {
+    let mut users = vec![0; program.buffers().len()];
+    for action in program.actions() {
+        used(action, |buffer| {
+            if matches!(program.buffers()[buffer].lifetime, Lifetime::Transient | Lifetime::Arrives) {
+                users[buffer.index()] += 1;
+            }
+        });
+    }
+    users
+}
+
 /// The memories of a program while it runs.
 pub(crate) struct Memories {
     pub held: IdVec<MemoryId, Bytes>,
     capacity: IdVec<MemoryId, Option<Bytes>>,
+    limited: bool,
     /// How often each buffer was held before the changes that are remembered.
     pub before: Vec<u32>,
     /// The memories that held something before them.
@@ -55,6 +93,7 @@ impl Memories {
         let mut this = Self {
             held: memories.iter().map(|_| Bytes::ZERO).collect(),
             capacity: memories.iter().map(|memory| memory.capacity).collect(),
+            limited: memories.iter().any(|memory| memory.capacity.is_some()),
             before: vec![0; program.buffers().len()],
             touched: memories.iter().map(|_| false).collect(),
             changes: Changes::default(),
@@ -95,6 +134,9 @@ impl Memories {
 
     /// The first memory that has no room for what `action` takes when it starts, with that.
     pub fn lacking(&self, program: &Program, action: ActionId) -> Option<(MemoryId, Bytes)> {
+        if !self.limited {
+            return None;
+        }
         let action = &program.actions()[action];
         let buffers = || opened(program, action).map(|buffer| &program.buffers()[buffer]);
         buffers().find_map(|buffer| {

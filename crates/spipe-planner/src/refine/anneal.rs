@@ -49,7 +49,7 @@ pub(crate) fn anneal(
 ) -> (Scored, usize) {
     let mut random = Rng::with_seed(SEED);
     let (mut here, mut best) = (start.clone(), start);
-    let mut waits = waits(problem, &here.1);
+    let mut waits = waited_for(problem, &here.1);
     let mut examined = 0;
     let time = deadline.left().as_secs_f64();
     while examined < most && !deadline.over() {
@@ -68,7 +68,7 @@ pub(crate) fn anneal(
         let accepted: Vec<Option<Scored>> = seeds.into_par_iter().map(accepted).collect();
         if let Some(next) = accepted.into_iter().flatten().min_by_key(|(time, _)| *time) {
             here = next;
-            waits = self::waits(problem, &here.1);
+            waits = waited_for(problem, &here.1);
             if here.0 < best.0 {
                 best = here.clone();
             }
@@ -78,7 +78,7 @@ pub(crate) fn anneal(
 }
 
 /// The stages for which a placement waits, each with the sum of how long it waits for it and those before it, in ms.
-fn waits(problem: &Problem<'_>, placement: &Placement) -> Vec<(StageId, f64)> {
+fn waited_for(problem: &Problem<'_>, placement: &Placement) -> Vec<(StageId, f64)> {
     let waits = problem.waits.map(|waits| waits(placement)).unwrap_or_default();
     let sum = |sum: &mut f64, (stage, time): (StageId, SimTime)| {
         *sum += time.to_ms();

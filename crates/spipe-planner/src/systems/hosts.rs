@@ -79,10 +79,10 @@ pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option
 /// time what it needs next. None where there is no choice.
 pub(super) fn dealt_out(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let mut dealt = placement.clone();
-    let mut left: BTreeMap<DeviceId, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<DeviceId, usize> = BTreeMap::new();
     for stage in dealt.stages.iter_mut().filter(|stage| stage.optimizer.is_some()) {
         let sockets = sockets(context, stage.device);
-        let count = left.entry(stage.device).or_default();
+        let count = counts.entry(stage.device).or_default();
         if let Some(socket) = sockets.get(*count % sockets.len().max(1)) {
             *stage = on_socket(context, stage, *socket);
         }
@@ -169,8 +169,8 @@ mod tests {
     use spipe_cost::Mode;
     use spipe_plan::System;
 
-    /// Six layers, three on each GPU, of which the first is stepped there.
-    fn stepped(sockets: usize) -> (Instance, Vec<Option<String>>) {
+    /// On which sockets six layers are stepped, three on each GPU, of which the first is stepped there.
+    fn stepped(sockets: usize) -> Vec<Option<String>> {
         let times = [1, 1, 1];
         let layer = LayerText { count: 6, times, slowdown: 9, parameters: 9, boundary: 1, saved: 1, workspace: 0 };
         let machine = MachineText { gpus: vec![(900, 20); 2], root: 20, sockets: vec![8000; sockets] };
@@ -187,19 +187,18 @@ mod tests {
         assert_eq!(dealt.is_some(), sockets > 1);
         let name = |socket: DeviceId| context.hardware.devices()[socket].name.clone();
         let of = |stage: &Stage| stage.optimizer.map(name);
-        let steps = dealt.unwrap_or(placement).stages.iter().map(of).collect();
-        (instance, steps)
+        dealt.unwrap_or(placement).stages.iter().map(of).collect()
     }
 
     #[test]
     fn what_a_gpu_leaves_is_dealt_out_to_all_sockets() {
-        let (_, steps) = stepped(2);
+        let steps = stepped(2);
         let steps: Vec<Option<&str>> = steps.iter().map(Option::as_deref).collect();
         for of_gpu in steps.chunks(3) {
             assert_eq!(of_gpu[0], None);
             assert!(of_gpu[1].is_some() && of_gpu[2].is_some() && of_gpu[1] != of_gpu[2], "{steps:?}");
         }
-        let (_, steps) = stepped(1);
+        let steps = stepped(1);
         assert_eq!(steps.iter().flatten().filter(|socket| *socket == "cpu0").count(), 4);
     }
 }

@@ -1,7 +1,8 @@
 //! How long hosts step some layers at least, and what the others leave on their device at least.
 //!
-//! Where there are few kinds of layers, every choice of how many of each kind hosts step is a level of its own. Otherwise, the longer hosts step, the more of the state is theirs: of all layers that are stepped in so many ms no choice takes more of it than the one
-//! that begins with those of which a ms takes most, the last of them in part; and no choice of so many layers leaves less than the smallest.
+//! Where there are few kinds of layers, every choice of how many of each kind hosts step is a level of its own. Otherwise, the longer hosts
+//! step, the more of the state is theirs: of all layers that are stepped in so many ms no choice takes more of it than the one that begins
+//! with those of which a ms takes most, the last of them in part; and no choice of so many layers leaves less than the smallest.
 
 use super::{Layer, OnHosts, sums};
 use crate::{bisect::first_of, divide::TOLERANCE};
