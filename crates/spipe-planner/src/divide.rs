@@ -75,6 +75,15 @@ struct Node<'n> {
     behind: Option<&'n Self>,
 }
 
+/// Where a stage may be in a case.
+#[derive(Clone, Copy)]
+struct Place {
+    seat: Seat,
+    /// The layers at which it may start.
+    first: usize,
+    last: usize,
+}
+
 /// One choice for a stage.
 struct Choice {
     help: Help,
@@ -110,8 +119,15 @@ struct At<'d> {
     between: Option<Counts>,
 }
 
-/// What a case came to: a division that meets all bounds with the case in which everything is decided; none if there is none.
-pub(crate) type Divided = Option<(Division, Case)>;
+/// A division that meets all bounds.
+#[derive(Clone, Debug)]
+pub(crate) struct Divided {
+    pub division: Division,
+    /// The case in which everything is decided.
+    pub case: Case,
+    /// By stage, for how long hosts step for it where it is left open which layers they step, in ms.
+    pub hosted: Vec<f64>,
+}
 
 /// The search for one iteration time.
 pub(crate) struct Divide<'d, 'a> {
@@ -120,6 +136,9 @@ pub(crate) struct Divide<'d, 'a> {
     limit: f64,
     /// And the slack in ms.
     grain: (Grain, f64),
+    /// By layer, the least that the first microbatch takes through all layers before it, and back, in ms: what its stages wait for before
+    /// their first pass and behind their last one.
+    before: Vec<f64>,
     /// How many sockets there are, those that are told apart, and the usable bytes of their memories.
     all_sockets: f64,
     sockets: Vec<usize>,
@@ -144,6 +163,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             partitioner,
             limit: limit * (1.0 + TOLERANCE),
             grain: (grain, limit * grain.slack),
+            before: before(figures),
             all_sockets,
             sockets,
             usable,
@@ -151,12 +171,12 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 
     /// Each of `cases`, in order, as far as the deadline allows; none otherwise.
-    pub fn all(&self, cases: &[&Case], deadline: Option<&Deadline<'_>>) -> Vec<Option<Divided>> {
+    pub fn all(&self, cases: &[&Case], deadline: Option<&Deadline<'_>>) -> Vec<Option<Option<Divided>>> {
         let group: Vec<usize> = (0..cases.len()).filter(|case| cases[*case].stages() <= self.figures.layers).collect();
-        let mut list: Vec<Option<Divided>> =
+        let mut list: Vec<Option<Option<Divided>>> =
             cases.iter().map(|case| (case.stages() > self.figures.layers).then_some(None)).collect();
-        let seats: Vec<Vec<Seat>> = cases.iter().map(|case| self.backwards(case)).collect();
-        for (case, divided) in self.visit((cases, &seats), group, (0, None), deadline) {
+        let places: Vec<Vec<Place>> = cases.iter().map(|case| self.backwards(case)).collect();
+        for (case, divided) in self.visit((cases, &places), group, (0, None), deadline) {
             list[case] = Some(divided);
         }
         list
@@ -164,36 +184,49 @@ impl<'d, 'a> Divide<'d, 'a> {
 
     /// The seats of a case, the last one first, with devices that are as good as each other in one order, so that cases have as many of
     /// their last stages in common as they can.
-    fn backwards(&self, case: &Case) -> Vec<Seat> {
+    fn backwards(&self, case: &Case) -> Vec<Place> {
         let mut used: BTreeMap<usize, usize> = BTreeMap::new();
-        let ordered = |seat: &Seat| {
+        let starts = self.starts(case);
+        let ordered = |(stage, seat): (usize, &Seat)| {
             let class = self.partitioner.class(seat.device);
             let next = used.entry(class[0]).or_default();
             let device = class[*next];
             *next += 1;
-            Seat { device, ..*seat }
+            Place { seat: Seat { device, ..*seat }, first: stage, last: starts[stage] }
         };
-        case.seats.iter().rev().map(ordered).collect()
+        case.seats.iter().enumerate().rev().map(ordered).collect()
+    }
+
+    /// The last layer at which each stage of a case can start: those before it have no time for more.
+    fn starts(&self, case: &Case) -> Vec<usize> {
+        let next = |start: &mut usize, seat: &Seat| {
+            let here = *start;
+            *start = if here < self.figures.layers { self.farthest(*seat, here).max(here) } else { here };
+            Some(here)
+        };
+        case.seats.iter().scan(0, next).collect()
     }
 
     /// Those of `cases`, with their seats from the last one on, that have the same last `depth` stages, which lead to `behind`.
     fn visit(
         &self,
-        (cases, seats): (&[&Case], &[Vec<Seat>]),
+        (cases, places): (&[&Case], &[Vec<Place>]),
         group: Vec<usize>,
         (depth, behind): (usize, Option<&Node<'_>>),
         deadline: Option<&Deadline<'_>>,
-    ) -> Vec<(usize, Divided)> {
+    ) -> Vec<(usize, Option<Divided>)> {
         if deadline.is_some_and(Deadline::over) {
             return Vec::new();
         }
         let mut by_seat: BTreeMap<Seat, Vec<usize>> = BTreeMap::new();
         for case in group {
-            by_seat.entry(seats[case][depth]).or_default().push(case);
+            by_seat.entry(places[case][depth].seat).or_default().push(case);
         }
         let groups: Vec<(Seat, Vec<usize>)> = by_seat.into_iter().collect();
         let of_group = |(seat, group): (Seat, Vec<usize>)| {
-            let Some(ways) = self.ways(seat, behind, deadline) else { return Vec::new() };
+            let first = group.iter().map(|case| places[*case][depth].first).min().unwrap_or(0);
+            let last = group.iter().map(|case| places[*case][depth].last).max().unwrap_or(0);
+            let Some(ways) = self.ways(Place { seat, first, last }, behind, deadline) else { return Vec::new() };
             let node = Node { seat, ways, behind };
             if seat.first {
                 return group.into_iter().map(|case| (case, trace(cases[case], &node, self.all_sockets))).collect();
@@ -201,7 +234,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             if node.ways.iter().all(|ways| ways.list.is_empty()) {
                 return group.into_iter().map(|case| (case, None)).collect();
             }
-            self.visit((cases, seats), group, (depth + 1, Some(&node)), deadline)
+            self.visit((cases, places), group, (depth + 1, Some(&node)), deadline)
         };
         groups.into_par_iter().flat_map_iter(of_group).collect()
     }
@@ -237,45 +270,51 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 
     /// By the layer at which it starts, the ways to go on with a stage; none where the deadline came before.
-    fn ways(&self, seat: Seat, behind: Option<&Node<'_>>, deadline: Option<&Deadline<'_>>) -> Option<Vec<Ways>> {
+    fn ways(&self, place: Place, behind: Option<&Node<'_>>, deadline: Option<&Deadline<'_>>) -> Option<Vec<Ways>> {
         let layers = self.figures.layers;
-        let mut all = vec![Ways::default(); layers + 1];
-        let Some(at) = self.at(seat, behind) else { return Some(all) };
-        for from in if seat.first { 0..1 } else { 1..layers } {
+        let Some(at) = self.at(place.seat, behind) else { return Some(vec![Ways::default(); layers + 1]) };
+        let starts = if place.seat.first { 0..=0 } else { place.first.max(1)..=place.last.min(layers - 1) };
+        let of_start = |from: usize| {
             if deadline.is_some_and(Deadline::over) {
                 return None;
             }
-            let farthest = self.farthest(&at, from);
-            let nearest = if behind.is_none() { layers } else { from + 1 };
-            for to in nearest..=farthest {
-                let next: &[Way] = behind.map_or(&[], |behind| &behind.ways[to].list);
-                if behind.is_some() && next.is_empty() {
-                    continue;
-                }
-                self.choices(&at, (from, to), |choice| {
-                    let Choice { help, recomputed, .. } = choice;
-                    let mut take = |next: usize, rest: Option<&Behind>| {
-                        if let Some(behind) = self.through(&at, (from, to), &choice, rest) {
-                            all[from].keep(Way { behind, to, next, help, recomputed }, self.grain);
-                        }
-                    };
-                    if behind.is_none() {
-                        take(0, None);
-                    }
-                    next.iter().enumerate().for_each(|(index, way)| take(index, Some(&way.behind)));
-                });
+            Some(if starts.contains(&from) { self.ways_from(&at, from, behind) } else { Ways::default() })
+        };
+        (0..=layers).into_par_iter().map(of_start).collect()
+    }
+
+    /// The ways to go on with a stage that starts at a layer.
+    fn ways_from(&self, at: &At<'_>, from: usize, behind: Option<&Node<'_>>) -> Ways {
+        let mut ways = Ways::default();
+        let nearest = if behind.is_none() { self.figures.layers } else { from + 1 };
+        for to in nearest..=self.farthest(at.seat, from) {
+            let next: &[Way] = behind.map_or(&[], |behind| &behind.ways[to].list);
+            if behind.is_some() && next.is_empty() {
+                continue;
             }
+            self.choices(at, (from, to), |choice| {
+                let Choice { help, recomputed, by_hosts, .. } = choice;
+                let mut take = |next: usize, rest: Option<&Behind>| {
+                    if let Some(behind) = self.through(at, (from, to), &choice, rest) {
+                        ways.keep(Way { behind, to, next, help, recomputed, hosted: by_hosts.all }, self.grain);
+                    }
+                };
+                if behind.is_none() {
+                    take(0, None);
+                }
+                next.iter().enumerate().for_each(|(index, way)| take(index, Some(&way.behind)));
+            });
         }
-        Some(all)
+        ways
     }
 
     /// The last layer at which a stage that starts at `from` may end for its bytes and the work of its passes.
-    fn farthest(&self, at: &At<'_>, from: usize) -> usize {
-        let m = self.figures.microbatches as f64;
+    fn farthest(&self, seat: Seat, from: usize) -> usize {
+        let (device, m) = (&self.figures.devices[seat.device], self.figures.microbatches as f64);
         let holds = |to: usize| {
-            at.device.able(from, to)
-                && at.device.state(from, to, at.seat.help) <= at.device.usable
-                && m * at.device.pass((from, to), self.figures.training) <= self.limit
+            device.able(from, to)
+                && device.state(from, to, seat.help) <= device.usable
+                && m * device.pass((from, to), self.figures.training) + self.before[from] <= self.limit
         };
         // Each of these is lost for good where it is lost.
         first_of((from + 1, self.figures.layers + 1), |to| !holds(to)) - 1
@@ -312,12 +351,18 @@ impl<'d, 'a> Divide<'d, 'a> {
                 }
             };
             match at.dues {
-                Some(dues) => dues.each((from, to), self.limit, |due| {
+                Some(dues) => dues.each((from, to), (self.limit, self.stepped_at_most(at, (from, to))), |due| {
                     each(StageTimes { recompute: due.recompute, optimizer: 0.0, ..times }, (due.own, due.by_hosts));
                 }),
                 None => each(times, (0.0, OnHosts::NONE)),
             }
         }
+    }
+
+    /// For how long hosts can step some layers at most, which they do behind the last gradient of the last one and before its first activation.
+    fn stepped_at_most(&self, at: &At<'_>, (from, to): (usize, usize)) -> f64 {
+        let busy = at.device.pass((from, to), self.cycles());
+        self.all_sockets * (self.limit - (self.figures.microbatches - 1) as f64 * busy)
     }
 
     /// The least recompute from `least` on with which what leaves for the host can do so in time.
@@ -375,7 +420,8 @@ impl<'d, 'a> Divide<'d, 'a> {
         behind.sum = behind.sum.max(closed.iter().map(most).sum::<f64>() + others * behind.passes);
         self.step_by_hosts(at, (from, to), (choice, next), &mut behind);
         let most = self.all_sockets * self.limit;
-        let met = behind.passes + choice.stepped() <= self.limit && behind.sum <= most && behind.cycle <= most;
+        let passed = behind.passes + choice.stepped().max(self.before[from]);
+        let met = passed <= self.limit && behind.sum <= most && behind.cycle <= most;
         met.then_some(Behind { held, ..behind })
     }
 
@@ -440,8 +486,23 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 }
 
+/// How long one microbatch takes at least through the layers before each, and back; nothing where none of them waits for gradients.
+pub(crate) fn before(figures: &Figures<'_>) -> Vec<f64> {
+    let waits = figures.training && figures.frozen == 0;
+    let fastest = |layer: usize| {
+        let pass =
+            |device: &DeviceFigures| device.able(layer, layer + 1).then(|| device.pass((layer, layer + 1), true));
+        figures.devices.iter().filter_map(pass).reduce(f64::min).filter(|_| waits).unwrap_or(0.0)
+    };
+    let add = |sum: &mut f64, layer: usize| {
+        *sum += fastest(layer);
+        Some(*sum)
+    };
+    std::iter::once(0.0).chain((0..figures.layers).scan(0.0, add)).collect()
+}
+
 /// The division, and the decided case, that the shortest way from the first layer leads along, what so many sockets step included.
-fn trace(case: &Case, first: &Node<'_>, sockets: f64) -> Divided {
+fn trace(case: &Case, first: &Node<'_>, sockets: f64) -> Option<Divided> {
     let ways = &first.ways[0].list;
     let least = |index: &usize| {
         let Behind { passes, sum, cycle, .. } = ways[*index].behind;
@@ -449,20 +510,22 @@ fn trace(case: &Case, first: &Node<'_>, sockets: f64) -> Divided {
     };
     let mut index = (0..ways.len()).min_by(|one, other| least(one).total_cmp(&least(other)))?;
     let mut division = Division { ends: Vec::new(), recomputed: Vec::new() };
-    let mut decided = case.clone();
+    let (mut decided, mut hosted) = (case.clone(), Vec::new());
     let (mut node, mut from) = (Some(first), 0);
     while let Some(here) = node {
         let way = here.ways[from].list[index];
         decided.seats[division.ends.len()].help = Some(way.help);
         division.ends.push(way.to);
         division.recomputed.push(way.recomputed);
+        hosted.push(way.hosted);
+
         (node, from, index) = (here.behind, way.to, way.next);
     }
-    Some((division, decided))
+    Some(Divided { division, case: decided, hosted })
 }
 
 /// A division that fits its devices, one by one.
-pub(crate) fn any(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case) -> Divided {
+pub(crate) fn any(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case) -> Option<Divided> {
     let (layers, stages) = (figures.layers, case.stages());
     let mut next: Vec<Vec<Option<(usize, Help, usize)>>> = vec![vec![None; layers + 1]; stages];
     for stage in (0..stages.min(layers)).rev() {
@@ -487,5 +550,5 @@ pub(crate) fn any(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case
         decided.seats[stage].help = Some(help);
         from = to;
     }
-    Some((division, decided))
+    Some(Divided { division, case: decided, hosted: vec![0.0; stages] })
 }

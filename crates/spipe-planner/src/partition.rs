@@ -81,7 +81,7 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         cases: &[&Case],
         (limit, grain): (f64, Grain),
         deadline: Option<&Deadline<'_>>,
-    ) -> Vec<Option<Divided>> {
+    ) -> Vec<Option<Option<Divided>>> {
         if limit.is_infinite() {
             let fit = |(index, case): (usize, &&Case)| {
                 deadline.is_none_or(|deadline| deadline.allows(index)).then(|| any(self.figures, self, case))
@@ -92,13 +92,13 @@ impl<'f, 'a> Partitioner<'f, 'a> {
     }
 
     /// The same for one case.
-    pub fn decided(&self, case: &Case, limit: f64) -> Divided {
+    pub fn decided(&self, case: &Case, limit: f64) -> Option<Divided> {
         self.divide(&[case], (limit, Grain::ALL[1]), None).into_iter().flatten().flatten().next()
     }
 
     /// A division of a case that meets them.
     pub fn division(&self, case: &Case, limit: f64) -> Option<Division> {
-        self.decided(case, limit).map(|(division, _)| division)
+        self.decided(case, limit).map(|divided| divided.division)
     }
 
     /// What may be chosen for a stage, each with the least recompute of every range of layers.

@@ -176,6 +176,8 @@ pub(super) struct Way {
     pub next: usize,
     pub help: Help,
     pub recomputed: usize,
+    /// For how long hosts step what it is left open which layers it is of, in ms.
+    pub hosted: f64,
 }
 
 /// The ways to go on from a layer.

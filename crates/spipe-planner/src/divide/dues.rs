@@ -34,8 +34,8 @@ const LITTLE: f64 = 1e-3;
 const SIZES: [(usize, Option<usize>); 7] =
     [(0, Some(0)), (1, Some(1)), (2, Some(2)), (3, Some(4)), (5, Some(8)), (9, Some(16)), (17, None)];
 
-/// How many prices of each kind there are at most.
-const PRICES: usize = 5;
+/// How many prices of each kind there are at most, beside none.
+const PRICES: usize = 16;
 
 /// Layers that save less than so much of what the median one does are not counted in s.
 const LIGHT: f64 = 0.25;
@@ -62,12 +62,8 @@ impl OnHosts {
     pub const NONE: Self = Self { layers: 0, all: 0.0, least: 0.0 };
 }
 
-/// Prices, and by size of stages the sums of what the first layers cost.
-struct Priced {
-    byte: f64,
-    way: f64,
-    sums: Vec<Vec<f64>>,
-}
+/// Which prices, of a byte and of a ms on the way.
+type Prices = (usize, usize);
 
 /// What layers leave of their device's memory beside parameters, gradients and their largest workspace.
 #[derive(Clone, Copy)]
@@ -90,7 +86,11 @@ struct Recomputes {
     input: f64,
     /// The least that each size holds in passing, its workspace included.
     passing: Vec<f64>,
-    prices: Vec<Priced>,
+    /// Of a byte, and of a ms on the way there and back, each from nothing on.
+    bytes: Vec<f64>,
+    ways: Vec<f64>,
+    /// By size and layer, what all layers before it cost at each price of a byte, and for that of a ms on the way.
+    sums: Vec<Vec<Vec<f64>>>,
 }
 
 /// What is due wherever a case has stages.
@@ -100,6 +100,8 @@ pub(crate) struct Dues {
     /// By the first device that is like it, and by microbatches in flight as well.
     steps: BTreeMap<usize, Steps>,
     recomputes: BTreeMap<(usize, u64), Recomputes>,
+    /// For which part of an iteration activations are on their way at most.
+    pub ways: f64,
 }
 
 /// What is due at one seat.
@@ -108,6 +110,7 @@ pub(crate) struct AtSeat<'d> {
     layers: usize,
     steps: &'d Steps,
     recomputes: &'d Recomputes,
+    ways: f64,
 }
 
 impl Dues {
@@ -130,6 +133,7 @@ impl Dues {
             models: figures.models.clone(),
             steps: lists.par_iter().map(steps).collect(),
             recomputes: keys.into_par_iter().map(recomputes).collect(),
+            ways: 1.0,
         })
     }
 
@@ -137,19 +141,24 @@ impl Dues {
     pub fn at(&self, seat: Seat) -> Option<AtSeat<'_>> {
         let device = self.models[seat.device];
         let (steps, recomputes) = (self.steps.get(&device)?, self.recomputes.get(&(device, seat.in_flight))?);
-        Some(AtSeat { layers: self.layers, steps, recomputes })
+        Some(AtSeat { layers: self.layers, steps, recomputes, ways: self.ways })
     }
 }
 
 impl AtSeat<'_> {
-    /// What is due for layers `from..to` in an iteration of at most `limit` ms: whatever is chosen for them, one of these is no more.
-    pub fn each(&self, (from, to): (usize, usize), limit: f64, mut take: impl FnMut(Due)) {
+    /// What is due for layers `from..to` in an iteration of at most `limit` ms of which hosts step for no more than `hosted` ms: whatever is
+    /// chosen for them, one of these is no more.
+    pub fn each(&self, (from, to): (usize, usize), (limit, hosted): (f64, f64), mut take: impl FnMut(Due)) {
         let index = from * (self.layers + 1) + to;
         let Some(room) = self.steps.room[index] else { return };
-        let mut levels = self.steps.levels[index].iter();
+        let levels = &self.steps.levels[index];
+        let mut levels = levels[..levels.partition_point(|level| level.by_hosts.all <= hosted)].iter();
+        // Prices that are best for one level are nearly so for the next.
+        let mut prices = self.recomputes.middle();
         for level in levels.by_ref() {
             let Some(free) = room.free.checked_sub(level.state) else { continue };
-            let Some(recompute) = self.recomputes.least((from, to), Room { free, ..room }, limit) else { continue };
+            let least = self.recomputes.least((from, to), (Room { free, ..room }, self.ways * limit), &mut prices);
+            let Some(recompute) = least else { continue };
             take(Due { recompute, own: level.own, by_hosts: level.by_hosts });
             if recompute <= 0.0 {
                 break;
@@ -193,12 +202,11 @@ impl Recomputes {
         let most_input = inputs().fold(0.0, f64::max);
         let workspace = device.bytes.iter().map(|bytes| bytes.workspace.as_f64()).reduce(f64::min).unwrap_or(0.0);
         let weighty = || list.iter().filter(|layer| layer.saved >= heavy);
-        let mut pairs = vec![(0.0, 0.0)];
-        for byte in quantiles(weighty().map(|layer| m * layer.forward / (copies * layer.saved))) {
-            let ways = way.map(|way| quantiles(weighty().map(|layer| layer.forward / (layer.leaves * way))));
-            pairs.push((byte, 0.0));
-            pairs.extend(ways.into_iter().flatten().map(|way| (byte, way)));
-        }
+        let none = || std::iter::once(0.0);
+        let bytes = quantiles(weighty().map(|layer| m * layer.forward / (copies * layer.saved)));
+        let ways = way.map(|way| quantiles(weighty().map(|layer| layer.forward / (layer.leaves * way))));
+        let bytes: Vec<f64> = none().chain(bytes).collect();
+        let ways: Vec<f64> = none().chain(ways.into_iter().flatten()).collect();
         let cost = |layer: &Layer, (byte, price): (f64, f64), most: Option<usize>| {
             let kept = byte * copies * layer.saved;
             let beside = match most {
@@ -209,34 +217,63 @@ impl Recomputes {
             let leaves = way.map_or(f64::INFINITY, |way| price * m * way * layer.leaves + beside);
             kept.min(m * layer.forward + beside).min(leaves)
         };
-        let priced = |(byte, price): (f64, f64)| {
-            let of_size =
-                |(_, most): &(usize, Option<usize>)| sums(list.iter().map(|layer| cost(layer, (byte, price), *most)));
-            Priced { byte, way: price, sums: SIZES.iter().map(of_size).collect() }
+        let of_size = |(_, most): &(usize, Option<usize>)| {
+            let mut sums = vec![vec![0.0; bytes.len() * ways.len()]];
+            for layer in list {
+                let prices = bytes.iter().flat_map(|byte| ways.iter().map(move |way| (*byte, *way)));
+                let add = |(sum, prices): (&f64, (f64, f64))| sum + cost(layer, prices, *most);
+                let next = sums[sums.len() - 1].iter().zip(prices).map(add).collect();
+                sums.push(next);
+            }
+            sums
         };
         Self {
             microbatches: m,
             input,
             passing: SIZES.iter().map(|(size, _)| workspace + (*size as f64 * least - most_input).max(0.0)).collect(),
-            prices: pairs.into_iter().map(priced).collect(),
+            sums: SIZES.iter().map(of_size).collect(),
+            bytes,
+            ways,
         }
     }
 
-    /// The least per microbatch, in ms, with so much room; none where what stages need in passing is more.
-    fn least(&self, (from, to): (usize, usize), room: Room, limit: f64) -> Option<f64> {
+    /// Prices to begin with.
+    const fn middle(&self) -> Prices {
+        (self.bytes.len() / 2, self.ways.len() / 2)
+    }
+
+    /// The least per microbatch, in ms, with so much room and activations on their way for no more than so many ms, as far as prices near
+    /// some say; none where what stages need in passing is more.
+    fn least(&self, range: (usize, usize), (room, ways): (Room, f64), prices: &mut Prices) -> Option<f64> {
         // A stage that begins with the first layer has another input.
-        let credit = if from == 0 { self.input } else { 0.0 };
+        let credit = if range.0 == 0 { self.input } else { 0.0 };
         let (room, workspace) = (room.free as f64, room.workspace as f64);
         let passing = |(size, passing): (usize, &f64)| (size, (passing - workspace).max(0.0));
-        let of_size = |(size, passing): (usize, f64)| {
-            let free = room - passing + credit;
-            let of_prices = |priced: &Priced| {
-                priced.sums[size][to] - priced.sums[size][from] - priced.byte * free - priced.way * limit
-            };
-            self.prices.iter().map(of_prices).fold(0.0, f64::max)
-        };
         let sizes = self.passing.iter().enumerate().map(passing).take_while(|(_, passing)| *passing <= room);
+        let of_size =
+            |(size, passing): (usize, f64)| self.climb((size, range), (room - passing + credit, ways), prices);
         sizes.map(of_size).reduce(f64::min).map(|least| least / self.microbatches)
+    }
+
+    /// The most that prices say, in ms, from some prices on, which become those: what they say has one summit.
+    fn climb(&self, (size, (from, to)): (usize, (usize, usize)), (free, ways): (f64, f64), prices: &mut Prices) -> f64 {
+        let (before, sums) = (&self.sums[size][from], &self.sums[size][to]);
+        let of = |(byte, way): Prices| {
+            let at = byte * self.ways.len() + way;
+            sums[at] - before[at] - self.bytes[byte] * free - self.ways[way] * ways
+        };
+        let mut most = of(*prices);
+        loop {
+            let (byte, way) = *prices;
+            let near = |at: usize, count: usize| at.saturating_sub(1)..=(at + 1).min(count - 1);
+            let around =
+                near(byte, self.bytes.len()).flat_map(|byte| near(way, self.ways.len()).map(move |way| (byte, way)));
+            let next = around.map(|prices| (of(prices), prices)).max_by(|(one, _), (other, _)| one.total_cmp(other));
+            match next.filter(|(more, _)| *more > most) {
+                Some((more, next)) => (most, *prices) = (more, next),
+                None => return most.max(0.0),
+            }
+        }
     }
 }
 
@@ -358,7 +395,7 @@ mod tests {
             let (chosen, way) = chosen(figures, &stages);
             let mut found = false;
             dues.at(*seat).into_iter().for_each(|dues| {
-                dues.each(layers, way, |due| {
+                dues.each(layers, (way, f64::INFINITY), |due| {
                     let no_more = |due: f64, chosen: f64| due <= chosen * (1.0 + 1e-9) + 1e-9;
                     found |= no_more(due.recompute, chosen.recompute)
                         && no_more(due.own, chosen.own)

@@ -116,7 +116,7 @@ fn what_is_possible(instance: &Instance, figures: &Figures<'_>, case: &Case) -> 
             let possible = found(least * (1.0 + 1e-6)).is_some();
             prop_assert!(possible, "{grain:?}: {least} is refused for {case:?}");
         }
-        if let Some((division, decided)) = found(f64::INFINITY) {
+        if let Some(Divided { division, case: decided, .. }) = found(f64::INFINITY) {
             prop_assert!(decided.undecided().is_none() && division.ends.len() == case.stages());
         }
     }

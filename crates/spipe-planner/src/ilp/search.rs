@@ -350,7 +350,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let mut fitting = Vec::new();
         for (case, (known, fits)) in self.known.iter_mut().zip(fits).enumerate() {
             match fits {
-                Some(Some(division)) => fitting.push((case, division)),
+                Some(Some(divided)) => fitting.push((case, (divided.division, divided.case))),
                 Some(None) => known.bound = f64::INFINITY,
                 None => known.open = true,
             }
@@ -402,7 +402,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let mut possible = Vec::new();
         for (case, divided) in cases.iter().zip(tested) {
             match divided {
-                Some(Some(division)) => possible.push((*case, division)),
+                Some(Some(divided)) => possible.push((*case, (divided.division, divided.case))),
                 Some(None) => self.known[*case].bound = self.known[*case].bound.max(limit),
                 None => {}
             }

@@ -10,6 +10,7 @@ mod hinted;
 mod hosts;
 mod kept;
 mod levelled;
+mod packed;
 mod pipelines;
 mod refusal;
 mod room;

@@ -10,7 +10,11 @@
 
 mod improve;
 
-use super::{apart::apart, candidates, counted, heuristics, hinted, levelled, refusal, rounds, shared, staged};
+use super::{
+    apart::apart,
+    candidates, counted, heuristics, hinted, levelled, packed, refusal, rounds, shared,
+    staged::{self, Hint},
+};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -30,13 +34,22 @@ use spipe_plan::{Family, OutcomeStatus, Placement, System, check};
 const PERCENT_OF_CUTS: u32 = 16;
 
 /// The same for what single stages on a device bound.
-const PERCENT_OF_SINGLE: u32 = 10;
+const PERCENT_OF_SINGLE: u32 = 15;
 
 /// Which part of the time that is left may be taken by what then bounds them.
 const PART_OF_BOUND: u32 = 8;
 
 /// How many of the ways to place stages that a bound leaves open are tried.
 const MOST_HINTS: usize = 2;
+
+/// The same for placements whose GPUs have least to do.
+const PERCENT_OF_PACKED: u32 = 25;
+
+/// Stages are bounded by no more than so many times as long as they could be at least by what keeps devices busy.
+const REACH: f64 = 1.25;
+
+/// Where a plan takes so many times as long as what bounds stages, those of several stages on a device are tried first.
+const FAR_FROM_STAGES: f64 = 1.1;
 
 /// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
 const FAR: f64 = 3.0;
@@ -62,6 +75,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         search.generate();
         search.shorten();
         search.fall_back();
+        search.bound_stages(&planned);
         Ok(())
     })?;
     if !planned.is_empty() {
@@ -133,8 +147,12 @@ struct Search<'s, 'a> {
     /// Plans with several stages on a device, which would keep the planner of stages from finding plans that can be improved beyond
     /// them.
     short: Vec<Scored>,
-    /// No placement of the systems whose stages are planned takes less, in ms, however many stages its devices have.
+    /// No placement of the systems whose stages are planned takes less, in ms, however many stages its devices have; and where stages may be
+    /// that take little more.
     staged: Vec<(System, f64)>,
+    hints: Vec<Hint>,
+    /// How many placements of them were examined before they were planned.
+    looked: usize,
     /// Where what is known of these is.
     planned: Option<usize>,
     /// Why the planner of stages has nothing.
@@ -161,8 +179,24 @@ impl<'s, 'a> Search<'s, 'a> {
         let systems = systems.iter().map(known).collect();
         let deadline = Deadline::new(problem);
         let (begun, spare, short, staged, refused) = (Vec::new(), None, Vec::new(), Vec::new(), None);
-        let planned = None;
-        Self { problem, figures, deadline, systems, begun, spare, short, staged, planned, refused, solves: 0, cases: 0 }
+        let (hints, looked, planned) = (Vec::new(), 0, None);
+        let (solves, cases) = (0, 0);
+        Self {
+            problem,
+            figures,
+            deadline,
+            systems,
+            begun,
+            spare,
+            short,
+            staged,
+            hints,
+            looked,
+            planned,
+            refused,
+            solves,
+            cases,
+        }
     }
 
     /// Remembers a plan that fits, where one is found at once; says what is missing, where it is certain that there is none.
@@ -306,7 +340,7 @@ impl<'s, 'a> Search<'s, 'a> {
             }
             Err(error) => return Err(error),
         }
-        self.staged = planned.iter().map(|system| (*system, least(&self.figures, *system).unwrap_or(0.0))).collect();
+        known.examined += self.looked;
         // The planner's bound is about one stage per device. Several gain by choices of their own, of which inference has none, and where a
         // slot for outputs has the last microbatch of an iteration and the first one of the next: only one of several waits for it.
         let several_gain = self.figures.training || self.figures.microbatches % 2 == 1;
@@ -322,32 +356,60 @@ impl<'s, 'a> Search<'s, 'a> {
         self.staged.iter().map(|(_, least)| *least).fold(f64::INFINITY, f64::min)
     }
 
+    /// Bounds those systems whose stages are planned, and finds where their stages may be. Where all plans are far from that, those with
+    /// several stages on a device come first: what one stage on each can do would not be worth the time.
+    fn bound_stages(&mut self, planned: &[System]) {
+        self.staged = planned.iter().map(|system| (*system, least(&self.figures, *system).unwrap_or(0.0))).collect();
+        let (limit, known) = (self.limit(), self.least_of_staged());
+        if !self.figures.training || known >= limit || known <= 0.0 {
+            return;
+        }
+        // With more time sockets could have so many layers that there would be too many sequences of devices.
+        let high = limit.min(REACH * known);
+        let Some(single) = staged::Staged::new(self.problem, high, &self.deadline) else { return };
+        for (system, least) in &mut self.staged {
+            if *least < high {
+                let until = self.deadline.percent(PERCENT_OF_SINGLE);
+                let (bound, hints) = single.least(*system, (*least, high, limit.min(REACH * high)), &until);
+                *least = bound;
+                self.hints.extend(hints);
+            }
+        }
+        self.hints = most_promising(std::mem::take(&mut self.hints));
+        if limit > FAR_FROM_STAGES * self.least_of_staged() {
+            self.try_hints();
+        }
+    }
+
+    /// Simulates placements with several stages on a device near those that bounds do not refuse.
+    fn try_hints(&mut self) {
+        let hints = std::mem::take(&mut self.hints);
+        let until = self.deadline.percent(PERCENT_OF_PACKED);
+        let enough = self.least_of_staged() / (1.0 - self.problem.options.gap.clamp(0.0, 0.5));
+        let (packed, examined) = packed::best((self.problem, &self.figures), &hints, (enough, &until));
+        self.looked += examined;
+        self.short.extend(packed);
+        let of_hint = |hint: &Hint| {
+            let plain = &hint.placement;
+            let levelled = levelled::placements(&self.figures, &apart(&self.figures, plain), &self.deadline);
+            hinted::placements(&self.figures, plain).into_iter().chain(levelled)
+        };
+        let others: Vec<Placement> = hints.iter().take(MOST_HINTS).flat_map(of_hint).collect();
+        self.looked += self.try_short(others);
+        // Whatever the planner of stages finds is of interest only where it is better.
+        self.begun.extend(self.short.iter().min_by_key(|(time, _)| *time).cloned());
+    }
+
     /// Places several stages on the devices of those systems whose stages are planned and for which that may still be faster.
     fn cut(&mut self) {
         let Some(index) = self.planned.filter(|_| self.figures.training) else { return };
-        let open = self.least_of_staged() < self.limit();
-        let single = open.then(|| staged::Staged::new(self.problem, self.limit(), &self.deadline)).flatten();
+        self.looked = 0;
+        if !self.hints.is_empty() && self.least_of_staged() < self.limit() && !self.deadline.over() {
+            self.try_hints();
+        }
         for number in 0..self.staged.len() {
             let ((system, least), limit) = (self.staged[number], self.limit());
             if least >= limit || self.deadline.over() {
-                continue;
-            }
-            let of_single = single
-                .as_ref()
-                .map(|single| single.least(system, (least, limit), &self.deadline.percent(PERCENT_OF_SINGLE)));
-            let (least, hinted) = of_single.unwrap_or((least, Vec::new()));
-            if least >= limit {
-                self.staged[number].1 = least;
-                continue;
-            }
-            let of_hint = |plain: &Placement| {
-                let levelled = levelled::placements(&self.figures, &apart(&self.figures, plain), &self.deadline);
-                hinted::placements(&self.figures, plain).into_iter().chain(levelled)
-            };
-            let hinted = hinted.iter().take(MOST_HINTS).flat_map(of_hint);
-            self.try_short(index, hinted.collect());
-            if self.deadline.over() {
-                self.staged[number].1 = least;
                 continue;
             }
             let until = self.deadline.percent(PERCENT_OF_CUTS);
@@ -355,20 +417,22 @@ impl<'s, 'a> Search<'s, 'a> {
             let bound = || counted::least(&self.figures, system, (limit, self.deadline.left() / PART_OF_BOUND));
             let others = if counted.open { bound() } else { 0.0 };
             self.staged[number].1 = least.max(counted.least).max(others);
-            self.try_short(index, counted.placements);
+            self.looked += self.try_short(counted.placements);
         }
         self.short.sort_by_key(|(time, _)| *time);
         // The search may have begun with one of them.
         self.short.dedup();
+        self.systems[index].examined += self.looked;
         self.systems[index].bound = self.least_of_staged();
     }
 
-    /// Simulates placements with several stages on a device, as examined for the `index`th system.
-    fn try_short(&mut self, index: usize, placements: Vec<Placement>) {
+    /// Simulates placements with several stages on a device; how many.
+    fn try_short(&mut self, placements: Vec<Placement>) -> usize {
         let look = |placement| (!self.deadline.over()).then(|| judge(self.problem, placement));
         let tried: Vec<Option<Scored>> = placements.into_par_iter().filter_map(look).collect();
-        self.systems[index].examined += tried.len();
+        let looked = tried.len();
         self.short.extend(tried.into_iter().flatten());
+        looked
     }
 
     fn conclude(self) -> Result<Solution, PlanError> {
@@ -429,6 +493,18 @@ impl<'s, 'a> Search<'s, 'a> {
             (None, None) => refusal::without_shortage(self.problem, &candidates, examined),
         }
     }
+}
+
+/// For each part of an iteration that activations may be on their way, the hints of the shortest iterations, whatever the system.
+fn most_promising(mut hints: Vec<Hint>) -> Vec<Hint> {
+    hints.sort_by(|one, other| other.ways.total_cmp(&one.ways).then(one.iteration.total_cmp(&other.iteration)));
+    let mut kept: Vec<Hint> = Vec::new();
+    for hint in hints {
+        if kept.iter().filter(|other| other.ways.total_cmp(&hint.ways).is_eq()).count() < MOST_HINTS {
+            kept.push(hint);
+        }
+    }
+    kept
 }
 
 /// What is known of each system, once: a plan to begin with is improved beside what is planned for its system.

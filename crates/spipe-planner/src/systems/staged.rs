@@ -6,7 +6,7 @@
 
 use crate::{
     Problem,
-    case::{Case, Division},
+    case::Case,
     deadline::Deadline,
     divide::{Divided, Dues, Grain},
     figures::Figures,
@@ -20,11 +20,31 @@ use std::{cmp::Reverse, collections::BTreeMap};
 /// How close to the least iteration that is not refused the search goes.
 const CLOSE: f64 = 1e-3;
 
+/// By which part more than what is refused is asked for first, and twice that the next time.
+const RISE: f64 = 0.01;
+
+/// For which parts of an iteration activations are on their way where stages are to be near what then is possible: they leave during forwards and
+/// return during backwards, in few slots.
+const WAYS: [f64; 3] = [0.3, 0.5, 0.75];
+
+/// How many of the ways to place stages that are not refused are tried.
+const MOST_HINTS: usize = 2;
+
 /// Beyond so many sequences of devices nothing is said.
 const MOST_SEQUENCES: usize = 1000;
 
 /// Of more devices there are more of them; to find that out takes time that others need.
 const MOST_DEVICES: usize = 16;
+
+/// Single stages on devices of which little is refused.
+pub(super) struct Hint {
+    pub placement: Placement,
+    /// By stage, for how long hosts step its layers in an iteration, in ms.
+    pub hosted: Vec<f64>,
+    /// The iteration in ms, and for which part of it activations are on their way.
+    pub iteration: f64,
+    pub ways: f64,
+}
 
 /// The machine on which nothing is stepped, saved or recomputed but what is due.
 pub(super) struct Staged<'s, 'a> {
@@ -51,50 +71,94 @@ impl<'s, 'a> Staged<'s, 'a> {
     }
 
     /// What no placement of `system` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in
-    /// time; and where stages may be that take little more.
+    /// time; and where stages may be that take little more, or less than `most` ms where activations take longer on their way.
     pub fn least(
         &self,
         system: System,
-        (mut low, mut high): (f64, f64),
+        (low, high, most): (f64, f64, f64),
         deadline: &Deadline<'_>,
-    ) -> (f64, Vec<Placement>) {
+    ) -> (f64, Vec<Hint>) {
         let options = self.problem.options.clone();
         let problem = Problem { systems: vec![system], options, ..*self.problem };
         let cases = cases(&problem, &self.figures, &self.sequences);
         let mut partitioner = Partitioner::new(&self.figures, &cases);
         partitioner.dues = Dues::new(&Figures::new(self.problem.context, &self.problem.options), &cases);
-        // Those that are not refused at a time.
-        let possible = |active: &[usize], limit: f64| -> Option<Vec<(usize, Division)>> {
-            let active_cases: Vec<&Case> = active.iter().map(|case| &cases[*case]).collect();
-            let tested = partitioner.divide(&active_cases, (limit, Grain::ALL[0]), Some(deadline));
-            let all: Option<Vec<Divided>> = tested.into_iter().collect();
-            let found = |(case, divided): (&usize, Divided)| Some((*case, divided?.0));
-            all.map(|all| active.iter().zip(all).filter_map(found).collect())
-        };
-        // By case, how often it was not refused, and how it was divided the last time.
-        let mut divided: BTreeMap<usize, (usize, Division)> = BTreeMap::new();
-        let mut active: Vec<usize> = (0..cases.len()).collect();
-        // Whether all are refused is asked first of the time at which it matters most.
-        let mut middle = high;
-        while high > low * (1.0 + CLOSE) {
-            let Some(found) = possible(&active, middle) else { break };
-            if found.is_empty() {
-                low = middle;
-            } else {
-                (active, high) = (found.iter().map(|(case, _)| *case).collect(), middle);
-                for (case, division) in found {
-                    let times = divided.get(&case).map_or(0, |(times, _)| *times);
-                    divided.insert(case, (times + 1, division));
+        let mut narrowed = Narrowed { partitioner, cases: &cases, low, high, divided: BTreeMap::new() };
+        narrowed.narrow(deadline);
+        let least = narrowed.low;
+        let mut hints = narrowed.hints(&self.figures);
+        if narrowed.partitioner.dues.is_some() {
+            for ways in WAYS {
+                if let Some(dues) = narrowed.partitioner.dues.as_mut() {
+                    dues.ways = ways;
                 }
+                (narrowed.low, narrowed.high) = (least, most);
+                narrowed.divided.clear();
+                narrowed.narrow(deadline);
+                hints.extend(narrowed.hints(&self.figures));
             }
-            middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
         }
-        // Those first that are refused last.
-        let mut divided: Vec<(usize, (usize, Division))> = divided.into_iter().collect();
+        (least, hints)
+    }
+}
+
+/// The search for the least iteration that is not refused.
+struct Narrowed<'n, 'f, 'a> {
+    partitioner: Partitioner<'f, 'a>,
+    cases: &'n [Case],
+    /// In ms: what is refused, and what is not, or not asked.
+    low: f64,
+    high: f64,
+    /// By case, how often it was not refused, and how it was divided the last time.
+    divided: BTreeMap<usize, (usize, Divided)>,
+}
+
+impl Narrowed<'_, '_, '_> {
+    fn narrow(&mut self, deadline: &Deadline<'_>) {
+        let mut active: Vec<usize> = (0..self.cases.len()).collect();
+        // What takes much longer than what is refused takes long to find out, and says little.
+        let mut rise = Some(RISE);
+        while self.high > self.low * (1.0 + CLOSE) {
+            let middle = match rise {
+                Some(rise) => (self.low * (1.0 + rise)).min(self.high),
+                None => (self.low * self.high).sqrt(),
+            };
+            let Some(found) = self.possible(&active, middle, deadline) else { break };
+            if found.is_empty() {
+                self.low = middle;
+                rise = rise.map(|rise| 2.0 * rise);
+            } else {
+                (active, self.high) = (found.iter().map(|(case, _)| *case).collect(), middle);
+                for (case, found) in found {
+                    let times = self.divided.get(&case).map_or(0, |(times, _)| *times);
+                    self.divided.insert(case, (times + 1, found));
+                }
+                rise = None;
+            }
+        }
+    }
+
+    /// Those of `active` that are not refused at a time; none where the deadline came before.
+    fn possible(&self, active: &[usize], limit: f64, deadline: &Deadline<'_>) -> Option<Vec<(usize, Divided)>> {
+        let cases: Vec<&Case> = active.iter().map(|case| &self.cases[*case]).collect();
+        let tested = self.partitioner.divide(&cases, (limit, Grain::ALL[0]), Some(deadline));
+        let all: Option<Vec<Option<Divided>>> = tested.into_iter().collect();
+        let found = |(case, divided): (&usize, Option<Divided>)| Some((*case, divided?));
+        all.map(|all| active.iter().zip(all).filter_map(found).collect())
+    }
+
+    /// Those first that are refused last.
+    fn hints(&self, figures: &Figures<'_>) -> Vec<Hint> {
+        let mut divided: Vec<(usize, &(usize, Divided))> =
+            self.divided.iter().map(|(case, found)| (*case, found)).collect();
         divided.sort_by_key(|(case, (times, _))| (Reverse(*times), *case));
-        let placement =
-            |(case, (_, division)): &(usize, (usize, Division))| cases[*case].placement(&self.figures, division);
-        let placements = divided.iter().map(placement).collect();
-        (low, placements)
+        let ways = self.partitioner.dues.as_ref().map_or(1.0, |dues| dues.ways);
+        let hint = |(case, (_, divided)): &(usize, &(usize, Divided))| Hint {
+            placement: self.cases[*case].placement(figures, &divided.division),
+            hosted: divided.hosted.clone(),
+            iteration: self.high,
+            ways,
+        };
+        divided.iter().take(MOST_HINTS).map(hint).collect()
     }
 }

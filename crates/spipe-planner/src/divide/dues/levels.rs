@@ -8,7 +8,7 @@ use super::{Layer, OnHosts, sums};
 use crate::{bisect::first_of, divide::TOLERANCE};
 
 /// In how many steps it is told apart for how long hosts step.
-const LEVELS: usize = 24;
+const LEVELS: usize = 48;
 
 /// Of no more choices each is told apart.
 const MOST_CHOICES: usize = 64;
