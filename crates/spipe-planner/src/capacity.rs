@@ -64,8 +64,9 @@ pub(crate) enum Capacity {
     Never,
     /// Neither is certain, and there is a reason to search.
     Open,
-    /// Stages fit all hosts together, but no way is found to spread them over the hosts.
-    Unspread,
+    /// Neither is certain, and a search would find nothing: stages fit all hosts together, but no way is found to spread them over the hosts;
+    /// or only several stages on a device may fit, of too many layers.
+    Unfound,
 }
 
 /// How the memories of hosts count.
@@ -88,9 +89,6 @@ fn capacity_with(figures: &Figures<'_>, discipline: Discipline, (pins, apart): (
     if crowd::too_many(figures) {
         return Capacity::Never;
     }
-    if figures.layers > MOST_LAYERS {
-        return Capacity::Open;
-    }
     let few = host_memories(figures).len() <= apart;
     let choice = (0..figures.devices.len()).any(|device| figures.hosts(device).count() > 1);
     let question = |holds: &Holds, sure: bool, cut: bool| {
@@ -106,6 +104,9 @@ fn capacity_with(figures: &Figures<'_>, discipline: Discipline, (pins, apart): (
     // Without a backward, several stages need no less than one.
     if !figures.training || matches!(whole, Capacity::Fits(_) | Capacity::Open) {
         return whole;
+    }
+    if figures.layers > MOST_LAYERS {
+        return Capacity::Unfound;
     }
     let question = Question { figures, discipline, pins, few, holds: &bounds, sure: false, apart: choice };
     let Some(most) = question.most() else { return Capacity::Open };
@@ -155,7 +156,7 @@ impl Question<'_, '_, '_> {
         }
         // Bounds are no ways that can be spread.
         if !self.sure {
-            return Capacity::Unspread;
+            return Capacity::Unfound;
         }
         let mut measures: Vec<(usize, Measure)> = Vec::new();
         loop {
@@ -166,7 +167,7 @@ impl Question<'_, '_, '_> {
                 Answer::Breaks(class, measure) if !measures.contains(&(class, measure)) => {
                     measures.push((class, measure));
                 }
-                _ => return Capacity::Unspread,
+                _ => return Capacity::Unfound,
             }
         }
     }
@@ -177,7 +178,7 @@ impl Question<'_, '_, '_> {
         let followed = matches!(hosts, Hosts::ByClass(measures) if !measures.is_empty());
         let chain = Chain::new(self, hosts).and_then(|chain| chain.ways().map(|ways| (chain, ways)));
         let Some((chain, ways)) = chain else {
-            return Answer::Certain(if followed { Capacity::Unspread } else { Capacity::Open });
+            return Answer::Certain(if followed { Capacity::Unfound } else { Capacity::Open });
         };
         let complete = chain.complete(&ways);
         if complete.is_empty() {

@@ -55,11 +55,14 @@ mod dues;
 mod hosts;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 pub(crate) use behind::Grain;
 use behind::{Behind, Counts, SOCKETS, Turns, Way, Ways};
 pub(crate) use dues::Dues;
 use dues::{AtSeat, OnHosts};
+pub(crate) use trace::any;
+use trace::trace;
 
 /// Beyond this many layers, fewer ways are told apart, down to so many.
 const MANY: usize = 250;
@@ -499,56 +502,4 @@ pub(crate) fn before(figures: &Figures<'_>) -> Vec<f64> {
         Some(*sum)
     };
     std::iter::once(0.0).chain((0..figures.layers).scan(0.0, add)).collect()
-}
-
-/// The division, and the decided case, that the shortest way from the first layer leads along, what so many sockets step included.
-fn trace(case: &Case, first: &Node<'_>, sockets: f64) -> Option<Divided> {
-    let ways = &first.ways[0].list;
-    let least = |index: &usize| {
-        let Behind { passes, sum, cycle, .. } = ways[*index].behind;
-        passes.max(sum.max(cycle) / sockets.max(1.0))
-    };
-    let mut index = (0..ways.len()).min_by(|one, other| least(one).total_cmp(&least(other)))?;
-    let mut division = Division { ends: Vec::new(), recomputed: Vec::new() };
-    let (mut decided, mut hosted) = (case.clone(), Vec::new());
-    let (mut node, mut from) = (Some(first), 0);
-    while let Some(here) = node {
-        let way = here.ways[from].list[index];
-        decided.seats[division.ends.len()].help = Some(way.help);
-        division.ends.push(way.to);
-        division.recomputed.push(way.recomputed);
-        hosted.push(way.hosted);
-
-        (node, from, index) = (here.behind, way.to, way.next);
-    }
-    Some(Divided { division, case: decided, hosted })
-}
-
-/// A division that fits its devices, one by one.
-pub(crate) fn any(figures: &Figures<'_>, partitioner: &Partitioner<'_, '_>, case: &Case) -> Option<Divided> {
-    let (layers, stages) = (figures.layers, case.stages());
-    let mut next: Vec<Vec<Option<(usize, Help, usize)>>> = vec![vec![None; layers + 1]; stages];
-    for stage in (0..stages.min(layers)).rev() {
-        let choices = partitioner.choices(case.seats[stage])?;
-        let farthest = layers.checked_sub(stages - 1 - stage)?;
-        for from in if stage == 0 { 0..1 } else { stage..layers } {
-            let nearest = if stage + 1 == stages { layers } else { from + 1 };
-            let goes_on = |to: &usize| stage + 1 == stages || next[stage + 1][*to].is_some();
-            let found = (nearest..=farthest).rev().filter(goes_on).find_map(|to| {
-                let fits = |(help, table): &(Help, &[u16])| Some((to, *help, some(table[from * (layers + 1) + to])?));
-                choices.iter().find_map(fits)
-            });
-            next[stage][from] = found;
-        }
-    }
-    let (mut division, mut decided) = (Division { ends: Vec::new(), recomputed: Vec::new() }, case.clone());
-    let mut from = 0;
-    for (stage, next) in next.iter().enumerate() {
-        let (to, help, recomputed) = next[from]?;
-        division.ends.push(to);
-        division.recomputed.push(recomputed);
-        decided.seats[stage].help = Some(help);
-        from = to;
-    }
-    Some(Divided { division, case: decided, hosted: vec![0.0; stages] })
 }

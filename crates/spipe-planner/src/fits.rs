@@ -31,7 +31,7 @@ pub fn fits(problem: &Problem<'_>) -> Fit {
     match decide(problem) {
         Decision::Fits(placement) => Fit::Found(placement),
         Decision::Never if all_are_few(problem) => Fit::Never,
-        Decision::Never | Decision::Unspread => Fit::NotFound,
+        Decision::Never | Decision::Unfound => Fit::NotFound,
         Decision::Open(systems) => searched(problem, systems).map_or(Fit::NotFound, Fit::Found),
     }
 }
@@ -49,8 +49,8 @@ pub(crate) enum Decision {
     Fits(Placement),
     /// None of one stage or several per device does, none that is generated, and none of systems that have few.
     Never,
-    /// Stages fit the hosts together, but no way is found to spread them over the hosts, of which there are many.
-    Unspread,
+    /// Nothing is found, and a search would find nothing either ([`Capacity::Unfound`]).
+    Unfound,
     /// It is not certain for stages of these systems.
     Open(Vec<System>),
 }
@@ -97,18 +97,18 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
     if let Some(placement) = filled.find(|placement| pins.allow(&problem.context, placement)) {
         return Decision::Fits(placement);
     }
-    let (mut open, mut unspread) = (Vec::new(), false);
+    let (mut open, mut unfound) = (Vec::new(), false);
     for system in systems {
         match capacity(&figures, Discipline { system, head_start: 0 }, &problem.options.pins) {
             Capacity::Fits(placement) => return Decision::Fits(placement),
             Capacity::Never => {}
             Capacity::Open => open.push(system),
-            Capacity::Unspread => unspread = true,
+            Capacity::Unfound => unfound = true,
         }
     }
-    match (open.is_empty(), unspread) {
+    match (open.is_empty(), unfound) {
         (true, false) => Decision::Never,
-        (true, true) => Decision::Unspread,
+        (true, true) => Decision::Unfound,
         (false, _) => Decision::Open(open),
     }
 }

@@ -78,7 +78,7 @@ fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
                 add(&fitting);
             }
             (Capacity::Never, Capacity::Never) => add(&refused),
-            (_, Capacity::Unspread) => add(&unspread),
+            (_, Capacity::Unfound) => add(&unspread),
             _ => return Err(TestCaseError::fail(format!("{apart:?} but {alike:?}"))),
         }
         // What fits all hosts together although it cannot be spread over them is what measures are for.
