@@ -19,8 +19,9 @@ use spipe_plan::{Plan, System, Weights};
 use spipe_planner::Pins;
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-/// How long each planner may search.
+/// How long each planner may search at least, and for each GPU.
 const TIME: Duration = Duration::from_secs(4);
+const TIME_OF_GPU: Duration = Duration::from_millis(300);
 
 /// Tokens per sequence, as far as the model has so many.
 const TOKENS: u64 = 2048;
@@ -77,7 +78,7 @@ pub(super) fn run(what: &args::Reproduce, format: Format) -> Result<(), Failure>
 
 fn row(model: &str, machine: &str) -> Result<Row, Failure> {
     let (model, hardware) = (input::model(model)?, input::hardware(machine)?);
-    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+    let gpus = gpus(&hardware) as u64;
     let bf16 = hardware.devices().iter().any(|device| device.is_gpu() && device.peak.contains_key(&DataType::Bf16));
     let workload = Workload {
         mode: Mode::Train,
@@ -118,6 +119,10 @@ fn row(model: &str, machine: &str) -> Result<Row, Failure> {
     })
 }
 
+fn gpus(hardware: &Hardware) -> usize {
+    hardware.devices().iter().filter(|device| device.is_gpu()).count()
+}
+
 /// The plan of one planner, if it has one.
 fn plan((model, hardware): (&Model, &Hardware), workload: Workload, planner: &str) -> Result<Option<Found>, Failure> {
     let found = planning::search(&Request {
@@ -126,7 +131,7 @@ fn plan((model, hardware): (&Model, &Hardware), workload: Workload, planner: &st
         workloads: vec![workload],
         systems: System::ALL.into_iter().filter(|system| !system.is_stale()).collect(),
         planner,
-        time_limit: TIME,
+        time_limit: TIME.max(TIME_OF_GPU * gpus(hardware) as u32),
         gap: 0.01,
         threads: 1,
         pins: Pins::default(),

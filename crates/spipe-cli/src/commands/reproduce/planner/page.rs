@@ -1,6 +1,6 @@
 //! The table of plans as a page: what came of it, what each machine reaches, and each plan beside the baselines'.
 
-use super::{BASELINES, Row, TIME, TOKENS};
+use super::{BASELINES, Row, TIME, TIME_OF_GPU, TOKENS};
 use crate::tables::{count, percent};
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -30,13 +30,14 @@ fn method() -> String {
         "# The planner beside its baselines\n\n\
          `spipe reproduce planner -o reports` plans every shipped model on every shipped machine: training, microbatches of one \
          sequence of at most {TOKENS} tokens, two microbatches per GPU and at least 8, bf16 where the GPUs have it, otherwise fp16, \
-         {} s for each planner on one thread. All times are of simulated iterations.\n\n\
+         {} s for each planner on one thread, or {} s for each GPU where that is more. All times are of simulated iterations.\n\n\
          - **gap**: (our iteration − the proven lower bound) ÷ our iteration. No placement of the systems considered, with any number \
          of stages on a device, is faster by more than that.\n\
          - **gain**: the iteration of the best baseline ÷ ours. *greedy* fills GPUs in order, *dp* balances stages by dynamic \
          programming, both of GPipe, 1F1B and the hybrid; *mobius-mip* is the partition MIP of Mobius.\n\
          - **why**: what our plan does elsewhere than that baseline's, and the cause of idle time that shrank most.\n\n",
         TIME.as_secs(),
+        TIME_OF_GPU.as_secs_f64(),
     )
 }
 
