@@ -18,7 +18,7 @@ use spipe_plan::{Placement, System};
 use std::{cmp::Reverse, collections::BTreeMap};
 
 /// How close to the least iteration that is not refused the search goes.
-const CLOSE: f64 = 1e-3;
+const CLOSE: f64 = 2e-4;
 
 /// By which part more than what is refused is asked for first, and twice that the next time.
 const RISE: f64 = 0.01;
