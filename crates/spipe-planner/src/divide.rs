@@ -490,7 +490,7 @@ impl<'d, 'a> Divide<'d, 'a> {
 }
 
 /// How long one microbatch takes at least through the layers before each, and back; nothing where none of them waits for gradients.
-pub(crate) fn before(figures: &Figures<'_>) -> Vec<f64> {
+fn before(figures: &Figures<'_>) -> Vec<f64> {
     let waits = figures.training && figures.frozen == 0;
     let fastest = |layer: usize| {
         let pass =

@@ -34,8 +34,8 @@ const SOME: f64 = 0.02;
 /// Where random numbers begin.
 const SEED: u64 = 1;
 
-/// Simulated placements near `hints`, and those to which changes lead uphill from the best of them, until one takes no more than `enough` ms,
-/// or the deadline; and how many were simulated.
+/// Simulated placements near `hints`, and that to which changes lead uphill from the best of them, until it takes no more than `enough` ms, or
+/// the deadline; and how many were simulated.
 pub(in crate::systems) fn best(
     (problem, figures): (&Problem<'_>, &Figures<'_>),
     hints: &[Hint],
@@ -70,7 +70,9 @@ pub(in crate::systems) fn best(
         }
         let Some(next) = higher else { break };
         (here, point) = next;
-        list.push(here.clone());
+    }
+    if list.first() != Some(&here) {
+        list.push(here);
     }
     (list, examined)
 }

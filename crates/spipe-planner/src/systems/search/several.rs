@@ -18,14 +18,14 @@ const PERCENT_OF_CUTS: u32 = 16;
 /// The same for what single stages on a device bound.
 const PERCENT_OF_SINGLE: u32 = 15;
 
+/// The same for placements whose GPUs have least to do.
+const PERCENT_OF_PACKED: u32 = 25;
+
 /// Which part of the time that is left may be taken by what then bounds them.
 const PART_OF_BOUND: u32 = 8;
 
 /// How many of the ways to place stages that a bound leaves open are tried.
 const MOST_HINTS: usize = 2;
-
-/// The same for placements whose GPUs have least to do.
-const PERCENT_OF_PACKED: u32 = 25;
 
 /// Stages are bounded by no more than so many times as long as they could be at least by what keeps devices busy.
 const REACH: f64 = 1.25;
