@@ -42,7 +42,7 @@
 
 use crate::{
     bisect::first_of,
-    case::{Case, Division},
+    case::Case,
     deadline::Deadline,
     figures::{DeviceFigures, Figures, Help, Seat, StageTimes},
     partition::{Partitioner, some},
@@ -61,8 +61,8 @@ pub(crate) use behind::Grain;
 use behind::{Behind, Counts, SOCKETS, Turns, Way, Ways};
 pub(crate) use dues::Dues;
 use dues::{AtSeat, OnHosts};
-pub(crate) use trace::any;
 use trace::trace;
+pub(crate) use trace::{Divided, any};
 
 /// Beyond this many layers, fewer ways are told apart, down to so many.
 const MANY: usize = 250;
@@ -120,16 +120,6 @@ struct At<'d> {
     fewer: Option<usize>,
     /// How many microbatches come between its first and its last one in flight, if any do.
     between: Option<Counts>,
-}
-
-/// A division that meets all bounds.
-#[derive(Clone, Debug)]
-pub(crate) struct Divided {
-    pub division: Division,
-    /// The case in which everything is decided.
-    pub case: Case,
-    /// By stage, for how long hosts step for it where it is left open which layers they step, in ms.
-    pub hosted: Vec<f64>,
 }
 
 /// The search for one iteration time.

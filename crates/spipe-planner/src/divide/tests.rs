@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    case::disciplines,
+    case::{Division, disciplines},
     common::{Instance, MachineText, frozen_instance_of, instance_of, layer, machine_text, model_text, workload},
     order::OrderGraph,
     sequence,

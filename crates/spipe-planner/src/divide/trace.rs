@@ -1,11 +1,21 @@
 //! The division that ways lead along.
 
-use super::{Divided, Node, behind::Behind};
+use super::{Node, behind::Behind};
 use crate::{
     case::{Case, Division},
     figures::{Figures, Help},
     partition::{Partitioner, some},
 };
+
+/// A division that meets all bounds.
+#[derive(Clone, Debug)]
+pub(crate) struct Divided {
+    pub division: Division,
+    /// The case in which everything is decided.
+    pub case: Case,
+    /// By stage, for how long hosts step for it where it is left open which layers they step, in ms.
+    pub hosted: Vec<f64>,
+}
 
 /// The division, and the decided case, that the shortest way from the first layer leads along, what so many sockets step included.
 pub(super) fn trace(case: &Case, first: &Node<'_>, sockets: f64) -> Option<Divided> {

@@ -28,7 +28,7 @@ const RISE: f64 = 0.01;
 const WAYS: [f64; 3] = [0.3, 0.5, 0.75];
 
 /// How many of the ways to place stages that are not refused are tried.
-const MOST_HINTS: usize = 2;
+pub(super) const MOST_HINTS: usize = 2;
 
 /// Beyond so many sequences of devices nothing is said.
 const MOST_SEQUENCES: usize = 1000;

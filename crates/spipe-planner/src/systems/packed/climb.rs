@@ -115,7 +115,9 @@ impl Climb<'_, '_> {
                 hosted.hosted[stage] = changed(point.hosted[stage]);
                 let mut ways = point.clone();
                 ways.ways[stage] = changed(point.ways[stage]);
-                list.extend([hosted, ways].into_iter().filter(|other| other.hosted[stage] >= 0.0));
+                list.extend(
+                    [hosted, ways].into_iter().filter(|other| other.hosted[stage].min(other.ways[stage]) >= 0.0),
+                );
             }
         }
         list

@@ -1,7 +1,7 @@
 //! The program of one GPU.
 
 use crate::{
-    figures::{DeviceFigures, Figures, Help, Seat},
+    figures::{DeviceFigures, Figures, Help, Seat, StageTimes},
     freedom::Kept,
     ilp::solve::{Settings, minimise},
 };
@@ -135,10 +135,12 @@ impl Program<'_, '_> {
     /// The layers with their choices; none where they are not all there.
     fn chosen(&self, choices: &[Choice]) -> Option<Share> {
         let (from, to) = self.layers();
+        if choices.len() < to - from {
+            return None;
+        }
         let chosen = || (from..to).zip(choices.iter().copied());
         let bytes = chosen().map(|(layer, choice)| self.bytes(layer, choice)).sum();
         let mut stages: Vec<Stage> = Vec::new();
-        let mut longest = 0;
         for (layer, choice) in chosen() {
             let next = self.stage(layer, choice)?;
             let joins = |last: &&mut Stage| {
@@ -152,9 +154,8 @@ impl Program<'_, '_> {
                 }
                 None => stages.push(next),
             }
-            longest = layer + 1;
         }
-        Some(Share { stages, bytes }).filter(|_| longest == to)
+        Some(Share { stages, bytes })
     }
 
     fn layers(&self) -> (usize, usize) {
@@ -193,7 +194,7 @@ impl Program<'_, '_> {
         kept && steps && device.allows(choice.help(), layer, layer + 1)
     }
 
-    fn times(&self, layer: usize, choice: Choice) -> crate::figures::StageTimes {
+    fn times(&self, layer: usize, choice: Choice) -> StageTimes {
         self.device().stage_times((layer, layer + 1), choice.recomputed(), Help { activations: false, ..choice.help() })
     }
 

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     case::{Scored, judge},
     relaxation::least,
-    systems::staged::Hint,
+    systems::staged::{Hint, MOST_HINTS},
 };
 use rayon::prelude::*;
 use spipe_plan::{Placement, System};
@@ -23,9 +23,6 @@ const PERCENT_OF_PACKED: u32 = 25;
 
 /// Which part of the time that is left may be taken by what then bounds them.
 const PART_OF_BOUND: u32 = 8;
-
-/// How many of the ways to place stages that a bound leaves open are tried.
-const MOST_HINTS: usize = 2;
 
 /// Stages are bounded by no more than so many times as long as they could be at least by what keeps devices busy.
 const REACH: f64 = 1.25;
