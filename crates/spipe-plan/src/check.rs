@@ -360,6 +360,14 @@ fn check_shards(context: &Context<'_>, placement: &Placement, faults: &mut Found
             faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))));
         }
     }
+    let streams = |(_, stage): &(StageId, &Stage)| matches!(stage.weights, Weights::Streamed(_));
+    for (id, _) in placement.stages.enumerate().filter(streams).filter(|_| placement.system == System::Fsdp) {
+        faults.push_at(
+            id,
+            Diagnostic::error(format!("stage `{id}` is streamed, but under system `fsdp` all parameters stay on GPUs"))
+                .hint("use system `zero-infinity`"),
+        );
+    }
     let hosted =
         placement.stages.iter().any(|stage| stage.optimizer.is_some() || matches!(stage.weights, Weights::Streamed(_)));
     if let Some(device) = participants.iter().find(|device| hosted && context.hardware.host_memory(**device).is_none())

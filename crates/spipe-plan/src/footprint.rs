@@ -1,8 +1,7 @@
 //! Bytes that a placement needs in every memory.
 
-use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Held, InFlight, Placement, Stage, System, Weights};
+use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Held, InFlight, Placement, Stage, System};
 use spipe_base::{Bytes, DeviceId, LayerId, MemoryId, StageId};
-use spipe_cost::Mode;
 use std::{cmp::Reverse, collections::BTreeMap};
 
 /// What one stage needs in one memory, by purpose.
@@ -79,7 +78,7 @@ pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
 /// time. Of the stages of one device only the largest transient part counts.
 pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn Fn(StageId) -> Held) -> Footprint {
     if placement.system.family() == Family::Sharded {
-        return sharded(context, placement);
+        return crate::sharded::footprint(context, placement);
     }
     if placement.system.family() == Family::Rounds {
         return crate::rounds::footprint(context, placement);
@@ -176,61 +175,6 @@ pub(crate) fn shared_state(context: &Context<'_>, placement: &Placement, stage: 
     let lent =
         context.model.lends(stage.layers).filter(|tie| !together(tie.user)).map(|tie| of(tie.user).tied_gradients);
     borrowed.unwrap_or_default() + lent.unwrap_or_default()
-}
-
-/// What one of `shards` equal parts comes to, rounded up.
-pub const fn shard(bytes: Bytes, shards: usize) -> Bytes {
-    Bytes::new(bytes.get().div_ceil(shards as u64))
-}
-
-/// What participants hold that share everything: their shards, two stages' parameters and gradients in whole, and one
-/// microbatch's activations.
-fn sharded(context: &Context<'_>, placement: &Placement) -> Footprint {
-    let mut memories = Footprint::new();
-    let participants = placement.participants(context.hardware);
-    let training = context.workload().mode == Mode::Train;
-    for device in &participants {
-        let mut largest = StageFootprint::default();
-        for (id, stage) in placement.stages.enumerate() {
-            let here = Stage { device: *device, optimizer: None, offload: None, ..*stage };
-            let need = stage_footprint(context, &here, InFlight(1), Boundary::around(placement, id));
-            let sum = |part: fn(&spipe_cost::LayerMemory) -> Bytes| {
-                stage.layers.iter().map(|layer| part(context.cost.memory(layer, *device))).sum::<Bytes>()
-            };
-            let (parameters, gradients) = (sum(|memory| memory.parameters), sum(|memory| memory.gradients));
-            // Parameters of another stage that it uses as well are gathered with its own; the sum of their gradients stays.
-            let user = context.model.borrows(stage.layers).map(|tie| context.cost.memory(tie.user, *device));
-            let tied = user.map_or(Bytes::ZERO, |user| user.tied_parameters + user.tied_gradients);
-            let tied_sum = user.map_or(Bytes::ZERO, |user| user.tied_gradients);
-            let part = |bytes| shard(bytes, participants.len());
-            // Each participant generates its share of the sequences.
-            let (mut on_device, mut on_host) = (part(sum(|memory| memory.cache)), Bytes::ZERO);
-            let streamed = matches!(stage.weights, Weights::Streamed(_));
-            *(if streamed { &mut on_host } else { &mut on_device }) +=
-                part(parameters) + part(gradients) + part(tied_sum);
-            *(if streamed || stage.optimizer.is_some() { &mut on_host } else { &mut on_device }) +=
-                part(sum(|memory| memory.optimizer));
-            if stage.optimizer.is_some() && !streamed {
-                on_host += part(parameters) + part(gradients);
-            }
-            // On their way between host and device, shards are there twice.
-            let moving = if streamed { part(parameters) + part(gradients) + part(tied) } else { Bytes::ZERO };
-            largest.slots = largest.slots.max((parameters + gradients + tied + moving) * 2);
-            largest.transient = largest.transient.max(need.transient);
-            let state = StageFootprint {
-                state: on_device,
-                per_microbatch: if training { need.per_microbatch } else { Bytes::ZERO },
-                in_flight: 1,
-                ..StageFootprint::default()
-            };
-            add(&mut memories, context.hardware.devices()[*device].memory, (id, state));
-            if let Some(host) = context.hardware.host_memory(*device).filter(|_| on_host > Bytes::ZERO) {
-                add(&mut memories, host, (id, StageFootprint { state: on_host, ..StageFootprint::default() }));
-            }
-        }
-        add(&mut memories, context.hardware.devices()[*device].memory, (StageId::new(0), largest));
-    }
-    memories
 }
 
 /// What one microbatch keeps between the two parts of a split backward beside what it saved: what was recomputed or reloaded,

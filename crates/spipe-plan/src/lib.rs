@@ -17,6 +17,7 @@ mod placement;
 mod plan;
 mod remarks;
 mod rounds;
+mod sharded;
 mod stage;
 mod stage_file;
 mod system;
@@ -24,7 +25,7 @@ mod system;
 pub use check::{check, check_shape};
 pub use file::{Embedded, PlanFile, schema};
 pub use footprint::{
-    Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, needed, offloaded_bytes, shard,
+    Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, needed, offloaded_bytes,
     stage_footprint,
 };
 pub use knob::Knob;
@@ -32,6 +33,7 @@ pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
 pub use remarks::{remarks, widened};
 pub use rounds::{boundaries_in_passing, held_in_rounds, resident_chunks};
+pub use sharded::{SharedFootprint, shard, shared_footprint};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
 pub use system::{Dealing, Family, System};

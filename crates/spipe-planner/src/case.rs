@@ -5,6 +5,7 @@ use crate::{
     LARGEST_HEAD_START, Problem,
     figures::{DeviceFigures, Figures, Help, Hop, Seat, StageTimes},
     order::Times,
+    systems::busiest_of_shared,
 };
 use spipe_base::{DeviceId, LayerRange, SimTime, StageId};
 use spipe_plan::{Family, InFlight, Knobs, Placement, Stage, System, check};
@@ -196,11 +197,10 @@ pub(crate) fn acceptable(problem: &Problem<'_>, placement: Placement) -> Option<
     (allowed && check(&problem.context, &placement).is_ok()).then_some(placement)
 }
 
-/// For how long the busiest device computes, in ms: no iteration of stages is shorter. Nothing where devices share
-/// everything.
+/// For how long the busiest device computes, or what else is busy where devices share everything, in ms: no iteration is shorter.
 pub(crate) fn busiest(figures: &Figures<'_>, placement: &Placement) -> f64 {
     if placement.system.family() == Family::Sharded {
-        return 0.0;
+        return busiest_of_shared(&figures.context, placement);
     }
     let mut busy = vec![0.0; figures.devices.len()];
     let m = figures.microbatches as f64;

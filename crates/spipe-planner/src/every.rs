@@ -9,7 +9,7 @@ use crate::{
     figures::Figures,
     freedom::{Computing, Freedom, When},
     sequence::{Coverage, classes},
-    systems::{candidates, elsewhere, socket_of, sockets},
+    systems::{elsewhere, shares, socket_of, sockets},
 };
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{
@@ -42,7 +42,7 @@ pub(crate) fn of_figures(
     if !figures.training && !system.infers() {
         return Some(Vec::new());
     }
-    let Some(freedom) = Freedom::of(system) else { return Some(candidates(context, system)) };
+    let freedom = Freedom::of(system);
     if !few(figures, most) {
         return None;
     }
@@ -113,12 +113,14 @@ fn with_knobs(
 /// Every value of the knobs that planners turn.
 fn knobs(figures: &Figures<'_>, placement: &Placement) -> Vec<Knobs> {
     let (plain, stages) = (Knobs::default(), placement.stages.len() as u64);
+    let shared = |shards: usize| Knobs { shards: Some(shards as u64), ..plain };
     let resident = |resident: u64| Knobs { resident: Some(resident), ..plain };
     match placement.system {
         // Without a CPU stage there is no head start.
         System::Hybrid if placement.stages.iter().any(|stage| figures.context.is_cpu(stage.device)) => {
             (0..=LARGEST_HEAD_START).map(|head_start| Knobs { head_start, ..plain }).collect()
         }
+        System::Fsdp | System::ZeroInfinity => shares(&figures.context).map(shared).collect(),
         System::NaiveSwap => (1..=stages).map(resident).collect(),
         System::Superpipeline => {
             let swaps = |k: u64| (1..=k).map(move |swap| Knobs { swap: Some(swap), ..resident(k) });
@@ -231,7 +233,8 @@ impl Walk<'_, '_> {
             places.extend(near.map(|(home, socket)| plain.with_weights_in(home).with_optimizer_on(socket)));
         }
         if freedom.streams != When::Always {
-            let steps = if freedom.streams == When::Never && training { freedom.steps_on_host } else { When::Never };
+            let apart = freedom.streams == When::Never || freedom.shared;
+            let steps = if apart && training { freedom.steps_on_host } else { When::Never };
             if steps != When::Always || is_cpu {
                 places.push(plain);
             }
@@ -255,7 +258,9 @@ impl Walk<'_, '_> {
             })
         };
         let near = places.into_iter().flat_map(with);
-        near.flat_map(|stage| std::iter::once(stage).chain(elsewhere(context, &stage))).collect()
+        // Where all GPUs share everything, each has what it leaves on the host near it.
+        let others = |stage: &Stage| if freedom.shared { Vec::new() } else { elsewhere(context, stage) };
+        near.flat_map(|stage| std::iter::once(stage).chain(others(&stage))).collect()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     figures::Figures,
     greedy, ilp, reason,
     sequence::{self, Coverage},
-    systems::candidates,
+    systems::{candidates, shared_placements},
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;
@@ -40,7 +40,7 @@ pub fn fits(problem: &Problem<'_>) -> Fit {
 fn all_are_few(problem: &Problem<'_>) -> bool {
     let figures = Figures::new(problem.context, &problem.options);
     let few = few(&figures, problem.options.every_limit) && !Deadline::new(problem).over();
-    problem.systems.iter().all(|system| SYSTEMS.contains(system) || system.family() == Family::Sharded || few)
+    problem.systems.iter().all(|system| SYSTEMS.contains(system) || few)
 }
 
 /// What can be said without a search.
@@ -64,7 +64,14 @@ pub(crate) fn decide(problem: &Problem<'_>) -> Decision {
     }
     let scored = |placement: Placement| judge(problem, placement).map(|(_, placement)| Decision::Fits(placement));
     let held = |placement: Placement| problem.options.pins.hold(&problem.context, &placement);
-    let found = other.iter().flat_map(|system| candidates(&problem.context, *system)).map(held).find_map(scored);
+    let found = other.iter().flat_map(|system| candidates(&problem.context, *system)).map(held).find_map(&scored);
+    // Where neither all layers can be on GPUs nor all on the host, some may be here and some there.
+    let found = found.or_else(|| {
+        let figures = Figures::new(problem.context, &problem.options);
+        let shared = other.iter().filter(|system| system.family() == Family::Sharded);
+        let counted = |system: &System| shared_placements(&figures, &problem.options.pins, (*system, f64::INFINITY));
+        shared.flat_map(counted).find_map(scored)
+    });
     found.or_else(|| every(problem, &other).map(Decision::Fits)).unwrap_or(of_stages)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{LARGEST_HEAD_START, SYSTEMS, figures::Figures};
 use spipe_cost::LayerMemory;
-use spipe_plan::{Family, System};
+use spipe_plan::System;
 
 /// Which devices may compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,6 +61,8 @@ pub(crate) struct Freedom {
     pub splits: bool,
     /// Whether backwards have stages of their own.
     pub apart: bool,
+    /// Whether all GPUs share every stage.
+    pub shared: bool,
     /// How microbatches turn around where each device has neighbouring layers and all iterations end with a gradient at the first.
     pub turn: Option<Turn>,
 }
@@ -79,6 +81,7 @@ impl Freedom {
         synchronous: true,
         splits: false,
         apart: false,
+        shared: false,
         turn: None,
     };
 
@@ -114,29 +117,32 @@ impl Freedom {
         all.into_iter().filter_map(|(may, kept)| may.then_some(kept)).collect()
     }
 
-    /// Those of `system` in a problem, for every head start; none for systems that share everything.
+    /// Those of `system` in a problem, for every head start.
     pub fn in_problem(figures: &Figures<'_>, system: System) -> Vec<Self> {
         let alone = |freedom: Self| Self { steps_on_host: When::Never, offloads: When::Never, ..freedom };
         // Systems that are made of the host's help still have it.
         let helped = figures.host_help || !SYSTEMS.contains(&system);
-        let own = Self::of(system).map(|own| if helped { own } else { alone(own) });
-        let ahead = match own.and_then(|own| own.turns(figures)) {
-            Some(Turn::Ahead(ahead)) => 0..=ahead,
-            _ => return own.into_iter().collect(),
-        };
-        own.into_iter()
-            .flat_map(|own| ahead.clone().map(move |ahead| Self { turn: Some(Turn::Ahead(ahead)), ..own }))
-            .collect()
+        let own = Self::of(system);
+        let own = if helped { own } else { alone(own) };
+        match own.turns(figures) {
+            Some(Turn::Ahead(ahead)) => {
+                (0..=ahead).map(|ahead| Self { turn: Some(Turn::Ahead(ahead)), ..own }).collect()
+            }
+            _ => vec![own],
+        }
     }
 
-    /// That of `system`; none for systems that share everything, each of whose few placements has a bound of its own.
-    pub fn of(system: System) -> Option<Self> {
+    /// That of `system`.
+    pub fn of(system: System) -> Self {
         let gpus = Self { computing: Computing::Gpus, one_stage_each: false, ..Self::STAGES };
         let streams = Self { steps_on_host: When::Always, in_rounds: true, ..gpus };
         let streams = Self { streams: if system.may_keep() { When::Perhaps } else { When::Always }, ..streams };
         let chain = Self { turn: Some(Turn::Ahead(0)), ..gpus };
-        Some(match system {
-            _ if system.family() == Family::Sharded => return None,
+        // Stages are named for the first of the devices that share them.
+        let shared = Self { computing: Computing::FirstGpu, steps_on_host: When::Perhaps, shared: true, ..gpus };
+        match system {
+            System::Fsdp => shared,
+            System::ZeroInfinity => Self { streams: When::Perhaps, ..shared },
             System::Gpipe => Self { turn: Some(Turn::AllForwards), ..Self::CUT_STAGES },
             System::OneForwardOneBackward => Self { turn: Some(Turn::Ahead(0)), ..Self::CUT_STAGES },
             System::Hybrid => Self { turn: Some(Turn::Ahead(LARGEST_HEAD_START)), ..Self::CUT_STAGES },
@@ -151,6 +157,6 @@ impl Freedom {
             System::NaiveSwap => Self { computing: Computing::FirstGpu, resident: 1, ..streams },
             System::Superpipeline => Self { resident: 1, ..streams },
             _ => Self { splits: system.splits_backward(), ..gpus },
-        })
+        }
     }
 }

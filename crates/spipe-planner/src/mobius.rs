@@ -81,7 +81,7 @@ impl Planner for Mobius {
             return crate::generated(&Problem { context: problem.context, systems, options, ..*problem })
                 .and(Err(PlanError::NothingRuns { examined }));
         };
-        let bound = to_time(&figures, least(&figures, System::Mobius).unwrap_or(0.0)).min(simulated);
+        let bound = to_time(&figures, least(&figures, &problem.options.pins, System::Mobius)).min(simulated);
         Ok(Solution {
             placement,
             status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },

@@ -23,12 +23,12 @@ mod together;
 
 use crate::{
     Problem, SYSTEMS,
-    case::{Scored, acceptable, faster},
+    case::{Scored, acceptable, busiest, faster},
     deadline::Deadline,
     estimate::estimate,
     every::{orders, slots},
     figures::{Figures, Help},
-    systems::{coarse, elsewhere, shared_out, socket, socket_of},
+    systems::{changed_shared, coarse, elsewhere, shared_out, socket, socket_of},
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
@@ -117,7 +117,12 @@ impl<'s, 'a> Promising<'s, 'a> {
         deadline: &Deadline<'_>,
     ) -> Self {
         let most = estimate(figures, of).map_or(f64::INFINITY, |time| time * WORSE);
-        let rated = |placement: Placement| (estimate(figures, &placement).unwrap_or(0.0), placement);
+        let is_shared = of.system.family() == Family::Sharded;
+        let least = |placement: &Placement| match estimate(figures, placement) {
+            None if is_shared => busiest(figures, placement),
+            time => time.unwrap_or(0.0),
+        };
+        let rated = |placement: Placement| (least(&placement), placement);
         let fitted = |placement: Placement| {
             let fitted = (!deadline.over()).then(|| fit::fitted(figures, of, &placement)).flatten();
             fitted.into_iter().chain([placement])
@@ -147,10 +152,10 @@ impl<'s, 'a> Promising<'s, 'a> {
 
 /// Every placement one change away, what the host does for stages included if `help` says so.
 pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Placement> {
-    let mut list = Vec::new();
     if placement.system.family() == Family::Sharded {
-        return list;
+        return changed_shared(context, placement);
     }
+    let mut list = Vec::new();
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
     list.extend(other_knobs(context, placement));

@@ -14,9 +14,11 @@ use crate::{
     figures::{Figures, alike},
     freedom::{Computing, Freedom, Turn, When},
     ilp::solve::{Answer, Settings, solve},
+    pins::Pins,
+    systems::least_of_shared as shared,
 };
 use good_lp::{ProblemVariables, SolverModel, highs, variable, variables};
-use spipe_plan::System;
+use spipe_plan::{Family, System};
 use spread::{Spread, rate};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,10 +29,13 @@ const MOST_PLACES: usize = 40;
 /// Beyond so many devices it is left open which layers are streamed to how many of them.
 const MOST_SPLIT: usize = 64;
 
-/// The least iteration of any placement of `system`, in ms; infinite if none fits, none where no bound is known.
-pub(crate) fn least(figures: &Figures<'_>, system: System) -> Option<f64> {
+/// The least iteration of any placement of `system`, in ms; infinite if none fits.
+pub(crate) fn least(figures: &Figures<'_>, pins: &Pins, system: System) -> f64 {
+    if system.family() == Family::Sharded {
+        return shared(figures, pins, system);
+    }
     let freedoms = Freedom::in_problem(figures, system);
-    freedoms.into_iter().map(|freedom| relaxation(figures, &freedom)).reduce(f64::min)
+    freedoms.into_iter().map(|freedom| relaxation(figures, &freedom)).fold(f64::INFINITY, f64::min)
 }
 
 /// The least iteration of any placement with one stage per device, in ms, whichever of `systems` it has.

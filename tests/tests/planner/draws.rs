@@ -77,6 +77,33 @@ pub fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
     Placement::new(system, stages).with_knobs(Knobs { head_start, offload_slots, urgent_steps, ..Knobs::default() })
 }
 
+/// Stages of one or more layers, shared by some GPUs, as `draws` say.
+pub fn shared(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
+    let gpus: Vec<DeviceId> = context.cost.devices().filter(|device| !context.is_cpu(*device)).collect();
+    let near = home(context, gpus[0], 1).and_then(|home| Some((home, socket_at(context, home)?)));
+    let mut stages: Vec<Stage> = Vec::new();
+    for (layer, draw) in context.cost.layers().zip(draws) {
+        let joined = stages.last().copied().filter(|_| draw & 3 == 0);
+        let first = joined.map_or(layer, |stage| stage.layers.first());
+        let stage = Stage::new(gpus[0], LayerRange::new(first, layer).unwrap());
+        let stage = match near {
+            Some((home, socket)) if draw & 12 == 0 && system == System::ZeroInfinity => {
+                stage.with_weights_in(home).with_optimizer_on(socket)
+            }
+            Some((_, socket)) if draw & 12 == 4 => stage.with_optimizer_on(socket),
+            _ => stage,
+        };
+        if joined.is_some() {
+            stages.pop();
+        }
+        stages.push(stage.with_recomputed(usize::from(draw >> 4) % (stage.layers.count() + 1)));
+    }
+    let microbatches = context.workload().microbatches;
+    let shards: Vec<u64> = (1..=gpus.len() as u64).filter(|shards| microbatches.is_multiple_of(*shards)).collect();
+    let shards = Some(shards[usize::from(draws[11]) % shards.len()]);
+    Placement::new(system, stages).with_knobs(Knobs { shards, ..Knobs::default() })
+}
+
 /// One or two pins of the first or the last layer, as `draws` say.
 pub fn pinned(instance: &Instance, draws: &[u8]) -> Pins {
     let last = instance.model.layers().len() - 1;

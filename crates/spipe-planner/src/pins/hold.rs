@@ -18,10 +18,9 @@ impl Pins {
             return held;
         }
         self.exchange(context, &mut held);
-        if let Some(freedom) = Freedom::of(placement.system) {
-            for stage in held.stages.iter_mut().chain(held.backward.iter_mut()) {
-                self.choose(context, &freedom, stage);
-            }
+        let freedom = Freedom::of(placement.system);
+        for stage in held.stages.iter_mut().chain(held.backward.iter_mut()) {
+            self.choose(context, &freedom, stage);
         }
         for (knob, value) in self.knobs.iter().filter(|(knob, _)| knob.is_of(placement.system)) {
             held.knobs = knob.set(held.knobs, *value);

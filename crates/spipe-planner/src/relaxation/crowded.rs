@@ -175,7 +175,7 @@ mod tests {
         let machine = MachineText { gpus: vec![(memory, 20), (memory, 20)], root: 20, sockets: vec![8000] };
         let instance = Instance::new(&model_text(&[equal]), &machine_text(&machine), &workload(4, Mode::Train));
         let figures = Figures::new(instance.context(), &Options::default());
-        let freedom = Freedom::of(system).unwrap();
+        let freedom = Freedom::of(system);
         let classes = super::super::classes(&figures, &freedom);
         let step = figures.devices[classes[0].members[0]].times[0].unwrap().optimizer;
         (least(&figures, &freedom, (&classes, 1.5)), step)
@@ -205,7 +205,7 @@ mod tests {
         let instance = Instance::new(&model_text(&[equal, large]), &machine_text(&machine), &workload(4, Mode::Train));
         let figures = Figures::new(instance.context(), &Options::default());
         let of = |system: System| {
-            let freedom = Freedom::of(system).unwrap();
+            let freedom = Freedom::of(system);
             least(&figures, &freedom, (&super::super::classes(&figures, &freedom), 4.5))
         };
         assert!(of(System::ZbH1) > 4.0 * 3.0);

@@ -6,7 +6,6 @@ use crate::{
     deadline::Deadline,
     every::of_figures,
     figures::Figures,
-    freedom::Freedom,
 };
 use rayon::prelude::*;
 use spipe_plan::{Placement, System};
@@ -32,10 +31,8 @@ pub(super) fn fastest(
     (system, limit): (System, f64),
 ) -> Tried {
     let options = &problem.options;
-    // Of systems that share everything the candidates are all.
-    let stages = Freedom::of(system).is_some() && !deadline.over();
-    let every = if stages { of_figures(figures, &options.pins, (system, options.every_limit)) } else { None };
-    let Some(every) = every else { return Tried::default() };
+    let in_time = (!deadline.over()).then(|| of_figures(figures, &options.pins, (system, options.every_limit)));
+    let Some(every) = in_time.flatten() else { return Tried::default() };
     let bounded = every.into_par_iter().map(|placement| (busiest(figures, &placement), placement));
     let mut list: Vec<(f64, Placement)> = bounded.filter(|(busy, _)| *busy < limit).collect();
     list.sort_by(|one, other| one.0.total_cmp(&other.0));

@@ -27,6 +27,10 @@ pub(crate) use kept::{
 pub(crate) use refusal::Shortage;
 pub(crate) use rounds::{cross_mapped, equally_slow, in_turn};
 pub use search::{generated, plan_all};
+pub(crate) use shared::{
+    busiest as busiest_of_shared, changed as changed_shared, least as least_of_shared, placements as shared_placements,
+    shares,
+};
 
 use spipe_base::DeviceId;
 use spipe_cost::Mode;

@@ -19,7 +19,6 @@ use crate::{
     deadline::Deadline,
     figures::Figures,
     fits::{self, Decision},
-    freedom::Freedom,
     ilp::{in_pool, search::to_time},
     reason,
     relaxation::least,
@@ -235,10 +234,9 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
     fn generate(&mut self) {
-        let figures = &self.figures;
+        let (figures, pins) = (&self.figures, &self.problem.options.pins);
         self.systems.par_iter_mut().for_each(|known| {
-            known.bound =
-                least(figures, known.system).unwrap_or_else(|| shared::least(&figures.context, &known.candidates));
+            known.bound = least(figures, pins, known.system);
         });
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
@@ -255,6 +253,10 @@ impl<'s, 'a> Search<'s, 'a> {
             let known = &mut self.systems[index];
             known.candidates.extend(counted.placements);
             known.bound = known.bound.max(counted.least);
+            if known.system.family() == Family::Sharded {
+                known.candidates.extend(shared::placements(figures, pins, (known.system, limit)));
+                known.candidates = shared::promising(&figures.context, std::mem::take(&mut known.candidates));
+            }
             // Whatever the time limit, a plan that is far from all bounds is not the last word.
             let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound);
             let candidates = &self.systems[index].candidates;
@@ -270,7 +272,6 @@ impl<'s, 'a> Search<'s, 'a> {
             let scored: Vec<(bool, Option<Scored>)> =
                 candidates.par_iter().enumerate().map(|(offset, placement)| tried(offset, placement)).collect();
             looks = before(scored.len());
-            let all = scored.iter().all(|(looked, _)| *looked);
             let known = &mut self.systems[index];
             known.examined = scored.iter().filter(|(looked, _)| *looked).count();
             let scored: Vec<Scored> = scored.into_iter().filter_map(|(_, scored)| scored).collect();
@@ -278,10 +279,6 @@ impl<'s, 'a> Search<'s, 'a> {
                 known.others = rounds::of_other_lengths(&scored);
             }
             known.best = scored.into_iter().map(Some).fold(begun, faster);
-            // The candidates of systems that share everything are all that they have.
-            if all && least_is_exhaustive(known.system) {
-                known.bound = known.best.as_ref().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-            }
         }
     }
 
@@ -404,9 +401,4 @@ fn each_once(all: impl Iterator<Item = Considered>) -> Vec<Considered> {
         known.examined += next.examined;
     }
     list
-}
-
-/// Whether the candidates of a system are all its placements.
-fn least_is_exhaustive(system: System) -> bool {
-    Freedom::of(system).is_none()
 }

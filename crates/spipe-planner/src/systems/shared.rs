@@ -1,123 +1,156 @@
-//! Everything shared by all GPUs: FSDP with everything on them, ZeRO-Infinity with everything in DRAM.
+//! Everything shared by all GPUs: FSDP with all parameters on them, ZeRO-Infinity with parameters in DRAM.
+//!
+//! Any division of the layers will do, and every stage has choices of its own. What they come to depends on how many layers make which choice,
+//! and hardly on where these are. So an integer program counts them ([`program`]): with stages of so many layers for placements, and with all that
+//! a division may save left out for a bound ([`least`]).
 
-use super::{cuts, gpus, socket};
-use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
-use spipe_cost::{LayerMemory, LayerTime};
-use spipe_plan::{Context, Knobs, Placement, Stage, System, Weights, check, shard};
-use std::collections::BTreeMap;
+mod busy;
+mod program;
 
+pub(crate) use busy::busiest;
+
+use super::{gpus, socket};
+use crate::{figures::Figures, pins::Pins};
+use program::{Choice, Counted, Program, Room};
+use rayon::prelude::*;
+use spipe_base::{DeviceId, LayerRange, MemoryId};
+use spipe_plan::{Context, Knobs, Placement, Stage, System, check};
+
+/// How many layers stages have at most.
+const LENGTHS: [usize; 4] = [1, 2, 4, 8];
+
+/// How many placements are simulated, those first whose busiest device or link is busy least.
+const MOST_TRIED: usize = 24;
+
+/// How many GPUs may share: each has as many microbatches.
+pub(crate) fn shares(context: &Context<'_>) -> impl Iterator<Item = usize> {
+    let microbatches = context.workload().microbatches;
+    (1..=gpus(context).len()).filter(move |shards| microbatches.is_multiple_of(*shards as u64))
+}
+
+/// All layers doing the same, for all numbers of devices and lengths of stages.
 pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
-    let gpus = gpus(context);
-    let first = *gpus.first()?;
+    let runs = runs(context);
     let mut placements = Vec::new();
-    for shards in (1..=gpus.len()).filter(|shards| context.workload().microbatches.is_multiple_of(*shards as u64)) {
-        for recompute in [false, true] {
-            let stage = |layers| {
-                let stage = Stage::new(first, layers);
-                let stage = if recompute { stage.with_everything_recomputed() } else { stage };
-                match system {
-                    System::ZeroInfinity => {
-                        let home = context.hardware.host_memory(first)?;
-                        Some(stage.with_weights_in(home).with_optimizer_on(socket(context, first)?))
-                    }
-                    _ => Some(stage),
-                }
-            };
-            let stages: Option<Vec<Stage>> = cuts::single(context).into_iter().map(stage).collect();
-            let knobs = Knobs { shards: Some(shards as u64), ..Knobs::default() };
-            placements.push(Placement::new(system, stages?).with_knobs(knobs));
+    for shards in shares(context) {
+        for length in LENGTHS.into_iter().filter(|length| *length == 1 || runs.iter().any(|(_, count)| count >= length))
+        {
+            let units: Vec<LayerRange> = runs.iter().flat_map(|run| units(*run, length)).collect();
+            for choice in Choice::of(system, context) {
+                let stages: Option<Vec<Stage>> = units.iter().map(|layers| choice.stage(context, *layers)).collect();
+                placements.extend(stages.and_then(|stages| placement(system, (shards, stages))));
+            }
         }
     }
     Some(placements)
 }
 
-/// The least iteration of those of `placements` that fit, in ms; infinite if none does.
-pub(super) fn least(context: &Context<'_>, placements: &[Placement]) -> f64 {
-    let fit = placements.iter().filter(|placement| check(context, placement).is_ok());
-    fit.map(|placement| Busy::of(context, placement).most()).fold(f64::INFINITY, f64::min)
+/// The placements whose programs say that they may take less than `most` ms.
+pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (System, f64)) -> Vec<Placement> {
+    let mut list: Vec<(f64, Placement)> = Vec::new();
+    for shards in shares(&figures.context) {
+        for length in LENGTHS {
+            let program = Program::new(figures, pins, (system, shards), Room::Stages { length });
+            let Some(Counted { least, runs }) = program.counted().filter(|counted| counted.least < most) else {
+                continue;
+            };
+            let stages = |order: fn(&[(Choice, usize)]) -> Vec<Choice>| -> Option<Vec<Stage>> {
+                let each = runs.iter().flat_map(|run| run.units.iter().zip(order(&run.chosen)));
+                each.map(|(layers, choice)| choice.stage(&figures.context, *layers)).collect()
+            };
+            for order in [in_turn, reversed, mixed] {
+                let next = stages(order).and_then(|stages| placement(system, (shards, stages)));
+                list.extend(next.filter(|next| list.iter().all(|(_, other)| other != next)).map(|next| (least, next)));
+            }
+        }
+    }
+    list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    list.into_iter().map(|(_, placement)| placement).collect()
 }
 
-/// For how long an iteration keeps everything busy, in ms. With n devices, each of which has m ÷ n microbatches, every stage is
-/// gathered on each of them for each forward and each backward, and its gradients are scattered after the latter; of what a ring moves
-/// each device gets (n − 1)/n from the one before it.
-struct Busy<'b, 'a> {
-    context: &'b Context<'a>,
-    devices: Vec<DeviceId>,
-    /// How many microbatches each device has.
-    rounds: f64,
-    computing: BTreeMap<DeviceId, f64>,
-    /// By the device that gets something.
-    collecting: BTreeMap<DeviceId, f64>,
-    links: BTreeMap<LinkId, f64>,
+/// Each stage with another choice.
+pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    let choices = Choice::of(placement.system, context);
+    let mut list = Vec::new();
+    for (id, stage) in placement.stages.enumerate() {
+        let others = choices.iter().filter_map(|choice| choice.stage(context, stage.layers));
+        for other in others.filter(|other| other != stage) {
+            let mut changed = placement.clone();
+            changed.stages[id] = other;
+            list.push(changed);
+        }
+    }
+    list
 }
 
-impl<'b, 'a> Busy<'b, 'a> {
-    fn of(context: &'b Context<'a>, placement: &Placement) -> Self {
-        let devices = placement.participants(context.hardware);
-        let rounds = (context.workload().microbatches / devices.len().max(1) as u64) as f64;
-        let (computing, collecting, links) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut busy = Self { context, devices, rounds, computing, collecting, links };
-        for at in 0..busy.devices.len() {
-            placement.stages.iter().for_each(|stage| busy.stage(at, stage));
-        }
-        busy
-    }
+/// Those of `list` that fit and may be the fastest, and all of it if none fits.
+pub(super) fn promising(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
+    let fits = |placement: &&Placement| check(context, placement).is_ok();
+    let mut fitting: Vec<(f64, Placement)> =
+        list.par_iter().filter(fits).map(|placement| (busiest(context, placement), placement.clone())).collect();
+    fitting.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    fitting.truncate(MOST_TRIED);
+    if fitting.is_empty() { list } else { fitting.into_iter().map(|(_, placement)| placement).collect() }
+}
 
-    /// What is busiest.
-    fn most(&self) -> f64 {
-        let all = self.computing.values().chain(self.collecting.values()).chain(self.links.values());
-        all.fold(0.0, |most, time| most.max(*time))
-    }
+/// What no placement of `system` takes less than, in ms; infinite if none fits.
+pub(crate) fn least(figures: &Figures<'_>, pins: &Pins, system: System) -> f64 {
+    let longest = figures.layers.max(1).ilog2();
+    let rooms = (0..=longest).map(|power| Room::Any { recomputed: 1 << power });
+    let all = shares(&figures.context).flat_map(|shards| rooms.clone().map(move |room| (shards, room)));
+    all.map(|(shards, room)| Program::new(figures, pins, (system, shards), room).least()).fold(f64::INFINITY, f64::min)
+}
 
-    /// Adds what one device does for a stage.
-    fn stage(&mut self, at: usize, stage: &Stage) {
-        let (context, here, count) = (self.context, self.devices[at], self.devices.len());
-        let returns = context.backward_of(stage.layers).is_some();
-        let time = |part: fn(&LayerTime) -> f64| -> f64 {
-            stage.layers.iter().filter_map(|layer| context.cost.time(layer, here)).map(part).sum()
-        };
-        let again = stage.recomputed_layers().into_iter().flat_map(|layers| layers.iter());
-        let again: f64 =
-            again.filter_map(|layer| context.cost.time(layer, here)).map(|time| time.forward.to_ms()).sum();
-        let back = if returns { again + time(|time| time.backward().to_ms()) } else { 0.0 };
-        *self.computing.entry(here).or_default() += self.rounds * (time(|time| time.forward.to_ms()) + back);
-        let bytes = |part: fn(&LayerMemory) -> Bytes| -> Bytes {
-            stage.layers.iter().map(|layer| part(context.cost.memory(layer, here))).sum()
-        };
-        let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
-        let (uses, scatters) = if returns { (2.0 * self.rounds, self.rounds) } else { (self.rounds, 0.0) };
-        let memory = context.hardware.devices()[here].memory;
-        let ring = |bytes: Bytes| (bytes.get() / count as u64 * (count as u64 - 1)) as f64;
-        if count > 1 {
-            let before = context.hardware.devices()[self.devices[(at + count - 1) % count]].memory;
-            let moved = uses * ring(parameters) + scatters * ring(gradients);
-            *self.collecting.entry(here).or_default() += self.moves((before, memory), moved);
-        }
-        let streams = matches!(stage.weights, Weights::Streamed(_));
-        let host = context.hardware.host_memory(here).filter(|_| streams || stage.optimizer.is_some());
-        if let Some(host) = host.filter(|_| streams) {
-            self.moves((host, memory), uses * shard(parameters, count).as_f64());
-            self.moves((memory, host), scatters * shard(gradients, count).as_f64());
-        }
-        if returns {
-            let owner = |host| context.hardware.devices().enumerate().find(|(_, device)| device.memory == host);
-            let steps = host.and_then(owner).map_or(here, |(device, _)| device);
-            let trained: u64 = stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
-            let step = context.cost.optimizer_time(trained.div_ceil(count as u64), steps).to_ms();
-            *self.computing.entry(steps).or_default() += step;
-        }
-    }
+fn placement(system: System, (shards, stages): (usize, Vec<Stage>)) -> Option<Placement> {
+    let knobs = Knobs { shards: Some(shards as u64), ..Knobs::default() };
+    (!stages.is_empty()).then(|| Placement::new(system, stages).with_knobs(knobs))
+}
 
-    /// Adds bytes to all links from one memory to another; how long the slowest of them takes.
-    fn moves(&mut self, (from, to): (MemoryId, MemoryId), bytes: f64) -> f64 {
-        let hardware = self.context.hardware;
-        let Some(route) = hardware.route(from, to) else { return 0.0 };
-        let mut slowest = 0.0_f64;
-        for link in &route.links {
-            let time = 1e3 * bytes / hardware.links()[*link].bandwidth.get();
-            *self.links.entry(*link).or_default() += time;
-            slowest = slowest.max(time);
-        }
-        slowest
-    }
+/// Runs of equal layers: the first, and how many there are.
+fn runs(context: &Context<'_>) -> Vec<(usize, usize)> {
+    let layers: Vec<usize> = context.cost.layers().map(|layer| context.cost.kind(layer)).collect();
+    let mut first = 0;
+    let run = |run: &[usize]| {
+        first += run.len();
+        (first - run.len(), run.len())
+    };
+    layers.chunk_by(|one, other| one == other).map(run).collect()
+}
+
+/// A run in stages of so many layers, the last of them with what is left.
+fn units((first, count): (usize, usize), length: usize) -> Vec<LayerRange> {
+    let unit = |from: usize| {
+        let last = (from + length).min(first + count) - 1;
+        LayerRange::new(from.into(), last.into())
+    };
+    (first..first + count).step_by(length).filter_map(unit).collect()
+}
+
+/// The units of a run one choice after the other.
+fn in_turn(counts: &[(Choice, usize)]) -> Vec<Choice> {
+    counts.iter().flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count)).collect()
+}
+
+fn reversed(counts: &[(Choice, usize)]) -> Vec<Choice> {
+    let mut list = in_turn(counts);
+    list.reverse();
+    list
+}
+
+/// Each choice as evenly over the run as can be.
+fn mixed(counts: &[(Choice, usize)]) -> Vec<Choice> {
+    let place = |count: usize, index: usize| (2 * index + 1) as f64 / (2 * count) as f64;
+    let each = |(choice, count): &(Choice, usize)| {
+        let (choice, count) = (*choice, *count);
+        (0..count).map(move |index| (place(count, index), choice))
+    };
+    let mut list: Vec<(f64, Choice)> = counts.iter().flat_map(each).collect();
+    list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    list.into_iter().map(|(_, choice)| choice).collect()
+}
+
+/// The first GPU, for which stages are named, with its host memory and socket.
+fn near(context: &Context<'_>) -> Option<(DeviceId, Option<(MemoryId, DeviceId)>)> {
+    let first = *gpus(context).first()?;
+    Some((first, context.hardware.host_memory(first).zip(socket(context, first))))
 }

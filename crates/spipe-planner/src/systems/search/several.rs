@@ -39,7 +39,8 @@ impl Search<'_, '_> {
     /// Bounds those systems whose stages are planned, and finds where their stages may be. Where all plans are far from that, those with
     /// several stages on a device come first: what one stage on each can do would not be worth the time.
     pub(super) fn bound_stages(&mut self, planned: &[System]) {
-        self.staged = planned.iter().map(|system| (*system, least(&self.figures, *system).unwrap_or(0.0))).collect();
+        self.staged =
+            planned.iter().map(|system| (*system, least(&self.figures, &self.problem.options.pins, *system))).collect();
         let (limit, known) = (self.limit(), self.least_of_staged());
         if !self.figures.training || known >= limit || known <= 0.0 {
             return;

@@ -1,0 +1,155 @@
+//! For how long an iteration keeps everything busy.
+
+use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
+use spipe_cost::{LayerMemory, LayerTime};
+use spipe_plan::{Context, Placement, Stage, Weights};
+use std::collections::BTreeMap;
+
+/// What may be busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Lane {
+    /// Passes of a device, between which and those of the next iteration the first stage is reduced and gathered.
+    Passes(DeviceId),
+    /// Passes and steps of a device, or steps of a socket.
+    Computing(DeviceId),
+    /// Steps of a socket, which come after a device's last gradients and before their parameters are used again: besides, it has all rounds
+    /// but one.
+    Stepping(DeviceId),
+    /// The ring, by the device that gets something.
+    Collecting(DeviceId),
+    Link(LinkId),
+}
+
+/// For how long everything is busy, in ms. With n devices, each of which has m ÷ n microbatches, every stage is gathered on each of them for
+/// each forward and each backward, and its gradients are scattered after the latter; of what a ring moves each device gets (n − 1)/n from
+/// the one before it.
+pub(super) struct Busy<'b, 'a> {
+    context: &'b Context<'a>,
+    devices: Vec<DeviceId>,
+    /// How many microbatches each device has.
+    rounds: f64,
+    pub lanes: BTreeMap<Lane, f64>,
+}
+
+/// No iteration of `placement` is shorter, in ms.
+pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
+    let mut busy = Busy::new(context, placement.participants(context.hardware));
+    placement.stages.iter().for_each(|stage| busy.stage(stage));
+    busy.between();
+    busy.lanes.into_values().fold(0.0, f64::max)
+}
+
+impl<'b, 'a> Busy<'b, 'a> {
+    pub fn new(context: &'b Context<'a>, devices: Vec<DeviceId>) -> Self {
+        let rounds = (context.workload().microbatches / devices.len().max(1) as u64) as f64;
+        Self { context, devices, rounds, lanes: BTreeMap::new() }
+    }
+
+    fn add(&mut self, lane: Lane, ms: f64) {
+        *self.lanes.entry(lane).or_default() += ms;
+    }
+
+    /// Adds what all devices do for a stage.
+    pub fn stage(&mut self, stage: &Stage) {
+        (0..self.devices.len()).for_each(|at| self.on_device(at, stage));
+    }
+
+    /// Adds what is between the last pass of an iteration and the first one of the next: the gradients of the first layer are scattered, and
+    /// what came of them is gathered.
+    pub fn between(&mut self) {
+        let Some(first) = self.context.cost.layers().next() else { return };
+        let returns = self.context.cost.needs_backward(first);
+        for at in 0..self.devices.len() {
+            let memory = self.context.cost.memory(first, self.devices[at]);
+            let moved = memory.parameters + if returns { memory.gradients } else { Bytes::ZERO };
+            let ring = self.ring(moved);
+            let (slowest, _) = self.route(self.before(at), ring);
+            self.add(Lane::Passes(self.devices[at]), slowest);
+        }
+    }
+
+    fn on_device(&mut self, at: usize, stage: &Stage) {
+        let (context, here, count) = (self.context, self.devices[at], self.devices.len());
+        let returns = context.backward_of(stage.layers).is_some();
+        let time = |part: fn(&LayerTime) -> f64| -> f64 {
+            stage.layers.iter().filter_map(|layer| context.cost.time(layer, here)).map(part).sum()
+        };
+        let again = stage.recomputed_layers().into_iter().flat_map(|layers| layers.iter());
+        let again: f64 =
+            again.filter_map(|layer| context.cost.time(layer, here)).map(|time| time.forward.to_ms()).sum();
+        let back = if returns { again + time(|time| time.backward().to_ms()) } else { 0.0 };
+        let passes = self.rounds * (time(|time| time.forward.to_ms()) + back);
+        self.add(Lane::Passes(here), passes);
+        self.add(Lane::Computing(here), passes);
+        let bytes = |part: fn(&LayerMemory) -> Bytes| -> Bytes {
+            stage.layers.iter().map(|layer| part(context.cost.memory(layer, here))).sum()
+        };
+        let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
+        let (uses, scatters) = if returns { (2.0 * self.rounds, self.rounds) } else { (self.rounds, 0.0) };
+        let moved = uses * self.ring(parameters) + scatters * self.ring(gradients);
+        let slowest = self.moves(self.before(at), moved);
+        self.add(Lane::Collecting(here), slowest);
+        let socket = context.hardware.host_memory(here).and_then(|host| self.owner(host));
+        if let Some(socket) = socket.filter(|_| at == 0) {
+            self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds));
+        }
+        let memory = context.hardware.devices()[here].memory;
+        let part = |bytes: Bytes| bytes.as_f64() / count as f64;
+        let streams = matches!(stage.weights, Weights::Streamed(_));
+        let host = context.hardware.host_memory(here).filter(|_| streams || stage.optimizer.is_some());
+        if let Some(host) = host {
+            let (out, back) = if streams { (scatters, uses) } else { (1.0, 1.0) };
+            if streams || returns {
+                self.moves((host, memory), back * part(parameters));
+            }
+            if returns {
+                self.moves((memory, host), out * part(gradients));
+            }
+        }
+        if returns {
+            let steps = host.and_then(|host| self.owner(host)).unwrap_or(here);
+            let trained: u64 = stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
+            let step = context.cost.optimizer_time(trained / count as u64, steps).to_ms();
+            self.add(Lane::Computing(steps), step);
+            if steps != here {
+                self.add(Lane::Stepping(steps), step);
+            }
+        }
+    }
+
+    /// The device that steps what is in a host memory.
+    fn owner(&self, host: MemoryId) -> Option<DeviceId> {
+        let mut devices = self.context.hardware.devices().enumerate();
+        devices.find(|(_, device)| device.memory == host).map(|(device, _)| device)
+    }
+
+    /// What a device gets of so many bytes in a ring.
+    fn ring(&self, bytes: Bytes) -> f64 {
+        let count = self.devices.len() as u64;
+        (bytes.get() / count * (count - 1)) as f64
+    }
+
+    /// The memories from which, and to which, a device gets something in a ring.
+    fn before(&self, at: usize) -> (MemoryId, MemoryId) {
+        let (count, devices) = (self.devices.len(), self.context.hardware.devices());
+        (devices[self.devices[(at + count - 1) % count]].memory, devices[self.devices[at]].memory)
+    }
+
+    /// Adds bytes to all links from one memory to another; how long the slowest of them takes.
+    fn moves(&mut self, ends: (MemoryId, MemoryId), bytes: f64) -> f64 {
+        let (slowest, links) = self.route(ends, bytes);
+        for (link, time) in links {
+            self.add(Lane::Link(link), time);
+        }
+        slowest
+    }
+
+    /// How long bytes take from one memory to another at least, and on each link.
+    fn route(&self, (from, to): (MemoryId, MemoryId), bytes: f64) -> (f64, Vec<(LinkId, f64)>) {
+        let hardware = self.context.hardware;
+        let Some(route) = hardware.route(from, to).filter(|_| from != to) else { return (0.0, Vec::new()) };
+        let time = |link: &LinkId| (*link, 1e3 * bytes / hardware.links()[*link].bandwidth.get());
+        let links: Vec<(LinkId, f64)> = route.links.iter().map(time).collect();
+        (links.iter().map(|(_, time)| *time).fold(0.0, f64::max), links)
+    }
+}

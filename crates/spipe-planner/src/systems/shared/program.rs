@@ -1,0 +1,370 @@
+//! The integer program that counts which layers make which choice.
+
+use super::{
+    busy::{Busy, Lane},
+    near, units,
+};
+use crate::{
+    figures::Figures,
+    ilp::solve::{Minimum, Settings, minimise},
+    pins::Pins,
+};
+use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
+use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
+use spipe_cost::{LayerMemory, Mode};
+use spipe_plan::{Boundary, Context, Knob, SharedFootprint, Stage, System, shared_footprint};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Beyond so many counts they need not be whole.
+const MOST_WHOLE: usize = 64;
+
+/// What the solver's numbers are off whole ones at most.
+const WHOLE: f64 = 1e-6;
+
+/// What of a bound, and of a memory, is the solver's tolerance.
+const TOLERANCE: f64 = 1e-6;
+
+/// What a ms of everything together counts beside one of the busiest.
+const LITTLE: f64 = 1e-5;
+
+/// Where a stage's parameters and optimizer state are, and who steps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Home {
+    /// All on the devices.
+    Device,
+    /// Parameters on the devices, optimizer state on the host.
+    Stepped,
+    /// All on the host.
+    Host,
+}
+
+/// What a stage does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    home: Home,
+    recomputed: bool,
+}
+
+impl Choice {
+    /// Those of a system, the ones that need least room first.
+    pub fn of(system: System, context: &Context<'_>) -> Vec<Self> {
+        let training = context.workload().mode == Mode::Train;
+        let hosts = near(context).is_some_and(|(_, host)| host.is_some());
+        let allowed = |home: &Home| match home {
+            Home::Device => true,
+            Home::Stepped => hosts && training,
+            Home::Host => hosts && system == System::ZeroInfinity,
+        };
+        let homes = [Home::Host, Home::Stepped, Home::Device].into_iter().filter(allowed);
+        let of_home = |home: Home| [true, false].map(|recomputed| Self { home, recomputed });
+        homes.flat_map(of_home).filter(|choice| training || !choice.recomputed).collect()
+    }
+
+    /// The stage of these layers.
+    pub fn stage(self, context: &Context<'_>, layers: LayerRange) -> Option<Stage> {
+        let (first, host) = near(context)?;
+        let stage = Stage::new(first, layers);
+        let stage = if self.recomputed { stage.with_everything_recomputed() } else { stage };
+        Some(match (self.home, host) {
+            (Home::Device, _) => stage,
+            (Home::Stepped, Some((_, socket))) => stage.with_optimizer_on(socket),
+            (Home::Host, Some((home, socket))) => stage.with_weights_in(home).with_optimizer_on(socket),
+            (_, None) => return None,
+        })
+    }
+}
+
+/// What stages need room for.
+#[derive(Clone, Copy)]
+pub(super) enum Room {
+    /// Each has so many layers, if a run of equal ones is as long.
+    Stages { length: usize },
+    /// What any division needs at least of which some stage recomputes so many layers, and none twice as many: these have one input
+    /// together. With 1, also those that recompute nothing.
+    Any { recomputed: usize },
+}
+
+/// What a stage with a choice needs and does.
+struct Load {
+    choice: Choice,
+    lanes: BTreeMap<Lane, f64>,
+    /// By participant.
+    needs: Vec<Need>,
+}
+
+/// Bytes.
+#[derive(Clone, Copy, Default)]
+struct Need {
+    on_device: f64,
+    on_host: f64,
+    slots: f64,
+    transient: f64,
+}
+
+/// Stages of equal layers.
+struct Run {
+    units: Vec<LayerRange>,
+    loads: Vec<Load>,
+}
+
+/// The stages of a run, and how many of them make which choice.
+pub(super) struct Counts {
+    pub units: Vec<LayerRange>,
+    pub chosen: Vec<(Choice, usize)>,
+}
+
+/// Which stages make which choice.
+pub(super) struct Counted {
+    /// How long the busiest is busy, in ms.
+    pub least: f64,
+    pub runs: Vec<Counts>,
+}
+
+pub(super) struct Program<'p, 'a> {
+    context: &'p Context<'a>,
+    devices: Vec<DeviceId>,
+    runs: Vec<Run>,
+    between: BTreeMap<Lane, f64>,
+    /// What stages that recompute need at least while they do, whatever else they are.
+    passing: f64,
+    bounds: bool,
+}
+
+impl<'p, 'a> Program<'p, 'a> {
+    pub fn new(figures: &'p Figures<'a>, pins: &Pins, (system, shards): (System, usize), room: Room) -> Self {
+        let context = &figures.context;
+        let devices: Vec<DeviceId> = super::gpus(context).into_iter().take(shards).collect();
+        let mut busy = Busy::new(context, devices.clone());
+        busy.between();
+        let between = busy.lanes;
+        let choices = Choice::of(system, context);
+        let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
+        let length = if let Room::Stages { length } = room { length } else { 1 };
+        let mut program = Self { context, devices, runs: Vec::new(), between, passing: 0.0, bounds: false };
+        let mut saved = f64::INFINITY;
+        for (first, count) in &figures.runs {
+            let all = units((*first, *count), length);
+            // Of several units the last one may have fewer layers.
+            for units in all.chunk_by(|one, other| one.count() == other.count()) {
+                let allowed = |choice: &&Choice| !pinned && program.allows(pins, **choice, *first);
+                let load = |choice: &Choice| program.load(*choice, units, room);
+                let loads = choices.iter().filter(allowed).filter_map(load).collect();
+                program.runs.push(Run { units: units.to_vec(), loads });
+            }
+            let bytes = context.cost.memory((*first).into(), program.devices[0]).saved.as_f64();
+            saved = if bytes > 0.0 { saved.min(bytes) } else { saved };
+        }
+        if let Room::Any { recomputed } = room {
+            program.bounds = true;
+            program.passing = if recomputed > 1 && saved.is_finite() { recomputed as f64 * saved } else { 0.0 };
+        }
+        program
+    }
+
+    fn allows(&self, pins: &Pins, choice: Choice, layer: usize) -> bool {
+        let Some((first, host)) = near(self.context) else { return false };
+        let socket = host.map(|(_, socket)| socket).filter(|_| choice.home != Home::Device);
+        let training = self.context.workload().mode == Mode::Train;
+        let kept = pins.recompute(layer).is_none_or(|wanted| wanted == choice.recomputed)
+            && pins.offload(layer) != Some(true)
+            && pins.allows_step(layer, socket.unwrap_or(first).index());
+        (kept || !training)
+            && pins.streamed(layer).is_none_or(|wanted| wanted == (choice.home == Home::Host))
+            && socket.is_none_or(|socket| pins.allows_host(layer, socket.index()))
+            && self.devices.iter().all(|device| pins.allows_layer(layer, device.index()))
+    }
+
+    /// What one of `units` needs and does; none where it cannot.
+    fn load(&self, choice: Choice, units: &[LayerRange], room: Room) -> Option<Load> {
+        let stage = choice.stage(self.context, *units.first()?)?;
+        let mut busy = Busy::new(self.context, self.devices.clone());
+        busy.stage(&stage);
+        let able =
+            |device: &&DeviceId| stage.layers.iter().all(|layer| self.context.cost.time(layer, **device).is_some());
+        if !self.devices.iter().all(|device| able(&device)) || (choice.recomputed && !self.saves(&stage)) {
+            return None;
+        }
+        let need = |device: &DeviceId| match room {
+            Room::Stages { .. } => self.need_of(*device, &stage, units.len() == 1),
+            Room::Any { recomputed } => self.least_need(*device, choice, (&stage, recomputed)),
+        };
+        Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().map(need).collect() })
+    }
+
+    /// Whether a stage has anything to recompute.
+    fn saves(&self, stage: &Stage) -> bool {
+        self.context.backward_of(stage.layers).is_some()
+    }
+
+    fn need_of(&self, device: DeviceId, stage: &Stage, alone: bool) -> Need {
+        let last = self.context.cost.layers().len() - 1;
+        let at = |end: bool| if end && alone { Boundary::End } else { Boundary::Within };
+        let boundary = [at(stage.layers.first().index() == 0), at(stage.layers.last().index() == last)];
+        let need = shared_footprint(self.context, (device, self.devices.len()), stage, boundary);
+        let SharedFootprint { on_device, on_host, saved, slots, transient } = need;
+        Need {
+            on_device: (on_device + saved).as_f64(),
+            on_host: on_host.as_f64(),
+            slots: slots.as_f64(),
+            transient: transient.as_f64(),
+        }
+    }
+
+    /// What a layer needs in whatever stage it is.
+    fn least_need(&self, device: DeviceId, choice: Choice, (stage, recomputed): (&Stage, usize)) -> Need {
+        let memory: &LayerMemory = self.context.cost.memory(stage.layers.first(), device);
+        let training = self.context.workload().mode == Mode::Train;
+        let part = |bytes: Bytes| bytes.as_f64() / self.devices.len() as f64;
+        let (weights, steps) = (part(memory.parameters + memory.gradients), part(memory.optimizer));
+        let (on_device, on_host, moving) = match choice.home {
+            Home::Device => (weights + steps, 0.0, 0.0),
+            Home::Stepped => (weights, weights + steps, 0.0),
+            Home::Host => (0.0, weights + steps, weights),
+        };
+        let one = |boundary| shared_footprint(self.context, (device, 1), stage, boundary);
+        let input = one([Boundary::Within; 2]).saved.as_f64();
+        let saved = match (training, choice.recomputed) {
+            (false, _) => 0.0,
+            (true, true) => input / (2 * recomputed - 1) as f64,
+            (true, false) => memory.saved.as_f64(),
+        };
+        let again = if choice.recomputed { memory.saved.as_f64() } else { 0.0 };
+        Need {
+            on_device: part(memory.cache) + on_device + saved,
+            on_host,
+            slots: 2.0 * ((memory.parameters + memory.gradients).as_f64() + moving),
+            transient: memory.workspace.as_f64() + again,
+        }
+    }
+
+    /// No placement takes less, in ms; infinite if none fits.
+    pub fn least(&self) -> f64 {
+        let (minimum, all) = self.solve();
+        (minimum.bound * all.unit * (1.0 - TOLERANCE)).max(0.0)
+    }
+
+    /// The counts of the best solution, if there is one.
+    pub fn counted(&self) -> Option<Counted> {
+        let (minimum, all) = self.solve();
+        let values = minimum.values?;
+        let value = |variable: &Variable| values.get(variable).copied().unwrap_or(0.0);
+        let of_run = |(run, counts): (&Run, &Vec<Variable>)| {
+            let whole = |count: &Variable| (value(count) + WHOLE).floor() as usize;
+            let mut chosen: Vec<(Choice, usize)> =
+                run.loads.iter().zip(counts).map(|(load, count)| (load.choice, whole(count))).collect();
+            // What is cut into parts does what needs least room of what they do.
+            let cut = counts.iter().position(|count| value(count) - whole(count) as f64 > WHOLE);
+            let left = run.units.len().saturating_sub(chosen.iter().map(|(_, count)| count).sum());
+            if let Some((_, count)) = chosen.get_mut(cut.unwrap_or(0)) {
+                *count += left;
+            }
+            Counts { units: run.units.clone(), chosen }
+        };
+        let runs = self.runs.iter().zip(&all.counts).map(of_run).collect();
+        Some(Counted { least: value(&all.time) * all.unit, runs })
+    }
+
+    fn solve(&self) -> (Minimum, Variables) {
+        let mut vars = variables!();
+        let whole = self.runs.iter().map(|run| run.loads.len()).sum::<usize>() <= MOST_WHOLE;
+        let count = |vars: &mut ProblemVariables, most: usize| {
+            let count = variable().min(0.0).max(most as f64);
+            vars.add(if whole { count.integer() } else { count })
+        };
+        let counts: Vec<Vec<Variable>> =
+            self.runs.iter().map(|run| run.loads.iter().map(|_| count(&mut vars, run.units.len())).collect()).collect();
+        let all = Variables { time: vars.add(variable().min(0.0)), counts, unit: self.unit() };
+        let mut rows: Vec<Constraint> = Vec::new();
+        for (run, counts) in self.runs.iter().zip(&all.counts) {
+            let sum: Expression = counts.iter().sum();
+            rows.push(constraint!(sum == run.units.len() as f64));
+        }
+        self.lanes(&all, &mut rows);
+        self.memories(&all, (&mut vars, whole), &mut rows);
+        let little = if self.bounds { 0.0 } else { LITTLE };
+        let work = |load: &Load| load.lanes.values().sum::<f64>() * little / all.unit;
+        let objective: Expression = self.each(&all).map(|(load, count)| work(load) * count).sum();
+        (minimise(vars, (rows, objective + all.time), &Settings::default()), all)
+    }
+
+    /// About what an iteration takes, in ms: numbers around one suit the solver.
+    fn unit(&self) -> f64 {
+        let of_run = |run: &Run| {
+            let busiest = |load: &Load| load.lanes.values().copied().fold(0.0, f64::max);
+            run.units.len() as f64 * run.loads.iter().map(busiest).fold(0.0, f64::max)
+        };
+        self.runs.iter().map(of_run).sum::<f64>().max(1e-6)
+    }
+
+    fn each<'s>(&'s self, all: &'s Variables) -> impl Iterator<Item = (&'s Load, Variable)> {
+        self.runs.iter().zip(&all.counts).flat_map(|(run, counts)| run.loads.iter().zip(counts.iter().copied()))
+    }
+
+    /// An iteration takes as long as everything is busy.
+    fn lanes(&self, all: &Variables, rows: &mut Vec<Constraint>) {
+        let mut seen = BTreeSet::new();
+        let lanes: BTreeSet<Lane> = self.each(all).flat_map(|(load, _)| load.lanes.keys().copied()).collect();
+        for lane in lanes {
+            let busy = |load: &Load| load.lanes.get(&lane).copied().unwrap_or(0.0) / all.unit;
+            let between = self.between.get(&lane).copied().unwrap_or(0.0) / all.unit;
+            let key: Vec<u64> = self.each(all).map(|(load, _)| busy(load)).chain([between]).map(f64::to_bits).collect();
+            if seen.insert(key) {
+                let sum: Expression = self.each(all).map(|(load, count)| busy(load) * count).sum();
+                rows.push(constraint!(sum + between <= all.time));
+            }
+        }
+    }
+
+    /// Everything has room.
+    fn memories(&self, all: &Variables, (vars, whole): (&mut ProblemVariables, bool), rows: &mut Vec<Constraint>) {
+        let slack = if self.bounds { 1.0 + TOLERANCE } else { 1.0 };
+        let gib = |bytes: f64| bytes / f64::from(1 << 30);
+        let memories = self.context.hardware.memories();
+        let mut seen = BTreeSet::new();
+        // Whether some stage of a run makes a choice.
+        let mut some: Vec<(&Load, Variable)> = Vec::new();
+        for (run, counts) in self.runs.iter().zip(&all.counts) {
+            for (load, count) in run.loads.iter().zip(counts) {
+                let used = vars.add(if whole { variable().binary() } else { variable().min(0.0).max(1.0) });
+                rows.push(constraint!(*count <= run.units.len() as f64 * used));
+                some.push((load, used));
+            }
+        }
+        for (at, device) in self.devices.iter().enumerate() {
+            let usable = memories[self.context.hardware.devices()[*device].memory].usable().as_f64() * slack;
+            let need = |load: &Load| load.needs[at];
+            let key: Vec<u64> =
+                self.each(all).map(|(load, _)| need(load).on_device).chain([usable]).map(f64::to_bits).collect();
+            if !seen.insert(key) {
+                continue;
+            }
+            let [slots, transient] = [(); 2].map(|()| vars.add(variable().min(0.0)));
+            let held: Expression = self.each(all).map(|(load, count)| gib(need(load).on_device) * count).sum();
+            rows.push(constraint!(held + slots + transient <= gib(usable)));
+            rows.push(constraint!(transient >= gib(self.passing)));
+            for (load, used) in &some {
+                rows.push(constraint!(slots >= gib(need(load).slots) * *used));
+                rows.push(constraint!(transient >= gib(need(load).transient) * *used));
+            }
+        }
+        let mut hosts: BTreeMap<MemoryId, Vec<usize>> = BTreeMap::new();
+        for (at, device) in self.devices.iter().enumerate() {
+            if let Some(host) = self.context.hardware.host_memory(*device) {
+                hosts.entry(host).or_default().push(at);
+            }
+        }
+        for (host, participants) in hosts {
+            let need = |load: &Load| gib(participants.iter().map(|at| load.needs[*at].on_host).sum());
+            let held: Expression = self.each(all).map(|(load, count)| need(load) * count).sum();
+            rows.push(constraint!(held <= gib(memories[host].usable().as_f64() * slack)));
+        }
+    }
+}
+
+struct Variables {
+    /// In units.
+    time: Variable,
+    /// By run, how many of its stages make each choice.
+    counts: Vec<Vec<Variable>>,
+    unit: f64,
+}
