@@ -5,12 +5,18 @@
 #   crates/gpu-check.sh emulated:0      the same steps on CPU cores, with the demo's model
 #   crates/gpu-check.sh wgpu:0          on any device of Vulkan, be it a program: with a model that such a one gets through
 #
-# Untested on a GPU. SPIPE names the binary; CAP, MODEL, SMALL, STEPS, PRECISIONS, DATA and OUT replace what is chosen below.
+# Untested on a GPU. SPIPE names the binary; CAP, MODEL, SMALL, STEPS, LONG_STEPS, PRECISIONS, DATA and OUT replace what is chosen
+# below. Where PYTHON has PyTorch that knows the device (or TORCH_DEVICE), PyTorch with CPU offload trains the same model.
 set -eu
 
 device=${1:-cuda:0}
 spipe=${SPIPE:-target/release/spipe}
+python=${PYTHON:-python3}
+pytorch=crates/spipe-exec/benches/pytorch/offload.py
+torch_device=${TORCH_DEVICE:-}
 steps=${STEPS:-20}
+# Of the larger model, whose steps take seconds.
+long=${LONG_STEPS:-6}
 data=${DATA:-README.md}
 small=${SMALL:-demo}
 budget=30s
@@ -20,6 +26,7 @@ case $device in
     cap=${CAP:-12 GiB}
     model=${MODEL:-zero-bubble-1.5b}
     sequence=${SEQUENCE:-1024}
+    torch_device=${TORCH_DEVICE:-$device}
     precisions=${PRECISIONS:-fp32 bf16}
     # f32 products of tensor cores are rounded to TF32's 11 bits.
     tolerance=${TOLERANCE:-0.01}
@@ -60,10 +67,19 @@ rounded() { printf '%s' "${1:-}" | awk -v form="$2" '{ printf form, $1 }'; }
 mebibytes() { printf '%s' "${1:-}" | awk '{ printf "%.0f MiB", $1 / 1048576 }'; }
 fenced() { say '```text' && tee -a "$report" < "$1" && say '```'; }
 
-# plan NAME MODEL SEQUENCE SYSTEM PRECISION, with a machine in $out/machine.toml
+# calibrate MACHINE MODEL SEQUENCE: a machine in $out/MACHINE.toml, on which the layers of the model are measured
+calibrate() {
+  "$spipe" calibrate --devices "$device,cpu:0" --backend flex --model "$2" --seq-len "$3" --emulated-memory "$cap" \
+    --time-limit "$budget" -o "$out/$1.toml" > "$out/$1.txt" 2>&1 && return
+  fail "calibration with $2"
+  cat "$out/$1.txt" >&2
+  exit 1
+}
+
+# plan NAME MACHINE MODEL SEQUENCE SYSTEM PRECISION
 plan() {
-  "$spipe" plan --model "$2" --hardware "$out/machine.toml" --seq-len "$3" --global-batch 8 --microbatch 1 --precision "$5" \
-    --materialised-attention --system "$4" --time-limit 30s -o "$out/$1.plan.json" > "$out/$1.plan.txt" 2>&1
+  "$spipe" plan --model "$3" --hardware "$out/$2.toml" --seq-len "$4" --global-batch 8 --microbatch 1 --precision "$6" \
+    --materialised-attention --system "$5" --time-limit 10s -o "$out/$1.plan.json" > "$out/$1.plan.txt" 2>&1
 }
 
 # train NAME STEPS: lines of JSON to NAME.steps.jsonl, the trace to NAME.measured.json
@@ -87,13 +103,13 @@ say "## Rates"
 say ""
 say "Products, sums, copies, memory, optimizer and launches of $device and the CPU, both at work; spreads are in the last column."
 say ""
-if "$spipe" calibrate --devices "$device,cpu:0" --backend flex --model "$small" --emulated-memory "$cap" --time-limit "$budget" \
-  -o "$out/machine.toml" > "$out/calibration.txt" 2>&1; then
-  fenced "$out/calibration.txt"
-else
-  fail "calibration"
-  cat "$out/calibration.txt" >&2
-  exit 1
+calibrate machine "$small" 128
+fenced "$out/machine.txt"
+machine=machine
+if [ "$model" != "$small" ] || [ "$sequence" != 128 ]; then
+  # Layers of other shapes, or of sequences of another length, have rates of their own.
+  machine=machine-of-systems
+  calibrate "$machine" "$model" "$sequence"
 fi
 
 say ""
@@ -101,7 +117,7 @@ say "## Parity"
 say ""
 # losses NAME SYSTEM PRECISION: those of training the small model
 losses() {
-  plan "$1" "$small" 128 "$2" "$3" && train "$1" "$steps" || fail "training $small with $2 in $3"
+  plan "$1" machine "$small" 128 "$2" "$3" && train "$1" "$steps" || fail "training $small with $2 in $3"
   every loss < "$out/$1.steps.jsonl" > "$out/$1.losses" || true
 }
 losses parity-cpu-only cpu-only fp32
@@ -126,12 +142,12 @@ say "|---|---|---|---|---|---|---|---|---|"
 row() {
   named="$1 | $2"
   run=systems-$1-$2
-  if ! plan "$run" "$model" "$sequence" "$1" "$2"; then
+  if ! plan "$run" "$machine" "$model" "$sequence" "$1" "$2"; then
     say "| $named | no plan: $(grep -m 1 error "$out/$run.plan.txt" | tr '|' '/') | | | | | | |"
     return
   fi
   "$spipe" simulate "$out/$run.plan.json" -o "$out/$run.predicted.json" > /dev/null 2>&1
-  if ! train "$run" "$steps"; then
+  if ! train "$run" "$long"; then
     fail "$1 in $2: $(grep -m 1 error "$out/$run.run.txt")"
     return
   fi
@@ -151,8 +167,31 @@ for system in superpipeline zero-offload auto; do
 done
 say ""
 say "A run fails rather than hold more than the cap. The allocator keeps what it has had, and what lies unused between."
-if python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2> /dev/null; then
+say ""
+say "## PyTorch with CPU offload"
+say ""
+known=$([ -z "$torch_device" ] || "$python" -c 'import sys, torch; torch.zeros(1, device=sys.argv[1]); print(torch.__version__)' "$torch_device" 2> /dev/null) || true
+if [ -z "$known" ]; then
+  say "No PyTorch here that knows ${torch_device:-$device}: the comparison was left out."
+else
+  say "PyTorch $known on $torch_device: the same model, batches, precision and cap, with fused attention. \`fsdp\`: FSDP2 with \`CPUOffloadPolicy\`;"
+  say "\`zero-offload\`: parameters and gradients on the device. Both step with its fused AdamW on the CPU, in f32."
   say ""
-  say "PyTorch with CUDA is installed here: \`python3 crates/spipe-exec/benches/pytorch/paired.py\` compares the CPU's figures."
+  say "| strategy | precision | measured | tokens/s | allocated of $cap |"
+  say "|---|---|---|---|---|"
+  for strategy in fsdp zero-offload; do
+    for precision in $precisions; do
+      peer=pytorch-$strategy-$precision
+      if ! "$python" "$pytorch" "$strategy" "$out/systems-auto-$precision.plan.json" --device "$torch_device" --cap "$cap" \
+        --steps 3 --text "$data" > "$out/$peer.json" 2> "$out/$peer.txt"; then
+        say "| $strategy | $precision | $(tail -n 1 "$out/$peer.txt" | tr '|' '/') | | |"
+        continue
+      fi
+      measured=$(value iteration-ms < "$out/$peer.json")
+      rate=$(value tokens-per-second < "$out/$peer.json")
+      held=$(value peak-bytes < "$out/$peer.json")
+      say "| $strategy | $precision | $(rounded "$measured" '%.1f ms') | $(rounded "$rate" '%.0f') | $(mebibytes "$held") |"
+    done
+  done
 fi
 [ "$failures" = 0 ] || exit 6

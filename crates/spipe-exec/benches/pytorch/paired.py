@@ -11,12 +11,9 @@ import sys
 import time
 
 import torch
-import torch.nn.functional as F
-from torch import nn
+import transformer
 
-VOCABULARY, SEQ_LEN, HIDDEN, LAYERS, HEADS, INTERMEDIATE = 256, 128, 384, 8, 6, 1024  # models/demo.toml
 MICROBATCHES = 8
-EPSILON, ROTARY_BASE = 1e-5, 10_000
 STEPS = 3
 
 
@@ -37,69 +34,18 @@ class Peer:
         return [float(number) for number in answer.split()]
 
 
-def rotate(heads, cosines, sines):
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cosines + torch.cat((-second, first), dim=-1) * sines
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(HIDDEN, EPSILON)
-        self.query, self.key, self.value, self.output = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
-        self.mlp_norm = nn.RMSNorm(HIDDEN, EPSILON)
-        self.gate, self.up = (nn.Linear(HIDDEN, INTERMEDIATE, bias=False) for _ in range(2))
-        self.down = nn.Linear(INTERMEDIATE, HIDDEN, bias=False)
-
-    def forward(self, x, cosines, sines):
-        inner = self.attention_norm(x)
-        heads = lambda y: y.view(y.shape[0], SEQ_LEN, HEADS, HIDDEN // HEADS).transpose(1, 2)
-        query = rotate(heads(self.query(inner)), cosines, sines)
-        key = rotate(heads(self.key(inner)), cosines, sines)
-        mixed = F.scaled_dot_product_attention(query, key, heads(self.value(inner)), is_causal=True)
-        x = x + self.output(mixed.transpose(1, 2).reshape(x.shape))
-        inner = self.mlp_norm(x)
-        return x + self.down(F.silu(self.gate(inner)) * self.up(inner))
-
-
-class Llama(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(HIDDEN, EPSILON)
-        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
-        for matrix in self.parameters():
-            if matrix.dim() == 2:
-                nn.init.normal_(matrix, std=0.02)
-        width = HIDDEN // HEADS
-        angles = torch.outer(
-            torch.arange(SEQ_LEN, dtype=torch.float64),
-            ROTARY_BASE ** (-2.0 * (torch.arange(width) % (width // 2)) / width),
-        )
-        self.cosines, self.sines = angles.cos().float(), angles.sin().float()
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, self.cosines, self.sines)
-        return self.head(self.norm(x))
-
-
 class Training:
-    def __init__(self, text):
-        self.text = torch.tensor(list(text), dtype=torch.long)
-        self.model = Llama()
+    def __init__(self, model, text):
+        self.tokens = model["seq-len"]
+        self.data = transformer.Text(text, self.tokens)
+        self.model = transformer.Transformer(model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
-        self.random = torch.Generator().manual_seed(0)
 
     def step(self):
         start = time.perf_counter()
         for _ in range(MICROBATCHES):
-            at = int(torch.randint(len(self.text) - SEQ_LEN - 1, (), generator=self.random))
-            piece = self.text[at : at + SEQ_LEN + 1]
-            logits = self.model(piece[None, :-1])
-            (F.cross_entropy(logits[0], piece[1:]) / MICROBATCHES).backward()
+            inputs, targets = self.data.batch(1)
+            (transformer.loss(self.model(inputs), targets) / MICROBATCHES).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return time.perf_counter() - start
@@ -169,8 +115,8 @@ def main():
         for count in (1 << 20, 1 << 24):
             optimizers(peer, 2 * options.rounds, count)
     if options.only != "adamw":
-        with open(options.text, "rb") as file:
-            training = Training(file.read())
+        with open(options.model, encoding="utf-8") as model, open(options.text, "rb") as text:
+            training = Training(transformer.read(model.read()), text.read())
         backends = ("flex", "ndarray")
         times = {name: [] for name in (*backends, "torch")}
         training.step()
@@ -178,9 +124,9 @@ def main():
             for backend in backends:
                 times[backend] += peer.ask(f"train {backend}")
             times["torch"] += [training.step() for _ in range(STEPS)]
-        unit = lambda seconds: f"{MICROBATCHES * SEQ_LEN / seconds:.0f} tokens/s"
+        unit = lambda seconds: f"{MICROBATCHES * training.tokens / seconds:.0f} tokens/s"
         for backend in backends:
-            row(f"training the demo's model, {backend}", times[backend], times["torch"], unit)
+            row(f"training the model, {backend}", times[backend], times["torch"], unit)
 
 
 if __name__ == "__main__":
