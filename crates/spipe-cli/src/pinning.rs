@@ -11,8 +11,11 @@
 //! system=1f1b          like --system          microbatch=2   like --microbatch
 //! ```
 
+mod clashes;
+
 use crate::Failure;
-use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange};
+use spipe_base::{Diagnostic, Faults, LayerRange};
+use spipe_cost::Mode;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Activations, Knob};
@@ -32,7 +35,7 @@ pub struct Pinned {
 pub fn read(
     words: &[String],
     (system, microbatch): (&str, &str),
-    (model, hardware): (&Model, &Hardware),
+    (model, hardware, mode): (&Model, &Hardware, Mode),
 ) -> Result<Pinned, Failure> {
     let mut faults = Faults::new();
     let mut named = Vec::new();
@@ -80,35 +83,8 @@ pub fn read(
         faults.push(Diagnostic::error(contradiction.to_string()).hint("drop one of the two"));
         Pins::default()
     });
-    faults.extend(away_from_sockets(&named, hardware));
+    faults.extend(clashes::of(&named, (model, hardware, mode)));
     if faults.is_empty() { Ok(Pinned { pins, system, microbatch }) } else { Err(Failure::Arguments(faults)) }
-}
-
-/// Pins that move what layers need to the host, where those layers are on the host already.
-fn away_from_sockets(named: &[Named], hardware: &Hardware) -> Faults {
-    let is_socket = |index: &usize| !hardware.devices()[DeviceId::from(*index)].is_gpu();
-    let mut faults = Faults::new();
-    for moved in named {
-        let (layers, what) = match &moved.pin {
-            Pin::Streamed(layers, true) => (layers, "streamed"),
-            Pin::Activations(layers, Activations::Offloaded) => (layers, "offloaded"),
-            _ => continue,
-        };
-        let there = named.iter().find_map(|on| match &on.pin {
-            Pin::Layers(here, devices) if devices.iter().all(is_socket) => {
-                layers.iter().find(|layer| here.iter().any(|other| other == *layer)).map(|layer| (layer, on))
-            }
-            _ => None,
-        });
-        if let Some((layer, on)) = there {
-            let fault = format!(
-                "`{}` and `{}` contradict each other: layer {layer} is on a CPU, from which nothing is {what}",
-                on.words, moved.words
-            );
-            faults.push(Diagnostic::error(fault).hint("drop one of the two"));
-        }
-    }
-    faults
 }
 
 /// A knob with its value.

@@ -146,12 +146,9 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
 /// A solution with its plan.
 pub fn found(request: &Request<'_>, workload: Workload, solution: Solution) -> Result<Found, Failure> {
     let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
+    let own = spipe_planner::SYSTEMS.contains(&solution.placement.system) || request.planner == "mobius-mip";
     let outcome = Outcome {
-        planner: if spipe_planner::SYSTEMS.contains(&solution.placement.system) {
-            request.planner.into()
-        } else {
-            "generated".into()
-        },
+        planner: if own { request.planner.into() } else { "generated".into() },
         status: solution.status,
         objective_ms: Some(solution.bound.to_ms()),
         gap: Some(solution.gap),

@@ -126,12 +126,25 @@ fn contradictory_pins_are_refused_with_both_named() {
         (["--pin", "layer=2..4:cpu", "--pin", "offload=0..3"], ["layer=2..4:cpu", "offload=0..3"]),
         (["--pin", "optimizer=0:gpu", "--pin", "optimizer=0:cpu"], ["optimizer=0:gpu", "optimizer=0:cpu"]),
         (["--pin", "resident=2", "--pin", "resident=3"], ["resident=2", "resident=3"]),
+        (["--pin", "swap=5", "--pin", "resident=2"], ["swap=5", "resident=2"]),
+        (["--pin", "stage=0:gpu", "--pin", "layer=0:cpu"], ["stage=0:gpu", "layer=0:cpu"]),
+        (["--pin", "layer=0..5:cpu", "--pin", "optimizer=5:gpu"], ["layer=0..5:cpu", "optimizer=5:gpu"]),
+        (["--pin", "optimizer=0..3:gpu0", "--pin", "stream=3..5"], ["optimizer=0..3:gpu0", "stream=3..5"]),
         (["--system", "1f1b", "--pin", "system=gpipe"], ["--system 1f1b", "system=gpipe"]),
         (["--microbatch", "4", "--pin", "microbatch=2"], ["--microbatch 4", "microbatch=2"]),
     ] {
         let (code, _, err) = plan(&pins);
         assert_eq!(code, Some(2), "{err}");
         assert!(both.iter().all(|pin| err.contains(&format!("`{pin}`"))) && err.contains("contradict"), "{err}");
+    }
+    for (pins, why) in [
+        (&["--pin", "stage=99:gpu"][..], "no more stages"),
+        (&["--pin", "resident=0"], "cannot be 0"),
+        (&["--mode", "infer", "--pin", "recompute=2..3"], "means nothing in inference"),
+        (&["--mode", "infer", "--pin", "optimizer=2..3:gpu"], "means nothing in inference"),
+    ] {
+        let (code, _, err) = plan(pins);
+        assert_eq!((code, err.contains(why)), (Some(2), true), "{err}");
     }
     let (code, refused, err) = plan(&["--system", "gpu-only", "--microbatch", "1", "--pin", "layer=0..3:cpu0"]);
     assert_eq!(

@@ -2,7 +2,10 @@
 
 use crate::Problem;
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -17,16 +20,24 @@ pub(crate) struct Deadline<'a> {
     start: Instant,
     limit: Duration,
     stop: &'a AtomicBool,
+    /// Whether anything was cut short by it, or by a part of it.
+    struck: Arc<AtomicBool>,
 }
 
 impl<'a> Deadline<'a> {
     pub fn new(problem: &Problem<'a>) -> Self {
-        Self { start: Instant::now(), limit: problem.options.time_limit, stop: problem.stop }
+        let struck = Arc::new(AtomicBool::new(false));
+        Self { start: Instant::now(), limit: problem.options.time_limit, stop: problem.stop, struck }
     }
 
     /// One that comes after so many hundredths of the time that is left.
     pub fn percent(&self, percent: u32) -> Self {
-        Self { start: Instant::now(), limit: self.left() * percent / 100, stop: self.stop }
+        self.at_most(self.left() * percent / 100)
+    }
+
+    /// One that comes after so much time, and no later than this.
+    pub fn at_most(&self, time: Duration) -> Self {
+        Self { start: Instant::now(), limit: time.min(self.left()), stop: self.stop, struck: Arc::clone(&self.struck) }
     }
 
     /// Whether the stop signal was given.
@@ -41,7 +52,21 @@ impl<'a> Deadline<'a> {
 
     /// Whether to stop now.
     pub fn over(&self) -> bool {
-        self.stopped() || self.start.elapsed() >= self.limit
+        let over = self.stopped() || self.start.elapsed() >= self.limit;
+        if over {
+            self.strike();
+        }
+        over
+    }
+
+    /// Remembers that something was cut short.
+    pub fn strike(&self) {
+        self.struck.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether more time might have led to something else.
+    pub fn has_struck(&self) -> bool {
+        self.struck.load(Ordering::Relaxed) || self.over()
     }
 
     /// How much time there was in the beginning.

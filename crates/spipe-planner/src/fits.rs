@@ -14,6 +14,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Family, Placement, System};
+use std::cmp::Reverse;
 
 /// Whether anything fits.
 #[derive(Clone, Debug, PartialEq)]
@@ -131,13 +132,19 @@ fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
     crate::planner("ilp")?.plan(&problem).ok().map(|solution| solution.placement)
 }
 
+/// Over how many ranges of layers sequences of devices are looked at for what they lack.
+const MOST_RANGES: usize = 20_000_000;
+
 /// What the closest stages of the problem's systems lack where none fit.
 pub(crate) fn shortage_of_stages(problem: &Problem<'_>, figures: &Figures<'_>) -> PlanError {
     if let Err(error) = reason::obvious(figures) {
         return error;
     }
     let few = sequence::sequences(figures, ilp::FEW, None);
-    let list = if few.coverage == Coverage::Exact { few.list } else { sequence::natural(figures) };
+    let mut list = if few.coverage == Coverage::Exact { few.list } else { sequence::natural(figures) };
+    // Those of more devices lack less.
+    list.sort_by_key(|sequence| Reverse(sequence.len()));
+    list.truncate(1 + MOST_RANGES / (figures.layers * figures.layers));
     let cases = ilp::cases(problem, figures, &list).into_iter().map(|case| case.with_help(figures, None));
     let cases: Vec<_> = cases.collect();
     if cases.is_empty() { PlanError::NoSystem } else { reason::closest(figures, &cases) }

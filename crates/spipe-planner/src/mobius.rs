@@ -84,7 +84,7 @@ impl Planner for Mobius {
         let bound = to_time(&figures, least(&figures, &problem.options.pins, System::Mobius)).min(simulated);
         Ok(Solution {
             placement,
-            status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
+            status: if deadline.has_struck() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
             bound,
             simulated,
             gap: Solution::gap_of(simulated, bound),
@@ -100,10 +100,14 @@ impl Planner for Mobius {
 pub(crate) fn candidates(figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
     let gpus = cross_mapped(&figures.context);
     let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= figures.layers).collect();
-    let settings = Settings { gap: GAP, time_limit: deadline.limit() / SHARES, nodes: NODES, ..Settings::default() };
+    let time_limit = deadline.limit() / SHARES;
+    let settings = Settings { gap: GAP, time_limit, nodes: NODES, ..Settings::default() };
     let cut = |turns: &usize| {
         let small = turns * gpus.len() <= MOST_STAGES;
+        let until = deadline.at_most(time_limit);
         let ends = if small { cuts(figures, &gpus, *turns, &settings) } else { None };
+        // What it has come to by then is not the same each time.
+        until.over();
         ends.and_then(|ends| placement(figures, &gpus, &ends))
             .or_else(|| in_turn(&figures.context, &gpus, &equally_slow(&figures.context, turns * gpus.len())?))
     };

@@ -38,6 +38,16 @@ pub(crate) fn least(figures: &Figures<'_>, pins: &Pins, system: System) -> f64 {
     freedoms.into_iter().map(|freedom| relaxation(figures, &freedom)).fold(f64::INFINITY, f64::min)
 }
 
+/// What no placement of any system takes less than, in ms: if all devices computed all the time, each layer as fast as the fastest.
+pub(crate) fn floor(figures: &Figures<'_>) -> f64 {
+    let fastest = |layer: usize| {
+        let passes = figures.devices.iter().filter(|device| device.able(layer, layer + 1));
+        passes.map(|device| device.pass((layer, layer + 1), figures.training)).fold(f64::INFINITY, f64::min)
+    };
+    let all: f64 = (0..figures.layers).map(fastest).filter(|time| time.is_finite()).sum();
+    figures.microbatches as f64 * all / figures.devices.len().max(1) as f64
+}
+
 /// The least iteration of any placement with one stage per device, in ms, whichever of `systems` it has.
 pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 {
     let of_stages = systems.iter().filter(|system| SYSTEMS.contains(system));

@@ -187,24 +187,53 @@ fn connected(figures: &Figures<'_>, from: usize, to: usize) -> bool {
     figures.hop(from, to).is_some() && figures.hop(to, from).is_some()
 }
 
-/// The first GPUs in the machine's order, with the first sockets before them, after them, on both sides, or without them;
-/// and sockets alone. On machines of many devices not every number of them is taken.
+/// The first GPUs in some orders, with the first sockets before them, after them, on both sides, or without them; and sockets alone. On
+/// machines of many devices not every number of them is taken.
 pub(crate) fn natural(figures: &Figures<'_>) -> Vec<Vec<usize>> {
     let of_kind = |cpu: bool| -> Vec<usize> {
         (0..figures.devices.len()).filter(|device| figures.devices[*device].is_cpu == cpu).collect()
     };
     let (gpus, sockets) = (of_kind(false), of_kind(true));
     let mut list = Vec::new();
-    for gpu_count in counts(gpus.len()) {
+    let mut seen = BTreeSet::new();
+    for gpus in firsts(figures, &gpus) {
         for socket_count in counts(sockets.len()) {
             for before in BTreeSet::from([0, socket_count / 2, socket_count]) {
                 let (front, back) = sockets[..socket_count].split_at(before);
-                let sequence = [front, &gpus[..gpu_count], back].concat();
+                let sequence = [front, &gpus, back].concat();
                 let joined = sequence.windows(2).all(|pair| connected(figures, pair[0], pair[1]));
-                if !sequence.is_empty() && sequence.len() <= figures.layers && joined && !list.contains(&sequence) {
+                let possible = !sequence.is_empty() && sequence.len() <= figures.layers && joined;
+                if possible && seen.insert(sequence.clone()) {
                     list.push(sequence);
                 }
             }
+        }
+    }
+    list
+}
+
+/// The first so many GPUs in the machine's order. Where they are not alike, also the first so many of those that compute fastest, hold most or
+/// have the fastest links: these in front, at the end, and in the machine's order.
+fn firsts(figures: &Figures<'_>, gpus: &[usize]) -> Vec<Vec<usize>> {
+    let counts = counts(gpus.len());
+    let mut list: Vec<Vec<usize>> = counts.iter().map(|count| gpus[..*count].to_vec()).collect();
+    let middle = (figures.layers / 2).max(1);
+    let time = |gpu: usize| figures.devices[gpu].pass((0, figures.layers), figures.training);
+    let memory = |gpu: usize| -(figures.devices[gpu].usable as f64);
+    let way = |gpu: usize| {
+        let others = gpus.iter().filter(|other| **other != gpu && connected(figures, gpu, **other));
+        others.map(|other| figures.transfers((gpu, *other), middle).0).fold(f64::INFINITY, f64::min)
+    };
+    for key in [&time as &dyn Fn(usize) -> f64, &memory, &way] {
+        let mut best = gpus.to_vec();
+        best.sort_by(|one, other| key(*one).total_cmp(&key(*other)));
+        for count in &counts {
+            let first = best[..*count].to_vec();
+            let (mut last, mut sorted) = (first.clone(), first.clone());
+            sorted.sort_unstable();
+            // What is alike stays in the machine's order.
+            last.sort_by(|one, other| key(*other).total_cmp(&key(*one)).then(one.cmp(other)));
+            list.extend([first, last, sorted]);
         }
     }
     list

@@ -19,7 +19,7 @@ use crate::{
     partition::Partitioner,
     polish::polish,
     reason,
-    relaxation::least_of_stages,
+    relaxation::{floor, least_of_stages},
     sequence::Coverage,
 };
 pub(crate) use conclude::to_time;
@@ -112,7 +112,7 @@ impl<'s, 'a> Search<'s, 'a> {
         cases: Vec<Case>,
         deadline: &'s Deadline<'s>,
     ) -> Self {
-        let floor = least_of_stages(figures, &problem.systems);
+        let floor = if deadline.over() { floor(figures) } else { least_of_stages(figures, &problem.systems) };
         let known = vec![Known::from(floor); cases.len()];
         let roots = cases.len() + SPARE;
         let partitioner = Partitioner::new(figures, &cases);

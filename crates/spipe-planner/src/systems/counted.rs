@@ -55,8 +55,11 @@ pub(super) fn placements(figures: &Figures<'_>, system: System, (most, deadline)
         return Counted { open: true, ..Counted::default() };
     }
     let solve = |freedom: &Freedom, free: &[u64]| {
-        let time = deadline.left().min(deadline.limit() / PROGRAMS);
-        counts(figures, freedom, Limits { free, most, time })
+        let until = deadline.at_most(deadline.limit() / PROGRAMS);
+        let counts = counts(figures, freedom, Limits { free, most, time: until.left() });
+        // What it has come to by then is not the same each time.
+        until.over();
+        counts
     };
     let mut all = Counted { placements: Vec::new(), least: f64::INFINITY, open: false };
     // What all programs bound comes before what one of them leads to.

@@ -77,7 +77,12 @@ fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
         let doubled = (1..usize::BITS).map(|power| MANY_TURNS << power).take_while(|turns| *turns < most);
         let turns = (1..=most.min(MANY_TURNS)).chain(doubled).chain((most > MANY_TURNS).then_some(most));
         let mut lean = turns.filter_map(|turns| in_turn(context, &gpus, &lean(turns)?));
-        streamed.extend(lean.find(|placement| fits(context, placement)));
+        // Where the host has no room for all of them, some may stay on their GPUs.
+        let fits =
+            |placement: &Placement| fits(context, placement) || !kept::as_many_as_fit(context, placement).is_empty();
+        streamed.extend(lean.find(fits));
+        // Of smaller stages more may stay.
+        streamed.extend(lean.last().filter(fits));
     }
     let kept: Vec<Placement> = streamed.iter().flat_map(|one| kept::as_many_as_fit(context, one)).collect();
     Some([streamed, kept].concat())
@@ -216,9 +221,44 @@ fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
 
 /// Layers cut into stages, with the GPUs that they are dealt out to in turn: on all GPUs, from one stage to as many as can be, because
 /// what arrives and what leaves needs least room then, also with one stage more of the last layer, as that of a large head, on the GPU
-/// that begins first; and each layer a stage, on all in turn and on the first one.
+/// that begins first; and each layer a stage, on all in turn and on the first one. GPUs come in each of their [`orders`].
 pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
+    let of_order = |gpus: Vec<DeviceId>| shapes_of(context, &gpus);
+    let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = Vec::new();
+    for shape in orders(context).into_iter().flat_map(of_order) {
+        if !shapes.contains(&shape) {
+            shapes.push(shape);
+        }
+    }
+    shapes
+}
+
+/// The GPUs in the machine's order, and where they are not alike, those first that compute fastest, hold most, or reach the host fastest.
+fn orders(context: &Context<'_>) -> Vec<Vec<DeviceId>> {
     let gpus = gpus(context);
+    let hardware = context.hardware;
+    let time = |gpu: DeviceId| -> f64 {
+        let times = context.cost.layers().map(|layer| context.cost.time(layer, gpu));
+        times.map(|time| time.map_or(f64::INFINITY, |time| (time.forward + time.backward()).get())).sum()
+    };
+    let memory = |gpu: DeviceId| -hardware.memories()[hardware.devices()[gpu].memory].usable().as_f64();
+    let way = |gpu: DeviceId| {
+        let route = hardware.host_memory(gpu).and_then(|host| hardware.route(host, hardware.devices()[gpu].memory));
+        let rates = route.iter().flat_map(|route| &route.links).map(|link| hardware.links()[*link].bandwidth.get());
+        -rates.fold(f64::INFINITY, f64::min)
+    };
+    let mut orders = vec![gpus.clone()];
+    for key in [&time as &dyn Fn(DeviceId) -> f64, &memory, &way] {
+        let mut order = gpus.clone();
+        order.sort_by(|one, other| key(*one).total_cmp(&key(*other)));
+        if !orders.contains(&order) {
+            orders.push(order);
+        }
+    }
+    orders
+}
+
+fn shapes_of(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
     let Some(first) = gpus.first().copied() else { return Vec::new() };
     let finest = context.model.layers().len() / gpus.len();
     let finest = Some(finest).filter(|finest| !TURNS.contains(finest));
@@ -228,10 +268,10 @@ pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRang
         pieces.into_iter().chain(cuts::with_the_last_alone(context, first, turns * gpus.len()))
     };
     let pieces = turns.flat_map(cut);
-    let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = pieces.map(|pieces| (gpus.clone(), pieces)).collect();
+    let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = pieces.map(|pieces| (gpus.to_vec(), pieces)).collect();
     let single = cuts::single(context);
     if !shapes.iter().any(|(_, pieces)| *pieces == single) {
-        shapes.push((gpus, single.clone()));
+        shapes.push((gpus.to_vec(), single.clone()));
     }
     shapes.push((vec![first], single));
     shapes

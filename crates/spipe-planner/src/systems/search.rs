@@ -21,7 +21,7 @@ use crate::{
     fits::{self, Decision},
     ilp::{in_pool, search::to_time},
     reason,
-    relaxation::least,
+    relaxation::{floor, least},
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;
@@ -234,9 +234,9 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
     fn generate(&mut self) {
-        let (figures, pins) = (&self.figures, &self.problem.options.pins);
+        let (figures, pins, deadline) = (&self.figures, &self.problem.options.pins, &self.deadline);
         self.systems.par_iter_mut().for_each(|known| {
-            known.bound = least(figures, pins, known.system);
+            known.bound = if deadline.over() { floor(figures) } else { least(figures, pins, known.system) };
         });
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
@@ -296,13 +296,19 @@ impl<'s, 'a> Search<'s, 'a> {
         };
         match found {
             Ok(solution) => {
+                if solution.status == OutcomeStatus::Stopped {
+                    self.deadline.strike();
+                }
                 known.bound = solution.bound.to_ms();
                 known.examined = solution.examined;
                 known.best = faster(known.best, Some((solution.simulated, solution.placement)));
                 known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
                 (self.solves, self.cases) = (solution.solves, solution.cases);
             }
-            Err(PlanError::NothingBetter { bound, examined, .. }) => {
+            Err(PlanError::NothingBetter { bound, examined, stopped }) => {
+                if stopped {
+                    self.deadline.strike();
+                }
                 (known.bound, known.examined, known.skipped) = (bound.to_ms(), examined, known.best.is_none());
             }
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
@@ -329,7 +335,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let limit = self.limit();
         let examined = self.systems.iter().map(|known| known.examined).sum();
         let least = self.systems.iter().map(|known| known.bound).fold(f64::INFINITY, f64::min);
-        let (over, best) = (self.deadline.over(), self.best());
+        let (over, best) = (self.deadline.has_struck(), self.best());
         let bound = to_time(&self.figures, least);
         let Some((simulated, placement)) = best else {
             return Err(match self.refused.clone() {

@@ -48,7 +48,8 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
     let inputs: Vec<&str> = what.model.as_deref().into_iter().chain(what.hardware.as_deref()).collect();
     let target = what.output.as_deref().map(|path| Target::beside(path, &inputs)).transpose()?;
     let task = Task::new(what)?;
-    let pinned = pinning::read(&what.pin, (&what.system, &what.microbatch), (&task.model, &task.hardware))?;
+    let whose = (&task.model, &task.hardware, task.template.mode);
+    let pinned = pinning::read(&what.pin, (&what.system, &what.microbatch), whose)?;
     let systems = systems(&pinned.system)?;
     let question = Question {
         model: &task.model,
@@ -261,11 +262,17 @@ fn human(found: &Found, output: Option<&str>, time_limit: Duration) -> String {
     let least = solution.considered.iter().filter_map(|known| known.bound).min();
     let others =
         if least.is_some_and(|least| solution.bound < least) { ", for another size of microbatch" } else { "" };
+    // Only the integer program with what it calls looks at all placements.
+    let none = match found.plan.outcome().map(|outcome| outcome.planner.as_str()) {
+        Some("ilp" | "generated") | None => "none",
+        Some("mobius-mip") => "none of system `mobius`",
+        Some(_) => "none with one stage on each device",
+    };
     let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
     let rate =
         found.plan.context().workload().tokens() as f64 * 1e3 / solution.simulated.to_ms().max(f64::MIN_POSITIVE);
     format!(
-        "{}\n{}{front}Iteration {:.3} simulated, {} tokens/s. Proven: none takes less than {:.3}{others}, so that at most {} could be \
+        "{}\n{}{front}Iteration {:.3} simulated, {} tokens/s. Proven: {none} takes less than {:.3}{others}, so that at most {} could be \
          gained ({how}; {} candidates simulated).\n{gains}{}",
         describe(&found.plan),
         considered(solution),
@@ -297,7 +304,8 @@ fn considered(solution: &Solution) -> String {
                 None if known.skipped && bound >= solution.simulated => "not tried: the bound is too high".into(),
                 None if known.skipped => "not tried: would gain less than the gap".into(),
                 None if known.examined == 0 => "not tried: the time was over".into(),
-                None => "nothing fits".into(),
+                None if solution.status == OutcomeStatus::Stopped => "none found in time".into(),
+                None => "none found that fits".into(),
             },
             known.examined.to_string(),
         ]);

@@ -1,0 +1,84 @@
+//! Pins that cannot be held, alone or together, whatever the plan.
+
+use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange};
+use spipe_cost::Mode;
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_plan::{Activations, FEWEST_OFFLOAD_SLOTS, Knob};
+use spipe_planner::{Named, Pin};
+use std::collections::BTreeSet;
+
+/// What is wrong with `named` on that machine.
+pub fn of(named: &[Named], (model, hardware, mode): (&Model, &Hardware, Mode)) -> Faults {
+    let mut faults = Faults::new();
+    named.iter().filter_map(|pin| alone(pin, (model, mode))).for_each(|fault| faults.push(fault));
+    let pairs = || named.iter().flat_map(|one| named.iter().map(move |other| (one, other)));
+    for (one, other) in pairs() {
+        if let Some(what) = together(&one.pin, &other.pin, hardware) {
+            let fault = format!("`{}` and `{}` contradict each other: {what}", one.words, other.words);
+            faults.push(Diagnostic::error(fault).hint("drop one of the two"));
+        }
+    }
+    faults
+}
+
+/// What is wrong with one pin.
+fn alone(named: &Named, (model, mode): (&Model, Mode)) -> Option<Diagnostic> {
+    let words = &named.words;
+    let layers = model.layers().len();
+    match named.pin {
+        Pin::Activations(..) | Pin::Optimizer(..) if mode != Mode::Train => Some(
+            Diagnostic::error(format!(
+                "`{words}` means nothing in inference, where nothing is kept for a backward or stepped"
+            ))
+            .hint("leave it out, or plan with `--mode train`"),
+        ),
+        Pin::Stage(stage, _) if stage >= layers => Some(
+            Diagnostic::error(format!("`{words}`: `{}` has {layers} layers, and no more stages", model.name()))
+                .hint(format!("count from 0 to {}", layers - 1)),
+        ),
+        Pin::Knob(knob, value) => {
+            let least = match knob {
+                Knob::HeadStart | Knob::UrgentSteps => 0,
+                Knob::OffloadSlots => FEWEST_OFFLOAD_SLOTS,
+                _ => 1,
+            };
+            (value < least).then(|| {
+                Diagnostic::error(format!("`{words}`: {knob} cannot be {value}")).hint(format!("use at least {least}"))
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Why two pins cannot both be held.
+fn together(one: &Pin, other: &Pin, hardware: &Hardware) -> Option<String> {
+    let is_socket = |index: &usize| !hardware.devices()[DeviceId::from(*index)].is_gpu();
+    let on_sockets = |devices: &BTreeSet<usize>| devices.iter().all(is_socket);
+    let common = |one: &LayerRange, other: &LayerRange| one.iter().find(|layer| other.contains(*layer));
+    match (one, other) {
+        (Pin::Layers(here, devices), Pin::Streamed(layers, true)) if on_sockets(devices) => {
+            common(here, layers).map(|layer| format!("layer {layer} is on a CPU, from which nothing is streamed"))
+        }
+        (Pin::Layers(here, devices), Pin::Activations(layers, Activations::Offloaded)) if on_sockets(devices) => {
+            common(here, layers).map(|layer| format!("layer {layer} is on a CPU, from which nothing is offloaded"))
+        }
+        // A layer is stepped by its own device, or where that is a GPU by a socket.
+        (Pin::Layers(here, devices), Pin::Optimizer(layers, steps))
+            if devices.is_disjoint(steps) && (on_sockets(devices) || !steps.iter().any(is_socket)) =>
+        {
+            common(here, layers)
+                .map(|layer| format!("layer {layer} is not on what steps it, which is no socket for a GPU"))
+        }
+        (Pin::Optimizer(here, steps), Pin::Streamed(layers, true)) if !steps.iter().any(is_socket) => {
+            common(here, layers).map(|layer| format!("layer {layer} is streamed, and stepped where it comes from"))
+        }
+        (Pin::Stage(0, on), Pin::Layers(layers, devices)) if layers.first().index() == 0 && on.is_disjoint(devices) => {
+            Some("the first stage has layer 0".into())
+        }
+        (Pin::Knob(Knob::Swap, swap), Pin::Knob(Knob::Resident, resident)) if swap > resident => {
+            Some(format!("of {resident} resident layers no {swap} are exchanged at a time"))
+        }
+        _ => None,
+    }
+}
