@@ -241,6 +241,7 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
     refuse(knobs.memory_limit.is_some(), Knob::MemoryLimit.is_of(system), "memory limit");
     refuse(knobs.offload_slots.is_some(), Knob::OffloadSlots.is_of(system), "slots for offloaded activations");
     refuse(knobs.urgent_steps, Knob::UrgentSteps.is_of(system), "steps of which some are urgent");
+    refuse(knobs.gradients_leave, Knob::GradientsLeave.is_of(system), "gradients that leave with each microbatch");
     let superpipeline = Knob::Resident.is_of(system);
     refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
     refuse(knobs.shards.is_some(), Knob::Shards.is_of(system), "shards");

@@ -86,6 +86,8 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
     let mut memories = Footprint::new();
     let mut largest: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
     let moving = on_their_way(context, placement, held);
+    // Of gradients that leave, those of two stages of a device at most: one that is computed, and one that is copied out.
+    let mut passing: BTreeMap<DeviceId, Bytes> = BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
         let memory = context.hardware.devices()[stage.device].memory;
         let held = held(id);
@@ -127,13 +129,40 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
             need.transient = Bytes::ZERO;
         }
         need.state += shared_state(context, placement, stage);
+        if gradients_leave(context, placement, stage) {
+            let gradients = gradient_bytes(context, stage);
+            need.state -= gradients;
+            let most = passing.entry(stage.device).or_default();
+            *most = gradients.max(*most);
+        }
         add(&mut memories, memory, (id, need));
         let delayed = placement.system == System::ZeroOffloadDelayed;
         for (memory, need) in on_the_host(context, stage, held.at_most, delayed) {
             add(&mut memories, memory, (id, need));
         }
     }
+    for (device, gradients) in passing {
+        let first = placement.stages.enumerate().find(|(_, stage)| stage.device == device);
+        let need = StageFootprint { slots: gradients * GRADIENT_SLOTS, ..StageFootprint::default() };
+        if let Some((id, _)) = first {
+            add(&mut memories, context.hardware.devices()[device].memory, (id, need));
+        }
+    }
     memories
+}
+
+/// How many stages' gradients a device holds while they leave.
+pub const GRADIENT_SLOTS: u64 = 2;
+
+/// Whether the gradients of a stage leave with each microbatch: not those that another stage adds to.
+pub fn gradients_leave(context: &Context<'_>, placement: &Placement, stage: &Stage) -> bool {
+    let shares = context.model.borrows(stage.layers).is_some() || context.model.lends(stage.layers).is_some();
+    let elsewhere = stage.optimizer.is_some_and(|socket| socket != stage.device);
+    placement.knobs.gradients_leave && elsewhere && !shares && context.backward_of(stage.layers).is_some()
+}
+
+fn gradient_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {
+    stage.layers.iter().map(|layer| context.cost.memory(layer, stage.device).gradients).sum()
 }
 
 /// What each stage has on its way to the host and back at once: the stages of a device share its slots, in which those count that offload

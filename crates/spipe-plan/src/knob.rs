@@ -16,6 +16,8 @@ pub enum Knob {
     OffloadSlots,
     /// Whether sockets step first what the next iteration needs first.
     UrgentSteps,
+    /// Whether gradients leave with each microbatch.
+    GradientsLeave,
     /// How many GPUs share everything.
     Shards,
     /// k, the layers on the GPU.
@@ -26,12 +28,13 @@ pub enum Knob {
 
 impl Knob {
     /// Every one of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::HeadStart,
         Self::Group,
         Self::MemoryLimit,
         Self::OffloadSlots,
         Self::UrgentSteps,
+        Self::GradientsLeave,
         Self::Shards,
         Self::Resident,
         Self::Swap,
@@ -45,6 +48,7 @@ impl Knob {
             Self::MemoryLimit => "memory-limit",
             Self::OffloadSlots => "offload-slots",
             Self::UrgentSteps => "urgent-steps",
+            Self::GradientsLeave => "gradients-leave",
             Self::Shards => "shards",
             Self::Resident => "resident",
             Self::Swap => "swap",
@@ -53,7 +57,7 @@ impl Knob {
 
     /// Whether it is on or off.
     pub const fn is_switch(self) -> bool {
-        matches!(self, Self::UrgentSteps)
+        matches!(self, Self::UrgentSteps | Self::GradientsLeave)
     }
 
     /// Whether a system has it.
@@ -64,6 +68,7 @@ impl Knob {
             Self::MemoryLimit => matches!(system, System::Zb1p | System::Zb2p),
             Self::OffloadSlots => system.family() == Family::Pipeline,
             Self::UrgentSteps => system.family() == Family::Pipeline && !system.is_stale(),
+            Self::GradientsLeave => matches!(system, System::ZeroOffload | System::ZeroOffloadDelayed),
             Self::Shards => system.family() == Family::Sharded,
             Self::Resident | Self::Swap => matches!(system, System::Superpipeline | System::NaiveSwap),
         }
@@ -77,6 +82,7 @@ impl Knob {
             Self::MemoryLimit => knobs.memory_limit,
             Self::OffloadSlots => knobs.offload_slots,
             Self::UrgentSteps => Some(knobs.urgent_steps as u64),
+            Self::GradientsLeave => Some(knobs.gradients_leave as u64),
             Self::Shards => knobs.shards,
             Self::Resident => knobs.resident,
             Self::Swap => knobs.swap,
@@ -91,6 +97,7 @@ impl Knob {
             Self::MemoryLimit => Knobs { memory_limit: Some(value), ..knobs },
             Self::OffloadSlots => Knobs { offload_slots: Some(value), ..knobs },
             Self::UrgentSteps => Knobs { urgent_steps: value > 0, ..knobs },
+            Self::GradientsLeave => Knobs { gradients_leave: value > 0, ..knobs },
             Self::Shards => Knobs { shards: Some(value), ..knobs },
             Self::Resident => Knobs { resident: Some(value), ..knobs },
             Self::Swap => Knobs { swap: Some(value), ..knobs },

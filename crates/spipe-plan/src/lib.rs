@@ -25,8 +25,8 @@ mod system;
 pub use check::{check, check_shape};
 pub use file::{Embedded, PlanFile, schema};
 pub use footprint::{
-    Boundary, Footprint, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, needed, offloaded_bytes,
-    stage_footprint,
+    Boundary, Footprint, GRADIENT_SLOTS, OFFLOAD_SLOTS, StageFootprint, footprint, footprint_with, gradients_leave,
+    needed, offloaded_bytes, stage_footprint,
 };
 pub use knob::Knob;
 pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Knobs, Placement};

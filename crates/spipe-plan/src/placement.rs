@@ -29,6 +29,10 @@ pub struct Knobs {
     /// steps end with their iteration).
     #[serde(skip_serializing_if = "is_false")]
     pub urgent_steps: bool,
+    /// Whether gradients leave with each microbatch and are added up on the host, so that none stays on a GPU, not once they are complete
+    /// (`zero-offload`, `zero-offload-delayed`).
+    #[serde(skip_serializing_if = "is_false")]
+    pub gradients_leave: bool,
     /// How many GPUs share parameters, gradients and optimizer state, counted from the first; all without (`fsdp`,
     /// `zero-infinity`).
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -133,7 +133,7 @@ fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
 }
 
 /// Over how many ranges of layers sequences of devices are looked at for what they lack.
-const MOST_RANGES: usize = 20_000_000;
+const MOST_RANGES: usize = 5_000_000;
 
 /// What the closest stages of the problem's systems lack where none fit.
 pub(crate) fn shortage_of_stages(problem: &Problem<'_>, figures: &Figures<'_>) -> PlanError {

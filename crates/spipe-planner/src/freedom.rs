@@ -61,6 +61,8 @@ pub(crate) struct Freedom {
     pub splits: bool,
     /// Whether backwards have stages of their own.
     pub apart: bool,
+    /// Whether gradients may leave with each microbatch, so that they need no room on GPUs.
+    pub gradients_leave: bool,
     /// Whether all GPUs share every stage.
     pub shared: bool,
     /// How microbatches turn around where each device has neighbouring layers and all iterations end with a gradient at the first.
@@ -81,6 +83,7 @@ impl Freedom {
         synchronous: true,
         splits: false,
         apart: false,
+        gradients_leave: false,
         shared: false,
         turn: None,
     };
@@ -150,8 +153,10 @@ impl Freedom {
             System::GpuOnly => Self { recomputes: When::Never, ..chain },
             System::Checkpointing => Self { recomputes: When::Always, ..chain },
             System::CpuOnly => Self { computing: Computing::Sockets, ..chain },
-            System::ZeroOffload => Self { steps_on_host: When::Always, ..chain },
-            System::ZeroOffloadDelayed => Self { steps_on_host: When::Always, synchronous: false, ..gpus },
+            System::ZeroOffload => Self { steps_on_host: When::Always, gradients_leave: true, ..chain },
+            System::ZeroOffloadDelayed => {
+                Self { steps_on_host: When::Always, synchronous: false, gradients_leave: true, ..gpus }
+            }
             System::Spipe => Self { recomputes: When::Always, resident: 2, apart: true, ..streams },
             System::Mobius => Self { recomputes: When::Always, resident: 2, ..streams },
             System::NaiveSwap => Self { computing: Computing::FirstGpu, resident: 1, ..streams },

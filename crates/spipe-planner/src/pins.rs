@@ -237,6 +237,7 @@ impl Pins {
         Knobs {
             offload_slots: knobs.offload_slots.or(pinned(Knob::OffloadSlots)),
             urgent_steps: knobs.urgent_steps || pinned(Knob::UrgentSteps) == Some(1),
+            gradients_leave: knobs.gradients_leave || pinned(Knob::GradientsLeave) == Some(1),
             ..knobs
         }
     }

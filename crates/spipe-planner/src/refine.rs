@@ -33,7 +33,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Dealing, Family, Knobs, Placement, Stage, System, Weights};
+use spipe_plan::{Context, Dealing, Family, Knob, Knobs, Placement, Stage, System, Weights};
 
 /// How many neighbours are simulated before the best of them is taken.
 const BATCH: usize = 16;
@@ -468,5 +468,7 @@ fn other_knobs(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     list.extend(slots.map(|offload_slots| with(Knobs { offload_slots, ..knobs })));
     let orders = orders(placement).iter().filter(|urgent| **urgent != knobs.urgent_steps);
     list.extend(orders.map(|urgent| with(Knobs { urgent_steps: *urgent, ..knobs })));
+    let leave = Some(!knobs.gradients_leave).filter(|_| Knob::GradientsLeave.is_of(placement.system));
+    list.extend(leave.map(|gradients_leave| with(Knobs { gradients_leave, ..knobs })));
     list
 }

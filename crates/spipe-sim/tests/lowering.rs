@@ -335,7 +335,8 @@ proptest! {
         // There are too few layers for the system, or it only trains.
         let Some(placement) = placement.filter(|_| train || system.infers()) else { return Ok(()) };
         let urgent_steps = urgent && Knob::UrgentSteps.is_of(system);
-        let knobs = Knobs { offload_slots: Some(slots), urgent_steps, ..placement.knobs };
+        let gradients_leave = urgent && Knob::GradientsLeave.is_of(system);
+        let knobs = Knobs { offload_slots: Some(slots), urgent_steps, gradients_leave, ..placement.knobs };
         let placement = Placement { knobs, ..placement };
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let Ok(order) = order_of(&context, &placement) else {

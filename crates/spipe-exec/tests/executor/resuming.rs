@@ -44,6 +44,10 @@ fn parameters_that_stay() {
     let vee = &["gpu0 0..1", "gpu1 2..2 recompute", "gpu1 3..3", "gpu0 4..4"];
     goes_on(&Setup { system: System::ZbV, stages: vee, ..Setup::default() });
     goes_on(&Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket recompute:2"], ..Setup::default() });
+    let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
+    for system in [System::ZeroOffload, System::ZeroOffloadDelayed] {
+        goes_on(&Setup { system, stages: &["gpu0 0..1 socket", "gpu0 2..4 socket"], knobs, ..Setup::default() });
+    }
 }
 
 #[test]

@@ -46,6 +46,10 @@ fn cases(model: &str) -> Vec<Setup<'_>> {
         of(System::ZeroOffload, &["gpu0 0..1 socket", "gpu1 2..3 socket recompute:1"]),
         of(System::ZeroOffload, &["gpu0 0..1", "gpu1 2..3 socket"]),
         of(System::ZeroOffloadDelayed, &["gpu0 0..1 socket", "gpu1 2..3 socket"]),
+        Setup {
+            knobs: Knobs { gradients_leave: true, ..Knobs::default() },
+            ..of(System::ZeroOffload, &["gpu0 0..0 socket", "gpu0 1..1 socket", "gpu1 2..2 socket", "gpu1 3..3 socket"])
+        },
         Setup { knobs, ..of(System::Superpipeline, units) },
         Setup { knobs: Knobs { write_back: true, ..knobs }, ..of(System::Superpipeline, units) },
         Setup { knobs, ..of(System::Superpipeline, kept) },

@@ -144,6 +144,10 @@ fn optimizers_on_a_socket() {
             let knobs = Knobs { urgent_steps, ..Knobs::default() };
             exactly(&Setup { system, stages, knobs, ..Setup::default() });
         }
+        let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
+        for microbatches in [1, 4] {
+            exactly(&Setup { system, stages, knobs, microbatches, ..Setup::default() });
+        }
     }
 }
 
@@ -329,6 +333,16 @@ fn frozen_layers() {
         exactly_for(
             5,
             &Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], frozen, ..Setup::default() },
+        );
+        exactly_for(
+            5,
+            &Setup {
+                system: System::ZeroOffload,
+                stages: &["gpu0 0..1 socket", "gpu0 2..4 socket"],
+                knobs: Knobs { gradients_leave: true, ..Knobs::default() },
+                frozen,
+                ..Setup::default()
+            },
         );
         exactly_for(
             5,

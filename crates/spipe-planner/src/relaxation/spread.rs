@@ -295,6 +295,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.computed.add_mul(computed, share);
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,
+            (false, true) if self.freedom.gradients_leave => bytes.parameters,
             (false, true) => bytes.parameters + bytes.gradients,
             (false, false) => bytes.state(),
         };

@@ -48,7 +48,9 @@ pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
     };
     let near = candidates.unwrap_or_default();
     let shared: Vec<Placement> = near.iter().filter_map(|placement| shared_out(context, placement)).collect();
-    [near, shared].concat()
+    let mut all = [near, shared].concat();
+    pipelines::leaving_or_not(&mut all);
+    all
 }
 
 /// The GPUs of the machine.

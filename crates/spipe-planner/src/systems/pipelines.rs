@@ -5,7 +5,7 @@ use super::{
     gpus, socket,
 };
 use spipe_base::{DeviceId, LayerRange};
-use spipe_plan::{Context, Dealing, Placement, Stage, System, check};
+use spipe_plan::{Context, Dealing, Knob, Knobs, Placement, Stage, System, check};
 
 /// The most chunks per device that are tried.
 const MOST_CHUNKS: usize = 4;
@@ -94,6 +94,15 @@ pub(super) fn in_short_stages(context: &Context<'_>, system: System) -> Vec<Plac
         }
     }
     list
+}
+
+/// Adds to placements whose gradients may leave with each microbatch those where they do.
+pub(super) fn leaving_or_not(list: &mut Vec<Placement>) {
+    let may = |placement: &&Placement| Knob::GradientsLeave.is_of(placement.system) && !placement.knobs.gradients_leave;
+    let leave =
+        |placement: &Placement| placement.clone().with_knobs(Knobs { gradients_leave: true, ..placement.knobs });
+    let leaving: Vec<Placement> = list.iter().filter(may).map(leave).filter(|leave| !list.contains(leave)).collect();
+    list.extend(leaving);
 }
 
 /// The variants of so many pieces that are balanced in time, and where none of them fits, of pieces that are balanced in bytes as well,

@@ -12,7 +12,7 @@
 mod improve;
 mod several;
 
-use super::{candidates, counted, heuristics, refusal, rounds, shared, staged::Hint};
+use super::{candidates, counted, heuristics, pipelines, refusal, rounds, shared, staged::Hint};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -253,6 +253,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let known = &mut self.systems[index];
             known.candidates.extend(counted.placements);
             known.bound = known.bound.max(counted.least);
+            pipelines::leaving_or_not(&mut known.candidates);
             if known.system.family() == Family::Sharded {
                 known.candidates.extend(shared::placements(figures, pins, (known.system, limit)));
                 known.candidates = shared::promising(&figures.context, std::mem::take(&mut known.candidates));

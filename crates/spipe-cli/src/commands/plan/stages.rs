@@ -43,9 +43,10 @@ pub fn describe(plan: &Plan) -> String {
         more => format!(" with a head start of {more}"),
     };
     let urgent = if placement.knobs.urgent_steps { ", urgent steps first" } else { "" };
+    let leave = if placement.knobs.gradients_leave { ", gradients leave with each microbatch" } else { "" };
     let microbatches = if workload.microbatches == 1 { "microbatch" } else { "microbatches" };
     format!(
-        "{} on {}: system {}{head_start}{urgent}, {} {microbatches} of {} × {} tokens, {}\n\n{stages}\n{apart}\n{memories}\n",
+        "{} on {}: system {}{head_start}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}\n\n{stages}\n{apart}\n{memories}\n",
         context.model.name(),
         context.hardware.name(),
         placement.system,

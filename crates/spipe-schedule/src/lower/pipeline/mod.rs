@@ -1,6 +1,7 @@
 //! Stages that keep their weights and take turns among microbatches: compute, boundary copies, recompute, offload, optimizer.
 
 mod boundary;
+mod gradients;
 mod offload;
 mod optimizer;
 mod shared;
@@ -47,6 +48,8 @@ pub(super) struct Lowering<'a> {
     /// By stage, what it uses of another one's parameters.
     shared: BTreeMap<StageId, Shared>,
     offloads: Offloads,
+    /// By device, backwards whose gradients leave with them, each with the copy.
+    sent: BTreeMap<DeviceId, Vec<(ActionId, ActionId)>>,
     faults: Faults,
 }
 
@@ -80,6 +83,7 @@ impl<'a> Lowering<'a> {
             urgent_steps: placement.knobs.urgent_steps,
             shared: BTreeMap::new(),
             offloads: Offloads::new(placement),
+            sent: BTreeMap::new(),
             faults: Faults::new(),
         };
         this.shared = Shared::all(&mut this);
@@ -110,6 +114,7 @@ impl<'a> Lowering<'a> {
         }
         self.join_iterations();
         self.join_offloads();
+        self.join_gradients();
         self.faults.or(())
     }
 
@@ -171,7 +176,10 @@ impl<'a> Lowering<'a> {
         let arrived = self.gradients.get(&key).copied();
         reads.extend(arrived.map(|crossing| Access::new(crossing.here, 1)));
         let mut writes = vec![self.workspace(stage, microbatch)];
-        if pass != Pass::BackwardInput {
+        let leaves = if pass == Pass::BackwardInput { None } else { self.leaving_gradients(stage) };
+        if let Some(leaves) = leaves {
+            writes.push(Access::new(leaves, 1));
+        } else if pass != Pass::BackwardInput {
             let done = self.accumulated[stage.index()];
             reads.extend((done > 0).then_some(Access::new(gradients, done)));
             writes.push(Access::new(gradients, done + 1));
@@ -196,6 +204,9 @@ impl<'a> Lowering<'a> {
         }
         if let Some((_, back)) = back {
             self.reloaded_for(stage, back, action);
+        }
+        if let Some(leaves) = leaves {
+            self.send_gradients((stage, microbatch), (leaves, action));
         }
         if let Some(output) = output {
             self.hand_over(stage, microbatch, output, false);

@@ -62,18 +62,10 @@ impl Lowering<'_> {
         let (gradient_bytes, parameter_bytes) = (bytes(|memory| memory.gradients), bytes(|memory| memory.parameters));
         let state = self.optimizer_state(step, host);
         let content = Content::Gradients(layers);
-        let (gradients, awaited) = if delayed {
-            let before = self.builder.buffer(content, host, gradient_bytes, Lifetime::Arrives);
-            (
-                self.builder.buffer(content, host, gradient_bytes, Lifetime::Leaves { into: before }),
-                Access::new(before, 0),
-            )
-        } else {
-            let buffer = self.builder.buffer(content, host, gradient_bytes, Lifetime::Transient);
-            (buffer, Access::new(buffer, 1))
-        };
-        let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, host);
-        self.exchange(step, out, gradient_bytes, (step.gradients, vec![Access::new(gradients, 1)]));
+        let left = self.stations[step.stage]
+            .leaving
+            .map(|left| left.before.map_or(step.gradients, |before| Access::new(before, 0)));
+        let awaited = left.unwrap_or_else(|| self.gradients_out((step, host), (content, gradient_bytes), delayed));
         let lifetime = kept_by_its_step(self.context, step.device);
         let updated = self.builder.buffer(Content::Parameters(layers), host, parameter_bytes, lifetime);
         let lane = self.builder.lane(socket, LaneRole::Optimizer.name(), LaneRole::Optimizer);
@@ -89,6 +81,26 @@ impl Lowering<'_> {
         }
         let back = (ActionKind::Copy(Payload::WriteBack), host, step.memory);
         self.exchange(step, back, parameter_bytes, (Access::new(updated, 1), vec![Access::new(step.parameters, 1)]));
+    }
+
+    /// Copies a stage's gradients to the host; those that its step waits for.
+    fn gradients_out(
+        &mut self,
+        (step, host): (&Step, MemoryId),
+        (content, bytes): (Content, Bytes),
+        delayed: bool,
+    ) -> Access {
+        let (gradients, awaited) = if delayed {
+            let before = self.builder.buffer(content, host, bytes, Lifetime::Arrives);
+            let leaves = Lifetime::Leaves { into: before };
+            (self.builder.buffer(content, host, bytes, leaves), Access::new(before, 0))
+        } else {
+            let buffer = self.builder.buffer(content, host, bytes, Lifetime::Transient);
+            (buffer, Access::new(buffer, 1))
+        };
+        let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, host);
+        self.exchange(step, out, bytes, (step.gradients, vec![Access::new(gradients, 1)]));
+        awaited
     }
 
     fn optimizer_state(&mut self, step: &Step, memory: MemoryId) -> BufferId {

@@ -4,7 +4,9 @@ use crate::{Content, Lifetime, ProgramBuilder, Stage as ProgramStage};
 use spipe_base::{BufferId, Bytes, LaneId, LaneRole, LayerId, LayerRange, MemoryId, Seconds, StageId};
 use spipe_cost::{LayerMemory, LayerTime};
 use spipe_model::Recompute;
-use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, offloaded_bytes, stage_footprint};
+use spipe_plan::{
+    Boundary, Context, InFlight, Placement, Stage, System, gradients_leave, offloaded_bytes, stage_footprint,
+};
 
 /// A stage with its buffers, bytes and times.
 pub(super) struct Station {
@@ -24,11 +26,22 @@ pub(super) struct Station {
     /// The layers that its backward runs through, and whether it hands on a gradient.
     pub backward: Option<LayerRange>,
     pub passes_gradient: bool,
-    /// Gradients, if it has a backward.
+    /// Gradients, if it has a backward: on the host where they leave with each microbatch.
     pub gradients: Option<BufferId>,
+    pub leaving: Option<Leaving>,
     /// Keys and values, when tokens are generated.
     pub cache: Option<BufferId>,
     pub times: Times,
+}
+
+/// How gradients leave with each microbatch.
+#[derive(Clone, Copy)]
+pub(super) struct Leaving {
+    pub host: MemoryId,
+    /// Of one microbatch, and of their sum.
+    pub bytes: Bytes,
+    /// Where a step is delayed, those that the iteration before has left.
+    pub before: Option<BufferId>,
 }
 
 /// Work and memory traffic of one microbatch in a stage.
@@ -61,9 +74,19 @@ impl Station {
         let sum = |bytes: fn(&LayerMemory) -> Bytes| layers.iter().map(|layer| bytes(of(layer))).sum();
         let parameters =
             builder.buffer(Content::Parameters(layers), memory, sum(|memory| memory.parameters), Lifetime::Resident);
-        let gradients = backward.map(|_| {
-            builder.buffer(Content::Gradients(layers), memory, sum(|memory| memory.gradients), Lifetime::Resident)
+        let bytes = sum(|memory| memory.gradients);
+        let leaving = stage.optimizer.filter(|_| gradients_leave(context, placement, &stage)).map(|socket| {
+            let host = builder.memory_of(socket);
+            let delayed = placement.system == System::ZeroOffloadDelayed;
+            let before = || builder.buffer(Content::Gradients(layers), host, bytes, Lifetime::Arrives);
+            Leaving { host, bytes, before: delayed.then(before) }
         });
+        let (at, lifetime) = match leaving {
+            None => (memory, Lifetime::Resident),
+            Some(Leaving { host, before: None, .. }) => (host, Lifetime::Transient),
+            Some(Leaving { host, before: Some(before), .. }) => (host, Lifetime::Leaves { into: before }),
+        };
+        let gradients = backward.map(|_| builder.buffer(Content::Gradients(layers), at, bytes, lifetime));
         let cached: Bytes = sum(|memory| memory.cache);
         let cache =
             (cached > Bytes::ZERO).then(|| builder.buffer(Content::Cache(layers), memory, cached, Lifetime::Resident));
@@ -84,6 +107,7 @@ impl Station {
             offloaded,
             parameters,
             gradients,
+            leaving,
             backward,
             passes_gradient: context.passes_gradient(layers),
             cache,

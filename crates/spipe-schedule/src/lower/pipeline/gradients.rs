@@ -1,0 +1,73 @@
+//! Gradients that leave with each microbatch, and are added up on the host (Ren et al., ZeRO-Offload, 2021, section 4.1): a device holds those
+//! of two stages, one that is computed and one that is copied out.
+
+use super::Lowering;
+use crate::lower::flows::route;
+use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, IdleCause, LaneRole, MicrobatchId, Payload, SimTime, StageId, Subject,
+};
+use spipe_plan::GRADIENT_SLOTS;
+
+const SLOTS: usize = GRADIENT_SLOTS as usize;
+
+impl Lowering<'_> {
+    /// Where a backward of `stage` leaves the gradients of one microbatch, if they leave with it.
+    pub(super) fn leaving_gradients(&mut self, stage: StageId) -> Option<BufferId> {
+        let here = &self.stations[stage];
+        let bytes = here.leaving?.bytes;
+        let content = Content::Gradients(here.stage.layers);
+        Some(self.builder.buffer(content, here.memory, bytes, Lifetime::Transient))
+    }
+
+    /// Copies them to the host, where they are added to those of the microbatches before.
+    pub(super) fn send_gradients(
+        &mut self,
+        (stage, microbatch): (StageId, MicrobatchId),
+        (from, backward): (BufferId, ActionId),
+    ) {
+        let here = &self.stations[stage];
+        let (Some(leaving), Some(sum)) = (here.leaving, here.gradients) else { return };
+        let (device, memory, layers) = (here.stage.device, here.memory, here.stage.layers);
+        let done = self.accumulated[stage.index()];
+        let mut reads = vec![Access::new(from, 1)];
+        reads.extend((done > 0).then_some(Access::new(sum, done)));
+        let flow =
+            route(self.context, memory, leaving.host, leaving.bytes).map_err(|fault| self.faults.push(fault)).ok();
+        let lane = self.builder.lane(device, LaneRole::D2h.name(), LaneRole::D2h);
+        let copy = self.builder.action(Action {
+            lane,
+            kind: ActionKind::Copy(Payload::GradientsOut),
+            subject: Subject { layers: Some(layers), ..Subject::work(stage, microbatch) },
+            reads,
+            writes: vec![Access::new(sum, done + 1)],
+            work: SimTime::ZERO,
+            flows: flow.into_iter().collect(),
+            guard: None,
+        });
+        self.accumulated[stage.index()] += 1;
+        let sent = self.sent.entry(device).or_default();
+        let before = sent.len().checked_sub(SLOTS).map(|index| sent[index].1);
+        sent.push((backward, copy));
+        if let Some(before) = before {
+            self.gradient_slot(before, backward, 0);
+        }
+    }
+
+    /// Slots are free again only once the iteration before has left them.
+    pub(super) fn join_gradients(&mut self) {
+        let mut edges = Vec::new();
+        for sent in self.sent.values() {
+            let last = sent.iter().skip(sent.len().saturating_sub(SLOTS));
+            edges.extend(last.zip(sent).map(|((_, copy), (backward, _))| (*copy, *backward)));
+        }
+        for (copy, backward) in edges {
+            self.gradient_slot(copy, backward, 1);
+        }
+    }
+
+    fn gradient_slot(&mut self, from: ActionId, to: ActionId, distance: u8) {
+        let (anchor, cause) = (Anchor::EndToStart, IdleCause::Memory);
+        self.builder.edge(Edge { from, to, anchor, distance, lag: SimTime::ZERO, cause });
+    }
+}
