@@ -145,8 +145,7 @@ pub fn fraction(given: &str) -> Result<f64, Failure> {
         Some(percent) => percent.trim().parse::<f64>().map(|percent| percent / 100.0),
         None => given.trim().parse::<f64>(),
     };
-    parsed
-        .ok()
-        .filter(|fraction| fraction.is_finite() && *fraction >= 0.0)
-        .ok_or_else(|| Failure::argument(format!("`{given}` is not a fraction"), "write it like 0.5% or 0.005"))
+    parsed.ok().filter(|fraction| (0.0..=1.0).contains(fraction)).ok_or_else(|| {
+        Failure::argument(format!("`{given}` is no fraction from 0 to 1"), "write it like 0.5% or 0.005")
+    })
 }

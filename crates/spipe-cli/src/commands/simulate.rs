@@ -89,6 +89,9 @@ fn remarks(plan: &Plan, trace: &Trace) -> Vec<Diagnostic> {
     let mut busy: Vec<(&LaneId, &SimTime)> = metrics.busy.iter().filter(computes).collect();
     busy.sort_by_key(|(_, time)| **time);
     let (Some((least, low)), Some((most, high))) = (busy.first(), busy.last()) else { return all };
+    if trace.status != Status::Ok {
+        return all;
+    }
     if metrics.bubble_fraction > MUCH && low != high {
         let share = |time: &SimTime| percent(time.to_ms() / metrics.iteration.to_ms().max(f64::MIN_POSITIVE));
         let (least, most) = (&trace.lanes[least.index()].name, &trace.lanes[most.index()].name);
@@ -117,7 +120,8 @@ fn data(simulation: &Simulation, actions: usize, remarks: &[Diagnostic]) -> Data
             Status::OutOfMemory(_) => "out-of-memory",
         },
         iteration_ms: metrics.iteration.to_ms(),
-        tokens_per_second: metrics.tokens_per_second,
+        // What ends early has no rate.
+        tokens_per_second: metrics.tokens_per_second.filter(|_| trace.status == Status::Ok),
         bubble_fraction: metrics.bubble_fraction,
         idle_ms: metrics
             .idle
@@ -142,13 +146,18 @@ pub fn human(trace: &Trace) -> String {
         let _ = writeln!(text, "note: {note}");
     }
     let rate = metrics.tokens_per_second.map(|rate| format!(", {} tokens/s", grouped(rate.round() as u64)));
-    let _ = writeln!(
-        text,
-        "Iteration {:.3}{}, bubbles {}\n",
-        metrics.iteration,
-        rate.unwrap_or_default(),
-        percent(metrics.bubble_fraction)
-    );
+    let _ = match &trace.status {
+        Status::Ok => writeln!(
+            text,
+            "Iteration {:.3}{}, bubbles {}\n",
+            metrics.iteration,
+            rate.unwrap_or_default(),
+            percent(metrics.bubble_fraction)
+        ),
+        Status::OutOfMemory(shortage) => {
+            writeln!(text, "Out of memory on `{}` after {}. Until then:\n", shortage.memory, shortage.at)
+        }
+    };
     let mut lanes = table(&["lane", "busy", "share", "idle, by cause"], &[1, 2]);
     for (lane, busy) in &metrics.busy {
         let this = &trace.lanes[lane.index()];

@@ -233,6 +233,12 @@ pub fn systems(given: &str) -> Result<Vec<System>, Failure> {
     if given == "auto" {
         return Ok(System::ALL.into_iter().filter(|system| !system.is_stale()).collect());
     }
+    if given.split(',').any(|name| name.trim() == "auto") {
+        return Err(Failure::argument(
+            format!("`{given}` names systems beside `auto`"),
+            "`auto` is all of them; leave out the others",
+        ));
+    }
     let system = |name: &str| name.trim().parse::<System>();
     let systems: Result<BTreeSet<System>, String> = given.split(',').map(system).collect();
     let systems = systems.map_err(|message| Failure::argument(message, "or use auto"))?;
