@@ -369,6 +369,13 @@ fn check_shards(context: &Context<'_>, placement: &Placement, faults: &mut Found
                 .hint("use system `zero-infinity`"),
         );
     }
+    // What stays on a GPU that shares it with nobody needs no shard beside it.
+    let alone = count == 1 && placement.system == System::ZeroInfinity;
+    for (id, _) in placement.stages.enumerate().filter(|stage| alone && !streams(stage)) {
+        let what =
+            format!("stage `{id}` stays on its GPU, but under system `zero-infinity` one GPU alone streams everything");
+        faults.push_at(id, Diagnostic::error(what).hint("use system `superpipeline`, or more GPUs"));
+    }
     let hosted =
         placement.stages.iter().any(|stage| stage.optimizer.is_some() || matches!(stage.weights, Weights::Streamed(_)));
     if let Some(device) = participants.iter().find(|device| hosted && context.hardware.host_memory(**device).is_none())

@@ -18,7 +18,9 @@ use crate::{
     systems::least_of_shared as shared,
 };
 use good_lp::{ProblemVariables, SolverModel, highs, variable, variables};
-use spipe_plan::{Family, System};
+use spipe_base::Bytes;
+use spipe_cost::LayerMemory;
+use spipe_plan::{Family, GRADIENT_SLOTS, System};
 use spread::{Spread, rate};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -167,10 +169,31 @@ fn classes(figures: &Figures<'_>, freedom: &Freedom) -> Vec<Class> {
             }),
         }
     }
+    if freedom.gradients_leave {
+        let alone = classes.iter().map(|class| class.count).sum::<usize>() == 1;
+        for class in &mut classes {
+            class.beside = passing_gradients(&figures.devices[class.members[0]].bytes, alone);
+        }
+    }
     for class in &mut classes {
         class.rates = [true, false].map(|inbound| rate(figures, &class.members, inbound));
     }
     classes
+}
+
+/// What a device holds beside its layers where gradients may leave: those of two stages, or of all if these are less, and what its layers work
+/// with. One that is alone has all layers, another one perhaps only the smallest.
+fn passing_gradients(layers: &[LayerMemory], alone: bool) -> u64 {
+    let of = |layers: &[LayerMemory], bytes: fn(&LayerMemory) -> Bytes| {
+        let all = layers.iter().map(|layer| bytes(layer).get());
+        if alone { all.max() } else { all.min() }.unwrap_or(0)
+    };
+    // Gradients that both ends share do not leave.
+    let tied = layers.iter().any(|layer| layer.tied_gradients > Bytes::ZERO);
+    let leaving = if tied && alone { layers.get(1..layers.len() - 1).unwrap_or_default() } else { layers };
+    let gradients = of(leaving, |layer| layer.gradients);
+    let all: u64 = leaving.iter().map(|layer| layer.gradients.get()).sum();
+    (GRADIENT_SLOTS * gradients).min(if alone { all } else { gradients }) + of(layers, |layer| layer.workspace)
 }
 
 /// Where parameters are streamed to devices that are all alike: for each number of those to which none of the larger layers is, both

@@ -152,7 +152,35 @@ impl<'f, 'a> Spread<'f, 'a> {
         for (class, burden) in classes.iter().zip(burdens) {
             self.limit(class, burden, &mut host);
         }
+        self.step_at_the_end(classes, &host);
         self.limit_host(host);
+    }
+
+    /// What is stepped on the host is stepped between the last microbatch's backward and the first one's forward of the next iteration. A device
+    /// that is alone has all its other passes besides. The last layer's gradients come first, and its parameters are needed last: with a
+    /// and b for these two on their way, `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest.
+    fn step_at_the_end(&mut self, classes: &[Class], host: &Burden) {
+        let Freedom { synchronous, steps_on_host, streams, splits, .. } = *self.freedom;
+        let [class] = classes else { return };
+        let (figures, device) = (self.figures, &self.figures.devices[class.members[0]]);
+        let steps = steps_on_host == When::Always && streams == When::Never && synchronous && !splits;
+        let trains = figures.training && figures.frozen == 0;
+        let (rate, m) = (self.step_rate(), figures.microbatches as f64);
+        if class.count > 1 || device.is_cpu || !steps || !trains || rate <= 0.0 {
+            return;
+        }
+        let last = figures.layers - 1;
+        let (times, bytes) = (device.times[last].unwrap_or_default(), &device.bytes[last]);
+        let [inward, outward] = class.rates;
+        let way = |bytes: Bytes, rate: f64| if rate.is_finite() { bytes.as_f64() / 1e6 / rate } else { 0.0 };
+        let mut ends = times.backward;
+        if bytes.gradients > Bytes::ZERO {
+            ends += way(bytes.gradients, outward) + times.forward;
+        }
+        let trained = device.bytes.iter().filter(|bytes| bytes.gradients > Bytes::ZERO);
+        ends += trained.map(|bytes| way(bytes.parameters, inward)).reduce(f64::min).unwrap_or(0.0);
+        let (stepped, others) = (host.busy.clone() / (rate * self.unit), self.computed.clone() * ((m - 1.0) / m));
+        self.rows.push(constraint!(stepped + others + ends / self.unit <= self.busiest));
     }
 
     /// A device begins when the first microbatch has come to it, and ends before the last one is back at the first layer, where the next

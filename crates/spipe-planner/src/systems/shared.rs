@@ -36,7 +36,7 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
         for length in LENGTHS.into_iter().filter(|length| *length == 1 || runs.iter().any(|(_, count)| count >= length))
         {
             let units: Vec<LayerRange> = runs.iter().flat_map(|run| units(*run, length)).collect();
-            for choice in Choice::of(system, context) {
+            for choice in Choice::of((system, shards), context) {
                 let stages: Option<Vec<Stage>> = units.iter().map(|layers| choice.stage(context, *layers)).collect();
                 placements.extend(stages.and_then(|stages| placement(system, (shards, stages))));
             }
@@ -70,7 +70,8 @@ pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (Sy
 
 /// Each stage with another choice.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
-    let choices = Choice::of(placement.system, context);
+    let shards = placement.participants(context.hardware).len();
+    let choices = Choice::of((placement.system, shards), context);
     let mut list = Vec::new();
     for (id, stage) in placement.stages.enumerate() {
         let others = choices.iter().filter_map(|choice| choice.stage(context, stage.layers));

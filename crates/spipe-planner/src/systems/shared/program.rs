@@ -46,13 +46,14 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Those of a system, the ones that need least room first.
-    pub fn of(system: System, context: &Context<'_>) -> Vec<Self> {
+    /// Those of a system on so many devices, the ones that need least room first.
+    pub fn of((system, shards): (System, usize), context: &Context<'_>) -> Vec<Self> {
         let training = context.workload().mode == Mode::Train;
         let hosts = near(context).is_some_and(|(_, host)| host.is_some());
+        let stays = system != System::ZeroInfinity || shards > 1;
         let allowed = |home: &Home| match home {
-            Home::Device => true,
-            Home::Stepped => hosts && training,
+            Home::Device => stays,
+            Home::Stepped => stays && hosts && training,
             Home::Host => hosts && system == System::ZeroInfinity,
         };
         let homes = [Home::Host, Home::Stepped, Home::Device].into_iter().filter(allowed);
@@ -137,7 +138,7 @@ impl<'p, 'a> Program<'p, 'a> {
         let mut busy = Busy::new(context, devices.clone());
         busy.between();
         let between = busy.lanes;
-        let choices = Choice::of(system, context);
+        let choices = Choice::of((system, shards), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
         let length = if let Room::Stages { length } = room { length } else { 1 };
         let mut program = Self { context, devices, runs: Vec::new(), between, passing: 0.0, bounds: false };
