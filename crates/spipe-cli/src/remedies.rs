@@ -51,7 +51,8 @@ pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Fai
     Failure::Infeasible(hint.into_iter().fold(diagnostic, Diagnostic::hint))
 }
 
-/// Of GPUs and of hosts the memory that needs least, and where that is less for each or none is enough alone, those that are alike.
+/// Of GPUs and of hosts the memory that needs least, and where that is less for each or none is enough alone, those that are alike; these
+/// alone where that is less for all together.
 fn memories(found: &[Remedy], hardware: &Hardware) -> Vec<(String, Bytes)> {
     let on_gpu = |memory: MemoryId| hardware.devices().iter().any(|device| device.memory == memory && device.is_gpu());
     let mut list = Vec::new();
@@ -68,6 +69,8 @@ fn memories(found: &[Remedy], hardware: &Hardware) -> Vec<(String, Bytes)> {
         let names = |memories: &[MemoryId]| listed(&memories.iter().map(name).collect::<Vec<_>>());
         let alone = of(true);
         let together = of(false).filter(|(_, more)| alone.is_none_or(|(_, alone)| *more < alone));
+        let all = together.map(|(memories, more)| more * memories.len() as u64);
+        let alone = alone.filter(|(_, more)| all.is_none_or(|all| all >= *more));
         list.extend(alone.map(|(memories, more)| (names(memories), more)));
         list.extend(together.map(|(memories, more)| (format!("each of {}", names(memories)), more)));
     }
