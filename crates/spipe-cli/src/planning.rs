@@ -146,7 +146,8 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
 /// A solution with its plan.
 pub fn found(request: &Request<'_>, workload: Workload, solution: Solution) -> Result<Found, Failure> {
     let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
-    let own = spipe_planner::SYSTEMS.contains(&solution.placement.system) || request.planner == "mobius-mip";
+    let own = spipe_planner::SYSTEMS.contains(&solution.placement.system)
+        || (request.planner == "mobius-mip" && solution.placement.system == System::Mobius);
     let outcome = Outcome {
         planner: if own { request.planner.into() } else { "generated".into() },
         status: solution.status,

@@ -49,6 +49,9 @@ fn shape(
     check_devices(context, placement, &mut faults);
     check_dealing(context, placement, &mut faults);
     check_knobs(placement, &mut faults);
+    if Knob::GradientsLeave.is_of(placement.system) {
+        check_steps(context, placement, &mut faults);
+    }
     if placement.system.family() == Family::Rounds {
         check_rounds(context, placement, &mut faults);
     }
@@ -323,6 +326,19 @@ fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageI
 }
 
 /// Participants exist, have each other's memory in reach, and get the same number of microbatches.
+/// With ZeRO-Offload everything that is trained is stepped on the host.
+fn check_steps(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let stays = |(_, stage): &(StageId, &Stage)| {
+        let trained = stage.layers.iter().any(|layer| context.cost.trained_parameters(layer) > 0);
+        trained && stage.optimizer.is_none_or(|socket| socket == stage.device)
+    };
+    for (id, _) in placement.stages.enumerate().filter(stays) {
+        let what =
+            format!("stage `{id}` is stepped on its device, but system `{}` steps on the host", placement.system);
+        faults.push_at(id, Diagnostic::error(what).hint("give it a socket in `optimizer-on`, or use system `1f1b`"));
+    }
+}
+
 fn check_shards(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let participants = placement.participants(context.hardware);
     let gpus = context.hardware.devices().iter().filter(|device| device.is_gpu()).count();

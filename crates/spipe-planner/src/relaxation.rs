@@ -181,8 +181,9 @@ fn classes(figures: &Figures<'_>, freedom: &Freedom) -> Vec<Class> {
     classes
 }
 
-/// What a device holds beside its layers where gradients may leave: those of two stages, or of all if these are less, and what its layers work
-/// with. One that is alone has all layers, another one perhaps only the smallest.
+/// What a device holds beside its layers where gradients may leave: those of two stages, or of all if these are less, and what its layers
+/// work with. One that is alone has all layers, another one perhaps only the smallest. Where the first and the last layer share parameters,
+/// the others are taken to be alike: in a stage with an end they do not leave.
 fn passing_gradients(layers: &[LayerMemory], alone: bool) -> u64 {
     let of = |layers: &[LayerMemory], bytes: fn(&LayerMemory) -> Bytes| {
         let all = layers.iter().map(|layer| bytes(layer).get());

@@ -4,13 +4,14 @@ use super::{
     CLOCK,
     draws::{dealt, drawn, shared},
     instances::{
-        Instance, crowded_instance, frozen, frozen_instance_of, instance_of, one_gpu_instance,
-        several_socket_instance_of, tied_instance_of,
+        Instance, LayerText, MachineText, crowded_instance, frozen, frozen_instance_of, instance_of, machine_text,
+        model_text, one_gpu_instance, several_socket_instance_of, tied_instance_of, workload,
     },
     run, run_on, simulated, solve,
 };
 use proptest::prelude::*;
 use spipe_base::SimTime;
+use spipe_cost::Mode;
 use spipe_plan::{Family, OutcomeStatus, System, Weights, check};
 use spipe_planner::{Options, PlanError, candidates};
 use std::cell::Cell;
@@ -64,6 +65,27 @@ fn no_placement_that_shares_everything_beats_its_bound() {
 #[test]
 fn no_frozen_or_tied_layers_that_are_shared_beat_their_bound() {
     shared_bounds(60, prop_oneof![frozen_instance_of(6), tied_instance_of(4)]);
+}
+
+/// The same of more layers, with inputs that are as large as what is saved, or next to nothing: what stages that recompute hold depends on where
+/// they begin.
+#[test]
+fn no_layers_of_unlike_inputs_that_are_shared_beat_their_bound() {
+    let layer = |boundary: u64| LayerText {
+        count: 1,
+        times: [2, 2, 2],
+        slowdown: 9,
+        parameters: 1_000_000,
+        boundary,
+        saved: 100,
+        workspace: 0,
+    };
+    let layers = prop::collection::vec(prop_oneof![Just(1u64), Just(100u64)].prop_map(layer), 4..=12);
+    let on = (layers, 300u64..1200, 1u64..3).prop_map(|(layers, memory, microbatches)| {
+        let machine = MachineText { gpus: vec![(memory, 20)], root: 20, sockets: vec![4000] };
+        Instance::new(&model_text(&layers), &machine_text(&machine), &workload(microbatches, Mode::Train))
+    });
+    shared_bounds(80, on);
 }
 
 fn shared_bounds(cases: u32, on: impl Strategy<Value = Instance>) {

@@ -44,7 +44,7 @@ fn cases(model: &str) -> Vec<Setup<'_>> {
         Setup { knobs: Knobs { head_start: 1, ..Knobs::default() }, ..of(System::Hybrid, &["cpu0 0..0", "gpu0 1..3"]) },
         of(System::PoF, &["gpu0 0..0", "gpu1 1..1 offload", "gpu0 2..2", "gpu1 3..3 offload"]),
         of(System::ZeroOffload, &["gpu0 0..1 socket", "gpu1 2..3 socket recompute:1"]),
-        of(System::ZeroOffload, &["gpu0 0..1", "gpu1 2..3 socket"]),
+        of(System::OneForwardOneBackward, &["gpu0 0..1", "gpu1 2..3 socket"]),
         of(System::ZeroOffloadDelayed, &["gpu0 0..1 socket", "gpu1 2..3 socket"]),
         Setup {
             knobs: Knobs { gradients_leave: true, ..Knobs::default() },

@@ -1,15 +1,15 @@
 //! Everything shared by all GPUs: FSDP with all parameters on them, ZeRO-Infinity with parameters in DRAM.
 //!
-//! Any division of the layers will do, and every stage has choices of its own. What they come to depends on how many layers make which choice,
-//! and hardly on where these are. So an integer program counts them ([`program`]): with stages of so many layers for placements, and with all that
-//! a division may save left out for a bound ([`least`]).
+//! Any division of the layers will do, and every stage has choices of its own. What they come to depends on how many layers make which
+//! choice, and hardly on where these are. So an integer program counts them ([`program`]): with stages of so many layers for placements,
+//! and with all that a division may save left out for a bound ([`least`]).
 
 mod busy;
 mod program;
 
 pub(crate) use busy::busiest;
 
-use super::{gpus, socket};
+use super::{cuts, gpus, socket};
 use crate::{figures::Figures, pins::Pins};
 use program::{Choice, Counted, Program, Room};
 use rayon::prelude::*;
@@ -18,6 +18,9 @@ use spipe_plan::{Context, Knobs, Placement, Stage, System, check};
 
 /// How many layers stages have at most.
 const LENGTHS: [usize; 4] = [1, 2, 4, 8];
+
+/// Into how many stages all layers are cut whatever they are: stages that recompute have one input each.
+const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
 /// How many placements are simulated, those first whose busiest device or link is busy least.
 const MOST_TRIED: usize = 24;
@@ -32,14 +35,18 @@ pub(crate) fn shares(context: &Context<'_>) -> impl Iterator<Item = usize> {
 pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let runs = runs(context);
     let mut placements = Vec::new();
+    let first = *gpus(context).first()?;
+    let long = |length: &usize| *length == 1 || runs.iter().any(|(_, count)| count >= length);
+    let lengths = LENGTHS.into_iter().filter(long);
+    let of_length = |length: usize| runs.iter().flat_map(|run| units(*run, length)).collect();
+    let mut divisions: Vec<Vec<LayerRange>> = lengths.map(of_length).collect();
+    divisions.extend(PIECES.into_iter().filter_map(|pieces| cuts::balanced(context, first, pieces)));
     for shards in shares(context) {
-        for length in LENGTHS.into_iter().filter(|length| *length == 1 || runs.iter().any(|(_, count)| count >= length))
-        {
-            let units: Vec<LayerRange> = runs.iter().flat_map(|run| units(*run, length)).collect();
-            for choice in Choice::of((system, shards), context) {
-                let stages: Option<Vec<Stage>> = units.iter().map(|layers| choice.stage(context, *layers)).collect();
-                placements.extend(stages.and_then(|stages| placement(system, (shards, stages))));
-            }
+        for (division, choice) in divisions.iter().flat_map(|division| {
+            Choice::of((system, shards), context).into_iter().map(move |choice| (division, choice))
+        }) {
+            let stages: Option<Vec<Stage>> = division.iter().map(|layers| choice.stage(context, *layers)).collect();
+            placements.extend(stages.and_then(|stages| placement(system, (shards, stages))));
         }
     }
     Some(placements)

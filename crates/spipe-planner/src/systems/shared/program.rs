@@ -18,6 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Beyond so many counts they need not be whole.
 const MOST_WHOLE: usize = 64;
 
+/// How far the solver looks, so that it always ends at the same place.
+const NODES: i32 = 2000;
+
 /// What the solver's numbers are off whole ones at most.
 const WHOLE: f64 = 1e-6;
 
@@ -81,7 +84,7 @@ pub(super) enum Room {
     /// Each has so many layers, if a run of equal ones is as long.
     Stages { length: usize },
     /// What any division needs at least of which some stage recomputes so many layers, and none twice as many: these have one input
-    /// together. With 1, also those that recompute nothing.
+    /// together, that of the first. With 1, also those that recompute nothing.
     Any { recomputed: usize },
 }
 
@@ -126,9 +129,8 @@ pub(super) struct Program<'p, 'a> {
     devices: Vec<DeviceId>,
     runs: Vec<Run>,
     between: BTreeMap<Lane, f64>,
-    /// What stages that recompute need at least while they do, whatever else they are.
-    passing: f64,
-    bounds: bool,
+    /// Where this is a bound, what any stage that recomputes needs while it does, and what is charged too much for inputs, by participant.
+    any: Option<Vec<(f64, f64)>>,
 }
 
 impl<'p, 'a> Program<'p, 'a> {
@@ -141,8 +143,7 @@ impl<'p, 'a> Program<'p, 'a> {
         let choices = Choice::of((system, shards), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
         let length = if let Room::Stages { length } = room { length } else { 1 };
-        let mut program = Self { context, devices, runs: Vec::new(), between, passing: 0.0, bounds: false };
-        let mut saved = f64::INFINITY;
+        let mut program = Self { context, devices, runs: Vec::new(), between, any: None };
         for (first, count) in &figures.runs {
             let all = units((*first, *count), length);
             // Of several units the last one may have fewer layers.
@@ -152,12 +153,10 @@ impl<'p, 'a> Program<'p, 'a> {
                 let loads = choices.iter().filter(allowed).filter_map(load).collect();
                 program.runs.push(Run { units: units.to_vec(), loads });
             }
-            let bytes = context.cost.memory((*first).into(), program.devices[0]).saved.as_f64();
-            saved = if bytes > 0.0 { saved.min(bytes) } else { saved };
         }
         if let Room::Any { recomputed } = room {
-            program.bounds = true;
-            program.passing = if recomputed > 1 && saved.is_finite() { recomputed as f64 * saved } else { 0.0 };
+            let of = |device: &DeviceId| (program.again(*device, recomputed), program.beginning(*device, recomputed));
+            program.any = Some(program.devices.iter().map(of).collect());
         }
         program
     }
@@ -187,7 +186,7 @@ impl<'p, 'a> Program<'p, 'a> {
         }
         let need = |device: &DeviceId| match room {
             Room::Stages { .. } => self.need_of(*device, &stage, units.len() == 1),
-            Room::Any { recomputed } => self.least_need(*device, choice, (&stage, recomputed)),
+            Room::Any { recomputed } => self.least_need(*device, choice, (units, recomputed)),
         };
         Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().map(need).collect() })
     }
@@ -211,9 +210,10 @@ impl<'p, 'a> Program<'p, 'a> {
         }
     }
 
-    /// What a layer needs in whatever stage it is.
-    fn least_need(&self, device: DeviceId, choice: Choice, (stage, recomputed): (&Stage, usize)) -> Need {
-        let memory: &LayerMemory = self.context.cost.memory(stage.layers.first(), device);
+    /// What any of `units`, which are single layers, needs in whatever stage it is.
+    fn least_need(&self, device: DeviceId, choice: Choice, (units, recomputed): (&[LayerRange], usize)) -> Need {
+        let (Some(first), Some(last)) = (units.first(), units.last()) else { return Need::default() };
+        let memory: &LayerMemory = self.context.cost.memory(first.first(), device);
         let training = self.context.workload().mode == Mode::Train;
         let part = |bytes: Bytes| bytes.as_f64() / self.devices.len() as f64;
         let (weights, steps) = (part(memory.parameters + memory.gradients), part(memory.optimizer));
@@ -222,8 +222,10 @@ impl<'p, 'a> Program<'p, 'a> {
             Home::Stepped => (weights, weights + steps, 0.0),
             Home::Host => (0.0, weights + steps, weights),
         };
-        let one = |boundary| shared_footprint(self.context, (device, 1), stage, boundary);
-        let input = one([Boundary::Within; 2]).saved.as_f64();
+        // The input of its stage is that of some layer before it; one that begins the model has less.
+        let (first, last) = (first.first().index(), last.first().index());
+        let begin = if last == 0 { 0 } else { first.saturating_sub(2 * recomputed - 2).max(1) };
+        let input = (begin..=last).map(|layer| self.input(device, layer)).fold(f64::INFINITY, f64::min);
         let saved = match (training, choice.recomputed) {
             (false, _) => 0.0,
             (true, true) => input / (2 * recomputed - 1) as f64,
@@ -238,15 +240,36 @@ impl<'p, 'a> Program<'p, 'a> {
         }
     }
 
+    /// Bytes of the input of a stage that begins with a layer.
+    fn input(&self, device: DeviceId, layer: usize) -> f64 {
+        let memory = |layer: usize| self.context.cost.memory(layer.into(), device);
+        layer.checked_sub(1).map_or(memory(0).input, |before| memory(before).boundary).as_f64()
+    }
+
+    /// What so many neighbouring layers that are recomputed save at least, if they are several.
+    fn again(&self, device: DeviceId, count: usize) -> f64 {
+        let saved: Vec<f64> =
+            self.context.cost.layers().map(|layer| self.context.cost.memory(layer, device).saved.as_f64()).collect();
+        let least = saved.windows(count).map(|layers| layers.iter().sum()).fold(f64::INFINITY, f64::min);
+        if count > 1 && least.is_finite() { least } else { 0.0 }
+    }
+
+    /// What is charged too much for the layers of the stage that begins the model.
+    fn beginning(&self, device: DeviceId, recomputed: usize) -> f64 {
+        let inputs = (0..self.context.cost.layers().len()).map(|layer| self.input(device, layer));
+        let (others, all) = ((2 * recomputed - 2) as f64, (2 * recomputed - 1) as f64);
+        inputs.fold(0.0, f64::max) * others / all
+    }
+
     /// No placement takes less, in ms; infinite if none fits.
     pub fn least(&self) -> f64 {
-        let (minimum, all) = self.solve();
-        (minimum.bound * all.unit * (1.0 - TOLERANCE)).max(0.0)
+        let (minimum, variables) = self.solve();
+        (minimum.bound * variables.unit * (1.0 - TOLERANCE)).max(0.0)
     }
 
     /// The counts of the best solution, if there is one.
     pub fn counted(&self) -> Option<Counted> {
-        let (minimum, all) = self.solve();
+        let (minimum, variables) = self.solve();
         let values = minimum.values?;
         let value = |variable: &Variable| values.get(variable).copied().unwrap_or(0.0);
         let of_run = |(run, counts): (&Run, &Vec<Variable>)| {
@@ -261,8 +284,8 @@ impl<'p, 'a> Program<'p, 'a> {
             }
             Counts { units: run.units.clone(), chosen }
         };
-        let runs = self.runs.iter().zip(&all.counts).map(of_run).collect();
-        Some(Counted { least: value(&all.time) * all.unit, runs })
+        let runs = self.runs.iter().zip(&variables.counts).map(of_run).collect();
+        Some(Counted { least: value(&variables.time) * variables.unit, runs })
     }
 
     fn solve(&self) -> (Minimum, Variables) {
@@ -282,10 +305,11 @@ impl<'p, 'a> Program<'p, 'a> {
         }
         self.lanes(&all, &mut rows);
         self.memories(&all, (&mut vars, whole), &mut rows);
-        let little = if self.bounds { 0.0 } else { LITTLE };
+        let little = if self.any.is_some() { 0.0 } else { LITTLE };
         let work = |load: &Load| load.lanes.values().sum::<f64>() * little / all.unit;
         let objective: Expression = self.each(&all).map(|(load, count)| work(load) * count).sum();
-        (minimise(vars, (rows, objective + all.time), &Settings::default()), all)
+        let settings = Settings { nodes: NODES, ..Settings::default() };
+        (minimise(vars, (rows, objective + all.time), &settings), all)
     }
 
     /// About what an iteration takes, in ms: numbers around one suit the solver.
@@ -318,7 +342,7 @@ impl<'p, 'a> Program<'p, 'a> {
 
     /// Everything has room.
     fn memories(&self, all: &Variables, (vars, whole): (&mut ProblemVariables, bool), rows: &mut Vec<Constraint>) {
-        let slack = if self.bounds { 1.0 + TOLERANCE } else { 1.0 };
+        let slack = if self.any.is_some() { 1.0 + TOLERANCE } else { 1.0 };
         let gib = |bytes: f64| bytes / f64::from(1 << 30);
         let memories = self.context.hardware.memories();
         let mut seen = BTreeSet::new();
@@ -332,7 +356,9 @@ impl<'p, 'a> Program<'p, 'a> {
             }
         }
         for (at, device) in self.devices.iter().enumerate() {
-            let usable = memories[self.context.hardware.devices()[*device].memory].usable().as_f64() * slack;
+            let (passing, beginning) = self.any.as_ref().map_or((0.0, 0.0), |any| any[at]);
+            let usable =
+                memories[self.context.hardware.devices()[*device].memory].usable().as_f64() * slack + beginning;
             let need = |load: &Load| load.needs[at];
             let key: Vec<u64> =
                 self.each(all).map(|(load, _)| need(load).on_device).chain([usable]).map(f64::to_bits).collect();
@@ -342,7 +368,7 @@ impl<'p, 'a> Program<'p, 'a> {
             let [slots, transient] = [(); 2].map(|()| vars.add(variable().min(0.0)));
             let held: Expression = self.each(all).map(|(load, count)| gib(need(load).on_device) * count).sum();
             rows.push(constraint!(held + slots + transient <= gib(usable)));
-            rows.push(constraint!(transient >= gib(self.passing)));
+            rows.push(constraint!(transient >= gib(passing)));
             for (load, used) in &some {
                 rows.push(constraint!(slots >= gib(need(load).slots) * *used));
                 rows.push(constraint!(transient >= gib(need(load).transient) * *used));
