@@ -49,7 +49,7 @@ fn shape(
     check_devices(context, placement, &mut faults);
     check_dealing(context, placement, &mut faults);
     check_knobs(placement, &mut faults);
-    if Knob::GradientsLeave.is_of(placement.system) {
+    if placement.system.steps_on_host() {
         check_steps(context, placement, &mut faults);
     }
     if placement.system.family() == Family::Rounds {

@@ -170,6 +170,11 @@ impl System {
         }
     }
 
+    /// Whether everything that is trained is stepped on the host.
+    pub const fn steps_on_host(self) -> bool {
+        matches!(self, Self::ZeroOffload | Self::ZeroOffloadDelayed)
+    }
+
     /// Whether GPUs behind one switch take turns with what they offload, as PipeOffload's do; those of others share it.
     pub const fn staggers_offloads(self) -> bool {
         matches!(self, Self::Gis | Self::GisH | Self::PoH | Self::PoF)

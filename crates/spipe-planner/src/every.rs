@@ -126,7 +126,7 @@ fn knobs(figures: &Figures<'_>, placement: &Placement) -> Vec<Knobs> {
             let swaps = |k: u64| (1..=k).map(move |swap| Knobs { swap: Some(swap), ..resident(k) });
             (1..=stages).flat_map(swaps).collect()
         }
-        System::ZeroOffload | System::ZeroOffloadDelayed => {
+        system if system.steps_on_host() => {
             [false, true].map(|gradients_leave| Knobs { gradients_leave, ..plain }).to_vec()
         }
         _ => vec![plain],

@@ -330,7 +330,8 @@ proptest! {
         let workload = workload(microbatches, if train { Mode::Train } else { Mode::Infer });
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
-        let habits = Habits { recomputed: habits.0, offload: habits.1, optimizer_on_socket: habits.2 };
+        let optimizer_on_socket = habits.2 || system.steps_on_host();
+        let habits = Habits { recomputed: habits.0, offload: habits.1, optimizer_on_socket };
         let placement = place(&hardware, layers.len(), (system, devices), habits);
         // There are too few layers for the system, or it only trains.
         let Some(placement) = placement.filter(|_| train || system.infers()) else { return Ok(()) };

@@ -153,7 +153,7 @@ fn variants(
             stage = stage.with_activations_in(context.hardware.host_memory(here)?);
         }
         match system {
-            System::ZeroOffload | System::ZeroOffloadDelayed => Some(stage.with_optimizer_on(socket(context, here)?)),
+            system if system.steps_on_host() => Some(stage.with_optimizer_on(socket(context, here)?)),
             _ => Some(stage),
         }
     };
