@@ -97,6 +97,8 @@ fn a_stage_that_runs_out_of_memory_ends_the_run_and_spares_the_checkpoint() {
     }
     let simulated = with(accepted);
     assert_eq!(simulated.status.code(), Some(6), "{}", said(&simulated));
+    let report = String::from_utf8_lossy(&simulated.stdout).into_owned();
+    assert!(report.contains("Out of memory on `gpu") && !report.contains("tokens/s"), "{report}");
 
     let train = |plan: &str, steps: u32, more: &str| {
         ended(spipe(path, &format!("run {plan} --data text --format json --steps {steps} {more}")))

@@ -348,6 +348,52 @@ fn no_time_and_no_room_are_refused() {
     assert!(refused["hint"].as_str().unwrap().contains("give `gpu0`"), "{refused}");
 }
 
+/// What systems do not do is refused in plans that somebody has changed by hand.
+#[test]
+fn plans_that_their_system_does_not_allow_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("edited.json");
+    let simulated = |plan: &Value| {
+        std::fs::write(&path, plan.to_string()).unwrap();
+        let (code, _, err) = spipe(&["simulate", path.to_str().unwrap()]);
+        (code, err)
+    };
+    let pinned = ["--system", "zero-offload", "--microbatch", "1", "--pin", "gradients-leave=1"];
+    let (code, offloaded, err) = plan(&pinned);
+    assert_eq!((code, &offloaded["knobs"]["gradients-leave"]), (Some(0), &true.into()), "{err}");
+    assert_eq!(simulated(&offloaded).0, Some(0));
+    let mut other = offloaded.clone();
+    other["system"] = "1f1b".into();
+    let (code, err) = simulated(&other);
+    assert_eq!((code, err.contains("gradients that leave with each microbatch")), (Some(3), true), "{err}");
+    let mut here = offloaded;
+    for stage in here["stages"].as_array_mut().unwrap() {
+        stage.as_object_mut().unwrap().remove("optimizer-on");
+    }
+    let (code, err) = simulated(&here);
+    assert_eq!((code, err.contains("is stepped on its device")), (Some(3), true), "{err}");
+    let (code, mut streamed, err) = plan(&["--system", "zero-infinity", "--microbatch", "1"]);
+    assert_eq!(code, Some(0), "{err}");
+    streamed["system"] = "fsdp".into();
+    let (code, err) = simulated(&streamed);
+    assert_eq!((code, err.contains("is streamed, but under system `fsdp`")), (Some(3), true), "{err}");
+}
+
+#[test]
+fn bounds_say_what_they_are_about() {
+    for (planner, of) in [("ilp", "none takes less"), ("dp", "none with one stage on each device takes less")] {
+        let model = fixture("good/six-layers.toml");
+        let machine = fixture("good/small-gpu.toml");
+        let args = ["plan", "--model", &model, "--hardware", &machine, "--global-batch", "8", "--planner", planner];
+        let (code, out, err) = spipe(&[&args[..], &["--system", "1f1b"]].concat());
+        assert_eq!((code, out.contains(of)), (Some(0), true), "{err}{out}");
+    }
+    let (code, _, err) = plan(&["--system", "auto,fsdp"]);
+    assert_eq!((code, err.contains("beside `auto`")), (Some(2), true), "{err}");
+    let (code, _, err) = plan(&["--gap", "150%"]);
+    assert_eq!((code, err.contains("no fraction from 0 to 1")), (Some(2), true), "{err}");
+}
+
 #[test]
 fn what_the_hint_names_helps_and_less_of_it_does_not() {
     let (model, folder) = (fixture("good/six-layers.toml"), tempfile::tempdir().unwrap());
