@@ -165,46 +165,19 @@ fn contradictory_pins_are_refused_with_both_named() {
 #[test]
 fn zero_offload_trains_what_is_published_on_one_gpu() {
     let folder = tempfile::tempdir().unwrap();
-    let write = |name: &str, text: String| {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let machine = write(
-        "machine.toml",
-        r#"format-version = 1
-name = "v100"
-[[socket]]
-name = "cpu0"
-cores = 48
-peak = { f32 = "2 TFLOP/s" }
-optimizer-rate = "3.9 Gparam/s"
-dram = { name = "dram0", capacity = "1.5 TiB", bandwidth = "100 GB/s" }
-source = "Ren et al. 2021: a DGX-2"
-[[gpu]]
-name = "gpu0"
-memory = "32 GiB"
-reserved = "1 GiB"
-memory-bandwidth = "900 GB/s"
-peak = { f16 = "125 TFLOP/s", f32 = "15.7 TFLOP/s" }
-source = "NVIDIA V100 data sheet"
-[[link]]
-name = "pcie0"
-between = ["gpu0", "dram0"]
-bandwidth = "12.5 GB/s"
-"#
-        .into(),
-    );
+    let machine = fixture("good/one-v100.toml");
     for (layers, batch) in [(50, "10"), (65, "4")] {
         let model = format!(
             "format-version = 1\nkind = \"transformer\"\nname = \"gpt\"\nvocabulary = 51200\nseq-len = 1024\nhidden = 4096\n\
              layers = {layers}\nheads = 32\nintermediate = 16384\ntied = true\nnorm = \"layer-norm\"\nmlp = \"gelu\"\n\
              positions = \"learned\"\nqkv-bias = true\noutput-bias = true\nmlp-bias = true\ndropout = true\n"
         );
-        let model = write(&format!("gpt{layers}.toml"), model);
+        let path = folder.path().join(format!("gpt{layers}.toml"));
+        std::fs::write(&path, model).unwrap();
+        let model = path.to_str().unwrap();
         let recompute = format!("recompute=1..{layers}");
         let words =
-            ["plan", "--model", &model, "--hardware", &machine, "--precision", "fp16", "--system", "zero-offload"];
+            ["plan", "--model", model, "--hardware", &machine, "--precision", "fp16", "--system", "zero-offload"];
         let more = ["--global-batch", batch, "--microbatch", batch, "--materialised-attention", "--pin", &recompute];
         let limit = ["--time-limit", "5s", "--format", "json"];
         let (code, out, err) = spipe(&[&words[..], &more, &limit].concat());

@@ -86,8 +86,6 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
     let mut memories = Footprint::new();
     let mut largest: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
     let moving = on_their_way(context, placement, held);
-    // Of gradients that leave, those of two stages of a device at most: one that is computed, and one that is copied out.
-    let mut passing: BTreeMap<DeviceId, Bytes> = BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
         let memory = context.hardware.devices()[stage.device].memory;
         let held = held(id);
@@ -130,10 +128,7 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         }
         need.state += shared_state(context, placement, stage);
         if gradients_leave(context, placement, stage) {
-            let gradients = gradient_bytes(context, stage);
-            need.state -= gradients;
-            let most = passing.entry(stage.device).or_default();
-            *most = gradients.max(*most);
+            need.state -= gradient_bytes(context, stage);
         }
         add(&mut memories, memory, (id, need));
         let delayed = placement.system == System::ZeroOffloadDelayed;
@@ -141,14 +136,23 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
             add(&mut memories, memory, (id, need));
         }
     }
-    for (device, gradients) in passing {
-        let first = placement.stages.enumerate().find(|(_, stage)| stage.device == device);
-        let need = StageFootprint { slots: gradients * GRADIENT_SLOTS, ..StageFootprint::default() };
-        if let Some((id, _)) = first {
-            add(&mut memories, context.hardware.devices()[device].memory, (id, need));
+    add_passing_gradients(context, placement, &mut memories);
+    memories
+}
+
+/// Of gradients that leave, those of two stages of a device at most: one that is computed, and one that is copied out.
+fn add_passing_gradients(context: &Context<'_>, placement: &Placement, memories: &mut Footprint) {
+    let mut passing: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
+    for (id, stage) in placement.stages.enumerate() {
+        let (_, most) = passing.entry(stage.device).or_insert((id, Bytes::ZERO));
+        if gradients_leave(context, placement, stage) {
+            *most = gradient_bytes(context, stage).max(*most);
         }
     }
-    memories
+    for (device, (id, gradients)) in passing {
+        let need = StageFootprint { slots: gradients * GRADIENT_SLOTS, ..StageFootprint::default() };
+        add(memories, context.hardware.devices()[device].memory, (id, need));
+    }
 }
 
 /// How many stages' gradients a device holds while they leave.

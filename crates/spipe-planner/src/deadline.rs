@@ -59,6 +59,11 @@ impl<'a> Deadline<'a> {
         over
     }
 
+    /// Remembers it if what was to end by now may have been cut short.
+    pub fn settle(&self) {
+        self.over();
+    }
+
     /// Remembers that something was cut short.
     pub fn strike(&self) {
         self.struck.store(true, Ordering::Relaxed);

@@ -8,7 +8,7 @@ pub(crate) use stage::{Help, MOST_HOSTS, Seat, StageTimes, slots_in, slots_out};
 
 use crate::Options;
 use spipe_base::{DeviceId, LayerId, LinkId};
-use spipe_cost::Mode;
+use spipe_cost::{CostTable, Mode};
 use spipe_plan::{Context, Knob, boundaries_in_passing};
 
 /// A copy from one device's memory to another's, when nothing else moves.
@@ -54,6 +54,22 @@ pub(crate) struct Figures<'a> {
     pub runs: Vec<(usize, usize)>,
 }
 
+/// Runs of layers that cost the same, and are the same in other ways: the first, and how many there are.
+pub(crate) fn runs(cost: &CostTable, same: &dyn Fn(usize, usize) -> bool) -> Vec<(usize, usize)> {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for layer in cost.layers() {
+        match runs.last_mut() {
+            Some((first, count))
+                if cost.kind(LayerId::from(*first)) == cost.kind(layer) && same(*first, layer.index()) =>
+            {
+                *count += 1;
+            }
+            _ => runs.push((layer.index(), 1)),
+        }
+    }
+    runs
+}
+
 impl<'a> Figures<'a> {
     /// How many boundaries pass between stages of one of so many devices at once, where they run in rounds.
     pub fn boundaries_in_passing(&self, devices: usize) -> u64 {
@@ -74,17 +90,7 @@ impl<'a> Figures<'a> {
 
     fn of(context: Context<'a>, options: &Options, device: &dyn Fn(DeviceId) -> DeviceFigures) -> Self {
         let (cost, pins) = (context.cost, &options.pins);
-        let mut runs: Vec<(usize, usize)> = Vec::new();
-        for layer in cost.layers() {
-            match runs.last_mut() {
-                Some((first, count))
-                    if cost.kind(LayerId::from(*first)) == cost.kind(layer) && pins.same(*first, layer.index()) =>
-                {
-                    *count += 1;
-                }
-                _ => runs.push((layer.index(), 1)),
-            }
-        }
+        let runs = runs(cost, &|one, other| pins.same(one, other));
         let training = context.workload().mode == Mode::Train;
         let devices: Vec<DeviceFigures> = cost.devices().map(device).collect();
         let frozen = cost.layers().take_while(|layer| training && !cost.needs_backward(*layer)).count();

@@ -107,7 +107,7 @@ pub(crate) fn candidates(figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<
         let until = deadline.at_most(time_limit);
         let ends = if small { cuts(figures, &gpus, *turns, &settings) } else { None };
         // What it has come to by then is not the same each time.
-        until.over();
+        until.settle();
         ends.and_then(|ends| placement(figures, &gpus, &ends))
             .or_else(|| in_turn(&figures.context, &gpus, &equally_slow(&figures.context, turns * gpus.len())?))
     };

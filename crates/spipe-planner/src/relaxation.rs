@@ -15,7 +15,7 @@ use crate::{
     freedom::{Computing, Freedom, Turn, When},
     ilp::solve::{Answer, Settings, solve},
     pins::Pins,
-    systems::least_of_shared as shared,
+    systems::least_of_shared,
 };
 use good_lp::{ProblemVariables, SolverModel, highs, variable, variables};
 use spipe_base::Bytes;
@@ -34,7 +34,7 @@ const MOST_SPLIT: usize = 64;
 /// The least iteration of any placement of `system`, in ms; infinite if none fits.
 pub(crate) fn least(figures: &Figures<'_>, pins: &Pins, system: System) -> f64 {
     if system.family() == Family::Sharded {
-        return shared(figures, pins, system);
+        return least_of_shared(figures, pins, system);
     }
     let freedoms = Freedom::in_problem(figures, system);
     freedoms.into_iter().map(|freedom| relaxation(figures, &freedom)).fold(f64::INFINITY, f64::min)

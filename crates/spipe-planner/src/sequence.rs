@@ -212,8 +212,8 @@ pub(crate) fn natural(figures: &Figures<'_>) -> Vec<Vec<usize>> {
     list
 }
 
-/// The first so many GPUs in the machine's order. Where they are not alike, also the first so many of those that compute fastest, hold most or
-/// have the fastest links: these in front, at the end, and in the machine's order.
+/// The first so many GPUs in the machine's order. Where they are not alike, also the first so many of those that compute fastest, hold
+/// most or have the fastest links: these in front, at the end, and in the machine's order.
 fn firsts(figures: &Figures<'_>, gpus: &[usize]) -> Vec<Vec<usize>> {
     let counts = counts(gpus.len());
     let mut list: Vec<Vec<usize>> = counts.iter().map(|count| gpus[..*count].to_vec()).collect();

@@ -67,8 +67,8 @@ fn no_frozen_or_tied_layers_that_are_shared_beat_their_bound() {
     shared_bounds(60, prop_oneof![frozen_instance_of(6), tied_instance_of(4)]);
 }
 
-/// The same of more layers, with inputs that are as large as what is saved, or next to nothing: what stages that recompute hold depends on where
-/// they begin.
+/// The same of more layers, with inputs that are as large as what is saved, or next to nothing: what stages that recompute hold depends
+/// on where they begin.
 #[test]
 fn no_layers_of_unlike_inputs_that_are_shared_beat_their_bound() {
     let layer = |boundary: u64| LayerText {

@@ -89,10 +89,7 @@ fn remarks(plan: &Plan, trace: &Trace) -> Vec<Diagnostic> {
     let mut busy: Vec<(&LaneId, &SimTime)> = metrics.busy.iter().filter(computes).collect();
     busy.sort_by_key(|(_, time)| **time);
     let (Some((least, low)), Some((most, high))) = (busy.first(), busy.last()) else { return all };
-    if trace.status != Status::Ok {
-        return all;
-    }
-    if metrics.bubble_fraction > MUCH && low != high {
+    if trace.status == Status::Ok && metrics.bubble_fraction > MUCH && low != high {
         let share = |time: &SimTime| percent(time.to_ms() / metrics.iteration.to_ms().max(f64::MIN_POSITIVE));
         let (least, most) = (&trace.lanes[least.index()].name, &trace.lanes[most.index()].name);
         let message = format!(

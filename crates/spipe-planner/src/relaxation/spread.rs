@@ -156,8 +156,8 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.limit_host(host);
     }
 
-    /// What is stepped on the host is stepped between the last microbatch's backward and the first one's forward of the next iteration. A device
-    /// that is alone has all its other passes besides. The last layer's gradients come first, and its parameters are needed last: with a
+    /// What is stepped on the host is stepped between the last microbatch's backward and the first one's forward of the next iteration.
+    /// A device that is alone has all its other passes besides. The last layer's gradients come first, and its parameters are needed last: with a
     /// and b for these two on their way, `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest.
     fn step_at_the_end(&mut self, classes: &[Class], host: &Burden) {
         let Freedom { synchronous, steps_on_host, streams, splits, .. } = *self.freedom;

@@ -58,7 +58,7 @@ pub(super) fn placements(figures: &Figures<'_>, system: System, (most, deadline)
         let until = deadline.at_most(deadline.limit() / PROGRAMS);
         let counts = counts(figures, freedom, Limits { free, most, time: until.left() });
         // What it has come to by then is not the same each time.
-        until.over();
+        until.settle();
         counts
     };
     let mut all = Counted { placements: Vec::new(), least: f64::INFINITY, open: false };

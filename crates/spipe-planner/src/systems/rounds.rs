@@ -221,11 +221,11 @@ fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
 
 /// Layers cut into stages, with the GPUs that they are dealt out to in turn: on all GPUs, from one stage to as many as can be, because
 /// what arrives and what leaves needs least room then, also with one stage more of the last layer, as that of a large head, on the GPU
-/// that begins first; and each layer a stage, on all in turn and on the first one. GPUs come in each of their [`orders`].
+/// that begins first; and each layer a stage, on all in turn and on the first one. GPUs come in each of their [`gpu_orders`].
 pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
     let of_order = |gpus: Vec<DeviceId>| shapes_of(context, &gpus);
     let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = Vec::new();
-    for shape in orders(context).into_iter().flat_map(of_order) {
+    for shape in gpu_orders(context).into_iter().flat_map(of_order) {
         if !shapes.contains(&shape) {
             shapes.push(shape);
         }
@@ -233,8 +233,9 @@ pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRang
     shapes
 }
 
-/// The GPUs in the machine's order, and where they are not alike, those first that compute fastest, hold most, or reach the host fastest.
-fn orders(context: &Context<'_>) -> Vec<Vec<DeviceId>> {
+/// The GPUs in the machine's order, and where they are not alike, those first that compute fastest, hold most, or reach the host
+/// fastest.
+fn gpu_orders(context: &Context<'_>) -> Vec<Vec<DeviceId>> {
     let gpus = gpus(context);
     let hardware = context.hardware;
     let time = |gpu: DeviceId| -> f64 {

@@ -10,8 +10,11 @@ mod program;
 pub(crate) use busy::busiest;
 
 use super::{cuts, gpus, socket};
-use crate::{figures::Figures, pins::Pins};
-use program::{Choice, Counted, Program, Room};
+use crate::{
+    figures::{Figures, runs},
+    pins::Pins,
+};
+use program::{Choice, Program, Room, Solved};
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, MemoryId};
 use spipe_plan::{Context, Knobs, Placement, Stage, System, check};
@@ -33,7 +36,7 @@ pub(crate) fn shares(context: &Context<'_>) -> impl Iterator<Item = usize> {
 
 /// All layers doing the same, for all numbers of devices and lengths of stages.
 pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
-    let runs = runs(context);
+    let runs = runs(context.cost, &|_, _| true);
     let mut placements = Vec::new();
     let first = *gpus(context).first()?;
     let long = |length: &usize| *length == 1 || runs.iter().any(|(_, count)| count >= length);
@@ -42,11 +45,11 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     let mut divisions: Vec<Vec<LayerRange>> = lengths.map(of_length).collect();
     divisions.extend(PIECES.into_iter().filter_map(|pieces| cuts::balanced(context, first, pieces)));
     for shards in shares(context) {
-        for (division, choice) in divisions.iter().flat_map(|division| {
-            Choice::of((system, shards), context).into_iter().map(move |choice| (division, choice))
-        }) {
-            let stages: Option<Vec<Stage>> = division.iter().map(|layers| choice.stage(context, *layers)).collect();
-            placements.extend(stages.and_then(|stages| placement(system, (shards, stages))));
+        let choices = Choice::of((system, shards), context);
+        for division in &divisions {
+            let alike = |choice: &Choice| division.iter().map(|layers| choice.stage(context, *layers)).collect();
+            let stages = choices.iter().filter_map(alike);
+            placements.extend(stages.filter_map(|stages| placement(system, (shards, stages))));
         }
     }
     Some(placements)
@@ -58,11 +61,11 @@ pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (Sy
     for shards in shares(&figures.context) {
         for length in LENGTHS {
             let program = Program::new(figures, pins, (system, shards), Room::Stages { length });
-            let Some(Counted { least, runs }) = program.counted().filter(|counted| counted.least < most) else {
+            let Some(Solved { least, runs }) = program.solved().filter(|solved| solved.least < most) else {
                 continue;
             };
             let stages = |order: fn(&[(Choice, usize)]) -> Vec<Choice>| -> Option<Vec<Stage>> {
-                let each = runs.iter().flat_map(|run| run.units.iter().zip(order(&run.chosen)));
+                let each = runs.iter().flat_map(|run| run.units.iter().zip(order(&run.choices)));
                 each.map(|(layers, choice)| choice.stage(&figures.context, *layers)).collect()
             };
             for order in [in_turn, reversed, mixed] {
@@ -112,17 +115,6 @@ pub(crate) fn least(figures: &Figures<'_>, pins: &Pins, system: System) -> f64 {
 fn placement(system: System, (shards, stages): (usize, Vec<Stage>)) -> Option<Placement> {
     let knobs = Knobs { shards: Some(shards as u64), ..Knobs::default() };
     (!stages.is_empty()).then(|| Placement::new(system, stages).with_knobs(knobs))
-}
-
-/// Runs of equal layers: the first, and how many there are.
-fn runs(context: &Context<'_>) -> Vec<(usize, usize)> {
-    let layers: Vec<usize> = context.cost.layers().map(|layer| context.cost.kind(layer)).collect();
-    let mut first = 0;
-    let run = |run: &[usize]| {
-        first += run.len();
-        (first - run.len(), run.len())
-    };
-    layers.chunk_by(|one, other| one == other).map(run).collect()
 }
 
 /// A run in stages of so many layers, the last of them with what is left.

@@ -298,9 +298,7 @@ impl<'a> Lowering<'a> {
 
     /// The device that steps what lies in a memory: the GPU itself, or the socket to which the memory belongs.
     fn steps(&self, at: usize, memory: MemoryId) -> DeviceId {
-        let devices = self.context.hardware.devices().enumerate();
-        let mut owners = devices.filter(|(_, device)| device.memory == memory).map(|(id, _)| id);
-        owners.next().unwrap_or(self.participants[at].device)
+        self.context.hardware.memories()[memory].device.unwrap_or(self.participants[at].device)
     }
 
     fn step(

@@ -89,7 +89,8 @@ impl<'b, 'a> Busy<'b, 'a> {
         let moved = uses * self.ring(parameters) + scatters * self.ring(gradients);
         let slowest = self.moves(self.before(at), moved);
         self.add(Lane::Collecting(here), slowest);
-        let socket = context.hardware.host_memory(here).and_then(|host| self.owner(host));
+        let memories = context.hardware.memories();
+        let socket = context.hardware.host_memory(here).and_then(|host| memories[host].device);
         if let Some(socket) = socket.filter(|_| at == 0) {
             self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds));
         }
@@ -107,7 +108,7 @@ impl<'b, 'a> Busy<'b, 'a> {
             }
         }
         if returns {
-            let steps = host.and_then(|host| self.owner(host)).unwrap_or(here);
+            let steps = host.and_then(|host| memories[host].device).unwrap_or(here);
             let trained: u64 = stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
             let step = context.cost.optimizer_time(trained / count as u64, steps).to_ms();
             self.add(Lane::Computing(steps), step);
@@ -115,12 +116,6 @@ impl<'b, 'a> Busy<'b, 'a> {
                 self.add(Lane::Stepping(steps), step);
             }
         }
-    }
-
-    /// The device that steps what is in a host memory.
-    fn owner(&self, host: MemoryId) -> Option<DeviceId> {
-        let mut devices = self.context.hardware.devices().enumerate();
-        devices.find(|(_, device)| device.memory == host).map(|(device, _)| device)
     }
 
     /// What a device gets of so many bytes in a ring.

@@ -112,16 +112,25 @@ struct Run {
 }
 
 /// The stages of a run, and how many of them make which choice.
-pub(super) struct Counts {
+pub(super) struct Chosen {
     pub units: Vec<LayerRange>,
-    pub chosen: Vec<(Choice, usize)>,
+    pub choices: Vec<(Choice, usize)>,
 }
 
 /// Which stages make which choice.
-pub(super) struct Counted {
+pub(super) struct Solved {
     /// How long the busiest is busy, in ms.
     pub least: f64,
-    pub runs: Vec<Counts>,
+    pub runs: Vec<Chosen>,
+}
+
+/// What holds of any division, in bytes of a device.
+#[derive(Clone, Copy, Default)]
+struct Any {
+    /// What some stage recomputes at a time at least.
+    again: f64,
+    /// What the layers of the stage that begins the model are charged too much for inputs.
+    beginning: f64,
 }
 
 pub(super) struct Program<'p, 'a> {
@@ -129,8 +138,8 @@ pub(super) struct Program<'p, 'a> {
     devices: Vec<DeviceId>,
     runs: Vec<Run>,
     between: BTreeMap<Lane, f64>,
-    /// Where this is a bound, what any stage that recomputes needs while it does, and what is charged too much for inputs, by participant.
-    any: Option<Vec<(f64, f64)>>,
+    /// Where this is a bound, by participant.
+    any: Option<Vec<Any>>,
 }
 
 impl<'p, 'a> Program<'p, 'a> {
@@ -155,7 +164,10 @@ impl<'p, 'a> Program<'p, 'a> {
             }
         }
         if let Room::Any { recomputed } = room {
-            let of = |device: &DeviceId| (program.again(*device, recomputed), program.beginning(*device, recomputed));
+            let of = |device: &DeviceId| Any {
+                again: program.again(*device, recomputed),
+                beginning: program.beginning(*device, recomputed),
+            };
             program.any = Some(program.devices.iter().map(of).collect());
         }
         program
@@ -268,24 +280,24 @@ impl<'p, 'a> Program<'p, 'a> {
     }
 
     /// The counts of the best solution, if there is one.
-    pub fn counted(&self) -> Option<Counted> {
+    pub fn solved(&self) -> Option<Solved> {
         let (minimum, variables) = self.solve();
         let values = minimum.values?;
         let value = |variable: &Variable| values.get(variable).copied().unwrap_or(0.0);
         let of_run = |(run, counts): (&Run, &Vec<Variable>)| {
             let whole = |count: &Variable| (value(count) + WHOLE).floor() as usize;
-            let mut chosen: Vec<(Choice, usize)> =
+            let mut choices: Vec<(Choice, usize)> =
                 run.loads.iter().zip(counts).map(|(load, count)| (load.choice, whole(count))).collect();
             // What is cut into parts does what needs least room of what they do.
             let cut = counts.iter().position(|count| value(count) - whole(count) as f64 > WHOLE);
-            let left = run.units.len().saturating_sub(chosen.iter().map(|(_, count)| count).sum());
-            if let Some((_, count)) = chosen.get_mut(cut.unwrap_or(0)) {
+            let left = run.units.len().saturating_sub(choices.iter().map(|(_, count)| count).sum());
+            if let Some((_, count)) = choices.get_mut(cut.unwrap_or(0)) {
                 *count += left;
             }
-            Counts { units: run.units.clone(), chosen }
+            Chosen { units: run.units.clone(), choices }
         };
         let runs = self.runs.iter().zip(&variables.counts).map(of_run).collect();
-        Some(Counted { least: value(&variables.time) * variables.unit, runs })
+        Some(Solved { least: value(&variables.time) * variables.unit, runs })
     }
 
     fn solve(&self) -> (Minimum, Variables) {
@@ -356,7 +368,7 @@ impl<'p, 'a> Program<'p, 'a> {
             }
         }
         for (at, device) in self.devices.iter().enumerate() {
-            let (passing, beginning) = self.any.as_ref().map_or((0.0, 0.0), |any| any[at]);
+            let Any { again, beginning } = self.any.as_ref().map_or_else(Any::default, |any| any[at]);
             let usable =
                 memories[self.context.hardware.devices()[*device].memory].usable().as_f64() * slack + beginning;
             let need = |load: &Load| load.needs[at];
@@ -368,7 +380,7 @@ impl<'p, 'a> Program<'p, 'a> {
             let [slots, transient] = [(); 2].map(|()| vars.add(variable().min(0.0)));
             let held: Expression = self.each(all).map(|(load, count)| gib(need(load).on_device) * count).sum();
             rows.push(constraint!(held + slots + transient <= gib(usable)));
-            rows.push(constraint!(transient >= gib(passing)));
+            rows.push(constraint!(transient >= gib(again)));
             for (load, used) in &some {
                 rows.push(constraint!(slots >= gib(need(load).slots) * *used));
                 rows.push(constraint!(transient >= gib(need(load).transient) * *used));

@@ -1,15 +1,25 @@
-//! Gradients that leave with each microbatch, and are added up on the host (Ren et al., ZeRO-Offload, 2021, section 4.1): a device holds those
-//! of two stages, one that is computed and one that is copied out.
+//! Gradients that leave with each microbatch, and are added up on the host (Ren et al., ZeRO-Offload, 2021, section 4.1): a device
+//! holds those of two stages, one that is computed and one that is copied out.
 
 use super::Lowering;
-use crate::lower::flows::route;
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
+use crate::{Access, Anchor, Content, Edge, Lifetime, ProgramBuilder};
 use spipe_base::{
-    ActionId, ActionKind, BufferId, IdleCause, LaneRole, MicrobatchId, Payload, SimTime, StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, IdleCause, MemoryId, MicrobatchId, Payload, SimTime, StageId, Subject,
 };
 use spipe_plan::GRADIENT_SLOTS;
 
 const SLOTS: usize = GRADIENT_SLOTS as usize;
+
+/// Where gradients come to on the host; and where steps are delayed, where those of the iteration before are.
+pub(super) fn on_host(
+    builder: &mut ProgramBuilder,
+    (content, host, bytes): (Content, MemoryId, Bytes),
+    delayed: bool,
+) -> (BufferId, Option<BufferId>) {
+    let before = delayed.then(|| builder.buffer(content, host, bytes, Lifetime::Arrives));
+    let lifetime = before.map_or(Lifetime::Transient, |before| Lifetime::Leaves { into: before });
+    (builder.buffer(content, host, bytes, lifetime), before)
+}
 
 impl Lowering<'_> {
     /// Where a backward of `stage` leaves the gradients of one microbatch, if they leave with it.
@@ -32,19 +42,9 @@ impl Lowering<'_> {
         let done = self.accumulated[stage.index()];
         let mut reads = vec![Access::new(from, 1)];
         reads.extend((done > 0).then_some(Access::new(sum, done)));
-        let flow =
-            route(self.context, memory, leaving.host, leaving.bytes).map_err(|fault| self.faults.push(fault)).ok();
-        let lane = self.builder.lane(device, LaneRole::D2h.name(), LaneRole::D2h);
-        let copy = self.builder.action(Action {
-            lane,
-            kind: ActionKind::Copy(Payload::GradientsOut),
-            subject: Subject { layers: Some(layers), ..Subject::work(stage, microbatch) },
-            reads,
-            writes: vec![Access::new(sum, done + 1)],
-            work: SimTime::ZERO,
-            flows: flow.into_iter().collect(),
-            guard: None,
-        });
+        let subject = Subject { layers: Some(layers), ..Subject::work(stage, microbatch) };
+        let out = (ActionKind::Copy(Payload::GradientsOut), memory, leaving.host);
+        let copy = self.exchange((device, subject), out, leaving.bytes, (reads, Access::new(sum, done + 1)));
         self.accumulated[stage.index()] += 1;
         let sent = self.sent.entry(device).or_default();
         let before = sent.len().checked_sub(SLOTS).map(|index| sent[index].1);

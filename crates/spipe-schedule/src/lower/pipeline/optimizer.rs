@@ -1,6 +1,6 @@
 //! Optimizer steps: on the stage's own device, or on a CPU socket that gets the gradients and returns the parameters.
 
-use super::Lowering;
+use super::{Lowering, gradients::on_host};
 use crate::lower::flows::{dram_flow, kept_by_its_step, route};
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
 use spipe_base::{
@@ -80,7 +80,8 @@ impl Lowering<'_> {
             self.builder.edge(Edge { from: before, to: action, anchor, distance: 0, lag: SimTime::ZERO, cause });
         }
         let back = (ActionKind::Copy(Payload::WriteBack), host, step.memory);
-        self.exchange(step, back, parameter_bytes, (Access::new(updated, 1), vec![Access::new(step.parameters, 1)]));
+        let copied = (vec![Access::new(updated, 1)], Access::new(step.parameters, 1));
+        self.exchange((step.device, step.subject), back, parameter_bytes, copied);
     }
 
     /// Copies a stage's gradients to the host; those that its step waits for.
@@ -90,17 +91,11 @@ impl Lowering<'_> {
         (content, bytes): (Content, Bytes),
         delayed: bool,
     ) -> Access {
-        let (gradients, awaited) = if delayed {
-            let before = self.builder.buffer(content, host, bytes, Lifetime::Arrives);
-            let leaves = Lifetime::Leaves { into: before };
-            (self.builder.buffer(content, host, bytes, leaves), Access::new(before, 0))
-        } else {
-            let buffer = self.builder.buffer(content, host, bytes, Lifetime::Transient);
-            (buffer, Access::new(buffer, 1))
-        };
+        let (gradients, before) = on_host(self.builder, (content, host, bytes), delayed);
         let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, host);
-        self.exchange(step, out, bytes, (step.gradients, vec![Access::new(gradients, 1)]));
-        awaited
+        let copied = (vec![step.gradients], Access::new(gradients, 1));
+        self.exchange((step.device, step.subject), out, bytes, copied);
+        before.map_or(Access::new(gradients, 1), |before| Access::new(before, 0))
     }
 
     fn optimizer_state(&mut self, step: &Step, memory: MemoryId) -> BufferId {
@@ -132,25 +127,25 @@ impl Lowering<'_> {
     }
 
     /// A copy between device and host on the device's copy engine.
-    fn exchange(
+    pub(super) fn exchange(
         &mut self,
-        step: &Step,
+        (device, subject): (DeviceId, Subject),
         (kind, from, to): (ActionKind, MemoryId, MemoryId),
         bytes: Bytes,
-        (read, writes): (Access, Vec<Access>),
-    ) {
-        let role = if from == step.memory { LaneRole::D2h } else { LaneRole::H2d };
+        (reads, write): (Vec<Access>, Access),
+    ) -> ActionId {
+        let role = if from == self.builder.memory_of(device) { LaneRole::D2h } else { LaneRole::H2d };
         let flow = route(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault));
-        let lane = self.builder.lane(step.device, role.name(), role);
+        let lane = self.builder.lane(device, role.name(), role);
         self.builder.action(Action {
             lane,
             kind,
-            subject: step.subject,
-            reads: vec![read],
-            writes,
+            subject,
+            reads,
+            writes: vec![write],
             work: SimTime::ZERO,
             flows: flow.into_iter().collect(),
             guard: None,
-        });
+        })
     }
 }

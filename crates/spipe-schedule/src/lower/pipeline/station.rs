@@ -1,5 +1,6 @@
 //! What every action of a stage uses.
 
+use super::gradients::on_host;
 use crate::{Content, Lifetime, ProgramBuilder, Stage as ProgramStage};
 use spipe_base::{BufferId, Bytes, LaneId, LaneRole, LayerId, LayerRange, MemoryId, Seconds, StageId};
 use spipe_cost::{LayerMemory, LayerTime};
@@ -75,18 +76,15 @@ impl Station {
         let parameters =
             builder.buffer(Content::Parameters(layers), memory, sum(|memory| memory.parameters), Lifetime::Resident);
         let bytes = sum(|memory| memory.gradients);
-        let leaving = stage.optimizer.filter(|_| gradients_leave(context, placement, &stage)).map(|socket| {
-            let host = builder.memory_of(socket);
-            let delayed = placement.system == System::ZeroOffloadDelayed;
-            let before = || builder.buffer(Content::Gradients(layers), host, bytes, Lifetime::Arrives);
-            Leaving { host, bytes, before: delayed.then(before) }
-        });
-        let (at, lifetime) = match leaving {
-            None => (memory, Lifetime::Resident),
-            Some(Leaving { host, before: None, .. }) => (host, Lifetime::Transient),
-            Some(Leaving { host, before: Some(before), .. }) => (host, Lifetime::Leaves { into: before }),
+        let content = Content::Gradients(layers);
+        let (gradients, leaving) = match stage.optimizer.filter(|_| gradients_leave(context, placement, &stage)) {
+            Some(socket) => {
+                let (host, delayed) = (builder.memory_of(socket), placement.system == System::ZeroOffloadDelayed);
+                let (gradients, before) = on_host(builder, (content, host, bytes), delayed);
+                (Some(gradients), Some(Leaving { host, bytes, before }))
+            }
+            None => (backward.map(|_| builder.buffer(content, memory, bytes, Lifetime::Resident)), None),
         };
-        let gradients = backward.map(|_| builder.buffer(Content::Gradients(layers), at, bytes, lifetime));
         let cached: Bytes = sum(|memory| memory.cache);
         let cache =
             (cached > Bytes::ZERO).then(|| builder.buffer(Content::Cache(layers), memory, cached, Lifetime::Resident));
