@@ -236,7 +236,7 @@ impl<'p, 'a> Program<'p, 'a> {
         };
         // The input of its stage is that of some layer before it; one that begins the model has less.
         let (first, last) = (first.first().index(), last.first().index());
-        let begin = if last == 0 { 0 } else { first.saturating_sub(2 * recomputed - 2).max(1) };
+        let begin = if first == 0 { 0 } else { first.saturating_sub(2 * recomputed - 2).max(1) };
         let input = (begin..=last).map(|layer| self.input(device, layer)).fold(f64::INFINITY, f64::min);
         let saved = match (training, choice.recomputed) {
             (false, _) => 0.0,
