@@ -21,6 +21,7 @@ fn workload(microbatches: u64, mode: Mode) -> Workload {
         precision: Precision::Bf16,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     }
 }
 

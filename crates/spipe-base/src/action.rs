@@ -23,11 +23,13 @@ pub enum ActionKind {
     Copy(Payload),
     /// Adds gradients to an accumulator outside a backward.
     Accumulate,
+    /// The sum of the squares of a stage's gradients, its part of the norm of all of them.
+    Norm,
     /// Updates parameters from their gradients.
     OptimizerStep,
     /// One participant's part in an exchange among several devices.
     Collective(Collective),
-    /// Reads an outcome that guards other actions, such as "all gradients are finite".
+    /// Reads an outcome that guards other actions or that they wait for, such as "all gradients are finite", or their norm.
     Check,
     /// Undoes an optimizer step.
     Rollback,
@@ -129,7 +131,7 @@ impl UnknownWord {
     }
 }
 
-const KINDS: [(&str, ActionKind); 21] = [
+const KINDS: [(&str, ActionKind); 22] = [
     ("forward", ActionKind::Forward),
     ("recompute", ActionKind::Recompute),
     ("backward", ActionKind::Backward),
@@ -144,6 +146,7 @@ const KINDS: [(&str, ActionKind); 21] = [
     ("reload", ActionKind::Copy(Payload::Reload)),
     ("write-back", ActionKind::Copy(Payload::WriteBack)),
     ("accumulate", ActionKind::Accumulate),
+    ("norm", ActionKind::Norm),
     ("optimizer-step", ActionKind::OptimizerStep),
     ("all-gather", ActionKind::Collective(Collective::AllGather)),
     ("reduce-scatter", ActionKind::Collective(Collective::ReduceScatter)),

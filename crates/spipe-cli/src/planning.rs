@@ -410,6 +410,7 @@ mod tests {
             precision: spipe_model::Precision::Bf16,
             optimizer: spipe_cost::Optimizer::Adamw,
             attention: spipe_model::Attention::Fused,
+            clip_norm: None,
         };
         assert!(over.take(workload, Err(numerical())).is_ok());
         assert!(over.take(workload, Err(PlanError::NothingRuns { examined: 1 })).is_ok());

@@ -23,4 +23,4 @@ mod workload;
 pub use memory::LayerMemory;
 pub use parallel::{ParallelCost, ParallelError, Parallelism, all_reduce};
 pub use table::{CostError, CostTable, LayerTime, Source};
-pub use workload::{MOST_TOKENS, Mode, Optimizer, Workload, check_batch, compute_type};
+pub use workload::{ClipNorm, MOST_TOKENS, Mode, Optimizer, Workload, check_batch, compute_type};

@@ -219,6 +219,11 @@ impl CostTable {
         (bytes * 3) / self.bandwidths[device]
     }
 
+    /// How long `device` takes to read `bytes` of gradients for their norm.
+    pub fn norm_time(&self, bytes: Bytes, device: DeviceId) -> Seconds {
+        bytes / self.bandwidths[device]
+    }
+
     /// Bytes that a step of that many parameters moves through the memory of `device`.
     pub fn optimizer_traffic(&self, parameters: u64, device: DeviceId) -> Bytes {
         Bytes::new(parameters * self.workload.optimizer.step_bytes(self.storage[device].bytes()))

@@ -48,6 +48,49 @@ impl Optimizer {
     }
 }
 
+/// The most that the norm of all gradients of a step may be (Pascanu et al. 2013), more than 0 and finite. Longer ones are scaled
+/// down to it as `torch.nn.utils.clip_grad_norm_` does, by c ÷ (norm + 10⁻⁶), so that no parameter is stepped before the norm is known.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct ClipNorm(f64);
+
+impl ClipNorm {
+    /// What gradients with this norm are multiplied with; 1 where it is not too long.
+    pub fn factor(self, norm: f64) -> f32 {
+        (self.0 / (norm + 1e-6)).min(1.0) as f32
+    }
+}
+
+// No value is not a number.
+impl Eq for ClipNorm {}
+
+impl TryFrom<f64> for ClipNorm {
+    type Error = String;
+
+    fn try_from(norm: f64) -> Result<Self, String> {
+        if norm > 0.0 && norm.is_finite() {
+            Ok(Self(norm))
+        } else {
+            Err(format!("{norm} is no norm to clip to: it must be above 0"))
+        }
+    }
+}
+
+impl From<ClipNorm> for f64 {
+    fn from(norm: ClipNorm) -> Self {
+        norm.0
+    }
+}
+
+impl FromStr for ClipNorm {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let norm: f64 = word.parse().map_err(|_| format!("`{word}` is no number"))?;
+        norm.try_into()
+    }
+}
+
 macro_rules! words {
     ($name:ident: $($word:literal => $value:expr),+) => {
         impl fmt::Display for $name {
@@ -89,6 +132,9 @@ pub struct Workload {
     pub optimizer: Optimizer,
     /// Whether attention scores exist in memory.
     pub attention: Attention,
+    /// What the norm of all gradients is clipped to, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<ClipNorm>,
 }
 
 /// The most tokens of a microbatch: far beyond what is trained, and no product of them with the sizes of a model leaves 64 bits.
@@ -171,5 +217,14 @@ mod tests {
     fn adamw_holds_twelve_or_eight_and_moves_twenty_eight() {
         assert_eq!((Optimizer::Adamw.state_bytes(2), Optimizer::Adamw.state_bytes(4)), (12, 8));
         assert_eq!((Optimizer::Adamw.step_bytes(2), Optimizer::Adamw.step_bytes(4)), (28, 28));
+    }
+
+    #[test]
+    fn norms_are_clipped_to_positive_numbers() {
+        for word in ["0", "-1", "inf", "NaN", "one"] {
+            assert!(word.parse::<ClipNorm>().is_err(), "{word}");
+        }
+        let one: ClipNorm = "1".parse().unwrap();
+        assert_eq!((one.factor(0.5).to_bits(), one.factor(4.0)), (1.0f32.to_bits(), 0.249_999_94));
     }
 }

@@ -23,6 +23,7 @@ fn workload(mode: Mode, seq_len: u64, microbatch: u64) -> Workload {
         precision: Precision::Bf16,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     }
 }
 

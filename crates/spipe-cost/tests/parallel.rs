@@ -44,6 +44,7 @@ fn workload() -> Workload {
         precision: Precision::Bf16,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     }
 }
 

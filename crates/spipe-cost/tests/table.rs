@@ -24,6 +24,7 @@ fn workload(precision: Precision) -> Workload {
         precision,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     }
 }
 

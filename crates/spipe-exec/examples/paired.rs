@@ -113,6 +113,7 @@ impl Training {
             precision: Precision::Fp32,
             optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
+            clip_norm: None,
         };
         let layers = format!("0..{}", model.layers().len() - 1).parse()?;
         let hardware = Hardware::from_file("one socket", machine()?)?;

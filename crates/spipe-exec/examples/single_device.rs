@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         precision: Precision::Fp32,
         optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
+        clip_norm: None,
     };
     let last = model.layers().len() - 1;
     let layers = format!("0..{last}").parse()?;

@@ -66,6 +66,20 @@ fn checkpoints_hold_what_is_in_their_memory() {
     }
 }
 
+/// Their norms are summed in f32.
+#[test]
+fn they_clip_as_cores_do() {
+    for (precision, share) in [(Precision::Fp32, 1e-5), (Precision::Bf16, 2e-2), (Precision::Fp16, 2e-2)] {
+        for setup in setups(precision) {
+            let options = Setup::options(Backend::Flex, 6);
+            let losses = |clip_norm, hooks| train(&Setup { clip_norm, ..setup.clone() }, &options, hooks).losses;
+            let ours = losses(Some(0.1), &APART);
+            losses_are_near(&setup, &ours, &losses(Some(0.1), &Hooks::NONE), share);
+            assert_ne!(ours, losses(None, &APART), "{setup:?}");
+        }
+    }
+}
+
 #[test]
 fn a_step_with_gradients_that_are_not_finite_is_left_out_or_ends_the_run() {
     let setup = |precision| Setup { precision, ..Setup::default() };

@@ -12,7 +12,7 @@
 use crate::{
     AdamW, kernels,
     layers::{Answer, Feed, Matrix, Product, Products, Signal, Tape, Unit, cast, wide},
-    optimizer::Moments,
+    optimizer::{Exchange, Moments, Numbers},
 };
 use burn::tensor::{FloatDType, Tensor};
 
@@ -411,10 +411,10 @@ pub(crate) fn cast_all(tensors: Tensors, width: FloatDType) -> Tensors {
     tensors.into_iter().map(|layer| layer.into_iter().map(|tensor| cast(tensor, width)).collect()).collect()
 }
 
-/// Gradients of a loss that was multiplied with `scale`, in f32 and of the loss itself.
-pub(crate) fn unscaled(gradients: Tensors, scale: f32) -> Tensors {
-    let scales = scale.to_bits() != 1.0f32.to_bits();
-    let tensor = |tensor| if scales { wide(tensor).mul_scalar(scale.recip()) } else { wide(tensor) };
+/// Gradients in f32, multiplied with `factor`.
+pub(crate) fn scaled(gradients: Tensors, factor: f32) -> Tensors {
+    let scales = factor.to_bits() != 1.0f32.to_bits();
+    let tensor = |tensor| if scales { wide(tensor).mul_scalar(factor) } else { wide(tensor) };
     gradients.into_iter().map(|layer| layer.into_iter().map(tensor).collect()).collect()
 }
 
@@ -437,15 +437,16 @@ pub(crate) fn step<M>(
         .collect()
 }
 
-/// AdamW in host memory. Where nobody else holds a tensor, its memory is updated in place.
-pub(crate) fn adam_w(adam: &AdamW) -> impl Fn(Matrix, Matrix, &mut Moments) -> Matrix {
-    |parameter, gradient, moments| {
+/// AdamW in host memory, with gradients times `factor`. Where nobody else holds a tensor, its memory is updated in place.
+pub(crate) fn adam_w(adam: &AdamW, factor: f32) -> impl Fn(Matrix, Matrix, &mut Moments) -> Matrix {
+    move |parameter, gradient, moments| {
         let device = parameter.device();
         let (mut data, gradient) = (parameter.into_data(), gradient.into_data());
         {
             let parameters = data.as_mut_slice::<f32>().expect("parameters are f32");
             let gradients = gradient.as_slice::<f32>().expect("gradients are f32");
-            adam.step(parameters, gradients, moments);
+            let exchange = Exchange { factor, ..Exchange::of(Numbers::F32(gradients)) };
+            adam.step_with(parameters, exchange, moments);
         }
         Tensor::from_data(data, &device)
     }

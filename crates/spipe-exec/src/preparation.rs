@@ -18,7 +18,7 @@ use spipe_base::{ActionKind, DeviceId, Diagnostic, Faults};
 use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
 use spipe_plan::Plan;
-use spipe_schedule::Program;
+use spipe_schedule::{Content, Lifetime, Program};
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 
 /// Everything that can be refused before anything runs, then the devices.
@@ -68,7 +68,7 @@ pub(crate) fn prepare<'a>(
         }
         sites.insert(*device, site);
     }
-    let scales = Scales::new(workload.precision, checks).resumed(beginning.loss_scale());
+    let scales = Scales::new(workload.precision, checks && !delayed(program)).resumed(beginning.loss_scale());
     let interpreter = Interpreter {
         program,
         tasks,
@@ -84,7 +84,9 @@ pub(crate) fn prepare<'a>(
         optimizer: options.optimizer,
         store: Store::default(),
         pacer: Pacer::new(program.channels()),
+        clip_norm: workload.clip_norm,
         checks: Mutex::new(BTreeMap::new()),
+        verdicts: Mutex::new(BTreeMap::new()),
         narrow: match width(workload.precision) {
             DType::F32 => DType::BF16,
             narrow => narrow,
@@ -99,6 +101,14 @@ pub(crate) fn prepare<'a>(
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok((interpreter, bound.into_values().collect(), warnings))
+}
+
+/// Whether steps use the gradients of the iteration before: losses have been scaled by then for a while.
+fn delayed(program: &Program) -> bool {
+    program
+        .buffers()
+        .iter()
+        .any(|buffer| matches!(buffer.content, Content::Gradients(_)) && buffer.lifetime == Lifetime::Arrives)
 }
 
 /// The numbers that a precision stores.

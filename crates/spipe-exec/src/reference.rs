@@ -6,7 +6,7 @@ use crate::{
     infer::{Lengths, all_prompts, inference},
     inference::Part,
     layers::{Feed, Parameter, Reading, Signal, Unit, inferring_units, initial, units},
-    optimizer::Moments,
+    optimizer::{Moments, Numbers, sum_of_squares},
     passes::{self, Layers, Outputs, Seed, Tensors},
     preparation::bind,
     run::{Hooks, Job, named_gradients},
@@ -80,14 +80,20 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         }
         let gradients = if delayed { before.replace(gradients) } else { Some(gradients) };
         if let Some(gradients) = gradients {
-            parameters = site
-                .compute(|| passes::step(parameters, gradients, &mut moments, passes::adam_w(&options.optimizer)))
-                .map_err(failed)?;
+            let factor = context.workload().clip_norm.map_or(1.0, |clip| clip.factor(norm(&gradients)));
+            let change = passes::adam_w(&options.optimizer, factor);
+            parameters = site.compute(|| passes::step(parameters, gradients, &mut moments, change)).map_err(failed)?;
         }
         result.losses.push(loss);
         result.durations.push(start.elapsed());
     }
     Ok(result)
+}
+
+/// The norm of all gradients.
+fn norm(gradients: &Tensors) -> f64 {
+    let numbers: Vec<Vec<f32>> = gradients.iter().flatten().map(passes::numbers).collect();
+    sum_of_squares(numbers.iter().map(|numbers| Numbers::F32(numbers))).sqrt()
 }
 
 /// A whole model on one device.

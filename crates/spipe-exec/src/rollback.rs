@@ -51,6 +51,29 @@ fn a_step_that_is_rolled_back_has_not_happened() {
     }
 }
 
+/// Who waits for the norm of all gradients steps nothing if some are not finite; without a scale something is wrong.
+#[test]
+fn a_norm_that_is_not_finite_leaves_out_all_steps_or_ends_the_run() {
+    let stages = &["gpu0 0..1", "gpu1 2..4 socket"];
+    let run = |precision, spoils: fn(u32, LayerId) -> bool| {
+        let setup = Setup { stages, precision, clip_norm: Some(0.1), ..Setup::default() };
+        let (plan, program) = setup.build();
+        let hooks = Hooks { spoils, ..Hooks::NONE };
+        let options = Setup::options(Backend::Flex, 6);
+        run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks)
+    };
+    let none = run(Precision::Fp16, |_, _| false).unwrap().losses;
+    let one = run(Precision::Fp16, |step, layer| step == 2 && layer.index() == 1).unwrap().losses;
+    let all = run(Precision::Fp16, |step, _| step == 2).unwrap().losses;
+    assert_eq!(bits(&one[..3]), bits(&none[..3]));
+    assert_ne!(bits(&one[3..]), bits(&none[3..]));
+    assert_eq!(bits(&one), bits(&all));
+    match run(Precision::Fp32, |step, layer| step == 2 && layer.index() == 1) {
+        Err(RunError::Lane { message, .. }) => assert_eq!(message, "the norm of all gradients is not finite"),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Nothing undoes it and no scale explains it: something is wrong.
 #[test]
 fn a_gradient_that_is_not_finite_ends_a_run_that_checks_nothing() {

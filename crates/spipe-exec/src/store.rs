@@ -40,6 +40,8 @@ pub(crate) enum Value {
     Later(Box<Later>),
     /// Keys and values of the tokens so far.
     Cache(Cache),
+    /// The sum of the squares of gradients.
+    Norm(f64),
 }
 
 /// By microbatch, keys and values of each layer.
@@ -53,6 +55,8 @@ pub(crate) struct State<T = TensorData, M = Moments> {
     pub moments: Vec<Vec<M>>,
     /// Whether all gradients of the last step were finite; where they were not, nothing was stepped.
     pub sound: bool,
+    /// The sum of their squares, where the step was taken on trust.
+    pub squares: f64,
 }
 
 /// The same in the memory of a device.
@@ -71,6 +75,9 @@ pub(crate) trait Kept {
 
     /// Whether the last step's gradients were finite.
     fn is_sound(&self) -> bool;
+
+    /// The sum of their squares, where that step was taken on trust.
+    fn squares(&self) -> f64;
 }
 
 /// What is there or in the memory of a device, in host memory.
@@ -119,13 +126,18 @@ impl<T: ToHost<Vec<f32>>, M: ToHost<Moments>> Kept for State<T, M> {
     fn is_sound(&self) -> bool {
         self.sound
     }
+
+    fn squares(&self) -> f64 {
+        self.squares
+    }
 }
 
 /// State and parameters before a step.
 #[derive(Debug)]
 pub(crate) struct Log {
     pub state: State,
-    pub parameters: Vec<Arc<HostLayer>>,
+    /// None of layers that are not stepped.
+    pub parameters: Vec<Option<Arc<HostLayer>>>,
 }
 
 impl Value {
@@ -146,11 +158,12 @@ impl Value {
             Self::Host(layers) => Some(host_bytes(layers.iter().map(AsRef::as_ref))),
             Self::State(state) => Some(state.bytes()),
             Self::DeviceState(state) => Some(state.bytes()),
-            Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter().map(AsRef::as_ref))),
+            Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter().flatten().map(AsRef::as_ref))),
             Self::Matrix(matrix) => Some(matrix_bytes(matrix)),
             Self::Record(record) => Some(record.iter().map(matrix_bytes).sum()),
             Self::Parked(record) => Some(Bytes::new(record.iter().map(|data| data.as_bytes().len() as u64).sum())),
             Self::Cache(cache) => Some(cache.values().flatten().flatten().map(matrix_bytes).sum()),
+            Self::Norm(_) => Some(Bytes::ZERO),
             Self::Graphs(_) | Self::Later(_) => None,
         }
     }

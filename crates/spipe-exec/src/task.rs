@@ -74,8 +74,15 @@ pub(crate) enum Task {
         to: BufferId,
         adds: bool,
     },
+    /// The sum of the squares of gradients.
+    Norm {
+        gradients: BufferId,
+        to: BufferId,
+    },
     Step(Step),
+    /// Of gradients that steps wait for, or of those whose steps are made.
     Check {
+        norms: Vec<BufferId>,
         states: Vec<BufferId>,
     },
     Rollback {
@@ -214,6 +221,7 @@ const SHARED: Wanted = |content| matches!(content, Content::Shared(_));
 const SHARED_GRADIENTS: Wanted = |content| matches!(content, Content::SharedGradients(_));
 const CACHE: Wanted = |content| matches!(content, Content::Cache(_));
 const STATE: Wanted = |content| matches!(content, Content::OptimizerState(_));
+const NORM: Wanted = |content| matches!(content, Content::Norm(_));
 const LOG: Wanted = |content| matches!(content, Content::UndoLog(_));
 const OUTPUT: Wanted = |content| matches!(content, Content::Activation(..) | Content::Checkpoint(..));
 const GRADIENT: Wanted = |content| matches!(content, Content::Gradient(..));
@@ -246,7 +254,11 @@ impl Uses<'_> {
             ActionKind::Collective(Collective::AllGather) => self.gather(),
             ActionKind::Collective(Collective::ReduceScatter) => self.reduce(),
             ActionKind::OptimizerStep => self.step().map(Task::Step),
-            ActionKind::Check => Ok(Task::Check { states: self.all(&self.action.reads, STATE) }),
+            ActionKind::Norm => self.norm(),
+            ActionKind::Check => {
+                let read = |wanted| self.all(&self.action.reads, wanted);
+                Ok(Task::Check { norms: read(NORM), states: read(STATE) })
+            }
             ActionKind::Rollback => self.rollback(),
             ActionKind::Barrier => Ok(Task::Barrier),
             ActionKind::Collective(Collective::AllReduce) => return Err(None),
@@ -385,6 +397,11 @@ impl Uses<'_> {
         let read = self.all(&self.action.reads, gradients);
         let adds = read.contains(&to);
         Ok(Task::Reduce { from: read.into_iter().filter(|buffer| *buffer != to).collect(), to, adds })
+    }
+
+    fn norm(&self) -> Result<Task, String> {
+        let gradients = self.read(GRADIENTS).ok_or("reads no gradients")?;
+        Ok(Task::Norm { gradients, to: self.write(NORM).ok_or("leaves no norm")? })
     }
 
     fn step(&self) -> Result<Step, String> {

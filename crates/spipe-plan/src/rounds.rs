@@ -8,6 +8,7 @@ use crate::{
 };
 use spipe_base::{Bytes, DeviceId, LayerId, StageId};
 use spipe_cost::{LayerMemory, Mode};
+use spipe_model::Precision;
 
 /// How many chunks' parameters a device holds: k for Superpipeline, otherwise one that computes and one that arrives.
 pub fn resident_chunks(placement: &Placement) -> u64 {
@@ -42,13 +43,12 @@ pub fn boundaries_in_passing(context: &Context<'_>, devices: usize) -> Option<u6
 /// of the chunk that computes and of the one on its way out, the inputs of its chunks on every microbatch, what passes between chunks
 /// ([`boundaries_in_passing`]; otherwise what leaves for other devices on every microbatch, and gradients of three boundaries), what a
 /// recompute makes, and what a forward or backward needs for itself. On the host: 16 bytes per parameter in mixed precision with Adam,
-/// and once more what an undo log keeps.
+/// and what an undo log keeps, 12 bytes per parameter that is trained.
 pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
     for device in placement.devices() {
         on_device(context, (placement, device), &mut memories);
     }
-    let training = context.workload().mode == Mode::Train;
     for (id, stage) in placement.backward_stages().enumerate() {
         let Weights::Streamed(home) = stage.weights else { continue };
         let sum = |part: fn(&LayerMemory) -> Bytes| {
@@ -61,12 +61,29 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
             + sum(|memory| memory.optimizer)
             + lent.unwrap_or_default();
         // Arithmetic needs the gradients, which are there anyway.
-        let logs = placement.system == System::Spipe && training && !placement.knobs.arithmetic_undo;
-        let slots = if logs { sum(|memory| memory.optimizer) } else { Bytes::ZERO };
+        let logs = trusts_steps(context, placement) && !placement.knobs.arithmetic_undo;
+        let slots = if logs { undo_log(context, stage) } else { Bytes::ZERO };
         add(&mut memories, home, (id, StageFootprint { state, slots, ..StageFootprint::default() }));
     }
     memories
 }
+
+/// Whether steps are made before all gradients are known, and undone if some are not finite because their loss was scaled too much, or
+/// if their norm is to be clipped.
+pub fn trusts_steps(context: &Context<'_>, placement: &Placement) -> bool {
+    let workload = context.workload();
+    let early = placement.system == System::Spipe && !placement.knobs.synchronous_optimizer;
+    let may_fail = workload.precision == Precision::Fp16 || workload.clip_norm.is_some();
+    early && may_fail && workload.mode == Mode::Train
+}
+
+/// What is kept of a stage to undo its step: parameters and both moments in f32.
+pub fn undo_log(context: &Context<'_>, stage: &Stage) -> Bytes {
+    let parameters: u64 = stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
+    Bytes::new(parameters * UNDO_BYTES)
+}
+
+const UNDO_BYTES: u64 = 12;
 
 /// What the memory of one device holds of a placement whose system runs in rounds ([`crate::Family::Rounds`]).
 pub fn held_in_rounds(context: &Context<'_>, placement: &Placement, device: DeviceId) -> Bytes {

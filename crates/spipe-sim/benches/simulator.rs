@@ -35,6 +35,7 @@ impl Bench {
             precision: Precision::Fp16,
             optimizer: Optimizer::Adamw,
             attention: Attention::Fused,
+            clip_norm: None,
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         Self { model, hardware, cost }

@@ -32,6 +32,7 @@ fn run(bandwidth: &str, on_gpu: &[usize]) -> (Program, Trace) {
         precision: Precision::Bf16,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

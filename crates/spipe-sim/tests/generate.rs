@@ -27,6 +27,7 @@ fn holds_keys_and_values(system: System, streamed: bool) {
         precision: Precision::Bf16,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
@@ -76,6 +77,7 @@ fn a_token_waits_for_the_one_before_it() {
             precision: Precision::Bf16,
             optimizer: Optimizer::Adamw,
             attention: Attention::Fused,
+            clip_norm: None,
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -50,6 +50,7 @@ fn with_transfers(microbatches: u64) -> Program {
         precision: Precision::Bf16,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -55,6 +55,7 @@ fn said(stages: &[(&str, usize)]) -> Vec<String> {
         precision: Precision::Bf16,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -56,6 +56,7 @@ fn trace(system: System, model: &str) -> Trace {
         precision: Precision::Fp32,
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

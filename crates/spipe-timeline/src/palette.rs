@@ -53,7 +53,7 @@ impl Family {
             ActionKind::Copy(Payload::WeightsIn | Payload::GradientsOut | Payload::WriteBack) => Self::Weights,
             ActionKind::Copy(Payload::Checkpoint | Payload::Offload | Payload::Reload) => Self::Offload,
             ActionKind::Collective(_) => Self::Collective,
-            ActionKind::Accumulate | ActionKind::OptimizerStep => Self::Optimizer,
+            ActionKind::Accumulate | ActionKind::Norm | ActionKind::OptimizerStep => Self::Optimizer,
             ActionKind::Check | ActionKind::Rollback | ActionKind::Barrier => Self::Control,
         }
     }

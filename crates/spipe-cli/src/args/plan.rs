@@ -3,7 +3,7 @@
 use crate::solving::Unknown;
 use clap::{Args as Group, Subcommand, ValueEnum};
 use spipe_base::Seconds;
-use spipe_cost::{Mode, Optimizer};
+use spipe_cost::{ClipNorm, Mode, Optimizer};
 use spipe_model::{Precision, Recompute};
 
 /// What to plan.
@@ -42,6 +42,9 @@ pub struct Plan {
     /// Data type of parameters and activations
     #[arg(long, default_value = "bf16")]
     pub precision: Precision,
+    /// Scale gradients down to this norm where all together have a longer one: no step begins before all of them are known
+    #[arg(long)]
+    pub clip_norm: Option<ClipNorm>,
     /// Assume attention that writes its scores to memory
     #[arg(long)]
     pub materialised_attention: bool,

@@ -48,6 +48,7 @@ fn tensor_data(what: &args::TensorData, format: Format) -> Result<(), Failure> {
         precision: what.precision,
         optimizer: what.optimizer,
         attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
+        clip_norm: None,
     };
     let workloads = planning::workloads(template, what.global_batch, &what.microbatch)?;
     let (mut priced, mut refused) = (Vec::new(), None);

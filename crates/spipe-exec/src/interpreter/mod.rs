@@ -4,11 +4,13 @@ mod between;
 mod compute;
 mod infer;
 mod moves;
+mod norm;
 mod shared;
 mod start;
 mod steps;
 mod widths;
 
+pub(crate) use norm::Verdict;
 pub(crate) use widths::Scales;
 
 use crate::{
@@ -28,6 +30,7 @@ use crate::{
 };
 use burn::tensor::{DType, Device};
 use spipe_base::{ActionId, BufferId, Bytes, DeviceId, IdVec, LayerId, LayerRange};
+use spipe_cost::ClipNorm;
 use spipe_schedule::{Content, Program};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,8 +64,11 @@ pub(crate) struct Interpreter<'a> {
     pub scales: Mutex<Scales>,
     /// Whether the gradient of a layer is spoilt in an iteration: for tests.
     pub spoils: fn(u32, LayerId) -> bool,
-    /// How checks have ended, by iteration.
+    /// What the norm of all gradients is clipped to.
+    pub clip_norm: Option<ClipNorm>,
+    /// How checks have ended, by iteration, and what is done with the gradients.
     pub checks: Mutex<BTreeMap<(u32, ActionId), spipe_schedule::Outcome>>,
+    pub verdicts: Mutex<BTreeMap<u32, Verdict>>,
     /// The gradients of the first step by layer and part, if they are asked for.
     pub first_gradients: Option<Mutex<FirstGradients>>,
 }
@@ -99,7 +105,8 @@ impl Interpreter<'_> {
                 self.paced(action, stopped, || self.reduce(iteration, from, (*to, *adds)))
             }
             Task::Step(step) => self.step(iteration, step),
-            Task::Check { states } => self.check(iteration, action, states),
+            Task::Norm { gradients, to } => self.sum_squares(iteration, (action, *gradients), *to),
+            Task::Check { norms, states } => self.check(iteration, action, (norms, states)),
             Task::Rollback { step, undo } => self.rollback(iteration, step, *undo),
             Task::Barrier => Ok(Outcome::default()),
         }
@@ -123,6 +130,7 @@ impl Interpreter<'_> {
             Content::Parameters(layers)
             | Content::Gradients(layers)
             | Content::OptimizerState(layers)
+            | Content::Norm(layers)
             | Content::UndoLog(layers) => Ok(layers),
             Content::Shared(user) | Content::SharedGradients(user) => {
                 let owner = self.owner(user)?.0;

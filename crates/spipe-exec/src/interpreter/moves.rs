@@ -3,6 +3,7 @@
 use super::{Interpreter, part_of};
 use crate::{
     layers::cast,
+    optimizer::Numbers,
     state::Outcome,
     store::{HostLayer, Value, wrong},
     transfer::{all_to_host, copy, to_device, to_host},
@@ -174,8 +175,14 @@ pub(super) fn in_width(data: TensorData, width: DType) -> TensorData {
     if data.dtype() == width { data } else { data.convert_dtype(width) }
 }
 
-pub(super) fn floats(data: &TensorData) -> Result<&[f32], String> {
-    data.as_slice::<f32>().map_err(|error| format!("{error:?}"))
+/// The numbers of a tensor in host memory, as they are.
+pub(super) fn numbers(data: &TensorData) -> Result<Numbers<'_>, String> {
+    match data.dtype() {
+        DType::BF16 => data.as_slice().map(Numbers::Bf16),
+        DType::F16 => data.as_slice().map(Numbers::F16),
+        _ => data.as_slice().map(Numbers::F32),
+    }
+    .map_err(|error| format!("{error:?}"))
 }
 
 fn sum(before: &HostLayer, more: &HostLayer) -> HostLayer {

@@ -55,7 +55,7 @@ impl Interpreter<'_> {
         let moments = layers.iter().map(|layer| self.moments(buffer, layer)).collect::<Result<Vec<_>, String>>()?;
         let master = (!masters.is_empty()).then_some(masters);
         let Some(device) = self.keeps_state(buffer) else {
-            return Ok(Value::State(Box::new(State { master, moments, sound: true })));
+            return Ok(Value::State(Box::new(State { master, moments, sound: true, squares: 0.0 })));
         };
         let device = &self.sites[&device].device;
         let tensors = |layer: HostLayer| layer.into_iter().map(|data| to_device(data, device)).collect();
@@ -67,6 +67,7 @@ impl Interpreter<'_> {
             master: master.map(|layers| layers.into_iter().map(tensors).collect()),
             moments: layers.iter().zip(moments).map(moved).collect(),
             sound: true,
+            squares: 0.0,
         })))
     }
 

@@ -2,13 +2,14 @@
 
 use super::{
     Interpreter,
-    moves::{floats, in_width},
+    moves::{in_width, numbers},
+    norm::{Verdict, squares},
     widths::unscaled,
 };
 use crate::{
     account::Instance,
     layers::{Matrix, float},
-    optimizer::{Moments, Numbers, are_finite},
+    optimizer::{Exchange, Moments, sums_of_squares},
     passes::{self, Tensors},
     state::Outcome,
     store::{HostLayer, Log, State, Value, wrong},
@@ -16,8 +17,7 @@ use crate::{
     transfer::copy,
 };
 use burn::tensor::{DType, TensorData};
-use rayon::prelude::*;
-use spipe_base::{ActionId, ActionKind, BufferId, Bytes, DeviceId, LayerId, LayerRange};
+use spipe_base::{BufferId, Bytes, DeviceId, LayerId, LayerRange};
 use spipe_schedule::{Content, Lifetime};
 use std::sync::{Arc, PoisonError};
 
@@ -74,16 +74,17 @@ impl Interpreter<'_> {
         let sum = self.spoilt(iteration, self.layers_of(step.state)?, sum);
         let mut state = self.store.take_device_state(self.at(step.state, iteration))?;
         let site = &self.sites[&step.device];
-        state.sound = site.compute(|| are_finite(sum.iter().flatten()))??;
-        if !state.sound && !self.passes_over_overflow() {
-            return Err(format!("the gradients of {} are not finite", self.layers_of(step.state)?.in_words()));
-        }
+        let factor = match self.verdict(iteration) {
+            Some(verdict) => verdict.factor(),
+            None => self.if_finite(step, site.compute(|| sums_of_squares(sum.iter().flatten()))??)?,
+        };
+        state.sound = factor.is_some();
         let (scale, width) = (self.scale(iteration), float(self.width_of(buffer)?));
-        let after = if state.sound {
+        let after = if let Some(factor) = factor {
             site.compute(|| {
                 let from = state.master.take();
                 let narrow = from.is_some();
-                let gradients = passes::unscaled(sum, scale);
+                let gradients = passes::scaled(sum, scale.recip() * factor);
                 let moments = &mut state.moments;
                 let stepped =
                     passes::step(from.unwrap_or(before), gradients, moments, |parameter, gradient, moments| {
@@ -116,8 +117,10 @@ impl Interpreter<'_> {
         let sum = self.store.take_tensors(gradients)?;
         let mut moments = self.store.take_state(state)?;
         let site = &self.sites[&step.device];
-        let stepped =
-            site.compute(|| passes::step(before, sum, &mut moments.moments, passes::adam_w(&self.optimizer)))?;
+        // In f32 no loss is scaled, so that no step is left out.
+        let factor = self.verdict(iteration).and_then(Verdict::factor).unwrap_or(1.0);
+        let change = passes::adam_w(&self.optimizer, factor);
+        let stepped = site.compute(|| passes::step(before, sum, &mut moments.moments, change))?;
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
         self.put(&mut outcome, parameters, Value::Tensors(stepped));
         self.put(&mut outcome, state, Value::State(Box::new(moments)));
@@ -127,9 +130,8 @@ impl Interpreter<'_> {
     /// Parameters are in host memory: those that the step starts from, or the master copy in its state.
     fn step_on_host(&self, iteration: u32, step: &Step, gradients: BufferId) -> Result<Outcome, String> {
         let state_at = self.at(step.state, iteration);
-        let arrives = self.program.buffers()[gradients].lifetime == Lifetime::Arrives;
         let sum = self.gradients_of(iteration, gradients)?;
-        let made_in = iteration.saturating_sub(u32::from(arrives));
+        let made_in = self.made_in(iteration, gradients);
         let mut state = self.store.take_state(state_at)?;
         let mut parameters = self.start_of(iteration, step, &mut state)?;
         let mut outcome = Outcome::default();
@@ -139,16 +141,21 @@ impl Interpreter<'_> {
         }
         if let Some(sum) = sum {
             let site = &self.sites[&step.device];
-            state.sound = site.compute(|| sum.par_iter().all(|(_, layer)| layer.iter().all(is_finite)))?;
-            if !state.sound && !self.passes_over_overflow() {
-                return Err(format!("the gradients of {} are not finite", self.layers_of(step.state)?.in_words()));
-            }
-            if state.sound {
+            let factor = match self.verdict(iteration) {
+                Some(verdict) => verdict.factor(),
+                None => {
+                    state.squares = site.compute(|| squares(&sum))??;
+                    self.if_finite(step, state.squares)?
+                }
+            };
+            state.sound = factor.is_some();
+            if let Some(factor) = factor {
+                let factor = self.scale(made_in).recip() * factor;
                 let gradients = sum.iter().map(|(_, layer)| layer);
                 site.compute(|| {
                     let mut layers = parameters.iter_mut().zip(gradients).zip(&mut state.moments);
                     layers.try_for_each(|(((_, parameters), gradients), moments)| {
-                        self.step_layer(made_in, Arc::make_mut(parameters), (gradients, moments))
+                        self.step_layer(Arc::make_mut(parameters), (gradients, factor), moments)
                     })
                 })??;
             }
@@ -158,7 +165,7 @@ impl Interpreter<'_> {
     }
 
     /// The gradients of a step; none if no iteration has left any yet.
-    fn gradients_of(&self, iteration: u32, buffer: BufferId) -> Result<Option<Layers>, String> {
+    pub(super) fn gradients_of(&self, iteration: u32, buffer: BufferId) -> Result<Option<Layers>, String> {
         let at = self.at(buffer, iteration);
         let arrives = self.program.buffers()[buffer].lifetime == Lifetime::Arrives;
         match iteration.checked_sub(u32::from(arrives)) {
@@ -175,7 +182,7 @@ impl Interpreter<'_> {
     }
 
     /// Gradients of `layers` as tests want them.
-    fn spoilt(&self, iteration: u32, layers: LayerRange, sum: Tensors) -> Tensors {
+    pub(super) fn spoilt(&self, iteration: u32, layers: LayerRange, sum: Tensors) -> Tensors {
         let spoil = |(layer, tensors): (LayerId, Vec<Matrix>)| {
             let spoils = (self.spoils)(iteration, layer);
             if spoils { tensors.into_iter().map(|tensor| tensor.mul_scalar(f32::NAN)).collect() } else { tensors }
@@ -183,24 +190,25 @@ impl Interpreter<'_> {
         layers.iter().zip(sum).map(spoil).collect()
     }
 
-    /// Whether a step without finite gradients is left out: where a check sees to it, or the scale of losses overflows at times.
-    fn passes_over_overflow(&self) -> bool {
-        self.scales_losses() || self.program.actions().iter().any(|action| action.kind == ActionKind::Check)
+    /// What gradients are multiplied with about which nobody has decided yet, by the sum of their squares: none where they are not
+    /// finite because the loss was scaled too much.
+    fn if_finite(&self, step: &Step, squares: f64) -> Result<Option<f32>, String> {
+        if !squares.is_finite() && !self.scales_losses() {
+            return Err(format!("the gradients of {} are not finite", self.layers_of(step.state)?.in_words()));
+        }
+        Ok(squares.is_finite().then_some(1.0))
     }
 
     fn step_layer(
         &self,
-        iteration: u32,
         parameters: &mut HostLayer,
-        (gradients, moments): (&HostLayer, &mut [Moments]),
+        (gradients, factor): (&HostLayer, f32),
+        moments: &mut [Moments],
     ) -> Result<(), String> {
-        let scale = self.scale(iteration);
         for ((parameter, gradient), moments) in parameters.iter_mut().zip(gradients).zip(moments) {
-            let numbers = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
-            match floats(gradient) {
-                Ok(gradient) if scale.to_bits() == 1.0f32.to_bits() => self.optimizer.step(numbers, gradient, moments),
-                _ => self.optimizer.step(numbers, &unscaled(gradient, scale), moments),
-            }
+            let parameters = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
+            let exchange = Exchange { factor, ..Exchange::of(numbers(gradient)?) };
+            self.optimizer.step_with(parameters, exchange, moments);
         }
         Ok(())
     }
@@ -264,20 +272,6 @@ impl Interpreter<'_> {
         Ok(())
     }
 
-    /// Whether every step that was taken on trust had finite gradients.
-    pub(super) fn check(&self, iteration: u32, action: ActionId, states: &[BufferId]) -> Result<Outcome, String> {
-        let mut outcome = spipe_schedule::Outcome::Pass;
-        for state in states {
-            let sound = self.store.look(self.at(*state, iteration), |value| Some(value.kept()?.is_sound()))?;
-            if !sound {
-                outcome = spipe_schedule::Outcome::Fail;
-            }
-        }
-        self.checks().insert((iteration, action), outcome);
-        self.learn_scale(outcome == spipe_schedule::Outcome::Fail);
-        Ok(Outcome::default())
-    }
-
     /// Puts back what a step has changed: from a log, or from its gradients.
     pub(super) fn rollback(&self, iteration: u32, step: &Step, undo: BufferId) -> Result<Outcome, String> {
         let mut outcome = Outcome::default();
@@ -286,8 +280,11 @@ impl Interpreter<'_> {
                 Value::Log(log) => Some(*log),
                 _ => None,
             })?;
-            drop(self.store.take(self.at(step.state, iteration)));
-            let parameters = self.layers_of(step.state)?.iter().zip(log.parameters).collect();
+            let mut state = self.store.take_state(self.at(step.state, iteration))?;
+            let mut parameters = self.start_of(iteration, step, &mut state)?;
+            for ((_, now), before) in parameters.iter_mut().zip(log.parameters) {
+                *now = before.unwrap_or_else(|| Arc::clone(now));
+            }
             self.end_of(&mut outcome, (iteration, step), (log.state, parameters))?;
             return Ok(outcome);
         }
@@ -296,14 +293,14 @@ impl Interpreter<'_> {
         let mut parameters = self.start_of(iteration, step, &mut state)?;
         // A step whose own gradients were not finite has changed nothing.
         if state.sound {
-            let scale = self.scale(iteration);
+            let factor = self.scale(iteration).recip();
             self.sites[&step.device].compute(|| {
                 let layers = parameters.iter_mut().zip(&gradients).zip(&mut state.moments);
                 for (((_, parameters), (_, gradients)), moments) in layers {
                     let tensors = Arc::make_mut(parameters).iter_mut().zip(gradients.iter()).zip(moments);
                     for ((parameter, gradient), moments) in tensors {
-                        let numbers = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
-                        self.optimizer.undo(numbers, Numbers::F32(&unscaled(gradient, scale)), moments);
+                        let parameters = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
+                        self.optimizer.undo(parameters, (numbers(gradient)?, factor), moments);
                     }
                 }
                 Ok::<(), String>(())
@@ -311,13 +308,6 @@ impl Interpreter<'_> {
         }
         self.end_of(&mut outcome, (iteration, step), (state, parameters))?;
         Ok(outcome)
-    }
-}
-
-fn is_finite(data: &TensorData) -> bool {
-    match floats(data) {
-        Ok(numbers) => numbers.iter().all(|number| number.is_finite()),
-        Err(_) => data.iter::<f32>().all(f32::is_finite),
     }
 }
 
@@ -333,6 +323,9 @@ fn spoil(tensors: &HostLayer) -> HostLayer {
 
 /// What a step changes, in memory of its own.
 fn copy_of(state: &State, parameters: &[(LayerId, Arc<HostLayer>)]) -> Log {
-    let layer = |(_, layer): &(LayerId, Arc<HostLayer>)| Arc::new(layer.iter().map(copy).collect());
-    Log { state: State { sound: true, ..state.clone() }, parameters: parameters.iter().map(layer).collect() }
+    let layer = |((_, layer), moments): (&(LayerId, Arc<HostLayer>), &Vec<Moments>)| {
+        (!moments.is_empty()).then(|| Arc::new(layer.iter().map(copy).collect()))
+    };
+    let parameters = parameters.iter().zip(&state.moments).map(layer).collect();
+    Log { state: State { sound: true, ..state.clone() }, parameters }
 }

@@ -25,6 +25,8 @@ const PATIENCE: u32 = 2000;
 pub(crate) struct Scales {
     /// None where nothing is scaled.
     next: Option<f32>,
+    /// Whether overflows change it.
+    adapts: bool,
     good: u32,
     used: std::collections::BTreeMap<u32, f32>,
 }
@@ -34,7 +36,7 @@ impl Scales {
     pub fn new(precision: Precision, checks: bool) -> Self {
         let first = if checks { FIRST_SCALE } else { FIXED_SCALE };
         let next = (precision == Precision::Fp16).then_some(first);
-        Self { next, good: 0, used: std::collections::BTreeMap::new() }
+        Self { next, adapts: checks, good: 0, used: std::collections::BTreeMap::new() }
     }
 
     /// Where another run has left off, if it is known.
@@ -59,6 +61,9 @@ impl Scales {
 
     /// Half of it after an overflow, twice of it after a long time without one.
     fn learn(&mut self, overflowed: bool) {
+        if !self.adapts {
+            return;
+        }
         self.good = if overflowed { 0 } else { self.good + 1 };
         let doubles = self.good == PATIENCE;
         if doubles {

@@ -61,13 +61,16 @@ fn taken(tensor: &mut Matrix) -> Matrix {
     std::mem::replace(tensor, empty)
 }
 
-/// Whether all numbers of all tensors are finite: a product with zero is zero of those that are.
+/// The sum of the squares of all numbers of all tensors, which is finite if they are and their sum in f32 does not overflow.
 ///
 /// # Errors
 /// What has gone wrong on the device.
-pub(crate) fn are_finite<'a>(tensors: impl Iterator<Item = &'a Matrix>) -> Result<bool, String> {
-    let sums: Vec<Matrix> =
-        tensors.map(|tensor| cast(tensor.clone(), FloatDType::F32).mul_scalar(0.0).sum().reshape([1, 1])).collect();
+pub(crate) fn sums_of_squares<'a>(tensors: impl Iterator<Item = &'a Matrix>) -> Result<f64, String> {
+    let squares = |tensor: &Matrix| {
+        let wide = cast(tensor.clone(), FloatDType::F32);
+        (wide.clone() * wide).sum().reshape([1, 1])
+    };
+    let sums: Vec<Matrix> = tensors.map(squares).collect();
     let sums = transfer::all_to_host(&sums)?;
-    Ok(sums.iter().all(|sum| sum.iter::<f32>().all(f32::is_finite)))
+    Ok(sums.iter().flat_map(|sum| sum.iter::<f32>().map(f64::from)).sum())
 }

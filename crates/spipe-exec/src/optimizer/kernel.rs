@@ -9,6 +9,8 @@ use crate::width::for_each_width;
 /// The numbers of one step, as f32 like the tensors they multiply.
 #[derive(Clone, Copy)]
 pub(super) struct Scalars {
+    /// What gradients are multiplied with first.
+    pub factor: f32,
     pub keep: f32,
     pub first_weight: f32,
     pub second_decay: f32,
@@ -24,6 +26,7 @@ impl Scalars {
         let (first, second) = adam.betas;
         let correction = |beta: f64| 1.0 - beta.powi(steps.cast_signed());
         Self {
+            factor: 1.0,
             keep: (1.0 - adam.lr * adam.weight_decay) as f32,
             first_weight: (1.0 - first) as f32,
             second_decay: second as f32,
@@ -68,11 +71,11 @@ pub(super) fn undo(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>) {
 // One loop for all of it: while roots and quotients are computed, which take longest, the rest is converted.
 for_each_width! {
     fn update<G: Wide, W: Narrow>(scalars: Scalars, state: State<'_>, gradients: &[G], weights: &mut [W]) {
-        let Scalars { keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
+        let Scalars { factor, keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
         let [parameters, firsts, seconds] = state;
         let (moments, ends) = (firsts.iter_mut().zip(seconds), gradients.iter().zip(weights));
         for ((parameter, (gradient, weight)), (first, second)) in parameters.iter_mut().zip(ends).zip(moments) {
-            let gradient = gradient.wide();
+            let gradient = gradient.wide() * factor;
             *first += first_weight * (gradient - *first);
             *second = *second * second_decay + second_weight * gradient * gradient;
             let denominator = second.sqrt() / second_root + eps;
@@ -83,11 +86,11 @@ for_each_width! {
 
     /// Solves the three assignments of [`update`] for what was there before, last one first.
     fn invert<G: Wide>(scalars: Scalars, state: State<'_>, gradients: &[G]) {
-        let Scalars { keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
+        let Scalars { factor, keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
         let [parameters, firsts, seconds] = state;
         let moments = firsts.iter_mut().zip(seconds);
         for ((parameter, gradient), (first, second)) in parameters.iter_mut().zip(gradients).zip(moments) {
-            let gradient = gradient.wide();
+            let gradient = gradient.wide() * factor;
             let denominator = second.sqrt() / second_root + eps;
             *parameter = (*parameter - step * *first / denominator) / keep;
             *first = (*first - first_weight * gradient) / (1.0 - first_weight);

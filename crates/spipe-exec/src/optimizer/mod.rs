@@ -9,11 +9,13 @@
 mod device;
 mod kernel;
 mod narrow;
+mod norm;
 mod pieces;
 mod undo;
 
-pub(crate) use device::{DeviceMoments, are_finite};
+pub(crate) use device::{DeviceMoments, sums_of_squares};
 pub use narrow::{NarrowMut, Numbers};
+pub(crate) use norm::sum_of_squares;
 pub use undo::UndoLog;
 
 use kernel::Scalars;
@@ -92,6 +94,8 @@ impl Moments {
 pub struct Exchange<'a> {
     /// The gradients.
     pub gradients: Numbers<'a>,
+    /// What they are multiplied with first.
+    pub factor: f32,
     /// Where the new weights go in the width in which they are computed with.
     pub weights: Option<NarrowMut<'a>>,
     /// Where everything goes as it was before.
@@ -101,7 +105,7 @@ pub struct Exchange<'a> {
 impl<'a> Exchange<'a> {
     /// Gradients in, nothing out.
     pub const fn of(gradients: Numbers<'a>) -> Self {
-        Self { gradients, weights: None, log: None }
+        Self { gradients, factor: 1.0, weights: None, log: None }
     }
 }
 
@@ -125,7 +129,7 @@ impl AdamW {
     pub fn step_with(&self, parameters: &mut [f32], exchange: Exchange<'_>, moments: &mut Moments) {
         let before = moments.steps;
         moments.steps += 1;
-        let scalars = Scalars::new(self, moments.steps);
+        let scalars = Scalars { factor: exchange.factor, ..Scalars::new(self, moments.steps) };
         let mut all = Piece::new([parameters, &mut moments.first, &mut moments.second], exchange.gradients);
         let count = all.gradients.len();
         if let Some(weights) = exchange.weights {

@@ -50,7 +50,7 @@ impl UndoLog {
 }
 
 impl AdamW {
-    /// Takes back the last step, which was made with these gradients, by solving its formula for what was there before.
+    /// Takes back the last step, which was made with these gradients times `factor`, by solving its formula for what was there before.
     ///
     /// Rounding errors of the step stay: parameters come back within some units in the last place, moments within some of
     /// the larger of themselves and their share of the gradient. A step with a gradient that is not finite cannot be taken
@@ -58,9 +58,9 @@ impl AdamW {
     ///
     /// # Panics
     /// If the lengths differ, or if no step was made.
-    pub fn undo(&self, parameters: &mut [f32], gradients: Numbers<'_>, moments: &mut Moments) {
+    pub fn undo(&self, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), moments: &mut Moments) {
         assert!(moments.steps > 0, "there is no step to take back");
-        let scalars = Scalars::new(self, moments.steps);
+        let scalars = Scalars { factor, ..Scalars::new(self, moments.steps) };
         moments.steps -= 1;
         let state = [parameters, &mut moments.first, &mut moments.second];
         Piece::new(state, gradients).tasks().for_each(|piece| {
@@ -108,7 +108,7 @@ mod tests {
             }
             let before = (parameters.clone(), moments.clone());
             adam.step(&mut parameters, &gradients, &mut moments);
-            adam.undo(&mut parameters, Numbers::F32(&gradients), &mut moments);
+            adam.undo(&mut parameters, (Numbers::F32(&gradients), 1.0), &mut moments);
             prop_assert_eq!(moments.steps, before.1.steps);
             let near = |now: &[f32], before: &[f32], scale: f32| {
                 now.iter().zip(before).all(|(now, before)| (now - before).abs() <= 4.0 * f32::EPSILON * before.abs().max(scale))

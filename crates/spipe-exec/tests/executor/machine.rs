@@ -144,6 +144,7 @@ impl Case<'_> {
             precision: Precision::Fp32,
             optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
+            clip_norm: None,
         };
         let plan = Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{faults}"));
         let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{faults}"));

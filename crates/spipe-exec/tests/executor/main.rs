@@ -1,6 +1,7 @@
 //! Runs and calibrations from the outside.
 
 mod calibration;
+mod clipping;
 mod inference;
 mod machine;
 mod parity;

@@ -25,6 +25,8 @@ pub struct Setup<'a> {
     pub frozen: &'a [&'a str],
     /// Accelerators of the machine.
     pub gpus: u32,
+    /// What the norm of all gradients is clipped to.
+    pub clip_norm: Option<f64>,
 }
 
 impl Default for Setup<'_> {
@@ -40,6 +42,7 @@ impl Default for Setup<'_> {
             model: LLAMA,
             frozen: &[],
             gpus: 2,
+            clip_norm: None,
         }
     }
 }
@@ -78,6 +81,7 @@ impl Setup<'_> {
             precision: self.precision,
             optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
+            clip_norm: self.clip_norm.map(|norm| norm.try_into().expect("a norm")),
         };
         let plan =
             Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));

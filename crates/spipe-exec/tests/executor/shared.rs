@@ -15,12 +15,12 @@ use spipe_schedule::{Content, Program};
 use std::ops::ControlFlow;
 
 /// Embedding, two blocks, head.
-fn tied() -> String {
+pub fn tied() -> String {
     GPT.replace("places = 16", "places = 16\ntied = true")
 }
 
 /// Every system with its stages.
-fn cases(model: &str) -> Vec<Setup<'_>> {
+pub fn cases(model: &str) -> Vec<Setup<'_>> {
     let pair: &[&str] = &["gpu0 0..1", "gpu1 2..3"];
     let of = |system, stages| Setup { system, stages, model, ..Setup::default() };
     let vee: &[&str] = &["gpu0 0..0", "gpu1 1..1", "gpu1 2..2", "gpu0 3..3"];

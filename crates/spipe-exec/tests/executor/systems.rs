@@ -53,7 +53,7 @@ pub fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Reference, Repo
 }
 
 /// The same losses and first gradients to the last bit.
-fn equal(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
+pub fn equal(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
     let bits = |losses: &[f64]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&report.losses), bits(&plain.losses), "{setup:?}: {:?} {:?}", report.losses, plain.losses);
     assert_eq!(report.gradients.len(), plain.gradients.len(), "{setup:?}");
@@ -67,7 +67,7 @@ fn equal(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
 /// How a run is held to plain training.
 type Judge = fn(&Setup<'_>, &(Reference, Report));
 
-fn exactly(setup: &Setup<'_>) {
+pub fn exactly(setup: &Setup<'_>) {
     exactly_for(STEPS, setup);
 }
 

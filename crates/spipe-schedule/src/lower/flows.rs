@@ -6,6 +6,34 @@ use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
 use spipe_plan::Context;
 
+/// Work and flows of something that is not arithmetic of the model.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Transfer {
+    pub work: SimTime,
+    pub flows: Vec<Flow>,
+}
+
+impl Transfer {
+    /// The time before anything arrives.
+    pub fn latency(&self) -> SimTime {
+        self.work + self.flows.iter().map(|flow| flow.latency).max().unwrap_or(SimTime::ZERO)
+    }
+}
+
+/// The time that a number takes between two memories; none that no link joins are used together.
+pub(super) fn latency(context: &Context<'_>, from: MemoryId, to: MemoryId) -> SimTime {
+    match context.hardware.route(from, to) {
+        Some(route) if from != to => SimTime::from_seconds(route.latency),
+        _ => SimTime::ZERO,
+    }
+}
+
+/// What the device that steps gradients takes to read them for their norm.
+pub(super) fn read_for_norm(context: &Context<'_>, device: DeviceId, gradients: Bytes) -> Transfer {
+    let time = context.cost.norm_time(gradients, device);
+    Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, device, time, gradients) }
+}
+
 /// The flow of `bytes` between two memories, if a route joins them.
 pub(super) fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: Bytes) -> Result<Flow, Diagnostic> {
     let hardware = context.hardware;

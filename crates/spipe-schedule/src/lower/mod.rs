@@ -2,6 +2,7 @@
 
 mod bare;
 mod flows;
+mod norm;
 mod pipeline;
 mod rounds;
 mod sharded;

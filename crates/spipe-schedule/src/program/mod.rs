@@ -62,6 +62,8 @@ pub enum Content {
     Gradients(LayerRange),
     /// Master copies and moments.
     OptimizerState(LayerRange),
+    /// The sum of the squares of accumulated gradients: one number, which counts as no bytes.
+    Norm(LayerRange),
     /// A copy of the parameters of another layer that this one uses as well, such as an embedding's table at the head.
     Shared(LayerId),
     /// Accumulated gradients of those parameters from that use.
@@ -93,6 +95,7 @@ impl Content {
             Self::Parameters(layers) => format!("parameters of {}", layers.in_words()),
             Self::Gradients(layers) => format!("gradients of {}", layers.in_words()),
             Self::OptimizerState(layers) => format!("optimizer state of {}", layers.in_words()),
+            Self::Norm(layers) => format!("norm of the gradients of {}", layers.in_words()),
             Self::Shared(user) => format!("parameters that {user} shares"),
             Self::SharedGradients(user) => format!("gradients of parameters that {user} shares"),
             Self::Cache(layers) => format!("keys and values of {}", layers.in_words()),
@@ -113,6 +116,7 @@ impl Content {
             Self::Parameters(_)
             | Self::Gradients(_)
             | Self::OptimizerState(_)
+            | Self::Norm(_)
             | Self::Shared(_)
             | Self::SharedGradients(_)
             | Self::UndoLog(_)

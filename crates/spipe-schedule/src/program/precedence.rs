@@ -34,7 +34,7 @@ pub(super) fn cause(kind: ActionKind) -> IdleCause {
         ActionKind::Copy(Payload::WeightsIn) | ActionKind::Collective(_) => IdleCause::Weights,
         ActionKind::Copy(Payload::Offload | Payload::Reload) => IdleCause::Reload,
         ActionKind::OptimizerStep | ActionKind::Copy(Payload::WriteBack) => IdleCause::Optimizer,
-        ActionKind::Check | ActionKind::Rollback => IdleCause::Check,
+        ActionKind::Norm | ActionKind::Check | ActionKind::Rollback => IdleCause::Check,
         ActionKind::Barrier => IdleCause::Order,
     }
 }

@@ -124,6 +124,7 @@ fn workload(model: &Model) -> Workload {
         optimizer: Optimizer::Adamw,
         // Burn's attention under autodiff writes its scores.
         attention: Attention::Materialised,
+        clip_norm: None,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
 };
 use serde::Serialize;
 use spipe_base::{Diagnostic, SimTime};
-use spipe_cost::Workload;
+use spipe_cost::{Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model};
 use spipe_plan::{OutcomeStatus, Placement, System};
@@ -133,14 +133,19 @@ impl Task {
         let given = |value: &Option<String>| value.clone().unwrap_or_default();
         let model = frozen(input::model(&given(&what.model))?, &what.freeze)?;
         let hardware = input::hardware(&given(&what.hardware))?;
+        let mode = input::mode(&model, what.mode)?;
+        if what.clip_norm.is_some() && mode != Mode::Train {
+            return Err(Failure::argument("`--clip-norm` is about gradients, and nothing is trained", "leave it out"));
+        }
         let template = Workload {
-            mode: input::mode(&model, what.mode)?,
+            mode,
             seq_len: input::seq_len(&model, what.seq_len)?,
             microbatch: 1,
             microbatches: 1,
             precision: what.precision,
             optimizer: what.optimizer,
             attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
+            clip_norm: what.clip_norm,
         };
         Ok(Self { model, hardware, template, global_batch: what.global_batch.unwrap_or(0), start: None })
     }

@@ -105,6 +105,7 @@ impl Case {
             precision: Precision::Fp32,
             optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
+            clip_norm: None,
         }
     }
 

@@ -80,6 +80,7 @@ impl Bench {
             precision: setting.precision,
             optimizer: Optimizer::Adamw,
             attention: Attention::Fused,
+            clip_norm: None,
         };
         let cost =
             CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;

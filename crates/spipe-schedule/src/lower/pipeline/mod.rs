@@ -109,9 +109,7 @@ impl<'a> Lowering<'a> {
                 break;
             }
         }
-        for stage in (0..self.stations.len()).rev().map(StageId::from) {
-            self.optimizer(stage, system == System::ZeroOffloadDelayed);
-        }
+        self.optimizer(system == System::ZeroOffloadDelayed);
         self.join_iterations();
         self.join_offloads();
         self.join_gradients();

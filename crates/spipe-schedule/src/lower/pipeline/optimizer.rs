@@ -1,127 +1,172 @@
 //! Optimizer steps: on the stage's own device, or on a CPU socket that gets the gradients and returns the parameters.
 
 use super::{Lowering, gradients::on_host};
-use crate::lower::flows::{dram_flow, kept_by_its_step, route};
+use crate::lower::flows::{dram_flow, kept_by_its_step, latency, read_for_norm, route};
+use crate::lower::norm::{Norm, Summed};
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId,
     Subject,
 };
+use spipe_cost::LayerMemory;
 
 /// One stage's state at the end of its backwards.
 struct Step {
     stage: StageId,
     subject: Subject,
     parameters: BufferId,
-    /// The last version of its gradients on the device.
-    gradients: Access,
     device: DeviceId,
     memory: MemoryId,
+    /// Who steps it, on which of its lanes and in which memory.
+    stepper: DeviceId,
+    lane: LaneId,
+    home: MemoryId,
+    /// What it is stepped with: there, or on the way there.
+    gradients: Access,
 }
 
 impl Lowering<'_> {
-    /// Steps the parameters of a stage; `delayed` steps with the gradients of the iteration before, while this one computes.
-    pub(super) fn optimizer(&mut self, stage: StageId, delayed: bool) {
+    /// Steps the parameters of all stages, last one first; `delayed` steps with the gradients of the iteration before, while this one
+    /// computes.
+    pub(super) fn optimizer(&mut self, delayed: bool) {
+        let clips = self.context.workload().clip_norm.is_some();
+        let (mut norm, mut waiting) = (Norm::default(), Vec::new());
+        for stage in (0..self.stations.len()).rev().map(StageId::from) {
+            match self.prepare(stage, delayed) {
+                Some(step) if clips => {
+                    norm.add(self.builder, self.summed(&step));
+                    waiting.push(step);
+                }
+                Some(step) => {
+                    self.take(&step);
+                }
+                None => {}
+            }
+        }
+        let context = self.context;
+        let latency = |from, to| latency(context, from, to);
+        let Some(known) = norm.known(self.builder, &latency) else { return };
+        for step in waiting {
+            let action = self.take(&step);
+            known.before(self.builder, (action, step.home), &latency);
+        }
+    }
+
+    /// Brings the gradients of a stage to where they are stepped.
+    fn prepare(&mut self, stage: StageId, delayed: bool) -> Option<Step> {
         self.collect_shared(stage);
         let here = &self.stations[stage];
-        let Some(gradients) = here.gradients else { return };
-        let last = self.accumulated[stage.index()];
+        let (gradients, last) = (here.gradients?, self.accumulated[stage.index()]);
         if last == 0 {
-            return;
+            return None;
         }
-        let step = Step {
+        let (device, memory) = (here.stage.device, here.memory);
+        let elsewhere = here.stage.optimizer.filter(|socket| *socket != device);
+        let mut step = Step {
             stage,
             subject: Subject { layers: Some(here.stage.layers), ..Subject::stage(stage) },
             parameters: here.parameters,
+            device,
+            memory,
+            stepper: device,
+            lane: here.lane,
+            home: memory,
             gradients: Access::new(gradients, last),
-            device: here.stage.device,
-            memory: here.memory,
         };
-        match here.stage.optimizer.filter(|socket| *socket != here.stage.device) {
-            None => self.step_here(&step),
-            Some(socket) => self.step_on(socket, &step, delayed),
-        }
-        self.return_shared(stage);
+        let Some(socket) = elsewhere else { return Some(step) };
+        step.stepper = socket;
+        step.home = self.context.hardware.devices()[socket].memory;
+        let left = here.leaving.map(|left| left.before.map_or(step.gradients, |before| Access::new(before, 0)));
+        step.gradients = left.unwrap_or_else(|| self.gradients_out(&step, delayed));
+        step.lane = self.builder.lane(socket, LaneRole::Optimizer.name(), LaneRole::Optimizer);
+        Some(step)
     }
 
-    fn step_here(&mut self, step: &Step) {
-        let state = self.optimizer_state(step, step.memory);
-        let lane = self.stations[step.stage].lane;
+    fn summed(&self, step: &Step) -> Summed {
+        let layers = self.stations[step.stage].stage.layers;
+        let bytes = self.bytes(step, |memory| memory.gradients);
+        Summed {
+            stage: step.stage,
+            layers,
+            lane: step.lane,
+            gradients: step.gradients,
+            memory: step.home,
+            part: None,
+            read: read_for_norm(self.context, step.stepper, bytes),
+        }
+    }
+
+    fn bytes(&self, step: &Step, part: fn(&LayerMemory) -> Bytes) -> Bytes {
+        let layers = self.stations[step.stage].stage.layers;
+        layers.iter().map(|layer| part(self.context.cost.memory(layer, step.device))).sum()
+    }
+
+    fn take(&mut self, step: &Step) -> ActionId {
+        let action = if step.stepper == step.device { self.step_here(step) } else { self.step_there(step) };
+        self.return_shared(step.stage);
+        action
+    }
+
+    fn step_here(&mut self, step: &Step) -> ActionId {
+        let state = self.optimizer_state(step);
         let reads = vec![step.gradients, Access::new(step.parameters, 0), Access::new(state, 0)];
         let writes = vec![Access::new(step.parameters, 1), Access::new(state, 1)];
-        self.step(step, (lane, step.device), (reads, writes));
+        self.step(step, (reads, writes))
     }
 
-    /// Gradients out, step on the socket's workers, parameters back.
-    fn step_on(&mut self, socket: DeviceId, step: &Step, delayed: bool) {
-        let host = self.context.hardware.devices()[socket].memory;
+    /// Step on the socket's workers, parameters back.
+    fn step_there(&mut self, step: &Step) -> ActionId {
         let layers = self.stations[step.stage].stage.layers;
-        let bytes = |part: fn(&spipe_cost::LayerMemory) -> Bytes| {
-            layers.iter().map(|layer| part(self.context.cost.memory(layer, step.device))).sum::<Bytes>()
-        };
-        let (gradient_bytes, parameter_bytes) = (bytes(|memory| memory.gradients), bytes(|memory| memory.parameters));
-        let state = self.optimizer_state(step, host);
-        let content = Content::Gradients(layers);
-        let left = self.stations[step.stage]
-            .leaving
-            .map(|left| left.before.map_or(step.gradients, |before| Access::new(before, 0)));
-        let awaited = left.unwrap_or_else(|| self.gradients_out((step, host), (content, gradient_bytes), delayed));
+        let parameter_bytes = self.bytes(step, |memory| memory.parameters);
+        let state = self.optimizer_state(step);
         let lifetime = kept_by_its_step(self.context, step.device);
-        let updated = self.builder.buffer(Content::Parameters(layers), host, parameter_bytes, lifetime);
-        let lane = self.builder.lane(socket, LaneRole::Optimizer.name(), LaneRole::Optimizer);
-        let mut reads = vec![awaited, Access::new(state, 0)];
+        let updated = self.builder.buffer(Content::Parameters(layers), step.home, parameter_bytes, lifetime);
+        let mut reads = vec![step.gradients, Access::new(state, 0)];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
-        let action = self.step(step, (lane, socket), (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
+        let action = self.step(step, (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
         // Otherwise the stage that ends its backwards first is stepped first, whatever its gradients take to arrive.
         if self.urgent_steps {
-            self.builder.as_needed(lane);
-        } else if let Some(before) = self.stepped.insert(socket, action) {
+            self.builder.as_needed(step.lane);
+        } else if let Some(before) = self.stepped.insert(step.stepper, action) {
             let (anchor, cause) = (Anchor::EndToStart, IdleCause::Optimizer);
             self.builder.edge(Edge { from: before, to: action, anchor, distance: 0, lag: SimTime::ZERO, cause });
         }
-        let back = (ActionKind::Copy(Payload::WriteBack), host, step.memory);
+        let back = (ActionKind::Copy(Payload::WriteBack), step.home, step.memory);
         let copied = (vec![Access::new(updated, 1)], Access::new(step.parameters, 1));
         self.exchange((step.device, step.subject), back, parameter_bytes, copied);
+        action
     }
 
     /// Copies a stage's gradients to the host; those that its step waits for.
-    fn gradients_out(
-        &mut self,
-        (step, host): (&Step, MemoryId),
-        (content, bytes): (Content, Bytes),
-        delayed: bool,
-    ) -> Access {
-        let (gradients, before) = on_host(self.builder, (content, host, bytes), delayed);
-        let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, host);
+    fn gradients_out(&mut self, step: &Step, delayed: bool) -> Access {
+        let (content, bytes) =
+            (Content::Gradients(self.stations[step.stage].stage.layers), self.bytes(step, |memory| memory.gradients));
+        let (gradients, before) = on_host(self.builder, (content, step.home, bytes), delayed);
+        let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, step.home);
         let copied = (vec![step.gradients], Access::new(gradients, 1));
         self.exchange((step.device, step.subject), out, bytes, copied);
         before.map_or(Access::new(gradients, 1), |before| Access::new(before, 0))
     }
 
-    fn optimizer_state(&mut self, step: &Step, memory: MemoryId) -> BufferId {
+    fn optimizer_state(&mut self, step: &Step) -> BufferId {
         let layers = self.stations[step.stage].stage.layers;
-        let bytes = layers.iter().map(|layer| self.context.cost.memory(layer, step.device).optimizer).sum();
-        self.builder.buffer(Content::OptimizerState(layers), memory, bytes, Lifetime::Resident)
+        let bytes = self.bytes(step, |memory| memory.optimizer);
+        self.builder.buffer(Content::OptimizerState(layers), step.home, bytes, Lifetime::Resident)
     }
 
-    fn step(
-        &mut self,
-        step: &Step,
-        (lane, device): (LaneId, DeviceId),
-        (reads, writes): (Vec<Access>, Vec<Access>),
-    ) -> ActionId {
+    fn step(&mut self, step: &Step, (reads, writes): (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.stations[step.stage].stage.layers;
         let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
-        let time = self.context.cost.optimizer_time(parameters, device);
-        let traffic = self.context.cost.optimizer_traffic(parameters, device);
+        let time = self.context.cost.optimizer_time(parameters, step.stepper);
+        let traffic = self.context.cost.optimizer_traffic(parameters, step.stepper);
         self.builder.action(Action {
-            lane,
+            lane: step.lane,
             kind: ActionKind::OptimizerStep,
             subject: step.subject,
             reads,
             writes,
             work: SimTime::from_seconds(time),
-            flows: dram_flow(self.context, device, time, traffic),
+            flows: dram_flow(self.context, step.stepper, time, traffic),
             guard: None,
         })
     }

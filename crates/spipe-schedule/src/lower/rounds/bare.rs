@@ -188,7 +188,9 @@ fn spec(microbatches: usize) -> Spec {
         streams: false,
         stepping: Stepping::Never,
         late_checkpoints: false,
+        waits_for_norm: false,
         speculates: false,
+        redoes: false,
         arithmetic_undo: false,
     }
 }
@@ -218,9 +220,11 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         home,
         socket: None,
         state: Bytes::ZERO,
+        undo: Bytes::ZERO,
         step: Transfer::default(),
         borrowed: None,
         accumulate: Transfer::default(),
+        norm: Transfer::default(),
     }
 }
 

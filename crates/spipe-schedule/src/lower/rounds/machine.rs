@@ -2,12 +2,13 @@
 
 use super::{Borrowed, Chunk, Links, Rounds, Spec, Stepping, Transfer};
 use crate::Program;
-use crate::lower::flows::{dram_flow, route};
+use crate::lower::flows::{dram_flow, read_for_norm, route};
 use crate::lower::{machine, pipeline::times};
 use spipe_base::{Bytes, DeviceId, Faults, MemoryId, SimTime};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_model::Precision;
-use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, System, Weights, stage_footprint};
+use spipe_plan::{
+    Boundary, Context, InFlight, Placement, Stage, System, Weights, stage_footprint, trusts_steps, undo_log,
+};
 
 /// Copies over the machine's routes.
 struct Routes<'a>(&'a Context<'a>);
@@ -47,6 +48,7 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         // Double buffering: one stage computes, the next one arrives.
         _ => (2, 1),
     };
+    let (clips, trusts) = (training && workload.clip_norm.is_some(), trusts_steps(context, placement));
     let spec = Spec {
         microbatches: workload.microbatches as usize,
         forward,
@@ -61,8 +63,9 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         streams: training || most > resident,
         stepping,
         late_checkpoints: knobs.synchronous_checkpoints,
-        // Only gradients that were scaled can overflow.
-        speculates: placement.system == System::Spipe && workload.precision == Precision::Fp16,
+        waits_for_norm: clips && !trusts,
+        speculates: trusts,
+        redoes: clips && trusts,
         arithmetic_undo: knobs.arithmetic_undo,
     };
     Rounds::build(&spec, &Routes(context), machine(context, placement))
@@ -91,6 +94,8 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, stepper, time, traffic) }
     });
     let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
+    let gradients = sum(|memory| memory.gradients);
+    let norm = stepper.map_or_else(Transfer::default, |stepper| read_for_norm(context, stepper, gradients));
     let accumulate = lent.zip(stepper).map_or_else(Transfer::default, |(bytes, stepper)| {
         let time = context.cost.accumulate_time(bytes, stepper);
         Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, stepper, time, bytes * 3) }
@@ -110,7 +115,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         work: SimTime::from_seconds(work),
         recompute: if backward { SimTime::from_seconds(recompute) } else { SimTime::ZERO },
         weights: sum(|memory| memory.parameters),
-        gradients: sum(|memory| memory.gradients),
+        gradients,
         cache: sum(|memory| memory.cache),
         stays,
         input,
@@ -121,9 +126,11 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         home,
         socket,
         state: sum(|memory| memory.optimizer),
+        undo: undo_log(context, stage),
         step,
         borrowed,
         accumulate,
+        norm,
     }
 }
 

@@ -22,7 +22,8 @@ mod weights;
 pub use bare::{RoundTimes, UnitTimes, bare_rounds, bare_superpipeline, bare_superpipeline_after};
 pub(super) use machine::lower_rounds;
 
-use crate::{Access, Action, Content, Edge, Flow, Lifetime, Program, ProgramBuilder, Stage as ProgramStage};
+use super::flows::Transfer;
+use crate::{Access, Action, Content, Edge, Lifetime, Program, ProgramBuilder, Stage as ProgramStage};
 use shared::Borrowed;
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
@@ -60,19 +61,15 @@ pub(super) struct Chunk {
     /// Where its parameters live, and who steps them.
     pub home: MemoryId,
     pub socket: Option<DeviceId>,
-    /// Optimizer state, and the time of a step with the flows that it causes.
+    /// Optimizer state, what is kept to undo a step, and the time of a step with the flows that it causes.
     pub state: Bytes,
+    pub undo: Bytes,
     pub step: Transfer,
     /// What one of its layers uses of another chunk, and the time of adding gradients from such a use of its own parameters.
     pub borrowed: Option<Borrowed>,
     pub accumulate: Transfer,
-}
-
-/// Work and flows of something that is not arithmetic of the model.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Transfer {
-    pub work: SimTime,
-    pub flows: Vec<Flow>,
+    /// The time of reading its gradients for their norm where they are stepped.
+    pub norm: Transfer,
 }
 
 /// How long copies take.
@@ -117,8 +114,12 @@ pub(super) struct Spec {
     pub stepping: Stepping,
     /// Whether checkpoints leave only in the step before they are used.
     pub late_checkpoints: bool,
+    /// Whether steps wait for the norm of all gradients.
+    pub waits_for_norm: bool,
     /// Whether steps are taken on trust, and undone when a global check fails.
     pub speculates: bool,
+    /// Whether what was undone is done again, with gradients that are clipped.
+    pub redoes: bool,
     /// Whether they are undone from their gradients instead of a log.
     pub arithmetic_undo: bool,
 }

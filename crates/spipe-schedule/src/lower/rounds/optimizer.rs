@@ -5,9 +5,11 @@ use super::{
     shared::Arrived,
     urgency::{Due, by_need, ends_of_backwards},
 };
+use crate::lower::norm::{Norm, Summed};
 use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
 use spipe_base::{
-    ActionId, ActionKind, BufferId, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, Subject,
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime,
+    Subject,
 };
 use std::collections::BTreeMap;
 
@@ -22,10 +24,22 @@ struct Leaving {
     home: MemoryId,
 }
 
+/// Gradients that are complete where they are stepped.
+#[derive(Clone, Copy)]
+struct Complete {
+    this: Use,
+    subject: Subject,
+    lane: LaneId,
+    gradients: Access,
+    /// Where they are, and whether it is the chunk's own device that steps them.
+    memory: MemoryId,
+    here: bool,
+}
+
 /// A step taken on trust.
 struct Trusted {
     action: ActionId,
-    chunk: usize,
+    complete: Complete,
     state: BufferId,
     /// What the step is undone from: a log of what was there, or the gradients.
     undo: Access,
@@ -35,6 +49,7 @@ impl Rounds<'_> {
     /// Every backward chunk's gradients leave after its last microbatch and are stepped on the socket; those of chunks that stay are
     /// stepped where they are.
     pub(super) fn step(&mut self) -> Result<(), Faults> {
+        let (mut norm, mut waiting) = (Norm::default(), Vec::new());
         let (mut trusted, mut arrived) = (Vec::new(), None);
         let last_backwards: Vec<ActionId> = match self.spec.stepping {
             Stepping::Serial => self
@@ -51,8 +66,13 @@ impl Rounds<'_> {
             let Some(gradients) = self.gradients.get(&chunk).copied() else { continue };
             if self.chunk(this).stays {
                 arrived = self.shared_gradients_to_owner(this)?.or(arrived);
-                self.step_here(this, gradients, arrived);
-                self.shared_parameters_from_owner(this)?;
+                let complete = self.complete_here(this, gradients, arrived);
+                if self.spec.waits_for_norm {
+                    norm.add(self.builder, self.summed(&complete));
+                    waiting.push(complete);
+                } else {
+                    self.take(&complete)?;
+                }
                 continue;
             }
             let (device, home, bytes, layers, socket) = {
@@ -73,8 +93,14 @@ impl Rounds<'_> {
         }
         for Leaving { this, subject, socket, gradients, home } in self.in_order(leaving) {
             let lane = self.lane(socket, LaneRole::Optimizer);
-            let sum = self.accumulate_shared((this, lane), gradients, arrived);
-            let step = self.step_chunk((this, subject, lane), (sum, home));
+            let gradients = self.accumulate_shared((this, lane), gradients, arrived);
+            let complete = Complete { this, subject, lane, gradients, memory: home, here: false };
+            if self.spec.waits_for_norm {
+                norm.add(self.builder, self.summed(&complete));
+                waiting.push(complete);
+                continue;
+            }
+            let step = self.step_chunk(&complete);
             for backward in &last_backwards {
                 self.wait(*backward, step.action, (0, IdleCause::Order));
             }
@@ -83,7 +109,44 @@ impl Rounds<'_> {
         if self.spec.speculates && !trusted.is_empty() {
             self.check(&trusted);
         }
+        self.step_once_known(norm, &waiting)
+    }
+
+    /// Steps what has waited for the norm of all gradients.
+    fn step_once_known(&mut self, norm: Norm, waiting: &[Complete]) -> Result<(), Faults> {
+        let links = self.links;
+        let latency = |from, to| match links.copy(from, to, Bytes::ZERO) {
+            Ok(transfer) if from != to => transfer.latency(),
+            _ => SimTime::ZERO,
+        };
+        let Some(known) = norm.known(self.builder, &latency) else { return Ok(()) };
+        for complete in waiting {
+            let action = self.take(complete)?;
+            known.before(self.builder, (action, complete.memory), &latency);
+        }
         Ok(())
+    }
+
+    fn take(&mut self, complete: &Complete) -> Result<ActionId, Faults> {
+        if !complete.here {
+            return Ok(self.step_chunk(complete).action);
+        }
+        let action = self.step_here(complete);
+        self.shared_parameters_from_owner(complete.this)?;
+        Ok(action)
+    }
+
+    fn summed(&self, complete: &Complete) -> Summed {
+        let chunk = self.chunk(complete.this);
+        Summed {
+            stage: self.stage(complete.this),
+            layers: chunk.layers,
+            lane: complete.lane,
+            gradients: complete.gradients,
+            memory: complete.memory,
+            part: None,
+            read: chunk.norm.clone(),
+        }
     }
 
     /// What leaves, in the order in which it is stepped.
@@ -101,55 +164,68 @@ impl Rounds<'_> {
         order.filter_map(|chunk| leaving.iter().find(|one| one.this.chunk == chunk).copied()).collect()
     }
 
-    fn step_here(&mut self, this: Use, gradients: BufferId, arrived: Option<Arrived>) {
-        let chunk = self.chunk(this).clone();
+    /// The gradients of a chunk that stays, with those from other chunks' use of its parameters.
+    fn complete_here(&mut self, this: Use, gradients: BufferId, arrived: Option<Arrived>) -> Complete {
+        let (device, layers) = (self.chunk(this).device, self.chunk(this).layers);
         let last = Access::new(gradients, self.spec.microbatches as u32);
-        let lane = self.lane(chunk.device, LaneRole::Compute);
-        let sum = self.accumulate_shared((this, lane), last, arrived);
-        let subject = Subject { layers: Some(chunk.layers), ..Subject::stage(self.stage(this)) };
+        let lane = self.lane(device, LaneRole::Compute);
+        let gradients = self.accumulate_shared((this, lane), last, arrived);
+        let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(this)) };
+        Complete { this, subject, lane, gradients, memory: self.builder.memory_of(device), here: true }
+    }
+
+    fn step_here(&mut self, complete: &Complete) -> ActionId {
+        let Complete { this, subject, lane, gradients, .. } = *complete;
+        let chunk = self.chunk(this).clone();
         let content = Content::OptimizerState(chunk.layers);
         let state = self.builder.buffer(content, chunk.home, chunk.state, Lifetime::Resident);
         let (parameters, kind) = (self.weights[&this], ActionKind::OptimizerStep);
-        let reads = vec![sum, Access::new(parameters, 0), Access::new(state, 0)];
+        let reads = vec![gradients, Access::new(parameters, 0), Access::new(state, 0)];
         let writes = vec![Access::new(parameters, 1), Access::new(state, 1)];
         let Transfer { work, flows } = chunk.step;
-        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None });
+        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
     }
 
-    fn step_chunk(
-        &mut self,
-        (this, subject, lane): (Use, Subject, LaneId),
-        (gradients, home): (Access, MemoryId),
-    ) -> Trusted {
-        let (layers, bytes, Transfer { work, flows }) = {
-            let chunk = self.chunk(this);
-            (chunk.layers, chunk.state, chunk.step.clone())
-        };
+    fn step_chunk(&mut self, complete: &Complete) -> Trusted {
+        let Complete { this, gradients, memory: home, .. } = *complete;
+        let (layers, bytes) = (self.chunk(this).layers, self.chunk(this).state);
         let state = self.builder.buffer(Content::OptimizerState(layers), home, bytes, Lifetime::Resident);
-        let mut reads = vec![gradients, Access::new(state, 0)];
-        let mut writes = vec![Access::new(state, 1)];
-        for (piece, _) in self.pieces(layers) {
-            reads.push(Access::new(piece, 0));
-            writes.push(Access::new(piece, 1));
-        }
-        let mut undo = gradients;
+        let (mut undo, mut log) = (gradients, None);
         if self.spec.speculates && !self.spec.arithmetic_undo {
             // Master copy and both moments, as they were.
+            let bytes = self.chunk(this).undo;
             undo = Access::new(self.builder.buffer(Content::UndoLog(layers), home, bytes, Lifetime::Transient), 1);
-            writes.push(undo);
+            log = Some(undo);
         }
-        let kind = ActionKind::OptimizerStep;
-        let action = self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None });
-        Trusted { action, chunk: this.chunk, state, undo }
+        let action = self.change(complete, ActionKind::OptimizerStep, (gradients, state, 0), (log, None));
+        Trusted { action, complete: *complete, state, undo }
     }
 
-    /// All steps are checked together; where the check fails, each is undone. Nothing starts the next iteration before.
+    /// A step, or what undoes it, of version `version` of state and parameters, from what it reads beside them.
+    fn change(
+        &mut self,
+        complete: &Complete,
+        kind: ActionKind,
+        (from, state, version): (Access, BufferId, u32),
+        (log, guard): (Option<Access>, Option<Guard>),
+    ) -> ActionId {
+        let Complete { this, subject, lane, .. } = *complete;
+        let (layers, Transfer { work, flows }) = (self.chunk(this).layers, self.chunk(this).step.clone());
+        let mut reads = vec![from, Access::new(state, version)];
+        let mut writes = vec![Access::new(state, version + 1)];
+        for (piece, _) in self.pieces(layers) {
+            reads.push(Access::new(piece, version));
+            writes.push(Access::new(piece, version + 1));
+        }
+        writes.extend(log);
+        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard })
+    }
+
+    /// All steps are checked together; where the check fails, each is undone, and done again if that helps. Nothing starts the next
+    /// iteration before.
     fn check(&mut self, trusted: &[Trusted]) {
-        let socket = self.chunk(Use { backward: true, chunk: trusted[0].chunk }).socket;
-        let Some(socket) = socket else { return };
-        let lane = self.lane(socket, LaneRole::Optimizer);
         let check = self.builder.action(Action {
-            lane,
+            lane: trusted[0].complete.lane,
             kind: ActionKind::Check,
             subject: Subject::default(),
             reads: trusted.iter().map(|step| Access::new(step.state, 1)).collect(),
@@ -158,23 +234,13 @@ impl Rounds<'_> {
             flows: Vec::new(),
             guard: None,
         });
+        let guard = Some(Guard { check, outcome: Outcome::Fail });
         for step in trusted {
-            let this = Use { backward: true, chunk: step.chunk };
-            let (layers, Transfer { work, flows }, socket) = {
-                let chunk = self.chunk(this);
-                (chunk.layers, chunk.step.clone(), chunk.socket.unwrap_or(socket))
-            };
-            let mut reads = vec![step.undo, Access::new(step.state, 1)];
-            let mut writes = vec![Access::new(step.state, 2)];
-            for (piece, _) in self.pieces(layers) {
-                reads.push(Access::new(piece, 1));
-                writes.push(Access::new(piece, 2));
+            self.change(&step.complete, ActionKind::Rollback, (step.undo, step.state, 1), (None, guard));
+            if self.spec.redoes {
+                let again = (step.complete.gradients, step.state, 2);
+                self.change(&step.complete, ActionKind::OptimizerStep, again, (None, guard));
             }
-            let lane = self.lane(socket, LaneRole::Optimizer);
-            let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(this)) };
-            let guard = Some(Guard { check, outcome: Outcome::Fail });
-            let kind = ActionKind::Rollback;
-            self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard });
         }
     }
 }

@@ -88,6 +88,7 @@ fn row(model: &str, machine: &str) -> Result<Row, Failure> {
         precision: if bf16 { Precision::Bf16 } else { Precision::Fp16 },
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
+        clip_norm: None,
     };
     let mut others: Vec<(&'static str, Found)> = Vec::new();
     for name in BASELINES {

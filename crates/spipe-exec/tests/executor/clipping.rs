@@ -1,0 +1,119 @@
+//! Gradients whose norm is clipped: every system steps with what plain training steps with.
+
+use crate::{
+    setup::{BACKWARD, FORWARD, Setup, losses_are_near},
+    shared::{cases, tied},
+    systems::{KEPT, STEPS, UNITS, both, equal, exactly, within_rounding},
+};
+use spipe_base::ActionKind;
+use spipe_exec::Backend;
+use spipe_model::Precision;
+use spipe_plan::{Knobs, System};
+use std::fmt::Debug;
+
+/// Shorter than the norm of every step.
+const SHORT: Option<f64> = Some(0.1);
+/// Longer than any.
+const LONG: Option<f64> = Some(1e4);
+
+fn spipe() -> Setup<'static> {
+    Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() }
+}
+
+/// Every way to steps: on accelerators and sockets, of stages, chunks and shards, at once, late and on trust.
+fn systems() -> Vec<Setup<'static>> {
+    let of = |system, stages| Setup { system, stages, ..Setup::default() };
+    let pair: &[&str] = &["gpu0 0..1", "gpu1 2..4"];
+    let socket: &[&str] = &["gpu0 0..0 socket", "gpu0 1..2 socket recompute:1", "gpu1 3..4 socket"];
+    let leave = Knobs { gradients_leave: true, ..Knobs::default() };
+    let shards: &[&str] = &["gpu0 0..1 socket", "gpu0 2..2", "gpu0 3..4 socket recompute:1"];
+    let streamed: &[&str] = &["gpu0 0..1 streamed recompute", "gpu0 2..4 streamed"];
+    let mobius: &[&str] = &["gpu0 0..1 streamed recompute", "gpu1 2..3 streamed recompute", "gpu0 4..4 recompute"];
+    let synchronous = Knobs { synchronous_optimizer: true, ..Knobs::default() };
+    vec![
+        of(System::CpuOnly, &["cpu0 0..4"]),
+        of(System::OneForwardOneBackward, pair),
+        of(System::Hybrid, &["gpu0 0..2 recompute:2", "cpu0 3..4"]),
+        of(System::Zb2p, pair),
+        of(System::ZbV, &["gpu0 0..1", "gpu1 2..2 recompute", "gpu1 3..3", "gpu0 4..4"]),
+        of(System::PoF, &["gpu0 0..1 offload", "gpu1 2..2 offload", "gpu0 3..3 offload", "gpu1 4..4 offload"]),
+        of(System::ZeroOffload, socket),
+        Setup { knobs: Knobs { urgent_steps: true, ..leave }, ..of(System::ZeroOffload, socket) },
+        of(System::ZeroOffloadDelayed, socket),
+        Setup { knobs: leave, ..of(System::ZeroOffloadDelayed, socket) },
+        of(System::Fsdp, shards),
+        Setup { microbatches: 2, ..of(System::ZeroInfinity, streamed) },
+        of(System::Superpipeline, &UNITS),
+        of(System::Superpipeline, &KEPT[0]),
+        of(System::Mobius, mobius),
+        Setup { knobs: synchronous, ..spipe() },
+        spipe(),
+    ]
+}
+
+#[test]
+fn all_systems_clip_alike() {
+    for setup in systems() {
+        exactly(&Setup { clip_norm: SHORT, ..setup });
+    }
+}
+
+/// The embedding's table counts once, with the gradients of both its uses.
+#[test]
+fn shared_parameters_count_once() {
+    for setup in cases(&tied()) {
+        let setup = Setup { clip_norm: SHORT, ..setup };
+        within_rounding(&setup, &both(&setup, Backend::Flex, 5));
+    }
+}
+
+#[test]
+fn frozen_layers_do_not_count() {
+    for setup in systems() {
+        let setup = Setup { clip_norm: SHORT, frozen: &["0..0", "2..2"], ..setup };
+        equal(&setup, &both(&setup, Backend::Flex, 5));
+    }
+}
+
+fn losses(setup: &Setup<'_>) -> Vec<f64> {
+    both(setup, Backend::Flex, STEPS).1.losses
+}
+
+#[test]
+fn short_gradients_stay_as_they_are() {
+    for setup in systems() {
+        let [plain, long, short] = [None, LONG, SHORT].map(|clip_norm| losses(&Setup { clip_norm, ..setup.clone() }));
+        assert_eq!(plain, long, "{setup:?}");
+        assert_ne!(plain, short, "{setup:?}");
+    }
+}
+
+/// Steps on trust are undone and done again: from a log to the last bit, by arithmetic nearly so.
+#[test]
+fn a_norm_that_is_found_later_undoes_steps() {
+    let (_, program) = Setup { clip_norm: SHORT, ..spipe() }.build();
+    let guarded =
+        |kind| program.actions().iter().filter(|action| action.kind == kind && action.guard.is_some()).count();
+    assert_eq!([guarded(ActionKind::Rollback), guarded(ActionKind::OptimizerStep)], [BACKWARD.len(); 2]);
+    assert!(program.actions().iter().all(|action| action.kind != ActionKind::Norm), "nothing waits for a norm");
+    let knobs = Knobs { arithmetic_undo: true, ..Knobs::default() };
+    let setup = Setup { clip_norm: SHORT, knobs, ..spipe() };
+    let (plain, report) = both(&setup, Backend::Flex, STEPS);
+    near(&setup, &report.losses, &plain.losses, 1e-4);
+}
+
+fn near(what: &dyn Debug, ours: &[f64], theirs: &[f64], share: f64) {
+    losses_are_near(what, ours, theirs, share);
+}
+
+/// Norms are those of gradients without the scale of their losses.
+#[test]
+fn scaled_losses_change_no_norm() {
+    for setup in systems() {
+        for precision in [Precision::Fp16, Precision::Bf16] {
+            let setup = Setup { clip_norm: SHORT, precision, ..setup.clone() };
+            let (plain, report) = both(&setup, Backend::Flex, STEPS);
+            near(&setup, &report.losses, &plain.losses, 0.02);
+        }
+    }
+}
