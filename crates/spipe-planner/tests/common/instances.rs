@@ -43,10 +43,13 @@ pub fn workload(microbatches: u64, mode: Mode) -> Workload {
     }
 }
 
-/// The same with gradients that are clipped, for one model in three.
-pub fn perhaps_clipped(layers: &[LayerText], workload: Workload) -> Workload {
-    let clips = layers.first().is_some_and(|first| first.times[0] % 3 == 0) && workload.mode == Mode::Train;
-    Workload { clip_norm: clips.then(|| 1.0.try_into().unwrap()), ..workload }
+/// A workload with gradients that are clipped for one model in three.
+macro_rules! perhaps_clipped {
+    ($layers:expr, $workload:expr) => {{
+        let (workload, first) = ($workload, $layers.first());
+        let clips = workload.mode == Mode::Train && first.is_some_and(|first| first.times[0] % 3 == 0);
+        Workload { clip_norm: clips.then(|| 1.0.try_into().unwrap()), ..workload }
+    }};
 }
 
 /// Measured figures of a run of layers, in 0.1 ms and MiB.
@@ -167,7 +170,7 @@ prop_compose! {
             }
         }
         let mode = if infer { Mode::Infer } else { Mode::Train };
-        Instance::new(&model_text(&kept), &machine_text(&machine), &perhaps_clipped(&kept, workload(microbatches, mode)))
+        Instance::new(&model_text(&kept), &machine_text(&machine), &perhaps_clipped!(&kept, workload(microbatches, mode)))
     }
 }
 
@@ -185,7 +188,7 @@ prop_compose! {
         };
         let layers: Vec<LayerText> = layers.into_iter().map_while(few).collect();
         let machine = MachineText { gpus: vec![(memory, machine.gpus[0].1)], sockets: vec![dram], ..machine };
-        let workload = perhaps_clipped(&layers, workload(microbatches, Mode::Train));
+        let workload = perhaps_clipped!(&layers, workload(microbatches, Mode::Train));
         Instance::new(&model_text(&layers), &machine_text(&machine), &workload)
     }
 }
@@ -205,7 +208,7 @@ prop_compose! {
         };
         let layers: Vec<LayerText> = layers.into_iter().map_while(few).collect();
         let machine = MachineText { gpus: vec![(memory, machine.gpus[0].1); gpus], sockets: vec![9000], ..machine };
-        let workload = perhaps_clipped(&layers, workload(microbatches, Mode::Train));
+        let workload = perhaps_clipped!(&layers, workload(microbatches, Mode::Train));
         Instance::new(&model_text(&layers), &machine_text(&machine), &workload)
     }
 }
@@ -239,7 +242,7 @@ prop_compose! {
         );
         let far = if gpus > 1 { far + &root1 } else { far };
         let near = machine_text(&machine).replace("[\"gpu1\", \"root0\"]", "[\"gpu1\", \"root1\"]");
-        let workload = perhaps_clipped(&kept, workload(microbatches, Mode::Train));
+        let workload = perhaps_clipped!(&kept, workload(microbatches, Mode::Train));
         Instance::new(&model_text(&kept), &(near + &far), &workload)
     }
 }
