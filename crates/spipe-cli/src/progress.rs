@@ -37,6 +37,8 @@ struct StepLine<'a> {
     event: &'static str,
     step: u32,
     loss: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gradient_norm: Option<f64>,
     duration_ms: f64,
     tokens_per_second: f64,
     remaining_s: f64,
@@ -104,7 +106,9 @@ impl Progress {
         self.seconds += step.duration.as_secs_f64();
         let rate = rate(step);
         let held: Vec<String> = step.peaks.iter().map(|(memory, bytes)| format!("{memory} {bytes}")).collect();
-        let message = format!("loss {:.4}, {} tokens/s, {}", step.loss, grouped(rate.round() as u64), held.join(", "));
+        let norm = step.norm.map(|norm| format!(", gradient norm {norm:.3}")).unwrap_or_default();
+        let (rate_in_words, held) = (grouped(rate.round() as u64), held.join(", "));
+        let message = format!("loss {:.4}{norm}, {rate_in_words} tokens/s, {held}", step.loss);
         tracing::info!(step = step.index, "{message}");
         self.bar.set_message(message);
         self.bar.inc(1);
@@ -117,6 +121,7 @@ impl Progress {
             event: "step",
             step: step.index,
             loss: step.loss,
+            gradient_norm: step.norm.filter(|norm| norm.is_finite()),
             duration_ms: step.duration.as_secs_f64() * 1e3,
             tokens_per_second: rate,
             remaining_s: self.seconds / f64::from(self.here) * f64::from(left),

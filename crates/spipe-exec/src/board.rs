@@ -130,6 +130,7 @@ impl<'a> Board<'a> {
         current.ended[action.index()] = true;
         current.left -= 1;
         current.losses.extend(outcome.loss);
+        current.norm = current.norm.or(outcome.norm);
         if current.left == 0 {
             state.finish(self.rules, iteration, end);
         }

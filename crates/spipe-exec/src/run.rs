@@ -78,6 +78,8 @@ pub struct Step {
     pub index: u32,
     /// The mean of the losses of its microbatches.
     pub loss: f64,
+    /// The norm of the gradients of all parameters that it stepped with, before it was clipped; none where it is not known.
+    pub norm: Option<f64>,
     /// From the end of the step before; from the first action for the first one.
     pub duration: Duration,
     /// Tokens that it consumed.

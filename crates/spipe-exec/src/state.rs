@@ -41,6 +41,8 @@ pub(crate) struct Iteration {
     pub left: usize,
     /// Losses by microbatch.
     pub losses: BTreeMap<usize, f64>,
+    /// The norm of the gradients that it stepped with, where somebody has asked for it.
+    pub norm: Option<f64>,
 }
 
 /// An iteration that is over.
@@ -48,6 +50,7 @@ pub(crate) struct Iteration {
 pub(crate) struct Finished {
     pub index: u32,
     pub loss: f64,
+    pub norm: Option<f64>,
     /// From the end of the iteration before, or the start of the run.
     pub duration: SimTime,
     pub peaks: BTreeMap<String, Bytes>,
@@ -60,6 +63,8 @@ pub(crate) struct Outcome {
     pub held: Vec<(Instance, Bytes)>,
     /// The loss of a microbatch.
     pub loss: Option<(usize, f64)>,
+    /// The norm of all gradients.
+    pub norm: Option<f64>,
     /// When it was over, if that was before this was known.
     pub end: Option<std::time::Instant>,
 }
@@ -152,6 +157,7 @@ impl State {
                 ended: vec![false; actions],
                 left: actions,
                 losses: BTreeMap::new(),
+                norm: None,
             });
         }
         // The one before the current one is still waited for.
@@ -204,12 +210,13 @@ impl State {
         let start = current.records.iter().map(|record| record.start).min().unwrap_or_default();
         // Ascending, like every other sum over microbatches.
         let loss = current.losses.values().sum::<f64>() / current.losses.len().max(1) as f64;
+        let norm = current.norm;
         let duration = end - if first { start } else { self.last_end };
         self.last_end = end;
         self.durations.push(duration);
         self.losses.push(loss);
         let peaks = self.account.take_recent_peaks(rules);
-        self.finished.push_back(Finished { index, loss, duration, peaks });
+        self.finished.push_back(Finished { index, loss, norm, duration, peaks });
     }
 
     /// Counts nothing before `now` as time of the next iteration: nothing ran, on purpose.

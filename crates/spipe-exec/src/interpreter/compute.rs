@@ -69,7 +69,7 @@ impl Interpreter<'_> {
             (kept, End::of(signal))
         })?;
         let loss = end.loss.map(|loss| (work.microbatch, loss));
-        let mut outcome = Outcome { held: Vec::new(), loss, end: None };
+        let mut outcome = Outcome { loss, ..Outcome::default() };
         self.remember(&mut outcome, (iteration, work), (recall, end.answer))?;
         for (layer, buffer) in outputs {
             let made = wanted.found.iter().find(|(found, _)| *found == layer.index());

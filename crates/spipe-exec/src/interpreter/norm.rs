@@ -113,7 +113,7 @@ impl Interpreter<'_> {
         verdicts.insert(iteration, verdict);
         drop(verdicts);
         self.learn_scale(overflows);
-        Ok(Outcome::default())
+        Ok(Outcome { norm: self.clip_norm.map(|_| norm), ..Outcome::default() })
     }
 }
 

@@ -7,6 +7,7 @@ use crate::{
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable};
 use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
+use spipe_cost::LayerMemory;
 use spipe_hardware::MemoryKind;
 use spipe_plan::OFFLOAD_SLOTS;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,8 +41,9 @@ pub(super) struct Spread<'f, 'a> {
     pub shares: Vec<(usize, usize, Choice<'f>, Variable)>,
     /// For how long each class of devices, its links and the sockets are busy.
     pub efforts: Vec<Expression>,
-    /// All forwards and backwards, recompute included.
+    /// All forwards and backwards, recompute included, and the backwards alone.
     pub computed: Expression,
+    returned: Expression,
 }
 
 /// What may be chosen for a layer on a device.
@@ -79,7 +81,8 @@ impl<'f, 'a> Spread<'f, 'a> {
         let place = || Place::new(classes.len());
         let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
         let (rows, shares, efforts) = (Vec::new(), Vec::new(), Vec::new());
-        let (computed, before_turning, runs) = (Expression::default(), Expression::default(), figures.runs.clone());
+        let (computed, returned, before_turning) = Default::default();
+        let runs = figures.runs.clone();
         let (whole, alone, serial) = (None, None, Expression::default());
         Self {
             figures,
@@ -97,6 +100,7 @@ impl<'f, 'a> Spread<'f, 'a> {
             shares,
             efforts,
             computed,
+            returned,
         }
     }
 
@@ -153,12 +157,14 @@ impl<'f, 'a> Spread<'f, 'a> {
             self.limit(class, burden, &mut host);
         }
         self.step_at_the_end(classes, &host);
+        self.step_after_norm(classes, &host);
         self.limit_host(host);
     }
 
     /// What is stepped on the host is stepped between the last microbatch's backward and the first one's forward of the next iteration.
     /// A device that is alone has all its other passes besides. The last layer's gradients come first, and its parameters are needed last: with a
-    /// and b for these two on their way, `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest.
+    /// and b for these two on their way, `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest. Where gradients are clipped
+    /// no step begins before the whole backward has ended: B stands for B_last, and a and F_last are the smallest as well.
     fn step_at_the_end(&mut self, classes: &[Class], host: &Burden) {
         let Freedom { synchronous, steps_on_host, streams, splits, .. } = *self.freedom;
         let [class] = classes else { return };
@@ -173,14 +179,42 @@ impl<'f, 'a> Spread<'f, 'a> {
         let (times, bytes) = (device.times[last].unwrap_or_default(), &device.bytes[last]);
         let [inward, outward] = class.rates;
         let way = |bytes: Bytes, rate: f64| if rate.is_finite() { bytes.as_f64() / 1e6 / rate } else { 0.0 };
-        let mut ends = times.backward;
-        if bytes.gradients > Bytes::ZERO {
-            ends += way(bytes.gradients, outward) + times.forward;
+        let trained = || device.bytes.iter().zip(&device.times).filter(|(bytes, _)| bytes.gradients > Bytes::ZERO);
+        let least = |of: &dyn Fn(&LayerMemory, f64) -> f64| {
+            let all = trained().map(|(bytes, times)| of(bytes, times.unwrap_or_default().forward));
+            all.reduce(f64::min).unwrap_or(0.0)
+        };
+        let (mut ends, mut others) = (0.0, self.computed.clone() * ((m - 1.0) / m));
+        if self.clips() {
+            others += self.returned.clone() / m;
+            ends += least(&|bytes, _| way(bytes.gradients, outward));
+            ends += least(&|bytes, forward| way(bytes.parameters, inward) + forward);
+        } else {
+            ends += times.backward + least(&|bytes, _| way(bytes.parameters, inward));
+            if bytes.gradients > Bytes::ZERO {
+                ends += way(bytes.gradients, outward) + times.forward;
+            }
         }
-        let trained = device.bytes.iter().filter(|bytes| bytes.gradients > Bytes::ZERO);
-        ends += trained.map(|bytes| way(bytes.parameters, inward)).reduce(f64::min).unwrap_or(0.0);
-        let (stepped, others) = (host.busy.clone() / (rate * self.unit), self.computed.clone() * ((m - 1.0) / m));
+        let stepped = host.busy.clone() / (rate * self.unit);
         self.rows.push(constraint!(stepped + others + ends / self.unit <= self.busiest));
+    }
+
+    /// Whether steps wait for the norm of all gradients.
+    fn clips(&self) -> bool {
+        self.figures.context.workload().clip_norm.is_some()
+    }
+
+    /// Where gradients are clipped, every step comes after all backwards of its iteration, and before all of the next one, since each
+    /// microbatch has been through all layers by then: `T ≥ steps of a socket + backwards of a device`, of each the mean at least.
+    fn step_after_norm(&mut self, classes: &[Class], host: &Burden) {
+        let Freedom { synchronous, apart, .. } = *self.freedom;
+        let rate = self.step_rate();
+        if !self.figures.training || !self.clips() || !synchronous || apart || rate <= 0.0 {
+            return;
+        }
+        let devices: usize = classes.iter().map(|class| class.count).sum();
+        let (stepped, returned) = (host.busy.clone() / (rate * self.unit), self.returned.clone() / devices as f64);
+        self.rows.push(constraint!(stepped + returned <= self.busiest));
     }
 
     /// A device begins when the first microbatch has come to it, and ends before the last one is back at the first layer, where the next
@@ -321,6 +355,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         let busy = computed + step / self.unit;
         burden.busy.add_mul(busy, share);
         self.computed.add_mul(computed, share);
+        self.returned.add_mul(self.ms_of_all(times.backward + self.again(choice, layer)), share);
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,
             (false, true) if self.freedom.gradients_leave => bytes.parameters,

@@ -9,21 +9,20 @@
 //! gathered while the current one computes, into the second of two slots.
 
 mod collectives;
+mod optimizer;
 mod shared;
 
-use super::flows::{dram_flow, kept_by_its_step, latency, read_for_norm, route};
-use super::norm::{Norm, Summed};
+use super::flows::route;
 use super::pipeline::times;
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime, Part as Share, ProgramBuilder, Stage as ProgramStage};
 use collectives::Whole;
 use shared::Shared;
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, MicrobatchId,
-    Payload, Seconds, SimTime, StageId, Subject,
+    Seconds, SimTime, StageId, Subject,
 };
 use spipe_cost::LayerMemory;
 use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, Weights, shard, stage_footprint};
-use std::ops::Range;
 
 /// How many stages a device holds in whole.
 const SLOTS: usize = 2;
@@ -72,19 +71,6 @@ struct Participant {
     computed: Vec<ActionId>,
     reduced: Vec<ActionId>,
     gathered_first: Option<ActionId>,
-}
-
-/// A stage's shard on a device, ready to be stepped.
-struct Step {
-    at: usize,
-    stage: usize,
-    subject: Subject,
-    gradients: Access,
-    state: BufferId,
-    /// Where it is stepped, by whom and on which lane.
-    memory: MemoryId,
-    device: DeviceId,
-    lane: LaneId,
 }
 
 /// The state of lowering one placement.
@@ -265,87 +251,6 @@ impl<'a> Lowering<'a> {
         here.reduced.push(last);
     }
 
-    /// Each device steps its shards, or has its socket do it.
-    fn optimizer(&mut self, stages: Range<usize>) {
-        let clips = self.context.workload().clip_norm.is_some();
-        let (mut norm, mut waiting) = (Norm::default(), Vec::new());
-        for at in 0..self.participants.len() {
-            for stage in stages.clone().rev() {
-                let Some(step) = self.prepare(at, stage) else { continue };
-                if clips {
-                    norm.add(self.builder, self.summed(&step));
-                    waiting.push(step);
-                } else {
-                    self.take(&step);
-                }
-            }
-        }
-        let context = self.context;
-        let latency = |from, to| latency(context, from, to);
-        let Some(known) = norm.known(self.builder, &latency) else { return };
-        for step in waiting {
-            let action = self.take(&step);
-            known.before(self.builder, (action, step.memory), &latency);
-        }
-    }
-
-    /// Brings the sum of a shard's gradients to where it is stepped.
-    fn prepare(&mut self, at: usize, stage: usize) -> Option<Step> {
-        let part = &self.participants[at].parts[stage];
-        let (gradients, (state, memory)) = (part.gradients?, part.state?);
-        let (layers, home, bytes) = (part.stage.layers, part.home, part.bytes.gradient_shard);
-        let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
-        let summed = Access::new(gradients, part.accumulated);
-        let holder = self.steps(at, home);
-        let mut gradients = self.accumulate_shared((at, stage), holder, summed);
-        let (device, here) = (self.steps(at, memory), self.participants[at].memory);
-        if memory != here && memory != home {
-            // The state is on the host, parameters and gradients on the device.
-            let (content, held) = (Content::Gradients(layers), (bytes, Lifetime::Transient));
-            let there = Access::new(self.builder.part(self.share(at), content, memory, held), 1);
-            let out = (ActionKind::Copy(Payload::GradientsOut), subject);
-            self.copy(at, out, (here, memory, bytes), (vec![gradients], vec![there]));
-            gradients = there;
-        }
-        let role = if self.context.is_cpu(device) { LaneRole::Optimizer } else { LaneRole::Compute };
-        let lane = self.builder.lane(device, role.name(), role);
-        Some(Step { at, stage, subject, gradients, state, memory, device, lane })
-    }
-
-    fn summed(&self, step: &Step) -> Summed {
-        let part = &self.participants[step.at].parts[step.stage];
-        Summed {
-            stage: part.id,
-            layers: part.stage.layers,
-            lane: step.lane,
-            gradients: step.gradients,
-            memory: step.memory,
-            part: Some(self.share(step.at)),
-            read: read_for_norm(self.context, step.device, part.bytes.gradient_shard),
-        }
-    }
-
-    fn take(&mut self, step: &Step) -> ActionId {
-        let Step { at, stage, subject, gradients, state, memory, .. } = *step;
-        let here = &self.participants[at];
-        let part = &here.parts[stage];
-        let (on_device, layers, bytes) = (here.memory, part.stage.layers, part.bytes.parameter_shard);
-        let parameters = (Access::new(part.parameters, 0), Access::new(part.parameters, 1));
-        let state = (Access::new(state, 0), Access::new(state, 1));
-        if memory == on_device || memory == part.home {
-            return self.step(step, (vec![gradients, parameters.0, state.0], vec![parameters.1, state.1]));
-        }
-        let lifetime = kept_by_its_step(self.context, here.device);
-        let updated = self.builder.part(self.share(at), Content::Parameters(layers), memory, (bytes, lifetime));
-        let mut reads = vec![gradients, state.0];
-        reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
-        let updated = Access::new(updated, 1);
-        let action = self.step(step, (reads, vec![updated, state.1]));
-        let back = (ActionKind::Copy(Payload::WriteBack), subject);
-        self.copy(at, back, (memory, on_device, bytes), (vec![updated], vec![parameters.1]));
-        action
-    }
-
     /// Which part of everything is a device's own.
     fn share(&self, at: usize) -> Share {
         Share { index: at as u32, of: self.participants.len() as u32 }
@@ -354,24 +259,6 @@ impl<'a> Lowering<'a> {
     /// The device that steps what lies in a memory: the GPU itself, or the socket to which the memory belongs.
     fn steps(&self, at: usize, memory: MemoryId) -> DeviceId {
         self.context.hardware.memories()[memory].device.unwrap_or(self.participants[at].device)
-    }
-
-    fn step(&mut self, step: &Step, (reads, writes): (Vec<Access>, Vec<Access>)) -> ActionId {
-        let layers = self.participants[step.at].parts[step.stage].stage.layers;
-        let count = self.participants.len() as u64;
-        let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum::<u64>();
-        let time = self.context.cost.optimizer_time(parameters.div_ceil(count), step.device);
-        let traffic = self.context.cost.optimizer_traffic(parameters.div_ceil(count), step.device);
-        self.builder.action(Action {
-            lane: step.lane,
-            kind: ActionKind::OptimizerStep,
-            subject: step.subject,
-            reads,
-            writes,
-            work: SimTime::from_seconds(time),
-            flows: dram_flow(self.context, step.device, time, traffic),
-            guard: None,
-        })
     }
 
     fn compute(
