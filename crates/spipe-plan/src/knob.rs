@@ -67,7 +67,7 @@ impl Knob {
             Self::Group => matches!(system, System::Gis | System::GisH),
             Self::MemoryLimit => matches!(system, System::Zb1p | System::Zb2p),
             Self::OffloadSlots => system.family() == Family::Pipeline,
-            Self::UrgentSteps => system.family() == Family::Pipeline && !system.is_stale(),
+            Self::UrgentSteps => system.family() != Family::Rounds && !system.is_stale(),
             Self::GradientsLeave => system.steps_on_host(),
             Self::Shards => system.family() == Family::Sharded,
             Self::Resident | Self::Swap => matches!(system, System::Superpipeline | System::NaiveSwap),

@@ -26,7 +26,7 @@ pub struct Knobs {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_slots: Option<u64>,
     /// Whether sockets step, of what is there to step, what the next iteration needs first, not what came first (pipelines whose
-    /// steps end with their iteration).
+    /// steps end with their iteration, and what all GPUs share).
     #[serde(skip_serializing_if = "is_false")]
     pub urgent_steps: bool,
     /// Whether gradients leave with each microbatch and are added up on the host, so that none stays on a GPU, not once they are complete

@@ -159,11 +159,14 @@ proptest! {
     ) {
         let (model, hardware) = (perhaps_tied(&layers, frozen, tied), machine());
         let workload = workload(rounds * devices as u64, if train { Mode::Train } else { Mode::Infer });
+        let workload = perhaps_clipped(train && layers[0].0 % 2 == 0, workload);
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
         let streamed = habits.1;
         let habits = Habits { recomputed: habits.0, offload: false, optimizer_on_socket: habits.2 };
         let placement = share(&hardware, layers.len(), (devices, streamed), habits);
+        let knobs = Knobs { urgent_steps: layers[0].1 % 2 == 0, ..placement.knobs };
+        let placement = placement.with_knobs(knobs);
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let program = lower(&context, &placement).map_err(|faults| TestCaseError::fail(faults.to_string()))?;
         let simulation = simulate(&program, &Options::default());
@@ -423,6 +426,31 @@ fn urgent_steps_come_in_the_order_in_which_the_next_iteration_needs_them() {
         let others: Vec<usize> = as_needed.iter().copied().filter(|stage| ![1, 5].contains(stage)).collect();
         assert_eq!(others, [0, 2, 3, 4], "{system}: {as_needed:?}");
         assert!(faster < slower, "{system}: {faster} {slower}");
+    }
+}
+
+/// Each socket steps parts for two devices.
+#[test]
+fn urgent_steps_of_shared_stages_let_the_next_iteration_begin() {
+    let (model, hardware) = (model(&[(1, 1, 1); 6], 0), machine());
+    let cost = CostTable::new(&model, &hardware, &workload(4, Mode::Train)).unwrap();
+    let context = Context { model: &model, hardware: &hardware, cost: &cost };
+    let habits = Habits { recomputed: 0, offload: false, optimizer_on_socket: true };
+    for streamed in [false, true] {
+        let steps = |urgent_steps: bool| {
+            let placement = share(&hardware, 6, (4, streamed), habits);
+            let knobs = Knobs { urgent_steps, ..placement.knobs };
+            let program = lower(&context, &placement.with_knobs(knobs)).unwrap();
+            let lane = program.lanes().iter().find(|lane| lane.name == "cpu0.optimizer").unwrap();
+            let layer =
+                |action: &spipe_base::ActionId| program.actions()[*action].subject.layers.unwrap().first().index();
+            let order: Vec<usize> = lane.queue.iter().map(layer).collect();
+            (order, simulate(&program, &Options::default()).trace.iteration)
+        };
+        let ((as_they_come, slower), (as_needed, faster)) = (steps(false), steps(true));
+        assert_eq!(as_they_come.last(), Some(&0));
+        assert!(as_needed.last() >= Some(&4), "{as_needed:?}");
+        assert!(faster < slower, "{faster} {slower}");
     }
 }
 

@@ -256,7 +256,8 @@ impl<'s, 'a> Search<'s, 'a> {
             pipelines::leaving_or_not(&mut known.candidates);
             if known.system.family() == Family::Sharded {
                 known.candidates.extend(shared::placements(figures, pins, (known.system, limit)));
-                known.candidates = shared::promising(&figures.context, std::mem::take(&mut known.candidates));
+                let candidates = std::mem::take(&mut known.candidates);
+                known.candidates = shared::promising((&figures.context, pins), candidates);
             }
             // Whatever the time limit, a plan that is far from all bounds is not the last word.
             let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound);

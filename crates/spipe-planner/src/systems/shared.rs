@@ -11,13 +11,14 @@ pub(crate) use busy::busiest;
 
 use super::{cuts, gpus, socket};
 use crate::{
+    every::orders,
     figures::{Figures, runs},
     pins::Pins,
 };
 use program::{Choice, Program, Room, Solved};
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, MemoryId};
-use spipe_plan::{Context, Knobs, Placement, Stage, System, check};
+use spipe_plan::{Context, Knob, Knobs, Placement, Stage, System, check};
 
 /// How many layers stages have at most.
 const LENGTHS: [usize; 4] = [1, 2, 4, 8];
@@ -27,6 +28,9 @@ const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
 /// How many placements are simulated, those first whose busiest device or link is busy least.
 const MOST_TRIED: usize = 24;
+
+/// How many of these are simulated with steps in either order.
+const BOTH_TRIED: usize = 8;
 
 /// How many GPUs may share: each has as many microbatches.
 pub(crate) fn shares(context: &Context<'_>) -> impl Iterator<Item = usize> {
@@ -94,14 +98,28 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
     list
 }
 
-/// Those of `list` that fit and may be the fastest, and all of it if none fits.
-pub(super) fn promising(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
+/// Those of `list` that fit and may be the fastest, and all of it if none fits; where the host steps several stages, what is urgent first,
+/// and of the first few also as they come.
+pub(super) fn promising((context, pins): (&Context<'_>, &Pins), list: Vec<Placement>) -> Vec<Placement> {
     let fits = |placement: &&Placement| check(context, placement).is_ok();
     let mut fitting: Vec<(f64, Placement)> =
         list.par_iter().filter(fits).map(|placement| (busiest(context, placement), placement.clone())).collect();
     fitting.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     fitting.truncate(MOST_TRIED);
-    if fitting.is_empty() { list } else { fitting.into_iter().map(|(_, placement)| placement).collect() }
+    let chosen = if fitting.is_empty() { list } else { fitting.into_iter().map(|(_, placement)| placement).collect() };
+    let pinned = pins.knob(Knob::UrgentSteps).map(|pinned| pinned > 0);
+    let orders = |(place, placement): (usize, &Placement)| -> Vec<bool> {
+        match (pinned, orders(placement).contains(&true)) {
+            (Some(urgent), _) => vec![urgent],
+            (None, true) if place < BOTH_TRIED => vec![true, false],
+            (None, may) => vec![may],
+        }
+    };
+    let in_order = |placement: &Placement, urgent_steps: bool| {
+        placement.clone().with_knobs(Knobs { urgent_steps, ..placement.knobs })
+    };
+    let each = chosen.iter().enumerate();
+    each.flat_map(|it| orders(it).into_iter().map(move |urgent| in_order(it.1, urgent))).collect()
 }
 
 /// What no placement of `system` takes less than, in ms; infinite if none fits.

@@ -81,6 +81,8 @@ pub(super) struct Lowering<'a> {
     /// By participant: what the forward of each stage left for the next stage and for the backward.
     outputs: Vec<Vec<Option<BufferId>>>,
     saved: Vec<Vec<Option<BufferId>>>,
+    /// Whether sockets step first what is needed first.
+    urgent_steps: bool,
     faults: Faults,
 }
 
@@ -106,7 +108,15 @@ impl<'a> Lowering<'a> {
         }
         let stages = placement.stages.len();
         let none = vec![vec![None; stages]; devices.len()];
-        Self { context, builder, participants, outputs: none.clone(), saved: none, faults: Faults::new() }
+        Self {
+            context,
+            builder,
+            participants,
+            outputs: none.clone(),
+            saved: none,
+            urgent_steps: placement.knobs.urgent_steps,
+            faults: Faults::new(),
+        }
     }
 
     pub fn run(mut self) -> Result<(), Faults> {

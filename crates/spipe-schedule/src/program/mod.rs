@@ -300,7 +300,7 @@ pub enum LaneOrder {
     AsAdded,
     /// By when the actions can start, estimated without contention: copies follow their producers.
     AsReady,
-    /// Of those that can start, estimated likewise, the one of the earliest stage first: the next iteration needs it first.
+    /// Of those that can start, estimated likewise, the one of the first layers first: the next iteration needs it first.
     AsNeeded,
 }
 
@@ -412,7 +412,7 @@ impl Program {
     pub(super) fn rank(&self, action: ActionId) -> usize {
         let action = &self.actions[action];
         match self.lanes[action.lane].order {
-            LaneOrder::AsNeeded => action.subject.stage.map_or(0, |stage| stage.index()),
+            LaneOrder::AsNeeded => action.subject.layers.map_or(0, |layers| layers.first().index()),
             LaneOrder::AsAdded | LaneOrder::AsReady => 0,
         }
     }

@@ -65,6 +65,9 @@ impl Lowering<'_> {
         }
         let role = if self.context.is_cpu(device) { LaneRole::Optimizer } else { LaneRole::Compute };
         let lane = self.builder.lane(device, role.name(), role);
+        if self.urgent_steps && role == LaneRole::Optimizer {
+            self.builder.as_needed(lane);
+        }
         Some(Step { at, stage, subject, gradients, state, memory, device, lane })
     }
 
