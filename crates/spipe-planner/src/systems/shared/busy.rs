@@ -13,7 +13,7 @@ pub(super) enum Lane {
     /// Passes and steps of a device, or steps of a socket.
     Computing(DeviceId),
     /// Steps of a socket, which come after a device's last gradients and before their parameters are used again: besides, it has all rounds
-    /// but one.
+    /// but one. Where gradients are clipped, steps come after its last backward and before its first one, which it has then as well.
     Stepping(DeviceId),
     /// The ring, by the device that gets something.
     Collecting(DeviceId),
@@ -92,7 +92,8 @@ impl<'b, 'a> Busy<'b, 'a> {
         let memories = context.hardware.memories();
         let socket = context.hardware.host_memory(here).and_then(|host| memories[host].device);
         if let Some(socket) = socket.filter(|_| at == 0) {
-            self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds));
+            let clips = context.workload().clip_norm.is_some();
+            self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds) + if clips { back } else { 0.0 });
         }
         let memory = context.hardware.devices()[here].memory;
         let part = |bytes: Bytes| bytes.as_f64() / count as f64;
