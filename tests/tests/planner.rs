@@ -18,7 +18,7 @@ use proptest::{
 };
 use spipe_base::{LayerRange, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{OutcomeStatus, Placement, Stage, System, check};
+use spipe_plan::{Knob, OutcomeStatus, Placement, Stage, System, check};
 use spipe_planner::{Named, Options, Pin, Pins, PlanError, Problem, Solution, every, generated, plan_all, planner};
 use std::{cell::Cell, sync::atomic::AtomicBool, time::Duration};
 
@@ -335,6 +335,35 @@ fn of_all_systems_the_plan_for_frozen_layers_is_the_best_of_all_placements() {
 fn of_all_systems_the_plan_for_tied_ends_is_the_best_of_all_placements() {
     let draws = prop::collection::vec(any::<u8>(), 12);
     run_on(25, (tied_instance_of(1), draws), |(instance, draws)| is_the_best(&instance, &draws));
+}
+
+/// Where a pin makes steps a phase of their own no placement that has it is faster than its bound, and the plan is the best of them.
+#[test]
+fn steps_that_are_a_phase_of_their_own_have_bounds_of_their_own() {
+    let found = Cell::new(0);
+    run_on(60, instance_of(3), |instance| {
+        let context = instance.context();
+        let pin = Pin::Knob(Knob::SynchronousOptimizer, 1);
+        for system in [System::ZeroOffload, System::Fsdp, System::ZeroInfinity] {
+            let pins = Pins::new(&[Named { words: "pin".into(), pin: pin.clone() }]).unwrap();
+            let options = Options { pins, gap: 0.0, time_limit: PATIENCE, ..Options::default() };
+            let Ok(one) = solve(&instance, &[system], options, true) else { continue };
+            prop_assert!(one.placement.knobs.synchronous_optimizer);
+            let phased = |mut placement: Placement| {
+                placement.knobs.synchronous_optimizer = true;
+                placement
+            };
+            let all = every(context, system, usize::MAX).unwrap_or_default().into_iter().map(phased);
+            let fit = all.filter(|placement| check(&context, placement).is_ok());
+            let timed = |placement: Placement| Some((simulated(&instance, &placement)?, placement));
+            let (best, fastest) = fit.filter_map(timed).min_by_key(|(time, _)| *time).unwrap();
+            let agrees = one.bound <= best + CLOCK && one.simulated <= best + CLOCK;
+            prop_assert!(agrees, "{}: {:?} but {}: {:?}", system, one, best, fastest);
+            found.set(found.get() + 1);
+        }
+        Ok(())
+    });
+    assert!(found.get() >= 40, "{} plans", found.get());
 }
 
 /// A pin to one of two equal GPUs: every system's plan holds it, and is as fast as without it.

@@ -249,7 +249,9 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
     refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
     refuse(knobs.shards.is_some(), Knob::Shards.is_of(system), "shards");
     refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
-    refuse(knobs.synchronous_checkpoints || knobs.synchronous_optimizer, system == System::Spipe, "ablation");
+    refuse(knobs.synchronous_checkpoints, system == System::Spipe, "checkpoints that are sent late");
+    let phase = Knob::SynchronousOptimizer.is_of(system);
+    refuse(knobs.synchronous_optimizer, phase, "steps that are a phase of their own");
     refuse(knobs.arithmetic_undo, system == System::Spipe, "way to undo");
     if let Some(slots) = knobs.offload_slots.filter(|slots| *slots < FEWEST_OFFLOAD_SLOTS) {
         faults.push(

@@ -18,6 +18,8 @@ pub enum Knob {
     UrgentSteps,
     /// Whether gradients leave with each microbatch.
     GradientsLeave,
+    /// Whether steps are a phase of their own.
+    SynchronousOptimizer,
     /// How many GPUs share everything.
     Shards,
     /// k, the layers on the GPU.
@@ -28,13 +30,14 @@ pub enum Knob {
 
 impl Knob {
     /// Every one of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::HeadStart,
         Self::Group,
         Self::MemoryLimit,
         Self::OffloadSlots,
         Self::UrgentSteps,
         Self::GradientsLeave,
+        Self::SynchronousOptimizer,
         Self::Shards,
         Self::Resident,
         Self::Swap,
@@ -49,6 +52,7 @@ impl Knob {
             Self::OffloadSlots => "offload-slots",
             Self::UrgentSteps => "urgent-steps",
             Self::GradientsLeave => "gradients-leave",
+            Self::SynchronousOptimizer => "synchronous-optimizer",
             Self::Shards => "shards",
             Self::Resident => "resident",
             Self::Swap => "swap",
@@ -57,7 +61,7 @@ impl Knob {
 
     /// Whether it is on or off.
     pub const fn is_switch(self) -> bool {
-        matches!(self, Self::UrgentSteps | Self::GradientsLeave)
+        matches!(self, Self::UrgentSteps | Self::GradientsLeave | Self::SynchronousOptimizer)
     }
 
     /// Whether a system has it.
@@ -69,6 +73,9 @@ impl Knob {
             Self::OffloadSlots => system.family() == Family::Pipeline,
             Self::UrgentSteps => system.family() != Family::Rounds && !system.is_stale(),
             Self::GradientsLeave => system.steps_on_host(),
+            Self::SynchronousOptimizer => {
+                matches!(system, System::Spipe | System::ZeroOffload) || system.family() == Family::Sharded
+            }
             Self::Shards => system.family() == Family::Sharded,
             Self::Resident | Self::Swap => matches!(system, System::Superpipeline | System::NaiveSwap),
         }
@@ -83,6 +90,7 @@ impl Knob {
             Self::OffloadSlots => knobs.offload_slots,
             Self::UrgentSteps => Some(knobs.urgent_steps as u64),
             Self::GradientsLeave => Some(knobs.gradients_leave as u64),
+            Self::SynchronousOptimizer => Some(knobs.synchronous_optimizer as u64),
             Self::Shards => knobs.shards,
             Self::Resident => knobs.resident,
             Self::Swap => knobs.swap,
@@ -98,6 +106,7 @@ impl Knob {
             Self::OffloadSlots => Knobs { offload_slots: Some(value), ..knobs },
             Self::UrgentSteps => Knobs { urgent_steps: value > 0, ..knobs },
             Self::GradientsLeave => Knobs { gradients_leave: value > 0, ..knobs },
+            Self::SynchronousOptimizer => Knobs { synchronous_optimizer: value > 0, ..knobs },
             Self::Shards => Knobs { shards: Some(value), ..knobs },
             Self::Resident => Knobs { resident: Some(value), ..knobs },
             Self::Swap => Knobs { swap: Some(value), ..knobs },

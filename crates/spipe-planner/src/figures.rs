@@ -42,6 +42,8 @@ pub(crate) struct Figures<'a> {
     pub host_help: bool,
     /// Whether sockets step first what the next iteration needs first, whatever else is chosen.
     pub urgent: bool,
+    /// Whether steps are a phase of their own, whatever else is chosen.
+    pub phased: bool,
     /// By device.
     pub devices: Vec<DeviceFigures>,
     /// The first device that is like each device, wherever they are.
@@ -104,6 +106,7 @@ impl<'a> Figures<'a> {
             devices,
             host_help: options.host_help,
             urgent: pins.knob(Knob::UrgentSteps) == Some(1),
+            phased: pins.knob(Knob::SynchronousOptimizer) == Some(1),
             hops: cost.devices().map(|from| cost.devices().map(|to| hop(&context, from, to)).collect()).collect(),
             runs,
         }

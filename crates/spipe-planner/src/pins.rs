@@ -238,6 +238,7 @@ impl Pins {
             offload_slots: knobs.offload_slots.or(pinned(Knob::OffloadSlots)),
             urgent_steps: knobs.urgent_steps || pinned(Knob::UrgentSteps) == Some(1),
             gradients_leave: knobs.gradients_leave || pinned(Knob::GradientsLeave) == Some(1),
+            synchronous_optimizer: knobs.synchronous_optimizer || pinned(Knob::SynchronousOptimizer) == Some(1),
             ..knobs
         }
     }

@@ -165,7 +165,8 @@ proptest! {
         let streamed = habits.1;
         let habits = Habits { recomputed: habits.0, offload: false, optimizer_on_socket: habits.2 };
         let placement = share(&hardware, layers.len(), (devices, streamed), habits);
-        let knobs = Knobs { urgent_steps: layers[0].1 % 2 == 0, ..placement.knobs };
+        let (urgent_steps, synchronous_optimizer) = (layers[0].1 % 2 == 0, layers[0].2 % 2 == 0);
+        let knobs = Knobs { urgent_steps, synchronous_optimizer, ..placement.knobs };
         let placement = placement.with_knobs(knobs);
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let program = lower(&context, &placement).map_err(|faults| TestCaseError::fail(faults.to_string()))?;
@@ -348,7 +349,9 @@ proptest! {
         let Some(placement) = placement.filter(|_| train || system.infers()) else { return Ok(()) };
         let urgent_steps = urgent && Knob::UrgentSteps.is_of(system);
         let gradients_leave = urgent && Knob::GradientsLeave.is_of(system);
-        let knobs = Knobs { offload_slots: Some(slots), urgent_steps, gradients_leave, ..placement.knobs };
+        let synchronous_optimizer = layers[0].2 % 2 == 0 && Knob::SynchronousOptimizer.is_of(system);
+        let knobs = Knobs { urgent_steps, gradients_leave, synchronous_optimizer, ..placement.knobs };
+        let knobs = Knobs { offload_slots: Some(slots), ..knobs };
         let placement = Placement { knobs, ..placement };
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let Ok(order) = order_of(&context, &placement) else {

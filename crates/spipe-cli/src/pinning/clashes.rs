@@ -39,7 +39,7 @@ fn alone(named: &Named, (model, mode): (&Model, Mode)) -> Option<Diagnostic> {
         ),
         Pin::Knob(knob, value) => {
             let least = match knob {
-                Knob::HeadStart | Knob::UrgentSteps | Knob::GradientsLeave => 0,
+                Knob::HeadStart | Knob::UrgentSteps | Knob::GradientsLeave | Knob::SynchronousOptimizer => 0,
                 Knob::OffloadSlots => FEWEST_OFFLOAD_SLOTS,
                 _ => 1,
             };

@@ -144,6 +144,8 @@ fn optimizers_on_a_socket() {
             let knobs = Knobs { urgent_steps, ..Knobs::default() };
             exactly(&Setup { system, stages, knobs, ..Setup::default() });
         }
+        let knobs = Knobs { synchronous_optimizer: !system.is_stale(), ..Knobs::default() };
+        exactly(&Setup { system, stages, knobs, ..Setup::default() });
         let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
         for microbatches in [1, 4] {
             exactly(&Setup { system, stages, knobs, microbatches, ..Setup::default() });
@@ -256,8 +258,8 @@ fn everything_shared_by_two() {
     exactly(&Setup { system: System::Fsdp, stages, microbatches: 4, ..Setup::default() });
     let stepped = &["gpu0 0..1 socket", "gpu0 2..4 socket recompute:1"];
     exactly(&Setup { system: System::Fsdp, stages: stepped, ..Setup::default() });
-    let (system, knobs) = (System::Fsdp, Knobs { urgent_steps: true, ..Knobs::default() });
-    exactly(&Setup { system, stages: stepped, knobs, ..Setup::default() });
+    let knobs = Knobs { urgent_steps: true, synchronous_optimizer: true, ..Knobs::default() };
+    exactly(&Setup { system: System::Fsdp, stages: stepped, knobs, ..Setup::default() });
     let one_round = &["gpu0 0..1 streamed recompute", "gpu0 2..3 streamed", "gpu0 4..4 streamed"];
     exactly(&Setup { system: System::ZeroInfinity, stages: one_round, microbatches: 2, ..Setup::default() });
 }

@@ -185,10 +185,12 @@ impl<'f, 'a> Spread<'f, 'a> {
             all.reduce(f64::min).unwrap_or(0.0)
         };
         let (mut ends, mut others) = (0.0, self.computed.clone() * ((m - 1.0) / m));
-        if self.clips() {
-            others += self.returned.clone() / m;
-            ends += least(&|bytes, _| way(bytes.gradients, outward));
-            ends += least(&|bytes, forward| way(bytes.parameters, inward) + forward);
+        if self.figures.phased || self.clips() {
+            // In a phase all forwards come after all steps, of which most have their gradients when the last backward ends.
+            let (phased, clips) = (self.figures.phased, self.clips());
+            others += if phased { self.computed.clone() } else { self.returned.clone() } / m;
+            ends += least(&|bytes, _| if clips { way(bytes.gradients, outward) } else { 0.0 });
+            ends += least(&|bytes, forward| way(bytes.parameters, inward) + if phased { 0.0 } else { forward });
         } else {
             ends += times.backward + least(&|bytes, _| way(bytes.parameters, inward));
             if bytes.gradients > Bytes::ZERO {
@@ -205,16 +207,19 @@ impl<'f, 'a> Spread<'f, 'a> {
     }
 
     /// Where gradients are clipped, every step comes after all backwards of its iteration, and before all of the next one, since each
-    /// microbatch has been through all layers by then: `T ≥ steps of a socket + backwards of a device`, of each the mean at least.
+    /// microbatch has been through all layers by then: `T ≥ steps of a socket + backwards of a device`, of each the mean at least. Where
+    /// steps are a phase they come before all forwards, too.
     fn step_after_norm(&mut self, classes: &[Class], host: &Burden) {
         let Freedom { synchronous, apart, .. } = *self.freedom;
         let rate = self.step_rate();
-        if !self.figures.training || !self.clips() || !synchronous || apart || rate <= 0.0 {
+        let waits = self.clips() || self.figures.phased;
+        if !self.figures.training || !waits || !synchronous || apart || rate <= 0.0 {
             return;
         }
         let devices: usize = classes.iter().map(|class| class.count).sum();
-        let (stepped, returned) = (host.busy.clone() / (rate * self.unit), self.returned.clone() / devices as f64);
-        self.rows.push(constraint!(stepped + returned <= self.busiest));
+        let passes = if self.figures.phased { &self.computed } else { &self.returned };
+        let (stepped, passes) = (host.busy.clone() / (rate * self.unit), passes.clone() / devices as f64);
+        self.rows.push(constraint!(stepped + passes <= self.busiest));
     }
 
     /// A device begins when the first microbatch has come to it, and ends before the last one is back at the first layer, where the next

@@ -2,11 +2,11 @@
 
 mod bare;
 mod flows;
-mod norm;
 mod pipeline;
 mod rounds;
 mod sharded;
 mod slots;
+mod steps;
 mod turns;
 
 pub use bare::{StageTimes, bare, bare_offloaded};

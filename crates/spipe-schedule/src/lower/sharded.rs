@@ -83,6 +83,8 @@ pub(super) struct Lowering<'a> {
     saved: Vec<Vec<Option<BufferId>>>,
     /// Whether sockets step first what is needed first.
     urgent_steps: bool,
+    /// Whether steps are a phase of their own.
+    synchronous_optimizer: bool,
     faults: Faults,
 }
 
@@ -114,6 +116,7 @@ impl<'a> Lowering<'a> {
             participants,
             outputs: none.clone(),
             saved: none,
+            synchronous_optimizer: placement.knobs.synchronous_optimizer,
             urgent_steps: placement.knobs.urgent_steps,
             faults: Faults::new(),
         }

@@ -13,7 +13,8 @@ pub(super) enum Lane {
     /// Passes and steps of a device, or steps of a socket.
     Computing(DeviceId),
     /// Steps of a socket, which come after a device's last gradients and before their parameters are used again: besides, it has all rounds
-    /// but one. Where gradients are clipped, steps come after its last backward and before its first one, which it has then as well.
+    /// but one. Where gradients are clipped, steps come after its last backward and before its first one, which it has then as well; where
+    /// they are a phase of their own, before its first forward.
     Stepping(DeviceId),
     /// The ring, by the device that gets something.
     Collecting(DeviceId),
@@ -28,21 +29,23 @@ pub(super) struct Busy<'b, 'a> {
     devices: Vec<DeviceId>,
     /// How many microbatches each device has.
     rounds: f64,
+    /// Whether steps are a phase of their own.
+    phased: bool,
     pub lanes: BTreeMap<Lane, f64>,
 }
 
 /// No iteration of `placement` is shorter, in ms.
 pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
-    let mut busy = Busy::new(context, placement.participants(context.hardware));
+    let mut busy = Busy::new(context, placement.participants(context.hardware), placement.knobs.synchronous_optimizer);
     placement.stages.iter().for_each(|stage| busy.stage(stage));
     busy.between();
     busy.lanes.into_values().fold(0.0, f64::max)
 }
 
 impl<'b, 'a> Busy<'b, 'a> {
-    pub fn new(context: &'b Context<'a>, devices: Vec<DeviceId>) -> Self {
+    pub fn new(context: &'b Context<'a>, devices: Vec<DeviceId>, phased: bool) -> Self {
         let rounds = (context.workload().microbatches / devices.len().max(1) as u64) as f64;
-        Self { context, devices, rounds, lanes: BTreeMap::new() }
+        Self { context, devices, rounds, phased, lanes: BTreeMap::new() }
     }
 
     fn add(&mut self, lane: Lane, ms: f64) {
@@ -92,8 +95,12 @@ impl<'b, 'a> Busy<'b, 'a> {
         let memories = context.hardware.memories();
         let socket = context.hardware.host_memory(here).and_then(|host| memories[host].device);
         if let Some(socket) = socket.filter(|_| at == 0) {
-            let clips = context.workload().clip_norm.is_some();
-            self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds) + if clips { back } else { 0.0 });
+            let first = match (self.phased, context.workload().clip_norm) {
+                (true, _) => passes / self.rounds,
+                (false, Some(_)) => back,
+                (false, None) => 0.0,
+            };
+            self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds) + first);
         }
         let memory = context.hardware.devices()[here].memory;
         let part = |bytes: Bytes| bytes.as_f64() / count as f64;

@@ -136,6 +136,7 @@ struct Any {
 pub(super) struct Program<'p, 'a> {
     context: &'p Context<'a>,
     devices: Vec<DeviceId>,
+    phased: bool,
     runs: Vec<Run>,
     between: BTreeMap<Lane, f64>,
     /// Where this is a bound, by participant.
@@ -146,13 +147,14 @@ impl<'p, 'a> Program<'p, 'a> {
     pub fn new(figures: &'p Figures<'a>, pins: &Pins, (system, shards): (System, usize), room: Room) -> Self {
         let context = &figures.context;
         let devices: Vec<DeviceId> = super::gpus(context).into_iter().take(shards).collect();
-        let mut busy = Busy::new(context, devices.clone());
+        let mut busy = Busy::new(context, devices.clone(), figures.phased);
         busy.between();
         let between = busy.lanes;
         let choices = Choice::of((system, shards), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
         let length = if let Room::Stages { length } = room { length } else { 1 };
-        let mut program = Self { context, devices, runs: Vec::new(), between, any: None };
+        let phased = figures.phased;
+        let mut program = Self { context, devices, phased, runs: Vec::new(), between, any: None };
         for (first, count) in &figures.runs {
             let all = units((*first, *count), length);
             // Of several units the last one may have fewer layers.
@@ -189,7 +191,7 @@ impl<'p, 'a> Program<'p, 'a> {
     /// What one of `units` needs and does; none where it cannot.
     fn load(&self, choice: Choice, units: &[LayerRange], room: Room) -> Option<Load> {
         let stage = choice.stage(self.context, *units.first()?)?;
-        let mut busy = Busy::new(self.context, self.devices.clone());
+        let mut busy = Busy::new(self.context, self.devices.clone(), self.phased);
         busy.stage(&stage);
         let able =
             |device: &&DeviceId| stage.layers.iter().all(|layer| self.context.cost.time(layer, **device).is_some());

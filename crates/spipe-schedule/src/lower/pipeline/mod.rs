@@ -45,6 +45,8 @@ pub(super) struct Lowering<'a> {
     stepped: BTreeMap<DeviceId, ActionId>,
     /// Whether sockets step first what is needed first.
     urgent_steps: bool,
+    /// Whether steps are a phase of their own.
+    synchronous_optimizer: bool,
     /// By stage, what it uses of another one's parameters.
     shared: BTreeMap<StageId, Shared>,
     offloads: Offloads,
@@ -81,6 +83,7 @@ impl<'a> Lowering<'a> {
             accumulated: vec![0; count],
             stepped: BTreeMap::new(),
             urgent_steps: placement.knobs.urgent_steps,
+            synchronous_optimizer: placement.knobs.synchronous_optimizer,
             shared: BTreeMap::new(),
             offloads: Offloads::new(placement),
             sent: BTreeMap::new(),

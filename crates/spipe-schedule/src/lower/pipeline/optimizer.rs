@@ -1,17 +1,18 @@
 //! Optimizer steps: on the stage's own device, or on a CPU socket that gets the gradients and returns the parameters.
 
-use super::{Lowering, gradients::on_host};
-use crate::lower::flows::{dram_flow, kept_by_its_step, latency, read_for_norm, route};
-use crate::lower::norm::{Norm, Summed};
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
+use super::{Done, Lowering, gradients::on_host};
+use crate::lower::flows::{dram_flow, kept_by_its_step, read_for_norm, route};
+use crate::lower::steps::{Phase, Stepper, Summed, Taken, step_all};
+use crate::{Access, Action, Anchor, Content, Edge, Lifetime, ProgramBuilder};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId,
     Subject,
 };
 use spipe_cost::LayerMemory;
+use spipe_plan::Context;
 
 /// One stage's state at the end of its backwards.
-struct Step {
+pub(in crate::lower) struct Step {
     stage: StageId,
     subject: Subject,
     parameters: BufferId,
@@ -29,31 +30,34 @@ impl Lowering<'_> {
     /// Steps the parameters of all stages, last one first; `delayed` steps with the gradients of the iteration before, while this one
     /// computes.
     pub(super) fn optimizer(&mut self, delayed: bool) {
-        let clips = self.context.workload().clip_norm.is_some();
-        let (mut norm, mut waiting) = (Norm::default(), Vec::new());
-        for stage in (0..self.stations.len()).rev().map(StageId::from) {
-            match self.prepare(stage, delayed) {
-                Some(step) if clips => {
-                    norm.add(self.builder, self.summed(&step));
-                    waiting.push(step);
-                }
-                Some(step) => {
-                    self.take(&step);
-                }
-                None => {}
-            }
-        }
-        let context = self.context;
-        let latency = |from, to| latency(context, from, to);
-        let Some(known) = norm.known(self.builder, &latency) else { return };
-        for step in waiting {
-            let action = self.take(&step);
-            known.before(self.builder, (action, step.home), &latency);
-        }
+        let stages = (0..self.stations.len()).rev().map(|stage| (StageId::from(stage), delayed));
+        step_all(self, stages);
+    }
+}
+
+impl Stepper for Lowering<'_> {
+    type Key = (StageId, bool);
+    type Step = Step;
+
+    fn context(&self) -> &Context<'_> {
+        self.context
+    }
+
+    fn builder(&mut self) -> &mut ProgramBuilder {
+        self.builder
+    }
+
+    fn phase(&self) -> Option<Phase> {
+        let last = |done: &Done| done.computed.last().copied();
+        let first = |done: &Done| done.computed.first().copied();
+        self.synchronous_optimizer.then(|| Phase {
+            backwards: self.backwards.iter().filter_map(last).collect(),
+            firsts: self.forwards.first().and_then(first).into_iter().collect(),
+        })
     }
 
     /// Brings the gradients of a stage to where they are stepped.
-    fn prepare(&mut self, stage: StageId, delayed: bool) -> Option<Step> {
+    fn prepare(&mut self, (stage, delayed): (StageId, bool)) -> Option<Step> {
         self.collect_shared(stage);
         let here = &self.stations[stage];
         let (gradients, last) = (here.gradients?, self.accumulated[stage.index()]);
@@ -96,26 +100,29 @@ impl Lowering<'_> {
         }
     }
 
+    fn take(&mut self, step: &Step) -> Taken {
+        let taken = if step.stepper == step.device { self.step_here(step) } else { self.step_there(step) };
+        self.return_shared(step.stage);
+        taken
+    }
+}
+
+impl Lowering<'_> {
     fn bytes(&self, step: &Step, part: fn(&LayerMemory) -> Bytes) -> Bytes {
         let layers = self.stations[step.stage].stage.layers;
         layers.iter().map(|layer| part(self.context.cost.memory(layer, step.device))).sum()
     }
 
-    fn take(&mut self, step: &Step) -> ActionId {
-        let action = if step.stepper == step.device { self.step_here(step) } else { self.step_there(step) };
-        self.return_shared(step.stage);
-        action
-    }
-
-    fn step_here(&mut self, step: &Step) -> ActionId {
+    fn step_here(&mut self, step: &Step) -> Taken {
         let state = self.optimizer_state(step);
         let reads = vec![step.gradients, Access::new(step.parameters, 0), Access::new(state, 0)];
         let writes = vec![Access::new(step.parameters, 1), Access::new(state, 1)];
-        self.step(step, (reads, writes))
+        let action = self.step(step, (reads, writes));
+        Taken { step: action, end: action }
     }
 
     /// Step on the socket's workers, parameters back.
-    fn step_there(&mut self, step: &Step) -> ActionId {
+    fn step_there(&mut self, step: &Step) -> Taken {
         let layers = self.stations[step.stage].stage.layers;
         let parameter_bytes = self.bytes(step, |memory| memory.parameters);
         let state = self.optimizer_state(step);
@@ -133,8 +140,8 @@ impl Lowering<'_> {
         }
         let back = (ActionKind::Copy(Payload::WriteBack), step.home, step.memory);
         let copied = (vec![Access::new(updated, 1)], Access::new(step.parameters, 1));
-        self.exchange((step.device, step.subject), back, parameter_bytes, copied);
-        action
+        let end = self.exchange((step.device, step.subject), back, parameter_bytes, copied);
+        Taken { step: action, end }
     }
 
     /// Copies a stage's gradients to the host; those that its step waits for.

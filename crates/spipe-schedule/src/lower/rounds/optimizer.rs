@@ -5,7 +5,7 @@ use super::{
     shared::Arrived,
     urgency::{Due, by_need, ends_of_backwards},
 };
-use crate::lower::norm::{Norm, Summed};
+use crate::lower::steps::{Norm, Summed};
 use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime,
@@ -119,10 +119,12 @@ impl Rounds<'_> {
             Ok(transfer) if from != to => transfer.latency(),
             _ => SimTime::ZERO,
         };
-        let Some(known) = norm.known(self.builder, &latency) else { return Ok(()) };
+        let Some(at) = norm.memories().last() else { return Ok(()) };
+        let lags: Vec<SimTime> = norm.memories().map(|from| latency(from, at)).collect();
+        let Some(known) = norm.known(self.builder, lags) else { return Ok(()) };
         for complete in waiting {
             let action = self.take(complete)?;
-            known.before(self.builder, (action, complete.memory), &latency);
+            known.before(self.builder, action, latency(known.memory, complete.memory));
         }
         Ok(())
     }

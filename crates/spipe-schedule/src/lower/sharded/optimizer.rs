@@ -1,14 +1,15 @@
 //! Each device steps its shards, or has its socket do it; where gradients are clipped, once the norm of all is known.
 
 use super::Lowering;
-use crate::lower::flows::{dram_flow, kept_by_its_step, latency, read_for_norm};
-use crate::lower::norm::{Norm, Summed};
-use crate::{Access, Action, Content, Lifetime};
+use crate::lower::flows::{dram_flow, kept_by_its_step, read_for_norm};
+use crate::lower::steps::{Phase, Stepper, Summed, Taken, step_all};
+use crate::{Access, Action, Content, Lifetime, ProgramBuilder};
 use spipe_base::{ActionId, ActionKind, BufferId, DeviceId, LaneId, LaneRole, MemoryId, Payload, SimTime, Subject};
+use spipe_plan::Context;
 use std::ops::Range;
 
 /// A stage's shard on a device, ready to be stepped.
-struct Step {
+pub(in crate::lower) struct Step {
     at: usize,
     stage: usize,
     subject: Subject,
@@ -23,30 +24,34 @@ struct Step {
 impl Lowering<'_> {
     /// Each device steps its shards, or has its socket do it.
     pub(super) fn optimizer(&mut self, stages: Range<usize>) {
-        let clips = self.context.workload().clip_norm.is_some();
-        let (mut norm, mut waiting) = (Norm::default(), Vec::new());
-        for at in 0..self.participants.len() {
-            for stage in stages.clone().rev() {
-                let Some(step) = self.prepare(at, stage) else { continue };
-                if clips {
-                    norm.add(self.builder, self.summed(&step));
-                    waiting.push(step);
-                } else {
-                    self.take(&step);
-                }
-            }
-        }
-        let context = self.context;
-        let latency = |from, to| latency(context, from, to);
-        let Some(known) = norm.known(self.builder, &latency) else { return };
-        for step in waiting {
-            let action = self.take(&step);
-            known.before(self.builder, (action, step.memory), &latency);
-        }
+        let participants = 0..self.participants.len();
+        let keys: Vec<_> = participants.flat_map(|at| stages.clone().rev().map(move |stage| (at, stage))).collect();
+        step_all(self, keys);
+    }
+}
+
+impl Stepper for Lowering<'_> {
+    type Key = (usize, usize);
+    type Step = Step;
+
+    fn context(&self) -> &Context<'_> {
+        self.context
+    }
+
+    fn builder(&mut self) -> &mut ProgramBuilder {
+        self.builder
+    }
+
+    fn phase(&self) -> Option<Phase> {
+        let here = || self.participants.iter();
+        self.synchronous_optimizer.then(|| Phase {
+            backwards: here().filter_map(|here| here.computed.last().copied()).collect(),
+            firsts: here().filter_map(|here| here.gathered_first).collect(),
+        })
     }
 
     /// Brings the sum of a shard's gradients to where it is stepped.
-    fn prepare(&mut self, at: usize, stage: usize) -> Option<Step> {
+    fn prepare(&mut self, (at, stage): (usize, usize)) -> Option<Step> {
         let part = &self.participants[at].parts[stage];
         let (gradients, (state, memory)) = (part.gradients?, part.state?);
         let (layers, home, bytes) = (part.stage.layers, part.home, part.bytes.gradient_shard);
@@ -84,7 +89,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn take(&mut self, step: &Step) -> ActionId {
+    fn take(&mut self, step: &Step) -> Taken {
         let Step { at, stage, subject, gradients, state, memory, .. } = *step;
         let here = &self.participants[at];
         let part = &here.parts[stage];
@@ -92,7 +97,8 @@ impl Lowering<'_> {
         let parameters = (Access::new(part.parameters, 0), Access::new(part.parameters, 1));
         let state = (Access::new(state, 0), Access::new(state, 1));
         if memory == on_device || memory == part.home {
-            return self.step(step, (vec![gradients, parameters.0, state.0], vec![parameters.1, state.1]));
+            let action = self.step(step, (vec![gradients, parameters.0, state.0], vec![parameters.1, state.1]));
+            return Taken { step: action, end: action };
         }
         let lifetime = kept_by_its_step(self.context, here.device);
         let updated = self.builder.part(self.share(at), Content::Parameters(layers), memory, (bytes, lifetime));
@@ -101,10 +107,12 @@ impl Lowering<'_> {
         let updated = Access::new(updated, 1);
         let action = self.step(step, (reads, vec![updated, state.1]));
         let back = (ActionKind::Copy(Payload::WriteBack), subject);
-        self.copy(at, back, (memory, on_device, bytes), (vec![updated], vec![parameters.1]));
-        action
+        let end = self.copy(at, back, (memory, on_device, bytes), (vec![updated], vec![parameters.1]));
+        Taken { step: action, end }
     }
+}
 
+impl Lowering<'_> {
     fn step(&mut self, step: &Step, (reads, writes): (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.participants[step.at].parts[step.stage].stage.layers;
         let count = self.participants.len() as u64;
