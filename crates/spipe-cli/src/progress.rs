@@ -121,7 +121,7 @@ impl Progress {
             event: "step",
             step: step.index,
             loss: step.loss,
-            gradient_norm: step.norm.filter(|norm| norm.is_finite()),
+            gradient_norm: step.norm,
             duration_ms: step.duration.as_secs_f64() * 1e3,
             tokens_per_second: rate,
             remaining_s: self.seconds / f64::from(self.here) * f64::from(left),

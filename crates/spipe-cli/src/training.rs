@@ -2,7 +2,7 @@
 
 use crate::{Failure, args::Format, data::Words, output, progress::Progress, resuming::Resuming};
 use spipe_base::Diagnostic;
-use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError};
+use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError, Schedule};
 use spipe_hardware::DeviceKind;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
@@ -18,7 +18,8 @@ pub struct Training<'a> {
     pub bindings: Vec<Binding>,
     pub steps: u32,
     pub seed: u64,
-    pub learning_rate: f64,
+    pub optimizer: AdamW,
+    pub schedule: Schedule,
     pub resuming: Resuming,
 }
 
@@ -27,7 +28,8 @@ pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure>
     let options = Options {
         steps: training.steps,
         seed: training.seed,
-        optimizer: AdamW { lr: training.learning_rate, ..AdamW::default() },
+        optimizer: training.optimizer,
+        schedule: training.schedule,
         checkpoints: training.resuming.checkpoints.clone(),
         resume: training.resuming.resume.clone(),
         weights: training.resuming.weights.clone(),

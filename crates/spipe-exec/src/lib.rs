@@ -62,7 +62,7 @@ pub use contention::Contention;
 pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
 pub use error::{MemoryUse, RunError};
 pub use infer::Outputs;
-pub use optimizer::{AdamW, Exchange, Moments, NarrowMut, Numbers, UndoLog};
+pub use optimizer::{AdamW, Decay, Exchange, Moments, NarrowMut, Numbers, Schedule, UndoLog};
 pub use reference::{Inferred, Reference, inferred, reference};
 pub use run::{Gradient, Options, Report, Step, run};
 pub use site::{assign_cores, available};

@@ -438,7 +438,7 @@ pub(crate) fn step<M>(
 }
 
 /// AdamW in host memory, with gradients times `factor`. Where nobody else holds a tensor, its memory is updated in place.
-pub(crate) fn adam_w(adam: &AdamW, factor: f32) -> impl Fn(Matrix, Matrix, &mut Moments) -> Matrix {
+pub(crate) fn adam_w(adam: AdamW, factor: f32) -> impl Fn(Matrix, Matrix, &mut Moments) -> Matrix {
     move |parameter, gradient, moments| {
         let device = parameter.device();
         let (mut data, gradient) = (parameter.into_data(), gradient.into_data());

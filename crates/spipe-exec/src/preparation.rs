@@ -82,6 +82,8 @@ pub(crate) fn prepare<'a>(
         beginning,
         inference,
         optimizer: options.optimizer,
+        schedule: options.schedule,
+        steps: options.steps,
         store: Store::default(),
         pacer: Pacer::new(program.channels()),
         clip_norm: workload.clip_norm,
@@ -103,7 +105,8 @@ pub(crate) fn prepare<'a>(
     Ok((interpreter, bound.into_values().collect(), warnings))
 }
 
-/// Whether steps use the gradients of the iteration before: losses have been scaled by then for a while.
+/// Whether steps use the gradients of the iteration before: when those are checked, the losses of the next one are scaled already, so that
+/// nothing can be learnt in time.
 fn delayed(program: &Program) -> bool {
     program
         .buffers()

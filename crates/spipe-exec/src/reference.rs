@@ -81,7 +81,7 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         let gradients = if delayed { before.replace(gradients) } else { Some(gradients) };
         if let Some(gradients) = gradients {
             let factor = context.workload().clip_norm.map_or(1.0, |clip| clip.factor(norm(&gradients)));
-            let change = passes::adam_w(&options.optimizer, factor);
+            let change = passes::adam_w(options.optimizer.in_step(options.schedule, (step, options.steps)), factor);
             parameters = site.compute(|| passes::step(parameters, gradients, &mut moments, change)).map_err(failed)?;
         }
         result.losses.push(loss);

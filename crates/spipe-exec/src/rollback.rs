@@ -54,7 +54,14 @@ fn a_step_that_is_rolled_back_has_not_happened() {
 /// Who waits for the norm of all gradients steps nothing if some are not finite; without a scale something is wrong.
 #[test]
 fn a_norm_that_is_not_finite_leaves_out_all_steps_or_ends_the_run() {
-    let stages = &["gpu0 0..1", "gpu1 2..4 socket"];
+    let on_devices: &[&str] = &["gpu0 0..1", "gpu1 2..4 socket"];
+    let on_cores: &[&str] = &["gpu0 0..2", "cpu0 3..4"];
+    for stages in [on_devices, on_cores] {
+        leaves_out_all(stages);
+    }
+}
+
+fn leaves_out_all(stages: &[&str]) {
     let run = |precision, spoils: fn(u32, LayerId) -> bool| {
         let setup = Setup { stages, precision, clip_norm: Some(0.1), ..Setup::default() };
         let (plan, program) = setup.build();
@@ -72,6 +79,17 @@ fn a_norm_that_is_not_finite_leaves_out_all_steps_or_ends_the_run() {
         Err(RunError::Lane { message, .. }) => assert_eq!(message, "the norm of all gradients is not finite"),
         other => panic!("{other:?}"),
     }
+}
+
+/// Without a norm each stage leaves out its own step, one on cores too.
+#[test]
+fn a_scaled_gradient_that_is_not_finite_reaches_no_parameter() {
+    let setup = Setup { stages: &["gpu0 0..2", "cpu0 3..4"], precision: Precision::Fp16, ..Setup::default() };
+    let (plan, program) = setup.build();
+    let hooks = Hooks { spoils: |step, layer| step == 2 && layer.index() == 3, ..Hooks::NONE };
+    let options = Setup::options(Backend::Flex, 6);
+    let report = run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks).unwrap();
+    assert!(report.losses.iter().all(|loss| loss.is_finite()), "{:?}", report.losses);
 }
 
 /// Nothing undoes it and no scale explains it: something is wrong.

@@ -1,7 +1,7 @@
 //! A run: one thread per lane of a program.
 
 use crate::{
-    AdamW, Binding, Checkpoint, Checkpoints, Data, MemoryUse, Outputs, RunError,
+    AdamW, Binding, Checkpoint, Checkpoints, Data, MemoryUse, Outputs, RunError, Schedule,
     board::Board,
     checkpoint::{Between, Disk, Identity, RealDisk, Writer},
     contention::Watch,
@@ -42,6 +42,8 @@ pub struct Options {
     pub seed: u64,
     /// How parameters are updated.
     pub optimizer: AdamW,
+    /// How its learning rate changes.
+    pub schedule: Schedule,
     /// Whether the report carries the gradients of the first step.
     pub keep_gradients: bool,
     /// Where checkpoints are written, if they are.
@@ -62,6 +64,7 @@ impl Options {
             steps: 1,
             seed: 0,
             optimizer: AdamW::default(),
+            schedule: Schedule::default(),
             keep_gradients: false,
             checkpoints: None,
             resume: None,

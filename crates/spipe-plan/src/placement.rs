@@ -52,8 +52,8 @@ pub struct Knobs {
     /// Whether checkpoints are sent only when they are needed (`spipe`; for comparison).
     #[serde(skip_serializing_if = "is_false")]
     pub synchronous_checkpoints: bool,
-    /// Whether the optimizer waits for the end of the backward; where it is not streamed parameters that are stepped, the next iteration waits
-    /// for all steps as well, as with DeepSpeed's and PyTorch's `step()` (`spipe`, `zero-offload`, `fsdp`, `zero-infinity`; for comparison).
+    /// Whether the optimizer waits for the end of the backward (`spipe`, `zero-offload`, `fsdp`, `zero-infinity`; for comparison); but in
+    /// `spipe` the next iteration waits for all steps as well, as with DeepSpeed's and PyTorch's `step()`.
     #[serde(skip_serializing_if = "is_false")]
     pub synchronous_optimizer: bool,
     /// Whether steps taken on trust are undone by arithmetic from their gradients, nearly exactly, instead of from a log of what

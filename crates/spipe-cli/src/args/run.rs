@@ -1,6 +1,6 @@
 //! What `spipe demo` and `spipe run` take.
 
-use clap::Args as Group;
+use clap::{Args as Group, ValueEnum};
 
 /// The main job.
 #[derive(Debug, Group)]
@@ -49,6 +49,15 @@ pub struct Run {
     /// Learning rate
     #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true, value_parser = rate)]
     pub learning_rate: f64,
+    /// Steps in which the learning rate rises to that
+    #[arg(long, default_value_t = 0)]
+    pub warmup_steps: u32,
+    /// What the learning rate does afterwards, to the end of the run
+    #[arg(long, value_enum, default_value_t = Decay::Constant)]
+    pub decay: Decay,
+    /// Share of each parameter, times the learning rate, that it loses in each step
+    #[arg(long, default_value_t = 0.01, allow_negative_numbers = true, value_parser = rate)]
+    pub weight_decay: f64,
     /// Seed of the parameters and of the order of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -73,6 +82,27 @@ pub struct Run {
     /// The measured trace to write
     #[arg(short, long)]
     pub output: Option<String>,
+}
+
+/// What a learning rate does after its warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Decay {
+    /// It stays
+    Constant,
+    /// It falls to nothing, by as much in each step
+    Linear,
+    /// It falls to nothing along half a wave
+    Cosine,
+}
+
+impl From<Decay> for spipe_exec::Decay {
+    fn from(decay: Decay) -> Self {
+        match decay {
+            Decay::Constant => Self::Constant,
+            Decay::Linear => Self::Linear,
+            Decay::Cosine => Self::Cosine,
+        }
+    }
 }
 
 /// A learning rate.

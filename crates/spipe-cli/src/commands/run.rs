@@ -14,7 +14,7 @@ use crate::{
 };
 use spipe_base::Bytes;
 use spipe_cost::Mode;
-use spipe_exec::Report;
+use spipe_exec::{AdamW, Report, Schedule};
 use std::fmt::Write;
 
 /// Runs the plan, prints the losses, writes the measured trace.
@@ -35,7 +35,8 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
         bindings: training::bindings(&plan, &what.bindings, backend)?,
         steps: what.steps,
         seed: what.seed,
-        learning_rate: what.learning_rate,
+        optimizer: AdamW { lr: what.learning_rate, weight_decay: what.weight_decay, ..AdamW::default() },
+        schedule: Schedule { warmup_steps: what.warmup_steps, decay: what.decay.into() },
         resuming: Resuming::new(what)?,
     };
     if found.is_some() && plan.context().workload().mode == Mode::Train {

@@ -239,7 +239,7 @@ fn optimizer_rate((device, apart): (&Device, bool), clock: &mut Clock) -> Params
             Some(moments) => passes::step(before, gradients, moments, |parameter, gradient, moments| {
                 adam.step_on_device(parameter, gradient, moments)
             }),
-            None => passes::step(before, gradients, &mut moments, passes::adam_w(&adam, 1.0)),
+            None => passes::step(before, gradients, &mut moments, passes::adam_w(adam, 1.0)),
         };
         finish(device, ());
         start.elapsed()

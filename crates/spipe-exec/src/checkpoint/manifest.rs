@@ -1,7 +1,7 @@
 //! The small file that says what a checkpoint is, and that all of it is there.
 
 use super::{CheckpointError, MANIFEST, OPTIMIZER, WEIGHTS, name};
-use crate::{AdamW, Data, Options, tensor_file::open_ordinary};
+use crate::{Data, Decay, Options, Schedule, tensor_file::open_ordinary};
 use serde::{Deserialize, Serialize};
 use spipe_plan::Plan;
 use std::{
@@ -61,12 +61,26 @@ pub(crate) struct OptimizerSettings {
     pub betas: [f64; 2],
     pub epsilon: f64,
     pub weight_decay: f64,
+    /// How the learning rate changes, in words; none where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
 }
 
-impl From<AdamW> for OptimizerSettings {
-    fn from(adam: AdamW) -> Self {
-        let betas = [adam.betas.0, adam.betas.1];
-        Self { learning_rate: adam.lr, betas, epsilon: adam.eps, weight_decay: adam.weight_decay }
+impl OptimizerSettings {
+    fn of(options: &Options) -> Self {
+        let Options { optimizer: adam, schedule, steps, .. } = options;
+        let decay = match schedule.decay {
+            Decay::Constant => String::new(),
+            decay => format!(", {decay:?} decay to step {steps}"),
+        };
+        let words = format!("{} steps to warm up{decay}", schedule.warmup_steps);
+        Self {
+            learning_rate: adam.lr,
+            betas: [adam.betas.0, adam.betas.1],
+            epsilon: adam.eps,
+            weight_decay: adam.weight_decay,
+            schedule: (*schedule != Schedule::default()).then_some(words),
+        }
     }
 }
 
@@ -102,7 +116,7 @@ impl Identity {
             plan: format!("{:08x}", crc32fast::hash(plan.to_json().as_bytes())),
             batch: workload.microbatch * workload.microbatches,
             data: format!("{:08x}", data.sum()),
-            optimizer: options.optimizer.into(),
+            optimizer: OptimizerSettings::of(options),
         }
     }
 }

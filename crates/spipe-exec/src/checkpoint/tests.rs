@@ -64,6 +64,24 @@ fn a_run_goes_on_bit_for_bit_with_the_same_plan_and_with_another() {
 }
 
 #[test]
+fn other_learning_rates_are_told() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    let decays = |options: Options| {
+        let schedule = crate::Schedule { decay: crate::Decay::Linear, ..crate::Schedule::default() };
+        Options { schedule, ..options }
+    };
+    train(&case, &decays(writing(&case, 3, folder.path()))).unwrap();
+    let tells = |options: Options| {
+        let warnings = train(&case, &options).unwrap().warnings;
+        warnings.iter().any(|warning| warning.contains("other settings"))
+    };
+    assert!(tells(decays(going_on(&case, 5, folder.path()))), "it would have ended after three steps");
+    assert!(tells(going_on(&case, 6, folder.path())));
+    assert!(!tells(going_on(&case, 7, folder.path())));
+}
+
+#[test]
 fn steps_keep_their_numbers_and_a_finished_run_says_so() {
     let case = Case::default();
     let folder = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ pub(crate) use norm::Verdict;
 pub(crate) use widths::Scales;
 
 use crate::{
-    AdamW, Data,
+    AdamW, Data, Schedule,
     account::Instance,
     checkpoint::Beginning,
     inference::Inference,
@@ -56,6 +56,9 @@ pub(crate) struct Interpreter<'a> {
     /// What forwards read and find, if nothing is trained.
     pub inference: Option<Inference<'a>>,
     pub optimizer: AdamW,
+    pub schedule: Schedule,
+    /// Steps in all, those before this run among them.
+    pub steps: u32,
     pub store: Store,
     pub pacer: Pacer,
     /// The 16-bit numbers of the run, and the devices that hold them.
@@ -118,6 +121,11 @@ impl Interpreter<'_> {
 
     fn checks(&self) -> MutexGuard<'_, BTreeMap<(u32, ActionId), spipe_schedule::Outcome>> {
         self.checks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The optimizer with the learning rate of an iteration.
+    fn optimizer_in(&self, iteration: u32) -> AdamW {
+        self.optimizer.in_step(self.schedule, (self.beginning.step() + iteration, self.steps))
     }
 
     fn at(&self, buffer: BufferId, iteration: u32) -> Instance {

@@ -107,13 +107,18 @@ impl Interpreter<'_> {
             Verdict::Use(factor) if factor.to_bits() == 1.0f32.to_bits() => spipe_schedule::Outcome::Pass,
             _ => spipe_schedule::Outcome::Fail,
         };
-        self.checks().insert((iteration, action), outcome);
+        let mut checks = self.checks();
+        checks.retain(|(known, _), _| known + 3 > iteration);
+        checks.insert((iteration, action), outcome);
+        drop(checks);
         let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
         verdicts.retain(|known, _| known + 3 > iteration);
         verdicts.insert(iteration, verdict);
         drop(verdicts);
         self.learn_scale(overflows);
-        Ok(Outcome { norm: self.clip_norm.map(|_| norm), ..Outcome::default() })
+        // Where steps are late, the first ones have no gradients.
+        let known = self.clip_norm.is_some() && norm.is_finite() && norm > 0.0;
+        Ok(Outcome { norm: known.then_some(norm), ..Outcome::default() })
     }
 }
 

@@ -3,10 +3,11 @@
 use super::{
     Interpreter,
     moves::{in_width, numbers},
-    norm::{Verdict, squares},
+    norm::squares,
     widths::unscaled,
 };
 use crate::{
+    AdamW,
     account::Instance,
     layers::{Matrix, float},
     optimizer::{Exchange, Moments, sums_of_squares},
@@ -80,6 +81,7 @@ impl Interpreter<'_> {
         };
         state.sound = factor.is_some();
         let (scale, width) = (self.scale(iteration), float(self.width_of(buffer)?));
+        let optimizer = self.optimizer_in(iteration);
         let after = if let Some(factor) = factor {
             site.compute(|| {
                 let from = state.master.take();
@@ -88,7 +90,7 @@ impl Interpreter<'_> {
                 let moments = &mut state.moments;
                 let stepped =
                     passes::step(from.unwrap_or(before), gradients, moments, |parameter, gradient, moments| {
-                        self.optimizer.step_on_device(parameter, gradient, moments)
+                        optimizer.step_on_device(parameter, gradient, moments)
                     });
                 let after = passes::cast_all(stepped.clone(), width);
                 state.master = narrow.then_some(stepped);
@@ -114,13 +116,23 @@ impl Interpreter<'_> {
         let state = self.at(step.state, iteration);
         self.keep_first_gradients(iteration, gradients)?;
         let before = self.store.take_tensors(parameters)?;
-        let sum = self.store.take_tensors(gradients)?;
+        let sum = self.spoilt(iteration, self.layers_of(step.state)?, self.store.take_tensors(gradients)?);
         let mut moments = self.store.take_state(state)?;
         let site = &self.sites[&step.device];
-        // In f32 no loss is scaled, so that no step is left out.
-        let factor = self.verdict(iteration).and_then(Verdict::factor).unwrap_or(1.0);
-        let change = passes::adam_w(&self.optimizer, factor);
-        let stepped = site.compute(|| passes::step(before, sum, &mut moments.moments, change))?;
+        let factor = match self.verdict(iteration) {
+            Some(verdict) => verdict.factor(),
+            // What is not scaled either is finite or has an infinite loss.
+            None if !self.scales_losses() => Some(1.0),
+            None => self.if_finite(step, site.compute(|| sums_of_squares(sum.iter().flatten()))??)?,
+        };
+        let stepped = match factor {
+            Some(factor) => {
+                let factor = self.scale(iteration).recip() * factor;
+                let change = passes::adam_w(self.optimizer_in(iteration), factor);
+                site.compute(|| passes::step(before, sum, &mut moments.moments, change))?
+            }
+            None => before,
+        };
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
         self.put(&mut outcome, parameters, Value::Tensors(stepped));
         self.put(&mut outcome, state, Value::State(Box::new(moments)));
@@ -151,11 +163,12 @@ impl Interpreter<'_> {
             state.sound = factor.is_some();
             if let Some(factor) = factor {
                 let factor = self.scale(made_in).recip() * factor;
+                let optimizer = self.optimizer_in(iteration);
                 let gradients = sum.iter().map(|(_, layer)| layer);
                 site.compute(|| {
                     let mut layers = parameters.iter_mut().zip(gradients).zip(&mut state.moments);
                     layers.try_for_each(|(((_, parameters), gradients), moments)| {
-                        self.step_layer(Arc::make_mut(parameters), (gradients, factor), moments)
+                        step_layer(&optimizer, Arc::make_mut(parameters), (gradients, factor), moments)
                     })
                 })??;
             }
@@ -197,20 +210,6 @@ impl Interpreter<'_> {
             return Err(format!("the gradients of {} are not finite", self.layers_of(step.state)?.in_words()));
         }
         Ok(squares.is_finite().then_some(1.0))
-    }
-
-    fn step_layer(
-        &self,
-        parameters: &mut HostLayer,
-        (gradients, factor): (&HostLayer, f32),
-        moments: &mut [Moments],
-    ) -> Result<(), String> {
-        for ((parameter, gradient), moments) in parameters.iter_mut().zip(gradients).zip(moments) {
-            let parameters = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
-            let exchange = Exchange { factor, ..Exchange::of(numbers(gradient)?) };
-            self.optimizer.step_with(parameters, exchange, moments);
-        }
-        Ok(())
     }
 
     /// What a step starts from, taken out so that nobody else holds what is updated in place.
@@ -293,14 +292,14 @@ impl Interpreter<'_> {
         let mut parameters = self.start_of(iteration, step, &mut state)?;
         // A step whose own gradients were not finite has changed nothing.
         if state.sound {
-            let factor = self.scale(iteration).recip();
+            let (factor, optimizer) = (self.scale(iteration).recip(), self.optimizer_in(iteration));
             self.sites[&step.device].compute(|| {
                 let layers = parameters.iter_mut().zip(&gradients).zip(&mut state.moments);
                 for (((_, parameters), (_, gradients)), moments) in layers {
                     let tensors = Arc::make_mut(parameters).iter_mut().zip(gradients.iter()).zip(moments);
                     for ((parameter, gradient), moments) in tensors {
                         let parameters = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
-                        self.optimizer.undo(parameters, (numbers(gradient)?, factor), moments);
+                        optimizer.undo(parameters, (numbers(gradient)?, factor), moments);
                     }
                 }
                 Ok::<(), String>(())
@@ -309,6 +308,21 @@ impl Interpreter<'_> {
         self.end_of(&mut outcome, (iteration, step), (state, parameters))?;
         Ok(outcome)
     }
+}
+
+/// A step of one layer, with gradients times `factor`.
+fn step_layer(
+    optimizer: &AdamW,
+    parameters: &mut HostLayer,
+    (gradients, factor): (&HostLayer, f32),
+    moments: &mut [Moments],
+) -> Result<(), String> {
+    for ((parameter, gradient), moments) in parameters.iter_mut().zip(gradients).zip(moments) {
+        let parameters = parameter.as_mut_slice::<f32>().map_err(|error| format!("{error:?}"))?;
+        let exchange = Exchange { factor, ..Exchange::of(numbers(gradient)?) };
+        optimizer.step_with(parameters, exchange, moments);
+    }
+    Ok(())
 }
 
 /// The same with one number that is none.

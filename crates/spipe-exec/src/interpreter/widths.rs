@@ -39,10 +39,12 @@ impl Scales {
         Self { next, adapts: checks, good: 0, used: std::collections::BTreeMap::new() }
     }
 
-    /// Where another run has left off, if it is known.
+    /// Where another run has left off, if it is known and this one can learn from it.
     pub fn resumed(self, before: Option<LossScale>) -> Self {
         match (self.next, before) {
-            (Some(_), Some(LossScale { scale, good_steps })) => Self { next: Some(scale), good: good_steps, ..self },
+            (Some(_), Some(LossScale { scale, good_steps })) if self.adapts => {
+                Self { next: Some(scale), good: good_steps, ..self }
+            }
             _ => self,
         }
     }

@@ -11,11 +11,13 @@ mod kernel;
 mod narrow;
 mod norm;
 mod pieces;
+mod schedule;
 mod undo;
 
 pub(crate) use device::{DeviceMoments, sums_of_squares};
 pub use narrow::{NarrowMut, Numbers};
 pub(crate) use norm::sum_of_squares;
+pub use schedule::{Decay, Schedule};
 pub use undo::UndoLog;
 
 use kernel::Scalars;
@@ -110,6 +112,11 @@ impl<'a> Exchange<'a> {
 }
 
 impl AdamW {
+    /// The same in step `step`, from 0, of a run of `steps`.
+    pub fn in_step(self, schedule: Schedule, (step, steps): (u32, u32)) -> Self {
+        Self { lr: self.lr * schedule.factor(step, steps), ..self }
+    }
+
     /// Updates `parameters` in place from `gradients`, on the threads of the current pool.
     ///
     /// Formula and order of operations are those of PyTorch's single-tensor form (`torch/optim/adamw.py`): decay,

@@ -1,15 +1,16 @@
 //! Gradients whose norm is clipped: every system steps with what plain training steps with.
 
 use crate::{
+    machine::text,
     setup::{BACKWARD, FORWARD, Setup, losses_are_near},
     shared::{cases, tied},
     systems::{KEPT, STEPS, UNITS, both, equal, exactly, within_rounding},
 };
 use spipe_base::ActionKind;
-use spipe_exec::Backend;
+use spipe_exec::{Backend, Decay, Options, Schedule, reference, run};
 use spipe_model::Precision;
 use spipe_plan::{Knobs, System};
-use std::fmt::Debug;
+use std::ops::ControlFlow;
 
 /// Shorter than the norm of every step.
 const SHORT: Option<f64> = Some(0.1);
@@ -101,11 +102,24 @@ fn a_norm_that_is_found_later_undoes_steps() {
     let knobs = Knobs { arithmetic_undo: true, ..Knobs::default() };
     let setup = Setup { clip_norm: SHORT, knobs, ..spipe() };
     let (plain, report) = both(&setup, Backend::Flex, STEPS);
-    near(&setup, &report.losses, &plain.losses, 1e-4);
+    losses_are_near(&setup, &report.losses, &plain.losses, 1e-4);
 }
 
-fn near(what: &dyn Debug, ours: &[f64], theirs: &[f64], share: f64) {
-    losses_are_near(what, ours, theirs, share);
+/// Every step has the learning rate of its number, also one that is late, and one that is made again.
+#[test]
+fn learning_rates_are_those_of_the_steps() {
+    let schedule = Schedule { warmup_steps: 3, decay: Decay::Cosine };
+    for setup in systems() {
+        for clip_norm in [None, SHORT] {
+            let setup = Setup { clip_norm, ..setup.clone() };
+            let (plan, program) = setup.build();
+            let options = Options { schedule, ..Setup::options(Backend::Flex, 8) };
+            let plain = reference(&plan, &program, &text(), &options).unwrap_or_else(|error| panic!("{error}"));
+            let report = run(&plan, &program, &text(), &options, &mut |_| ControlFlow::Continue(()))
+                .unwrap_or_else(|error| panic!("{setup:?}: {error}"));
+            equal(&setup, &(plain, report));
+        }
+    }
 }
 
 /// Norms are those of gradients without the scale of their losses.
@@ -115,7 +129,7 @@ fn scaled_losses_change_no_norm() {
         for precision in [Precision::Fp16, Precision::Bf16] {
             let setup = Setup { clip_norm: SHORT, precision, ..setup.clone() };
             let (plain, report) = both(&setup, Backend::Flex, STEPS);
-            near(&setup, &report.losses, &plain.losses, 0.02);
+            losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
         }
     }
 }

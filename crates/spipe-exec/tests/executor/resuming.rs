@@ -5,7 +5,7 @@ use crate::{
     setup::{BACKWARD, FORWARD, Setup},
     systems::UNITS,
 };
-use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, run};
+use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, Schedule, run};
 use spipe_model::Precision;
 use spipe_plan::{Knobs, System};
 use std::{ops::ControlFlow, path::Path};
@@ -17,7 +17,13 @@ fn train(setup: &Setup<'_>, options: &Options) -> Result<Report, RunError> {
 
 fn options(steps: u32, folder: &Path) -> Options {
     let checkpoints = Some(Checkpoints { folder: folder.into(), every: 2 });
-    Options { checkpoints, ..Setup::options(Backend::Flex, steps) }
+    Options { checkpoints, ..rising(steps) }
+}
+
+/// Learning rates that have not risen when the checkpoint is written.
+fn rising(steps: u32) -> Options {
+    let schedule = Schedule { warmup_steps: 4, ..Schedule::default() };
+    Options { schedule, ..Setup::options(Backend::Flex, steps) }
 }
 
 fn bits(report: &Report) -> Vec<u64> {
@@ -28,7 +34,7 @@ fn bits(report: &Report) -> Vec<u64> {
 #[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 fn goes_on(setup: &Setup<'_>) {
     let go = |options: &Options| train(setup, options).unwrap_or_else(|error| panic!("{setup:?}: {error}"));
-    let whole = bits(&go(&Setup::options(Backend::Flex, 5)));
+    let whole = bits(&go(&rising(5)));
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(bits(&go(&options(3, folder.path()))), whole[..3], "{setup:?}");
     let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
@@ -77,7 +83,7 @@ fn parameters_that_are_shared_out() {
 #[test]
 fn other_systems_go_on_from_the_same_checkpoint() {
     let one = Setup { stages: &["gpu0 0..4"], ..Setup::default() };
-    let whole = bits(&train(&one, &Setup::options(Backend::Flex, 4)).unwrap());
+    let whole = bits(&train(&one, &rising(4)).unwrap());
     let folder = tempfile::tempdir().unwrap();
     train(&one, &options(2, folder.path())).unwrap();
     let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
@@ -98,6 +104,20 @@ fn steps_that_wait_for_the_next_iteration() {
     for (precision, frozen) in [(Precision::Fp32, &[][..]), (Precision::Fp32, &["0..1"]), (Precision::Bf16, &[])] {
         let stages = &["gpu0 0..1 socket", "gpu1 2..4 socket recompute:1"];
         goes_on(&Setup { system: System::ZeroOffloadDelayed, stages, precision, frozen, ..Setup::default() });
+    }
+}
+
+/// Those of gradients from before the checkpoint are found anew.
+#[test]
+fn norms_of_gradients() {
+    let (clip_norm, socket) = (Some(0.1), &["gpu0 0..1 socket", "gpu1 2..4 socket"]);
+    let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
+    for precision in [Precision::Fp32, Precision::Fp16] {
+        let of = |system, stages| Setup { system, stages, precision, clip_norm, ..Setup::default() };
+        goes_on(&of(System::OneForwardOneBackward, &["gpu0 0..1", "gpu1 2..4"]));
+        goes_on(&of(System::ZeroOffloadDelayed, socket));
+        goes_on(&Setup { knobs, ..of(System::ZeroOffloadDelayed, socket) });
+        goes_on(&Setup { backward: &BACKWARD, ..of(System::Spipe, &FORWARD) });
     }
 }
 

@@ -41,9 +41,10 @@ pub(super) struct Spread<'f, 'a> {
     pub shares: Vec<(usize, usize, Choice<'f>, Variable)>,
     /// For how long each class of devices, its links and the sockets are busy.
     pub efforts: Vec<Expression>,
-    /// All forwards and backwards, recompute included, and the backwards alone.
+    /// All forwards and backwards, recompute included; the backwards alone; and the recompute of one microbatch.
     pub computed: Expression,
     returned: Expression,
+    again: Expression,
 }
 
 /// What may be chosen for a layer on a device.
@@ -81,7 +82,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         let place = || Place::new(classes.len());
         let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
         let (rows, shares, efforts) = (Vec::new(), Vec::new(), Vec::new());
-        let (computed, returned, before_turning) = Default::default();
+        let (computed, returned, again, before_turning) = Default::default();
         let runs = figures.runs.clone();
         let (whole, alone, serial) = (None, None, Expression::default());
         Self {
@@ -101,6 +102,7 @@ impl<'f, 'a> Spread<'f, 'a> {
             efforts,
             computed,
             returned,
+            again,
         }
     }
 
@@ -207,8 +209,9 @@ impl<'f, 'a> Spread<'f, 'a> {
     }
 
     /// Where gradients are clipped, every step comes after all backwards of its iteration, and before all of the next one, since each
-    /// microbatch has been through all layers by then: `T ≥ steps of a socket + backwards of a device`, of each the mean at least. Where
-    /// steps are a phase they come before all forwards, too.
+    /// microbatch has been through all layers by then: `T ≥ steps of a socket + backwards of a device`, of each the mean at least. The first
+    /// recompute of a device may come before layers behind it are stepped, unless it is alone. Where steps are a phase they come before all
+    /// forwards, too.
     fn step_after_norm(&mut self, classes: &[Class], host: &Burden) {
         let Freedom { synchronous, apart, .. } = *self.freedom;
         let rate = self.step_rate();
@@ -217,8 +220,12 @@ impl<'f, 'a> Spread<'f, 'a> {
             return;
         }
         let devices: usize = classes.iter().map(|class| class.count).sum();
-        let passes = if self.figures.phased { &self.computed } else { &self.returned };
-        let (stepped, passes) = (host.busy.clone() / (rate * self.unit), passes.clone() / devices as f64);
+        let passes = match devices {
+            _ if self.figures.phased => self.computed.clone(),
+            1 => self.returned.clone(),
+            _ => self.returned.clone() - self.again.clone(),
+        };
+        let (stepped, passes) = (host.busy.clone() / (rate * self.unit), passes / devices as f64);
         self.rows.push(constraint!(stepped + passes <= self.busiest));
     }
 
@@ -360,7 +367,9 @@ impl<'f, 'a> Spread<'f, 'a> {
         let busy = computed + step / self.unit;
         burden.busy.add_mul(busy, share);
         self.computed.add_mul(computed, share);
-        self.returned.add_mul(self.ms_of_all(times.backward + self.again(choice, layer)), share);
+        let again = self.again(choice, layer);
+        self.returned.add_mul(self.ms_of_all(times.backward + again), share);
+        self.again.add_mul(again / self.unit, share);
         let state = match (streams, steps_on_host) {
             (true, _) => Bytes::ZERO,
             (false, true) if self.freedom.gradients_leave => bytes.parameters,

@@ -21,7 +21,7 @@ use files::Files;
 pub use files::training_text;
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic};
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{Backend, Calibration, Data, Executor, Report, Tokens, available};
+use spipe_exec::{AdamW, Backend, Calibration, Data, Executor, Report, Schedule, Tokens, available};
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::Plan;
@@ -248,7 +248,8 @@ fn train(
         bindings,
         steps: what.steps,
         seed: what.seed,
-        learning_rate: LEARNING_RATE,
+        optimizer: AdamW { lr: LEARNING_RATE, ..AdamW::default() },
+        schedule: Schedule::default(),
         resuming: Resuming::default(),
     };
     let report = training::train(&training, Format::Human)?;

@@ -13,8 +13,8 @@ pub(super) enum Lane {
     /// Passes and steps of a device, or steps of a socket.
     Computing(DeviceId),
     /// Steps of a socket, which come after a device's last gradients and before their parameters are used again: besides, it has all rounds
-    /// but one. Where gradients are clipped, steps come after its last backward and before its first one, which it has then as well; where
-    /// they are a phase of their own, before its first forward.
+    /// but one. Where gradients are clipped, they come between the last backward of an iteration and the first one of the next, which is
+    /// counted then, too; where they are a phase of their own, before the first forward, so that all rounds are.
     Stepping(DeviceId),
     /// The ring, by the device that gets something.
     Collecting(DeviceId),

@@ -6,6 +6,7 @@ use crate::lower::flows::{dram_flow, read_for_norm, route};
 use crate::lower::{machine, pipeline::times};
 use spipe_base::{Bytes, DeviceId, Faults, MemoryId, SimTime};
 use spipe_cost::{LayerMemory, Mode};
+use spipe_model::Precision;
 use spipe_plan::{
     Boundary, Context, InFlight, Placement, Stage, System, Weights, stage_footprint, trusts_steps, undo_log,
 };
@@ -49,6 +50,7 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         _ => (2, 1),
     };
     let (clips, trusts) = (training && workload.clip_norm.is_some(), trusts_steps(context, placement));
+    let overflows = training && placement.system == System::Spipe && workload.precision == Precision::Fp16;
     let spec = Spec {
         microbatches: workload.microbatches as usize,
         forward,
@@ -63,7 +65,8 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         streams: training || most > resident,
         stepping,
         late_checkpoints: knobs.synchronous_checkpoints,
-        waits_for_norm: clips && !trusts,
+        // SPipe finds out whether scaled gradients are finite, sooner or later.
+        waits_for_norm: !trusts && (clips || overflows),
         speculates: trusts,
         redoes: clips && trusts,
         arithmetic_undo: knobs.arithmetic_undo,
