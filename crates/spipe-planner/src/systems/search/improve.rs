@@ -23,6 +23,12 @@ const ANNEALED: usize = 4;
 /// How much of the time that is left in hundredths is for single changes, where the best placement is annealed afterwards.
 const STEP_BY_STEP: u32 = 15;
 
+/// The same where another system may gain several times as much as annealing.
+const MOSTLY_STEP_BY_STEP: u32 = 60;
+
+/// How many times as much that is.
+const MORE: f64 = 3.0;
+
 /// Placements that take no more than so many times as long as the best are worth annealing.
 const NEARLY: f64 = 1.05;
 
@@ -44,7 +50,11 @@ impl Search<'_, '_> {
         let most = self.problem.options.refinements;
         starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start, most))));
         let anneals = starts.iter().any(|(_, start, _)| self.near(start));
-        let until = self.deadline.percent(if anneals { STEP_BY_STEP } else { 100 });
+        let until = self.deadline.percent(match anneals {
+            true if self.gains_more_elsewhere(&starts) => MOSTLY_STEP_BY_STEP,
+            true => STEP_BY_STEP,
+            false => 100,
+        });
         // The first steps say which of them lead far.
         let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY), &until);
         starts.extend(self.starts(&behind));
@@ -54,6 +64,16 @@ impl Search<'_, '_> {
             // Fewer than before would simulate the same neighbours again.
             steps *= 2;
         }
+    }
+
+    /// Whether a system whose placements are not annealed may gain several times as much as any that is.
+    fn gains_more_elsewhere(&self, starts: &[Start]) -> bool {
+        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        let most = |anneals: bool| {
+            let of = starts.iter().filter(|(_, start, _)| self.near(start) == anneals);
+            of.map(|(index, ..)| best - self.systems[*index].bound).fold(0.0, f64::max)
+        };
+        most(false) > MORE * most(true)
     }
 
     /// Anneals the fastest placement that can be, if it is nearly as fast as the best.
