@@ -115,6 +115,22 @@ fn every_choice_can_be_pinned() {
 }
 
 #[test]
+fn clipping_is_part_of_the_plan_and_takes_time() {
+    let offload = ["--system", "zero-offload", "--microbatch", "1"];
+    let (code, free, err) = plan(&offload);
+    assert_eq!(code, Some(0), "{err}");
+    let (code, clipped, err) = plan(&[&offload[..], &["--clip-norm", "0.5"]].concat());
+    assert_eq!((code, clipped["workload"]["clip-norm"].as_f64()), (Some(0), Some(0.5)), "{err}");
+    assert!(free["workload"].get("clip-norm").is_none() && time(&clipped) > time(&free), "{free} {clipped}");
+    for (more, why) in
+        [(&["--clip-norm", "0"][..], "above 0"), (&["--clip-norm", "1", "--mode", "infer"], "nothing is trained")]
+    {
+        let (code, _, err) = plan(more);
+        assert_eq!((code, err.contains(why)), (Some(2), true), "{err}");
+    }
+}
+
+#[test]
 fn contradictory_pins_are_refused_with_both_named() {
     for (pins, both) in [
         (["--pin", "layer=0..3:cpu0", "--pin", "layer=3:gpu0"], ["layer=0..3:cpu0", "layer=3:gpu0"]),

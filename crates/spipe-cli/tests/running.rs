@@ -88,6 +88,32 @@ fn programs_read_a_line_for_each_step() {
     }
 }
 
+/// The first gradients of a random model are longer than what follows from clipping them; an unclipped plan does not ask for norms.
+#[test]
+fn clipped_runs_tell_norms_and_have_learning_rates_of_their_own() {
+    let losses = |how: &str, more: &str| {
+        let folder = planned(MODEL, "4 GB/s", how);
+        let args = format!("run plan.json --data text.txt --steps 4 --format json {more}");
+        let run = spipe(folder.path(), &args).output().unwrap();
+        assert_eq!((run.status.code(), text(&run.stderr).as_str()), (Some(0), ""));
+        let mut lines = lines(&text(&run.stdout));
+        lines.truncate(4);
+        let norm = |line: &Value| line.get("gradient-norm").and_then(Value::as_f64);
+        let norms: Vec<Option<f64>> = lines.iter().map(norm).collect();
+        let clips = how.contains("clip-norm");
+        assert!(norms.iter().all(|norm| norm.is_some_and(|norm| norm > 0.0) == clips), "{norms:?}");
+        lines.iter().map(|line| line["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let plain = losses("--system hybrid", "");
+    let clipped = losses("--system hybrid --clip-norm 0.01", "");
+    assert_eq!(plain[0].to_bits(), clipped[0].to_bits());
+    assert_ne!(plain[2].to_bits(), clipped[2].to_bits());
+    // In the first step of a warm-up nothing is learnt, and without weight decay nothing shrinks.
+    let warm = losses("--system hybrid", "--warmup-steps 2 --decay linear --weight-decay 0");
+    assert_eq!(warm[0].to_bits(), plain[0].to_bits());
+    assert_ne!(warm[2].to_bits(), plain[2].to_bits());
+}
+
 /// Starts a run and waits for its first line.
 fn started(folder: &Path, steps: u32) -> (Child, BufReader<std::process::ChildStdout>, String) {
     let args = format!("run plan.json --data text.txt --steps {steps} --format json");
