@@ -6,6 +6,7 @@ mod counts;
 mod crowded;
 mod places;
 mod spread;
+mod steps;
 
 pub(crate) use counts::{Counts, Limits, Share, Whole, counts, seated};
 

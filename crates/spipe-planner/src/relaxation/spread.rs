@@ -6,8 +6,7 @@ use crate::{
     freedom::{Freedom, Kept, Turn, When},
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable};
-use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
-use spipe_cost::LayerMemory;
+use spipe_base::{Bytes, LinkId, MemoryId};
 use spipe_hardware::MemoryKind;
 use spipe_plan::OFFLOAD_SLOTS;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +17,7 @@ const FINEST: f64 = 32.0;
 /// The rows of the linear program.
 pub(super) struct Spread<'f, 'a> {
     pub figures: &'f Figures<'a>,
-    freedom: &'f Freedom,
+    pub freedom: &'f Freedom,
     /// How many ms are 1.
     pub unit: f64,
     pub busiest: Variable,
@@ -43,8 +42,8 @@ pub(super) struct Spread<'f, 'a> {
     pub efforts: Vec<Expression>,
     /// All forwards and backwards, recompute included; the backwards alone; and the recompute of one microbatch.
     pub computed: Expression,
-    returned: Expression,
-    again: Expression,
+    pub returned: Expression,
+    pub again: Expression,
 }
 
 /// What may be chosen for a layer on a device.
@@ -60,7 +59,7 @@ pub(super) struct Choice<'d> {
 /// What a class of devices, or the host, has to do and to hold.
 #[derive(Default)]
 pub(super) struct Burden {
-    busy: Expression,
+    pub busy: Expression,
     /// What it has to do after the first microbatch has turned around.
     pub turned: Expression,
     held: Expression,
@@ -161,72 +160,6 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.step_at_the_end(classes, &host);
         self.step_after_norm(classes, &host);
         self.limit_host(host);
-    }
-
-    /// What is stepped on the host is stepped between the last microbatch's backward and the first one's forward of the next iteration.
-    /// A device that is alone has all its other passes besides. The last layer's gradients come first, and its parameters are needed last: with a
-    /// and b for these two on their way, `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest. Where gradients are clipped
-    /// no step begins before the whole backward has ended: B stands for B_last, and a and F_last are the smallest as well.
-    fn step_at_the_end(&mut self, classes: &[Class], host: &Burden) {
-        let Freedom { synchronous, steps_on_host, streams, splits, .. } = *self.freedom;
-        let [class] = classes else { return };
-        let (figures, device) = (self.figures, &self.figures.devices[class.members[0]]);
-        let steps = steps_on_host == When::Always && streams == When::Never && synchronous && !splits;
-        let trains = figures.training && figures.frozen == 0;
-        let (rate, m) = (self.step_rate(), figures.microbatches as f64);
-        if class.count > 1 || device.is_cpu || !steps || !trains || rate <= 0.0 {
-            return;
-        }
-        let last = figures.layers - 1;
-        let (times, bytes) = (device.times[last].unwrap_or_default(), &device.bytes[last]);
-        let [inward, outward] = class.rates;
-        let way = |bytes: Bytes, rate: f64| if rate.is_finite() { bytes.as_f64() / 1e6 / rate } else { 0.0 };
-        let trained = || device.bytes.iter().zip(&device.times).filter(|(bytes, _)| bytes.gradients > Bytes::ZERO);
-        let least = |of: &dyn Fn(&LayerMemory, f64) -> f64| {
-            let all = trained().map(|(bytes, times)| of(bytes, times.unwrap_or_default().forward));
-            all.reduce(f64::min).unwrap_or(0.0)
-        };
-        let (mut ends, mut others) = (0.0, self.computed.clone() * ((m - 1.0) / m));
-        if self.figures.phased || self.clips() {
-            // In a phase all forwards come after all steps, of which most have their gradients when the last backward ends.
-            let (phased, clips) = (self.figures.phased, self.clips());
-            others += if phased { self.computed.clone() } else { self.returned.clone() } / m;
-            ends += least(&|bytes, _| if clips { way(bytes.gradients, outward) } else { 0.0 });
-            ends += least(&|bytes, forward| way(bytes.parameters, inward) + if phased { 0.0 } else { forward });
-        } else {
-            ends += times.backward + least(&|bytes, _| way(bytes.parameters, inward));
-            if bytes.gradients > Bytes::ZERO {
-                ends += way(bytes.gradients, outward) + times.forward;
-            }
-        }
-        let stepped = host.busy.clone() / (rate * self.unit);
-        self.rows.push(constraint!(stepped + others + ends / self.unit <= self.busiest));
-    }
-
-    /// Whether steps wait for the norm of all gradients.
-    fn clips(&self) -> bool {
-        self.figures.context.workload().clip_norm.is_some()
-    }
-
-    /// Where gradients are clipped, every step comes after all backwards of its iteration, and before all of the next one, since each
-    /// microbatch has been through all layers by then: `T ≥ steps of a socket + backwards of a device`, of each the mean at least. The first
-    /// recompute of a device may come before layers behind it are stepped, unless it is alone. Where steps are a phase they come before all
-    /// forwards, too.
-    fn step_after_norm(&mut self, classes: &[Class], host: &Burden) {
-        let Freedom { synchronous, apart, .. } = *self.freedom;
-        let rate = self.step_rate();
-        let waits = self.clips() || self.figures.phased;
-        if !self.figures.training || !waits || !synchronous || apart || rate <= 0.0 {
-            return;
-        }
-        let devices: usize = classes.iter().map(|class| class.count).sum();
-        let passes = match devices {
-            _ if self.figures.phased => self.computed.clone(),
-            1 => self.returned.clone(),
-            _ => self.returned.clone() - self.again.clone(),
-        };
-        let (stepped, passes) = (host.busy.clone() / (rate * self.unit), passes / devices as f64);
-        self.rows.push(constraint!(stepped + passes <= self.busiest));
     }
 
     /// A device begins when the first microbatch has come to it, and ends before the last one is back at the first layer, where the next
@@ -456,13 +389,6 @@ impl<'f, 'a> Spread<'f, 'a> {
     /// The sum of what is done.
     pub fn effort(&self) -> Expression {
         self.efforts.iter().cloned().sum()
-    }
-
-    /// How many billions of parameters all sockets together step per ms.
-    pub fn step_rate(&self) -> f64 {
-        let sockets = self.figures.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
-        let billion = |socket: usize| self.figures.context.cost.optimizer_time(1_000_000_000, DeviceId::from(socket));
-        sockets.map(|(socket, _)| 1.0 / billion(socket).to_ms()).sum()
     }
 
     /// All sockets step at most so many parameters, and all DRAM holds at most so much.
