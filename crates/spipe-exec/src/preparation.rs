@@ -87,7 +87,6 @@ pub(crate) fn prepare<'a>(
         store: Store::default(),
         pacer: Pacer::new(program.channels()),
         clip_norm: workload.clip_norm,
-        checks: Mutex::new(BTreeMap::new()),
         verdicts: Mutex::new(BTreeMap::new()),
         narrow: match width(workload.precision) {
             DType::F32 => DType::BF16,

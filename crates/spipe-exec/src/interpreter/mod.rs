@@ -35,7 +35,7 @@ use spipe_schedule::{Content, Program};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 /// Everything that tasks work with.
@@ -69,8 +69,7 @@ pub(crate) struct Interpreter<'a> {
     pub spoils: fn(u32, LayerId) -> bool,
     /// What the norm of all gradients is clipped to.
     pub clip_norm: Option<ClipNorm>,
-    /// How checks have ended, by iteration, and what is done with the gradients.
-    pub checks: Mutex<BTreeMap<(u32, ActionId), spipe_schedule::Outcome>>,
+    /// How the check of each iteration has ended, as far as it is remembered.
     pub verdicts: Mutex<BTreeMap<u32, Verdict>>,
     /// The gradients of the first step by layer and part, if they are asked for.
     pub first_gradients: Option<Mutex<FirstGradients>>,
@@ -83,7 +82,8 @@ impl Interpreter<'_> {
     /// Carries out one action. `stopped` says whether the run has failed elsewhere.
     pub fn perform(&self, iteration: u32, action: ActionId, stopped: &dyn Fn() -> bool) -> Result<Outcome, String> {
         let guard = self.program.actions()[action].guard;
-        if guard.is_some_and(|guard| self.check_of(iteration, guard.check) != guard.outcome) {
+        let outcome = || self.verdict(iteration).map(Verdict::outcome).unwrap_or_default();
+        if guard.is_some_and(|guard| outcome() != guard.outcome) {
             return Ok(Outcome::default());
         }
         match &self.tasks[action] {
@@ -109,18 +109,10 @@ impl Interpreter<'_> {
             }
             Task::Step(step) => self.step(iteration, step),
             Task::Norm { gradients, to } => self.sum_squares(iteration, (action, *gradients), *to),
-            Task::Check { norms, states } => self.check(iteration, action, (norms, states)),
+            Task::Check { norms, states } => self.check(iteration, (norms, states)),
             Task::Rollback { step, undo } => self.rollback(iteration, step, *undo),
             Task::Barrier => Ok(Outcome::default()),
         }
-    }
-
-    fn check_of(&self, iteration: u32, check: ActionId) -> spipe_schedule::Outcome {
-        self.checks().get(&(iteration, check)).copied().unwrap_or_default()
-    }
-
-    fn checks(&self) -> MutexGuard<'_, BTreeMap<(u32, ActionId), spipe_schedule::Outcome>> {
-        self.checks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The optimizer with the learning rate of an iteration.

@@ -27,6 +27,14 @@ impl Verdict {
             Self::LeaveOut => None,
         }
     }
+
+    /// Whether steps that were taken on trust stay.
+    pub fn outcome(self) -> spipe_schedule::Outcome {
+        match self {
+            Self::Use(factor) if factor.to_bits() == 1.0f32.to_bits() => spipe_schedule::Outcome::Pass,
+            _ => spipe_schedule::Outcome::Fail,
+        }
+    }
 }
 
 impl Interpreter<'_> {
@@ -72,12 +80,7 @@ impl Interpreter<'_> {
     }
 
     /// Decides about all gradients: those that steps wait for, or those of steps that were taken on trust.
-    pub(super) fn check(
-        &self,
-        iteration: u32,
-        action: ActionId,
-        (norms, states): (&[BufferId], &[BufferId]),
-    ) -> Result<Outcome, String> {
+    pub(super) fn check(&self, iteration: u32, (norms, states): (&[BufferId], &[BufferId])) -> Result<Outcome, String> {
         let (mut squares, mut sound) = (0.0, true);
         for norm in norms {
             squares += self.store.look(self.at(*norm, iteration), |value| match value {
@@ -103,14 +106,6 @@ impl Interpreter<'_> {
         if overflows && !self.scales_losses() {
             return Err("the norm of all gradients is not finite".into());
         }
-        let outcome = match verdict {
-            Verdict::Use(factor) if factor.to_bits() == 1.0f32.to_bits() => spipe_schedule::Outcome::Pass,
-            _ => spipe_schedule::Outcome::Fail,
-        };
-        let mut checks = self.checks();
-        checks.retain(|(known, _), _| known + 3 > iteration);
-        checks.insert((iteration, action), outcome);
-        drop(checks);
         let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
         verdicts.retain(|known, _| known + 3 > iteration);
         verdicts.insert(iteration, verdict);

@@ -28,6 +28,13 @@ pub(super) fn latency(context: &Context<'_>, from: MemoryId, to: MemoryId) -> Si
     }
 }
 
+/// What a device takes to step so many parameters.
+pub(super) fn stepping(context: &Context<'_>, device: DeviceId, parameters: u64) -> Transfer {
+    let time = context.cost.optimizer_time(parameters, device);
+    let traffic = context.cost.optimizer_traffic(parameters, device);
+    Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, device, time, traffic) }
+}
+
 /// What the device that steps gradients takes to read them for their norm.
 pub(super) fn read_for_norm(context: &Context<'_>, device: DeviceId, gradients: Bytes) -> Transfer {
     let time = context.cost.norm_time(gradients, device);

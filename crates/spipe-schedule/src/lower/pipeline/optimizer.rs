@@ -1,7 +1,7 @@
 //! Optimizer steps: on the stage's own device, or on a CPU socket that gets the gradients and returns the parameters.
 
 use super::{Done, Lowering, gradients::on_host};
-use crate::lower::flows::{dram_flow, kept_by_its_step, read_for_norm, route};
+use crate::lower::flows::{Transfer, kept_by_its_step, read_for_norm, route, stepping};
 use crate::lower::steps::{Phase, Stepper, Summed, Taken, step_all};
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime, ProgramBuilder};
 use spipe_base::{
@@ -164,18 +164,9 @@ impl Lowering<'_> {
     fn step(&mut self, step: &Step, (reads, writes): (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.stations[step.stage].stage.layers;
         let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
-        let time = self.context.cost.optimizer_time(parameters, step.stepper);
-        let traffic = self.context.cost.optimizer_traffic(parameters, step.stepper);
-        self.builder.action(Action {
-            lane: step.lane,
-            kind: ActionKind::OptimizerStep,
-            subject: step.subject,
-            reads,
-            writes,
-            work: SimTime::from_seconds(time),
-            flows: dram_flow(self.context, step.stepper, time, traffic),
-            guard: None,
-        })
+        let Transfer { work, flows } = stepping(self.context, step.stepper, parameters);
+        let (lane, kind, subject) = (step.lane, ActionKind::OptimizerStep, step.subject);
+        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
     }
 
     /// A copy between device and host on the device's copy engine.

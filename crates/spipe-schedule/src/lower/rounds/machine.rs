@@ -2,7 +2,7 @@
 
 use super::{Borrowed, Chunk, Links, Rounds, Spec, Stepping, Transfer};
 use crate::Program;
-use crate::lower::flows::{dram_flow, read_for_norm, route};
+use crate::lower::flows::{dram_flow, read_for_norm, route, stepping};
 use crate::lower::{machine, pipeline::times};
 use spipe_base::{Bytes, DeviceId, Faults, MemoryId, SimTime};
 use spipe_cost::{LayerMemory, Mode};
@@ -91,11 +91,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
     let socket = stage.optimizer.or_else(|| owner(context, home));
     let parameters = layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
     let stepper = if stays { Some(stage.device) } else { socket };
-    let step = stepper.map_or_else(Transfer::default, |stepper| {
-        let time = context.cost.optimizer_time(parameters, stepper);
-        let traffic = context.cost.optimizer_traffic(parameters, stepper);
-        Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, stepper, time, traffic) }
-    });
+    let step = stepper.map_or_else(Transfer::default, |stepper| stepping(context, stepper, parameters));
     let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
     let gradients = sum(|memory| memory.gradients);
     let norm = stepper.map_or_else(Transfer::default, |stepper| read_for_norm(context, stepper, gradients));

@@ -1,10 +1,10 @@
 //! Each device steps its shards, or has its socket do it; where gradients are clipped, once the norm of all is known.
 
 use super::Lowering;
-use crate::lower::flows::{dram_flow, kept_by_its_step, read_for_norm};
+use crate::lower::flows::{Transfer, kept_by_its_step, read_for_norm, stepping};
 use crate::lower::steps::{Phase, Stepper, Summed, Taken, step_all};
 use crate::{Access, Action, Content, Lifetime, ProgramBuilder};
-use spipe_base::{ActionId, ActionKind, BufferId, DeviceId, LaneId, LaneRole, MemoryId, Payload, SimTime, Subject};
+use spipe_base::{ActionId, ActionKind, BufferId, DeviceId, LaneId, LaneRole, MemoryId, Payload, Subject};
 use spipe_plan::Context;
 use std::ops::Range;
 
@@ -117,17 +117,8 @@ impl Lowering<'_> {
         let layers = self.participants[step.at].parts[step.stage].stage.layers;
         let count = self.participants.len() as u64;
         let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum::<u64>();
-        let time = self.context.cost.optimizer_time(parameters.div_ceil(count), step.device);
-        let traffic = self.context.cost.optimizer_traffic(parameters.div_ceil(count), step.device);
-        self.builder.action(Action {
-            lane: step.lane,
-            kind: ActionKind::OptimizerStep,
-            subject: step.subject,
-            reads,
-            writes,
-            work: SimTime::from_seconds(time),
-            flows: dram_flow(self.context, step.device, time, traffic),
-            guard: None,
-        })
+        let Transfer { work, flows } = stepping(self.context, step.device, parameters.div_ceil(count));
+        let (lane, kind, subject) = (step.lane, ActionKind::OptimizerStep, step.subject);
+        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
     }
 }
