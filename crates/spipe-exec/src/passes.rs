@@ -411,19 +411,12 @@ pub(crate) fn cast_all(tensors: Tensors, width: FloatDType) -> Tensors {
     tensors.into_iter().map(|layer| layer.into_iter().map(|tensor| cast(tensor, width)).collect()).collect()
 }
 
-/// Gradients in f32, multiplied with `factor`.
-pub(crate) fn scaled(gradients: Tensors, factor: f32) -> Tensors {
-    let scales = factor.to_bits() != 1.0f32.to_bits();
-    let tensor = |tensor| if scales { wide(tensor).mul_scalar(factor) } else { wide(tensor) };
-    gradients.into_iter().map(|layer| layer.into_iter().map(tensor).collect()).collect()
-}
-
 /// Changes every tensor of `parameters` with its gradient and moments; those of layers without gradients stay as they are.
-pub(crate) fn step<M>(
+pub(crate) fn step(
     parameters: Tensors,
     gradients: Tensors,
-    moments: &mut [Vec<M>],
-    change: impl Fn(Matrix, Matrix, &mut M) -> Matrix,
+    moments: &mut [Vec<Moments>],
+    change: impl Fn(Matrix, Matrix, &mut Moments) -> Matrix,
 ) -> Tensors {
     let layers = parameters.into_iter().zip(gradients).zip(moments);
     layers

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     AdamW, kernels,
     layers::{Matrix, cast},
-    optimizer::{DeviceMoments, Moments},
+    optimizer::{DeviceMoments, Held, Moments},
     passes, transfer,
 };
 use burn::tensor::{Device, Tensor, TensorData};
@@ -225,22 +225,27 @@ fn copies(device: &Device, clock: &mut Clock) -> Copies {
 
 fn optimizer_rate((device, apart): (&Device, bool), clock: &mut Clock) -> ParamsPerSecond {
     let shape = [STEPPED >> 10, 1 << 10];
-    let mut parameters = vec![vec![filled(device, shape)]];
-    let numbers = passes::numbers(&filled(device, shape));
-    let adam = AdamW::default();
-    let mut moments = vec![vec![Moments::new(STEPPED)]];
-    let mut apart = apart.then(|| vec![vec![DeviceMoments::new(Moments::new(STEPPED), shape, device)]]);
+    let filled = || filled(device, shape);
+    let numbers = passes::numbers(&filled());
+    let (adam, moments) = (AdamW::default(), Moments::new(STEPPED));
+    let mut step: Box<dyn FnMut(Matrix)> = if apart {
+        let held = Held::new(filled(), None);
+        let mut state = Some((held, DeviceMoments::new(moments, shape, device)));
+        Box::new(move |gradient| {
+            state = state.take().map(|(held, moments)| adam.step_on_device(held, (gradient, 1.0), moments));
+        })
+    } else {
+        let (mut parameters, mut moments) = (vec![vec![filled()]], [vec![moments]]);
+        Box::new(move |gradient| {
+            let before = std::mem::take(&mut parameters);
+            parameters = passes::step(before, vec![vec![gradient]], &mut moments, passes::adam_w(adam, 1.0));
+        })
+    };
     let sample = repeat(clock.take(1), || {
-        let gradients = vec![vec![transfer::to_device(TensorData::new(numbers.clone(), shape), device)]];
+        let gradient = transfer::to_device(TensorData::new(numbers.clone(), shape), device);
         finish(device, ());
-        let before = std::mem::take(&mut parameters);
         let start = Instant::now();
-        parameters = match &mut apart {
-            Some(moments) => passes::step(before, gradients, moments, |parameter, gradient, moments| {
-                adam.step_on_device(parameter, gradient, moments)
-            }),
-            None => passes::step(before, gradients, &mut moments, passes::adam_w(adam, 1.0)),
-        };
+        step(gradient);
         finish(device, ());
         start.elapsed()
     });

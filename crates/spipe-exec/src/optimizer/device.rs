@@ -1,18 +1,47 @@
-//! AdamW by the operations of a device's library, on state in the memory of the device.
+//! AdamW on state in the memory of a device: as one kernel where the device's library takes kernels, otherwise by its operations.
 
+#[cfg(feature = "cube")]
+use super::fused;
 use super::{AdamW, Moments, kernel::Scalars};
 use crate::{
-    layers::{Matrix, cast},
+    layers::{Matrix, cast, float},
     transfer,
 };
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, TensorData};
 
 /// The moments of one parameter tensor in the memory of a device.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceMoments {
-    first: Matrix,
-    second: Matrix,
-    steps: u32,
+    pub(super) first: Matrix,
+    pub(super) second: Matrix,
+    pub(super) steps: u32,
+}
+
+/// A parameter tensor in the memory of a device.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// In f32.
+    pub(super) parameter: Matrix,
+    /// In the width in which the device computes, where that is narrower.
+    pub(super) weights: Option<Matrix>,
+}
+
+impl Held {
+    /// A tensor as the device computes with it, and the same in f32 where that is another one.
+    pub fn new(tensor: Matrix, master: Option<Matrix>) -> Self {
+        match master {
+            Some(parameter) => Self { parameter, weights: Some(tensor) },
+            None => Self { parameter: tensor, weights: None },
+        }
+    }
+
+    /// What [`Held::new`] takes.
+    pub fn apart(self) -> (Matrix, Option<Matrix>) {
+        match self.weights {
+            Some(weights) => (weights, Some(self.parameter)),
+            None => (self.parameter, None),
+        }
+    }
 }
 
 impl DeviceMoments {
@@ -40,25 +69,36 @@ impl DeviceMoments {
 }
 
 impl AdamW {
-    /// What [`AdamW::step`] does, with the same formula in the same order. At most one more tensor of the parameter's size is held at
-    /// a time, if nobody else holds the gradient; a library may add products without rounding them first.
-    pub(crate) fn step_on_device(&self, parameter: Matrix, gradient: Matrix, moments: &mut DeviceMoments) -> Matrix {
+    /// What [`AdamW::step`] does, with a gradient of any width times `factor` and the same formula in the same order. At most two more
+    /// tensors of the parameter's size are held at a time, if nobody else holds these; a device may add products without rounding them first.
+    pub(crate) fn step_on_device(
+        &self,
+        held: Held,
+        (gradient, factor): (Matrix, f32),
+        mut moments: DeviceMoments,
+    ) -> (Held, DeviceMoments) {
         moments.steps += 1;
-        let scalars = Scalars::new(self, moments.steps);
-        let first = moments.first.clone();
-        moments.first = taken(&mut moments.first) + (gradient.clone() - first).mul_scalar(scalars.first_weight);
-        let square = gradient.clone().mul_scalar(scalars.second_weight) * gradient;
-        moments.second = taken(&mut moments.second).mul_scalar(scalars.second_decay) + square;
-        let denominator = moments.second.clone().sqrt().div_scalar(scalars.second_root).add_scalar(scalars.eps);
-        let change = moments.first.clone().mul_scalar(scalars.step) / denominator;
-        parameter.mul_scalar(scalars.keep) + change
+        let scalars = Scalars { factor, ..Scalars::new(self, moments.steps) };
+        #[cfg(feature = "cube")]
+        let (held, gradient, moments) = match fused::step(scalars, held, gradient, moments) {
+            Ok(stepped) => return stepped,
+            Err(same) => same,
+        };
+        by_operations(scalars, held, gradient, moments)
     }
 }
 
-/// A tensor out of its place, so that the library may reuse its memory.
-fn taken(tensor: &mut Matrix) -> Matrix {
-    let empty = Tensor::empty([1, 1], &tensor.device());
-    std::mem::replace(tensor, empty)
+fn by_operations(scalars: Scalars, held: Held, gradient: Matrix, moments: DeviceMoments) -> (Held, DeviceMoments) {
+    let DeviceMoments { first, second, steps } = moments;
+    let gradient = cast(gradient, FloatDType::F32).mul_scalar(scalars.factor);
+    let first = first.clone() + (gradient.clone() - first).mul_scalar(scalars.first_weight);
+    let square = gradient.clone().mul_scalar(scalars.second_weight) * gradient;
+    let second = second.mul_scalar(scalars.second_decay) + square;
+    let denominator = second.clone().sqrt().div_scalar(scalars.second_root).add_scalar(scalars.eps);
+    let change = first.clone().mul_scalar(scalars.step) / denominator;
+    let parameter = held.parameter.mul_scalar(scalars.keep) + change;
+    let weights = held.weights.map(|weights| cast(parameter.clone(), float(weights.dtype())));
+    (Held { parameter, weights }, DeviceMoments { first, second, steps })
 }
 
 /// The sum of the squares of all numbers of all tensors, which is finite if they are and their sum in f32 does not overflow.

@@ -7,6 +7,8 @@
 //! ```
 
 mod device;
+#[cfg(feature = "cube")]
+mod fused;
 mod kernel;
 mod narrow;
 mod norm;
@@ -14,7 +16,7 @@ mod pieces;
 mod schedule;
 mod undo;
 
-pub(crate) use device::{DeviceMoments, sums_of_squares};
+pub(crate) use device::{DeviceMoments, Held, sums_of_squares};
 pub use narrow::{NarrowMut, Numbers};
 pub(crate) use norm::sum_of_squares;
 pub use schedule::{Decay, Schedule};

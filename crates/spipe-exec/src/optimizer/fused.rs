@@ -1,0 +1,163 @@
+//! AdamW as one kernel of a device: every number is read once and written once.
+//!
+//! ```text
+//! gradients (f32, bf16 or f16) ─┐
+//! parameters (f32) ─────────────┼─► one thread for each vector ─► parameters, moments, weights of 16 bits, all in place
+//! moments (f32) ────────────────┘
+//! ```
+
+use super::{
+    device::{DeviceMoments, Held},
+    kernel::Scalars,
+};
+use crate::layers::Matrix;
+use burn::{backend::Cube, tensor::DType};
+use burn_cubecl::{
+    cubecl::{
+        self, calculate_cube_count_elemwise, ir::ElemType, ir::FloatKind, prelude::*,
+        std::tensor::layout::linear::LinearView, std::tensor::layout::linear::LinearViewMut,
+    },
+    tensor::CubeTensor,
+};
+
+/// The numbers of one step.
+#[derive(CubeType, CubeLaunch)]
+struct Factors {
+    factor: f32,
+    keep: f32,
+    first_weight: f32,
+    second_decay: f32,
+    second_weight: f32,
+    second_root: f32,
+    eps: f32,
+    step: f32,
+}
+
+/// Parameters and both moments, in f32.
+#[derive(CubeType, CubeLaunch)]
+struct State<'a, N: Size> {
+    parameters: LinearViewMut<'a, Vector<f32, N>>,
+    firsts: LinearViewMut<'a, Vector<f32, N>>,
+    seconds: LinearViewMut<'a, Vector<f32, N>>,
+}
+
+/// Steps one vector; its new parameters.
+#[cube]
+fn update<N: Size>(gradient: Vector<f32, N>, state: &mut State<'_, N>, factors: &Factors) -> Vector<f32, N> {
+    let gradient = gradient * Vector::new(factors.factor);
+    let first = state.firsts.read(ABSOLUTE_POS);
+    let first = first + Vector::new(factors.first_weight) * (gradient - first);
+    let second = state.seconds.read(ABSOLUTE_POS) * Vector::new(factors.second_decay);
+    let second = second + Vector::new(factors.second_weight) * gradient * gradient;
+    let denominator = Vector::sqrt(second) / Vector::new(factors.second_root) + Vector::new(factors.eps);
+    let parameter = state.parameters.read(ABSOLUTE_POS) * Vector::new(factors.keep);
+    let parameter = parameter + Vector::new(factors.step) * first / denominator;
+    state.firsts.write(ABSOLUTE_POS, first);
+    state.seconds.write(ABSOLUTE_POS, second);
+    state.parameters.write(ABSOLUTE_POS, parameter);
+    parameter
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn step_wide<G: Float, N: Size>(
+    gradients: LinearView<'_, Vector<G, N>>,
+    mut state: State<'_, N>,
+    factors: Factors,
+    #[define(G)] _width: ElemType,
+) {
+    if !gradients.is_in_bounds(ABSOLUTE_POS) {
+        terminate!();
+    }
+    update::<N>(Vector::cast_from(gradients.read(ABSOLUTE_POS)), &mut state, &factors);
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn step_narrow<G: Float, W: Float, N: Size>(
+    gradients: LinearView<'_, Vector<G, N>>,
+    mut state: State<'_, N>,
+    mut weights: LinearViewMut<'_, Vector<W, N>>,
+    factors: Factors,
+    #[define(G, W)] _widths: [ElemType; 2],
+) {
+    if !gradients.is_in_bounds(ABSOLUTE_POS) {
+        terminate!();
+    }
+    let parameter = update::<N>(Vector::cast_from(gradients.read(ABSOLUTE_POS)), &mut state, &factors);
+    weights.write(ABSOLUTE_POS, Vector::cast_from(parameter));
+}
+
+/// Steps in place; gives everything back where the tensors belong to no device that runs such kernels.
+pub(super) fn step(
+    scalars: Scalars,
+    held: Held,
+    gradient: Matrix,
+    moments: DeviceMoments,
+) -> Result<(Held, DeviceMoments), (Held, Matrix, DeviceMoments)> {
+    let Some(gradients) = of(&gradient) else { return Err((held, gradient, moments)) };
+    drop(gradient);
+    let DeviceMoments { first, second, steps } = moments;
+    let state = [held.parameter, first, second].map(in_place);
+    let weights = held.weights.map(in_place);
+    launch(scalars, gradients, &state, weights.as_ref());
+    let [parameter, first, second] = state.map(matrix);
+    let held = Held { parameter, weights: weights.map(matrix) };
+    Ok((held, DeviceMoments { first, second, steps }))
+}
+
+fn launch(scalars: Scalars, gradients: CubeTensor, state: &[CubeTensor; 3], weights: Option<&CubeTensor>) {
+    let client = gradients.client.clone();
+    let all = || state.iter().chain(weights).chain([&gradients]);
+    let width = all().map(vector_size).min().unwrap_or(1);
+    let vectors = gradients.meta.num_elements() / width;
+    let dim = CubeDim::new(&client, vectors);
+    let count = calculate_cube_count_elemwise(&client, vectors, dim);
+    let addresses = all().map(CubeTensor::required_address_type).max().unwrap_or_default();
+    let Scalars { factor, keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
+    let factors = FactorsLaunch::new(factor, keep, first_weight, second_decay, second_weight, second_root, eps, step);
+    let of = element(gradients.dtype);
+    let gradients = gradients.into_linear_view();
+    match weights {
+        None => step_wide::launch(&client, count, dim, addresses, width, gradients, views(state), factors, of),
+        Some(weights) => {
+            let widths = [of, element(weights.dtype)];
+            let weights = weights.clone().into_linear_view();
+            let state = views(state);
+            step_narrow::launch(&client, count, dim, addresses, width, gradients, state, weights, factors, widths);
+        }
+    }
+}
+
+fn views<N: Size>(state: &[CubeTensor; 3]) -> StateLaunch<'static, N> {
+    let [parameters, firsts, seconds] = state.each_ref().map(|tensor| tensor.clone().into_linear_view());
+    StateLaunch::new(parameters, firsts, seconds)
+}
+
+/// How many neighbours a thread may take at once.
+fn vector_size(tensor: &CubeTensor) -> usize {
+    let sizes = tensor.client.io_optimized_vector_sizes(tensor.dtype.size());
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    cubecl::tensor_vector_size_parallel(sizes, shape, strides, tensor.meta.num_dims() - 1)
+}
+
+fn element(width: DType) -> ElemType {
+    ElemType::Float(match width {
+        DType::F16 => FloatKind::F16,
+        DType::BF16 => FloatKind::BF16,
+        _ => FloatKind::F32,
+    })
+}
+
+/// What a device's library makes of a matrix; none of another library.
+fn of(matrix: &Matrix) -> Option<CubeTensor> {
+    matrix.clone().try_into_primitive::<Cube>().ok()
+}
+
+fn matrix(tensor: CubeTensor) -> Matrix {
+    Matrix::from_primitive::<Cube>(tensor)
+}
+
+/// The same as a tensor that may be written to, since nobody else reads it.
+fn in_place(matrix: Matrix) -> CubeTensor {
+    let tensor = matrix.try_into_primitive::<Cube>().expect("all are on the device of the gradients");
+    if tensor.can_mut() && tensor.is_nonoverlapping() { tensor } else { tensor.copy() }
+}
