@@ -39,6 +39,8 @@ struct StepLine<'a> {
     loss: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     gradient_norm: Option<f64>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    left_out: bool,
     duration_ms: f64,
     tokens_per_second: f64,
     remaining_s: f64,
@@ -106,7 +108,11 @@ impl Progress {
         self.seconds += step.duration.as_secs_f64();
         let rate = rate(step);
         let held: Vec<String> = step.peaks.iter().map(|(memory, bytes)| format!("{memory} {bytes}")).collect();
-        let norm = step.norm.map(|norm| format!(", gradient norm {norm:.3}")).unwrap_or_default();
+        let norm = match step.norm {
+            _ if step.left_out => ", stepped nothing: gradients in fp16 have overflowed".to_owned(),
+            Some(norm) => format!(", gradient norm {norm:.3}"),
+            None => String::new(),
+        };
         let (rate_in_words, held) = (grouped(rate.round() as u64), held.join(", "));
         let message = format!("loss {:.4}{norm}, {rate_in_words} tokens/s, {held}", step.loss);
         tracing::info!(step = step.index, "{message}");
@@ -122,6 +128,7 @@ impl Progress {
             step: step.index,
             loss: step.loss,
             gradient_norm: step.norm,
+            left_out: step.left_out,
             duration_ms: step.duration.as_secs_f64() * 1e3,
             tokens_per_second: rate,
             remaining_s: self.seconds / f64::from(self.here) * f64::from(left),

@@ -181,6 +181,12 @@ impl Workload {
         self.microbatch * self.microbatches
     }
 
+    /// Whether no gradient may be used before all are known: those that are clipped to a norm, and those of losses that are scaled for
+    /// fp16, any of which may overflow, so that nothing is to be stepped.
+    pub fn checks_gradients(&self) -> bool {
+        self.mode == Mode::Train && (self.clip_norm.is_some() || self.precision == Precision::Fp16)
+    }
+
     /// Tokens per iteration; of generating, one a sequence.
     pub const fn tokens(&self) -> u64 {
         match self.mode {

@@ -131,6 +131,7 @@ impl<'a> Board<'a> {
         current.left -= 1;
         current.losses.extend(outcome.loss);
         current.norm = current.norm.or(outcome.norm);
+        current.left_out |= outcome.left_out;
         if current.left == 0 {
             state.finish(self.rules, iteration, end);
         }

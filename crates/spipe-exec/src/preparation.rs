@@ -18,7 +18,7 @@ use spipe_base::{ActionKind, DeviceId, Diagnostic, Faults};
 use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
 use spipe_plan::Plan;
-use spipe_schedule::{Content, Lifetime, Program};
+use spipe_schedule::Program;
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 
 /// Everything that can be refused before anything runs, then the devices.
@@ -29,7 +29,6 @@ pub(crate) fn prepare<'a>(
     let Job { plan, program, data, options, hooks } = *job;
     let context = plan.context();
     let workload = context.workload();
-    let checks = program.actions().iter().any(|action| action.kind == ActionKind::Check);
     let mut faults = Faults::new();
     let units = if inference.is_some() { inferring_units(context.model) } else { units(context.model) };
     let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
@@ -68,7 +67,7 @@ pub(crate) fn prepare<'a>(
         }
         sites.insert(*device, site);
     }
-    let scales = Scales::new(workload.precision, checks && !delayed(program)).resumed(beginning.loss_scale());
+    let scales = Scales::new(workload.precision, beginning.loss_scale());
     let interpreter = Interpreter {
         program,
         tasks,
@@ -102,15 +101,6 @@ pub(crate) fn prepare<'a>(
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok((interpreter, bound.into_values().collect(), warnings))
-}
-
-/// Whether steps use the gradients of the iteration before: when those are checked, the losses of the next one are scaled already, so that
-/// nothing can be learnt in time.
-fn delayed(program: &Program) -> bool {
-    program
-        .buffers()
-        .iter()
-        .any(|buffer| matches!(buffer.content, Content::Gradients(_)) && buffer.lifetime == Lifetime::Arrives)
 }
 
 /// The numbers that a precision stores.

@@ -1,7 +1,7 @@
 //! Tests of steps that are taken on trust and undone.
 
 use crate::{
-    Backend, RunError,
+    Backend, Checkpoint, Checkpoints, Options, RunError, Step,
     failures::{
         machine::text,
         setup::{BACKWARD, FORWARD, Setup},
@@ -54,42 +54,85 @@ fn a_step_that_is_rolled_back_has_not_happened() {
 /// Who waits for the norm of all gradients steps nothing if some are not finite; without a scale something is wrong.
 #[test]
 fn a_norm_that_is_not_finite_leaves_out_all_steps_or_ends_the_run() {
-    let on_devices: &[&str] = &["gpu0 0..1", "gpu1 2..4 socket"];
-    let on_cores: &[&str] = &["gpu0 0..2", "cpu0 3..4"];
-    for stages in [on_devices, on_cores] {
-        leaves_out_all(stages);
+    let plain = Setup::default();
+    let socket = &["gpu0 0..2 socket", "gpu1 3..4 socket"];
+    let streamed = &["gpu0 0..1 streamed", "gpu0 2..4 streamed"];
+    let delayed = Setup { system: System::ZeroOffloadDelayed, stages: socket, ..plain.clone() };
+    for clip_norm in [None, Some(0.1)] {
+        let of = |setup: &Setup<'static>| Setup { clip_norm, ..setup.clone() };
+        leaves_out_all(&of(&Setup { stages: &["gpu0 0..1", "gpu1 2..4 socket"], ..plain.clone() }));
+        leaves_out_all(&of(&Setup { stages: &["gpu0 0..2", "cpu0 3..4"], ..plain.clone() }));
+        leaves_out_all(&of(&Setup { system: System::Fsdp, stages: &["gpu0 0..1", "gpu0 2..4"], ..plain.clone() }));
+        leaves_out_all(&of(&Setup { system: System::Superpipeline, stages: streamed, ..plain.clone() }));
+        leaves_out_all(&of(&delayed));
     }
 }
 
-fn leaves_out_all(stages: &[&str]) {
+fn leaves_out_all(setup: &Setup<'_>) {
+    let left_out = std::cell::RefCell::new(Vec::new());
     let run = |precision, spoils: fn(u32, LayerId) -> bool| {
-        let setup = Setup { stages, precision, clip_norm: Some(0.1), ..Setup::default() };
+        let setup = Setup { precision, ..setup.clone() };
         let (plan, program) = setup.build();
         let hooks = Hooks { spoils, ..Hooks::NONE };
         let options = Setup::options(Backend::Flex, 6);
-        run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks)
+        left_out.take();
+        let mut on_step = |step: &Step| {
+            left_out.borrow_mut().push(step.left_out);
+            ControlFlow::Continue(())
+        };
+        run_with((&plan, &program), &text(), &options, &mut on_step, &hooks)
     };
     let none = run(Precision::Fp16, |_, _| false).unwrap().losses;
+    assert_eq!(left_out.take(), [false; 6], "{setup:?}");
     let one = run(Precision::Fp16, |step, layer| step == 2 && layer.index() == 1).unwrap().losses;
+    assert_eq!(left_out.take(), [false, false, true, false, false, false], "{setup:?}");
     let all = run(Precision::Fp16, |step, _| step == 2).unwrap().losses;
     assert_eq!(bits(&one[..3]), bits(&none[..3]));
     assert_ne!(bits(&one[3..]), bits(&none[3..]));
     assert_eq!(bits(&one), bits(&all));
-    match run(Precision::Fp32, |step, layer| step == 2 && layer.index() == 1) {
-        Err(RunError::Lane { message, .. }) => assert_eq!(message, "the norm of all gradients is not finite"),
+    if setup.clip_norm.is_some() {
+        match run(Precision::Fp32, |step, layer| step == 2 && layer.index() == 1) {
+            Err(RunError::Lane { message, .. }) => assert_eq!(message, "the norm of all gradients is not finite"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Halving a scale that is one already would explain nothing.
+#[test]
+fn gradients_that_are_never_finite_end_the_run() {
+    let (plan, program) = Setup { precision: Precision::Fp16, ..Setup::default() }.build();
+    let hooks = Hooks { spoils: |_, layer| layer.index() == 1, ..Hooks::NONE };
+    let options = Setup::options(Backend::Flex, 30);
+    match run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks) {
+        Err(RunError::Lane { action, message, .. }) => {
+            assert_eq!(message, "the norm of all gradients is not finite");
+            // 65536 is halved 16 times.
+            assert!(action.ends_with("of step 16"), "{action}");
+        }
         other => panic!("{other:?}"),
     }
 }
 
-/// Without a norm each stage leaves out its own step, one on cores too.
+/// A gradient that waits for the next step was scaled as its own loss was, not as the next one is.
 #[test]
-fn a_scaled_gradient_that_is_not_finite_reaches_no_parameter() {
-    let setup = Setup { stages: &["gpu0 0..2", "cpu0 3..4"], precision: Precision::Fp16, ..Setup::default() };
-    let (plan, program) = setup.build();
-    let hooks = Hooks { spoils: |step, layer| step == 2 && layer.index() == 3, ..Hooks::NONE };
-    let options = Setup::options(Backend::Flex, 6);
-    let report = run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks).unwrap();
-    assert!(report.losses.iter().all(|loss| loss.is_finite()), "{:?}", report.losses);
+fn late_steps_go_on_behind_an_overflow() {
+    let stages = &["gpu0 0..2 socket", "gpu1 3..4 socket"];
+    let precision = Precision::Fp16;
+    let (plan, program) = Setup { system: System::ZeroOffloadDelayed, stages, precision, ..Setup::default() }.build();
+    let folder = tempfile::tempdir().unwrap();
+    let run = |options: &Options, spoils| {
+        let hooks = Hooks { spoils, ..Hooks::NONE };
+        let report = run_with((&plan, &program), &text(), options, &mut |_| ControlFlow::Continue(()), &hooks);
+        report.unwrap_or_else(|error| panic!("{error}")).losses
+    };
+    let overflows: fn(u32, LayerId) -> bool = |step, layer| step == 2 && layer.index() == 1;
+    let whole = run(&Setup::options(Backend::Flex, 6), overflows);
+    let checkpoints = Some(Checkpoints { folder: folder.path().into(), every: 3 });
+    run(&Options { checkpoints, ..Setup::options(Backend::Flex, 3) }, overflows);
+    let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
+    let rest = run(&Options { resume, ..Setup::options(Backend::Flex, 6) }, |_, _| false);
+    assert_eq!(bits(&rest), bits(&whole[3..]));
 }
 
 /// Nothing undoes it and no scale explains it: something is wrong.

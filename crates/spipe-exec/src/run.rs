@@ -83,6 +83,8 @@ pub struct Step {
     pub loss: f64,
     /// The norm of the gradients of all parameters that it stepped with, before it was clipped; none where it is not known.
     pub norm: Option<f64>,
+    /// Whether it stepped nothing, because some gradients were not finite: their loss was multiplied with too much.
+    pub left_out: bool,
     /// From the end of the step before; from the first action for the first one.
     pub duration: Duration,
     /// Tokens that it consumed.
@@ -194,7 +196,8 @@ pub(crate) fn perform<'a>(
     let (interpreter, devices, mut warnings) = prepare(job, inference)?;
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
-        Writer::open((place, options.resume.is_some()), Identity::new(plan, data, options), layers, hooks.disk)
+        let resumed = options.resume.as_ref().map(Checkpoint::step);
+        Writer::open((place, resumed), Identity::new(plan, data, options), layers, hooks.disk)
     });
     let writer = writer.transpose()?;
     let rules = Rules::new(program);
@@ -213,7 +216,7 @@ pub(crate) fn perform<'a>(
     steps.start();
     std::thread::scope(|scope| {
         // If `on_step` panics, lanes must not wait for what will never come.
-        let _stop = StopOnDrop(&board);
+        let _stop = StopOnDrop(&board, "the caller");
         for lane in program.lanes().ids() {
             let (board, interpreter) = (&board, &interpreter);
             let name = program.lanes()[lane].name.clone();
@@ -244,18 +247,20 @@ pub(crate) fn perform<'a>(
 /// The largest file of weights, as transformers writes them.
 const MOST_BYTES: u64 = 5_000_000_000;
 
-struct StopOnDrop<'a, 'b>(&'a Board<'b>);
+/// Stops everyone where a thread panics outside its actions: with what it was.
+struct StopOnDrop<'a, 'b>(&'a Board<'b>, &'a str);
 
 impl Drop for StopOnDrop<'_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.fail(RunError::Stalled { waiting: "the caller has given up".into() });
+            self.0.fail(RunError::Stalled { waiting: format!("{} has given up", self.1) });
         }
     }
 }
 
 /// A lane's thread: its actions in order, iteration after iteration.
 fn walk(board: &Board<'_>, interpreter: &Interpreter<'_>, lane: LaneId, before: &(dyn Fn(u32, ActionId) + Sync)) {
+    let _stop = StopOnDrop(board, &interpreter.program.lanes()[lane].name);
     while let Some((iteration, action)) = board.begin(lane) {
         let done = catch_unwind(AssertUnwindSafe(|| {
             before(iteration, action);

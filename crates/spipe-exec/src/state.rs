@@ -43,6 +43,8 @@ pub(crate) struct Iteration {
     pub losses: BTreeMap<usize, f64>,
     /// The norm of the gradients that it stepped with, where somebody has asked for it.
     pub norm: Option<f64>,
+    /// Whether it stepped nothing.
+    pub left_out: bool,
 }
 
 /// An iteration that is over.
@@ -51,6 +53,7 @@ pub(crate) struct Finished {
     pub index: u32,
     pub loss: f64,
     pub norm: Option<f64>,
+    pub left_out: bool,
     /// From the end of the iteration before, or the start of the run.
     pub duration: SimTime,
     pub peaks: BTreeMap<String, Bytes>,
@@ -65,6 +68,8 @@ pub(crate) struct Outcome {
     pub loss: Option<(usize, f64)>,
     /// The norm of all gradients.
     pub norm: Option<f64>,
+    /// Whether all steps are left out, because some gradients are not finite.
+    pub left_out: bool,
     /// When it was over, if that was before this was known.
     pub end: Option<std::time::Instant>,
 }
@@ -158,6 +163,7 @@ impl State {
                 left: actions,
                 losses: BTreeMap::new(),
                 norm: None,
+                left_out: false,
             });
         }
         // The one before the current one is still waited for.
@@ -210,13 +216,13 @@ impl State {
         let start = current.records.iter().map(|record| record.start).min().unwrap_or_default();
         // Ascending, like every other sum over microbatches.
         let loss = current.losses.values().sum::<f64>() / current.losses.len().max(1) as f64;
-        let norm = current.norm;
+        let (norm, left_out) = (current.norm, current.left_out);
         let duration = end - if first { start } else { self.last_end };
         self.last_end = end;
         self.durations.push(duration);
         self.losses.push(loss);
         let peaks = self.account.take_recent_peaks(rules);
-        self.finished.push_back(Finished { index, loss, norm, duration, peaks });
+        self.finished.push_back(Finished { index, loss, norm, left_out, duration, peaks });
     }
 
     /// Counts nothing before `now` as time of the next iteration: nothing ran, on purpose.

@@ -40,8 +40,8 @@ pub(crate) enum Value {
     Later(Box<Later>),
     /// Keys and values of the tokens so far.
     Cache(Cache),
-    /// The sum of the squares of gradients.
-    Norm(f64),
+    /// The sum of the squares of gradients, and what the losses were multiplied with that they come from.
+    Norm(f64, f32),
 }
 
 /// By microbatch, keys and values of each layer.
@@ -50,12 +50,11 @@ pub(crate) type Cache = BTreeMap<usize, Vec<Pair>>;
 /// What an optimizer keeps of some layers: tensors and moments in host memory, or as [`DeviceState`].
 #[derive(Clone, Debug)]
 pub(crate) struct State<T = TensorData, M = Moments> {
-    /// The parameters in f32, where they are narrower elsewhere.
+    /// The parameters in f32, where they are narrower elsewhere; nothing of layers that are not stepped.
     pub master: Option<Vec<Vec<T>>>,
     pub moments: Vec<Vec<M>>,
-    /// Whether all gradients of the last step were finite; where they were not, nothing was stepped.
-    pub sound: bool,
-    /// The sum of their squares, where the step was taken on trust.
+    /// The sum of the squares of the last step's gradients, where it was taken on trust; not finite where they were not, and nothing was
+    /// stepped.
     pub squares: f64,
 }
 
@@ -73,10 +72,7 @@ pub(crate) trait Kept {
     /// Whether a layer is stepped.
     fn trains(&self, layer: usize) -> bool;
 
-    /// Whether the last step's gradients were finite.
-    fn is_sound(&self) -> bool;
-
-    /// The sum of their squares, where that step was taken on trust.
+    /// The sum of the squares of the last step's gradients, where it was taken on trust.
     fn squares(&self) -> f64;
 }
 
@@ -123,10 +119,6 @@ impl<T: ToHost<Vec<f32>>, M: ToHost<Moments>> Kept for State<T, M> {
         self.moments.get(layer).is_some_and(|layer| !layer.is_empty())
     }
 
-    fn is_sound(&self) -> bool {
-        self.sound
-    }
-
     fn squares(&self) -> f64 {
         self.squares
     }
@@ -163,7 +155,7 @@ impl Value {
             Self::Record(record) => Some(record.iter().map(matrix_bytes).sum()),
             Self::Parked(record) => Some(Bytes::new(record.iter().map(|data| data.as_bytes().len() as u64).sum())),
             Self::Cache(cache) => Some(cache.values().flatten().flatten().map(matrix_bytes).sum()),
-            Self::Norm(_) => Some(Bytes::ZERO),
+            Self::Norm(..) => Some(Bytes::ZERO),
             Self::Graphs(_) | Self::Later(_) => None,
         }
     }

@@ -8,7 +8,6 @@ use crate::{
 };
 use spipe_base::{Bytes, DeviceId, LayerId, StageId};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_model::Precision;
 
 /// How many chunks' parameters a device holds: k for Superpipeline, otherwise one that computes and one that arrives.
 pub fn resident_chunks(placement: &Placement) -> u64 {
@@ -71,10 +70,8 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
 /// Whether steps are made before all gradients are known, and undone if some are not finite because their loss was scaled too much, or
 /// if their norm is to be clipped.
 pub fn trusts_steps(context: &Context<'_>, placement: &Placement) -> bool {
-    let workload = context.workload();
     let early = placement.system == System::Spipe && !placement.knobs.synchronous_optimizer;
-    let may_fail = workload.precision == Precision::Fp16 || workload.clip_norm.is_some();
-    early && may_fail && workload.mode == Mode::Train
+    early && context.workload().checks_gradients()
 }
 
 /// What is kept of a stage to undo its step: parameters and both moments in f32.

@@ -39,7 +39,7 @@ pub struct Plan {
     /// Optimizer
     #[arg(long, default_value = "adamw")]
     pub optimizer: Optimizer,
-    /// Data type of parameters and activations
+    /// Data type of parameters and activations; of fp16 losses are scaled, and no step begins before all gradients are known to be finite
     #[arg(long, default_value = "bf16")]
     pub precision: Precision,
     /// Scale gradients down to this norm where all together have a longer one: no step begins before all of them are known

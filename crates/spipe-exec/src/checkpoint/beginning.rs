@@ -89,7 +89,7 @@ impl Beginning {
         self.resumed.as_ref().map_or(0, |resumed| resumed.step)
     }
 
-    /// What the next loss is multiplied with, if that is known.
+    /// What losses are multiplied with, if that is known.
     pub fn loss_scale(&self) -> Option<LossScale> {
         self.resumed.as_ref().and_then(|resumed| resumed.loss_scale)
     }

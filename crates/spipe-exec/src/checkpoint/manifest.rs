@@ -45,12 +45,17 @@ pub(crate) struct Manifest {
     pub crc32: Option<u32>,
 }
 
-/// What the next loss is multiplied with, and how many steps in a row have not overflowed.
+/// What losses are multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct LossScale {
+    /// The next one.
     pub scale: f32,
+    /// How many steps in a row have not overflowed.
     pub good_steps: u32,
+    /// The last one, whose gradients may wait for the next step; not in checkpoints that were written before it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<f32>,
 }
 
 /// How parameters were updated.

@@ -175,6 +175,33 @@ fn damaged_checkpoints_are_passed_over() {
     assert_eq!(Checkpoint::newest(&folder.path().join("none")).unwrap().checkpoint, None);
 }
 
+/// The last two that are whole are kept, whatever lies between them.
+#[test]
+fn a_damaged_checkpoint_is_none_of_those_that_are_kept() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    train(&case, &writing(&case, 4, folder.path())).unwrap();
+    fs::write(folder.path().join(name(4)).join(WEIGHTS), "").unwrap();
+    train(&case, &going_on(&case, 3, folder.path())).unwrap();
+    assert_eq!(names(folder.path()), [name(2), name(3), name(4)]);
+    train(&case, &going_on(&case, 6, folder.path())).unwrap();
+    assert_eq!(names(folder.path()), [name(4), name(6)]);
+}
+
+/// A number that is only itself again if it is read to the last bit.
+#[test]
+fn every_learning_rate_can_be_resumed() {
+    let case = Case::default();
+    let folder = tempfile::tempdir().unwrap();
+    let with_rate = |options: Options| {
+        let optimizer = crate::AdamW { lr: 0.000_424_264_068_711_928_44, ..options.optimizer };
+        Options { optimizer, ..options }
+    };
+    train(&case, &with_rate(writing(&case, 2, folder.path()))).unwrap();
+    let report = train(&case, &with_rate(going_on(&case, 3, folder.path()))).unwrap();
+    assert!(report.warnings.iter().all(|warning| !warning.contains("settings")), "{:?}", report.warnings);
+}
+
 #[test]
 fn checkpoints_of_other_runs_are_refused_by_what_differs() {
     let case = Case::default();

@@ -13,10 +13,11 @@ use crate::{
 };
 use spipe_base::LayerId;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 /// Checkpoints that are kept.
@@ -45,6 +46,8 @@ pub(crate) struct Writer<'a> {
     identity: Identity,
     layers: Vec<Described>,
     disk: &'a dyn Disk,
+    /// The step from which the run goes on, and those after which it has written one.
+    own: Mutex<BTreeSet<u32>>,
     /// Locked as long as the run may write to it.
     _folder: File,
 }
@@ -53,16 +56,19 @@ impl<'a> Writer<'a> {
     /// Opens the folder of the checkpoints of a run, which goes on from one of them or begins with an empty folder: mixed with those of
     /// another run nobody could tell which is the newest.
     pub fn open(
-        (place, resumes): (Checkpoints, bool),
+        (place, resumed): (Checkpoints, Option<u32>),
         identity: Identity,
         layers: Vec<Described>,
         disk: &'a dyn Disk,
     ) -> Result<Self, CheckpointError> {
         let folder = prepare(&place.folder)?;
-        let newest = steps(&place.folder)?.pop().filter(|_| !resumes);
+        let newest = steps(&place.folder)?.pop().filter(|_| resumed.is_none());
         match newest {
             Some((step, _)) => Err(CheckpointError::Taken { folder: place.folder, step }),
-            None => Ok(Self { place, identity, layers, disk, _folder: folder }),
+            None => {
+                let own = Mutex::new(resumed.into_iter().collect());
+                Ok(Self { place, identity, layers, disk, own, _folder: folder })
+            }
         }
     }
 
@@ -81,11 +87,15 @@ impl<'a> Writer<'a> {
             }
             return Err(CheckpointError::file("write", &path, &error));
         }
-        let found = steps(folder)?;
-        // Steps beyond this one are of another run.
-        let older: Vec<&PathBuf> = found.iter().filter(|(of, _)| *of <= step).map(|(_, path)| path).collect();
-        for path in &older[..older.len().saturating_sub(KEPT)] {
-            fs::remove_dir_all(path).map_err(|error| CheckpointError::file("remove", path, &error))?;
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        own.insert(step);
+        while own.len() > KEPT {
+            own.pop_first();
+        }
+        // Steps beyond this one are of another run; between those that are kept are damaged ones, if any.
+        let outdated = |(of, _): &(u32, PathBuf)| *of <= step && own.len() == KEPT && !own.contains(of);
+        for (_, path) in steps(folder)?.into_iter().filter(outdated) {
+            fs::remove_dir_all(&path).map_err(|error| CheckpointError::file("remove", &path, &error))?;
         }
         Ok(())
     }
@@ -185,6 +195,9 @@ fn prepare(folder: &Path) -> Result<File, CheckpointError> {
     }
     let probe = folder.join(".step-probe.tmp");
     fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe)).map_err(fail)?;
+    // A new folder has to outlive a loss of power as well as what is in it.
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    sync_folder(parent).map_err(fail)?;
     Ok(lock)
 }
 

@@ -7,7 +7,6 @@ use crate::{
     store::{HostLayer, Value},
 };
 use spipe_base::{ActionId, BufferId, LayerId};
-use spipe_schedule::Lifetime;
 use std::sync::{Arc, PoisonError};
 
 /// What is done with all gradients of an iteration.
@@ -67,53 +66,40 @@ impl Interpreter<'_> {
                 None => 0.0,
             },
         };
-        let scale = f64::from(self.scale(self.made_in(iteration, gradients)));
         let mut outcome = Outcome::default();
-        self.put(&mut outcome, self.at(to, iteration), Value::Norm(squares / (scale * scale)));
+        self.put(&mut outcome, self.at(to, iteration), Value::Norm(squares, self.scale_of(iteration, gradients)));
         Ok(outcome)
-    }
-
-    /// The iteration that has made the gradients that another one steps with.
-    pub(super) fn made_in(&self, iteration: u32, gradients: BufferId) -> u32 {
-        let arrives = self.program.buffers()[gradients].lifetime == Lifetime::Arrives;
-        iteration.saturating_sub(u32::from(arrives))
     }
 
     /// Decides about all gradients: those that steps wait for, or those of steps that were taken on trust.
     pub(super) fn check(&self, iteration: u32, (norms, states): (&[BufferId], &[BufferId])) -> Result<Outcome, String> {
-        let (mut squares, mut sound) = (0.0, true);
+        let (mut squares, mut scaled) = (0.0, self.scale(iteration));
         for norm in norms {
-            squares += self.store.look(self.at(*norm, iteration), |value| match value {
-                Value::Norm(squares) => Some(*squares),
+            let (of_part, scale) = self.store.look(self.at(*norm, iteration), |value| match value {
+                Value::Norm(squares, scale) => Some((*squares, *scale)),
                 _ => None,
             })?;
+            squares += of_part;
+            scaled = scale;
         }
-        let scale = f64::from(self.scale(iteration));
         for state in states {
-            let at = self.at(*state, iteration);
-            let (is_sound, of_state) =
-                self.store.look(at, |value| value.kept().map(|kept| (kept.is_sound(), kept.squares())))?;
-            sound &= is_sound;
-            squares += of_state / (scale * scale);
+            squares += self.store.look(self.at(*state, iteration), |value| value.kept().map(|kept| kept.squares()))?;
         }
-        let norm = squares.sqrt();
+        let norm = squares.sqrt() / f64::from(scaled);
         let verdict = match self.clip_norm {
-            _ if !sound || !norm.is_finite() => Verdict::LeaveOut,
+            _ if !norm.is_finite() => Verdict::LeaveOut,
             Some(clip) => Verdict::Use(clip.factor(norm)),
             None => Verdict::Use(1.0),
         };
-        let overflows = verdict == Verdict::LeaveOut;
-        if overflows && !self.scales_losses() {
-            return Err("the norm of all gradients is not finite".into());
-        }
+        let left_out = verdict == Verdict::LeaveOut;
+        self.learn_scale(iteration, scaled, left_out)?;
         let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
         verdicts.retain(|known, _| known + 3 > iteration);
         verdicts.insert(iteration, verdict);
         drop(verdicts);
-        self.learn_scale(overflows);
         // Where steps are late, the first ones have no gradients.
-        let known = self.clip_norm.is_some() && norm.is_finite() && norm > 0.0;
-        Ok(Outcome { norm: known.then_some(norm), ..Outcome::default() })
+        let known = norm.is_finite() && norm > 0.0;
+        Ok(Outcome { norm: known.then_some(norm), left_out, ..Outcome::default() })
     }
 }
 

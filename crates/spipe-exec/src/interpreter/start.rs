@@ -49,13 +49,16 @@ impl Interpreter<'_> {
     fn initial_state(&self, buffer: BufferId, layers: LayerRange) -> Result<Value, String> {
         let mut masters = Vec::new();
         if self.has_master(buffer)? {
-            let layers = layers.iter().map(|layer| self.initial(buffer, layer, DType::F32));
-            masters = layers.collect::<Result<Vec<HostLayer>, String>>()?;
+            let master = |layer: LayerId| match self.units[layer.index()].trains() {
+                true => self.initial(buffer, layer, DType::F32),
+                false => Ok(HostLayer::new()),
+            };
+            masters = layers.iter().map(master).collect::<Result<Vec<_>, String>>()?;
         }
         let moments = layers.iter().map(|layer| self.moments(buffer, layer)).collect::<Result<Vec<_>, String>>()?;
         let master = (!masters.is_empty()).then_some(masters);
         let Some(device) = self.keeps_state(buffer) else {
-            return Ok(Value::State(Box::new(State { master, moments, sound: true, squares: 0.0 })));
+            return Ok(Value::State(Box::new(State { master, moments, squares: 0.0 })));
         };
         let device = &self.sites[&device].device;
         let tensors = |layer: HostLayer| layer.into_iter().map(|data| to_device(data, device)).collect();
@@ -66,7 +69,6 @@ impl Interpreter<'_> {
         Ok(Value::DeviceState(Box::new(DeviceState {
             master: master.map(|layers| layers.into_iter().map(tensors).collect()),
             moments: layers.iter().zip(moments).map(moved).collect(),
-            sound: true,
             squares: 0.0,
         })))
     }

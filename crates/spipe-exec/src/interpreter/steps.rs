@@ -9,18 +9,21 @@ use super::{
 use crate::{
     AdamW,
     account::Instance,
-    layers::{Matrix, float},
-    optimizer::{Exchange, Moments, sums_of_squares},
+    layers::Matrix,
+    optimizer::{Exchange, Held, Moments, sums_of_squares},
     passes::{self, Tensors},
     state::Outcome,
-    store::{HostLayer, Log, State, Value, wrong},
+    store::{DeviceState, HostLayer, Log, State, Value, wrong},
     task::{Step, Task},
-    transfer::copy,
+    transfer::{all_to_host, copy},
 };
 use burn::tensor::{DType, TensorData};
 use spipe_base::{BufferId, Bytes, DeviceId, LayerId, LayerRange};
 use spipe_schedule::{Content, Lifetime};
-use std::sync::{Arc, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError},
+};
 
 /// Layers with their tensors.
 type Layers = Vec<(LayerId, Arc<HostLayer>)>;
@@ -79,25 +82,12 @@ impl Interpreter<'_> {
             Some(verdict) => verdict.factor(),
             None => self.if_finite(step, site.compute(|| sums_of_squares(sum.iter().flatten()))??)?,
         };
-        state.sound = factor.is_some();
-        let (scale, width) = (self.scale(iteration), float(self.width_of(buffer)?));
-        let optimizer = self.optimizer_in(iteration);
-        let after = if let Some(factor) = factor {
-            site.compute(|| {
-                let from = state.master.take();
-                let narrow = from.is_some();
-                let gradients = passes::scaled(sum, scale.recip() * factor);
-                let moments = &mut state.moments;
-                let stepped =
-                    passes::step(from.unwrap_or(before), gradients, moments, |parameter, gradient, moments| {
-                        optimizer.step_on_device(parameter, gradient, moments)
-                    });
-                let after = passes::cast_all(stepped.clone(), width);
-                state.master = narrow.then_some(stepped);
-                after
-            })?
-        } else {
-            before
+        let (scale, optimizer) = (self.scale(iteration), self.optimizer_in(iteration));
+        let after = match factor {
+            Some(factor) => {
+                site.compute(|| step_layers(&optimizer, before, (sum, scale.recip() * factor), &mut state))?
+            }
+            None => before,
         };
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
         self.put(&mut outcome, parameters, Value::Tensors(after));
@@ -121,9 +111,8 @@ impl Interpreter<'_> {
         let site = &self.sites[&step.device];
         let factor = match self.verdict(iteration) {
             Some(verdict) => verdict.factor(),
-            // What is not scaled either is finite or has an infinite loss.
-            None if !self.scales_losses() => Some(1.0),
-            None => self.if_finite(step, site.compute(|| sums_of_squares(sum.iter().flatten()))??)?,
+            // What is not scaled is finite, or its loss is not.
+            None => Some(1.0),
         };
         let stepped = match factor {
             Some(factor) => {
@@ -143,7 +132,6 @@ impl Interpreter<'_> {
     fn step_on_host(&self, iteration: u32, step: &Step, gradients: BufferId) -> Result<Outcome, String> {
         let state_at = self.at(step.state, iteration);
         let sum = self.gradients_of(iteration, gradients)?;
-        let made_in = self.made_in(iteration, gradients);
         let mut state = self.store.take_state(state_at)?;
         let mut parameters = self.start_of(iteration, step, &mut state)?;
         let mut outcome = Outcome::default();
@@ -160,9 +148,8 @@ impl Interpreter<'_> {
                     self.if_finite(step, state.squares)?
                 }
             };
-            state.sound = factor.is_some();
             if let Some(factor) = factor {
-                let factor = self.scale(made_in).recip() * factor;
+                let factor = self.scale_of(iteration, gradients).recip() * factor;
                 let optimizer = self.optimizer_in(iteration);
                 let gradients = sum.iter().map(|(_, layer)| layer);
                 site.compute(|| {
@@ -214,19 +201,29 @@ impl Interpreter<'_> {
 
     /// What a step starts from, taken out so that nobody else holds what is updated in place.
     fn start_of(&self, iteration: u32, step: &Step, state: &mut State) -> Result<Layers, String> {
+        let masters = state.master.take();
         let mut all = Vec::new();
         for buffer in &step.before {
-            let instance = self.at(*buffer, iteration);
+            let (instance, layers) = (self.at(*buffer, iteration), self.layers_of(*buffer)?);
             match self.store.take(instance) {
-                Some(Value::Host(layers)) => all.extend(self.layers_of(*buffer)?.iter().zip(layers)),
-                Some(Value::Tensors(_)) if state.master.is_some() => {}
+                Some(Value::Host(found)) => all.extend(layers.iter().zip(found)),
+                Some(Value::Tensors(found)) if masters.is_some() => {
+                    let frozen = layers.iter().zip(found).filter(|(layer, _)| !self.units[layer.index()].trains());
+                    for (layer, tensors) in frozen {
+                        all.push((layer, Arc::new(all_to_host(&tensors)?)));
+                    }
+                }
                 _ => return Err(wrong(instance)),
             }
         }
-        match state.master.take() {
-            Some(master) => Ok(self.layers_of(step.state)?.iter().zip(master.into_iter().map(Arc::new)).collect()),
-            None => Ok(all),
-        }
+        let Some(masters) = masters else { return Ok(all) };
+        let mut frozen: BTreeMap<LayerId, Arc<HostLayer>> =
+            all.into_iter().filter(|(layer, _)| !self.units[layer.index()].trains()).collect();
+        let start = |(layer, master): (LayerId, HostLayer)| {
+            let numbers = frozen.remove(&layer).unwrap_or_else(|| Arc::new(master));
+            (layer, numbers)
+        };
+        Ok(self.layers_of(step.state)?.iter().zip(masters).map(start).collect())
     }
 
     /// Puts state and parameters back; parameters in the width in which they are held.
@@ -251,7 +248,10 @@ impl Interpreter<'_> {
             self.put(outcome, instance, self.value_of(*buffer, layers));
         }
         if self.has_master(step.state)? {
-            let own = |(_, layer): (LayerId, Arc<HostLayer>)| Arc::unwrap_or_clone(layer);
+            let own = |(layer, numbers): (LayerId, Arc<HostLayer>)| match self.units[layer.index()].trains() {
+                true => Arc::unwrap_or_clone(numbers),
+                false => HostLayer::new(),
+            };
             state.master = Some(parameters.into_iter().map(own).collect());
         }
         self.put(outcome, self.at(step.state, iteration), Value::State(Box::new(state)));
@@ -291,7 +291,7 @@ impl Interpreter<'_> {
         let mut state = self.store.take_state(self.at(step.state, iteration))?;
         let mut parameters = self.start_of(iteration, step, &mut state)?;
         // A step whose own gradients were not finite has changed nothing.
-        if state.sound {
+        if state.squares.is_finite() {
             let (factor, optimizer) = (self.scale(iteration).recip(), self.optimizer_in(iteration));
             self.sites[&step.device].compute(|| {
                 let layers = parameters.iter_mut().zip(&gradients).zip(&mut state.moments);
@@ -308,6 +308,40 @@ impl Interpreter<'_> {
         self.end_of(&mut outcome, (iteration, step), (state, parameters))?;
         Ok(outcome)
     }
+}
+
+/// A step of layers in the memory of a device, with gradients times `factor`; those without gradients stay as they are.
+fn step_layers(
+    optimizer: &AdamW,
+    before: Tensors,
+    (gradients, factor): (Tensors, f32),
+    state: &mut DeviceState,
+) -> Tensors {
+    let masters = state.master.take();
+    let (is_narrow, mut masters) = (masters.is_some(), masters.into_iter().flatten());
+    let (mut after, mut kept) = (Vec::new(), Vec::new());
+    for ((tensors, gradients), moments) in before.into_iter().zip(gradients).zip(&mut state.moments) {
+        let master = masters.next().unwrap_or_default();
+        if gradients.is_empty() {
+            after.push(tensors);
+            kept.push(master);
+            continue;
+        }
+        let mut master = master.into_iter();
+        let (mut tensors_after, mut master_after) = (Vec::new(), Vec::new());
+        for ((tensor, gradient), before) in tensors.into_iter().zip(gradients).zip(std::mem::take(moments)) {
+            let held = Held::new(tensor, master.next());
+            let (held, now) = optimizer.step_on_device(held, (gradient, factor), before);
+            let (tensor, master) = held.apart();
+            tensors_after.push(tensor);
+            master_after.extend(master);
+            moments.push(now);
+        }
+        after.push(tensors_after);
+        kept.push(master_after);
+    }
+    state.master = is_narrow.then_some(kept);
+    after
 }
 
 /// A step of one layer, with gradients times `factor`.
@@ -341,5 +375,5 @@ fn copy_of(state: &State, parameters: &[(LayerId, Arc<HostLayer>)]) -> Log {
         (!moments.is_empty()).then(|| Arc::new(layer.iter().map(copy).collect()))
     };
     let parameters = parameters.iter().zip(&state.moments).map(layer).collect();
-    Log { state: State { sound: true, ..state.clone() }, parameters }
+    Log { state: state.clone(), parameters }
 }

@@ -10,13 +10,13 @@ use crate::passes::{Tensors, cast_all};
 use burn::tensor::{DType, FloatDType, TensorData};
 use spipe_base::{BufferId, DeviceId, LayerId, StageId};
 use spipe_model::Precision;
-use spipe_schedule::Content;
+use spipe_schedule::{Content, Lifetime};
 use std::sync::PoisonError;
 
 /// What losses in f16 are multiplied with at first, so that small gradients do not vanish: PyTorch's `GradScaler` starts here too.
 const FIRST_SCALE: f32 = 65536.0;
-/// What they are multiplied with where nothing finds out whether all gradients are finite: far from overflow.
-const FIXED_SCALE: f32 = 1024.0;
+/// Gradients that overflow at this scale are not finite for another reason.
+const LEAST_SCALE: f32 = 1.0;
 /// After so many steps without an overflow the scale is doubled, as PyTorch's `GradScaler` does.
 const PATIENCE: u32 = 2000;
 
@@ -25,60 +25,47 @@ const PATIENCE: u32 = 2000;
 pub(crate) struct Scales {
     /// None where nothing is scaled.
     next: Option<f32>,
-    /// Whether overflows change it.
-    adapts: bool,
     good: u32,
+    /// That of the last iteration of the run before this one.
+    before: f32,
     used: std::collections::BTreeMap<u32, f32>,
 }
 
 impl Scales {
-    /// Those of a run that stores `precision`; without a check of all gradients, the scale stays as it is.
-    pub fn new(precision: Precision, checks: bool) -> Self {
-        let first = if checks { FIRST_SCALE } else { FIXED_SCALE };
-        let next = (precision == Precision::Fp16).then_some(first);
-        Self { next, adapts: checks, good: 0, used: std::collections::BTreeMap::new() }
-    }
-
-    /// Where another run has left off, if it is known and this one can learn from it.
-    pub fn resumed(self, before: Option<LossScale>) -> Self {
-        match (self.next, before) {
-            (Some(_), Some(LossScale { scale, good_steps })) if self.adapts => {
-                Self { next: Some(scale), good: good_steps, ..self }
-            }
-            _ => self,
+    /// Those of a run that stores `precision`, from where another one has left off, if it is known.
+    pub fn new(precision: Precision, before: Option<LossScale>) -> Self {
+        let first = before.unwrap_or(LossScale { scale: FIRST_SCALE, good_steps: 0, last: None });
+        Self {
+            next: (precision == Precision::Fp16).then_some(first.scale),
+            good: first.good_steps,
+            before: before.map_or(1.0, |before| before.last.unwrap_or(before.scale)),
+            used: std::collections::BTreeMap::new(),
         }
     }
 
     /// Where another run can go on.
     pub fn left(&self) -> Option<LossScale> {
-        self.next.map(|scale| LossScale { scale, good_steps: self.good })
+        let last = self.used.last_key_value().map(|(_, scale)| *scale);
+        self.next.map(|scale| LossScale { scale, good_steps: self.good, last })
     }
 
     /// That of an iteration; it stays the same once somebody has asked.
     fn of(&mut self, iteration: u32) -> f32 {
-        let Some(next) = self.next else { return 1.0 };
         self.used.retain(|known, _| known + 3 > iteration);
-        *self.used.entry(iteration).or_insert(next)
+        *self.used.entry(iteration).or_insert(self.next.unwrap_or(1.0))
     }
 
-    /// Half of it after an overflow, twice of it after a long time without one.
-    fn learn(&mut self, overflowed: bool) {
-        if !self.adapts {
-            return;
-        }
-        self.good = if overflowed { 0 } else { self.good + 1 };
-        let doubles = self.good == PATIENCE;
-        if doubles {
+    /// Half of what losses were `scaled` with after an overflow, twice of it after a long time without one; the iteration that checks keeps
+    /// the one it has, also where its own losses come later, since it steps with gradients of the iteration before.
+    fn learn(&mut self, iteration: u32, scaled: f32, overflows: bool) {
+        self.of(iteration);
+        self.good = if overflows { 0 } else { self.good + 1 };
+        if overflows {
+            self.next = self.next.map(|next| next.min(scaled / 2.0));
+        } else if self.good == PATIENCE {
             self.good = 0;
+            self.next = self.next.map(|next| next * 2.0);
         }
-        let factor = if overflowed {
-            0.5
-        } else if doubles {
-            2.0
-        } else {
-            1.0
-        };
-        self.next = self.next.map(|scale| scale * factor);
     }
 }
 
@@ -88,14 +75,28 @@ impl Interpreter<'_> {
         self.scales.lock().unwrap_or_else(PoisonError::into_inner).of(iteration)
     }
 
+    /// What the losses were multiplied with that the gradients come from which an iteration steps with.
+    pub(super) fn scale_of(&self, iteration: u32, gradients: BufferId) -> f32 {
+        let late = self.program.buffers()[gradients].lifetime == Lifetime::Arrives;
+        let mut scales = self.scales.lock().unwrap_or_else(PoisonError::into_inner);
+        iteration.checked_sub(u32::from(late)).map_or(scales.before, |made_in| scales.of(made_in))
+    }
+
     /// Whether losses are multiplied with anything.
     pub(super) fn scales_losses(&self) -> bool {
         self.scales.lock().unwrap_or_else(PoisonError::into_inner).next.is_some()
     }
 
-    /// Takes note of how a check of all gradients ended.
-    pub(super) fn learn_scale(&self, overflowed: bool) {
-        self.scales.lock().unwrap_or_else(PoisonError::into_inner).learn(overflowed);
+    /// Takes note of how an iteration's check of gradients ended whose losses were `scaled` so much.
+    ///
+    /// # Errors
+    /// No scale explains why they are not finite.
+    pub(super) fn learn_scale(&self, iteration: u32, scaled: f32, overflows: bool) -> Result<(), String> {
+        if overflows && !(self.scales_losses() && scaled > LEAST_SCALE) {
+            return Err("the norm of all gradients is not finite".into());
+        }
+        self.scales.lock().unwrap_or_else(PoisonError::into_inner).learn(iteration, scaled, overflows);
+        Ok(())
     }
 
     /// How wide the numbers of a buffer of layers are: what its bytes leave to each.

@@ -51,6 +51,16 @@ pub(crate) fn save(
         1 => FILE.to_owned(),
         _ => format!("model-{:05}-of-{count:05}.safetensors", shard + 1),
     };
+    // Of weights that were here before: an index would name files that change, and readers take the one file before an index.
+    let forget = |name: &str| {
+        let path = folder.join(name);
+        let removed = fs::remove_file(&path)
+            .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) });
+        removed.map_err(|error| WeightsError::file("remove", &path, &error))
+    };
+    if count > 1 {
+        forget(INDEX)?;
+    }
     let mut index = Index { metadata: IndexMetadata { total_size: 0 }, weight_map: BTreeMap::new() };
     for (shard, wholes) in shards.iter().enumerate() {
         let path = folder.join(name(shard));
@@ -61,16 +71,15 @@ pub(crate) fn save(
             index.weight_map.insert(whole.entry.name.clone(), name(shard));
         }
     }
-    let path = folder.join(INDEX);
-    let written = if count > 1 {
+    if count > 1 {
+        let path = folder.join(INDEX);
         let text = serde_json::to_string_pretty(&index).map_err(|error| fail(io::Error::other(error)))?;
         in_place(&path, &mut |out| out.write_all(text.as_bytes()))
+            .map_err(|error| WeightsError::file("write", &path, &error))?;
+        forget(FILE)?;
     } else {
-        // Of weights that were here before; it would name other files.
-        fs::remove_file(&path)
-            .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
-    };
-    written.map_err(|error| WeightsError::file("write", &path, &error))?;
+        forget(INDEX)?;
+    }
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(fail)
 }
 

@@ -83,6 +83,10 @@ fn large_models_are_in_several_files() {
     case.save(u64::MAX);
     assert!(!case.files().contains(&INDEX.to_owned()));
     case.check(&case.open().unwrap());
+    // Nor do those in several leave one that readers would take first.
+    case.save(2000);
+    assert!(!case.files().contains(&FILE.to_owned()));
+    case.check(&case.open().unwrap());
 }
 
 /// Writes these tensors of a saved file under other names, or not at all.

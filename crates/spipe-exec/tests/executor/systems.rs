@@ -388,3 +388,22 @@ fn sixteen_bits() {
         }
     }
 }
+
+/// What is not stepped has no copy in f32 beside that in 16 bits: it would be more than is planned.
+#[test]
+fn sixteen_bits_of_frozen_layers() {
+    let setups = [
+        Setup { stages: &["gpu0 0..2 socket", "gpu1 3..4 socket"], ..Setup::default() },
+        Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], ..Setup::default() },
+        Setup { system: System::Superpipeline, stages: &UNITS, ..Setup::default() },
+        Setup { system: System::Fsdp, stages: &["gpu0 0..1 socket", "gpu0 2..4 socket"], ..Setup::default() },
+        Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() },
+    ];
+    for setup in setups {
+        for (precision, frozen) in [(Precision::Bf16, &["0..1"]), (Precision::Fp16, &["1..2"])] {
+            let setup = Setup { precision, frozen, ..setup.clone() };
+            let (plain, report) = both(&setup, Backend::Flex, 5);
+            losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
+        }
+    }
+}

@@ -62,6 +62,8 @@ pub(super) struct Burden {
     pub busy: Expression,
     /// What it has to do after the first microbatch has turned around.
     pub turned: Expression,
+    /// What it has to do from its first backward on, without the first recompute.
+    pub returned: Expression,
     held: Expression,
     /// GiB that one layer of each share holds.
     whole: Vec<(f64, Variable)>,
@@ -154,11 +156,11 @@ impl<'f, 'a> Spread<'f, 'a> {
         if let Some(alone) = self.alone {
             self.streamed_alone(alone);
         }
+        self.step_at_the_end(classes, &host);
+        self.step_after_norm((classes, &burdens), &host);
         for (class, burden) in classes.iter().zip(burdens) {
             self.limit(class, burden, &mut host);
         }
-        self.step_at_the_end(classes, &host);
-        self.step_after_norm(classes, &host);
         self.limit_host(host);
     }
 
@@ -262,6 +264,11 @@ impl<'f, 'a> Spread<'f, 'a> {
         let (again, following) = (self.again(choice, layer), self.following(choice));
         let back = (self.figures.microbatches - 1) as f64 * (times.backward + again);
         burden.turned.add_mul((following * times.forward + back) / self.unit, share);
+        let forwards = match self.turn {
+            Some(Turn::Ahead(_)) => following * times.forward,
+            _ => 0.0,
+        };
+        burden.returned.add_mul((forwards + times.backward + back) / self.unit, share);
         let (last, head_start) = (choice.place + 1 == self.places.len(), self.head_start(choice));
         let (place, unit) = (&mut self.places[choice.place], self.unit);
         place.forward.add_mul(times.forward / unit, share);

@@ -12,7 +12,7 @@ use spipe_cost::LayerMemory;
 impl Spread<'_, '_> {
     /// What is stepped on the host is stepped between the last microbatch's backward and the first one's forward of the next iteration.
     /// A device that is alone has all its other passes besides. The last layer's gradients come first, and its parameters are needed last: with a
-    /// and b for these two on their way, `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest. Where gradients are clipped
+    /// and b for these two on their way, `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest. Where gradients are checked
     /// no step begins before the whole backward has ended: B stands for B_last, and a and F_last are the smallest as well.
     pub(super) fn step_at_the_end(&mut self, classes: &[Class], host: &Burden) {
         let Freedom { synchronous, steps_on_host, streams, splits, .. } = *self.freedom;
@@ -34,11 +34,11 @@ impl Spread<'_, '_> {
             all.reduce(f64::min).unwrap_or(0.0)
         };
         let (mut ends, mut others) = (0.0, self.computed.clone() * ((m - 1.0) / m));
-        if self.figures.phased || self.clips() {
+        if self.figures.phased || self.checks() {
             // In a phase all forwards come after all steps, of which most have their gradients when the last backward ends.
-            let (phased, clips) = (self.figures.phased, self.clips());
+            let (phased, checks) = (self.figures.phased, self.checks());
             others += if phased { self.computed.clone() } else { self.returned.clone() } / m;
-            ends += least(&|bytes, _| if clips { way(bytes.gradients, outward) } else { 0.0 });
+            ends += least(&|bytes, _| if checks { way(bytes.gradients, outward) } else { 0.0 });
             ends += least(&|bytes, forward| way(bytes.parameters, inward) + if phased { 0.0 } else { forward });
         } else {
             ends += times.backward + least(&|bytes, _| way(bytes.parameters, inward));
@@ -51,29 +51,31 @@ impl Spread<'_, '_> {
     }
 
     /// Whether steps wait for the norm of all gradients.
-    fn clips(&self) -> bool {
-        self.figures.context.workload().clip_norm.is_some()
+    fn checks(&self) -> bool {
+        self.figures.context.workload().checks_gradients()
     }
 
-    /// Where gradients are clipped, every step comes after all backwards of its iteration, and before all of the next one, since each
-    /// microbatch has been through all layers by then: `T ≥ steps of a socket + backwards of a device`, of each the mean at least. The first
-    /// recompute of a device may come before layers behind it are stepped, unless it is alone. Where steps are a phase they come before all
-    /// forwards, too.
-    pub(super) fn step_after_norm(&mut self, classes: &[Class], host: &Burden) {
+    /// Where gradients are checked, every step comes after all backwards of its iteration, and before all of the next one, since each
+    /// microbatch has been through all layers by then: `T ≥ steps of a socket + what a device does from its first backward on`. Of all
+    /// sockets the mean at least is stepped, and so it is computed by all devices of a class. The first recompute of a device may come
+    /// before layers behind it are stepped, unless it is alone. Where steps are a phase they come before all forwards, too.
+    pub(super) fn step_after_norm(&mut self, (classes, burdens): (&[Class], &[Burden]), host: &Burden) {
         let Freedom { synchronous, apart, .. } = *self.freedom;
         let rate = self.step_rate();
-        let waits = self.clips() || self.figures.phased;
+        let waits = self.checks() || self.figures.phased;
         if !self.figures.training || !waits || !synchronous || apart || rate <= 0.0 {
             return;
         }
+        let stepped = host.busy.clone() / (rate * self.unit);
         let devices: usize = classes.iter().map(|class| class.count).sum();
-        let passes = match devices {
-            _ if self.figures.phased => self.computed.clone(),
-            1 => self.returned.clone(),
-            _ => self.returned.clone() - self.again.clone(),
-        };
-        let (stepped, passes) = (host.busy.clone() / (rate * self.unit), passes / devices as f64);
-        self.rows.push(constraint!(stepped + passes <= self.busiest));
+        for (class, burden) in classes.iter().zip(burdens) {
+            let passes =
+                if devices == 1 { self.returned.clone() } else { burden.returned.clone() / class.count as f64 };
+            self.rows.push(constraint!(stepped.clone() + passes <= self.busiest));
+        }
+        if self.figures.phased {
+            self.rows.push(constraint!(stepped + self.computed.clone() / devices as f64 <= self.busiest));
+        }
     }
 
     /// How many billions of parameters all sockets together step per ms.

@@ -1,12 +1,12 @@
-//! Steps that wait for the norm of all gradients, because longer ones are clipped to it.
+//! Steps that wait for the norm of all gradients: longer ones are clipped to it, and where a loss was scaled too much it is not finite.
 //!
 //! ```text
 //! gradients of a stage ─► norm ─┐                      ┌─► step
 //! gradients of a stage ─► norm ─┴─► check, a latency ──┴─► step
 //! ```
 //!
-//! Every part is summed where its stage is stepped. What travels is one number: it takes the latency of its way and no more. Without
-//! clipping steps may still be a phase of their own, between all backwards of an iteration and all forwards of the next.
+//! Every part is summed where its stage is stepped. What travels is one number: it takes the latency of its way and no more. Where
+//! nothing is checked steps may still be a phase of their own, between all backwards of an iteration and all forwards of the next.
 
 use super::flows::{Transfer, latency};
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime, ProgramBuilder};
@@ -57,16 +57,16 @@ pub(super) trait Stepper {
 
 /// Steps all of them: each as soon as it can be, or once the norm is known, or in a phase of their own.
 pub(super) fn step_all<S: Stepper>(stepper: &mut S, keys: impl IntoIterator<Item = S::Key>) {
-    let (clips, phase) = (stepper.context().workload().clip_norm.is_some(), stepper.phase());
+    let (checks, phase) = (stepper.context().workload().checks_gradients(), stepper.phase());
     let (mut norm, mut waiting) = (Norm::default(), Vec::new());
     for key in keys {
         let Some(step) = stepper.prepare(key) else { continue };
         let summed = stepper.summed(&step);
         let at = (summed.lane, summed.memory);
-        if clips {
+        if checks {
             norm.add(stepper.builder(), summed);
         }
-        if clips || phase.is_some() {
+        if checks || phase.is_some() {
             waiting.push((step, at));
         } else {
             stepper.take(&step);

@@ -6,7 +6,6 @@ use crate::lower::flows::{dram_flow, read_for_norm, route, stepping};
 use crate::lower::{machine, pipeline::times};
 use spipe_base::{Bytes, DeviceId, Faults, MemoryId, SimTime};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_model::Precision;
 use spipe_plan::{
     Boundary, Context, InFlight, Placement, Stage, System, Weights, stage_footprint, trusts_steps, undo_log,
 };
@@ -49,8 +48,7 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         // Double buffering: one stage computes, the next one arrives.
         _ => (2, 1),
     };
-    let (clips, trusts) = (training && workload.clip_norm.is_some(), trusts_steps(context, placement));
-    let overflows = training && placement.system == System::Spipe && workload.precision == Precision::Fp16;
+    let (checks, trusts) = (workload.checks_gradients(), trusts_steps(context, placement));
     let spec = Spec {
         microbatches: workload.microbatches as usize,
         forward,
@@ -65,10 +63,9 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         streams: training || most > resident,
         stepping,
         late_checkpoints: knobs.synchronous_checkpoints,
-        // SPipe finds out whether scaled gradients are finite, sooner or later.
-        waits_for_norm: !trusts && (clips || overflows),
+        waits_for_norm: checks && !trusts,
         speculates: trusts,
-        redoes: clips && trusts,
+        redoes: trusts && workload.clip_norm.is_some(),
         arithmetic_undo: knobs.arithmetic_undo,
     };
     Rounds::build(&spec, &Routes(context), machine(context, placement))

@@ -109,6 +109,9 @@ impl Rounds<'_> {
         if self.spec.speculates && !trusted.is_empty() {
             self.check(&trusted);
         }
+        if self.spec.stepping == Stepping::NeededFirst {
+            waiting.sort_by_key(|complete| complete.this.chunk);
+        }
         self.step_once_known(norm, &waiting)
     }
 
@@ -153,7 +156,8 @@ impl Rounds<'_> {
 
     /// What leaves, in the order in which it is stepped.
     fn in_order(&self, leaving: Vec<Leaving>) -> Vec<Leaving> {
-        if self.spec.stepping != Stepping::NeededFirst {
+        // Behind a check all have arrived: they are summed as they come.
+        if self.spec.stepping != Stepping::NeededFirst || self.spec.waits_for_norm {
             return leaving;
         }
         let ends = ends_of_backwards(self.spec);

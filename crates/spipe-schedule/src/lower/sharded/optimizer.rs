@@ -1,4 +1,4 @@
-//! Each device steps its shards, or has its socket do it; where gradients are clipped, once the norm of all is known.
+//! Each device steps its shards, or has its socket do it; where gradients are checked, once the norm of all is known.
 
 use super::Lowering;
 use crate::lower::flows::{Transfer, kept_by_its_step, read_for_norm, stepping};
