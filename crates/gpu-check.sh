@@ -52,6 +52,8 @@ case $device in
     tolerance=${TOLERANCE:-0.0001}
     ;;
 esac
+# Loaders of Vulkan complain where there is none.
+export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-${TMPDIR:-/tmp}}"
 out=${OUT:-reports/gpu/$name}
 mkdir -p "$out"
 report=$out/report.md

@@ -68,8 +68,11 @@ pub fn seq_len(model: &Model, given: Option<u64>) -> Result<u64, Failure> {
 
 /// The mode that is asked for, if the model can do that.
 pub fn mode(model: &Model, mode: Mode) -> Result<Mode, Failure> {
-    let finds_tokens = matches!(model.architecture(), Architecture::Transformer(_) | Architecture::Profiled(_));
-    if mode == Mode::Generate && !finds_tokens {
+    if mode == Mode::Generate && matches!(model.architecture(), Architecture::Profiled(_)) {
+        let message = format!("`{}` has times of whole sequences, and none of single tokens", model.name());
+        return Err(Failure::argument(message, "use `--mode infer`, or describe the model by its shapes"));
+    }
+    if mode == Mode::Generate && !matches!(model.architecture(), Architecture::Transformer(_)) {
         let message = format!("`{}` finds no tokens", model.name());
         return Err(Failure::argument(message, "use `--mode infer`"));
     }

@@ -25,16 +25,16 @@ pub fn start_log(verbose: u8) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .log_internal_errors(false)
         .without_time()
         .with_target(false);
     // A second start in one process (tests) keeps the first log.
     let _ = log.try_init();
 }
 
-/// Tells the user something that is not data.
-#[expect(clippy::print_stderr, reason = "the one place where the command talks")]
+/// Tells the user something that is not data; where nobody can hear it, work goes on.
 pub fn talk(message: &str) {
-    eprintln!("{message}");
+    let _ = writeln!(std::io::stderr().lock(), "{message}");
 }
 
 /// Prints data.

@@ -90,7 +90,10 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     let planner = planner(request.planner)?;
     let start = Instant::now();
     let left = || request.time_limit.saturating_sub(start.elapsed());
-    let mut over = Over { best: None, sizes: BTreeMap::new(), refusal: None };
+    if !request.systems.iter().any(|system| request.pins.suit(*system)) {
+        return Err(remedies::refusal(request, &no_pinned(), left()));
+    }
+    let mut over = Over { best: None, sizes: BTreeMap::new(), refusals: BTreeMap::new() };
     let search = |workload: Workload, time_limit: Duration, over: &mut Over| {
         let options = Options {
             time_limit,
@@ -119,10 +122,12 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
             }
         }
     }
+    over.keep(request);
     let (bound, proven, stopped) = (over.bound(), over.proven(), over.stopped());
+    let refusal = over.refusal();
     let Some((workload, mut solution)) = over.best else {
         let left = request.time_limit.saturating_sub(start.elapsed());
-        return Err(match over.refusal {
+        return Err(match refusal {
             None => Failure::Bug("a search without microbatch sizes".into()),
             Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => {
                 remedies::refusal(request, &error, left)
@@ -190,11 +195,49 @@ struct Size {
 struct Over {
     best: Option<(Workload, Solution)>,
     sizes: BTreeMap<u64, Size>,
-    /// Of the sizes for which nothing fits, the refusal of the one that lacks least.
-    refusal: Option<PlanError>,
+    /// Why there is nothing, of the sizes for which there is nothing.
+    refusals: BTreeMap<u64, PlanError>,
 }
 
 impl Over {
+    /// Keeps the plan to begin with, if nothing faster was found.
+    fn keep(&mut self, request: &Request<'_>) {
+        let Some(placement) = request.start.as_ref().filter(|start| request.systems.contains(&start.system)) else {
+            return;
+        };
+        for workload in &request.workloads {
+            let Ok(cost) = CostTable::new(request.model, request.hardware, workload) else { continue };
+            let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
+            let holds = request.pins.allow(&context, placement) && check(&context, placement).is_ok();
+            let found = self.best.as_ref().map_or(SimTime::MAX, |(_, best)| best.simulated);
+            let simulated = time((request.model, request.hardware), workload, placement).filter(|time| *time < found);
+            let Some(simulated) = simulated.filter(|_| holds) else { continue };
+            let unknown = Size { bound: SimTime::ZERO, proven: false, stopped: true, simulated };
+            self.sizes.entry(workload.microbatch).or_insert(unknown);
+            let none = Solution {
+                placement: placement.clone(),
+                status: OutcomeStatus::Stopped,
+                bound: SimTime::ZERO,
+                simulated,
+                gap: 1.0,
+                examined: 1,
+                solves: 0,
+                cases: 1,
+                considered: Vec::new(),
+            };
+            let found = self.best.take().map_or(none, |(_, found)| found);
+            self.best = Some((*workload, Solution { placement: placement.clone(), simulated, ..found }));
+        }
+    }
+
+    /// Why there is nothing: what was not found out comes before what does not fit, and of that what lacks least.
+    fn refusal(&self) -> Option<PlanError> {
+        let open =
+            |error: &&PlanError| matches!(error, PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. });
+        let closest = || self.refusals.values().min_by_key(|error| missing(error));
+        self.refusals.values().find(open).or_else(closest).cloned()
+    }
+
     /// No plan takes less, whatever its microbatch.
     fn bound(&self) -> SimTime {
         self.sizes.values().map(|size| size.bound).min().unwrap_or(SimTime::MAX)
@@ -240,6 +283,7 @@ impl Over {
             ),
             Err(error) => tracing::info!("microbatch {}: {error}", workload.microbatch),
         }
+        self.refusals.remove(&workload.microbatch);
         match found {
             Ok(solution) => {
                 let (optimal, stopped) =
@@ -254,16 +298,13 @@ impl Over {
                 know(bound, beaten, stopped && !beaten);
             }
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
-                let lacks_less = self.refusal.as_ref().is_none_or(|before| missing(&error) < missing(before));
-                let open =
-                    matches!(self.refusal, Some(PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. }));
-                if lacks_less && !open {
-                    self.refusal = Some(error);
-                }
+                // A shorter search may have left it open.
+                self.sizes.remove(&workload.microbatch);
+                self.refusals.insert(workload.microbatch, error);
             }
             Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
                 know(SimTime::ZERO, false, true);
-                self.refusal = Some(error);
+                self.refusals.insert(workload.microbatch, error);
             }
             Err(other) => return Err(refuse(&other)),
         }
@@ -320,7 +361,7 @@ fn one(
     let waits = |placement: &Placement| {
         spipe_schedule::lower(&context, placement).ok().as_ref().map(spipe_sim::waits).unwrap_or_default()
     };
-    let systems = request.systems.clone();
+    let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
     let problem = Problem { context, systems, options, score: &score, waits: Some(&waits), stop: &stop };
     // The other systems have a shape of their own, which heuristics for stages do not know.
     let stages = request.systems.iter().any(|system| spipe_planner::SYSTEMS.contains(system));
@@ -401,7 +442,7 @@ mod tests {
 
     #[test]
     fn trouble_with_one_microbatch_leaves_the_others() {
-        let mut over = Over { best: None, sizes: BTreeMap::new(), refusal: None };
+        let mut over = Over { best: None, sizes: BTreeMap::new(), refusals: BTreeMap::new() };
         let workload = Workload {
             mode: spipe_cost::Mode::Train,
             seq_len: 1,
@@ -413,8 +454,9 @@ mod tests {
             clip_norm: None,
         };
         assert!(over.take(workload, Err(numerical())).is_ok());
-        assert!(over.take(workload, Err(PlanError::NothingRuns { examined: 1 })).is_ok());
-        assert_eq!(over.refusal, Some(numerical()), "what was not found out comes before what does not fit");
+        let other = Workload { microbatch: 2, ..workload };
+        assert!(over.take(other, Err(PlanError::NothingRuns { examined: 1 })).is_ok());
+        assert_eq!(over.refusal(), Some(numerical()), "what was not found out comes before what does not fit");
         assert_eq!((over.proven(), over.stopped(), over.bound()), (false, true, SimTime::ZERO));
         // A search that has come to its end was not stopped, whatever it found.
         let solution = Solution {
@@ -429,7 +471,7 @@ mod tests {
             considered: Vec::new(),
         };
         let best = Some((workload, solution));
-        let mut over = Over { best, sizes: BTreeMap::new(), refusal: None };
+        let mut over = Over { best, sizes: BTreeMap::new(), refusals: BTreeMap::new() };
         for stopped in [true, false] {
             let nothing = PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1, stopped };
             assert!(over.take(workload, Err(nothing)).is_ok());

@@ -1,6 +1,6 @@
 //! How far a run has come: a bar on a terminal, lines of JSON for programs, and signals that end it.
 
-use crate::{Failure, args::Format, data::Words, output, outputs, tables::grouped};
+use crate::{Failure, args::Format, data::Words, output, outputs, tables::per_second};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -113,7 +113,7 @@ impl Progress {
             Some(norm) => format!(", gradient norm {norm:.3}"),
             None => String::new(),
         };
-        let (rate_in_words, held) = (grouped(rate.round() as u64), held.join(", "));
+        let (rate_in_words, held) = (per_second(rate), held.join(", "));
         let message = format!("loss {:.4}{norm}, {rate_in_words} tokens/s, {held}", step.loss);
         tracing::info!(step = step.index, "{message}");
         self.bar.set_message(message);

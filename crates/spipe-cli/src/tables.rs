@@ -37,6 +37,11 @@ pub fn count(number: f64) -> String {
     }
 }
 
+/// A rate: in whole numbers, but with two digits where it is below ten.
+pub fn per_second(rate: f64) -> String {
+    if rate < 9.95 { format!("{rate:.2}") } else { grouped(rate.round() as u64) }
+}
+
 /// A count with its thousands apart: `6 738 415 616`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();

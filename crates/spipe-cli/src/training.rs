@@ -87,7 +87,13 @@ pub fn bindings(plan: &Plan, given: &[String], backend: Backend) -> Result<Vec<B
                 format!("its devices are {}", names.join(", ")),
             ));
         }
-        asked.insert(binding.device.clone(), binding);
+        let named = Backend::ALL.iter().any(|backend| text.contains(backend.name()));
+        let executor = if named { binding.executor } else { binding.executor.with_backend(backend) };
+        let binding = Binding { executor, ..binding };
+        if let Some(other) = asked.insert(binding.device.clone(), binding) {
+            let message = format!("`{}` is bound twice", other.device);
+            return Err(Failure::argument(message, "leave one `--bind` of it out"));
+        }
     }
     let (mut cpus, mut emulated, mut gpus) = (0, 0, 0);
     let mut bindings = Vec::new();

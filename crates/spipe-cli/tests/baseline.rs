@@ -59,3 +59,14 @@ fn degrees_that_cannot_be_are_refused() {
     assert_eq!(code, Some(4));
     assert!(err.contains("cannot be split over 2 GPUs"), "{err}");
 }
+
+/// Of generating, an iteration finds one token for each sequence.
+#[test]
+fn tokens_are_those_that_are_found() {
+    let (_, out, err) = tensor_data("llama2-7b", &["--mode", "generate", "--format", "json"]);
+    let found: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error} {err}"));
+    for one in found["configurations"].as_array().unwrap() {
+        let (rate, ms) = (one["tokens-per-second"].as_f64().unwrap(), one["iteration-ms"].as_f64().unwrap());
+        assert!((rate * ms / 1e3 - 16.0).abs() < 1e-3, "{one}");
+    }
+}

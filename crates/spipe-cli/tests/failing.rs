@@ -155,3 +155,17 @@ fn a_lane_without_a_thread_ends_the_run_and_spares_the_checkpoint() {
     assert_eq!(losses(&resumed.unwrap()).len(), 1, "it went on from the checkpoint");
     assert!(lanes.len() >= 3 && lanes.iter().any(|lane| lane.ends_with(".compute")), "{lanes:?}");
 }
+
+/// Where nobody can hear what a command says, its work goes on all the same.
+#[test]
+fn a_full_log_ends_no_run() {
+    let folder = folder();
+    let deaf = |args: &str| {
+        let log = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = spipe(folder.path(), args);
+        command.stdout(Stdio::null()).stderr(log).status().unwrap().code()
+    };
+    assert_eq!(deaf("model show nothing-of-that-name"), Some(3));
+    assert_eq!(deaf("run plan.json --data text --steps 2 --checkpoint-dir kept -v"), Some(0));
+    assert!(folder.path().join("kept").read_dir().unwrap().count() > 0);
+}

@@ -245,8 +245,41 @@ fn a_plan_can_be_improved() {
     let better: Value = serde_json::from_str(&out).unwrap();
     assert!(time(&better) < time(&slow));
     assert_eq!(better["workload"], slow["workload"]);
-    let (code, _, err) = spipe(&["plan", "--improve", path, "--model", "gpt2"]);
-    assert_eq!(code, Some(2), "{err}");
+    // Its model, its machine and how it trains are its own.
+    for other in [&["--model", "gpt2"][..], &["--clip-norm", "1"], &["--mode", "infer"], &["--precision", "fp32"]] {
+        let (code, _, err) = spipe(&[&["plan", "--improve", path], other].concat());
+        assert_eq!((code, err.contains(other[0])), (Some(2), true), "{err}");
+    }
+    // However little is looked at, what is given is not lost.
+    let (code, best, err) = plan(&["-o", path]);
+    assert_eq!(code, Some(0), "{err}");
+    let (code, out, err) = spipe(&["plan", "--improve", path, "--gap", "99%", "--format", "json"]);
+    let kept: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, time(&kept) <= time(&best)), (Some(0), true), "{err} {kept}");
+}
+
+/// A knob that no allowed system has is no question of time.
+#[test]
+fn knobs_of_other_systems_are_refused_at_once() {
+    let pin = ["--pin", "head-start=1", "--time-limit", "5s"];
+    let (code, refused, err) = plan(&[&["--system", "gpipe"], &pin[..]].concat());
+    assert_eq!(code, Some(4), "{err}");
+    assert!(refused["hint"].as_str().unwrap().contains("`--system hybrid`"), "{refused}");
+    // Nor do systems without it count among those that might be faster.
+    let (code, found, err) = plan(&pin);
+    assert_eq!((code, found["system"].as_str()), (Some(0), Some("hybrid")), "{err}");
+}
+
+/// What is worth saying about plans that are accepted.
+#[test]
+fn remarks_are_made() {
+    let small =
+        ["--model", "llama2-7b", "--hardware", "rtx4090-pcie4-128gb", "--seq-len", "1024", "--system", "gpu-only"];
+    let generate = ["plan", "--mode", "generate", "--global-batch", "16"];
+    let (code, _, err) = spipe(&[&generate, &small[..]].concat());
+    assert_eq!((code, err.contains("room to read prompts of ")), (Some(0), true), "{err}");
+    let (code, _, err) = plan(&["--mode", "generate"]);
+    assert_eq!((code, err.contains("none of single tokens")), (Some(2), true), "{err}");
 }
 
 #[test]
@@ -396,6 +429,13 @@ fn plans_that_their_system_does_not_allow_are_refused() {
     streamed["system"] = "fsdp".into();
     let (code, err) = simulated(&streamed);
     assert_eq!((code, err.contains("is streamed, but under system `fsdp`")), (Some(3), true), "{err}");
+    let (code, mut moved, err) = plan(&["--system", "superpipeline", "--microbatch", "1"]);
+    assert_eq!(code, Some(0), "{err}");
+    let stage = moved["stages"][0].as_object_mut().unwrap();
+    stage.retain(|key, _| key != "weights-in" && key != "optimizer-on");
+    stage.insert("device".into(), "cpu0".into());
+    let (code, err) = simulated(&moved);
+    assert_eq!((code, err.contains("computes on GPUs")), (Some(3), true), "{err}");
 }
 
 #[test]

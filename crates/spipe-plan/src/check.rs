@@ -3,6 +3,7 @@
 use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knob, Placement, Stage, System, Weights, footprint};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId, Position, StageId};
 use spipe_cost::Mode;
+use spipe_hardware::DeviceKind;
 
 /// The same as [`check`] but for what memories must hold: whether the placement would do if they were large enough.
 pub fn check_shape(context: &Context<'_>, placement: &Placement) -> Result<(), Faults> {
@@ -305,6 +306,11 @@ fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageI
         let message = format!("stage `{id}` keeps its parameters, but system `{system}` streams them");
         faults.push_at(id, Diagnostic::error(message).hint("name a host memory in `weights-in`"));
         return;
+    }
+    let device = &context.hardware.devices()[stage.device];
+    if matches!(device.kind, DeviceKind::Socket { .. }) {
+        let message = format!("stage `{id}` stays on `{}`, but system `{system}` computes on GPUs", device.name);
+        faults.push_at(id, Diagnostic::error(message).hint("put it on a GPU, or use system `hybrid`"));
     }
     if let Some(socket) = stage.optimizer.and_then(|socket| context.hardware.devices().get(socket)) {
         let message = format!("stage `{id}` keeps its parameters, but they are stepped on `{}`", socket.name);

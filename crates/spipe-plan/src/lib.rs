@@ -31,7 +31,7 @@ pub use footprint::{
 pub use knob::Knob;
 pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
-pub use remarks::{remarks, widened};
+pub use remarks::{divided, remarks, unread, widened};
 pub use rounds::{boundaries_in_passing, held_in_rounds, resident_chunks, trusts_steps, undo_log};
 pub use sharded::{SharedFootprint, shard, shared_footprint};
 pub use stage::{Activations, Stage, Weights};

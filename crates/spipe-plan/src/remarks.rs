@@ -3,9 +3,10 @@
 //! The pitfalls are those that a hybrid pipeline meets: a socket that computes so long that GPUs starve, a socket on the far side
 //! of the machine, CPU stages that could be one, and boundaries that take longer to cross than to compute.
 
-use crate::{Context, Placement, Stage};
+use crate::{Context, Placement, Plan, Stage};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId};
-use spipe_cost::Mode;
+use spipe_cost::{Mode, Workload};
+use spipe_model::LayerKind;
 use std::collections::BTreeMap;
 
 /// How much longer than any GPU a socket computes before GPUs starve.
@@ -25,6 +26,36 @@ pub fn widened(context: &Context<'_>, placement: &Placement) -> Option<Diagnosti
         Diagnostic::warning(message)
             .hint("name a type that they have with `--precision`, or add the rate to the profile"),
     )
+}
+
+/// That a loss which compares each sequence with all others of its microbatch is another one for a batch in several microbatches.
+pub fn divided(context: &Context<'_>) -> Option<Diagnostic> {
+    let workload = context.workload();
+    let contrasts = context.model.layers().iter().any(|layer| matches!(layer.kind, LayerKind::Contrast(_)));
+    (contrasts && workload.mode == Mode::Train && workload.microbatches > 1).then(|| {
+        let (batch, each) = (workload.global_batch(), workload.microbatch);
+        let message = format!("a contrastive loss over microbatches of {each} is not that over a batch of {batch}");
+        Diagnostic::warning(message).hint(format!("for that one use `--microbatch {batch}`"))
+    })
+}
+
+/// That a plan which finds token after token has no room to read prompts as long as its sequences at once, and which have room.
+pub fn unread(plan: &Plan) -> Option<Diagnostic> {
+    let workload = *plan.context().workload();
+    let reads = |seq_len: u64| plan.with_workload(Workload { mode: Mode::Infer, seq_len, ..workload }).is_ok();
+    if workload.mode != Mode::Generate || reads(workload.seq_len) {
+        return None;
+    }
+    let (mut fits, mut too_long) = (0, workload.seq_len);
+    while fits + 1 < too_long {
+        let between = fits.midpoint(too_long);
+        if reads(between) { fits = between } else { too_long = between }
+    }
+    let message = match fits {
+        0 => "the plan has no room to read prompts".to_owned(),
+        fits => format!("the plan has room to read prompts of {fits} tokens at once, no longer ones"),
+    };
+    Some(Diagnostic::warning(message).hint("plan with `--mode infer` for prompts of a certain length"))
 }
 
 /// Warnings about `placement`, in the order of its stages. None if it has no stage on a CPU socket beside those on GPUs.

@@ -215,6 +215,11 @@ impl Pins {
         layers && kept && self.allows_devices(&devices) && self.allows_knobs(placement.system, &placement.knobs)
     }
 
+    /// Whether a system has all pinned knobs.
+    pub fn suit(&self, system: System) -> bool {
+        self.knobs.keys().all(|knob| knob.is_of(system))
+    }
+
     /// Whether a system has the pinned knobs, at their values.
     pub(crate) fn allows_knobs(&self, system: System, knobs: &Knobs) -> bool {
         self.knobs.iter().all(|(knob, value)| knob.is_of(system) && knob.of(knobs) == Some(*value))

@@ -16,7 +16,10 @@ pub struct Plan {
     #[arg(long, required_unless_present = "improve")]
     pub hardware: Option<String>,
     /// A plan to start from, with its model, machine and workload
-    #[arg(long, conflicts_with_all = ["model", "hardware", "global_batch", "seq_len", "solve_for"])]
+    #[arg(long, conflicts_with_all = [
+        "model", "hardware", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
+        "materialised_attention", "freeze",
+    ])]
     pub improve: Option<String>,
     /// Tokens per sequence; the model's own if not given
     #[arg(long)]

@@ -4,7 +4,7 @@ use crate::{
     Failure, args,
     args::Format,
     input, output, planning,
-    tables::{grouped, table},
+    tables::{per_second, table},
 };
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic};
@@ -191,8 +191,7 @@ fn data<'a>((model, hardware): (&'a Model, &'a Hardware), priced: &[Priced], bes
 
 /// Tokens per second.
 fn rate(priced: &Priced) -> f64 {
-    let workload = &priced.workload;
-    (workload.microbatches * workload.microbatch * workload.seq_len) as f64 / priced.cost.iteration.get()
+    priced.workload.tokens() as f64 / priced.cost.iteration.get()
 }
 
 fn human(priced: &[Priced], best: usize) -> String {
@@ -230,7 +229,7 @@ fn human(priced: &[Priced], best: usize) -> String {
             ms(cost.tensor_reductions),
             ms(cost.data_reduction),
             ms(cost.optimizer),
-            grouped(rate(one).round() as u64),
+            per_second(rate(one)),
             cost.memory.to_string(),
             cost.usable.to_string(),
             remark.into(),

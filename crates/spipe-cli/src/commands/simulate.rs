@@ -5,7 +5,7 @@ use crate::{
     args::Format,
     input, output,
     output::Target,
-    tables::{grouped, percent, table},
+    tables::{per_second, percent, table},
 };
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, LaneId, LaneRole, SimTime};
@@ -142,7 +142,7 @@ pub fn human(trace: &Trace) -> String {
     for note in &trace.notes {
         let _ = writeln!(text, "note: {note}");
     }
-    let rate = metrics.tokens_per_second.map(|rate| format!(", {} tokens/s", grouped(rate.round() as u64)));
+    let rate = metrics.tokens_per_second.map(|rate| format!(", {} tokens/s", per_second(rate)));
     let _ = match &trace.status {
         Status::Ok => writeln!(
             text,

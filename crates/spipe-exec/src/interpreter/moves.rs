@@ -2,6 +2,7 @@
 
 use super::{Interpreter, part_of};
 use crate::{
+    account::Instance,
     layers::cast,
     optimizer::Numbers,
     state::Outcome,
@@ -106,10 +107,30 @@ impl Interpreter<'_> {
                 let moved = before.as_ref().map_or(moved, |before| sum(&before[index].1, &source.1));
                 layers.push((layer, Arc::new(moved)));
             }
-            self.put(&mut outcome, instance, self.value_of(*buffer, layers));
+            let value = self.with_frozen(instance, self.value_of(*buffer, layers))?;
+            self.put(&mut outcome, instance, value);
             self.finish(*buffer)?;
         }
         Ok(outcome)
+    }
+
+    /// `value` with the frozen layers that are there already, where it has none: who steps the others needs no copy of them.
+    fn with_frozen(&self, instance: Instance, value: Value) -> Result<Value, String> {
+        if self.layers_of(instance.0)?.iter().all(|layer| self.units[layer.index()].trains()) {
+            return Ok(value);
+        }
+        Ok(match value {
+            Value::Tensors(layers) => {
+                let there = |value: &Value| if let Value::Tensors(there) = value { Some(there.clone()) } else { None };
+                Value::Tensors(filled(layers, self.store.look(instance, there).unwrap_or_default(), Vec::is_empty))
+            }
+            Value::Host(layers) => {
+                let there = |value: &Value| if let Value::Host(there) = value { Some(there.clone()) } else { None };
+                let is_empty = |layer: &Arc<HostLayer>| layer.is_empty();
+                Value::Host(filled(layers, self.store.look(instance, there).unwrap_or_default(), is_empty))
+            }
+            value => value,
+        })
     }
 
     /// Waits until the device that computes on a buffer has got it.
@@ -168,6 +189,14 @@ impl Interpreter<'_> {
         self.put(&mut outcome, instance, self.value_of(to, total.unwrap_or_default()));
         Ok(outcome)
     }
+}
+
+/// `layers` with those of `there` where they are empty.
+fn filled<T>(mut layers: Vec<T>, there: Vec<T>, is_empty: impl Fn(&T) -> bool) -> Vec<T> {
+    for (layer, there) in layers.iter_mut().zip(there).filter(|(layer, _)| is_empty(layer)) {
+        *layer = there;
+    }
+    layers
 }
 
 /// The same numbers in that width.

@@ -14,7 +14,7 @@ use crate::{
     planning::{self, Found, Request},
     sensitivity,
     solving::{self, Largest, Question, Unknown},
-    tables::{grouped, percent, table},
+    tables::{per_second, percent, table},
 };
 use serde::Serialize;
 use spipe_base::{Diagnostic, SimTime};
@@ -86,7 +86,10 @@ fn plan(what: &args::Plan, format: Format) -> Result<(), Failure> {
     if what.sensitivity {
         found = sensitivity::with_gains(&request, found)?;
     }
-    if let Some(remark) = spipe_plan::widened(&found.plan.context(), found.plan.placement()) {
+    let (context, placement) = (found.plan.context(), found.plan.placement());
+    let remarks =
+        [spipe_plan::widened(&context, placement), spipe_plan::divided(&context), spipe_plan::unread(&found.plan)];
+    for remark in remarks.into_iter().flatten() {
         output::talk(&remark.to_string());
     }
     let json = found.plan.to_json();
@@ -288,7 +291,7 @@ fn human(found: &Found, output: Option<&str>, time_limit: Duration) -> String {
         describe(&found.plan),
         considered(solution),
         solution.simulated,
-        grouped(rate.round() as u64),
+        per_second(rate),
         solution.bound,
         percent(solution.gap.max(0.0)),
         solution.examined,

@@ -7,6 +7,9 @@ use spipe_schedule::{
     offloaded, one_forward_one_backward, v_half, v_min, zb_h1, zb_h2, zb_v,
 };
 
+/// Microbatches of all devices: what is ordered and simulated within a minute.
+const MOST_PASSES: usize = 1 << 20;
+
 /// What devices compute, and perhaps what they copy.
 pub enum Chosen {
     /// An order alone.
@@ -105,6 +108,10 @@ impl System {
             if number == 0 {
                 faults.push(Diagnostic::error(format!("`--{name}` is zero")).hint("use at least one"));
             }
+        }
+        if what.devices.saturating_mul(what.microbatches) > MOST_PASSES {
+            let message = format!("{} devices with {} microbatches each are too many", what.devices, what.microbatches);
+            faults.push(Diagnostic::error(message).hint(format!("their product may be {MOST_PASSES} at most")));
         }
         let given = [
             ("chunks", what.chunks.is_some_and(|chunks| chunks != self.chunks)),
