@@ -475,19 +475,20 @@ fn check_memory(context: &Context<'_>, placement: &Placement, faults: &mut Found
                     names.join("`, `"),
                     memory.name
                 ))
-                .hint(advice(&stages)),
+                .hint(advice(&stages, context.workload().mode == Mode::Train)),
             );
         }
     }
 }
 
 /// What would help most: the largest part of the need that a plan can change.
-fn advice(stages: &std::collections::BTreeMap<StageId, crate::StageFootprint>) -> String {
+fn advice(stages: &std::collections::BTreeMap<StageId, crate::StageFootprint>, training: bool) -> String {
     let sum = |part: fn(&crate::StageFootprint) -> Bytes| stages.values().map(part).sum::<Bytes>();
     let (state, activations) = (sum(|stage| stage.state), sum(|stage| stage.per_microbatch * stage.in_flight));
     if activations > state {
         format!("activations hold {activations} of it: recompute more layers, or use a smaller microbatch")
     } else {
-        format!("parameters, gradients and optimizer state hold {state} of it: move layers to another device")
+        let what = if training { "parameters, gradients and optimizer state" } else { "parameters and caches" };
+        format!("{what} hold {state} of it: move layers to another device")
     }
 }

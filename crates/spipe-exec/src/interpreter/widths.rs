@@ -45,8 +45,8 @@ impl Scales {
 
     /// Where another run can go on.
     pub fn left(&self) -> Option<LossScale> {
-        let last = self.used.last_key_value().map(|(_, scale)| *scale);
-        self.next.map(|scale| LossScale { scale, good_steps: self.good, last })
+        let last = self.used.last_key_value().map_or(self.before, |(_, scale)| *scale);
+        self.next.map(|scale| LossScale { scale, good_steps: self.good, last: Some(last) })
     }
 
     /// That of an iteration; it stays the same once somebody has asked.

@@ -5,7 +5,7 @@ use super::{
     spread::{Burden, Spread},
 };
 use crate::freedom::{Freedom, When};
-use good_lp::constraint;
+use good_lp::{Expression, constraint};
 use spipe_base::{Bytes, DeviceId};
 use spipe_cost::LayerMemory;
 
@@ -68,9 +68,9 @@ impl Spread<'_, '_> {
         }
         let stepped = host.busy.clone() / (rate * self.unit);
         let devices: usize = classes.iter().map(|class| class.count).sum();
+        let first_again = if devices == 1 { self.again.clone() } else { Expression::default() };
         for (class, burden) in classes.iter().zip(burdens) {
-            let passes =
-                if devices == 1 { self.returned.clone() } else { burden.returned.clone() / class.count as f64 };
+            let passes = burden.returned.clone() / class.count as f64 + first_again.clone();
             self.rows.push(constraint!(stepped.clone() + passes <= self.busiest));
         }
         if self.figures.phased {
