@@ -77,11 +77,13 @@ impl Model {
 
     /// The tokens of the longest sequence that it can read, where it has learned positions.
     pub fn places(&self) -> Option<u64> {
-        match &self.architecture {
-            Architecture::Transformer(transformer) => match transformer.block.positions {
-                Positions::Learned { places } => Some(places),
-                _ => None,
-            },
+        let positions = match &self.architecture {
+            Architecture::Transformer(transformer) => transformer.block.positions,
+            Architecture::TwoTowers(towers) => towers.text.block.positions,
+            _ => return None,
+        };
+        match positions {
+            Positions::Learned { places } => Some(places),
             _ => None,
         }
     }

@@ -173,6 +173,7 @@ fn tied_heads_count_once_and_say_what_they_share() {
 #[test]
 fn two_towers_are_a_graph() {
     let model = Model::from_hugging_face("config.json", &fixture("clip-vit-l-14")).unwrap().model;
+    assert_eq!(model.places(), Some(77), "longer texts have no positions");
     let named = |name: &str| model.layer(name).unwrap();
     let contrast = &model.layers()[named("contrast")];
     assert_eq!(contrast.inputs, vec![named("text.projection"), named("vision.projection")]);

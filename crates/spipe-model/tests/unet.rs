@@ -253,4 +253,7 @@ fn networks_of_other_blocks_are_refused_with_a_place() {
     let other = DIFFUSERS.replace("[\"UpBlock2D\"", "[\"CrossAttnUpBlock2D\"");
     let faults = Model::from_hugging_face("unet.json", &other).unwrap_err().to_string();
     assert_eq!(faults, "error: the way up does not mirror the way down\n  --> unet.json:4:3");
+    let short = DIFFUSERS.replace("\"attention_head_dim\": 8", "\"attention_head_dim\": [5, 10, 20]");
+    let faults = Model::from_hugging_face("unet.json", &short).unwrap_err().to_string();
+    assert!(faults.starts_with("error: there are 3 numbers for 4 levels\n  --> unet.json:2:"), "{faults}");
 }

@@ -90,7 +90,8 @@ pub(super) fn qwen3(config: &mut Config<'_>) -> Transformer {
 
 /// Qwen's blocks from `max_window_layers` on see a window, if windows are used at all.
 fn qwen_window(config: &mut Config<'_>, transformer: &mut Transformer) {
-    let window = config.nullable_size(&["sliding_window"], None);
+    // transformers' own default.
+    let window = config.nullable_size(&["sliding_window"], Some(4096));
     if !config.flag("use_sliding_window", false) || window.is_none() {
         return;
     }

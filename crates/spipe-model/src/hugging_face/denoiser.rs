@@ -36,6 +36,11 @@ pub(super) fn unet(config: &mut Config<'_>) -> Unet {
     // What diffusers calls the width of a head has always been their number.
     let heads = config.sizes("attention_head_dim", count).unwrap_or_else(|| vec![8; count]);
     let depths = config.sizes("transformer_layers_per_block", count).unwrap_or_else(|| vec![1; count]);
+    for (key, found) in [("attention_head_dim", heads.len()), ("transformer_layers_per_block", depths.len())] {
+        if found != count {
+            config.refuse(key, format!("there are {found} numbers for {count} levels"));
+        }
+    }
     let channels = config.size(&["in_channels"], 4);
     if config.size(&["out_channels"], 4) != channels {
         config.refuse("out_channels", "the output has other channels than the input".into());

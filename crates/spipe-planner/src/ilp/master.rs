@@ -361,11 +361,19 @@ impl<'f, 'a> Master<'f, 'a> {
         let mut loads: BTreeMap<LinkId, Expression> = BTreeMap::new();
         for stage in 0..self.stages() - 1 {
             let (from, to) = (self.case.devices[stage], self.case.devices[stage + 1]);
-            let bytes = self.at_boundary(unknowns, stage, |layer| self.figures.crossing(layer, from, to) as f64);
+            let bytes = |layer: usize| self.figures.crossing(layer, from, to) as f64;
+            // No gradient goes back to what has no backward.
+            let returns = |layer: usize| self.figures.training && self.device(stage).returns(layer + 1);
+            let returned = |layer: usize| if returns(layer) { bytes(layer) } else { 0.0 };
             let Some((there, back)) = self.case.hops(self.figures, stage) else { continue };
-            let back = if self.figures.training { &back.links[..] } else { &[] };
-            for (link, per_byte) in there.links.iter().chain(back) {
-                *loads.entry(*link).or_insert_with(|| 0.0.into()) += bytes.clone() * (per_byte * scale);
+            let ways = [
+                (there, self.at_boundary(unknowns, stage, bytes)),
+                (back, self.at_boundary(unknowns, stage, returned)),
+            ];
+            for (hop, bytes) in ways {
+                for (link, per_byte) in &hop.links {
+                    *loads.entry(*link).or_insert_with(|| 0.0.into()) += bytes.clone() * (per_byte * scale);
+                }
             }
         }
         for (stage, host) in

@@ -172,6 +172,7 @@ impl<'f, 'a> Spread<'f, 'a> {
     ///
     /// In rounds a device waits once more: behind all forwards of its last layer, for one microbatch's way through the layers behind that and
     /// back. Those are different layers as well, so that there p_i is the sum of the ways through the first i and through the last i layers.
+    /// But what its first backward computes again may be computed while it waits: W is without the recompute of one microbatch.
     ///
     /// That is least where all devices are used, if there is enough to compute for all of them.
     ///
@@ -193,7 +194,9 @@ impl<'f, 'a> Spread<'f, 'a> {
             waits += way;
             way += if in_rounds { first + last } else { *first };
         }
-        self.rows.push(constraint!(self.computed.clone() + waits / self.unit <= devices as f64 * self.busiest));
+        let waiting = if in_rounds { self.again.clone() } else { Expression::default() };
+        let (computed, waits) = (self.computed.clone() - waiting, waits / self.unit);
+        self.rows.push(constraint!(computed + waits <= devices as f64 * self.busiest));
     }
 
     /// For all microbatches, in units.

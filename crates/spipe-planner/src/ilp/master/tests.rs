@@ -253,7 +253,8 @@ fn optimum_is_least(instance: &Instance, figures: &Figures<'_>, case: &Case) -> 
         for stage in 0..case.stages() - 1 {
             let bytes = figures.crossing(division.ends[stage] - 1, case.devices[stage], case.devices[stage + 1]);
             let (there, back) = case.hops(figures, stage).unwrap();
-            let back = if figures.training { &back.links[..] } else { &[] };
+            let returns = figures.training && figures.devices[case.devices[stage]].returns(division.ends[stage]);
+            let back = if returns { &back.links[..] } else { &[] };
             for (link, per_byte) in there.links.iter().chain(back) {
                 *loads.entry(*link).or_default() += bytes as f64 * per_byte * figures.microbatches as f64;
             }
