@@ -68,15 +68,15 @@ pub fn seq_len(model: &Model, given: Option<u64>) -> Result<u64, Failure> {
 
 /// The mode that is asked for, if the model can do that.
 pub fn mode(model: &Model, mode: Mode) -> Result<Mode, Failure> {
-    if mode == Mode::Generate && matches!(model.architecture(), Architecture::Profiled(_)) {
-        let message = format!("`{}` has times of whole sequences, and none of single tokens", model.name());
-        return Err(Failure::argument(message, "use `--mode infer`, or describe the model by its shapes"));
+    match model.architecture() {
+        _ if mode != Mode::Generate => Ok(mode),
+        Architecture::Transformer(_) => Ok(mode),
+        Architecture::Profiled(_) => {
+            let message = format!("`{}` has times of whole sequences, and none of single tokens", model.name());
+            Err(Failure::argument(message, "use `--mode infer`, or describe the model by its shapes"))
+        }
+        _ => Err(Failure::argument(format!("`{}` finds no tokens", model.name()), "use `--mode infer`")),
     }
-    if mode == Mode::Generate && !matches!(model.architecture(), Architecture::Transformer(_)) {
-        let message = format!("`{}` finds no tokens", model.name());
-        return Err(Failure::argument(message, "use `--mode infer`"));
-    }
-    Ok(mode)
 }
 
 /// Whether a model reads images and nothing else.

@@ -35,9 +35,7 @@ const HEADROOM: f64 = 0.7;
 pub fn executors(words: &[String], backend: Backend) -> Result<Vec<Executor>, Failure> {
     let mut executors = Vec::new();
     for word in words {
-        let executor: Executor = word.parse()?;
-        let names_one = Backend::ALL.iter().any(|backend| word.contains(backend.name()));
-        executors.push(if names_one { executor } else { executor.with_backend(backend) });
+        executors.push(on_backend(word.parse()?, word, backend));
     }
     executors.sort_by_key(|executor| matches!(executor, Executor::Cpu { .. }));
     match executors.iter().filter(|executor| matches!(executor, Executor::Cpu { .. })).count() {
@@ -47,6 +45,12 @@ pub fn executors(words: &[String], backend: Backend) -> Result<Vec<Executor>, Fa
             "name one, such as --devices emulated:0,cpu:0",
         )),
     }
+}
+
+/// An executor on this backend, unless the words that name it name one.
+pub fn on_backend(executor: Executor, words: &str, backend: Backend) -> Executor {
+    let names_one = Backend::ALL.iter().any(|backend| words.contains(backend.name()));
+    if names_one { executor } else { executor.with_backend(backend) }
 }
 
 /// Measures and makes a profile of it.

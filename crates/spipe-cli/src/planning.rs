@@ -208,10 +208,11 @@ impl Over {
         for workload in &request.workloads {
             let Ok(cost) = CostTable::new(request.model, request.hardware, workload) else { continue };
             let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-            let holds = request.pins.allow(&context, placement) && check(&context, placement).is_ok();
+            if !request.pins.allow(&context, placement) {
+                continue;
+            }
             let found = self.best.as_ref().map_or(SimTime::MAX, |(_, best)| best.simulated);
-            let simulated = time((request.model, request.hardware), workload, placement).filter(|time| *time < found);
-            let Some(simulated) = simulated.filter(|_| holds) else { continue };
+            let Some(simulated) = timed(&context, placement).filter(|time| *time < found) else { continue };
             let unknown = Size { bound: SimTime::ZERO, proven: false, stopped: true, simulated };
             self.sizes.entry(workload.microbatch).or_insert(unknown);
             let none = Solution {
@@ -375,9 +376,12 @@ fn one(
 /// The simulated iteration of a placement that is accepted and runs.
 pub fn time((model, hardware): (&Model, &Hardware), workload: &Workload, placement: &Placement) -> Option<SimTime> {
     let cost = CostTable::new(model, hardware, workload).ok()?;
-    let context = Context { model, hardware, cost: &cost };
-    check(&context, placement).ok()?;
-    spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
+    timed(&Context { model, hardware, cost: &cost }, placement)
+}
+
+fn timed(context: &Context<'_>, placement: &Placement) -> Option<SimTime> {
+    check(context, placement).ok()?;
+    spipe_schedule::lower(context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
 }
 
 /// Whether any placement of `systems` fits and runs, as far as that is found out within `limit`.

@@ -1,6 +1,8 @@
 //! Running a plan; shared by `run` and `demo`.
 
-use crate::{Failure, args::Format, data::Words, output, progress::Progress, resuming::Resuming};
+use crate::{
+    Failure, args::Format, data::Words, measuring::on_backend, output, progress::Progress, resuming::Resuming,
+};
 use spipe_base::Diagnostic;
 use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError, Schedule};
 use spipe_hardware::DeviceKind;
@@ -87,9 +89,7 @@ pub fn bindings(plan: &Plan, given: &[String], backend: Backend) -> Result<Vec<B
                 format!("its devices are {}", names.join(", ")),
             ));
         }
-        let named = Backend::ALL.iter().any(|backend| text.contains(backend.name()));
-        let executor = if named { binding.executor } else { binding.executor.with_backend(backend) };
-        let binding = Binding { executor, ..binding };
+        let binding = Binding { executor: on_backend(binding.executor, text, backend), ..binding };
         if let Some(other) = asked.insert(binding.device.clone(), binding) {
             let message = format!("`{}` is bound twice", other.device);
             return Err(Failure::argument(message, "leave one `--bind` of it out"));

@@ -176,63 +176,6 @@ fn contradictory_pins_are_refused_with_both_named() {
     assert_eq!(err.matches("error:").count(), 3, "all faults are reported: {err}");
 }
 
-/// What ZeRO-Offload was published to train on one V100 of 32 GB (Ren et al. 2021; DeepSpeed's tutorial): 10 billion parameters with 10
-/// sequences of 1024 tokens, and 13 billion; with everything recomputed, and nothing but parameters on the GPU.
-#[test]
-fn zero_offload_trains_what_is_published_on_one_gpu() {
-    let folder = tempfile::tempdir().unwrap();
-    let machine = fixture("good/one-v100.toml");
-    for (layers, batch) in [(50, "10"), (65, "4")] {
-        let path = folder.path().join(format!("gpt{layers}.toml"));
-        std::fs::write(&path, gpt(4096, layers)).unwrap();
-        let model = path.to_str().unwrap();
-        let recompute = format!("recompute=1..{layers}");
-        let words =
-            ["plan", "--model", model, "--hardware", &machine, "--precision", "fp16", "--system", "zero-offload"];
-        let more = ["--global-batch", batch, "--microbatch", batch, "--materialised-attention", "--pin", &recompute];
-        let limit = ["--time-limit", "5s", "--format", "json"];
-        let (code, out, err) = spipe(&[&words[..], &more, &limit].concat());
-        assert_eq!(code, Some(0), "{layers} layers: {err}");
-        let plan: Value = serde_json::from_str(&out).unwrap();
-        assert_eq!(plan["knobs"]["gradients-leave"], true, "{layers} layers");
-    }
-}
-
-/// With 8 sequences a step that is one iteration late was published to gain 12 to 59 % (there, figure 9): DeepSpeed's steps are a phase of
-/// their own.
-#[test]
-fn a_delay_of_one_step_gains_what_is_published() {
-    let folder = tempfile::tempdir().unwrap();
-    let machine = fixture("good/one-v100.toml");
-    for (hidden, layers) in [(2048, 20), (2304, 64), (4096, 50)] {
-        let path = folder.path().join(format!("gpt{layers}.toml"));
-        std::fs::write(&path, gpt(hidden, layers)).unwrap();
-        let recompute = format!("recompute=1..{layers}");
-        let iteration = |system: &[&str]| {
-            let model = ["plan", "--model", path.to_str().unwrap(), "--hardware", &machine, "--precision", "fp16"];
-            let batch = ["--global-batch", "8", "--microbatch", "8", "--materialised-attention", "--pin", &recompute];
-            let limit = ["--time-limit", "5s", "--format", "json"];
-            let (code, out, err) = spipe(&[&model[..], &batch, &limit, system].concat());
-            assert_eq!(code, Some(0), "{layers} layers: {err}");
-            time(&serde_json::from_str(&out).unwrap())
-        };
-        let phase = iteration(&["--system", "zero-offload", "--pin", "synchronous-optimizer=1"]);
-        let gain = phase / iteration(&["--system", "zero-offload-delayed"]);
-        assert!((1.12..=1.59).contains(&gain), "{layers} layers: {gain}");
-    }
-}
-
-/// A GPT-2 with heads of 128.
-fn gpt(hidden: u32, layers: u32) -> String {
-    format!(
-        "format-version = 1\nkind = \"transformer\"\nname = \"gpt\"\nvocabulary = 51200\nseq-len = 1024\nhidden = {hidden}\n\
-         layers = {layers}\nheads = {}\nintermediate = {}\ntied = true\nnorm = \"layer-norm\"\nmlp = \"gelu\"\n\
-         positions = \"learned\"\nqkv-bias = true\noutput-bias = true\nmlp-bias = true\ndropout = true\n",
-        hidden / 128,
-        4 * hidden
-    )
-}
-
 #[test]
 fn a_plan_can_be_improved() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
-//! What is unwise, though allowed, about stages on GPUs and CPU sockets together.
+//! What is unwise, though allowed, or not what was meant: numbers wider than asked for, another loss, prompts without room, and stages on
+//! GPUs and CPU sockets together.
 //!
-//! The pitfalls are those that a hybrid pipeline meets: a socket that computes so long that GPUs starve, a socket on the far side
+//! The pitfalls of the last are those that a hybrid pipeline meets: a socket that computes so long that GPUs starve, a socket on the far side
 //! of the machine, CPU stages that could be one, and boundaries that take longer to cross than to compute.
 
 use crate::{Context, Placement, Plan, Stage};

@@ -140,6 +140,11 @@ impl Interpreter<'_> {
         }
     }
 
+    /// Whether a layer is never stepped.
+    fn is_frozen(&self, layer: LayerId) -> bool {
+        !self.units[layer.index()].trains()
+    }
+
     /// The numbers of a tensor of `count` numbers that belong to a buffer: all, or those of its part.
     fn numbers_in(&self, buffer: BufferId, count: usize) -> Range<usize> {
         self.program.buffers()[buffer].part.map_or(0..count, |part| part_of(count, part))

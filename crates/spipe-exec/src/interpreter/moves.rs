@@ -116,7 +116,7 @@ impl Interpreter<'_> {
 
     /// `value` with the frozen layers that are there already, where it has none: who steps the others needs no copy of them.
     fn with_frozen(&self, instance: Instance, value: Value) -> Result<Value, String> {
-        if self.layers_of(instance.0)?.iter().all(|layer| self.units[layer.index()].trains()) {
+        if !self.layers_of(instance.0)?.iter().any(|layer| self.is_frozen(layer)) {
             return Ok(value);
         }
         Ok(match value {

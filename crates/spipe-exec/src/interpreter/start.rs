@@ -49,9 +49,9 @@ impl Interpreter<'_> {
     fn initial_state(&self, buffer: BufferId, layers: LayerRange) -> Result<Value, String> {
         let mut masters = Vec::new();
         if self.has_master(buffer)? {
-            let master = |layer: LayerId| match self.units[layer.index()].trains() {
-                true => self.initial(buffer, layer, DType::F32),
-                false => Ok(HostLayer::new()),
+            let master = |layer: LayerId| match self.is_frozen(layer) {
+                true => Ok(HostLayer::new()),
+                false => self.initial(buffer, layer, DType::F32),
             };
             masters = layers.iter().map(master).collect::<Result<Vec<_>, String>>()?;
         }

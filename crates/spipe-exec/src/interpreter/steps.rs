@@ -208,7 +208,7 @@ impl Interpreter<'_> {
             match self.store.take(instance) {
                 Some(Value::Host(found)) => all.extend(layers.iter().zip(found)),
                 Some(Value::Tensors(found)) if masters.is_some() => {
-                    let frozen = layers.iter().zip(found).filter(|(layer, _)| !self.units[layer.index()].trains());
+                    let frozen = layers.iter().zip(found).filter(|(layer, _)| self.is_frozen(*layer));
                     for (layer, tensors) in frozen {
                         all.push((layer, Arc::new(all_to_host(&tensors)?)));
                     }
@@ -218,7 +218,7 @@ impl Interpreter<'_> {
         }
         let Some(masters) = masters else { return Ok(all) };
         let mut frozen: BTreeMap<LayerId, Arc<HostLayer>> =
-            all.into_iter().filter(|(layer, _)| !self.units[layer.index()].trains()).collect();
+            all.into_iter().filter(|(layer, _)| self.is_frozen(*layer)).collect();
         let start = |(layer, master): (LayerId, HostLayer)| {
             let numbers = frozen.remove(&layer).unwrap_or_else(|| Arc::new(master));
             (layer, numbers)
@@ -248,9 +248,9 @@ impl Interpreter<'_> {
             self.put(outcome, instance, self.value_of(*buffer, layers));
         }
         if self.has_master(step.state)? {
-            let own = |(layer, numbers): (LayerId, Arc<HostLayer>)| match self.units[layer.index()].trains() {
-                true => Arc::unwrap_or_clone(numbers),
-                false => HostLayer::new(),
+            let own = |(layer, numbers): (LayerId, Arc<HostLayer>)| match self.is_frozen(layer) {
+                true => HostLayer::new(),
+                false => Arc::unwrap_or_clone(numbers),
             };
             state.master = Some(parameters.into_iter().map(own).collect());
         }
