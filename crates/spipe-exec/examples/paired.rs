@@ -17,6 +17,8 @@ use std::{
 
 /// Steps of one answer to `train`; the first is a warm-up and is left out.
 const STEPS: u32 = 4;
+/// Repetitions before a measured one, until threads are awake and caches hold what fits.
+const WARM: Duration = Duration::from_millis(50);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -35,7 +37,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             [what @ ("triad" | "adamw"), ref rest @ ..] => {
                 let count: usize = rest.last().ok_or("how many?")?.parse()?;
                 let arrays = arrays.entry(count).or_insert_with(|| Arrays::new(count));
-                vec![pool.install(|| if what == "triad" { arrays.triad() } else { arrays.adamw(rest[0] == "bf16") })]
+                vec![pool.install(|| {
+                    warm(|| if what == "triad" { arrays.triad() } else { arrays.adamw(rest[0] == "bf16") })
+                })]
             }
             _ => return Err(format!("`{line}` is not known").into()),
         };
@@ -44,6 +48,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         out.flush()?;
     }
     Ok(())
+}
+
+/// How long one takes after others for as long as the other program repeats its own first.
+fn warm(mut step: impl FnMut() -> Duration) -> Duration {
+    let start = Instant::now();
+    while start.elapsed() < WARM {
+        step();
+    }
+    step()
 }
 
 /// What a step of an optimizer works on.
