@@ -218,7 +218,7 @@ fn knobs_of_other_systems_are_refused_at_once() {
 fn remarks_are_made() {
     let small =
         ["--model", "llama2-7b", "--hardware", "rtx4090-pcie4-128gb", "--seq-len", "1024", "--system", "gpu-only"];
-    let generate = ["plan", "--mode", "generate", "--global-batch", "16"];
+    let generate = ["plan", "--mode", "generate", "--global-batch", "18"];
     let (code, _, err) = spipe(&[&generate, &small[..]].concat());
     assert_eq!((code, err.contains("room to read prompts of ")), (Some(0), true), "{err}");
     let (code, _, err) = plan(&["--mode", "generate"]);

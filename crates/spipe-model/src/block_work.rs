@@ -101,11 +101,8 @@ impl Block {
         if self.qk_norm {
             work.norm(turned);
         }
-        if let Positions::Rotary { fraction, .. } = self.positions {
-            let elements = (2.0 * turned as f64 * fraction) as u64;
-            work.forward.push(Op::Elementwise { elements, kernels: 2 });
-            work.backward_input.push(Op::Elementwise { elements, kernels: 2 });
-        }
+        work.forward.extend(self.turning(turned));
+        work.backward_input.extend(self.turning(turned));
         work.forward.push(self.attention(batch, context, false));
         work.backward_input.push(self.attention(batch, context, true));
         work.linear(1, tokens, (self.hidden, self.query_width()));
@@ -163,15 +160,28 @@ impl Block {
         work.copy(gathered);
     }
 
-    /// What a selective recompute of fused attention computes again: both norms and the activation function.
+    /// What a selective recompute of fused attention computes again: all norms, what turns normalised queries and keys, and the
+    /// activation function.
     pub(crate) fn cheap_work(&self, batch: Batch) -> Vec<Op> {
         let residual = product(&[batch.tokens(), self.hidden]);
         let inner = product(&[batch.tokens(), self.networks_per_token(), self.intermediate]);
-        vec![
+        let mut work = vec![
             Op::elementwise(product(&[2, residual])),
             Op::elementwise(product(&[2, residual])),
             Op::elementwise(product(&[self.mlp.inputs() + 1, inner])),
-        ]
+        ];
+        if self.qk_norm {
+            let turned = product(&[batch.tokens(), self.query_width() + self.kv_width()]);
+            work.push(Op::elementwise(product(&[2, turned])));
+            work.extend(self.turning(turned));
+        }
+        work
+    }
+
+    /// What gives queries and keys their places.
+    fn turning(&self, turned: u64) -> Option<Op> {
+        let Positions::Rotary { fraction, .. } = self.positions else { return None };
+        Some(Op::Elementwise { elements: (2.0 * turned as f64 * fraction) as u64, kernels: 2 })
     }
 
     /// What a selective recompute of materialised attention computes again.

@@ -203,16 +203,24 @@ impl Head {
         work
     }
 
+    /// Its input, the norm's output, and the logits in 32 bits.
     pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
-        let normalised = if keep_all { product(&[self.rows(batch), self.hidden]) } else { 0 };
-        let elements = sum(&[product(&[batch.tokens(), self.hidden]), normalised]);
-        Bytes::new(product(&[elements, precision.bytes()]))
+        let input = product(&[batch.tokens(), self.hidden, precision.bytes()]);
+        let rest = if keep_all { sum(&[self.normalised(batch, precision), self.logits(batch)]) } else { 0 };
+        Bytes::new(sum(&[input, rest]))
     }
 
-    /// Logits and their gradient in 32 bits, and the gradient of the norm's output.
+    /// The gradient of the logits in 32 bits, or where nothing is kept the logits themselves, and the gradient of the norm's output.
     pub(crate) fn workspace(&self, batch: Batch, precision: Precision) -> Bytes {
-        let logits = product(&[2, LOGIT, self.rows(batch), self.classes]);
-        Bytes::new(sum(&[logits, product(&[self.rows(batch), self.hidden, precision.bytes()])]))
+        Bytes::new(sum(&[self.logits(batch), self.normalised(batch, precision)]))
+    }
+
+    fn logits(&self, batch: Batch) -> u64 {
+        product(&[LOGIT, self.rows(batch), self.classes])
+    }
+
+    fn normalised(&self, batch: Batch, precision: Precision) -> u64 {
+        product(&[self.rows(batch), self.hidden, precision.bytes()])
     }
 
     pub(crate) fn signature(&self) -> String {
@@ -269,13 +277,20 @@ impl Contrast {
         work
     }
 
+    /// The vectors as they arrive and at length one, and the scores.
     pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
-        let copies = if keep_all { 2 } else { 1 };
-        Bytes::new(product(&[copies, 2, batch.microbatch, self.width, precision.bytes()]))
+        let vectors = product(&[2, batch.microbatch, self.width, precision.bytes()]);
+        let rest = if keep_all { sum(&[vectors, self.scores(batch)]) } else { 0 };
+        Bytes::new(sum(&[vectors, rest]))
     }
 
+    /// The gradient of the scores, or where nothing is kept the scores themselves.
     pub(crate) fn workspace(&self, batch: Batch) -> Bytes {
-        Bytes::new(product(&[2, LOGIT, batch.microbatch, batch.microbatch]))
+        Bytes::new(self.scores(batch))
+    }
+
+    fn scores(&self, batch: Batch) -> u64 {
+        product(&[LOGIT, batch.microbatch, batch.microbatch])
     }
 
     pub(crate) fn signature(&self) -> String {

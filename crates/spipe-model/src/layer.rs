@@ -119,10 +119,7 @@ impl Layer {
         }
     }
 
-    /// Bytes kept between forward and backward, the layer's input among them.
-    ///
-    /// A head keeps its input and the output of its norm, no logits: where the loss is, the backward follows its forward, and
-    /// the logits live in the [`workspace`](Self::workspace).
+    /// Bytes kept between forward and backward, the layer's input among them; of a head the logits too.
     pub fn saved(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
         let scaled = batch;
         let batch = self.batch(batch);

@@ -118,12 +118,15 @@ fn a_parallel_residual_keeps_one_stream_less() {
 }
 
 #[test]
-fn a_head_needs_32_bit_logits_and_their_gradient() {
+fn a_head_keeps_32_bit_logits_until_it_needs_room_for_their_gradient() {
     let model = shipped("llama2-7b");
     let head = model.layers().iter().last().unwrap();
     let batch = Batch { microbatch: 2, seq_len: 4096 };
     let workspace = head.workspace(batch, Precision::Bf16, Attention::Fused);
-    assert_eq!(workspace, Bytes::new(2 * 4096 * (8 * 32_000 + 2 * 4096)));
+    assert_eq!(workspace, Bytes::new(2 * 4096 * (4 * 32_000 + 2 * 4096)));
+    let saved = |recompute| head.saved(batch, Precision::Bf16, recompute, Attention::Fused);
+    assert_eq!(saved(Recompute::None), Bytes::new(2 * 4096 * (4 * 32_000 + 4 * 4096)));
+    assert_eq!(saved(Recompute::Full), Bytes::new(2 * 4096 * 2 * 4096));
 }
 
 /// 2·parameters per token forward and twice that backward, attention and embedding aside (Kaplan et al. 2020, arXiv

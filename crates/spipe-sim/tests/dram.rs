@@ -6,7 +6,7 @@ use spipe_base::{ActionKind, LayerRange, Payload, SimTime};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Context, Placement, Stage, System};
+use spipe_plan::{Context, Knobs, Placement, Stage, System};
 use spipe_schedule::{Program, lower};
 use spipe_sim::{Options, simulate};
 use spipe_trace::Trace;
@@ -18,6 +18,10 @@ fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
 /// GPT-2 with so fast a DRAM, and the first layers on `gpu0`, stage by stage. A socket takes the others, if there are some, and
 /// the optimizer otherwise.
 fn run(bandwidth: &str, on_gpu: &[usize]) -> (Program, Trace) {
+    run_with(bandwidth, on_gpu, Knobs::default())
+}
+
+fn run_with(bandwidth: &str, on_gpu: &[usize], knobs: Knobs) -> (Program, Trace) {
     let model = Model::from_toml("gpt2", shipped(spipe_model::shipped(), "gpt2")).unwrap();
     let machine = "rtx3090-x4-two-sockets";
     let text = shipped(spipe_hardware::shipped(), machine);
@@ -49,7 +53,7 @@ fn run(bandwidth: &str, on_gpu: &[usize]) -> (Program, Trace) {
         stages.push(Stage::new(socket, LayerRange::new(first.into(), last.into()).unwrap()));
     }
     let system = if hybrid { System::Hybrid } else { System::ZeroOffload };
-    let program = lower(&context, &Placement::new(system, stages)).unwrap();
+    let program = lower(&context, &Placement::new(system, stages).with_knobs(knobs)).unwrap();
     let trace = simulate(&program, &Options::default()).trace;
     (program, trace)
 }
@@ -80,4 +84,26 @@ fn a_computing_socket_slows_the_activations_that_reach_it() {
     assert!((slowed("800 GB/s", &[11], Payload::Activation) - 1.0).abs() < 1e-3);
     let slow = slowed("26 GB/s", &[11], Payload::Activation);
     assert!(slow > 1.2, "{slow}");
+}
+
+/// The first of each stage is only written, by its way over the link; for the others the sum is read and written, and what has arrived is
+/// read again.
+#[test]
+fn gradients_that_are_added_up_pass_the_dram_four_times() {
+    let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
+    let (program, trace) = run_with("26 GB/s", &[3, 9, 13], knobs);
+    // Those of the first and the last stage, which share a table, stay.
+    let stage = program.stages().ids().nth(1);
+    let copies: Vec<SimTime> = program
+        .actions()
+        .enumerate()
+        .filter(|(_, it)| it.kind == ActionKind::Copy(Payload::GradientsOut) && it.subject.stage == stage)
+        .map(|(id, _)| program.alone(id))
+        .collect();
+    assert_eq!(copies.len(), 6);
+    let seconds = |time: &SimTime| time.as_ns() as f64;
+    let ratio = seconds(&copies[1]) / seconds(&copies[0]);
+    assert!((3.0..=4.0).contains(&ratio) && copies[2..].iter().all(|copy| *copy == copies[1]), "{copies:?}");
+    let (_, plentiful) = run_with("800 GB/s", &[3, 9, 13], knobs);
+    assert!(trace.iteration > plentiful.iteration);
 }

@@ -57,6 +57,20 @@ pub(super) fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: 
     })
 }
 
+/// The same where what arrives is added to what is there. A host reads both and writes the sum, so its channels carry it three times more.
+pub(super) fn adding_route(
+    context: &Context<'_>,
+    from: MemoryId,
+    to: MemoryId,
+    bytes: Bytes,
+) -> Result<Flow, Diagnostic> {
+    let mut flow = route(context, from, to, bytes)?;
+    if let Some(channels) = context.hardware.dram_channels(to) {
+        flow.route = flow.route.iter().copied().chain([channels; 3]).collect();
+    }
+    Ok(flow)
+}
+
 /// Arithmetic on a CPU draws on the channels of its DRAM, but alone it is never slowed by them: the figure for its time
 /// already holds its own traffic, part of which caches serve.
 pub(super) fn dram_flow(context: &Context<'_>, device: DeviceId, time: Seconds, traffic: Bytes) -> Vec<Flow> {

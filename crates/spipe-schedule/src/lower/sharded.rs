@@ -12,7 +12,7 @@ mod collectives;
 mod optimizer;
 mod shared;
 
-use super::flows::route;
+use super::flows::{adding_route, route};
 use super::pipeline::times;
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime, Part as Share, ProgramBuilder, Stage as ProgramStage};
 use collectives::Whole;
@@ -301,7 +301,9 @@ impl<'a> Lowering<'a> {
         let here = &self.participants[at];
         let role = if from == here.memory { LaneRole::D2h } else { LaneRole::H2d };
         let lane = self.builder.lane(here.device, role.name(), role);
-        let flow = route(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault));
+        let adds = reads.iter().any(|read| writes.iter().any(|write| write.buffer == read.buffer));
+        let way = if adds { adding_route } else { route };
+        let flow = way(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault));
         let flows = flow.into_iter().collect();
         self.builder.action(Action { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
     }

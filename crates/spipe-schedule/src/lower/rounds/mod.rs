@@ -138,8 +138,7 @@ pub(super) struct Rounds<'a> {
     spec: &'a Spec,
     links: &'a dyn Links,
     builder: &'a mut ProgramBuilder,
-    /// Parameters on the host by the finest pieces that chunks of either pass are made of.
-    parameters: Vec<(LayerRange, BufferId, MemoryId)>,
+    parameters: Vec<weights::Piece>,
     /// Parameters on the device, by use.
     weights: BTreeMap<Use, BufferId>,
     /// Those of other chunks that a use shares, and their gradients by backward chunk.

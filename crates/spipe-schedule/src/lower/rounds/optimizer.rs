@@ -4,6 +4,7 @@ use super::{
     Rounds, Stepping, Transfer, Use,
     shared::Arrived,
     urgency::{Due, by_need, ends_of_backwards},
+    weights::Piece,
 };
 use crate::lower::steps::{Norm, Summed};
 use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
@@ -219,7 +220,7 @@ impl Rounds<'_> {
         let (layers, Transfer { work, flows }) = (self.chunk(this).layers, self.chunk(this).step.clone());
         let mut reads = vec![from, Access::new(state, version)];
         let mut writes = vec![Access::new(state, version + 1)];
-        for (piece, _) in self.pieces(layers) {
+        for Piece { buffer: piece, .. } in self.pieces(layers) {
             reads.push(Access::new(piece, version));
             writes.push(Access::new(piece, version + 1));
         }

@@ -73,13 +73,14 @@ impl Rounds<'_> {
             return Ok(None);
         };
         let owner = borrowed.tie.owner;
-        let Some((_, piece, home)) = self.parameters.iter().find(|piece| piece.0.contains(owner)).copied() else {
+        let Some(piece) = self.parameters.iter().find(|piece| piece.layers.contains(owner)).copied() else {
             return Ok(None);
         };
-        let transfer = self.links.copy(home, self.builder.memory_of(self.chunk(first).device), borrowed.parameters)?;
+        let transfer =
+            self.links.copy(piece.home, self.builder.memory_of(self.chunk(first).device), borrowed.parameters)?;
         let subject = self.about(first, borrowed.tie);
         let what = (lane, ActionKind::Copy(Payload::WeightsIn), subject);
-        Ok(Some(self.copy(what, transfer, (vec![Access::new(piece, 0)], vec![target]))))
+        Ok(Some(self.copy(what, transfer, (vec![Access::new(piece.buffer, 0)], vec![target]))))
     }
 
     fn about(&self, this: Use, tie: Tie) -> Subject {

@@ -22,6 +22,15 @@ pub(super) struct Unit {
     pub uses: Vec<Use>,
 }
 
+/// Parameters on a host, of the finest runs of layers that chunks of either pass are made of.
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    pub layers: LayerRange,
+    pub buffer: BufferId,
+    pub home: MemoryId,
+    bytes: Bytes,
+}
+
 impl Rounds<'_> {
     /// The host's parameters, in pieces such that every chunk of either pass is made of whole ones.
     pub(super) fn hold_parameters(&mut self) {
@@ -48,16 +57,14 @@ impl Rounds<'_> {
         }
         for (layers, bytes, home) in pieces {
             let buffer = self.builder.buffer(Content::Parameters(layers), home, bytes, Lifetime::Resident);
-            self.parameters.push((layers, buffer, home));
+            self.parameters.push(Piece { layers, buffer, home, bytes });
         }
     }
 
     /// The pieces of the host's parameters within `layers`.
-    pub(super) fn pieces(&self, layers: LayerRange) -> Vec<(BufferId, MemoryId)> {
-        let within = |piece: &&(LayerRange, BufferId, MemoryId)| {
-            layers.first() <= piece.0.first() && piece.0.last() <= layers.last()
-        };
-        self.parameters.iter().filter(within).map(|(_, buffer, home)| (*buffer, *home)).collect()
+    pub(super) fn pieces(&self, layers: LayerRange) -> Vec<Piece> {
+        let within = |piece: &&Piece| layers.first() <= piece.layers.first() && piece.layers.last() <= layers.last();
+        self.parameters.iter().filter(within).copied().collect()
     }
 
     /// Keys and values stay on the device of their chunk.
@@ -152,12 +159,17 @@ impl Rounds<'_> {
         for unit in batch {
             let chunk = self.chunk(unit.uses[0]);
             let pieces = self.pieces(chunk.layers);
-            let homes = pieces.len() as u64;
             let there = !unit.uses[0].backward && unit.uses[0].chunk < self.spec.there;
-            let bytes = if there { Bytes::ZERO } else { Bytes::new(chunk.weights.get() / homes.max(1)) };
-            for (piece, home) in &pieces {
-                reads.push(Access::new(*piece, 0));
-                *from.entry(*home).or_default() += bytes;
+            let weights = if there { Bytes::ZERO } else { chunk.weights };
+            let whole = pieces.iter().map(|piece| piece.bytes.get()).sum::<u64>().max(1);
+            // The device may hold them in another width.
+            let share = |bytes: u64| (u128::from(weights.get()) * u128::from(bytes) / u128::from(whole)) as u64;
+            let mut before = 0;
+            for piece in &pieces {
+                reads.push(Access::new(piece.buffer, 0));
+                let to = before + piece.bytes.get();
+                *from.entry(piece.home).or_default() += Bytes::new(share(to) - share(before));
+                before = to;
             }
             writes.push(self.weights(unit.uses[0]));
         }
