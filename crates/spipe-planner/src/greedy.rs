@@ -80,7 +80,7 @@ fn device_order(figures: &Figures<'_>) -> Vec<usize> {
     let holds = |device: &usize| {
         (0..figures.layers).any(|layer| {
             let seat = Seat::alone(*device);
-            figures.devices[*device].least_recompute(figures.training, seat, layer, layer + 1).is_some()
+            figures.devices[*device].least_recompute(figures.training, seat, (layer, layer + 1), 0).is_some()
         })
     };
     let mut order: Vec<usize> = (0..figures.devices.len()).filter(holds).collect();

@@ -137,13 +137,15 @@ fn least_recompute(figures: &Figures<'_>, seat: Seat) -> Vec<u16> {
     let (width, device) = (figures.layers + 1, &figures.devices[seat.device]);
     let mut table = vec![NONE; width * width];
     for from in 0..figures.layers {
+        let mut near = 0;
         for to in from + 1..=figures.layers {
             let allowed = seat.help.is_none_or(|help| device.allows(help, from, to));
             if !allowed || !device.able(from, to) || device.state(from, to, seat.help) > device.usable {
                 break;
             }
             let seat = Seat { first: from == 0, last: to == figures.layers, ..seat };
-            let least = device.least_recompute(figures.training, seat, from, to);
+            let least = device.least_recompute(figures.training, seat, (from, to), near);
+            near = least.unwrap_or(near);
             table[from * width + to] = least.and_then(|least| u16::try_from(least).ok()).unwrap_or(NONE);
         }
     }

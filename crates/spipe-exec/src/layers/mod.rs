@@ -236,7 +236,7 @@ impl Unit {
     /// Which of its parameters are weights that are multiplied with by way of a [`Feed`], in the order in which they are.
     pub fn multiplied(&self) -> Vec<usize> {
         let is_weight = |parameter: &Parameter| match &self.arithmetic {
-            Arithmetic::Embedding(_) | Arithmetic::Block(_) | Arithmetic::Head(_) => parameter.shape[0] > 1,
+            Arithmetic::Embedding(_) | Arithmetic::Block(_) | Arithmetic::Head(_) => parameter.start == Start::Normal,
             Arithmetic::Patches(_) => PatchUnit::multiplies(parameter),
             Arithmetic::Unet(..) => UnetUnit::multiplies(parameter),
         };

@@ -70,6 +70,15 @@ impl Family {
         }
     }
 
+    /// The embedding's table, with which a tied model projects to tokens.
+    pub const fn table(self) -> &'static str {
+        match self {
+            Self::Llama => "model.embed_tokens.weight",
+            Self::Gpt2 => "transformer.wte.weight",
+            Self::Vit => "",
+        }
+    }
+
     /// Where a parameter of `layer` is; none for one that the family does not have.
     pub fn place(self, layer: &Layer, parameter: &Parameter) -> Option<Place> {
         let (name, kind) = parameter.name.rsplit_once('.')?;

@@ -34,6 +34,9 @@ const INDEX: &str = "model.safetensors.index.json";
 const PROJECTION: &str = "lm_head.weight";
 /// Differences that a message lists.
 const LISTED: usize = 4;
+/// How tensors of blocks end that old versions of transformers wrote, and that follow from the configuration.
+const NOT_TRAINED: [&str; 5] =
+    ["rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias"];
 
 /// Weights that have been found to be those of a model.
 #[derive(Debug)]
@@ -48,11 +51,13 @@ pub(crate) struct Weights {
 /// Which tensor is in which file, as transformers writes it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Index {
+    /// Only for others to read, who do not all write it.
+    #[serde(skip_deserializing)]
     metadata: IndexMetadata,
     weight_map: BTreeMap<String, String>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize)]
 struct IndexMetadata {
     total_size: u64,
 }
@@ -84,15 +89,16 @@ impl Weights {
         Err(WeightsError::Differs { path: path.into(), model: model.name().into(), differences })
     }
 
-    /// What is missing or has another shape.
+    /// What is missing, has another shape, or would be left out although it changes what the network computes.
     fn differences<'a>(&self, parameters: impl Iterator<Item = &'a [Parameter]>) -> Vec<String> {
-        let mut differences = BTreeSet::new();
+        let (mut differences, mut used) = (BTreeSet::new(), BTreeSet::new());
         for (layer, parameters) in self.layers.iter().zip(parameters) {
             for parameter in parameters {
                 let Some(place) = self.family.place(layer, parameter) else {
                     differences.insert(format!("`{}` of layer `{}` has no place in it", parameter.name, layer.name));
                     continue;
                 };
+                used.extend(self.find(&place.tensor).map(|(_, name)| name));
                 match self.find(&place.tensor).and_then(|(file, name)| file.shape(&name).map(<[usize]>::to_vec)) {
                     None if place.tensor == PROJECTION => differences
                         .insert(format!("it has no `{PROJECTION}`, which only a model that is `tied` does without")),
@@ -107,7 +113,35 @@ impl Weights {
                 };
             }
         }
+        differences.extend(self.left_out(&used));
         differences.into_iter().collect()
+    }
+
+    /// Tensors of blocks that the model does not have, and a projection that is not the table that the model projects with.
+    fn left_out(&self, used: &BTreeSet<String>) -> Vec<String> {
+        let stem = |name: &str| {
+            let name = name.strip_prefix(self.family.prefix()).unwrap_or(name);
+            let number = name.split('.').position(|word| word.parse::<u64>().is_ok())?;
+            Some(name.split('.').take(number).collect::<Vec<_>>().join("."))
+        };
+        let stems: BTreeSet<String> = used.iter().filter_map(|name| stem(name)).collect();
+        let of_blocks = |name: &&String| stem(name).is_some_and(|stem| stems.contains(&stem));
+        let trained = |name: &&String| !NOT_TRAINED.iter().any(|end| name.ends_with(end));
+        let unused = self.homes.keys().filter(|name| !used.contains(*name));
+        let blocks = unused.filter(of_blocks).filter(trained);
+        let mut found: Vec<String> = blocks.map(|name| format!("the model has no place for its `{name}`")).collect();
+        if self.homes.contains_key(PROJECTION) && !used.contains(PROJECTION) && !self.projects_with_table() {
+            found.push(format!(
+                "its `{PROJECTION}` is another than the table, with which a model that is `tied` projects"
+            ));
+        }
+        found
+    }
+
+    /// Whether the projection is a copy of the embedding's table.
+    fn projects_with_table(&self) -> bool {
+        let numbers = |tensor| self.find(tensor).and_then(|(file, name)| file.read(&name).ok());
+        numbers(PROJECTION) == numbers(self.family.table())
     }
 
     /// The file of a tensor, and its name there.
@@ -122,6 +156,9 @@ impl Weights {
         let place = place.ok_or_else(|| format!("`{}` has no place in the weights", parameter.name))?;
         let (file, name) = self.find(&place.tensor).ok_or_else(|| format!("the weights have no `{}`", place.tensor))?;
         let numbers = file.read(&name).map_err(|error| format!("`{name}` cannot be read: {error}"))?;
+        if numbers.iter().any(|number| !number.is_finite()) {
+            return Err(format!("`{name}` of the weights holds numbers that are not finite"));
+        }
         Ok(place.take(&numbers))
     }
 }

@@ -1,7 +1,7 @@
 //! One device's times and bytes, summed.
 
 use super::{Help, Seat, StageTimes, hop, slots_in, slots_out};
-use crate::{Pins, bisect::first_of};
+use crate::{Pins, bisect::first_near};
 use spipe_base::{Bytes, DeviceId, LayerId, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Boundary, Context, OFFLOAD_SLOTS};
@@ -357,8 +357,14 @@ impl DeviceFigures {
     /// The least number of recomputed layers with which layers `from..to` fit, if any.
     ///
     /// Each recomputed layer trades `in_flight` copies of what it saves for one, so that beyond the first, which adds the
-    /// stage's input, the need never grows.
-    pub fn least_recompute(&self, training: bool, seat: Seat, from: usize, to: usize) -> Option<usize> {
+    /// stage's input, the need never grows. The search begins at `near`.
+    pub fn least_recompute(
+        &self,
+        training: bool,
+        seat: Seat,
+        (from, to): (usize, usize),
+        near: usize,
+    ) -> Option<usize> {
         let fits = |recomputed| self.need(seat, (from, to), recomputed) <= self.usable;
         if !self.able(from, to) {
             return None;
@@ -370,7 +376,7 @@ impl DeviceFigures {
         if most == 0 || !fits(most) {
             return None;
         }
-        Some(first_of((least.max(1), most), fits))
+        Some(first_near((least.max(1), most), near, fits))
     }
 }
 

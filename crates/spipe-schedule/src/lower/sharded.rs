@@ -368,7 +368,10 @@ fn part(
         recomputed: again,
         workspace: need.transient - again,
     };
-    let training = context.backward_of(layers).is_some();
+    let shared = Shared::of(context, placement, &stage);
+    let trained = layers.iter().any(|layer| context.cost.trained_parameters(layer) > 0);
+    // What others own is reduced as if it came with its own.
+    let training = context.backward_of(layers).is_some() && (trained || shared.is_some());
     let mut resident = |content, memory, bytes| builder.part(share, content, memory, (bytes, Lifetime::Resident));
     let cache = shard(sum(|memory| memory.cache), count);
     Part {
@@ -379,7 +382,7 @@ fn part(
             let bytes = shard(sum(|memory| memory.optimizer), count);
             (resident(Content::OptimizerState(layers), stepped_in, bytes), stepped_in)
         }),
-        shared: Shared::of(context, placement, &stage),
+        shared,
         stage,
         id,
         home,

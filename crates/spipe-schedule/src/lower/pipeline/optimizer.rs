@@ -61,7 +61,8 @@ impl Stepper for Lowering<'_> {
         self.collect_shared(stage);
         let here = &self.stations[stage];
         let (gradients, last) = (here.gradients?, self.accumulated[stage.index()]);
-        if last == 0 {
+        let layers = here.stage.layers;
+        if last == 0 || layers.iter().all(|layer| self.context.cost.trained_parameters(layer) == 0) {
             return None;
         }
         let (device, memory) = (here.stage.device, here.memory);

@@ -87,7 +87,7 @@ pub fn bare_rounds(
             socket: Some(DeviceId::from(devices + device(stage))),
             step: Transfer { work: times.step, flows: Vec::new() },
             // A unit is a forward stage.
-            weights: Bytes::new(StageTimes::UNIT.get() * (devices * forward) as u64 / stages as u64),
+            weights: evenly(Bytes::new(StageTimes::UNIT.get() * (devices * forward) as u64 / stages as u64), length),
             ..unit(DeviceId::from(device(stage)), (stage * length, length), time, host)
         };
         (0..stages).map(chunk).collect()
@@ -208,8 +208,9 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         recomputed: None,
         work,
         recompute: SimTime::ZERO,
-        weights: StageTimes::UNIT,
+        weights: evenly(StageTimes::UNIT, count),
         gradients: Bytes::ZERO,
+        trains: true,
         cache: Bytes::ZERO,
         stays: false,
         input: StageTimes::UNIT,
@@ -226,6 +227,12 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         accumulate: Transfer::default(),
         norm: Transfer::default(),
     }
+}
+
+/// As many parts of `bytes`, of which none is more than a byte larger than another.
+fn evenly(bytes: Bytes, parts: usize) -> Vec<Bytes> {
+    let upto = |part: usize| bytes.get() * part as u64 / parts as u64;
+    (0..parts).map(|part| Bytes::new(upto(part + 1) - upto(part))).collect()
 }
 
 const fn least_common_multiple(a: usize, b: usize) -> usize {

@@ -86,7 +86,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
     };
     let stays = matches!(stage.weights, Weights::Resident);
     let socket = stage.optimizer.or_else(|| owner(context, home));
-    let parameters = layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
+    let parameters: u64 = layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
     let stepper = if stays { Some(stage.device) } else { socket };
     let step = stepper.map_or_else(Transfer::default, |stepper| stepping(context, stepper, parameters));
     let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
@@ -110,8 +110,9 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         recomputed: stage.recomputed_layers(),
         work: SimTime::from_seconds(work),
         recompute: if backward { SimTime::from_seconds(recompute) } else { SimTime::ZERO },
-        weights: sum(|memory| memory.parameters),
+        weights: layers.iter().map(|layer| of(layer).parameters).collect(),
         gradients,
+        trains: parameters > 0,
         cache: sum(|memory| memory.cache),
         stays,
         input,

@@ -45,8 +45,11 @@ pub(super) struct Chunk {
     pub work: SimTime,
     /// The recompute before the backward.
     pub recompute: SimTime,
-    pub weights: Bytes,
+    /// Parameters by layer.
+    pub weights: Vec<Bytes>,
     pub gradients: Bytes,
+    /// Whether any of them are trained.
+    pub trains: bool,
     /// Keys and values of all microbatches, which stay on the device.
     pub cache: Bytes,
     /// Whether its parameters stay on the device, which steps them.
@@ -70,6 +73,19 @@ pub(super) struct Chunk {
     pub accumulate: Transfer,
     /// The time of reading its gradients for their norm where they are stepped.
     pub norm: Transfer,
+}
+
+impl Chunk {
+    /// Its parameters.
+    fn weights(&self) -> Bytes {
+        self.weights.iter().copied().sum()
+    }
+
+    /// Those of some of its layers.
+    fn weights_of(&self, layers: LayerRange) -> Bytes {
+        let first = self.layers.first().index();
+        self.weights[layers.first().index() - first..=layers.last().index() - first].iter().copied().sum()
+    }
 }
 
 /// How long copies take.

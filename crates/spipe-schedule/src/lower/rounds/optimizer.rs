@@ -67,6 +67,9 @@ impl Rounds<'_> {
             let Some(gradients) = self.gradients.get(&chunk).copied() else { continue };
             if self.chunk(this).stays {
                 arrived = self.shared_gradients_to_owner(this)?.or(arrived);
+                if !self.chunk(this).trains {
+                    continue;
+                }
                 let complete = self.complete_here(this, gradients, arrived);
                 if self.spec.waits_for_norm {
                     norm.add(self.builder, self.summed(&complete));
@@ -80,10 +83,14 @@ impl Rounds<'_> {
                 let chunk = self.chunk(this);
                 (chunk.device, chunk.home, chunk.gradients, chunk.layers, chunk.socket)
             };
+            let (Some(socket), true) = (socket, self.spec.stepping != Stepping::Never) else { continue };
+            if !self.chunk(this).trains {
+                arrived = self.shared_gradients_out(this)?.or(arrived);
+                continue;
+            }
             let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(this)) };
             let memory = self.builder.memory_of(device);
             let last = Access::new(gradients, self.spec.microbatches as u32);
-            let (Some(socket), true) = (socket, self.spec.stepping != Stepping::Never) else { continue };
             let there = self.builder.buffer(Content::Gradients(layers), home, bytes, Lifetime::Transient);
             let transfer = self.links.copy(memory, home, bytes)?;
             let lane = self.lane(device, LaneRole::D2h);

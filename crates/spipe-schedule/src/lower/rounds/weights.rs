@@ -28,7 +28,6 @@ pub(super) struct Piece {
     pub layers: LayerRange,
     pub buffer: BufferId,
     pub home: MemoryId,
-    bytes: Bytes,
 }
 
 impl Rounds<'_> {
@@ -49,15 +48,11 @@ impl Rounds<'_> {
             let Some(owner) = owners.iter().find(within).filter(|owner| !owner.stays) else {
                 continue;
             };
-            // A piece has its share of the chunk by layers; the last piece of a chunk takes what rounding leaves.
-            let before = layers.first().index() - owner.layers.first().index();
-            let share = |layers: usize| owner.weights.get() as u128 * layers as u128 / owner.layers.count() as u128;
-            let bytes = Bytes::new((share(before + layers.count()) - share(before)) as u64);
-            pieces.push((layers, bytes, owner.home));
+            pieces.push((layers, owner.weights_of(layers), owner.home));
         }
         for (layers, bytes, home) in pieces {
             let buffer = self.builder.buffer(Content::Parameters(layers), home, bytes, Lifetime::Resident);
-            self.parameters.push(Piece { layers, buffer, home, bytes });
+            self.parameters.push(Piece { layers, buffer, home });
         }
     }
 
@@ -87,7 +82,7 @@ impl Rounds<'_> {
         for unit in move_on.chain(stay) {
             let (device, layers, bytes) = {
                 let chunk = self.chunk(unit.uses[0]);
-                (chunk.device, chunk.layers, chunk.weights)
+                (chunk.device, chunk.layers, chunk.weights())
             };
             let streamed = self.streamed(unit.uses[0]);
             let lifetime = if streamed { Lifetime::Transient } else { Lifetime::Resident };
@@ -160,16 +155,10 @@ impl Rounds<'_> {
             let chunk = self.chunk(unit.uses[0]);
             let pieces = self.pieces(chunk.layers);
             let there = !unit.uses[0].backward && unit.uses[0].chunk < self.spec.there;
-            let weights = if there { Bytes::ZERO } else { chunk.weights };
-            let whole = pieces.iter().map(|piece| piece.bytes.get()).sum::<u64>().max(1);
-            // The device may hold them in another width.
-            let share = |bytes: u64| (u128::from(weights.get()) * u128::from(bytes) / u128::from(whole)) as u64;
-            let mut before = 0;
             for piece in &pieces {
                 reads.push(Access::new(piece.buffer, 0));
-                let to = before + piece.bytes.get();
-                *from.entry(piece.home).or_default() += Bytes::new(share(to) - share(before));
-                before = to;
+                let bytes = if there { Bytes::ZERO } else { chunk.weights_of(piece.layers) };
+                *from.entry(piece.home).or_default() += bytes;
             }
             writes.push(self.weights(unit.uses[0]));
         }
@@ -194,7 +183,7 @@ impl Rounds<'_> {
         let pieces = if self.spec.sequential { 1 } else { exchange.units.len() };
         for (batch, computed) in exchange.units.chunks(pieces).zip(computed.chunks(pieces)) {
             let first = batch[0].uses[0];
-            let bytes = batch.iter().map(|unit| self.chunk(unit.uses[0]).weights).sum();
+            let bytes = batch.iter().map(|unit| self.chunk(unit.uses[0]).weights()).sum();
             let reads = batch.iter().map(|unit| self.weights(unit.uses[0])).collect();
             let (device, home) = (self.chunk(first).device, self.chunk(first).home);
             let transfer = self.links.copy(self.builder.memory_of(device), home, bytes)?;
