@@ -1,7 +1,7 @@
 //! Every system yields the losses and gradients of plain training.
 
 use crate::{
-    machine::{GPT, UNET, VIT, data, text},
+    machine::{GPT, LLAMA, UNET, VIT, data, text},
     setup::{BACKWARD, FORWARD, Setup, losses_are_near},
 };
 use spipe_base::Bytes;
@@ -238,6 +238,9 @@ fn some_parameters_from_the_host() {
 fn passes_with_chunks_of_their_own() {
     let setup = Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() };
     exactly(&setup);
+    // A forward chunk begins within a backward chunk, whose layers are of very different sizes.
+    let large = LLAMA.replace("vocabulary = 256", "vocabulary = 4096");
+    exactly_for(5, &Setup { model: &large, ..setup.clone() });
     let knobs = Knobs { synchronous_optimizer: true, synchronous_checkpoints: true, ..Knobs::default() };
     exactly(&Setup { knobs, ..setup.clone() });
     // The backward of layer 2 begins on the device that the forward passes its input to anyway.
@@ -397,10 +400,22 @@ fn sixteen_bits_of_frozen_layers() {
         Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], ..Setup::default() },
         Setup { system: System::Superpipeline, stages: &UNITS, ..Setup::default() },
         Setup { system: System::Fsdp, stages: &["gpu0 0..1 socket", "gpu0 2..4 socket"], ..Setup::default() },
+        Setup {
+            system: System::ZeroOffload,
+            stages: &["gpu0 0..1 socket", "gpu0 2..2 socket", "gpu0 3..4 socket"],
+            ..Setup::default()
+        },
+        Setup {
+            system: System::Fsdp,
+            stages: &["gpu0 0..1 socket", "gpu0 2..2 socket", "gpu0 3..4 socket"],
+            ..Setup::default()
+        },
         Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() },
     ];
     for setup in setups {
-        for (precision, frozen) in [(Precision::Bf16, &["0..1"]), (Precision::Fp16, &["1..2"])] {
+        for (precision, frozen) in
+            [(Precision::Bf16, &["0..1"]), (Precision::Fp16, &["1..2"]), (Precision::Bf16, &["2..2"])]
+        {
             let setup = Setup { precision, frozen, ..setup.clone() };
             let (plain, report) = both(&setup, Backend::Flex, 5);
             losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
