@@ -6,6 +6,7 @@ use crate::{
 use spipe_base::Diagnostic;
 use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError, Schedule};
 use spipe_hardware::DeviceKind;
+use spipe_model::{Attention, LayerKind};
 use spipe_plan::Plan;
 use spipe_schedule::Program;
 use std::{collections::BTreeMap, ops::ControlFlow};
@@ -38,6 +39,12 @@ pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure>
         save_weights: training.resuming.save_weights.clone(),
         ..Options::new(training.bindings.clone())
     };
+    if keeps_uncounted_scores(training) {
+        output::talk(
+            "warning: the plan counts fused attention, and CPU cores keep every score: plan for them with \
+             `--materialised-attention`",
+        );
+    }
     let mut progress = Progress::start((training.resuming.step(), training.steps), format);
     let mut failure = None;
     let report = spipe_exec::run(training.plan, training.program, training.data, &options, &mut |step| {
@@ -54,6 +61,18 @@ pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure>
     }
     progress.end(&report, training.words)?;
     Ok(report)
+}
+
+/// Whether attention needs more memory than the plan counts where it is computed.
+fn keeps_uncounted_scores(training: &Training<'_>) -> bool {
+    let context = training.plan.context();
+    let attends = context.model.layers().iter().any(|layer| matches!(layer.kind, LayerKind::Block(_)));
+    let on_cores = |binding: &Binding| {
+        let device = context.hardware.device(&binding.device);
+        let used = training.plan.placement().stages.iter().any(|stage| Some(stage.device) == device);
+        used && binding.executor.cpu().is_some()
+    };
+    context.workload().attention == Attention::Fused && attends && training.bindings.iter().any(on_cores)
 }
 
 /// The failure that an error of the executor is.

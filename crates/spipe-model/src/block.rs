@@ -63,6 +63,8 @@ pub enum Mlp {
     Swiglu,
     /// Two matrices: down(gelu(up(x))).
     Gelu,
+    /// The same with the approximation of GELU by a hyperbolic tangent, as in GPT-2.
+    GeluTanh,
 }
 
 /// How a transformer knows the order of its tokens.
@@ -110,7 +112,7 @@ impl Mlp {
     pub const fn inputs(self) -> u64 {
         match self {
             Self::Swiglu => 2,
-            Self::Gelu => 1,
+            Self::Gelu | Self::GeluTanh => 1,
         }
     }
 }

@@ -94,9 +94,9 @@ impl Block {
         }
     }
 
-    /// The number of scores.
+    /// The number of scores of materialised attention: those outside a window are masked, and there.
     fn scores(&self, batch: Batch) -> u64 {
-        product(&[batch.tokens(), self.heads, self.keys(batch.seq_len)])
+        product(&[batch.tokens(), self.heads, batch.seq_len])
     }
 
     /// The largest sum of buffers that live within the backward only: the gradients of the output and of the residual

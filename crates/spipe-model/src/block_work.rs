@@ -202,7 +202,8 @@ impl Block {
             },
             match self.mlp {
                 Mlp::Swiglu => "swiglu".into(),
-                Mlp::Gelu => "gelu".into(),
+                // They cost the same.
+                Mlp::Gelu | Mlp::GeluTanh => "gelu".into(),
             },
         ];
         match self.positions {

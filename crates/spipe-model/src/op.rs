@@ -147,8 +147,9 @@ impl Op {
             }
             Self::Attention { batch, heads, kv_heads, seq_q, seq_k, head_dim, backward, .. } => {
                 let queries = product(&[batch, heads, seq_q, head_dim]);
-                // A sliding window bounds the keys that a query meets, not those that the kernel reads.
-                let keys = product(&[batch, kv_heads, seq_q.max(seq_k), head_dim]);
+                // A sliding window bounds the keys that a query meets, not those that the kernel reads, nor scores that are written out.
+                let all = seq_q.max(seq_k);
+                let keys = product(&[batch, kv_heads, all, head_dim]);
                 let passes = if backward { 4 } else { 2 };
                 let scores = match (attention, backward) {
                     (Attention::Fused, _) => 0,
@@ -158,7 +159,7 @@ impl Op {
                 sum(&[
                     product(&[passes, queries]),
                     product(&[passes, keys]),
-                    product(&[scores, batch, heads, seq_q, seq_k]),
+                    product(&[scores, batch, heads, seq_q, all]),
                 ])
             }
             Self::Convolution { images, pixels_in, pixels_out, inputs, outputs, taps } => sum(&[

@@ -173,6 +173,9 @@ fn a_window_bounds_the_keys() {
     };
     assert_eq!(attention(&full).map(f64::to_bits), attention(&window).map(|flops| (2.0 * flops).to_bits()));
     assert_ne!(full.signature(batch), window.signature(batch));
+    // Scores outside of it are masked, not left out.
+    let saved = |layer: &Layer| layer.saved(batch, Precision::Bf16, Recompute::None, Attention::Materialised);
+    assert_eq!(saved(&full), saved(&window));
 }
 
 fn shipped(name: &str) -> spipe_model::Model {

@@ -188,7 +188,8 @@ fn what_a_config_says_in_vain_is_a_warning() {
     let warnings = Model::from_hugging_face("small.json", text).unwrap().warnings.to_string();
     assert_eq!(
         warnings,
-        "warning: the activation function `relu` is taken for `gelu`, which costs the same\n  --> small.json:3:1\n\
+        "warning: the activation function `relu` is taken for `gelu`, which costs the same; a run of weights that were trained \
+         with it computes a little differently\n  --> small.json:3:1\n\
          warning: `GPT2ForSequenceClassification` is taken as a language model with its head\n  --> small.json:4:1"
     );
 }

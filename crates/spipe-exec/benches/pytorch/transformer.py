@@ -69,6 +69,7 @@ class Block(nn.Module):
         self.key, self.value = (linear("qkv-bias", hidden, self.kv_heads * self.width) for _ in range(2))
         self.output = linear("output-bias", self.heads * self.width, hidden)
         self.gate = linear("mlp-bias", hidden, inner) if model["mlp"] == "swiglu" else None
+        self.approximate = "tanh" if model["mlp"] == "gelu-tanh" else "none"
         self.up, self.down = linear("mlp-bias", hidden, inner), linear("mlp-bias", inner, hidden)
 
     def forward(self, x, turns):
@@ -82,7 +83,10 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         x = x + self.output(mixed.transpose(1, 2).flatten(2))
         inner = self.mlp_norm(x)
-        fed = F.gelu(self.up(inner)) if self.gate is None else F.silu(self.gate(inner)) * self.up(inner)
+        if self.gate is None:
+            fed = F.gelu(self.up(inner), approximate=self.approximate)
+        else:
+            fed = F.silu(self.gate(inner)) * self.up(inner)
         return x + self.down(fed)
 
 

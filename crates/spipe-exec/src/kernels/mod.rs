@@ -28,7 +28,7 @@ pub(crate) use join::Join;
 pub(crate) use matmul::{matmul, matmul_known, matmul_transposed, weight_gradient};
 pub(crate) use norm::{LayerNorm, RmsNorm};
 pub(crate) use product::is_supported as are_supported;
-pub(crate) use swiglu::{Gelu, Swiglu};
+pub(crate) use swiglu::{GELU_CUBE, GELU_TWICE, Gelu, Swiglu};
 pub(crate) use turn::Turn;
 
 use std::fmt::Debug;

@@ -15,9 +15,19 @@ const CHUNK: usize = 1 << 14;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Swiglu;
 
-/// x Φ(x) = x (1 + erf(x ÷ √2)) ÷ 2 (Hendrycks, Gimpel 2016).
+/// x Φ(x) (Hendrycks, Gimpel 2016).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Gelu;
+pub(crate) enum Gelu {
+    /// x (1 + erf(x ÷ √2)) ÷ 2.
+    Exact,
+    /// x (1 + tanh u) ÷ 2 = x σ(2 u) with u = √(2 ÷ π) (x + 0.044715 x³).
+    Tanh,
+}
+
+/// The share of the cube in the approximation.
+pub(crate) const GELU_CUBE: f32 = 0.044_715;
+/// 2 √(2 ÷ π).
+pub(crate) const GELU_TWICE: f32 = 1.595_769_1;
 
 for_each_width! {
     fn swiglu(gates: &[f32], ups: &[f32], to: &mut [f32]) {
@@ -40,6 +50,20 @@ for_each_width! {
     fn gelu(inputs: &[f32], to: &mut [f32]) {
         for (input, to) in inputs.iter().zip(to) {
             *to = 0.5 * input * (1.0 + erf(input * FRAC_1_SQRT_2).0);
+        }
+    }
+
+    fn gelu_tanh(inputs: &[f32], to: &mut [f32]) {
+        for (input, to) in inputs.iter().zip(to) {
+            *to = input * sigmoid(GELU_TWICE * input * (1.0 + GELU_CUBE * input * input));
+        }
+    }
+
+    fn gelu_tanh_backward(inputs: &[f32], gradients: &[f32], to: &mut [f32]) {
+        for ((input, gradient), to) in inputs.iter().zip(gradients).zip(to) {
+            let square = GELU_CUBE * input * input;
+            let share = sigmoid(GELU_TWICE * input * (1.0 + square));
+            *to = gradient * share * (1.0 + input * (1.0 - share) * GELU_TWICE * (1.0 + 3.0 * square));
         }
     }
 
@@ -86,17 +110,23 @@ impl Kernel<1> for Gelu {
 
     fn forward(&self, [input]: [Array<'_>; 1]) -> (Made, ()) {
         let mut numbers = vec![0.0; input.numbers.len()];
-        numbers.par_chunks_mut(CHUNK).zip(input.numbers.par_chunks(CHUNK)).for_each(|(to, input)| gelu(input, to));
+        let function = match self {
+            Self::Exact => gelu,
+            Self::Tanh => gelu_tanh,
+        };
+        numbers.par_chunks_mut(CHUNK).zip(input.numbers.par_chunks(CHUNK)).for_each(|(to, input)| function(input, to));
         (Made { numbers, shape: input.shape }, ())
     }
 
     fn backward(&self, [input]: [Array<'_>; 1], (): &(), gradient: &[f32], _: [bool; 1]) -> [Option<Vec<f32>>; 1] {
         let mut numbers = vec![0.0; gradient.len()];
         let inputs = input.numbers.par_chunks(CHUNK).zip(gradient.par_chunks(CHUNK));
-        numbers
-            .par_chunks_mut(CHUNK)
-            .zip(inputs)
-            .for_each(|(to, (input, gradient))| gelu_backward(input, gradient, to));
+        let function = match self {
+            Self::Exact => gelu_backward,
+            Self::Tanh => gelu_tanh_backward,
+        };
+        let chunks = numbers.par_chunks_mut(CHUNK).zip(inputs);
+        chunks.for_each(|(to, (input, gradient))| function(input, gradient, to));
         [Some(numbers)]
     }
 }

@@ -88,7 +88,12 @@ fn activations() {
     compare([[37, 70], [37, 70]], |inputs| apply(Swiglu, inputs), |[gate, up]| silu(gate) * up);
     // Burn's own derivative is that of another function, the approximation by a hyperbolic tangent.
     let exact = |input: Matrix| input.clone() * ((input / std::f32::consts::SQRT_2).erf() + 1.0) * 0.5;
-    compare([[37, 70]], |inputs| apply(Gelu, inputs), |[input]| exact(input));
+    compare([[37, 70]], |inputs| apply(Gelu::Exact, inputs), |[input]| exact(input));
+    let tanh = |input: Matrix| {
+        let inner = (input.clone() + input.clone().powi_scalar(3) * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
+        input * (inner.tanh() + 1.0) * 0.5
+    };
+    compare([[37, 70]], |inputs| apply(Gelu::Tanh, inputs), |[input]| tanh(input));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::{
     numbers::Kept,
     replay::{Replayed, replayed},
 };
-use crate::kernels::{self, Gelu, Swiglu};
+use crate::kernels::{self, GELU_CUBE, GELU_TWICE, Gelu, Swiglu};
 use burn::tensor::activation::{gelu, sigmoid, silu};
 use spipe_model::{Block, Mlp};
 
@@ -44,7 +44,7 @@ impl BlockUnit {
         let Block { hidden, intermediate, mlp, mlp_bias, .. } = self.block;
         let inner: &[[&str; 2]] = match mlp {
             Mlp::Swiglu => &[["mlp.gate.weight", "mlp.gate.bias"], ["mlp.up.weight", "mlp.up.bias"]],
-            Mlp::Gelu => &[["mlp.up.weight", "mlp.up.bias"]],
+            Mlp::Gelu | Mlp::GeluTanh => &[["mlp.up.weight", "mlp.up.bias"]],
         };
         let matrices = inner.iter().map(|names| (*names, hidden, intermediate));
         let matrices = matrices.chain([(["mlp.down.weight", "mlp.down.bias"], intermediate, hidden)]);
@@ -85,7 +85,11 @@ impl BlockUnit {
             }
             Mlp::Gelu => {
                 let inner = linear(input);
-                kernels::apply(Gelu, [&inner]).unwrap_or_else(|| gelu(inner))
+                kernels::apply(Gelu::Exact, [&inner]).unwrap_or_else(|| gelu(inner))
+            }
+            Mlp::GeluTanh => {
+                let inner = linear(input);
+                kernels::apply(Gelu::Tanh, [&inner]).unwrap_or_else(|| replayed(&Approximate, [inner]))
             }
         };
         linear(inner)
@@ -96,7 +100,7 @@ impl BlockUnit {
         let Block { hidden, intermediate, mlp, .. } = self.block;
         let inner = match mlp {
             Mlp::Swiglu => 3 * intermediate,
-            Mlp::Gelu => 2 * intermediate,
+            Mlp::Gelu | Mlp::GeluTanh => 2 * intermediate,
         };
         // The residual stream twice, and each time its norm.
         let own = sequences * seq_len * (2 * hidden * 2 + inner) + self.attention.kept(sequences, seq_len, ours);
@@ -119,5 +123,24 @@ impl Replayed<2> for Gated {
         let passed = gradient * share.clone();
         let slope = gate.clone() * (share.neg() + 1.0) + 1.0;
         [passed.clone() * up * slope, passed * gate]
+    }
+}
+
+/// GELU by a hyperbolic tangent: x σ(2 u) with u = √(2 ÷ π) (x + 0.044715 x³).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Approximate;
+
+impl Replayed<1> for Approximate {
+    fn value(&self, [input]: [Matrix; 1]) -> Matrix {
+        let cube = input.clone().powi_scalar(3) * GELU_CUBE;
+        input.clone() * sigmoid((input + cube) * GELU_TWICE)
+    }
+
+    /// With s = σ(2 u): dx = dy s (1 + x (1 − s) 2 u′).
+    fn gradients(&self, [input]: [Matrix; 1], gradient: Matrix) -> [Matrix; 1] {
+        let square = input.clone() * input.clone();
+        let share = sigmoid(input.clone() * (square.clone() * GELU_CUBE + 1.0) * GELU_TWICE);
+        let slope = (square * (3.0 * GELU_CUBE) + 1.0) * GELU_TWICE;
+        [gradient * share.clone() * (input * (share.neg() + 1.0) * slope + 1.0)]
     }
 }

@@ -77,7 +77,10 @@ where
 #[cfg(test)]
 pub(super) mod tests {
     use super::{
-        super::{block::Gated, norm::Normed},
+        super::{
+            block::{Approximate, Gated},
+            norm::Normed,
+        },
         *,
     };
     use burn::tensor::{Device, Tensor, TensorData};
@@ -121,6 +124,7 @@ pub(super) mod tests {
     #[test]
     fn derivatives_are_those_of_the_operations() {
         derives(&Gated, [[6, 10], [6, 10]]);
+        derives(&Approximate, [[6, 10]]);
         derives(&Normed { norm: Norm::RmsNorm, epsilon: 1e-5 }, [[6, 10], [1, 10]]);
         derives(&Normed { norm: Norm::LayerNorm, epsilon: 1e-5 }, [[6, 10], [1, 10], [1, 10]]);
     }

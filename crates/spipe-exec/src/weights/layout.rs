@@ -52,7 +52,7 @@ impl Family {
             (Norm::RmsNorm, Mlp::Swiglu, Positions::Rotary { fraction, .. }) if plain && fraction >= 1.0 => {
                 Some(Self::Llama)
             }
-            (Norm::LayerNorm, Mlp::Gelu, Positions::Learned { .. })
+            (Norm::LayerNorm, Mlp::Gelu | Mlp::GeluTanh, Positions::Learned { .. })
                 if plain && block.qkv_bias && block.output_bias && block.mlp_bias =>
             {
                 Some(Self::Gpt2)

@@ -6,7 +6,10 @@ use crate::{Block, Experts, Mlp, Norm, Positions, Transformer};
 const HIDDEN: &[&str] = &["hidden_size", "n_embd", "n_embed"];
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer"];
 const HEADS: &[&str] = &["num_attention_heads", "n_head"];
-const GELU: [&str; 6] = ["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu"];
+const GELU: [&str; 2] = ["gelu", "gelu_python"];
+const GELU_TANH: [&str; 3] = ["gelu_new", "gelu_fast", "gelu_pytorch_tanh"];
+/// What runs of weights that were trained otherwise come to.
+const OTHERWISE: &str = "a run of weights that were trained with it computes a little differently";
 const SILU: [&str; 2] = ["silu", "swish"];
 
 /// The defaults of a class of the Llama family.
@@ -174,7 +177,10 @@ fn rotary(
     for table in ["rope_parameters", "rope_scaling"] {
         let kind = config.child(&[table]).and_then(|nested| nested.word("rope_type").or_else(|| nested.word("type")));
         if let Some(kind) = kind.filter(|kind| *kind != "default") {
-            config.warn(table, format!("the scaling `{kind}` of rotary positions is left out; it costs nothing"));
+            config.warn(
+                table,
+                format!("the scaling `{kind}` of rotary positions is left out; it costs nothing, but {OTHERWISE}"),
+            );
         }
     }
     let Some(mut nested) = config.child(&["rope_parameters"]) else {
@@ -196,8 +202,21 @@ fn dropout(config: &mut Config<'_>, rates: &[(&'static str, f64)]) -> bool {
 /// Warns of an activation function that costs the same but is another.
 fn expect_activation(config: &mut Config<'_>, key: &'static str, known: &[&str]) {
     if let Some(word) = config.word(key).filter(|word| !known.contains(word)) {
-        let message = format!("the activation function `{word}` is taken for `{}`, which costs the same", known[0]);
+        let message =
+            format!("the activation function `{word}` is taken for `{}`, which costs the same; {OTHERWISE}", known[0]);
         config.warn(key, message);
+    }
+}
+
+/// The feed-forward network with the GELU that the configuration names; `otherwise` where it names none.
+fn gelu(config: &mut Config<'_>, key: &'static str, otherwise: Mlp) -> Mlp {
+    match config.word(key) {
+        None => otherwise,
+        Some(word) if GELU_TANH.contains(&word) => Mlp::GeluTanh,
+        Some(_) => {
+            expect_activation(config, key, &GELU);
+            Mlp::Gelu
+        }
     }
 }
 
@@ -230,7 +249,7 @@ pub(super) fn gpt2(config: &mut Config<'_>) -> Transformer {
     let heads = config.stated_size(&["n_head", "num_attention_heads"], 12);
     let places = config.size(&["n_positions", "max_position_embeddings"], 1024);
     let intermediate = config.nullable_size(&["n_inner"], None).unwrap_or(hidden.saturating_mul(4));
-    expect_activation(config, "activation_function", &GELU);
+    let mlp = gelu(config, "activation_function", Mlp::GeluTanh);
     if config.flag("add_cross_attention", false) {
         config.warn("add_cross_attention", "cross-attention is left out");
     }
@@ -240,7 +259,7 @@ pub(super) fn gpt2(config: &mut Config<'_>) -> Transformer {
     Transformer {
         vocabulary: config.stated_size(&["vocab_size"], 50_257),
         layers: config.stated_size(&["n_layer", "num_hidden_layers"], 12),
-        block: Block { dropout: dropout(config, &rates), ..block },
+        block: Block { mlp, dropout: dropout(config, &rates), ..block },
         full_attention_layers: 0,
         seq_len: places,
         embedding_norm: false,
@@ -252,7 +271,7 @@ pub(super) fn gpt_neox(config: &mut Config<'_>) -> Transformer {
     let hidden = config.stated_size(HIDDEN, 6144);
     let heads = config.stated_size(HEADS, 64);
     let intermediate = config.stated_size(&["intermediate_size"], 24_576);
-    expect_activation(config, "hidden_act", &GELU);
+    let mlp = gelu(config, "hidden_act", Mlp::Gelu);
     let positions = rotary(config, &["rotary_emb_base", "rope_theta"], 10_000.0, ("rotary_pct", 0.25));
     let block = gpt_block((hidden, heads, intermediate), config.number(&["layer_norm_eps"], 1e-5), positions);
     let bias = config.flag("attention_bias", true);
@@ -261,7 +280,7 @@ pub(super) fn gpt_neox(config: &mut Config<'_>) -> Transformer {
     Transformer {
         vocabulary: config.stated_size(&["vocab_size"], 50_432),
         layers: config.stated_size(LAYERS, 44),
-        block: Block { qkv_bias: bias, output_bias: bias, parallel_residual, dropout, ..block },
+        block: Block { mlp, qkv_bias: bias, output_bias: bias, parallel_residual, dropout, ..block },
         full_attention_layers: 0,
         seq_len: config.size(&["max_position_embeddings"], 2048),
         embedding_norm: false,
@@ -278,7 +297,7 @@ pub(super) fn bloom(config: &mut Config<'_>) -> Transformer {
     Transformer {
         vocabulary: config.stated_size(&["vocab_size"], 250_880),
         layers: config.stated_size(&["n_layer", "num_hidden_layers"], 2),
-        block: Block { dropout, ..block },
+        block: Block { mlp: Mlp::GeluTanh, dropout, ..block },
         full_attention_layers: 0,
         seq_len: config.size(&["seq_length"], 2048),
         embedding_norm: true,
