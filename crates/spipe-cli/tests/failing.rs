@@ -30,8 +30,8 @@ fn folder() -> tempfile::TempDir {
     let machine = Machine { peak: "5 GFLOP/s", accelerators: 2, ..Machine::default() };
     write(folder.path(), "machine.toml", &machine.text());
     write(folder.path(), "text", &"the quick brown fox jumps over the lazy dog; ".repeat(50));
-    let plan = "plan --model model.toml --hardware machine.toml --precision fp32 --global-batch 8 --microbatch 1 \
-                --system interleaved-1f1b -o plan.json";
+    let plan = "plan --model model.toml --hardware machine.toml --precision fp32 --materialised-attention \
+                --global-batch 8 --microbatch 1 --system interleaved-1f1b -o plan.json";
     let made = ended(spipe(folder.path(), plan));
     assert_eq!(made.status.code(), Some(0), "{}", said(&made));
     folder

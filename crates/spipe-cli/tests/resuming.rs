@@ -41,7 +41,8 @@ impl Site {
         let site = Self { folder };
         let plan =
             ["plan", "--model", "model.toml", "--hardware", "machine.toml", "--global-batch", "4", "--microbatch", "1"];
-        let more = ["--precision", "fp32", "--system", "hybrid", "--planner", "dp", "-o", "plan.json"];
+        let more = "--precision fp32 --materialised-attention --system hybrid --planner dp -o plan.json".split(" ");
+        let more: Vec<&str> = more.collect();
         let made = site.command(&[&plan[..], &more].concat()).output().unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         site

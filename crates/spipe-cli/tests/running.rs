@@ -35,8 +35,8 @@ fn planned(model: &str, link: &str, how: &str) -> tempfile::TempDir {
     write("machine.toml", &machine.text());
     write("text.txt", &"the quick brown fox jumps over the lazy dog. ".repeat(40));
     let args = format!(
-        "plan --model model.toml --hardware machine.toml {how} --precision fp32 --global-batch 4 --microbatch 2 \
-         --planner dp -o plan.json"
+        "plan --model model.toml --hardware machine.toml {how} --precision fp32 --materialised-attention \
+         --global-batch 4 --microbatch 2 --planner dp -o plan.json"
     );
     let made = spipe(folder.path(), &args).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

@@ -53,7 +53,8 @@ fn folder(vocabulary: usize) -> tempfile::TempDir {
     write("tokenizer.json", &tokenizer(&WORDS).to_string());
     for mode in ["train", "infer"] {
         let args = format!(
-            "plan --model model.toml --hardware machine.toml --system gpipe --precision fp32 --global-batch 4 \
+            "plan --model model.toml --hardware machine.toml --system gpipe --precision fp32 \
+             --materialised-attention --global-batch 4 \
              --microbatch 2 --planner dp --mode {mode} -o {mode}.json"
         );
         let made = spipe(folder.path(), &args);

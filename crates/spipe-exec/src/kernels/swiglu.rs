@@ -6,7 +6,7 @@ use super::{
 };
 use crate::width::for_each_width;
 use rayon::prelude::*;
-use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
 /// Numbers that one task takes.
 const CHUNK: usize = 1 << 14;
@@ -27,7 +27,7 @@ pub(crate) enum Gelu {
 /// The share of the cube in the approximation.
 pub(crate) const GELU_CUBE: f32 = 0.044_715;
 /// 2 √(2 ÷ π).
-pub(crate) const GELU_TWICE: f32 = 1.595_769_1;
+pub(crate) const GELU_TWICE: f32 = FRAC_2_SQRT_PI * SQRT_2;
 
 for_each_width! {
     fn swiglu(gates: &[f32], ups: &[f32], to: &mut [f32]) {
