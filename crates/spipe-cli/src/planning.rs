@@ -235,7 +235,9 @@ impl Over {
     fn refusal(&self) -> Option<PlanError> {
         let open =
             |error: &&PlanError| matches!(error, PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. });
-        let closest = || self.refusals.values().min_by_key(|error| missing(error));
+        // What is certain of one size, such as a layer that is larger than any memory, says nothing of the others.
+        let certain = |error: &PlanError| matches!(error, PlanError::Infeasible { certain: true, .. });
+        let closest = || self.refusals.values().min_by_key(|error| (certain(error), missing(error)));
         self.refusals.values().find(open).or_else(closest).cloned()
     }
 

@@ -254,6 +254,13 @@ fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
     let phase = Knob::SynchronousOptimizer.is_of(system);
     refuse(knobs.synchronous_optimizer, phase, "steps that are a phase of their own");
     refuse(knobs.arithmetic_undo, system == System::Spipe, "way to undo");
+    for knob in Knob::ALL {
+        if let Some(value) = knob.of(knobs).filter(|value| *value > Knob::LARGEST) {
+            faults.push(
+                Diagnostic::error(format!("{knob} cannot be {value}")).hint(format!("use {} at most", Knob::LARGEST)),
+            );
+        }
+    }
     if let Some(slots) = knobs.offload_slots.filter(|slots| *slots < FEWEST_OFFLOAD_SLOTS) {
         faults.push(
             Diagnostic::error(format!("activations cannot be offloaded with {slots} slots each way"))

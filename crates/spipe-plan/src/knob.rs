@@ -29,6 +29,9 @@ pub enum Knob {
 }
 
 impl Knob {
+    /// The largest value: more than any model has layers or any batch microbatches, and small enough to multiply bytes with.
+    pub const LARGEST: u64 = 1 << 20;
+
     /// Every one of them.
     pub const ALL: [Self; 10] = [
         Self::HeadStart,

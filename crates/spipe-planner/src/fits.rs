@@ -9,7 +9,7 @@ use crate::{
     figures::Figures,
     greedy, ilp, reason,
     sequence::{self, Coverage},
-    systems::{candidates, shared_placements},
+    systems::{candidates, has_every_knob, shared_placements},
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;
@@ -40,8 +40,10 @@ pub fn fits(problem: &Problem<'_>) -> Fit {
 /// Whether all placements were tried of each system whose stages are not searched, or it has no more than are generated.
 fn all_are_few(problem: &Problem<'_>) -> bool {
     let figures = Figures::new(problem.context, &problem.options);
-    let few = few(&figures, problem.options.every_limit) && !Deadline::new(problem).over();
-    problem.systems.iter().all(|system| SYSTEMS.contains(system) || few)
+    let (pins, most) = (&problem.options.pins, problem.options.every_limit);
+    let few = few(&figures, most) && !Deadline::new(problem).over();
+    let all = |system: &System| has_every_knob(pins, *system) && of_figures(&figures, pins, (*system, most)).is_some();
+    problem.systems.iter().all(|system| SYSTEMS.contains(system) || (few && all(system)))
 }
 
 /// What can be said without a search.

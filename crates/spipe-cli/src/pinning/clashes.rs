@@ -5,7 +5,7 @@ use spipe_cost::Mode;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Activations, FEWEST_OFFLOAD_SLOTS, Knob};
-use spipe_planner::{Named, Pin};
+use spipe_planner::{LARGEST_HEAD_START, Named, Pin};
 use std::collections::BTreeSet;
 
 /// What is wrong with `named` on that machine.
@@ -43,9 +43,10 @@ fn alone(named: &Named, (model, mode): (&Model, Mode)) -> Option<Diagnostic> {
                 Knob::OffloadSlots => FEWEST_OFFLOAD_SLOTS,
                 _ => 1,
             };
-            (value < least).then(|| {
-                Diagnostic::error(format!("`{words}`: {knob} cannot be {value}")).hint(format!("use at least {least}"))
-            })
+            let most = if knob == Knob::HeadStart { LARGEST_HEAD_START } else { Knob::LARGEST };
+            let hint = if value < least { format!("use at least {least}") } else { format!("use {most} at most") };
+            let fault = || Diagnostic::error(format!("`{words}`: {knob} cannot be {value}")).hint(hint);
+            (!(least..=most).contains(&value)).then(fault)
         }
         _ => None,
     }

@@ -31,10 +31,14 @@ impl Interpreter<'_> {
         })
     }
 
-    /// An estimate of what the graphs of some layers of a stage keep, their input included.
-    fn kept(&self, stage: StageId, layers: std::ops::Range<usize>) -> Bytes {
+    /// An estimate of what the graphs of some layers of a stage keep beside the stage's input, which is one with the buffer that it
+    /// came in unless it is computed with in another width.
+    fn kept(&self, work: Work, layers: std::ops::Range<usize>) -> Bytes {
+        let (stage, begins) = (work.stage, layers.start == self.stage_units(work.stage).0);
         let how = (self.site(stage).has_kernels(), DType::from(self.computed_by(stage)).size() as u64);
-        self.units[layers].iter().map(|unit| unit.kept(self.batch, how)).sum()
+        let same = begins && self.computed_by(stage) == self.held_by(stage);
+        let input = work.input.filter(|_| same).map_or(Bytes::ZERO, |input| self.program.buffers()[input].bytes);
+        self.units[layers].iter().map(|unit| unit.kept(self.batch, how)).sum::<Bytes>().saturating_sub(input)
     }
 
     pub(super) fn forward(
@@ -78,7 +82,7 @@ impl Interpreter<'_> {
             self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix)));
         }
         if let Some(keeps) = keeps {
-            let graph = self.kept(work.stage, keeps.from.clamp(first, first + units.len())..first + units.len());
+            let graph = self.kept(work, keeps.from.clamp(first, first + units.len())..first + units.len());
             let bytes = kept.bytes().unwrap_or(graph);
             self.put_held(&mut outcome, (self.at(keeps.graph, iteration), bytes), kept);
         }
@@ -97,7 +101,7 @@ impl Interpreter<'_> {
         let end = layers.last().index() + 1;
         let graph = self.track(iteration, (work, split), (&parameters, end), input)?;
         let mut outcome = Outcome::default();
-        let held = (self.at(into, iteration), self.kept(work.stage, layers.first().index()..end));
+        let held = (self.at(into, iteration), self.kept(work, layers.first().index()..end));
         self.put_held(&mut outcome, held, Value::Graphs(vec![graph]));
         Ok(outcome)
     }

@@ -78,6 +78,10 @@ fn plan(
     let natural = sequence::natural(figures);
     let mut first = search(&natural);
     first.begin()?;
+    // What all sequences could come to takes long to look up for long chains.
+    if deadline.over() {
+        return first.run(Coverage::Natural);
+    }
     let limit = first.least_of_interest();
     let all = sequence::within(figures, (problem.options.sequence_limit, limit), Some(deadline));
     search(&all.list).with(first).run(all.coverage)

@@ -1,14 +1,14 @@
 //! Systems of which every placement is tried, because there are few: what remains is the best, and proven.
 
 use crate::{
-    Problem,
+    Pins, Problem,
     case::{Scored, busiest, faster, judge},
     deadline::Deadline,
     every::of_figures,
     figures::Figures,
 };
 use rayon::prelude::*;
-use spipe_plan::{Placement, System};
+use spipe_plan::{Knob, Placement, System};
 
 /// How many are simulated before what they found keeps others from being simulated.
 const BATCH: usize = 64;
@@ -22,6 +22,13 @@ pub(super) struct Tried {
     pub examined: usize,
     /// Whether there is no faster one.
     pub complete: bool,
+}
+
+/// Whether every value of the knobs that may be turned is among the placements that are tried.
+pub(crate) fn has_every_knob(pins: &Pins, system: System) -> bool {
+    let limits = [Knob::MemoryLimit, Knob::Group];
+    let pinned = [Knob::HeadStart, Knob::Resident, Knob::Swap, Knob::SynchronousOptimizer];
+    !limits.iter().any(|knob| knob.is_of(system)) && pinned.iter().all(|knob| pins.knob(*knob).is_none())
 }
 
 /// Tries the placements of `system` that may take less than `limit` ms. Not complete where there are too many to try, or no time.
@@ -54,5 +61,5 @@ pub(super) fn fastest(
             return tried;
         }
     }
-    Tried { complete: true, ..tried }
+    Tried { complete: has_every_knob(&options.pins, system), ..tried }
 }

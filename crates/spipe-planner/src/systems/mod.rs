@@ -20,6 +20,7 @@ mod shared;
 mod staged;
 
 pub(crate) use coarse::coarse;
+pub(crate) use exhaust::has_every_knob;
 pub(crate) use hosts::{elsewhere, on_socket, shared_out, socket_of, sockets};
 pub(crate) use kept::{
     ends, keep, kept, other_ends, stream, streamed, streams, with_least_recompute, with_so_many_recomputed,

@@ -49,18 +49,31 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
                 }
             }
         }
-        Dealing::RoundRobin => {
-            for chunks in 1..=MOST_CHUNKS {
-                let device = |index: usize| devices[index % devices.len()];
-                placements.extend(fitting(context, system, (first, chunks * devices.len()), &device));
-            }
-        }
-        Dealing::Vee => {
-            let device = |index: usize| devices[index.min(2 * devices.len() - 1 - index)];
-            placements.extend(fitting(context, system, (first, 2 * devices.len()), &device));
-        }
+        Dealing::RoundRobin => placements.extend(on_most(context, devices.len(), &|count| {
+            let device = |index: usize| devices[index % count];
+            let of_chunks = |chunks: usize| fitting(context, system, (first, chunks * count), &device);
+            (1..=MOST_CHUNKS).flat_map(of_chunks).collect()
+        })),
+        Dealing::Vee => placements.extend(on_most(context, devices.len(), &|count| {
+            let device = |index: usize| devices[index.min(2 * count - 1 - index)];
+            fitting(context, system, (first, 2 * count), &device)
+        })),
     }
     Some(placements)
+}
+
+/// Those on as many of `devices` as there are any for that are possible, since models may have few layers and batches few microbatches.
+fn on_most(context: &Context<'_>, devices: usize, on: &dyn Fn(usize) -> Vec<Placement>) -> Vec<Placement> {
+    let mut list = Vec::new();
+    for count in (1..=devices).rev() {
+        let more = on(count);
+        let possible = more.iter().any(|placement| check(context, placement).is_ok());
+        list.extend(more);
+        if possible {
+            break;
+        }
+    }
+    list
 }
 
 /// Several stages of few layers on each GPU, for 1F1B and GPipe: recompute then needs the room of one of them only, and what is stepped

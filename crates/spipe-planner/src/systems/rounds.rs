@@ -41,9 +41,17 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     }
 }
 
+/// The GPUs, of which no more may take turns than there are microbatches, or layers.
+fn with_work(context: &Context<'_>) -> Vec<DeviceId> {
+    let most = context.model.layers().len().min(usize::try_from(context.workload().microbatches).unwrap_or(usize::MAX));
+    let mut gpus = gpus(context);
+    gpus.truncate(most);
+    gpus
+}
+
 /// F forward and B backward chunks per GPU: forward chunk i·N + r on GPU r, backward chunk j·N + (N − 1 − r).
 fn spipe(context: &Context<'_>) -> Option<Vec<Placement>> {
-    let gpus = gpus(context);
+    let gpus = with_work(context);
     let count = gpus.len();
     let first = *gpus.first()?;
     let mut placements = Vec::new();
@@ -66,7 +74,7 @@ fn spipe(context: &Context<'_>) -> Option<Vec<Placement>> {
 
 /// S stages in turn on GPUs whose order keeps neighbours under different root complexes.
 fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
-    let gpus = cross_mapping(context, &gpus(context));
+    let gpus = cross_mapping(context, &with_work(context));
     let first = *gpus.first()?;
     let pieces = (1..=MOST_TURNS).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
     let mut streamed: Vec<Placement> = pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect();

@@ -274,8 +274,13 @@ fn human(found: &Found, output: Option<&str>, time_limit: Duration) -> String {
     let gains = found.plan.outcome().map_or(&[][..], |outcome| &outcome.sensitivity);
     let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::describe(gains)) };
     let least = solution.considered.iter().filter_map(|known| known.bound).min();
-    let others =
-        if least.is_some_and(|least| solution.bound < least) { ", for another size of microbatch" } else { "" };
+    let others = if least.is_some_and(|least| SimTime::ZERO < solution.bound && solution.bound < least) {
+        ", for another size of microbatch"
+    } else {
+        ""
+    };
+    let covered =
+        if solution.bound > SimTime::ZERO { "" } else { " Nothing is proven of plans such as the given one." };
     // Only the integer program with what it calls looks at all placements.
     let none = match found.plan.outcome().map(|outcome| outcome.planner.as_str()) {
         Some("ilp" | "generated") | None => "none",
@@ -287,7 +292,7 @@ fn human(found: &Found, output: Option<&str>, time_limit: Duration) -> String {
         found.plan.context().workload().tokens() as f64 * 1e3 / solution.simulated.to_ms().max(f64::MIN_POSITIVE);
     format!(
         "{}\n{}{front}Iteration {:.3} simulated, {} tokens/s. Proven: {none} takes less than {:.3}{others}, so that at most {} could be \
-         gained ({how}; {} candidates simulated).\n{gains}{}",
+         gained ({how}; {} candidates simulated).{covered}\n{gains}{}",
         describe(&found.plan),
         considered(solution),
         solution.simulated,
