@@ -1,6 +1,8 @@
 //! The judge of placements.
 
-use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knob, Placement, Stage, System, Weights, footprint};
+mod knobs;
+
+use crate::{Context, Dealing, Family, Placement, Stage, System, Weights, footprint};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 use spipe_hardware::DeviceKind;
@@ -49,7 +51,7 @@ fn shape(
     }
     check_devices(context, placement, &mut faults);
     check_dealing(context, placement, &mut faults);
-    check_knobs(placement, &mut faults);
+    knobs::check(placement, &mut faults);
     if placement.system.steps_on_host() {
         check_steps(context, placement, &mut faults);
     }
@@ -232,51 +234,6 @@ fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Foun
     }
 }
 
-/// Knobs are those of the system.
-fn check_knobs(placement: &Placement, faults: &mut Found<'_>) {
-    let (system, knobs) = (placement.system, &placement.knobs);
-    let mut refuse = |given: bool, allowed: bool, what: &str| {
-        if given && !allowed {
-            faults.push(Diagnostic::error(format!("system `{system}` has no {what}")));
-        }
-    };
-    refuse(knobs.head_start > 0, Knob::HeadStart.is_of(system), "head start");
-    refuse(knobs.group.is_some(), Knob::Group.is_of(system), "group size");
-    refuse(knobs.memory_limit.is_some(), Knob::MemoryLimit.is_of(system), "memory limit");
-    refuse(knobs.offload_slots.is_some(), Knob::OffloadSlots.is_of(system), "slots for offloaded activations");
-    refuse(knobs.urgent_steps, Knob::UrgentSteps.is_of(system), "steps of which some are urgent");
-    refuse(knobs.gradients_leave, Knob::GradientsLeave.is_of(system), "gradients that leave with each microbatch");
-    let superpipeline = Knob::Resident.is_of(system);
-    refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
-    refuse(knobs.shards.is_some(), Knob::Shards.is_of(system), "shards");
-    refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
-    refuse(knobs.synchronous_checkpoints, system == System::Spipe, "checkpoints that are sent late");
-    let phase = Knob::SynchronousOptimizer.is_of(system);
-    refuse(knobs.synchronous_optimizer, phase, "steps that are a phase of their own");
-    refuse(knobs.arithmetic_undo, system == System::Spipe, "way to undo");
-    for knob in Knob::ALL {
-        if let Some(value) = knob.of(knobs).filter(|value| *value > Knob::LARGEST) {
-            faults.push(
-                Diagnostic::error(format!("{knob} cannot be {value}")).hint(format!("use {} at most", Knob::LARGEST)),
-            );
-        }
-    }
-    if let Some(slots) = knobs.offload_slots.filter(|slots| *slots < FEWEST_OFFLOAD_SLOTS) {
-        faults.push(
-            Diagnostic::error(format!("activations cannot be offloaded with {slots} slots each way"))
-                .hint(format!("give at least {FEWEST_OFFLOAD_SLOTS}: one that is computed on, and one that moves")),
-        );
-    }
-    if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap)
-        && (swap > resident || swap == 0)
-    {
-        faults.push(
-            Diagnostic::error(format!("{swap} of {resident} resident layers cannot be exchanged at a time"))
-                .hint(format!("exchange between 1 and {resident}")),
-        );
-    }
-}
-
 /// Parameters come from host memory or stay, backward chunks of their own start from checkpoints, and no device waits for itself.
 fn check_rounds(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let system = placement.system;
@@ -344,7 +301,7 @@ fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageI
 /// With ZeRO-Offload everything that is trained is stepped on the host.
 fn check_steps(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let stays = |(_, stage): &(StageId, &Stage)| {
-        let trained = stage.layers.iter().any(|layer| context.cost.trained_parameters(layer) > 0);
+        let trained = context.trains(stage.layers);
         trained && stage.optimizer.is_none_or(|socket| socket == stage.device)
     };
     for (id, _) in placement.stages.enumerate().filter(stays) {

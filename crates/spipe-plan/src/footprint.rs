@@ -162,8 +162,7 @@ pub const GRADIENT_SLOTS: u64 = 2;
 pub fn gradients_leave(context: &Context<'_>, placement: &Placement, stage: &Stage) -> bool {
     let shares = context.model.borrows(stage.layers).is_some() || context.model.lends(stage.layers).is_some();
     let elsewhere = stage.optimizer.is_some_and(|socket| socket != stage.device);
-    let trains = stage.layers.iter().any(|layer| context.cost.trained_parameters(layer) > 0);
-    placement.knobs.gradients_leave && elsewhere && !shares && trains
+    placement.knobs.gradients_leave && elsewhere && !shares && context.trains(stage.layers)
 }
 
 fn gradient_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {

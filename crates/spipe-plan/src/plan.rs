@@ -30,6 +30,11 @@ impl Context<'_> {
         matches!(self.hardware.devices()[device].kind, spipe_hardware::DeviceKind::Socket { .. })
     }
 
+    /// Whether any of `layers` has parameters that are trained.
+    pub fn trains(&self, layers: LayerRange) -> bool {
+        layers.iter().any(|layer| self.cost.trained_parameters(layer) > 0)
+    }
+
     /// The part of `layers` that a backward runs through: none in inference, and none where nothing at or below them trains.
     pub fn backward_of(&self, layers: LayerRange) -> Option<LayerRange> {
         LayerRange::new(layers.first().max(self.cost.without_backward().into()), layers.last())

@@ -98,8 +98,10 @@ impl Weights {
                     differences.insert(format!("`{}` of layer `{}` has no place in it", parameter.name, layer.name));
                     continue;
                 };
-                used.extend(self.find(&place.tensor).map(|(_, name)| name));
-                match self.find(&place.tensor).and_then(|(file, name)| file.shape(&name).map(<[usize]>::to_vec)) {
+                let found = self.find(&place.tensor);
+                let shape = found.as_ref().and_then(|(file, name)| file.shape(name).map(<[usize]>::to_vec));
+                used.extend(found.map(|(_, name)| name));
+                match shape {
                     None if place.tensor == PROJECTION => differences
                         .insert(format!("it has no `{PROJECTION}`, which only a model that is `tied` does without")),
                     None => differences.insert(format!("it has no `{}`", place.tensor)),

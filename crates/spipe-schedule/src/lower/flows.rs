@@ -1,6 +1,6 @@
 //! Flows: bytes over the routes of a machine, and arithmetic that draws on the channels of a DRAM.
 
-use crate::{Flow, Lifetime, Share};
+use crate::{Access, Flow, Lifetime, Share};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, SimTime};
 use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
@@ -57,15 +57,16 @@ pub(super) fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: 
     })
 }
 
-/// The same where what arrives is added to what is there. A host reads both and writes the sum, so its channels carry it three times more.
-pub(super) fn adding_route(
+/// The flow of a copy that reads and writes those. Where it reads some of what it writes, what arrives is added to what is there: a host
+/// then reads both and writes the sum, so that its channels carry it three times more.
+pub(super) fn copying(
     context: &Context<'_>,
-    from: MemoryId,
-    to: MemoryId,
-    bytes: Bytes,
+    (from, to, bytes): (MemoryId, MemoryId, Bytes),
+    (reads, writes): (&[Access], &[Access]),
 ) -> Result<Flow, Diagnostic> {
     let mut flow = route(context, from, to, bytes)?;
-    if let Some(channels) = context.hardware.dram_channels(to) {
+    let adds = reads.iter().any(|read| writes.iter().any(|write| write.buffer == read.buffer));
+    if let Some(channels) = context.hardware.dram_channels(to).filter(|_| adds) {
         flow.route = flow.route.iter().copied().chain([channels; 3]).collect();
     }
     Ok(flow)

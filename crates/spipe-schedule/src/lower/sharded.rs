@@ -12,7 +12,7 @@ mod collectives;
 mod optimizer;
 mod shared;
 
-use super::flows::{adding_route, route};
+use super::flows::copying;
 use super::pipeline::times;
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime, Part as Share, ProgramBuilder, Stage as ProgramStage};
 use collectives::Whole;
@@ -301,9 +301,7 @@ impl<'a> Lowering<'a> {
         let here = &self.participants[at];
         let role = if from == here.memory { LaneRole::D2h } else { LaneRole::H2d };
         let lane = self.builder.lane(here.device, role.name(), role);
-        let adds = reads.iter().any(|read| writes.iter().any(|write| write.buffer == read.buffer));
-        let way = if adds { adding_route } else { route };
-        let flow = way(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault));
+        let flow = copying(self.context, (from, to, bytes), (&reads, &writes)).map_err(|fault| self.faults.push(fault));
         let flows = flow.into_iter().collect();
         self.builder.action(Action { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
     }
@@ -369,9 +367,8 @@ fn part(
         workspace: need.transient - again,
     };
     let shared = Shared::of(context, placement, &stage);
-    let trained = layers.iter().any(|layer| context.cost.trained_parameters(layer) > 0);
     // What others own is reduced as if it came with its own.
-    let training = context.backward_of(layers).is_some() && (trained || shared.is_some());
+    let training = context.backward_of(layers).is_some() && (context.trains(layers) || shared.is_some());
     let mut resident = |content, memory, bytes| builder.part(share, content, memory, (bytes, Lifetime::Resident));
     let cache = shard(sum(|memory| memory.cache), count);
     Part {

@@ -80,7 +80,7 @@ fn stages(context: &Context<'_>, (letter, stages): (&str, &[Stage]), (needs, fir
                 stage: Stage { layers: stages[0].layers, ..*stage },
                 count: stage.layers.count(),
                 parameters: stage.layers.iter().map(|layer| context.cost.parameters(layer)).sum(),
-                trained: stage.layers.iter().any(|layer| context.cost.trained_parameters(layer) > 0),
+                trained: context.trains(stage.layers),
                 need: need.copied().unwrap_or_default(),
             }
         })

@@ -1,7 +1,7 @@
 //! Optimizer steps: on the stage's own device, or on a CPU socket that gets the gradients and returns the parameters.
 
 use super::{Done, Lowering, gradients::on_host};
-use crate::lower::flows::{Transfer, adding_route, kept_by_its_step, read_for_norm, route, stepping};
+use crate::lower::flows::{Transfer, copying, kept_by_its_step, read_for_norm, stepping};
 use crate::lower::steps::{Phase, Stepper, Summed, Taken, step_all};
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime, ProgramBuilder};
 use spipe_base::{
@@ -61,8 +61,7 @@ impl Stepper for Lowering<'_> {
         self.collect_shared(stage);
         let here = &self.stations[stage];
         let (gradients, last) = (here.gradients?, self.accumulated[stage.index()]);
-        let layers = here.stage.layers;
-        if last == 0 || layers.iter().all(|layer| self.context.cost.trained_parameters(layer) == 0) {
+        if last == 0 || !self.context.trains(here.stage.layers) {
             return None;
         }
         let (device, memory) = (here.stage.device, here.memory);
@@ -170,7 +169,7 @@ impl Lowering<'_> {
         self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
     }
 
-    /// A copy between device and host on the device's copy engine. What it reads of what it writes is added to.
+    /// A copy between device and host on the device's copy engine.
     pub(super) fn exchange(
         &mut self,
         (device, subject): (DeviceId, Subject),
@@ -179,9 +178,8 @@ impl Lowering<'_> {
         (reads, write): (Vec<Access>, Access),
     ) -> ActionId {
         let role = if from == self.builder.memory_of(device) { LaneRole::D2h } else { LaneRole::H2d };
-        let adds = reads.iter().any(|read| read.buffer == write.buffer);
-        let way = if adds { adding_route } else { route };
-        let flow = way(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault));
+        let flow =
+            copying(self.context, (from, to, bytes), (&reads, &[write])).map_err(|fault| self.faults.push(fault));
         let lane = self.builder.lane(device, role.name(), role);
         self.builder.action(Action {
             lane,

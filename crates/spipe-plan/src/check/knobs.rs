@@ -1,0 +1,50 @@
+//! Whether a system has the knobs that are turned, and how far they may be.
+
+use super::Found;
+use crate::{FEWEST_OFFLOAD_SLOTS, Knob, Placement, System};
+use spipe_base::Diagnostic;
+
+/// Knobs are those of the system.
+pub(super) fn check(placement: &Placement, faults: &mut Found<'_>) {
+    let (system, knobs) = (placement.system, &placement.knobs);
+    let mut refuse = |given: bool, allowed: bool, what: &str| {
+        if given && !allowed {
+            faults.push(Diagnostic::error(format!("system `{system}` has no {what}")));
+        }
+    };
+    refuse(knobs.head_start > 0, Knob::HeadStart.is_of(system), "head start");
+    refuse(knobs.group.is_some(), Knob::Group.is_of(system), "group size");
+    refuse(knobs.memory_limit.is_some(), Knob::MemoryLimit.is_of(system), "memory limit");
+    refuse(knobs.offload_slots.is_some(), Knob::OffloadSlots.is_of(system), "slots for offloaded activations");
+    refuse(knobs.urgent_steps, Knob::UrgentSteps.is_of(system), "steps of which some are urgent");
+    refuse(knobs.gradients_leave, Knob::GradientsLeave.is_of(system), "gradients that leave with each microbatch");
+    let superpipeline = Knob::Resident.is_of(system);
+    refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
+    refuse(knobs.shards.is_some(), Knob::Shards.is_of(system), "shards");
+    refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
+    refuse(knobs.synchronous_checkpoints, system == System::Spipe, "checkpoints that are sent late");
+    let phase = Knob::SynchronousOptimizer.is_of(system);
+    refuse(knobs.synchronous_optimizer, phase, "steps that are a phase of their own");
+    refuse(knobs.arithmetic_undo, system == System::Spipe, "way to undo");
+    for knob in Knob::ALL {
+        if let Some(value) = knob.of(knobs).filter(|value| *value > Knob::LARGEST) {
+            faults.push(
+                Diagnostic::error(format!("{knob} cannot be {value}")).hint(format!("use {} at most", Knob::LARGEST)),
+            );
+        }
+    }
+    if let Some(slots) = knobs.offload_slots.filter(|slots| *slots < FEWEST_OFFLOAD_SLOTS) {
+        faults.push(
+            Diagnostic::error(format!("activations cannot be offloaded with {slots} slots each way"))
+                .hint(format!("give at least {FEWEST_OFFLOAD_SLOTS}: one that is computed on, and one that moves")),
+        );
+    }
+    if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap)
+        && (swap > resident || swap == 0)
+    {
+        faults.push(
+            Diagnostic::error(format!("{swap} of {resident} resident layers cannot be exchanged at a time"))
+                .hint(format!("exchange between 1 and {resident}")),
+        );
+    }
+}
