@@ -1,4 +1,4 @@
-//! What devices hold that share everything: their shards, two stages' parameters and gradients in whole, and one microbatch's activations.
+//! What devices hold that share everything: their shards, what is kept for the backward, and what is whole while it is used.
 
 use crate::{
     Boundary, Context, Footprint, InFlight, Placement, Stage, StageFootprint, Weights, footprint::add, stage_footprint,
@@ -13,51 +13,101 @@ pub struct SharedFootprint {
     pub on_device: Bytes,
     /// See `on_device`.
     pub on_host: Bytes,
-    /// What a microbatch saves for its backward.
-    pub saved: Bytes,
-    /// Two stages in whole, which all stages of the device share: the largest counts.
-    pub slots: Bytes,
-    /// What is needed while the stage computes: the largest counts.
-    pub transient: Bytes,
+    /// What a microbatch keeps for its backward: its input and what is saved; nothing where none comes.
+    pub kept: Bytes,
+    /// Whether there is a backward.
+    pub returns: bool,
+    /// Its parameters in whole, those with which it shares some of another stage included.
+    pub gathered: Bytes,
+    /// The device's shard of them beside these, while they are gathered: it comes from the host.
+    pub arriving: Bytes,
+    /// Its gradients in whole, and the device's shard of their sum while it leaves for the host.
+    pub gradients: Bytes,
+    /// See `gradients`.
+    pub leaving: Bytes,
+    /// What is recomputed.
+    pub again: Bytes,
+    /// What its layers need while they compute.
+    pub workspace: Bytes,
+    /// One microbatch at either end; of the input what is the stage's before.
+    pub input: Bytes,
+    /// See `input`.
+    pub output: Bytes,
+    /// Whether its backward hands on a gradient.
+    pub passes_gradient: bool,
 }
 
-/// What one of the devices that share everything needs for a stage between the given boundaries.
-pub fn shared_footprint(
-    context: &Context<'_>,
-    (device, shards): (DeviceId, usize),
-    stage: &Stage,
-    boundary: [Boundary; 2],
-) -> SharedFootprint {
+/// What one of the devices that share everything needs for a stage.
+pub fn shared_footprint(context: &Context<'_>, (device, shards): (DeviceId, usize), stage: &Stage) -> SharedFootprint {
     let here = Stage { device, optimizer: None, offload: None, ..*stage };
-    let need = stage_footprint(context, &here, InFlight(1), boundary);
-    let sum = |part: fn(&LayerMemory) -> Bytes| {
-        stage.layers.iter().map(|layer| part(context.cost.memory(layer, device))).sum::<Bytes>()
-    };
+    let need = stage_footprint(context, &here, InFlight(1), [Boundary::End; 2]);
+    let memory = |layer| context.cost.memory(layer, device);
+    let sum = |part: fn(&LayerMemory) -> Bytes| stage.layers.iter().map(|layer| part(memory(layer))).sum::<Bytes>();
     let (parameters, gradients) = (sum(|memory| memory.parameters), sum(|memory| memory.gradients));
     // Parameters of another stage that it uses as well are gathered with its own; the sum of their gradients stays.
-    let user = context.model.borrows(stage.layers).map(|tie| context.cost.memory(tie.user, device));
-    let tied = user.map_or(Bytes::ZERO, |user| user.tied_parameters + user.tied_gradients);
-    let tied_sum = user.map_or(Bytes::ZERO, |user| user.tied_gradients);
+    let user = context.model.borrows(stage.layers).map(|tie| memory(tie.user));
+    let tied_parameters = user.map_or(Bytes::ZERO, |user| user.tied_parameters);
+    let tied_gradients = user.map_or(Bytes::ZERO, |user| user.tied_gradients);
     let part = |bytes| shard(bytes, shards);
     // Each participant generates its share of the sequences.
     let (mut on_device, mut on_host) = (part(sum(|memory| memory.cache)), Bytes::ZERO);
     let streamed = matches!(stage.weights, Weights::Streamed(_));
-    *(if streamed { &mut on_host } else { &mut on_device }) += part(parameters) + part(gradients) + part(tied_sum);
+    *(if streamed { &mut on_host } else { &mut on_device }) +=
+        part(parameters) + part(gradients) + part(tied_gradients);
     *(if streamed || stage.optimizer.is_some() { &mut on_host } else { &mut on_device }) +=
         part(sum(|memory| memory.optimizer));
     if stage.optimizer.is_some() && !streamed {
         on_host += part(parameters) + part(gradients);
     }
-    // On their way between host and device, shards are there twice.
-    let moving = if streamed { part(parameters) + part(gradients) + part(tied) } else { Bytes::ZERO };
-    let training = context.workload().mode == Mode::Train;
+    // On their way between host and device, shards are there beside the whole, unless they are the whole.
+    let moving = |bytes, tied| if streamed && shards > 1 { part(bytes) + part(tied) } else { Bytes::ZERO };
+    let again: Bytes =
+        stage.recomputed_layers().iter().flat_map(|layers| layers.iter()).map(|layer| memory(layer).saved).sum();
+    let returns = context.workload().mode == Mode::Train && context.backward_of(stage.layers).is_some();
+    let before = stage.layers.first().index().checked_sub(1);
     SharedFootprint {
         on_device,
         on_host,
-        saved: if training { need.per_microbatch } else { Bytes::ZERO },
-        slots: (parameters + gradients + tied + moving) * 2,
-        transient: need.transient,
+        kept: if returns { need.per_microbatch } else { Bytes::ZERO },
+        returns,
+        gathered: parameters + tied_parameters,
+        arriving: moving(parameters, tied_parameters),
+        gradients: gradients + tied_gradients,
+        leaving: moving(gradients, tied_gradients),
+        again,
+        workspace: need.transient - again,
+        input: before.map_or(Bytes::ZERO, |before| memory(before.into()).boundary),
+        output: memory(stage.layers.last()).boundary,
+        passes_gradient: context.passes_gradient(stage.layers),
     }
+}
+
+/// What a device has beside shards and what is kept while it computes a stage of `uses`: the most of forward, recompute and backward.
+///
+/// A stage is gathered while the one before computes, unless that is the same, and its gradients leave while the one behind them does;
+/// those of a round are out before the next one is at its last stage.
+pub fn held_while_computing(uses: &[SharedFootprint], at: usize) -> Bytes {
+    let Some(here) = uses.get(at) else { return Bytes::ZERO };
+    let (last, first) = (uses.len() - 1, uses.iter().position(|stage| stage.returns));
+    let comes = |next: usize| if next == at { Bytes::ZERO } else { uses[next].gathered + uses[next].arriving };
+    let leaves = |stage: usize| uses.get(stage).map_or(Bytes::ZERO, |stage| stage.gradients + stage.leaving);
+    let output = if at < last { here.output } else { Bytes::ZERO };
+    let computes = here.workspace + here.gathered + output;
+    // A new round begins while the last gradients of the one before leave, and an iteration with gathering its first stage.
+    let of_before = first.map_or(Bytes::ZERO, |first| leaves(first) + leaves(first + 1));
+    let begins = if at == 0 { here.gathered + here.arriving + of_before } else { Bytes::ZERO };
+    let of_before = if at < last { of_before } else { Bytes::ZERO };
+    let next = if at < last { at + 1 } else { first.map_or(0, |_| last) };
+    let input = if here.returns { Bytes::ZERO } else { here.input };
+    let forward = begins.max(computes + input + comes(next) + of_before);
+    if !here.returns {
+        return forward;
+    }
+    let recompute = computes + here.again + leaves(at + 1) + leaves(at + 2);
+    let next = if Some(at) == first { 0 } else { at - 1 };
+    let passed = if here.passes_gradient { here.input } else { Bytes::ZERO };
+    let backward = computes + here.again + passed + comes(next) + here.gradients + leaves(at + 1);
+    forward.max(recompute).max(backward)
 }
 
 /// What one of `shards` equal parts comes to, rounded up.
@@ -65,20 +115,19 @@ pub const fn shard(bytes: Bytes, shards: usize) -> Bytes {
     Bytes::new(bytes.get().div_ceil(shards as u64))
 }
 
+/// On every device: its shards, what all stages keep for the backward, and beside these what there is more of while some stage computes.
 pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
     let participants = placement.participants(context.hardware);
     for device in &participants {
         let memory = context.hardware.devices()[*device].memory;
-        let mut largest = StageFootprint::default();
-        for (id, stage) in placement.stages.enumerate() {
-            let at = (*device, participants.len());
-            let need = shared_footprint(context, at, stage, Boundary::around(placement, id));
-            largest.slots = largest.slots.max(need.slots);
-            largest.transient = largest.transient.max(need.transient);
+        let at = (*device, participants.len());
+        let uses: Vec<SharedFootprint> =
+            placement.stages.iter().map(|stage| shared_footprint(context, at, stage)).collect();
+        for (id, need) in placement.stages.ids().zip(&uses) {
             let state = StageFootprint {
                 state: need.on_device,
-                per_microbatch: need.saved,
+                per_microbatch: need.kept,
                 in_flight: 1,
                 ..StageFootprint::default()
             };
@@ -88,7 +137,18 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
                 add(&mut memories, host, (id, state));
             }
         }
-        add(&mut memories, memory, (StageId::new(0), largest));
+        let transient = beside(&uses);
+        add(&mut memories, memory, (StageId::new(0), StageFootprint { transient, ..StageFootprint::default() }));
     }
     memories
+}
+
+/// What a device has at most while it computes, beside what all stages keep: the backward of the last one finds it all.
+fn beside(uses: &[SharedFootprint]) -> Bytes {
+    let (mut kept, mut most) = (Bytes::ZERO, Bytes::ZERO);
+    for (at, stage) in uses.iter().enumerate() {
+        kept += stage.kept;
+        most = most.max(kept + held_while_computing(uses, at));
+    }
+    most.saturating_sub(kept)
 }

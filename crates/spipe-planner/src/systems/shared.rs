@@ -144,18 +144,26 @@ fn units((first, count): (usize, usize), length: usize) -> Vec<LayerRange> {
     (first..first + count).step_by(length).filter_map(unit).collect()
 }
 
-/// The units of a run one choice after the other.
+/// The units of a run one choice after the other, those first that recompute: they do while what the others save is not there.
 fn in_turn(counts: &[(Choice, usize)]) -> Vec<Choice> {
-    counts.iter().flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count)).collect()
-}
-
-fn reversed(counts: &[(Choice, usize)]) -> Vec<Choice> {
-    let mut list = in_turn(counts);
-    list.reverse();
+    let mut list = listed(counts.iter());
+    list.sort_by_key(|choice| !choice.recomputes());
     list
 }
 
-/// Each choice as evenly over the run as can be.
+/// The same with the homes the other way round.
+fn reversed(counts: &[(Choice, usize)]) -> Vec<Choice> {
+    let mut list = listed(counts.iter().rev());
+    list.sort_by_key(|choice| !choice.recomputes());
+    list
+}
+
+fn listed<'a>(counts: impl Iterator<Item = &'a (Choice, usize)>) -> Vec<Choice> {
+    counts.flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count)).collect()
+}
+
+/// Each choice as evenly over the run as can be, but for the last one: where anything is saved it is, so that there is room for what the
+/// others recompute.
 fn mixed(counts: &[(Choice, usize)]) -> Vec<Choice> {
     let place = |count: usize, index: usize| (2 * index + 1) as f64 / (2 * count) as f64;
     let each = |(choice, count): &(Choice, usize)| {
@@ -164,7 +172,12 @@ fn mixed(counts: &[(Choice, usize)]) -> Vec<Choice> {
     };
     let mut list: Vec<(f64, Choice)> = counts.iter().flat_map(each).collect();
     list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    list.into_iter().map(|(_, choice)| choice).collect()
+    let mut list: Vec<Choice> = list.into_iter().map(|(_, choice)| choice).collect();
+    if let Some(saves) = list.iter().rposition(|choice| !choice.recomputes()) {
+        let last = list.remove(saves);
+        list.push(last);
+    }
+    list
 }
 
 /// The first GPU, for which stages are named, with its host memory and socket.

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A collective over n devices is a ring: each device gets (n − 1)/n of the bytes from the one before it. The next stage is
-//! gathered while the current one computes, into the second of two slots.
+//! gathered while the current one computes, into the second of two slots. A stage that is used twice in a row (the last one, whose backward
+//! follows its forward, and the first one from round to round) is gathered once.
 
 mod collectives;
 mod optimizer;
@@ -71,6 +72,17 @@ struct Participant {
     computed: Vec<ActionId>,
     reduced: Vec<ActionId>,
     gathered_first: Option<ActionId>,
+    /// The stage that it has in whole, and what that shares.
+    whole: Option<(usize, BufferId, Option<Access>)>,
+    /// The forward of the last stage in the first round.
+    turned_first: Option<ActionId>,
+}
+
+impl Participant {
+    /// Those of the latest reductions for which nothing has waited yet.
+    fn latest_reduced(&self) -> Vec<ActionId> {
+        self.reduced.iter().rev().take(SLOTS).copied().collect()
+    }
 }
 
 /// The state of lowering one placement.
@@ -106,6 +118,8 @@ impl<'a> Lowering<'a> {
                 computed: Vec::new(),
                 reduced: Vec::new(),
                 gathered_first: None,
+                whole: None,
+                turned_first: None,
             });
         }
         let stages = placement.stages.len();
@@ -155,9 +169,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn forward(&mut self, at: usize, stage: usize, microbatch: MicrobatchId) {
-        let gathered = self.gather(at, stage);
-        let mut reads = vec![Access::new(gathered, 1)];
-        reads.extend(self.gather_shared(at, stage));
+        let mut reads = self.gather(at, stage);
         let here = &self.participants[at];
         let part = &here.parts[stage];
         reads.extend(part.cache.map(|cache| Access::new(cache, 0)));
@@ -178,14 +190,24 @@ impl<'a> Lowering<'a> {
             self.outputs[at][stage] = Some(output);
             writes.push(Access::new(output, 1));
         }
-        self.compute(at, (ActionKind::Forward, Subject::work(id, microbatch)), work, (reads, writes));
+        let forward = self.compute(at, (ActionKind::Forward, Subject::work(id, microbatch)), work, (reads, writes));
+        if stage + 1 == self.participants[at].parts.len() {
+            self.turn(at, forward);
+        }
+    }
+
+    /// Gradients of a round are out before the next one holds most: when it is at its last stage.
+    fn turn(&mut self, at: usize, last: ActionId) {
+        let here = &mut self.participants[at];
+        here.turned_first.get_or_insert(last);
+        for before in here.latest_reduced() {
+            self.slot(before, last, Anchor::EndToStart, 0);
+        }
     }
 
     /// The backward of a stage, after its recompute; returns the gradients of its parameters in whole, and of those that it shares.
     fn backward(&mut self, at: usize, stage: usize, microbatch: MicrobatchId) -> (BufferId, Option<BufferId>) {
-        let gathered = self.gather(at, stage);
-        let mut reads = vec![Access::new(gathered, 1)];
-        reads.extend(self.gather_shared(at, stage));
+        let mut reads = self.gather(at, stage);
         let shared = self.shared_gradients(at, stage);
         let here = &self.participants[at];
         let part = &here.parts[stage];
@@ -228,13 +250,20 @@ impl<'a> Lowering<'a> {
         (whole, shared)
     }
 
-    /// Gathers a stage on a device.
-    fn gather(&mut self, at: usize, stage: usize) -> BufferId {
-        let part = &self.participants[at].parts[stage];
-        let (layers, bytes) = (part.stage.layers, part.bytes);
-        let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
-        let (whole, shard) = (bytes.parameters, bytes.parameter_shard);
-        self.gather_whole(at, stage, &Whole { subject, content: Content::Parameters(layers), whole, shard })
+    /// Gathers a stage on a device, with what it shares, unless it has been the last one there.
+    fn gather(&mut self, at: usize, stage: usize) -> Vec<Access> {
+        let known = self.participants[at].whole.filter(|(there, ..)| *there == stage);
+        let (_, own, shared) = known.unwrap_or_else(|| {
+            let part = &self.participants[at].parts[stage];
+            let (layers, bytes) = (part.stage.layers, part.bytes);
+            let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
+            let (whole, shard) = (bytes.parameters, bytes.parameter_shard);
+            let own =
+                self.gather_whole(at, stage, &Whole { subject, content: Content::Parameters(layers), whole, shard });
+            (stage, own, self.gather_shared(at, stage))
+        });
+        self.participants[at].whole = Some((stage, own, shared));
+        std::iter::once(Access::new(own, 1)).chain(shared).collect()
     }
 
     /// What is gathered comes while the stage before computes, once the one before that has been left.
@@ -326,6 +355,12 @@ impl<'a> Lowering<'a> {
                     lag: SimTime::ZERO,
                     cause,
                 });
+            }
+        }
+        let turns: Vec<_> = self.participants.iter().map(|here| (here.latest_reduced(), here.turned_first)).collect();
+        for (before, turned) in turns {
+            for (from, to) in before.into_iter().zip(turned.into_iter().cycle()) {
+                self.slot(from, to, Anchor::EndToStart, 1);
             }
         }
     }

@@ -22,22 +22,31 @@ pub(super) enum Lane {
 }
 
 /// For how long everything is busy, in ms. With n devices, each of which has m ÷ n microbatches, every stage is gathered on each of them for
-/// each forward and each backward, and its gradients are scattered after the latter; of what a ring moves each device gets (n − 1)/n from
-/// the one before it.
+/// each forward and each backward, but where the one before was of the same stage, and its gradients are scattered after the latter; of what
+/// a ring moves each device gets (n − 1)/n from the one before it.
 pub(super) struct Busy<'b, 'a> {
     context: &'b Context<'a>,
     devices: Vec<DeviceId>,
     /// How many microbatches each device has.
-    rounds: f64,
+    pub rounds: f64,
     /// Whether steps are a phase of their own.
     phased: bool,
     pub lanes: BTreeMap<Lane, f64>,
 }
 
+/// How often a stage is gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gathered {
+    /// For every use.
+    Always,
+    /// For every use but where the one before is its own, too.
+    OnceInARow,
+}
+
 /// No iteration of `placement` is shorter, in ms.
 pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
     let mut busy = Busy::new(context, placement.participants(context.hardware), placement.knobs.synchronous_optimizer);
-    placement.stages.iter().for_each(|stage| busy.stage(stage));
+    placement.stages.iter().for_each(|stage| busy.stage(stage, Gathered::OnceInARow));
     busy.between();
     busy.lanes.into_values().fold(0.0, f64::max)
 }
@@ -53,8 +62,30 @@ impl<'b, 'a> Busy<'b, 'a> {
     }
 
     /// Adds what all devices do for a stage.
-    pub fn stage(&mut self, stage: &Stage) {
-        (0..self.devices.len()).for_each(|at| self.on_device(at, stage));
+    pub fn stage(&mut self, stage: &Stage, gathered: Gathered) {
+        (0..self.devices.len()).for_each(|at| self.on_device(at, stage, gathered));
+    }
+
+    /// How often a stage is used on a device, and how often again in a row.
+    fn uses(&self, stage: &Stage) -> (f64, f64) {
+        let returns = self.context.backward_of(stage.layers).is_some();
+        let begins = stage.layers.first().index() == 0;
+        let ends = stage.layers.last().index() + 1 == self.context.cost.layers().len();
+        let turns = if ends && returns { self.rounds } else { 0.0 };
+        let goes_on = if begins && (returns || ends) { self.rounds - 1.0 } else { 0.0 };
+        (if returns { 2.0 * self.rounds } else { self.rounds }, turns + goes_on)
+    }
+
+    /// Adds what gathering so many bytes of parameters once takes, where they come from the host.
+    pub fn gathering(&mut self, bytes: f64) {
+        for at in 0..self.devices.len() {
+            let (here, count) = (self.devices[at], self.devices.len() as f64);
+            let slowest = self.moves(self.before(at), bytes * (count - 1.0) / count);
+            self.add(Lane::Collecting(here), slowest);
+            if let Some(host) = self.context.hardware.host_memory(here) {
+                self.moves((host, self.context.hardware.devices()[here].memory), bytes / count);
+            }
+        }
     }
 
     /// Adds what is between the last pass of an iteration and the first one of the next: the gradients of the first layer are scattered, and
@@ -71,7 +102,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         }
     }
 
-    fn on_device(&mut self, at: usize, stage: &Stage) {
+    fn on_device(&mut self, at: usize, stage: &Stage, gathered: Gathered) {
         let (context, here, count) = (self.context, self.devices[at], self.devices.len());
         let returns = context.backward_of(stage.layers).is_some();
         let time = |part: fn(&LayerTime) -> f64| -> f64 {
@@ -88,7 +119,9 @@ impl<'b, 'a> Busy<'b, 'a> {
             stage.layers.iter().map(|layer| part(context.cost.memory(layer, here))).sum()
         };
         let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
-        let (uses, scatters) = if returns { (2.0 * self.rounds, self.rounds) } else { (self.rounds, 0.0) };
+        let (uses, again) = self.uses(stage);
+        let uses = if gathered == Gathered::Always { uses } else { uses - again };
+        let scatters = if returns { self.rounds } else { 0.0 };
         let moved = uses * self.ring(parameters) + scatters * self.ring(gradients);
         let slowest = self.moves(self.before(at), moved);
         self.add(Lane::Collecting(here), slowest);

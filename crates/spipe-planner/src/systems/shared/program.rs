@@ -1,7 +1,7 @@
 //! The integer program that counts which layers make which choice.
 
 use super::{
-    busy::{Busy, Lane},
+    busy::{Busy, Gathered, Lane},
     near, units,
 };
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
 use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_plan::{Boundary, Context, Knob, SharedFootprint, Stage, System, shared_footprint};
+use spipe_plan::{Context, Knob, SharedFootprint, Stage, System, held_while_computing, shared_footprint};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Beyond so many counts they need not be whole.
@@ -64,6 +64,11 @@ impl Choice {
         homes.flat_map(of_home).filter(|choice| training || !choice.recomputed).collect()
     }
 
+    /// Whether nothing is saved.
+    pub const fn recomputes(self) -> bool {
+        self.recomputed
+    }
+
     /// The stage of these layers.
     pub fn stage(self, context: &Context<'_>, layers: LayerRange) -> Option<Stage> {
         let (first, host) = near(context)?;
@@ -99,10 +104,13 @@ struct Load {
 /// Bytes.
 #[derive(Clone, Copy, Default)]
 struct Need {
+    /// Shards that stay.
     on_device: f64,
     on_host: f64,
-    slots: f64,
-    transient: f64,
+    /// For the backward.
+    kept: f64,
+    /// Beside these while the last stage of the run computes, if it makes the choice.
+    computing: f64,
 }
 
 /// Stages of equal layers.
@@ -127,10 +135,12 @@ pub(super) struct Solved {
 /// What holds of any division, in bytes of a device.
 #[derive(Clone, Copy, Default)]
 struct Any {
-    /// What some stage recomputes at a time at least.
+    /// What a stage that recomputes so many layers has beside shards at least.
     again: f64,
     /// What the layers of the stage that begins the model are charged too much for inputs.
     beginning: f64,
+    /// How many bytes of gradients a byte of parameters has at least.
+    gradients: f64,
 }
 
 pub(super) struct Program<'p, 'a> {
@@ -139,6 +149,8 @@ pub(super) struct Program<'p, 'a> {
     phased: bool,
     runs: Vec<Run>,
     between: BTreeMap<Lane, f64>,
+    /// The farthest that parameters may be.
+    farthest: Home,
     /// Where this is a bound, by participant.
     any: Option<Vec<Any>>,
 }
@@ -154,13 +166,15 @@ impl<'p, 'a> Program<'p, 'a> {
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
         let length = if let Room::Stages { length } = room { length } else { 1 };
         let phased = figures.phased;
-        let mut program = Self { context, devices, phased, runs: Vec::new(), between, any: None };
+        let farthest = choices.first().map_or(Home::Device, |choice| choice.home);
+        let mut program = Self { context, devices, phased, runs: Vec::new(), between, farthest, any: None };
+        let divided: Vec<LayerRange> = figures.runs.iter().flat_map(|run| units(*run, length)).collect();
         for (first, count) in &figures.runs {
             let all = units((*first, *count), length);
             // Of several units the last one may have fewer layers.
             for units in all.chunk_by(|one, other| one.count() == other.count()) {
                 let allowed = |choice: &&Choice| !pinned && program.allows(pins, **choice, *first);
-                let load = |choice: &Choice| program.load(*choice, units, room);
+                let load = |choice: &Choice| program.load(*choice, (units, &divided), room);
                 let loads = choices.iter().filter(allowed).filter_map(load).collect();
                 program.runs.push(Run { units: units.to_vec(), loads });
             }
@@ -169,6 +183,7 @@ impl<'p, 'a> Program<'p, 'a> {
             let of = |device: &DeviceId| Any {
                 again: program.again(*device, recomputed),
                 beginning: program.beginning(*device, recomputed),
+                gradients: program.gradients(*device),
             };
             program.any = Some(program.devices.iter().map(of).collect());
         }
@@ -189,17 +204,18 @@ impl<'p, 'a> Program<'p, 'a> {
     }
 
     /// What one of `units` needs and does; none where it cannot.
-    fn load(&self, choice: Choice, units: &[LayerRange], room: Room) -> Option<Load> {
+    fn load(&self, choice: Choice, (units, divided): (&[LayerRange], &[LayerRange]), room: Room) -> Option<Load> {
         let stage = choice.stage(self.context, *units.first()?)?;
         let mut busy = Busy::new(self.context, self.devices.clone(), self.phased);
-        busy.stage(&stage);
+        // Of other divisions it is not known which layers are gathered once for several uses.
+        busy.stage(&stage, if matches!(room, Room::Any { .. }) { Gathered::Always } else { Gathered::OnceInARow });
         let able =
             |device: &&DeviceId| stage.layers.iter().all(|layer| self.context.cost.time(layer, **device).is_some());
         if !self.devices.iter().all(|device| able(&device)) || (choice.recomputed && !self.saves(&stage)) {
             return None;
         }
         let need = |device: &DeviceId| match room {
-            Room::Stages { .. } => self.need_of(*device, &stage, units.len() == 1),
+            Room::Stages { .. } => self.need_of(*device, (choice, units), divided),
             Room::Any { recomputed } => self.least_need(*device, choice, (units, recomputed)),
         };
         Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().map(need).collect() })
@@ -210,17 +226,23 @@ impl<'p, 'a> Program<'p, 'a> {
         self.context.backward_of(stage.layers).is_some()
     }
 
-    fn need_of(&self, device: DeviceId, stage: &Stage, alone: bool) -> Need {
-        let last = self.context.cost.layers().len() - 1;
-        let at = |end: bool| if end && alone { Boundary::End } else { Boundary::Within };
-        let boundary = [at(stage.layers.first().index() == 0), at(stage.layers.last().index() == last)];
-        let need = shared_footprint(self.context, (device, self.devices.len()), stage, boundary);
-        let SharedFootprint { on_device, on_host, saved, slots, transient } = need;
+    /// What a stage needs, if those around it come from the host where they may.
+    fn need_of(&self, device: DeviceId, (choice, units): (Choice, &[LayerRange]), divided: &[LayerRange]) -> Need {
+        let footprint = |choice: Choice, layers: &LayerRange| {
+            let stage = choice.stage(self.context, *layers)?;
+            Some(shared_footprint(self.context, (device, self.devices.len()), &stage))
+        };
+        let at = divided.iter().position(|layers| units.last() == Some(layers)).unwrap_or_default();
+        let around = Choice { home: self.farthest, ..choice };
+        let uses = divided.iter().enumerate();
+        let uses = uses.filter_map(|(index, layers)| footprint(if index == at { choice } else { around }, layers));
+        let uses: Vec<SharedFootprint> = uses.collect();
+        let first = units.first().and_then(|layers| footprint(choice, layers)).unwrap_or_default();
         Need {
-            on_device: (on_device + saved).as_f64(),
-            on_host: on_host.as_f64(),
-            slots: slots.as_f64(),
-            transient: transient.as_f64(),
+            on_device: first.on_device.as_f64(),
+            on_host: first.on_host.as_f64(),
+            kept: first.kept.as_f64(),
+            computing: held_while_computing(&uses, at).as_f64(),
         }
     }
 
@@ -231,27 +253,44 @@ impl<'p, 'a> Program<'p, 'a> {
         let training = self.context.workload().mode == Mode::Train;
         let part = |bytes: Bytes| bytes.as_f64() / self.devices.len() as f64;
         let (weights, steps) = (part(memory.parameters + memory.gradients), part(memory.optimizer));
-        let (on_device, on_host, moving) = match choice.home {
-            Home::Device => (weights + steps, 0.0, 0.0),
-            Home::Stepped => (weights, weights + steps, 0.0),
-            Home::Host => (0.0, weights + steps, weights),
+        let (on_device, on_host) = match choice.home {
+            Home::Device => (weights + steps, 0.0),
+            Home::Stepped => (weights, weights + steps),
+            Home::Host => (0.0, weights + steps),
         };
         // The input of its stage is that of some layer before it; one that begins the model has less.
         let (first, last) = (first.first().index(), last.first().index());
         let begin = if first == 0 { 0 } else { first.saturating_sub(2 * recomputed - 2).max(1) };
         let input = (begin..=last).map(|layer| self.input(device, layer)).fold(f64::INFINITY, f64::min);
-        let saved = match (training, choice.recomputed) {
+        let kept = match (training && self.context.cost.needs_backward(last.into()), choice.recomputed) {
             (false, _) => 0.0,
             (true, true) => input / (2 * recomputed - 1) as f64,
             (true, false) => memory.saved.as_f64(),
         };
         let again = if choice.recomputed { memory.saved.as_f64() } else { 0.0 };
         Need {
-            on_device: part(memory.cache) + on_device + saved,
+            on_device: part(memory.cache) + on_device,
             on_host,
-            slots: 2.0 * ((memory.parameters + memory.gradients).as_f64() + moving),
-            transient: memory.workspace.as_f64() + again,
+            kept,
+            computing: self.least_computing(device, last, again),
         }
+    }
+
+    /// What a device has, beside shards and what is kept, while it computes whatever stage has a layer: that is gathered in whole, and so is
+    /// what comes next. In the backward its gradients are there, those of the layer behind it, be they of the same stage or of the next, and
+    /// what is recomputed.
+    fn least_computing(&self, device: DeviceId, layer: usize, again: f64) -> f64 {
+        let count = self.context.cost.layers().len();
+        let memory = |layer: usize| self.context.cost.memory(layer.into(), device);
+        let here = memory(layer);
+        let gradients = |layer: usize| if layer < count { memory(layer).gradients.as_f64() } else { 0.0 };
+        let next = (0..count).map(|layer| memory(layer).parameters.as_f64()).fold(f64::INFINITY, f64::min);
+        let returns = self.context.cost.needs_backward(layer.into());
+        let gradients = if returns { gradients(layer) + gradients(layer + 1) } else { 0.0 };
+        // What is used twice in a row is followed by itself: the last one that has a backward, and the first one.
+        let forward = if count == 1 || (returns && layer + 1 == count) { 0.0 } else { next };
+        let backward = if layer == 0 { 0.0 } else { next } + gradients + again;
+        (here.workspace + here.parameters).as_f64() + forward.max(if returns { backward } else { 0.0 })
     }
 
     /// Bytes of the input of a stage that begins with a layer.
@@ -260,12 +299,22 @@ impl<'p, 'a> Program<'p, 'a> {
         layer.checked_sub(1).map_or(memory(0).input, |before| memory(before).boundary).as_f64()
     }
 
-    /// What so many neighbouring layers that are recomputed save at least, if they are several.
+    /// What a stage that recomputes so many neighbouring layers has at least, if they are several: these as saved and in whole.
     fn again(&self, device: DeviceId, count: usize) -> f64 {
-        let saved: Vec<f64> =
-            self.context.cost.layers().map(|layer| self.context.cost.memory(layer, device).saved.as_f64()).collect();
-        let least = saved.windows(count).map(|layers| layers.iter().sum()).fold(f64::INFINITY, f64::min);
+        let there = |layer| {
+            let memory = self.context.cost.memory(layer, device);
+            (memory.saved + memory.parameters + memory.gradients).as_f64()
+        };
+        let there: Vec<f64> = self.context.cost.layers().map(there).collect();
+        let least = there.windows(count).map(|layers| layers.iter().sum()).fold(f64::INFINITY, f64::min);
         if count > 1 && least.is_finite() { least } else { 0.0 }
+    }
+
+    /// How many bytes of gradients a byte of parameters has at least.
+    fn gradients(&self, device: DeviceId) -> f64 {
+        let layers = self.context.cost.layers().map(|layer| self.context.cost.memory(layer, device));
+        let some = layers.filter(|memory| memory.parameters > Bytes::ZERO);
+        some.map(|memory| memory.gradients.as_f64() / memory.parameters.as_f64()).fold(1.0, f64::min)
     }
 
     /// What is charged too much for the layers of the stage that begins the model.
@@ -311,7 +360,8 @@ impl<'p, 'a> Program<'p, 'a> {
         };
         let counts: Vec<Vec<Variable>> =
             self.runs.iter().map(|run| run.loads.iter().map(|_| count(&mut vars, run.units.len())).collect()).collect();
-        let all = Variables { time: vars.add(variable().min(0.0)), counts, unit: self.unit() };
+        let ends = self.any.is_some().then(|| [(); 2].map(|()| vars.add(variable().min(0.0))));
+        let all = Variables { time: vars.add(variable().min(0.0)), counts, ends, unit: self.unit() };
         let mut rows: Vec<Constraint> = Vec::new();
         for (run, counts) in self.runs.iter().zip(&all.counts) {
             let sum: Expression = counts.iter().sum();
@@ -342,50 +392,81 @@ impl<'p, 'a> Program<'p, 'a> {
     /// An iteration takes as long as everything is busy.
     fn lanes(&self, all: &Variables, rows: &mut Vec<Constraint>) {
         let mut seen = BTreeSet::new();
+        let mut gathering = Busy::new(self.context, self.devices.clone(), self.phased);
+        gathering.gathering(GIB);
+        let rounds = gathering.rounds;
         let lanes: BTreeSet<Lane> = self.each(all).flat_map(|(load, _)| load.lanes.keys().copied()).collect();
         for lane in lanes {
             let busy = |load: &Load| load.lanes.get(&lane).copied().unwrap_or(0.0) / all.unit;
             let between = self.between.get(&lane).copied().unwrap_or(0.0) / all.unit;
-            let key: Vec<u64> = self.each(all).map(|(load, _)| busy(load)).chain([between]).map(f64::to_bits).collect();
-            if seen.insert(key) {
-                let sum: Expression = self.each(all).map(|(load, count)| busy(load) * count).sum();
+            let spared = gathering.lanes.get(&lane).map_or(0.0, |time| time / all.unit);
+            let numbers = self.each(all).map(|(load, _)| busy(load)).chain([between, spared]);
+            if seen.insert(numbers.map(f64::to_bits).collect::<Vec<u64>>()) {
+                let mut sum: Expression = self.each(all).map(|(load, count)| busy(load) * count).sum();
+                if let Some([first, last]) = all.ends {
+                    sum -= spared * (rounds - 1.0) * first + spared * rounds * last;
+                }
                 rows.push(constraint!(sum + between <= all.time));
             }
         }
     }
 
+    /// What the last stage of a run needs while it computes, in GiB, at least: it makes one of the choices that are made, the one
+    /// that needs least. (Where others save, the last of these finds all that is kept, and it is as if those before it did not recompute.)
+    fn last_of(&self, run: &Run, need: impl Fn(&Load) -> Need, used: &[Variable]) -> Vec<Expression> {
+        let needs: Vec<f64> = run.loads.iter().map(|load| gib(need(load).computing)).collect();
+        let at_least = |least: &f64| {
+            let less = needs.iter().zip(used).filter(|(need, _)| *need < least);
+            *least - less.map(|(need, used)| (*least - *need) * *used).sum::<Expression>()
+        };
+        needs.iter().map(at_least).collect()
+    }
+
     /// Everything has room.
     fn memories(&self, all: &Variables, (vars, whole): (&mut ProblemVariables, bool), rows: &mut Vec<Constraint>) {
         let slack = if self.any.is_some() { 1.0 + TOLERANCE } else { 1.0 };
-        let gib = |bytes: f64| bytes / f64::from(1 << 30);
         let memories = self.context.hardware.memories();
         let mut seen = BTreeSet::new();
         // Whether some stage of a run makes a choice.
-        let mut some: Vec<(&Load, Variable)> = Vec::new();
+        let mut used: Vec<Vec<Variable>> = Vec::new();
         for (run, counts) in self.runs.iter().zip(&all.counts) {
-            for (load, count) in run.loads.iter().zip(counts) {
-                let used = vars.add(if whole { variable().binary() } else { variable().min(0.0).max(1.0) });
-                rows.push(constraint!(*count <= run.units.len() as f64 * used));
-                some.push((load, used));
+            let some: Vec<Variable> = counts
+                .iter()
+                .map(|_| vars.add(if whole { variable().binary() } else { variable().min(0.0).max(1.0) }))
+                .collect();
+            for (count, some) in counts.iter().zip(&some) {
+                rows.push(constraint!(*count <= run.units.len() as f64 * *some));
+                rows.push(constraint!(*some <= *count));
             }
+            used.push(some);
         }
         for (at, device) in self.devices.iter().enumerate() {
-            let Any { again, beginning } = self.any.as_ref().map_or_else(Any::default, |any| any[at]);
+            let Any { again, beginning, gradients } = self.any.as_ref().map_or_else(Any::default, |any| any[at]);
             let usable =
                 memories[self.context.hardware.devices()[*device].memory].usable().as_f64() * slack + beginning;
             let need = |load: &Load| load.needs[at];
             let key: Vec<u64> =
-                self.each(all).map(|(load, _)| need(load).on_device).chain([usable]).map(f64::to_bits).collect();
+                self.each(all).map(|(load, _)| need(load).kept).chain([usable]).map(f64::to_bits).collect();
             if !seen.insert(key) {
                 continue;
             }
-            let [slots, transient] = [(); 2].map(|()| vars.add(variable().min(0.0)));
-            let held: Expression = self.each(all).map(|(load, count)| gib(need(load).on_device) * count).sum();
-            rows.push(constraint!(held + slots + transient <= gib(usable)));
-            rows.push(constraint!(transient >= gib(again)));
-            for (load, used) in &some {
-                rows.push(constraint!(slots >= gib(need(load).slots) * *used));
-                rows.push(constraint!(transient >= gib(need(load).transient) * *used));
+            let shards: Expression = self.each(all).map(|(load, count)| gib(need(load).on_device) * count).sum();
+            rows.push(constraint!(shards.clone() + gib(again) <= gib(usable)));
+            if let Some([first, _]) = all.ends {
+                rows.push(constraint!(shards.clone() + (1.0 + gradients) * first <= gib(usable)));
+            }
+            let mut kept = shards;
+            for (at, (run, counts)) in self.runs.iter().zip(&all.counts).enumerate() {
+                let computing = vars.add(variable().min(0.0));
+                for row in self.last_of(run, need, &used[at]) {
+                    rows.push(constraint!(computing >= row));
+                }
+                kept +=
+                    run.loads.iter().zip(counts).map(|(load, count)| gib(need(load).kept) * *count).sum::<Expression>();
+                rows.push(constraint!(kept.clone() + computing <= gib(usable)));
+            }
+            if let Some([_, last]) = all.ends {
+                rows.push(constraint!(kept + (1.0 + gradients) * last <= gib(usable)));
             }
         }
         let mut hosts: BTreeMap<MemoryId, Vec<usize>> = BTreeMap::new();
@@ -402,10 +483,18 @@ impl<'p, 'a> Program<'p, 'a> {
     }
 }
 
+const GIB: f64 = (1u64 << 30) as f64;
+
+fn gib(bytes: f64) -> f64 {
+    bytes / GIB
+}
+
 struct Variables {
     /// In units.
     time: Variable,
     /// By run, how many of its stages make each choice.
     counts: Vec<Vec<Variable>>,
+    /// Of any division, GiB of parameters of the first stage and of the last one, which are gathered once for two uses.
+    ends: Option<[Variable; 2]>,
     unit: f64,
 }

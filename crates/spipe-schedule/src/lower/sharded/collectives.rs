@@ -17,13 +17,22 @@ pub(super) struct Whole {
 }
 
 impl Lowering<'_> {
-    /// Gathers on a device what a stage owns: its own shard from the host if it is there, the others from the other devices.
+    /// Gathers on a device what a stage owns: its own shard from the host if it is there, the others from the other devices. What
+    /// comes to a device that is alone is whole already.
     pub(super) fn gather_whole(&mut self, at: usize, owner: usize, what: &Whole) -> BufferId {
         let here = &self.participants[at];
         let (memory, lane, part) = (here.memory, here.collective, &here.parts[owner]);
         let (home, shard) = (part.home, Access::new(part.parameters, 0));
         let mut own = shard;
         let mut first = None;
+        let whole = self.builder.buffer(what.content, memory, what.whole, Lifetime::Transient);
+        if home != memory && self.participants.len() == 1 {
+            let kind = ActionKind::Copy(Payload::WeightsIn);
+            let accesses = (vec![own], vec![Access::new(whole, 1)]);
+            let copy = self.copy(at, (kind, what.subject), (home, memory, what.whole), accesses);
+            self.make_room(at, copy);
+            return whole;
+        }
         if home != memory {
             let arrived = (what.shard, Lifetime::Transient);
             let arrived = self.builder.part(self.share(at), what.content, memory, arrived);
@@ -32,7 +41,6 @@ impl Lowering<'_> {
             first = Some(self.copy(at, (kind, what.subject), ends, (vec![own], vec![Access::new(arrived, 1)])));
             own = Access::new(arrived, 1);
         }
-        let whole = self.builder.buffer(what.content, memory, what.whole, Lifetime::Transient);
         let others = self.participants.iter().enumerate().filter(|(other, _)| *other != at);
         let reads = std::iter::once(own).chain(others.map(|(_, other)| Access::new(other.parts[owner].parameters, 0)));
         let reads = (reads.collect(), vec![Access::new(whole, 1)]);
@@ -71,10 +79,13 @@ impl Lowering<'_> {
             reads.extend(added);
             return self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![next]));
         }
-        let leaving = self.builder.part(self.share(at), what.content, memory, (what.shard, Lifetime::Transient));
-        let leaving = Access::new(leaving, 1);
-        self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![leaving]));
-        let reads = std::iter::once(leaving).chain(added).collect();
+        if self.participants.len() > 1 {
+            let leaving = self.builder.part(self.share(at), what.content, memory, (what.shard, Lifetime::Transient));
+            let leaving = Access::new(leaving, 1);
+            self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![leaving]));
+            reads = vec![leaving];
+        }
+        reads.extend(added);
         let out = (ActionKind::Copy(Payload::GradientsOut), what.subject);
         self.copy(at, out, (memory, home, what.shard), (reads, vec![next]))
     }
