@@ -29,6 +29,9 @@ const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// How many placements are simulated, those first whose busiest device or link is busy least.
 const MOST_TRIED: usize = 24;
 
+/// How many stages are made to recompute for a placement to fit.
+const MOST_MENDED: usize = 4;
+
 /// How many of these are simulated with steps in either order.
 const BOTH_TRIED: usize = 8;
 
@@ -74,12 +77,28 @@ pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (Sy
             };
             for order in [in_turn, reversed, mixed] {
                 let next = stages(order).and_then(|stages| placement(system, (shards, stages)));
+                let next = next.map(|next| made_to_fit(&figures.context, next));
                 list.extend(next.filter(|next| list.iter().all(|(_, other)| other != next)).map(|next| (least, next)));
             }
         }
     }
     list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     list.into_iter().map(|(_, placement)| placement).collect()
+}
+
+/// With a stage or a few more that recompute, where that is what it lacks to fit: programs do not know where stages are.
+fn made_to_fit(context: &Context<'_>, placement: Placement) -> Placement {
+    let mut fitting = placement.clone();
+    for _ in 0..MOST_MENDED {
+        if check(context, &fitting).is_ok() {
+            return fitting;
+        }
+        let saves = |stage: &&mut Stage| stage.recomputed == 0 && context.backward_of(stage.layers).is_some();
+        // What the first layer keeps is next to nothing.
+        let Some(first) = fitting.stages.iter_mut().skip(1).find(saves) else { break };
+        *first = first.with_everything_recomputed();
+    }
+    if check(context, &fitting).is_ok() { fitting } else { placement }
 }
 
 /// Each stage with another choice.

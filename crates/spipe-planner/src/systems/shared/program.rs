@@ -27,6 +27,9 @@ const WHOLE: f64 = 1e-6;
 /// What of a bound, and of a memory, is the solver's tolerance.
 const TOLERANCE: f64 = 1e-6;
 
+/// Of how many stages at the end of a run it is counted what is held while they compute.
+const NEAR_THE_END: usize = 3;
+
 /// What a ms of everything together counts beside one of the busiest.
 const LITTLE: f64 = 1e-5;
 
@@ -232,17 +235,24 @@ impl<'p, 'a> Program<'p, 'a> {
             let stage = choice.stage(self.context, *layers)?;
             Some(shared_footprint(self.context, (device, self.devices.len()), &stage))
         };
-        let at = divided.iter().position(|layers| units.last() == Some(layers)).unwrap_or_default();
         let around = Choice { home: self.farthest, ..choice };
-        let uses = divided.iter().enumerate();
-        let uses = uses.filter_map(|(index, layers)| footprint(if index == at { choice } else { around }, layers));
-        let uses: Vec<SharedFootprint> = uses.collect();
+        let alike: Vec<SharedFootprint> = divided.iter().filter_map(|layers| footprint(around, layers)).collect();
         let first = units.first().and_then(|layers| footprint(choice, layers)).unwrap_or_default();
+        let last = divided.iter().position(|layers| units.last() == Some(layers)).unwrap_or_default();
+        // Of those before the last one more may be held at a time than what the ones behind keep.
+        let there = |back: usize| {
+            let at = last - back;
+            let mut uses = alike.clone();
+            if let Some((here, layers)) = uses.get_mut(at).zip(divided.get(at)) {
+                *here = footprint(choice, layers).unwrap_or(*here);
+            }
+            held_while_computing(&uses, at).saturating_sub(first.kept * back as u64).as_f64()
+        };
         Need {
             on_device: first.on_device.as_f64(),
             on_host: first.on_host.as_f64(),
             kept: first.kept.as_f64(),
-            computing: held_while_computing(&uses, at).as_f64(),
+            computing: (0..units.len().min(NEAR_THE_END)).map(there).fold(0.0, f64::max),
         }
     }
 
