@@ -80,7 +80,8 @@ impl Knob {
                 matches!(system, System::Spipe | System::ZeroOffload) || system.family() == Family::Sharded
             }
             Self::Shards => system.family() == Family::Sharded,
-            Self::Resident | Self::Swap => matches!(system, System::Superpipeline | System::NaiveSwap),
+            Self::Resident => Self::Swap.is_of(system) || system.family() == Family::Sharded,
+            Self::Swap => matches!(system, System::Superpipeline | System::NaiveSwap),
         }
     }
 

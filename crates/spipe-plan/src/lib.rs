@@ -21,6 +21,7 @@ mod sharded;
 mod stage;
 mod stage_file;
 mod system;
+mod window;
 
 pub use check::{check, check_shape};
 pub use file::{Embedded, PlanFile, schema};
@@ -29,7 +30,7 @@ pub use footprint::{
     needed, offloaded_bytes, stage_footprint,
 };
 pub use knob::Knob;
-pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Knobs, Placement};
+pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
 pub use remarks::{divided, remarks, unread, widened};
 pub use rounds::{boundaries_in_passing, held_in_rounds, resident_chunks, trusts_steps, undo_log};
@@ -37,6 +38,7 @@ pub use sharded::{SharedFootprint, held_while_computing, shard, shared_footprint
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
 pub use system::{Dealing, Family, System};
+pub use window::{Use, Window, gathers};
 
 /// The version that plan files carry.
 pub const FORMAT_VERSION: u32 = 1;

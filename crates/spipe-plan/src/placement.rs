@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_hardware::Hardware;
 
+/// The fewest stages that a device has in whole of what all share: one that computes, and one that comes.
+pub const FEWEST_RESIDENT: u64 = 2;
+
 /// One microbatch of activations that is computed on, and one that moves.
 pub const FEWEST_OFFLOAD_SLOTS: u64 = 2;
 
@@ -37,7 +40,8 @@ pub struct Knobs {
     /// `zero-infinity`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<u64>,
-    /// k, the layers on the GPU (`superpipeline`).
+    /// k, the layers on the GPU (`superpipeline`); the stages that a GPU has in whole, those used last and those that come, at least 2, and 2
+    /// without (`fsdp`, `zero-infinity`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident: Option<u64>,
     /// k′, the layers exchanged at a time (`superpipeline`).
@@ -126,6 +130,11 @@ impl Placement {
     pub fn participants(&self, hardware: &Hardware) -> Vec<DeviceId> {
         let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
         gpus.take(self.knobs.shards.map_or(usize::MAX, |shards| shards as usize)).collect()
+    }
+
+    /// How many stages a device has in whole of what all share ([`crate::Family::Sharded`]).
+    pub fn resident_stages(&self) -> usize {
+        self.knobs.resident.unwrap_or(FEWEST_RESIDENT) as usize
     }
 
     /// How many microbatches of what its stages offload each device may hold on their way out, and as many on their way back.

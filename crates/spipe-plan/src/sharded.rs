@@ -1,7 +1,10 @@
 //! What devices hold that share everything: their shards, what is kept for the backward, and what is whole while it is used.
 
 use crate::{
-    Boundary, Context, Footprint, InFlight, Placement, Stage, StageFootprint, Weights, footprint::add, stage_footprint,
+    Boundary, Context, Footprint, InFlight, Placement, Stage, StageFootprint, Weights,
+    footprint::add,
+    stage_footprint,
+    window::{Pass, There, there},
 };
 use spipe_base::{Bytes, DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
@@ -82,32 +85,38 @@ pub fn shared_footprint(context: &Context<'_>, (device, shards): (DeviceId, usiz
     }
 }
 
-/// What a device has beside shards and what is kept while it computes a stage of `uses`: the most of forward, recompute and backward.
+/// By stage of `uses`, what a device has beside shards and what is kept while it computes it: the most of forward, recompute and backward.
 ///
-/// A stage is gathered while the one before computes, unless that is the same, and its gradients leave while the one behind them does;
-/// those of a round are out before the next one is at its last stage.
-pub fn held_while_computing(uses: &[SharedFootprint], at: usize) -> Bytes {
-    let Some(here) = uses.get(at) else { return Bytes::ZERO };
-    let (last, first) = (uses.len() - 1, uses.iter().position(|stage| stage.returns));
-    let comes = |next: usize| if next == at { Bytes::ZERO } else { uses[next].gathered + uses[next].arriving };
+/// Of its stages as many are there in whole as are resident. Gradients of one leave while the one behind it computes; those of a round are
+/// out before the next round is at its last stage.
+pub fn held_while_computing(uses: &[SharedFootprint], resident: usize) -> Vec<Bytes> {
+    let (count, first) = (uses.len(), uses.iter().position(|stage| stage.returns));
     let leaves = |stage: usize| uses.get(stage).map_or(Bytes::ZERO, |stage| stage.gradients + stage.leaving);
-    let output = if at < last { here.output } else { Bytes::ZERO };
-    let computes = here.workspace + here.gathered + output;
-    // A new round begins while the last gradients of the one before leave, and an iteration with gathering its first stage.
+    // A new round begins while the last gradients of the one before leave.
     let of_before = first.map_or(Bytes::ZERO, |first| leaves(first) + leaves(first + 1));
-    let begins = if at == 0 { here.gathered + here.arriving + of_before } else { Bytes::ZERO };
-    let of_before = if at < last { of_before } else { Bytes::ZERO };
-    let next = if at < last { at + 1 } else { first.map_or(0, |_| last) };
-    let input = if here.returns { Bytes::ZERO } else { here.input };
-    let forward = begins.max(computes + input + comes(next) + of_before);
-    if !here.returns {
-        return forward;
+    let mut most = vec![Bytes::ZERO; count];
+    for There { pass: Pass { stage: at, backward }, stages } in there(count, first, resident) {
+        let whole = |(stage, comes): &(usize, bool)| {
+            uses[*stage].gathered + if *comes { uses[*stage].arriving } else { Bytes::ZERO }
+        };
+        let (here, whole) = (&uses[at], stages.iter().map(whole).sum::<Bytes>());
+        let output = if at + 1 < count { here.output } else { Bytes::ZERO };
+        let computes = whole + here.workspace + output;
+        let held = if backward {
+            let passed = if here.passes_gradient { here.input } else { Bytes::ZERO };
+            // While a stage is recomputed the gradients of the two behind it leave.
+            let gradients = (leaves(at + 1) + leaves(at + 2)).max(passed + here.gradients + leaves(at + 1));
+            computes + here.again + gradients
+        } else {
+            let input = if here.returns { Bytes::ZERO } else { here.input };
+            let before = if at + 1 < count { of_before } else { Bytes::ZERO };
+            // An iteration begins with gathering its first stage.
+            let begins = if at == 0 { whole + here.arriving + of_before } else { Bytes::ZERO };
+            begins.max(computes + input + before)
+        };
+        most[at] = most[at].max(held);
     }
-    let recompute = computes + here.again + leaves(at + 1) + leaves(at + 2);
-    let next = if Some(at) == first { 0 } else { at - 1 };
-    let passed = if here.passes_gradient { here.input } else { Bytes::ZERO };
-    let backward = computes + here.again + passed + comes(next) + here.gradients + leaves(at + 1);
-    forward.max(recompute).max(backward)
+    most
 }
 
 /// What one of `shards` equal parts comes to, rounded up.
@@ -137,18 +146,18 @@ pub(crate) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
                 add(&mut memories, host, (id, state));
             }
         }
-        let transient = beside(&uses);
+        let transient = beside(&uses, placement.resident_stages());
         add(&mut memories, memory, (StageId::new(0), StageFootprint { transient, ..StageFootprint::default() }));
     }
     memories
 }
 
 /// What a device has at most while it computes, beside what all stages keep: the backward of the last one finds it all.
-fn beside(uses: &[SharedFootprint]) -> Bytes {
+fn beside(uses: &[SharedFootprint], resident: usize) -> Bytes {
     let (mut kept, mut most) = (Bytes::ZERO, Bytes::ZERO);
-    for (at, stage) in uses.iter().enumerate() {
+    for (stage, held) in uses.iter().zip(held_while_computing(uses, resident)) {
         kept += stage.kept;
-        most = most.max(kept + held_while_computing(uses, at));
+        most = most.max(kept + held);
     }
     most.saturating_sub(kept)
 }

@@ -13,7 +13,8 @@ use crate::{
 };
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{
-    Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, InFlight, Knob, Knobs, Placement, Stage, System, check_shape,
+    Context, Dealing, FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Family, InFlight, Knob, Knobs, Placement, Stage, System,
+    check_shape,
 };
 
 /// Beyond so many devices placements are not counted.
@@ -113,14 +114,18 @@ fn with_knobs(
 /// Every value of the knobs that planners turn.
 fn knobs(figures: &Figures<'_>, placement: &Placement) -> Vec<Knobs> {
     let (plain, stages) = (Knobs::default(), placement.stages.len() as u64);
-    let shared = |shards: usize| Knobs { shards: Some(shards as u64), ..plain };
+    let shared = |shards: usize| {
+        let others = (FEWEST_RESIDENT + 1..=stages).map(Some);
+        let resident = std::iter::once(None).chain(others);
+        resident.map(move |resident| Knobs { shards: Some(shards as u64), resident, ..plain })
+    };
     let resident = |resident: u64| Knobs { resident: Some(resident), ..plain };
     match placement.system {
         // Without a CPU stage there is no head start.
         System::Hybrid if placement.stages.iter().any(|stage| figures.context.is_cpu(stage.device)) => {
             (0..=LARGEST_HEAD_START).map(|head_start| Knobs { head_start, ..plain }).collect()
         }
-        System::Fsdp | System::ZeroInfinity => shares(&figures.context).map(shared).collect(),
+        System::Fsdp | System::ZeroInfinity => shares(&figures.context).flat_map(shared).collect(),
         System::NaiveSwap => (1..=stages).map(resident).collect(),
         System::Superpipeline => {
             let swaps = |k: u64| (1..=k).map(move |swap| Knobs { swap: Some(swap), ..resident(k) });

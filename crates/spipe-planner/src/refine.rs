@@ -33,7 +33,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, LayerRange, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Dealing, Family, Knob, Knobs, Placement, Stage, System, Weights};
+use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, Knob, Knobs, Placement, Stage, System, Weights};
 
 /// How many neighbours are simulated before the best of them is taken.
 const BATCH: usize = 16;
@@ -451,8 +451,11 @@ fn other_knobs(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let around = |value: u64| [value.checked_sub(1), Some(value + 1)].into_iter().flatten();
     let layers = placement.stages.len() as u64;
     let mut list = Vec::new();
-    if let Some(resident) = knobs.resident {
-        let others = around(resident).filter(|other| (1..=layers).contains(other));
+    let shared = placement.system.family() == Family::Sharded;
+    let (resident, fewest) =
+        if shared { (Some(placement.resident_stages() as u64), FEWEST_RESIDENT) } else { (knobs.resident, 1) };
+    if let Some(resident) = resident {
+        let others = around(resident).filter(|other| (fewest..=layers).contains(other));
         let swap = |resident: u64| knobs.swap.map(|swap| swap.min(resident));
         list.extend(others.map(|resident| with(Knobs { resident: Some(resident), swap: swap(resident), ..knobs })));
     }

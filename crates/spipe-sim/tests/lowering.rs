@@ -153,7 +153,7 @@ proptest! {
         layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
         devices in 1usize..5,
         habits in (0usize..2, any::<bool>(), any::<bool>()),
-        rounds in 1u64..4,
+        (rounds, resident) in (1u64..5, prop::option::of(2u64..6)),
         (train, tied) in any::<(bool, bool)>(),
         frozen in 0usize..6,
     ) {
@@ -166,7 +166,7 @@ proptest! {
         let habits = Habits { recomputed: habits.0, offload: false, optimizer_on_socket: habits.2 };
         let placement = share(&hardware, layers.len(), (devices, streamed), habits);
         let (urgent_steps, synchronous_optimizer) = (layers[0].1 % 2 == 0, layers[0].2 % 2 == 0);
-        let knobs = Knobs { urgent_steps, synchronous_optimizer, ..placement.knobs };
+        let knobs = Knobs { urgent_steps, synchronous_optimizer, resident, ..placement.knobs };
         let placement = placement.with_knobs(knobs);
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let program = lower(&context, &placement).map_err(|faults| TestCaseError::fail(faults.to_string()))?;
@@ -183,12 +183,9 @@ proptest! {
             let gathered = |span: &&spipe_trace::Span| span.kind == ActionKind::Collective(Collective::AllGather);
             trace.spans.iter().filter(gathered).filter_map(|span| span.bytes).sum::<Bytes>().get()
         };
-        // A stage whose next use is its own, too, is there already: the last one, and from round to round the first one.
-        let passes = if train { 2 } else { 1 };
-        let frozen = frozen.min(layers.len() - 1);
-        let passes = layers.len() as u64 * passes - if train { frozen as u64 } else { 0 };
-        let (turns, goes_on) = (u64::from(train), u64::from(layers.len() == 1 || (train && frozen == 0)));
-        let uses = devices as u64 * (rounds * (passes - turns) - (rounds - 1) * goes_on);
+        let first = train.then_some(frozen.min(layers.len() - 1));
+        let resident = placement.resident_stages();
+        let uses = devices as u64 * spipe_plan::gathers(layers.len(), first, (rounds, resident)).into_iter().sum::<u64>();
         prop_assert_eq!(gathers(&simulation.trace), uses * (2_000_000 / devices as u64 * (devices as u64 - 1)));
     }
 }

@@ -102,7 +102,8 @@ pub fn shared(context: &Context<'_>, system: System, draws: &[u8]) -> Placement 
     let shards: Vec<u64> = (1..=gpus.len() as u64).filter(|shards| microbatches.is_multiple_of(*shards)).collect();
     let shards = Some(shards[usize::from(draws[11]) % shards.len()]);
     let urgent_steps = draws[10] & 8 == 0;
-    Placement::new(system, stages).with_knobs(Knobs { shards, urgent_steps, ..Knobs::default() })
+    let resident = Some(2 + u64::from(draws[10] >> 4) % 4).filter(|resident| *resident > 2);
+    Placement::new(system, stages).with_knobs(Knobs { shards, resident, urgent_steps, ..Knobs::default() })
 }
 
 /// One or two pins of the first or the last layer, as `draws` say.

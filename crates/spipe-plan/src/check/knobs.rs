@@ -1,7 +1,7 @@
 //! Whether a system has the knobs that are turned, and how far they may be.
 
 use super::Found;
-use crate::{FEWEST_OFFLOAD_SLOTS, Knob, Placement, System};
+use crate::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Family, Knob, Placement, System};
 use spipe_base::Diagnostic;
 
 /// Knobs are those of the system.
@@ -18,8 +18,9 @@ pub(super) fn check(placement: &Placement, faults: &mut Found<'_>) {
     refuse(knobs.offload_slots.is_some(), Knob::OffloadSlots.is_of(system), "slots for offloaded activations");
     refuse(knobs.urgent_steps, Knob::UrgentSteps.is_of(system), "steps of which some are urgent");
     refuse(knobs.gradients_leave, Knob::GradientsLeave.is_of(system), "gradients that leave with each microbatch");
-    let superpipeline = Knob::Resident.is_of(system);
-    refuse(knobs.resident.is_some() || knobs.swap.is_some(), superpipeline, "resident and exchanged layers");
+    let superpipeline = Knob::Swap.is_of(system);
+    refuse(knobs.resident.is_some(), Knob::Resident.is_of(system), "resident layers");
+    refuse(knobs.swap.is_some(), superpipeline, "exchanged layers");
     refuse(knobs.shards.is_some(), Knob::Shards.is_of(system), "shards");
     refuse(knobs.write_back || knobs.sequential, superpipeline, "way to exchange layers");
     refuse(knobs.synchronous_checkpoints, system == System::Spipe, "checkpoints that are sent late");
@@ -37,6 +38,14 @@ pub(super) fn check(placement: &Placement, faults: &mut Found<'_>) {
         faults.push(
             Diagnostic::error(format!("activations cannot be offloaded with {slots} slots each way"))
                 .hint(format!("give at least {FEWEST_OFFLOAD_SLOTS}: one that is computed on, and one that moves")),
+        );
+    }
+    if let Some(resident) = knobs.resident.filter(|resident| *resident < FEWEST_RESIDENT)
+        && system.family() == Family::Sharded
+    {
+        faults.push(
+            Diagnostic::error(format!("{resident} resident stages are too few"))
+                .hint(format!("use at least {FEWEST_RESIDENT}: one that computes, and one that comes")),
         );
     }
     if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap)

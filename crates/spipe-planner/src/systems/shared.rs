@@ -18,10 +18,13 @@ use crate::{
 use program::{Choice, Program, Room, Solved};
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, MemoryId};
-use spipe_plan::{Context, Knob, Knobs, Placement, Stage, System, check};
+use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check};
 
 /// How many layers stages have at most.
 const LENGTHS: [usize; 4] = [1, 2, 4, 8];
+
+/// How many stages are resident at a time.
+const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
 
 /// Into how many stages all layers are cut whatever they are: stages that recompute have one input each.
 const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
@@ -56,7 +59,8 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
         for division in &divisions {
             let alike = |choice: &Choice| division.iter().map(|layers| choice.stage(context, *layers)).collect();
             let stages = choices.iter().filter_map(alike);
-            placements.extend(stages.filter_map(|stages| placement(system, (shards, stages))));
+            let few = FEWEST_RESIDENT as usize;
+            placements.extend(stages.filter_map(|stages| placement(system, (shards, few), stages)));
         }
     }
     Some(placements)
@@ -66,8 +70,11 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
 pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (System, f64)) -> Vec<Placement> {
     let mut list: Vec<(f64, Placement)> = Vec::new();
     for shards in shares(&figures.context) {
-        for length in LENGTHS {
-            let program = Program::new(figures, pins, (system, shards), Room::Stages { length });
+        let pinned = pins.knob(Knob::Resident).map(|resident| resident as usize);
+        let residents = RESIDENT.into_iter().filter(|resident| pinned.is_none() && *resident <= figures.layers.max(2));
+        let residents: Vec<usize> = residents.chain(pinned).collect();
+        for (length, resident) in LENGTHS.into_iter().flat_map(|length| residents.iter().map(move |it| (length, *it))) {
+            let program = Program::new(figures, pins, (system, shards), Room::Stages { length, resident });
             let Some(Solved { least, runs }) = program.solved().filter(|solved| solved.least < most) else {
                 continue;
             };
@@ -76,7 +83,7 @@ pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (Sy
                 each.map(|(layers, choice)| choice.stage(&figures.context, *layers)).collect()
             };
             for order in [in_turn, reversed, mixed] {
-                let next = stages(order).and_then(|stages| placement(system, (shards, stages)));
+                let next = stages(order).and_then(|stages| placement(system, (shards, resident), stages));
                 let next = next.map(|next| made_to_fit(&figures.context, next));
                 list.extend(next.filter(|next| list.iter().all(|(_, other)| other != next)).map(|next| (least, next)));
             }
@@ -149,8 +156,9 @@ pub(crate) fn least(figures: &Figures<'_>, pins: &Pins, system: System) -> f64 {
     all.map(|(shards, room)| Program::new(figures, pins, (system, shards), room).least()).fold(f64::INFINITY, f64::min)
 }
 
-fn placement(system: System, (shards, stages): (usize, Vec<Stage>)) -> Option<Placement> {
-    let knobs = Knobs { shards: Some(shards as u64), ..Knobs::default() };
+fn placement(system: System, (shards, resident): (usize, usize), stages: Vec<Stage>) -> Option<Placement> {
+    let resident = Some(resident as u64).filter(|resident| *resident > FEWEST_RESIDENT);
+    let knobs = Knobs { shards: Some(shards as u64), resident, ..Knobs::default() };
     (!stages.is_empty()).then(|| Placement::new(system, stages).with_knobs(knobs))
 }
 

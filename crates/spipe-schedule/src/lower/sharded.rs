@@ -5,9 +5,9 @@
 //! per use of a stage    [weights in] ─► all-gather ─► forward, or recompute + backward ─► reduce-scatter ─► [gradients out]
 //! ```
 //!
-//! A collective over n devices is a ring: each device gets (n − 1)/n of the bytes from the one before it. The next stage is
-//! gathered while the current one computes, into the second of two slots. A stage that is used twice in a row (the last one, whose backward
-//! follows its forward, and the first one from round to round) is gathered once.
+//! A collective over n devices is a ring: each device gets (n − 1)/n of the bytes from the one before it. A device
+//! has a few stages in whole, those used last and those that come: one that has been left makes room for the next. What is still there when
+//! it is used again (the last stages, whose backward follows their forward, and the first ones from round to round) is gathered once.
 
 mod collectives;
 mod optimizer;
@@ -23,9 +23,10 @@ use spipe_base::{
     Seconds, SimTime, StageId, Subject,
 };
 use spipe_cost::LayerMemory;
-use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, Weights, shard, stage_footprint};
+use spipe_plan::{Boundary, Context, InFlight, Placement, Stage, Use, Weights, Window, shard, stage_footprint};
+use std::collections::BTreeMap;
 
-/// How many stages a device holds in whole.
+/// How many stages' gradients a device holds in whole.
 const SLOTS: usize = 2;
 
 /// One device's part of one stage.
@@ -61,6 +62,14 @@ struct Sizes {
     workspace: Bytes,
 }
 
+/// A stage that a device has in whole, what that shares, and which of what the device has computed used it last.
+#[derive(Clone, Copy)]
+struct Gathered {
+    own: BufferId,
+    shared: Option<Access>,
+    used: usize,
+}
+
 /// One device.
 struct Participant {
     device: DeviceId,
@@ -71,9 +80,13 @@ struct Participant {
     /// Everything computed and reduced so far, in order.
     computed: Vec<ActionId>,
     reduced: Vec<ActionId>,
-    gathered_first: Option<ActionId>,
-    /// The stage that it has in whole, and what that shares.
-    whole: Option<(usize, BufferId, Option<Access>)>,
+    /// Which of these used what the next one to be gathered replaces last.
+    left: Option<usize>,
+    /// What an iteration begins with.
+    gathered_first: Vec<ActionId>,
+    /// Which stages it has in whole, and these.
+    window: Window,
+    whole: BTreeMap<usize, Gathered>,
     /// The forward of the last stage in the first round.
     turned_first: Option<ActionId>,
 }
@@ -117,8 +130,10 @@ impl<'a> Lowering<'a> {
                 parts,
                 computed: Vec::new(),
                 reduced: Vec::new(),
-                gathered_first: None,
-                whole: None,
+                left: None,
+                gathered_first: Vec::new(),
+                window: Window::new(placement.resident_stages()),
+                whole: BTreeMap::new(),
                 turned_first: None,
             });
         }
@@ -250,33 +265,50 @@ impl<'a> Lowering<'a> {
         (whole, shared)
     }
 
-    /// Gathers a stage on a device, with what it shares, unless it has been the last one there.
+    /// What a stage reads of parameters for the next thing that a device computes: they are there, or are gathered in the place of a stage
+    /// that has been left.
     fn gather(&mut self, at: usize, stage: usize) -> Vec<Access> {
-        let known = self.participants[at].whole.filter(|(there, ..)| *there == stage);
-        let (_, own, shared) = known.unwrap_or_else(|| {
+        let used = self.participants[at].computed.len();
+        let here = &mut self.participants[at];
+        let there = match here.window.uses(stage) {
+            Use::There => here.whole.get(&stage).copied(),
+            Use::Gathered { instead_of } => {
+                self.leave(at, instead_of);
+                None
+            }
+        };
+        let there = there.unwrap_or_else(|| {
             let part = &self.participants[at].parts[stage];
             let (layers, bytes) = (part.stage.layers, part.bytes);
             let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
             let (whole, shard) = (bytes.parameters, bytes.parameter_shard);
             let own =
                 self.gather_whole(at, stage, &Whole { subject, content: Content::Parameters(layers), whole, shard });
-            (stage, own, self.gather_shared(at, stage))
+            Gathered { own, shared: self.gather_shared(at, stage), used }
         });
-        self.participants[at].whole = Some((stage, own, shared));
-        std::iter::once(Access::new(own, 1)).chain(shared).collect()
+        self.participants[at].whole.insert(stage, Gathered { used, ..there });
+        std::iter::once(Access::new(there.own, 1)).chain(there.shared).collect()
     }
 
-    /// What is gathered comes while the stage before computes, once the one before that has been left.
-    fn make_room(&mut self, at: usize, first: ActionId) {
-        let computed = &self.participants[at].computed;
-        let before = |back: usize| computed.len().checked_sub(back).map(|index| computed[index]);
-        let waits = [(before(1), Anchor::StartToStart), (before(SLOTS), Anchor::EndToStart)];
-        for (from, anchor) in waits {
-            if let Some(from) = from {
-                self.slot(from, first, anchor, 0);
-            }
+    /// A stage makes room for the next one once it has been used for the last time.
+    fn leave(&mut self, at: usize, stage: Option<usize>) {
+        let here = &mut self.participants[at];
+        here.left = stage.and_then(|stage| here.whole.remove(&stage)).map(|left| left.used);
+    }
+
+    /// What is gathered comes, beginning with `first`, once what it replaces has been left, and the ring turns once it has been on all devices.
+    fn make_room(&mut self, at: usize, (first, gather): (ActionId, ActionId)) {
+        let Some(left) = self.participants[at].left else {
+            self.participants[at].gathered_first.push(first);
+            return;
+        };
+        let here = self.participants.iter().enumerate();
+        let waits: Vec<_> = here.filter_map(|(other, it)| Some((other, *it.computed.get(left)?))).collect();
+        for (other, from) in waits {
+            let (to, cause) = if other == at { (first, IdleCause::Memory) } else { (gather, IdleCause::Order) };
+            let (anchor, distance, lag) = (Anchor::EndToStart, 0, SimTime::ZERO);
+            self.builder.edge(Edge { from, to, anchor, distance, lag, cause });
         }
-        self.participants[at].gathered_first.get_or_insert(first);
     }
 
     /// Every device ends with the sum of its shard of the gradients.
@@ -342,11 +374,13 @@ impl<'a> Lowering<'a> {
     /// The first stage of an iteration is gathered once all devices have left the last one of the iteration before.
     fn join_iterations(&mut self) {
         let lasts: Vec<ActionId> = self.participants.iter().filter_map(|here| here.computed.last().copied()).collect();
-        let firsts: Vec<ActionId> = self.participants.iter().filter_map(|here| here.gathered_first).collect();
-        for (at, first) in firsts.iter().enumerate() {
+        let firsts = self.participants.iter().enumerate();
+        let firsts: Vec<(usize, ActionId)> =
+            firsts.flat_map(|(at, here)| here.gathered_first.iter().map(move |first| (at, *first))).collect();
+        for (at, first) in firsts {
             for (other, last) in lasts.iter().enumerate() {
                 let cause = if other == at { IdleCause::Memory } else { IdleCause::Order };
-                let (from, to) = (*last, *first);
+                let (from, to) = (*last, first);
                 self.builder.edge(Edge {
                     from,
                     to,

@@ -10,7 +10,7 @@
 
 use crate::tables::{grouped, percent, table};
 use spipe_base::{LayerId, StageId};
-use spipe_plan::{Context, Footprint, Plan, Stage, StageFootprint, Weights, footprint};
+use spipe_plan::{Context, Family, Footprint, Plan, Stage, StageFootprint, Weights, footprint};
 
 /// How many stages that do not follow each other share a row at least.
 const FEWEST: usize = 3;
@@ -43,10 +43,13 @@ pub fn describe(plan: &Plan) -> String {
         more => format!(" with a head start of {more}"),
     };
     let urgent = if placement.knobs.urgent_steps { ", urgent steps first" } else { "" };
+    let shared = placement.system.family() == Family::Sharded;
+    let resident = placement.knobs.resident.filter(|_| shared);
+    let resident = resident.map_or_else(String::new, |resident| format!(", {resident} stages resident"));
     let leave = if placement.knobs.gradients_leave { ", gradients leave with each microbatch" } else { "" };
     let microbatches = if workload.microbatches == 1 { "microbatch" } else { "microbatches" };
     format!(
-        "{} on {}: system {}{head_start}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}\n\n{stages}\n{apart}\n{memories}\n",
+        "{} on {}: system {}{head_start}{resident}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}\n\n{stages}\n{apart}\n{memories}\n",
         context.model.name(),
         context.hardware.name(),
         placement.system,

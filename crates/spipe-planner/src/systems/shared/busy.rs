@@ -2,7 +2,7 @@
 
 use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
 use spipe_cost::{LayerMemory, LayerTime};
-use spipe_plan::{Context, Placement, Stage, Weights};
+use spipe_plan::{Context, Placement, Stage, Weights, gathers};
 use std::collections::BTreeMap;
 
 /// What may be busy.
@@ -22,8 +22,8 @@ pub(super) enum Lane {
 }
 
 /// For how long everything is busy, in ms. With n devices, each of which has m ÷ n microbatches, every stage is gathered on each of them for
-/// each forward and each backward, but where the one before was of the same stage, and its gradients are scattered after the latter; of what
-/// a ring moves each device gets (n − 1)/n from the one before it.
+/// each forward and each backward for which it is not there any more, and its gradients are scattered after the latter; of what a ring moves
+/// each device gets (n − 1)/n from the one before it.
 pub(super) struct Busy<'b, 'a> {
     context: &'b Context<'a>,
     devices: Vec<DeviceId>,
@@ -34,19 +34,12 @@ pub(super) struct Busy<'b, 'a> {
     pub lanes: BTreeMap<Lane, f64>,
 }
 
-/// How often a stage is gathered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gathered {
-    /// For every use.
-    Always,
-    /// For every use but where the one before is its own, too.
-    OnceInARow,
-}
-
 /// No iteration of `placement` is shorter, in ms.
 pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
     let mut busy = Busy::new(context, placement.participants(context.hardware), placement.knobs.synchronous_optimizer);
-    placement.stages.iter().for_each(|stage| busy.stage(stage, Gathered::OnceInARow));
+    let first = placement.stages.iter().position(|stage| context.backward_of(stage.layers).is_some());
+    let gathers = gathers(placement.stages.len(), first, (busy.rounds as u64, placement.resident_stages()));
+    placement.stages.iter().zip(gathers).for_each(|(stage, gathers)| busy.stage(stage, gathers as f64));
     busy.between();
     busy.lanes.into_values().fold(0.0, f64::max)
 }
@@ -61,19 +54,9 @@ impl<'b, 'a> Busy<'b, 'a> {
         *self.lanes.entry(lane).or_default() += ms;
     }
 
-    /// Adds what all devices do for a stage.
-    pub fn stage(&mut self, stage: &Stage, gathered: Gathered) {
-        (0..self.devices.len()).for_each(|at| self.on_device(at, stage, gathered));
-    }
-
-    /// How often a stage is used on a device, and how often again in a row.
-    fn uses(&self, stage: &Stage) -> (f64, f64) {
-        let returns = self.context.backward_of(stage.layers).is_some();
-        let begins = stage.layers.first().index() == 0;
-        let ends = stage.layers.last().index() + 1 == self.context.cost.layers().len();
-        let turns = if ends && returns { self.rounds } else { 0.0 };
-        let goes_on = if begins && (returns || ends) { self.rounds - 1.0 } else { 0.0 };
-        (if returns { 2.0 * self.rounds } else { self.rounds }, turns + goes_on)
+    /// Adds what all devices do for a stage that each gathers so many times.
+    pub fn stage(&mut self, stage: &Stage, gathers: f64) {
+        (0..self.devices.len()).for_each(|at| self.on_device(at, (stage, gathers)));
     }
 
     /// Adds what gathering so many bytes of parameters once takes, where they come from the host.
@@ -102,7 +85,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         }
     }
 
-    fn on_device(&mut self, at: usize, stage: &Stage, gathered: Gathered) {
+    fn on_device(&mut self, at: usize, (stage, gathers): (&Stage, f64)) {
         let (context, here, count) = (self.context, self.devices[at], self.devices.len());
         let returns = context.backward_of(stage.layers).is_some();
         let time = |part: fn(&LayerTime) -> f64| -> f64 {
@@ -119,10 +102,8 @@ impl<'b, 'a> Busy<'b, 'a> {
             stage.layers.iter().map(|layer| part(context.cost.memory(layer, here))).sum()
         };
         let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
-        let (uses, again) = self.uses(stage);
-        let uses = if gathered == Gathered::Always { uses } else { uses - again };
         let scatters = if returns { self.rounds } else { 0.0 };
-        let moved = uses * self.ring(parameters) + scatters * self.ring(gradients);
+        let moved = gathers * self.ring(parameters) + scatters * self.ring(gradients);
         let slowest = self.moves(self.before(at), moved);
         self.add(Lane::Collecting(here), slowest);
         let memories = context.hardware.memories();
@@ -140,7 +121,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         let streams = matches!(stage.weights, Weights::Streamed(_));
         let host = context.hardware.host_memory(here).filter(|_| streams || stage.optimizer.is_some());
         if let Some(host) = host {
-            let (out, back) = if streams { (scatters, uses) } else { (1.0, 1.0) };
+            let (out, back) = if streams { (scatters, gathers) } else { (1.0, 1.0) };
             if streams || returns {
                 self.moves((host, memory), back * part(parameters));
             }

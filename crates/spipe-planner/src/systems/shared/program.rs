@@ -1,7 +1,7 @@
 //! The integer program that counts which layers make which choice.
 
 use super::{
-    busy::{Busy, Gathered, Lane},
+    busy::{Busy, Lane},
     near, units,
 };
 use crate::{
@@ -10,9 +10,9 @@ use crate::{
     pins::Pins,
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
-use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
+use spipe_base::{Bytes, DeviceId, LayerId, LayerRange, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_plan::{Context, Knob, SharedFootprint, Stage, System, held_while_computing, shared_footprint};
+use spipe_plan::{Context, Knob, Stage, System, gathers, held_while_computing, shared_footprint};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Beyond so many counts they need not be whole.
@@ -89,11 +89,25 @@ impl Choice {
 /// What stages need room for.
 #[derive(Clone, Copy)]
 pub(super) enum Room {
-    /// Each has so many layers, if a run of equal ones is as long.
-    Stages { length: usize },
+    /// Each has so many layers, if a run of equal ones is as long, and so many are there in whole.
+    Stages { length: usize, resident: usize },
     /// What any division needs at least of which some stage recomputes so many layers, and none twice as many: these have one input
     /// together, that of the first. With 1, also those that recompute nothing.
     Any { recomputed: usize },
+}
+
+/// What is known of stages in whole.
+enum Whole {
+    Divided {
+        divided: Vec<LayerRange>,
+        /// How often each is gathered in an iteration.
+        gathers: Vec<u64>,
+        /// By participant, what is there while each computes, if all save and if all recompute.
+        held: Vec<[Vec<Bytes>; 2]>,
+    },
+    Any {
+        recomputed: usize,
+    },
 }
 
 /// What a stage with a choice needs and does.
@@ -142,7 +156,7 @@ struct Any {
     again: f64,
     /// What the layers of the stage that begins the model are charged too much for inputs.
     beginning: f64,
-    /// How many bytes of gradients a byte of parameters has at least.
+    /// Gradients of the last layer.
     gradients: f64,
 }
 
@@ -152,8 +166,6 @@ pub(super) struct Program<'p, 'a> {
     phased: bool,
     runs: Vec<Run>,
     between: BTreeMap<Lane, f64>,
-    /// The farthest that parameters may be.
-    farthest: Home,
     /// Where this is a bound, by participant.
     any: Option<Vec<Any>>,
 }
@@ -167,17 +179,20 @@ impl<'p, 'a> Program<'p, 'a> {
         let between = busy.lanes;
         let choices = Choice::of((system, shards), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
-        let length = if let Room::Stages { length } = room { length } else { 1 };
+        let length = if let Room::Stages { length, .. } = room { length } else { 1 };
         let phased = figures.phased;
         let farthest = choices.first().map_or(Home::Device, |choice| choice.home);
-        let mut program = Self { context, devices, phased, runs: Vec::new(), between, farthest, any: None };
-        let divided: Vec<LayerRange> = figures.runs.iter().flat_map(|run| units(*run, length)).collect();
+        let mut program = Self { context, devices, phased, runs: Vec::new(), between, any: None };
+        let whole = match room {
+            Room::Stages { resident, .. } => program.divided(figures, (length, resident), farthest),
+            Room::Any { recomputed } => Whole::Any { recomputed },
+        };
         for (first, count) in &figures.runs {
             let all = units((*first, *count), length);
             // Of several units the last one may have fewer layers.
             for units in all.chunk_by(|one, other| one.count() == other.count()) {
                 let allowed = |choice: &&Choice| !pinned && program.allows(pins, **choice, *first);
-                let load = |choice: &Choice| program.load(*choice, (units, &divided), room);
+                let load = |choice: &Choice| program.load(*choice, units, &whole);
                 let loads = choices.iter().filter(allowed).filter_map(load).collect();
                 program.runs.push(Run { units: units.to_vec(), loads });
             }
@@ -191,6 +206,23 @@ impl<'p, 'a> Program<'p, 'a> {
             program.any = Some(program.devices.iter().map(of).collect());
         }
         program
+    }
+
+    /// All layers in stages of so many, of which as many are there in whole as are resident.
+    fn divided(&self, figures: &Figures<'_>, (length, resident): (usize, usize), home: Home) -> Whole {
+        let divided: Vec<LayerRange> = figures.runs.iter().flat_map(|run| units(*run, length)).collect();
+        let first = divided.iter().position(|layers| self.context.backward_of(*layers).is_some());
+        let gathers = gathers(divided.len(), first, (self.rounds(), resident));
+        let held = |device: &DeviceId| {
+            [false, true].map(|recomputed| self.held(*device, (Choice { home, recomputed }, resident), &divided))
+        };
+        let held = self.devices.iter().map(held).collect();
+        Whole::Divided { divided, gathers, held }
+    }
+
+    /// How many microbatches each device has.
+    fn rounds(&self) -> u64 {
+        self.context.workload().microbatches / self.devices.len().max(1) as u64
     }
 
     fn allows(&self, pins: &Pins, choice: Choice, layer: usize) -> bool {
@@ -207,21 +239,32 @@ impl<'p, 'a> Program<'p, 'a> {
     }
 
     /// What one of `units` needs and does; none where it cannot.
-    fn load(&self, choice: Choice, (units, divided): (&[LayerRange], &[LayerRange]), room: Room) -> Option<Load> {
+    fn load(&self, choice: Choice, units: &[LayerRange], room: &Whole) -> Option<Load> {
         let stage = choice.stage(self.context, *units.first()?)?;
         let mut busy = Busy::new(self.context, self.devices.clone(), self.phased);
-        // Of other divisions it is not known which layers are gathered once for several uses.
-        busy.stage(&stage, if matches!(room, Room::Any { .. }) { Gathered::Always } else { Gathered::OnceInARow });
+        let gathers = match room {
+            Whole::Divided { divided, gathers, .. } => {
+                let first = divided.iter().position(|layers| units.first() == Some(layers)).unwrap_or_default();
+                let gathers = gathers[first..first + units.len()].iter().sum::<u64>();
+                gathers as f64 / units.len() as f64
+            }
+            // Which layers are gathered once for several uses is not known.
+            Whole::Any { .. } => busy.rounds * if self.saves(&stage) { 2.0 } else { 1.0 },
+        };
+        busy.stage(&stage, gathers);
         let able =
             |device: &&DeviceId| stage.layers.iter().all(|layer| self.context.cost.time(layer, **device).is_some());
         if !self.devices.iter().all(|device| able(&device)) || (choice.recomputed && !self.saves(&stage)) {
             return None;
         }
-        let need = |device: &DeviceId| match room {
-            Room::Stages { .. } => self.need_of(*device, (choice, units), divided),
-            Room::Any { recomputed } => self.least_need(*device, choice, (units, recomputed)),
+        let need = |(at, device): (usize, &DeviceId)| match room {
+            Whole::Divided { divided, held, .. } => {
+                let last = divided.iter().position(|layers| units.last() == Some(layers)).unwrap_or_default();
+                self.need_of(*device, &stage, (units.len(), &held[at][usize::from(choice.recomputed)][..=last]))
+            }
+            Whole::Any { recomputed } => self.least_need(*device, choice, (units, *recomputed)),
         };
-        Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().map(need).collect() })
+        Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().enumerate().map(need).collect() })
     }
 
     /// Whether a stage has anything to recompute.
@@ -229,31 +272,27 @@ impl<'p, 'a> Program<'p, 'a> {
         self.context.backward_of(stage.layers).is_some()
     }
 
-    /// What a stage needs, if those around it come from the host where they may.
-    fn need_of(&self, device: DeviceId, (choice, units): (Choice, &[LayerRange]), divided: &[LayerRange]) -> Need {
-        let footprint = |choice: Choice, layers: &LayerRange| {
+    /// What a stage needs that is one of so many; `held` is what there is while those up to the last of these compute.
+    fn need_of(&self, device: DeviceId, stage: &Stage, (count, held): (usize, &[Bytes])) -> Need {
+        let need = shared_footprint(self.context, (device, self.devices.len()), stage);
+        // Of those before the last one more may be held at a time than what the ones behind keep.
+        let near = held.iter().rev().take(count.min(NEAR_THE_END)).enumerate();
+        let computing = near.map(|(back, held)| held.saturating_sub(need.kept * back as u64)).max();
+        Need {
+            on_device: need.on_device.as_f64(),
+            on_host: need.on_host.as_f64(),
+            kept: need.kept.as_f64(),
+            computing: computing.unwrap_or_default().as_f64(),
+        }
+    }
+
+    /// What is there while each stage computes, where all come from the host that may.
+    fn held(&self, device: DeviceId, (choice, resident): (Choice, usize), divided: &[LayerRange]) -> Vec<Bytes> {
+        let footprint = |layers: &LayerRange| {
             let stage = choice.stage(self.context, *layers)?;
             Some(shared_footprint(self.context, (device, self.devices.len()), &stage))
         };
-        let around = Choice { home: self.farthest, ..choice };
-        let alike: Vec<SharedFootprint> = divided.iter().filter_map(|layers| footprint(around, layers)).collect();
-        let first = units.first().and_then(|layers| footprint(choice, layers)).unwrap_or_default();
-        let last = divided.iter().position(|layers| units.last() == Some(layers)).unwrap_or_default();
-        // Of those before the last one more may be held at a time than what the ones behind keep.
-        let there = |back: usize| {
-            let at = last - back;
-            let mut uses = alike.clone();
-            if let Some((here, layers)) = uses.get_mut(at).zip(divided.get(at)) {
-                *here = footprint(choice, layers).unwrap_or(*here);
-            }
-            held_while_computing(&uses, at).saturating_sub(first.kept * back as u64).as_f64()
-        };
-        Need {
-            on_device: first.on_device.as_f64(),
-            on_host: first.on_host.as_f64(),
-            kept: first.kept.as_f64(),
-            computing: (0..units.len().min(NEAR_THE_END)).map(there).fold(0.0, f64::max),
-        }
+        held_while_computing(&divided.iter().filter_map(footprint).collect::<Vec<_>>(), resident)
     }
 
     /// What any of `units`, which are single layers, needs in whatever stage it is.
@@ -320,11 +359,14 @@ impl<'p, 'a> Program<'p, 'a> {
         if count > 1 && least.is_finite() { least } else { 0.0 }
     }
 
-    /// How many bytes of gradients a byte of parameters has at least.
+    fn parameters(&self, device: DeviceId, layer: LayerId) -> f64 {
+        self.context.cost.memory(layer, device).parameters.as_f64()
+    }
+
+    /// What the last layer has of gradients while it computes its backward.
     fn gradients(&self, device: DeviceId) -> f64 {
-        let layers = self.context.cost.layers().map(|layer| self.context.cost.memory(layer, device));
-        let some = layers.filter(|memory| memory.parameters > Bytes::ZERO);
-        some.map(|memory| memory.gradients.as_f64() / memory.parameters.as_f64()).fold(1.0, f64::min)
+        let last = self.context.cost.layers().last().filter(|last| self.context.cost.needs_backward(*last));
+        last.map_or(0.0, |last| self.context.cost.memory(last, device).gradients.as_f64())
     }
 
     /// What is charged too much for the layers of the stage that begins the model.
@@ -462,8 +504,11 @@ impl<'p, 'a> Program<'p, 'a> {
             }
             let shards: Expression = self.each(all).map(|(load, count)| gib(need(load).on_device) * count).sum();
             rows.push(constraint!(shards.clone() + gib(again) <= gib(usable)));
-            if let Some([first, _]) = all.ends {
-                rows.push(constraint!(shards.clone() + (1.0 + gradients) * first <= gib(usable)));
+            let whole = gib(self.context.cost.layers().map(|layer| self.parameters(*device, layer)).sum());
+            if let Some([first, last]) = all.ends {
+                rows.push(constraint!(shards.clone() + first <= gib(usable)));
+                rows.push(constraint!(first <= whole));
+                rows.push(constraint!(last <= whole));
             }
             let mut kept = shards;
             for (at, (run, counts)) in self.runs.iter().zip(&all.counts).enumerate() {
@@ -476,7 +521,7 @@ impl<'p, 'a> Program<'p, 'a> {
                 rows.push(constraint!(kept.clone() + computing <= gib(usable)));
             }
             if let Some([_, last]) = all.ends {
-                rows.push(constraint!(kept + (1.0 + gradients) * last <= gib(usable)));
+                rows.push(constraint!(kept + last + gib(gradients) <= gib(usable)));
             }
         }
         let mut hosts: BTreeMap<MemoryId, Vec<usize>> = BTreeMap::new();
@@ -504,7 +549,8 @@ struct Variables {
     time: Variable,
     /// By run, how many of its stages make each choice.
     counts: Vec<Vec<Variable>>,
-    /// Of any division, GiB of parameters of the first stage and of the last one, which are gathered once for two uses.
+    /// Of any division, GiB of the parameters that are there from a round to the next, and from a forward to its backward: they are gathered
+    /// once for two uses.
     ends: Option<[Variable; 2]>,
     unit: f64,
 }

@@ -2,10 +2,8 @@
 
 use super::Lowering;
 use crate::lower::flows::route;
-use crate::{Access, Action, Anchor, Content, Edge, Flow, Lifetime};
-use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, Collective, IdleCause, LaneId, MemoryId, Payload, SimTime, Subject,
-};
+use crate::{Access, Action, Content, Flow, Lifetime};
+use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Collective, LaneId, MemoryId, Payload, SimTime, Subject};
 
 /// What is gathered or reduced by all devices.
 pub(super) struct Whole {
@@ -30,7 +28,7 @@ impl Lowering<'_> {
             let kind = ActionKind::Copy(Payload::WeightsIn);
             let accesses = (vec![own], vec![Access::new(whole, 1)]);
             let copy = self.copy(at, (kind, what.subject), (home, memory, what.whole), accesses);
-            self.make_room(at, copy);
+            self.make_room(at, (copy, copy));
             return whole;
         }
         if home != memory {
@@ -45,21 +43,8 @@ impl Lowering<'_> {
         let reads = std::iter::once(own).chain(others.map(|(_, other)| Access::new(other.parts[owner].parameters, 0)));
         let reads = (reads.collect(), vec![Access::new(whole, 1)]);
         let gather = self.collective(at, lane, (Collective::AllGather, what), reads);
-        self.make_room(at, first.unwrap_or(gather));
-        self.join_ring(at, gather);
+        self.make_room(at, (first.unwrap_or(gather), gather));
         whole
-    }
-
-    /// A ring turns once all devices have joined it: what one gathers waits for the others to be as far as it is. (What is reduced
-    /// is theirs, and waits anyhow.)
-    fn join_ring(&mut self, at: usize, gather: ActionId) {
-        let Some(before) = self.participants[at].computed.len().checked_sub(1) else { return };
-        let others = self.participants.iter().enumerate().filter(|(other, _)| *other != at);
-        let others: Vec<_> = others.filter_map(|(_, other)| other.computed.get(before).copied()).collect();
-        for from in others {
-            let (anchor, distance, lag) = (Anchor::StartToStart, 0, SimTime::ZERO);
-            self.builder.edge(Edge { from, to: gather, anchor, distance, lag, cause: IdleCause::Order });
-        }
     }
 
     /// Adds a device's part of `gradients` to a sum, which is in that memory and has been added to as often as its version says.

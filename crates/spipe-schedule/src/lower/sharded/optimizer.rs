@@ -46,7 +46,7 @@ impl Stepper for Lowering<'_> {
         let here = || self.participants.iter();
         self.synchronous_optimizer.then(|| Phase {
             backwards: here().filter_map(|here| here.computed.last().copied()).collect(),
-            firsts: here().filter_map(|here| here.gathered_first).collect(),
+            firsts: here().flat_map(|here| here.gathered_first.iter().copied()).collect(),
         })
     }
 
