@@ -13,7 +13,8 @@ pub(super) enum Lane {
     /// Passes and steps of a device, or steps of a socket.
     Computing(DeviceId),
     /// Steps of a socket, which come after a device's last gradients and before their parameters are used again: besides, it has all rounds
-    /// but one. Where gradients are checked, they come between the last backward of an iteration and the first one of the next, which is
+    /// but one, and of that one the passes of the last stage: no gradients come before its backward, and whatever is stepped last, its forward
+    /// is yet to come. Where gradients are checked, they come between the last backward of an iteration and the first one of the next, which is
     /// counted then, too; where they are a phase of their own, before the first forward, so that all rounds are.
     Stepping(DeviceId),
     /// The ring, by the device that gets something.
@@ -109,7 +110,8 @@ impl<'b, 'a> Busy<'b, 'a> {
         let memories = context.hardware.memories();
         let socket = context.hardware.host_memory(here).and_then(|host| memories[host].device);
         if let Some(socket) = socket.filter(|_| at == 0) {
-            let first = match (self.phased, context.workload().checks_gradients()) {
+            let ends = stage.layers.last().index() + 1 == context.cost.layers().len();
+            let first = match (self.phased || ends, context.workload().checks_gradients()) {
                 (true, _) => passes / self.rounds,
                 (false, true) => back,
                 (false, false) => 0.0,
