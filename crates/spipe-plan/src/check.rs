@@ -255,6 +255,12 @@ fn check_rounds(context: &Context<'_>, placement: &Placement, faults: &mut Found
         }
     }
     let (devices, microbatches) = (placement.devices().len() as u64, context.workload().microbatches);
+    if system == System::NaiveSwap && devices > 1 {
+        faults.push(
+            Diagnostic::error(format!("system `{system}` swaps the layers of one GPU, not of {devices}"))
+                .hint("put all stages on one GPU, or use system `superpipeline`"),
+        );
+    }
     if microbatches < devices {
         faults.push(
             Diagnostic::error(format!("system `{system}` needs at least as many microbatches as devices"))

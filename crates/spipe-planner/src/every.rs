@@ -49,7 +49,8 @@ pub(crate) fn of_figures(
     }
     let computes = |device: &DeviceId| match freedom.computing {
         Computing::All => true,
-        Computing::Gpus | Computing::FirstGpu => !context.is_cpu(*device),
+        Computing::Gpus | Computing::FirstGpu | Computing::OneGpu => !context.is_cpu(*device),
+        Computing::Only(only) => device.index() == only,
         Computing::Sockets => context.is_cpu(*device),
     };
     let mut devices: Vec<DeviceId> = context.cost.devices().filter(computes).collect();
@@ -95,14 +96,8 @@ fn with_knobs(
     let mut all = Vec::new();
     for stages in lists {
         let plain = Placement::new(system, stages.iter().copied());
-        let pinned = pins.knob(Knob::OffloadSlots).filter(|_| Knob::OffloadSlots.is_of(system));
-        let slots = if pinned.is_some() { vec![pinned] } else { slots(&figures.context, &plain) };
         for knobs in knobs(figures, &plain) {
-            let with = |offload_slots, urgent_steps| Knobs { offload_slots, urgent_steps, ..knobs };
-            let pinned = pins.knob(Knob::UrgentSteps).filter(|_| Knob::UrgentSteps.is_of(system));
-            let orders = pinned.map_or_else(|| orders(&plain).to_vec(), |pinned| vec![pinned > 0]);
-            let each = slots.iter().flat_map(|slots| orders.iter().map(move |urgent| with(*slots, *urgent)));
-            all.extend(each.map(|knobs| plain.clone().with_knobs(knobs)));
+            all.extend(helped((&figures.context, pins), &plain.clone().with_knobs(knobs)));
         }
         if all.len() > most {
             return None;
@@ -111,7 +106,17 @@ fn with_knobs(
     Some(shaped(&figures.context, all))
 }
 
-/// Every value of the knobs that planners turn.
+/// `placement` with every value of the knobs that say how the host helps: slots for what is offloaded, and the order of steps.
+pub(crate) fn helped((context, pins): (&Context<'_>, &Pins), placement: &Placement) -> Vec<Placement> {
+    let pinned = |knob: Knob| pins.knob(knob).filter(|_| knob.is_of(placement.system));
+    let slots = pinned(Knob::OffloadSlots).map_or_else(|| slots(context, placement), |pinned| vec![Some(pinned)]);
+    let orders = pinned(Knob::UrgentSteps).map_or_else(|| orders(placement).to_vec(), |pinned| vec![pinned > 0]);
+    let with = |offload_slots, urgent_steps| Knobs { offload_slots, urgent_steps, ..placement.knobs };
+    let each = slots.iter().flat_map(|slots| orders.iter().map(move |urgent| with(*slots, *urgent)));
+    each.map(|knobs| placement.clone().with_knobs(knobs)).collect()
+}
+
+/// Every value of the other knobs that planners turn.
 fn knobs(figures: &Figures<'_>, placement: &Placement) -> Vec<Knobs> {
     let (plain, stages) = (Knobs::default(), placement.stages.len() as u64);
     let shared = |shards: usize| {
@@ -219,6 +224,7 @@ impl Walk<'_, '_> {
         let is = |index: usize| stages.get(index).is_some_and(|stage| stage.device == device);
         let (count, used) = (stages.len(), self.devices.iter().filter(|device| has(**device)).count());
         match self.system.dealing() {
+            _ if self.freedom.computing == Computing::OneGpu => has(device) || (new && used == 0),
             _ if self.system.family() != Family::Pipeline => new || has(device),
             Dealing::Single => new || is(count.wrapping_sub(1)),
             Dealing::RoundRobin if count > used => is(count % used),

@@ -4,6 +4,7 @@ use crate::{
     Claim, PlanError, Planner, Problem, Solution,
     case::{Case, Division, Scored, disciplines, faster, judge},
     deadline::Deadline,
+    every::helped,
     figures::Figures,
     ilp::in_pool,
     reason,
@@ -61,10 +62,14 @@ fn search(
                     None => Err(PlanError::StoppedWithoutPlan { examined }),
                 };
             }
-            let scores: Vec<Option<Scored>> =
-                batch.par_iter().map(|division| judge(problem, case.placement(figures, division))).collect();
-            examined += batch.len();
-            best = scores.into_iter().fold(best, faster);
+            let every = |division: &Division| {
+                let placement = case.placement(figures, division);
+                let all = helped((&figures.context, &problem.options.pins), &placement);
+                (all.len(), all.into_iter().map(|placement| judge(problem, placement)).fold(None, faster))
+            };
+            let scores: Vec<(usize, Option<Scored>)> = batch.par_iter().map(every).collect();
+            examined += scores.iter().map(|(count, _)| count).sum::<usize>();
+            best = scores.into_iter().map(|(_, scored)| scored).fold(best, faster);
         }
     }
     match best {

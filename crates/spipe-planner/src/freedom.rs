@@ -10,6 +10,10 @@ pub(crate) enum Computing {
     All,
     Gpus,
     FirstGpu,
+    /// Any of them, but only one.
+    OneGpu,
+    /// This one.
+    Only(usize),
     Sockets,
 }
 
@@ -120,13 +124,17 @@ impl Freedom {
         all.into_iter().filter_map(|(may, kept)| may.then_some(kept)).collect()
     }
 
-    /// Those of `system` in a problem, for every head start.
+    /// Those of `system` in a problem, for every head start, or for every GPU where it has one.
     pub fn in_problem(figures: &Figures<'_>, system: System) -> Vec<Self> {
         let alone = |freedom: Self| Self { steps_on_host: When::Never, offloads: When::Never, ..freedom };
         // Systems that are made of the host's help still have it.
         let helped = figures.host_help || !SYSTEMS.contains(&system);
         let own = Self::of(system);
         let own = if helped { own } else { alone(own) };
+        if own.computing == Computing::OneGpu {
+            let gpus = (0..figures.devices.len()).filter(|device| !figures.devices[*device].is_cpu);
+            return gpus.map(|gpu| Self { computing: Computing::Only(gpu), ..own }).collect();
+        }
         match own.turns(figures) {
             Some(Turn::Ahead(ahead)) => {
                 (0..=ahead).map(|ahead| Self { turn: Some(Turn::Ahead(ahead)), ..own }).collect()
@@ -159,7 +167,7 @@ impl Freedom {
             }
             System::Spipe => Self { recomputes: When::Always, resident: 2, apart: true, ..streams },
             System::Mobius => Self { recomputes: When::Always, resident: 2, ..streams },
-            System::NaiveSwap => Self { computing: Computing::FirstGpu, resident: 1, ..streams },
+            System::NaiveSwap => Self { computing: Computing::OneGpu, resident: 1, ..streams },
             System::Superpipeline => Self { resident: 1, ..streams },
             _ => Self { splits: system.splits_backward(), ..gpus },
         }

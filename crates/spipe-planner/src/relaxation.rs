@@ -149,7 +149,8 @@ fn classes(figures: &Figures<'_>, freedom: &Freedom) -> Vec<Class> {
     for (index, device) in figures.devices.iter().enumerate() {
         let computes = match freedom.computing {
             Computing::All => true,
-            Computing::Gpus => !device.is_cpu,
+            Computing::Gpus | Computing::OneGpu => !device.is_cpu,
+            Computing::Only(only) => index == only,
             Computing::FirstGpu => !device.is_cpu && classes.is_empty(),
             Computing::Sockets => device.is_cpu,
         };

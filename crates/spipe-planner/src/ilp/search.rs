@@ -13,6 +13,7 @@ use crate::{
     case::{Case, Division, Scored, busiest, faster, judge},
     deadline::Deadline,
     divide::Grain,
+    every::helped,
     figures::{Figures, Help},
     greedy,
     order::OrderGraph,
@@ -40,6 +41,9 @@ const COARSE: f64 = 0.002;
 /// How many cases may be added to any number.
 const SPARE: usize = 256;
 
+/// Of how many ways of the host to help a division all are simulated.
+const MOST_HELPS: usize = 8;
+
 /// How often the bound of a case is halved before its turn is decided.
 const HALVINGS: usize = 4;
 
@@ -53,6 +57,8 @@ struct Known {
     bound: f64,
     /// The least period, in ms, of the divisions that have been simulated and excluded.
     excluded: f64,
+    /// The same of those that were not simulated with all that the host may do for them.
+    untried: f64,
     /// Whether the search gave up on it.
     open: bool,
     trouble: Option<String>,
@@ -60,7 +66,7 @@ struct Known {
 
 impl From<f64> for Known {
     fn from(bound: f64) -> Self {
-        Self { bound, excluded: f64::INFINITY, open: false, trouble: None }
+        Self { bound, excluded: f64::INFINITY, untried: f64::INFINITY, open: false, trouble: None }
     }
 }
 
@@ -79,8 +85,12 @@ impl Found {
         self.solves += other.solves;
     }
 
-    fn judge(problem: &Problem<'_>, figures: &Figures<'_>, case: &Case, division: &Division) -> Self {
-        Self { best: judge(problem, case.placement(figures, division)), examined: 1, solves: 0 }
+    /// Simulates a division with every way of the host to help it, if these are few, and says whether they are.
+    fn judge(problem: &Problem<'_>, figures: &Figures<'_>, case: &Case, division: &Division) -> (Self, bool) {
+        let all = helped((&figures.context, &problem.options.pins), &case.placement(figures, division));
+        let tried = if all.len() <= MOST_HELPS { all.len() } else { 1 };
+        let best = all.iter().take(tried).map(|placement| judge(problem, placement.clone())).fold(None, faster);
+        (Self { best, examined: tried, solves: 0 }, tried == all.len())
     }
 }
 
@@ -266,7 +276,7 @@ impl<'s, 'a> Search<'s, 'a> {
             .par_iter()
             .enumerate()
             .filter(|(index, _)| self.goes_on(*index))
-            .map(|(_, (_, division, case))| Found::judge(self.problem, self.figures, case, division))
+            .map(|(_, (_, division, case))| Found::judge(self.problem, self.figures, case, division).0)
             .collect();
         judged.into_iter().for_each(|judged| self.found.merge(judged));
     }

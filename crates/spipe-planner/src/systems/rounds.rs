@@ -37,7 +37,18 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
         System::Spipe => spipe(context),
         System::Mobius => mobius(context),
         System::Superpipeline if gpus(context).len() > 1 => in_turns(context),
-        _ => units(context, system),
+        _ => {
+            let mut first: Vec<DeviceId> = Vec::new();
+            let orders = gpu_orders(context);
+            let firsts = orders.iter().filter_map(|order| order.first());
+            firsts.for_each(|gpu| {
+                if !first.contains(gpu) {
+                    first.push(*gpu)
+                }
+            });
+            let of_gpus: Option<Vec<_>> = first.into_iter().map(|gpu| units((context, gpu), system)).collect();
+            of_gpus.map(|placements| placements.concat())
+        }
     }
 }
 
@@ -152,10 +163,9 @@ fn permute(order: &mut Vec<usize>, from: usize, visit: &mut dyn FnMut(&[usize]))
     }
 }
 
-/// Every layer a unit on the first GPU: all (k, k′) of the grid, and where some may be kept, as many as fit, or fewer,
+/// Every layer a unit on one GPU: all (k, k′) of the grid, and where some may be kept, as many as fit, or fewer,
 /// beside as little recompute as then fits.
-fn units(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
-    let gpu = *gpus(context).first()?;
+fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec<Placement>> {
     let layers = cuts::single(context);
     let count = layers.len() as u64;
     let grid: Vec<u64> = RESIDENT.into_iter().filter(|resident| *resident < count).chain([count]).collect();

@@ -10,7 +10,7 @@ impl Search<'_, '_> {
     fn least(&self) -> f64 {
         let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
         match self.coverage {
-            Coverage::Exact => least(|known| known.bound).min(self.left_out),
+            Coverage::Exact => least(|known| known.bound.min(known.untried)).min(self.left_out),
             Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)).min(self.left_out),
             Coverage::Natural => self.floor,
         }

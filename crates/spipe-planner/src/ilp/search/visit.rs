@@ -85,8 +85,12 @@ impl Visit<'_, '_, '_> {
     }
 
     pub fn simulate(&mut self, division: Division, period: f64) {
+        let (found, all) = Found::judge(self.search.problem, self.search.figures, self.case, &division);
         self.known.excluded = self.known.excluded.min(period);
-        self.found.merge(Found::judge(self.search.problem, self.search.figures, self.case, &division));
+        if !all {
+            self.known.untried = self.known.untried.min(period);
+        }
+        self.found.merge(found);
         self.master.exclude(division);
     }
 
