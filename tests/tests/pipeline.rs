@@ -151,6 +151,32 @@ proptest! {
 
 /// Every shipped transformer that a machine can hold is planned, lowered and simulated; the simulated time is at least the bound.
 #[test]
+fn a_dram_and_its_pageable_view_are_one_memory() {
+    let (model, hardware) = (model(&[(1, 1, 1024), (1, 1, 1088)]), machine("one-gpu"));
+    let workload = workload(64, Mode::Train);
+    let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+    let context = Context { model: &model, hardware: &hardware, cost: &cost };
+    let memory = |name: &str| hardware.memories().enumerate().find(|(_, memory)| memory.name == name).unwrap().0;
+    let gpu = hardware.devices().enumerate().find(|(_, device)| device.is_gpu()).unwrap().0;
+    let stage = |layer: usize, home: Option<&str>| {
+        let stage = Stage::new(gpu, LayerRange::new(layer.into(), layer.into()).unwrap());
+        home.map_or(stage.with_everything_recomputed(), |home| stage.with_activations_in(memory(home)))
+    };
+    let fits = |homes: [Option<&str>; 2]| {
+        let stages = homes.into_iter().enumerate().map(|(layer, home)| stage(layer, home));
+        check(&context, &Placement::new(System::Gpipe, stages))
+    };
+    // 64 GiB and 68 GiB of 128 GiB.
+    for home in ["dram0", "dram0-pageable"] {
+        assert_eq!([fits([Some(home), None]), fits([None, Some(home)])], [Ok(()), Ok(())]);
+        for other in ["dram0", "dram0-pageable"] {
+            let refused = fits([Some(home), Some(other)]).unwrap_err().to_string();
+            assert!(refused.contains("on `dram0`, which has 128.0 GiB"), "{refused}");
+        }
+    }
+}
+
+#[test]
 fn shipped_models_on_shipped_machines() {
     let mut ran = 0;
     for (model_name, machine_name) in [

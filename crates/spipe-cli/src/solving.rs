@@ -92,6 +92,14 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
             let (value, unlimited) = grow(question.template.seq_len, places.unwrap_or(LARGEST), fits)?;
             (value, unlimited && places.is_none())
         }
+        // They are named by numbers, which are those of other layers in a longer model.
+        Unknown::Layers if question.pins.count_layers() || !question.model.frozen().is_empty() => {
+            let message = "which layers are pinned or frozen is not known of a model with other layers";
+            return Err(Failure::argument(
+                message,
+                "leave `--pin layer` and `--freeze` out, or solve for something else",
+            ));
+        }
         Unknown::Layers => grow(repeated(question.model), LARGEST_COUNT, fits)?,
         Unknown::GlobalBatch => {
             let size = question.microbatch.parse::<u64>().unwrap_or(1).max(1);

@@ -328,6 +328,10 @@ fn nothing_that_is_largest_is_refused_in_json_too() {
         ["plan", "--model", "vit-b-16", "--hardware", "one-gpu", "--global-batch", "8", "--solve-for", "seq-len"];
     let (code, _, err) = spipe(&of_images);
     assert_eq!((code, err.contains("reads images")), (Some(2), true), "{err}");
+    for more in [["--pin", "layer=1:gpu0"], ["--freeze", "1"]] {
+        let (code, _, err) = plan(&[&more[..], &["--solve-for", "layers"]].concat());
+        assert_eq!((code, err.contains("of a model with other layers")), (Some(2), true), "{err}");
+    }
 }
 
 #[test]

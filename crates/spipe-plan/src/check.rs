@@ -2,7 +2,7 @@
 
 mod knobs;
 
-use crate::{Context, Dealing, Family, Placement, Stage, System, Weights, footprint};
+use crate::{Context, Dealing, Family, Footprint, Placement, Stage, System, Weights, footprint, footprint::add};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 use spipe_hardware::DeviceKind;
@@ -430,9 +430,13 @@ fn check_shared(context: &Context<'_>, placement: &Placement, faults: &mut Found
     }
 }
 
-/// What each memory must hold fits.
+/// What each memory must hold fits, a DRAM and its pageable view together.
 fn check_memory(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
-    for (id, stages) in footprint(context, placement) {
+    let mut pools = Footprint::new();
+    for (memory, stages) in footprint(context, placement) {
+        stages.into_iter().for_each(|need| add(&mut pools, context.hardware.pool(memory), need));
+    }
+    for (id, stages) in pools {
         let memory = &context.hardware.memories()[id];
         let usable = memory.usable();
         let needed: Bytes = stages.values().map(crate::StageFootprint::total).sum();

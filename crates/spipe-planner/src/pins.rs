@@ -131,6 +131,11 @@ impl Pins {
         self.named.is_empty()
     }
 
+    /// Whether some layer is pinned by its number.
+    pub fn count_layers(&self) -> bool {
+        self.named.iter().any(|named| !matches!(named.pin, Pin::Stage(..) | Pin::Knob(..)))
+    }
+
     /// Whether some stage is pinned by its number.
     pub(crate) fn count_stages(&self) -> bool {
         !self.stages.is_empty()

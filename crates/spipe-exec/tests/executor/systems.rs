@@ -267,6 +267,21 @@ fn everything_shared_by_two() {
     exactly(&Setup { system: System::ZeroInfinity, stages: one_round, microbatches: 2, ..Setup::default() });
 }
 
+/// Some stages are gathered once for two uses, and one accelerator alone gathers nothing.
+#[test]
+fn stages_that_are_still_there() {
+    let stages = &["gpu0 0..1 recompute", "gpu0 2..3", "gpu0 4..4"];
+    let streamed = &["gpu0 0..0 streamed", "gpu0 1..1 streamed recompute", "gpu0 2..3 streamed", "gpu0 4..4 streamed"];
+    for resident in [3, 4] {
+        let knobs = Knobs { resident: Some(resident), ..Knobs::default() };
+        exactly(&Setup { system: System::Fsdp, stages, knobs, ..Setup::default() });
+        let knobs = Knobs { shards: Some(1), ..knobs };
+        let setup = Setup { system: System::ZeroInfinity, stages: streamed, knobs, ..Setup::default() };
+        exactly(&Setup { clip_norm: Some(0.5), ..setup.clone() });
+        exactly(&Setup { precision: Precision::Fp32, gpus: 1, ..setup });
+    }
+}
+
 #[test]
 fn sums_of_rounds_differ_within_rounding() {
     let stages = &["gpu0 0..1 streamed", "gpu0 2..4 streamed"];

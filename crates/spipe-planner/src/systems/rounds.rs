@@ -11,7 +11,7 @@ use crate::case::{Scored, faster};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, System};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Beyond this many GPUs the mapping of stages to GPUs is not searched.
 const MOST_MAPPED: usize = 8;
@@ -34,38 +34,34 @@ const NEARLY: f64 = 1.3;
 
 pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     match system {
-        System::Spipe => spipe(context),
+        System::Spipe => Some(spipe(context)),
         System::Mobius => mobius(context),
         System::Superpipeline if gpus(context).len() > 1 => in_turns(context),
         _ => {
-            let mut first: Vec<DeviceId> = Vec::new();
-            let orders = gpu_orders(context);
-            let firsts = orders.iter().filter_map(|order| order.first());
-            firsts.for_each(|gpu| {
-                if !first.contains(gpu) {
-                    first.push(*gpu)
-                }
-            });
-            let of_gpus: Option<Vec<_>> = first.into_iter().map(|gpu| units((context, gpu), system)).collect();
+            let firsts: BTreeSet<DeviceId> =
+                gpu_orders(context).iter().filter_map(|order| order.first().copied()).collect();
+            let of_gpus: Option<Vec<_>> = firsts.into_iter().map(|gpu| units((context, gpu), system)).collect();
             of_gpus.map(|placements| placements.concat())
         }
     }
 }
 
-/// The GPUs, of which no more may take turns than there are microbatches, or layers.
-fn with_work(context: &Context<'_>) -> Vec<DeviceId> {
+/// As many of `gpus` as may take turns: no more than there are microbatches, or layers.
+fn with_work(context: &Context<'_>, mut gpus: Vec<DeviceId>) -> Vec<DeviceId> {
     let most = context.model.layers().len().min(usize::try_from(context.workload().microbatches).unwrap_or(usize::MAX));
-    let mut gpus = gpus(context);
     gpus.truncate(most);
     gpus
 }
 
 /// F forward and B backward chunks per GPU: forward chunk i·N + r on GPU r, backward chunk j·N + (N − 1 − r).
-fn spipe(context: &Context<'_>) -> Option<Vec<Placement>> {
-    let gpus = with_work(context);
+fn spipe(context: &Context<'_>) -> Vec<Placement> {
+    gpu_orders(context).into_iter().flat_map(|gpus| spipe_on(context, &with_work(context, gpus))).collect()
+}
+
+fn spipe_on(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Placement> {
     let count = gpus.len();
-    let first = *gpus.first()?;
     let mut placements = Vec::new();
+    let Some(first) = gpus.first().copied() else { return placements };
     for forward in 1..=3 {
         for backward in [forward, 2 * forward, 3 * forward] {
             let (Some(ahead), Some(back)) =
@@ -80,12 +76,12 @@ fn spipe(context: &Context<'_>) -> Option<Vec<Placement>> {
             }
         }
     }
-    Some(placements)
+    placements
 }
 
 /// S stages in turn on GPUs whose order keeps neighbours under different root complexes.
 fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
-    let gpus = cross_mapping(context, &with_work(context));
+    let gpus = cross_mapping(context, &with_work(context, gpus(context)));
     let first = *gpus.first()?;
     let pieces = (1..=MOST_TURNS).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
     let mut streamed: Vec<Placement> = pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect();
@@ -253,7 +249,7 @@ pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRang
 
 /// The GPUs in the machine's order, and where they are not alike, those first that compute fastest, hold most, or reach the host
 /// fastest.
-fn gpu_orders(context: &Context<'_>) -> Vec<Vec<DeviceId>> {
+pub(super) fn gpu_orders(context: &Context<'_>) -> Vec<Vec<DeviceId>> {
     let gpus = gpus(context);
     let hardware = context.hardware;
     let time = |gpu: DeviceId| -> f64 {

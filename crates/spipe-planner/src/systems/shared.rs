@@ -5,7 +5,9 @@
 //! and with all that a division may save left out for a bound ([`least`]).
 
 mod busy;
+mod choice;
 mod program;
+mod room;
 
 pub(crate) use busy::busiest;
 
@@ -15,10 +17,11 @@ use crate::{
     figures::{Figures, runs},
     pins::Pins,
 };
-use program::{Choice, Program, Room, Solved};
+use choice::Choice;
+use program::{Program, Room, Solved};
 use rayon::prelude::*;
-use spipe_base::{DeviceId, LayerRange, MemoryId};
-use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check};
+use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
+use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
 
 /// How many layers stages have at most.
 const LENGTHS: [usize; 4] = [1, 2, 4, 8];
@@ -34,6 +37,9 @@ const MOST_TRIED: usize = 24;
 
 /// How many stages are made to recompute for a placement to fit.
 const MOST_MENDED: usize = 4;
+
+/// How often a program is solved with less room, where what it finds does not fit: it does not know where stages are.
+const MOST_TIGHTENED: usize = 4;
 
 /// How many of these are simulated with steps in either order.
 const BOTH_TRIED: usize = 8;
@@ -74,18 +80,24 @@ pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (Sy
         let residents = RESIDENT.into_iter().filter(|resident| pinned.is_none() && *resident <= figures.layers.max(2));
         let residents: Vec<usize> = residents.chain(pinned).collect();
         for (length, resident) in LENGTHS.into_iter().flat_map(|length| residents.iter().map(move |it| (length, *it))) {
-            let program = Program::new(figures, pins, (system, shards), Room::Stages { length, resident });
-            let Some(Solved { least, runs }) = program.solved().filter(|solved| solved.least < most) else {
-                continue;
-            };
-            let stages = |order: fn(&[(Choice, usize)]) -> Vec<Choice>| -> Option<Vec<Stage>> {
-                let each = runs.iter().flat_map(|run| run.units.iter().zip(order(&run.choices)));
-                each.map(|(layers, choice)| choice.stage(&figures.context, *layers)).collect()
-            };
-            for order in [in_turn, reversed, mixed] {
-                let next = stages(order).and_then(|stages| placement(system, (shards, resident), stages));
-                let next = next.map(|next| made_to_fit(&figures.context, next));
-                list.extend(next.filter(|next| list.iter().all(|(_, other)| other != next)).map(|next| (least, next)));
+            let room = Room::Stages { length, resident };
+            let mut program = Program::new(figures, pins, (system, shards), room);
+            let mut orders: Vec<Order> = vec![in_turn, reversed, mixed];
+            for _ in 0..MOST_TIGHTENED {
+                let Some(solved) = program.solved().filter(|solved| solved.least < most) else { break };
+                let mut least_missing: Option<Bytes> = None;
+                orders.retain(|order| {
+                    let next = ordered(&figures.context, (system, shards, resident), (&solved, *order));
+                    let missing = next.as_ref().map_or(Bytes::ZERO, |next| missing(&figures.context, next));
+                    let new = next.filter(|next| list.iter().all(|(_, other)| other != next));
+                    list.extend(new.map(|next| (solved.least, next)));
+                    if missing > Bytes::ZERO {
+                        least_missing = Some(least_missing.map_or(missing, |least| least.min(missing)));
+                    }
+                    missing > Bytes::ZERO
+                });
+                let Some(missing) = least_missing else { break };
+                program.leave(missing);
             }
         }
     }
@@ -93,7 +105,31 @@ pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (Sy
     list.into_iter().map(|(_, placement)| placement).collect()
 }
 
-/// With a stage or a few more that recompute, where that is what it lacks to fit: programs do not know where stages are.
+/// In which order the stages of a run make their choices.
+type Order = fn(&[(Choice, usize)]) -> Vec<Choice>;
+
+/// The placement with what was solved, made to fit if a little is missing.
+fn ordered(
+    context: &Context<'_>,
+    (system, shards, resident): (System, usize, usize),
+    (Solved { runs, .. }, order): (&Solved, Order),
+) -> Option<Placement> {
+    let each = runs.iter().flat_map(|run| run.units.iter().zip(order(&run.choices)));
+    let stages: Option<Vec<Stage>> = each.map(|(layers, choice)| choice.stage(context, *layers)).collect();
+    let placement = placement(system, (shards, resident), stages?)?;
+    Some(made_to_fit(context, placement))
+}
+
+/// What the GPU lacks that lacks most.
+fn missing(context: &Context<'_>, placement: &Placement) -> Bytes {
+    let gpus = gpus(context).into_iter().map(|gpu| context.hardware.devices()[gpu].memory);
+    let needs = footprint(context, placement);
+    let missing =
+        gpus.map(|memory| needed(&needs, memory).saturating_sub(context.hardware.memories()[memory].usable()));
+    missing.max().unwrap_or_default()
+}
+
+/// With a stage or a few more that recompute, where that is what it lacks to fit.
 fn made_to_fit(context: &Context<'_>, placement: Placement) -> Placement {
     let mut fitting = placement.clone();
     for _ in 0..MOST_MENDED {
@@ -174,14 +210,14 @@ fn units((first, count): (usize, usize), length: usize) -> Vec<LayerRange> {
 /// The units of a run one choice after the other, those first that recompute: they do while what the others save is not there.
 fn in_turn(counts: &[(Choice, usize)]) -> Vec<Choice> {
     let mut list = listed(counts.iter());
-    list.sort_by_key(|choice| !choice.recomputes());
+    list.sort_by_key(|choice| !choice.recomputed);
     list
 }
 
 /// The same with the homes the other way round.
 fn reversed(counts: &[(Choice, usize)]) -> Vec<Choice> {
     let mut list = listed(counts.iter().rev());
-    list.sort_by_key(|choice| !choice.recomputes());
+    list.sort_by_key(|choice| !choice.recomputed);
     list
 }
 
@@ -200,7 +236,7 @@ fn mixed(counts: &[(Choice, usize)]) -> Vec<Choice> {
     let mut list: Vec<(f64, Choice)> = counts.iter().flat_map(each).collect();
     list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     let mut list: Vec<Choice> = list.into_iter().map(|(_, choice)| choice).collect();
-    if let Some(saves) = list.iter().rposition(|choice| !choice.recomputes()) {
+    if let Some(saves) = list.iter().rposition(|choice| !choice.recomputed) {
         let last = list.remove(saves);
         list.push(last);
     }

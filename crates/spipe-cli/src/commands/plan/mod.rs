@@ -22,7 +22,7 @@ use spipe_cost::{Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model};
 use spipe_plan::{OutcomeStatus, Placement, System};
-use spipe_planner::Solution;
+use spipe_planner::{LARGEST_HEAD_START, Solution};
 use std::{collections::BTreeSet, time::Duration};
 
 /// Searches, prints, and writes the plan, or prints why there is none.
@@ -281,6 +281,12 @@ fn human(found: &Found, output: Option<&str>, time_limit: Duration) -> String {
     };
     let covered =
         if solution.bound > SimTime::ZERO { "" } else { " Nothing is proven of plans such as the given one." };
+    let may_be_hybrid = solution.considered.iter().any(|known| known.system == System::Hybrid && known.bound.is_some());
+    let hybrids = if may_be_hybrid || placement.system == System::Hybrid {
+        format!(" A hybrid's head start is {LARGEST_HEAD_START} at most.")
+    } else {
+        String::new()
+    };
     // Only the integer program with what it calls looks at all placements.
     let none = match found.plan.outcome().map(|outcome| outcome.planner.as_str()) {
         Some("ilp" | "generated") | None => "none",
@@ -292,7 +298,7 @@ fn human(found: &Found, output: Option<&str>, time_limit: Duration) -> String {
         found.plan.context().workload().tokens() as f64 * 1e3 / solution.simulated.to_ms().max(f64::MIN_POSITIVE);
     format!(
         "{}\n{}{front}Iteration {:.3} simulated, {} tokens/s. Proven: {none} takes less than {:.3}{others}, so that at most {} could be \
-         gained ({how}; {} candidates simulated).{covered}\n{gains}{}",
+         gained ({how}; {} candidates simulated).{covered}{hybrids}\n{gains}{}",
         describe(&found.plan),
         considered(solution),
         solution.simulated,

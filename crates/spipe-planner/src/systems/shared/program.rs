@@ -2,7 +2,10 @@
 
 use super::{
     busy::{Busy, Lane},
-    near, units,
+    choice::{Choice, Home},
+    near,
+    room::{Any, Need, Whole},
+    units,
 };
 use crate::{
     figures::Figures,
@@ -10,9 +13,9 @@ use crate::{
     pins::Pins,
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
-use spipe_base::{Bytes, DeviceId, LayerId, LayerRange, MemoryId};
-use spipe_cost::{LayerMemory, Mode};
-use spipe_plan::{Context, Knob, Stage, System, gathers, held_while_computing, shared_footprint};
+use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
+use spipe_cost::Mode;
+use spipe_plan::{Context, Knob, Stage, System};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Beyond so many counts they need not be whole.
@@ -27,64 +30,8 @@ const WHOLE: f64 = 1e-6;
 /// What of a bound, and of a memory, is the solver's tolerance.
 const TOLERANCE: f64 = 1e-6;
 
-/// Of how many stages at the end of a run it is counted what is held while they compute.
-const NEAR_THE_END: usize = 3;
-
 /// What a ms of everything together counts beside one of the busiest.
 const LITTLE: f64 = 1e-5;
-
-/// Where a stage's parameters and optimizer state are, and who steps it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Home {
-    /// All on the devices.
-    Device,
-    /// Parameters on the devices, optimizer state on the host.
-    Stepped,
-    /// All on the host.
-    Host,
-}
-
-/// What a stage does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Choice {
-    home: Home,
-    recomputed: bool,
-}
-
-impl Choice {
-    /// Those of a system on so many devices, the ones that need least room first.
-    pub fn of((system, shards): (System, usize), context: &Context<'_>) -> Vec<Self> {
-        let training = context.workload().mode == Mode::Train;
-        let hosts = near(context).is_some_and(|(_, host)| host.is_some());
-        let stays = system != System::ZeroInfinity || shards > 1;
-        let allowed = |home: &Home| match home {
-            Home::Device => stays,
-            Home::Stepped => stays && hosts && training,
-            Home::Host => hosts && system == System::ZeroInfinity,
-        };
-        let homes = [Home::Host, Home::Stepped, Home::Device].into_iter().filter(allowed);
-        let of_home = |home: Home| [true, false].map(|recomputed| Self { home, recomputed });
-        homes.flat_map(of_home).filter(|choice| training || !choice.recomputed).collect()
-    }
-
-    /// Whether nothing is saved.
-    pub const fn recomputes(self) -> bool {
-        self.recomputed
-    }
-
-    /// The stage of these layers.
-    pub fn stage(self, context: &Context<'_>, layers: LayerRange) -> Option<Stage> {
-        let (first, host) = near(context)?;
-        let stage = Stage::new(first, layers);
-        let stage = if self.recomputed { stage.with_everything_recomputed() } else { stage };
-        Some(match (self.home, host) {
-            (Home::Device, _) => stage,
-            (Home::Stepped, Some((_, socket))) => stage.with_optimizer_on(socket),
-            (Home::Host, Some((home, socket))) => stage.with_weights_in(home).with_optimizer_on(socket),
-            (_, None) => return None,
-        })
-    }
-}
 
 /// What stages need room for.
 #[derive(Clone, Copy)]
@@ -96,38 +43,12 @@ pub(super) enum Room {
     Any { recomputed: usize },
 }
 
-/// What is known of stages in whole.
-enum Whole {
-    Divided {
-        divided: Vec<LayerRange>,
-        /// How often each is gathered in an iteration.
-        gathers: Vec<u64>,
-        /// By participant, what is there while each computes, if all save and if all recompute.
-        held: Vec<[Vec<Bytes>; 2]>,
-    },
-    Any {
-        recomputed: usize,
-    },
-}
-
 /// What a stage with a choice needs and does.
 struct Load {
     choice: Choice,
     lanes: BTreeMap<Lane, f64>,
     /// By participant.
     needs: Vec<Need>,
-}
-
-/// Bytes.
-#[derive(Clone, Copy, Default)]
-struct Need {
-    /// Shards that stay.
-    on_device: f64,
-    on_host: f64,
-    /// For the backward.
-    kept: f64,
-    /// Beside these while the last stage of the run computes, if it makes the choice.
-    computing: f64,
 }
 
 /// Stages of equal layers.
@@ -149,25 +70,16 @@ pub(super) struct Solved {
     pub runs: Vec<Chosen>,
 }
 
-/// What holds of any division, in bytes of a device.
-#[derive(Clone, Copy, Default)]
-struct Any {
-    /// What a stage that recomputes so many layers has beside shards at least.
-    again: f64,
-    /// What the layers of the stage that begins the model are charged too much for inputs.
-    beginning: f64,
-    /// Gradients of the last layer.
-    gradients: f64,
-}
-
 pub(super) struct Program<'p, 'a> {
-    context: &'p Context<'a>,
-    devices: Vec<DeviceId>,
+    pub context: &'p Context<'a>,
+    pub devices: Vec<DeviceId>,
     phased: bool,
     runs: Vec<Run>,
     between: BTreeMap<Lane, f64>,
     /// Where this is a bound, by participant.
     any: Option<Vec<Any>>,
+    /// What is left free on every device.
+    left: Bytes,
 }
 
 impl<'p, 'a> Program<'p, 'a> {
@@ -182,7 +94,7 @@ impl<'p, 'a> Program<'p, 'a> {
         let length = if let Room::Stages { length, .. } = room { length } else { 1 };
         let phased = figures.phased;
         let farthest = choices.first().map_or(Home::Device, |choice| choice.home);
-        let mut program = Self { context, devices, phased, runs: Vec::new(), between, any: None };
+        let mut program = Self { context, devices, phased, runs: Vec::new(), between, any: None, left: Bytes::ZERO };
         let whole = match room {
             Room::Stages { resident, .. } => program.divided(figures, (length, resident), farthest),
             Room::Any { recomputed } => Whole::Any { recomputed },
@@ -208,21 +120,14 @@ impl<'p, 'a> Program<'p, 'a> {
         program
     }
 
-    /// All layers in stages of so many, of which as many are there in whole as are resident.
-    fn divided(&self, figures: &Figures<'_>, (length, resident): (usize, usize), home: Home) -> Whole {
-        let divided: Vec<LayerRange> = figures.runs.iter().flat_map(|run| units(*run, length)).collect();
-        let first = divided.iter().position(|layers| self.context.backward_of(*layers).is_some());
-        let gathers = gathers(divided.len(), first, (self.rounds(), resident));
-        let held = |device: &DeviceId| {
-            [false, true].map(|recomputed| self.held(*device, (Choice { home, recomputed }, resident), &divided))
-        };
-        let held = self.devices.iter().map(held).collect();
-        Whole::Divided { divided, gathers, held }
+    /// How many microbatches each device has.
+    pub fn rounds(&self) -> u64 {
+        self.context.workload().microbatches / self.devices.len().max(1) as u64
     }
 
-    /// How many microbatches each device has.
-    fn rounds(&self) -> u64 {
-        self.context.workload().microbatches / self.devices.len().max(1) as u64
+    /// So much more is left free on every device.
+    pub fn leave(&mut self, bytes: Bytes) {
+        self.left += bytes;
     }
 
     fn allows(&self, pins: &Pins, choice: Choice, layer: usize) -> bool {
@@ -270,110 +175,6 @@ impl<'p, 'a> Program<'p, 'a> {
     /// Whether a stage has anything to recompute.
     fn saves(&self, stage: &Stage) -> bool {
         self.context.backward_of(stage.layers).is_some()
-    }
-
-    /// What a stage needs that is one of so many; `held` is what there is while those up to the last of these compute.
-    fn need_of(&self, device: DeviceId, stage: &Stage, (count, held): (usize, &[Bytes])) -> Need {
-        let need = shared_footprint(self.context, (device, self.devices.len()), stage);
-        // Of those before the last one more may be held at a time than what the ones behind keep.
-        let near = held.iter().rev().take(count.min(NEAR_THE_END)).enumerate();
-        let computing = near.map(|(back, held)| held.saturating_sub(need.kept * back as u64)).max();
-        Need {
-            on_device: need.on_device.as_f64(),
-            on_host: need.on_host.as_f64(),
-            kept: need.kept.as_f64(),
-            computing: computing.unwrap_or_default().as_f64(),
-        }
-    }
-
-    /// What is there while each stage computes, where all come from the host that may.
-    fn held(&self, device: DeviceId, (choice, resident): (Choice, usize), divided: &[LayerRange]) -> Vec<Bytes> {
-        let footprint = |layers: &LayerRange| {
-            let stage = choice.stage(self.context, *layers)?;
-            Some(shared_footprint(self.context, (device, self.devices.len()), &stage))
-        };
-        held_while_computing(&divided.iter().filter_map(footprint).collect::<Vec<_>>(), resident)
-    }
-
-    /// What any of `units`, which are single layers, needs in whatever stage it is.
-    fn least_need(&self, device: DeviceId, choice: Choice, (units, recomputed): (&[LayerRange], usize)) -> Need {
-        let (Some(first), Some(last)) = (units.first(), units.last()) else { return Need::default() };
-        let memory: &LayerMemory = self.context.cost.memory(first.first(), device);
-        let training = self.context.workload().mode == Mode::Train;
-        let part = |bytes: Bytes| bytes.as_f64() / self.devices.len() as f64;
-        let (weights, steps) = (part(memory.parameters + memory.gradients), part(memory.optimizer));
-        let (on_device, on_host) = match choice.home {
-            Home::Device => (weights + steps, 0.0),
-            Home::Stepped => (weights, weights + steps),
-            Home::Host => (0.0, weights + steps),
-        };
-        // The input of its stage is that of some layer before it; one that begins the model has less.
-        let (first, last) = (first.first().index(), last.first().index());
-        let begin = if first == 0 { 0 } else { first.saturating_sub(2 * recomputed - 2).max(1) };
-        let input = (begin..=last).map(|layer| self.input(device, layer)).fold(f64::INFINITY, f64::min);
-        let kept = match (training && self.context.cost.needs_backward(last.into()), choice.recomputed) {
-            (false, _) => 0.0,
-            (true, true) => input / (2 * recomputed - 1) as f64,
-            (true, false) => memory.saved.as_f64(),
-        };
-        let again = if choice.recomputed { memory.saved.as_f64() } else { 0.0 };
-        Need {
-            on_device: part(memory.cache) + on_device,
-            on_host,
-            kept,
-            computing: self.least_computing(device, last, again),
-        }
-    }
-
-    /// What a device has, beside shards and what is kept, while it computes whatever stage has a layer: that is gathered in whole, and so is
-    /// what comes next. In the backward its gradients are there, those of the layer behind it, be they of the same stage or of the next, and
-    /// what is recomputed.
-    fn least_computing(&self, device: DeviceId, layer: usize, again: f64) -> f64 {
-        let count = self.context.cost.layers().len();
-        let memory = |layer: usize| self.context.cost.memory(layer.into(), device);
-        let here = memory(layer);
-        let gradients = |layer: usize| if layer < count { memory(layer).gradients.as_f64() } else { 0.0 };
-        let next = (0..count).map(|layer| memory(layer).parameters.as_f64()).fold(f64::INFINITY, f64::min);
-        let returns = self.context.cost.needs_backward(layer.into());
-        let gradients = if returns { gradients(layer) + gradients(layer + 1) } else { 0.0 };
-        // What is used twice in a row is followed by itself: the last one that has a backward, and the first one.
-        let forward = if count == 1 || (returns && layer + 1 == count) { 0.0 } else { next };
-        let backward = if layer == 0 { 0.0 } else { next } + gradients + again;
-        (here.workspace + here.parameters).as_f64() + forward.max(if returns { backward } else { 0.0 })
-    }
-
-    /// Bytes of the input of a stage that begins with a layer.
-    fn input(&self, device: DeviceId, layer: usize) -> f64 {
-        let memory = |layer: usize| self.context.cost.memory(layer.into(), device);
-        layer.checked_sub(1).map_or(memory(0).input, |before| memory(before).boundary).as_f64()
-    }
-
-    /// What a stage that recomputes so many neighbouring layers has at least, if they are several: these as saved and in whole.
-    fn again(&self, device: DeviceId, count: usize) -> f64 {
-        let there = |layer| {
-            let memory = self.context.cost.memory(layer, device);
-            (memory.saved + memory.parameters + memory.gradients).as_f64()
-        };
-        let there: Vec<f64> = self.context.cost.layers().map(there).collect();
-        let least = there.windows(count).map(|layers| layers.iter().sum()).fold(f64::INFINITY, f64::min);
-        if count > 1 && least.is_finite() { least } else { 0.0 }
-    }
-
-    fn parameters(&self, device: DeviceId, layer: LayerId) -> f64 {
-        self.context.cost.memory(layer, device).parameters.as_f64()
-    }
-
-    /// What the last layer has of gradients while it computes its backward.
-    fn gradients(&self, device: DeviceId) -> f64 {
-        let last = self.context.cost.layers().last().filter(|last| self.context.cost.needs_backward(*last));
-        last.map_or(0.0, |last| self.context.cost.memory(last, device).gradients.as_f64())
-    }
-
-    /// What is charged too much for the layers of the stage that begins the model.
-    fn beginning(&self, device: DeviceId, recomputed: usize) -> f64 {
-        let inputs = (0..self.context.cost.layers().len()).map(|layer| self.input(device, layer));
-        let (others, all) = ((2 * recomputed - 2) as f64, (2 * recomputed - 1) as f64);
-        inputs.fold(0.0, f64::max) * others / all
     }
 
     /// No placement takes less, in ms; infinite if none fits.
@@ -494,8 +295,8 @@ impl<'p, 'a> Program<'p, 'a> {
         }
         for (at, device) in self.devices.iter().enumerate() {
             let Any { again, beginning, gradients } = self.any.as_ref().map_or_else(Any::default, |any| any[at]);
-            let usable =
-                memories[self.context.hardware.devices()[*device].memory].usable().as_f64() * slack + beginning;
+            let memory = &memories[self.context.hardware.devices()[*device].memory];
+            let usable = memory.usable().saturating_sub(self.left).as_f64() * slack + beginning;
             let need = |load: &Load| load.needs[at];
             let key: Vec<u64> =
                 self.each(all).map(|(load, _)| need(load).kept).chain([usable]).map(f64::to_bits).collect();
