@@ -123,8 +123,8 @@ mod tests {
         assert_eq!(gathers(4, Some(0), (1, 2)), [2, 2, 1, 1]);
         assert_eq!(gathers(4, Some(0), (3, 2)), [4, 4, 3, 3]);
         assert_eq!(gathers(4, Some(0), (3, 4)), [1, 1, 1, 1]);
-        // The first stage has no backward: a round ends at the second.
-        assert_eq!(gathers(3, Some(1), (2, 2)), [2, 2, 2]);
+        // The first stage has no backward: a round ends at the second, which is there for the next.
+        assert_eq!(gathers(3, Some(1), (2, 2)), [2, 1, 2]);
         assert_eq!(gathers(3, None, (2, 2)), [2, 2, 2]);
         assert_eq!(gathers(3, None, (2, 3)), [1, 1, 1]);
     }

@@ -51,34 +51,30 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
                 }
             }
         }
-        Dealing::RoundRobin => placements.extend(in_orders(context, &|(first, devices)| {
+        Dealing::RoundRobin => placements.extend(in_orders(context, &|devices| {
             let device = |index: usize| devices[index % devices.len()];
-            let of_chunks = |chunks: usize| fitting(context, system, (first, chunks * devices.len()), &device);
+            let of_chunks = |chunks: usize| fitting(context, system, (devices[0], chunks * devices.len()), &device);
             (1..=MOST_CHUNKS).flat_map(of_chunks).collect()
         })),
-        Dealing::Vee => placements.extend(in_orders(context, &|(first, devices)| {
+        Dealing::Vee => placements.extend(in_orders(context, &|devices| {
             let last = 2 * devices.len() - 1;
-            fitting(context, system, (first, last + 1), &|index: usize| devices[index.min(last - index)])
+            fitting(context, system, (devices[0], last + 1), &|index: usize| devices[index.min(last - index)])
         })),
     }
     Some(placements)
 }
 
 /// Those on the GPUs in each of their [`gpu_orders`].
-fn in_orders(context: &Context<'_>, on: &dyn Fn((DeviceId, &[DeviceId])) -> Vec<Placement>) -> Vec<Placement> {
+fn in_orders(context: &Context<'_>, on: &dyn Fn(&[DeviceId]) -> Vec<Placement>) -> Vec<Placement> {
     let of_order = |gpus: Vec<DeviceId>| on_most(context, &gpus, on);
     gpu_orders(context).into_iter().flat_map(of_order).collect()
 }
 
 /// Those on as many of `gpus` as there are any for that are possible, since models may have few layers and batches few microbatches.
-fn on_most(
-    context: &Context<'_>,
-    gpus: &[DeviceId],
-    on: &dyn Fn((DeviceId, &[DeviceId])) -> Vec<Placement>,
-) -> Vec<Placement> {
+fn on_most(context: &Context<'_>, gpus: &[DeviceId], on: &dyn Fn(&[DeviceId]) -> Vec<Placement>) -> Vec<Placement> {
     let mut list = Vec::new();
     for count in (1..=gpus.len()).rev() {
-        let more = on((gpus[0], &gpus[..count]));
+        let more = on(&gpus[..count]);
         let possible = more.iter().any(|placement| check(context, placement).is_ok());
         list.extend(more);
         if possible {
