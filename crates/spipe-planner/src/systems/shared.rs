@@ -21,7 +21,7 @@ use choice::Choice;
 use program::{Program, Room, Solved};
 use rayon::prelude::*;
 use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
-use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
+use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, gathers, needed};
 
 /// How many layers stages have at most.
 const LENGTHS: [usize; 4] = [1, 2, 4, 8];
@@ -196,6 +196,12 @@ fn placement(system: System, (shards, resident): (usize, usize), stages: Vec<Sta
     let resident = Some(resident as u64).filter(|resident| *resident > FEWEST_RESIDENT);
     let knobs = Knobs { shards: Some(shards as u64), resident, ..Knobs::default() };
     (!stages.is_empty()).then(|| Placement::new(system, stages).with_knobs(knobs))
+}
+
+/// How often each of these stages is gathered in an iteration of so many rounds, where so many are resident.
+fn gathered(context: &Context<'_>, divided: &[LayerRange], (rounds, resident): (u64, usize)) -> Vec<u64> {
+    let first = divided.iter().position(|layers| context.backward_of(*layers).is_some());
+    gathers(divided.len(), first, (rounds, resident))
 }
 
 /// A run in stages of so many layers, the last of them with what is left.

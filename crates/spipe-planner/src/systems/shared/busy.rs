@@ -1,8 +1,9 @@
 //! For how long an iteration keeps everything busy.
 
-use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
+use super::gathered;
+use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
 use spipe_cost::{LayerMemory, LayerTime};
-use spipe_plan::{Context, Placement, Stage, Weights, gathers};
+use spipe_plan::{Context, Placement, Stage, Weights};
 use std::collections::BTreeMap;
 
 /// What may be busy.
@@ -38,8 +39,8 @@ pub(super) struct Busy<'b, 'a> {
 /// No iteration of `placement` is shorter, in ms.
 pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
     let mut busy = Busy::new(context, placement.participants(context.hardware), placement.knobs.synchronous_optimizer);
-    let first = placement.stages.iter().position(|stage| context.backward_of(stage.layers).is_some());
-    let gathers = gathers(placement.stages.len(), first, (busy.rounds as u64, placement.resident_stages()));
+    let divided: Vec<LayerRange> = placement.stages.iter().map(|stage| stage.layers).collect();
+    let gathers = gathered(context, &divided, (busy.rounds as u64, placement.resident_stages()));
     placement.stages.iter().zip(gathers).for_each(|(stage, gathers)| busy.stage(stage, gathers as f64));
     busy.between();
     busy.lanes.into_values().fold(0.0, f64::max)

@@ -2,13 +2,14 @@
 
 use super::{
     choice::{Choice, Home},
+    gathered,
     program::Program,
     units,
 };
 use crate::figures::Figures;
 use spipe_base::{Bytes, DeviceId, LayerId, LayerRange};
 use spipe_cost::{LayerMemory, Mode};
-use spipe_plan::{Stage, gathers, held_while_computing, shared_footprint};
+use spipe_plan::{Stage, held_while_computing, shared_footprint};
 
 /// Of how many stages at the end of a run it is counted what is held while they compute.
 const NEAR_THE_END: usize = 3;
@@ -54,8 +55,7 @@ impl Program<'_, '_> {
     /// All layers in stages of so many, of which as many are there in whole as are resident.
     pub(super) fn divided(&self, figures: &Figures<'_>, (length, resident): (usize, usize), home: Home) -> Whole {
         let divided: Vec<LayerRange> = figures.runs.iter().flat_map(|run| units(*run, length)).collect();
-        let first = divided.iter().position(|layers| self.context.backward_of(*layers).is_some());
-        let gathers = gathers(divided.len(), first, (self.rounds(), resident));
+        let gathers = gathered(self.context, &divided, (self.rounds(), resident));
         let held = |device: &DeviceId| {
             [false, true].map(|recomputed| self.held(*device, (Choice { home, recomputed }, resident), &divided))
         };
