@@ -33,7 +33,7 @@ pub use knob::Knob;
 pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Knobs, Placement};
 pub use plan::{Context, Gain, Outcome, OutcomeStatus, Plan};
 pub use remarks::{divided, remarks, unread, widened};
-pub use rounds::{boundaries_in_passing, held_in_rounds, resident_chunks, trusts_steps, undo_log};
+pub use rounds::{Exchanges, Exchanging, Room, Visit, boundaries_in_passing, held_in_rounds, trusts_steps, undo_log};
 pub use sharded::{SharedFootprint, held_while_computing, shard, shared_footprint};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};

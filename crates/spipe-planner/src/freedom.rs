@@ -1,6 +1,7 @@
 //! What the placements of a system may do, as far as that bounds their time.
 
 use crate::{LARGEST_HEAD_START, SYSTEMS, figures::Figures};
+use spipe_base::Bytes;
 use spipe_cost::LayerMemory;
 use spipe_plan::System;
 
@@ -53,8 +54,8 @@ pub(crate) struct Freedom {
     pub offloads: When,
     /// Whether parameters live on the host and are copied in; then they are stepped there, otherwise where they are.
     pub streams: When,
-    /// Parameters of how many stages a device has room for, to which some are streamed.
-    pub resident: u64,
+    /// Whether a device may have room for one streamed stage only, so that nothing arrives while it is computed.
+    pub one_resident: bool,
     /// Whether all microbatches go through one stage before any goes through the next on its device.
     pub in_rounds: bool,
     /// Whether optimizers are on CPU sockets.
@@ -81,7 +82,7 @@ impl Freedom {
         recomputes: When::Perhaps,
         offloads: When::Never,
         streams: When::Never,
-        resident: 0,
+        one_resident: false,
         in_rounds: false,
         steps_on_host: When::Never,
         synchronous: true,
@@ -103,9 +104,10 @@ impl Freedom {
         if host_help { Self::HELPED_STAGES } else { Self::STAGES }
     }
 
-    /// What a device to which `layer` is streamed has room for beside what its layers hold, in bytes.
-    pub fn buffers(&self, layer: &LayerMemory, training: bool) -> u64 {
-        (layer.parameters * self.resident + layer.gradients * if training { 2 } else { 0 }).get()
+    /// What a device has at once beside all that its layers hold, if `layer` is streamed to it, in bytes: its parameters, and in training its
+    /// gradients. Where more chunks are resident the others may be those of no other layer.
+    pub fn buffers(layer: &LayerMemory, training: bool) -> u64 {
+        (layer.parameters + if training { layer.gradients } else { Bytes::ZERO }).get()
     }
 
     /// How microbatches turn around, where every layer is trained.
@@ -165,10 +167,10 @@ impl Freedom {
             System::ZeroOffloadDelayed => {
                 Self { steps_on_host: When::Always, synchronous: false, gradients_leave: true, ..gpus }
             }
-            System::Spipe => Self { recomputes: When::Always, resident: 2, apart: true, ..streams },
-            System::Mobius => Self { recomputes: When::Always, resident: 2, ..streams },
-            System::NaiveSwap => Self { computing: Computing::OneGpu, resident: 1, ..streams },
-            System::Superpipeline => Self { resident: 1, ..streams },
+            System::Spipe => Self { recomputes: When::Always, apart: true, ..streams },
+            System::Mobius => Self { recomputes: When::Always, ..streams },
+            System::NaiveSwap => Self { computing: Computing::OneGpu, one_resident: true, ..streams },
+            System::Superpipeline => Self { one_resident: true, ..streams },
             _ => Self { splits: system.splits_backward(), ..gpus },
         }
     }

@@ -200,24 +200,21 @@ fn passing_gradients(layers: &[LayerMemory], alone: bool) -> u64 {
 }
 
 /// Where parameters are streamed to devices that are all alike: for each number of those to which none of the larger layers is, both
-/// classes with what is held beside layers. A device to which layers are streamed has room for each of them as often as chunks are
-/// resident, and in training for two of its gradients; and there is what passes between stages.
+/// classes with what is held beside layers ([`Freedom::buffers`]).
 fn streaming_or_not(figures: &Figures<'_>, freedom: &Freedom, classes: Vec<Class>) -> Vec<Vec<Class>> {
     let [class] = classes.as_slice() else { return vec![classes] };
     if freedom.streams == When::Never || class.count > MOST_SPLIT {
         return vec![classes];
     }
     let bytes = &figures.devices[class.members[0]].bytes;
-    let boundary = bytes.iter().map(|layer| layer.boundary.get()).min().unwrap_or(0);
-    let beside = if figures.training { figures.boundaries_in_passing(1) * boundary } else { 0 };
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     for layer in bytes {
-        *counts.entry(freedom.buffers(layer, figures.training)).or_default() += 1;
+        *counts.entry(Freedom::buffers(layer, figures.training)).or_default() += 1;
     }
     let most = counts.iter().max_by_key(|(_, count)| **count).map_or(0, |(buffers, _)| *buffers);
     let part = |small: usize| {
-        let with = Class { count: class.count - small, beside: beside + most, ..class.clone() };
-        let without = Class { count: small, streams_below: most, beside, ..class.clone() };
+        let with = Class { count: class.count - small, beside: class.beside + most, ..class.clone() };
+        let without = Class { count: small, streams_below: most, ..class.clone() };
         [with, without].into_iter().filter(|class| class.count > 0).collect()
     };
     (0..=class.count).map(part).collect()

@@ -18,7 +18,7 @@ use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, System, check};
-use spipe_planner::{Fit, Problem, Refused, Remedy, SYSTEMS, candidates, fits, remedies};
+use spipe_planner::{Fit, Problem, Refused, Remedy, SYSTEMS, fits, remedies};
 use std::cell::Cell;
 
 fn with_problem<T>(
@@ -122,9 +122,9 @@ fn wrong(instance: &Instance, workload: &Workload, systems: &[System], found: &[
                 hold(exists((model, hardware), (workload, &[*system])), "the system does not fit");
             }
             Remedy::System(system) => {
-                let any = with_problem((model, hardware), (workload, &[*system]), |problem| {
-                    let placements = candidates(&problem.context, *system);
-                    placements.iter().any(|placement| check(&problem.context, placement).is_ok())
+                let any = with_problem((model, hardware), (workload, &[*system]), |problem| match fits(problem) {
+                    Fit::Found(placement) => check(&problem.context, &placement).is_ok(),
+                    _ => false,
                 });
                 hold(any, "the other system does not fit");
             }

@@ -61,16 +61,21 @@ fn frozen_in_front(model: Model, frozen: usize) -> Model {
 }
 
 fn chain(layers: &[(u64, u64, u64)]) -> String {
+    chain_of(layers, &[1; 16])
+}
+
+/// The same with so many million parameters per layer.
+fn chain_of(layers: &[(u64, u64, u64)], parameters: &[u64]) -> String {
     let mut text =
         "format-version = 1\nkind = \"profiled\"\nname = \"chain\"\nmicrobatch = 1\nseq-len = 1024\n".to_owned();
-    for (index, (time, boundary, saved)) in layers.iter().enumerate() {
+    for (index, ((time, boundary, saved), parameters)) in layers.iter().zip(parameters).enumerate() {
         let saved = saved.max(boundary);
         let ms = |tenths: u64| format!("\"{} ms\"", tenths as f64 / 10.0);
         let (once, half) = (ms(*time), ms(time.div_ceil(2)));
         let cell = format!("{{ forward = {once}, backward-input = {once}, backward-weight = {half} }}");
         let _ = write!(
             text,
-            "[[layer]]\nname = \"layer{index}\"\nparameters = 1000000\nboundary-activation = \"{boundary} MiB\"\n\
+            "[[layer]]\nname = \"layer{index}\"\nparameters = {parameters}000000\nboundary-activation = \"{boundary} MiB\"\n\
              saved-activation = \"{saved} MiB\"\ntime = {{ gpu = {cell}, cpu = {cell} }}\n",
         );
     }
@@ -255,8 +260,10 @@ proptest! {
         more in 0u64..4,
         (train, tied, kept) in any::<(bool, bool, u8)>(),
         frozen in 0usize..6,
+        parameters in prop::collection::vec(1u64..200, 9..10),
     ) {
-        let (model, hardware) = (perhaps_tied(&layers, frozen, tied), machine());
+        let unequal = || frozen_in_front(Model::from_toml("chain.toml", &chain_of(&layers, &parameters)).unwrap(), frozen);
+        let (model, hardware) = (if tied { perhaps_tied(&layers, frozen, tied) } else { unequal() }, machine());
         let unit = matches!(system, System::Superpipeline | System::NaiveSwap);
         let devices = if system == System::NaiveSwap { 1 } else { devices };
         let mode = if train { Mode::Train } else { Mode::Infer };

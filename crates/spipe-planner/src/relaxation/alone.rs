@@ -1,9 +1,9 @@
 //! A device that has all layers and streams some of them, case by case: how large the largest layer that is streamed to it is, how many
 //! layers the longest streamed stage has, and whether one chunk is there at a time.
 //!
-//! Each case says how much the device has beside its layers: parameters and gradients of the largest chunk as often as chunks are resident, at
-//! least those of so many layers as the longest stage has; what passes between stages; and the workspace of any layer. The input of
-//! each streamed stage that is computed again stays until then: of r layers in stages of at most s there are r ÷ s inputs at least.
+//! Each case says how much the device has beside what its layers hold while it computes one of them: parameters and gradients of the largest
+//! streamed layer, or of so many layers as the longest stage has, and its workspace. The input of each streamed stage that is
+//! computed again stays until then: of r layers in stages of at most s there are r ÷ s inputs at least.
 //!
 //! An iteration begins with the forward of the first layer and ends with its backward. If that layer is streamed, its gradients have to leave,
 //! the host has to step it, and its parameters have to come back before the next one begins. If one chunk is there at a time, nothing arrives
@@ -16,6 +16,7 @@ use crate::{
 };
 use good_lp::{Expression, constraint, variable, variables};
 use spipe_base::{Bytes, LayerId};
+use spipe_cost::LayerMemory;
 
 /// Intervals of the layers of the longest streamed stage; the last one has no end.
 const LENGTHS: [(usize, Option<usize>); 6] =
@@ -38,6 +39,8 @@ const GAP: f64 = 1e-3;
 pub(super) struct Alone {
     /// GiB that each streamed layer holds on all microbatches if it is computed again.
     pub input: f64,
+    /// What these inputs come to too much for a first layer whose own is smaller, in GiB.
+    pub less: f64,
     /// Whether nothing arrives while a chunk is computed.
     pub serial: bool,
     /// GB per second at which chunks arrive.
@@ -77,46 +80,47 @@ fn cases(figures: &Figures<'_>, freedom: &Freedom, class: &Class) -> Vec<(Class,
     let device = &figures.devices[class.members[0]];
     let inputs = || (0..figures.layers).map(|layer| device.input(layer));
     let input = inputs().skip(1).min().unwrap_or(0);
-    let boundary = device.bytes.iter().map(|layer| layer.boundary.get()).min().unwrap_or(0);
-    let workspace = device.bytes.iter().map(|layer| layer.workspace.get()).max().unwrap_or(0);
-    let beside = figures.boundaries_in_passing(1) * boundary + workspace;
     // The first stage may have a smaller one.
     let credit = figures.microbatches * input.saturating_sub(device.input(0));
     let (wait, copies) = waits(figures, class.members[0]);
     let ends = [0, figures.layers - 1].map(LayerId::from);
     let shares = figures.context.model.tied().iter().any(|group| ends.iter().all(|end| group.contains(end)));
     let rate = class.rates[0];
-    let nothing = Alone { input: 0.0, serial: false, rate, wait, copies: 0.0, shares: false };
+    let nothing = Alone { input: 0.0, less: 0.0, serial: false, rate, wait, copies: 0.0, shares: false };
     let mut cases = Vec::new();
     if freedom.streams == When::Perhaps {
-        cases.push((Class { streams_below: 0, beside, ..class.clone() }, nothing));
+        cases.push((Class { streams_below: 0, ..class.clone() }, nothing));
     }
     let few = figures.runs.len() <= MOST_RUNS;
     let lengths: &[(usize, Option<usize>)] = if few { &LENGTHS } else { &[(1, None)] };
-    // One chunk at a time, or more.
-    for resident in if freedom.resident == 1 { 1..=2 } else { freedom.resident..=freedom.resident } {
-        let freedom = Freedom { resident, ..*freedom };
-        let buffers: Vec<u64> = {
-            let mut buffers: Vec<u64> =
-                device.bytes.iter().map(|layer| freedom.buffers(layer, figures.training)).collect();
-            buffers.sort_unstable();
-            buffers
-        };
-        for (least, below) in &sizes(&buffers) {
-            for (shortest, longest) in lengths {
-                if *shortest > figures.layers {
-                    continue;
-                }
-                let several: u64 = buffers[..*shortest].iter().sum();
-                let left = (beside + several.max(*least)).saturating_sub(longest.map_or(0, |_| credit));
-                let input = longest
-                    .map_or(0.0, |longest| figures.microbatches as f64 * Bytes::new(input).to_gib() / longest as f64);
-                let serial = resident == 1;
-                let copies = if *least > 0 { copies } else { 0.0 };
-                cases.push((
-                    Class { streams_below: *below, beside: left, ..class.clone() },
-                    Alone { input, serial, copies, shares, ..nothing },
-                ));
+    let of_layers = |bytes: fn(&LayerMemory) -> Bytes| device.bytes.iter().map(move |layer| bytes(layer).get());
+    let workspace = |least: u64| {
+        let large = device.bytes.iter().filter(|layer| Freedom::buffers(layer, figures.training) >= least);
+        large.map(|layer| layer.workspace.get()).min().unwrap_or(0)
+    };
+    let smallest = of_layers(|layer| layer.parameters).min().unwrap_or(0);
+    // Whatever is computed, some chunk is there.
+    let busiest = smallest + of_layers(|layer| layer.workspace).max().unwrap_or(0);
+    let buffers: Vec<u64> = {
+        let mut buffers: Vec<u64> =
+            device.bytes.iter().map(|layer| Freedom::buffers(layer, figures.training)).collect();
+        buffers.sort_unstable();
+        buffers
+    };
+    for (least, below) in &sizes(&buffers) {
+        for (shortest, longest) in lengths.iter().filter(|(shortest, _)| *shortest <= figures.layers) {
+            let several: u64 = buffers[..*shortest].iter().sum();
+            let beside = (several + workspace(0)).max(least + workspace(*least)).max(busiest);
+            let longest = longest.filter(|_| credit <= beside);
+            let less = longest.map_or(0, |_| credit);
+            let input = longest
+                .map_or(0.0, |longest| figures.microbatches as f64 * Bytes::new(input).to_gib() / longest as f64);
+            let copies = if *least > 0 { copies } else { 0.0 };
+            // One chunk at a time, or more.
+            for serial in [true, false].into_iter().filter(|serial| !serial || freedom.one_resident) {
+                let class = Class { streams_below: *below, beside: beside - less, ..class.clone() };
+                let less = Bytes::new(less).to_gib();
+                cases.push((class, Alone { input, less, serial, copies, shares, ..nothing }));
             }
         }
     }
@@ -170,6 +174,20 @@ impl Spread<'_, '_> {
     pub(super) fn streamed_alone(&mut self, alone: Alone) {
         self.ends_alike(alone);
         self.wait(alone);
+    }
+
+    /// While a layer is computed there is its workspace beside all that is held, and what it needs if it is streamed. A device has at least
+    /// the part of that which is streamed of its run.
+    pub(super) fn room_to_compute(&mut self, (class, alone): (&Class, Alone), held: &Expression) {
+        let whole = Class { beside: 0, ..class.clone() };
+        let usable = self.usable(&whole).to_gib() + alone.less;
+        for (run, (layer, count)) in self.runs.iter().enumerate() {
+            let bytes = &self.figures.devices[class.members[0]].bytes[*layer];
+            let buffers = Bytes::new(Freedom::buffers(bytes, self.figures.training)).to_gib() / *count as f64;
+            let shares = self.shares.iter().filter(|(other, _, choice, _)| *other == run && choice.streams);
+            let streamed: Expression = shares.map(|(_, _, _, share)| *share).sum();
+            self.rows.push(constraint!(held.clone() + buffers * streamed + bytes.workspace.to_gib() <= usable));
+        }
     }
 
     /// The first and the last layer are both streamed or both not, if they share parameters and are in different stages.

@@ -222,7 +222,7 @@ impl<'f, 'a> Spread<'f, 'a> {
     fn choices(&self, class: &Class, layer: usize) -> Vec<((bool, bool), Kept)> {
         let device = &self.figures.devices[class.members[0]];
         let trains = self.figures.training && !device.is_cpu;
-        let streams = self.freedom.buffers(&device.bytes[layer], self.figures.training) < class.streams_below;
+        let streams = Freedom::buffers(&device.bytes[layer], self.figures.training) < class.streams_below;
         let steps: &[(bool, bool)] = match (self.freedom.streams, self.freedom.steps_on_host) {
             (When::Always, _) if streams => &[(true, trains)],
             (When::Perhaps, _) if streams => &[(true, trains), (false, false)],
@@ -368,6 +368,9 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.efforts.push(burden.busy.clone() / count);
         self.rows.push(constraint!(burden.busy <= count * self.busiest));
         self.rows.push(constraint!(burden.held.clone() <= count * self.usable(class).to_gib()));
+        if let Some(alone) = self.alone {
+            self.room_to_compute((class, alone), &burden.held);
+        }
         self.whole_layers(count, self.usable(class).to_gib(), burden.whole);
         if device.is_cpu {
             host.held += burden.held;

@@ -1,6 +1,6 @@
 //! What passes between chunks: activations forward, gradients back, and checkpoints from the forward's device to the backward's.
 
-use super::{Rounds, Use};
+use super::{Rounds, Visit};
 use crate::{Access, Content};
 use spipe_base::{
     ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerId, MicrobatchId, Payload, Subject,
@@ -18,7 +18,7 @@ impl Rounds<'_> {
     /// Outputs of forward chunks become inputs of the next.
     pub(super) fn carry_forward(&mut self) -> Result<(), Faults> {
         for chunk in 1..self.spec.forward.len() {
-            let (from, to) = (Use { backward: false, chunk: chunk - 1 }, Use { backward: false, chunk });
+            let (from, to) = (Visit { backward: false, chunk: chunk - 1 }, Visit { backward: false, chunk });
             for microbatch in 0..self.spec.microbatches {
                 let id = MicrobatchId::from(microbatch);
                 let content = Content::Activation(self.chunk(from).layers.last(), id);
@@ -37,7 +37,7 @@ impl Rounds<'_> {
     /// The input of every backward chunk but the first: what the forward passed there, or a copy of its own.
     pub(super) fn carry_checkpoints(&mut self) -> Result<(), Faults> {
         for chunk in (1..self.spec.backward.len()).filter(|chunk| self.spec.backward[*chunk].returns.is_some()) {
-            let to = Use { backward: true, chunk };
+            let to = Visit { backward: true, chunk };
             let first = self.chunk(to).layers.first().index();
             // The forward chunk that computes the layer before it.
             let Some(maker) =
@@ -45,7 +45,7 @@ impl Rounds<'_> {
             else {
                 continue;
             };
-            let from = Use { backward: false, chunk: maker };
+            let from = Visit { backward: false, chunk: maker };
             let at_the_end = self.chunk(from).layers.last().index() + 1 == first;
             for microbatch in 0..self.spec.microbatches {
                 let (id, bytes) = (MicrobatchId::from(microbatch), self.chunk(to).input);
@@ -78,7 +78,7 @@ impl Rounds<'_> {
     /// Gradients of inputs go to the backward chunk before.
     pub(super) fn carry_backward(&mut self) -> Result<(), Faults> {
         for chunk in (1..self.spec.backward.len()).filter(|chunk| self.spec.backward[*chunk].passes_gradient) {
-            let (from, to) = (Use { backward: true, chunk }, Use { backward: true, chunk: chunk - 1 });
+            let (from, to) = (Visit { backward: true, chunk }, Visit { backward: true, chunk: chunk - 1 });
             for microbatch in 0..self.spec.microbatches {
                 let id = MicrobatchId::from(microbatch);
                 let content = Content::Gradient(self.chunk(to).layers.last(), id);
@@ -95,7 +95,7 @@ impl Rounds<'_> {
     }
 
     /// The same buffer within a device; otherwise a copy on the other device.
-    fn pass(&mut self, (from, to): (Use, Use), made: BufferId, passed: Passed) -> Result<BufferId, Faults> {
+    fn pass(&mut self, (from, to): (Visit, Visit), made: BufferId, passed: Passed) -> Result<BufferId, Faults> {
         let (sender, receiver) = (self.chunk(from).device, self.chunk(to).device);
         if sender == receiver {
             return Ok(made);
@@ -124,7 +124,7 @@ impl Rounds<'_> {
     /// A copy of the next iteration overwrites what this one's forward has read, and the forward before it what the copy has:
     /// no device runs ahead of the one behind it.
     pub(super) fn reuse_inputs(&mut self) {
-        let forward = |chunk: usize, microbatch: usize| self.computed[&Use { backward: false, chunk }][microbatch];
+        let forward = |chunk: usize, microbatch: usize| self.computed[&Visit { backward: false, chunk }][microbatch];
         let copies = self.inputs.iter().filter_map(|(key, buffer)| Some((*key, *self.sent.get(buffer)?)));
         let edges: Vec<_> = copies
             .flat_map(|((chunk, microbatch), copy)| {
@@ -158,15 +158,15 @@ impl Rounds<'_> {
 
     /// What a device computes just before a backward: the microbatch before, or the last one of the chunk before.
     fn timestep_before(&self, device: DeviceId, (chunk, microbatch): (usize, usize)) -> Option<spipe_base::ActionId> {
-        let here = Use { backward: true, chunk };
+        let here = Visit { backward: true, chunk };
         if let Some(before) = microbatch.checked_sub(1) {
             let per_microbatch = self.computed[&here].len() / self.spec.microbatches;
             return self.computed[&here].get((before + 1) * per_microbatch - 1).copied();
         }
         let mine = |index: &usize| self.spec.backward[*index].device == device;
-        let before = (chunk + 1..self.spec.backward.len()).find(mine).map(|chunk| Use { backward: true, chunk });
+        let before = (chunk + 1..self.spec.backward.len()).find(mine).map(|chunk| Visit { backward: true, chunk });
         let forward = || self.spec.forward.iter().rposition(|chunk| chunk.device == device);
-        let before = before.or_else(|| forward().map(|chunk| Use { backward: false, chunk }))?;
+        let before = before.or_else(|| forward().map(|chunk| Visit { backward: false, chunk }))?;
         self.computed[&before].last().copied()
     }
 }

@@ -4,6 +4,7 @@ use super::{Chunk, Links, Rounds, Spec, Stepping, Transfer};
 use crate::lower::StageTimes;
 use crate::{Program, ProgramBuilder, Shape};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, LayerId, LayerRange, MemoryId, SimTime};
+use spipe_plan::Exchanging;
 
 /// Copies that take a given time per unit of bytes in either direction; between devices they take none.
 struct PerUnit {
@@ -97,7 +98,7 @@ pub fn bare_rounds(
     let spec = Spec {
         forward: cut(devices * forward, times.forward, &ring),
         backward: cut(devices * backward, times.backward, &back),
-        coupled: !decoupled,
+        exchanging: Exchanging { coupled: !decoupled, ..PAIR },
         stepping: match times.step {
             SimTime::ZERO => Stepping::Never,
             _ if decoupled => Stepping::Asynchronous,
@@ -157,9 +158,13 @@ pub fn bare_superpipeline_after(
     let device = builder.device("gpu0", memory, false);
     let forward = (0..units).map(|index| unit(device, (index, 1), times.compute, host)).collect();
     let write_back = times.evict > SimTime::ZERO;
-    let spec = Spec { forward, resident, swap, there, write_back, streams: true, ..spec(1) };
+    let exchanging = Exchanging { resident, swap, ..PAIR };
+    let spec = Spec { forward, exchanging, there, write_back, streams: true, ..spec(1) };
     Rounds::build(&spec, &PerUnit { host, load: times.load, evict: times.evict }, builder)
 }
+
+/// One chunk computes, the next one arrives.
+const PAIR: Exchanging = Exchanging { resident: 2, swap: 1, coupled: true };
 
 fn builder(name: &str, (layers, microbatches, training): (usize, usize, bool)) -> ProgramBuilder {
     ProgramBuilder::new(Shape {
@@ -179,9 +184,7 @@ fn spec(microbatches: usize) -> Spec {
         microbatches,
         forward: Vec::new(),
         backward: Vec::new(),
-        coupled: true,
-        resident: 2,
-        swap: 1,
+        exchanging: PAIR,
         there: 0,
         sequential: false,
         write_back: false,

@@ -7,7 +7,7 @@ use crate::lower::{machine, pipeline::times};
 use spipe_base::{Bytes, DeviceId, Faults, MemoryId, SimTime};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{
-    Boundary, Context, InFlight, Placement, Stage, System, Weights, stage_footprint, trusts_steps, undo_log,
+    Boundary, Context, Exchanging, InFlight, Placement, Stage, System, Weights, stage_footprint, trusts_steps, undo_log,
 };
 
 /// Copies over the machine's routes.
@@ -33,34 +33,20 @@ pub(in crate::lower) fn lower_rounds(context: &Context<'_>, placement: &Placemen
         System::Superpipeline => Stepping::NeededFirst,
         _ => Stepping::Serial,
     };
-    let units = placement.stages.len();
     let on = |device| placement.stages.iter().filter(|stage| stage.device == device).count();
     let most = placement.devices().into_iter().map(on).max().unwrap_or(0);
-    let (resident, swap) = match placement.system {
-        System::Superpipeline => {
-            let resident = knobs.resident.map_or(2, |resident| resident as usize).min(units);
-            (resident, knobs.swap.map_or(1, |swap| swap as usize).min(resident))
-        }
-        System::NaiveSwap => {
-            let resident = knobs.resident.map_or(1, |resident| resident as usize).min(units);
-            (resident, resident)
-        }
-        // Double buffering: one stage computes, the next one arrives.
-        _ => (2, 1),
-    };
+    let exchanging = Exchanging::of(placement);
     let (checks, trusts) = (workload.checks_gradients(), trusts_steps(context, placement));
     let spec = Spec {
         microbatches: workload.microbatches as usize,
         forward,
         backward: backward.map(|stage| chunk(context, stage, (true, coupled))).collect(),
-        coupled,
-        resident,
-        swap,
+        exchanging,
         there: 0,
         sequential: knobs.sequential,
         write_back: knobs.write_back,
         // Where all fit at once and nothing steps them, they stay.
-        streams: training || most > resident,
+        streams: training || most > exchanging.resident,
         stepping,
         late_checkpoints: knobs.synchronous_checkpoints,
         waits_for_norm: checks && !trusts,

@@ -29,6 +29,7 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
     MicrobatchId, SimTime, StageId, Subject,
 };
+use spipe_plan::{Exchanging, Visit};
 use std::collections::BTreeMap;
 use weights::Unit;
 
@@ -114,11 +115,8 @@ pub(super) struct Spec {
     pub forward: Vec<Chunk>,
     /// In model order; empty in inference.
     pub backward: Vec<Chunk>,
-    /// Whether both passes have the same chunks on the same devices.
-    pub coupled: bool,
-    /// k, the chunks whose parameters a device holds, and k′, those exchanged at a time.
-    pub resident: usize,
-    pub swap: usize,
+    /// How many chunks' parameters a device holds, and whether both passes have the same chunks on the same devices.
+    pub exchanging: Exchanging,
     /// How many of the first chunks of the forward are on the device when it begins: bringing them takes no time.
     pub there: usize,
     /// Whether the chunks of an exchange are copied one by one.
@@ -140,13 +138,6 @@ pub(super) struct Spec {
     pub arithmetic_undo: bool,
 }
 
-/// Which pass, and the number of a chunk in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Use {
-    pub backward: bool,
-    pub chunk: usize,
-}
-
 type Key = (usize, usize);
 
 /// The state of building one program.
@@ -156,9 +147,9 @@ pub(super) struct Rounds<'a> {
     builder: &'a mut ProgramBuilder,
     parameters: Vec<weights::Piece>,
     /// Parameters on the device, by use.
-    weights: BTreeMap<Use, BufferId>,
+    weights: BTreeMap<Visit, BufferId>,
     /// Those of other chunks that a use shares, and their gradients by backward chunk.
-    shared: BTreeMap<Use, BufferId>,
+    shared: BTreeMap<Visit, BufferId>,
     shared_gradients: BTreeMap<usize, BufferId>,
     /// Keys and values, by forward chunk.
     caches: BTreeMap<usize, BufferId>,
@@ -176,7 +167,7 @@ pub(super) struct Rounds<'a> {
     sent: BTreeMap<BufferId, ActionId>,
     gradients: BTreeMap<usize, BufferId>,
     /// First and last computing action of each use.
-    computed: BTreeMap<Use, Vec<ActionId>>,
+    computed: BTreeMap<Visit, Vec<ActionId>>,
 }
 
 impl Rounds<'_> {
@@ -231,15 +222,15 @@ impl Rounds<'_> {
         builder.build()
     }
 
-    fn chunk(&self, this: Use) -> &Chunk {
+    fn chunk(&self, this: Visit) -> &Chunk {
         if this.backward { &self.spec.backward[this.chunk] } else { &self.spec.forward[this.chunk] }
     }
 
     /// Stages of the program: those of the forward, and behind them those of the backward where it has its own.
     fn add_stages(&mut self) {
-        let backward = if self.spec.coupled { &[][..] } else { &self.spec.backward };
+        let backward = if self.spec.exchanging.coupled { &[][..] } else { &self.spec.backward };
         for chunk in self.spec.forward.iter().chain(backward) {
-            let recomputed = if self.spec.coupled {
+            let recomputed = if self.spec.exchanging.coupled {
                 self.spec.backward.iter().find(|back| back.layers == chunk.layers).and_then(|back| back.recomputed)
             } else {
                 chunk.recomputed
@@ -248,31 +239,33 @@ impl Rounds<'_> {
         }
     }
 
-    fn stage(&self, this: Use) -> StageId {
-        StageId::from(this.chunk + if this.backward && !self.spec.coupled { self.spec.forward.len() } else { 0 })
+    fn stage(&self, this: Visit) -> StageId {
+        StageId::from(
+            this.chunk + if this.backward && !self.spec.exchanging.coupled { self.spec.forward.len() } else { 0 },
+        )
     }
 
     /// The uses of each device in the order in which it computes: forward in model order, backward against it.
-    fn uses(&self) -> BTreeMap<DeviceId, Vec<Use>> {
-        let mut uses: BTreeMap<DeviceId, Vec<Use>> = BTreeMap::new();
+    fn uses(&self) -> BTreeMap<DeviceId, Vec<Visit>> {
+        let mut uses: BTreeMap<DeviceId, Vec<Visit>> = BTreeMap::new();
         for (chunk, this) in self.spec.forward.iter().enumerate() {
-            uses.entry(this.device).or_default().push(Use { backward: false, chunk });
+            uses.entry(this.device).or_default().push(Visit { backward: false, chunk });
         }
         for (chunk, this) in self.spec.backward.iter().enumerate().rev().filter(|(_, this)| this.returns.is_some()) {
-            uses.entry(this.device).or_default().push(Use { backward: true, chunk });
+            uses.entry(this.device).or_default().push(Visit { backward: true, chunk });
         }
         uses
     }
 
     /// All microbatches of one chunk in one pass.
-    fn compute(&mut self, this: Use) {
+    fn compute(&mut self, this: Visit) {
         for microbatch in 0..self.spec.microbatches {
             let action = if this.backward { self.backward(this, microbatch) } else { self.forward(this, microbatch) };
             self.computed.entry(this).or_default().push(action);
         }
     }
 
-    fn forward(&mut self, this: Use, microbatch: usize) -> ActionId {
+    fn forward(&mut self, this: Visit, microbatch: usize) -> ActionId {
         let key = (this.chunk, microbatch);
         let mut reads = vec![self.weights(this)];
         reads.extend(self.shared_parameters(this));
@@ -282,7 +275,11 @@ impl Rounds<'_> {
         let made = self.made_by_forward.get(&key).into_iter().flatten();
         writes.extend(self.outputs.get(&key).into_iter().chain(made).map(|buffer| Access::new(*buffer, 1)));
         let chunk = self.chunk(this);
-        if self.spec.coupled && !self.spec.backward.is_empty() && chunk.returns.is_some() && chunk.saved > Bytes::ZERO {
+        if self.spec.exchanging.coupled
+            && !self.spec.backward.is_empty()
+            && chunk.returns.is_some()
+            && chunk.saved > Bytes::ZERO
+        {
             let (content, bytes) = (Content::Saved(chunk.layers, MicrobatchId::from(microbatch)), chunk.saved);
             let saved = self.on_device(this, content, bytes);
             self.saved.insert(key, saved);
@@ -292,7 +289,7 @@ impl Rounds<'_> {
         self.arithmetic((this, None), (ActionKind::Forward, microbatch), work, (reads, writes))
     }
 
-    fn backward(&mut self, this: Use, microbatch: usize) -> ActionId {
+    fn backward(&mut self, this: Visit, microbatch: usize) -> ActionId {
         let key = (this.chunk, microbatch);
         let id = MicrobatchId::from(microbatch);
         let mut reads = vec![self.weights(this)];
@@ -328,7 +325,7 @@ impl Rounds<'_> {
 
     fn arithmetic(
         &mut self,
-        (this, layers): (Use, Option<LayerRange>),
+        (this, layers): (Visit, Option<LayerRange>),
         (kind, microbatch): (ActionKind, usize),
         work: SimTime,
         (reads, writes): (Vec<Access>, Vec<Access>),
@@ -339,17 +336,17 @@ impl Rounds<'_> {
     }
 
     /// Whether the parameters of a use come from the host.
-    fn streamed(&self, this: Use) -> bool {
+    fn streamed(&self, this: Visit) -> bool {
         self.spec.streams && !self.chunk(this).stays
     }
 
     /// Streamed parameters are version 1 of a buffer that a copy wrote, others version 0 of one that was there.
-    fn version_of_weights(&self, this: Use) -> u32 {
+    fn version_of_weights(&self, this: Visit) -> u32 {
         u32::from(self.streamed(this))
     }
 
     /// The parameters that a use reads.
-    fn weights(&self, this: Use) -> Access {
+    fn weights(&self, this: Visit) -> Access {
         Access::new(self.weights[&this], self.version_of_weights(this))
     }
 
@@ -357,12 +354,12 @@ impl Rounds<'_> {
         self.builder.lane(device, role.name(), role)
     }
 
-    fn on_device(&mut self, this: Use, content: Content, bytes: Bytes) -> BufferId {
+    fn on_device(&mut self, this: Visit, content: Content, bytes: Bytes) -> BufferId {
         let memory = self.builder.memory_of(self.chunk(this).device);
         self.builder.buffer(content, memory, bytes, Lifetime::Transient)
     }
 
-    fn workspace(&mut self, this: Use, microbatch: usize) -> Access {
+    fn workspace(&mut self, this: Visit, microbatch: usize) -> Access {
         let content = Content::Workspace(self.stage(this), MicrobatchId::from(microbatch));
         let bytes = self.chunk(this).workspace;
         Access::new(self.on_device(this, content, bytes), 1)

@@ -1,7 +1,7 @@
 //! Gradients out, optimizer steps on CPU sockets, and on the devices of chunks that stay; the global check and what it undoes.
 
 use super::{
-    Rounds, Stepping, Transfer, Use,
+    Rounds, Stepping, Transfer, Visit,
     shared::Arrived,
     urgency::{Due, by_need, ends_of_backwards},
     weights::Piece,
@@ -12,12 +12,13 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime,
     Subject,
 };
+use spipe_plan::GRADIENT_SLOTS;
 use std::collections::BTreeMap;
 
 /// Gradients on their way to the socket that steps them.
 #[derive(Clone, Copy)]
 struct Leaving {
-    this: Use,
+    this: Visit,
     subject: Subject,
     socket: DeviceId,
     /// Where they arrive.
@@ -28,7 +29,7 @@ struct Leaving {
 /// Gradients that are complete where they are stepped.
 #[derive(Clone, Copy)]
 struct Complete {
-    this: Use,
+    this: Visit,
     subject: Subject,
     lane: LaneId,
     gradients: Access,
@@ -61,9 +62,9 @@ impl Rounds<'_> {
                 .collect(),
             _ => Vec::new(),
         };
-        let mut leaving: Vec<Leaving> = Vec::new();
+        let (mut leaving, mut sent): (Vec<Leaving>, BTreeMap<DeviceId, Vec<(Visit, ActionId)>>) = Default::default();
         for chunk in (0..self.spec.backward.len()).rev() {
-            let this = Use { backward: true, chunk };
+            let this = Visit { backward: true, chunk };
             let Some(gradients) = self.gradients.get(&chunk).copied() else { continue };
             if self.chunk(this).stays {
                 arrived = self.shared_gradients_to_owner(this)?.or(arrived);
@@ -85,7 +86,10 @@ impl Rounds<'_> {
             };
             let (Some(socket), true) = (socket, self.spec.stepping != Stepping::Never) else { continue };
             if !self.chunk(this).trains {
-                arrived = self.shared_gradients_out(this)?.or(arrived);
+                if let Some((copy, shared)) = self.shared_gradients_out(this)? {
+                    arrived = Some(shared);
+                    sent.entry(device).or_default().push((this, copy));
+                }
                 continue;
             }
             let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(this)) };
@@ -95,10 +99,14 @@ impl Rounds<'_> {
             let transfer = self.links.copy(memory, home, bytes)?;
             let lane = self.lane(device, LaneRole::D2h);
             let out = (lane, ActionKind::Copy(Payload::GradientsOut), subject);
-            self.copy(out, transfer, (vec![last], vec![Access::new(there, 1)]));
-            arrived = self.shared_gradients_out(this)?.or(arrived);
+            let mut copy = self.copy(out, transfer, (vec![last], vec![Access::new(there, 1)]));
+            if let Some((last, shared)) = self.shared_gradients_out(this)? {
+                (copy, arrived) = (last, Some(shared));
+            }
+            sent.entry(device).or_default().push((this, copy));
             leaving.push(Leaving { this, subject, socket, gradients: Access::new(there, 1), home });
         }
+        self.reuse_slots(&sent);
         for Leaving { this, subject, socket, gradients, home } in self.in_order(leaving) {
             let lane = self.lane(socket, LaneRole::Optimizer);
             let gradients = self.accumulate_shared((this, lane), gradients, arrived);
@@ -121,6 +129,20 @@ impl Rounds<'_> {
             waiting.sort_by_key(|complete| complete.this.chunk);
         }
         self.step_once_known(norm, &waiting)
+    }
+
+    /// A device holds gradients of two chunks that leave, one that is computed and one that is copied out.
+    fn reuse_slots(&mut self, sent: &BTreeMap<DeviceId, Vec<(Visit, ActionId)>>) {
+        let mut edges = Vec::new();
+        for sent in sent.values() {
+            for ((_, copy), (this, _)) in sent.iter().zip(sent.iter().skip(GRADIENT_SLOTS as usize)) {
+                let backward = |action: &&ActionId| self.builder.get(**action).kind == ActionKind::Backward;
+                edges.extend(self.computed[this].iter().find(backward).map(|backward| (*copy, *backward)));
+            }
+        }
+        for (copy, backward) in edges {
+            self.wait(copy, backward, (0, IdleCause::Memory));
+        }
     }
 
     /// Steps what has waited for the norm of all gradients.
@@ -179,7 +201,7 @@ impl Rounds<'_> {
     }
 
     /// The gradients of a chunk that stays, with those from other chunks' use of its parameters.
-    fn complete_here(&mut self, this: Use, gradients: BufferId, arrived: Option<Arrived>) -> Complete {
+    fn complete_here(&mut self, this: Visit, gradients: BufferId, arrived: Option<Arrived>) -> Complete {
         let (device, layers) = (self.chunk(this).device, self.chunk(this).layers);
         let last = Access::new(gradients, self.spec.microbatches as u32);
         let lane = self.lane(device, LaneRole::Compute);

@@ -5,7 +5,7 @@
 //! Where both chunks stay on their devices, the owner's device has them and steps them. A chunk on the same device reads them there;
 //! one on another device has a copy, which comes anew after each step.
 
-use super::{Rounds, Transfer, Unit, Use};
+use super::{Rounds, Transfer, Unit, Visit};
 use crate::{Access, Action, Content, Lifetime};
 use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Faults, LaneId, LaneRole, LayerRange, Payload, Subject};
 use spipe_model::Tie;
@@ -39,8 +39,8 @@ impl Rounds<'_> {
     /// What chunks that stay use of others that do: their own place, unless it is the owner's.
     pub(super) fn hold_shared_of_kept(&mut self) {
         for chunk in (0..self.spec.forward.len()).filter(|chunk| self.spec.forward[*chunk].stays) {
-            let forward = Use { backward: false, chunk };
-            let unit = Unit { uses: vec![forward, Use { backward: true, chunk }] };
+            let forward = Visit { backward: false, chunk };
+            let unit = Unit { uses: vec![forward, Visit { backward: true, chunk }] };
             match self.owner_beside(forward) {
                 Some(buffer) => self.shared.extend(unit.uses.iter().map(|this| (*this, buffer))),
                 None => self.hold_shared(&unit, Lifetime::Resident),
@@ -49,20 +49,20 @@ impl Rounds<'_> {
     }
 
     /// The chunk that has what a chunk uses.
-    fn owner(&self, this: Use) -> Option<Use> {
+    fn owner(&self, this: Visit) -> Option<Visit> {
         let owner = self.chunk(this).borrowed?.tie.owner;
         let chunk = self.spec.forward.iter().position(|chunk| chunk.layers.contains(owner))?;
-        Some(Use { chunk, ..this })
+        Some(Visit { chunk, ..this })
     }
 
     /// Its parameters, if it is on the same device.
-    fn owner_beside(&self, this: Use) -> Option<BufferId> {
+    fn owner_beside(&self, this: Visit) -> Option<BufferId> {
         let owner = self.owner(this).filter(|owner| self.chunk(*owner).device == self.chunk(this).device)?;
         self.weights.get(&owner).copied()
     }
 
     /// The shared parameters that a chunk reads.
-    pub(super) fn shared_parameters(&self, this: Use) -> Option<Access> {
+    pub(super) fn shared_parameters(&self, this: Visit) -> Option<Access> {
         self.shared.get(&this).map(|buffer| Access::new(*buffer, self.version_of_weights(this)))
     }
 
@@ -83,14 +83,14 @@ impl Rounds<'_> {
         Ok(Some(self.copy(what, transfer, (vec![Access::new(piece.buffer, 0)], vec![target]))))
     }
 
-    fn about(&self, this: Use, tie: Tie) -> Subject {
+    fn about(&self, this: Visit, tie: Tie) -> Subject {
         Subject { layers: LayerRange::new(tie.owner, tie.owner), ..Subject::stage(self.stage(this)) }
     }
 
     /// Adds a backward's share of their gradients to what it reads and writes.
     pub(super) fn add_shared_gradients(
         &mut self,
-        (this, microbatch): (Use, usize),
+        (this, microbatch): (Visit, usize),
         (reads, writes): (&mut Vec<Access>, &mut Vec<Access>),
     ) {
         let Some(gradients) = self.place_of_shared_gradients(this) else { return };
@@ -99,7 +99,7 @@ impl Rounds<'_> {
         writes.push(Access::new(gradients, done + 1));
     }
 
-    fn place_of_shared_gradients(&mut self, this: Use) -> Option<BufferId> {
+    fn place_of_shared_gradients(&mut self, this: Visit) -> Option<BufferId> {
         let borrowed = self.chunk(this).borrowed.filter(|borrowed| borrowed.gradients > Bytes::ZERO)?;
         if let Some(gradients) = self.shared_gradients.get(&this.chunk) {
             return Some(*gradients);
@@ -111,7 +111,7 @@ impl Rounds<'_> {
     }
 
     /// Brings the gradients from a chunk's use of another one's parameters to where those are stepped.
-    pub(super) fn shared_gradients_out(&mut self, this: Use) -> Result<Option<Arrived>, Faults> {
+    pub(super) fn shared_gradients_out(&mut self, this: Visit) -> Result<Option<(ActionId, Arrived)>, Faults> {
         let (Some(borrowed), Some(gradients)) =
             (self.chunk(this).borrowed, self.shared_gradients.get(&this.chunk).copied())
         else {
@@ -126,12 +126,13 @@ impl Rounds<'_> {
         let transfer = self.links.copy(self.builder.memory_of(device), home, bytes)?;
         let lane = self.lane(device, LaneRole::D2h);
         let what = (lane, ActionKind::Copy(Payload::GradientsOut), self.about(this, tie));
-        self.copy(what, transfer, (vec![Access::new(gradients, self.spec.microbatches as u32)], vec![there]));
-        Ok(Some(Arrived { tie, gradients: there }))
+        let last = Access::new(gradients, self.spec.microbatches as u32);
+        let copy = self.copy(what, transfer, (vec![last], vec![there]));
+        Ok(Some((copy, Arrived { tie, gradients: there })))
     }
 
     /// Brings the gradients from the use that a chunk that stays makes of another one's parameters to the device that steps those.
-    pub(super) fn shared_gradients_to_owner(&mut self, this: Use) -> Result<Option<Arrived>, Faults> {
+    pub(super) fn shared_gradients_to_owner(&mut self, this: Visit) -> Result<Option<Arrived>, Faults> {
         let (Some(borrowed), Some(gradients), Some(owner)) =
             (self.chunk(this).borrowed, self.shared_gradients.get(&this.chunk).copied(), self.owner(this))
         else {
@@ -148,9 +149,9 @@ impl Rounds<'_> {
     }
 
     /// Gives the chunks on other devices that use what a chunk has stepped what its step has made.
-    pub(super) fn shared_parameters_from_owner(&mut self, owner: Use) -> Result<(), Faults> {
-        let users = (0..self.spec.backward.len()).map(|chunk| Use { chunk, ..owner });
-        let users: Vec<Use> = users.filter(|user| self.owner(*user) == Some(owner)).collect();
+    pub(super) fn shared_parameters_from_owner(&mut self, owner: Visit) -> Result<(), Faults> {
+        let users = (0..self.spec.backward.len()).map(|chunk| Visit { chunk, ..owner });
+        let users: Vec<Visit> = users.filter(|user| self.owner(*user) == Some(owner)).collect();
         for user in users {
             let Some(borrowed) = self.chunk(user).borrowed.filter(|_| self.owner_beside(user).is_none()) else {
                 continue;
@@ -165,7 +166,7 @@ impl Rounds<'_> {
     /// A copy between the devices of two chunks.
     fn share(
         &mut self,
-        (from, to): (Use, Use),
+        (from, to): (Visit, Visit),
         (payload, bytes, tie): (Payload, Bytes, Tie),
         (read, write): (Access, Access),
     ) -> Result<(), Faults> {
@@ -179,7 +180,7 @@ impl Rounds<'_> {
     /// Adds what has arrived for a chunk's parameters to their gradients where they are stepped.
     pub(super) fn accumulate_shared(
         &mut self,
-        (this, lane): (Use, LaneId),
+        (this, lane): (Visit, LaneId),
         gradients: Access,
         arrived: Option<Arrived>,
     ) -> Access {

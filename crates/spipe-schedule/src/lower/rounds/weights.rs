@@ -1,14 +1,15 @@
 //! Parameters on their way in (and out): k units are resident, k′ are exchanged at a time; chunks that stay take no part in it.
 
-use super::{Rounds, Use};
+use super::Rounds;
 use crate::{Access, Content, Lifetime};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, Faults, IdleCause, LaneId, LaneRole, LayerId, LayerRange, MemoryId, Payload,
     Subject,
 };
+use spipe_plan::{Exchanges, Visit};
 use std::collections::BTreeMap;
 
-/// Units whose parameters come in together and leave together, in the order in which they are used.
+/// Units whose parameters come in together and leave together.
 struct Exchange {
     units: Vec<Unit>,
     /// The copies that bring them.
@@ -19,7 +20,7 @@ struct Exchange {
 
 /// Parameters that are loaded once: for one use, or for the last forward and the first backward of a chunk.
 pub(super) struct Unit {
-    pub uses: Vec<Use>,
+    pub uses: Vec<Visit>,
 }
 
 /// Parameters on a host, of the finest runs of layers that chunks of either pass are made of.
@@ -74,11 +75,11 @@ impl Rounds<'_> {
 
     /// A place on the device for the parameters of every use; the uses that follow each other at the turn share theirs, and so do all
     /// of a chunk that stays.
-    pub(super) fn hold_weights(&mut self, uses: &[Use]) {
-        let again = |this: &Use| Use { backward: true, ..*this };
+    pub(super) fn hold_weights(&mut self, uses: &[Visit]) {
+        let again = |this: &Visit| Visit { backward: true, ..*this };
         let stay = uses.iter().filter(|this| !this.backward && self.chunk(**this).stays);
         let stay: Vec<Unit> = stay.map(|this| Unit { uses: vec![*this, again(this)] }).collect();
-        let move_on = self.exchanges(uses).into_iter().flat_map(|exchange| exchange.units);
+        let move_on = self.exchanges(uses).1.into_iter().flat_map(|exchange| exchange.units);
         for unit in move_on.chain(stay) {
             let (device, layers, bytes) = {
                 let chunk = self.chunk(unit.uses[0]);
@@ -97,52 +98,56 @@ impl Rounds<'_> {
         }
     }
 
-    /// What is loaded, k′ units at a time, in order. At the turn from forward to backward the last exchanges that fit among k units
-    /// are there already.
-    fn exchanges(&self, uses: &[Use]) -> Vec<Exchange> {
-        let uses: Vec<Use> = uses.iter().copied().filter(|this| !self.chunk(*this).stays).collect();
-        let turn = uses.iter().position(|this| this.backward).unwrap_or(uses.len());
-        let (forward, backward) = uses.split_at(turn);
-        let size = self.spec.swap.max(1);
-        let alone = |this: &Use| Unit { uses: vec![*this] };
-        let exchange = |units: &[Use]| Exchange {
-            units: units.iter().map(alone).collect(),
+    /// What the device exchanges of which these are all visits.
+    fn exchanges(&self, uses: &[Visit]) -> (Exchanges, Vec<Exchange>) {
+        let uses: Vec<Visit> = uses.iter().copied().filter(|this| !self.chunk(*this).stays).collect();
+        let exchanges = Exchanges::new(&uses, &self.spec.exchanging);
+        let unit = |visits: &Vec<usize>| Unit { uses: visits.iter().map(|visit| uses[*visit]).collect() };
+        let exchange = |units: &Vec<Vec<usize>>| Exchange {
+            units: units.iter().map(unit).collect(),
             loads: Vec::new(),
             leaves: Vec::new(),
         };
-        let mut exchanges: Vec<Exchange> = forward.chunks(size).map(exchange).collect();
-        let mut stay = 0;
-        for exchange in exchanges.iter_mut().rev().filter(|_| self.spec.coupled) {
-            if stay + exchange.units.len() > self.spec.resident {
-                break;
-            }
-            stay += exchange.units.len();
-            for unit in &mut exchange.units {
-                let again = Use { backward: true, chunk: unit.uses[0].chunk };
-                unit.uses.extend(backward.contains(&again).then_some(again));
-            }
-        }
-        exchanges.extend(backward[stay.min(backward.len())..].chunks(size).map(exchange));
-        exchanges
+        let list = exchanges.units.iter().map(exchange).collect();
+        (exchanges, list)
     }
 
-    /// Copies of parameters in, each exchange as soon as there is room for it.
-    pub(super) fn load(&mut self, uses: &[Use]) -> Result<(), Faults> {
-        let mut exchanges = self.exchanges(uses);
+    /// Copies of parameters in, each exchange as soon as there is room for it: once enough others have left. What has been used keeps its
+    /// room until something takes it.
+    pub(super) fn load(&mut self, uses: &[Visit]) -> Result<(), Faults> {
+        let (order, mut exchanges) = self.exchanges(uses);
         let device = self.chunk(uses[0]).device;
         let lane = self.lane(device, LaneRole::H2d);
-        for exchange in &mut exchanges {
-            let pieces = if self.spec.sequential { 1 } else { exchange.units.len() };
-            for batch in exchange.units.chunks(pieces) {
-                let load = self.load_batch(lane, batch)?;
-                exchange.loads.push(load);
+        for (index, room) in order.room.iter().enumerate() {
+            // Those that are evicted have come before.
+            let evicted: Vec<&Exchange> =
+                order.leaving[room.evicts.clone()].iter().map(|leaving| &exchanges[*leaving]).collect();
+            let eviction = if evicted.is_empty() { None } else { Some(self.evict(lane, &evicted)) };
+            let mut loads = Vec::new();
+            let pieces = if self.spec.sequential { 1 } else { exchanges[index].units.len() };
+            for batch in exchanges[index].units.chunks(pieces) {
+                loads.push(self.load_batch(lane, batch)?);
                 for unit in batch {
-                    exchange.loads.extend(self.load_shared(lane, unit)?);
+                    loads.extend(self.load_shared(lane, unit)?);
                 }
             }
-            self.leave(exchange)?;
+            for (eviction, load) in
+                eviction.into_iter().flat_map(|eviction| loads.iter().map(move |load| (eviction, load)))
+            {
+                self.wait(eviction, *load, (0, IdleCause::Memory));
+            }
+            exchanges[index].loads = loads;
+            self.leave(&mut exchanges[index])?;
         }
-        self.make_room(lane, &exchanges);
+        for (exchange, room) in exchanges.iter().zip(&order.room) {
+            for (leaves, load) in exchange
+                .loads
+                .iter()
+                .flat_map(|load| exchanges[order.leaving[room.behind]].leaves.iter().map(move |leaves| (leaves, load)))
+            {
+                self.wait(*leaves, *load, (u8::from(room.before), IdleCause::Memory));
+            }
+        }
         Ok(())
     }
 
@@ -196,50 +201,6 @@ impl Rounds<'_> {
             exchange.leaves.push(copy);
         }
         Ok(())
-    }
-
-    /// No more than k units are there at a time: an exchange comes in once enough others have left, in this iteration or the one
-    /// before. What has been used keeps its room until something takes it.
-    fn make_room(&mut self, lane: LaneId, exchanges: &[Exchange]) {
-        let capacity = self.spec.resident.max(self.spec.swap);
-        let mut leaving: Vec<&Exchange> = exchanges.iter().collect();
-        leaving.sort_by_key(|exchange| {
-            exchange.units.last().map(|unit| self.computed[&unit.uses[unit.uses.len() - 1]].last())
-        });
-        // How many units have left once the first so many exchanges have.
-        let gone: Vec<usize> = leaving
-            .iter()
-            .scan(0, |sum, exchange| {
-                *sum += exchange.units.len();
-                Some(*sum)
-            })
-            .collect();
-        let total = gone.last().copied().unwrap_or(0);
-        let mut edges = Vec::new();
-        let mut evicted = 0;
-        let mut wanted = 0;
-        for exchange in exchanges {
-            wanted += exchange.units.len();
-            let (must_leave, distance) = if wanted > capacity {
-                (wanted - capacity, 0)
-            } else {
-                ((total + wanted).saturating_sub(capacity).max(wanted), 1)
-            };
-            let Some(index) = gone.iter().position(|gone| *gone >= must_leave).filter(|_| must_leave > 0) else {
-                continue;
-            };
-            if distance == 0 && evicted <= index {
-                let eviction = self.evict(lane, &leaving[evicted..=index]);
-                edges.extend(exchange.loads.iter().map(|load| (eviction, *load, 0)));
-                evicted = index + 1;
-            }
-            for load in &exchange.loads {
-                edges.extend(leaving[index].leaves.iter().map(|leaves| (*leaves, *load, distance)));
-            }
-        }
-        for (leaves, load, distance) in edges {
-            self.wait(leaves, load, (distance, IdleCause::Memory));
-        }
     }
 
     /// The last reader of what has been used: it holds the room until `lane` is about to fill it.
