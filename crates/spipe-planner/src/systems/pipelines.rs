@@ -67,7 +67,7 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
 /// Those on the GPUs in each of their [`gpu_orders`].
 fn in_orders(context: &Context<'_>, on: &dyn Fn(&[DeviceId]) -> Vec<Placement>) -> Vec<Placement> {
     let of_order = |gpus: Vec<DeviceId>| on_most(context, &gpus, on);
-    gpu_orders(context).into_iter().flat_map(of_order).collect()
+    gpu_orders(context, &gpus(context)).into_iter().flat_map(of_order).collect()
 }
 
 /// Those on as many of `gpus` as there are any for that are possible, since models may have few layers and batches few microbatches.

@@ -8,13 +8,16 @@ use super::{
     kept, room, socket,
 };
 use crate::case::{Scored, faster};
-use spipe_base::{DeviceId, LayerRange};
+use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, System};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Beyond this many GPUs the mapping of stages to GPUs is not searched.
 const MOST_MAPPED: usize = 8;
+
+/// How many forward chunks of SPipe each GPU has at most, unless only more of them fit.
+const MOST_CHUNKS: usize = 3;
 
 /// How often microbatches come to each GPU at most.
 const MOST_TURNS: usize = 6;
@@ -32,14 +35,34 @@ const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
 const OTHERS: usize = 5;
 const NEARLY: f64 = 1.3;
 
+/// Placements on all GPUs; where none fits, also on those that are larger than the smallest, and so on.
 pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
+    let mut gpus = gpus(context);
+    let mut list = on(context, (&gpus, system))?;
+    let any_fits = |list: &[Placement]| list.iter().any(|placement| fits(context, placement));
+    while gpus.len() > 1 && !any_fits(&list) {
+        let smallest = gpus.iter().map(|gpu| room_of(context, *gpu)).min();
+        let largest: Vec<DeviceId> =
+            gpus.iter().copied().filter(|gpu| Some(room_of(context, *gpu)) > smallest).collect();
+        // What passes between devices needs room as well.
+        gpus = if largest.is_empty() { gpus[..1].to_vec() } else { largest };
+        list.extend(on(context, (&gpus, system))?);
+    }
+    Some(list)
+}
+
+fn room_of(context: &Context<'_>, gpu: DeviceId) -> Bytes {
+    context.hardware.memories()[context.hardware.devices()[gpu].memory].usable()
+}
+
+fn on(context: &Context<'_>, (gpus, system): (&[DeviceId], System)) -> Option<Vec<Placement>> {
     match system {
-        System::Spipe => Some(spipe(context)),
-        System::Mobius => mobius(context),
-        System::Superpipeline if gpus(context).len() > 1 => in_turns(context),
+        System::Spipe => Some(spipe((context, gpus))),
+        System::Mobius => mobius(context, gpus),
+        System::Superpipeline if gpus.len() > 1 => in_turns((context, gpus)),
         _ => {
-            let firsts: BTreeSet<DeviceId> =
-                gpu_orders(context).iter().filter_map(|order| order.first().copied()).collect();
+            let orders = gpu_orders(context, gpus);
+            let firsts: BTreeSet<DeviceId> = orders.iter().filter_map(|order| order.first().copied()).collect();
             let of_gpus: Option<Vec<_>> = firsts.into_iter().map(|gpu| units((context, gpu), system)).collect();
             of_gpus.map(|placements| placements.concat())
         }
@@ -53,35 +76,41 @@ fn with_work(context: &Context<'_>, mut gpus: Vec<DeviceId>) -> Vec<DeviceId> {
     gpus
 }
 
-/// F forward and B backward chunks per GPU: forward chunk i·N + r on GPU r, backward chunk j·N + (N − 1 − r).
-fn spipe(context: &Context<'_>) -> Vec<Placement> {
-    gpu_orders(context).into_iter().flat_map(|gpus| spipe_on(context, &with_work(context, gpus))).collect()
+/// F forward and B backward chunks per GPU: forward chunk i·N + r on GPU r, backward chunk j·N + (N − 1 − r). Where none of a few of them
+/// fit, as few as fit of equally large ones.
+fn spipe((context, gpus): (&Context<'_>, &[DeviceId])) -> Vec<Placement> {
+    let orders: Vec<Vec<DeviceId>> =
+        gpu_orders(context, gpus).into_iter().map(|gpus| with_work(context, gpus)).collect();
+    let of = |weight: Weight, forward: usize| -> Vec<Placement> {
+        let backward = [forward, 2 * forward, 3 * forward];
+        let on = |gpus: &Vec<DeviceId>| {
+            backward.iter().filter_map(|backward| spipe_on(context, gpus, (weight, [forward, *backward]))).collect()
+        };
+        orders.iter().flat_map(|gpus| -> Vec<Placement> { on(gpus) }).collect()
+    };
+    let few: Vec<Placement> = (1..=MOST_CHUNKS).flat_map(|forward| of(Weight::Time, forward)).collect();
+    let any_fits = |placements: &Vec<Placement>| placements.iter().any(|placement| fits(context, placement));
+    if any_fits(&few) {
+        return few;
+    }
+    let most = context.model.layers().len() / orders.first().map_or(1, |gpus| gpus.len().max(1));
+    let more = (1..usize::BITS).map(|power| 1 << power).take_while(|forward| *forward < most).chain([most]);
+    let lean = more.map(|forward| of(Weight::Bytes, forward)).find(any_fits);
+    // What is missing is least of the finest.
+    [few, lean.unwrap_or_else(|| of(Weight::Bytes, most))].concat()
 }
 
-fn spipe_on(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Placement> {
-    let count = gpus.len();
-    let mut placements = Vec::new();
-    let Some(first) = gpus.first().copied() else { return placements };
-    for forward in 1..=3 {
-        for backward in [forward, 2 * forward, 3 * forward] {
-            let (Some(ahead), Some(back)) =
-                (cuts::balanced(context, first, forward * count), cuts::balanced(context, first, backward * count))
-            else {
-                continue;
-            };
-            let ahead = stages(context, &ahead, &|chunk| gpus[chunk % count], true);
-            let back = stages(context, &back, &|chunk| gpus[count - 1 - chunk % count], true);
-            if let (Some(ahead), Some(back)) = (ahead, back) {
-                placements.push(Placement::new(System::Spipe, ahead).with_backward(back));
-            }
-        }
-    }
-    placements
+fn spipe_on(context: &Context<'_>, gpus: &[DeviceId], (weight, chunks): (Weight, [usize; 2])) -> Option<Placement> {
+    let (count, first) = (gpus.len(), *gpus.first()?);
+    let [ahead, back] = chunks.map(|chunks| cuts::balanced_in(context, (first, weight), chunks * count));
+    let ahead = stages(context, &ahead?, &|chunk| gpus[chunk % count], true)?;
+    let back = stages(context, &back?, &|chunk| gpus[count - 1 - chunk % count], true)?;
+    Some(Placement::new(System::Spipe, ahead).with_backward(back))
 }
 
 /// S stages in turn on GPUs whose order keeps neighbours under different root complexes.
-fn mobius(context: &Context<'_>) -> Option<Vec<Placement>> {
-    let gpus = cross_mapping(context, &with_work(context, gpus(context)));
+fn mobius(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> {
+    let gpus = cross_mapping(context, &with_work(context, gpus.to_vec()));
     let first = *gpus.first()?;
     let pieces = (1..=MOST_TURNS).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
     let mut streamed: Vec<Placement> = pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect();
@@ -185,7 +214,27 @@ fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec
         placements.extend(mixed.iter().flat_map(|mixed| coarse(context, mixed)));
         placements.extend(mixed);
     }
+    if !placements.iter().any(|placement| fits(context, placement)) {
+        placements.extend(coarser((context, gpu), system));
+    }
     Some(placements)
+}
+
+/// The finest units of several layers that fit: a device keeps the input of each of them.
+fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Placement> {
+    let counts = std::iter::successors(Some(context.model.layers().len()), |count| Some(count * 3 / 4));
+    let of_count = |count: usize| {
+        let pieces = cuts::balanced_in(context, (gpu, Weight::Bytes), count)?;
+        let stages = stages(context, &pieces, &|_| gpu, context.workload().mode == Mode::Train)?;
+        let swap = Some(1).filter(|_| system == System::Superpipeline);
+        let with = |resident| Knobs { resident: Some(resident), swap, ..Knobs::default() };
+        let all = [2, 1].map(|resident| Placement::new(system, stages.clone()).with_knobs(with(resident)));
+        // Where the host has no room for all of them, some may stay.
+        let kept = all.clone().into_iter().filter(|_| system.may_keep());
+        let kept = kept.flat_map(|placement| kept::as_many_as_fit(context, &placement));
+        all.into_iter().chain(kept).find(|placement| fits(context, placement))
+    };
+    counts.take_while(|count| *count > 0).find_map(of_count)
 }
 
 /// The best with each number of stages, but for the best of all, if they are nearly as fast, the fastest first.
@@ -203,8 +252,8 @@ pub(super) fn of_other_lengths(scored: &[Scored]) -> Vec<Scored> {
 
 /// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit, or fewer; where none can be kept, all streamed.
 /// Where nothing fits, stages are dealt out where there is room; and where that does not help, the same with one resident stage.
-fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
-    let shapes = shapes(context);
+fn in_turns((context, gpus): (&Context<'_>, &[DeviceId])) -> Option<Vec<Placement>> {
+    let shapes = shapes_on(context, gpus);
     let mut placements = Vec::new();
     for resident in [2, 1] {
         let mut all_streamed = Vec::new();
@@ -237,9 +286,13 @@ fn in_turns(context: &Context<'_>) -> Option<Vec<Placement>> {
 /// what arrives and what leaves needs least room then, also with one stage more of the last layer, as that of a large head, on the GPU
 /// that begins first; and each layer a stage, on all in turn and on the first one. GPUs come in each of their [`gpu_orders`].
 pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
+    shapes_on(context, &gpus(context))
+}
+
+fn shapes_on(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
     let of_order = |gpus: Vec<DeviceId>| shapes_of(context, &gpus);
     let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = Vec::new();
-    for shape in gpu_orders(context).into_iter().flat_map(of_order) {
+    for shape in gpu_orders(context, gpus).into_iter().flat_map(of_order) {
         if !shapes.contains(&shape) {
             shapes.push(shape);
         }
@@ -247,24 +300,23 @@ pub(super) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRang
     shapes
 }
 
-/// The GPUs in the machine's order, and where they are not alike, those first that compute fastest, hold most, or reach the host
+/// GPUs in the machine's order, and where they are not alike, those first that compute fastest, hold most, or reach the host
 /// fastest.
-pub(super) fn gpu_orders(context: &Context<'_>) -> Vec<Vec<DeviceId>> {
-    let gpus = gpus(context);
+pub(super) fn gpu_orders(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Vec<DeviceId>> {
     let hardware = context.hardware;
     let time = |gpu: DeviceId| -> f64 {
         let times = context.cost.layers().map(|layer| context.cost.time(layer, gpu));
         times.map(|time| time.map_or(f64::INFINITY, |time| (time.forward + time.backward()).get())).sum()
     };
-    let memory = |gpu: DeviceId| -hardware.memories()[hardware.devices()[gpu].memory].usable().as_f64();
+    let memory = |gpu: DeviceId| -room_of(context, gpu).as_f64();
     let way = |gpu: DeviceId| {
         let route = hardware.host_memory(gpu).and_then(|host| hardware.route(host, hardware.devices()[gpu].memory));
         let rates = route.iter().flat_map(|route| &route.links).map(|link| hardware.links()[*link].bandwidth.get());
         -rates.fold(f64::INFINITY, f64::min)
     };
-    let mut orders = vec![gpus.clone()];
+    let mut orders = vec![gpus.to_vec()];
     for key in [&time as &dyn Fn(DeviceId) -> f64, &memory, &way] {
-        let mut order = gpus.clone();
+        let mut order = gpus.to_vec();
         order.sort_by(|one, other| key(*one).total_cmp(&key(*other)));
         if !orders.contains(&order) {
             orders.push(order);
