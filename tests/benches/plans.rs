@@ -67,7 +67,7 @@ fn plan(instance: &Instance) -> Solution {
     let systems = vec![System::OneForwardOneBackward];
     planner("ilp")
         .unwrap()
-        .plan(&Problem { context, systems, options, score: &score, waits: None, stop: &stop })
+        .plan(&Problem { context, systems, options, score: &score, insight: None, stop: &stop })
         .unwrap()
 }
 

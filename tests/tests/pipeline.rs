@@ -199,7 +199,7 @@ fn shipped_models_on_shipped_machines() {
             systems: spipe_planner::SYSTEMS.to_vec(),
             options: spipe_planner::Options::default(),
             score: &score,
-            waits: None,
+            insight: None,
             stop: &stop,
         };
         for planner in ["dp", "greedy"] {

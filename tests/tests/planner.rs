@@ -60,7 +60,7 @@ fn simulated(instance: &Instance, placement: &Placement) -> Option<SimTime> {
 fn solve(instance: &Instance, systems: &[System], options: Options, all: bool) -> Result<Solution, PlanError> {
     let context = instance.context();
     let score = |placement: &Placement| simulated(instance, placement);
-    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, waits: None, stop: &NEVER };
+    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, insight: None, stop: &NEVER };
     if all { plan_all(&problem, planner("ilp").unwrap().as_ref()) } else { generated(&problem) }
 }
 
@@ -117,7 +117,7 @@ fn no_heuristic_beats_the_plan_over_all_systems() {
         ] {
             let context = instance.context();
             let score = |placement: &Placement| simulated(&instance, placement);
-            let problem = Problem { context, systems, options: options(), score: &score, waits: None, stop: &NEVER };
+            let problem = Problem { context, systems, options: options(), score: &score, insight: None, stop: &NEVER };
             let Ok(one) = planner(name).unwrap().plan(&problem) else { continue };
             let Ok(all) = &all else { return Err(TestCaseError::fail(format!("{all:?} but {one:?}"))) };
             prop_assert!(all.simulated <= one.simulated, "{}: {} but {}", name, all.simulated, one.simulated);
@@ -156,7 +156,7 @@ fn a_refusal_says_how_much_is_missing() {
 fn stages(instance: &Instance, name: &str, options: Options) -> Result<Solution, PlanError> {
     let score = |placement: &Placement| simulated(instance, placement);
     let systems = spipe_planner::SYSTEMS.to_vec();
-    let problem = Problem { context: instance.context(), systems, options, score: &score, waits: None, stop: &NEVER };
+    let problem = Problem { context: instance.context(), systems, options, score: &score, insight: None, stop: &NEVER };
     planner(name).unwrap().plan(&problem)
 }
 

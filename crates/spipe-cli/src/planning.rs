@@ -6,7 +6,7 @@ use spipe_cost::{CostTable, MOST_TOKENS, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, Outcome, OutcomeStatus, Placement, Plan, System, check};
-use spipe_planner::{Claim, Fit, Options, Pins, PlanError, Planner, Problem, Solution};
+use spipe_planner::{Claim, Fit, Insight, Options, Pins, PlanError, Planner, Problem, Solution};
 use std::{
     collections::BTreeMap,
     sync::atomic::AtomicBool,
@@ -364,8 +364,13 @@ fn one(
     let waits = |placement: &Placement| {
         spipe_schedule::lower(&context, placement).ok().as_ref().map(spipe_sim::waits).unwrap_or_default()
     };
+    let within = |placement: &Placement, limit: SimTime| {
+        let program = spipe_schedule::lower(&context, placement).ok()?;
+        spipe_sim::iteration_time_within(&program, limit)
+    };
+    let insight = Some(Insight { waits: &waits, within: &within });
     let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
-    let problem = Problem { context, systems, options, score: &score, waits: Some(&waits), stop: &stop };
+    let problem = Problem { context, systems, options, score: &score, insight, stop: &stop };
     // The other systems have a shape of their own, which heuristics for stages do not know.
     let stages = request.systems.iter().any(|system| spipe_planner::SYSTEMS.contains(system));
     match (planner.claim(), stages) {
@@ -399,7 +404,7 @@ pub fn fits(
     };
     let stop = AtomicBool::new(false);
     let options = Options { pins: pins.clone(), time_limit: limit, ..Options::default() };
-    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, waits: None, stop: &stop };
+    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, insight: None, stop: &stop };
     spipe_planner::fits(&problem)
 }
 

@@ -224,7 +224,7 @@ mod tests {
         let (stop, score) = (AtomicBool::new(false), |_: &spipe_plan::Placement| None);
         let (context, systems) = (instance.context(), SYSTEMS.to_vec());
         let problem =
-            Problem { context, systems, options: Options::default(), score: &score, waits: None, stop: &stop };
+            Problem { context, systems, options: Options::default(), score: &score, insight: None, stop: &stop };
         let (figures, deadline) = (Figures::new(context, &problem.options), Deadline::new(&problem));
         let cases = all_cases(&problem, &figures, &deadline);
         let partitioner = Partitioner::new(&figures, &cases);

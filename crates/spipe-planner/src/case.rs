@@ -190,6 +190,12 @@ pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Score
     (problem.score)(&placement).map(|time| (time, placement))
 }
 
+/// The same, but perhaps none for one that takes longer than `limit`.
+pub(crate) fn judge_within(problem: &Problem<'_>, placement: Placement, limit: SimTime) -> Option<Scored> {
+    let placement = acceptable(problem, placement)?;
+    problem.score_within(&placement, limit).map(|time| (time, placement))
+}
+
 /// `placement` with what pins say of all, if it holds the others and what is checked before anything runs.
 pub(crate) fn acceptable(problem: &Problem<'_>, placement: Placement) -> Option<Placement> {
     let placement = problem.options.pins.with_common_knobs(placement);

@@ -75,8 +75,8 @@ pub use every::every;
 pub use fits::{Fit, fits};
 pub use pins::{Contradiction, Named, Pin, Pins};
 pub use problem::{
-    Claim, Considered, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem, Score, Solution,
-    Waits,
+    Claim, Considered, Insight, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem, Score,
+    Solution, Waits, Within,
 };
 
 /// The systems whose stages the planners search.

@@ -11,6 +11,18 @@ pub type Score<'a> = dyn Fn(&Placement) -> Option<SimTime> + Sync + 'a;
 /// For how long the iteration of a placement waits for what its stages do beside their passes.
 pub type Waits<'a> = dyn Fn(&Placement) -> BTreeMap<StageId, SimTime> + Sync + 'a;
 
+/// The same as [`Score`], but perhaps none for a placement that takes longer than so long.
+pub type Within<'a> = dyn Fn(&Placement, SimTime) -> Option<SimTime> + Sync + 'a;
+
+/// What a simulator knows beside times: with it the search looks where it helps, and leaves early what does not.
+#[derive(Clone, Copy)]
+pub struct Insight<'a> {
+    /// What is worth changing.
+    pub waits: &'a Waits<'a>,
+    /// Times up to a limit.
+    pub within: &'a Within<'a>,
+}
+
 /// The largest head start that planners try for the hybrid system.
 pub const LARGEST_HEAD_START: u64 = 2;
 
@@ -27,10 +39,17 @@ pub struct Problem<'a> {
     pub options: Options,
     /// Judges candidates.
     pub score: &'a Score<'a>,
-    /// Says what is worth changing in them, if that is known.
-    pub waits: Option<&'a Waits<'a>>,
+    /// Says more of them, if it can.
+    pub insight: Option<Insight<'a>>,
     /// Set by someone else to end the search early; looked at between solves.
     pub stop: &'a AtomicBool,
+}
+
+impl Problem<'_> {
+    /// The simulated iteration of a placement; perhaps none for one that takes longer than `limit`.
+    pub(crate) fn score_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
+        self.insight.map_or_else(|| (self.score)(placement), |insight| (insight.within)(placement, limit))
+    }
 }
 
 /// How long and how exactly to search.

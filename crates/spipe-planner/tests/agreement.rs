@@ -26,7 +26,8 @@ const CLOCK: SimTime = SimTime::ns(1000);
 fn plan(instance: &Instance, name: &str, options: Options) -> Result<Solution, PlanError> {
     let context = instance.context();
     let score = |placement: &spipe_plan::Placement| simulate(&context, placement, 12);
-    let problem = Problem { context, systems: System::ALL.to_vec(), options, score: &score, waits: None, stop: &NEVER };
+    let problem =
+        Problem { context, systems: System::ALL.to_vec(), options, score: &score, insight: None, stop: &NEVER };
     planner(name).unwrap().plan(&problem)
 }
 

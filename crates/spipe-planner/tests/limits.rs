@@ -50,7 +50,7 @@ fn plan_scored(
         systems: System::ALL.to_vec(),
         options,
         score,
-        waits: None,
+        insight: None,
         stop: &stop,
     };
     planner(name).unwrap().plan(&problem)
@@ -142,8 +142,14 @@ fn no_systems_and_no_running_plans_are_errors() {
     let context = instance.context();
     let (score, stop) = (|_: &Placement| Some(SimTime::ms(1)), AtomicBool::new(false));
     for name in NAMES {
-        let problem =
-            Problem { context, systems: vec![], options: Options::default(), score: &score, waits: None, stop: &stop };
+        let problem = Problem {
+            context,
+            systems: vec![],
+            options: Options::default(),
+            score: &score,
+            insight: None,
+            stop: &stop,
+        };
         assert_eq!(planner(name).unwrap().plan(&problem), Err(PlanError::NoSystem), "`{name}`");
         if name == "mobius-mip" {
             continue;

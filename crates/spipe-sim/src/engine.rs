@@ -144,6 +144,8 @@ pub(crate) enum End {
 pub(crate) struct Engine<'a> {
     program: &'a Program,
     options: &'a Options,
+    /// How far apart the first two iterations may begin.
+    within: Option<SimTime>,
     /// What all iterations but the first begin with; nothing before the second.
     next: Option<Next>,
     network: Network<'a>,
@@ -169,6 +171,7 @@ impl<'a> Engine<'a> {
         Self {
             program,
             options,
+            within: None,
             next: None,
             network: Network::new(program.channels()),
             memories: Memories::new(program),
@@ -183,6 +186,11 @@ impl<'a> Engine<'a> {
             whole: 0,
             finishes: Vec::new(),
         }
+    }
+
+    /// The same where nothing more is asked for if the second iteration begins so much later than the first.
+    pub fn within(self, limit: SimTime) -> Self {
+        Self { within: Some(limit), ..self }
     }
 
     /// Runs whole iterations until they repeat, the limit is reached, or memory is exhausted.
@@ -222,12 +230,22 @@ impl<'a> Engine<'a> {
         while self.rounds.get(self.whole as usize).is_some_and(|round| round.left == 0) {
             self.whole += 1;
             self.forget();
+            if self.whole == 1 && self.is_late() {
+                return Some(End::Done { steady: false });
+            }
             let steady = self.limit() == 1 || self.repeats();
             if steady || self.whole == self.limit() {
                 return Some(End::Done { steady });
             }
         }
         None
+    }
+
+    /// Whether the second iteration begins later behind the first than asked for.
+    pub fn is_late(&self) -> bool {
+        let start = |iteration: usize| self.rounds.get(iteration).and_then(|round| round.first);
+        let apart = start(1).unwrap_or(self.now) - start(0).unwrap_or_default();
+        self.within.is_some_and(|limit| apart > limit)
     }
 
     /// Drops what nobody will ask for any more: only the last two whole iterations are compared, and the last one is shown.

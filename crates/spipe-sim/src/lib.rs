@@ -83,6 +83,16 @@ pub fn iteration_time(program: &Program) -> Option<SimTime> {
     matches!(end, engine::End::Done { .. }).then(|| report::period(&options, &engine))
 }
 
+/// The same, but none also if the second iteration begins more than `limit` behind the first: from a machine at rest an iteration hardly ever
+/// takes longer than the steady one, and most of what takes longer is known after a third of the work.
+pub fn iteration_time_within(program: &Program, limit: SimTime) -> Option<SimTime> {
+    let options = Options::default();
+    let mut engine = engine::Engine::new(program, &options).within(limit);
+    let end = engine.run();
+    let known = matches!(end, engine::End::Done { .. }) && !engine.is_late();
+    known.then(|| report::period(&options, &engine))
+}
+
 /// For how long a steady iteration waits for what is not a pass of a stage, by the stage for which that is done: recompute, steps, copies.
 /// These are on one circle of actions of which each starts when the one before lets it; there may be others as long.
 pub fn waits(program: &Program) -> BTreeMap<StageId, SimTime> {

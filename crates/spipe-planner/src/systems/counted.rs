@@ -255,7 +255,7 @@ mod tests {
             systems: vec![system],
             options: Options::default(),
             score: &score,
-            waits: None,
+            insight: None,
             stop: &NEVER,
         };
         let figures = Figures::new(context, &problem.options);

@@ -3,12 +3,13 @@
 use super::{counted, pipelines};
 use crate::{
     Options, Problem, SYSTEMS, balanced,
-    case::{Scored, busiest, faster, judge},
+    case::{Scored, busiest, faster, judge, judge_within},
     deadline::Deadline,
     figures::Figures,
     greedy, mobius,
 };
 use rayon::prelude::*;
+use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
 
@@ -57,8 +58,9 @@ pub(super) fn in_short_stages(
 ) -> Option<Scored> {
     let mut list = short_stages((problem, figures), most, deadline);
     list.retain(|placement| busiest(figures, placement) < most);
-    let judged: Vec<Option<Scored>> =
-        list.into_par_iter().map(|placement| if deadline.over() { None } else { judge(problem, placement) }).collect();
+    let limit = SimTime::ns((most * 1e6) as u64);
+    let within = |placement| if deadline.over() { None } else { judge_within(problem, placement, limit) };
+    let judged: Vec<Option<Scored>> = list.into_par_iter().map(within).collect();
     judged.into_iter().fold(None, faster)
 }
 

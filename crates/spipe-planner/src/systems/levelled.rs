@@ -186,7 +186,7 @@ mod tests {
         };
         let score = |_: &Placement| None;
         let (systems, options) = (vec![plain.system], Options::default());
-        let problem = Problem { context, systems, options, score: &score, waits: None, stop: &NEVER };
+        let problem = Problem { context, systems, options, score: &score, insight: None, stop: &NEVER };
         let deadline = Deadline::new(&problem);
         placements(&figures, &plain, &deadline).into_iter().map(counts).collect()
     }

@@ -1,6 +1,8 @@
 //! Small changes of a placement, drawn at random.
 
-use super::super::{crossed, exchanged, moved_stages, over, saved_elsewhere, stepped_elsewhere};
+use super::super::{
+    crossed, exchanged, first_on_sockets, left_out_first, moved_stages, over, saved_elsewhere, stepped_elsewhere,
+};
 use crate::{LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, systems::elsewhere};
 use fastrand::Rng;
 use spipe_base::{DeviceId, StageId};
@@ -34,6 +36,11 @@ pub(super) fn changed(
         87..89 => random.choice(crossed::changed(context, placement, help)),
         89..91 => {
             let moved = random.choice(moved_stages(context, &placement.stages))?;
+            Some(Placement { stages: moved.into_iter().collect(), ..placement.clone() })
+        }
+        91..93 => {
+            let moved = [left_out_first(context, &placement.stages), first_on_sockets(context, &placement.stages)];
+            let moved = random.choice(moved.into_iter().flatten().collect::<Vec<_>>())?;
             Some(Placement { stages: moved.into_iter().collect(), ..placement.clone() })
         }
         _ => Some(with(stage.with_recomputed(random.usize(..=stage.layers.count())))),

@@ -34,10 +34,11 @@ fn annealed(instance: &Instance, threads: usize, most: usize) -> (SimTime, Score
     let figures = Figures::new(context, &options);
     let score = |placement: &Placement| estimate(&figures, placement).map(|ms| SimTime::ns((ms * 1e6) as u64));
     let systems = vec![System::OneForwardOneBackward];
-    let problem = Problem { context, systems, options, score: &score, waits: None, stop: &NEVER };
+    let problem = Problem { context, systems, options, score: &score, insight: None, stop: &NEVER };
     let start = (score(&start).unwrap(), start);
     let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    let (best, examined) = pool.install(|| anneal(&problem, &Deadline::new(&problem), (start.clone(), most)));
+    let (best, examined) =
+        pool.install(|| anneal((&problem, &figures), &Deadline::new(&problem), (start.clone(), most)));
     (start.0, best, examined)
 }
 

@@ -3,14 +3,14 @@
 use super::Point;
 use crate::{
     Problem,
-    case::{Scored, judge},
+    case::{Scored, judge_within},
     deadline::Deadline,
     figures::Figures,
     systems::staged::Hint,
 };
 use fastrand::Rng;
 use rayon::prelude::*;
-use spipe_base::{LayerRange, StageId};
+use spipe_base::{LayerRange, SimTime, StageId};
 use spipe_plan::Stage;
 
 /// Beyond so many layers not.
@@ -46,7 +46,7 @@ pub(in crate::systems) fn best(
     }
     let points: Vec<Point> = hints.iter().flat_map(|hint| Point::near(figures, hint)).collect();
     let climb = Climb { problem, figures, until };
-    let (mut all, mut examined) = climb.scored(points);
+    let (mut all, mut examined) = climb.scored(points, SimTime::MAX);
     all.sort_by_key(|((time, _), _)| *time);
     let mut list: Vec<Scored> = all.iter().map(|(scored, _)| scored.clone()).collect();
     let iteration = hints.first().map_or(0.0, |hint| hint.iteration);
@@ -60,7 +60,7 @@ pub(in crate::systems) fn best(
             if until.over() {
                 break;
             }
-            let (scored, looked) = climb.scored(batch.to_vec());
+            let (scored, looked) = climb.scored(batch.to_vec(), here.0);
             examined += looked;
             let best = scored.into_iter().min_by_key(|((time, _), _)| *time);
             higher = best.filter(|((time, _), _)| *time < here.0);
@@ -84,15 +84,15 @@ struct Climb<'c, 'a> {
 }
 
 impl Climb<'_, '_> {
-    /// The best placement of each point, and how many were simulated.
-    fn scored(&self, points: Vec<Point>) -> (Vec<(Scored, Point)>, usize) {
+    /// The best placement of each point, if it takes no longer than `limit`, and how many were simulated.
+    fn scored(&self, points: Vec<Point>, limit: SimTime) -> (Vec<(Scored, Point)>, usize) {
         let of_point = |point: Point| {
             if self.until.over() {
                 return (None, 0);
             }
             let placements = point.placements(self.figures);
             let looked = placements.len();
-            let scored = placements.into_iter().filter_map(|placement| judge(self.problem, placement));
+            let scored = placements.into_iter().filter_map(|placement| judge_within(self.problem, placement, limit));
             (scored.min_by_key(|(time, _)| *time).map(|best| (best, point)), looked)
         };
         let all: Vec<(Option<(Scored, Point)>, usize)> = points.into_par_iter().map(of_point).collect();

@@ -103,7 +103,7 @@ fn climbing_moves_layers() {
     let score = |placement: &Placement| Some(SimTime::ms(count(placement) as u64));
     let options = Options::default();
     let systems = vec![System::OneForwardOneBackward];
-    let problem = Problem { context, systems, options, score: &score, waits: None, stop: &NEVER };
+    let problem = Problem { context, systems, options, score: &score, insight: None, stop: &NEVER };
     let figures = Figures::new(context, &problem.options);
     let (list, examined): (Vec<Scored>, usize) =
         best((&problem, &figures), &[hint(&context, (0.0, 0.0))], (0.0, &Deadline::new(&problem)));

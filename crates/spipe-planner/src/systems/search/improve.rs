@@ -21,7 +21,7 @@ const FIRST_STEPS: usize = 160;
 const ANNEALED: usize = 4;
 
 /// How much of the time that is left in hundredths is for single changes, where the best placement is annealed afterwards.
-const STEP_BY_STEP: u32 = 15;
+const STEP_BY_STEP: u32 = 6;
 
 /// The same where another system may gain several times as much as annealing.
 const MOSTLY_STEP_BY_STEP: u32 = 60;
@@ -80,7 +80,7 @@ impl Search<'_, '_> {
     pub(super) fn anneal(&mut self) {
         let Some((index, start)) = self.annealed() else { return };
         let most = ANNEALED * self.problem.options.refinements;
-        let (annealed, examined) = anneal::anneal(self.problem, &self.deadline, (start, most));
+        let (annealed, examined) = anneal::anneal((self.problem, &self.figures), &self.deadline, (start, most));
         let known = &mut self.systems[index];
         known.examined += examined;
         known.best = faster(known.best.take(), Some(annealed));

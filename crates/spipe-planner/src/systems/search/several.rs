@@ -2,14 +2,15 @@
 
 use super::{
     super::{apart::apart, counted, hinted, levelled, packed, staged},
-    Search,
+    PROMISING, Search,
 };
 use crate::{
-    case::{Scored, judge},
+    case::{Scored, judge_within},
     relaxation::{floor, least},
     systems::staged::{Hint, MOST_HINTS},
 };
 use rayon::prelude::*;
+use spipe_base::SimTime;
 use spipe_plan::{Placement, System};
 
 /// How many hundredths of the time that is left programs of counts may take that place several stages on devices of planned systems.
@@ -19,7 +20,7 @@ const PERCENT_OF_CUTS: u32 = 16;
 const PERCENT_OF_SINGLE: u32 = 15;
 
 /// The same for placements whose GPUs have least to do.
-const PERCENT_OF_PACKED: u32 = 25;
+const PERCENT_OF_PACKED: u32 = 14;
 
 /// Which part of the time that is left may be taken by what then bounds them.
 const PART_OF_BOUND: u32 = 8;
@@ -112,7 +113,9 @@ impl Search<'_, '_> {
 
     /// Simulates placements with several stages on a device; how many.
     fn try_short(&mut self, placements: Vec<Placement>) -> usize {
-        let look = |placement| (!self.deadline.over()).then(|| judge(self.problem, placement));
+        let best = self.best().into_iter().chain(self.short.iter().cloned()).map(|(time, _)| time).min();
+        let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((PROMISING * best.as_ns() as f64) as u64));
+        let look = |placement| (!self.deadline.over()).then(|| judge_within(self.problem, placement, limit));
         let tried: Vec<Option<Scored>> = placements.into_par_iter().filter_map(look).collect();
         let looked = tried.len();
         self.short.extend(tried.into_iter().flatten());
