@@ -15,6 +15,9 @@ use spipe_base::{
 use spipe_plan::GRADIENT_SLOTS;
 use std::collections::BTreeMap;
 
+/// By device, chunks whose gradients leave it, each with the last copy.
+type Sent = BTreeMap<DeviceId, Vec<(Visit, ActionId)>>;
+
 /// Gradients on their way to the socket that steps them.
 #[derive(Clone, Copy)]
 struct Leaving {
@@ -62,7 +65,7 @@ impl Rounds<'_> {
                 .collect(),
             _ => Vec::new(),
         };
-        let (mut leaving, mut sent): (Vec<Leaving>, BTreeMap<DeviceId, Vec<(Visit, ActionId)>>) = Default::default();
+        let (mut leaving, mut sent) = (Vec::new(), Sent::new());
         for chunk in (0..self.spec.backward.len()).rev() {
             let this = Visit { backward: true, chunk };
             let Some(gradients) = self.gradients.get(&chunk).copied() else { continue };
@@ -132,7 +135,7 @@ impl Rounds<'_> {
     }
 
     /// A device holds gradients of two chunks that leave, one that is computed and one that is copied out.
-    fn reuse_slots(&mut self, sent: &BTreeMap<DeviceId, Vec<(Visit, ActionId)>>) {
+    fn reuse_slots(&mut self, sent: &Sent) {
         let mut edges = Vec::new();
         for sent in sent.values() {
             for ((_, copy), (this, _)) in sent.iter().zip(sent.iter().skip(GRADIENT_SLOTS as usize)) {
