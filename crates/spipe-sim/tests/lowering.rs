@@ -308,6 +308,32 @@ proptest! {
     }
 }
 
+/// A large layer counts once, where it is, and not as often as chunks are resident: what is counted is nearly what is held.
+#[test]
+fn what_is_streamed_to_one_device_is_counted_once() {
+    let hardware = machine();
+    let text = chain_of(&[(10, 1, 1); 8], &[200, 10, 10, 10, 10, 10, 10, 100]);
+    let model = Model::from_toml("chain.toml", &text).unwrap();
+    let cost = CostTable::new(&model, &hardware, &workload(4, Mode::Train)).unwrap();
+    let context = Context { model: &model, hardware: &hardware, cost: &cost };
+    for (system, resident) in [
+        (System::NaiveSwap, Some(4)),
+        (System::Superpipeline, Some(2)),
+        (System::Superpipeline, Some(4)),
+        (System::Mobius, None),
+        (System::Spipe, None),
+    ] {
+        let placement = stream(&hardware, 8, (system, 1), true);
+        let swap = Some(1).filter(|_| system == System::Superpipeline);
+        let placement = placement.with_knobs(Knobs { resident, swap, ..Knobs::default() });
+        let simulation = simulate(&lower(&context, &placement).unwrap(), &Options::default());
+        let gpu = simulation.trace.memories.iter().find(|track| track.name == "gpu0").unwrap();
+        let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
+        let need: Bytes = needs[&hardware.memory("gpu0").unwrap()].values().map(StageFootprint::total).sum();
+        assert!(gpu.peak <= need && need * 10 <= gpu.peak * 12, "{system} {resident:?}: {} of {need}", gpu.peak);
+    }
+}
+
 /// Boundaries are most of what is held here; counted for every stage they would be several times as much.
 #[test]
 fn what_passes_between_devices_is_not_counted_for_every_stage() {

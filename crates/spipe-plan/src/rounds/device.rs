@@ -145,7 +145,15 @@ impl Here<'_> {
             return vec![sizes.iter().map(|(_, bytes)| *bytes).sum(); visits.len()];
         }
         let of_streamed: Vec<Visit> = streamed.map(|(_, (visit, _))| *visit).collect();
-        Exchanges::new(&of_streamed, &exchanging).there(visits.len(), &sizes)
+        // What the next iteration begins with is stepped once its own backward has ended.
+        let first = sizes.first().map(|(at, _)| visits[*at].1);
+        let trains = |layer: &LayerId| self.context.cost.trained_parameters(*layer) > 0;
+        let renewed = |visit: usize| {
+            let (Visit { backward, .. }, stage) = visits[visit];
+            let waits = |first: Stage| first.layers.iter().filter(trains).any(|layer| layer <= stage.layers.last());
+            !backward || !first.is_some_and(waits)
+        };
+        Exchanges::new(&of_streamed, &exchanging).there(visits.len(), &sizes, &renewed)
     }
 
     /// By visit, gradients of the chunk that it computes and of the one on its way out ([`crate::GRADIENT_SLOTS`]). The last ones have left

@@ -84,8 +84,9 @@ impl Exchanges {
     }
 
     /// The most that is there while the device makes each of so many visits. `streamed` has of each unit's visits its number among all of
-    /// them, in order, with the bytes of its parameters.
-    pub fn there(&self, visits: usize, streamed: &[(usize, Bytes)]) -> Vec<Bytes> {
+    /// them, in order, with the bytes of its parameters. `renewed` says whether those that the next iteration begins with may have been stepped
+    /// before a visit ends, so that they come during it.
+    pub fn there(&self, visits: usize, streamed: &[(usize, Bytes)], renewed: &dyn Fn(usize) -> bool) -> Vec<Bytes> {
         let count = self.units.len();
         let size = |exchange: usize| self.units[exchange].iter().map(|unit| streamed[unit[0]].1).sum::<Bytes>();
         let used = |exchange: usize| self.units[exchange].iter().flatten().map(|visit| streamed[*visit].0);
@@ -110,7 +111,11 @@ impl Exchanges {
             needed = needed.max(come_for);
             let has_room = |exchange: &usize| {
                 let room = &self.room[exchange % count];
-                if *exchange < count { room.before || room.behind < left } else { room.before && room.behind < left }
+                if *exchange < count {
+                    room.before || room.behind < left
+                } else {
+                    room.before && room.behind < left && renewed(visit)
+                }
             };
             let allowed = needed + (needed..2 * count).take_while(has_room).count();
             let there = come[needed..=allowed].iter().max().copied().unwrap_or_default();
@@ -187,7 +192,7 @@ mod tests {
             streamed.clone().map(|(at, visit)| (at, Bytes::new(bytes[visit.chunk]))).collect();
         let visits_of_streamed: Vec<Visit> = streamed.map(|(_, visit)| *visit).collect();
         let exchanges = Exchanges::new(&visits_of_streamed, &Exchanging { resident, swap, coupled: true });
-        exchanges.there(visits.len(), &sizes).into_iter().map(Bytes::get).collect()
+        exchanges.there(visits.len(), &sizes, &|_| true).into_iter().map(Bytes::get).collect()
     }
 
     #[test]
