@@ -222,7 +222,7 @@ fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec
 
 /// The finest units of several layers that fit: a device keeps the input of each of them.
 fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Placement> {
-    let counts = std::iter::successors(Some(context.model.layers().len()), |count| Some(count * 3 / 4));
+    let counts = std::iter::successors(Some(context.model.layers().len()), |count| Some(count - count.div_ceil(8)));
     let of_count = |count: usize| {
         let pieces = cuts::balanced_in(context, (gpu, Weight::Bytes), count)?;
         let stages = stages(context, &pieces, &|_| gpu, context.workload().mode == Mode::Train)?;
