@@ -12,8 +12,8 @@
 //!
 //! and mirrored for the backward, which follows the last forward. Because all microbatches of a stage take equally long, a
 //! longest path changes stages at the first or at the last microbatch, so that the starts of these two are enough. Within each
-//! turn the stages have equally many layers, up to one. Beyond the paper, every stage fits twice, because the buffers here are all as
-//! large as the largest stage. The objective is the end of the last backward.
+//! turn the stages have equally many layers, up to one. Beyond the paper, every stage fits twice, which is a little more than the two
+//! neighbours that are there together need. The objective is the end of the last backward.
 
 use crate::{
     Claim, PlanError, Planner, Problem, Solution,
@@ -274,7 +274,7 @@ impl<'f, 'a> Program<'f, 'a> {
         self.sum(unknowns, stage, bytes) + workspace
     }
 
-    /// The second buffers of the parameters and gradients of stage j, in GiB: every buffer is as large as the largest stage.
+    /// The second buffers of the parameters and gradients of stage j, in GiB: those of another one beside it, as if it were as large.
     fn buffers(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
         self.sum(unknowns, stage, |layer| {
             let bytes = &self.device.bytes[layer];

@@ -411,17 +411,6 @@ fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Ve
     context.cost.devices().filter(free).map(moved).collect()
 }
 
-/// The first stage on the device of the next one, if its own socket has no other.
-fn left_out_first(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
-    let [first, next, ..] = stages.as_slice() else { return Vec::new() };
-    if !context.is_cpu(first.device) || stages.iter().filter(|stage| stage.device == first.device).count() > 1 {
-        return Vec::new();
-    }
-    let mut all = stages.as_slice().to_vec();
-    all[0] = on(context, first, next.device);
-    vec![all]
-}
-
 /// `stage` on another device, what is on the host near that.
 pub(crate) fn on(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stage {
     let home = context.hardware.host_memory(device);

@@ -110,12 +110,9 @@ impl Exchanges {
             }
             needed = needed.max(come_for);
             let has_room = |exchange: &usize| {
-                let room = &self.room[exchange % count];
-                if *exchange < count {
-                    room.before || room.behind < left
-                } else {
-                    room.before && room.behind < left && renewed(visit)
-                }
+                let Room { behind, before, .. } = self.room[exchange % count];
+                let has_left = behind < left;
+                if *exchange < count { before || has_left } else { before && has_left && renewed(visit) }
             };
             let allowed = needed + (needed..2 * count).take_while(has_room).count();
             let there = come[needed..=allowed].iter().max().copied().unwrap_or_default();
@@ -200,7 +197,6 @@ mod tests {
         assert_eq!(there(&[1, 2, 4], (1, 1), &[]), [1, 2, 4, 4, 2, 1]);
         // The next one comes while one computes, or has not come yet; the last two stay at the turn.
         assert_eq!(there(&[1, 2, 4], (2, 1), &[]), [3, 6, 6, 6, 6, 2]);
-
         assert_eq!(there(&[1, 2, 4], (3, 1), &[]), [7, 7, 7, 7, 4, 4]);
         // Two come and go together.
         assert_eq!(there(&[1, 2, 4, 8], (2, 2), &[]), [3, 3, 12, 12, 12, 12, 3, 3]);

@@ -10,8 +10,8 @@ use device::on_device;
 use spipe_base::{Bytes, DeviceId, LayerId};
 use spipe_cost::{LayerMemory, Mode};
 
-/// How many boundaries of one microbatch a device holds at most of what passes between chunks, where both passes have the same chunks;
-/// none where that depends on how many chunks it has.
+/// How many boundaries of one microbatch a device holds at most of what passes between chunks; none where that depends on how many chunks
+/// it has.
 ///
 /// In training a microbatch is at one place at a time: its output stays until the next device has it, without which nothing comes back,
 /// and its gradient until it has been used; the one that computes has two. No iteration begins before the one before has ended at its

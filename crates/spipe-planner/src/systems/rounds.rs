@@ -57,9 +57,9 @@ fn room_of(context: &Context<'_>, gpu: DeviceId) -> Bytes {
 
 fn on(context: &Context<'_>, (gpus, system): (&[DeviceId], System)) -> Option<Vec<Placement>> {
     match system {
-        System::Spipe => Some(spipe((context, gpus))),
+        System::Spipe => Some(spipe(context, gpus)),
         System::Mobius => mobius(context, gpus),
-        System::Superpipeline if gpus.len() > 1 => in_turns((context, gpus)),
+        System::Superpipeline if gpus.len() > 1 => in_turns(context, gpus),
         _ => {
             let orders = gpu_orders(context, gpus);
             let firsts: BTreeSet<DeviceId> = orders.iter().filter_map(|order| order.first().copied()).collect();
@@ -78,7 +78,7 @@ fn with_work(context: &Context<'_>, mut gpus: Vec<DeviceId>) -> Vec<DeviceId> {
 
 /// F forward and B backward chunks per GPU: forward chunk i·N + r on GPU r, backward chunk j·N + (N − 1 − r). Where none of a few of them
 /// fit, as few as fit of equally large ones.
-fn spipe((context, gpus): (&Context<'_>, &[DeviceId])) -> Vec<Placement> {
+fn spipe(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Placement> {
     let orders: Vec<Vec<DeviceId>> =
         gpu_orders(context, gpus).into_iter().map(|gpus| with_work(context, gpus)).collect();
     let of = |weight: Weight, forward: usize| -> Vec<Placement> {
@@ -252,7 +252,7 @@ pub(super) fn of_other_lengths(scored: &[Scored]) -> Vec<Scored> {
 
 /// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit, or fewer; where none can be kept, all streamed.
 /// Where nothing fits, stages are dealt out where there is room; and where that does not help, the same with one resident stage.
-fn in_turns((context, gpus): (&Context<'_>, &[DeviceId])) -> Option<Vec<Placement>> {
+fn in_turns(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> {
     let shapes = shapes_on(context, gpus);
     let mut placements = Vec::new();
     for resident in [2, 1] {

@@ -1,7 +1,7 @@
 //! Small changes of a placement, drawn at random.
 
 use super::super::{
-    crossed, exchanged, first_on_sockets, left_out_first, moved_stages, over, saved_elsewhere, stepped_elsewhere,
+    crossed, exchanged, first_on_sockets, left_out, moved_stages, over, saved_elsewhere, stepped_elsewhere,
 };
 use crate::{LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, systems::elsewhere};
 use fastrand::Rng;
@@ -39,12 +39,19 @@ pub(super) fn changed(
             Some(Placement { stages: moved.into_iter().collect(), ..placement.clone() })
         }
         91..93 => {
-            let moved = [left_out_first(context, &placement.stages), first_on_sockets(context, &placement.stages)];
-            let moved = random.choice(moved.into_iter().flatten().collect::<Vec<_>>())?;
+            let moved = random.choice(first_on_a_socket_or_back(context, placement))?;
             Some(Placement { stages: moved.into_iter().collect(), ..placement.clone() })
         }
         _ => Some(with(stage.with_recomputed(random.usize(..=stage.layers.count())))),
     }
+}
+
+/// The first stage on each socket that has none; or, if it is the only one of a socket, on the device of the next one.
+fn first_on_a_socket_or_back(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
+    let now = placement.stages[StageId::new(0)].device;
+    let back =
+        left_out(context, &placement.stages).into_iter().filter(|all| context.is_cpu(now) && all[0].device != now);
+    back.chain(first_on_sockets(context, &placement.stages)).collect()
 }
 
 /// What a device has on another one and the other way round, with what both have on the host near them.

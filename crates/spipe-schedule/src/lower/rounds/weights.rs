@@ -131,21 +131,18 @@ impl Rounds<'_> {
                     loads.extend(self.load_shared(lane, unit)?);
                 }
             }
-            for (eviction, load) in
-                eviction.into_iter().flat_map(|eviction| loads.iter().map(move |load| (eviction, load)))
-            {
-                self.wait(eviction, *load, (0, IdleCause::Memory));
+            if let Some(eviction) = eviction {
+                loads.iter().for_each(|load| self.wait(eviction, *load, (0, IdleCause::Memory)));
             }
             exchanges[index].loads = loads;
             self.leave(&mut exchanges[index])?;
         }
         for (exchange, room) in exchanges.iter().zip(&order.room) {
-            for (leaves, load) in exchange
-                .loads
-                .iter()
-                .flat_map(|load| exchanges[order.leaving[room.behind]].leaves.iter().map(move |leaves| (leaves, load)))
-            {
-                self.wait(*leaves, *load, (u8::from(room.before), IdleCause::Memory));
+            let behind = &exchanges[order.leaving[room.behind]];
+            for load in &exchange.loads {
+                for leaves in &behind.leaves {
+                    self.wait(*leaves, *load, (u8::from(room.before), IdleCause::Memory));
+                }
             }
         }
         Ok(())
