@@ -279,11 +279,11 @@ pub fn stage_footprint(
     let memory = |layer| context.cost.memory(layer, stage.device);
     let (training, passes) = (context.backward_of(stage.layers).is_some(), context.passes_gradient(stage.layers));
     let split = stage.layers.first().index() + stage.recomputed;
-    let (recomputed, saved): (Vec<_>, Vec<_>) = stage.layers.iter().partition(|layer| layer.index() < split);
+    let recomputes = |layer: &LayerId| layer.index() < split;
     let input = input_bytes(context, stage);
     let output = memory(stage.layers.last()).boundary;
-    let kept: Bytes = saved.iter().map(|layer| memory(*layer).saved).sum();
-    let per_microbatch = if recomputed.is_empty() { kept.max(input) } else { kept + input };
+    let kept: Bytes = stage.layers.iter().filter(|layer| !recomputes(layer)).map(|layer| memory(layer).saved).sum();
+    let per_microbatch = if stage.recomputed == 0 { kept.max(input) } else { kept + input };
     let copies = if training { 2 } else { 1 };
     let slots_in =
         if before == Boundary::Across { input + if passes { input * 2 } else { Bytes::ZERO } } else { Bytes::ZERO };
@@ -291,7 +291,7 @@ pub fn stage_footprint(
     // Within a device, the gradient that came and the one that goes on, or the output that the next stage reads.
     let gradients = if before == Boundary::Within && (passes || !training) { input } else { Bytes::ZERO }
         + if behind == Boundary::Within { output * copies } else { Bytes::ZERO };
-    let again: Bytes = recomputed.iter().map(|layer| memory(*layer).saved).sum();
+    let again: Bytes = stage.layers.iter().filter(recomputes).map(|layer| memory(layer).saved).sum();
     let workspace = stage.layers.iter().map(|layer| memory(layer).workspace).max().unwrap_or_default();
     let state = |memory: &spipe_cost::LayerMemory| match stage.optimizer {
         Some(_) => memory.state() - memory.optimizer,

@@ -29,7 +29,7 @@ pub enum Fit {
 
 /// Whether a placement of one of the problem's systems fits and runs.
 pub fn fits(problem: &Problem<'_>) -> Fit {
-    match decide(problem) {
+    match decide(problem, &mut |system| candidates(&problem.context, system)) {
         Decision::Fits(placement) => Fit::Found(placement),
         Decision::Never if all_are_few(problem) => Fit::Never,
         Decision::Never | Decision::Unfound => Fit::NotFound,
@@ -58,7 +58,8 @@ pub(crate) enum Decision {
     Open(Vec<System>),
 }
 
-pub(crate) fn decide(problem: &Problem<'_>) -> Decision {
+/// What can be said without a search, with the candidates of each system that is not searched.
+pub(crate) fn decide(problem: &Problem<'_>, candidates: &mut dyn FnMut(System) -> Vec<Placement>) -> Decision {
     let (planned, other): (Vec<System>, Vec<System>) =
         problem.systems.iter().partition(|system| SYSTEMS.contains(system));
     let of_stages = stages(problem, planned);
@@ -67,7 +68,7 @@ pub(crate) fn decide(problem: &Problem<'_>) -> Decision {
     }
     let scored = |placement: Placement| judge(problem, placement).map(|(_, placement)| Decision::Fits(placement));
     let held = |placement: Placement| problem.options.pins.hold(&problem.context, &placement);
-    let found = other.iter().flat_map(|system| candidates(&problem.context, *system)).map(held).find_map(&scored);
+    let found = other.iter().flat_map(|system| candidates(*system)).map(held).find_map(&scored);
     // Where neither all layers can be on GPUs nor all on the host, some may be here and some there.
     let found = found.or_else(|| {
         let figures = Figures::new(problem.context, &problem.options);

@@ -13,13 +13,16 @@ use spipe_cost::{LayerMemory, Mode};
 /// microbatch; and the most that is there besides while it makes one of its visits.
 pub(super) fn on_device(context: &Context<'_>, (placement, device): (&Placement, DeviceId), memories: &mut Footprint) {
     let memory = context.hardware.devices()[device].memory;
+    let (training, coupled) = (context.workload().mode == Mode::Train, placement.backward.is_empty());
+    let devices = placement.devices().len();
     let here = Here {
         context,
         placement,
         device,
-        training: context.workload().mode == Mode::Train,
-        coupled: placement.backward.is_empty(),
-        passing: boundaries_in_passing(context, placement.devices().len()),
+        training,
+        coupled,
+        alone: training && coupled && devices == 1,
+        passing: boundaries_in_passing(context, devices),
     };
     for (index, stage) in placement.all_stages().enumerate().filter(|(_, stage)| stage.device == device) {
         let backward = index >= placement.stages.len();
@@ -51,6 +54,8 @@ struct Here<'a> {
     training: bool,
     /// Whether both passes have the same chunks.
     coupled: bool,
+    /// Whether nothing passes between devices, and both passes have the same chunks.
+    alone: bool,
     passing: Option<u64>,
 }
 
@@ -207,7 +212,7 @@ impl Here<'_> {
             ends += (input + leaves) * microbatches;
         }
         match self.passing {
-            Some(_) if self.alone() => Bytes::ZERO,
+            Some(_) if self.alone => Bytes::ZERO,
             Some(count) if self.training => boundary * count,
             Some(count) => ends.min(boundary * count),
             // Gradients of the boundary that comes in, of the one that goes out, and of one on its way.
@@ -215,15 +220,10 @@ impl Here<'_> {
         }
     }
 
-    /// Whether nothing passes between devices, and both passes have the same chunks.
-    fn alone(&self) -> bool {
-        self.training && self.coupled && self.placement.devices().len() == 1
-    }
-
     /// Where the device is alone, what a visit hands on: the forward's outputs are inputs that are kept, but for chunks that have no
     /// backward. For each gradient that the backward makes or reads, an input of the chunk behind has been left, but for one.
     fn handed_on(&self, (visit, stage): (Visit, &Stage)) -> Bytes {
-        if !self.alone() {
+        if !self.alone {
             return Bytes::ZERO;
         }
         let input = input_bytes(self.context, stage);

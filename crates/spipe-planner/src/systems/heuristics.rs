@@ -1,4 +1,4 @@
-//! What the search begins with: the plans of the heuristics, so that no plan is worse than theirs, whatever the time limit.
+//! What the search begins with: the plans of heuristics for stages, so that no plan is worse than theirs, whatever the time limit.
 
 use super::{counted, pipelines};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     case::{Scored, busiest, faster, judge, judge_within},
     deadline::Deadline,
     figures::Figures,
-    greedy, mobius,
+    greedy,
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
@@ -18,13 +18,8 @@ pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Dea
     let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
     let systems: Vec<System> = problem.systems.iter().copied().filter(suits).collect();
     let mut plans: Vec<Scored> = Vec::new();
-    // First, because its programs get a part of the time that is left.
-    if systems.contains(&System::Mobius) {
-        plans = those_that_run((problem, figures), mobius::candidates(figures, deadline), f64::INFINITY);
-    }
     if systems.iter().any(|system| SYSTEMS.contains(system)) {
-        let filled = greedy::placements(figures, &systems);
-        plans.extend(those_that_run((problem, figures), filled, least(&plans)));
+        plans = those_that_run((problem, figures), greedy::placements(figures, &systems));
         // It needs little of the time, but for machines of many devices, and may take as much of it as by itself.
         let options = Options { time_limit: deadline.left(), ..problem.options.clone() };
         let staged = Problem { context: problem.context, systems: systems.clone(), options, ..*problem };
@@ -64,19 +59,15 @@ pub(super) fn in_short_stages(
     judged.into_iter().fold(None, faster)
 }
 
-/// Those of `placements` that run, but for some that take no less than `most` ms or than another of them: the one whose busiest device has
-/// least to do is simulated first.
-fn those_that_run(
-    (problem, figures): (&Problem<'_>, &Figures<'_>),
-    placements: Vec<Placement>,
-    most: f64,
-) -> Vec<Scored> {
+/// Those of `placements` that run, but for some that take no less than another of them: the one whose busiest device has least to do is
+/// simulated first.
+fn those_that_run((problem, figures): (&Problem<'_>, &Figures<'_>), placements: Vec<Placement>) -> Vec<Scored> {
     let of = |placement: Placement| (busiest(figures, &placement), placement);
-    let mut list: Vec<(f64, Placement)> = placements.into_iter().map(of).filter(|(busy, _)| *busy < most).collect();
+    let mut list: Vec<(f64, Placement)> = placements.into_iter().map(of).collect();
     list.sort_by(|one, other| one.0.total_cmp(&other.0));
     let mut list = list.into_iter();
     let first: Option<Scored> = list.by_ref().find_map(|(_, placement)| judge(problem, placement));
-    let most = first.as_ref().map_or(most, |(time, _)| most.min(time.to_ms()));
+    let most = first.as_ref().map_or(f64::INFINITY, |(time, _)| time.to_ms());
     let others: Vec<Placement> = list.filter(|(busy, _)| *busy < most).map(|(_, placement)| placement).collect();
     let others = others.into_par_iter().filter_map(|placement| judge(problem, placement)).collect::<Vec<_>>();
     first.into_iter().chain(others).collect()

@@ -66,12 +66,10 @@ pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option
         return None;
     }
     let mut all: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
-    let filled = Filled::of(context, placement);
+    let mut filled = Filled::of(context, placement);
     all.sort_by(|one, other| filled.part(*other).total_cmp(&filled.part(*one)));
     let mut shared = placement.clone();
-    for fuller in &all[..all.len() - 1] {
-        shared = relieved(context, &shared, *fuller).unwrap_or(shared);
-    }
+    all[..all.len() - 1].iter().for_each(|fuller| relieve(&mut shared, &mut filled, *fuller));
     Some(shared).filter(|shared| shared != placement)
 }
 
@@ -91,12 +89,10 @@ pub(super) fn dealt_out(context: &Context<'_>, placement: &Placement) -> Option<
     Some(dealt).filter(|dealt| dealt != placement)
 }
 
-/// `placement` with what makes one socket fuller than those together on which its stages may have it on the emptiest of them, stage by
-/// stage.
-fn relieved(context: &Context<'_>, placement: &Placement, fuller: DeviceId) -> Option<Placement> {
-    let mut filled = Filled::of(context, placement);
-    let mut shared = placement.clone();
-    let list = if shared.backward.is_empty() { &mut shared.stages } else { &mut shared.backward };
+/// Moves what makes one socket fuller than those together on which its stages may have it to the emptiest of them, stage by stage.
+fn relieve(placement: &mut Placement, filled: &mut Filled<'_, '_>, fuller: DeviceId) {
+    let context = filled.context;
+    let list = if placement.backward.is_empty() { &mut placement.stages } else { &mut placement.backward };
     let here = |(_, stage): &(StageId, &Stage)| socket_of(context, stage) == Some(fuller);
     let here: Vec<(StageId, f64)> =
         list.enumerate().filter(here).map(|(id, _)| (id, filled.of_stage(fuller, id))).collect();
@@ -114,11 +110,10 @@ fn relieved(context: &Context<'_>, placement: &Placement, fuller: DeviceId) -> O
         // What is due by half of a stage is due.
         if let Some(emptiest) = emptiest.filter(|_| held > 0.0 && due * 2.0 >= held) {
             list[id] = on_socket(context, &list[id], emptiest);
-            filled.take(emptiest, held);
+            filled.move_stage(id, (fuller, emptiest));
             due -= held;
         }
     }
-    Some(shared).filter(|shared| shared != placement)
 }
 
 /// What a placement needs of the memory of each socket, in bytes.
@@ -156,8 +151,15 @@ impl<'c, 'a> Filled<'c, 'a> {
         need.map_or(0.0, |need| need.total().as_f64())
     }
 
-    fn take(&mut self, socket: DeviceId, bytes: f64) {
-        *self.held.entry(self.memory(socket)).or_default() += bytes;
+    /// Counts what a stage has on one socket as on another.
+    fn move_stage(&mut self, id: StageId, (from, to): (DeviceId, DeviceId)) {
+        let bytes = self.of_stage(from, id);
+        let (from, to) = (self.memory(from), self.memory(to));
+        if let Some(need) = self.needs.get_mut(&from).and_then(|stages| stages.remove(&id)) {
+            self.needs.entry(to).or_default().insert(id, need);
+        }
+        *self.held.entry(from).or_default() -= bytes;
+        *self.held.entry(to).or_default() += bytes;
     }
 }
 

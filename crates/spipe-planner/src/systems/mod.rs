@@ -33,6 +33,7 @@ pub(crate) use shared::{
     shares,
 };
 
+use rayon::prelude::*;
 use spipe_base::DeviceId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Placement, System};
@@ -48,7 +49,7 @@ pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
         Family::Sharded => shared::candidates(context, system),
     };
     let near = candidates.unwrap_or_default();
-    let shared: Vec<Placement> = near.iter().filter_map(|placement| shared_out(context, placement)).collect();
+    let shared: Vec<Placement> = near.par_iter().filter_map(|placement| shared_out(context, placement)).collect();
     let mut all = [near, shared].concat();
     pipelines::leaving_or_not(&mut all);
     all

@@ -31,9 +31,11 @@ const MANY_TURNS: usize = 64;
 /// k and k′ that are tried, as far as the model has so many layers.
 const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
 
-/// How many candidates with other numbers of stages are improved, and how much longer they take at most.
+/// How many candidates with other numbers of stages are improved.
 const OTHERS: usize = 5;
-const NEARLY: f64 = 1.3;
+
+/// How many times as long as the best these take at most.
+pub(super) const NEARLY: f64 = 1.3;
 
 /// Placements on all GPUs; where none fits, also on those that are larger than the smallest, and so on.
 pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {

@@ -9,10 +9,11 @@
 //! best plan ◄─ annealed ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────┘
 //! ```
 
+mod generate;
 mod improve;
 mod several;
 
-use super::{candidates, counted, heuristics, pipelines, refusal, rounds, shared, staged::Hint};
+use super::{candidates, heuristics, refusal, staged::Hint};
 use crate::{
     Considered, PlanError, Planner, Problem, SYSTEMS, Solution,
     case::{Scored, faster, judge},
@@ -21,15 +22,11 @@ use crate::{
     fits::{self, Decision},
     ilp::{in_pool, search::to_time},
     reason,
-    relaxation::{floor, least},
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_cost::Mode;
-use spipe_plan::{Family, OutcomeStatus, Placement, System, check};
-
-/// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
-const FAR: f64 = 3.0;
+use spipe_plan::{OutcomeStatus, Placement, System};
 
 /// Several stages on a device are improved where they take no more than so many times as long as the best plan.
 const PROMISING: f64 = 1.02;
@@ -50,6 +47,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         search.decide(&planned)?;
         search.begin();
         search.generate();
+        search.try_programs();
         search.shorten();
         search.fall_back();
         search.bound_stages(&planned);
@@ -92,7 +90,8 @@ pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
 /// What is known of one system.
 struct Known {
     system: System,
-    candidates: Vec<Placement>,
+    /// Once they are made.
+    candidates: Option<Vec<Placement>>,
     /// No placement takes less, in ms; infinite if none fits.
     bound: f64,
     best: Option<Scored>,
@@ -146,7 +145,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let figures = Figures::new(problem.context, &problem.options);
         let known = |system: &System| Known {
             system: *system,
-            candidates: allowed(problem, *system),
+            candidates: None,
             bound: 0.0,
             best: None,
             others: Vec::new(),
@@ -183,7 +182,13 @@ impl<'s, 'a> Search<'s, 'a> {
         if known || self.deadline.stopped() || problem.systems.is_empty() {
             return Ok(());
         }
-        match fits::decide(problem) {
+        let systems = &mut self.systems;
+        let mut candidates = |system: System| {
+            let known = systems.iter_mut().find(|known| known.system == system);
+            let list = known.map(|known| known.candidates.get_or_insert_with(|| allowed(problem, system)).clone());
+            list.unwrap_or_default()
+        };
+        match fits::decide(problem, &mut candidates) {
             Decision::Fits(placement) => self.spare = Some(placement),
             Decision::Never => {
                 let systems = planned.to_vec();
@@ -233,64 +238,12 @@ impl<'s, 'a> Search<'s, 'a> {
         best.map_or(f64::INFINITY, |time| less(time.to_ms()))
     }
 
-    /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
-    fn generate(&mut self) {
-        let (figures, pins, deadline) = (&self.figures, &self.problem.options.pins, &self.deadline);
-        self.systems.par_iter_mut().for_each(|known| {
-            known.bound = if deadline.over() { floor(figures) } else { least(figures, pins, known.system) };
-        });
-        let mut order: Vec<usize> = (0..self.systems.len()).collect();
-        order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
-        let mut looks = 0;
-        for index in order {
-            let begun = self.begun(&[self.systems[index].system]);
-            if self.systems[index].bound >= self.limit() {
-                self.systems[index].skipped = self.systems[index].bound.is_finite() && begun.is_none();
-                self.systems[index].best = begun;
-                continue;
-            }
-            let (limit, until) = (self.limit(), self.deadline.percent(counted::PERCENT));
-            let counted = counted::placements(figures, self.systems[index].system, (limit, &until));
-            let known = &mut self.systems[index];
-            known.candidates.extend(counted.placements);
-            known.bound = known.bound.max(counted.least);
-            pipelines::leaving_or_not(&mut known.candidates);
-            if known.system.family() == Family::Sharded {
-                known.candidates.extend(shared::placements(figures, pins, (known.system, limit)));
-                let candidates = std::mem::take(&mut known.candidates);
-                known.candidates = shared::promising((&figures.context, pins), candidates);
-            }
-            // Whatever the time limit, a plan that is far from all bounds is not the last word.
-            let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound);
-            let candidates = &self.systems[index].candidates;
-            let fits: Vec<bool> =
-                candidates.par_iter().map(|placement| check(&self.problem.context, placement).is_ok()).collect();
-            // What does not fit takes no time worth a limit.
-            let before = |offset: usize| looks + fits[..offset].iter().filter(|fits| **fits).count();
-            let tried = |offset: usize, placement: &Placement| {
-                let time = if far { self.deadline.allows(before(offset)) } else { !self.deadline.over() };
-                let look = time && fits[offset];
-                (time || !fits[offset], if look { judge(self.problem, placement.clone()) } else { None })
-            };
-            let scored: Vec<(bool, Option<Scored>)> =
-                candidates.par_iter().enumerate().map(|(offset, placement)| tried(offset, placement)).collect();
-            looks = before(scored.len());
-            let known = &mut self.systems[index];
-            known.examined = scored.iter().filter(|(looked, _)| *looked).count();
-            let scored: Vec<Scored> = scored.into_iter().filter_map(|(_, scored)| scored).collect();
-            if known.system.family() == Family::Rounds {
-                known.others = rounds::of_other_lengths(&scored);
-            }
-            known.best = scored.into_iter().map(Some).fold(begun, faster);
-        }
-    }
-
     /// Adds what the planner of stages found.
     fn join(&mut self, planned: &[System], found: Result<Solution, PlanError>) -> Result<(), PlanError> {
         let begun = self.begun(planned);
         let mut known = Known {
             system: begun.as_ref().map_or(planned[0], |(_, placement)| placement.system),
-            candidates: Vec::new(),
+            candidates: None,
             bound: f64::INFINITY,
             best: begun,
             others: Vec::new(),
@@ -388,8 +341,8 @@ impl<'s, 'a> Search<'s, 'a> {
         if let Err(error) = reason::lonely_layers(&self.figures) {
             return error;
         }
-        let candidates: Vec<Placement> =
-            self.systems.iter().flat_map(|known| known.candidates.iter().cloned()).collect();
+        let of = |known: &Known| known.candidates.clone().unwrap_or_else(|| allowed(self.problem, known.system));
+        let candidates: Vec<Placement> = self.systems.par_iter().flat_map(of).collect();
         let closest = refusal::closest(&self.problem.context, &candidates);
         match (closest, refused) {
             (Some(shortage), Some(refused)) => refused.closer(&shortage, &self.problem.context),

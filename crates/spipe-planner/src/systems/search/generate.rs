@@ -1,0 +1,136 @@
+//! Generated placements of the systems that have a shape of their own, simulated: those that compute least first.
+
+use super::{
+    super::{counted, pipelines, rounds, shared},
+    Known, Search, allowed,
+};
+use crate::{
+    case::{Scored, busiest, faster, judge, judge_within},
+    deadline::Deadline,
+    mobius,
+    relaxation::{floor, least},
+};
+use rayon::prelude::*;
+use spipe_base::SimTime;
+use spipe_plan::{Family, Placement, System, check};
+
+/// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
+const FAR: f64 = 3.0;
+
+/// How many hundredths of the time that is left generated placements may take where programs for Mobius come after them.
+const PERCENT_BEFORE_PROGRAMS: u32 = 80;
+
+/// How many placements are simulated before what they come to limits the others; not a number of threads, on which nothing may depend.
+const BATCH: usize = 8;
+
+impl Search<'_, '_> {
+    /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
+    pub(super) fn generate(&mut self) {
+        let (figures, pins, deadline) = (&self.figures, &self.problem.options.pins, &self.deadline);
+        self.systems.par_iter_mut().for_each(|known| {
+            known.bound = if deadline.over() { floor(figures) } else { least(figures, pins, known.system) };
+        });
+        let mut order: Vec<usize> = (0..self.systems.len()).collect();
+        order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
+        let programs = self.systems.iter().any(|known| known.system == System::Mobius);
+        let until = self.deadline.percent(if programs { PERCENT_BEFORE_PROGRAMS } else { 100 });
+        let mut looks = 0;
+        for index in order {
+            let begun = self.begun(&[self.systems[index].system]);
+            if self.systems[index].bound >= self.limit() {
+                self.systems[index].skipped = self.systems[index].bound.is_finite() && begun.is_none();
+                self.systems[index].best = begun;
+                continue;
+            }
+            // Whatever the time limit, a plan that is far from all bounds is not the last word.
+            let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
+            let far = best.is_none_or(|time| time.to_ms() > FAR * self.systems[index].bound);
+            if until.over() && !(far && until.allows(looks)) {
+                self.systems[index].best = begun;
+                continue;
+            }
+            self.list(index);
+            let candidates = self.systems[index].candidates.as_deref().unwrap_or_default();
+            let scored = self.simulated(candidates, (self.systems[index].system.family(), far), (&until, &mut looks));
+            let known = &mut self.systems[index];
+            known.examined = scored.examined;
+            if known.system.family() == Family::Rounds {
+                known.others = rounds::of_other_lengths(&scored.list);
+            }
+            known.best = scored.list.into_iter().map(Some).fold(begun, faster);
+        }
+    }
+
+    /// Makes the candidates of a system.
+    fn list(&mut self, index: usize) {
+        let (figures, pins) = (&self.figures, &self.problem.options.pins);
+        let (limit, until) = (self.limit(), self.deadline.percent(counted::PERCENT));
+        let known = &mut self.systems[index];
+        let mut candidates = known.candidates.take().unwrap_or_else(|| allowed(self.problem, known.system));
+        let counted = counted::placements(figures, known.system, (limit, &until));
+        candidates.extend(counted.placements);
+        known.bound = known.bound.max(counted.least);
+        pipelines::leaving_or_not(&mut candidates);
+        if known.system.family() == Family::Sharded {
+            candidates.extend(shared::placements(figures, pins, (known.system, limit)));
+            candidates = shared::promising((&figures.context, pins), candidates);
+        }
+        known.candidates = Some(candidates);
+    }
+
+    /// Simulates those of `candidates` that fit, but for some that are slower than others of them: all as far as time allows, and if `far`
+    /// a few whatever the time.
+    fn simulated(
+        &self,
+        candidates: &[Placement],
+        (family, far): (Family, bool),
+        (until, looks): (&Deadline<'_>, &mut usize),
+    ) -> Simulated {
+        let work = |(index, placement): (usize, &Placement)| {
+            let fits = check(&self.problem.context, placement).is_ok();
+            fits.then(|| (busiest(&self.figures, placement), index))
+        };
+        let mut fitting: Vec<(f64, usize)> = candidates.par_iter().enumerate().filter_map(work).collect();
+        fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
+        // Those that are nearly as fast are improved as well.
+        let reach = if family == Family::Rounds { rounds::NEARLY } else { 1.0 };
+        // What does not fit takes no time worth a limit.
+        let mut examined = candidates.len() - fitting.len();
+        let mut list: Vec<(usize, Scored)> = Vec::new();
+        for batch in fitting.chunks(BATCH) {
+            let best = list.iter().map(|(_, (time, _))| *time).min();
+            let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
+            let promising = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9)).enumerate();
+            let tried = |(offset, (_, index)): (usize, &(f64, usize))| {
+                let time = if far { until.allows(*looks + offset) } else { !until.over() };
+                time.then(|| (*index, judge_within(self.problem, candidates[*index].clone(), limit)))
+            };
+            let promising: Vec<_> = promising.collect();
+            let tried: Vec<_> = promising.into_par_iter().filter_map(tried).collect();
+            *looks += tried.len();
+            examined += tried.len();
+            list.extend(tried.into_iter().filter_map(|(index, scored)| Some((index, scored?))));
+        }
+        // Of equally fast ones the first.
+        list.sort_by_key(|(index, _)| *index);
+        Simulated { list: list.into_iter().map(|(_, scored)| scored).collect(), examined }
+    }
+
+    /// Simulates what the programs for Mobius lead to, if it may beat the best plan: a baseline, whose plans are never better.
+    pub(super) fn try_programs(&mut self) {
+        let limit = self.limit();
+        let may = |known: &&mut Known| known.system == System::Mobius && known.bound < limit;
+        let Some(known) = self.systems.iter_mut().find(may) else { return };
+        let placements = mobius::candidates(&self.figures, &self.deadline);
+        known.examined += placements.len();
+        let scored: Vec<Scored> =
+            placements.into_par_iter().filter_map(|placement| judge(self.problem, placement)).collect();
+        known.best = scored.into_iter().map(Some).fold(known.best.take(), faster);
+    }
+}
+
+/// Placements that run, with their times, and how many were looked at.
+struct Simulated {
+    list: Vec<Scored>,
+    examined: usize,
+}
