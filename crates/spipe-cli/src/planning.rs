@@ -110,9 +110,9 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     if let [only] = request.workloads[..] {
         search(only, request.time_limit, &mut over)?;
     } else {
-        let count = request.workloads.len().max(1) as u32;
-        for workload in &request.workloads {
-            search(*workload, (request.time_limit / (SHORT * count)).min(left()), &mut over)?;
+        for (index, workload) in request.workloads.iter().enumerate() {
+            let others = (request.workloads.len() - index) as u32;
+            search(*workload, left() / (SHORT * others), &mut over)?;
         }
         let mut again = over.stopped_at(&request.workloads);
         again.reverse();
@@ -174,8 +174,9 @@ fn simulated_peaks(plan: &Plan) -> Result<BTreeMap<MemoryId, Bytes>, Failure> {
     Ok(tracks.filter_map(|track| Some((context.hardware.memory(&track.name)?, track.peak))).collect())
 }
 
-/// The first searches over microbatch sizes together take this part of the time limit at most.
-const SHORT: u32 = 4;
+/// The first searches over microbatch sizes together take about this part of the time limit at most: each the same part of what those
+/// before it have left.
+const SHORT: u32 = 3;
 
 /// The bound of a size that another one's plan beats is this plan's, less the gap and so much that rounding may hide.
 const ROUNDING: f64 = 1e-5;

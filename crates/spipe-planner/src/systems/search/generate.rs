@@ -13,6 +13,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_plan::{Family, Placement, System, check};
+use std::ops::RangeInclusive;
 
 /// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
 const FAR: f64 = 3.0;
@@ -20,15 +21,16 @@ const FAR: f64 = 3.0;
 /// How many hundredths of the time that is left generated placements may take where programs for Mobius come after them.
 const PERCENT_BEFORE_PROGRAMS: u32 = 80;
 
-/// How many placements are simulated before what they come to limits the others; not a number of threads, on which nothing may depend.
-const BATCH: usize = 8;
+/// How many placements are simulated before what they come to limits the others, at first and at most; not the number of threads, on
+/// which nothing may depend.
+const BATCHES: RangeInclusive<usize> = 2..=16;
 
 impl Search<'_, '_> {
     /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
     pub(super) fn generate(&mut self) {
         let (figures, pins, deadline) = (&self.figures, &self.problem.options.pins, &self.deadline);
         self.systems.par_iter_mut().for_each(|known| {
-            known.bound = if deadline.over() { floor(figures) } else { least(figures, pins, known.system) };
+            known.bound = if deadline.stopped() { floor(figures) } else { least(figures, pins, known.system) };
         });
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
@@ -42,9 +44,9 @@ impl Search<'_, '_> {
                 self.systems[index].best = begun;
                 continue;
             }
-            // Whatever the time limit, a plan that is far from all bounds is not the last word.
-            let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
-            let far = best.is_none_or(|time| time.to_ms() > FAR * self.systems[index].bound);
+            // Whatever the time limit, a plan that is far from all bounds is not the last word; but for one that is there already.
+            let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound)
+                && self.problem.options.incumbent.is_none();
             if until.over() && !(far && until.allows(looks)) {
                 self.systems[index].best = begun;
                 continue;
@@ -97,7 +99,11 @@ impl Search<'_, '_> {
         // What does not fit takes no time worth a limit.
         let mut examined = candidates.len() - fitting.len();
         let mut list: Vec<(usize, Scored)> = Vec::new();
-        for batch in fitting.chunks(BATCH) {
+        let (mut left, mut size) = (fitting.as_slice(), *BATCHES.start());
+        while let Some((batch, behind)) =
+            left.split_at_checked(size.min(left.len())).filter(|(batch, _)| !batch.is_empty())
+        {
+            (left, size) = (behind, (2 * size).min(*BATCHES.end()));
             let best = list.iter().map(|(_, (time, _))| *time).min();
             let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
             let promising = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9)).enumerate();
