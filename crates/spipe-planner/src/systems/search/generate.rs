@@ -81,7 +81,7 @@ impl Search<'_, '_> {
     }
 
     /// Simulates those of `candidates` that fit, but for some that are slower than others of them: all as far as time allows, and if `far`
-    /// a few whatever the time.
+    /// the first ones whatever the time.
     fn simulated(
         &self,
         candidates: &[Placement],
@@ -107,8 +107,9 @@ impl Search<'_, '_> {
             let best = list.iter().map(|(_, (time, _))| *time).min();
             let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
             let promising = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9)).enumerate();
+            let whatever = far && list.is_empty();
             let tried = |(offset, (_, index)): (usize, &(f64, usize))| {
-                let time = if far { until.allows(*looks + offset) } else { !until.over() };
+                let time = !until.over() || (whatever && until.allows(*looks + offset));
                 time.then(|| (*index, judge_within(self.problem, candidates[*index].clone(), limit)))
             };
             let promising: Vec<_> = promising.collect();
