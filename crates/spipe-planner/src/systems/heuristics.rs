@@ -13,19 +13,34 @@ use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
 
-/// Plans of the heuristics for those of the problem's systems that they know, the best of all among them.
-pub(super) fn plans(problem: &Problem<'_>, figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<Scored> {
+/// What is filled greedily, of those of the problem's systems whose stages are planned, the best of it among them.
+pub(super) fn filled(problem: &Problem<'_>, figures: &Figures<'_>) -> Vec<Scored> {
+    let systems = with_stages(problem);
+    if systems.is_empty() {
+        Vec::new()
+    } else {
+        those_that_run((problem, figures), greedy::placements(figures, &systems))
+    }
+}
+
+/// The best-balanced plan of the same, if it may take less than `most` ms.
+pub(super) fn balanced(
+    problem: &Problem<'_>,
+    figures: &Figures<'_>,
+    (most, deadline): (f64, &Deadline<'_>),
+) -> Option<Scored> {
+    let systems = Some(with_stages(problem)).filter(|systems| !systems.is_empty())?;
+    // It needs little of the time, but for machines of many devices, and may take as much of it as by itself.
+    let options = Options { time_limit: deadline.left(), ..problem.options.clone() };
+    let staged = Problem { context: problem.context, systems, options, ..*problem };
+    balanced::best(&staged, figures, most, &Deadline::new(&staged))
+}
+
+/// Those of the problem's systems that suit it, where heuristics know one of them.
+fn with_stages(problem: &Problem<'_>) -> Vec<System> {
     let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
     let systems: Vec<System> = problem.systems.iter().copied().filter(suits).collect();
-    let mut plans: Vec<Scored> = Vec::new();
-    if systems.iter().any(|system| SYSTEMS.contains(system)) {
-        plans = those_that_run((problem, figures), greedy::placements(figures, &systems));
-        // It needs little of the time, but for machines of many devices, and may take as much of it as by itself.
-        let options = Options { time_limit: deadline.left(), ..problem.options.clone() };
-        let staged = Problem { context: problem.context, systems: systems.clone(), options, ..*problem };
-        plans.extend(balanced::best(&staged, figures, least(&plans), &Deadline::new(&staged)));
-    }
-    plans
+    if systems.iter().any(|system| SYSTEMS.contains(system)) { systems } else { Vec::new() }
 }
 
 /// Placements with several stages on each GPU.
@@ -71,9 +86,4 @@ fn those_that_run((problem, figures): (&Problem<'_>, &Figures<'_>), placements: 
     let others: Vec<Placement> = list.filter(|(busy, _)| *busy < most).map(|(_, placement)| placement).collect();
     let others = others.into_par_iter().filter_map(|placement| judge(problem, placement)).collect::<Vec<_>>();
     first.into_iter().chain(others).collect()
-}
-
-/// What the fastest of `plans` takes, in ms.
-fn least(plans: &[Scored]) -> f64 {
-    plans.iter().map(|(time, _)| time.to_ms()).fold(f64::INFINITY, f64::min)
 }

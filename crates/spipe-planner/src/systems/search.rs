@@ -22,11 +22,15 @@ use crate::{
     fits::{self, Decision},
     ilp::{in_pool, search::to_time},
     reason,
+    relaxation::floor,
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System};
+
+/// A plan that takes so many times as long as what is possible at best is far from it.
+const FAR: f64 = 3.0;
 
 /// Several stages on a device are improved where they take no more than so many times as long as the best plan.
 const PROMISING: f64 = 1.02;
@@ -48,6 +52,9 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         search.begin();
         search.generate();
         search.try_programs();
+        if search.unbalanced {
+            search.balance();
+        }
         search.shorten();
         search.fall_back();
         search.bound_stages(&planned);
@@ -118,6 +125,8 @@ struct Search<'s, 'a> {
     systems: Vec<Known>,
     /// The plans of the heuristics.
     begun: Vec<Scored>,
+    /// Whether the one that balances stages has yet to come.
+    unbalanced: bool,
     /// A placement that fits.
     spare: Option<Placement>,
     /// Plans with several stages on a device, which would keep the planner of stages from finding plans that can be improved beyond
@@ -163,6 +172,7 @@ impl<'s, 'a> Search<'s, 'a> {
             deadline,
             systems,
             begun,
+            unbalanced: false,
             spare,
             short,
             staged,
@@ -202,9 +212,23 @@ impl<'s, 'a> Search<'s, 'a> {
         Ok(())
     }
 
-    /// Begins with the plans of the heuristics.
+    /// Begins with the plans of heuristics for stages: of the one that needs more time only where the other's is not far from what is
+    /// possible, since other systems are faster there.
     fn begin(&mut self) {
-        self.begun = heuristics::plans(self.problem, &self.figures, &self.deadline);
+        self.begun = heuristics::filled(self.problem, &self.figures);
+        let near = |(time, _): Scored| time.to_ms() < FAR * floor(&self.figures);
+        if self.best().is_some_and(near) {
+            self.balance();
+        } else {
+            self.unbalanced = true;
+        }
+    }
+
+    /// Takes the best-balanced plan.
+    fn balance(&mut self) {
+        let most = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        self.begun.extend(heuristics::balanced(self.problem, &self.figures, (most, &self.deadline)));
+        self.unbalanced = false;
     }
 
     /// Remembers the best plan in short stages, if it may be improved beyond the best.

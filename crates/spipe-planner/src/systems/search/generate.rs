@@ -2,7 +2,7 @@
 
 use super::{
     super::{counted, pipelines, rounds, shared},
-    Known, Search, allowed,
+    FAR, Known, Search, allowed,
 };
 use crate::{
     case::{Scored, busiest, faster, judge, judge_within},
@@ -14,9 +14,6 @@ use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_plan::{Family, Placement, System, check};
 use std::ops::RangeInclusive;
-
-/// How many times as long as the bound of a system a plan takes beside which some of its placements are always tried.
-const FAR: f64 = 3.0;
 
 /// How many hundredths of the time that is left generated placements may take where programs for Mobius come after them.
 const PERCENT_BEFORE_PROGRAMS: u32 = 80;
