@@ -50,9 +50,10 @@ impl Search<'_, '_> {
             }
             self.list(index);
             let candidates = self.systems[index].candidates.as_deref().unwrap_or_default();
-            let scored = self.simulated(candidates, (self.systems[index].system.family(), far), (&until, &mut looks));
+            let scored = self.simulated(candidates, self.systems[index].system.family(), &until);
             let known = &mut self.systems[index];
             known.examined = scored.examined;
+            looks += scored.looks;
             if known.system.family() == Family::Rounds {
                 known.others = rounds::of_other_lengths(&scored.list);
             }
@@ -77,14 +78,9 @@ impl Search<'_, '_> {
         known.candidates = Some(candidates);
     }
 
-    /// Simulates those of `candidates` that fit, but for some that are slower than others of them: all as far as time allows, and if `far`
+    /// Simulates those of `candidates` that fit, but for some that are slower than others of them: all as far as time allows, and
     /// the first ones whatever the time.
-    fn simulated(
-        &self,
-        candidates: &[Placement],
-        (family, far): (Family, bool),
-        (until, looks): (&Deadline<'_>, &mut usize),
-    ) -> Simulated {
+    fn simulated(&self, candidates: &[Placement], family: Family, until: &Deadline<'_>) -> Simulated {
         let work = |(index, placement): (usize, &Placement)| {
             let fits = check(&self.problem.context, placement).is_ok();
             fits.then(|| (busiest(&self.figures, placement), index))
@@ -94,7 +90,7 @@ impl Search<'_, '_> {
         // Those that are nearly as fast are improved as well.
         let reach = if family == Family::Rounds { rounds::NEARLY } else { 1.0 };
         // What does not fit takes no time worth a limit.
-        let mut examined = candidates.len() - fitting.len();
+        let (unfit, mut looks) = (candidates.len() - fitting.len(), 0);
         let mut list: Vec<(usize, Scored)> = Vec::new();
         let (mut left, mut size) = (fitting.as_slice(), *BATCHES.start());
         while let Some((batch, behind)) =
@@ -103,21 +99,21 @@ impl Search<'_, '_> {
             (left, size) = (behind, (2 * size).min(*BATCHES.end()));
             let best = list.iter().map(|(_, (time, _))| *time).min();
             let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
-            let promising = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9)).enumerate();
-            let whatever = far && list.is_empty();
-            let tried = |(offset, (_, index)): (usize, &(f64, usize))| {
-                let time = !until.over() || (whatever && until.allows(*looks + offset));
+            let promising = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9));
+            // Without the first ones all would have been made for nothing.
+            let first = list.is_empty();
+            let tried = |(_, index): &(f64, usize)| {
+                let time = !until.over() || (first && !until.stopped());
                 time.then(|| (*index, judge_within(self.problem, candidates[*index].clone(), limit)))
             };
             let promising: Vec<_> = promising.collect();
             let tried: Vec<_> = promising.into_par_iter().filter_map(tried).collect();
-            *looks += tried.len();
-            examined += tried.len();
+            looks += tried.len();
             list.extend(tried.into_iter().filter_map(|(index, scored)| Some((index, scored?))));
         }
         // Of equally fast ones the first.
         list.sort_by_key(|(index, _)| *index);
-        Simulated { list: list.into_iter().map(|(_, scored)| scored).collect(), examined }
+        Simulated { list: list.into_iter().map(|(_, scored)| scored).collect(), looks, examined: unfit + looks }
     }
 
     /// Simulates what the programs for Mobius lead to, if it may beat the best plan: a baseline, whose plans are never better.
@@ -133,8 +129,9 @@ impl Search<'_, '_> {
     }
 }
 
-/// Placements that run, with their times, and how many were looked at.
+/// Placements that run, with their times, how many were simulated, and how many were looked at.
 struct Simulated {
     list: Vec<Scored>,
+    looks: usize,
     examined: usize,
 }
