@@ -40,13 +40,13 @@ impl Search<'_, '_> {
     /// Bounds those systems whose stages are planned, and finds where their stages may be. Where all plans are far from that, those with
     /// several stages on a device come first: what one stage on each can do would not be worth the time.
     pub(super) fn bound_stages(&mut self, planned: &[System]) {
-        let of_system = |system: &System| match self.deadline.over() {
+        let of_system = |system: &System| match self.deadline.stopped() {
             true => floor(&self.figures),
             false => least(&self.figures, &self.problem.options.pins, *system),
         };
         self.staged = planned.iter().map(|system| (*system, of_system(system))).collect();
         let (limit, known) = (self.limit(), self.least_of_staged());
-        if !self.figures.training || known >= limit || known <= 0.0 {
+        if !self.figures.training || known >= limit || known <= 0.0 || self.deadline.over() {
             return;
         }
         // With more time sockets could have so many layers that there would be too many sequences of devices.
