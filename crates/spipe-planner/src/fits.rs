@@ -29,7 +29,7 @@ pub enum Fit {
 
 /// Whether a placement of one of the problem's systems fits and runs.
 pub fn fits(problem: &Problem<'_>) -> Fit {
-    match decide(problem, &mut |system| candidates(&problem.context, system)) {
+    match decide(problem, &|system| candidates(&problem.context, system)) {
         Decision::Fits(placement) => Fit::Found(placement),
         Decision::Never if all_are_few(problem) => Fit::Never,
         Decision::Never | Decision::Unfound => Fit::NotFound,
@@ -58,8 +58,11 @@ pub(crate) enum Decision {
     Open(Vec<System>),
 }
 
+/// Makes the candidates of a system.
+pub(crate) type Candidates<'a> = dyn Fn(System) -> Vec<Placement> + Sync + 'a;
+
 /// What can be said without a search, with the candidates of each system that is not searched.
-pub(crate) fn decide(problem: &Problem<'_>, candidates: &mut dyn FnMut(System) -> Vec<Placement>) -> Decision {
+pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>) -> Decision {
     let (planned, other): (Vec<System>, Vec<System>) =
         problem.systems.iter().partition(|system| SYSTEMS.contains(system));
     let of_stages = stages(problem, planned);
@@ -68,13 +71,13 @@ pub(crate) fn decide(problem: &Problem<'_>, candidates: &mut dyn FnMut(System) -
     }
     let scored = |placement: Placement| judge(problem, placement).map(|(_, placement)| Decision::Fits(placement));
     let held = |placement: Placement| problem.options.pins.hold(&problem.context, &placement);
-    let found = other.iter().flat_map(|system| candidates(*system)).map(held).find_map(&scored);
+    let found = other.par_iter().find_map_first(|system| candidates(*system).into_iter().map(held).find_map(scored));
     // Where neither all layers can be on GPUs nor all on the host, some may be here and some there.
     let found = found.or_else(|| {
         let figures = Figures::new(problem.context, &problem.options);
-        let shared = other.iter().filter(|system| system.family() == Family::Sharded);
+        let shared = other.par_iter().filter(|system| system.family() == Family::Sharded);
         let counted = |system: &System| shared_placements(&figures, &problem.options.pins, (*system, f64::INFINITY));
-        shared.flat_map(counted).find_map(scored)
+        shared.find_map_first(|system| counted(system).into_iter().find_map(scored))
     });
     found.or_else(|| every(problem, &other).map(Decision::Fits)).unwrap_or(of_stages)
 }

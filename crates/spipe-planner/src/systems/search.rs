@@ -28,6 +28,7 @@ use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System};
+use std::sync::OnceLock;
 
 /// A plan that takes so many times as long as what is possible at best is far from it.
 const FAR: f64 = 3.0;
@@ -98,7 +99,7 @@ pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
 struct Known {
     system: System,
     /// Once they are made.
-    candidates: Option<Vec<Placement>>,
+    candidates: OnceLock<Vec<Placement>>,
     /// No placement takes less, in ms; infinite if none fits.
     bound: f64,
     best: Option<Scored>,
@@ -106,6 +107,12 @@ struct Known {
     others: Vec<Scored>,
     examined: usize,
     skipped: bool,
+}
+
+impl Known {
+    fn candidates(&self, problem: &Problem<'_>) -> &Vec<Placement> {
+        self.candidates.get_or_init(|| allowed(problem, self.system))
+    }
 }
 
 /// The candidates of `system` that hold the pins.
@@ -154,7 +161,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let figures = Figures::new(problem.context, &problem.options);
         let known = |system: &System| Known {
             system: *system,
-            candidates: None,
+            candidates: OnceLock::new(),
             bound: 0.0,
             best: None,
             others: Vec::new(),
@@ -192,13 +199,12 @@ impl<'s, 'a> Search<'s, 'a> {
         if known || self.deadline.stopped() || problem.systems.is_empty() {
             return Ok(());
         }
-        let systems = &mut self.systems;
-        let mut candidates = |system: System| {
-            let known = systems.iter_mut().find(|known| known.system == system);
-            let list = known.map(|known| known.candidates.get_or_insert_with(|| allowed(problem, system)).clone());
-            list.unwrap_or_default()
+        let systems = &self.systems;
+        let candidates = |system: System| {
+            let known = systems.iter().find(|known| known.system == system);
+            known.map_or_else(Vec::new, |known| known.candidates(problem).clone())
         };
-        match fits::decide(problem, &mut candidates) {
+        match fits::decide(problem, &candidates) {
             Decision::Fits(placement) => self.spare = Some(placement),
             Decision::Never => {
                 let systems = planned.to_vec();
@@ -267,7 +273,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let begun = self.begun(planned);
         let mut known = Known {
             system: begun.as_ref().map_or(planned[0], |(_, placement)| placement.system),
-            candidates: None,
+            candidates: OnceLock::new(),
             bound: f64::INFINITY,
             best: begun,
             others: Vec::new(),
@@ -365,7 +371,7 @@ impl<'s, 'a> Search<'s, 'a> {
         if let Err(error) = reason::lonely_layers(&self.figures) {
             return error;
         }
-        let of = |known: &Known| known.candidates.clone().unwrap_or_else(|| allowed(self.problem, known.system));
+        let of = |known: &Known| known.candidates(self.problem).clone();
         let candidates: Vec<Placement> = self.systems.par_iter().flat_map(of).collect();
         let closest = refusal::closest(&self.problem.context, &candidates);
         match (closest, refused) {

@@ -49,7 +49,7 @@ impl Search<'_, '_> {
                 continue;
             }
             self.list(index);
-            let candidates = self.systems[index].candidates.as_deref().unwrap_or_default();
+            let candidates = self.systems[index].candidates(self.problem);
             let scored = self.simulated(candidates, self.systems[index].system.family(), &until);
             let known = &mut self.systems[index];
             known.examined = scored.examined;
@@ -75,7 +75,7 @@ impl Search<'_, '_> {
             candidates.extend(shared::placements(figures, pins, (known.system, limit)));
             candidates = shared::promising((&figures.context, pins), candidates);
         }
-        known.candidates = Some(candidates);
+        known.candidates = candidates.into();
     }
 
     /// Simulates those of `candidates` that fit, but for some that are slower than others of them: all as far as time allows, and
