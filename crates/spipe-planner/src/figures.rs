@@ -6,10 +6,11 @@ mod stage;
 pub(crate) use device::{DeviceFigures, Host, alike};
 pub(crate) use stage::{Help, MOST_HOSTS, Seat, StageTimes, slots_in, slots_out};
 
-use crate::Options;
+use crate::{Options, deadline::Deadline};
 use spipe_base::{DeviceId, LayerId, LinkId};
 use spipe_cost::{CostTable, Mode};
 use spipe_plan::{Context, Knob, boundaries_in_passing};
+use std::{ops::RangeInclusive, time::Duration};
 
 /// A copy from one device's memory to another's, when nothing else moves.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +55,16 @@ pub(crate) struct Figures<'a> {
     hops: Vec<Vec<Option<Hop>>>,
     /// Consecutive layers that cost the same: first layer and count.
     pub runs: Vec<(usize, usize)>,
+    /// How long a program may take that bounds iterations.
+    pub program_time: Duration,
 }
+
+/// Which part of the time limit a program may take that bounds iterations, and how much it may take at least and at most.
+const PROGRAMS: u32 = 20;
+const PROGRAM_TIMES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(10);
+
+/// Programs of so many runs of layers take next to no time.
+const FEW_RUNS: usize = 32;
 
 /// Runs of layers that cost the same, and are the same in other ways: the first, and how many there are.
 pub(crate) fn runs(cost: &CostTable, same: &dyn Fn(usize, usize) -> bool) -> Vec<(usize, usize)> {
@@ -73,6 +83,11 @@ pub(crate) fn runs(cost: &CostTable, same: &dyn Fn(usize, usize) -> bool) -> Vec
 }
 
 impl<'a> Figures<'a> {
+    /// Whether there is no time for another program that bounds iterations, unless it takes next to none.
+    pub fn late(&self, deadline: Option<&Deadline<'_>>) -> bool {
+        self.runs.len() > FEW_RUNS && deadline.is_some_and(Deadline::over)
+    }
+
     /// How many boundaries pass between stages of one of so many devices at once, where they run in rounds.
     pub fn boundaries_in_passing(&self, devices: usize) -> u64 {
         boundaries_in_passing(&self.context, devices).unwrap_or(3 * self.microbatches)
@@ -101,6 +116,7 @@ impl<'a> Figures<'a> {
             layers: cost.layers().len(),
             microbatches: context.workload().microbatches,
             training,
+            program_time: (options.time_limit / PROGRAMS).clamp(*PROGRAM_TIMES.start(), *PROGRAM_TIMES.end()),
             models: models(&devices),
             frozen,
             devices,

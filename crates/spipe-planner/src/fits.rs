@@ -76,7 +76,8 @@ pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>) -> Deci
     let found = found.or_else(|| {
         let figures = Figures::new(problem.context, &problem.options);
         let shared = other.par_iter().filter(|system| system.family() == Family::Sharded);
-        let counted = |system: &System| shared_placements(&figures, &problem.options.pins, (*system, f64::INFINITY));
+        let (pins, deadline) = (&problem.options.pins, Deadline::new(problem));
+        let counted = |system: &System| shared_placements((&figures, pins), (*system, f64::INFINITY), &deadline);
         shared.find_map_first(|system| counted(system).into_iter().find_map(scored))
     });
     found.or_else(|| every(problem, &other).map(Decision::Fits)).unwrap_or(of_stages)

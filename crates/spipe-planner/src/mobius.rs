@@ -81,7 +81,7 @@ impl Planner for Mobius {
             return crate::generated(&Problem { context: problem.context, systems, options, ..*problem })
                 .and(Err(PlanError::NothingRuns { examined }));
         };
-        let bound = to_time(&figures, least(&figures, &problem.options.pins, System::Mobius)).min(simulated);
+        let bound = to_time(&figures, least((&figures, &problem.options.pins), System::Mobius, None)).min(simulated);
         Ok(Solution {
             placement,
             status: if deadline.has_struck() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
@@ -105,7 +105,7 @@ pub(crate) fn candidates(figures: &Figures<'_>, deadline: &Deadline<'_>) -> Vec<
     let cut = |turns: &usize| {
         let small = turns * gpus.len() <= MOST_STAGES;
         let until = deadline.at_most(time_limit);
-        let ends = if small { cuts(figures, &gpus, *turns, &settings) } else { None };
+        let ends = if small && !figures.late(Some(&until)) { cuts(figures, &gpus, *turns, &settings) } else { None };
         // What it has come to by then is not the same each time.
         until.settle();
         ends.and_then(|ends| placement(figures, &gpus, &ends))

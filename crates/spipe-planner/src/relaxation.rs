@@ -12,6 +12,7 @@ pub(crate) use counts::{Counts, Limits, Share, Whole, counts, seated};
 
 use crate::{
     SYSTEMS,
+    deadline::Deadline,
     figures::{Figures, alike},
     freedom::{Computing, Freedom, Turn, When},
     ilp::solve::{Answer, Settings, solve},
@@ -23,7 +24,10 @@ use spipe_base::Bytes;
 use spipe_cost::LayerMemory;
 use spipe_plan::{Family, GRADIENT_SLOTS, System};
 use spread::{Spread, rate};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 /// Beyond so many shares of runs of layers, or so many devices, the places of devices are not told apart.
 const LARGEST: usize = 1000;
@@ -32,13 +36,19 @@ const MOST_PLACES: usize = 40;
 /// Beyond so many devices it is left open which layers are streamed to how many of them.
 const MOST_SPLIT: usize = 64;
 
-/// The least iteration of any placement of `system`, in ms; infinite if none fits.
-pub(crate) fn least(figures: &Figures<'_>, pins: &Pins, system: System) -> f64 {
+/// The least iteration of any placement of `system`, in ms, as far as time allows to find out; infinite if none fits.
+pub(crate) fn least((figures, pins): (&Figures<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> f64 {
+    if deadline.is_some_and(Deadline::stopped) {
+        return floor(figures);
+    }
     if system.family() == Family::Sharded {
-        return least_of_shared(figures, pins, system);
+        return least_of_shared((figures, pins), system, deadline).max(floor(figures));
     }
     let freedoms = Freedom::in_problem(figures, system);
-    freedoms.into_iter().map(|freedom| relaxation(figures, &freedom)).fold(f64::INFINITY, f64::min)
+    let of = |freedom: Freedom| {
+        if figures.late(deadline) { floor(figures) } else { relaxation(figures, &freedom, deadline) }
+    };
+    freedoms.into_iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
 /// What no placement of any system takes less than, in ms: if all devices computed all the time, each layer as fast as the fastest.
@@ -57,7 +67,7 @@ pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 
     let turns: BTreeSet<Option<Turn>> =
         of_stages.flat_map(|system| Freedom::in_problem(figures, *system)).map(|freedom| freedom.turn).collect();
     let stages = Freedom::of_stages(figures.host_help);
-    let bounds = turns.into_iter().map(|turn| relaxation(figures, &Freedom { turn, ..stages }));
+    let bounds = turns.into_iter().map(|turn| relaxation(figures, &Freedom { turn, ..stages }, None));
     bounds.reduce(f64::min).unwrap_or(0.0)
 }
 
@@ -74,8 +84,8 @@ pub(crate) fn least_of_stages(figures: &Figures<'_>, systems: &[System]) -> f64 
 ///
 /// Where each device has neighbouring layers, every place in the chain of devices has a bound of its own ([`chain_of_places`]).
 ///
-/// Infinite if nothing fits; no more than that pass if the solver has no answer.
-pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
+/// Infinite if nothing fits; no more than that pass if the solver has no answer, or time is over.
+pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom, deadline: Option<&Deadline<'_>>) -> f64 {
     let classes = classes(figures, freedom);
     let chain = chain(figures, freedom, &classes);
     if classes.is_empty() || !chain.is_finite() {
@@ -88,7 +98,7 @@ pub(crate) fn relaxation(figures: &Figures<'_>, freedom: &Freedom) -> f64 {
     let of_part = |classes: &Vec<Class>| spread(figures, freedom, (classes, chain), turn);
     let parts = streaming_or_not(figures, freedom, classes.clone());
     let least = parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(figures, freedom, chain));
-    let alone = alone::least(figures, freedom, (&classes, chain)).unwrap_or(0.0);
+    let alone = alone::least((figures, freedom), (&classes, chain), deadline).unwrap_or(0.0);
     least.max(alone).max(crowded::least(figures, freedom, (&classes, chain)))
 }
 
@@ -100,17 +110,17 @@ fn spread(figures: &Figures<'_>, freedom: &Freedom, (classes, chain): (&[Class],
     let mut spread = Spread::new((figures, freedom), (unit, busiest), turn, classes);
     spread.layers(classes, &mut vars);
     spread.fill(classes);
-    solved(spread, vars, None)
+    solved(spread, vars, (None, figures.program_time))
 }
 
-/// The least time of the busiest, in ms, where layers are whole to a gap; infinite if nothing fits, zero if the solver has no answer.
-fn solved(spread: Spread<'_, '_>, vars: ProblemVariables, gap: Option<f64>) -> f64 {
+/// The least time of the busiest, in ms, found out in so much time, where layers are whole to a gap; infinite if nothing fits, zero if the solver has no answer.
+fn solved(spread: Spread<'_, '_>, vars: ProblemVariables, (gap, time_limit): (Option<f64>, Duration)) -> f64 {
     let (busiest, unit) = (spread.busiest, spread.unit);
     let mut problem = vars.minimise(busiest).using(highs);
     for row in spread.rows {
         problem.add_constraint(row);
     }
-    let settings = gap.map_or_else(Settings::default, |gap| Settings { gap, ..Settings::default() });
+    let settings = Settings { gap: gap.unwrap_or(0.0), time_limit, ..Settings::default() };
     // The solver's tolerance is 10⁻⁷ of numbers around one.
     let off = gap.map_or(1e-6, |gap| 2.0 * gap);
     match solve(problem, &settings) {

@@ -11,6 +11,7 @@
 
 use super::{Class, solved, spread::Spread, unit};
 use crate::{
+    deadline::Deadline,
     figures::{Figures, Help},
     freedom::{Freedom, When},
 };
@@ -53,15 +54,21 @@ pub(super) struct Alone {
     pub shares: bool,
 }
 
-/// The least iteration, in ms; infinite if nothing fits, none where there is no such device.
-pub(super) fn least(figures: &Figures<'_>, freedom: &Freedom, (classes, chain): (&[Class], f64)) -> Option<f64> {
+/// The least iteration, in ms, as far as time allows to find out; infinite if nothing fits, none where there is no such device.
+pub(super) fn least(
+    (figures, freedom): (&Figures<'_>, &Freedom),
+    (classes, chain): (&[Class], f64),
+    deadline: Option<&Deadline<'_>>,
+) -> Option<f64> {
     let [class] = classes else { return None };
     let [member] = class.members[..] else { return None };
     let rounds = freedom.in_rounds && !freedom.apart && freedom.synchronous && freedom.streams != When::Never;
     if !rounds || !figures.training || figures.devices[member].is_cpu {
         return None;
     }
-    let solved = |case: &(Class, Alone), whole: bool| of_case(figures, freedom, (case, chain), whole);
+    let solved = |case: &(Class, Alone), whole: bool| {
+        if figures.late(deadline) { 0.0 } else { of_case(figures, freedom, (case, chain), whole) }
+    };
     let mut cases: Vec<(f64, (Class, Alone))> =
         cases(figures, freedom, class).into_iter().map(|case| (solved(&case, false), case)).collect();
     cases.sort_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -166,7 +173,7 @@ fn of_case(
     let spread = Spread::new((figures, freedom), (unit, busiest), None, classes).alone(*alone);
     let mut spread = if whole { spread.whole(&nothing) } else { spread };
     spread.layers(classes, &mut vars);
-    solved(spread, vars, whole.then_some(GAP))
+    solved(spread, vars, (whole.then_some(GAP), figures.program_time))
 }
 
 impl Spread<'_, '_> {

@@ -146,7 +146,7 @@ fn on_one(figures: &Figures<'_>, freedom: &Freedom, (class, unit): (&[Class], f6
     let (unit, nothing) = (super::unit(unit), vec![0; figures.devices.len()]);
     let mut spread = Spread::new((figures, freedom), (unit, busiest), None, class).whole(&nothing).only(layers);
     spread.layers(class, &mut vars);
-    solved(spread, vars, Some(GAP))
+    solved(spread, vars, (Some(GAP), figures.program_time))
 }
 
 #[cfg(test)]

@@ -68,7 +68,9 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         let more = search.figures.training || !other.is_empty();
         options.time_limit = search.deadline.left() / if more { 4 } else { 1 };
         let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
-        search.join(&planned, planner.plan(&planned_alone))?;
+        let late = search.deadline.over() && search.best().is_some();
+        let nothing = PlanError::NothingBetter { bound: SimTime::ZERO, examined: 0, stopped: true };
+        search.join(&planned, if late { Err(nothing) } else { planner.plan(&planned_alone) })?;
     }
     in_pool(problem, || {
         search.cut();

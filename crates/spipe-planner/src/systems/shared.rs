@@ -13,6 +13,7 @@ pub(crate) use busy::busiest;
 
 use super::{cuts, gpus, socket};
 use crate::{
+    deadline::Deadline,
     every::orders,
     figures::{Figures, runs},
     pins::Pins,
@@ -72,18 +73,28 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     Some(placements)
 }
 
-/// The placements whose programs say that they may take less than `most` ms.
-pub(crate) fn placements(figures: &Figures<'_>, pins: &Pins, (system, most): (System, f64)) -> Vec<Placement> {
+/// The placements whose programs say that they may take less than `most` ms, as far as time allows.
+pub(crate) fn placements(
+    (figures, pins): (&Figures<'_>, &Pins),
+    (system, most): (System, f64),
+    deadline: &Deadline<'_>,
+) -> Vec<Placement> {
     let mut list: Vec<(f64, Placement)> = Vec::new();
     for shards in shares(&figures.context) {
         let pinned = pins.knob(Knob::Resident).map(|resident| resident as usize);
         let residents = RESIDENT.into_iter().filter(|resident| pinned.is_none() && *resident <= figures.layers.max(2));
         let residents: Vec<usize> = residents.chain(pinned).collect();
         for (length, resident) in LENGTHS.into_iter().flat_map(|length| residents.iter().map(move |it| (length, *it))) {
+            if figures.late(Some(deadline)) {
+                break;
+            }
             let room = Room::Stages { length, resident };
             let mut program = Program::new(figures, pins, (system, shards), room);
             let mut orders: Vec<Order> = vec![in_turn, reversed, mixed];
             for _ in 0..MOST_TIGHTENED {
+                if figures.late(Some(deadline)) {
+                    break;
+                }
                 let Some(solved) = program.solved().filter(|solved| solved.least < most) else { break };
                 let mut least_missing: Option<Bytes> = None;
                 orders.retain(|order| {
@@ -184,12 +195,16 @@ pub(super) fn promising((context, pins): (&Context<'_>, &Pins), list: Vec<Placem
     each.flat_map(|it| orders(it).into_iter().map(move |urgent| in_order(it.1, urgent))).collect()
 }
 
-/// What no placement of `system` takes less than, in ms; infinite if none fits.
-pub(crate) fn least(figures: &Figures<'_>, pins: &Pins, system: System) -> f64 {
+/// What no placement of `system` takes less than, in ms, as far as time allows to find out; infinite if none fits.
+pub(crate) fn least((figures, pins): (&Figures<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> f64 {
     let longest = figures.layers.max(1).ilog2();
     let rooms = (0..=longest).map(|power| Room::Any { recomputed: 1 << power });
-    let all = shares(&figures.context).flat_map(|shards| rooms.clone().map(move |room| (shards, room)));
-    all.map(|(shards, room)| Program::new(figures, pins, (system, shards), room).least()).fold(f64::INFINITY, f64::min)
+    let all: Vec<(usize, Room)> =
+        shares(&figures.context).flat_map(|shards| rooms.clone().map(move |room| (shards, room))).collect();
+    let of_program = |(shards, room)| {
+        if figures.late(deadline) { 0.0 } else { Program::new(figures, pins, (system, shards), room).least() }
+    };
+    all.into_par_iter().map(of_program).reduce(|| f64::INFINITY, f64::min)
 }
 
 fn placement(system: System, (shards, resident): (usize, usize), stages: Vec<Stage>) -> Option<Placement> {

@@ -8,12 +8,15 @@ use crate::{
     case::{Scored, busiest, faster, judge, judge_within},
     deadline::Deadline,
     mobius,
-    relaxation::{floor, least},
+    relaxation::least,
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_plan::{Family, Placement, System, check};
 use std::ops::RangeInclusive;
+
+/// How many hundredths of the time that is left may pass until all systems are bounded, where programs take more than a moment.
+const PERCENT_OF_BOUNDS: u32 = 25;
 
 /// How many hundredths of the time that is left generated placements may take where programs for Mobius come after them.
 const PERCENT_BEFORE_PROGRAMS: u32 = 80;
@@ -26,9 +29,9 @@ impl Search<'_, '_> {
     /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
     pub(super) fn generate(&mut self) {
         let (figures, pins, deadline) = (&self.figures, &self.problem.options.pins, &self.deadline);
-        self.systems.par_iter_mut().for_each(|known| {
-            known.bound = if deadline.stopped() { floor(figures) } else { least(figures, pins, known.system) };
-        });
+        let bounding = deadline.percent(PERCENT_OF_BOUNDS);
+        let bound = |known: &mut Known| known.bound = least((figures, pins), known.system, Some(&bounding));
+        self.systems.par_iter_mut().for_each(bound);
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
         let programs = self.systems.iter().any(|known| known.system == System::Mobius);
@@ -72,7 +75,7 @@ impl Search<'_, '_> {
         known.bound = known.bound.max(counted.least);
         pipelines::leaving_or_not(&mut candidates);
         if known.system.family() == Family::Sharded {
-            candidates.extend(shared::placements(figures, pins, (known.system, limit)));
+            candidates.extend(shared::placements((figures, pins), (known.system, limit), &until));
             candidates = shared::promising((&figures.context, pins), candidates);
         }
         known.candidates = candidates.into();

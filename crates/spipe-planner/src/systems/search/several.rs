@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     case::{Scored, judge_within},
-    relaxation::{floor, least},
+    relaxation::least,
     systems::staged::{Hint, MOST_HINTS},
 };
 use rayon::prelude::*;
@@ -40,10 +40,8 @@ impl Search<'_, '_> {
     /// Bounds those systems whose stages are planned, and finds where their stages may be. Where all plans are far from that, those with
     /// several stages on a device come first: what one stage on each can do would not be worth the time.
     pub(super) fn bound_stages(&mut self, planned: &[System]) {
-        let of_system = |system: &System| match self.deadline.stopped() {
-            true => floor(&self.figures),
-            false => least(&self.figures, &self.problem.options.pins, *system),
-        };
+        let pins = &self.problem.options.pins;
+        let of_system = |system: &System| least((&self.figures, pins), *system, Some(&self.deadline));
         self.staged = planned.iter().map(|system| (*system, of_system(system))).collect();
         let (limit, known) = (self.limit(), self.least_of_staged());
         if !self.figures.training || known >= limit || known <= 0.0 || self.deadline.over() {

@@ -16,7 +16,10 @@ use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, va
 use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knob, Stage, System};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 /// Beyond so many counts they need not be whole.
 const MOST_WHOLE: usize = 64;
@@ -80,6 +83,8 @@ pub(super) struct Program<'p, 'a> {
     any: Option<Vec<Any>>,
     /// What is left free on every device.
     left: Bytes,
+    /// How long the solver may take.
+    time: Duration,
 }
 
 impl<'p, 'a> Program<'p, 'a> {
@@ -92,9 +97,10 @@ impl<'p, 'a> Program<'p, 'a> {
         let choices = Choice::of((system, shards), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
         let length = if let Room::Stages { length, .. } = room { length } else { 1 };
-        let phased = figures.phased;
+        let (phased, time) = (figures.phased, figures.program_time);
         let farthest = choices.first().map_or(Home::Device, |choice| choice.home);
-        let mut program = Self { context, devices, phased, runs: Vec::new(), between, any: None, left: Bytes::ZERO };
+        let mut program =
+            Self { context, devices, phased, runs: Vec::new(), between, any: None, left: Bytes::ZERO, time };
         let whole = match room {
             Room::Stages { resident, .. } => program.divided(figures, (length, resident), farthest),
             Room::Any { recomputed } => Whole::Any { recomputed },
@@ -225,7 +231,7 @@ impl<'p, 'a> Program<'p, 'a> {
         let little = if self.any.is_some() { 0.0 } else { LITTLE };
         let work = |load: &Load| load.lanes.values().sum::<f64>() * little / all.unit;
         let objective: Expression = self.each(&all).map(|(load, count)| work(load) * count).sum();
-        let settings = Settings { nodes: NODES, ..Settings::default() };
+        let settings = Settings { nodes: NODES, time_limit: self.time, ..Settings::default() };
         (minimise(vars, (rows, objective + all.time), &settings), all)
     }
 
