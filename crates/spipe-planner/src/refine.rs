@@ -44,6 +44,9 @@ const PARTS: [usize; 3] = [2, 4, 8];
 /// Neighbours that are estimated to take so many times as long are left out.
 const WORSE: f64 = 1.1;
 
+/// Beyond so many stages the list of all neighbours takes gigabytes.
+const MOST_STAGES: usize = 1500;
+
 /// One that is as fast is the next step if it computes no more than this part.
 const LESS: f64 = 0.999;
 
@@ -56,6 +59,9 @@ pub(crate) fn refine(
 ) -> (Scored, usize) {
     let mut best = start;
     let mut examined = 0;
+    if best.1.stages.len() > MOST_STAGES {
+        return (best, examined);
+    }
     loop {
         let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
         let mut promising = Promising::new((problem, figures), &best.1, neighbours, deadline);
@@ -122,7 +128,8 @@ impl<'s, 'a> Promising<'s, 'a> {
             None if is_shared => busiest(figures, placement),
             time => time.unwrap_or(0.0),
         };
-        let rated = |placement: Placement| (least(&placement), placement);
+        // Nobody asks for what comes after the end.
+        let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
         let fitted = |placement: Placement| {
             let fitted = (!deadline.over()).then(|| fit::fitted(figures, of, &placement)).flatten();
             fitted.into_iter().chain([placement])
