@@ -192,6 +192,42 @@ mod tests {
         dealt.unwrap_or(placement).stages.iter().map(of).collect()
     }
 
+    /// Four layers of unlike sizes, all stepped on the first of three sockets.
+    #[test]
+    fn what_is_shared_out_is_counted_where_it_goes() {
+        let layer = LayerText {
+            count: 1,
+            times: [1, 1, 1],
+            slowdown: 9,
+            parameters: 9_000_000,
+            boundary: 1,
+            saved: 1,
+            workspace: 0,
+        };
+        let layers = [1, 2, 3, 4].map(|factor| LayerText { parameters: factor * layer.parameters, ..layer });
+        let machine = MachineText { gpus: vec![(4000, 20); 2], root: 20, sockets: vec![8000; 3] };
+        let instance = Instance::new(&model_text(&layers), &machine_text(&machine), &workload(4, Mode::Train));
+        let context = instance.context();
+        let socket = |index: usize| context.hardware.device(&format!("cpu{index}")).unwrap();
+        let stage = |layer: usize| {
+            let device = context.hardware.device(&format!("gpu{}", layer / 2)).unwrap();
+            Stage::new(device, LayerRange::new(layer.into(), layer.into()).unwrap()).with_optimizer_on(socket(0))
+        };
+        let mut placement = Placement::new(System::OneForwardOneBackward, (0..4).map(stage));
+        let shared = shared_out(&context, &placement).unwrap();
+        let parts: Vec<f64> = (0..3).map(|index| Filled::of(&context, &shared).part(socket(index))).collect();
+        assert!(parts.iter().all(|part| *part > 0.0), "{parts:?}");
+        let mut filled = Filled::of(&context, &placement);
+        filled.move_stage(StageId::new(2), (socket(0), socket(1)));
+        let moved = &mut placement.stages[StageId::new(2)];
+        *moved = on_socket(&context, moved, socket(1));
+        let again = Filled::of(&context, &placement);
+        for index in 0..3 {
+            assert!((filled.held(socket(index)) - again.held(socket(index))).abs() < 0.5);
+        }
+        assert!((filled.of_stage(socket(1), StageId::new(2)) - again.of_stage(socket(1), StageId::new(2))).abs() < 0.5);
+    }
+
     #[test]
     fn what_a_gpu_leaves_is_dealt_out_to_all_sockets() {
         let steps = stepped(2);

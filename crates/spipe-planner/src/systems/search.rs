@@ -1,9 +1,9 @@
 //! The search over systems: bounded first, then tried in the order of their bounds, and the best of them improved.
 //!
 //! ```text
-//! plans of the heuristics ─► the best plan so far
+//! stages filled greedily, and balanced where that is not far from what is possible ─► the best plan so far
 //! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
-//!                                 ├─ generated candidates ─► simulated ──────────────────┐
+//!                                 ├─ generated candidates, the programs of Mobius ───────┐
 //!                                 └─ stages, by the planner, and several on a device: ───┴─► the best few ─► improved ─┐
 //!                                    these first where all plans are far from the bound                                │
 //! best plan ◄─ annealed ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────┘

@@ -96,20 +96,18 @@ impl Search<'_, '_> {
         let (unfit, mut looks) = (candidates.len() - fitting.len(), 0);
         let mut list: Vec<(usize, Scored)> = Vec::new();
         let (mut left, mut size) = (fitting.as_slice(), *BATCHES.start());
-        while let Some((batch, behind)) =
-            left.split_at_checked(size.min(left.len())).filter(|(batch, _)| !batch.is_empty())
-        {
+        while !left.is_empty() {
+            let (batch, behind) = left.split_at(size.min(left.len()));
             (left, size) = (behind, (2 * size).min(*BATCHES.end()));
             let best = list.iter().map(|(_, (time, _))| *time).min();
             let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
-            let promising = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9));
+            let promising: Vec<_> = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9)).collect();
             // Without the first ones all would have been made for nothing.
             let first = list.is_empty();
             let tried = |(_, index): &(f64, usize)| {
                 let time = !until.over() || (first && !until.stopped());
                 time.then(|| (*index, judge_within(self.problem, candidates[*index].clone(), limit)))
             };
-            let promising: Vec<_> = promising.collect();
             let tried: Vec<_> = promising.into_par_iter().filter_map(tried).collect();
             looks += tried.len();
             list.extend(tried.into_iter().filter_map(|(index, scored)| Some((index, scored?))));
