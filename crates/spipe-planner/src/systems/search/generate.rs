@@ -25,6 +25,9 @@ const PERCENT_BEFORE_PROGRAMS: u32 = 80;
 /// which nothing may depend.
 const BATCHES: RangeInclusive<usize> = 2..=16;
 
+/// The same at first where everything is shared: only the most promising are left then, and each of them twice, with steps in either order.
+const FIRST_SHARED: usize = 8;
+
 impl Search<'_, '_> {
     /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
     pub(super) fn generate(&mut self) {
@@ -95,7 +98,8 @@ impl Search<'_, '_> {
         // What does not fit takes no time worth a limit.
         let (unfit, mut looks) = (candidates.len() - fitting.len(), 0);
         let mut list: Vec<(usize, Scored)> = Vec::new();
-        let (mut left, mut size) = (fitting.as_slice(), *BATCHES.start());
+        let first = if family == Family::Sharded { FIRST_SHARED } else { *BATCHES.start() };
+        let (mut left, mut size) = (fitting.as_slice(), first);
         while !left.is_empty() {
             let (batch, behind) = left.split_at(size.min(left.len()));
             (left, size) = (behind, (2 * size).min(*BATCHES.end()));
