@@ -113,7 +113,8 @@ fn spread(figures: &Figures<'_>, freedom: &Freedom, (classes, chain): (&[Class],
     solved(spread, vars, (None, figures.program_time))
 }
 
-/// The least time of the busiest, in ms, found out in so much time, where layers are whole to a gap; infinite if nothing fits, zero if the solver has no answer.
+/// The least time of the busiest, in ms, where layers are whole to a gap; infinite if nothing fits, zero if the solver has no answer in so
+/// much time.
 fn solved(spread: Spread<'_, '_>, vars: ProblemVariables, (gap, time_limit): (Option<f64>, Duration)) -> f64 {
     let (busiest, unit) = (spread.busiest, spread.unit);
     let mut problem = vars.minimise(busiest).using(highs);

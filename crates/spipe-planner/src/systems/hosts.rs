@@ -171,12 +171,18 @@ mod tests {
     use spipe_cost::Mode;
     use spipe_plan::System;
 
+    const LAYER: LayerText =
+        LayerText { count: 6, times: [1, 1, 1], slowdown: 9, parameters: 9, boundary: 1, saved: 1, workspace: 0 };
+
+    /// Layers, two GPUs of so many MiB, and sockets.
+    fn instance(layers: &[LayerText], memory: u64, sockets: usize) -> Instance {
+        let machine = MachineText { gpus: vec![(memory, 20); 2], root: 20, sockets: vec![8000; sockets] };
+        Instance::new(&model_text(layers), &machine_text(&machine), &workload(4, Mode::Train))
+    }
+
     /// On which sockets six layers are stepped, three on each GPU, of which the first is stepped there.
     fn stepped(sockets: usize) -> Vec<Option<String>> {
-        let times = [1, 1, 1];
-        let layer = LayerText { count: 6, times, slowdown: 9, parameters: 9, boundary: 1, saved: 1, workspace: 0 };
-        let machine = MachineText { gpus: vec![(900, 20); 2], root: 20, sockets: vec![8000; sockets] };
-        let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
+        let instance = instance(&[LAYER], 900, sockets);
         let context = instance.context();
         let stage = |layer: usize| {
             let device = context.hardware.device(&format!("gpu{}", layer / 3)).unwrap();
@@ -195,18 +201,8 @@ mod tests {
     /// Four layers of unlike sizes, all stepped on the first of three sockets.
     #[test]
     fn what_is_shared_out_is_counted_where_it_goes() {
-        let layer = LayerText {
-            count: 1,
-            times: [1, 1, 1],
-            slowdown: 9,
-            parameters: 9_000_000,
-            boundary: 1,
-            saved: 1,
-            workspace: 0,
-        };
-        let layers = [1, 2, 3, 4].map(|factor| LayerText { parameters: factor * layer.parameters, ..layer });
-        let machine = MachineText { gpus: vec![(4000, 20); 2], root: 20, sockets: vec![8000; 3] };
-        let instance = Instance::new(&model_text(&layers), &machine_text(&machine), &workload(4, Mode::Train));
+        let layers = [1, 2, 3, 4].map(|factor| LayerText { parameters: factor * 9_000_000, count: 1, ..LAYER });
+        let instance = instance(&layers, 4000, 3);
         let context = instance.context();
         let socket = |index: usize| context.hardware.device(&format!("cpu{index}")).unwrap();
         let stage = |layer: usize| {

@@ -50,10 +50,10 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     let mut search = Search::new(problem, &generated);
     in_pool(problem, || {
         search.decide(&planned)?;
-        search.begin();
+        let balanced = search.begin();
         search.generate();
         search.try_programs();
-        if search.unbalanced {
+        if !balanced {
             search.balance();
         }
         search.shorten();
@@ -134,8 +134,6 @@ struct Search<'s, 'a> {
     systems: Vec<Known>,
     /// The plans of the heuristics.
     begun: Vec<Scored>,
-    /// Whether the one that balances stages has yet to come.
-    unbalanced: bool,
     /// A placement that fits.
     spare: Option<Placement>,
     /// Plans with several stages on a device, which would keep the planner of stages from finding plans that can be improved beyond
@@ -181,7 +179,6 @@ impl<'s, 'a> Search<'s, 'a> {
             deadline,
             systems,
             begun,
-            unbalanced: false,
             spare,
             short,
             staged,
@@ -221,22 +218,21 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     /// Begins with the plans of heuristics for stages: of the one that needs more time only where the other's is not far from what is
-    /// possible, since other systems are faster there.
-    fn begin(&mut self) {
+    /// possible, since other systems are faster there. Whether it was made.
+    fn begin(&mut self) -> bool {
         self.begun = heuristics::filled(self.problem, &self.figures);
         let near = |(time, _): Scored| time.to_ms() < FAR * floor(&self.figures);
-        if self.best().is_some_and(near) {
+        let balanced = self.best().is_some_and(near);
+        if balanced {
             self.balance();
-        } else {
-            self.unbalanced = true;
         }
+        balanced
     }
 
     /// Takes the best-balanced plan.
     fn balance(&mut self) {
         let most = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
         self.begun.extend(heuristics::balanced(self.problem, &self.figures, (most, &self.deadline)));
-        self.unbalanced = false;
     }
 
     /// Remembers the best plan in short stages, if it may be improved beyond the best.
