@@ -184,6 +184,24 @@ impl Progress {
     }
 }
 
+/// The end of a run that has nothing left to do.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct NothingLine {
+    format_version: u32,
+    event: &'static str,
+    steps: u32,
+    asked_steps: u32,
+}
+
+/// Tells of a run whose steps were all behind its checkpoint.
+pub fn nothing_left(steps: u32, format: Format) -> Result<(), Failure> {
+    match format {
+        Format::Human => Ok(()),
+        Format::Json => line(&NothingLine { format_version: 1, event: "end", steps, asked_steps: steps }),
+    }
+}
+
 /// Raises the flag at a signal, and ends the process at one that comes while it is up.
 fn listen(signal: i32, interrupted: &Arc<AtomicBool>) -> std::io::Result<()> {
     // In this order: what ends the process looks at the flag first, then the flag goes up.

@@ -1,7 +1,13 @@
 //! Running a plan; shared by `run` and `demo`.
 
 use crate::{
-    Failure, args::Format, data::Words, measuring::on_backend, output, progress::Progress, resuming::Resuming,
+    Failure,
+    args::Format,
+    data::Words,
+    measuring::on_backend,
+    output,
+    progress::{self, Progress},
+    resuming::Resuming,
 };
 use spipe_base::Diagnostic;
 use spipe_exec::{AdamW, Backend, Binding, Data, Executor, Options, Report, RunError, Schedule};
@@ -26,19 +32,39 @@ pub struct Training<'a> {
     pub resuming: Resuming,
 }
 
+impl Training<'_> {
+    fn options(&self) -> Options {
+        Options {
+            steps: self.steps,
+            seed: self.seed,
+            optimizer: self.optimizer,
+            schedule: self.schedule,
+            checkpoints: self.resuming.checkpoints.clone(),
+            resume: self.resuming.resume.clone(),
+            weights: self.resuming.weights.clone(),
+            save_weights: self.resuming.save_weights.clone(),
+            ..Options::new(self.bindings.clone())
+        }
+    }
+
+    /// Whether it goes on from a checkpoint that has all its steps behind it.
+    pub fn is_done(&self) -> bool {
+        self.resuming.resume.is_some() && self.resuming.step() == self.steps
+    }
+
+    /// Writes the weights of one that is, if they were asked for, and says so.
+    pub fn conclude(&self, format: Format) -> Result<(), Failure> {
+        for warning in spipe_exec::save_weights(self.plan, self.data, &self.options()).map_err(refuse)? {
+            output::talk(&format!("warning: {warning}"));
+        }
+        output::talk(&format!("nothing is left to do: all {} steps are behind the checkpoint", self.steps));
+        progress::nothing_left(self.steps, format)
+    }
+}
+
 /// Trains, and tells of every step: to people on a terminal, to programs in lines of JSON.
 pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure> {
-    let options = Options {
-        steps: training.steps,
-        seed: training.seed,
-        optimizer: training.optimizer,
-        schedule: training.schedule,
-        checkpoints: training.resuming.checkpoints.clone(),
-        resume: training.resuming.resume.clone(),
-        weights: training.resuming.weights.clone(),
-        save_weights: training.resuming.save_weights.clone(),
-        ..Options::new(training.bindings.clone())
-    };
+    let options = training.options();
     if keeps_uncounted_scores(training) {
         output::talk(
             "warning: the plan counts fused attention, and CPU cores keep every score: plan for them with \

@@ -64,7 +64,7 @@ pub use error::{MemoryUse, RunError};
 pub use infer::Outputs;
 pub use optimizer::{AdamW, Decay, Exchange, Moments, NarrowMut, Numbers, Schedule, UndoLog};
 pub use reference::{Inferred, Reference, inferred, reference};
-pub use run::{Gradient, Options, Report, Step, run};
+pub use run::{Gradient, Options, Report, Step, run, save_weights};
 pub use site::{assign_cores, available};
 pub use system::host_memory;
 pub use weights::WeightsError;

@@ -1,7 +1,7 @@
 //! What comes before a run: everything that can be refused, then the devices.
 
 use crate::{
-    Backend, Binding, CheckpointError, Data, Executor, Options, RunError,
+    Backend, Binding, Checkpoint, CheckpointError, Data, Executor, Options, RunError,
     checkpoint::{Beginning, Described, Identity},
     inference::Inference,
     interpreter::{Interpreter, Scales},
@@ -14,7 +14,7 @@ use crate::{
     weights::{self, Weights},
 };
 use burn::tensor::DType;
-use spipe_base::{ActionKind, DeviceId, Diagnostic, Faults};
+use spipe_base::{ActionKind, DeviceId, Diagnostic, Faults, LayerId};
 use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
 use spipe_plan::Plan;
@@ -129,7 +129,25 @@ fn beginning(
         let (path, done) = (checkpoint.path().into(), checkpoint.step());
         return Err(CheckpointError::Done { path, done, asked: options.steps }.into());
     }
-    Ok(Beginning::resume(&Identity::new(plan, data, options), &layers, checkpoint)?)
+    resumed((plan, data), &layers, (options, checkpoint))
+}
+
+/// What a checkpoint holds for a run, and what about that should be known.
+pub(crate) fn resumed(
+    (plan, data): (&Plan, &Data),
+    layers: &[Described],
+    (options, checkpoint): (&Options, &Checkpoint),
+) -> Result<(Beginning, Vec<String>), RunError> {
+    let (beginning, mut warnings) = Beginning::resume(&Identity::new(plan, data, options), layers, checkpoint)?;
+    let context = plan.context();
+    let trained = layers.iter().enumerate().map(|(layer, (_, parameters))| (LayerId::from(layer), &parameters[..]));
+    let untrained = beginning.untrained(trained.filter(|(layer, _)| context.cost.trained_parameters(*layer) > 0));
+    if let (Some(first), more) = (untrained.first(), untrained.len().saturating_sub(1)) {
+        let name = &layers[first.index()].0;
+        let layers = if more == 0 { format!("layer `{name}`") } else { format!("layer `{name}` and {more} more") };
+        warnings.push(format!("the checkpoint did not train {layers}: moments begin at zero there"));
+    }
+    Ok((beginning, warnings))
 }
 
 /// The names and tensors of all layers.

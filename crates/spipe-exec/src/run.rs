@@ -8,8 +8,8 @@ use crate::{
     infer::infer,
     inference::Inference,
     interpreter::Interpreter,
-    layers::Unit,
-    preparation::{described, prepare},
+    layers::{Unit, units},
+    preparation::{described, prepare, resumed},
     rules::Rules,
     state::State,
     steps::Steps,
@@ -141,6 +141,23 @@ pub fn run(
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<Report, RunError> {
     run_with((plan, program), data, options, on_step, &Hooks::NONE)
+}
+
+/// Writes the weights of the checkpoint that a run goes on from, where that has all its steps behind it; returns what should be known.
+///
+/// # Errors
+/// A checkpoint that does not suit the run, or weights that cannot be written.
+pub fn save_weights(plan: &Plan, data: &Data, options: &Options) -> Result<Vec<String>, RunError> {
+    let (Some(checkpoint), Some(folder)) = (&options.resume, &options.save_weights) else { return Ok(Vec::new()) };
+    let model = plan.context().model;
+    let units = units(model).map_err(RunError::Unsupported)?;
+    let layers = described(plan, &units);
+    let (beginning, warnings) = resumed((plan, data), &layers, (options, checkpoint))?;
+    weights::prepare(folder, model)?;
+    let parameters: Vec<_> = layers.into_iter().map(|(_, parameters)| parameters).collect();
+    let numbers = &mut |layer: LayerId, index: usize| beginning.parameter(layer, &parameters[layer.index()][index]);
+    weights::save(folder, (model, &parameters), numbers, MOST_BYTES)?;
+    Ok(warnings)
 }
 
 /// What tests do to a run.

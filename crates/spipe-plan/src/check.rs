@@ -1,9 +1,10 @@
 //! The judge of placements.
 
 mod knobs;
+mod shards;
 
 use crate::{Context, Dealing, Family, Footprint, Placement, Stage, System, Weights, footprint, footprint::add};
-use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId, Position, StageId};
+use spipe_base::{Bytes, Diagnostic, Faults, IdVec, LayerId, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 use spipe_hardware::DeviceKind;
 
@@ -59,7 +60,7 @@ fn shape(
         check_rounds(context, placement, &mut faults);
     }
     if placement.system.family() == Family::Sharded {
-        check_shards(context, placement, &mut faults);
+        shards::check_shards(context, placement, &mut faults);
     }
     if context.workload().mode != Mode::Train && !placement.system.infers() {
         faults.push(
@@ -303,7 +304,6 @@ fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageI
     }
 }
 
-/// Participants exist, have each other's memory in reach, and get the same number of microbatches.
 /// With ZeRO-Offload everything that is trained is stepped on the host.
 fn check_steps(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let stays = |(_, stage): &(StageId, &Stage)| {
@@ -314,68 +314,6 @@ fn check_steps(context: &Context<'_>, placement: &Placement, faults: &mut Found<
         let what =
             format!("stage `{id}` is stepped on its device, but system `{}` steps on the host", placement.system);
         faults.push_at(id, Diagnostic::error(what).hint("give it a socket in `optimizer-on`, or use system `1f1b`"));
-    }
-}
-
-fn check_shards(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
-    let participants = placement.participants(context.hardware);
-    let gpus = context.hardware.devices().iter().filter(|device| device.is_gpu()).count();
-    let (count, microbatches) = (participants.len() as u64, context.workload().microbatches);
-    if count == 0 || placement.knobs.shards.is_some_and(|shards| shards != count) {
-        let asked = placement.knobs.shards.unwrap_or(1);
-        faults.push(
-            Diagnostic::error(format!("{asked} GPUs are to share, but `{}` has {gpus}", context.hardware.name()))
-                .hint(format!("use between 1 and {gpus}")),
-        );
-        return;
-    }
-    if !microbatches.is_multiple_of(count) {
-        let near = microbatches.next_multiple_of(count);
-        faults.push(
-            Diagnostic::error(format!("{microbatches} microbatches cannot be shared out evenly among {count} GPUs"))
-                .hint(format!("use {near} microbatches")),
-        );
-    }
-    for (id, stage) in placement.stages.enumerate().filter(|(_, stage)| stage.device != participants[0]) {
-        let name = |device| &context.hardware.devices()[device].name;
-        faults.push_at(
-            id,
-            Diagnostic::error(format!(
-                "stage `{id}` is on `{}`, but system `{}` names the first of the GPUs that share it",
-                name(stage.device),
-                placement.system
-            ))
-            .hint(format!("put it on `{}`", name(participants[0]))),
-        );
-    }
-    let memory = |device: &DeviceId| context.hardware.devices()[*device].memory;
-    for (from, to) in participants.iter().zip(participants.iter().cycle().skip(1)) {
-        if from != to && context.hardware.route(memory(from), memory(to)).is_none() {
-            let name = |device: &DeviceId| &context.hardware.devices()[*device].name;
-            faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))));
-        }
-    }
-    let streams = |(_, stage): &(StageId, &Stage)| matches!(stage.weights, Weights::Streamed(_));
-    for (id, _) in placement.stages.enumerate().filter(streams).filter(|_| placement.system == System::Fsdp) {
-        faults.push_at(
-            id,
-            Diagnostic::error(format!("stage `{id}` is streamed, but under system `fsdp` all parameters stay on GPUs"))
-                .hint("use system `zero-infinity`"),
-        );
-    }
-    // What stays on a GPU that shares it with nobody needs no shard beside it.
-    let alone = count == 1 && placement.system == System::ZeroInfinity;
-    for (id, _) in placement.stages.enumerate().filter(|stage| alone && !streams(stage)) {
-        let what =
-            format!("stage `{id}` stays on its GPU, but under system `zero-infinity` one GPU alone streams everything");
-        faults.push_at(id, Diagnostic::error(what).hint("use system `superpipeline`, or more GPUs"));
-    }
-    let hosted =
-        placement.stages.iter().any(|stage| stage.optimizer.is_some() || matches!(stage.weights, Weights::Streamed(_)));
-    if let Some(device) = participants.iter().find(|device| hosted && context.hardware.host_memory(**device).is_none())
-    {
-        let name = &context.hardware.devices()[*device].name;
-        faults.push(Diagnostic::error(format!("`{name}` reaches no host memory")));
     }
 }
 

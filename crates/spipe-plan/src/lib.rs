@@ -38,7 +38,7 @@ pub use sharded::{SharedFootprint, held_while_computing, shard, shared_footprint
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
 pub use system::{Dealing, Family, System};
-pub use window::{Use, Window, gathers};
+pub use window::{Use, Window, gathers, round};
 
 /// The version that plan files carry.
 pub const FORMAT_VERSION: u32 = 1;

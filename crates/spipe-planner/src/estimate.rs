@@ -1,6 +1,9 @@
 //! About how long an iteration of stages takes, without simulating it: the search looks at what promises most first.
 
-use crate::figures::{Figures, Help};
+use crate::{
+    figures::{Figures, Help},
+    systems::estimate_of_shared,
+};
 use spipe_base::{DeviceId, StageId};
 use spipe_plan::{Dealing, Family, Placement, Stage, System};
 use std::collections::BTreeMap;
@@ -52,6 +55,9 @@ impl Turn {
 /// and between two iterations, for the devices before it or for steps. With GPipe all wait for the slowest forward and the slowest backward.
 pub(crate) fn estimate(figures: &Figures<'_>, placement: &Placement) -> Option<f64> {
     let system = placement.system;
+    if system.family() == Family::Sharded {
+        return Some(estimate_of_shared(&figures.context, placement));
+    }
     if system.family() != Family::Pipeline || system.dealing() != Dealing::Single || !figures.training {
         return None;
     }

@@ -18,6 +18,20 @@ pub(crate) enum Computing {
     Sockets,
 }
 
+impl Computing {
+    /// Whether it includes a device; of [`Self::OneGpu`] that is any GPU.
+    pub fn allows(self, device: usize, figures: &Figures<'_>) -> bool {
+        let is_gpu = |device: usize| !figures.devices[device].is_cpu;
+        match self {
+            Self::All => true,
+            Self::Gpus | Self::OneGpu => is_gpu(device),
+            Self::Only(only) => device == only,
+            Self::FirstGpu => (0..figures.devices.len()).find(|device| is_gpu(*device)) == Some(device),
+            Self::Sockets => !is_gpu(device),
+        }
+    }
+}
+
 /// What always, never or sometimes happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum When {

@@ -2,8 +2,8 @@
 
 mod hold;
 
-use crate::systems::socket_of;
-use spipe_base::LayerRange;
+use crate::{refine::on, systems::socket_of};
+use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::{Activations, Context, Family, Knob, Knobs, Placement, Stage, System, Weights};
 use std::{
@@ -215,7 +215,10 @@ impl Pins {
         let layers = placement
             .all_stages()
             .all(|stage| stage.layers.iter().all(|layer| on(layer.index(), stage.device.index())));
-        let kept = placement.backward_stages().iter().all(|stage| self.allow_stage(context, stage, training));
+        let kept = placement.backward_stages().iter().all(|stage| match placement.system.family() {
+            Family::Sharded => self.allow_shared(context, placement.participants(context.hardware), stage),
+            _ => self.allow_stage(context, stage, training),
+        });
         let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.device.index()).collect();
         layers && kept && self.allows_devices(&devices) && self.allows_knobs(placement.system, &placement.knobs)
     }
@@ -251,6 +254,17 @@ impl Pins {
             synchronous_optimizer: knobs.synchronous_optimizer || pinned(Knob::SynchronousOptimizer) == Some(1),
             ..knobs
         }
+    }
+
+    /// Whether what a stage chooses is what pins want on each of the devices that share it, which have their part on the host near them.
+    pub(crate) fn allow_shared(
+        &self,
+        context: &Context<'_>,
+        devices: impl IntoIterator<Item = DeviceId>,
+        stage: &Stage,
+    ) -> bool {
+        let training = context.workload().mode == Mode::Train;
+        devices.into_iter().all(|device| self.allow_stage(context, &on(context, stage, device), training))
     }
 
     /// Whether what a stage chooses for its layers is what pins want.

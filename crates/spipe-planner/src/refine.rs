@@ -23,7 +23,7 @@ mod together;
 
 use crate::{
     Problem, SYSTEMS,
-    case::{Scored, acceptable, busiest, faster},
+    case::{Scored, acceptable, faster},
     deadline::Deadline,
     estimate::estimate,
     every::{orders, slots},
@@ -123,11 +123,7 @@ impl<'s, 'a> Promising<'s, 'a> {
         deadline: &Deadline<'_>,
     ) -> Self {
         let most = estimate(figures, of).map_or(f64::INFINITY, |time| time * WORSE);
-        let is_shared = of.system.family() == Family::Sharded;
-        let least = |placement: &Placement| match estimate(figures, placement) {
-            None if is_shared => busiest(figures, placement),
-            time => time.unwrap_or(0.0),
-        };
+        let least = |placement: &Placement| estimate(figures, placement).unwrap_or(0.0);
         // Nobody asks for what comes after the end.
         let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
         let fitted = |placement: Placement| {
@@ -159,13 +155,16 @@ impl<'s, 'a> Promising<'s, 'a> {
 
 /// Every placement one change away, what the host does for stages included if `help` says so.
 pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, help: bool) -> Vec<Placement> {
-    if placement.system.family() == Family::Sharded {
-        return changed_shared(context, placement);
-    }
     let mut list = Vec::new();
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
     list.extend(other_knobs(context, placement));
+    if placement.system.family() == Family::Sharded {
+        list.extend(changed_shared(context, placement));
+        list.extend(moved_layers(&placement.stages).into_iter().map(forward));
+        list.extend(cut_and_joined(context, placement, false).into_iter().map(forward));
+        return list;
+    }
     list.extend(fine::changed(context, placement, help));
     if help {
         list.extend(together::changed(context, placement).into_iter().map(forward));

@@ -4,17 +4,19 @@
 mod alone;
 mod counts;
 mod crowded;
+mod floor;
 mod places;
 mod spread;
 mod steps;
 
 pub(crate) use counts::{Counts, Limits, Share, Whole, counts, seated};
+pub(crate) use floor::floor;
 
 use crate::{
     SYSTEMS,
     deadline::Deadline,
     figures::{Figures, alike},
-    freedom::{Computing, Freedom, Turn, When},
+    freedom::{Freedom, Turn, When},
     ilp::solve::{Answer, Settings, solve},
     pins::Pins,
     systems::least_of_shared,
@@ -38,27 +40,16 @@ const MOST_SPLIT: usize = 64;
 
 /// The least iteration of any placement of `system`, in ms, as far as time allows to find out; infinite if none fits.
 pub(crate) fn least((figures, pins): (&Figures<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> f64 {
-    if deadline.is_some_and(Deadline::stopped) {
-        return floor(figures);
-    }
+    let stopped = deadline.is_some_and(Deadline::stopped);
     if system.family() == Family::Sharded {
-        return least_of_shared((figures, pins), system, deadline).max(floor(figures));
+        let least = if stopped { 0.0 } else { least_of_shared((figures, pins), system, deadline) };
+        return least.max(floor::of_shared(figures));
     }
-    let freedoms = Freedom::in_problem(figures, system);
     let of = |freedom: Freedom| {
-        if figures.late(deadline) { floor(figures) } else { relaxation(figures, &freedom, deadline) }
+        let late = stopped || figures.late(deadline);
+        if late { floor::of(figures, freedom.computing) } else { relaxation(figures, &freedom, deadline) }
     };
-    freedoms.into_iter().map(of).fold(f64::INFINITY, f64::min)
-}
-
-/// What no placement of any system takes less than, in ms: if all devices computed all the time, each layer as fast as the fastest.
-pub(crate) fn floor(figures: &Figures<'_>) -> f64 {
-    let fastest = |layer: usize| {
-        let passes = figures.devices.iter().filter(|device| device.able(layer, layer + 1));
-        passes.map(|device| device.pass((layer, layer + 1), figures.training)).fold(f64::INFINITY, f64::min)
-    };
-    let all: f64 = (0..figures.layers).map(fastest).filter(|time| time.is_finite()).sum();
-    figures.microbatches as f64 * all / figures.devices.len().max(1) as f64
+    Freedom::in_problem(figures, system).into_iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
 /// The least iteration of any placement with one stage per device, in ms, whichever of `systems` it has.
@@ -158,14 +149,7 @@ struct Class {
 fn classes(figures: &Figures<'_>, freedom: &Freedom) -> Vec<Class> {
     let mut classes: Vec<Class> = Vec::new();
     for (index, device) in figures.devices.iter().enumerate() {
-        let computes = match freedom.computing {
-            Computing::All => true,
-            Computing::Gpus | Computing::OneGpu => !device.is_cpu,
-            Computing::Only(only) => index == only,
-            Computing::FirstGpu => !device.is_cpu && classes.is_empty(),
-            Computing::Sockets => device.is_cpu,
-        };
-        if !computes {
+        if !freedom.computing.allows(index, figures) {
             continue;
         }
         match classes.iter_mut().find(|class| alike(&figures.devices[class.members[0]], device)) {

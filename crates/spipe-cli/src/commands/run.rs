@@ -19,9 +19,17 @@ use std::fmt::Write;
 
 /// Runs the plan, prints the losses, writes the measured trace.
 pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
-    let open = |path: &str| Target::beside(path, &[&what.plan]);
+    let read = [Some(&what.plan), Some(&what.data), what.tokenizer.as_ref(), what.weights.as_ref()];
+    let read: Vec<&str> = read.into_iter().flatten().map(String::as_str).collect();
+    let open = |path: &str| Target::beside(path, &read);
     let target = what.output.as_deref().map(open).transpose()?;
     let found = what.save_outputs.as_deref().map(open).transpose()?;
+    if target.is_some() && what.output == what.save_outputs {
+        return Err(Failure::argument(
+            "`--output` and `--save-outputs` are one file",
+            "name another file for one of them",
+        ));
+    }
     let backend = calibrate::backend(&what.backend)?;
     let plan = input::plan(&what.plan)?;
     let words = Words::new(what.tokenizer.as_deref())?;
@@ -45,7 +53,14 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
             "leave it out, or plan with `--mode infer`",
         ));
     }
+    if training.is_done() {
+        return training.conclude(format);
+    }
     let report = training::train(&training, format)?;
+    // A trace that cannot be written must not take the losses along.
+    if format == Format::Human {
+        output::print(&human(&report, &words))?;
+    }
     if let Some((target, outputs)) = found.zip(report.outputs.as_ref()) {
         let bytes = outputs.to_safetensors().map_err(|error| Failure::Bug(error.to_string()))?;
         target.write(&bytes)?;
@@ -53,10 +68,7 @@ pub fn run(what: &args::Run, format: Format) -> Result<(), Failure> {
     if let Some(target) = target {
         target.write(spipe_trace::to_json(&report.trace).as_bytes())?;
     }
-    match format {
-        Format::Json => Ok(()),
-        Format::Human => output::print(&human(&report, &words)),
-    }
+    Ok(())
 }
 
 /// Losses, memory, and what the measured iteration comes to.

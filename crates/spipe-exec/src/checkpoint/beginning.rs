@@ -114,11 +114,27 @@ impl Beginning {
         }
     }
 
-    /// The moments of the numbers `part` of a parameter of `layer`.
+    /// Those of `layers`, by number and parameters, that the checkpoint did not train: it has no moments of theirs.
+    pub fn untrained<'l>(&self, layers: impl Iterator<Item = (LayerId, &'l [Parameter])>) -> Vec<LayerId> {
+        let Some(resumed) = &self.resumed else { return Vec::new() };
+        let lacks = |(layer, parameter): (LayerId, &Parameter)| {
+            let tensor = tensor_name(&self.layers[layer.index()], parameter);
+            resumed.optimizer.shape(&name_of(&tensor, Kind::FirstMoment)).is_none()
+        };
+        let lacks_any = |(layer, parameters): &(LayerId, &[Parameter])| {
+            parameters.iter().any(|parameter| lacks((*layer, parameter)))
+        };
+        layers.filter(lacks_any).map(|(layer, _)| layer).collect()
+    }
+
+    /// The moments of the numbers `part` of a parameter of `layer`; zero where the checkpoint did not train it.
     pub fn moments(&self, layer: LayerId, parameter: &Parameter, part: Range<usize>) -> Result<Moments, String> {
         let Some(resumed) = &self.resumed else { return Ok(Moments::new(part.len())) };
         let layer = &self.layers[layer.index()];
         let tensor = tensor_name(layer, parameter);
+        if resumed.optimizer.shape(&name_of(&tensor, Kind::FirstMoment)).is_none() {
+            return Ok(Moments::new(part.len()));
+        }
         let read = |kind| {
             let numbers = resumed.optimizer.read(&name_of(&tensor, kind));
             let numbers = numbers.map_err(|error| format!("`{OPTIMIZER}` cannot be read: {error}"))?;

@@ -176,6 +176,9 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// The step of a folder that says whether any can be made.
+const PROBE: &str = "probe";
+
 /// Makes the folder, locks it, and removes what a killed run has left half-written: what cannot be written is known before the first step.
 fn prepare(folder: &Path) -> Result<File, CheckpointError> {
     let fail = |error: io::Error| CheckpointError::file("write to", folder, &error);
@@ -188,17 +191,22 @@ fn prepare(folder: &Path) -> Result<File, CheckpointError> {
     }
     for entry in fs::read_dir(folder).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
-        let left = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(".step-"));
-        if left {
+        if path.file_name().and_then(|name| name.to_str()).is_some_and(is_left) {
             fs::remove_dir_all(&path).map_err(fail)?;
         }
     }
-    let probe = folder.join(".step-probe.tmp");
+    let probe = folder.join(format!(".step-{PROBE}.tmp"));
     fs::create_dir(&probe).and_then(|()| fs::remove_dir(&probe)).map_err(fail)?;
     // A new folder has to outlive a loss of power as well as what is in it.
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     sync_folder(parent).map_err(fail)?;
     Ok(lock)
+}
+
+/// Whether a run that was killed has left it: `.step-00000060.tmp`.
+fn is_left(name: &str) -> bool {
+    let step = name.strip_prefix(".step-").and_then(|rest| rest.strip_suffix(".tmp"));
+    step.is_some_and(|step| step == PROBE || (!step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit())))
 }
 
 /// What is kept of a parameter for its next step.

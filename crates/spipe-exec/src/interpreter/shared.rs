@@ -6,7 +6,7 @@ use crate::{
     layers::{Matrix, Parameter, Unit, cast, wide},
     state::Outcome,
     store::{Value, wrong},
-    task::Work,
+    task::{Task, Work},
     transfer::{copy, copy_as, to_device, to_host},
 };
 use burn::tensor::{DType, TensorData};
@@ -90,12 +90,29 @@ impl Interpreter<'_> {
         })
     }
 
-    /// What a copy of shared parameters holds before the first step.
+    /// What a copy of shared parameters holds before the first step: what would have come from their owner.
     pub(super) fn shared_at_first(&self, buffer: BufferId, user: LayerId) -> Result<Value, String> {
         let (owner, parameter) = self.owner(user)?;
-        let numbers = self.beginning.parameter(owner, &parameter)?;
-        let data = in_width(TensorData::new(numbers, parameter.shape), self.width_of(buffer)?);
+        let numbers = TensorData::new(self.beginning.parameter(owner, &parameter)?, parameter.shape);
+        let way = self.way_to(buffer);
+        let data = way.into_iter().try_fold(numbers, |data, at| Ok::<_, String>(in_width(data, self.width_of(at)?)))?;
         self.shared_value(buffer, data)
+    }
+
+    /// The buffers through which shared parameters come to `buffer`, that of their owner first.
+    fn way_to(&self, buffer: BufferId) -> Vec<BufferId> {
+        let mut way = vec![buffer];
+        let before = |at: BufferId| {
+            self.tasks.iter().find_map(|task| match task {
+                Task::Share { from, to } if *to == at => Some(*from),
+                _ => None,
+            })
+        };
+        while let Some(from) = way.last().and_then(|at| before(*at)).filter(|from| !way.contains(from)) {
+            way.push(from);
+        }
+        way.reverse();
+        way
     }
 
     /// Adds gradients from another stage's use of parameters to those of their owner.

@@ -4,7 +4,7 @@ use super::Pins;
 use crate::{
     freedom::{Freedom, When},
     refine::on,
-    systems::{on_socket, socket_of, sockets},
+    systems::{on_socket, socket, socket_of, sockets},
 };
 use spipe_base::DeviceId;
 use spipe_cost::Mode;
@@ -55,13 +55,18 @@ impl Pins {
     /// Chooses for a stage what is wanted of its layers; of those that want different things, the last one has its way.
     fn choose(&self, context: &Context<'_>, freedom: &Freedom, stage: &mut Stage) {
         let training = context.workload().mode == Mode::Train;
-        let near = sockets(context, stage.device);
+        // What is shared is near each device.
+        let near = if freedom.shared {
+            socket(context, stage.device).into_iter().collect()
+        } else {
+            sockets(context, stage.device)
+        };
         let may = |when: When| when == When::Perhaps && !near.is_empty();
         for layer in stage.layers.iter().map(|layer| layer.index()) {
             let allowed = near.iter().copied().filter(|socket| self.allows_host(layer, socket.index()));
             let host = socket_of(context, stage).or_else(|| allowed.clone().next());
             let home = host.map(|host| context.hardware.devices()[host].memory);
-            if let Some(wanted) = self.streamed_together(context, layer).filter(|_| may(freedom.streams)) {
+            if let Some(wanted) = self.streamed_together(context, (freedom, stage.device, &near), layer) {
                 let streamed = home.filter(|_| wanted).map_or(Weights::Resident, Weights::Streamed);
                 *stage = Stage { weights: streamed, optimizer: host.filter(|_| wanted && training), ..*stage };
             }
@@ -72,8 +77,13 @@ impl Pins {
             if !self.allows_step(layer, steps.index()) && training {
                 let own = self.allows_step(layer, stage.device.index()) && may(freedom.steps_on_host);
                 let socket = allowed.clone().find(|socket| self.allows_step(layer, socket.index()));
-                if own || (socket.is_some() && freedom.steps_on_host != When::Never) {
-                    stage.optimizer = socket.filter(|_| !own);
+                match socket.filter(|_| !own && freedom.steps_on_host != When::Never) {
+                    Some(socket) if matches!(stage.weights, Weights::Streamed(_)) => {
+                        *stage = on_socket(context, &stage.with_optimizer_on(socket), socket);
+                    }
+                    Some(socket) => stage.optimizer = Some(socket),
+                    None if own => stage.optimizer = None,
+                    None => {}
                 }
             }
             if let Some(there) =
@@ -87,10 +97,26 @@ impl Pins {
         }
     }
 
-    /// Whether a layer is to be streamed: it, or one that shares parameters with it.
-    fn streamed_together(&self, context: &Context<'_>, layer: usize) -> Option<bool> {
+    /// Whether a layer is to be streamed, where that is a choice: it, or one that shares parameters with it. Who is to step it says so, too:
+    /// streamed parameters are stepped on the host, and those that stay where they are, if all stages of a device take turns.
+    fn streamed_together(
+        &self,
+        context: &Context<'_>,
+        (freedom, device, near): (&Freedom, DeviceId, &[DeviceId]),
+        layer: usize,
+    ) -> Option<bool> {
+        if freedom.streams != When::Perhaps || near.is_empty() {
+            return None;
+        }
+        let training = context.workload().mode == Mode::Train;
+        let wanted = |layer: usize| {
+            let hosted = near.iter().any(|socket| self.allows_step(layer, socket.index()));
+            let stays = training && !hosted;
+            let leaves = training && hosted && freedom.in_rounds && !self.allows_step(layer, device.index());
+            self.streamed(layer).or((stays || leaves).then_some(leaves))
+        };
         let groups = context.model.tied().into_iter().filter(|group| group.contains(&layer.into()));
-        self.streamed(layer).or_else(|| groups.flatten().find_map(|other| self.streamed(other.index())))
+        wanted(layer).or_else(|| groups.flatten().find_map(|other| wanted(other.index())))
     }
 
     /// Recomputes as many more layers at the front of a stage, or fewer, as pins want.

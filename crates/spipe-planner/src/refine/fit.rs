@@ -12,9 +12,13 @@ const MOST_STAGES: usize = 96;
 /// `changed` with as little recomputed as fits on the devices whose stages are not those of `placement`; none where that is nothing else.
 pub(super) fn fitted(figures: &Figures<'_>, placement: &Placement, changed: &Placement) -> Option<Placement> {
     let context = &figures.context;
+    let suits = match changed.system.family() {
+        Family::Pipeline => changed.system.dealing() == Dealing::Single,
+        Family::Sharded => true,
+        Family::Rounds => false,
+    };
     let chooses = context.workload().mode == Mode::Train
-        && changed.system.family() == Family::Pipeline
-        && changed.system.dealing() == Dealing::Single
+        && suits
         && !matches!(changed.system, System::Checkpointing | System::GpuOnly);
     if !chooses || changed.stages.len() > MOST_STAGES {
         return None;

@@ -29,8 +29,8 @@ pub(crate) use refusal::Shortage;
 pub(crate) use rounds::{cross_mapped, equally_slow, in_turn};
 pub use search::{generated, plan_all};
 pub(crate) use shared::{
-    busiest as busiest_of_shared, changed as changed_shared, least as least_of_shared, placements as shared_placements,
-    shares,
+    busiest as busiest_of_shared, changed as changed_shared, estimate as estimate_of_shared, least as least_of_shared,
+    placements as shared_placements, shares,
 };
 
 use rayon::prelude::*;

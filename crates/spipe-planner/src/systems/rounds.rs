@@ -7,11 +7,10 @@ use super::{
     hosts::fits,
     kept, room, socket,
 };
-use crate::case::{Scored, faster};
 use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, System};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// Beyond this many GPUs the mapping of stages to GPUs is not searched.
 const MOST_MAPPED: usize = 8;
@@ -30,12 +29,6 @@ const MANY_TURNS: usize = 64;
 
 /// k and k′ that are tried, as far as the model has so many layers.
 const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
-
-/// How many candidates with other numbers of stages are improved.
-const OTHERS: usize = 5;
-
-/// How many times as long as the best these take at most.
-pub(super) const NEARLY: f64 = 1.3;
 
 /// Placements on all GPUs; where none fits, also on those that are larger than the smallest, and so on.
 pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
@@ -237,19 +230,6 @@ fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<P
         all.into_iter().chain(kept).find(|placement| fits(context, placement))
     };
     counts.take_while(|count| *count > 0).find_map(of_count)
-}
-
-/// The best with each number of stages, but for the best of all, if they are nearly as fast, the fastest first.
-pub(super) fn of_other_lengths(scored: &[Scored]) -> Vec<Scored> {
-    let mut by_length: BTreeMap<usize, Option<Scored>> = BTreeMap::new();
-    for (time, placement) in scored {
-        let best = by_length.entry(placement.stages.len()).or_default();
-        *best = faster(best.take(), Some((*time, placement.clone())));
-    }
-    let mut list: Vec<Scored> = by_length.into_values().flatten().collect();
-    list.sort_by_key(|(time, _)| *time);
-    let most = list.first().map_or(0.0, |(time, _)| time.to_ms() * NEARLY);
-    list.into_iter().skip(1).take_while(|(time, _)| time.to_ms() <= most).take(OTHERS).collect()
 }
 
 /// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit, or fewer; where none can be kept, all streamed.

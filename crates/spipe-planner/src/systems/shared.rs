@@ -6,10 +6,12 @@
 
 mod busy;
 mod choice;
+mod estimate;
 mod program;
 mod room;
 
 pub(crate) use busy::busiest;
+pub(crate) use estimate::estimate;
 
 use super::{cuts, gpus, socket};
 use crate::{
@@ -24,8 +26,18 @@ use rayon::prelude::*;
 use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
 use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, gathers, needed};
 
-/// How many layers stages have at most.
-const LENGTHS: [usize; 4] = [1, 2, 4, 8];
+/// How many layers stages have. Where all are resident for a while, those at the beginning may have more: little is kept while they compute.
+const LENGTHS: [Length; 9] = [
+    Length::Equal(1),
+    Length::Equal(2),
+    Length::Equal(4),
+    Length::Equal(8),
+    Length::Tapered(4, 1),
+    Length::Tapered(8, 1),
+    Length::Tapered(8, 4),
+    Length::Tapered(16, 1),
+    Length::Tapered(16, 4),
+];
 
 /// How many stages are resident at a time.
 const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
@@ -33,7 +45,7 @@ const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
 /// Into how many stages all layers are cut whatever they are: stages that recompute have one input each.
 const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
-/// How many placements are simulated, those first whose busiest device or link is busy least.
+/// How many placements are simulated, those first that are estimated to take least.
 const MOST_TRIED: usize = 24;
 
 /// How many stages are made to recompute for a placement to fit.
@@ -56,10 +68,8 @@ pub(super) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     let runs = runs(context.cost, &|_, _| true);
     let mut placements = Vec::new();
     let first = *gpus(context).first()?;
-    let long = |length: &usize| *length == 1 || runs.iter().any(|(_, count)| count >= length);
-    let lengths = LENGTHS.into_iter().filter(long);
-    let of_length = |length: usize| runs.iter().flat_map(|run| units(*run, length)).collect();
-    let mut divisions: Vec<Vec<LayerRange>> = lengths.map(of_length).collect();
+    let of_length = |length: Length| runs.iter().flat_map(|run| units(*run, length)).collect();
+    let mut divisions: Vec<Vec<LayerRange>> = lengths(&runs).map(of_length).collect();
     divisions.extend(PIECES.into_iter().filter_map(|pieces| cuts::balanced(context, first, pieces)));
     for shards in shares(context) {
         let choices = Choice::of((system, shards), context);
@@ -84,7 +94,8 @@ pub(crate) fn placements(
         let pinned = pins.knob(Knob::Resident).map(|resident| resident as usize);
         let residents = RESIDENT.into_iter().filter(|resident| pinned.is_none() && *resident <= figures.layers.max(2));
         let residents: Vec<usize> = residents.chain(pinned).collect();
-        for (length, resident) in LENGTHS.into_iter().flat_map(|length| residents.iter().map(move |it| (length, *it))) {
+        let all = lengths(&figures.runs).flat_map(|length| residents.iter().map(move |it| (length, *it)));
+        for (length, resident) in all {
             if figures.late(Some(deadline)) {
                 break;
             }
@@ -176,7 +187,7 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
 pub(super) fn promising((context, pins): (&Context<'_>, &Pins), list: Vec<Placement>) -> Vec<Placement> {
     let fits = |placement: &&Placement| check(context, placement).is_ok();
     let mut fitting: Vec<(f64, Placement)> =
-        list.par_iter().filter(fits).map(|placement| (busiest(context, placement), placement.clone())).collect();
+        list.par_iter().filter(fits).map(|placement| (estimate(context, placement), placement.clone())).collect();
     fitting.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     fitting.truncate(MOST_TRIED);
     let chosen = if fitting.is_empty() { list } else { fitting.into_iter().map(|(_, placement)| placement).collect() };
@@ -219,13 +230,38 @@ fn gathered(context: &Context<'_>, divided: &[LayerRange], (rounds, resident): (
     gathers(divided.len(), first, (rounds, resident))
 }
 
-/// A run in stages of so many layers, the last of them with what is left.
-fn units((first, count): (usize, usize), length: usize) -> Vec<LayerRange> {
-    let unit = |from: usize| {
-        let last = (from + length).min(first + count) - 1;
-        LayerRange::new(from.into(), last.into())
-    };
-    (first..first + count).step_by(length).filter_map(unit).collect()
+/// How many layers the stages of a run have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Length {
+    /// As many each.
+    Equal(usize),
+    /// So many at its beginning, ever fewer, and about so many at its end.
+    Tapered(usize, usize),
+}
+
+/// Those that make a difference.
+fn lengths(runs: &[(usize, usize)]) -> impl Iterator<Item = Length> {
+    let longest = runs.iter().map(|(_, count)| *count).max().unwrap_or_default();
+    LENGTHS.into_iter().filter(move |length| match length {
+        Length::Equal(most) => *most == 1 || *most <= longest,
+        Length::Tapered(most, _) => *most < longest,
+    })
+}
+
+/// A run in stages, the last of them with what is left.
+fn units((first, count): (usize, usize), length: Length) -> Vec<LayerRange> {
+    let mut units = Vec::new();
+    let (mut from, end) = (first, first + count);
+    while from < end {
+        let next = match length {
+            Length::Equal(most) => most,
+            Length::Tapered(most, least) => (most * (end - from) + least * (from - first)).div_ceil(count),
+        };
+        let next = (from + next).min(end);
+        units.extend(LayerRange::new(from.into(), (next - 1).into()));
+        from = next;
+    }
+    units
 }
 
 /// The units of a run one choice after the other, those first that recompute: they do while what the others save is not there.

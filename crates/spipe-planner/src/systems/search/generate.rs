@@ -1,7 +1,7 @@
 //! Generated placements of the systems that have a shape of their own, simulated: those that compute least first.
 
 use super::{
-    super::{counted, pipelines, rounds, shared},
+    super::{counted, pipelines, shared},
     FAR, Known, Search, allowed,
 };
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_plan::{Family, Placement, System, check};
-use std::ops::RangeInclusive;
+use std::{collections::BTreeMap, ops::RangeInclusive};
 
 /// How many hundredths of the time that is left may pass until all systems are bounded, where programs take more than a moment.
 const PERCENT_OF_BOUNDS: u32 = 25;
@@ -24,6 +24,9 @@ const PERCENT_BEFORE_PROGRAMS: u32 = 80;
 /// How many placements are simulated before what they come to limits the others, at first and at most; not the number of threads, on
 /// which nothing may depend.
 const BATCHES: RangeInclusive<usize> = 2..=16;
+
+/// How many candidates of a system are improved beside its best.
+const OTHERS: usize = 5;
 
 /// The same at first where everything is shared: only the most promising are left then, and each of them twice, with steps in either order.
 const FIRST_SHARED: usize = 8;
@@ -60,9 +63,7 @@ impl Search<'_, '_> {
             let known = &mut self.systems[index];
             known.examined = scored.examined;
             looks += scored.looks;
-            if known.system.family() == Family::Rounds {
-                known.others = rounds::of_other_lengths(&scored.list);
-            }
+            known.others = others(known.system.family(), &scored.list);
             known.best = scored.list.into_iter().map(Some).fold(begun, faster);
         }
     }
@@ -92,9 +93,12 @@ impl Search<'_, '_> {
             fits.then(|| (busiest(&self.figures, placement), index))
         };
         let mut fitting: Vec<(f64, usize)> = candidates.par_iter().enumerate().filter_map(work).collect();
-        fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
+        // What is shared comes in the order of what it is estimated to take.
+        if family != Family::Sharded {
+            fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
+        }
         // Those that are nearly as fast are improved as well.
-        let reach = if family == Family::Rounds { rounds::NEARLY } else { 1.0 };
+        let reach = reach(family);
         // What does not fit takes no time worth a limit.
         let (unfit, mut looks) = (candidates.len() - fitting.len(), 0);
         let mut list: Vec<(usize, Scored)> = Vec::new();
@@ -139,4 +143,32 @@ struct Simulated {
     list: Vec<Scored>,
     looks: usize,
     examined: usize,
+}
+
+/// How many times as long as the best candidate of a family those take at most that are improved beside it.
+const fn reach(family: Family) -> f64 {
+    match family {
+        Family::Pipeline => 1.0,
+        Family::Rounds => 1.3,
+        Family::Sharded => 1.1,
+    }
+}
+
+/// Beside the best of all, the best with each number of stages, or of those that are resident where everything is shared, if they are
+/// nearly as fast, the fastest first.
+fn others(family: Family, scored: &[Scored]) -> Vec<Scored> {
+    let mut of_each: BTreeMap<usize, Option<Scored>> = BTreeMap::new();
+    for (time, placement) in scored {
+        let kind = match family {
+            Family::Pipeline => return Vec::new(),
+            Family::Rounds => placement.stages.len(),
+            Family::Sharded => placement.resident_stages(),
+        };
+        let best = of_each.entry(kind).or_default();
+        *best = faster(best.take(), Some((*time, placement.clone())));
+    }
+    let mut list: Vec<Scored> = of_each.into_values().flatten().collect();
+    list.sort_by_key(|(time, _)| *time);
+    let most = list.first().map_or(0.0, |(time, _)| time.to_ms() * reach(family));
+    list.into_iter().skip(1).take_while(|(time, _)| time.to_ms() <= most).take(OTHERS).collect()
 }

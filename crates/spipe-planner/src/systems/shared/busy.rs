@@ -27,8 +27,8 @@ pub(super) enum Lane {
 /// each forward and each backward for which it is not there any more, and its gradients are scattered after the latter; of what a ring moves
 /// each device gets (n − 1)/n from the one before it.
 pub(super) struct Busy<'b, 'a> {
-    context: &'b Context<'a>,
-    devices: Vec<DeviceId>,
+    pub context: &'b Context<'a>,
+    pub devices: Vec<DeviceId>,
     /// How many microbatches each device has.
     pub rounds: f64,
     /// Whether steps are a phase of their own.
@@ -88,7 +88,7 @@ impl<'b, 'a> Busy<'b, 'a> {
     }
 
     fn on_device(&mut self, at: usize, (stage, gathers): (&Stage, f64)) {
-        let (context, here, count) = (self.context, self.devices[at], self.devices.len());
+        let (context, here) = (self.context, self.devices[at]);
         let returns = context.backward_of(stage.layers).is_some();
         let time = |part: fn(&LayerTime) -> f64| -> f64 {
             stage.layers.iter().filter_map(|layer| context.cost.time(layer, here)).map(part).sum()
@@ -100,14 +100,10 @@ impl<'b, 'a> Busy<'b, 'a> {
         let passes = self.rounds * (time(|time| time.forward.to_ms()) + back);
         self.add(Lane::Passes(here), passes);
         self.add(Lane::Computing(here), passes);
-        let bytes = |part: fn(&LayerMemory) -> Bytes| -> Bytes {
-            stage.layers.iter().map(|layer| part(context.cost.memory(layer, here))).sum()
-        };
-        let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
         let scatters = if returns { self.rounds } else { 0.0 };
-        let moved = gathers * self.ring(parameters) + scatters * self.ring(gradients);
-        let slowest = self.moves(self.before(at), moved);
-        self.add(Lane::Collecting(here), slowest);
+        // What stays goes to its optimizer and back.
+        let of_host = if is_streamed(stage) { (gathers, scatters) } else { (f64::from(u8::from(returns)), 1.0) };
+        self.transfers(at, stage, ((gathers, scatters), of_host));
         let memories = context.hardware.memories();
         let socket = context.hardware.host_memory(here).and_then(|host| memories[host].device);
         if let Some(socket) = socket.filter(|_| at == 0) {
@@ -119,28 +115,76 @@ impl<'b, 'a> Busy<'b, 'a> {
             };
             self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds) + first);
         }
-        let memory = context.hardware.devices()[here].memory;
-        let part = |bytes: Bytes| bytes.as_f64() / count as f64;
-        let streams = matches!(stage.weights, Weights::Streamed(_));
-        let host = context.hardware.host_memory(here).filter(|_| streams || stage.optimizer.is_some());
-        if let Some(host) = host {
-            let (out, back) = if streams { (scatters, gathers) } else { (1.0, 1.0) };
-            if streams || returns {
-                self.moves((host, memory), back * part(parameters));
-            }
-            if returns {
-                self.moves((memory, host), out * part(gradients));
-            }
-        }
         if returns {
-            let steps = host.and_then(|host| memories[host].device).unwrap_or(here);
-            let trained: u64 = stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
-            let step = context.cost.optimizer_time(trained / count as u64, steps).to_ms();
+            let (steps, step) = self.step(here, stage);
             self.add(Lane::Computing(steps), step);
             if steps != here {
                 self.add(Lane::Stepping(steps), step);
             }
         }
+    }
+
+    /// Where a stage that a device does not keep in whole is, or its optimizer.
+    fn host_of(&self, device: DeviceId, stage: &Stage) -> Option<MemoryId> {
+        let host = self.context.hardware.host_memory(device);
+        host.filter(|_| is_streamed(stage) || stage.optimizer.is_some())
+    }
+
+    /// Who steps a device's part of a stage, and how long that takes, in ms.
+    fn step(&self, device: DeviceId, stage: &Stage) -> (DeviceId, f64) {
+        let context = self.context;
+        let socket = self.host_of(device, stage).and_then(|host| context.hardware.memories()[host].device);
+        let steps = socket.unwrap_or(device);
+        let trained: u64 = stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
+        (steps, context.cost.optimizer_time(trained / self.devices.len() as u64, steps).to_ms())
+    }
+
+    /// How long the busiest steps its parts of a stage, in ms, and whether a socket does.
+    pub fn stepping(&self, stage: &Stage) -> (f64, bool) {
+        let mut busy: BTreeMap<DeviceId, f64> = BTreeMap::new();
+        for device in &self.devices {
+            let (steps, time) = self.step(*device, stage);
+            *busy.entry(steps).or_default() += time;
+        }
+        let sockets = busy.keys().any(|device| self.context.is_cpu(*device));
+        (busy.into_values().fold(0.0, f64::max), sockets)
+    }
+
+    /// Adds what one device gets and gives of a stage that is gathered so many times and whose gradients are scattered so many times, in
+    /// the ring and between it and its host.
+    fn transfers(
+        &mut self,
+        at: usize,
+        stage: &Stage,
+        ((gathers, scatters), (from_host, to_host)): ((f64, f64), (f64, f64)),
+    ) {
+        let (context, here, count) = (self.context, self.devices[at], self.devices.len());
+        let bytes = |part: fn(&LayerMemory) -> Bytes| -> Bytes {
+            stage.layers.iter().map(|layer| part(context.cost.memory(layer, here))).sum()
+        };
+        let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
+        let moved = gathers * self.ring(parameters) + scatters * self.ring(gradients);
+        let slowest = self.moves(self.before(at), moved);
+        self.add(Lane::Collecting(here), slowest);
+        let Some(host) = self.host_of(here, stage) else { return };
+        let memory = context.hardware.devices()[here].memory;
+        let part = |bytes: Bytes| bytes.as_f64() / count as f64;
+        self.moves((host, memory), from_host * part(parameters));
+        if context.backward_of(stage.layers).is_some() {
+            self.moves((memory, host), to_host * part(gradients));
+        }
+    }
+
+    /// How long a stage takes to be gathered on all devices at once, and its gradients to be scattered, in ms.
+    pub fn passing(&mut self, stage: &Stage) -> [f64; 2] {
+        let streams = f64::from(u8::from(is_streamed(stage)));
+        [(1.0, 0.0), (0.0, 1.0)].map(|(gathers, scatters)| {
+            let lanes = std::mem::take(&mut self.lanes);
+            for at in 0..self.devices.len() {
+                self.transfers(at, stage, ((gathers, scatters), (streams * gathers, streams * scatters)));
+            }
+            std::mem::replace(&mut self.lanes, lanes).into_values().fold(0.0, f64::max)
+        })
     }
 
     /// What a device gets of so many bytes in a ring.
@@ -172,4 +216,8 @@ impl<'b, 'a> Busy<'b, 'a> {
         let links: Vec<(LinkId, f64)> = route.links.iter().map(time).collect();
         (links.iter().map(|(_, time)| *time).fold(0.0, f64::max), links)
     }
+}
+
+fn is_streamed(stage: &Stage) -> bool {
+    matches!(stage.weights, Weights::Streamed(_))
 }

@@ -1,9 +1,9 @@
 //! The integer program that counts which layers make which choice.
 
 use super::{
+    Length,
     busy::{Busy, Lane},
     choice::{Choice, Home},
-    near,
     room::{Any, Need, Whole},
     units,
 };
@@ -14,7 +14,6 @@ use crate::{
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
 use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
-use spipe_cost::Mode;
 use spipe_plan::{Context, Knob, Stage, System};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,8 +38,8 @@ const LITTLE: f64 = 1e-5;
 /// What stages need room for.
 #[derive(Clone, Copy)]
 pub(super) enum Room {
-    /// Each has so many layers, if a run of equal ones is as long, and so many are there in whole.
-    Stages { length: usize, resident: usize },
+    /// Each has so many layers, and so many are there in whole.
+    Stages { length: Length, resident: usize },
     /// What any division needs at least of which some stage recomputes so many layers, and none twice as many: these have one input
     /// together, that of the first. With 1, also those that recompute nothing.
     Any { recomputed: usize },
@@ -96,7 +95,7 @@ impl<'p, 'a> Program<'p, 'a> {
         let between = busy.lanes;
         let choices = Choice::of((system, shards), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
-        let length = if let Room::Stages { length, .. } = room { length } else { 1 };
+        let length = if let Room::Stages { length, .. } = room { length } else { Length::Equal(1) };
         let (phased, time) = (figures.phased, figures.program_time);
         let farthest = choices.first().map_or(Home::Device, |choice| choice.home);
         let mut program =
@@ -107,7 +106,6 @@ impl<'p, 'a> Program<'p, 'a> {
         };
         for (first, count) in &figures.runs {
             let all = units((*first, *count), length);
-            // Of several units the last one may have fewer layers.
             for units in all.chunk_by(|one, other| one.count() == other.count()) {
                 let allowed = |choice: &&Choice| !pinned && program.allows(pins, **choice, *first);
                 let load = |choice: &Choice| program.load(*choice, units, &whole);
@@ -137,16 +135,11 @@ impl<'p, 'a> Program<'p, 'a> {
     }
 
     fn allows(&self, pins: &Pins, choice: Choice, layer: usize) -> bool {
-        let Some((first, host)) = near(self.context) else { return false };
-        let socket = host.map(|(_, socket)| socket).filter(|_| choice.home != Home::Device);
-        let training = self.context.workload().mode == Mode::Train;
-        let kept = pins.recompute(layer).is_none_or(|wanted| wanted == choice.recomputed)
-            && pins.offload(layer) != Some(true)
-            && pins.allows_step(layer, socket.unwrap_or(first).index());
-        (kept || !training)
-            && pins.streamed(layer).is_none_or(|wanted| wanted == (choice.home == Home::Host))
-            && socket.is_none_or(|socket| pins.allows_host(layer, socket.index()))
-            && self.devices.iter().all(|device| pins.allows_layer(layer, device.index()))
+        let Some(layers) = LayerRange::new(layer.into(), layer.into()) else { return false };
+        choice.stage(self.context, layers).is_some_and(|stage| {
+            pins.allow_shared(self.context, self.devices.iter().copied(), &stage)
+                && self.devices.iter().all(|device| pins.allows_layer(layer, device.index()))
+        })
     }
 
     /// What one of `units` needs and does; none where it cannot.

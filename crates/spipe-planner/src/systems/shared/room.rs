@@ -1,6 +1,7 @@
 //! How much room stages need that all share: those of a division, and of any at least.
 
 use super::{
+    Length,
     choice::{Choice, Home},
     gathered,
     program::Program,
@@ -52,8 +53,8 @@ pub(super) struct Any {
 }
 
 impl Program<'_, '_> {
-    /// All layers in stages of so many, of which as many are there in whole as are resident.
-    pub(super) fn divided(&self, figures: &Figures<'_>, (length, resident): (usize, usize), home: Home) -> Whole {
+    /// All layers in stages, of which as many are there in whole as are resident.
+    pub(super) fn divided(&self, figures: &Figures<'_>, (length, resident): (Length, usize), home: Home) -> Whole {
         let divided: Vec<LayerRange> = figures.runs.iter().flat_map(|run| units(*run, length)).collect();
         let gathers = gathered(self.context, &divided, (self.rounds(), resident));
         let held = |device: &DeviceId| {
