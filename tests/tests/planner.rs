@@ -16,7 +16,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
-use spipe_base::{LayerRange, SimTime};
+use spipe_base::{DeviceId, LayerRange, SimTime};
 use spipe_cost::Mode;
 use spipe_plan::{Knob, OutcomeStatus, Placement, Stage, System, check};
 use spipe_planner::{Named, Options, Pin, Pins, PlanError, Problem, Solution, every, generated, plan_all, planner};
@@ -400,6 +400,63 @@ fn a_stage_pinned_to_one_of_equal_devices_costs_nothing() {
             assert_eq!(pinned.simulated, free.simulated, "{system}");
         }
     }
+}
+
+/// What GPUs share is stepped and held near each of them: pins to sockets are held there, and the plan is the best that does.
+#[test]
+fn pins_hold_on_every_gpu_that_shares() {
+    let layer = instances::LayerText {
+        count: 2,
+        times: [10, 10, 10],
+        slowdown: 5,
+        parameters: 1_000_000,
+        boundary: 1,
+        saved: 8,
+        workspace: 0,
+    };
+    let machine = instances::MachineText { gpus: vec![(600, 20); 2], root: 20, sockets: vec![2000; 2] };
+    let (model, machine) = (instances::model_text(&[layer]), instances::machine_text(&machine));
+    let instance = Instance::new(&model, &machine, &instances::workload(4, Mode::Train));
+    let context = instance.context();
+    let device = |name: &str| instance.hardware.devices().iter().position(|device| device.name == name).unwrap();
+    let sockets = [vec![device("cpu0")], vec![device("cpu1")], vec![device("cpu0"), device("cpu1")]];
+    let all = LayerRange::new(0.into(), 1.into()).unwrap();
+    let mut plans = 0;
+    for (system, sockets) in [System::Fsdp, System::ZeroInfinity]
+        .into_iter()
+        .flat_map(|system| sockets.iter().map(move |sockets| (system, sockets)))
+    {
+        for pin in
+            [Pin::Optimizer(all, sockets.iter().copied().collect()), Pin::Host(all, sockets.iter().copied().collect())]
+        {
+            let pins = Pins::new(&[Named { words: "pin".into(), pin: pin.clone() }]).unwrap();
+            let holds = |placement: &Placement| {
+                let near = |gpu: DeviceId| {
+                    let host = instance.hardware.host_memory(gpu)?;
+                    Some(instance.hardware.memories()[host].device?.index())
+                };
+                let near: Vec<usize> =
+                    placement.participants(&instance.hardware).into_iter().filter_map(near).collect();
+                let hosted = |stage: &Stage| stage.optimizer.is_some();
+                let pinned = near.iter().all(|socket| sockets.contains(socket));
+                match pin {
+                    Pin::Host(..) => pinned || !placement.stages.iter().any(hosted),
+                    _ => pinned && placement.stages.iter().all(hosted),
+                }
+            };
+            let options = Options { gap: 0.0, time_limit: PATIENCE, pins: pins.clone(), ..Options::default() };
+            let found = solve(&instance, &[system], options, true);
+            let each = every(context, system, usize::MAX).unwrap_or_default().into_iter();
+            let fit = each.filter(|placement| holds(placement) && check(&context, placement).is_ok());
+            let best = fit.filter_map(|placement| simulated(&instance, &placement)).min();
+            assert_eq!(found.as_ref().ok().map(|found| found.simulated), best, "{system} {pin:?}: {found:?}");
+            if let Ok(found) = found {
+                assert!(holds(&found.placement) && found.bound <= found.simulated, "{system} {pin:?}");
+                plans += 1;
+            }
+        }
+    }
+    assert!(plans >= 6, "{plans} plans");
 }
 
 /// A system by itself is refused only where none of its placements fits.

@@ -136,6 +136,12 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
             Some(error) => refuse(&error),
         });
     };
+    // What is known of all systems at this size, perhaps from another search, is known of each.
+    let of_size = over.sizes.get(&workload.microbatch).map_or(SimTime::ZERO, |size| size.bound);
+    for considered in &mut solution.considered {
+        let most = considered.simulated.unwrap_or(SimTime::MAX);
+        considered.bound = considered.bound.map(|bound| bound.max(of_size).min(most));
+    }
     solution.bound = bound.min(solution.simulated);
     solution.gap = gap(solution.simulated, solution.bound);
     solution.status = if proven || solution.gap <= request.gap + ROUNDING {

@@ -83,6 +83,7 @@ fn other(remedy: &Remedy) -> Option<String> {
         Remedy::Memory(..) => None,
         Remedy::Microbatch(most) => Some(format!("use a microbatch of at most {most}")),
         Remedy::SeqLen(most) => Some(format!("use sequences of at most {most} tokens")),
+        Remedy::GlobalBatch(most) => Some(format!("use a `--global-batch` of at most {most}")),
         Remedy::System(system) => Some(format!("use `--system {system}`")),
     }
 }

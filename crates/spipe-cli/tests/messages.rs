@@ -165,6 +165,37 @@ fn plans_edited_by_hand_to_keep_one_end() {
     insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
 }
 
+/// What GPUs share is near each of them, whatever socket a stage names.
+#[test]
+fn plans_edited_by_hand_to_share_elsewhere() {
+    let (folder, ..) = good();
+    let path = folder.path().join("shared.json");
+    let args =
+        ["plan", "--model", "gpt2", "--hardware", "rtx3090-x4-two-sockets", "--global-batch", "4", "--microbatch", "1"];
+    let shared = ["--seq-len", "64", "--system", "zero-infinity", "--pin", "stream=0..13", "--time-limit", "2s"];
+    let made = spipe(&[&args[..], &shared, &["-o", path.to_str().unwrap()]].concat());
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    // One stage for each thing that is wrong.
+    let mut stage = json["stages"][0].clone();
+    let mut with = |first: usize, last: usize, key: &str, value: &str| {
+        let activations = if key == "offload-to" { "offloaded" } else { "saved" };
+        (stage["first-layer"], stage["last-layer"]) = (first.into(), last.into());
+        stage["choices"] = serde_json::json!([{ "layers": format!("{first}..{last}"), "activations": activations }]);
+        let mut edited = stage.clone();
+        let fields = edited.as_object_mut().unwrap();
+        fields.insert(key.into(), value.into());
+        edited
+    };
+    json["stages"] = serde_json::Value::Array(vec![
+        with(0, 3, "weights-in", "dram1"),
+        with(4, 9, "optimizer-on", "cpu1"),
+        with(10, 13, "offload-to", "dram0"),
+    ]);
+    let edited = serde_json::to_string_pretty(&json).unwrap();
+    insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
+}
+
 /// What cannot have been proven of a plan.
 #[test]
 fn plans_with_impossible_figures() {

@@ -23,7 +23,12 @@ pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
     if needed <= usable {
         return Ok(());
     }
-    let what = if figures.training { "parameters, gradients and optimizer state" } else { "parameters" };
+    let caches = figures.devices.iter().any(|device| device.bytes.iter().any(|layer| layer.cache > Bytes::ZERO));
+    let (what, hint) = match (figures.training, caches) {
+        (true, _) => ("parameters, gradients and optimizer state", "train in a narrower precision"),
+        (false, true) => ("parameters and caches", "use a smaller `--global-batch`: each sequence has a cache"),
+        (false, false) => ("parameters", "infer in a narrower precision"),
+    };
     Err(PlanError::Infeasible {
         reason: format!(
             "the model needs at least {} of {what}, and {} {} {}: {} more are needed",
@@ -33,7 +38,7 @@ pub(crate) fn obvious(figures: &Figures<'_>) -> Result<(), PlanError> {
             Bytes::new(usable),
             Bytes::new(needed - usable)
         ),
-        hint: "add memory or devices, use a smaller model, or train in a narrower precision".into(),
+        hint: format!("add memory or devices, use a smaller model, or {hint}"),
         missing: Some(Bytes::new(needed - usable)),
         certain: true,
     })

@@ -4,6 +4,7 @@
 //! memory      how much more one memory needs, or every memory of a kind   bisected between what is too little and what is enough
 //! microbatch  the largest one that fits                                   looked for among those that divide the batch
 //! seq-len     the longest sequence that fits                              bisected
+//! batch       as many sequences as fit, without training                  bisected: each has a cache
 //! system      one that was not allowed                                    the first that fits
 //! ```
 
@@ -36,6 +37,8 @@ pub enum Remedy {
     Microbatch(u64),
     /// Sequences have no more tokens than that.
     SeqLen(u64),
+    /// There are no more sequences in all than that.
+    GlobalBatch(u64),
     /// That system may be used.
     System(System),
 }
@@ -48,7 +51,8 @@ const FIRST: [System; 5] =
     [System::OneForwardOneBackward, System::Hybrid, System::ZeroOffload, System::Superpipeline, System::ZeroInfinity];
 
 /// Everything that helps, as far as there is time to find out: memories one by one, of those that are alike the first; all that are
-/// alike; the microbatch where only one was tried; the length of sequences; and another system. Nothing where something fits.
+/// alike; the microbatch where only one was tried; the length of sequences, and their number in inference; and another system. Nothing where
+/// something fits.
 pub fn remedies(refused: &Refused<'_>, fits: &Fits<'_>) -> Vec<Remedy> {
     if refused.fits_with(|workload| workload, fits) != Some(false) {
         return Vec::new();
@@ -64,7 +68,8 @@ pub fn remedies(refused: &Refused<'_>, fits: &Fits<'_>) -> Vec<Remedy> {
     let microbatch = || smaller_microbatch(refused, fits).map(Remedy::Microbatch);
     let sequence = || shorter(refused, fits).map(Remedy::SeqLen);
     let system = || other_system(refused, fits).map(Remedy::System);
-    memories.chain(microbatch()).chain(sequence()).chain(system()).collect()
+    let batch = || fewer(refused, fits).map(Remedy::GlobalBatch);
+    memories.chain(microbatch()).chain(sequence()).chain(batch()).chain(system()).collect()
 }
 
 impl Refused<'_> {
@@ -156,6 +161,24 @@ fn shorter(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
         }
     }
     (low > 0).then_some(low)
+}
+
+/// As many sequences as fit in inference, in microbatches of the smallest size.
+fn fewer(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
+    let smallest = refused.workloads.iter().min_by_key(|workload| workload.microbatch)?;
+    if smallest.mode == Mode::Train {
+        return None;
+    }
+    let (mut low, mut high) = (0, smallest.microbatches);
+    while high - low > 1 {
+        let middle = low.midpoint(high);
+        if fits(refused.hardware, &Workload { microbatches: middle, ..*smallest }, refused.systems)? {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    (low > 0).then_some(low * smallest.microbatch)
 }
 
 /// A system that was not allowed and fits.

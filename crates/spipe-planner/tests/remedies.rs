@@ -118,6 +118,11 @@ fn wrong(instance: &Instance, workload: &Workload, systems: &[System], found: &[
                 hold(fit(hardware, &with(*most)), "the sequence is too long");
                 hold(!fit(hardware, &with(most + 1)), "a longer sequence would do");
             }
+            Remedy::GlobalBatch(most) => {
+                let with = |batch: u64| Workload { microbatches: batch / workload.microbatch, ..*workload };
+                hold(fit(hardware, &with(*most)), "there are too many sequences");
+                hold(!fit(hardware, &with(most + workload.microbatch)), "more sequences would do");
+            }
             Remedy::System(system) if SYSTEMS.contains(system) => {
                 hold(exists((model, hardware), (workload, &[*system])), "the system does not fit");
             }
@@ -178,6 +183,8 @@ fn what_helps_helps_and_less_of_it_does_not() {
                 Remedy::Microbatch(_) => 2,
                 Remedy::SeqLen(_) => 3,
                 Remedy::System(_) => 4,
+                // Layers of these have no caches.
+                Remedy::GlobalBatch(_) => continue,
             });
         }
         let wrong = wrong(instance, workload, systems, &found);

@@ -89,6 +89,10 @@ fn spreads(what: &args::TensorData, hardware: &Hardware) -> Result<Vec<Paralleli
                 .collect()
         }
     };
+    if gpus == 0 {
+        let message = format!("`{}` has no GPU", hardware.name());
+        return Err(Failure::argument(message, "name a machine that has some: spipe hardware list"));
+    }
     if degrees.is_empty() {
         let given = what.tensor.or(what.data).unwrap_or_default();
         let message = format!("{given} does not divide the {gpus} GPUs of `{}`", hardware.name());

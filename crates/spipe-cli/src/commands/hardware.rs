@@ -144,7 +144,8 @@ fn routes(hardware: &Hardware) -> Vec<ShownRoute> {
 fn human(hardware: &Hardware, data: &Shown) -> String {
     let mut devices = table(&["device", "memory", "arithmetic", "memory bandwidth", "source"], &[]);
     for device in hardware.devices() {
-        let peaks: Vec<String> = device.peak.iter().map(|(kind, rate)| format!("{kind} {rate:.0}")).collect();
+        let peaks: Vec<String> =
+            device.peak.iter().map(|(kind, rate)| format!("{kind} {rate:.1}").replace(".0 ", " ")).collect();
         let name = if device.emulated { format!("{} (emulated)", device.name) } else { device.name.clone() };
         let name = match &device.kind {
             DeviceKind::Socket { cores, .. } => format!("{name} ({cores} cores)"),

@@ -1,7 +1,7 @@
 //! Images with classes from a folder.
 
 use super::{SYNTHETIC, placed};
-use crate::{Failure, training};
+use crate::{Failure, output, training};
 use image::imageops::FilterType;
 use rayon::prelude::*;
 use spipe_base::{Diagnostic, Faults, Position};
@@ -20,9 +20,26 @@ pub fn images(path: &str, shape: ImageShape) -> Result<Images, Failure> {
         let message = format!("the images of `{path}` are in no class");
         return Err(Diagnostic::error(message).hint("put them into a folder for each class there").into());
     }
-    let mut files: Vec<(PathBuf, u32)> = Vec::new();
-    for (class, folder) in (0..).zip(classes) {
-        files.extend(entries(&folder)?.into_iter().filter(|file| is_image(file)).map(|file| (file, class)));
+    let loose = others.iter().filter(|file| is_image(file)).count();
+    if loose > 0 {
+        output::talk(&format!("warning: {loose} images of `{path}` are in no class, and are left out"));
+    }
+    let (mut files, mut unread): (Vec<(PathBuf, u32)>, usize) = (Vec::new(), 0);
+    let mut faults = Faults::new();
+    for (class, folder) in (0..).zip(&classes) {
+        let (images, rest): (Vec<PathBuf>, Vec<PathBuf>) =
+            entries(folder)?.into_iter().partition(|file| is_image(file));
+        unread += rest.iter().filter(|file| is_one_of(file, &UNREAD)).count();
+        if images.is_empty() {
+            let fault = Diagnostic::error(format!("class `{}` has no images", folder.display()));
+            faults.push(fault.hint(format!("images are {}; remove folders that are no classes", READ.join(", "))));
+        }
+        files.extend(images.into_iter().map(|file| (file, class)));
+    }
+    faults.or(())?;
+    if unread > 0 {
+        let kinds = READ.join(", ");
+        output::talk(&format!("warning: {unread} images of `{path}` are left out: {kinds} are read"));
     }
     let read: Vec<Result<(Vec<u8>, u32), Diagnostic>> =
         files.par_iter().map(|(file, class)| decode(file, shape).map(|pixels| (pixels, *class))).collect();
@@ -40,13 +57,23 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     for entry in std::fs::read_dir(folder).map_err(fail)? {
         entries.push(entry.map_err(fail)?.path());
     }
+    let is_hidden = |entry: &PathBuf| entry.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+    entries.retain(|entry| !is_hidden(entry));
     entries.sort();
     Ok(entries)
 }
 
+/// Kinds of images that are read, and others.
+const READ: [&str; 3] = ["png", "jpg", "jpeg"];
+const UNREAD: [&str; 7] = ["webp", "bmp", "gif", "tif", "tiff", "avif", "heic"];
+
 fn is_image(file: &Path) -> bool {
+    is_one_of(file, &READ)
+}
+
+fn is_one_of(file: &Path, kinds: &[&str]) -> bool {
     let extension = file.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    ["png", "jpg", "jpeg"].iter().any(|known| extension.eq_ignore_ascii_case(known))
+    kinds.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
 /// The largest square in the middle, as large as the model reads images, channel by channel.
@@ -89,6 +116,15 @@ mod tests {
         assert_eq!((images.channels(), images.side(), images.classes()), (3, 2, 2));
         let red = decode(&dogs.join("a.png"), shape).unwrap();
         assert_eq!(red, [255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0]);
+        // What is hidden is no class.
+        std::fs::create_dir(folder.path().join(".checkpoints")).unwrap();
+        assert_eq!(super::images(&path, shape).unwrap().classes(), 2);
+        let birds = folder.path().join("birds");
+        std::fs::create_dir(&birds).unwrap();
+        std::fs::write(birds.join("a.webp"), "").unwrap();
+        let empty = super::images(&path, shape).unwrap_err().to_string();
+        assert!(empty.contains("birds` has no images\nhint: images are png, jpg, jpeg"), "{empty}");
+        std::fs::remove_dir_all(birds).unwrap();
         std::fs::write(cats.join("c.png"), "broken").unwrap();
         std::fs::write(cats.join("d.png"), "broken").unwrap();
         let broken = super::images(&path, shape).unwrap_err().to_string();

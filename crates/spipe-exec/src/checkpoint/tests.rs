@@ -292,8 +292,10 @@ fn a_folder_that_cannot_be_is_refused_before_the_first_step() {
     // What a killed run has left is removed.
     fs::create_dir(folder.path().join(".step-00000002.tmp")).unwrap();
     fs::remove_file(&file).unwrap();
+    // What it has not is none of its business.
+    fs::create_dir(folder.path().join(".step-mine")).unwrap();
     train(&case, &writing(&case, 2, folder.path())).unwrap();
-    assert_eq!(names(folder.path()), [name(2)]);
+    assert_eq!(names(folder.path()), [".step-mine".to_owned(), name(2)]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ impl BlockUnit {
             return Err("experts are not computed");
         }
         if block.dropout {
-            return Err("dropout is not computed");
+            return Err("dropout is not computed: set `dropout = false` in the model file");
         }
         let norm = NormUnit::new(block.norm, block.norm_epsilon, block.hidden);
         Ok(Self { block: *block, attention: AttentionUnit::new(block)?, attention_norm: norm.clone(), mlp_norm: norm })

@@ -24,7 +24,7 @@ pub(crate) struct EmbeddingUnit {
 impl EmbeddingUnit {
     pub fn new(shape: &Embedding) -> Result<Self, &'static str> {
         if shape.dropout {
-            return Err("dropout is not computed");
+            return Err("dropout is not computed: set `dropout = false` in the model file");
         }
         let norm = shape.norm.map(|(norm, epsilon)| NormUnit::new(norm, epsilon, shape.hidden));
         Ok(Self { shape: *shape, norm })

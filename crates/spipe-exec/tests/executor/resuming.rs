@@ -131,7 +131,24 @@ fn tables_of_two_stages() {
         goes_on(&Setup { system: System::ZeroOffloadDelayed, model, stages, precision, ..Setup::default() });
         let stages = &["gpu0 0..1 streamed", "gpu0 2..2 streamed", "gpu0 3..3 streamed"];
         goes_on(&Setup { system: System::Superpipeline, model, stages, precision, ..Setup::default() });
+        // The copy of one that computes in f32 is that of 16 bits.
+        let stages = &["gpu0 0..1", "cpu0 2..3"];
+        goes_on(&Setup { system: System::Hybrid, model, stages, precision, ..Setup::default() });
     }
+}
+
+#[test]
+fn layers_that_were_frozen_begin_with_moments_of_zero() {
+    let stages = &["gpu0 0..1", "gpu1 2..4"];
+    let (frozen, free) =
+        (Setup { stages, frozen: &["0..1"], ..Setup::default() }, Setup { stages, ..Setup::default() });
+    let folder = tempfile::tempdir().unwrap();
+    train(&frozen, &options(2, folder.path())).unwrap();
+    let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
+    let report = train(&free, &Options { resume, checkpoints: None, ..options(4, folder.path()) }).unwrap();
+    assert_eq!(report.losses.len(), 2);
+    let told = |warning: &String| warning.contains("did not train layer `embedding` and 1 more");
+    assert!(report.warnings.iter().any(told), "{:?}", report.warnings);
 }
 
 #[test]

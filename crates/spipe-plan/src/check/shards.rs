@@ -61,7 +61,7 @@ pub(super) fn check_shards(context: &Context<'_>, placement: &Placement, faults:
     check_hosts(context, placement, &participants, faults);
 }
 
-/// What is on the host is near each GPU, under the name of what is near the first; who streams steps there.
+/// What is on the host is near each GPU, under the name of what is near the first.
 fn check_hosts(context: &Context<'_>, placement: &Placement, participants: &[DeviceId], faults: &mut Found<'_>) {
     let hosted =
         placement.stages.iter().any(|stage| stage.optimizer.is_some() || matches!(stage.weights, Weights::Streamed(_)));
@@ -79,16 +79,10 @@ fn check_hosts(context: &Context<'_>, placement: &Placement, participants: &[Dev
             faults.push_at(id, Diagnostic::error(format!("stage `{id}` is {what}")).hint(hint));
         };
         let shared = format!("but what GPUs share is near each of them, which has `{}` as a name", memory(home));
-        match stage.weights {
-            Weights::Streamed(other) if other != home => {
-                refuse(format!("streamed from `{}`, {shared}", memory(other)), format!("use `{}`", memory(home)));
-            }
-            _ => {}
-        }
-        let unnamed = matches!(stage.weights, Weights::Streamed(_)) && stage.optimizer.is_none();
-        if let Some(socket) = socket.filter(|_| unnamed && context.trains(stage.layers)) {
-            let what = "streamed, and so is stepped on the host, but no socket is named".into();
-            refuse(what, format!("name `{}` in `optimizer-on`", device(socket)));
+        if let Weights::Streamed(other) = stage.weights
+            && other != home
+        {
+            refuse(format!("streamed from `{}`, {shared}", memory(other)), format!("use `{}`", memory(home)));
         }
         if let (Some(other), Some(socket)) = (stage.optimizer.filter(|other| Some(*other) != socket), socket) {
             refuse(format!("stepped on `{}`, {shared}", device(other)), format!("use `{}`", device(socket)));

@@ -9,7 +9,7 @@
 //! Parameters and bytes are those of all stages of a row.
 
 use crate::tables::{grouped, percent, table};
-use spipe_base::{LayerId, StageId};
+use spipe_base::{DeviceId, LayerId, StageId};
 use spipe_plan::{Context, Family, Footprint, Plan, Stage, StageFootprint, Weights, footprint};
 
 /// How many stages that do not follow each other share a row at least.
@@ -21,14 +21,16 @@ pub fn describe(plan: &Plan) -> String {
     let placement = plan.placement();
     let workload = context.workload();
     let needs = footprint(&context, placement);
-    let stages = stages(&context, ("s", placement.stages.as_slice()), (&needs, 0));
+    let sharing = placement.participants(context.hardware);
+    let sharing = if placement.system.family() == Family::Sharded { sharing.as_slice() } else { &[] };
+    let stages = stages((&context, sharing), ("s", placement.stages.as_slice()), (&needs, 0));
     let apart = if placement.backward.is_empty() {
         String::new()
     } else {
         let count = placement.stages.len();
         format!(
             "\nThe backward has stages of its own:\n\n{}\n",
-            self::stages(&context, ("b", placement.backward.as_slice()), (&needs, count))
+            self::stages((&context, sharing), ("b", placement.backward.as_slice()), (&needs, count))
         )
     };
     let mut memories = table(&["memory", "needed", "usable", "filled"], &[1, 2, 3]);
@@ -43,13 +45,22 @@ pub fn describe(plan: &Plan) -> String {
         more => format!(" with a head start of {more}"),
     };
     let urgent = if placement.knobs.urgent_steps { ", urgent steps first" } else { "" };
-    let shared = placement.system.family() == Family::Sharded;
-    let resident = placement.knobs.resident.filter(|_| shared);
+    let (by, part) = match sharing {
+        [first, _, ..] => {
+            let (count, first) = (sharing.len(), &context.hardware.devices()[*first].name);
+            (
+                format!(" shared by {count} GPUs"),
+                format!("\nEach GPU has a part of every stage; state and host are those of `{first}`.\n"),
+            )
+        }
+        _ => <(String, String)>::default(),
+    };
+    let resident = placement.knobs.resident.filter(|_| !sharing.is_empty());
     let resident = resident.map_or_else(String::new, |resident| format!(", {resident} stages resident"));
     let leave = if placement.knobs.gradients_leave { ", gradients leave with each microbatch" } else { "" };
     let microbatches = if workload.microbatches == 1 { "microbatch" } else { "microbatches" };
     format!(
-        "{} on {}: system {}{head_start}{resident}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}\n\n{stages}\n{apart}\n{memories}\n",
+        "{} on {}: system {}{by}{head_start}{resident}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}\n\n{stages}\n{part}{apart}\n{memories}\n",
         context.model.name(),
         context.hardware.name(),
         placement.system,
@@ -70,8 +81,12 @@ struct Kind {
     need: StageFootprint,
 }
 
-/// The rows of stages whose needs are numbered from `first` on.
-fn stages(context: &Context<'_>, (letter, stages): (&str, &[Stage]), (needs, first): (&Footprint, usize)) -> String {
+/// The rows of stages whose needs are numbered from `first` on, and which several devices may be sharing.
+fn stages(
+    (context, sharing): (&Context<'_>, &[DeviceId]),
+    (letter, stages): (&str, &[Stage]),
+    (needs, first): (&Footprint, usize),
+) -> String {
     let kinds: Vec<Kind> = stages
         .iter()
         .enumerate()
@@ -88,7 +103,8 @@ fn stages(context: &Context<'_>, (letter, stages): (&str, &[Stage]), (needs, fir
             }
         })
         .collect();
-    let stepped = kinds.iter().any(|kind| kind.trained && kind.stage.optimizer.is_some());
+    let on_host = |stage: &Stage| stage.optimizer.is_some() || matches!(stage.weights, Weights::Streamed(_));
+    let stepped = kinds.iter().any(|kind| kind.trained && on_host(&kind.stage));
     let offloaded = stages.iter().any(|stage| stage.offload.is_some());
     let mut headings = vec!["stage", "device", "layers", "recomputed"];
     headings.extend(offloaded.then_some("offloaded to"));
@@ -103,15 +119,24 @@ fn stages(context: &Context<'_>, (letter, stages): (&str, &[Stage]), (needs, fir
         let times = run.len() as u64;
         let mut row = vec![
             listed(&run, |index| format!("{letter}{index}")),
-            if device.emulated { format!("{} (emulated)", device.name) } else { device.name.clone() },
+            match sharing {
+                [_, .., last] => format!("{}..{}", device.name, context.hardware.devices()[*last].name),
+                _ if device.emulated => format!("{} (emulated)", device.name),
+                _ => device.name.clone(),
+            },
             layers(&run, stages),
             recomputed(&run, stages),
         ];
         row.extend(offloaded.then(|| kind.stage.offload.map_or_else(String::new, memory)));
-        let socket = |id| context.hardware.devices()[id].name.clone();
-        row.extend(stepped.then(|| match kind.stage.optimizer {
+        let name = |id: DeviceId| context.hardware.devices()[id].name.clone();
+        // Who streams steps on the host, named or not.
+        let host = match kind.stage.weights {
+            Weights::Streamed(home) => context.hardware.memories()[home].device,
+            Weights::Resident => None,
+        };
+        row.extend(stepped.then(|| match kind.stage.optimizer.or(host) {
             _ if !kind.trained => "not trained".into(),
-            Some(id) => socket(id),
+            Some(socket) => name(socket),
             None => device.name.clone(),
         }));
         let of_each = if times == 1 { String::new() } else { format!("{times} × ") };
