@@ -89,42 +89,62 @@ pub(crate) fn placements(
     (system, most): (System, f64),
     deadline: &Deadline<'_>,
 ) -> Vec<Placement> {
-    let mut list: Vec<(f64, Placement)> = Vec::new();
-    for shards in shares(&figures.context) {
-        let pinned = pins.knob(Knob::Resident).map(|resident| resident as usize);
-        let residents = RESIDENT.into_iter().filter(|resident| pinned.is_none() && *resident <= figures.layers.max(2));
-        let residents: Vec<usize> = residents.chain(pinned).collect();
-        let all = lengths(&figures.runs).flat_map(|length| residents.iter().map(move |it| (length, *it)));
-        for (length, resident) in all {
-            if figures.late(Some(deadline)) {
-                break;
-            }
-            let room = Room::Stages { length, resident };
-            let mut program = Program::new(figures, pins, (system, shards), room);
-            let mut orders: Vec<Order> = vec![in_turn, reversed, mixed];
-            for _ in 0..MOST_TIGHTENED {
-                if figures.late(Some(deadline)) {
-                    break;
-                }
-                let Some(solved) = program.solved().filter(|solved| solved.least < most) else { break };
-                let mut least_missing: Option<Bytes> = None;
-                orders.retain(|order| {
-                    let next = ordered(&figures.context, (system, shards, resident), (&solved, *order));
-                    let missing = next.as_ref().map_or(Bytes::ZERO, |next| missing(&figures.context, next));
-                    let new = next.filter(|next| list.iter().all(|(_, other)| other != next));
-                    list.extend(new.map(|next| (solved.least, next)));
-                    if missing > Bytes::ZERO {
-                        least_missing = Some(least_missing.map_or(missing, |least| least.min(missing)));
-                    }
-                    missing > Bytes::ZERO
-                });
-                let Some(missing) = least_missing else { break };
-                program.leave(missing);
-            }
-        }
-    }
+    let pinned = pins.knob(Knob::Resident).map(|resident| resident as usize);
+    let residents = RESIDENT.into_iter().filter(|resident| pinned.is_none() && *resident <= figures.layers.max(2));
+    let residents: Vec<usize> = residents.chain(pinned).collect();
+    let lengths: Vec<Length> = lengths(&figures.runs).collect();
+    let of_shards = |shards: usize| {
+        let each = lengths.iter().flat_map(|length| residents.iter().map(move |resident| (*length, *resident)));
+        each.map(move |(length, resident)| (shards, Room::Stages { length, resident })).collect::<Vec<_>>()
+    };
+    let all: Vec<(usize, Room)> = shares(&figures.context).flat_map(of_shards).collect();
+    let of_room = |(shards, room): (usize, Room)| {
+        // What is tapered comes on top, if there is time.
+        let tapered = matches!(room, Room::Stages { length: Length::Tapered(..), .. });
+        let late = || figures.late(Some(deadline)) || (tapered && deadline.over());
+        of_room((figures, pins), (system, shards, most), room, &late)
+    };
+    let found: Vec<Vec<(f64, Placement)>> = all.into_par_iter().map(of_room).collect();
+    let mut list: Vec<(f64, Placement)> = found.into_iter().flatten().collect();
     list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    list.dedup_by(|(_, one), (_, other)| one == other);
     list.into_iter().map(|(_, placement)| placement).collect()
+}
+
+/// Those of stages of some length, so many of which are resident, shared by so many GPUs, unless it is late.
+fn of_room(
+    (figures, pins): (&Figures<'_>, &Pins),
+    (system, shards, most): (System, usize, f64),
+    room: Room,
+    late: &dyn Fn() -> bool,
+) -> Vec<(f64, Placement)> {
+    let Room::Stages { resident, .. } = room else { return Vec::new() };
+    let mut list: Vec<(f64, Placement)> = Vec::new();
+    if late() {
+        return list;
+    }
+    let mut program = Program::new(figures, pins, (system, shards), room);
+    let mut orders: Vec<Order> = vec![in_turn, reversed, mixed];
+    for _ in 0..MOST_TIGHTENED {
+        if late() {
+            break;
+        }
+        let Some(solved) = program.solved().filter(|solved| solved.least < most) else { break };
+        let mut least_missing: Option<Bytes> = None;
+        orders.retain(|order| {
+            let next = ordered(&figures.context, (system, shards, resident), (&solved, *order));
+            let missing = next.as_ref().map_or(Bytes::ZERO, |next| missing(&figures.context, next));
+            let new = next.filter(|next| list.iter().all(|(_, other)| other != next));
+            list.extend(new.map(|next| (solved.least, next)));
+            if missing > Bytes::ZERO {
+                least_missing = Some(least_missing.map_or(missing, |least| least.min(missing)));
+            }
+            missing > Bytes::ZERO
+        });
+        let Some(missing) = least_missing else { break };
+        program.leave(missing);
+    }
+    list
 }
 
 /// In which order the stages of a run make their choices.
