@@ -1,8 +1,21 @@
 //! Checkpoints and weights from the command line: where they go, and what to start or go on from.
 
-use crate::{Failure, args, output, training};
+use crate::{Failure, args, output, output::Target, training};
 use spipe_exec::{Checkpoint, Checkpoints, RunError};
 use std::path::PathBuf;
+
+/// What transformers reads beside weights.
+const COMPANIONS: [&str; 9] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "preprocessor_config.json",
+];
 
 /// Where a run writes checkpoints and weights, and what it starts or goes on from.
 #[derive(Default)]
@@ -35,6 +48,24 @@ impl Resuming {
         }
         let checkpoints = Some(Checkpoints { folder, every: what.checkpoint_every });
         Ok(Self { checkpoints, resume, weights, save_weights })
+    }
+
+    /// Puts the files that transformers needs beside weights to those that were saved, from the folder that the run began with: where
+    /// that has them, and the other one does not.
+    pub fn accompany(&self) -> Result<(), Failure> {
+        let (Some(from), Some(to)) = (self.weights.as_ref().filter(|from| from.is_dir()), &self.save_weights) else {
+            return Ok(());
+        };
+        for name in COMPANIONS {
+            let (source, there) = (from.join(name), to.join(name));
+            if !source.is_file() || there.exists() {
+                continue;
+            }
+            let read = std::fs::read(&source);
+            let content = read.map_err(|error| Failure::file(&source.display().to_string(), "read", &error))?;
+            Target::in_folder(to, name)?.write(&content)?;
+        }
+        Ok(())
     }
 
     /// Steps that are done.

@@ -57,6 +57,7 @@ impl Training<'_> {
         for warning in spipe_exec::save_weights(self.plan, self.data, &self.options()).map_err(refuse)? {
             output::talk(&format!("warning: {warning}"));
         }
+        self.resuming.accompany()?;
         output::talk(&format!("nothing is left to do: all {} steps are behind the checkpoint", self.steps));
         progress::nothing_left(self.steps, format)
     }
@@ -85,6 +86,7 @@ pub fn train(training: &Training<'_>, format: Format) -> Result<Report, Failure>
     for warning in &report.warnings {
         output::talk(&format!("warning: {warning}"));
     }
+    training.resuming.accompany()?;
     progress.end(&report, training.words)?;
     Ok(report)
 }

@@ -247,6 +247,7 @@ fn copies_that_cannot_be() {
     insta::assert_snapshot!(transfer("dram0:gpu9:1GiB"));
     insta::assert_snapshot!(transfer("dram0:gpu0"));
     insta::assert_snapshot!(transfer("dram0:gpu0:1"));
+    insta::assert_snapshot!(transfer("dram0:gpu0:1GiB@99999999h"));
 }
 
 #[test]
@@ -261,6 +262,7 @@ fn schedules_that_cannot_be() {
     insta::assert_snapshot!(refusal(&["schedule", "zb-2p", "--memory-limit", "0.5"]));
     insta::assert_snapshot!(refusal(&["schedule", "zb-v", "--memory-limit", "1"]));
     insta::assert_snapshot!(refusal(&["schedule", "po-h", "--offload-chunks", "3"]));
+    insta::assert_snapshot!(refusal(&["schedule", "1f1b", "--devices", "5000", "--microbatches", "8"]));
 }
 
 #[test]

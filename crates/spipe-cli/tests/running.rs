@@ -256,10 +256,12 @@ fn weights_are_saved_and_loaded() {
         lines(&text(&run.stdout)).iter().filter_map(|line| line["loss"].as_f64()).collect()
     };
     let first = losses("--steps 30 --save-weights first");
+    std::fs::write(trained.path().join("first/config.json"), "{}").unwrap();
     let second = losses("--steps 1 --weights first --learning-rate 0 --save-weights second");
     assert!(second[0] < 0.95 * first[0], "it starts where the other one ended: {first:?} {second:?}");
     let read = |folder: &str| std::fs::read(trained.path().join(folder).join("model.safetensors")).unwrap();
     assert!(read("first") == read("second"), "a step of nothing changes nothing");
+    assert_eq!(std::fs::read(trained.path().join("second/config.json")).unwrap(), b"{}", "it comes along");
     assert_eq!(losses("--steps 1 --weights second/model.safetensors")[0].to_bits(), second[0].to_bits());
     let weights = trained.path().join("first").display().to_string();
     let args = format!("run plan.json --data text.txt --steps 1 --weights {weights}");

@@ -6,7 +6,7 @@
 use spipe_model::{Model, shipped};
 use std::{collections::BTreeSet, fs, path::Path};
 
-const IMPORTED: [(&str, u64); 25] = [
+const IMPORTED: [(&str, u64); 27] = [
     ("bloom-176b", 176_247_271_424),
     ("bloom-560m", 559_214_592),
     ("clip-vit-b-32", 151_277_313),
@@ -25,17 +25,19 @@ const IMPORTED: [(&str, u64); 25] = [
     ("mistral-nemo-12b", 12_247_782_400),
     ("mixtral-8x22b", 140_630_071_296),
     ("mixtral-8x7b", 46_702_792_704),
+    ("phi-3-mini", 3_821_079_552),
     ("pythia-160m", 162_322_944),
     ("qwen2-0.5b", 494_032_768),
     ("qwen2-7b", 7_615_616_512),
     ("qwen3-0.6b", 596_049_920),
+    ("qwen3-30b-a3b", 30_532_122_624),
     ("qwen3-8b", 8_190_735_360),
     ("vit-b-16", 86_567_656),
     ("vit-l-16", 303_303_682),
 ];
 
 /// Class defaults alone: nothing but a model type.
-const DEFAULTS: [(&str, u64); 10] = [
+const DEFAULTS: [(&str, u64); 12] = [
     ("bloom", 16_156_544),
     ("clip", 151_277_313),
     ("gpt2", 124_439_808),
@@ -43,8 +45,10 @@ const DEFAULTS: [(&str, u64); 10] = [
     ("llama", 6_738_415_616),
     ("mistral", 7_241_732_096),
     ("mixtral", 46_702_792_704),
+    ("phi3", 3_821_079_552),
     ("qwen2", 12_049_846_272),
     ("qwen3", 12_049_461_248),
+    ("qwen3_moe", 15_350_731_776),
     ("vit", 85_800_194),
 ];
 

@@ -163,7 +163,7 @@ fn configs() {
     assert_eq!(
         refused("{\n  \"model_type\": \"bert\"\n}"),
         "error: `bert` is no known model type\n  --> config.json:2:3\n\
-         hint: known: bloom, clip, gpt2, gpt_neox, llama, mistral, mixtral, qwen2, qwen3, vit"
+         hint: known: bloom, clip, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe, vit"
     );
     let text = "{\n  \"model_type\": \"llama\",\n  \"hidden_size\": 100,\n  \"num_attention_heads\": 7,\n  \
                 \"num_hidden_layers\": \"32\",\n  \"intermediate_size\": 0,\n  \"vocab_size\": 10\n}";
@@ -192,6 +192,28 @@ fn what_a_config_says_in_vain_is_a_warning() {
          with it computes a little differently\n  --> small.json:3:1\n\
          warning: `GPT2ForSequenceClassification` is taken as a language model with its head\n  --> small.json:4:1"
     );
+}
+
+#[test]
+fn scores_and_activations_that_are_not_computed_are_warnings() {
+    let sizes = "\"n_embd\": 64, \"n_head\": 4, \"n_layer\": 2, \"vocab_size\": 100";
+    for (key, value, warns) in [
+        ("scale_attn_weights", false, true),
+        ("scale_attn_by_inverse_layer_idx", true, true),
+        ("scale_attn_by_inverse_layer_idx", false, false),
+    ] {
+        let text = format!("{{\"model_type\": \"gpt2\", {sizes},\n\"{key}\": {value}}}");
+        let warnings = Model::from_hugging_face("small.json", &text).unwrap().warnings.to_string();
+        assert_eq!(warnings.contains("scores are divided by the square root"), warns, "{key}: {warnings}");
+    }
+    for (word, warns) in [("gelu", false), ("gelu_new", false), ("relu", true)] {
+        let text = format!(
+            "{{\"model_type\": \"vit\", \"hidden_size\": 64, \"num_attention_heads\": 4, \"num_hidden_layers\": 2,\n\
+             \"intermediate_size\": 128, \"hidden_act\": \"{word}\"}}"
+        );
+        let warnings = Model::from_hugging_face("small.json", &text).unwrap().warnings.to_string();
+        assert_eq!(warnings.contains(&format!("activation function `{word}`")), warns, "{word}: {warnings}");
+    }
 }
 
 #[test]

@@ -47,16 +47,8 @@ pub(crate) fn of_figures(
     if !few(figures, most) {
         return None;
     }
-    let computes = |device: &DeviceId| match freedom.computing {
-        Computing::All => true,
-        Computing::Gpus | Computing::FirstGpu | Computing::OneGpu => !context.is_cpu(*device),
-        Computing::Only(only) => device.index() == only,
-        Computing::Sockets => context.is_cpu(*device),
-    };
-    let mut devices: Vec<DeviceId> = context.cost.devices().filter(computes).collect();
-    if freedom.computing == Computing::FirstGpu {
-        devices.truncate(1);
-    }
+    let computes = |device: &DeviceId| freedom.computing.allows(device.index(), figures);
+    let devices: Vec<DeviceId> = context.cost.devices().filter(computes).collect();
     let alone = || (0..figures.devices.len()).collect();
     // Pins name devices.
     let mut classes = if pins.is_empty() { classes(figures, Coverage::Exact) } else { alone() };

@@ -73,7 +73,7 @@ pub struct Run {
     /// Weights to start from, as transformers saves them: a .safetensors file, or a folder with model.safetensors or its index
     #[arg(long)]
     pub weights: Option<String>,
-    /// Folder for the weights at the end, as transformers loads them
+    /// Folder for the weights at the end, as transformers loads them; the configuration and tokenizer of a folder of `--weights` come along
     #[arg(long)]
     pub save_weights: Option<String>,
     /// What a plan that infers has found, to be written as safetensors

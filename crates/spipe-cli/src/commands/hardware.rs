@@ -195,6 +195,9 @@ fn transfer(what: &args::HardwareTransfer, format: Format) -> Result<(), Failure
     output::report(format, &format!("{rows}\n"), &data)
 }
 
+/// No copy begins later, in seconds: the clock counts nanoseconds.
+const LATEST: f64 = 1e9;
+
 /// `FROM:TO:BYTES[@START][*WEIGHT][^PRIORITY]`.
 fn copy(hardware: &Hardware, flow: &str) -> Result<Transfer, Failure> {
     let bad = |why: String| {
@@ -221,7 +224,13 @@ fn copy(hardware: &Hardware, flow: &str) -> Result<Transfer, Failure> {
         let end = rest[1..].find(['@', '*', '^']).map_or(rest.len(), |end| end + 1);
         let text = &rest[1..end];
         match sign {
-            '@' => copy.start = SimTime::from_seconds(text.parse::<spipe_base::Seconds>().map_err(unread)?),
+            '@' => {
+                let start = text.parse::<spipe_base::Seconds>().map_err(unread)?;
+                if start.get() > LATEST {
+                    return Err(bad(format!("{start} is more than {LATEST} s")));
+                }
+                copy.start = SimTime::from_seconds(start);
+            }
             '*' => {
                 let weight = text.parse().map_err(|_| bad(format!("weight `{text}` is no whole number from 1")))?;
                 copy.share.weight = weight;

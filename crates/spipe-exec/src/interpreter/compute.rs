@@ -101,27 +101,29 @@ impl Interpreter<'_> {
         let end = layers.last().index() + 1;
         let graph = self.track(iteration, (work, split), (&parameters, end), input)?;
         let mut outcome = Outcome::default();
-        let held = (self.at(into, iteration), self.kept(work, layers.first().index()..end));
-        self.put_held(&mut outcome, held, Value::Graphs(vec![graph]));
+        let start = layers.first().index().max(self.program.shape().without_backward).min(end);
+        let held = (self.at(into, iteration), self.kept(work, start..end));
+        self.put_held(&mut outcome, held, Value::Graphs(graph.into_iter().collect()));
         Ok(outcome)
     }
 
-    /// The graph of a stage's layers before `end`.
+    /// The graph of a stage's layers before `end`, but for those that no backward runs through.
     fn track(
         &self,
         iteration: u32,
         (work, split): (Work, bool),
         (parameters, end): (&passes::Tensors, usize),
         input: Signal,
-    ) -> Result<Tracked, String> {
+    ) -> Result<Option<Tracked>, String> {
         let site = self.site(work.stage);
         let (first, units) = self.stage_units(work.stage);
         let shared = self.shared(iteration, work)?;
+        let start = first.max(self.program.shape().without_backward);
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
             let parameters = self.computed(work.stage, parameters.clone());
             let (layers, _) = Layers::new(first, units, &parameters).sharing(shared.as_ref()).split_at(end);
-            passes::tracked(layers, input, &feed, split, &mut Outputs::default())
+            passes::forward(layers, (start, split), input, &feed, &mut Outputs::default()).1
         })
     }
 
@@ -156,7 +158,8 @@ impl Interpreter<'_> {
         if start < covered {
             let site = self.site(work.stage);
             let input = self.input(iteration, work, &site.device)?;
-            graphs.insert(0, self.track(iteration, (work, split), (&parameters, covered), input)?);
+            let graph = self.track(iteration, (work, split), (&parameters, covered), input)?;
+            graphs.splice(0..0, graph);
         }
         Ok(graphs)
     }

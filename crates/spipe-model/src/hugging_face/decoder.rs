@@ -15,6 +15,9 @@ const SILU: [&str; 2] = ["silu", "swish"];
 /// The defaults of a class of the Llama family.
 struct Llama {
     vocabulary: u64,
+    layers: u64,
+    hidden: u64,
+    heads: u64,
     intermediate: u64,
     /// Absent: as many as heads.
     kv_heads: Option<u64>,
@@ -29,6 +32,9 @@ struct Llama {
 
 const LLAMA: Llama = Llama {
     vocabulary: 32_000,
+    layers: 32,
+    hidden: 4096,
+    heads: 32,
     intermediate: 11_008,
     kv_heads: None,
     head_dim: None,
@@ -53,6 +59,19 @@ const MIXTRAL: Llama = Llama {
 const QWEN2: Llama = Llama { vocabulary: 151_936, intermediate: 22_016, kv_heads: Some(32), places: 32_768, ..LLAMA };
 
 const QWEN3: Llama = Llama { head_dim: Some(128), ..QWEN2 };
+
+/// Its experts are as wide as `moe_intermediate_size` says.
+const QWEN3_MOE: Llama = Llama {
+    layers: 24,
+    hidden: 2048,
+    intermediate: 768,
+    kv_heads: Some(4),
+    experts: Some(Experts { count: 128, per_token: 8 }),
+    ..QWEN2
+};
+
+const PHI3: Llama =
+    Llama { vocabulary: 32_064, hidden: 3072, intermediate: 8192, places: 4096, epsilon: 1e-5, ..LLAMA };
 
 pub(super) fn llama(config: &mut Config<'_>) -> Transformer {
     let mut transformer = llama_like(config, &LLAMA);
@@ -91,6 +110,28 @@ pub(super) fn qwen3(config: &mut Config<'_>) -> Transformer {
     transformer
 }
 
+pub(super) fn qwen3_moe(config: &mut Config<'_>) -> Transformer {
+    let mut transformer = llama_like(config, &QWEN3_MOE);
+    let bias = config.flag("attention_bias", false);
+    let block = &mut transformer.block;
+    (block.qkv_bias, block.output_bias, block.qk_norm) = (bias, bias, true);
+    block.intermediate = config.size(&["moe_intermediate_size"], QWEN3_MOE.intermediate);
+    let without = config.sizes("mlp_only_layers", 0).is_some_and(|layers| !layers.is_empty());
+    if without || config.size(&["decoder_sparse_step"], 1) != 1 {
+        let key = if without { "mlp_only_layers" } else { "decoder_sparse_step" };
+        config.warn(key, "some blocks have no experts there; all are taken to have them");
+    }
+    qwen_window(config, &mut transformer);
+    transformer
+}
+
+pub(super) fn phi3(config: &mut Config<'_>) -> Transformer {
+    let mut transformer = llama_like(config, &PHI3);
+    transformer.block.sliding_window = config.nullable_size(&["sliding_window"], None);
+    transformer.block.dropout |= dropout(config, &[("resid_pdrop", 0.0), ("embd_pdrop", 0.0)]);
+    transformer
+}
+
 /// Qwen's blocks from `max_window_layers` on see a window, if windows are used at all.
 fn qwen_window(config: &mut Config<'_>, transformer: &mut Transformer) {
     // transformers' own default.
@@ -121,8 +162,8 @@ fn qwen_window(config: &mut Config<'_>, transformer: &mut Transformer) {
 
 /// Llama and what descends from it: RMS norms, SwiGLU, rotary positions, grouped queries.
 fn llama_like(config: &mut Config<'_>, defaults: &Llama) -> Transformer {
-    let hidden = config.stated_size(HIDDEN, 4096);
-    let heads = config.stated_size(HEADS, 32);
+    let hidden = config.stated_size(HIDDEN, defaults.hidden);
+    let heads = config.stated_size(HEADS, defaults.heads);
     let places = config.size(&["max_position_embeddings"], defaults.places);
     expect_activation(config, "hidden_act", &SILU);
     let experts = defaults.experts.map(|experts| Experts {
@@ -151,7 +192,7 @@ fn llama_like(config: &mut Config<'_>, defaults: &Llama) -> Transformer {
     };
     Transformer {
         vocabulary: config.stated_size(&["vocab_size"], defaults.vocabulary),
-        layers: config.stated_size(LAYERS, 32),
+        layers: config.stated_size(LAYERS, defaults.layers),
         block,
         full_attention_layers: 0,
         seq_len: places,
@@ -209,7 +250,7 @@ fn expect_activation(config: &mut Config<'_>, key: &'static str, known: &[&str])
 }
 
 /// The feed-forward network with the GELU that the configuration names; `otherwise` where it names none.
-fn gelu(config: &mut Config<'_>, key: &'static str, otherwise: Mlp) -> Mlp {
+pub(super) fn gelu(config: &mut Config<'_>, key: &'static str, otherwise: Mlp) -> Mlp {
     match config.word(key) {
         None => otherwise,
         Some(word) if GELU_TANH.contains(&word) => Mlp::GeluTanh,
@@ -252,6 +293,13 @@ pub(super) fn gpt2(config: &mut Config<'_>) -> Transformer {
     let mlp = gelu(config, "activation_function", Mlp::GeluTanh);
     if config.flag("add_cross_attention", false) {
         config.warn("add_cross_attention", "cross-attention is left out");
+    }
+    let plain = ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"];
+    for (key, usual) in plain.into_iter().zip([true, false]) {
+        if config.flag(key, usual) != usual {
+            let message = "scores are divided by the square root of the width of a head alone, which costs the same";
+            config.warn(key, format!("{message}; {OTHERWISE}"));
+        }
     }
     let epsilon = config.number(&["layer_norm_epsilon"], 1e-5);
     let block = gpt_block((hidden, heads, intermediate), epsilon, Positions::Learned { places });

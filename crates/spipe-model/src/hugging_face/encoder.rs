@@ -1,6 +1,6 @@
 //! Image encoders and two towers. Defaults are those of the config classes of transformers 5.23.
 
-use super::config::Config;
+use super::{config::Config, decoder::gelu};
 use crate::{
     Block, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check, file::encoder_block,
 };
@@ -47,7 +47,7 @@ pub(super) fn vit(config: &mut Config<'_>) -> Vision {
             norm: None,
         },
         layers,
-        block: Block { qkv_bias: config.flag("qkv_bias", true), ..block },
+        block: Block { mlp: gelu(config, "hidden_act", block.mlp), qkv_bias: config.flag("qkv_bias", true), ..block },
         end: VisionEnd::Classes(classes),
     }
 }

@@ -14,7 +14,8 @@ use spipe_base::{Diagnostic, Faults, Position, position_of};
 /// What `diffusers` writes in place of a model type.
 const DENOISER: &str = "UNet2DConditionModel";
 
-const KNOWN: [&str; 10] = ["bloom", "clip", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2", "qwen3", "vit"];
+const KNOWN: [&str; 12] =
+    ["bloom", "clip", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "vit"];
 
 impl Model {
     /// Reads a Hugging Face config; `file` is its name in messages.
@@ -67,6 +68,8 @@ fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architectur
         "mixtral" => decoder::mixtral(config),
         "qwen2" => decoder::qwen2(config),
         "qwen3" => decoder::qwen3(config),
+        "qwen3_moe" => decoder::qwen3_moe(config),
+        "phi3" => decoder::phi3(config),
         "gpt2" => decoder::gpt2(config),
         "gpt_neox" => decoder::gpt_neox(config),
         "bloom" => decoder::bloom(config),

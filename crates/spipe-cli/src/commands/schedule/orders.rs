@@ -10,6 +10,9 @@ use spipe_schedule::{
 /// Microbatches of all devices: what is ordered and simulated within a minute.
 const MOST_PASSES: usize = 1 << 20;
 
+/// Devices of a schedule: how long ordering takes grows with their square.
+const MOST_DEVICES: usize = 1 << 12;
+
 /// What devices compute, and perhaps what they copy.
 pub enum Chosen {
     /// An order alone.
@@ -112,6 +115,10 @@ impl System {
         if what.devices.saturating_mul(what.microbatches) > MOST_PASSES {
             let message = format!("{} devices with {} microbatches each are too many", what.devices, what.microbatches);
             faults.push(Diagnostic::error(message).hint(format!("their product may be {MOST_PASSES} at most")));
+        }
+        if what.devices > MOST_DEVICES {
+            let message = format!("{} devices are too many", what.devices);
+            faults.push(Diagnostic::error(message).hint(format!("use {MOST_DEVICES} at most")));
         }
         let given = [
             ("chunks", what.chunks.is_some_and(|chunks| chunks != self.chunks)),
