@@ -45,7 +45,7 @@ const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
 /// Into how many stages all layers are cut whatever they are: stages that recompute have one input each.
 const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
-/// How many placements are simulated, those first that are estimated to take least.
+/// How many placements are simulated: those that are estimated to take least, and as many whose busiest device or link is busy least.
 const MOST_TRIED: usize = 24;
 
 /// How many stages are made to recompute for a placement to fit.
@@ -206,9 +206,14 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
 /// and of the first few also as they come.
 pub(super) fn promising((context, pins): (&Context<'_>, &Pins), list: Vec<Placement>) -> Vec<Placement> {
     let fits = |placement: &&Placement| check(context, placement).is_ok();
-    let mut fitting: Vec<(f64, Placement)> =
-        list.par_iter().filter(fits).map(|placement| (estimate(context, placement), placement.clone())).collect();
-    fitting.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let rated = |placement: &Placement| (estimate(context, placement), busiest(context, placement));
+    let mut fitting: Vec<((f64, f64), Placement)> =
+        list.par_iter().filter(fits).map(|placement| (rated(placement), placement.clone())).collect();
+    fitting.sort_by(|((one, _), _), ((other, _), _)| one.total_cmp(other));
+    // Where many devices and links are busy at once the estimate may be wrong, and what is busiest says more.
+    let mut others = fitting.split_off(fitting.len().min(MOST_TRIED / 2));
+    others.sort_by(|((_, one), _), ((_, other), _)| one.total_cmp(other));
+    fitting.extend(others);
     fitting.truncate(MOST_TRIED);
     let chosen = if fitting.is_empty() { list } else { fitting.into_iter().map(|(_, placement)| placement).collect() };
     let pinned = pins.knob(Knob::UrgentSteps).map(|pinned| pinned > 0);
