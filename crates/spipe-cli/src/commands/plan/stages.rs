@@ -117,13 +117,13 @@ fn stages(
         let device = &context.hardware.devices()[kind.stage.device];
         let memory = |id| context.hardware.memories()[id].name.clone();
         let times = run.len() as u64;
+        let here = match sharing {
+            [_, .., last] => format!("{}..{}", device.name, context.hardware.devices()[*last].name),
+            _ => device.name.clone(),
+        };
         let mut row = vec![
             listed(&run, |index| format!("{letter}{index}")),
-            match sharing {
-                [_, .., last] => format!("{}..{}", device.name, context.hardware.devices()[*last].name),
-                _ if device.emulated => format!("{} (emulated)", device.name),
-                _ => device.name.clone(),
-            },
+            if device.emulated { format!("{here} (emulated)") } else { here.clone() },
             layers(&run, stages),
             recomputed(&run, stages),
         ];
@@ -137,7 +137,7 @@ fn stages(
         row.extend(stepped.then(|| match kind.stage.optimizer.or(host) {
             _ if !kind.trained => "not trained".into(),
             Some(socket) => name(socket),
-            None => device.name.clone(),
+            None => here,
         }));
         let of_each = if times == 1 { String::new() } else { format!("{times} × ") };
         row.extend([
