@@ -371,11 +371,10 @@ fn steps_that_are_a_phase_of_their_own_have_bounds_of_their_own() {
     assert!(found.get() >= 40, "{} plans", found.get());
 }
 
-/// A pin to one of two equal GPUs: every system's plan holds it, and is as fast as without it.
-#[test]
-fn a_stage_pinned_to_one_of_equal_devices_costs_nothing() {
+/// So many equal layers on two equal GPUs and so many sockets.
+fn on_equal_gpus(layers: usize, sockets: usize) -> Instance {
     let layer = instances::LayerText {
-        count: 3,
+        count: layers,
         times: [10, 10, 10],
         slowdown: 5,
         parameters: 1_000_000,
@@ -383,10 +382,16 @@ fn a_stage_pinned_to_one_of_equal_devices_costs_nothing() {
         saved: 8,
         workspace: 0,
     };
-    let machine = instances::MachineText { gpus: vec![(600, 20); 2], root: 20, sockets: vec![2000] };
+    let machine = instances::MachineText { gpus: vec![(600, 20); 2], root: 20, sockets: vec![2000; sockets] };
     let (model, machine) = (instances::model_text(&[layer]), instances::machine_text(&machine));
-    let instance = Instance::new(&model, &machine, &instances::workload(4, Mode::Train));
-    let gpu = |name: &str| instance.hardware.devices().iter().position(|device| device.name == name).unwrap();
+    Instance::new(&model, &machine, &instances::workload(4, Mode::Train))
+}
+
+/// A pin to one of two equal GPUs: every system's plan holds it, and is as fast as without it.
+#[test]
+fn a_stage_pinned_to_one_of_equal_devices_costs_nothing() {
+    let instance = on_equal_gpus(3, 1);
+    let gpu = |name: &str| instance.hardware.device(name).unwrap().index();
     let last = Pin::Layers(LayerRange::new(2.into(), 2.into()).unwrap(), [gpu("gpu0")].into());
     for system in [System::OneForwardOneBackward, System::ZbH1, System::ZbV, System::Interleaved, System::Superpipeline]
     {
@@ -405,20 +410,9 @@ fn a_stage_pinned_to_one_of_equal_devices_costs_nothing() {
 /// What GPUs share is stepped and held near each of them: pins to sockets are held there, and the plan is the best that does.
 #[test]
 fn pins_hold_on_every_gpu_that_shares() {
-    let layer = instances::LayerText {
-        count: 2,
-        times: [10, 10, 10],
-        slowdown: 5,
-        parameters: 1_000_000,
-        boundary: 1,
-        saved: 8,
-        workspace: 0,
-    };
-    let machine = instances::MachineText { gpus: vec![(600, 20); 2], root: 20, sockets: vec![2000; 2] };
-    let (model, machine) = (instances::model_text(&[layer]), instances::machine_text(&machine));
-    let instance = Instance::new(&model, &machine, &instances::workload(4, Mode::Train));
+    let instance = on_equal_gpus(2, 2);
     let context = instance.context();
-    let device = |name: &str| instance.hardware.devices().iter().position(|device| device.name == name).unwrap();
+    let device = |name: &str| instance.hardware.device(name).unwrap().index();
     let sockets = [vec![device("cpu0")], vec![device("cpu1")], vec![device("cpu0"), device("cpu1")]];
     let all = LayerRange::new(0.into(), 1.into()).unwrap();
     let mut plans = 0;

@@ -1,6 +1,6 @@
 //! The checked plan and its parts.
 
-use crate::Placement;
+use crate::{Placement, Stage, Weights};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, LayerRange, MemoryId, Position, StageId};
 use spipe_cost::{CostTable, Mode, Workload};
@@ -33,6 +33,15 @@ impl Context<'_> {
     /// Whether any of `layers` has parameters that are trained.
     pub fn trains(&self, layers: LayerRange) -> bool {
         layers.iter().any(|layer| self.cost.trained_parameters(layer) > 0)
+    }
+
+    /// The device that steps a stage: the socket that it names, the one at the memory that it streams from, or its own.
+    pub fn steps(&self, stage: &Stage) -> DeviceId {
+        let streamed = match stage.weights {
+            Weights::Streamed(home) => self.hardware.memories()[home].device,
+            Weights::Resident => None,
+        };
+        stage.optimizer.or(streamed).unwrap_or(stage.device)
     }
 
     /// The part of `layers` that a backward runs through: none in inference, and none where nothing at or below them trains.

@@ -271,8 +271,7 @@ impl Pins {
     fn allow_stage(&self, context: &Context<'_>, stage: &Stage, training: bool) -> bool {
         let host = socket_of(context, stage);
         let streams = matches!(stage.weights, Weights::Streamed(_));
-        // Who streams steps on the host, named or not.
-        let steps = stage.optimizer.or(host.filter(|_| streams)).unwrap_or(stage.device).index();
+        let steps = context.steps(stage).index();
         stage.layers.iter().map(|layer| layer.index()).enumerate().all(|(offset, layer)| {
             let again = self.recompute(layer).is_none_or(|wanted| wanted == (offset < stage.recomputed));
             let leaves = self.offload(layer).is_none_or(|wanted| wanted == stage.offload.is_some());

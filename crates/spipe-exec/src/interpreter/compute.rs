@@ -22,6 +22,11 @@ impl Interpreter<'_> {
         (layers.first().index(), &self.units[layers.first().index()..=layers.last().index()])
     }
 
+    /// The first layer of a stage that a backward runs through.
+    fn first_tracked(&self, stage: StageId) -> usize {
+        self.program.stages()[stage].layers.first().index().max(self.program.shape().without_backward)
+    }
+
     /// What a stage computes on: what has arrived, or the tokens.
     fn input(&self, iteration: u32, work: Work, device: &Device) -> Result<Signal, String> {
         let width = self.computed_by(work.stage);
@@ -101,8 +106,7 @@ impl Interpreter<'_> {
         let end = layers.last().index() + 1;
         let graph = self.track(iteration, (work, split), (&parameters, end), input)?;
         let mut outcome = Outcome::default();
-        let start = layers.first().index().max(self.program.shape().without_backward).min(end);
-        let held = (self.at(into, iteration), self.kept(work, start..end));
+        let held = (self.at(into, iteration), self.kept(work, self.first_tracked(work.stage).min(end)..end));
         self.put_held(&mut outcome, held, Value::Graphs(graph.into_iter().collect()));
         Ok(outcome)
     }
@@ -118,7 +122,7 @@ impl Interpreter<'_> {
         let site = self.site(work.stage);
         let (first, units) = self.stage_units(work.stage);
         let shared = self.shared(iteration, work)?;
-        let start = first.max(self.program.shape().without_backward);
+        let start = self.first_tracked(work.stage);
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
             let parameters = self.computed(work.stage, parameters.clone());
@@ -145,7 +149,7 @@ impl Interpreter<'_> {
             }
         }
         let (first, units) = self.stage_units(work.stage);
-        let start = first.max(self.program.shape().without_backward);
+        let start = self.first_tracked(work.stage);
         // Of layers at which nothing trains there is nothing to go through, computed again or not.
         graphs.retain(|graph| graph.end() > start);
         graphs.sort_by_key(|graph| graph.first);

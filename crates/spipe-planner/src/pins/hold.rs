@@ -73,8 +73,7 @@ impl Pins {
             if let Some(wanted) = self.offload(layer).filter(|_| may(freedom.offloads) && training) {
                 stage.offload = home.filter(|_| wanted);
             }
-            let steps = stage.optimizer.unwrap_or(stage.device);
-            if !self.allows_step(layer, steps.index()) && training {
+            if !self.allows_step(layer, context.steps(stage).index()) && training {
                 let own = self.allows_step(layer, stage.device.index()) && may(freedom.steps_on_host);
                 let socket = allowed.clone().find(|socket| self.allows_step(layer, socket.index()));
                 match socket.filter(|_| !own && freedom.steps_on_host != When::Never) {

@@ -95,16 +95,16 @@ pub(crate) fn placements(
     let lengths: Vec<Length> = lengths(&figures.runs).collect();
     let of_shards = |shards: usize| {
         let each = lengths.iter().flat_map(|length| residents.iter().map(move |resident| (*length, *resident)));
-        each.map(move |(length, resident)| (shards, Room::Stages { length, resident })).collect::<Vec<_>>()
+        each.map(move |(length, resident)| (shards, length, resident)).collect::<Vec<_>>()
     };
-    let all: Vec<(usize, Room)> = shares(&figures.context).flat_map(of_shards).collect();
-    let of_room = |(shards, room): (usize, Room)| {
+    let all: Vec<(usize, Length, usize)> = shares(&figures.context).flat_map(of_shards).collect();
+    let of_division = |(shards, length, resident): (usize, Length, usize)| {
         // What is tapered comes on top, if there is time.
-        let tapered = matches!(room, Room::Stages { length: Length::Tapered(..), .. });
+        let tapered = matches!(length, Length::Tapered(..));
         let late = || figures.late(Some(deadline)) || (tapered && deadline.over());
-        of_room((figures, pins), (system, shards, most), room, &late)
+        of_division((figures, pins), (system, shards, most), (length, resident), &late)
     };
-    let found: Vec<Vec<(f64, Placement)>> = all.into_par_iter().map(of_room).collect();
+    let found: Vec<Vec<(f64, Placement)>> = all.into_par_iter().map(of_division).collect();
     let mut list: Vec<(f64, Placement)> = found.into_iter().flatten().collect();
     list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     list.dedup_by(|(_, one), (_, other)| one == other);
@@ -112,18 +112,17 @@ pub(crate) fn placements(
 }
 
 /// Those of stages of some length, so many of which are resident, shared by so many GPUs, unless it is late.
-fn of_room(
+fn of_division(
     (figures, pins): (&Figures<'_>, &Pins),
     (system, shards, most): (System, usize, f64),
-    room: Room,
+    (length, resident): (Length, usize),
     late: &dyn Fn() -> bool,
 ) -> Vec<(f64, Placement)> {
-    let Room::Stages { resident, .. } = room else { return Vec::new() };
     let mut list: Vec<(f64, Placement)> = Vec::new();
     if late() {
         return list;
     }
-    let mut program = Program::new(figures, pins, (system, shards), room);
+    let mut program = Program::new(figures, pins, (system, shards), Room::Stages { length, resident });
     let mut orders: Vec<Order> = vec![in_turn, reversed, mixed];
     for _ in 0..MOST_TIGHTENED {
         if late() {

@@ -103,8 +103,7 @@ fn stages(
             }
         })
         .collect();
-    let on_host = |stage: &Stage| stage.optimizer.is_some() || matches!(stage.weights, Weights::Streamed(_));
-    let stepped = kinds.iter().any(|kind| kind.trained && on_host(&kind.stage));
+    let stepped = kinds.iter().any(|kind| kind.trained && context.steps(&kind.stage) != kind.stage.device);
     let offloaded = stages.iter().any(|stage| stage.offload.is_some());
     let mut headings = vec!["stage", "device", "layers", "recomputed"];
     headings.extend(offloaded.then_some("offloaded to"));
@@ -128,16 +127,10 @@ fn stages(
             recomputed(&run, stages),
         ];
         row.extend(offloaded.then(|| kind.stage.offload.map_or_else(String::new, memory)));
-        let name = |id: DeviceId| context.hardware.devices()[id].name.clone();
-        // Who streams steps on the host, named or not.
-        let host = match kind.stage.weights {
-            Weights::Streamed(home) => context.hardware.memories()[home].device,
-            Weights::Resident => None,
-        };
-        row.extend(stepped.then(|| match kind.stage.optimizer.or(host) {
+        row.extend(stepped.then(|| match context.steps(&kind.stage) {
             _ if !kind.trained => "not trained".into(),
-            Some(socket) => name(socket),
-            None => here,
+            own if own == kind.stage.device => here,
+            socket => context.hardware.devices()[socket].name.clone(),
         }));
         let of_each = if times == 1 { String::new() } else { format!("{times} × ") };
         row.extend([
