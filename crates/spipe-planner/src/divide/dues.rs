@@ -13,12 +13,14 @@
 //! or has on its way, is there at once with its workspace. Whatever s, one of these bounds holds. What stages hold in passing is that of one
 //! of them: of s saved − input and the largest workspace only the larger one counts.
 
+mod ends;
 mod levels;
 
 use crate::{
     case::Case,
-    figures::{DeviceFigures, Figures, Help, Seat},
+    figures::{DeviceFigures, Figures, Help, Seat, StageTimes},
 };
+use ends::Ends;
 use levels::{Level, levels};
 use rayon::prelude::*;
 use spipe_plan::Boundary;
@@ -77,6 +79,7 @@ struct Steps {
     /// For layers `from..to`, at `from × (layers + 1) + to`; none where they cannot be there.
     room: Vec<Option<Room>>,
     levels: Vec<Vec<Level>>,
+    ends: Ends,
 }
 
 /// What they recompute with so many microbatches in flight.
@@ -124,7 +127,7 @@ impl Dues {
         let devices: BTreeSet<usize> = keys.iter().map(|(device, _)| *device).collect();
         let layers = |device: usize| (0..figures.layers).map(|layer| Layer::new(figures, device, layer)).collect();
         let lists: BTreeMap<usize, Vec<Layer>> = devices.into_iter().map(|device| (device, layers(device))).collect();
-        let steps = |(device, list): (&usize, &Vec<Layer>)| (*device, Steps::new(figures, (*device, list)));
+        let steps = |(device, list): (&usize, &Vec<Layer>)| (*device, Steps::new(figures, (*device, list), &lists));
         let recomputes = |(device, in_flight): (usize, u64)| {
             ((device, in_flight), Recomputes::new(figures, (device, &lists[&device]), in_flight))
         };
@@ -176,15 +179,21 @@ impl AtSeat<'_> {
             take(Due { recompute: 0.0, own, by_hosts });
         }
     }
+
+    /// What one socket waits for at least before and behind what it steps of layers `from..to`, and every other one, in ms: see [`Ends`].
+    pub fn ends(&self, layers: (usize, usize)) -> [f64; 2] {
+        self.steps.ends.least(layers)
+    }
 }
 
 impl Steps {
-    fn new(figures: &Figures<'_>, (index, list): (usize, &Vec<Layer>)) -> Self {
+    fn new(figures: &Figures<'_>, (index, list): (usize, &Vec<Layer>), lists: &BTreeMap<usize, Vec<Layer>>) -> Self {
         let (device, layers, helped) = (&figures.devices[index], figures.layers, figures.hosts(index).next().is_some());
         let ranges = (0..=layers).flat_map(|from| (0..=layers).map(move |to| (from, to)));
         Self {
             room: ranges.map(|range| room(device, (index, helped, layers), range)).collect(),
             levels: (0..=layers).flat_map(|from| levels(list, from, helped)).collect(),
+            ends: Ends::new(list, lists),
         }
     }
 }
@@ -278,14 +287,18 @@ impl Recomputes {
 }
 
 /// What matters of a layer.
+#[derive(Debug)]
 struct Layer {
     forward: f64,
+    backward: f64,
     /// Bytes, and what of them leaves at least.
     saved: f64,
     leaves: f64,
     optimizer: u64,
     own: f64,
     by_host: f64,
+    /// The shortest ways of gradients to hosts and of parameters back, in ms.
+    ways: [f64; 2],
 }
 
 impl Layer {
@@ -293,17 +306,21 @@ impl Layer {
         let device = &figures.devices[index];
         let times = device.times[layer].unwrap_or_default();
         let saved = device.bytes[layer].saved.get();
-        let step = |host: usize| {
+        let by = |host: usize| {
             let help = Help { optimizer: true, activations: false, host };
-            device.stage_times((layer, layer + 1), 0, help).step
+            device.stage_times((layer, layer + 1), 0, help)
         };
+        let by_hosts: Vec<StageTimes> = (0..figures.hosts(index).count()).map(by).collect();
+        let least = |of: fn(&StageTimes) -> f64| by_hosts.iter().map(of).reduce(f64::min);
         Self {
             forward: times.forward,
+            backward: times.backward,
             saved: saved as f64,
             leaves: saved.saturating_sub(device.input(layer)) as f64,
             optimizer: device.bytes[layer].optimizer.get(),
             own: times.optimizer,
-            by_host: (0..figures.hosts(index).count()).map(step).reduce(f64::min).unwrap_or(0.0),
+            by_host: least(|times| times.step).unwrap_or(0.0),
+            ways: [least(|times| times.out), least(|times| times.back)].map(|way| way.unwrap_or(f64::INFINITY)),
         }
     }
 }

@@ -18,13 +18,15 @@ impl Divide<'_, '_> {
         if choice.by_hosts.layers > 0 {
             let OnHosts { layers, all, least } = choice.by_hosts;
             let before = next.map_or(0.0, |next| next.sum);
-            let lasts = |layer: usize| sockets * (behind.passes - inside(at, (from, layer), choice));
+            let again = sockets * choice.times.recompute;
+            let [one, other] = at.dues.map_or([0.0; 2], |dues| dues.ends((from, to)));
+            let ends = one + (sockets - 1.0) * other;
+            let first = sockets * (behind.passes - inside(at, (from, to - layers), choice)) + least;
             // The last one that they step is no further behind than the last of all, and the first of n no further than the n-th from the
             // end.
-            let last = lasts(to - 1).max(before) + all;
-            behind.sum = behind.sum.max(last).max(lasts(to - layers) + least);
-            let start = standing - sockets * inside(at, (from, to - 1), choice);
-            behind.around = behind.around.max(start) + all;
+            let last = (sockets * behind.passes - again + ends).max(before) + all;
+            behind.sum = behind.sum.max(last).max(first);
+            behind.around = behind.around.max(standing - again + ends) + all;
             // Whatever way around a stage behind, these steps are on it as well.
             behind.cycle += all;
         }

@@ -156,7 +156,16 @@ mod tests {
     use super::*;
 
     fn layer(by_host: f64, optimizer: u64) -> Layer {
-        Layer { forward: 1.0, saved: 1.0, leaves: 1.0, optimizer, own: by_host / 10.0, by_host }
+        Layer {
+            forward: 1.0,
+            backward: 2.0,
+            ways: [0.1; 2],
+            saved: 1.0,
+            leaves: 1.0,
+            optimizer,
+            own: by_host / 10.0,
+            by_host,
+        }
     }
 
     /// Every choice of layers is a level where there are few kinds, and no level says more than the choices that it stands for otherwise.
