@@ -5,7 +5,7 @@ use crate::{
     planning::{self, Found, Request},
     tables::{signed_percent, table},
 };
-use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, SimTime};
+use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond, ParamsPerSecond, Seconds, SimTime};
 use spipe_cost::Workload;
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_plan::{Gain, Outcome, Placement, Plan};
@@ -17,8 +17,9 @@ const MORE: f64 = 0.1;
 /// A resource by name, and how to have more of it.
 type Resource = (&'static str, fn(&mut HardwareFile));
 
-/// Memory of GPUs, capacity of DRAM, bandwidth of links, and peak arithmetic. Measured times of layers stay what they are.
-const RESOURCES: [Resource; 4] = [("vram", vram), ("dram", dram), ("pcie", pcie), ("flops", flops)];
+/// Memory of GPUs, capacity of DRAM and its bandwidth, bandwidth of links, and peak arithmetic. Measured times of layers stay what they are.
+const RESOURCES: [Resource; 5] =
+    [("vram", vram), ("dram", dram), ("dram-bandwidth", dram_bandwidth), ("pcie", pcie), ("flops", flops)];
 
 fn more(bytes: Bytes) -> Bytes {
     Bytes::new((bytes.as_f64() * (1.0 + MORE)) as u64)
@@ -37,6 +38,18 @@ fn vram(file: &mut HardwareFile) {
 fn dram(file: &mut HardwareFile) {
     for socket in &mut file.socket {
         socket.dram.capacity.0 = more(socket.dram.capacity.0);
+    }
+}
+
+/// With what it bounds: steps of optimizers on sockets.
+fn dram_bandwidth(file: &mut HardwareFile) {
+    for socket in &mut file.socket {
+        let rate = &mut socket.optimizer_rate.0;
+        *rate = ParamsPerSecond::new(rate.get() * (1.0 + MORE)).unwrap_or(*rate);
+        let dram = &mut socket.dram;
+        for rate in std::iter::once(&mut dram.bandwidth).chain(&mut dram.pageable_bandwidth) {
+            rate.0 = faster(rate.0);
+        }
     }
 }
 
@@ -115,6 +128,7 @@ pub fn describe(gains: &[Gain]) -> String {
         let name = match gain.resource.as_str() {
             "vram" => "GPU memory",
             "dram" => "DRAM",
+            "dram-bandwidth" => "bandwidth of DRAM",
             "pcie" => "bandwidth of links",
             _ => "arithmetic",
         };

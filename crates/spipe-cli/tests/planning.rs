@@ -260,7 +260,7 @@ fn sensitivity_says_what_more_of_each_resource_gains() {
     assert_eq!(code, Some(0), "{err}");
     let gains = answer["sensitivity"].as_array().unwrap();
     let resources: Vec<&str> = gains.iter().map(|gain| gain["resource"].as_str().unwrap()).collect();
-    assert_eq!(resources, ["vram", "dram", "pcie", "flops"]);
+    assert_eq!(resources, ["vram", "dram", "dram-bandwidth", "pcie", "flops"]);
     for gain in gains {
         let speedup = gain["speedup"].as_f64().unwrap();
         assert!(speedup >= 1.0, "{gain}");

@@ -32,7 +32,8 @@
 //! first what is urgent.
 //!
 //! Sockets share what there is to step. So the sum over all sockets of Y at the first stage that each steps (or V, if it steps none) is
-//! followed as well: a stage that is stepped adds its step, and the forwards and activations since. Where it is left open who steps, so is
+//! followed as well: a stage that is stepped adds its step, and the forwards and activations since; and where steps wait for all gradients,
+//! every stage adds g + B. Where it is left open who steps, so is
 //! the sum of X: from the last one's arrival to the end of what each socket steps, and from the next first one's arrival there to its
 //! gradient (or U + L).
 //!
@@ -132,6 +133,8 @@ pub(crate) struct Divide<'d, 'a> {
     /// By layer, the least that the first microbatch takes through all layers before it, and back, in ms: what its stages wait for before
     /// their first pass and behind their last one.
     before: Vec<f64>,
+    /// Whether steps wait for all gradients.
+    together: bool,
     /// How many sockets there are, those that are told apart, and the usable bytes of their memories.
     all_sockets: f64,
     sockets: Vec<usize>,
@@ -157,6 +160,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             limit: limit * (1.0 + TOLERANCE),
             grain: (grain, limit * grain.slack),
             before: before(figures),
+            together: figures.phased || figures.context.workload().checks_gradients(),
             all_sockets,
             sockets,
             usable,
@@ -392,6 +396,7 @@ impl<'d, 'a> Divide<'d, 'a> {
                 Behind { first: busy, back: busy, passes: m * busy, turns: Turns::staying(busy), ..Behind::NOTHING }
             }
         };
+        let sum = behind.sum;
         // What is urgent does not wait for what sockets step behind it.
         if let Some(stepper) = stepper.filter(|_| !self.figures.urgent) {
             let (last, all) = (&mut behind.last[stepper], &mut behind.all[stepper]);
@@ -411,7 +416,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
         let others = self.all_sockets - closed.len() as f64;
         behind.sum = behind.sum.max(closed.iter().map(most).sum::<f64>() + others * behind.passes);
-        self.step_by_hosts(at, (from, to), (choice, next), &mut behind);
+        self.step_by_hosts(at, (from, to), (choice, sum), &mut behind);
         let most = self.all_sockets * self.limit;
         let passed = behind.passes + choice.stepped().max(self.before[from]);
         let met = passed <= self.limit && behind.sum <= most && behind.cycle <= most;
@@ -446,7 +451,10 @@ impl<'d, 'a> Divide<'d, 'a> {
             until_last = until_last.max(first + steady + forward);
         }
         let (between, around) = (way + next.between, self.all_sockets * way + next.around);
-        let mut behind = Behind { first, back: last, passes, between, around, cycle, turns, ..*next };
+        // From the last gradient of the stages behind to that of this one.
+        let drain = if self.together { self.all_sockets * (back + backward) } else { 0.0 };
+        let sum = next.sum + drain;
+        let mut behind = Behind { first, back: last, passes, between, around, cycle, turns, sum, ..*next };
         for socket in 0..self.sockets.len() {
             if next.closed[socket].is_finite() {
                 behind.since[socket] += forward + there;

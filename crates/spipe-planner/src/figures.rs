@@ -10,7 +10,7 @@ use crate::{Options, deadline::Deadline};
 use spipe_base::{DeviceId, LayerId, LinkId};
 use spipe_cost::{CostTable, Mode};
 use spipe_plan::{Context, Knob, boundaries_in_passing};
-use std::{ops::RangeInclusive, time::Duration};
+use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
 /// A copy from one device's memory to another's, when nothing else moves.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,6 +103,27 @@ impl<'a> Figures<'a> {
     pub fn ideal(context: Context<'a>, options: &Options) -> Self {
         let device = |device| DeviceFigures::ideal(&context, device, &options.pins, options.host_help);
         Self { host_help: false, ..Self::of(context, options, &device) }
+    }
+
+    /// The same with the best way between devices that are like each two as the way between these: none takes longer, and devices that are
+    /// alike are so wherever they are.
+    pub fn blurred(self) -> Self {
+        let mut best: BTreeMap<(usize, usize), Hop> = BTreeMap::new();
+        let like = |from: usize, to: usize| (self.models[from], self.models[to]);
+        for (from, hops) in self.hops.iter().enumerate() {
+            for (to, hop) in hops.iter().enumerate().filter(|(to, _)| *to != from) {
+                let Some(hop) = hop else { continue };
+                let known = best.entry(like(from, to)).or_insert_with(|| Hop { links: Vec::new(), ..hop.clone() });
+                (known.latency, known.per_byte) = (known.latency.min(hop.latency), known.per_byte.min(hop.per_byte));
+            }
+        }
+        let of_pair = |from: usize, (to, hop): (usize, &Option<Hop>)| {
+            if from == to { hop.clone() } else { best.get(&like(from, to)).cloned() }
+        };
+        let of_device =
+            |(from, hops): (usize, &Vec<Option<Hop>>)| hops.iter().enumerate().map(|hop| of_pair(from, hop)).collect();
+        let hops = self.hops.iter().enumerate().map(of_device).collect();
+        Self { hops, ..self }
     }
 
     fn of(context: Context<'a>, options: &Options, device: &dyn Fn(DeviceId) -> DeviceFigures) -> Self {

@@ -374,6 +374,27 @@ mod tests {
         assert!(found.list.contains(&vec![8, 0, 1, 2]) && found.list.contains(&(0..9).collect()));
     }
 
+    /// Two nodes of four GPUs: who is in which no longer matters, and nothing takes longer.
+    #[test]
+    fn blurred_devices_are_alike_wherever_they_are() {
+        let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == "v100-32g-x8").unwrap();
+        let layer =
+            LayerText { count: 12, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0, workspace: 0 };
+        let instance = Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train));
+        let ideal = || Figures::ideal(instance.context(), &Options::default());
+        let (exact, blurred) = (ideal(), ideal().blurred());
+        // Sockets are too slow.
+        let count = |figures: &Figures<'_>| within(figures, (1000, 1.0), None).list.len();
+        assert!(count(&exact) > 8 && count(&blurred) == 8, "{}", count(&exact));
+        let mut shorter = 0;
+        for (from, to) in (0..16).flat_map(|from| (0..16).map(move |to| (from, to))) {
+            let [exact, blurred] = [&exact, &blurred].map(|figures| figures.hop(from, to).unwrap().time(1 << 20));
+            assert!(blurred <= exact);
+            shorter += usize::from(blurred < exact);
+        }
+        assert!(shorter > 0);
+    }
+
     #[test]
     fn devices_that_are_too_slow_for_any_layer_are_in_no_sequence() {
         let profile = "a100-80g-x8-nvlink";

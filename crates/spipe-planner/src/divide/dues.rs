@@ -181,8 +181,8 @@ impl AtSeat<'_> {
     }
 
     /// What one socket waits for at least before and behind what it steps of layers `from..to`, and every other one, in ms: see [`Ends`].
-    pub fn ends(&self, layers: (usize, usize)) -> [f64; 2] {
-        self.steps.ends.least(layers)
+    pub fn ends(&self, layers: (usize, usize), for_all: bool) -> [f64; 2] {
+        self.steps.ends.least(layers, for_all)
     }
 }
 

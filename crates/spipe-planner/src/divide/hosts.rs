@@ -1,32 +1,35 @@
 //! What sockets step where it is left open which of them and for which layers.
 //!
 //! What they step for the layers up to some layer comes after its last gradient and before its first activation of the next iteration.
+//! Where steps wait for all gradients, it comes after the last one of the first layer of all.
 
 use super::{At, Behind, Choice, Divide, dues::OnHosts};
 
 impl Divide<'_, '_> {
-    /// Adds what the dues of layers `from..to` are to what is known of them and all behind.
+    /// Adds what the dues of layers `from..to` are to what is known of them and all behind, of which `before` is the sum over all sockets.
     pub(super) fn step_by_hosts(
         &self,
         at: &At<'_>,
         (from, to): (usize, usize),
-        (choice, next): (&Choice, Option<&Behind>),
+        (choice, before): (&Choice, f64),
         behind: &mut Behind,
     ) {
         let sockets = self.all_sockets;
         let standing = sockets * (behind.first + behind.back);
         if choice.by_hosts.layers > 0 {
             let OnHosts { layers, all, least } = choice.by_hosts;
-            let before = next.map_or(0.0, |next| next.sum);
-            let again = sockets * choice.times.recompute;
-            let [one, other] = at.dues.map_or([0.0; 2], |dues| dues.ends((from, to)));
-            let ends = one + (sockets - 1.0) * other;
+            let ends = |for_all: bool| {
+                let [one, other] = at.dues.map_or([0.0; 2], |dues| dues.ends((from, to), for_all));
+                // What is computed again for the last microbatch may wait for its gradient.
+                let again = if for_all { 0.0 } else { choice.times.recompute };
+                one + (sockets - 1.0) * other - sockets * again
+            };
             let first = sockets * (behind.passes - inside(at, (from, to - layers), choice)) + least;
             // The last one that they step is no further behind than the last of all, and the first of n no further than the n-th from the
             // end.
-            let last = (sockets * behind.passes - again + ends).max(before) + all;
+            let last = (sockets * behind.passes + ends(self.together)).max(before) + all;
             behind.sum = behind.sum.max(last).max(first);
-            behind.around = behind.around.max(standing - again + ends) + all;
+            behind.around = behind.around.max(standing + ends(false)) + all;
             // Whatever way around a stage behind, these steps are on it as well.
             behind.cycle += all;
         }

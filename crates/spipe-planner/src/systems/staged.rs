@@ -34,7 +34,7 @@ pub(super) const MOST_HINTS: usize = 2;
 const MOST_SEQUENCES: usize = 1000;
 
 /// Of more devices there are more of them; to find that out takes time that others need.
-const MOST_DEVICES: usize = 16;
+const MOST_DEVICES: usize = 64;
 
 /// Single stages on devices of which little is refused.
 pub(super) struct Hint {
@@ -65,9 +65,16 @@ impl<'s, 'a> Staged<'s, 'a> {
         if !bounded || !high.is_finite() {
             return None;
         }
-        let sequences = within(&figures, (MOST_SEQUENCES, high), Some(deadline));
-        let known = sequences.coverage != Coverage::Natural;
-        known.then_some(Self { problem, figures, sequences: sequences.list })
+        let few = |figures: &Figures<'_>| {
+            let sequences = within(figures, (MOST_SEQUENCES, high), Some(deadline));
+            (sequences.coverage != Coverage::Natural).then_some(sequences.list)
+        };
+        if let Some(sequences) = few(&figures) {
+            return Some(Self { problem, figures, sequences });
+        }
+        // Where devices that are alike are at many kinds of places, it is not told apart where each of them is.
+        let figures = figures.blurred();
+        few(&figures).map(|sequences| Self { problem, figures, sequences })
     }
 
     /// What no placement of `system` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in

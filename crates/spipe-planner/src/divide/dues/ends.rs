@@ -10,7 +10,7 @@
 //!
 //! No two sockets step the same layer: only one of them begins with the layer for which the former is least, and only one ends with that
 //! for which the latter is. What a socket steps further ahead in the pipeline it gets later, and returns earlier, but for what is shorter
-//! on its way.
+//! on its way. Where steps wait for all gradients, no socket begins before the last one has come to the first layer of all.
 
 use super::Layer;
 use std::collections::BTreeMap;
@@ -60,8 +60,9 @@ impl Ends {
         Self { ways: layers.iter().map(ways).collect(), passes, ahead, step }
     }
 
-    /// What begin and end of one socket come to at least, for some of layers `from..to`, and those of every other one, in ms.
-    pub fn least(&self, (from, to): (usize, usize)) -> [f64; 2] {
+    /// What begin and end of one socket come to at least, for some of layers `from..to`, and those of every other one, in ms. Where steps wait
+    /// `for_all` gradients there is nothing to begin with.
+    pub fn least(&self, (from, to): (usize, usize), for_all: bool) -> [f64; 2] {
         let of = |end: usize| {
             let before = self.passes[from][end];
             let costs = (from..to).map(|layer| self.ways[layer][end] - (self.passes[layer][end] - before));
@@ -69,7 +70,7 @@ impl Ends {
             let Two(two) = costs.fold(Two::NONE, Two::add);
             two.map(|least| least.min(self.ahead[from][end]))
         };
-        let ([first, first_next], [last, last_next]) = (of(0), of(1));
+        let ([first, first_next], [last, last_next]) = (if for_all { [0.0; 2] } else { of(0) }, of(1));
         // A socket that steps nothing is idle for as long as another one steps a layer.
         [first + last, (first_next + last_next).min(first + last + self.step)]
     }
@@ -94,9 +95,10 @@ mod tests {
 
     /// How long a socket takes at least for the layers that it steps beside what is between the last gradient's arrival before layer `from`
     /// and the first activation's there.
-    fn taken(list: &[Layer], from: usize, own: &[usize]) -> f64 {
+    fn taken(list: &[Layer], (from, for_all): (usize, bool), own: &[usize]) -> f64 {
         let sum = |layer: usize, of: fn(&Layer) -> f64| list[from.min(layer)..layer].iter().map(of).sum::<f64>();
-        let first = |layer: usize| list[layer].ways[0] - sum(layer, |layer| layer.backward);
+        let begins = |layer: usize| list[layer].ways[0] - sum(layer, |layer| layer.backward);
+        let first = |layer: usize| if for_all { 0.0 } else { begins(layer) };
         let last = |layer: usize| list[layer].ways[1] - sum(layer, |layer| layer.forward);
         let pairs = own.iter().flat_map(|one| own.iter().map(move |other| (*one, *other)));
         let ends =
@@ -107,7 +109,7 @@ mod tests {
     proptest! {
         #[test]
         fn sockets_wait_no_less(
-            list in prop::collection::vec(any_layer(), 1..7), from in 0usize..6, sockets in 1usize..4,
+            list in prop::collection::vec(any_layer(), 1..7), from in 0usize..6, sockets in 1usize..4, for_all in any::<bool>(),
             at in prop::collection::vec(0usize..6, 6),
         ) {
             let from = from.min(list.len() - 1);
@@ -117,8 +119,8 @@ mod tests {
             prop_assume!(by.iter().flatten().any(|layer| *layer >= from));
             let lists = BTreeMap::from([(0, list)]);
             let (list, to) = (&lists[&0], lists[&0].len());
-            let [one, other] = Ends::new(list, &lists).least((from, to));
-            let longest = by.iter().filter(|own| !own.is_empty()).map(|own| taken(list, from, own)).fold(f64::NEG_INFINITY, f64::max);
+            let [one, other] = Ends::new(list, &lists).least((from, to), for_all);
+            let longest = by.iter().filter(|own| !own.is_empty()).map(|own| taken(list, (from, for_all), own)).fold(f64::NEG_INFINITY, f64::max);
             let stepped: f64 = by.iter().flatten().map(|layer| list[*layer].by_host).sum();
             let others = sockets as f64 - 1.0;
             prop_assert!(one + others * other + stepped <= sockets as f64 * longest + 1e-6, "{one} {other} {stepped} {longest}");

@@ -25,7 +25,7 @@ const PERCENT_OF_PACKED: u32 = 14;
 /// Which part of the time that is left may be taken by what then bounds them.
 const PART_OF_BOUND: u32 = 8;
 
-/// Stages are bounded by no more than so many times as long as they could be at least by what keeps devices busy.
+/// Stages are bounded by no more than so many times as long as they could be at least by what keeps devices busy; then by so many times that.
 const REACH: f64 = 1.25;
 
 /// Where a plan takes so many times as long as what bounds stages, those of several stages on a device are tried first.
@@ -47,20 +47,30 @@ impl Search<'_, '_> {
         if !self.figures.training || known >= limit || known <= 0.0 || self.deadline.over() {
             return;
         }
-        // With more time sockets could have so many layers that there would be too many sequences of devices.
-        let high = limit.min(REACH * known);
-        let Some(single) = staged::Staged::new(self.problem, high, &self.deadline) else { return };
-        for (system, least) in &mut self.staged {
-            if *least < high {
-                let until = self.deadline.percent(PERCENT_OF_SINGLE);
-                let (bound, hints) = single.least(*system, (*least, high, limit.min(REACH * high)), &until);
-                *least = bound;
-                self.hints.extend(hints);
+        // With more time sockets could have so many layers that there would be too many sequences of devices: that only as far as it matters.
+        let mut high = limit.min(REACH * known);
+        while let Some(single) = staged::Staged::new(self.problem, high, &self.deadline) {
+            self.bound_single(&single, (high, limit.min(REACH * high)));
+            if self.least_of_staged() < high || high >= limit || self.deadline.over() {
+                break;
             }
+            high = limit.min(REACH * high);
         }
         self.hints = most_promising(std::mem::take(&mut self.hints));
         if limit > FAR_FROM_STAGES * self.least_of_staged() {
             self.try_hints();
+        }
+    }
+
+    /// Raises the bounds of stages as far as `high` ms by those of single ones, and finds where stages may be that take less than `most`.
+    fn bound_single(&mut self, single: &staged::Staged<'_, '_>, (high, most): (f64, f64)) {
+        for (system, least) in &mut self.staged {
+            if *least < high {
+                let until = self.deadline.percent(PERCENT_OF_SINGLE);
+                let (bound, hints) = single.least(*system, (*least, high, most), &until);
+                *least = bound;
+                self.hints.extend(hints);
+            }
         }
     }
 
