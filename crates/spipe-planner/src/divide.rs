@@ -62,6 +62,7 @@ pub(crate) use behind::Grain;
 use behind::{Behind, Counts, SOCKETS, Turns, Way, Ways};
 pub(crate) use dues::Dues;
 use dues::{AtSeat, OnHosts};
+use hosts::SocketEnds;
 use trace::trace;
 pub(crate) use trace::{Divided, any};
 
@@ -96,6 +97,7 @@ struct Choice {
     /// Steps of which it is left open which layers they are of, in ms: on the device, and on sockets.
     own: f64,
     by_hosts: OnHosts,
+    ends: SocketEnds,
 }
 
 impl Choice {
@@ -321,6 +323,7 @@ impl<'d, 'a> Divide<'d, 'a> {
     fn choices(&self, at: &At<'_>, (from, to): (usize, usize), mut take: impl FnMut(Choice)) {
         let m = self.figures.microbatches;
         let index = from * (self.figures.layers + 1) + to;
+        let ends = self.socket_ends(at, (from, to));
         for (help, table) in &at.choices {
             let Some(mut recomputed) = some(table[index]) else { continue };
             if help.activations {
@@ -337,7 +340,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             }
             let times = at.device.stage_times((from, to), recomputed, *help);
             let mut each = |times: StageTimes, (own, by_hosts): (f64, OnHosts)| {
-                let choice = Choice { help: *help, recomputed, times, own, by_hosts };
+                let choice = Choice { help: *help, recomputed, times, own, by_hosts, ends };
                 let alone = if self.figures.training {
                     m as f64 * times.busy() + choice.stepped()
                 } else {

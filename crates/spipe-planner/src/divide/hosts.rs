@@ -5,7 +5,24 @@
 
 use super::{At, Behind, Choice, Divide, dues::OnHosts};
 
+/// What begin and end of what all sockets step of some layers come to at least, in ms ([`super::dues::AtSeat::ends`]), but for what is computed again.
+#[derive(Clone, Copy)]
+pub(super) struct SocketEnds {
+    apart: f64,
+    /// Where steps wait for all gradients, for which what is computed again for the last microbatch may wait.
+    together: Option<f64>,
+}
+
 impl Divide<'_, '_> {
+    /// Those of layers `from..to`.
+    pub(super) fn socket_ends(&self, at: &At<'_>, layers: (usize, usize)) -> SocketEnds {
+        let of_all = |for_all: bool| {
+            let [one, other] = at.dues.map_or([0.0; 2], |dues| dues.ends(layers, for_all));
+            one + (self.all_sockets - 1.0) * other
+        };
+        SocketEnds { apart: of_all(false), together: self.together.then(|| of_all(true)) }
+    }
+
     /// Adds what the dues of layers `from..to` are to what is known of them and all behind, of which `before` is the sum over all sockets.
     pub(super) fn step_by_hosts(
         &self,
@@ -18,18 +35,14 @@ impl Divide<'_, '_> {
         let standing = sockets * (behind.first + behind.back);
         if choice.by_hosts.layers > 0 {
             let OnHosts { layers, all, least } = choice.by_hosts;
-            let ends = |for_all: bool| {
-                let [one, other] = at.dues.map_or([0.0; 2], |dues| dues.ends((from, to), for_all));
-                // What is computed again for the last microbatch may wait for its gradient.
-                let again = if for_all { 0.0 } else { choice.times.recompute };
-                one + (sockets - 1.0) * other - sockets * again
-            };
+            let SocketEnds { apart, together } = choice.ends;
+            let apart = apart - sockets * choice.times.recompute;
             let first = sockets * (behind.passes - inside(at, (from, to - layers), choice)) + least;
             // The last one that they step is no further behind than the last of all, and the first of n no further than the n-th from the
             // end.
-            let last = (sockets * behind.passes + ends(self.together)).max(before) + all;
+            let last = (sockets * behind.passes + together.unwrap_or(apart)).max(before) + all;
             behind.sum = behind.sum.max(last).max(first);
-            behind.around = behind.around.max(standing + ends(false)) + all;
+            behind.around = behind.around.max(standing + apart) + all;
             // Whatever way around a stage behind, these steps are on it as well.
             behind.cycle += all;
         }
