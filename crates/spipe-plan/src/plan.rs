@@ -82,7 +82,7 @@ pub enum OutcomeStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Gain {
-    /// Which: `vram`, `dram`, `pcie` or `flops`.
+    /// Which: `vram`, `dram`, `dram-bandwidth`, `pcie` or `flops`.
     pub resource: String,
     /// How much more, as a fraction.
     pub more: f64,

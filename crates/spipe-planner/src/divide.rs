@@ -467,27 +467,6 @@ impl<'d, 'a> Divide<'d, 'a> {
         }
         Some(behind)
     }
-
-    /// The bytes in host memories; none where they are too many. Whoever shares a memory may recompute more than the stage would by
-    /// itself.
-    fn held(
-        &self,
-        at: &At<'_>,
-        (from, to): (usize, usize),
-        (choice, helper): (&Choice, Option<usize>),
-        next: Option<&Behind>,
-    ) -> Option<[u64; SOCKETS]> {
-        let mut held = next.map_or([0; SOCKETS], |next| next.held);
-        let (_, most) = at.device.recomputes(self.figures.training, from, to)?;
-        if let Some(home) = at.home {
-            let need = |recomputed: usize| at.device.need(at.seat, (from, to), recomputed);
-            held[home] += need(choice.recomputed).min(need(most));
-        }
-        if let Some(helper) = helper {
-            held[helper] += at.device.need_of_host(at.seat, choice.help, (from, to), most);
-        }
-        held.iter().zip(&self.usable).all(|(held, usable)| held <= usable).then_some(held)
-    }
 }
 
 /// How long one microbatch takes at least through the layers before each, and back; nothing where none of them waits for gradients.

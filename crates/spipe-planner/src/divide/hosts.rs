@@ -1,9 +1,9 @@
-//! What sockets step where it is left open which of them and for which layers.
+//! What host memories hold, and what sockets step where it is left open which of them and for which layers.
 //!
 //! What they step for the layers up to some layer comes after its last gradient and before its first activation of the next iteration.
 //! Where steps wait for all gradients, it comes after the last one of the first layer of all.
 
-use super::{At, Behind, Choice, Divide, dues::OnHosts};
+use super::{At, Behind, Choice, Divide, SOCKETS, dues::OnHosts};
 
 /// What begin and end of what all sockets step of some layers come to at least, in ms ([`super::dues::AtSeat::ends`]), but for what is computed again.
 #[derive(Clone, Copy)]
@@ -21,6 +21,27 @@ impl Divide<'_, '_> {
             one + (self.all_sockets - 1.0) * other
         };
         SocketEnds { apart: of_all(false), together: self.together.then(|| of_all(true)) }
+    }
+
+    /// The bytes in host memories; none where they are too many. Whoever shares a memory may recompute more than the stage would by
+    /// itself.
+    pub(super) fn held(
+        &self,
+        at: &At<'_>,
+        (from, to): (usize, usize),
+        (choice, helper): (&Choice, Option<usize>),
+        next: Option<&Behind>,
+    ) -> Option<[u64; SOCKETS]> {
+        let mut held = next.map_or([0; SOCKETS], |next| next.held);
+        let (_, most) = at.device.recomputes(self.figures.training, from, to)?;
+        if let Some(home) = at.home {
+            let need = |recomputed: usize| at.device.need(at.seat, (from, to), recomputed);
+            held[home] += need(choice.recomputed).min(need(most));
+        }
+        if let Some(helper) = helper {
+            held[helper] += at.device.need_of_host(at.seat, choice.help, (from, to), most);
+        }
+        held.iter().zip(&self.usable).all(|(held, usable)| held <= usable).then_some(held)
     }
 
     /// Adds what the dues of layers `from..to` are to what is known of them and all behind, of which `before` is the sum over all sockets.
