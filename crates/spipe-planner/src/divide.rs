@@ -32,10 +32,9 @@
 //! first what is urgent.
 //!
 //! Sockets share what there is to step. So the sum over all sockets of Y at the first stage that each steps (or V, if it steps none) is
-//! followed as well: a stage that is stepped adds its step, and the forwards and activations since; and where steps wait for all gradients,
-//! every stage adds g + B. Where it is left open who steps, so is
+//! followed as well: a stage that is stepped adds its step, and the forwards and activations since. Where it is left open who steps, so is
 //! the sum of X: from the last one's arrival to the end of what each socket steps, and from the next first one's arrival there to its
-//! gradient (or U + L).
+//! gradient (or U + L); and where steps wait for all gradients then, every stage adds g + B to the former sum.
 //!
 //! These, and the bytes in host memories, are all that matters of the stages behind. Where several ways to divide the layers are
 //! each better in V, X or Y, or the sum of Y, some of them are kept, as the [`Grain`] says; others become one that is as good as both, so
@@ -135,7 +134,7 @@ pub(crate) struct Divide<'d, 'a> {
     /// By layer, the least that the first microbatch takes through all layers before it, and back, in ms: what its stages wait for before
     /// their first pass and behind their last one.
     before: Vec<f64>,
-    /// Whether steps wait for all gradients.
+    /// Whether steps wait for all gradients, where it is left open who steps: otherwise gradients may leave while others are computed.
     together: bool,
     /// How many sockets there are, those that are told apart, and the usable bytes of their memories.
     all_sockets: f64,
@@ -162,7 +161,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             limit: limit * (1.0 + TOLERANCE),
             grain: (grain, limit * grain.slack),
             before: before(figures),
-            together: figures.phased || figures.context.workload().checks_gradients(),
+            together: partitioner.dues.is_some() && (figures.phased || figures.context.workload().checks_gradients()),
             all_sockets,
             sockets,
             usable,

@@ -102,7 +102,9 @@ impl<'a> Figures<'a> {
     /// layers takes no longer here and needs no more.
     pub fn ideal(context: Context<'a>, options: &Options) -> Self {
         let device = |device| DeviceFigures::ideal(&context, device, &options.pins, options.host_help);
-        Self { host_help: false, ..Self::of(context, options, &device) }
+        // What hosts could do is left out, and still tells devices apart.
+        let Self { models, .. } = Self::new(context, options);
+        Self { host_help: false, models, ..Self::of(context, options, &device) }
     }
 
     /// The same with the best way between devices that are like each two as the way between these: none takes longer, and devices that are

@@ -264,8 +264,12 @@ fn interchangeable(figures: &Figures<'_>, (a, b): (usize, usize), coverage: Cove
         (0..figures.devices.len()).any(|device| helpers(device).iter().any(|helper| helper.index() == socket))
     };
     // Who helps is named by whom it helps.
-    let alike =
-        alike(first, second) && first.memory != second.memory && helpers(a) == helpers(b) && !helps(a) && !helps(b);
+    let alike = figures.models[a] == figures.models[b]
+        && alike(first, second)
+        && first.memory != second.memory
+        && helpers(a) == helpers(b)
+        && !helps(a)
+        && !helps(b);
     let shares = |device: usize, memory| {
         (0..figures.devices.len()).any(|other| other != device && figures.devices[other].memory == memory)
     };
@@ -393,6 +397,34 @@ mod tests {
             shorter += usize::from(blurred < exact);
         }
         assert!(shorter > 0);
+    }
+
+    /// What hosts could do for them is none of the figures' here, but bounds ask for it.
+    #[test]
+    fn devices_with_unequal_ways_to_their_hosts_are_told_apart() {
+        let machine = |rates: [u32; 2]| MachineText {
+            gpus: rates.map(|rate| (100, rate)).to_vec(),
+            root: 40,
+            sockets: vec![100],
+        };
+        let layer = LayerText {
+            count: 12,
+            times: [1, 1, 1],
+            slowdown: 9,
+            parameters: 1 << 20,
+            boundary: 1,
+            saved: 0,
+            workspace: 0,
+        };
+        let count = |rates: [u32; 2]| {
+            let instance =
+                Instance::new(&model_text(&[layer.clone()]), &machine_text(&machine(rates)), &workload(2, Mode::Train));
+            let ideal = || Figures::ideal(instance.context(), &Options::default());
+            // Sockets are too slow.
+            [ideal(), ideal().blurred()].map(|figures| within(&figures, (1000, 1.0), None).list.len())
+        };
+        // One of either, and both in either order.
+        assert_eq!((count([20, 20]), count([8, 32])), ([2, 2], [4, 4]));
     }
 
     #[test]

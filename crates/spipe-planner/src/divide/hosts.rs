@@ -18,7 +18,8 @@ impl Divide<'_, '_> {
     pub(super) fn socket_ends(&self, at: &At<'_>, layers: (usize, usize)) -> SocketEnds {
         let of_all = |for_all: bool| {
             let [one, other] = at.dues.map_or([0.0; 2], |dues| dues.ends(layers, for_all));
-            one + (self.all_sockets - 1.0) * other
+            // Without another one there is nothing to know of it.
+            if self.all_sockets > 1.0 { one + (self.all_sockets - 1.0) * other } else { one }
         };
         SocketEnds { apart: of_all(false), together: self.together.then(|| of_all(true)) }
     }
