@@ -417,8 +417,11 @@ mod tests {
             workspace: 0,
         };
         let count = |rates: [u32; 2]| {
-            let instance =
-                Instance::new(&model_text(&[layer.clone()]), &machine_text(&machine(rates)), &workload(2, Mode::Train));
+            let instance = Instance::new(
+                &model_text(std::slice::from_ref(&layer)),
+                &machine_text(&machine(rates)),
+                &workload(2, Mode::Train),
+            );
             let ideal = || Figures::ideal(instance.context(), &Options::default());
             // Sockets are too slow.
             [ideal(), ideal().blurred()].map(|figures| within(&figures, (1000, 1.0), None).list.len())

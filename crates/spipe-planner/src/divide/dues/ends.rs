@@ -43,7 +43,7 @@ impl Two {
 impl Ends {
     /// Of one device's layers, with all of `lists` known.
     pub fn new(layers: &[Layer], lists: &BTreeMap<usize, Vec<Layer>>) -> Self {
-        let stepped = || lists.values().flatten().filter(|layer| layer.optimizer > 0);
+        let stepped = || lists.values().flatten().filter(|layer| layer.optimizer > 0 && layer.ways[0].is_finite());
         let ways = |layer: &Layer| if layer.optimizer > 0 { layer.ways } else { [f64::INFINITY; 2] };
         let shorter =
             |[out, back]: [f64; 2], [other_out, other_back]: [f64; 2]| [out.min(other_out), back.min(other_back)];
