@@ -85,7 +85,8 @@ pub struct Found {
 /// The best plan over all microbatch sizes, by simulated time.
 ///
 /// Of several sizes, each is searched for a short while first. Those for which that was too short are searched again, the one with the
-/// fastest plan first, each for half of the time that is left then.
+/// fastest plan first, each for three quarters of the time that is left then. What is left after that, because the plan of one has ruled out the
+/// others, is for that one, from its plan on.
 pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     let planner = planner(request.planner)?;
     let start = Instant::now();
@@ -94,32 +95,38 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
         return Err(remedies::refusal(request, &no_pinned(), left()));
     }
     let mut over = Over { best: None, sizes: BTreeMap::new(), refusals: BTreeMap::new() };
-    let search = |workload: Workload, time_limit: Duration, over: &mut Over| {
+    let search = |workload: Workload, time_limit: Duration, start: Option<&Placement>, over: &mut Over| {
         let options = Options {
             time_limit,
             gap: request.gap,
             threads: request.threads,
             incumbent: over.best.as_ref().map(|(_, best)| best.simulated),
             pins: request.pins.clone(),
-            start: request.start.clone(),
+            start: start.cloned(),
             host_help: request.host_help,
             ..Options::default()
         };
         over.take(workload, one(request, planner.as_ref(), &workload, options))
     };
+    let given = request.start.as_ref();
     if let [only] = request.workloads[..] {
-        search(only, request.time_limit, &mut over)?;
+        search(only, request.time_limit, given, &mut over)?;
     } else {
         for (index, workload) in request.workloads.iter().enumerate() {
             let others = (request.workloads.len() - index) as u32;
-            search(*workload, left() / (SHORT * others), &mut over)?;
+            search(*workload, left() / (SHORT * others), given, &mut over)?;
         }
         let mut again = over.stopped_at(&request.workloads);
         again.reverse();
         while let Some(workload) = again.pop() {
             if left() > Duration::ZERO && over.open(workload.microbatch, request.gap) {
-                search(workload, if again.is_empty() { left() } else { left() / 2 }, &mut over)?;
+                search(workload, if again.is_empty() { left() } else { left() / 4 * FASTEST }, given, &mut over)?;
             }
+        }
+        let best = over.best.as_ref().map(|(workload, best)| (*workload, best.placement.clone()));
+        let open = |workload: &Workload| left() > Duration::ZERO && over.open(workload.microbatch, request.gap);
+        if let Some((workload, placement)) = best.filter(|(workload, _)| open(workload)) {
+            search(workload, left(), Some(&placement), &mut over)?;
         }
     }
     over.keep(request);
@@ -183,6 +190,9 @@ fn simulated_peaks(plan: &Plan) -> Result<BTreeMap<MemoryId, Bytes>, Failure> {
 /// The first searches over microbatch sizes together take about this part of the time limit at most: each the same part of what those
 /// before it have left.
 const SHORT: u32 = 3;
+
+/// How many quarters of the time that is left the size with the fastest plan has, if others may have a faster one.
+const FASTEST: u32 = 3;
 
 /// The bound of a size that another one's plan beats is this plan's, less the gap and so much that rounding may hide.
 const ROUNDING: f64 = 1e-5;
