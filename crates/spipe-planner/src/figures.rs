@@ -100,11 +100,10 @@ impl<'a> Figures<'a> {
 
     /// The same where nothing is stepped, saved or recomputed: whatever several stages on a device choose for their layers, one with these
     /// layers takes no longer here and needs no more.
-    pub fn ideal(context: Context<'a>, options: &Options) -> Self {
-        let device = |device| DeviceFigures::ideal(&context, device, &options.pins, options.host_help);
+    pub fn ideal(&self, options: &Options) -> Self {
+        let device = |device| DeviceFigures::ideal(&self.context, device, &options.pins, options.host_help);
         // What hosts could do is left out, and still tells devices apart.
-        let Self { models, .. } = Self::new(context, options);
-        Self { host_help: false, models, ..Self::of(context, options, &device) }
+        Self { host_help: false, models: self.models.clone(), ..Self::of(self.context, options, &device) }
     }
 
     /// The same with the best way between devices that are like each two as the way between these: none takes longer, and devices that are

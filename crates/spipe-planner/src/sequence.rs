@@ -345,10 +345,13 @@ mod tests {
     }
 
     fn with<T>(machine: &MachineText, options: &Options, look: impl Fn(&Figures<'_>) -> T) -> T {
-        let layer =
-            LayerText { count: 12, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0, workspace: 0 };
-        let instance = Instance::new(&model_text(&[layer]), &machine_text(machine), &workload(2, Mode::Train));
-        look(&Figures::new(instance.context(), options))
+        look(&Figures::new(of_layers((12, 0), &machine_text(machine)).context(), options))
+    }
+
+    /// So many equal layers with so many parameters each, two microbatches of which take 0.6 ms on a GPU and twice that on a socket.
+    fn of_layers((count, parameters): (usize, u64), machine: &str) -> Instance {
+        let layer = LayerText { count, times: [1, 1, 1], slowdown: 2, parameters, boundary: 1, saved: 0, workspace: 0 };
+        Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train))
     }
 
     #[test]
@@ -382,10 +385,8 @@ mod tests {
     #[test]
     fn blurred_devices_are_alike_wherever_they_are() {
         let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == "v100-32g-x8").unwrap();
-        let layer =
-            LayerText { count: 12, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0, workspace: 0 };
-        let instance = Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train));
-        let ideal = || Figures::ideal(instance.context(), &Options::default());
+        let instance = of_layers((12, 0), machine);
+        let ideal = || Figures::new(instance.context(), &Options::default()).ideal(&Options::default());
         let (exact, blurred) = (ideal(), ideal().blurred());
         // Sockets are too slow.
         let count = |figures: &Figures<'_>| within(figures, (1000, 1.0), None).list.len();
@@ -407,22 +408,9 @@ mod tests {
             root: 40,
             sockets: vec![100],
         };
-        let layer = LayerText {
-            count: 12,
-            times: [1, 1, 1],
-            slowdown: 9,
-            parameters: 1 << 20,
-            boundary: 1,
-            saved: 0,
-            workspace: 0,
-        };
         let count = |rates: [u32; 2]| {
-            let instance = Instance::new(
-                &model_text(std::slice::from_ref(&layer)),
-                &machine_text(&machine(rates)),
-                &workload(2, Mode::Train),
-            );
-            let ideal = || Figures::ideal(instance.context(), &Options::default());
+            let instance = of_layers((12, 1 << 20), &machine_text(&machine(rates)));
+            let ideal = || Figures::new(instance.context(), &Options::default()).ideal(&Options::default());
             // Sockets are too slow.
             [ideal(), ideal().blurred()].map(|figures| within(&figures, (1000, 1.0), None).list.len())
         };
@@ -434,10 +422,8 @@ mod tests {
     fn devices_that_are_too_slow_for_any_layer_are_in_no_sequence() {
         let profile = "a100-80g-x8-nvlink";
         let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
-        let layer =
-            LayerText { count: 82, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0, workspace: 0 };
-        let instance = Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train));
-        let figures = Figures::new(instance.context(), &crate::Options::default());
+        let instance = of_layers((82, 0), machine);
+        let figures = Figures::new(instance.context(), &Options::default());
         // With sockets that help and compute there are more, until it is known that they are too slow to compute.
         assert_eq!(sequences(&figures, 4000, None).coverage, Coverage::Natural);
         let found = within(&figures, (4000, 1.0), None);

@@ -55,11 +55,15 @@ pub(super) struct Staged<'s, 'a> {
 
 impl<'s, 'a> Staged<'s, 'a> {
     /// For what takes less than `high` ms; none where nothing can be said.
-    pub fn new(problem: &'s Problem<'a>, high: f64, deadline: &Deadline<'_>) -> Option<Self> {
+    pub fn new(
+        (problem, figures): (&'s Problem<'a>, &Figures<'a>),
+        high: f64,
+        deadline: &Deadline<'_>,
+    ) -> Option<Self> {
         if problem.context.cost.devices().len() > MOST_DEVICES {
             return None;
         }
-        let figures = Figures::ideal(problem.context, &problem.options);
+        let figures = figures.ideal(&problem.options);
         // Pinned stages are counted among several on a device.
         let bounded = figures.training && figures.frozen == 0 && !problem.options.pins.count_stages();
         if !bounded || !high.is_finite() {
@@ -77,11 +81,11 @@ impl<'s, 'a> Staged<'s, 'a> {
         few(&figures).map(|sequences| Self { problem, figures, sequences })
     }
 
-    /// What no placement of `system` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in
+    /// What no placement of `system` on the devices of `figures` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in
     /// time; and where stages may be that take little more, or less than `most` ms where activations take longer on their way.
     pub fn least(
         &self,
-        system: System,
+        (system, figures): (System, &Figures<'_>),
         (low, high, most): (f64, f64, f64),
         deadline: &Deadline<'_>,
     ) -> (f64, Vec<Hint>) {
@@ -89,7 +93,7 @@ impl<'s, 'a> Staged<'s, 'a> {
         let problem = Problem { systems: vec![system], options, ..*self.problem };
         let cases = cases(&problem, &self.figures, &self.sequences);
         let mut partitioner = Partitioner::new(&self.figures, &cases);
-        partitioner.dues = Dues::new(&Figures::new(self.problem.context, &self.problem.options), &cases);
+        partitioner.dues = Dues::new(figures, &cases);
         let mut narrowed = Narrowed { partitioner, cases: &cases, low, high, divided: BTreeMap::new() };
         narrowed.narrow(deadline);
         let least = narrowed.low;

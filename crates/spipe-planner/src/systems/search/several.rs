@@ -49,7 +49,7 @@ impl Search<'_, '_> {
         }
         // With more time sockets could have so many layers that there would be too many sequences of devices: that only as far as it matters.
         let mut high = limit.min(REACH * known);
-        while let Some(single) = staged::Staged::new(self.problem, high, &self.deadline) {
+        while let Some(single) = staged::Staged::new((self.problem, &self.figures), high, &self.deadline) {
             self.bound_single(&single, (high, limit.min(REACH * high)));
             if self.least_of_staged() < high || high >= limit || self.deadline.over() {
                 break;
@@ -67,7 +67,7 @@ impl Search<'_, '_> {
         for (system, least) in &mut self.staged {
             if *least < high {
                 let until = self.deadline.percent(PERCENT_OF_SINGLE);
-                let (bound, hints) = single.least(*system, (*least, high, most), &until);
+                let (bound, hints) = single.least((*system, &self.figures), (*least, high, most), &until);
                 *least = bound;
                 self.hints.extend(hints);
             }
