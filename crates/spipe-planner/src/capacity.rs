@@ -29,6 +29,7 @@
 use crate::{
     Pins,
     case::{Case, Discipline},
+    deadline::Deadline,
     figures::{DeviceFigures, Figures, Help, Seat},
 };
 use spipe_base::MemoryId;
@@ -79,13 +80,34 @@ enum Hosts {
     ByClass(Vec<(usize, Measure)>),
 }
 
-/// Whether a placement fits under `discipline`, which has no head start.
-pub(crate) fn capacity(figures: &Figures<'_>, discipline: Discipline, pins: &Pins) -> Capacity {
-    capacity_with(figures, discipline, (pins, HOSTS))
+/// Whether a placement fits under `discipline`, which has no head start, as far as that is found out before the deadline.
+pub(crate) fn capacity(
+    figures: &Figures<'_>,
+    discipline: Discipline,
+    (pins, deadline): (&Pins, &Deadline<'_>),
+) -> Capacity {
+    capacity_with(figures, (discipline, f64::INFINITY), (pins, HOSTS), Some(deadline))
 }
 
-/// The same where no more than so many hosts are told apart.
-fn capacity_with(figures: &Figures<'_>, discipline: Discipline, (pins, apart): (&Pins, usize)) -> Capacity {
+/// A placement that fits where no device needs longer than `most` ms for the passes of all microbatches, if one is found.
+pub(crate) fn fitting(
+    figures: &Figures<'_>,
+    (discipline, most): (Discipline, f64),
+    (pins, deadline): (&Pins, &Deadline<'_>),
+) -> Option<Placement> {
+    match capacity_with(figures, (discipline, most), (pins, HOSTS), Some(deadline)) {
+        Capacity::Fits(placement) => Some(placement),
+        Capacity::Never | Capacity::Open | Capacity::Unfound => None,
+    }
+}
+
+/// What can be said of placements whose devices need no longer than `most` ms for all passes, where no more than so many hosts are told apart.
+fn capacity_with(
+    figures: &Figures<'_>,
+    (discipline, most): (Discipline, f64),
+    (pins, apart): (&Pins, usize),
+    deadline: Option<&Deadline<'_>>,
+) -> Capacity {
     if crowd::too_many(figures) {
         return Capacity::Never;
     }
@@ -96,11 +118,11 @@ fn capacity_with(figures: &Figures<'_>, discipline: Discipline, (pins, apart): (
         Question { figures, discipline, pins, few, holds, sure, apart }.answer()
     };
     let ask = |holds: &Holds, sure: bool| question(holds, sure, true);
-    let bounds = Holds::bounds(figures, discipline);
+    let bounds = Holds::bounds(figures, (discipline, most));
     if figures.training && matches!(ask(&bounds, false), Capacity::Never) {
         return Capacity::Never;
     }
-    let whole = question(&Holds::whole(figures, discipline), true, false);
+    let whole = question(&Holds::whole(figures, (discipline, most)), true, false);
     // Without a backward, several stages need no less than one.
     if !figures.training || matches!(whole, Capacity::Fits(_) | Capacity::Open) {
         return whole;
@@ -109,8 +131,8 @@ fn capacity_with(figures: &Figures<'_>, discipline: Discipline, (pins, apart): (
         return Capacity::Unfound;
     }
     let question = Question { figures, discipline, pins, few, holds: &bounds, sure: false, apart: choice };
-    let Some(most) = question.most() else { return Capacity::Open };
-    let holds = Holds::cut(figures, discipline, &most);
+    let Some(needs) = question.most() else { return Capacity::Open };
+    let holds = Holds::cut(figures, (discipline, most), (&needs, deadline));
     match ask(&holds, true) {
         Capacity::Never if !holds.exact() => ask(&holds, false),
         answer => answer,

@@ -148,10 +148,11 @@ impl Case {
 
     pub fn placement(&self, figures: &Figures<'_>, division: &Division) -> Placement {
         let stage = |stage: usize| {
-            let (from, to) = division.layers(stage);
+            let ((first, end), borders) = (division.layers(stage), &figures.borders);
+            let (from, to, again) = (borders[first], borders[end], borders[first + division.recomputed[stage]]);
             let layers = LayerRange::new(from.into(), (to - 1).into()).unwrap_or_else(|| single(from));
             let plain = Stage::new(DeviceId::from(self.devices[stage]), layers);
-            let stage_of = plain.with_recomputed(division.recomputed[stage]);
+            let stage_of = plain.with_recomputed(again - from);
             let help = self.help(stage);
             match self.device(figures, stage).host(help) {
                 Some(host) => Stage {

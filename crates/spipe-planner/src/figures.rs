@@ -1,5 +1,6 @@
 //! The cost table laid out for search: sums over any range of layers in constant time.
 
+mod coarse;
 mod device;
 mod stage;
 
@@ -36,7 +37,10 @@ impl Hop {
 /// Everything that the search needs to know.
 pub(crate) struct Figures<'a> {
     pub context: Context<'a>,
+    /// How many layers there are, or groups of them.
     pub layers: usize,
+    /// The first layer of the model of each of them, and behind the last.
+    pub borders: Vec<usize>,
     pub microbatches: u64,
     pub training: bool,
     /// Whether the host may help stages on GPUs.
@@ -136,6 +140,7 @@ impl<'a> Figures<'a> {
         Self {
             context,
             layers: cost.layers().len(),
+            borders: (0..=cost.layers().len()).collect(),
             microbatches: context.workload().microbatches,
             training,
             program_time: (options.time_limit / PROGRAMS).clamp(*PROGRAM_TIMES.start(), *PROGRAM_TIMES.end()),

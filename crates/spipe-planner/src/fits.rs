@@ -2,7 +2,7 @@
 
 use crate::{
     Options, PlanError, Problem, SYSTEMS,
-    capacity::{Capacity, capacity},
+    capacity::{self, Capacity, capacity},
     case::{Discipline, judge},
     deadline::Deadline,
     every::{few, of_figures},
@@ -95,12 +95,38 @@ fn every(problem: &Problem<'_>, systems: &[System]) -> Option<Placement> {
     systems.iter().filter(|_| few(&figures, options.every_limit)).find_map(of_system)
 }
 
-/// The same for the systems whose stages are searched.
-fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
-    // No stage has more microbatches in flight than under any of the others.
+/// Those of `systems` without which nothing fits that fits with them: no stage has more microbatches in flight than under any of the others.
+fn leanest(problem: &Problem<'_>, systems: Vec<System>) -> Vec<System> {
     let leanest = System::OneForwardOneBackward;
     let training = problem.context.workload().mode == Mode::Train;
-    let systems = if training && systems.contains(&leanest) { vec![leanest] } else { systems };
+    if training && systems.contains(&leanest) { vec![leanest] } else { systems }
+}
+
+/// A placement of `systems`, whose stages are searched, that fits with passes that take no device longer than `most` ms, if one is found.
+pub(crate) fn in_time(
+    (problem, figures): (&Problem<'_>, &Figures<'_>),
+    systems: &[System],
+    (most, deadline): (f64, &Deadline<'_>),
+) -> Option<Placement> {
+    let one = |system: System| {
+        let discipline = Discipline { system, head_start: 0 };
+        capacity::fitting(figures, (discipline, most), (&problem.options.pins, deadline))
+    };
+    leanest(problem, systems.to_vec()).into_iter().find_map(one)
+}
+
+/// How many groups of layers are told apart where something that fits is to be found soon.
+pub(crate) const GROUPS: usize = 128;
+
+/// How many hundredths of the time for what several stages need it may take to find out what those of groups do.
+const PERCENT_OF_GROUPS: u32 = 50;
+
+/// How many hundredths of the time limit it may take to find out what several stages on a device need.
+const PERCENT_OF_CUTS: u32 = 25;
+
+/// The same for the systems whose stages are searched.
+fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
+    let systems = leanest(problem, systems);
     let figures = Figures::new(problem.context, &problem.options);
     if systems.is_empty() || reason::lonely_layers(&figures).is_err() {
         return Decision::Never;
@@ -112,9 +138,16 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
     if let Some(placement) = filled.find(|placement| pins.allow(&problem.context, placement)) {
         return Decision::Fits(placement);
     }
+    let deadline = Deadline::new(problem).percent(PERCENT_OF_CUTS);
+    if figures.layers > GROUPS {
+        let (coarse, until) = (figures.coarse(pins, GROUPS), deadline.percent(PERCENT_OF_GROUPS));
+        if let Some(placement) = in_time((problem, &coarse), &systems, (f64::INFINITY, &until)) {
+            return Decision::Fits(placement);
+        }
+    }
     let (mut open, mut unfound) = (Vec::new(), false);
     for system in systems {
-        match capacity(&figures, Discipline { system, head_start: 0 }, &problem.options.pins) {
+        match capacity(&figures, Discipline { system, head_start: 0 }, (pins, &deadline)) {
             Capacity::Fits(placement) => return Decision::Fits(placement),
             Capacity::Never => {}
             Capacity::Open => open.push(system),

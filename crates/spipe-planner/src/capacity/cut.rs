@@ -21,7 +21,7 @@ use super::{
     hold::same,
     way::{Choice, Found, Piece, Way, keep},
 };
-use crate::figures::DeviceFigures;
+use crate::{deadline::Deadline, figures::DeviceFigures};
 use rayon::prelude::*;
 use spipe_plan::{Boundary, OFFLOAD_SLOTS};
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,6 +53,10 @@ pub(super) struct Known {
     pub found: Option<Found>,
 }
 
+impl Known {
+    const NOTHING: Self = Self { least: 0, found: None };
+}
+
 /// A limit on what stages need in passing, and the least that any of them needs beyond the limit before; the same for copies on their way.
 #[derive(Clone, Copy, Debug)]
 struct Limit {
@@ -70,8 +74,13 @@ struct Range {
 /// Parts that start with one layer, by microbatches in flight, each with the most that it may need.
 type Rows = BTreeMap<u64, Vec<(Part, u64)>>;
 
-/// What each of `parts` of a device needs, if that is no more than what is given with it.
-pub(super) fn known(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> BTreeMap<Part, Known> {
+/// What each of `parts` of a device needs, if that is no more than what is given with it. Of those that it is not found out for in time
+/// nothing is known.
+pub(super) fn known(
+    figures: &Figures<'_>,
+    (index, parts): (usize, &BTreeMap<Part, u64>),
+    deadline: Option<&Deadline<'_>>,
+) -> BTreeMap<Part, Known> {
     let limits = limits(figures, index, parts);
     let mut starts: BTreeMap<usize, Rows> = BTreeMap::new();
     for (part, most) in parts {
@@ -81,7 +90,13 @@ pub(super) fn known(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, 
     let of_start = |(from, rows): &(usize, Rows)| {
         let ends = rows.values().flatten().map(|(part, _)| part.to).collect();
         let mut start = Start { figures, index, from: *from, all: &limits, ends, kept: BTreeMap::new() };
-        rows.iter().flat_map(|(in_flight, parts)| start.known(*in_flight, parts)).collect::<Vec<(Part, Known)>>()
+        let of_row = |(in_flight, parts): (&u64, &Vec<(Part, u64)>)| {
+            if deadline.is_some_and(Deadline::over) {
+                return parts.iter().map(|(part, _)| (*part, Known::NOTHING)).collect();
+            }
+            start.known(*in_flight, parts)
+        };
+        rows.iter().flat_map(of_row).collect::<Vec<(Part, Known)>>()
     };
     starts.par_iter().flat_map_iter(of_start).collect()
 }

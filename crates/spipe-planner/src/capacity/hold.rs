@@ -6,7 +6,10 @@ use super::{
     hold_alike, rooms,
     way::{Choice, Found},
 };
-use crate::figures::{slots_in, slots_out};
+use crate::{
+    deadline::Deadline,
+    figures::{slots_in, slots_out},
+};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
@@ -59,19 +62,23 @@ pub(super) struct Holds {
 
 impl Holds {
     /// What layers need however they are cut: bounds, which take no search.
-    pub fn bounds(figures: &Figures<'_>, discipline: Discipline) -> Self {
+    pub fn bounds(figures: &Figures<'_>, (discipline, within): (Discipline, f64)) -> Self {
         let of = |(device, part): Place| Some(Entry::bound(part.from, bound(figures, device, part)?));
-        Self::default_for(figures, discipline).filled(figures, &of)
+        Self::default_for(figures, discipline).filled((figures, within), &of)
     }
 
     /// What they need in one stage.
-    pub fn whole(figures: &Figures<'_>, discipline: Discipline) -> Self {
+    pub fn whole(figures: &Figures<'_>, (discipline, within): (Discipline, f64)) -> Self {
         let of = |(device, part): Place| Some(Entry::whole(part.from, whole(figures, device, part)?.0));
-        Self::default_for(figures, discipline).filled(figures, &of)
+        Self::default_for(figures, discipline).filled((figures, within), &of)
     }
 
     /// What they need in one stage or in several, for those that matter if they need no more than is said.
-    pub fn cut(figures: &Figures<'_>, discipline: Discipline, most: &BTreeMap<Place, u64>) -> Self {
+    pub fn cut(
+        figures: &Figures<'_>,
+        (discipline, within): (Discipline, f64),
+        (most, deadline): (&BTreeMap<Place, u64>, Option<&Deadline<'_>>),
+    ) -> Self {
         let mut asked: BTreeMap<usize, BTreeMap<Part, u64>> = BTreeMap::new();
         for ((device, part), most) in most {
             let like = like(figures, *device, *part);
@@ -85,8 +92,9 @@ impl Holds {
                 *most = better.max(*most);
             }
         }
-        let of_device =
-            |(device, parts): (&usize, &BTreeMap<Part, u64>)| (*device, cut::known(figures, *device, parts));
+        let of_device = |(device, parts): (&usize, &BTreeMap<Part, u64>)| {
+            (*device, cut::known(figures, (*device, parts), deadline))
+        };
         let known: BTreeMap<usize, BTreeMap<Part, Known>> = asked.iter().map(of_device).collect();
         let of = |(device, part): Place| {
             most.get(&(device, part))?;
@@ -99,7 +107,7 @@ impl Holds {
             let entry = Entry { from: part.from, least, found, several };
             (least < u64::MAX).then_some(entry)
         };
-        Self::default_for(figures, discipline).filled(figures, &of)
+        Self::default_for(figures, discipline).filled((figures, within), &of)
     }
 
     fn default_for(figures: &Figures<'_>, discipline: Discipline) -> Self {
@@ -111,8 +119,8 @@ impl Holds {
         Self { alike, in_flight, tables: BTreeMap::new() }
     }
 
-    /// The same with an entry for all layers that may fit a device.
-    fn filled(mut self, figures: &Figures<'_>, of: &(dyn Fn(Place) -> Option<Entry> + Sync)) -> Self {
+    /// The same with an entry for all layers that may fit a device, and whose passes take it no longer than so many ms.
+    fn filled(mut self, (figures, within): (&Figures<'_>, f64), of: &(dyn Fn(Place) -> Option<Entry> + Sync)) -> Self {
         let firsts = (0..self.alike.len()).filter(|device| self.alike[*device] == *device);
         let keys = firsts.flat_map(|device| self.in_flight.iter().map(move |in_flight| (device, *in_flight)));
         let mut keys: Vec<(usize, u64)> = keys.collect();
@@ -121,7 +129,11 @@ impl Holds {
         let table = |(device, in_flight): (usize, u64)| -> Table {
             let own = &figures.devices[device];
             let ending = |to: usize| {
-                let may = |from: &usize| own.able(*from, to) && own.state(*from, to, None) <= own.usable;
+                let may = |from: &usize| {
+                    own.able(*from, to)
+                        && own.state(*from, to, None) <= own.usable
+                        && figures.microbatches as f64 * own.pass((*from, to), figures.training) <= within
+                };
                 let entry = |from: usize| of((device, Part { from, to, in_flight }));
                 (0..to).rev().take_while(may).filter_map(entry).collect()
             };

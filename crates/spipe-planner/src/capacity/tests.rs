@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     Options,
     common::{Instance, LayerText, layer, model_text, workload},
+    relaxation::floor,
 };
 use proptest::{
     prelude::*,
@@ -70,7 +71,7 @@ fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
         let figures = Figures::new(instance.context(), &Options::default());
         let discipline = Discipline { system: System::OneForwardOneBackward, head_start: 0 };
         let pins = Pins::default();
-        let with = |apart: usize| capacity_with(&figures, discipline, (&pins, apart));
+        let with = |apart: usize| capacity_with(&figures, (discipline, f64::INFINITY), (&pins, apart), None);
         let (apart, alike) = (with(HOSTS), with(0));
         match (&apart, &alike) {
             (Capacity::Fits(_), Capacity::Fits(placement)) => {
@@ -82,7 +83,7 @@ fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
             _ => return Err(TestCaseError::fail(format!("{apart:?} but {alike:?}"))),
         }
         // What fits all hosts together although it cannot be spread over them is what measures are for.
-        let bounds = Holds::whole(&figures, discipline);
+        let bounds = Holds::whole(&figures, (discipline, f64::INFINITY));
         let question = Question {
             figures: &figures,
             discipline,
@@ -103,4 +104,50 @@ fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
     let seen = [&fitting, &refused, &between].map(Cell::get);
     assert!(seen.iter().all(|count| *count >= 20), "too few of a kind were seen: {seen:?}");
     assert!(unspread.get() <= 150, "{} cases are left open", unspread.get());
+}
+
+/// One socket and GPUs beside it, of which memory is so scarce that most layers' optimizer state has to be in DRAM.
+fn scarce(layers: usize) -> Instance {
+    let from = |least: usize, steps: usize, step: usize, index: usize| least + index * step % steps;
+    let layer = |index: usize| LayerText {
+        count: 1,
+        times: [7, 11, 3].map(|step| from(50, 260, step, index) as u32),
+        slowdown: from(8, 12, 5, index) as u32,
+        parameters: from(340, 1000, 37, index) as u64 * 1_000_000,
+        boundary: from(8, 9, 4, index) as u64,
+        saved: from(600, 3400, 89, index) as u64,
+        workspace: 0,
+    };
+    let layers: Vec<LayerText> = (0..layers).map(layer).collect();
+    let memory = 40 << 10;
+    let machine = nodes(&[(1 << 20, vec![memory; 15])]);
+    Instance::new(&model_text(&layers), &machine, &workload(32, Mode::Train))
+}
+
+#[test]
+fn where_memory_is_scarce_stages_are_found_that_leave_no_device_much_to_do() {
+    let instance = scarce(100);
+    let figures = Figures::new(instance.context(), &Options::default());
+    let discipline = Discipline { system: System::OneForwardOneBackward, head_start: 0 };
+    let fitting = |most: f64| match capacity_with(&figures, (discipline, most), (&Pins::default(), HOSTS), None) {
+        Capacity::Fits(placement) => Some(placement),
+        _ => None,
+    };
+    let within = |placement: &Placement| {
+        let mut busy = vec![0.0; figures.devices.len()];
+        for stage in &placement.stages {
+            let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
+            let device = stage.device.index();
+            busy[device] += figures.microbatches as f64 * figures.devices[device].pass(layers, true);
+        }
+        busy.into_iter().fold(0.0, f64::max)
+    };
+    let (least, any) = (floor(&figures), fitting(f64::INFINITY).unwrap());
+    let quick = fitting(1.2 * least).unwrap();
+    for placement in [&any, &quick] {
+        assert!(check(&instance.context(), placement).is_ok());
+    }
+    assert!(within(&any) > 10.0 * least, "memory is not scarce: {} of {least} ms", within(&any));
+    assert!(within(&quick) <= 1.2 * least, "{} of {least} ms", within(&quick));
+    assert!(fitting(0.99 * least).is_none());
 }

@@ -1,5 +1,7 @@
 //! One device's times and bytes, summed.
 
+mod coarse;
+
 use super::{Help, Seat, StageTimes, hop, slots_in, slots_out};
 use crate::{Pins, bisect::first_near};
 use spipe_base::{Bytes, DeviceId, LayerId, MemoryId};

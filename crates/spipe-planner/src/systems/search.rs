@@ -12,6 +12,7 @@
 mod generate;
 mod improve;
 mod several;
+mod tight;
 
 use super::{candidates, heuristics, refusal, staged::Hint};
 use crate::{
@@ -58,6 +59,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         }
         search.shorten();
         search.fall_back();
+        search.fit_in_time(&planned);
         search.bound_stages(&planned);
         Ok(())
     })?;
