@@ -29,7 +29,7 @@ pub enum Fit {
 
 /// Whether a placement of one of the problem's systems fits and runs.
 pub fn fits(problem: &Problem<'_>) -> Fit {
-    match decide(problem, &|system| candidates(&problem.context, system)) {
+    match decide(problem, &|system| candidates(&problem.context, system), &Deadline::new(problem)) {
         Decision::Fits(placement) => Fit::Found(placement),
         Decision::Never if all_are_few(problem) => Fit::Never,
         Decision::Never | Decision::Unfound => Fit::NotFound,
@@ -61,11 +61,12 @@ pub(crate) enum Decision {
 /// Makes the candidates of a system.
 pub(crate) type Candidates<'a> = dyn Fn(System) -> Vec<Placement> + Sync + 'a;
 
-/// What can be said without a search, with the candidates of each system that is not searched.
-pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>) -> Decision {
+/// What can be said without a search, with the candidates of each system that is not searched; the deadline remembers whether more time might
+/// have said more.
+pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>, deadline: &Deadline<'_>) -> Decision {
     let (planned, other): (Vec<System>, Vec<System>) =
         problem.systems.iter().partition(|system| SYSTEMS.contains(system));
-    let of_stages = stages(problem, planned);
+    let of_stages = stages(problem, planned, deadline);
     if matches!(of_stages, Decision::Fits(_)) {
         return of_stages;
     }
@@ -125,7 +126,7 @@ const PERCENT_OF_GROUPS: u32 = 50;
 const PERCENT_OF_CUTS: u32 = 25;
 
 /// The same for the systems whose stages are searched.
-fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
+fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) -> Decision {
     let systems = leanest(problem, systems);
     let figures = Figures::new(problem.context, &problem.options);
     if systems.is_empty() || reason::lonely_layers(&figures).is_err() {
@@ -138,7 +139,7 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>) -> Decision {
     if let Some(placement) = filled.find(|placement| pins.allow(&problem.context, placement)) {
         return Decision::Fits(placement);
     }
-    let deadline = Deadline::new(problem).percent(PERCENT_OF_CUTS);
+    let deadline = deadline.percent(PERCENT_OF_CUTS);
     if figures.layers > GROUPS {
         let (coarse, until) = (figures.coarse(pins, GROUPS), deadline.percent(PERCENT_OF_GROUPS));
         if let Some(placement) = in_time((problem, &coarse), &systems, (f64::INFINITY, &until)) {

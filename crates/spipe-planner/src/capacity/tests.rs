@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    Options,
+    Options, PlanError, Problem,
     common::{Instance, LayerText, layer, model_text, workload},
     relaxation::floor,
 };
@@ -12,7 +12,7 @@ use proptest::{
 };
 use spipe_cost::Mode;
 use spipe_plan::System;
-use std::{cell::Cell, fmt::Write};
+use std::{cell::Cell, fmt::Write, sync::atomic::AtomicBool, time::Duration};
 
 /// Nodes with a socket and GPUs each, by memories in MiB; each below a root of its own, all of them joined by network cards.
 fn nodes(nodes: &[(u64, Vec<u64>)]) -> String {
@@ -106,19 +106,20 @@ fn hosts_that_are_alike_are_spread_over_as_if_they_were_told_apart() {
     assert!(unspread.get() <= 150, "{} cases are left open", unspread.get());
 }
 
-/// One socket and GPUs beside it, of which memory is so scarce that most layers' optimizer state has to be in DRAM.
-fn scarce(layers: usize) -> Instance {
+/// A hundred unlike layers of so many parameters at least, on fifteen GPUs beside a socket; memory is so scarce that most layers' optimizer
+/// state has to be in DRAM.
+fn scarce(parameters: usize) -> Instance {
     let from = |least: usize, steps: usize, step: usize, index: usize| least + index * step % steps;
     let layer = |index: usize| LayerText {
         count: 1,
         times: [7, 11, 3].map(|step| from(50, 260, step, index) as u32),
         slowdown: from(8, 12, 5, index) as u32,
-        parameters: from(340, 1000, 37, index) as u64 * 1_000_000,
+        parameters: from(parameters, 1000, 37, index) as u64 * 1_000_000,
         boundary: from(8, 9, 4, index) as u64,
         saved: from(600, 3400, 89, index) as u64,
         workspace: 0,
     };
-    let layers: Vec<LayerText> = (0..layers).map(layer).collect();
+    let layers: Vec<LayerText> = (0..100).map(layer).collect();
     let memory = 40 << 10;
     let machine = nodes(&[(1 << 20, vec![memory; 15])]);
     Instance::new(&model_text(&layers), &machine, &workload(32, Mode::Train))
@@ -126,7 +127,7 @@ fn scarce(layers: usize) -> Instance {
 
 #[test]
 fn where_memory_is_scarce_stages_are_found_that_leave_no_device_much_to_do() {
-    let instance = scarce(100);
+    let instance = scarce(340);
     let figures = Figures::new(instance.context(), &Options::default());
     let discipline = Discipline { system: System::OneForwardOneBackward, head_start: 0 };
     let fitting = |most: f64| match capacity_with(&figures, (discipline, most), (&Pins::default(), HOSTS), None) {
@@ -150,4 +151,21 @@ fn where_memory_is_scarce_stages_are_found_that_leave_no_device_much_to_do() {
     assert!(within(&any) > 10.0 * least, "memory is not scarce: {} of {least} ms", within(&any));
     assert!(within(&quick) <= 1.2 * least, "{} of {least} ms", within(&quick));
     assert!(fitting(0.99 * least).is_none());
+}
+
+#[test]
+fn what_is_not_found_out_in_time_is_not_called_infeasible() {
+    let instance = scarce(500);
+    let (context, stop) = (instance.context(), AtomicBool::new(false));
+    let plan = |time_limit: Duration| {
+        let options = Options { time_limit, ..Options::default() };
+        let systems = vec![System::OneForwardOneBackward];
+        let problem = Problem { context, systems, options, score: &|_| None, insight: None, stop: &stop };
+        crate::plan_all(&problem, crate::planner("ilp").unwrap().as_ref())
+    };
+    // Seconds are needed for what several stages on a device hold at least.
+    let late = plan(Duration::from_millis(40));
+    assert!(matches!(late, Err(PlanError::StoppedWithoutPlan { .. })), "{late:?}");
+    let refused = plan(Duration::from_secs(600));
+    assert!(matches!(refused, Err(PlanError::Infeasible { .. })), "{refused:?}");
 }

@@ -1,7 +1,8 @@
 //! The search over systems: bounded first, then tried in the order of their bounds, and the best of them improved.
 //!
 //! ```text
-//! stages filled greedily, and balanced where that is not far from what is possible ─► the best plan so far
+//! stages filled greedily, and balanced where that is not far from what is possible ─► the best plan so far;
+//!     where that is far since memory is scarce: stages that fit with little to do for each device
 //! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
 //!                                 ├─ generated candidates, the programs of Mobius ───────┐
 //!                                 └─ stages, by the planner, and several on a device: ───┴─► the best few ─► improved ─┐
@@ -205,7 +206,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let known = systems.iter().find(|known| known.system == system);
             known.map_or_else(Vec::new, |known| known.candidates(problem).clone())
         };
-        match fits::decide(problem, &candidates) {
+        match fits::decide(problem, &candidates, &self.deadline) {
             Decision::Fits(placement) => self.spare = Some(placement),
             Decision::Never => {
                 let systems = planned.to_vec();
