@@ -12,8 +12,8 @@
 //! none needs less of every host. What layers need of the host is looked up ([`hold`]), and found out more and more exactly:
 //!
 //! ```text
-//! a bound            where even that does not fit, nothing does
 //! in one stage       where that fits, it is a plan
+//! a bound            where even that does not fit, nothing does
 //! cut into several   exact, but for very many layers on a device ([`cut`]) or in all
 //! ```
 //!
@@ -118,13 +118,16 @@ fn capacity_with(
         Question { figures, discipline, pins, few, holds, sure, apart }.answer()
     };
     let ask = |holds: &Holds, sure: bool| question(holds, sure, true);
+    let whole = question(&Holds::whole(figures, (discipline, most)), true, false);
+    if matches!(whole, Capacity::Fits(_)) {
+        return whole;
+    }
     let bounds = Holds::bounds(figures, (discipline, most));
     if figures.training && matches!(ask(&bounds, false), Capacity::Never) {
         return Capacity::Never;
     }
-    let whole = question(&Holds::whole(figures, (discipline, most)), true, false);
     // Without a backward, several stages need no less than one.
-    if !figures.training || matches!(whole, Capacity::Fits(_) | Capacity::Open) {
+    if !figures.training || matches!(whole, Capacity::Open) {
         return whole;
     }
     if figures.layers > MOST_LAYERS {

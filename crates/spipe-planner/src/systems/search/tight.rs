@@ -7,30 +7,30 @@ use spipe_plan::System;
 /// How many hundredths of the time that is left may be taken.
 const PERCENT: u32 = 20;
 
-/// How many times as much time as before is given where nothing is known to fit, and how closely the least is looked for.
-const STEP: f64 = 4.0;
+/// How closely the least time is looked for.
 const CLOSE: f64 = 1.05;
 
-/// Beyond so many times what is possible at best nothing is looked for.
-const MOST: f64 = 1e4;
-
 impl Search<'_, '_> {
-    /// Looks for stages that fit with as little time as possible for each device, where all plans are far from what is possible.
+    /// Looks for stages that fit with ever less time for each device, as long as all plans are far from what is possible.
     pub(super) fn fit_in_time(&mut self, planned: &[System]) {
-        let least = floor(&self.figures);
-        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        if planned.is_empty() || !self.figures.training || best < FAR * least {
+        let Some((best, _)) = self.best().filter(|_| self.figures.training && !planned.is_empty()) else { return };
+        let (mut low, mut high) = (floor(&self.figures), best.to_ms());
+        let far = FAR * low;
+        if high < far {
             return;
         }
         let until = self.deadline.percent(PERCENT);
         let coarse = self.figures.coarse(&self.problem.options.pins, fits::GROUPS);
-        let (mut low, mut high) = (least, best);
-        while high > CLOSE * low && low < MOST * least && !until.over() {
-            let middle = if high.is_finite() { (low * high).sqrt() } else { STEP * low };
+        while high > CLOSE * low && !until.over() {
+            let middle = (low * high).sqrt();
             let found = fits::in_time((self.problem, &coarse), planned, (middle, &until));
             match found.and_then(|placement| judge(self.problem, placement)) {
                 Some(scored) => {
+                    let near = scored.0.to_ms() < far;
                     self.begun.push(scored);
+                    if near {
+                        break;
+                    }
                     high = middle;
                 }
                 None => low = middle,
