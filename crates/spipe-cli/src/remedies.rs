@@ -22,8 +22,15 @@ pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Fai
     let fits = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
         let left = until.saturating_duration_since(Instant::now());
         let case = (request.model, hardware);
-        let found = |fit| matches!(fit, Fit::Found(_));
-        (left > Duration::ZERO).then(|| found(planning::fits(case, (workload, systems, pins), left)))
+        if left.is_zero() {
+            return None;
+        }
+        match planning::fits(case, (workload, systems, pins), left) {
+            Fit::Found(_) => Some(true),
+            Fit::Never | Fit::NotFound => Some(false),
+            // What would help is not told where it is not certain that less would not.
+            Fit::Late => None,
+        }
     };
     let with_pins =
         |hardware: &Hardware, workload: &Workload, systems: &[System]| fits(&request.pins, hardware, workload, systems);

@@ -148,7 +148,7 @@ fn best_fit(question: &Question<'_>, sizes: &[Workload]) -> Fit {
     for workload in sizes {
         match planning::fits((model, hardware), (workload, question.systems, question.pins), question.time_limit) {
             Fit::Never => {}
-            Fit::NotFound => best = Fit::NotFound,
+            Fit::NotFound | Fit::Late => best = Fit::NotFound,
             found @ Fit::Found(_) => return found,
         }
     }

@@ -25,12 +25,16 @@ pub enum Fit {
     Never,
     /// None was found, which proves nothing.
     NotFound,
+    /// The same, and with more time one might have been.
+    Late,
 }
 
 /// Whether a placement of one of the problem's systems fits and runs.
 pub fn fits(problem: &Problem<'_>) -> Fit {
-    match decide(problem, &|system| candidates(&problem.context, system), &Deadline::new(problem)) {
+    let deadline = Deadline::new(problem);
+    match decide(problem, &|system| candidates(&problem.context, system), &deadline) {
         Decision::Fits(placement) => Fit::Found(placement),
+        Decision::Unfound | Decision::Open(_) if deadline.has_struck() => Fit::Late,
         Decision::Never if all_are_few(problem) => Fit::Never,
         Decision::Never | Decision::Unfound => Fit::NotFound,
         Decision::Open(systems) => searched(problem, systems).map_or(Fit::NotFound, Fit::Found),

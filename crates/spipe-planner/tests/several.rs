@@ -48,7 +48,9 @@ fn what_fits_is_found_however_many_stages_a_device_has() {
         match &found {
             Fit::Found(placement) => prop_assert!(check(&instance.context(), placement).is_ok()),
             Fit::Never => prop_assert!(exists.is_none(), "{:?}", exists),
-            Fit::NotFound => prop_assert!(false, "it is not said whether anything fits beside {:?}", exists),
+            Fit::NotFound | Fit::Late => {
+                prop_assert!(false, "it is not said whether anything fits beside {:?}", exists)
+            }
         }
         prop_assert_eq!(found == Fit::Never, exists.is_none());
         add(if exists.is_some() { &fitting } else { &refused });
