@@ -100,7 +100,7 @@ fn every(problem: &Problem<'_>, systems: &[System]) -> Option<Placement> {
     systems.iter().filter(|_| few(&figures, options.every_limit)).find_map(of_system)
 }
 
-/// Those of `systems` without which nothing fits that fits with them: no stage has more microbatches in flight than under any of the others.
+/// As few of `systems` as it takes: what fits under any of them fits under the one whose stages have the fewest microbatches in flight.
 fn leanest(problem: &Problem<'_>, systems: Vec<System>) -> Vec<System> {
     let leanest = System::OneForwardOneBackward;
     let training = problem.context.workload().mode == Mode::Train;

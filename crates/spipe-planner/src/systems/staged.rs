@@ -81,8 +81,9 @@ impl<'s, 'a> Staged<'s, 'a> {
         few(&figures).map(|sequences| Self { problem, figures, sequences })
     }
 
-    /// What no placement of `system` on the devices of `figures` takes less than, in ms, if any takes between `low` and `high`: `low` where nothing more is known in
-    /// time; and where stages may be that take little more, or less than `most` ms where activations take longer on their way.
+    /// What no placement of `system` on the devices of `figures` takes less than, in ms, if any takes between `low` and `high`: `low` where
+    /// nothing more is known in time; and where stages may be that take little more, or less than `most` ms where activations take longer on
+    /// their way.
     pub fn least(
         &self,
         (system, figures): (System, &Figures<'_>),

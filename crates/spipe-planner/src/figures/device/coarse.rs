@@ -1,7 +1,8 @@
 //! The figures of a device for groups of layers.
 
-use super::{DeviceFigures, Helper, StageTimes, Sums, largest};
+use super::{DeviceFigures, Help, Helper, Sums, largest};
 use spipe_cost::LayerMemory;
+use std::ops::Range;
 
 impl<T: Copy> Sums<T> {
     fn at(&self, borders: &[usize]) -> Self {
@@ -15,6 +16,10 @@ impl DeviceFigures {
         let groups = || borders.windows(2).map(|ends| ends[0]..ends[1]);
         let first = |list: &[Option<bool>]| groups().map(|group| list[group.start]).collect();
         let bytes: Vec<LayerMemory> = groups().filter_map(|group| joined(&self.bytes[group])).collect();
+        let times = |group: Range<usize>| {
+            let able = self.able(group.start, group.end);
+            able.then(|| self.stage_times((group.start, group.end), 0, Help::NONE))
+        };
         let helper = |helper: &Helper| Helper {
             host: helper.host,
             out: helper.out.at(borders),
@@ -23,7 +28,7 @@ impl DeviceFigures {
         };
         Self {
             name: self.name.clone(),
-            times: groups().map(|group| together(&self.times[group])).collect(),
+            times: groups().map(times).collect(),
             forward: self.forward.at(borders),
             backward: self.backward.at(borders),
             optimizer: self.optimizer.at(borders),
@@ -45,22 +50,6 @@ impl DeviceFigures {
             ..*self
         }
     }
-}
-
-/// Times of layers one after the other; none where one of them cannot run.
-fn together(times: &[Option<StageTimes>]) -> Option<StageTimes> {
-    times.iter().copied().reduce(|one, other| {
-        let (one, other) = (one?, other?);
-        Some(StageTimes {
-            forward: one.forward + other.forward,
-            recompute: one.recompute + other.recompute,
-            backward: one.backward + other.backward,
-            optimizer: one.optimizer + other.optimizer,
-            out: one.out + other.out,
-            step: one.step + other.step,
-            back: one.back + other.back,
-        })
-    })?
 }
 
 /// Memory of neighbouring layers: the input is that of the first, the boundary that of the last.
