@@ -26,6 +26,10 @@ use rayon::prelude::*;
 use spipe_plan::{Boundary, OFFLOAD_SLOTS};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod limits;
+
+use limits::{Limit, Limits, limits};
+
 /// How many steps the parts that begin with the same layer may take, with so many microbatches in flight.
 const MOST_LOOKS: u64 = 1 << 20;
 
@@ -33,10 +37,6 @@ const MOST_LOOKS: u64 = 1 << 20;
 const STEPS: usize = 1 << 22;
 const FEWEST_WAYS: usize = 8;
 const MOST_WAYS: usize = 256;
-
-/// Into how many equal parts what stages need in passing is divided where to list it would take more than so many steps.
-const PARTS: u64 = 1 << 12;
-const MOST_LISTED: usize = 1 << 19;
 
 /// Layers, with so many microbatches in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,13 +55,6 @@ pub(super) struct Known {
 
 impl Known {
     const NOTHING: Self = Self { least: 0, found: None };
-}
-
-/// A limit on what stages need in passing, and the least that any of them needs beyond the limit before; the same for copies on their way.
-#[derive(Clone, Copy, Debug)]
-struct Limit {
-    low: u64,
-    high: u64,
 }
 
 /// Intervals of limits, and of slots, by the number of the first and the last.
@@ -115,53 +108,6 @@ pub(super) fn stages(figures: &Figures<'_>, index: usize, part: Part, found: Fou
     }
     stages.reverse();
     Some(stages)
-}
-
-/// Everything that stages may need in passing, and everything that they may offload of a microbatch, or nothing.
-struct Limits {
-    passing: Vec<Limit>,
-    slots: Vec<Limit>,
-}
-
-/// All that stages of `parts` come to, or as many equal steps where that is very much.
-fn limits(figures: &Figures<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> Limits {
-    let (device, seat) = (&figures.devices[index], Seat::alone(index));
-    let first = parts.keys().map(|part| part.from).min().unwrap_or(0);
-    let last = parts.keys().map(|part| part.to).max().unwrap_or(0);
-    let longest = parts.keys().map(|part| part.to - part.from).max().unwrap_or(0);
-    let helped = figures.hosts(index).next().is_some();
-    let (mut values, mut slots) = (Vec::new(), vec![0]);
-    let mut listed = 0;
-    for from in first..last {
-        for to in from + 1..=last.min(from + longest) {
-            // Stages that are like those one layer earlier are there already.
-            if from >= first + 2 && to < figures.layers && same(figures, from - 2, to) {
-                continue;
-            }
-            let Some((fewest, most)) = device.recomputes(figures.training, from, to) else { continue };
-            listed += AROUND.len() * (most + 1 - fewest);
-            if listed > MOST_LISTED {
-                let slots = if helped { equal(device.usable / OFFLOAD_SLOTS) } else { listed_limits(vec![0]) };
-                return Limits { passing: equal(device.usable), slots };
-            }
-            if helped {
-                slots.extend((fewest..=most).map(|recomputed| device.leaving((from, to), recomputed)));
-            }
-            for around in AROUND {
-                let passing = |recomputed: usize| device.parts(seat, (from, to), recomputed, around).1;
-                values.extend((fewest..=most).map(passing).take_while(|passing| *passing <= device.usable));
-            }
-        }
-    }
-    slots.retain(|slot| *slot <= device.usable / OFFLOAD_SLOTS);
-    Limits { passing: listed_limits(values), slots: listed_limits(slots) }
-}
-
-/// A limit for each of `values`.
-fn listed_limits(mut values: Vec<u64>) -> Vec<Limit> {
-    values.sort_unstable();
-    values.dedup();
-    values.into_iter().map(|value| Limit { low: value, high: value }).collect()
 }
 
 /// The parts of a device that begin with the same layer.
@@ -303,14 +249,6 @@ impl Asked {
     }
 }
 
-/// What may be around a stage, as far as what it needs in passing depends on that.
-const AROUND: [[Boundary; 2]; 4] = [
-    [Boundary::End, Boundary::End],
-    [Boundary::End, Boundary::Within],
-    [Boundary::Within, Boundary::End],
-    [Boundary::Within, Boundary::Within],
-];
-
 /// What a host holds at least for `excess` bytes to leave a device; none if nothing can.
 pub(super) fn least_for(figures: &Figures<'_>, (index, in_flight): (usize, u64), excess: u64) -> Option<u64> {
     figures.hosts(index).next()?;
@@ -328,12 +266,6 @@ pub(super) fn least_for(figures: &Figures<'_>, (index, in_flight): (usize, u64),
 /// How many ways are told apart for so many layers.
 fn most_ways(layers: usize) -> usize {
     (STEPS / (layers * layers).max(1)).clamp(FEWEST_WAYS, MOST_WAYS)
-}
-
-/// Limits of equal distance up to `most`.
-fn equal(most: u64) -> Vec<Limit> {
-    let at = |part: u64| (u128::from(most) * u128::from(part) / u128::from(PARTS)) as u64;
-    (0..PARTS).map(|part| Limit { low: if part == 0 { 0 } else { at(part) + 1 }, high: at(part + 1) }).collect()
 }
 
 /// The layers behind one on a device with so many microbatches in flight.
