@@ -1,75 +1,76 @@
-//! The vocabulary that programs and traces share: what an action is, on what kind of lane it runs, what it is about, and
-//! why a lane was idle.
+//! The vocabulary shared by programs and traces: kinds of actions, roles of lanes, subjects of
+//! actions, and causes of idle time.
 
 use crate::{LayerRange, MicrobatchId, StageId};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// What kind of thing an action does.
+/// The kind of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum ActionKind {
-    /// A stage's forward on one microbatch.
+    /// The forward of a stage on one microbatch.
     Forward,
-    /// A stage's forward again, for the backward that follows.
+    /// The forward of a stage repeated for the backward that follows.
     Recompute,
-    /// A stage's whole backward: gradients of its input and of its weights.
+    /// The whole backward of a stage: gradients of its input and of its weights.
     Backward,
     /// The part of the backward that yields the gradient of the input (`I`; Zero Bubble's `B`).
     BackwardInput,
     /// The part of the backward that yields the gradients of the weights (`W`).
     BackwardWeight,
-    /// Bytes from one memory to another.
+    /// A copy from one memory to another.
     Copy(Payload),
-    /// Adds gradients to an accumulator outside a backward.
+    /// Adds gradients to an accumulator, outside a backward.
     Accumulate,
-    /// The sum of the squares of a stage's gradients, its part of the norm of all of them.
+    /// Sums the squares of a stage's gradients: its share of the global gradient norm.
     Norm,
     /// Updates parameters from their gradients.
     OptimizerStep,
-    /// One participant's part in an exchange among several devices.
+    /// One participant's share of an exchange among several devices.
     Collective(Collective),
-    /// Reads an outcome that guards other actions or that they wait for, such as "all gradients are finite", or their norm.
+    /// Reads a global result on which other actions depend, such as "all gradients are finite" or
+    /// the gradient norm.
     Check,
     /// Undoes an optimizer step.
     Rollback,
-    /// Takes no time; orders what is before it and what is after it.
+    /// Takes no time; orders the actions before it and after it.
     Barrier,
 }
 
-/// What a copy moves.
+/// The data that a copy moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Payload {
-    /// A stage's output to the next stage's device.
+    /// The output of a stage, to the next stage's device.
     Activation,
-    /// A stage's input gradient to the previous stage's device.
+    /// The input gradient of a stage, to the previous stage's device.
     Gradient,
-    /// A stage input kept for a recompute elsewhere.
+    /// The input of a stage, kept for a recompute on another device.
     Checkpoint,
-    /// Parameters to the device that computes with them.
+    /// Parameters, to the device that computes with them.
     WeightsIn,
-    /// Gradients of parameters to the memory of their optimizer.
+    /// Gradients of parameters, to the memory of their optimizer.
     GradientsOut,
-    /// Saved activations out of a device.
+    /// Saved activations, out of a device.
     Offload,
-    /// Saved activations back into the device.
+    /// Saved activations, back into the device.
     Reload,
-    /// Updated parameters back to where they live.
+    /// Updated parameters, back to their home memory.
     WriteBack,
 }
 
-/// How several devices exchange data.
+/// The pattern of an exchange among several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Collective {
-    /// Everyone gets every part.
+    /// Every participant receives every part.
     AllGather,
-    /// Everyone gets the sum of one part.
+    /// Every participant receives the sum of one part.
     ReduceScatter,
-    /// Everyone gets the sum of everything.
+    /// Every participant receives the sum of all parts.
     AllReduce,
 }
 
-/// What a lane is for.
+/// The role of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LaneRole {
@@ -81,7 +82,7 @@ pub enum LaneRole {
     D2h,
     /// A named channel of a link between two devices.
     Channel,
-    /// Workers that step parameters on a CPU.
+    /// Workers that run the optimizer on a CPU.
     Optimizer,
     /// Reads from NVMe.
     NvmeIn,
@@ -89,7 +90,7 @@ pub enum LaneRole {
     NvmeOut,
 }
 
-/// Why a compute lane did nothing.
+/// The reason why a compute lane was idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IdleCause {
@@ -105,19 +106,19 @@ pub enum IdleCause {
     Weights,
     /// Activations that had been offloaded came last.
     Reload,
-    /// There was no memory for what the next action writes.
+    /// There was no memory for the next action's outputs.
     Memory,
     /// An optimizer step ended last.
     Optimizer,
     /// A global check ended last.
     Check,
-    /// An ordering edge, not data, was met last.
+    /// An ordering edge without data was met last.
     Order,
 }
 
-/// A word that names nothing.
+/// A word that is not in the vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{word}` is no {what} (known: {known})")]
+#[error("unknown {what} `{word}` (known: {known})")]
 pub struct UnknownWord {
     word: String,
     what: &'static str,
@@ -125,7 +126,7 @@ pub struct UnknownWord {
 }
 
 impl UnknownWord {
-    /// That `word` names no `what`, with the words that do.
+    /// Creates the error for `word`, which is none of the words `known` for a `what`.
     pub fn new(word: &str, what: &'static str, known: &[&str]) -> Self {
         Self { word: word.into(), what, known: known.join(", ") }
     }
@@ -157,17 +158,17 @@ const KINDS: [(&str, ActionKind); 22] = [
 ];
 
 impl ActionKind {
-    /// Every kind, in the order in which reports list them.
+    /// Returns every kind, in the order of reports.
     pub fn all() -> impl Iterator<Item = Self> {
         KINDS.iter().map(|(_, kind)| *kind)
     }
 
-    /// Its name in reports and files.
+    /// Returns the name used in reports and files.
     pub fn name(self) -> &'static str {
         KINDS.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether the action is arithmetic of the model on a compute lane.
+    /// Whether the action computes a part of the model on a compute lane.
     pub const fn is_compute(self) -> bool {
         matches!(self, Self::Forward | Self::Recompute | Self::Backward | Self::BackwardInput | Self::BackwardWeight)
     }
@@ -225,7 +226,7 @@ impl schemars::JsonSchema for ActionKind {
 }
 
 impl IdleCause {
-    /// Every cause, in the order in which reports list them.
+    /// Every cause, in the order of reports.
     pub const ALL: [Self; 10] = [
         Self::WarmUp,
         Self::Drain,
@@ -239,7 +240,7 @@ impl IdleCause {
         Self::Order,
     ];
 
-    /// Its name in reports and files.
+    /// Returns the name used in reports and files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::WarmUp => "warm-up",
@@ -263,7 +264,7 @@ impl fmt::Display for IdleCause {
 }
 
 impl LaneRole {
-    /// Its name, which is the second half of a lane's name (`gpu0.h2d`).
+    /// Returns the role's name: the second half of a lane's name (`gpu0.h2d`).
     pub const fn name(self) -> &'static str {
         match self {
             Self::Compute => "compute",
@@ -277,7 +278,7 @@ impl LaneRole {
     }
 }
 
-/// What an action is about, as far as that makes sense for it.
+/// The stage, microbatch and layers that an action works on, where it has them.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -295,12 +296,12 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A stage as a whole.
+    /// Creates the subject of a whole stage.
     pub fn stage(stage: StageId) -> Self {
         Self { stage: Some(stage), ..Self::default() }
     }
 
-    /// One microbatch in a stage.
+    /// Creates the subject of one microbatch in a stage.
     pub fn work(stage: StageId, microbatch: MicrobatchId) -> Self {
         Self { stage: Some(stage), microbatch: Some(microbatch), layers: None }
     }

@@ -1,10 +1,10 @@
-//! The number formats that devices compute in.
+//! Number formats of device arithmetic.
 
 use crate::UnknownWord;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A number format of a device's arithmetic.
+/// A number format in which devices compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataType {
@@ -26,7 +26,7 @@ impl DataType {
     /// Every format.
     pub const ALL: [Self; 6] = [Self::F32, Self::Tf32, Self::F16, Self::Bf16, Self::Fp8, Self::Int8];
 
-    /// Its name in files.
+    /// Returns the name used in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -38,7 +38,7 @@ impl DataType {
         }
     }
 
-    /// How many bytes a number takes in memory.
+    /// Returns the size of one number in memory, in bytes.
     pub const fn bytes(self) -> u64 {
         match self {
             Self::F32 | Self::Tf32 => 4,
@@ -75,6 +75,6 @@ mod tests {
             assert_eq!(data_type.name().parse(), Ok(data_type));
         }
         let unknown = "f8".parse::<DataType>().map_err(|error| error.to_string());
-        assert_eq!(unknown, Err("`f8` is no data type (known: f32, tf32, f16, bf16, fp8, int8)".into()));
+        assert_eq!(unknown, Err("unknown data type `f8` (known: f32, tf32, f16, bf16, fp8, int8)".into()));
     }
 }

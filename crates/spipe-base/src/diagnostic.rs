@@ -1,11 +1,11 @@
-//! Messages as data: what is wrong, where, and what to do about it.
+//! Diagnostics: messages with a severity, a position and a hint.
 
 use std::fmt;
 
-/// A place in a text file, counted from one.
+/// A position in a text file, counted from one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
-    /// The file as the user named it.
+    /// The file, as named by the user.
     pub file: String,
     /// The line.
     pub line: usize,
@@ -19,7 +19,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// The words of the system for a fault of a file, without its error number: a clause that goes on a sentence.
+/// Formats an I/O error as a lower-case clause without its error number.
 ///
 /// ```
 /// let missing = std::io::Error::from_raw_os_error(2);
@@ -32,53 +32,54 @@ pub fn words_of(error: &std::io::Error) -> String {
     letters.next().map(|first| first.to_lowercase().collect::<String>() + letters.as_str()).unwrap_or_default()
 }
 
-/// The position of byte `offset` of `text`.
+/// Returns the position of byte `offset` of `text`.
 pub fn position_of(file: &str, text: &str, offset: usize) -> Position {
     let before = &text[..text.floor_char_boundary(offset.min(text.len()))];
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
     Position { file: file.into(), line: before.matches('\n').count() + 1, column: before[start..].chars().count() + 1 }
 }
 
-/// How bad it is.
+/// How serious a diagnostic is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Worth knowing; the result stands.
+    /// The result is still valid.
     Warning,
     /// There is no result.
     Error,
 }
 
-/// One message: a lower-case fragment with ids in backticks, a place if there is one, and advice apart.
+/// One message: a lower-case fragment with ids in backticks, an optional position, and an optional
+/// hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// How bad it is.
+    /// How serious it is.
     pub severity: Severity,
-    /// What is wrong and by how much.
+    /// The fault, with its amount.
     pub message: String,
-    /// Where.
+    /// The place in the input.
     pub position: Option<Position>,
-    /// What to do about it.
+    /// The remedy.
     pub hint: Option<String>,
 }
 
 impl Diagnostic {
-    /// An error.
+    /// Creates an error.
     pub fn error(message: impl Into<String>) -> Self {
         Self { severity: Severity::Error, message: message.into(), position: None, hint: None }
     }
 
-    /// A warning.
+    /// Creates a warning.
     pub fn warning(message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(message) }
     }
 
-    /// The same with a place.
+    /// Adds a position.
     pub fn at(mut self, position: Position) -> Self {
         self.position = Some(position);
         self
     }
 
-    /// The same with advice.
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
@@ -102,42 +103,42 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// Everything that is wrong with an input, not only the first thing.
+/// All faults of an input, not only the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults(Vec<Diagnostic>);
 
 impl Faults {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds one.
+    /// Adds a fault.
     pub fn push(&mut self, diagnostic: Diagnostic) {
         self.0.push(diagnostic);
     }
 
-    /// Adds all of another list.
+    /// Adds all faults of another list.
     pub fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
-    /// Whether none of them is an error.
+    /// Whether no fault is an error.
     pub fn is_harmless(&self) -> bool {
         self.0.iter().all(|diagnostic| diagnostic.severity == Severity::Warning)
     }
 
-    /// Whether there are none at all.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The messages in the order in which they were found.
+    /// Iterates over the faults in the order in which they were found.
     pub fn iter(&self) -> std::slice::Iter<'_, Diagnostic> {
         self.0.iter()
     }
 
-    /// `value` if none of the faults is an error, otherwise the faults.
+    /// Returns `value` if no fault is an error, otherwise the faults.
     pub fn or<T>(self, value: T) -> Result<T, Self> {
         if self.is_harmless() { Ok(value) } else { Err(self) }
     }

@@ -1,4 +1,4 @@
-//! Ids as types, each printed with a letter, and vectors that only their own id can index.
+//! Typed ids, each printed with its letter, and vectors that only their own id type can index.
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -16,12 +16,12 @@ macro_rules! ids {
         pub struct $name(u32);
 
         impl $name {
-            /// The id with that number.
+            /// Creates the id with this number.
             pub const fn new(number: u32) -> Self {
                 Self(number)
             }
 
-            /// Its number, counted from zero.
+            /// Returns its number, counted from zero.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -57,21 +57,21 @@ ids! {
     DeviceId "d",
     /// A memory of the machine.
     MemoryId "r",
-    /// One direction of a link, or the channels of a memory: what flows share.
+    /// One direction of a link, or the channels of a memory; flows share its bandwidth.
     LinkId "k",
-    /// An in-order queue of the machine.
+    /// An in-order queue of actions on the machine.
     LaneId "q",
     /// A stage of the pipeline, in model order.
     StageId "s",
     /// A microbatch of an iteration.
     MicrobatchId "m",
-    /// A piece of data of a program.
+    /// A buffer of a program.
     BufferId "b",
     /// An action of a program.
     ActionId "a",
 }
 
-/// A vector whose elements are found by one kind of id.
+/// A vector indexed by one type of id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdVec<I, T> {
     items: Vec<T>,
@@ -85,7 +85,7 @@ impl<I, T> Default for IdVec<I, T> {
 }
 
 impl<I: From<usize> + Into<usize>, T> IdVec<I, T> {
-    /// Without elements.
+    /// Creates an empty vector.
     pub fn new() -> Self {
         Self::default()
     }
@@ -96,42 +96,42 @@ impl<I: From<usize> + Into<usize>, T> IdVec<I, T> {
         I::from(self.items.len() - 1)
     }
 
-    /// How many there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there are none.
+    /// Whether the vector is empty.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// The elements in order of their ids.
+    /// Iterates over the elements in the order of their ids.
     pub fn iter(&self) -> std::slice::Iter<'_, T> {
         self.items.iter()
     }
 
-    /// The elements in order of their ids, to be changed.
+    /// Iterates over the elements mutably, in the order of their ids.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
         self.items.iter_mut()
     }
 
-    /// Each element with its id.
+    /// Iterates over the elements with their ids.
     pub fn enumerate(&self) -> impl DoubleEndedIterator<Item = (I, &T)> + ExactSizeIterator {
         self.items.iter().enumerate().map(|(index, item)| (I::from(index), item))
     }
 
-    /// All ids, ascending.
+    /// Iterates over the ids, ascending.
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = I> + ExactSizeIterator + use<I, T> {
         (0..self.items.len()).map(I::from)
     }
 
-    /// The element, if there is one with this id.
+    /// Returns the element with this id, if there is one.
     pub fn get(&self, id: I) -> Option<&T> {
         self.items.get(id.into())
     }
 
-    /// The elements as a slice.
+    /// Returns the elements as a slice.
     pub fn as_slice(&self) -> &[T] {
         &self.items
     }
@@ -175,7 +175,7 @@ impl<'a, I, T> IntoIterator for &'a IdVec<I, T> {
     }
 }
 
-/// Layers `first..last`, both included, as files and reports write them.
+/// The layers `first..last`, both included, as in files and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LayerRange {
@@ -183,18 +183,19 @@ pub struct LayerRange {
     last: LayerId,
 }
 
-/// Why a text is not a range of layers.
+/// The error of a text that is not a range of layers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a range of layers (write the first and the last, both included, like \"0..3\")")]
 pub struct ParseRangeError(String);
 
 impl LayerRange {
-    /// As a sentence names them: `layer 4`, `layers 0..3`.
+    /// Formats the range for a sentence: `layer 4`, `layers 0..3`.
     pub fn in_words(self) -> String {
         if self.first == self.last { format!("layer {}", self.first.0) } else { format!("layers {self}") }
     }
 
-    /// From `first` to `last`, both included, if they are in order.
+    /// Creates the range from `first` to `last`, both included; `None` if `last` comes before
+    /// `first`.
     pub fn new(first: LayerId, last: LayerId) -> Option<Self> {
         (first <= last).then_some(Self { first, last })
     }
@@ -209,7 +210,7 @@ impl LayerRange {
         self.last
     }
 
-    /// How many layers; at least one.
+    /// Returns the number of layers; at least one.
     pub const fn count(self) -> usize {
         self.last.index() - self.first.index() + 1
     }
@@ -219,7 +220,7 @@ impl LayerRange {
         self.first <= layer && layer <= self.last
     }
 
-    /// The layers, ascending.
+    /// Iterates over the layers, ascending.
     pub fn iter(self) -> impl DoubleEndedIterator<Item = LayerId> + Clone {
         (self.first.index()..=self.last.index()).map(LayerId::from)
     }

@@ -1,14 +1,17 @@
-//! Quantities with units, typed ids, the vocabulary of actions, and diagnostics: what every other crate speaks.
+//! Quantities with units, typed ids, the vocabulary of actions, and diagnostics, shared by all
+//! other crates.
 //!
 //! ```text
-//! quantity   Bytes  Flops  Seconds  SimTime  BytesPerSecond  FlopsPerSecond  ParamsPerSecond  Text<T>
-//! id         LayerId  DeviceId  MemoryId  LinkId  LaneId  StageId  MicrobatchId  BufferId  ActionId  LayerRange
-//! action     ActionKind  Payload  Collective  LaneRole  Subject  IdleCause
-//! data type  DataType
-//! diagnostic Diagnostic  Faults  Position
+//! quantity    Bytes  Flops  Seconds  SimTime  Text<T>
+//!             BytesPerSecond  FlopsPerSecond  ParamsPerSecond
+//! id          LayerId  DeviceId  MemoryId  LinkId  LaneId  StageId  MicrobatchId
+//!             BufferId  ActionId  LayerRange  IdVec<I, T>
+//! action      ActionKind  Payload  Collective  LaneRole  Subject  IdleCause
+//! data type   DataType
+//! diagnostic  Diagnostic  Faults  Position
 //! ```
 //!
-//! Quantities refuse what makes no sense, and combine only where the physics does:
+//! Quantities refuse invalid values. Only the operations with a physical meaning exist:
 //!
 //! ```
 //! use spipe_base::{Bytes, BytesPerSecond, SimTime};

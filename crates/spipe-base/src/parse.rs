@@ -1,6 +1,6 @@
-//! Text such as `"18.522 ms"` taken apart into a number and one of the units of a quantity.
+//! Parsing of text such as `"18.522 ms"` into a number and a unit.
 
-/// Why a text is not a quantity.
+/// The error of a text that is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseQuantityError {
     /// The text does not start with a number.
@@ -8,9 +8,9 @@ pub enum ParseQuantityError {
     NoNumber {
         /// The text as given.
         text: String,
-        /// What was wanted.
+        /// The expected quantity.
         quantity: &'static str,
-        /// A good example.
+        /// A valid example.
         example: &'static str,
     },
     /// A number without a unit.
@@ -18,42 +18,42 @@ pub enum ParseQuantityError {
     NoUnit {
         /// The text as given.
         text: String,
-        /// What was wanted.
+        /// The expected quantity.
         quantity: &'static str,
-        /// A good example.
+        /// A valid example.
         example: &'static str,
     },
-    /// A unit of something else.
+    /// The unit of another quantity.
     #[error("`{unit}` is not a unit of {quantity} (known: {known})")]
     WrongUnit {
         /// The unit as given.
         unit: String,
-        /// What was wanted.
+        /// The expected quantity.
         quantity: &'static str,
         /// The units of that quantity.
         known: String,
     },
-    /// A number that the quantity cannot have: negative, too large, or zero where that makes no sense.
+    /// A number that the quantity cannot have: negative, too large, or zero for a rate.
     #[error("`{text}` is out of range for a {quantity}")]
     OutOfRange {
         /// The text as given.
         text: String,
-        /// What was wanted.
+        /// The expected quantity.
         quantity: &'static str,
     },
 }
 
-/// What a quantity tells its parser.
+/// The name and units of a quantity, for its parser.
 pub(crate) struct Units {
     /// The quantity's name in messages.
     pub quantity: &'static str,
-    /// A good example for messages.
+    /// A valid example for messages.
     pub example: &'static str,
     /// Each unit with its factor to the base unit.
     pub table: &'static [(&'static str, f64)],
 }
 
-/// The value of `text` in the base unit.
+/// Parses `text` and returns its value in the base unit.
 pub(crate) fn parse(text: &str, units: &Units) -> Result<f64, ParseQuantityError> {
     let trimmed = text.trim();
     let end = number_end(trimmed);
@@ -82,12 +82,13 @@ pub(crate) fn parse(text: &str, units: &Units) -> Result<f64, ParseQuantityError
     }
 }
 
-/// `value` units of `factor` base units each; small units divide, so that `18.522 ms` is the float nearest to it.
+/// Converts `value` units of `factor` base units each. Small units divide, so that `18.522 ms` is
+/// the nearest float.
 pub(crate) fn scale(value: f64, factor: f64) -> f64 {
     if factor < 1.0 { value / (1.0 / factor).round() } else { value * factor }
 }
 
-/// Where the number at the start of `text` ends; an `e` counts only when digits follow it.
+/// Returns the end of the number at the start of `text`. An `e` counts only when digits follow it.
 fn number_end(text: &str) -> usize {
     let bytes = text.as_bytes();
     let mut end = 0;
@@ -104,7 +105,8 @@ fn number_end(text: &str) -> usize {
     end
 }
 
-/// Writes `value` with the largest of `scales` (largest first) that leaves at least one unit, with `digits` decimals.
+/// Writes `value` with `digits` decimals in the largest of `scales` (in descending order) that
+/// leaves at least one unit.
 pub(crate) fn write_scaled(
     f: &mut std::fmt::Formatter<'_>,
     value: f64,

@@ -1,5 +1,5 @@
-//! The quantities: one private number each, constructors and readers named after units, and only the operators that mean
-//! something.
+//! Quantities: each holds one private number. Constructors and accessors are named after units, and
+//! only the operators with a physical meaning exist.
 
 use crate::{
     parse::{ParseQuantityError, Units, parse, scale, write_scaled},
@@ -16,54 +16,54 @@ use std::{cmp::Ordering, fmt, iter::Sum, str::FromStr};
 pub struct Bytes(u64);
 
 impl Bytes {
-    /// Nothing.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// That many bytes.
+    /// Creates a size of `bytes` bytes.
     pub const fn new(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// That many KiB (2¹⁰ bytes).
+    /// Creates a size of `n` KiB (2¹⁰ bytes).
     pub const fn kib(n: u64) -> Self {
         Self(n << 10)
     }
 
-    /// That many MiB (2²⁰ bytes).
+    /// Creates a size of `n` MiB (2²⁰ bytes).
     pub const fn mib(n: u64) -> Self {
         Self(n << 20)
     }
 
-    /// That many GiB (2³⁰ bytes).
+    /// Creates a size of `n` GiB (2³⁰ bytes).
     pub const fn gib(n: u64) -> Self {
         Self(n << 30)
     }
 
-    /// A computed size, rounded up to whole bytes.
+    /// Rounds a computed size up to whole bytes.
     ///
     /// # Panics
-    /// If `bytes` is negative, not finite or beyond 2⁶⁴.
+    /// If `bytes` is negative, not finite, or at least 2⁶⁴.
     pub fn from_f64(bytes: f64) -> Self {
         assert!(bytes >= 0.0 && bytes < u64::MAX as f64, "{bytes} is no size in bytes");
         Self(bytes.ceil() as u64)
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The number of bytes, for ratios.
+    /// Returns the number of bytes as a float, for ratios.
     pub const fn as_f64(self) -> f64 {
         self.0 as f64
     }
 
-    /// In GiB.
+    /// Converts to GiB.
     pub fn to_gib(self) -> f64 {
         self.as_f64() / (1u64 << 30) as f64
     }
 
-    /// The least size not below this one that is printed without rounding, but for a part of a byte.
+    /// Rounds up to the next size that prints without rounding, apart from a fraction of a byte.
     ///
     /// ```
     /// use spipe_base::Bytes;
@@ -78,12 +78,12 @@ impl Bytes {
         up.and_then(|up| u64::try_from(up).ok()).map_or(self, Self)
     }
 
-    /// What is left after taking `other` away, or nothing.
+    /// Subtracts `other`; the result is zero if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// What is left after taking `other` away, if there is enough.
+    /// Subtracts `other`; `None` if `other` is larger.
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
             Some(left) => Some(Self(left)),
@@ -188,7 +188,8 @@ impl std::ops::Div<BytesPerSecond> for Bytes {
     }
 }
 
-/// A quantity held as a finite, non-negative `f64` in its base unit. Rates are refused at zero, so that they can divide.
+/// Defines a quantity held as a finite, non-negative `f64` in its base unit. A rate cannot be zero,
+/// because it divides.
 macro_rules! quantity {
     (
         $(#[$doc:meta])* $name:ident, $least:tt zero, $quantity:literal, $example:literal,
@@ -203,7 +204,8 @@ macro_rules! quantity {
         pub struct $name(f64);
 
         impl $name {
-            /// That much in the base unit, if it is finite and in range.
+            /// Creates a quantity from `value` in the base unit; `None` if `value` is not finite or
+            /// out of range.
             pub fn new(value: f64) -> Option<Self> {
                 (value.is_finite() && value $least 0.0).then_some(Self(value))
             }
@@ -212,7 +214,7 @@ macro_rules! quantity {
                 $(#[$cdoc])*
                 ///
                 /// # Panics
-                /// If the number is negative, not finite, or zero for a rate.
+                /// If `value` is negative, not finite, or zero for a rate.
                 pub fn $ctor(value: f64) -> Self {
                     match Self::new(scale(value, $cfactor)) {
                         Some(quantity) => quantity,
@@ -221,7 +223,7 @@ macro_rules! quantity {
                 }
             )*
 
-            /// In the base unit.
+            /// Returns the value in the base unit.
             pub const fn get(self) -> f64 {
                 self.0
             }
@@ -315,15 +317,16 @@ macro_rules! quantity {
 }
 
 quantity! {
-    /// A duration in seconds, for what is computed or measured; the simulator's clock is [`SimTime`](crate::SimTime).
+    /// A duration in seconds, computed or measured. The simulator's clock is
+    /// [`SimTime`](crate::SimTime).
     Seconds, >= zero, "duration", "18.5 ms",
     units: ["s" = 1.0, "ms" = 1e-3, "us" = 1e-6, "µs" = 1e-6, "μs" = 1e-6, "ns" = 1e-9, "min" = 60.0, "m" = 60.0, "h" = 3600.0],
     display: ["s" = 1.0, "ms" = 1e-3, "us" = 1e-6, "ns" = 1e-9],
-    /// That many seconds.
+    /// Creates a duration of `value` seconds.
     s = 1.0,
-    /// That many milliseconds.
+    /// Creates a duration of `value` milliseconds.
     ms = 1e-3,
-    /// That many microseconds.
+    /// Creates a duration of `value` microseconds.
     us = 1e-6
 }
 
@@ -332,19 +335,19 @@ quantity! {
     Flops, >= zero, "number of operations", "4 GFLOP",
     units: ["FLOP" = 1.0, "kFLOP" = 1e3, "MFLOP" = 1e6, "GFLOP" = 1e9, "TFLOP" = 1e12, "PFLOP" = 1e15],
     display: ["PFLOP" = 1e15, "TFLOP" = 1e12, "GFLOP" = 1e9, "MFLOP" = 1e6, "FLOP" = 1.0],
-    /// That many operations.
+    /// Creates a count of `value` operations.
     flop = 1.0
 }
 
 quantity! {
-    /// A bandwidth. Bits and bytes are told apart: `Gb/s` is an eighth of `GB/s`.
+    /// A bandwidth. Bits and bytes are distinguished: 1 Gb/s is an eighth of 1 GB/s.
     BytesPerSecond, > zero, "bandwidth", "32 GB/s",
     units: ["B/s" = 1.0, "KB/s" = 1e3, "MB/s" = 1e6, "GB/s" = 1e9, "TB/s" = 1e12, "KiB/s" = 1024.0, "MiB/s" = 1_048_576.0,
         "GiB/s" = 1_073_741_824.0, "TiB/s" = 1_099_511_627_776.0, "Mb/s" = 125e3, "Gb/s" = 125e6],
     display: ["TB/s" = 1e12, "GB/s" = 1e9, "MB/s" = 1e6, "KB/s" = 1e3, "B/s" = 1.0],
-    /// That many bytes per second.
+    /// Creates a bandwidth of `value` bytes per second.
     bytes = 1.0,
-    /// That many GB (10⁹ bytes) per second.
+    /// Creates a bandwidth of `value` GB (10⁹ bytes) per second.
     gb = 1e9
 }
 
@@ -353,28 +356,28 @@ quantity! {
     FlopsPerSecond, > zero, "arithmetic rate", "165 TFLOP/s",
     units: ["FLOP/s" = 1.0, "MFLOP/s" = 1e6, "GFLOP/s" = 1e9, "TFLOP/s" = 1e12, "PFLOP/s" = 1e15],
     display: ["PFLOP/s" = 1e15, "TFLOP/s" = 1e12, "GFLOP/s" = 1e9, "MFLOP/s" = 1e6, "FLOP/s" = 1.0],
-    /// That many operations per second.
+    /// Creates a rate of `value` operations per second.
     flops = 1.0,
-    /// That many TFLOP (10¹² operations) per second.
+    /// Creates a rate of `value` TFLOP (10¹² operations) per second.
     tflops = 1e12
 }
 
 quantity! {
-    /// How many parameters an optimizer updates in a second.
+    /// The number of parameters that an optimizer updates per second.
     ParamsPerSecond, > zero, "optimizer rate", "2 Gparam/s",
     units: ["param/s" = 1.0, "Mparam/s" = 1e6, "Gparam/s" = 1e9],
     display: ["Gparam/s" = 1e9, "Mparam/s" = 1e6, "param/s" = 1.0],
-    /// That many parameters per second.
+    /// Creates a rate of `value` parameters per second.
     params = 1.0,
-    /// That many 10⁹ parameters per second.
+    /// Creates a rate of `value` · 10⁹ parameters per second.
     gparams = 1e9
 }
 
 impl Seconds {
-    /// No time at all.
+    /// A duration of zero.
     pub const ZERO: Self = Self(0.0);
 
-    /// In milliseconds.
+    /// Converts to milliseconds.
     pub fn to_ms(self) -> f64 {
         self.0 * 1e3
     }
@@ -387,7 +390,7 @@ impl Sum for Seconds {
 }
 
 impl Flops {
-    /// No work at all.
+    /// Zero operations.
     pub const ZERO: Self = Self(0.0);
 }
 

@@ -1,10 +1,10 @@
-//! Quantities as people write them in input files.
+//! Values written as text in input files.
 
 use crate::LayerRange;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use std::{borrow::Cow, fmt, ops::Deref, str::FromStr};
 
-/// A value that is written as text in files: `"24 GiB"`, `"0..3"`. A bare number is refused.
+/// A value written as text in files: `"24 GiB"`, `"0..3"`. A bare number is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Text<T>(pub T);
 
@@ -18,7 +18,7 @@ impl<T> Deref for Text<T> {
 
 /// A value whose written form parses back to the same value.
 pub trait Exact {
-    /// The value with its unit, no digit lost.
+    /// Formats the value with its unit and without loss of digits.
     fn exact(&self) -> String;
 }
 

@@ -1,10 +1,11 @@
-//! The clock of traces and of the simulator.
+//! The clock of traces and the simulator.
 
 use crate::Seconds;
 use serde::{Deserialize, Serialize};
 use std::{fmt, iter::Sum};
 
-/// A point on, or a stretch of, the integer nanosecond clock, which ends after 584 years: what would be later is then.
+/// A point in time or a duration on an integer nanosecond clock. The clock saturates after 584
+/// years.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -12,42 +13,42 @@ use std::{fmt, iter::Sum};
 pub struct SimTime(u64);
 
 impl SimTime {
-    /// The start of the clock, and no time at all.
+    /// The start of the clock, and a duration of zero.
     pub const ZERO: Self = Self(0);
-    /// Later than everything.
+    /// The end of the clock.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// That many nanoseconds.
+    /// Creates a time of `ns` nanoseconds.
     pub const fn ns(ns: u64) -> Self {
         Self(ns)
     }
 
-    /// That many whole milliseconds.
+    /// Creates a time of `ms` milliseconds.
     pub const fn ms(ms: u64) -> Self {
         Self(ms * 1_000_000)
     }
 
-    /// Rounded to the nearest nanosecond.
+    /// Rounds `duration` to the nearest nanosecond.
     pub fn from_seconds(duration: Seconds) -> Self {
         Self((duration.get() * 1e9).round() as u64)
     }
 
-    /// In nanoseconds.
+    /// Returns the number of nanoseconds.
     pub const fn as_ns(self) -> u64 {
         self.0
     }
 
-    /// In milliseconds.
+    /// Converts to milliseconds.
     pub fn to_ms(self) -> f64 {
         self.0 as f64 / 1e6
     }
 
-    /// As a duration in seconds.
+    /// Converts to seconds.
     pub fn to_seconds(self) -> Seconds {
         Seconds::s(self.0 as f64 / 1e9)
     }
 
-    /// The stretch from `earlier` to here, or nothing if `earlier` is later.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     pub const fn saturating_sub(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
     }

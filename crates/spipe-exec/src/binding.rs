@@ -243,7 +243,7 @@ mod tests {
         let message = |text: &str| text.parse::<Binding>().unwrap_err().to_string();
         assert!(message("gpu0").starts_with("error: `gpu0` binds nothing\nhint: "));
         assert!(message("gpu0=tpu:0").contains("`tpu` is no kind of executor"));
-        assert!(message("gpu0=cpu:0:torch").contains("`torch` is no backend (known: ndarray, flex)"));
+        assert!(message("gpu0=cpu:0:torch").contains("unknown backend `torch` (known: ndarray, flex)"));
         assert!(message("gpu0=cpu:0@3..1").contains("`3..1` is not a list of cores"));
         assert!(message("gpu0=cuda:0@1").contains("neither backend nor cores"));
     }
