@@ -10,9 +10,9 @@ use std::{fmt, str::FromStr};
 /// ```
 /// use spipe_exec::{Backend, Binding, Executor};
 ///
-/// let binding: Binding = "gpu0=emulated:0:flex@0..1,4".parse()?;
-/// assert_eq!(binding.executor, Executor::Emulated { index: 0, backend: Backend::Flex, cores: vec![0, 1, 4] });
-/// assert_eq!(binding.to_string(), "gpu0=emulated:0:flex@0..1,4");
+/// let binding: Binding = "gpu0=emulated:0:ndarray@0..1,4".parse()?;
+/// assert_eq!(binding.executor, Executor::Emulated { index: 0, backend: Backend::Ndarray, cores: vec![0, 1, 4] });
+/// assert_eq!(binding.to_string(), "gpu0=emulated:0:ndarray@0..1,4");
 /// assert!("gpu0=tpu:0".parse::<Binding>().is_err());
 /// # Ok::<(), spipe_base::Faults>(())
 /// ```
@@ -61,22 +61,19 @@ pub enum Executor {
 /// A library that computes on CPU cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backend {
-    /// `burn-ndarray`. Its matrix products use one thread each, several at a time only in batches.
-    Ndarray,
-    /// `burn-flex`.
+    /// `burn-ndarray`. It computes in f32; numbers of 16 bits are stored, and expanded where they are computed with.
     #[default]
-    Flex,
+    Ndarray,
 }
 
 impl Backend {
     /// Every backend.
-    pub const ALL: [Self; 2] = [Self::Ndarray, Self::Flex];
+    pub const ALL: [Self; 1] = [Self::Ndarray];
 
     /// Its name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ndarray => "ndarray",
-            Self::Flex => "flex",
         }
     }
 }
@@ -151,7 +148,7 @@ impl FromStr for Executor {
         let fault = |message: String| {
             Faults::from(
                 Diagnostic::error(message)
-                    .hint("write cpu:0, emulated:0, cuda:0, or with backend and cores cpu:0:flex@0..3"),
+                    .hint("write cpu:0, emulated:0, cuda:0, or with backend and cores cpu:0:ndarray@0..3"),
             )
         };
         let (head, cores) = match text.split_once('@') {
@@ -232,10 +229,10 @@ mod tests {
 
     #[test]
     fn text_round_trips() {
-        for text in ["gpu0=emulated:0:flex@0..3,7", "cpu0=cpu:1:ndarray", "gpu1=cuda:2", "gpu0=wgpu:0"] {
+        for text in ["gpu0=emulated:0:ndarray@0..3,7", "cpu0=cpu:1:ndarray", "gpu1=cuda:2", "gpu0=wgpu:0"] {
             assert_eq!(text.parse::<Binding>().map(|binding| binding.to_string()), Ok(text.into()));
         }
-        assert_eq!("a=cpu:0".parse::<Binding>().unwrap().to_string(), "a=cpu:0:flex");
+        assert_eq!("a=cpu:0".parse::<Binding>().unwrap().to_string(), "a=cpu:0:ndarray");
     }
 
     #[test]
@@ -243,7 +240,7 @@ mod tests {
         let message = |text: &str| text.parse::<Binding>().unwrap_err().to_string();
         assert!(message("gpu0").starts_with("error: `gpu0` binds nothing\nhint: "));
         assert!(message("gpu0=tpu:0").contains("`tpu` is no kind of executor"));
-        assert!(message("gpu0=cpu:0:torch").contains("unknown backend `torch` (known: ndarray, flex)"));
+        assert!(message("gpu0=cpu:0:torch").contains("unknown backend `torch` (known: ndarray)"));
         assert!(message("gpu0=cpu:0@3..1").contains("`3..1` is not a list of cores"));
         assert!(message("gpu0=cuda:0@1").contains("neither backend nor cores"));
     }

@@ -33,7 +33,7 @@ fn a_panic_in_any_lane_ends_the_run() {
         let started = Instant::now();
         let fail = |iteration, action| assert!(iteration < 1 || action != victim, "injected");
         let hooks = Hooks { before: &fail, ..Hooks::NONE };
-        let options = case.options(Backend::Flex, 3);
+        let options = case.options(Backend::Ndarray, 3);
         let result = run_with((&plan, &program), &text(), &options, &mut |_| GO_ON, &hooks);
         let lane = &program.lanes()[program.actions()[victim].lane].name;
         match result {
@@ -54,8 +54,8 @@ fn a_panic_spares_the_checkpoint_before() {
     let (plan, program) = case.build();
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Some(Checkpoints { folder: folder.path().into(), every: 1 });
-    let options = Options { checkpoints, ..case.options(Backend::Flex, 4) };
-    let whole = run(&plan, &program, &text(), &case.options(Backend::Flex, 4), &mut |_| GO_ON).unwrap().losses;
+    let options = Options { checkpoints, ..case.options(Backend::Ndarray, 4) };
+    let whole = run(&plan, &program, &text(), &case.options(Backend::Ndarray, 4), &mut |_| GO_ON).unwrap().losses;
     let fail = |iteration, action: ActionId| assert!(iteration < 2 || action.index() != 0, "injected");
     let hooks = Hooks { before: &fail, ..Hooks::NONE };
     let failed = run_with((&plan, &program), &text(), &options, &mut |_| GO_ON, &hooks);
@@ -72,7 +72,7 @@ fn a_panic_of_the_caller_ends_the_run() {
     let case = Case::default();
     let (plan, program) = case.build();
     let result = std::panic::catch_unwind(|| {
-        run(&plan, &program, &text(), &case.options(Backend::Flex, 1000), &mut |_| panic!("the caller"))
+        run(&plan, &program, &text(), &case.options(Backend::Ndarray, 1000), &mut |_| panic!("the caller"))
     });
     assert!(result.is_err());
 }
@@ -82,7 +82,7 @@ fn the_caller_can_stop() {
     let case = Case::default();
     let (plan, program) = case.build();
     let mut steps = 0;
-    let report = run(&plan, &program, &text(), &case.options(Backend::Flex, 1000), &mut |_| {
+    let report = run(&plan, &program, &text(), &case.options(Backend::Ndarray, 1000), &mut |_| {
         steps += 1;
         if steps == 2 { ControlFlow::Break(()) } else { GO_ON }
     });
@@ -104,7 +104,7 @@ fn too_little_memory_is_an_error_with_holders() {
     let case = Case::default();
     let (plan, _) = case.build();
     let program = with_memory("400 KiB");
-    let result = run(&plan, &program, &text(), &case.options(Backend::Flex, 1), &mut |_| GO_ON);
+    let result = run(&plan, &program, &text(), &case.options(Backend::Ndarray, 1), &mut |_| GO_ON);
     let Err(RunError::OutOfMemory(shortage)) = result else { panic!("{result:?}") };
     assert_eq!(shortage.memory, "gpu0");
     assert!(shortage.needed > shortage.free && !shortage.holders.is_empty(), "{shortage:?}");
@@ -116,7 +116,7 @@ fn too_little_memory_is_an_error_with_holders() {
 fn more_than_a_memory_has_is_an_error() {
     let setup = Setup { precision: Precision::Bf16, ..Setup::default() };
     let (plan, program) = setup.build();
-    let options = Setup::options(Backend::Flex, 1);
+    let options = Setup::options(Backend::Ndarray, 1);
     let report = run(&plan, &program, &text(), &options, &mut |_| GO_ON).unwrap();
     let gpu = report.memories.iter().find(|memory| memory.name == "gpu0").unwrap();
     let machine = machine::machine(&format!("{} B", gpu.planned.get()), "4 GB/s");
@@ -139,7 +139,7 @@ fn a_run_waits_for_memory_that_will_be_free() {
     let peak = |name: &str, report: &crate::Report| {
         report.memories.iter().find(|memory| memory.name == name).map(|memory| memory.planned).unwrap()
     };
-    let report = run(&plan, &program, &text(), &case.options(Backend::Flex, 1), &mut |_| GO_ON).unwrap();
+    let report = run(&plan, &program, &text(), &case.options(Backend::Ndarray, 1), &mut |_| GO_ON).unwrap();
     let held = peak("gpu0", &report);
     // One byte less than the roomy run came to is not enough for GPipe, which frees nothing before its backwards.
     let tight = case.build().0;
@@ -147,7 +147,7 @@ fn a_run_waits_for_memory_that_will_be_free() {
     let hardware = spipe_hardware::Hardware::from_toml("machine.toml", &machine).unwrap();
     let context = spipe_plan::Context { hardware: &hardware, ..tight.context() };
     let program = lower(&context, tight.placement()).unwrap();
-    match run(&plan, &program, &text(), &case.options(Backend::Flex, 2), &mut |_| GO_ON) {
+    match run(&plan, &program, &text(), &case.options(Backend::Ndarray, 2), &mut |_| GO_ON) {
         Ok(report) => assert!(peak("gpu0", &report) < held),
         Err(RunError::OutOfMemory(shortage)) => assert_eq!(shortage.memory, "gpu0"),
         Err(other) => panic!("{other}"),
@@ -158,7 +158,7 @@ fn a_run_waits_for_memory_that_will_be_free() {
 fn the_trace_accounts_for_every_nanosecond_of_compute_lanes() {
     let case = Case { microbatches: 6, ..Case::default() };
     let (plan, program) = case.build();
-    let report = run(&plan, &program, &text(), &case.options(Backend::Flex, 6), &mut |_| GO_ON).unwrap();
+    let report = run(&plan, &program, &text(), &case.options(Backend::Ndarray, 6), &mut |_| GO_ON).unwrap();
     let trace = &report.trace;
     assert_eq!((trace.iterations.len(), report.losses.len()), (6, 6));
     assert_eq!(trace.spans.len(), program.actions().len());
@@ -199,7 +199,7 @@ fn memory_stays_within_what_is_planned() {
 fn emulated_links_are_as_slow_as_they_say() {
     let slow = Case { link: "2 MB/s", microbatches: 2, ..Case::default() };
     let (plan, program) = slow.build();
-    let report = run(&plan, &program, &text(), &slow.options(Backend::Flex, 2), &mut |_| GO_ON).unwrap();
+    let report = run(&plan, &program, &text(), &slow.options(Backend::Ndarray, 2), &mut |_| GO_ON).unwrap();
     let copies = report.trace.spans.iter().filter(|span| span.kind.is_transfer());
     for span in copies {
         // 2 sequences × 16 tokens × 32 channels × 4 bytes at 2 MB/s, and 10 µs.
@@ -222,11 +222,11 @@ fn what_cannot_run_is_refused_before_anything_runs() {
     assert!(unbound.contains("nothing executes `gpu0`\nhint: bind it, for example gpu0=cpu:0"), "{unbound}");
     assert!(unbound.contains("nothing executes `cpu0`"), "{unbound}");
     let stranger = refuse(&Options::new(vec!["tpu0=cpu:0".parse().unwrap()])).to_string();
-    assert!(stranger.contains("`tpu0=cpu:0:flex` binds a device that the plan does not have"), "{stranger}");
+    assert!(stranger.contains("`tpu0=cpu:0:ndarray` binds a device that the plan does not have"), "{stranger}");
     let long = crate::Tokens::bytes(&[0; 100], 32).unwrap().into();
-    let wrong = run(&plan, &program, &long, &case.options(Backend::Flex, 1), &mut |_| GO_ON);
+    let wrong = run(&plan, &program, &long, &case.options(Backend::Ndarray, 1), &mut |_| GO_ON);
     assert_eq!(wrong.map(|_| ()).unwrap_err().to_string(), "the data has sequences of 32 tokens, the plan has 16");
-    let none = refuse(&case.options(Backend::Flex, 0)).to_string();
+    let none = refuse(&case.options(Backend::Ndarray, 0)).to_string();
     assert!(none.contains("there is nothing to run"), "{none}");
 }
 
@@ -245,7 +245,8 @@ fn models_that_cannot_run_say_why() {
     let tied = machine::GPT.replace("places = 16", "places = 16\ntied = true\ndropout = true");
     let case = Case { model: &tied, stages: &[("cpu0", "0..3", 0)], ..Case::default() };
     let (plan, program) = case.build();
-    let error = run(&plan, &program, &text(), &case.options(Backend::Flex, 1), &mut |_| GO_ON).map(|_| ()).unwrap_err();
+    let error =
+        run(&plan, &program, &text(), &case.options(Backend::Ndarray, 1), &mut |_| GO_ON).map(|_| ()).unwrap_err();
     let message = error.to_string();
     assert!(message.contains("layer `embedding` cannot be executed yet: dropout is not computed"), "{message}");
     assert!(message.contains("layer `block.0` cannot be executed yet: dropout is not computed"), "{message}");

@@ -45,6 +45,7 @@ mod site;
 mod state;
 mod steps;
 mod store;
+mod stored;
 mod system;
 mod task;
 mod tensor_file;

@@ -11,10 +11,10 @@
 
 use crate::{
     AdamW, kernels,
-    layers::{Answer, Feed, Matrix, Product, Products, Signal, Tape, Unit, cast, wide},
+    layers::{Answer, Feed, Matrix, Product, Products, Signal, Tape, Unit, wide},
     optimizer::{Exchange, Moments, Numbers},
 };
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::Tensor;
 
 /// The tensors of consecutive layers, layer by layer.
 pub(crate) type Tensors = Vec<Vec<Matrix>>;
@@ -298,8 +298,14 @@ impl<T> Record<T> {
         Record { first: self.first, input: self.input.map(&change), outputs }
     }
 
+    /// The same, or the first error.
+    pub fn tried<U, E>(self, change: impl Fn(T) -> Result<U, E>) -> Result<Record<U>, E> {
+        let outputs = self.outputs.into_iter().map(&change).collect::<Result<_, E>>()?;
+        Ok(Record { first: self.first, input: self.input.map(&change).transpose()?, outputs })
+    }
+
     /// All that it holds.
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
+    pub fn iter(&self) -> impl Iterator<Item = &T> + Clone {
         self.input.iter().chain(&self.outputs)
     }
 }
@@ -404,11 +410,6 @@ pub(crate) fn accumulate(sum: Tensors, more: Tensors) -> Tensors {
         sum.into_iter().zip(more).map(|(sum, more)| wide(sum) + wide(more)).collect()
     };
     sum.into_iter().zip(more).map(add).collect()
-}
-
-/// Tensors with numbers of that width.
-pub(crate) fn cast_all(tensors: Tensors, width: FloatDType) -> Tensors {
-    tensors.into_iter().map(|layer| layer.into_iter().map(|tensor| cast(tensor, width)).collect()).collect()
 }
 
 /// Changes every tensor of `parameters` with its gradient and moments; those of layers without gradients stay as they are.

@@ -1,7 +1,7 @@
 //! What comes before a run: everything that can be refused, then the devices.
 
 use crate::{
-    Backend, Binding, Checkpoint, CheckpointError, Data, Executor, Options, RunError,
+    Binding, Checkpoint, CheckpointError, Data, Executor, Options, RunError,
     checkpoint::{Beginning, Described, Identity},
     inference::Inference,
     interpreter::{Interpreter, Scales},
@@ -34,13 +34,6 @@ pub(crate) fn prepare<'a>(
     let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
     let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
     let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
-    for (device, binding) in &bound {
-        let (name, stored) = (&program.devices()[*device].name, context.cost.storage(*device));
-        if stored != Precision::Fp32 && matches!(binding.executor.cpu(), Some((Backend::Ndarray, _))) {
-            let message = format!("`{name}` would store {stored}, which ndarray does not hold");
-            faults.push(Diagnostic::error(message).hint("use flex, or plan with `--precision fp32`"));
-        }
-    }
     let keeps = options.checkpoints.is_some() || options.resume.is_some() || options.save_weights.is_some();
     if keeps && inference.is_some() {
         let fault = Diagnostic::error("nothing is trained that a checkpoint or saved weights could hold");
@@ -60,7 +53,7 @@ pub(crate) fn prepare<'a>(
         let mut site = Site::open(&binding.executor)?;
         site.apart |= hooks.apart && site.emulated;
         let stored = context.cost.storage(*device);
-        if site.apart && !site.device.supports_dtype(width(stored)) {
+        if site.apart && !site.emulated && !site.device.supports_dtype(width(stored)) {
             let fault = Diagnostic::error(format!("`{}` does not compute in {stored}", binding.executor));
             let hint = "plan with `--precision fp32`, or for a profile that `spipe calibrate` has measured there";
             return Err(RunError::Unsupported(fault.hint(hint).into()));

@@ -26,7 +26,7 @@ fn losses(knobs: Knobs, spoils: fn(u32, LayerId) -> bool) -> Vec<f64> {
     let (plan, program) = setup.build();
     assert!(program.actions().iter().any(|action| action.guard.is_some()), "nothing is undone");
     let hooks = Hooks { spoils, ..Hooks::NONE };
-    let options = Setup::options(Backend::Flex, 6);
+    let options = Setup::options(Backend::Ndarray, 6);
     let report = run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks);
     report.unwrap_or_else(|error| panic!("{error}")).losses
 }
@@ -74,7 +74,7 @@ fn leaves_out_all(setup: &Setup<'_>) {
         let setup = Setup { precision, ..setup.clone() };
         let (plan, program) = setup.build();
         let hooks = Hooks { spoils, ..Hooks::NONE };
-        let options = Setup::options(Backend::Flex, 6);
+        let options = Setup::options(Backend::Ndarray, 6);
         left_out.take();
         let mut on_step = |step: &Step| {
             left_out.borrow_mut().push(step.left_out);
@@ -103,7 +103,7 @@ fn leaves_out_all(setup: &Setup<'_>) {
 fn gradients_that_are_never_finite_end_the_run() {
     let (plan, program) = Setup { precision: Precision::Fp16, ..Setup::default() }.build();
     let hooks = Hooks { spoils: |_, layer| layer.index() == 1, ..Hooks::NONE };
-    let options = Setup::options(Backend::Flex, 30);
+    let options = Setup::options(Backend::Ndarray, 30);
     match run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks) {
         Err(RunError::Lane { action, message, .. }) => {
             assert_eq!(message, "the norm of all gradients is not finite");
@@ -127,11 +127,11 @@ fn late_steps_go_on_behind_an_overflow() {
         report.unwrap_or_else(|error| panic!("{error}")).losses
     };
     let overflows: fn(u32, LayerId) -> bool = |step, layer| step == 2 && layer.index() == 1;
-    let whole = run(&Setup::options(Backend::Flex, 6), overflows);
+    let whole = run(&Setup::options(Backend::Ndarray, 6), overflows);
     let checkpoints = Some(Checkpoints { folder: folder.path().into(), every: 3 });
-    run(&Options { checkpoints, ..Setup::options(Backend::Flex, 3) }, overflows);
+    run(&Options { checkpoints, ..Setup::options(Backend::Ndarray, 3) }, overflows);
     let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
-    let rest = run(&Options { resume, ..Setup::options(Backend::Flex, 6) }, |_, _| false);
+    let rest = run(&Options { resume, ..Setup::options(Backend::Ndarray, 6) }, |_, _| false);
     assert_eq!(bits(&rest), bits(&whole[3..]));
 }
 
@@ -142,7 +142,7 @@ fn a_gradient_that_is_not_finite_ends_a_run_that_checks_nothing() {
     let run = |setup: &Setup<'_>| {
         let (plan, program) = setup.build();
         let hooks = Hooks { spoils, ..Hooks::NONE };
-        let options = Setup::options(Backend::Flex, 6);
+        let options = Setup::options(Backend::Ndarray, 6);
         run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &hooks)
     };
     let stages = &["gpu0 0..2 socket", "gpu1 3..4 socket"];
@@ -173,7 +173,7 @@ fn a_loss_that_is_not_finite_ends_a_run_that_undoes_steps() {
         ..Setup::default()
     };
     let (plan, program) = setup.build();
-    let options = Setup::options(Backend::Flex, 20);
+    let options = Setup::options(Backend::Ndarray, 20);
     let options = crate::Options { optimizer: crate::AdamW { lr: 1e6, ..options.optimizer }, ..options };
     let report = run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &Hooks::NONE);
     assert!(

@@ -63,11 +63,9 @@ impl Site {
 
 fn cpu(backend: Backend) -> Device {
     match backend {
-        Backend::Flex => Device::flex(),
         Backend::Ndarray => {
             keep_matrix_products_on_their_thread();
-            #[expect(deprecated, reason = "it is what the product is asked to run on; flex is its successor")]
-            Device::ndarray()
+            kernels::cores()
         }
     }
 }
@@ -180,7 +178,7 @@ fn keep_freed_memory() {
 /// Devices of which a binding can name one, as `KIND:INDEX` or `KIND:INDEX:BACKEND`: those of the backends that are
 /// compiled in and, for GPUs, found now.
 pub fn available() -> Vec<Executor> {
-    let cpu = Backend::ALL.into_iter().rev().flat_map(|backend| {
+    let cpu = Backend::ALL.into_iter().flat_map(|backend| {
         [
             Executor::Cpu { index: 0, backend, cores: Vec::new() },
             Executor::Emulated { index: 0, backend, cores: Vec::new() },

@@ -2,9 +2,10 @@
 
 use crate::{
     account::Instance,
-    layers::{Matrix, Pair},
+    layers::Matrix,
     optimizer::{DeviceMoments, Moments},
-    passes::{Later, Record, Tensors, Tracked},
+    passes::{Later, Record, Tracked},
+    stored::{Stored, StoredTensors, matrix_bytes},
     transfer::to_host,
 };
 use burn::tensor::TensorData;
@@ -21,7 +22,7 @@ pub(crate) type HostLayer = Vec<TensorData>;
 #[derive(Debug)]
 pub(crate) enum Value {
     /// Parameters or gradients on a device, layer by layer.
-    Tensors(Tensors),
+    Tensors(StoredTensors),
     /// The same in host memory.
     Host(Vec<Arc<HostLayer>>),
     /// What an optimizer keeps: in host memory, or in that of a device which steps with it there.
@@ -30,11 +31,11 @@ pub(crate) enum Value {
     /// What a step has changed, as it was.
     Log(Box<Log>),
     /// An activation or the gradient of one.
-    Matrix(Box<Matrix>),
+    Matrix(Box<Stored>),
     /// What a forward, or its repetition, left for the backward.
     Graphs(Vec<Tracked>),
     /// What takes the place of a graph that leaves the device: there, and in host memory.
-    Record(Box<Record<Matrix>>),
+    Record(Box<Record<Stored>>),
     Parked(Box<Record<TensorData>>),
     /// What the first part of a backward left for the second.
     Later(Box<Later>),
@@ -45,7 +46,10 @@ pub(crate) enum Value {
 }
 
 /// By microbatch, keys and values of each layer.
-pub(crate) type Cache = BTreeMap<usize, Vec<Pair>>;
+pub(crate) type Cache = BTreeMap<usize, Vec<StoredPair>>;
+
+/// Keys and values of one layer.
+pub(crate) type StoredPair = [Stored; 2];
 
 /// What an optimizer keeps of some layers: tensors and moments in host memory, or as [`DeviceState`].
 #[derive(Clone, Debug)]
@@ -144,17 +148,16 @@ impl Value {
 
     /// Bytes of its tensors; none for graphs, which do not tell.
     pub fn bytes(&self) -> Option<Bytes> {
-        let tensors = |tensors: &Tensors| tensors.iter().flatten().map(matrix_bytes).sum();
         match self {
-            Self::Tensors(all) => Some(tensors(all)),
+            Self::Tensors(tensors) => Some(tensors.iter().flatten().map(Stored::bytes).sum()),
             Self::Host(layers) => Some(host_bytes(layers.iter().map(AsRef::as_ref))),
             Self::State(state) => Some(state.bytes()),
             Self::DeviceState(state) => Some(state.bytes()),
             Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter().flatten().map(AsRef::as_ref))),
-            Self::Matrix(matrix) => Some(matrix_bytes(matrix)),
-            Self::Record(record) => Some(record.iter().map(matrix_bytes).sum()),
+            Self::Matrix(matrix) => Some(matrix.bytes()),
+            Self::Record(record) => Some(record.iter().map(Stored::bytes).sum()),
             Self::Parked(record) => Some(Bytes::new(record.iter().map(|data| data.as_bytes().len() as u64).sum())),
-            Self::Cache(cache) => Some(cache.values().flatten().flatten().map(matrix_bytes).sum()),
+            Self::Cache(cache) => Some(cache.values().flatten().flatten().map(Stored::bytes).sum()),
             Self::Norm(..) => Some(Bytes::ZERO),
             Self::Graphs(_) | Self::Later(_) => None,
         }
@@ -177,12 +180,6 @@ impl DeviceState {
 
 fn host_bytes<'a>(layers: impl Iterator<Item = &'a HostLayer>) -> Bytes {
     Bytes::new(layers.flatten().map(|tensor| tensor.as_bytes().len() as u64).sum())
-}
-
-/// Bytes of a matrix.
-pub(crate) fn matrix_bytes(matrix: &Matrix) -> Bytes {
-    let [rows, columns] = matrix.dims();
-    Bytes::new((matrix.dtype().size() * rows * columns) as u64)
 }
 
 /// All values by buffer and iteration; resident ones are under iteration 0.
@@ -220,7 +217,7 @@ impl Store {
     }
 
     /// Handles to parameters or gradients on a device.
-    pub fn tensors(&self, instance: Instance) -> Result<Tensors, String> {
+    pub fn tensors(&self, instance: Instance) -> Result<StoredTensors, String> {
         self.look(instance, |value| match value {
             Value::Tensors(tensors) => Some(tensors.clone()),
             _ => None,
@@ -228,9 +225,9 @@ impl Store {
     }
 
     /// A handle to an activation or a gradient.
-    pub fn matrix(&self, instance: Instance) -> Result<Matrix, String> {
+    pub fn matrix(&self, instance: Instance) -> Result<Stored, String> {
         self.look(instance, |value| match value {
-            Value::Matrix(matrix) => Some(Matrix::clone(matrix)),
+            Value::Matrix(matrix) => Some(Stored::clone(matrix)),
             _ => None,
         })
     }
@@ -241,7 +238,7 @@ impl Store {
     }
 
     /// Keys and values of the tokens of a microbatch so far, which are there no longer.
-    pub fn recall(&self, instance: Instance, microbatch: usize) -> Result<Vec<Pair>, String> {
+    pub fn recall(&self, instance: Instance, microbatch: usize) -> Result<Vec<StoredPair>, String> {
         let found = self.with(|values| match values.get_mut(&instance) {
             Some(Value::Cache(cache)) => Some(cache.remove(&microbatch).unwrap_or_default()),
             _ => None,
@@ -250,7 +247,7 @@ impl Store {
     }
 
     /// Keeps them; returns what all of the cache comes to.
-    pub fn remember(&self, instance: Instance, microbatch: usize, kept: Vec<Pair>) -> Result<Bytes, String> {
+    pub fn remember(&self, instance: Instance, microbatch: usize, kept: Vec<StoredPair>) -> Result<Bytes, String> {
         let held = self.with(|values| {
             let value = values.get_mut(&instance)?;
             if let Value::Cache(cache) = value {
@@ -261,7 +258,7 @@ impl Store {
         held.ok_or_else(|| wrong(instance))
     }
 
-    pub fn take_tensors(&self, instance: Instance) -> Result<Tensors, String> {
+    pub fn take_tensors(&self, instance: Instance) -> Result<StoredTensors, String> {
         self.take_as(instance, |value| match value {
             Value::Tensors(tensors) => Some(tensors),
             _ => None,

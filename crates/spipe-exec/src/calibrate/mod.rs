@@ -326,8 +326,8 @@ mod tests {
     fn devices_that_share_a_core_are_measured_in_turn() {
         let rounds =
             |words: &[&str]| super::rounds(&words.iter().map(|word| word.parse().unwrap()).collect::<Vec<Executor>>());
-        assert_eq!(rounds(&["emulated:0:flex@0", "emulated:1:flex@1", "cpu:0:flex@2..3"]), [vec![0, 1, 2]]);
-        assert_eq!(rounds(&["emulated:0:flex@0", "emulated:1:flex@1", "cpu:0:flex@0"]), [vec![0, 1], vec![2]]);
-        assert_eq!(rounds(&["emulated:0:flex@0", "cpu:0:flex@0", "emulated:1:flex@1"]), [vec![0, 2], vec![1]]);
+        assert_eq!(rounds(&["emulated:0:ndarray@0", "emulated:1:ndarray@1", "cpu:0:ndarray@2..3"]), [vec![0, 1, 2]]);
+        assert_eq!(rounds(&["emulated:0:ndarray@0", "emulated:1:ndarray@1", "cpu:0:ndarray@0"]), [vec![0, 1], vec![2]]);
+        assert_eq!(rounds(&["emulated:0:ndarray@0", "cpu:0:ndarray@0", "emulated:1:ndarray@1"]), [vec![0, 2], vec![1]]);
     }
 }

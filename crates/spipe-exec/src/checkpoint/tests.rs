@@ -24,7 +24,7 @@ fn train(case: &Case<'_>, options: &Options) -> Result<Report, RunError> {
 /// Options that write a checkpoint every two steps.
 fn writing(case: &Case<'_>, steps: u32, folder: &Path) -> Options {
     let checkpoints = Some(Checkpoints { folder: folder.into(), every: 2 });
-    Options { checkpoints, keep_gradients: false, ..case.options(Backend::Flex, steps) }
+    Options { checkpoints, keep_gradients: false, ..case.options(Backend::Ndarray, steps) }
 }
 
 /// The same, going on from the newest checkpoint.
@@ -48,7 +48,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn a_run_goes_on_bit_for_bit_with_the_same_plan_and_with_another() {
     let case = Case::default();
-    let whole = train(&case, &case.options(Backend::Flex, 7)).unwrap().losses;
+    let whole = train(&case, &case.options(Backend::Ndarray, 7)).unwrap().losses;
     let folder = tempfile::tempdir().unwrap();
     let first = train(&case, &writing(&case, 5, folder.path())).unwrap().losses;
     assert_eq!(bits(&first), bits(&whole[..5]), "checkpoints change nothing");
@@ -105,13 +105,13 @@ fn a_stopped_run_leaves_a_checkpoint_of_all_its_steps() {
     let (plan, program) = case.build();
     let options = Options {
         checkpoints: Some(Checkpoints { folder: folder.path().into(), every: 1000 }),
-        ..case.options(Backend::Flex, 1000)
+        ..case.options(Backend::Ndarray, 1000)
     };
     let stopped = run(&plan, &program, &text(), &options, &mut |_| ControlFlow::Break(())).unwrap();
     let done = stopped.losses.len() as u32;
     assert_eq!(names(folder.path()), [name(done)]);
     let report = train(&case, &going_on(&case, done + 1, folder.path())).unwrap();
-    let whole = train(&case, &case.options(Backend::Flex, done + 1)).unwrap();
+    let whole = train(&case, &case.options(Backend::Ndarray, done + 1)).unwrap();
     assert_eq!(bits(&report.losses), bits(&whole.losses[done as usize..]));
 }
 
@@ -224,7 +224,7 @@ fn checkpoints_of_other_runs_are_refused_by_what_differs() {
     let other = Case { model: &deep, stages: &[("cpu0", "0..3", 0)], ..Case::default() };
     let error = train(
         &other,
-        &Options { bindings: other.options(Backend::Flex, 1).bindings, ..going_on(&case, 4, folder.path()) },
+        &Options { bindings: other.options(Backend::Ndarray, 1).bindings, ..going_on(&case, 4, folder.path()) },
     );
     assert!(error.unwrap_err().to_string().contains("this model has no `block.2."));
 }
@@ -275,7 +275,7 @@ fn a_full_disk_ends_the_run_and_spares_the_checkpoint_before() {
         assert!(error.hint().is_some_and(|hint| hint.contains("--resume")), "{error:?}");
         assert_eq!(names(folder.path()), [name(2)], "{room}");
     }
-    let whole = train(&case, &case.options(Backend::Flex, 3)).unwrap();
+    let whole = train(&case, &case.options(Backend::Ndarray, 3)).unwrap();
     let report = train(&case, &going_on(&case, 3, folder.path())).unwrap();
     assert_eq!(bits(&report.losses), bits(&whole.losses[2..]));
 }

@@ -6,7 +6,6 @@ use crate::{
     checkpoint::{Between, LossScale},
     optimizer::Moments,
     store::{Kept, Value},
-    transfer::to_host,
 };
 use spipe_base::{LayerId, LayerRange};
 use spipe_schedule::{Content, Lifetime};
@@ -50,7 +49,7 @@ impl Interpreter<'_> {
             let part = self.program.buffers()[at.0].part.map_or(0, |part| part.index);
             let (on_host, data) = self.store.look(at, |value| match value {
                 Value::Host(layers) => Some((true, Ok(layers.get(place)?.get(index)?.clone()))),
-                Value::Tensors(layers) => Some((false, to_host(layers.get(place)?.get(index)?))),
+                Value::Tensors(layers) => Some((false, layers.get(place)?.get(index)?.to_host())),
                 _ => None,
             })?;
             Ok((part, on_host, data?.iter::<f32>().collect()))

@@ -1,12 +1,13 @@
 //! Forward, recompute and backward of a stage on one microbatch.
 
-use super::{Interpreter, infer::End, on};
+use super::{Interpreter, infer::End};
 use crate::{
-    layers::{Matrix, Signal, Tape, Unit, cast},
+    layers::{Matrix, Signal, Tape, Unit},
     passes::{self, Gradients, Layers, Outputs, Record, Seed, Tracked},
     site::Site,
     state::Outcome,
     store::Value,
+    stored::{Stored, StoredTensors, all_on, store_all},
     task::{Crossing, Keeps, Sum, Sums, Work},
 };
 use burn::tensor::{DType, Device, FloatDType};
@@ -31,7 +32,7 @@ impl Interpreter<'_> {
     fn input(&self, iteration: u32, work: Work, device: &Device) -> Result<Signal, String> {
         let width = self.computed_by(work.stage);
         Ok(match work.input {
-            Some(buffer) => Signal::Hidden(cast(on(self.store.matrix(self.at(buffer, iteration))?, device)?, width)),
+            Some(buffer) => Signal::Hidden(self.store.matrix(self.at(buffer, iteration))?.on(device, width)?),
             None => Signal::Tokens,
         })
     }
@@ -61,12 +62,12 @@ impl Interpreter<'_> {
         let (recall, shared) = (self.recall(iteration, work)?, self.shared(iteration, work)?);
         let (kept, end) = site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).recalling(recall.clone());
-            let parameters = self.computed(work.stage, parameters);
+            let parameters = self.computed(work.stage, parameters)?;
             let layers = Layers::new(first, units, &parameters).sharing(shared.as_ref());
             let (signal, kept) = if keeps.is_some_and(|keeps| keeps.record) {
                 let (signal, record) = passes::recorded_forward(layers, tracked.0, input, &feed, &mut wanted);
                 // What leaves is as narrow as what stays.
-                let record = record.turned(|matrix| cast(matrix, self.held_by(work.stage)));
+                let record = record.turned(|matrix| Stored::of(matrix, self.held_by(work.stage)));
                 (signal, Value::Record(Box::new(record)))
             } else {
                 let (signal, graph) = passes::forward(layers, tracked, input, &feed, &mut wanted);
@@ -75,15 +76,15 @@ impl Interpreter<'_> {
                 }
                 (signal, Value::Graphs(graph.into_iter().collect()))
             };
-            (kept, End::of(signal))
-        })?;
+            Ok::<_, String>((kept, End::of(signal)))
+        })??;
         let loss = end.loss.map(|loss| (work.microbatch, loss));
         let mut outcome = Outcome { loss, ..Outcome::default() };
         self.remember(&mut outcome, (iteration, work), (recall, end.answer))?;
         for (layer, buffer) in outputs {
             let made = wanted.found.iter().find(|(found, _)| *found == layer.index());
             let (_, matrix) = made.ok_or_else(|| format!("{layer} has no output that could go on"))?;
-            let matrix = cast(matrix.clone(), self.held_by(work.stage));
+            let matrix = Stored::of(matrix.clone(), self.held_by(work.stage));
             self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix)));
         }
         if let Some(keeps) = keeps {
@@ -116,7 +117,7 @@ impl Interpreter<'_> {
         &self,
         iteration: u32,
         (work, split): (Work, bool),
-        (parameters, end): (&passes::Tensors, usize),
+        (parameters, end): (&StoredTensors, usize),
         input: Signal,
     ) -> Result<Option<Tracked>, String> {
         let site = self.site(work.stage);
@@ -125,10 +126,10 @@ impl Interpreter<'_> {
         let start = self.first_tracked(work.stage);
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device);
-            let parameters = self.computed(work.stage, parameters.clone());
+            let parameters = self.computed(work.stage, parameters.clone())?;
             let (layers, _) = Layers::new(first, units, &parameters).sharing(shared.as_ref()).split_at(end);
-            passes::forward(layers, (start, split), input, &feed, &mut Outputs::default()).1
-        })
+            Ok(passes::forward(layers, (start, split), input, &feed, &mut Outputs::default()).1)
+        })?
     }
 
     /// The graphs of all layers that a backward runs through, in model order. Layers at the front of the stage that no forward
@@ -155,7 +156,7 @@ impl Interpreter<'_> {
         graphs.sort_by_key(|graph| graph.first);
         let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
         if graphs.iter().any(Tracked::borrows) {
-            let parameters = self.computed(work.stage, parameters.clone());
+            let parameters = self.computed(work.stage, parameters.clone())?;
             graphs.iter().for_each(|graph| graph.lend(Layers::new(first, units, &parameters)));
         }
         let covered = graphs.first().map_or(first + units.len(), |graph| graph.first);
@@ -169,11 +170,11 @@ impl Interpreter<'_> {
     }
 
     /// The graph of a stage's last layers, from what was written down when they were computed.
-    fn play(&self, iteration: u32, work: Work, record: Record<Matrix>) -> Result<Tracked, String> {
+    fn play(&self, iteration: u32, work: Work, record: Record<Stored>) -> Result<Tracked, String> {
         let site = self.site(work.stage);
         let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
         let width = self.computed_by(work.stage);
-        let record = site.compute(|| record.turned(|matrix| cast(matrix, width)))?;
+        let record = site.compute(|| record.tried(|stored| stored.on(&site.device, width)))??;
         let input = match record.input {
             Some(input) => Signal::Hidden(input),
             None => self.input(iteration, work, &site.device)?,
@@ -182,10 +183,10 @@ impl Interpreter<'_> {
         let shared = self.shared(iteration, work)?;
         site.compute(|| {
             let feed = self.feed(iteration, work.microbatch, &site.device).taped(&Tape::of(record.outputs));
-            let parameters = self.computed(work.stage, parameters);
+            let parameters = self.computed(work.stage, parameters)?;
             let (_, layers) = Layers::new(first, units, &parameters).sharing(shared.as_ref()).split_at(record.first);
-            passes::tracked(layers, input, &feed, true, &mut Outputs::default())
-        })
+            Ok(passes::tracked(layers, input, &feed, true, &mut Outputs::default()))
+        })?
     }
 
     /// Gradients of a stage's layers before those that its backward runs through: none.
@@ -197,8 +198,8 @@ impl Interpreter<'_> {
     fn seed(&self, iteration: u32, (work, crossing): (Work, Crossing), device: &Device) -> Result<Seed, String> {
         Ok(match crossing.incoming {
             Some(buffer) => {
-                let gradient = on(self.store.matrix(self.at(buffer, iteration))?, device)?;
-                Seed::Gradient(Box::new(cast(gradient, self.computed_by(work.stage))))
+                let gradient = self.store.matrix(self.at(buffer, iteration))?;
+                Seed::Gradient(Box::new(gradient.on(device, self.computed_by(work.stage))?))
             }
             None => Seed::Loss(f64::from(self.scale(iteration)) / self.program.shape().microbatches as f64),
         })
@@ -219,13 +220,13 @@ impl Interpreter<'_> {
         let gradients = site.compute(|| {
             let gradients = passes::backward(graphs, seed);
             let parameters = frozen.into_iter().chain(gradients.parameters).collect();
-            before.add(Gradients { parameters, ..gradients }, self.held_by(work.stage))
-        })?;
+            before.add(Gradients { parameters, ..gradients }, (&site.device, self.held_by(work.stage)))
+        })??;
         let mut outcome = Outcome::default();
         let input = self.put_gradients(&mut outcome, (iteration, sums), gradients)?;
         if let Some(buffer) = crossing.outgoing {
             let gradient = input.ok_or("it has no input that could have a gradient")?;
-            let gradient = cast(gradient, self.held_by(work.stage));
+            let gradient = Stored::of(gradient, self.held_by(work.stage));
             self.put(&mut outcome, self.at(buffer, iteration), Value::Matrix(Box::new(gradient)));
         }
         Ok(outcome)
@@ -241,7 +242,7 @@ impl Interpreter<'_> {
         &self,
         outcome: &mut Outcome,
         (iteration, sums): (u32, Sums),
-        gradients: Gradients,
+        gradients: Summed,
     ) -> Result<Option<Matrix>, String> {
         self.put(outcome, self.at(sums.own.buffer, iteration), Value::Tensors(gradients.parameters));
         if let Some(sum) = sums.shared {
@@ -268,7 +269,7 @@ impl Interpreter<'_> {
         self.store.put(self.at(buffers[0], iteration), Value::Later(Box::new(later)));
         if let Some(buffer) = crossing.outgoing {
             let gradient = input.ok_or("it has no input that could have a gradient")?;
-            let gradient = cast(gradient, self.held_by(work.stage));
+            let gradient = Stored::of(gradient, self.held_by(work.stage));
             self.put(&mut outcome, self.at(buffer, iteration), Value::Matrix(Box::new(gradient)));
         }
         Ok(outcome)
@@ -285,7 +286,9 @@ impl Interpreter<'_> {
             _ => None,
         })?;
         let before = self.before(iteration, sums)?;
-        let gradients = self.site(stage).compute(|| before.add(passes::backward_weight(later), self.held_by(stage)))?;
+        let site = self.site(stage);
+        let gradients =
+            site.compute(|| before.add(passes::backward_weight(later), (&site.device, self.held_by(stage))))??;
         let mut outcome = Outcome::default();
         self.put_gradients(&mut outcome, (iteration, sums), gradients)?;
         Ok(outcome)
@@ -294,21 +297,29 @@ impl Interpreter<'_> {
 
 /// What gradients have come to so far.
 struct Before {
-    own: Option<passes::Tensors>,
-    shared: Option<passes::Tensors>,
+    own: Option<StoredTensors>,
+    shared: Option<StoredTensors>,
+}
+
+/// What they come to then, and the gradient of the input.
+struct Summed {
+    parameters: StoredTensors,
+    shared: Option<Stored>,
+    input: Option<Matrix>,
 }
 
 impl Before {
-    /// The sums, in the width in which they are held.
-    fn add(self, more: Gradients, width: FloatDType) -> Gradients {
-        let sum = |before: Option<passes::Tensors>, more: passes::Tensors| {
+    /// The sums on `device`, which stores numbers of `width`.
+    fn add(self, more: Gradients, (device, width): (&Device, FloatDType)) -> Result<Summed, String> {
+        let sum = |before: Option<StoredTensors>, more: passes::Tensors| {
             let sum = match before {
-                Some(before) => passes::accumulate(before, more),
+                Some(before) => passes::accumulate(all_on(before, device, FloatDType::F32)?, more),
                 None => more,
             };
-            passes::cast_all(sum, width)
+            Ok::<_, String>(store_all(sum, width))
         };
-        let shared = more.shared.and_then(|more| sum(self.shared, vec![vec![more]]).pop()?.pop());
-        Gradients { parameters: sum(self.own, more.parameters), shared, input: more.input }
+        let shared = more.shared.map(|more| sum(self.shared, vec![vec![more]])).transpose()?;
+        let shared = shared.and_then(|mut layers| layers.pop()?.pop());
+        Ok(Summed { parameters: sum(self.own, more.parameters)?, shared, input: more.input })
     }
 }

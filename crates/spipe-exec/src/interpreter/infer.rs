@@ -4,10 +4,11 @@ use super::Interpreter;
 use crate::{
     data::Draw,
     inference::Caches,
-    layers::{Answer, Feed, Recall, Signal, cast},
+    layers::{Answer, Feed, Recall, Signal},
     passes,
     state::Outcome,
-    store::Value,
+    store::{StoredPair, Value},
+    stored::Stored,
     task::Work,
 };
 use burn::tensor::Device;
@@ -45,9 +46,10 @@ impl Interpreter<'_> {
         let past = inference.past(iteration);
         let Some(cache) = work.cache else { return Ok((past > 0).then(|| Recall::new(past, Vec::new()))) };
         let before = self.store.recall(self.at(cache, iteration), work.microbatch)?;
+        let device = &self.sites[&self.program.stages()[work.stage].device].device;
         let width = self.computed_by(work.stage);
-        let computed = |pair: [_; 2]| pair.map(|rows| cast(rows, width));
-        Ok(Some(Recall::new(past, before.into_iter().map(computed).collect())))
+        let computed = |[keys, values]: StoredPair| Ok([keys.on(device, width)?, values.on(device, width)?]);
+        Ok(Some(Recall::new(past, before.into_iter().map(computed).collect::<Result<_, String>>()?)))
     }
 
     /// Keeps what a forward has found for those to come.
@@ -59,7 +61,7 @@ impl Interpreter<'_> {
     ) -> Result<(), String> {
         if let Some((cache, recall)) = work.cache.zip(recall) {
             let width = self.held_by(work.stage);
-            let kept = recall.take().into_iter().map(|pair| pair.map(|rows| cast(rows, width))).collect();
+            let kept = recall.take().into_iter().map(|pair| pair.map(|rows| Stored::of(rows, width))).collect();
             let instance = self.at(cache, iteration);
             let bytes = self.store.remember(instance, work.microbatch, kept)?;
             outcome.held.push((instance, bytes));

@@ -18,17 +18,17 @@ use crate::{
     account::Instance,
     checkpoint::Beginning,
     inference::Inference,
-    layers::{Matrix, Reading, Unit},
+    layers::{Reading, Unit},
     pacer::Pacer,
-    passes,
     rules::instance,
     site::Site,
     state::Outcome,
     store::{HostLayer, Store, Value},
+    stored::{Stored, StoredTensors, all_to_host},
     task::Task,
-    transfer::{all_to_host, copy_as, to_device, to_host},
+    transfer::copy_as,
 };
-use burn::tensor::{DType, Device};
+use burn::tensor::DType;
 use spipe_base::{ActionId, BufferId, Bytes, DeviceId, IdVec, LayerId, LayerRange};
 use spipe_cost::ClipNorm;
 use spipe_schedule::{Content, Program};
@@ -154,7 +154,7 @@ impl Interpreter<'_> {
     fn host_layers(&self, instance: Instance) -> Result<Vec<(LayerId, Arc<HostLayer>)>, String> {
         let layers = self.layers_of(instance.0)?;
         enum Found {
-            Device(passes::Tensors),
+            Device(StoredTensors),
             Host(Vec<Arc<HostLayer>>),
         }
         let found = self.store.look(instance, |value| match value {
@@ -166,7 +166,7 @@ impl Interpreter<'_> {
             Found::Host(found) => layers.iter().zip(found).collect(),
             Found::Device(tensors) => {
                 let mut numbers = all_to_host(tensors.iter().flatten())?.into_iter();
-                let layer = |layer: &Vec<Matrix>| Arc::new(numbers.by_ref().take(layer.len()).collect());
+                let layer = |layer: &Vec<Stored>| Arc::new(numbers.by_ref().take(layer.len()).collect());
                 layers.iter().zip(tensors.iter().map(layer)).collect()
             }
         })
@@ -180,7 +180,7 @@ impl Interpreter<'_> {
         let device = &self.sites[&device].device;
         let tensors = |(layer, data): (LayerId, Arc<HostLayer>)| {
             let shapes = self.units[layer.index()].parameters().into_iter().map(|parameter| parameter.shape);
-            data.iter().zip(shapes).map(|(data, shape)| to_device(copy_as(shape, data), device)).collect()
+            data.iter().zip(shapes).map(|(data, shape)| Stored::from_data(copy_as(shape, data), device)).collect()
         };
         Value::Tensors(layers.into_iter().map(tensors).collect())
     }
@@ -201,9 +201,4 @@ fn part_of(count: usize, part: spipe_schedule::Part) -> Range<usize> {
     let size = count.div_ceil(part.of as usize);
     let start = |index: u32| (size * index as usize).min(count);
     start(part.index)..start(part.index + 1)
-}
-
-/// The matrix on `device`: itself if it is there, which it is unless two devices with different libraries share a memory.
-fn on(matrix: Matrix, device: &Device) -> Result<Matrix, String> {
-    if matrix.device() == *device { Ok(matrix) } else { Ok(to_device(to_host(&matrix)?, device)) }
 }

@@ -3,13 +3,12 @@
 use super::{Interpreter, part_of};
 use crate::{
     account::Instance,
-    layers::cast,
-    optimizer::Numbers,
     state::Outcome,
     store::{HostLayer, Value, wrong},
-    transfer::{all_to_host, copy, to_device, to_host},
+    stored::{Stored, all_to_host, in_width},
+    transfer::copy,
 };
-use burn::tensor::{DType, FloatDType, TensorData};
+use burn::tensor::{DType, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId};
 use spipe_schedule::Content;
 use std::{sync::Arc, time::Instant};
@@ -51,12 +50,8 @@ impl Interpreter<'_> {
     pub(super) fn pass(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, String> {
         let receiver = self.computed_on[to].ok_or_else(|| format!("{to} is used by no device"))?;
         let device = &self.sites[&receiver].device;
-        let matrix = self.store.matrix(self.at(from, iteration))?;
-        let held = self.held_on(receiver);
-        // Not every library holds what comes narrower than it is held.
-        let data = to_host(&matrix)?;
-        let data = if held == FloatDType::F32 { in_width(data, DType::F32) } else { data };
-        let copy = cast(to_device(data, device), held);
+        let data = self.store.matrix(self.at(from, iteration))?.to_host()?;
+        let copy = Stored::from_data(in_width(data, self.held_on(receiver).into()), device);
         device.sync().map_err(|error| format!("{error:?}"))?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), Value::Matrix(Box::new(copy)));
@@ -73,7 +68,7 @@ impl Interpreter<'_> {
             (Some(Value::Parked(record)), Some(device)) => {
                 let device = &self.sites[&device].device;
                 // Nobody else needs what lay in host memory: where the device computes there, it takes over the very bytes.
-                let record = record.turned(|data| to_device(data, device));
+                let record = record.turned(|data| Stored::from_data(data, device));
                 device.sync().map_err(|error| format!("{error:?}"))?;
                 Value::Record(Box::new(record))
             }
@@ -197,21 +192,6 @@ fn filled<T>(mut layers: Vec<T>, there: Vec<T>, is_empty: impl Fn(&T) -> bool) -
         *layer = there;
     }
     layers
-}
-
-/// The same numbers in that width.
-pub(super) fn in_width(data: TensorData, width: DType) -> TensorData {
-    if data.dtype() == width { data } else { data.convert_dtype(width) }
-}
-
-/// The numbers of a tensor in host memory, as they are.
-pub(super) fn numbers(data: &TensorData) -> Result<Numbers<'_>, String> {
-    match data.dtype() {
-        DType::BF16 => data.as_slice().map(Numbers::Bf16),
-        DType::F16 => data.as_slice().map(Numbers::F16),
-        _ => data.as_slice().map(Numbers::F32),
-    }
-    .map_err(|error| format!("{error:?}"))
 }
 
 fn sum(before: &HostLayer, more: &HostLayer) -> HostLayer {

@@ -1,10 +1,11 @@
 //! The norm of all gradients, and what follows from it: whether they are used, and how much of them.
 
-use super::{Interpreter, moves::numbers};
+use super::Interpreter;
 use crate::{
     optimizer::{sum_of_squares, sums_of_squares},
     state::Outcome,
     store::{HostLayer, Value},
+    stored::{all_own, numbers},
 };
 use spipe_base::{ActionId, BufferId, LayerId};
 use std::sync::{Arc, PoisonError};
@@ -58,6 +59,7 @@ impl Interpreter<'_> {
         });
         let squares = match on_device {
             Ok(tensors) => {
+                let tensors = all_own(tensors, &site.device)?;
                 let tensors = self.spoilt(iteration, self.layers_of(gradients)?, tensors);
                 site.compute(|| sums_of_squares(tensors.iter().flatten()))??
             }

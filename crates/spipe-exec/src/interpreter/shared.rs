@@ -1,15 +1,16 @@
 //! Parameters that layers of two stages use: the table of an embedding, with which a head projects as well.
 
-use super::{Interpreter, moves::in_width, on};
+use super::Interpreter;
 use crate::{
     account::Instance,
-    layers::{Matrix, Parameter, Unit, cast, wide},
+    layers::{Matrix, Parameter, Unit},
     state::Outcome,
     store::{Value, wrong},
+    stored::{Stored, in_width},
     task::{Task, Work},
-    transfer::{copy, copy_as, to_device, to_host},
+    transfer::{copy, copy_as},
 };
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, FloatDType, TensorData};
 use spipe_base::{BufferId, LayerId};
 use spipe_schedule::Content;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ const SHARED: usize = 0;
 
 /// A tensor wherever it is.
 enum Found {
-    Device(Matrix),
+    Device(Stored),
     Host(TensorData),
 }
 
@@ -31,9 +32,8 @@ impl Interpreter<'_> {
         let user = stage.layers.iter().find(|layer| self.units[layer.index()].tied().is_some());
         let user = user.ok_or("reads shared parameters that none of its layers uses")?;
         match self.find_shared(self.at(buffer, iteration), user)? {
-            Found::Device(matrix) => {
-                let matrix = on(matrix, &self.sites[&stage.device].device)?;
-                Ok(Some(cast(matrix, self.computed_by(work.stage))))
+            Found::Device(table) => {
+                Ok(Some(table.on(&self.sites[&stage.device].device, self.computed_by(work.stage))?))
             }
             Found::Host(_) => Err(wrong(self.at(buffer, iteration))),
         }
@@ -68,7 +68,7 @@ impl Interpreter<'_> {
             return Err(wrong(self.at(to, iteration)));
         };
         let data = match self.find_shared(self.at(from, iteration), user)? {
-            Found::Device(matrix) => to_host(&matrix)?,
+            Found::Device(table) => table.to_host()?,
             Found::Host(data) => copy(&data),
         };
         let data = in_width(data, self.width_of(to)?);
@@ -85,7 +85,9 @@ impl Interpreter<'_> {
         };
         let shape = self.owner(user)?.1.shape;
         Ok(match self.computed_on[buffer] {
-            Some(device) => Value::Tensors(vec![vec![to_device(copy_as(shape, &data), &self.sites[&device].device)]]),
+            Some(device) => {
+                Value::Tensors(vec![vec![Stored::from_data(copy_as(shape, &data), &self.sites[&device].device)]])
+            }
             None => Value::Host(vec![Arc::new(vec![data])]),
         })
     }
@@ -128,8 +130,8 @@ impl Interpreter<'_> {
                 let site = &self.sites[&device];
                 let own = layers.get_mut(place).and_then(|layer| layer.get_mut(SHARED)).ok_or_else(|| wrong(to))?;
                 *own = site.compute(|| {
-                    let here = |matrix: &Matrix| Ok::<_, String>(wide(on(matrix.clone(), &site.device)?));
-                    Ok::<_, String>(cast(here(&more)? + here(own)?, self.held_on(device)))
+                    let here = |stored: &Stored| stored.clone().on(&site.device, FloatDType::F32);
+                    Ok::<_, String>(Stored::of(here(&more)? + here(own)?, self.held_on(device)))
                 })??;
                 Value::Tensors(layers)
             }

@@ -1,11 +1,12 @@
 //! What is held before the first action: parameters, their copies, optimizer state.
 
-use super::{Interpreter, moves::in_width, part_of};
+use super::{Interpreter, part_of};
 use crate::{
     account::Instance,
     layers::Parameter,
     optimizer::{DeviceMoments, Moments},
     store::{DeviceState, HostLayer, State, Value},
+    stored::in_width,
     transfer::to_device,
 };
 use burn::tensor::{DType, TensorData};

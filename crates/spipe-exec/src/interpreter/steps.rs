@@ -1,11 +1,6 @@
 //! Optimizer steps, the check of steps that were taken on trust, and what undoes them.
 
-use super::{
-    Interpreter,
-    moves::{in_width, numbers},
-    norm::squares,
-    widths::unscaled,
-};
+use super::{Interpreter, norm::squares, widths::unscaled};
 use crate::{
     AdamW,
     account::Instance,
@@ -14,10 +9,11 @@ use crate::{
     passes::{self, Tensors},
     state::Outcome,
     store::{DeviceState, HostLayer, Log, State, Value, wrong},
+    stored::{all_on, all_own, all_to_host, in_width, numbers, store_all},
     task::{Step, Task},
-    transfer::{all_to_host, copy},
+    transfer::copy,
 };
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, FloatDType, TensorData};
 use spipe_base::{BufferId, Bytes, DeviceId, LayerId, LayerRange};
 use spipe_schedule::{Content, Lifetime};
 use std::{
@@ -74,10 +70,11 @@ impl Interpreter<'_> {
     ) -> Result<Outcome, String> {
         let (parameters, gradients) = (self.at(buffer, iteration), self.at(gradients, iteration));
         self.keep_first_gradients(iteration, gradients)?;
-        let (before, sum) = (self.store.take_tensors(parameters)?, self.store.take_tensors(gradients)?);
+        let site = &self.sites[&step.device];
+        let take = |at| all_own(self.store.take_tensors(at)?, &site.device);
+        let (before, sum) = (take(parameters)?, take(gradients)?);
         let sum = self.spoilt(iteration, self.layers_of(step.state)?, sum);
         let mut state = self.store.take_device_state(self.at(step.state, iteration))?;
-        let site = &self.sites[&step.device];
         let factor = match self.verdict(iteration) {
             Some(verdict) => verdict.factor(),
             None => self.if_finite(step, site.compute(|| sums_of_squares(sum.iter().flatten()))??)?,
@@ -90,6 +87,7 @@ impl Interpreter<'_> {
             None => before,
         };
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
+        let after = store_all(after, self.width_of(buffer)?.into());
         self.put(&mut outcome, parameters, Value::Tensors(after));
         self.put(&mut outcome, self.at(step.state, iteration), Value::DeviceState(Box::new(state)));
         Ok(outcome)
@@ -105,10 +103,11 @@ impl Interpreter<'_> {
         let (parameters, gradients) = (self.at(parameters, iteration), self.at(gradients, iteration));
         let state = self.at(step.state, iteration);
         self.keep_first_gradients(iteration, gradients)?;
-        let before = self.store.take_tensors(parameters)?;
-        let sum = self.spoilt(iteration, self.layers_of(step.state)?, self.store.take_tensors(gradients)?);
-        let mut moments = self.store.take_state(state)?;
         let site = &self.sites[&step.device];
+        let take = |at| all_on(self.store.take_tensors(at)?, &site.device, FloatDType::F32);
+        let before = take(parameters)?;
+        let sum = self.spoilt(iteration, self.layers_of(step.state)?, take(gradients)?);
+        let mut moments = self.store.take_state(state)?;
         let factor = match self.verdict(iteration) {
             Some(verdict) => verdict.factor(),
             // What is not scaled is finite, or its loss is not.
@@ -123,7 +122,7 @@ impl Interpreter<'_> {
             None => before,
         };
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
-        self.put(&mut outcome, parameters, Value::Tensors(stepped));
+        self.put(&mut outcome, parameters, Value::Tensors(store_all(stepped, FloatDType::F32)));
         self.put(&mut outcome, state, Value::State(Box::new(moments)));
         Ok(outcome)
     }
@@ -210,7 +209,7 @@ impl Interpreter<'_> {
                 Some(Value::Tensors(found)) if masters.is_some() => {
                     let frozen = layers.iter().zip(found).filter(|(layer, _)| self.is_frozen(*layer));
                     for (layer, tensors) in frozen {
-                        all.push((layer, Arc::new(all_to_host(&tensors)?)));
+                        all.push((layer, Arc::new(all_to_host(tensors.iter())?)));
                     }
                 }
                 _ => return Err(wrong(instance)),

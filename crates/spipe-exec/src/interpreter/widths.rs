@@ -6,7 +6,8 @@
 use super::Interpreter;
 use crate::checkpoint::LossScale;
 use crate::layers::{Parameter, float};
-use crate::passes::{Tensors, cast_all};
+use crate::passes::Tensors;
+use crate::stored::{StoredTensors, all_on};
 use burn::tensor::{DType, FloatDType, TensorData};
 use spipe_base::{BufferId, DeviceId, LayerId, StageId};
 use spipe_model::Precision;
@@ -134,13 +135,15 @@ impl Interpreter<'_> {
     /// What the device of a stage computes in.
     pub(super) fn computed_by(&self, stage: StageId) -> FloatDType {
         let device = self.program.stages()[stage].device;
-        let narrow = self.sites[&device].apart && self.reading.may_be_narrow();
-        if narrow { self.held_on(device) } else { FloatDType::F32 }
+        let (site, held) = (&self.sites[&device], self.held_on(device));
+        let narrow = site.apart && self.reading.may_be_narrow() && site.device.supports_dtype(held);
+        if narrow { held } else { FloatDType::F32 }
     }
 
-    /// Parameters in the width in which a stage computes.
-    pub(super) fn computed(&self, stage: StageId, parameters: Tensors) -> Tensors {
-        cast_all(parameters, self.computed_by(stage))
+    /// Parameters on the device of a stage, in the width in which it computes.
+    pub(super) fn computed(&self, stage: StageId, parameters: StoredTensors) -> Result<Tensors, String> {
+        let device = &self.sites[&self.program.stages()[stage].device].device;
+        all_on(parameters, device, self.computed_by(stage))
     }
 
     /// How a device holds its numbers.

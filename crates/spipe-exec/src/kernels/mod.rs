@@ -1,9 +1,9 @@
 //! The arithmetic of layers on CPU cores, where Burn's operations are far from what the cores can do.
 //!
 //! ```text
-//! Matrix ─► apply(kernel, inputs) ─┬─ flex, ndarray ─► Kernel::forward on slices ─► Matrix, and a step of Burn's graph
-//!                                  │                                               that calls Kernel::backward
-//!                                  └─ others ────────► None: the layer takes Burn's operations
+//! Matrix ─► apply(kernel, inputs) ─┬─ ndarray ─► Kernel::forward on slices ─► Matrix, and a step of Burn's graph
+//!                                  │                                         that calls Kernel::backward
+//!                                  └─ others ──► None: the layer takes Burn's operations
 //! ```
 //!
 //! A kernel gives the same bits on any number of threads. Its derivative is tested against that of Burn's operations.
@@ -31,7 +31,18 @@ pub(crate) use product::is_supported as are_supported;
 pub(crate) use swiglu::{GELU_CUBE, GELU_TWICE, Gelu, Swiglu};
 pub(crate) use turn::Turn;
 
+use burn::tensor::Device;
 use std::fmt::Debug;
+
+/// The library of CPU cores.
+#[expect(deprecated, reason = "it is what the product is asked to run on")]
+pub(crate) type Cores = burn::backend::NdArray;
+
+/// The device of the library of CPU cores.
+pub(crate) fn cores() -> Device {
+    #[expect(deprecated, reason = "it is what the product is asked to run on")]
+    Device::ndarray()
+}
 
 /// A matrix as a kernel sees it.
 #[derive(Clone, Copy, Debug)]

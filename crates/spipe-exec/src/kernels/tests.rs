@@ -8,11 +8,6 @@ use burn::tensor::{
 };
 use std::sync::Arc;
 
-fn devices() -> [Device; 2] {
-    #[expect(deprecated, reason = "it is one of the two libraries")]
-    [Device::flex(), Device::ndarray()]
-}
-
 fn filled(device: &Device, shape: [usize; 2], seed: usize) -> Matrix {
     let number = |index: usize| ((index * 7919 + seed * 104_729) % 1009) as f32 / 500.0 - 1.0;
     let numbers: Vec<f32> = (0..shape[0] * shape[1]).map(number).collect();
@@ -32,25 +27,24 @@ fn near(found: Matrix, expected: Matrix, what: &str) {
     }
 }
 
-/// Value and all gradients of both, on both libraries.
+/// Value and all gradients of both.
 fn compare<const N: usize>(
     shapes: [[usize; 2]; N],
     ours: impl Fn([&Matrix; N]) -> Option<Matrix>,
     theirs: impl Fn([Matrix; N]) -> Matrix,
 ) {
-    for device in devices() {
-        let mut seeds = 1..;
-        let inputs = shapes.map(|shape| filled(&device, shape, seeds.next().unwrap()));
-        let ours = ours(inputs.each_ref()).expect("this processor has the kernels");
-        let theirs = theirs(inputs.clone());
-        near(ours.clone().inner(), theirs.clone().inner(), "value");
-        let weights = filled(&device, ours.dims(), 99).inner().autodiff();
-        let mut found = (ours * weights.clone()).sum().backward();
-        let mut expected = (theirs * weights).sum().backward();
-        for (index, input) in inputs.iter().enumerate() {
-            let what = format!("gradient {index}");
-            near(input.grad_remove(&mut found).unwrap(), input.grad_remove(&mut expected).unwrap(), &what);
-        }
+    let device = cores();
+    let mut seeds = 1..;
+    let inputs = shapes.map(|shape| filled(&device, shape, seeds.next().unwrap()));
+    let ours = ours(inputs.each_ref()).expect("this processor has the kernels");
+    let theirs = theirs(inputs.clone());
+    near(ours.clone().inner(), theirs.clone().inner(), "value");
+    let weights = filled(&device, ours.dims(), 99).inner().autodiff();
+    let mut found = (ours * weights.clone()).sum().backward();
+    let mut expected = (theirs * weights).sum().backward();
+    for (index, input) in inputs.iter().enumerate() {
+        let what = format!("gradient {index}");
+        near(input.grad_remove(&mut found).unwrap(), input.grad_remove(&mut expected).unwrap(), &what);
     }
 }
 
@@ -71,16 +65,15 @@ fn products() {
 
 #[test]
 fn the_late_gradients_of_a_product_are_the_early_ones() {
-    for device in devices() {
-        let [left, right] = [filled(&device, [37, 70], 1), filled(&device, [70, 130], 2)];
-        let gradient = filled(&device, [37, 130], 3).inner();
-        let product = matmul(left.clone(), right.clone());
-        let mut found = (product * gradient.clone().autodiff()).sum().backward();
-        let early = right.grad_remove(&mut found).unwrap();
-        assert_eq!(numbers(weight_gradient(left.clone().inner(), gradient.clone())), numbers(early));
-        let early = left.grad_remove(&mut found).unwrap();
-        assert_eq!(numbers(matmul_transposed(gradient, right.inner())), numbers(early));
-    }
+    let device = cores();
+    let [left, right] = [filled(&device, [37, 70], 1), filled(&device, [70, 130], 2)];
+    let gradient = filled(&device, [37, 130], 3).inner();
+    let product = matmul(left.clone(), right.clone());
+    let mut found = (product * gradient.clone().autodiff()).sum().backward();
+    let early = right.grad_remove(&mut found).unwrap();
+    assert_eq!(numbers(weight_gradient(left.clone().inner(), gradient.clone())), numbers(early));
+    let early = left.grad_remove(&mut found).unwrap();
+    assert_eq!(numbers(matmul_transposed(gradient, right.inner())), numbers(early));
 }
 
 #[test]
@@ -205,7 +198,7 @@ fn threads_change_nothing() {
     let run = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
-            let device = Device::flex();
+            let device = cores();
             let (input, weight) = (filled(&device, [200, 96], 1), filled(&device, [96, 96], 2));
             let norm = filled(&device, [1, 96], 3);
             let scaled = apply(RmsNorm { epsilon: 1e-5 }, [&input, &norm]).unwrap();
@@ -220,10 +213,9 @@ fn threads_change_nothing() {
 
 #[test]
 fn copies_are_of_the_same_numbers_however_they_lie() {
-    for device in devices() {
-        let matrix = filled(&device, [5, 7], 1).inner();
-        for matrix in [matrix.clone(), matrix.clone().transpose(), matrix.slice([1..4, 2..6])] {
-            assert_eq!(copied(&matrix), Some(numbers(matrix)));
-        }
+    let device = cores();
+    let matrix = filled(&device, [5, 7], 1).inner();
+    for matrix in [matrix.clone(), matrix.clone().transpose(), matrix.slice([1..4, 2..6])] {
+        assert_eq!(copied(&matrix), Some(numbers(matrix)));
     }
 }

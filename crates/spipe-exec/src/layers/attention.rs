@@ -419,7 +419,7 @@ mod tests {
             let span = Span { sequences: 2, queries: 1..6, keys: 0..6 };
             let row = |query: usize| (0..6).map(move |key| if key > query + 1 { f32::NEG_INFINITY } else { 0.0 });
             let numbers: Vec<f32> = (0..5).flat_map(row).collect();
-            let mask = masked.then(|| Tensor::from_data(TensorData::new(numbers, [1, 1, 5, 6]), &Device::flex()));
+            let mask = masked.then(|| Tensor::from_data(TensorData::new(numbers, [1, 1, 5, 6]), &kernels::cores()));
             let mix = Mix { span, heads: 4, key_heads, width: 8, mask };
             derives(&mix, [[10, 32], [12, 8 * key_heads], [12, 8 * key_heads]]);
         }

@@ -24,7 +24,7 @@ pub(crate) use feed::{Feed, Reading, Targets};
 pub(crate) use noise::{begin, denoised, go_on};
 pub(crate) use numbers::{cast, float, wide};
 pub(crate) use product::{Convolution, Linear, Product, Products};
-pub(crate) use recall::{Pair, Recall};
+pub(crate) use recall::Recall;
 pub(crate) use seam::{Live, Seam};
 pub(crate) use start::initial;
 pub(crate) use tape::Tape;

@@ -76,13 +76,14 @@ impl PatchUnit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, TensorData};
+    use crate::kernels;
+    use burn::tensor::TensorData;
 
     #[test]
     fn patches_are_cut_row_by_row() {
         let shape = PatchEmbedding { image: 4, patch: 2, channels: 2, hidden: 4, bias: true, norm: None };
         let pixels: Vec<f32> = (0..32).map(|pixel| pixel as f32).collect();
-        let pixels = Tensor::from_data(TensorData::new(pixels, [1, 32]), &Device::flex());
+        let pixels = Tensor::from_data(TensorData::new(pixels, [1, 32]), &kernels::cores());
         let patches = PatchUnit::new(&shape).patches(pixels, 1);
         assert_eq!(patches.dims(), [4, 8]);
         let numbers: Vec<f32> = patches.into_data().try_to_vec().unwrap();

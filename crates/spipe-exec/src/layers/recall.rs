@@ -17,7 +17,7 @@ pub(crate) struct Recall {
 }
 
 /// Keys and values of one layer, a row for each token, sequence by sequence; without a graph.
-pub(crate) type Pair = [Matrix; 2];
+type Pair = [Matrix; 2];
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -85,10 +85,10 @@ fn last(sequences: usize, window: usize, rows: Matrix) -> Matrix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::TensorData;
 
     fn rows(numbers: &[f32]) -> Matrix {
-        Tensor::<2>::from_data(TensorData::new(numbers.to_vec(), [numbers.len(), 1]), &Device::flex()).autodiff()
+        Tensor::<2>::from_data(TensorData::new(numbers.to_vec(), [numbers.len(), 1]), &kernels::cores()).autodiff()
     }
 
     fn numbers(matrix: Matrix) -> Vec<f32> {

@@ -3,11 +3,12 @@
 //! Burn's graph of a composite function keeps what every operation of it needs. On a GPU, where our kernels do not compute, that would
 //! be two f32 numbers of each score of an attention, where plans count one of the width that the device computes in.
 
-use super::{Matrix, product::Plain};
+use super::Matrix;
+use crate::kernels::Cores;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
 use burn::backend::{
-    Autodiff, Backend, DispatchKindConversion, DispatchTensor, Flex,
+    Autodiff, Backend, DispatchKindConversion, DispatchTensor,
     autodiff::{
         checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
         grads::Gradients,
@@ -27,7 +28,7 @@ pub(crate) trait Replayed<const N: usize>: Clone + Debug + Send + 'static {
 
 /// Its value, as one step of the graph that its inputs are in; by as many steps as it has operations where they are not all in one.
 pub(crate) fn replayed<const N: usize>(function: &impl Replayed<N>, inputs: [Matrix; N]) -> Matrix {
-    let own = on::<Flex, N>(function, &inputs).or_else(|| on::<Plain, N>(function, &inputs));
+    let own = on::<Cores, N>(function, &inputs);
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
     let own = own.or_else(|| on::<Cube, N>(function, &inputs));
     own.unwrap_or_else(|| function.value(inputs))
@@ -83,13 +84,14 @@ pub(super) mod tests {
         },
         *,
     };
-    use burn::tensor::{Device, Tensor, TensorData};
+    use crate::kernels;
+    use burn::tensor::{Tensor, TensorData};
     use spipe_model::Norm;
 
     fn matrix(shape: [usize; 2], seed: usize) -> Matrix {
         let numbers =
             (0..shape[0] * shape[1]).map(|index| ((index * 7919 + seed * 104_729) % 1009) as f32 / 504.5 - 1.0);
-        Tensor::from_data(TensorData::new(numbers.collect::<Vec<_>>(), shape), &Device::flex())
+        Tensor::from_data(TensorData::new(numbers.collect::<Vec<_>>(), shape), &kernels::cores())
             .autodiff()
             .require_grad()
     }

@@ -17,6 +17,7 @@ mod schedule;
 mod undo;
 
 pub(crate) use device::{DeviceMoments, Held, sums_of_squares};
+pub(crate) use narrow::narrowed;
 pub use narrow::{NarrowMut, Numbers};
 pub(crate) use norm::sum_of_squares;
 pub use schedule::{Decay, Schedule};

@@ -1,5 +1,6 @@
 //! Numbers of 16 bits, as accelerators hold weights and gradients.
 
+use crate::width::for_each_width;
 use burn::tensor::{bf16, f16};
 
 /// Gradients as they arrive.
@@ -26,6 +27,17 @@ impl Numbers<'_> {
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// All of them in 32 bits.
+    pub(crate) fn widened(self) -> Vec<f32> {
+        let mut wide = vec![0.0; self.len()];
+        match self {
+            Self::F32(numbers) => wide.copy_from_slice(numbers),
+            Self::Bf16(numbers) => widen(numbers, &mut wide),
+            Self::F16(numbers) => widen(numbers, &mut wide),
+        }
+        wide
     }
 
     /// The first `count`, and the rest.
@@ -98,7 +110,7 @@ impl Wide for f16 {
 }
 
 /// What a step makes of a new parameter: the nearest number, of two the even one, or nothing.
-pub(super) trait Narrow {
+pub(crate) trait Narrow {
     fn narrow(wide: f32) -> Self;
 }
 
@@ -119,6 +131,27 @@ impl Narrow for f16 {
     fn narrow(wide: f32) -> Self {
         Self::from_bits(f32_to_f16(wide))
     }
+}
+
+for_each_width! {
+    fn widen<N: Wide>(narrow: &[N], wide: &mut [f32]) {
+        for (wide, narrow) in wide.iter_mut().zip(narrow) {
+            *wide = narrow.wide();
+        }
+    }
+
+    fn narrow<N: Narrow>(wide: &[f32], narrow: &mut [N]) {
+        for (narrow, wide) in narrow.iter_mut().zip(wide) {
+            *narrow = N::narrow(*wide);
+        }
+    }
+}
+
+/// All of `wide` in 16 bits, each rounded to the nearest, ties to even.
+pub(crate) fn narrowed<N: Narrow + Clone + Default>(wide: &[f32]) -> Vec<N> {
+    let mut all = vec![N::default(); wide.len()];
+    narrow(wide, &mut all);
+    all
 }
 
 /// Without branches, so that it becomes vectors: exponent and fraction move up, and a product with 2¹¹² puts the exponent

@@ -66,7 +66,7 @@ fn all_systems_clip_alike() {
 fn shared_parameters_count_once() {
     for setup in cases(&tied()) {
         let setup = Setup { clip_norm: SHORT, ..setup };
-        within_rounding(&setup, &both(&setup, Backend::Flex, 5));
+        within_rounding(&setup, &both(&setup, Backend::Ndarray, 5));
     }
 }
 
@@ -74,12 +74,12 @@ fn shared_parameters_count_once() {
 fn frozen_layers_do_not_count() {
     for setup in systems() {
         let setup = Setup { clip_norm: SHORT, frozen: &["0..0", "2..2"], ..setup };
-        equal(&setup, &both(&setup, Backend::Flex, 5));
+        equal(&setup, &both(&setup, Backend::Ndarray, 5));
     }
 }
 
 fn losses(setup: &Setup<'_>) -> Vec<f64> {
-    both(setup, Backend::Flex, STEPS).1.losses
+    both(setup, Backend::Ndarray, STEPS).1.losses
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_norm_that_is_found_later_undoes_steps() {
     assert!(program.actions().iter().all(|action| action.kind != ActionKind::Norm), "nothing waits for a norm");
     let knobs = Knobs { arithmetic_undo: true, ..Knobs::default() };
     let setup = Setup { clip_norm: SHORT, knobs, ..spipe() };
-    let (plain, report) = both(&setup, Backend::Flex, STEPS);
+    let (plain, report) = both(&setup, Backend::Ndarray, STEPS);
     losses_are_near(&setup, &report.losses, &plain.losses, 1e-4);
 }
 
@@ -113,7 +113,7 @@ fn learning_rates_are_those_of_the_steps() {
         for clip_norm in [None, SHORT] {
             let setup = Setup { clip_norm, ..setup.clone() };
             let (plan, program) = setup.build();
-            let options = Options { schedule, ..Setup::options(Backend::Flex, 8) };
+            let options = Options { schedule, ..Setup::options(Backend::Ndarray, 8) };
             let plain = reference(&plan, &program, &text(), &options).unwrap_or_else(|error| panic!("{error}"));
             let report = run(&plan, &program, &text(), &options, &mut |_| ControlFlow::Continue(()))
                 .unwrap_or_else(|error| panic!("{setup:?}: {error}"));
@@ -128,7 +128,7 @@ fn scaled_losses_change_no_norm() {
     for setup in systems() {
         for precision in [Precision::Fp16, Precision::Bf16] {
             let setup = Setup { clip_norm: SHORT, precision, ..setup.clone() };
-            let (plain, report) = both(&setup, Backend::Flex, STEPS);
+            let (plain, report) = both(&setup, Backend::Ndarray, STEPS);
             losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
         }
     }

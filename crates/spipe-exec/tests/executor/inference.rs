@@ -58,8 +58,8 @@ fn text_goes_on_as_without_a_cache() {
         Setup { stages: &["gpu0 0..0", "gpu1 1..2", "cpu0 3..4"], microbatches: 3, ..Setup::default() },
     ];
     for setup in setups {
-        for (mode, backend) in MODES.into_iter().zip(Backend::ALL) {
-            let found = tokens(&Setup { mode, ..setup.clone() }, backend, 7);
+        for mode in MODES {
+            let found = tokens(&Setup { mode, ..setup.clone() }, Backend::Ndarray, 7);
             let mut all: Vec<i32> = found.concat();
             all.sort_unstable();
             all.dedup();
@@ -67,7 +67,7 @@ fn text_goes_on_as_without_a_cache() {
         }
     }
     // Prompts alone.
-    tokens(&Setup { mode: Mode::Infer, ..Setup::default() }, Backend::Flex, 1);
+    tokens(&Setup { mode: Mode::Infer, ..Setup::default() }, Backend::Ndarray, 1);
 }
 
 #[test]
@@ -76,18 +76,18 @@ fn parameters_from_the_host_generate_too() {
         for (resident, swap) in [(1, 1), (3, 2), (5, 5)] {
             let knobs = Knobs { resident: Some(resident), swap: Some(swap), ..Knobs::default() };
             let setup = Setup { system: System::Superpipeline, stages: &UNITS, knobs, mode, ..Setup::default() };
-            tokens(&setup, Backend::Flex, 4);
+            tokens(&setup, Backend::Ndarray, 4);
         }
         tokens(
             &Setup { system: System::Superpipeline, stages: &crate::systems::KEPT[1], mode, ..Setup::default() },
-            Backend::Flex,
+            Backend::Ndarray,
             4,
         );
         let stages = &["gpu0 0..1 streamed", "gpu1 2..2 streamed", "gpu0 3..3 streamed", "gpu1 4..4 streamed"];
-        tokens(&Setup { system: System::Mobius, stages, mode, ..Setup::default() }, Backend::Flex, 4);
+        tokens(&Setup { system: System::Mobius, stages, mode, ..Setup::default() }, Backend::Ndarray, 4);
         tokens(
             &Setup { system: System::Fsdp, stages: &["gpu0 0..2", "gpu0 3..4"], mode, ..Setup::default() },
-            Backend::Flex,
+            Backend::Ndarray,
             4,
         );
     }
@@ -97,14 +97,14 @@ fn parameters_from_the_host_generate_too() {
 fn tied_heads_generate_without_dropout() {
     let model = &GPT.replace("places = 16", "places = 16\ntied = true\ndropout = true");
     let setup = Setup { model, stages: &["gpu0 0..3"], mode: Mode::Generate, ..Setup::default() };
-    tokens(&setup, Backend::Flex, 5);
+    tokens(&setup, Backend::Ndarray, 5);
     // The head projects with a copy of the table, or with the one of its own device.
     for mode in [Mode::Generate, Mode::Infer] {
         let prompts = if mode == Mode::Generate { 5 } else { 1 };
-        tokens(&Setup { stages: &["gpu0 0..1", "cpu0 2..3"], mode, ..setup.clone() }, Backend::Flex, prompts);
-        tokens(&Setup { stages: &["gpu0 0..1", "gpu0 2..3"], mode, ..setup.clone() }, Backend::Flex, prompts);
+        tokens(&Setup { stages: &["gpu0 0..1", "cpu0 2..3"], mode, ..setup.clone() }, Backend::Ndarray, prompts);
+        tokens(&Setup { stages: &["gpu0 0..1", "gpu0 2..3"], mode, ..setup.clone() }, Backend::Ndarray, prompts);
         let stages = &["gpu0 0..0 streamed", "gpu0 1..2 streamed", "gpu0 3..3 streamed"];
-        tokens(&Setup { system: System::Superpipeline, stages, mode, ..setup.clone() }, Backend::Flex, prompts);
+        tokens(&Setup { system: System::Superpipeline, stages, mode, ..setup.clone() }, Backend::Ndarray, prompts);
     }
 }
 
@@ -112,17 +112,17 @@ fn tied_heads_generate_without_dropout() {
 #[test]
 fn learned_positions_go_on_in_a_stage_of_their_own() {
     let setup = Setup { model: GPT, mode: Mode::Generate, ..Setup::default() };
-    tokens(&Setup { stages: &["gpu0 0..0", "gpu1 1..3"], ..setup.clone() }, Backend::Flex, 5);
+    tokens(&Setup { stages: &["gpu0 0..0", "gpu1 1..3"], ..setup.clone() }, Backend::Ndarray, 5);
     let stages = &["gpu0 0..0 streamed", "gpu0 1..2 streamed", "gpu0 3..3 streamed"];
-    tokens(&Setup { system: System::Superpipeline, stages, ..setup }, Backend::Flex, 5);
+    tokens(&Setup { system: System::Superpipeline, stages, ..setup }, Backend::Ndarray, 5);
 }
 
 #[test]
 fn learned_positions_end() {
     let setup = Setup { model: GPT, stages: &["gpu0 0..1", "cpu0 2..3"], mode: Mode::Generate, ..Setup::default() };
-    tokens(&setup, Backend::Flex, 16);
+    tokens(&setup, Backend::Ndarray, 16);
     let refused = |setup: &Setup<'_>, steps| {
-        let error = ran(setup, &Setup::options(Backend::Flex, steps)).map(|_| ()).unwrap_err();
+        let error = ran(setup, &Setup::options(Backend::Ndarray, steps)).map(|_| ()).unwrap_err();
         assert!(matches!(error, RunError::Unsupported(_)), "{error}");
         error.to_string()
     };
@@ -134,7 +134,7 @@ fn learned_positions_end() {
 
 /// The rows of images, which are the same to within rounding.
 fn rows(setup: &Setup<'_>, steps: u32) -> (usize, Vec<f32>) {
-    let (report, plain) = both(setup, Backend::Flex, steps);
+    let (report, plain) = both(setup, Backend::Ndarray, steps);
     let (Some(Outputs::Images { width, rows }), Outputs::Images { width: columns, rows: wanted }) =
         (report.outputs, plain.outputs)
     else {
@@ -177,7 +177,7 @@ fn sixteen_bits_generate_within_rounding() {
         ..Setup::default()
     };
     let (plan, program) = setup.build();
-    let options = Setup::options(Backend::Flex, 2);
+    let options = Setup::options(Backend::Ndarray, 2);
     let plain = inferred(&plan, &program, &data(&plan), &options).unwrap();
     let report = ran(&setup, &options).unwrap();
     losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
@@ -190,7 +190,7 @@ fn an_inference_that_is_stopped_has_what_was_found() {
     let setup = Setup { mode: Mode::Infer, ..Setup::default() };
     let (plan, program) = setup.build();
     let mut steps = Vec::new();
-    let report = run(&plan, &program, &data(&plan), &Setup::options(Backend::Flex, 1000), &mut |step| {
+    let report = run(&plan, &program, &data(&plan), &Setup::options(Backend::Ndarray, 1000), &mut |step| {
         steps.push(step.index);
         if step.index == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })
@@ -204,7 +204,7 @@ fn an_inference_that_is_stopped_has_what_was_found() {
 fn nothing_is_kept_where_nothing_is_trained() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Some(Checkpoints { folder: folder.path().join("kept"), every: 1 });
-    let options = Options { checkpoints, ..Setup::options(Backend::Flex, 2) };
+    let options = Options { checkpoints, ..Setup::options(Backend::Ndarray, 2) };
     for (model, stages) in [(VIT, &["cpu0 0..3"]), (crate::machine::LLAMA, &["cpu0 0..4"])] {
         let setup = Setup { model, stages, mode: Mode::Infer, ..Setup::default() };
         let error = ran(&setup, &options).map(|_| ()).unwrap_err().to_string();

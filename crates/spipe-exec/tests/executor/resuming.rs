@@ -23,7 +23,7 @@ fn options(steps: u32, folder: &Path) -> Options {
 /// Learning rates that have not risen when the checkpoint is written.
 fn rising(steps: u32) -> Options {
     let schedule = Schedule { warmup_steps: 4, ..Schedule::default() };
-    Options { schedule, ..Setup::options(Backend::Flex, steps) }
+    Options { schedule, ..Setup::options(Backend::Ndarray, steps) }
 }
 
 fn bits(report: &Report) -> Vec<u64> {

@@ -80,7 +80,7 @@ fn every_system_sums_both_gradients() {
     for setup in cases(&tied()) {
         let devices = if matches!(setup.system, System::Fsdp | System::ZeroInfinity) { 2 } else { 1 };
         assert_eq!(adds(&setup.build().1), devices, "{setup:?}");
-        let results = both(&setup, Backend::Flex, STEPS);
+        let results = both(&setup, Backend::Ndarray, STEPS);
         within_rounding(&setup, &results);
         assert!(results.1.losses[STEPS as usize - 1] < results.1.losses[0], "it learns: {:?}", results.1.losses);
     }
@@ -98,7 +98,7 @@ fn both_backends_and_frozen_layers() {
             let setup = Setup { frozen, ..setup.clone() };
             let table_trains = !frozen[0].starts_with('0');
             assert_eq!(adds(&setup.build().1), usize::from(table_trains), "{setup:?}");
-            within_rounding(&setup, &both(&setup, Backend::Flex, 5));
+            within_rounding(&setup, &both(&setup, Backend::Ndarray, 5));
         }
     }
 }
@@ -131,7 +131,7 @@ fn sixteen_bits() {
             .into_iter()
             .chain([Setup { knobs: Knobs { arithmetic_undo: true, ..Knobs::default() }, ..spipe(&model) }]);
         for setup in all.map(|setup| Setup { precision, ..setup }) {
-            let (plain, report) = both(&setup, Backend::Flex, 6);
+            let (plain, report) = both(&setup, Backend::Ndarray, 6);
             losses_are_near(&setup, &report.losses, &plain.losses, of_losses);
         }
     }
@@ -148,14 +148,14 @@ fn train(setup: &Setup<'_>, options: &Options) -> Report {
 fn the_table_is_saved_once() {
     let model = tied();
     let first = |setup: &Setup<'_>, weights: &std::path::Path| {
-        let options = Options { weights: Some(weights.into()), ..all_devices(setup, Backend::Flex, 1) };
+        let options = Options { weights: Some(weights.into()), ..all_devices(setup, Backend::Ndarray, 1) };
         train(setup, &options).losses[0]
     };
     let whole = Setup { stages: &["gpu0 0..3"], model: &model, ..Setup::default() };
     let mut seen = Vec::new();
     for setup in cases(&model) {
         let folder = tempfile::tempdir().unwrap();
-        let options = Options { save_weights: Some(folder.path().into()), ..all_devices(&setup, Backend::Flex, 2) };
+        let options = Options { save_weights: Some(folder.path().into()), ..all_devices(&setup, Backend::Ndarray, 2) };
         train(&setup, &options);
         let bytes = std::fs::read(folder.path().join("model.safetensors")).unwrap();
         let header =
@@ -173,7 +173,7 @@ fn the_table_is_saved_once() {
 fn the_copy_is_counted_where_it_is() {
     let parted = tied();
     let held = |model: &str, stages: &[&str]| {
-        let report = train(&Setup { model, stages, ..Setup::default() }, &Setup::options(Backend::Flex, 2));
+        let report = train(&Setup { model, stages, ..Setup::default() }, &Setup::options(Backend::Ndarray, 2));
         let of = |name: &str| report.memories.iter().find(|memory| memory.name == name).map(|memory| memory.held);
         of("gpu1").unwrap_or(Bytes::ZERO)
     };
@@ -186,7 +186,7 @@ fn the_copy_is_counted_where_it_is() {
 #[test]
 fn forwards_read_the_copy() {
     let model = tied();
-    let loss = |setup: &Setup<'_>| train(setup, &all_devices(setup, Backend::Flex, 1)).losses[0];
+    let loss = |setup: &Setup<'_>| train(setup, &all_devices(setup, Backend::Ndarray, 1)).losses[0];
     let setup = |system, stages| Setup { system, stages, model: &model, mode: Mode::Infer, ..Setup::default() };
     let one = loss(&setup(System::Gpipe, &["gpu0 0..3"]));
     let two = setup(System::Gpipe, &["gpu0 0..1", "gpu1 2..3"]);

@@ -111,7 +111,7 @@ fn images() {
     let stages = &["gpu0 0..3", "gpu1 4..12"];
     for system in [System::ZbH2, System::Zb1p] {
         let setup = Setup { system, model: UNET, stages, ..Setup::default() };
-        within_rounding(&setup, &both(&setup, Backend::Flex, 5));
+        within_rounding(&setup, &both(&setup, Backend::Ndarray, 5));
     }
 }
 
@@ -180,7 +180,7 @@ fn what_is_offloaded_is_in_host_memory() {
         let stages = stages(words);
         let stages: Vec<&str> = stages.iter().map(String::as_str).collect();
         let setup = Setup { system, stages: &stages, microbatches: 8, precision, ..Setup::default() };
-        both(&setup, Backend::Flex, 1).1.memories
+        both(&setup, Backend::Ndarray, 1).1.memories
     };
     let held = |system, words| {
         let memories = memories(Precision::Fp32, system, words);
@@ -286,7 +286,7 @@ fn stages_that_are_still_there() {
 fn sums_of_rounds_differ_within_rounding() {
     let stages = &["gpu0 0..1 streamed", "gpu0 2..4 streamed"];
     let setup = Setup { system: System::ZeroInfinity, stages, microbatches: 6, ..Setup::default() };
-    within_rounding(&setup, &both(&setup, Backend::Flex, STEPS));
+    within_rounding(&setup, &both(&setup, Backend::Ndarray, STEPS));
 }
 
 /// The same losses and first gradients but for sums in another order.
@@ -305,7 +305,7 @@ fn forwards_alone() {
     let mode = Mode::Infer;
     let first = |setup: &Setup<'_>| {
         let (plan, program) = setup.build();
-        let options = Setup::options(Backend::Flex, 1);
+        let options = Setup::options(Backend::Ndarray, 1);
         let plain = reference(
             &plan,
             &program,
@@ -393,7 +393,7 @@ fn sixteen_bits() {
             Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() },
         ];
         for setup in setups.map(|setup| Setup { precision, ..setup }) {
-            let (plain, report) = both(&setup, Backend::Flex, STEPS);
+            let (plain, report) = both(&setup, Backend::Ndarray, STEPS);
             losses_are_near(&setup, &report.losses, &plain.losses, of_losses);
             assert!(report.losses != plain.losses, "{setup:?}: nothing was rounded");
             for (ours, theirs) in report.gradients.iter().zip(&plain.gradients) {
@@ -432,7 +432,7 @@ fn sixteen_bits_of_frozen_layers() {
             [(Precision::Bf16, &["0..1"]), (Precision::Fp16, &["1..2"]), (Precision::Bf16, &["2..2"])]
         {
             let setup = Setup { precision, frozen, ..setup.clone() };
-            let (plain, report) = both(&setup, Backend::Flex, 5);
+            let (plain, report) = both(&setup, Backend::Ndarray, 5);
             losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
         }
     }

@@ -50,7 +50,7 @@ fn out_of_memory(options: &Options) -> Result<Report, RunError> {
 #[test]
 fn no_thread_outlives_a_run() {
     std::panic::set_hook(Box::new(|_| {}));
-    let options = Case::default().options(Backend::Flex, 50);
+    let options = Case::default().options(Backend::Ndarray, 50);
     train(&Options { steps: 1, ..options.clone() }).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let before = threads();

@@ -18,11 +18,12 @@ mod tests;
 pub(crate) use linear::{Convolution, Linear};
 
 use super::Matrix;
+use crate::kernels::Cores;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
 use burn::{
     backend::{
-        Autodiff, Backend, DispatchKindConversion, DispatchTensor, Flex,
+        Autodiff, Backend, DispatchKindConversion, DispatchTensor,
         autodiff::{
             checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
             grads::Gradients,
@@ -32,9 +33,6 @@ use burn::{
     tensor::{IndexingUpdateOp, Int, Tensor},
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-#[expect(deprecated, reason = "it is what the product is asked to run on; flex is its successor")]
-pub(super) type Plain = burn::backend::NdArray;
 
 /// The products of one layer on one microbatch, in the order in which they were computed.
 #[derive(Clone, Debug)]
@@ -183,7 +181,7 @@ fn multiply(linear: Linear, input: Matrix, weight: Matrix, known: Option<Matrix>
     let weight = weight.inner();
     let output = known.unwrap_or_else(|| linear.output(input.clone().inner(), weight.clone(), None));
     let all = (&input, &weight, &output);
-    let own = tracked_on::<Flex>(linear, all).or_else(|| tracked_on::<Plain>(linear, all));
+    let own = tracked_on::<Cores>(linear, all);
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
     let own = own.or_else(|| tracked_on::<Cube>(linear, all));
     own.unwrap_or_else(|| {

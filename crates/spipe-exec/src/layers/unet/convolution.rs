@@ -109,10 +109,11 @@ impl Images {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, TensorData};
+    use crate::kernels;
+    use burn::tensor::TensorData;
 
     fn rows(numbers: &[f32], columns: usize) -> Matrix {
-        Tensor::from_data(TensorData::new(numbers.to_vec(), [numbers.len() / columns, columns]), &Device::flex())
+        Tensor::from_data(TensorData::new(numbers.to_vec(), [numbers.len() / columns, columns]), &kernels::cores())
     }
 
     fn numbers(matrix: Matrix) -> Vec<f32> {
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn a_kernel_sees_neighbours_and_nothing_beyond_the_edge() {
         let kernel = [rows(&[0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], 9), rows(&[0.5], 1)];
-        let feed = Feed::tokens(vec![0], (1, 1), &Device::flex());
+        let feed = Feed::tokens(vec![0], (1, 1), &kernels::cores());
         let convolved =
             |stride: usize| Images::of(rows(&[1.0, 2.0, 3.0, 4.0], 4), 1, 2).convolved(&feed, &kernel, stride);
         // Above and to the left.
