@@ -3,11 +3,15 @@
 CARGO ?= cargo
 # Property tests draw the same cases every time; `make fuzz` draws new ones.
 export PROPTEST_RNG_SEED ?= 1
-.PHONY: demo test build check fmt lint doc docs-check schemas bench setup clean
+.PHONY: demo demo-report test build check fmt lint doc docs-check schemas bench setup clean
 
-## Measure, plan, simulate, train and compare on this machine; results in reports/demo/.
+## Measure, plan, simulate, train and compare on this machine; results in demo/, which git ignores.
 demo: build
 	./target/release/spipe demo
+
+## The same into reports/demo/, the committed report.
+demo-report: build
+	./target/release/spipe demo -o reports/demo
 
 ## Everything that must hold: format, lints, schemas, tests, doc tests, docs, a short demo, the features of GPUs.
 test: setup fmt lint schemas unit doc demo-short cuda-check

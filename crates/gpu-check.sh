@@ -71,7 +71,7 @@ fenced() { say '```text' && tee -a "$report" < "$1" && say '```'; }
 
 # calibrate MACHINE MODEL SEQUENCE: a machine in $out/MACHINE.toml, on which the layers of the model are measured
 calibrate() {
-  "$spipe" calibrate --devices "$device,cpu:0" --backend flex --model "$2" --seq-len "$3" --emulated-memory "$cap" \
+  "$spipe" calibrate --devices "$device,cpu:0" --model "$2" --seq-len "$3" --emulated-memory "$cap" \
     --time-limit "$budget" -o "$out/$1.toml" > "$out/$1.txt" 2>&1 && return
   fail "calibration with $2"
   cat "$out/$1.txt" >&2
@@ -86,7 +86,7 @@ plan() {
 
 # train NAME STEPS: lines of JSON to NAME.steps.jsonl, the trace to NAME.measured.json
 train() {
-  "$spipe" run "$out/$1.plan.json" --data "$data" --steps "$2" --backend flex --bind "gpu0=$device" --format json \
+  "$spipe" run "$out/$1.plan.json" --data "$data" --steps "$2" --bind "gpu0=$device" --format json \
     -o "$out/$1.measured.json" > "$out/$1.steps.jsonl" 2> "$out/$1.run.txt"
 }
 

@@ -31,22 +31,20 @@ fn tiny_actions(criterion: &mut Criterion) {
     let case = machine::Case { microbatches: 8, ..machine::Case::default() };
     let (plan, program) = case.build();
     let data = machine::text();
-    for backend in Backend::ALL {
-        group.throughput(Throughput::Elements(program.actions().len() as u64));
-        group.bench_function(BenchmarkId::from_parameter(backend), |bencher| {
-            bencher.iter_custom(|steps| {
-                let mut options = case.options(backend, u32::try_from(steps).unwrap_or(u32::MAX));
-                options.keep_gradients = false;
-                let mut took = Duration::ZERO;
-                let report = run(&plan, &program, &data, &options, &mut |step| {
-                    took += step.duration;
-                    ControlFlow::Continue(())
-                });
-                black_box(report.map(|report| report.lane_overhead)).ok();
-                took
+    group.throughput(Throughput::Elements(program.actions().len() as u64));
+    group.bench_function("ndarray", |bencher| {
+        bencher.iter_custom(|steps| {
+            let mut options = case.options(Backend::Ndarray, u32::try_from(steps).unwrap_or(u32::MAX));
+            options.keep_gradients = false;
+            let mut took = Duration::ZERO;
+            let report = run(&plan, &program, &data, &options, &mut |step| {
+                took += step.duration;
+                ControlFlow::Continue(())
             });
+            black_box(report.map(|report| report.lane_overhead)).ok();
+            took
         });
-    }
+    });
     group.finish();
 }
 

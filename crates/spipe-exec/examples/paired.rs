@@ -1,5 +1,5 @@
 //! One measurement for each line that it is told, so that another program can take turns with it:
-//! `paired MODEL.toml TEXT THREADS`, then on standard input `triad COUNT`, `adamw f32|bf16 COUNT` or `train BACKEND`.
+//! `paired MODEL.toml TEXT THREADS`, then on standard input `triad COUNT`, `adamw f32|bf16 COUNT` or `train`.
 //! Answers each with seconds, several for several steps.
 
 use rayon::prelude::*;
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let times = match line.split_whitespace().collect::<Vec<_>>()[..] {
-            ["train", backend] => training.steps(backend)?,
+            ["train"] => training.steps()?,
             [what @ ("triad" | "adamw"), ref rest @ ..] => {
                 let count: usize = rest.last().ok_or("how many?")?.parse()?;
                 let arrays = arrays.entry(count).or_insert_with(|| Arrays::new(count));
@@ -138,8 +138,8 @@ impl Training {
         Ok(Self { plan, program, data, cores: format!("0..{}", threads.max(1) - 1) })
     }
 
-    fn steps(&self, backend: &str) -> Result<Vec<Duration>, Box<dyn Error>> {
-        let binding: Binding = format!("cpu0=cpu:0:{backend}@{}", self.cores).parse()?;
+    fn steps(&self) -> Result<Vec<Duration>, Box<dyn Error>> {
+        let binding: Binding = format!("cpu0=cpu:0@{}", self.cores).parse()?;
         let options = Options { steps: STEPS, ..Options::new(vec![binding]) };
         let mut times = reference(&self.plan, &self.program, &self.data, &options)?.durations;
         times.remove(0);

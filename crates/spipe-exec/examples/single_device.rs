@@ -1,7 +1,7 @@
-//! Tokens per second of a model on one device, by backend: `single_device MODEL.toml TEXT SEQUENCES [CORES]`.
+//! Tokens per second of a model on one device: `single_device MODEL.toml TEXT SEQUENCES [CORES]`.
 
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{Backend, Binding, Options, Tokens, run};
+use spipe_exec::{Binding, Options, Tokens, run};
 use spipe_hardware::{DramFile, Hardware, HardwareFile, Peak, SocketFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Placement, Plan, Stage, System};
@@ -34,17 +34,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plan = Plan::new(model, hardware, workload, placement)?;
     let program = spipe_schedule::lower(&plan.context(), plan.placement())?;
     let mut out = std::io::stdout().lock();
-    for backend in Backend::ALL {
-        let binding: Binding = format!("cpu0=cpu:0:{backend}@{cores}").parse()?;
-        let options = Options { steps: 5, ..Options::new(vec![binding]) };
-        let report = run(&plan, &program, &data, &options, &mut |_| ControlFlow::Continue(()))?;
-        let seconds = report.trace.iteration.to_seconds().get();
-        let rate = workload.tokens() as f64 / seconds;
-        writeln!(out, "{backend} on cores {cores}: {rate:.0} tokens/s, losses {:?}", report.losses)?;
-        writeln!(out, "  lane overhead: {:.3} %", 100.0 * report.lane_overhead)?;
-        for kind in spipe_trace::Metrics::of(&report.trace).kinds {
-            writeln!(out, "  {}: {}", kind.0, kind.1)?;
-        }
+    let binding: Binding = format!("cpu0=cpu:0@{cores}").parse()?;
+    let options = Options { steps: 5, ..Options::new(vec![binding]) };
+    let report = run(&plan, &program, &data, &options, &mut |_| ControlFlow::Continue(()))?;
+    let seconds = report.trace.iteration.to_seconds().get();
+    let rate = workload.tokens() as f64 / seconds;
+    writeln!(out, "on cores {cores}: {rate:.0} tokens/s, losses {:?}", report.losses)?;
+    writeln!(out, "  lane overhead: {:.3} %", 100.0 * report.lane_overhead)?;
+    for kind in spipe_trace::Metrics::of(&report.trace).kinds {
+        writeln!(out, "  {}: {}", kind.0, kind.1)?;
     }
     Ok(())
 }

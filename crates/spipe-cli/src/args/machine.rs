@@ -37,8 +37,8 @@ pub struct Calibrate {
     /// Devices, such as cpu:0,emulated:0
     #[arg(long, value_delimiter = ',', default_value = "cpu:0")]
     pub devices: Vec<String>,
-    /// CPU backend: flex or ndarray
-    #[arg(long, default_value = "flex")]
+    /// CPU backend: ndarray
+    #[arg(long, default_value = "ndarray")]
     pub backend: String,
     /// Also measure the layers of this model
     #[arg(long)]

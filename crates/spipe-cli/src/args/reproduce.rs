@@ -36,8 +36,8 @@ pub struct PredictionError {
     /// Model to train: a Llama-style model file or the name of a shipped one
     #[arg(long, default_value = "demo")]
     pub model: String,
-    /// CPU backend
-    #[arg(long, default_value = "flex")]
+    /// CPU backend: ndarray
+    #[arg(long, default_value = "ndarray")]
     pub backend: String,
     /// How often the devices of each system are measured and the system run; the round whose error is the median is shown
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]

@@ -9,13 +9,13 @@ pub struct Demo {
     #[arg(long)]
     pub data: Option<String>,
     /// Folder for the results
-    #[arg(short, long, default_value = "reports/demo")]
+    #[arg(short, long, default_value = "demo")]
     pub output: String,
     /// Training steps
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// CPU backend: flex or ndarray
-    #[arg(long, default_value = "flex")]
+    /// CPU backend: ndarray
+    #[arg(long, default_value = "ndarray")]
     pub backend: String,
     /// Model to train: a Llama-style model file or the name of a shipped one
     #[arg(long, default_value = "demo")]
@@ -43,8 +43,8 @@ pub struct Run {
     /// Which executor device stands for which device of the plan, such as gpu0=emulated:0
     #[arg(long = "bind")]
     pub bindings: Vec<String>,
-    /// CPU backend: flex or ndarray
-    #[arg(long, default_value = "flex")]
+    /// CPU backend: ndarray
+    #[arg(long, default_value = "ndarray")]
     pub backend: String,
     /// Learning rate
     #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true, value_parser = rate)]

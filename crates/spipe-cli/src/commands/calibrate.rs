@@ -65,7 +65,7 @@ fn command(what: &args::Calibrate, backend: Backend) -> String {
 /// A backend by its name.
 pub fn backend(word: &str) -> Result<Backend, Failure> {
     word.parse()
-        .map_err(|error: spipe_base::UnknownWord| Failure::argument(error.to_string(), "choose one with --backend"))
+        .map_err(|error: spipe_base::UnknownWord| Failure::argument(error.to_string(), "leave out --backend, and that of --bind: ndarray is the default"))
 }
 
 #[derive(Serialize)]

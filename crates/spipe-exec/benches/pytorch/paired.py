@@ -125,16 +125,13 @@ def main():
     if options.only != "adamw":
         with open(options.model, encoding="utf-8") as model, open(options.text, "rb") as text:
             training = Training(transformer.read(model.read()), text.read())
-        backends = ("flex", "ndarray")
-        times = {name: [] for name in (*backends, "torch")}
+        times = {"spipe": [], "torch": []}
         training.step()
         for _ in range(options.rounds):
-            for backend in backends:
-                times[backend] += peer.ask(f"train {backend}")
+            times["spipe"] += peer.ask("train")
             times["torch"] += [training.step() for _ in range(STEPS)]
         unit = lambda seconds: f"{MICROBATCHES * training.tokens / seconds:.0f} tokens/s"
-        for backend in backends:
-            row(f"training the model, {backend}", times[backend], times["torch"], unit)
+        row("training the model", times["spipe"], times["torch"], unit)
 
 
 if __name__ == "__main__":
