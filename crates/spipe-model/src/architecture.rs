@@ -1,4 +1,4 @@
-//! What kinds of network there are, each as the few numbers that describe it, and the layers that follow from them.
+//! The kinds of network, each described by a few numbers, and the layers built from them.
 
 use crate::{
     Batch, Block, Contrast, Embedding, Head, Layer, LayerKind, PatchEmbedding, Positions, ProfiledLayer, Projection,
@@ -7,37 +7,37 @@ use crate::{
 use spipe_base::{IdVec, LayerId};
 use std::collections::BTreeMap;
 
-/// The kind of network with its numbers.
+/// A kind of network with its sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Architecture {
     /// A language model: embedding, blocks, head.
     Transformer(Transformer),
-    /// An image encoder: patch embedding, blocks, classes or a projection.
+    /// An image encoder: patch embedding, blocks, then a classifier or a projection.
     Vision(Vision),
-    /// A text and an image encoder that meet in a contrastive loss.
+    /// A text encoder and an image encoder joined by a contrastive loss.
     TwoTowers(TwoTowers),
     /// A denoising network over latent images.
     Unet(Unet),
-    /// Layers known by measurements.
+    /// Layers described by measurements.
     Profiled(Profiled),
 }
 
 /// A decoder-only language model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transformer {
-    /// How many tokens there are.
+    /// The size of the vocabulary, in tokens.
     pub vocabulary: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub layers: u64,
-    /// Each block; before `full_attention_layers` without the sliding window.
+    /// The shape of each block; the first `full_attention_layers` blocks have no sliding window.
     pub block: Block,
-    /// How many of the first blocks ignore the sliding window (Qwen2's `max_window_layers`).
+    /// The number of leading blocks without the sliding window (Qwen2's `max_window_layers`).
     pub full_attention_layers: u64,
-    /// The sequence length to use when nothing else is asked for.
+    /// The default sequence length, in tokens.
     pub seq_len: u64,
     /// Whether a norm follows the embedding.
     pub embedding_norm: bool,
-    /// Whether the head's projection is the embedding's table.
+    /// Whether the head's projection shares the embedding's table.
     pub tied: bool,
 }
 
@@ -46,20 +46,20 @@ pub struct Transformer {
 pub struct Vision {
     /// The first layer.
     pub embedding: PatchEmbedding,
-    /// How many blocks.
+    /// The number of blocks.
     pub layers: u64,
-    /// Each block.
+    /// The shape of each block.
     pub block: Block,
-    /// What the blocks end in.
+    /// The part after the blocks.
     pub end: VisionEnd,
 }
 
-/// What an image encoder ends in.
+/// The last part of an image encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VisionEnd {
-    /// A classifier with a bias, on the class token, and its loss.
+    /// A classifier with this many classes and a bias, on the class token, and its loss.
     Classes(u64),
-    /// A projection of the class token without a bias: an embedding of the image.
+    /// A projection of the class token to a vector of this width, without a bias.
     Projection(u64),
 }
 
@@ -75,45 +75,47 @@ pub struct TwoTowers {
 /// A text encoder whose last token is projected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextTower {
-    /// How many tokens there are.
+    /// The size of the vocabulary, in tokens.
     pub vocabulary: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub layers: u64,
-    /// Each block.
+    /// The shape of each block.
     pub block: Block,
-    /// The sequence length to use when nothing else is asked for.
+    /// The default sequence length, in tokens.
     pub seq_len: u64,
     /// Width of the projection.
     pub projection: u64,
 }
 
-/// Layers known by measurements.
+/// Layers described by measurements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profiled {
-    /// The microbatch that the figures are for.
+    /// The microbatch size at which the figures were measured.
     pub measured_at: Batch,
     /// Runs of identical layers in model order.
     pub groups: Vec<ProfiledGroup>,
 }
 
-/// Identical layers, one after the other.
+/// A run of identical consecutive layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfiledGroup {
-    /// The figures of each; the group's name is the layer's if there is one, otherwise `name.0`, `name.1` ….
+    /// The figures of each layer. A single layer has the group's name; several are named `name.0`,
+    /// `name.1` ….
     pub layer: ProfiledLayer,
-    /// How many layers.
+    /// The number of layers.
     pub count: u64,
-    /// Parameters of each.
+    /// The parameters of each layer.
     pub parameters: u64,
-    /// Layers or groups (their last layer) whose output each of these reads beside that of the layer before it.
+    /// Layers, or groups (meaning their last layer), whose output each of these layers reads beside
+    /// that of its predecessor.
     pub inputs: Vec<String>,
-    /// Whether the first of them also reads the layer before it.
+    /// Whether the first of them reads its predecessor's output too.
     pub chain: bool,
 }
 
 impl Architecture {
-    /// The sequence length to use when nothing else is asked for; of an image encoder, the tokens of an image, of a denoising
-    /// network the pixels of a latent image.
+    /// Returns the default sequence length: for an image encoder, the tokens of an image; for a
+    /// denoising network, the pixels of a latent image.
     pub fn seq_len(&self) -> u64 {
         match self {
             Self::Transformer(transformer) => transformer.seq_len,
@@ -137,7 +139,7 @@ impl Architecture {
     }
 }
 
-/// Layers as they are added, each behind the one before it unless told otherwise.
+/// A list of layers under construction. Each layer reads its predecessor unless stated otherwise.
 #[derive(Default)]
 struct Layers {
     layers: IdVec<LayerId, Layer>,
@@ -170,13 +172,13 @@ impl Layers {
 }
 
 impl Transformer {
-    /// The block with that index.
+    /// Returns the block with this index.
     pub fn block(&self, index: u64) -> Block {
         let sliding_window = self.block.sliding_window.filter(|_| index >= self.full_attention_layers);
         Block { sliding_window, ..self.block }
     }
 
-    /// The first layer.
+    /// Returns the first layer.
     pub fn embedding(&self) -> Embedding {
         Embedding {
             vocabulary: self.vocabulary,
@@ -187,7 +189,7 @@ impl Transformer {
         }
     }
 
-    /// The last layer.
+    /// Returns the last layer.
     pub fn head(&self) -> Head {
         Head {
             hidden: self.block.hidden,
@@ -214,7 +216,7 @@ impl Transformer {
     }
 }
 
-/// The rows of the table of learned positions.
+/// Returns the number of learned positions.
 fn places(block: &Block) -> u64 {
     match block.positions {
         Positions::Learned { places } => places,
@@ -227,7 +229,7 @@ fn projection(block: &Block, outputs: u64) -> Projection {
 }
 
 impl Vision {
-    /// The last layer, if it classifies.
+    /// Returns the last layer, if it is a classifier.
     pub fn head(&self) -> Option<Head> {
         let VisionEnd::Classes(classes) = self.end else { return None };
         Some(Head {
@@ -300,7 +302,7 @@ impl Unet {
 }
 
 impl ProfiledGroup {
-    /// The names of its layers.
+    /// Returns the names of its layers.
     pub(crate) fn names(&self) -> impl Iterator<Item = String> {
         let single = (self.count == 1).then(|| self.layer.group.clone());
         let several = (self.count > 1).then(|| (0..self.count).map(|index| format!("{}.{index}", self.layer.group)));

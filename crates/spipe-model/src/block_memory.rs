@@ -1,32 +1,35 @@
-//! What a transformer block keeps between forward and backward, and what it needs meanwhile.
+//! The memory of a transformer block: activations saved for the backward, and workspace within a
+//! pass.
 //!
-//! Elements kept, for t tokens of b sequences of length s, a heads that each meet s keys, and widths as in
-//! [`Block`]: hidden h, queries q, keys c, intermediate f.
+//! Elements saved for t tokens of b sequences of length s, with a heads that each attend to s keys,
+//! and the widths of [`Block`]: hidden h, queries q, keys c, intermediate f.
 //!
 //! ```text
-//! kept                            elements    bytes    computed again by a selective recompute
+//! saved                           elements    bytes    recomputed by a selective recompute
 //! input of the first norm         t·h         e        no: the layer's input
 //! output of the first norm        t·h         e        when fused
 //! queries, keys, values           t·(q+2c)    e        no
 //! queries, keys before their norm t·(q+c)     e        when fused (the normalised ones)
-//! softmax                         b·a·s·s     e        when materialised (fused: row sums, b·a·s of 4 bytes, kept)
+//! softmax                         b·a·s·s     e        when materialised
+//! row sums of the softmax         b·a·s       4        no (instead of the softmax when fused)
 //! softmax mask, masked softmax    b·a·s·s     1 + e    when materialised (with dropout only)
 //! attention output                t·q         e        no
 //! mask of the attention branch    t·h         1        when fused (with dropout only)
-//! input of the second norm        t·h         e        no (the first norm's input if the residual is parallel)
+//! input of the second norm        t·h         e        no (shared with the first norm if parallel)
 //! output of the second norm       t·h         e        when fused
 //! inputs of the activation        2·t·f | t·f e        no (gate and up | up)
 //! output of the activation        t·f         e        when fused
 //! mask of the second branch       t·h         1        when fused (with dropout only)
 //! ```
 //!
-//! With 16-bit numbers (e = 2) and dropout, a GPT block (q = c = h = a·d, f = 4h) with materialised scores keeps
-//! sbh(34 + 5as/h) bytes, and 34sbh after a selective recompute: Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 and
-//! 6. With fused attention the selective recompute of norms, activation and masks leaves 20sbh (PipeOffload, arXiv 2503.01328,
-//! section 3). As there, the means and deviations of norms are neglected.
+//! With 16-bit numbers (e = 2) and dropout, a GPT block (q = c = h = a·d, f = 4h) with materialised
+//! scores keeps sbh(34 + 5as/h) bytes, and 34sbh after a selective recompute: Korthikanti et al.
+//! 2022 (arXiv 2205.05198), equations 1 and 6. With fused attention, the selective recompute of
+//! norms, activation and masks leaves 20sbh (PipeOffload, arXiv 2503.01328, section 3). As in these
+//! papers, the means and deviations of norms are neglected.
 //!
-//! Each expert's rows count as rows of the feed-forward network; beside them the gathered inputs and the experts' outputs are
-//! kept, and the router's probabilities in 4 bytes.
+//! With experts, each token counts once per expert that it uses. The gathered inputs, the experts'
+//! outputs and the router's probabilities (4 bytes each) are kept as well.
 
 use crate::{
     Attention, Batch, Block, Precision, Recompute,
@@ -35,7 +38,7 @@ use crate::{
 use spipe_base::Bytes;
 
 impl Block {
-    /// Bytes kept between forward and backward, the block's input among them.
+    /// Returns the bytes saved between forward and backward, including the block's input.
     pub fn saved(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
         let bytes = match recompute {
             Recompute::Full => product(&[batch.tokens(), self.hidden, precision.bytes()]),
@@ -59,7 +62,7 @@ impl Block {
         Bytes::new(bytes)
     }
 
-    /// Elements that only a full recompute gives up.
+    /// Elements that only a full recompute discards.
     fn kept_elements(&self, batch: Batch) -> u64 {
         let residual = if self.parallel_residual { self.hidden } else { 2 * self.hidden };
         let networks = self.networks_per_token();
@@ -68,13 +71,13 @@ impl Block {
         product(&[batch.tokens(), residual + self.qkv_width() + self.query_width() + gathered + inner])
     }
 
-    /// Elements that norms and the activation function yield again from what is kept.
+    /// Elements that norms and the activation function recompute from the kept ones.
     fn cheap_elements(&self, batch: Batch) -> u64 {
         let normalised = if self.qk_norm { self.query_width() + self.kv_width() } else { 0 };
         product(&[batch.tokens(), 2 * self.hidden + normalised + self.networks_per_token() * self.intermediate])
     }
 
-    /// The dropout masks of both branches, a byte an element.
+    /// The dropout masks of both branches, one byte per element.
     fn mask_bytes(&self, batch: Batch) -> u64 {
         if self.dropout { product(&[2, batch.tokens(), self.hidden]) } else { 0 }
     }
@@ -83,7 +86,7 @@ impl Block {
         self.experts.map_or(0, |experts| product(&[4, batch.tokens(), experts.count]))
     }
 
-    /// What the attention itself keeps.
+    /// Bytes saved by the attention itself.
     fn score_bytes(&self, batch: Batch, precision: Precision, attention: Attention) -> u64 {
         match attention {
             Attention::Fused => product(&[4, batch.tokens(), self.heads]),
@@ -94,16 +97,21 @@ impl Block {
         }
     }
 
-    /// The number of scores of materialised attention: those outside a window are masked, and there.
+    /// The number of scores of materialised attention. Those outside a window are masked but still
+    /// stored.
     fn scores(&self, batch: Batch) -> u64 {
         product(&[batch.tokens(), self.heads, batch.seq_len])
     }
 
-    /// The largest sum of buffers that live within the backward only: the gradients of the output and of the residual
-    /// stream, and beside them either the gradients of the feed-forward network's inner tensors, or those of queries, keys,
-    /// values, the attention output and, when materialised, of the softmax and of the scores. The forward needs less: its
-    /// inner tensors are what is saved, or become so. What a recompute brings back comes on top
-    /// ([`Layer::recomputed`](crate::Layer::recomputed)).
+    /// Returns the peak of buffers that live only within the backward: the gradients of the output
+    /// and of the residual stream, plus the larger of
+    ///
+    /// - the gradients of the feed-forward network's inner tensors;
+    /// - those of queries, keys, values and the attention output and, when materialised, of the
+    ///   softmax and the scores.
+    ///
+    /// The forward needs less: its inner tensors are saved or become saved. Recomputed activations
+    /// ([`Layer::recomputed`](crate::Layer::recomputed)) come on top.
     pub fn workspace(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
         let tokens = batch.tokens();
         let networks = self.networks_per_token();

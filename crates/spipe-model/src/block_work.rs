@@ -1,9 +1,10 @@
-//! What a transformer block computes.
+//! The work of a transformer block.
 //!
-//! With t tokens, hidden h, query width q, key width c, intermediate f: forward 2t·h(q+2c) + 2t·q·h + attention + 2t·h·f for
-//! each matrix of the feed-forward network. Each matrix product has one product of the same size for the input gradient and
-//! one for the weight gradient. For a GPT block (q = c = h, f = 4h) that is Zero Bubble's Table 1 (arXiv 2401.10241):
-//! F = sbh(24h + 4s), B = sbh(24h + 8s), W = 24sbh².
+//! With t tokens, hidden h, query width q, key width c and intermediate f, the forward takes
+//! 2t·h(q+2c) + 2t·q·h + attention + 2t·h·f for each matrix of the feed-forward network. The
+//! backward of each matrix product has one product of the same size for the input gradient and one
+//! for the weight gradient. For a GPT block (q = c = h, f = 4h) this is Zero Bubble's Table 1
+//! (arXiv 2401.10241): F = sbh(24h + 4s), B = sbh(24h + 8s), W = 24sbh².
 
 use crate::{
     Batch, Block, Mlp, Norm, Positions, Precision,
@@ -12,33 +13,35 @@ use crate::{
 use spipe_base::Bytes;
 
 impl LayerWork {
-    /// A product of `m` rows of width `k` with a weight of `k` × `n`, and its two gradients.
+    /// Adds a product of `m` rows of width `k` with a `k` × `n` weight, and its two gradients.
     pub(crate) fn linear(&mut self, batch: u64, m: u64, (n, k): (u64, u64)) {
         self.forward.push(Op::MatMul { batch, m, n, k });
         self.backward_input.push(Op::MatMul { batch, m, n: k, k: n });
         self.backward_weight.push(Op::MatMul { batch, m: k, n, k: m });
     }
 
-    /// Sums the gradient of a bias over `m` rows of width `n`.
+    /// Adds the gradient of a bias: a sum over `m` rows of width `n`.
     pub(crate) fn bias(&mut self, m: u64, n: u64) {
         self.backward_weight.push(Op::elementwise(product(&[m, n])));
     }
 
-    /// A norm over `elements`: forward reads and writes them, backward reads input and gradient and writes a gradient; the
-    /// weight gradient reads input and gradient.
+    /// Adds a norm over `elements`. The forward reads and writes them. The backward reads input and
+    /// gradient and writes a gradient. The weight gradient reads input and gradient.
     pub(crate) fn norm(&mut self, elements: u64) {
         self.forward.push(Op::elementwise(product(&[2, elements])));
         self.backward_input.push(Op::elementwise(product(&[3, elements])));
         self.backward_weight.push(Op::elementwise(product(&[2, elements])));
     }
 
-    /// A sum of `terms` tensors of `elements`; backward adds up as many gradients.
+    /// Adds a sum of `terms` tensors of `elements` each. The backward sums the same number of
+    /// gradients.
     pub(crate) fn add(&mut self, terms: u64, elements: u64) {
         self.forward.push(Op::elementwise(product(&[terms + 1, elements])));
         self.backward_input.push(Op::elementwise(product(&[terms + 1, elements])));
     }
 
-    /// Reads and writes `elements`, both ways: a gather, a scatter, or dropout, whose mask of a byte each is neglected.
+    /// Adds a read and a write of `elements` in both directions: a gather, a scatter, or dropout,
+    /// whose mask of one byte per element is neglected.
     pub(crate) fn copy(&mut self, elements: u64) {
         self.forward.push(Op::elementwise(product(&[2, elements])));
         self.backward_input.push(Op::elementwise(product(&[2, elements])));
@@ -46,25 +49,25 @@ impl LayerWork {
 }
 
 impl Block {
-    /// The work of one microbatch.
+    /// Returns the work of one microbatch.
     pub fn work(&self, batch: Batch) -> LayerWork {
         self.work_within(batch, batch.seq_len)
     }
 
-    /// The forward of one token of each sequence, which meets the keys of `batch.seq_len` tokens, its own among them; the others'
-    /// are in the cache.
+    /// Returns the forward of one new token per sequence, which attends to the keys of
+    /// `batch.seq_len` tokens including its own; the others come from the cache.
     pub fn generate(&self, batch: Batch) -> Vec<Op> {
         self.work_within(Batch { seq_len: 1, ..batch }, batch.seq_len).forward
     }
 
-    /// Bytes of the keys and values of one microbatch, which generating the next token reads: 2·t·c numbers, as many tokens of
-    /// each sequence as a window lets be seen.
+    /// Returns the bytes of the keys and values of one microbatch, which are read to generate the
+    /// next token: 2·t·c numbers, where t counts the tokens within the sliding window.
     pub fn cache(&self, batch: Batch, precision: Precision) -> Bytes {
         let tokens = product(&[batch.microbatch, self.keys(batch.seq_len)]);
         Bytes::new(product(&[2, tokens, self.kv_width(), precision.bytes()]))
     }
 
-    /// The work on `batch`, whose tokens are the last of sequences of length `context`.
+    /// Returns the work on `batch`, whose tokens are the last of sequences of length `context`.
     fn work_within(&self, batch: Batch, context: u64) -> LayerWork {
         let mut work = LayerWork::default();
         let residual = product(&[batch.tokens(), self.hidden]);
@@ -119,13 +122,13 @@ impl Block {
             seq_q: batch.seq_len,
             seq_k: self.keys(context),
             head_dim: self.head_dim,
-            // A single token comes last and sees all.
+            // A single token is the last one and attends to all.
             causal: self.causal && batch.seq_len > 1,
             backward,
         }
     }
 
-    /// `networks` feed-forward networks of `rows` tokens each.
+    /// Adds `networks` feed-forward networks of `rows` tokens each.
     fn feed_forward(&self, work: &mut LayerWork, networks: u64, rows: u64) {
         for _ in 0..self.mlp.inputs() {
             work.linear(networks, rows, (self.intermediate, self.hidden));
@@ -134,7 +137,8 @@ impl Block {
             }
         }
         let inner = product(&[networks, rows, self.intermediate]);
-        // Forward reads each input and writes one product; backward reads inputs and gradient, writes a gradient of each input.
+        // The forward reads each input and writes one product. The backward reads inputs and
+        // gradient and writes a gradient per input.
         let inputs = self.mlp.inputs();
         work.forward.push(Op::elementwise(product(&[inputs + 1, inner])));
         work.backward_input.push(Op::elementwise(product(&[2 * inputs + 1, inner])));
@@ -144,8 +148,9 @@ impl Block {
         }
     }
 
-    /// A router, a gather, the experts and a weighted sum. The router is taken to share the tokens out evenly, rounded up
-    /// to whole tokens; with fewer tokens than experts, as many experts work as there are tokens.
+    /// Adds a router, a gather, the experts and a weighted sum. The router is assumed to distribute
+    /// the tokens evenly, rounded up to whole tokens. If fewer rows (tokens times experts per
+    /// token) than experts exist, only one expert per row works.
     fn feed_forward_by_experts(&self, work: &mut LayerWork, tokens: u64) {
         let Some(experts) = self.experts else { return };
         work.linear(1, tokens, (experts.count, self.hidden));
@@ -160,8 +165,8 @@ impl Block {
         work.copy(gathered);
     }
 
-    /// What a selective recompute of fused attention computes again: all norms, what turns normalised queries and keys, and the
-    /// activation function.
+    /// Returns the work of a selective recompute with fused attention: all norms, the rotation of
+    /// normalised queries and keys, and the activation function.
     pub(crate) fn cheap_work(&self, batch: Batch) -> Vec<Op> {
         let residual = product(&[batch.tokens(), self.hidden]);
         let inner = product(&[batch.tokens(), self.networks_per_token(), self.intermediate]);
@@ -178,18 +183,18 @@ impl Block {
         work
     }
 
-    /// What gives queries and keys their places.
+    /// Returns the rotation of queries and keys, if there is one.
     fn turning(&self, turned: u64) -> Option<Op> {
         let Positions::Rotary { fraction, .. } = self.positions else { return None };
         Some(Op::Elementwise { elements: (2.0 * turned as f64 * fraction) as u64, kernels: 2 })
     }
 
-    /// What a selective recompute of materialised attention computes again.
+    /// Returns the work of a selective recompute with materialised attention.
     pub(crate) fn attention_work(&self, batch: Batch) -> Vec<Op> {
         vec![self.attention(batch, batch.seq_len, false)]
     }
 
-    /// The block's part of a layer's signature.
+    /// Returns the block's part of a layer's signature.
     pub(crate) fn signature(&self) -> String {
         let mut words = vec![
             format!(

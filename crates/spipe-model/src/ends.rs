@@ -1,4 +1,4 @@
-//! The layers at the ends of a network: embeddings, heads, and what joins two towers.
+//! The first and last layers of a network: embeddings, heads, and the loss that joins two towers.
 
 use crate::{
     Batch, Norm, Precision,
@@ -9,19 +9,19 @@ use spipe_base::Bytes;
 /// A table of token vectors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Embedding {
-    /// How many tokens there are.
+    /// The size of the vocabulary, in tokens.
     pub vocabulary: u64,
     /// Width of a vector.
     pub hidden: u64,
-    /// Learned vectors for so many places, added to the tokens'; 0 without.
+    /// The number of learned positions, whose vectors are added to the tokens'; 0 without.
     pub places: u64,
-    /// A norm with its epsilon behind the table (BLOOM).
+    /// A norm with its epsilon after the table (BLOOM).
     pub norm: Option<(Norm, f64)>,
-    /// Whether training drops out some of the output.
+    /// Whether training applies dropout to the output.
     pub dropout: bool,
 }
 
-/// Patches of an image, each projected to a vector, and a class token.
+/// The projection of each patch of an image to a vector, and a class token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PatchEmbedding {
     /// Height and width of an image in pixels.
@@ -34,7 +34,7 @@ pub struct PatchEmbedding {
     pub hidden: u64,
     /// Whether the projection has a bias.
     pub bias: bool,
-    /// A norm with its epsilon behind the embedding (CLIP).
+    /// A norm with its epsilon after the embedding (CLIP).
     pub norm: Option<(Norm, f64)>,
 }
 
@@ -43,7 +43,7 @@ pub struct PatchEmbedding {
 pub struct Head {
     /// Width of the input.
     pub hidden: u64,
-    /// How many classes: the vocabulary of a language model.
+    /// The number of classes: for a language model, the vocabulary.
     pub classes: u64,
     /// The norm before the projection.
     pub norm: Norm,
@@ -51,13 +51,15 @@ pub struct Head {
     pub norm_epsilon: f64,
     /// Whether the projection has a bias.
     pub bias: bool,
-    /// Whether each token is classified, or only one of each sequence.
+    /// Whether every token is classified, or only one per sequence.
     pub every_token: bool,
-    /// Whether the projection is the embedding's table, so that only the norm is the head's own.
+    /// Whether the projection shares the embedding's table, so that the head itself owns only the
+    /// norm.
     pub tied: bool,
 }
 
-/// A norm and a projection of one token of each sequence to a vector that is compared with others: the end of a tower.
+/// The end of a tower: a norm and a projection of one token per sequence to the vector that is
+/// compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Projection {
     /// Width of the input.
@@ -70,15 +72,16 @@ pub struct Projection {
     pub norm_epsilon: f64,
 }
 
-/// Compares the vectors of two towers, each with each of the batch, and yields the contrastive loss (CLIP, arXiv 2103.00020,
-/// figure 3). Its only parameter is the scale of the scores. Microbatches are compared each within itself.
+/// The contrastive loss of two towers: it compares each vector of one tower with each of the other
+/// within a microbatch (CLIP, arXiv 2103.00020, figure 3). Its only parameter is the scale of the
+/// scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contrast {
     /// Width of the vectors.
     pub width: u64,
 }
 
-/// Bytes of a token's number.
+/// Bytes of a token id.
 const TOKEN_ID: u64 = 4;
 /// Bytes of a logit and of a loss: cross-entropy is computed in 32 bits.
 const LOGIT: u64 = 4;
@@ -92,7 +95,8 @@ impl Embedding {
         (self.vocabulary + self.places) * self.hidden + norm_parameters(self.norm, self.hidden)
     }
 
-    /// Forward gathers rows; the weight gradient reads the output's gradient and adds it to rows.
+    /// The forward gathers rows. The weight gradient reads the output's gradient and adds it to
+    /// rows.
     pub(crate) fn work(&self, batch: Batch) -> LayerWork {
         let elements = product(&[batch.tokens(), self.hidden]);
         let mut work = LayerWork::default();
@@ -124,24 +128,25 @@ impl Embedding {
 }
 
 impl PatchEmbedding {
-    /// Patches of an image, and the class token.
+    /// Returns the number of patches of an image plus one for the class token.
     pub const fn tokens(&self) -> u64 {
         let side = self.image / self.patch;
         side * side + 1
     }
 
-    /// Numbers in a patch.
+    /// Returns the number of values in a patch.
     pub const fn patch_width(&self) -> u64 {
         self.channels * self.patch * self.patch
     }
 
     pub(crate) fn parameters(&self) -> u64 {
-        // The class token is a vector of its own; each place, the class token's too, has a learned one.
+        // The class token has a vector of its own, and every position, including the class token's,
+        // a learned one.
         let projection = self.hidden * self.patch_width() + u64::from(self.bias) * self.hidden;
         projection + (1 + self.tokens()) * self.hidden + norm_parameters(self.norm, self.hidden)
     }
 
-    /// The projection as a matrix product over patches; images need no gradient.
+    /// The projection is a matrix product over patches; images need no gradient.
     pub(crate) fn work(&self, batch: Batch) -> LayerWork {
         let patches = product(&[batch.microbatch, self.tokens() - 1]);
         let elements = product(&[batch.microbatch, self.tokens(), self.hidden]);
@@ -171,7 +176,7 @@ impl PatchEmbedding {
 }
 
 impl Head {
-    /// The parameters of the projection, which a tied head shares with the embedding.
+    /// Returns the parameters of the projection, which a tied head shares with the embedding.
     pub(crate) const fn projection_parameters(&self) -> u64 {
         self.hidden * self.classes
     }
@@ -181,12 +186,13 @@ impl Head {
         projection + u64::from(self.bias) * self.classes + self.norm.parameters(self.hidden)
     }
 
-    /// Rows that are classified.
+    /// Returns the number of classified tokens.
     fn rows(&self, batch: Batch) -> u64 {
         if self.every_token { batch.tokens() } else { batch.microbatch }
     }
 
-    /// The loss reads the logits twice, for the normaliser and for the sum; its backward reads them and writes their gradient.
+    /// The loss reads the logits twice, for the normaliser and for the sum. Its backward reads them
+    /// and writes their gradient.
     pub(crate) fn work(&self, batch: Batch) -> LayerWork {
         let rows = self.rows(batch);
         let logits = product(&[rows, self.classes]);
@@ -203,14 +209,15 @@ impl Head {
         work
     }
 
-    /// Its input, the norm's output, and the logits in 32 bits.
+    /// The input, the norm's output, and the logits in 32 bits.
     pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
         let input = product(&[batch.tokens(), self.hidden, precision.bytes()]);
         let rest = if keep_all { sum(&[self.normalised(batch, precision), self.logits(batch)]) } else { 0 };
         Bytes::new(sum(&[input, rest]))
     }
 
-    /// The gradient of the logits in 32 bits, or where nothing is kept the logits themselves, and the gradient of the norm's output.
+    /// The gradient of the logits in 32 bits (or the logits themselves where nothing is saved), and
+    /// the gradient of the norm's output.
     pub(crate) fn workspace(&self, batch: Batch, precision: Precision) -> Bytes {
         Bytes::new(sum(&[self.logits(batch), self.normalised(batch, precision)]))
     }
@@ -261,7 +268,8 @@ impl Projection {
 }
 
 impl Contrast {
-    /// Each vector is scaled to length one, then all pairs are multiplied; the loss is taken over rows and over columns.
+    /// Each vector is scaled to unit length, then all pairs are multiplied. The loss is taken over
+    /// rows and over columns.
     pub(crate) fn work(&self, batch: Batch) -> LayerWork {
         let count = batch.microbatch;
         let vectors = product(&[2, count, self.width]);
@@ -277,14 +285,14 @@ impl Contrast {
         work
     }
 
-    /// The vectors as they arrive and at length one, and the scores.
+    /// The vectors before and after scaling to unit length, and the scores.
     pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
         let vectors = product(&[2, batch.microbatch, self.width, precision.bytes()]);
         let rest = if keep_all { sum(&[vectors, self.scores(batch)]) } else { 0 };
         Bytes::new(sum(&[vectors, rest]))
     }
 
-    /// The gradient of the scores, or where nothing is kept the scores themselves.
+    /// The gradient of the scores, or the scores themselves where nothing is saved.
     pub(crate) fn workspace(&self, batch: Batch) -> Bytes {
         Bytes::new(self.scores(batch))
     }
@@ -298,7 +306,7 @@ impl Contrast {
     }
 }
 
-/// What a loss hands on: one number a sequence.
+/// Returns the output bytes of a loss: one number per sequence.
 pub(crate) fn loss_bytes(batch: Batch) -> Bytes {
     Bytes::new(batch.microbatch.saturating_mul(LOGIT))
 }

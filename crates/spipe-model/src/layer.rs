@@ -1,4 +1,4 @@
-//! One layer of a model and what it costs.
+//! One layer of a model and its costs.
 
 use crate::{
     Attention, Batch, Block, Contrast, Embedding, Head, LayerWork, Op, PatchEmbedding, Precision, ProfiledLayer,
@@ -6,39 +6,44 @@ use crate::{
 };
 use spipe_base::{Bytes, LayerId};
 
-/// A layer: the unit that is placed on a device.
+/// A layer: the unit of placement on devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
     /// Its name, unique in the model: `embedding`, `block.0`, `head`.
     pub name: String,
-    /// What it is.
+    /// Its kind, with its shapes.
     pub kind: LayerKind,
-    /// How many parameters it has itself; those of [`tied_to`](Self::tied_to) count there.
+    /// The number of parameters that it owns; those of [`tied_to`](Self::tied_to) are counted
+    /// there.
     pub parameters: u64,
-    /// The layers whose output it reads, ascending, all before it; none for a source.
+    /// The layers whose output it reads, in ascending order and all before it; none for a source.
     pub inputs: Vec<LayerId>,
-    /// The layer whose parameters it uses as well.
+    /// The layer whose parameters it also uses.
     pub tied_to: Option<LayerId>,
-    /// How many parameters of [`tied_to`](Self::tied_to) it uses; where the two are on different devices, each needs them.
+    /// The number of parameters of [`tied_to`](Self::tied_to) that it uses. If the two layers are
+    /// on different devices, both devices need a copy.
     pub tied_parameters: u64,
-    /// Tokens of each sequence where the model fixes them (patches of an image), otherwise the batch's.
+    /// Tokens per sequence if the model fixes them (patches of an image); otherwise the batch's.
     pub tokens: Option<u64>,
-    /// Whether its parameters are trained; false for a frozen layer, which has neither gradients nor optimizer state.
+    /// Whether its parameters are trained. A frozen layer has neither gradients nor optimizer
+    /// state.
     pub trains: bool,
-    /// Whether a backward runs through it: it trains, or one of those that it reads, directly or through others.
+    /// Whether a backward runs through it: it trains, or it reads, directly or indirectly, a layer
+    /// that trains.
     pub needs_backward: bool,
-    /// Whether its backward yields the gradient of its input: one of those that it reads needs a backward.
+    /// Whether its backward yields the gradient of its input: a layer that it reads needs a
+    /// backward.
     pub passes_gradient: bool,
 }
 
-/// What a layer is.
+/// The kind of a layer, with its shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerKind {
     /// A table of token vectors.
     Embedding(Embedding),
-    /// Patches of an image, each projected to a vector.
+    /// The projection of each patch of an image to a vector.
     PatchEmbedding(PatchEmbedding),
-    /// Attention and feed-forward network.
+    /// Attention and a feed-forward network.
     Block(Block),
     /// The last norm, the projection to classes, and the loss.
     Head(Head),
@@ -48,17 +53,18 @@ pub enum LayerKind {
     Contrast(Contrast),
     /// A layer of a denoising network.
     Unet(UnetLayer),
-    /// A layer known by measurements only.
+    /// A layer described by measurements only.
     Profiled(ProfiledLayer),
 }
 
 impl Layer {
-    /// The batch as this layer sees it.
+    /// Returns the batch with the number of tokens that this layer processes.
     fn batch(&self, batch: Batch) -> Batch {
         Batch { seq_len: self.tokens.unwrap_or(batch.seq_len), ..batch }
     }
 
-    /// What the layer computes, whatever the precision; nothing for a profiled layer, whose times are known instead.
+    /// Returns the layer's work, which is the same in every precision. It is empty for a profiled
+    /// layer, whose times are known instead.
     pub fn work(&self, batch: Batch) -> LayerWork {
         let batch = self.batch(batch);
         match &self.kind {
@@ -80,13 +86,15 @@ impl Layer {
         }
     }
 
-    /// The batch when the next token of each sequence is generated: one token; of layers whose tokens are fixed, the same batch.
+    /// Returns the batch that generates the next token of each sequence: one token, or the same
+    /// batch for layers with a fixed number of tokens.
     pub fn generated(&self, batch: Batch) -> Batch {
         Batch { seq_len: if self.tokens.is_some() { batch.seq_len } else { 1 }, ..batch }
     }
 
-    /// The forward of the next token of each sequence, the keys and values of the `batch.seq_len` − 1 before it being in the
-    /// [`cache`](Self::cache); of layers whose tokens are fixed, as of images, their whole forward.
+    /// Returns the forward of the next token of each sequence, with the keys and values of the
+    /// `batch.seq_len` − 1 tokens before it in the [`cache`](Self::cache). For layers with a fixed
+    /// number of tokens, such as those of image encoders, it is their whole forward.
     pub fn generate_work(&self, batch: Batch) -> Vec<Op> {
         match &self.kind {
             LayerKind::Block(block) if self.tokens.is_none() => block.generate(batch),
@@ -94,8 +102,9 @@ impl Layer {
         }
     }
 
-    /// Bytes that a layer keeps of `batch.seq_len` tokens of each sequence of a microbatch to generate the next: of a block its
-    /// keys and values; nothing where the number of tokens is fixed.
+    /// Returns the bytes that a layer caches for `batch.seq_len` tokens of each sequence to
+    /// generate the next one: the keys and values of a block, zero for layers with a fixed number
+    /// of tokens.
     pub fn cache(&self, batch: Batch, precision: Precision) -> Bytes {
         match &self.kind {
             LayerKind::Block(block) if self.tokens.is_none() => block.cache(batch, precision),
@@ -103,7 +112,7 @@ impl Layer {
         }
     }
 
-    /// What is computed again before the backward: by a full recompute the whole forward.
+    /// Returns the work repeated before the backward; a full recompute repeats the whole forward.
     pub fn recompute_work(&self, batch: Batch, recompute: Recompute, attention: Attention) -> Vec<Op> {
         match (&self.kind, recompute) {
             (_, Recompute::None) => Vec::new(),
@@ -119,7 +128,8 @@ impl Layer {
         }
     }
 
-    /// Bytes kept between forward and backward, the layer's input among them; of a head the logits too.
+    /// Returns the bytes saved between forward and backward, including the layer's input and a
+    /// head's logits.
     pub fn saved(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
         let scaled = batch;
         let batch = self.batch(batch);
@@ -143,13 +153,14 @@ impl Layer {
         }
     }
 
-    /// Bytes that a recompute brings back for the time of the backward.
+    /// Returns the bytes that a recompute restores for the duration of the backward.
     pub fn recomputed(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
         let everything = self.saved(batch, precision, Recompute::None, attention);
         everything.saturating_sub(self.saved(batch, precision, recompute, attention))
     }
 
-    /// Bytes of the output that the next layer reads; of a loss, one number a sequence.
+    /// Returns the bytes of the output that the next layer reads; for a loss, one number per
+    /// sequence.
     pub fn boundary(&self, batch: Batch, precision: Precision) -> Bytes {
         let scaled = batch;
         let batch = self.batch(batch);
@@ -169,7 +180,8 @@ impl Layer {
         }
     }
 
-    /// The peak of what lives within a forward or a backward only, beside what is saved.
+    /// Returns the peak bytes of buffers that live only within a forward or a backward, without the
+    /// saved ones.
     pub fn workspace(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
         let scaled = batch;
         let batch = self.batch(batch);
@@ -185,7 +197,8 @@ impl Layer {
         }
     }
 
-    /// A text that is equal for layers that cost the same: the kind with its shapes, microbatch and tokens.
+    /// Returns a text that is equal for layers of equal cost: the kind with its shapes, the
+    /// microbatch and the tokens.
     pub fn signature(&self, batch: Batch) -> String {
         let seen = self.batch(batch);
         let kind = match &self.kind {
@@ -201,14 +214,15 @@ impl Layer {
         format!("{kind} b{} s{}", seen.microbatch, seen.seq_len)
     }
 
-    /// The same of the next token of each sequence behind `batch.seq_len` − 1 others ([`Self::generate_work`]).
+    /// Returns the same for generating the next token after `batch.seq_len` − 1 others
+    /// ([`Self::generate_work`]).
     pub fn generate_signature(&self, batch: Batch) -> String {
         let whole = self.signature(batch);
         if self.tokens.is_some() { whole } else { whole + " token" }
     }
 
-    /// The measured times of a profiled layer on a device, scaled to `batch`; `None` for other layers, and where neither
-    /// the device nor its kind was measured.
+    /// Returns the measured times of a profiled layer on a device, scaled to `batch`. `None` for
+    /// other layers, and if neither the device nor its kind was measured.
     pub fn profile(&self, device_name: &str, is_gpu: bool, batch: Batch) -> Option<ProfiledTime> {
         match &self.kind {
             LayerKind::Profiled(layer) => layer.time(device_name, is_gpu, batch),
@@ -216,12 +230,12 @@ impl Layer {
         }
     }
 
-    /// Whether the layer is known by measurements only.
+    /// Whether the layer is described by measurements only.
     pub const fn is_profiled(&self) -> bool {
         matches!(self.kind, LayerKind::Profiled(_))
     }
 
-    /// The block, if it is one.
+    /// Returns the block, if the layer is one.
     pub const fn as_block(&self) -> Option<&Block> {
         match &self.kind {
             LayerKind::Block(block) => Some(block),

@@ -1,13 +1,14 @@
-//! What the network is: layers, tensors, sizes, work; reads TOML and Hugging Face configs.
+//! The network: its layers with their tensors, sizes and work, read from TOML or a Hugging Face
+//! config.
 //!
 //! ```text
-//! model.toml ──┐                      ┌─ work        kernels of forward, backward-input, backward-weight
-//!              ├─► Model ─► Layer … ──┼─ saved       bytes kept for the backward, by recompute choice
-//! config.json ─┘     │                ├─ workspace   bytes that live within a pass
-//!                    └─ runs          └─ boundary    bytes handed to the next layer
+//! model.toml ──┐                      ┌─ work       kernels of the three passes
+//!              ├─► Model ─► Layer … ──┼─ saved      bytes saved for the backward
+//! config.json ─┘     │                ├─ workspace  bytes that live within a pass
+//!                    └─ runs          └─ boundary   bytes passed to the next layer
 //! ```
 //!
-//! Everything follows from shapes, except for profiled layers, which carry their measurements:
+//! All figures follow from shapes, except those of profiled layers, which are measured:
 //!
 //! ```
 //! use spipe_base::Bytes;

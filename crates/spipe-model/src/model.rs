@@ -1,42 +1,42 @@
-//! A model: frozen and checked.
+//! The checked, immutable model.
 
 use crate::{Architecture, Batch, Layer, Positions, Precision};
 use spipe_base::{Bytes, Diagnostic, Faults, IdVec, LayerId, LayerRange};
 use std::collections::BTreeMap;
 
-/// A network whose every number has been checked.
+/// A network whose sizes have all been checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     name: String,
     source: Option<String>,
     architecture: Architecture,
     layers: IdVec<LayerId, Layer>,
-    /// Its value for each layer: the last layer that reads its output.
+    /// For each layer, the last layer that reads its output.
     last_readers: IdVec<LayerId, Option<LayerId>>,
-    /// In the order of their users.
+    /// Sorted by their users.
     ties: Vec<Tie>,
 }
 
 /// Two layers that use the same parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tie {
-    /// The layer that counts them.
+    /// The layer whose parameter count includes them.
     pub owner: LayerId,
-    /// The one that uses them as well.
+    /// The other layer that uses them.
     pub user: LayerId,
 }
 
-/// A model read from somebody else's file, and what could not be taken over from it.
+/// A model converted from a foreign file, with warnings about what could not be converted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Imported {
     /// The model.
     pub model: Model,
-    /// Settings that the model leaves out.
+    /// Settings that the model ignores.
     pub warnings: Faults,
 }
 
 impl Model {
-    /// From numbers that have been checked.
+    /// Creates a model from checked sizes.
     pub(crate) fn freeze(name: String, source: Option<String>, architecture: Architecture) -> Self {
         let layers = architecture.layers();
         let mut last_readers: IdVec<LayerId, Option<LayerId>> = layers.iter().map(|_| None).collect();
@@ -50,32 +50,32 @@ impl Model {
         Self { name, source, architecture, layers, last_readers, ties }
     }
 
-    /// Its name.
+    /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where its numbers are from.
+    /// Returns the source of its numbers.
     pub fn source(&self) -> Option<&str> {
         self.source.as_deref()
     }
 
-    /// The layers in model order: each comes after those that it reads.
+    /// Returns the layers in model order: each comes after those that it reads.
     pub fn layers(&self) -> &IdVec<LayerId, Layer> {
         &self.layers
     }
 
-    /// The exact number of parameters, tied ones counted once.
+    /// Returns the exact number of parameters; tied ones count once.
     pub fn parameters(&self) -> u64 {
         self.layers.iter().map(|layer| layer.parameters).sum()
     }
 
-    /// The sequence length to use when nothing else is asked for; of an image encoder, the tokens of an image.
+    /// Returns the default sequence length; for an image encoder, the tokens of an image.
     pub fn seq_len(&self) -> u64 {
         self.architecture.seq_len()
     }
 
-    /// The tokens of the longest sequence that it can read, where it has learned positions.
+    /// Returns the longest sequence that it can read, in tokens, if it has learned positions.
     pub fn places(&self) -> Option<u64> {
         let positions = match &self.architecture {
             Architecture::Transformer(transformer) => transformer.block.positions,
@@ -88,28 +88,31 @@ impl Model {
         }
     }
 
-    /// The kind of network with its numbers.
+    /// Returns the kind of network with its sizes.
     pub fn architecture(&self) -> &Architecture {
         &self.architecture
     }
 
-    /// The same network with these layers frozen and no others: they have neither gradients nor optimizer state, and a
-    /// backward runs only through layers that train or read, directly or through others, one that does.
+    /// Freezes exactly these layers. Frozen layers have neither gradients nor optimizer state. A
+    /// backward runs only through layers that train or that read, directly or indirectly, one that
+    /// does.
     ///
     /// # Errors
-    /// A fault for each range that ends behind the last layer.
+    /// One fault for each range that ends after the last layer.
     pub fn with_frozen(mut self, frozen: &[LayerRange]) -> Result<Self, Faults> {
         let count = self.layers.len();
         let mut faults = Faults::new();
         for range in frozen.iter().filter(|range| range.last().index() >= count) {
-            let fault = Diagnostic::error(format!("layers `{range}` are to be frozen, but there are {count} layers"));
+            let fault =
+                Diagnostic::error(format!("layers `{range}` are to be frozen, but the model has {count} layers"));
             faults.push(fault.hint(format!("layers are counted from 0 to {}", count.saturating_sub(1))));
         }
         faults.or(())?;
         for id in self.layers.ids() {
             let trains = !frozen.iter().any(|range| range.contains(id));
             let inputs = &self.layers[id].inputs;
-            // What a source reads is data; whether its gradient is computed is the layer's own affair.
+            // A source reads data; the layer itself decides whether to compute the gradient of its
+            // input.
             let passes =
                 if inputs.is_empty() { trains } else { inputs.iter().any(|input| self.layers[*input].needs_backward) };
             let layer = &mut self.layers[id];
@@ -118,7 +121,7 @@ impl Model {
         Ok(self)
     }
 
-    /// The layers that are frozen, as the fewest ranges.
+    /// Returns the frozen layers as the fewest ranges.
     pub fn frozen(&self) -> Vec<LayerRange> {
         let mut ranges: Vec<LayerRange> = Vec::new();
         for (id, _) in self.layers.enumerate().filter(|(_, layer)| !layer.trains) {
@@ -128,12 +131,12 @@ impl Model {
         ranges
     }
 
-    /// The parameters that are trained.
+    /// Returns the number of trained parameters.
     pub fn trained_parameters(&self) -> u64 {
         self.layers.iter().filter(|layer| layer.trains).map(|layer| layer.parameters).sum()
     }
 
-    /// The layers that `text` means: `3`, `0..3`, `head`, `block.0..block.3`, both ends included.
+    /// Parses a range of layers: `3`, `0..3`, `head`, `block.0..block.3`, both ends included.
     ///
     /// ```
     /// # use spipe_model::{Model, shipped};
@@ -152,7 +155,8 @@ impl Model {
         LayerRange::new(layer(first)?, layer(last)?)
     }
 
-    /// The layers up to `after` whose output is read behind it, ascending: what crosses a cut there. Of the last layer, itself.
+    /// Returns the layers up to `after` whose output crosses a cut after `after`, in ascending
+    /// order. After the last layer, it is that layer itself.
     pub fn crossing(&self, after: LayerId) -> impl Iterator<Item = LayerId> + '_ {
         let is_last = after.index() + 1 == self.layers.len();
         let live = self.last_readers.enumerate().take(after.index() + 1);
@@ -160,14 +164,14 @@ impl Model {
             .map(|(id, _)| id)
     }
 
-    /// Bytes of one microbatch that cross a cut behind layer `after`: the outputs of all layers before it that are read behind
-    /// it, skip connections included.
+    /// Returns the bytes of one microbatch that cross a cut after layer `after`: the outputs of all
+    /// earlier layers that later ones read, skip connections included.
     pub fn cut_bytes(&self, after: LayerId, batch: Batch, precision: Precision) -> Bytes {
         self.crossing(after).map(|layer| self.layers[layer].boundary(batch, precision)).sum()
     }
 
-    /// The layers that use the same parameters, by the layer that counts them: what must be there on every device that has one
-    /// of the group.
+    /// Returns the groups of layers with shared parameters, in the order of their owners. Every
+    /// device with a layer of a group needs these parameters.
     pub fn tied(&self) -> Vec<Vec<LayerId>> {
         let mut groups: BTreeMap<LayerId, Vec<LayerId>> = BTreeMap::new();
         for tie in &self.ties {
@@ -176,23 +180,24 @@ impl Model {
         groups.into_values().collect()
     }
 
-    /// The layer of `layers` that uses parameters of one outside of them, and that one.
+    /// Returns the first tie whose user is in `layers` and whose owner is not.
     pub fn borrows(&self, layers: LayerRange) -> Option<Tie> {
         self.ties.iter().copied().find(|tie| layers.contains(tie.user) && !layers.contains(tie.owner))
     }
 
-    /// The layer outside of `layers` that uses parameters of one of them, and that one.
+    /// Returns the first tie whose owner is in `layers` and whose user is not.
     pub fn lends(&self, layers: LayerRange) -> Option<Tie> {
         self.ties.iter().copied().find(|tie| layers.contains(tie.owner) && !layers.contains(tie.user))
     }
 
-    /// The layer with that name.
+    /// Returns the layer with this name.
     pub fn layer(&self, name: &str) -> Option<LayerId> {
         self.layers.enumerate().find(|(_, layer)| layer.name == name).map(|(id, _)| id)
     }
 
-    /// The longest runs of consecutive layers that are interchangeable: equal in everything that costs, each reading the
-    /// one before it, and read by the same layers outside the run. Every layer is in exactly one run.
+    /// Returns the longest runs of consecutive interchangeable layers: equal in all costs, each
+    /// reading its predecessor, and read by the same layers outside the run. Every layer is in
+    /// exactly one run.
     pub fn runs(&self) -> Vec<LayerRange> {
         let readers = self.readers();
         let mut runs: Vec<LayerRange> = Vec::new();
@@ -206,7 +211,8 @@ impl Model {
         runs
     }
 
-    /// By layer, the layers that read its output, the next one left out, and those that share its parameters.
+    /// For each layer, the layers that read its output, except the next one, and those that share
+    /// its parameters.
     fn readers(&self) -> IdVec<LayerId, Vec<LayerId>> {
         let mut readers: IdVec<LayerId, Vec<LayerId>> = self.layers.iter().map(|_| Vec::new()).collect();
         for (id, layer) in self.layers.enumerate() {

@@ -5,9 +5,9 @@ use spipe_base::Flops;
 
 /// One operation on a device.
 ///
-/// Attention is counted in full: each query meets each key, also where a causal mask makes half of the products useless.
-/// That is how Megatron-LM (arXiv 2104.04473, equation 3) and Zero Bubble (arXiv 2401.10241, Table 1) count; `causal` tells
-/// a cost model that knows better.
+/// Attention is counted in full: each query attends to each key, although a causal mask makes half
+/// of the products useless. Megatron-LM (arXiv 2104.04473, equation 3) and Zero Bubble (arXiv
+/// 2401.10241, Table 1) count the same way. A more precise cost model can use `causal`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Op {
     /// `batch` products of an m × k and a k × n matrix. A bias is added by the same kernel.
@@ -21,19 +21,20 @@ pub enum Op {
         /// The summed dimension.
         k: u64,
     },
-    /// A convolution, or one of its two gradients, which multiply as often and move the same three tensors.
+    /// A convolution, or one of its two gradients, which take as many operations and move the same
+    /// three tensors.
     Convolution {
         /// Images.
         images: u64,
-        /// Pixels of an image that goes in.
+        /// Pixels of an input image.
         pixels_in: u64,
-        /// Pixels of an image that comes out.
+        /// Pixels of an output image.
         pixels_out: u64,
-        /// Channels that go in.
+        /// Input channels.
         inputs: u64,
-        /// Channels that come out.
+        /// Output channels.
         outputs: u64,
-        /// Pixels that the kernel covers.
+        /// Pixels of the kernel.
         taps: u64,
     },
     /// softmax(Q·Kᵀ)·V, or its gradients.
@@ -44,9 +45,9 @@ pub enum Op {
         heads: u64,
         /// Key and value heads.
         kv_heads: u64,
-        /// Queries of a sequence.
+        /// Queries per sequence.
         seq_q: u64,
-        /// Keys that each query meets.
+        /// Keys that each query attends to.
         seq_k: u64,
         /// Width of a head.
         head_dim: u64,
@@ -55,7 +56,7 @@ pub enum Op {
         /// Whether these are the gradients.
         backward: bool,
     },
-    /// Anything bound by memory: norms, activation functions, additions, gathers, losses.
+    /// A memory-bound operation: a norm, activation function, addition, gather or loss.
     Elementwise {
         /// Elements read plus elements written.
         elements: u64,
@@ -64,10 +65,10 @@ pub enum Op {
     },
 }
 
-/// What a layer does in each pass.
+/// The work of a layer in each pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerWork {
-    /// The output from the input.
+    /// The computation of the output.
     pub forward: Vec<Op>,
     /// The gradient of the input (Zero Bubble's B).
     pub backward_input: Vec<Op>,
@@ -75,52 +76,32 @@ pub struct LayerWork {
     pub backward_weight: Vec<Op>,
 }
 
-impl LayerWork {
-    /// The operations of the forward.
-    pub fn forward_flops(&self) -> Flops {
-        total(&self.forward)
-    }
-
-    /// The operations of the part of the backward that yields the input gradient.
-    pub fn backward_input_flops(&self) -> Flops {
-        total(&self.backward_input)
-    }
-
-    /// The operations of the part of the backward that yields the weight gradients.
-    pub fn backward_weight_flops(&self) -> Flops {
-        total(&self.backward_weight)
-    }
-}
-
-fn total(ops: &[Op]) -> Flops {
-    ops.iter().map(Op::flops).sum()
-}
-
-/// The product of sizes, saturating instead of overflowing on absurd batches.
+/// Returns the product of sizes, which saturates for extreme batches.
 pub(crate) fn product(sizes: &[u64]) -> u64 {
     sizes.iter().fold(1, |product, size| product.saturating_mul(*size))
 }
 
-/// The sum of sizes, saturating.
+/// Returns the saturating sum of sizes.
 pub(crate) fn sum(sizes: &[u64]) -> u64 {
     sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
 }
 
 impl Op {
-    /// A single matrix product.
+    /// Creates a single matrix product.
     pub(crate) const fn matmul(m: u64, n: u64, k: u64) -> Self {
         Self::MatMul { batch: 1, m, n, k }
     }
 
-    /// One kernel that touches that many elements.
+    /// Creates one memory-bound kernel that reads and writes `elements` elements.
     pub(crate) const fn elementwise(elements: u64) -> Self {
         Self::Elementwise { elements, kernels: 1 }
     }
 
-    /// Floating-point operations of the mathematics, a multiply-add counting as two: 2·m·n·k per product
-    /// and 2·pixels·taps·inputs·outputs per convolution. Attention has two
-    /// products forward and four backward; a fused kernel computes the scores again in its backward, which is the device's
-    /// business and no work of the model. What is bound by memory counts nothing.
+    /// Returns the floating-point operations of the mathematics. A multiply-add counts as two:
+    /// 2·m·n·k per product and 2·pixels·taps·inputs·outputs per convolution. Attention has two
+    /// products in the forward and four in the backward. The scores that a fused kernel recomputes
+    /// in its backward are not counted, because they are no work of the model. Memory-bound
+    /// operations count as zero.
     pub fn flops(&self) -> Flops {
         Flops::flop(match *self {
             Self::MatMul { batch, m, n, k } => 2.0 * batch as f64 * m as f64 * n as f64 * k as f64,
@@ -135,11 +116,13 @@ impl Op {
         })
     }
 
-    /// Elements read from and written to the device's memory at least once.
+    /// Returns the elements read from and written to the device's memory at least once.
     ///
-    /// Fused attention reads Q, K, V and writes the output; its backward reads those and the output's gradient and writes
-    /// three gradients (FlashAttention, algorithms 1 and 4). Materialised attention also moves the scores: forward four
-    /// times (written by the product, read and written by the softmax, read by the second product), backward seven times.
+    /// Fused attention reads Q, K and V and writes the output. Its backward reads those and the
+    /// output's gradient and writes three gradients (FlashAttention, algorithms 1 and 4).
+    /// Materialised attention also moves the scores: four times in the forward (written by the
+    /// product, read and written by the softmax, read by the second product), seven times in the
+    /// backward.
     pub fn elements_moved(&self, attention: Attention) -> u64 {
         match *self {
             Self::MatMul { batch, m, n, k } => {
@@ -147,7 +130,8 @@ impl Op {
             }
             Self::Attention { batch, heads, kv_heads, seq_q, seq_k, head_dim, backward, .. } => {
                 let queries = product(&[batch, heads, seq_q, head_dim]);
-                // A sliding window bounds the keys that a query meets, not those that the kernel reads, nor scores that are written out.
+                // A sliding window bounds the keys per query, but neither the keys that the kernel
+                // reads nor the scores that it writes.
                 let all = seq_q.max(seq_k);
                 let keys = product(&[batch, kv_heads, all, head_dim]);
                 let passes = if backward { 4 } else { 2 };
@@ -171,12 +155,13 @@ impl Op {
         }
     }
 
-    /// Kernel launches.
+    /// Returns the number of kernel launches.
     pub const fn kernels(&self, attention: Attention) -> u32 {
         match (self, attention) {
             (Self::MatMul { .. } | Self::Convolution { .. }, _) => 1,
             (Self::Attention { backward: false, .. }, Attention::Fused) => 1,
-            // A first kernel sums output times gradient by row, a second yields the three gradients.
+            // The first kernel sums output times gradient per row, the second yields the three
+            // gradients.
             (Self::Attention { backward: true, .. }, Attention::Fused) => 2,
             (Self::Attention { backward: false, .. }, Attention::Materialised) => 3,
             (Self::Attention { backward: true, .. }, Attention::Materialised) => 5,

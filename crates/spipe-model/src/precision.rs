@@ -1,4 +1,4 @@
-//! What a run chooses about a layer: batch, precision, recompute and attention kernel.
+//! The choices of a run about a layer: batch, precision, recompute and attention kernel.
 
 use serde::{Deserialize, Serialize};
 use spipe_base::{DataType, UnknownWord};
@@ -9,18 +9,18 @@ use std::{fmt, str::FromStr};
 pub struct Batch {
     /// Sequences, or images.
     pub microbatch: u64,
-    /// Tokens of a sequence; layers whose [`tokens`](crate::Layer::tokens) are fixed ignore it.
+    /// Tokens per sequence; ignored by layers whose [`tokens`](crate::Layer::tokens) are fixed.
     pub seq_len: u64,
 }
 
 impl Batch {
-    /// Tokens of the microbatch.
+    /// Returns the tokens of the microbatch.
     pub const fn tokens(self) -> u64 {
         self.microbatch.saturating_mul(self.seq_len)
     }
 }
 
-/// In which numbers parameters and activations are held.
+/// The number format of parameters and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
@@ -36,7 +36,7 @@ impl Precision {
     /// Every precision.
     pub const ALL: [Self; 3] = [Self::Bf16, Self::Fp16, Self::Fp32];
 
-    /// Its name on the command line and in files.
+    /// Returns the name used on the command line and in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -45,7 +45,7 @@ impl Precision {
         }
     }
 
-    /// Bytes of one number.
+    /// Returns the bytes of one number.
     pub const fn bytes(self) -> u64 {
         match self {
             Self::Bf16 | Self::Fp16 => 2,
@@ -53,7 +53,7 @@ impl Precision {
         }
     }
 
-    /// The number format under which hardware states its peak.
+    /// Returns the data type for which hardware files state a peak rate.
     pub const fn data_type(self) -> DataType {
         match self {
             Self::Bf16 => DataType::Bf16,
@@ -63,28 +63,28 @@ impl Precision {
     }
 }
 
-/// What is kept for the backward and what is computed again.
+/// Which activations are saved for the backward and which are recomputed.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Recompute {
-    /// Everything is kept.
+    /// All activations are saved.
     #[default]
     None,
-    /// What is large and cheap is computed again: the inside of materialised attention (Korthikanti et al. 2022,
-    /// section 5), and where the scores are not materialised, norms, activation functions and dropout masks (PipeOffload,
-    /// arXiv 2503.01328).
+    /// Large activations that are cheap to recompute are discarded: the inside of materialised
+    /// attention (Korthikanti et al. 2022, section 5), or, with fused attention, norms, activation
+    /// functions and dropout masks (PipeOffload, arXiv 2503.01328).
     Selective,
-    /// Only the layer's input is kept.
+    /// Only the layer's input is saved.
     Full,
 }
 
 impl Recompute {
-    /// Every choice, from the most bytes kept to the fewest.
+    /// Every choice, from the most bytes saved to the fewest.
     pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
 
-    /// Its name on the command line and in files.
+    /// Returns the name used on the command line and in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -94,7 +94,8 @@ impl Recompute {
     }
 }
 
-/// Whether the seq × seq scores and their softmax exist in memory.
+/// The attention kernel, which decides whether the seq × seq scores and their softmax exist in
+/// memory.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -111,7 +112,7 @@ impl Attention {
     /// Every choice.
     pub const ALL: [Self; 2] = [Self::Fused, Self::Materialised];
 
-    /// Its name on the command line and in files.
+    /// Returns the name used on the command line and in files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fused => "fused",

@@ -1,34 +1,35 @@
-//! A layer that someone measured.
+//! Layers described by measurements.
 
 use crate::Batch;
 use spipe_base::{Bytes, Seconds};
 use std::collections::BTreeMap;
 
-/// Times and bytes of a layer, per microbatch of a stated size.
+/// The times and bytes of a layer per microbatch of a stated size.
 ///
-/// Other microbatches and sequence lengths scale both in proportion to their tokens. That is exact for everything but
-/// attention, launch overheads and caches: measure near the size that is planned.
+/// For other microbatches and sequence lengths, both are scaled in proportion to the number of
+/// tokens. This is inexact for attention, launch overheads and caches: measure near the planned
+/// size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfiledLayer {
-    /// The `[[layer]]` it comes from; its copies share the name.
+    /// The name of its `[[layer]]` table, shared by all layers of the group.
     pub group: String,
-    /// What the figures are for.
+    /// The microbatch at which the figures were measured.
     pub measured_at: Batch,
     /// Bytes of the output.
     pub boundary: Bytes,
-    /// Bytes kept between forward and backward when everything is kept.
+    /// Bytes saved between forward and backward without recompute.
     pub saved: Bytes,
     /// The same under a selective recompute.
     pub selective: Bytes,
     /// The same under a full recompute: the layer's inputs.
     pub recompute: Bytes,
-    /// Bytes that live within a pass only.
+    /// Bytes that live only within a pass.
     pub workspace: Bytes,
-    /// Times by `gpu`, `cpu` or the name of a device, which goes first.
+    /// Times by device name or by kind (`gpu`, `cpu`); a device name takes precedence.
     pub times: BTreeMap<String, ProfiledTime>,
 }
 
-/// How long the three passes of a layer take.
+/// The durations of a layer's three passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProfiledTime {
     /// The forward.
@@ -49,12 +50,12 @@ impl ProfiledLayer {
         if batch == self.measured_at {
             bytes
         } else {
-            // Far beyond any memory, and still a size.
+            // The cap is far above any memory and still a valid size.
             Bytes::from_f64((bytes.as_f64() * self.scale(batch)).min(2.0_f64.powi(63)))
         }
     }
 
-    /// The times on a device: those under its own name, otherwise those of its kind.
+    /// Returns the times on a device: those under its own name, otherwise those of its kind.
     pub fn time(&self, device: &str, is_gpu: bool, batch: Batch) -> Option<ProfiledTime> {
         let kind = if is_gpu { "gpu" } else { "cpu" };
         let time = self.times.get(device).or_else(|| self.times.get(kind))?;

@@ -1,13 +1,15 @@
-//! The part of a layer that one of several devices has under tensor parallelism.
+//! The shard of a layer on one of several devices under tensor parallelism.
 
 use crate::{Block, Embedding, Head, Layer, LayerKind};
 
 impl Layer {
-    /// What each of `tensor` devices has of this layer when its matrices are split as in Megatron-LM (Shoeybi et al. 2019, arXiv
-    /// 1909.08053, section 3): heads and the inner width of the feed-forward network by device, the vocabulary of embedding and head by
-    /// rows; norms and the residual stream are on every device. None if the sizes do not divide, or if the layer is of another kind.
+    /// Returns the shard of each of `tensor` devices when the layer's matrices are split as in
+    /// Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Heads and the inner width of
+    /// the feed-forward network are split by device, the vocabulary of embedding and head by rows.
+    /// Norms and the residual stream are replicated. `None` if the sizes are not divisible, or for
+    /// other kinds of layers.
     ///
-    /// Where there are fewer key and value heads than devices, several devices have the same.
+    /// With fewer key and value heads than devices, several devices hold the same head.
     pub fn shard(&self, tensor: u64) -> Option<Self> {
         if tensor == 1 {
             return Some(self.clone());

@@ -1,4 +1,4 @@
-//! The models that come with the program.
+//! The model files shipped with the program.
 
 macro_rules! models {
     ($($name:literal),+ $(,)?) => {
@@ -6,7 +6,7 @@ macro_rules! models {
     };
 }
 
-/// Each shipped model file: its name and its text, sorted by name.
+/// Returns the name and text of each shipped model file, sorted by name.
 pub fn shipped() -> &'static [(&'static str, &'static str)] {
     models![
         "bloom-176b",

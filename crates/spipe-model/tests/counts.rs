@@ -1,9 +1,9 @@
 //! Parameter counts are exact.
 //!
-//! Each was taken from the class of transformers 5.23 that the fixture names, instantiated without storage:
-//! `sum(p.numel() for p in model.parameters())`.
+//! Each count comes from the class of transformers 5.23 that the fixture names, instantiated
+//! without storage:
 
-use spipe_model::{Model, shipped};
+use spipe_model::{Block, Experts, Model, shipped};
 use std::{collections::BTreeSet, fs, path::Path};
 
 const IMPORTED: [(&str, u64); 27] = [
@@ -36,7 +36,7 @@ const IMPORTED: [(&str, u64); 27] = [
     ("vit-l-16", 303_303_682),
 ];
 
-/// Class defaults alone: nothing but a model type.
+/// Class defaults alone: the config states only a model type.
 const DEFAULTS: [(&str, u64); 12] = [
     ("bloom", 16_156_544),
     ("clip", 151_277_313),
@@ -121,13 +121,15 @@ fn shipped_models_are_the_published_ones() {
         assert_eq!(shipped.parameters(), imported.parameters(), "{name}");
         assert_eq!(shipped.layers(), imported.layers(), "{name}");
     }
-    // 48 (4h² + 2hf + 9h + f) + patches, places, class token, two norms and the projection, for h = 1664 and f = 8192.
+    // 48 (4h² + 2hf + 9h + f) + patches, places, class token, two norms and the projection, for h =
+    // 1664 and f = 8192.
     assert_eq!(model("vit-bigG").parameters(), 1_844_907_264);
     // 2·256h + 8 (4h² + 3hf + 2h) + h, for h = 384 and f = 1024.
     assert_eq!(model("demo").parameters(), 14_358_912);
 }
 
-/// The models that systems were measured with have the sizes that their papers name, to the digits that these give.
+/// The models with which systems were measured have the sizes stated in their papers, to the digits
+/// given there.
 #[test]
 fn evaluated_models_have_their_published_sizes() {
     let spipe = [
@@ -209,11 +211,11 @@ fn a_sliding_window_splits_the_runs() {
 #[test]
 fn experts_are_used_in_part() {
     let model = Model::from_hugging_face("config.json", &fixture("mixtral-8x7b")).unwrap().model;
-    let active: u64 = model
-        .layers()
-        .iter()
-        .map(|layer| layer.as_block().map_or(layer.parameters, |block| block.active_parameters()))
-        .sum();
+    let used = |block: &Block| {
+        let experts = block.experts.map(|experts| Experts { count: experts.per_token, ..experts });
+        Block { experts, ..*block }.parameters()
+    };
+    let active: u64 = model.layers().iter().map(|layer| layer.as_block().map_or(layer.parameters, used)).sum();
     // The paper says 13 B (Mixtral of Experts, arXiv 2401.04088).
     assert_eq!(active / 100_000_000, 128);
 }

@@ -1,9 +1,13 @@
-//! Work and bytes against the formulas of the literature.
+//! Work and bytes compared with formulas from the literature.
 
-use spipe_base::Bytes;
+use spipe_base::{Bytes, Flops};
 use spipe_model::{Attention, Batch, Block, Layer, LayerKind, Mlp, Norm, Op, Positions, Precision, Recompute};
 
-/// The block of GPT-2 and GPT-3: feed-forward four times as wide.
+fn flops(ops: &[Op]) -> f64 {
+    ops.iter().map(Op::flops).sum::<Flops>().get()
+}
+
+/// The block of GPT-2 and GPT-3, whose feed-forward network is four times as wide.
 fn gpt_block(hidden: u64, heads: u64, dropout: bool) -> Block {
     Block {
         hidden,
@@ -56,7 +60,8 @@ fn layer(block: Block) -> Layer {
     }
 }
 
-/// Korthikanti et al. 2022 (arXiv 2205.05198), equations 1, 6 and section 5's full recompute, at its 22B and 530B shapes.
+/// Korthikanti et al. 2022 (arXiv 2205.05198), equations 1, 6 and section 5's full recompute, at
+/// its 22B and 530B shapes.
 #[test]
 fn activation_bytes_are_korthikanti_s() {
     for (h, a, s, b) in [(6144, 64, 2048, 4), (20_480, 128, 2048, 1), (12_288, 96, 2048, 1)] {
@@ -70,8 +75,8 @@ fn activation_bytes_are_korthikanti_s() {
     }
 }
 
-/// PipeOffload (arXiv 2503.01328, section 3): norms, GeLU and dropout computed again leave 20sbh; fused attention adds its
-/// row sums, 4 bytes a token and head.
+/// PipeOffload (arXiv 2503.01328, section 3): recomputing norms, GeLU and dropout leaves 20sbh.
+/// Fused attention adds its row sums, 4 bytes per token and head.
 #[test]
 fn fused_selective_recompute_is_pipeoffload_s() {
     let (h, a, s, b) = (4096, 32, 8192, 2);
@@ -87,13 +92,14 @@ fn work_is_zero_bubble_s() {
     for (h, a, s, b) in [(2304, 24, 1024, 6), (5120, 40, 1024, 1)] {
         let work = layer(gpt_block(h, a, false)).work(Batch { microbatch: b, seq_len: s });
         let (sbh, h, s) = ((s * b * h) as f64, h as f64, s as f64);
-        assert_eq!(work.forward_flops().get().to_bits(), (sbh * (24.0 * h + 4.0 * s)).to_bits());
-        assert_eq!(work.backward_input_flops().get().to_bits(), (sbh * (24.0 * h + 8.0 * s)).to_bits());
-        assert_eq!(work.backward_weight_flops().get().to_bits(), (24.0 * sbh * h).to_bits());
+        assert_eq!(flops(&work.forward).to_bits(), (sbh * (24.0 * h + 4.0 * s)).to_bits());
+        assert_eq!(flops(&work.backward_input).to_bits(), (sbh * (24.0 * h + 8.0 * s)).to_bits());
+        assert_eq!(flops(&work.backward_weight).to_bits(), (24.0 * sbh * h).to_bits());
     }
 }
 
-/// Llama-3-8B's block, term by term: t = 8192 tokens, h = q = 4096, c = 1024, f = 14336, 16 bits, no dropout.
+/// Llama-3-8B's block, term by term: t = 8192 tokens, h = q = 4096, c = 1024, f = 14336, 16 bits,
+/// no dropout.
 #[test]
 fn a_grouped_query_swiglu_block_keeps_what_its_backward_reads() {
     let (t, h, c, f, a) = (8192, 4096, 1024, 14_336, 32);
@@ -129,8 +135,8 @@ fn a_head_keeps_32_bit_logits_until_it_needs_room_for_their_gradient() {
     assert_eq!(saved(Recompute::Full), Bytes::new(2 * 4096 * 2 * 4096));
 }
 
-/// 2·parameters per token forward and twice that backward, attention and embedding aside (Kaplan et al. 2020, arXiv
-/// 2001.08361, section 2.1).
+/// 2·parameters operations per token in the forward and twice that in the backward, without
+/// attention and embedding (Kaplan et al. 2020, arXiv 2001.08361, section 2.1).
 #[test]
 fn work_is_six_operations_per_parameter_and_token() {
     let model = shipped("llama2-7b");
@@ -157,7 +163,7 @@ fn experts_share_the_tokens_out() {
     let dense = layer(llama_block()).work(Batch { microbatch: 1, seq_len: 4096 });
     let sparse = layer(Block { experts, ..llama_block() }).work(Batch { microbatch: 1, seq_len: 4096 });
     let (t, h, f) = (4096.0, 4096.0, 14_336.0);
-    let difference = sparse.forward_flops().get() - dense.forward_flops().get();
+    let difference = flops(&sparse.forward) - flops(&dense.forward);
     // One more network per token, and the router.
     assert_eq!(difference.to_bits(), (2.0 * t * 3.0 * h * f + 2.0 * t * h * 8.0_f64).to_bits());
 }
@@ -173,7 +179,7 @@ fn a_window_bounds_the_keys() {
     };
     assert_eq!(attention(&full).map(f64::to_bits), attention(&window).map(|flops| (2.0 * flops).to_bits()));
     assert_ne!(full.signature(batch), window.signature(batch));
-    // Scores outside of it are masked, not left out.
+    // Scores outside the window are masked but still stored.
     let saved = |layer: &Layer| layer.saved(batch, Precision::Bf16, Recompute::None, Attention::Materialised);
     assert_eq!(saved(&full), saved(&window));
 }

@@ -16,7 +16,7 @@ fn keys_and_types() {
         "error: unknown key `hiden`\n  --> m.toml:6:1\nhint: did you mean `hidden`\n\
          error: unknown key `kv_heads`\n  --> m.toml:12:1\nhint: did you mean `kv-heads`\n\
          error: `layers` is negative\n  --> m.toml:7:10\n\
-         error: `norm` is `rmsnorm`, which is none of its values\n  --> m.toml:10:8\nhint: did you mean `rms-norm`\n\
+         error: `norm` cannot be `rmsnorm`\n  --> m.toml:10:8\nhint: did you mean `rms-norm`\n\
          error: `tied` is a TOML integer, not a boolean\n  --> m.toml:11:8\n\
          error: `vocabulary` is a TOML string, not an integer\n  --> m.toml:4:14\n\
          error: the key `hidden` is missing\n  --> m.toml:1:1"
@@ -30,12 +30,12 @@ fn sizes_and_options() {
                 experts = 4\nexperts-per-token = 5\nfull-attention-layers = 1\n";
     assert_eq!(
         faults(text),
-        "error: `hidden` is 100, which `heads` = 6 does not divide\n  --> m.toml:6:10\n\
+        "error: `hidden` = 100 is not divisible by `heads` = 6\n  --> m.toml:6:10\n\
          hint: state `head-dim` if heads are not `hidden` / `heads` wide\n\
-         error: `rotary-base` says nothing unless `positions` is `rotary`\n  --> m.toml:13:15\n\
-         error: `full-attention-layers` says nothing without `sliding-window`\n  --> m.toml:16:25\n\
+         error: `rotary-base` has no effect unless `positions` is `rotary`\n  --> m.toml:13:15\n\
+         error: `full-attention-layers` has no effect without `sliding-window`\n  --> m.toml:16:25\n\
          error: `vocabulary` is zero\n  --> m.toml:4:14\n\
-         error: `heads` is 6, which `kv-heads` = 4 does not divide\n  --> m.toml:8:9\n\
+         error: `heads` = 6 is not divisible by `kv-heads` = 4\n  --> m.toml:8:9\n\
          error: each token uses 5 of 4 experts\n  --> m.toml:15:21\n\
          error: `seq-len` is 128, but there are learned positions for 64 tokens\n  --> m.toml:5:11"
     );
@@ -53,7 +53,7 @@ fn versions_and_kinds() {
     );
     assert_eq!(
         faults("format-version = 1\nkind = \"transfomer\"\n"),
-        "error: `transfomer` is no kind of model\n  --> m.toml:2:8\nhint: did you mean `transformer`"
+        "error: unknown kind of model `transfomer`\n  --> m.toml:2:8\nhint: did you mean `transformer`"
     );
     assert!(faults("format-version = = 1\nkind = \n").contains("m.toml:1:18"));
 }
@@ -65,7 +65,7 @@ fn images() {
     assert_eq!(
         faults(text),
         "error: one of the keys `classes` and `projection` is missing\n  --> m.toml:1:1\n\
-         error: `image` is 225, which `patch` = 16 does not divide\n  --> m.toml:4:9"
+         error: `image` = 225 is not divisible by `patch` = 16\n  --> m.toml:4:9"
     );
 }
 
@@ -99,7 +99,7 @@ time = { cpu = { forward = "2 ms", backward-input = "1 ms", backward-weight = "2
 "#;
 
 #[test]
-fn a_profile_is_taken_at_its_word() {
+fn profiled_layers_have_the_stated_figures() {
     let model = Model::from_toml("six.toml", SIX_LAYERS).unwrap();
     let names: Vec<_> = model.layers().iter().map(|layer| layer.name.as_str()).collect();
     assert_eq!(names, ["embed", "block.0", "block.1", "block.2", "block.3", "head"]);
@@ -162,7 +162,7 @@ fn configs() {
     let refused = |text: &str| Model::from_hugging_face("config.json", text).expect_err("at fault").to_string();
     assert_eq!(
         refused("{\n  \"model_type\": \"bert\"\n}"),
-        "error: `bert` is no known model type\n  --> config.json:2:3\n\
+        "error: unknown model type `bert`\n  --> config.json:2:3\n\
          hint: known: bloom, clip, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe, vit"
     );
     let text = "{\n  \"model_type\": \"llama\",\n  \"hidden_size\": 100,\n  \"num_attention_heads\": 7,\n  \
@@ -170,7 +170,7 @@ fn configs() {
     assert_eq!(
         refused(text),
         "error: `num_hidden_layers` is \"32\", not a whole number\n  --> config.json:5:3\n\
-         error: `hidden` is 100, which `heads` = 7 does not divide\n  --> config.json:3:3\n\
+         error: `hidden` = 100 is not divisible by `heads` = 7\n  --> config.json:3:3\n\
          hint: state `head-dim` if heads are not `hidden` / `heads` wide\n\
          error: `intermediate` is zero\n  --> config.json:6:3"
     );
@@ -182,15 +182,15 @@ fn configs() {
 }
 
 #[test]
-fn what_a_config_says_in_vain_is_a_warning() {
+fn ignored_settings_of_a_config_are_warnings() {
     let text = "{\n\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_head\": 4, \"n_layer\": 2, \"vocab_size\": 100,\n\
                 \"activation_function\": \"relu\",\n\"architectures\": [\"GPT2ForSequenceClassification\"]\n}";
     let warnings = Model::from_hugging_face("small.json", text).unwrap().warnings.to_string();
     assert_eq!(
         warnings,
-        "warning: the activation function `relu` is taken for `gelu`, which costs the same; a run of weights that were trained \
-         with it computes a little differently\n  --> small.json:3:1\n\
-         warning: `GPT2ForSequenceClassification` is taken as a language model with its head\n  --> small.json:4:1"
+        "warning: the activation function `relu` is treated as `gelu`, which costs the same; weights trained with it give \
+         slightly different results\n  --> small.json:3:1\n\
+         warning: `GPT2ForSequenceClassification` is treated as a language model with its head\n  --> small.json:4:1"
     );
 }
 

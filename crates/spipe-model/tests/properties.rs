@@ -1,9 +1,10 @@
-//! What holds for every block and batch.
+//! Properties of every block and batch.
 
 use proptest::prelude::*;
+use spipe_base::Flops;
 use spipe_model::{
-    Attention, Batch, Block, Experts, Layer, LayerKind, LayerWork, Mlp, Model, Norm, Positions, Precision, Recompute,
-    shipped,
+    Attention, Batch, Block, Experts, Layer, LayerKind, LayerWork, Mlp, Model, Norm, Op, Positions, Precision,
+    Recompute, shipped,
 };
 
 fn sizes() -> impl Strategy<Value = Block> {
@@ -49,7 +50,8 @@ fn layer(block: Block) -> Layer {
 }
 
 fn flops(work: &LayerWork) -> [f64; 3] {
-    [work.forward_flops().get(), work.backward_input_flops().get(), work.backward_weight_flops().get()]
+    [&work.forward, &work.backward_input, &work.backward_weight]
+        .map(|ops| ops.iter().map(Op::flops).sum::<Flops>().get())
 }
 
 proptest! {
@@ -145,7 +147,7 @@ proptest! {
         }
     }
 
-    /// One value of a good file replaced by another: read, or refused with a place.
+    /// A valid file with one value replaced is read, or refused with a position.
     #[test]
     fn a_wrong_value_has_a_place(file in 0..shipped().len(), line in any::<prop::sample::Index>(), value in toml_value()) {
         let (name, text) = shipped()[file];

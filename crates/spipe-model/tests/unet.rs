@@ -1,11 +1,15 @@
-//! Denoising networks: their parameters, their work, and what crosses a cut.
+//! Denoising networks: their parameters, their work, and the bytes that cross a cut.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use spipe_base::{Bytes, LayerId};
+use spipe_base::{Bytes, Flops, LayerId};
 use spipe_model::{Architecture, Attention, Batch, Model, Op, Precision, Recompute, shipped};
 
 const ONE: Batch = Batch { microbatch: 1, seq_len: 4096 };
+
+fn flops(ops: &[Op]) -> f64 {
+    ops.iter().map(Op::flops).sum::<Flops>().get()
+}
 
 fn stable_diffusion() -> Model {
     let text = shipped().iter().find(|(name, _)| *name == "stable-diffusion-unet").unwrap().1;
@@ -25,7 +29,7 @@ fn named(model: &Model, name: &str) -> LayerId {
     model.layer(name).unwrap_or_else(|| panic!("no layer `{name}`"))
 }
 
-/// The parameters of the released network by the shapes of its state dict: see the parts.
+/// The parameters of the released network, from the shapes in its state dict.
 #[test]
 fn stable_diffusion_has_the_released_parameters() {
     let model = stable_diffusion();
@@ -45,8 +49,8 @@ fn stable_diffusion_has_the_released_parameters() {
     assert_eq!((shapes.inputs, shapes.outputs, shapes.side), (960, 320, 64));
 }
 
-/// BK-SDM (Kim et al., arXiv 2305.15798) counts 339 G multiply-adds for a step of Stable Diffusion 1.4, by modules: without the
-/// products of queries, keys and values, which are no modules.
+/// BK-SDM (Kim et al., arXiv 2305.15798) counts 339 G multiply-adds for a step of Stable Diffusion
+/// 1.4. It counts modules, so the products of queries, keys and values are missing.
 #[test]
 fn a_step_of_stable_diffusion_is_as_much_work_as_published() {
     let model = stable_diffusion();
@@ -133,7 +137,8 @@ fn measured_layers_skip_too() {
     assert_eq!(Model::from_toml("p.toml", &model.to_toml()), Ok(model));
 }
 
-/// A residual block alone, by the table of `unet::memory`: down.1.0 reads 8 and puts out 16 channels of 2 × 2 pixels.
+/// A residual block alone, after the table of `unet::memory`: down.1.0 reads 8 channels of 2 × 2
+/// pixels and outputs 16.
 #[test]
 fn a_residual_block_keeps_what_its_backward_reads() {
     let model = small("");
@@ -168,10 +173,10 @@ fn a_transformer_over_pixels_keeps_and_computes_what_its_formulas_say() {
     let attention = 2 * p * 6 * d * d + 4 * p * p * d + 2 * t * 2 * 6 * d + 4 * p * t * d;
     let network = 2 * p * 12 * d * d;
     let forward = convolutions + time + around + attention + network;
-    assert_eq!(work.forward_flops().get().to_bits(), (forward as f64).to_bits());
+    assert_eq!(flops(&work.forward).to_bits(), (forward as f64).to_bits());
     let scores = 4 * p * p * d + 4 * p * t * d;
-    assert_eq!(work.backward_input_flops().get().to_bits(), ((forward + scores) as f64).to_bits());
-    assert_eq!(work.backward_weight_flops().get().to_bits(), ((forward - scores) as f64).to_bits());
+    assert_eq!(flops(&work.backward_input).to_bits(), ((forward + scores) as f64).to_bits());
+    assert_eq!(flops(&work.backward_weight).to_bits(), ((forward - scores) as f64).to_bits());
 }
 
 #[test]
@@ -214,14 +219,14 @@ fn faults_have_places() {
         faults,
         "error: `depths` has 1 levels, `widths` has 2\n  --> x.toml:7:10\n\
          error: `latent` is zero\n  --> x.toml:5:10\n\
-         error: a width is 8, which `heads` = 3 does not divide\n  --> x.toml:6:11"
+         error: a width of 8 is not divisible by `heads` = 3\n  --> x.toml:6:11"
     );
     let text = "format-version = 1\nkind = \"unet\"\nname = \"x\"\nfrozen = [\"0\", \"77\"]\nlatent = 4\nwidths = [8]\n\
                 depths = [1]\nheads = [2]\ntext-width = 6\nnorm-groups = 4\n";
     let faults = Model::from_toml("x.toml", text).unwrap_err().to_string();
     assert_eq!(
         faults,
-        "error: `77` is no layer and no range of layers of this model\n  --> x.toml:4:16\n\
+        "error: this model has no layer or range of layers `77`\n  --> x.toml:4:16\n\
          hint: layers are counted from 0 to 9; `0..9` and their names work too"
     );
 }
@@ -238,7 +243,8 @@ fn a_config_of_diffusers_is_the_shipped_network() {
     assert!(imported.warnings.is_empty(), "{}", imported.warnings);
     assert_eq!(imported.model.layers(), stable_diffusion().layers());
     assert_eq!(imported.model.parameters(), 859_520_964);
-    // Stable Diffusion 2: text of 1024, heads of 64 channels (865,910,724 parameters).
+    // Stable Diffusion 2: text vectors of width 1024, heads of 64 channels (865,910,724
+    // parameters).
     let second = DIFFUSERS
         .replace("768", "1024")
         .replace("\"attention_head_dim\": 8", "\"attention_head_dim\": [5, 10, 20, 20]");
@@ -249,10 +255,13 @@ fn a_config_of_diffusers_is_the_shipped_network() {
 fn networks_of_other_blocks_are_refused_with_a_place() {
     let text_time = DIFFUSERS.replace("\"norm_num", "\"addition_embed_type\": \"text_time\", \"norm_num");
     let faults = Model::from_hugging_face("unet.json", &text_time).unwrap_err().to_string();
-    assert_eq!(faults, "error: networks that are told more than a time and a text are not known\n  --> unet.json:5:3");
+    assert_eq!(
+        faults,
+        "error: networks conditioned on more than a time step and a text are not supported\n  --> unet.json:5:3"
+    );
     let other = DIFFUSERS.replace("[\"UpBlock2D\"", "[\"CrossAttnUpBlock2D\"");
     let faults = Model::from_hugging_face("unet.json", &other).unwrap_err().to_string();
-    assert_eq!(faults, "error: the way up does not mirror the way down\n  --> unet.json:4:3");
+    assert_eq!(faults, "error: the upsampling path does not mirror the downsampling path\n  --> unet.json:4:3");
     let short = DIFFUSERS.replace("\"attention_head_dim\": 8", "\"attention_head_dim\": [5, 10, 20]");
     let faults = Model::from_hugging_face("unet.json", &short).unwrap_err().to_string();
     assert!(faults.starts_with("error: there are 3 numbers for 4 levels\n  --> unet.json:2:"), "{faults}");

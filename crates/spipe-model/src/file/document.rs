@@ -1,4 +1,5 @@
-//! A TOML text with the place of everything in it, held against the schema of a file so that all faults are found at once.
+//! A TOML document with positions. It is checked against the schema of a file, so that all faults
+//! are found at once.
 
 use serde_json::Value;
 use spipe_base::{Diagnostic, Faults, Position, position_of};
@@ -15,7 +16,7 @@ pub(crate) struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Parses `text`, or returns every fault of its syntax.
+    /// Parses `text`, or returns all its syntax errors.
     pub(crate) fn parse(file: &'a str, text: &'a str) -> Result<Self, Faults> {
         let (root, errors) = DeTable::parse_recoverable(text);
         let mut faults = Faults::new();
@@ -30,12 +31,13 @@ impl<'a> Document<'a> {
         position_of(self.file, self.text, offset)
     }
 
-    /// The value at the root.
+    /// Returns the value of a key of the root table.
     pub(crate) fn get(&self, key: &str) -> Option<&DeValue<'a>> {
         self.root.get_ref().get(key).map(Spanned::get_ref)
     }
 
-    /// Where the value at `path` (`text.hidden`, `layer.2.name`) is, or the innermost table that has a place.
+    /// Returns the position of the value at `path` (`text.hidden`, `layer.2.name`), or of the
+    /// innermost enclosing table that has one.
     pub(crate) fn locate(&self, path: &str) -> Position {
         let mut offset = 0;
         let mut segments = path.split('.').filter(|segment| !segment.is_empty());
@@ -51,7 +53,7 @@ impl<'a> Document<'a> {
         self.position(offset)
     }
 
-    /// Every key that `schema` does not have or misses, and every value of another type.
+    /// Returns a fault for every unknown or missing key and every value of a wrong type.
     pub(crate) fn check(&self, schema: &Value) -> Faults {
         let mut walk = Walk { document: self, root: schema, faults: Faults::new() };
         walk.table("", self.root.get_ref(), self.root.span().start, schema);
@@ -59,7 +61,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// A walk through a document and a JSON schema side by side.
+/// A simultaneous walk through a document and a JSON schema.
 struct Walk<'a> {
     document: &'a Document<'a>,
     root: &'a Value,
@@ -71,7 +73,7 @@ impl<'a> Walk<'a> {
         self.faults.push(Diagnostic::error(message).at(self.document.position(offset)));
     }
 
-    /// `schema`, or what it refers to; of an optional value's two schemas, the one that is not null.
+    /// Resolves references, and the optional value's alternative that is not null.
     fn resolve(&self, schema: &'a Value) -> &'a Value {
         let not_null = |options: &'a Value| {
             options.as_array().into_iter().flatten().find(|option| option["type"].as_str() != Some("null"))
@@ -123,7 +125,7 @@ impl<'a> Walk<'a> {
             }
             (DeValue::String(word), _) if !words.is_empty() => {
                 if !words.contains(&word.as_ref()) {
-                    let fault = Diagnostic::error(format!("`{key}` is `{word}`, which is none of its values"));
+                    let fault = Diagnostic::error(format!("`{key}` cannot be `{word}`"));
                     let fault = fault.at(self.document.position(start));
                     self.faults.push(fault.hint(advice(word, words.into_iter())));
                 }
@@ -147,7 +149,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The type that `schema` asks for, null aside.
+/// Returns the type that `schema` requires, apart from null.
 fn kind(schema: &Value) -> &str {
     match &schema["type"] {
         Value::Array(types) => types.iter().filter_map(Value::as_str).find(|kind| *kind != "null").unwrap_or(""),
@@ -155,14 +157,14 @@ fn kind(schema: &Value) -> &str {
     }
 }
 
-/// The words that `schema` allows, if it is a list of words.
+/// Returns the words that `schema` allows, if it is an enumeration.
 fn words(schema: &Value) -> Vec<&str> {
     let constants = schema["oneOf"].as_array().into_iter().flatten().map(|option| &option["const"]);
     let listed = schema["enum"].as_array().into_iter().flatten();
     constants.chain(listed).chain([&schema["const"]]).filter_map(Value::as_str).collect()
 }
 
-/// What to write instead of `word`: the nearest of `known`, or all of them.
+/// Suggests a replacement for `word`: the most similar of `known`, or all of them.
 pub(crate) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     let nearest = known.clone().map(|candidate| (distance(word, candidate), candidate)).min();
     match nearest {
@@ -173,7 +175,8 @@ pub(crate) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clon
     }
 }
 
-/// How many characters must be put in, left out or replaced (Levenshtein), `_` counting as `-`.
+/// Returns the Levenshtein distance: the number of insertions, deletions and replacements. `_`
+/// counts as `-`.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

@@ -1,5 +1,6 @@
-//! Model files: TOML, one struct per kind, read in four steps so that every fault of a step is reported with its place:
-//! syntax, keys and types (against the schema of the struct), options, sizes.
+//! Model files in TOML, with one struct per kind. They are read in four steps, each of which
+//! reports all its faults with their positions: syntax, keys and types (against the struct's
+//! schema), options, sizes.
 
 mod document;
 mod profiled;
@@ -22,12 +23,12 @@ use transformer::TransformerFile;
 use unet::UnetFile;
 use vision::{TowersFile, VisionFile};
 
-/// The version that model files carry.
+/// The format version of model files.
 const FORMAT_VERSION: u32 = 1;
 
 const KINDS: [&str; 5] = ["transformer", "vit", "clip", "unet", "profiled"];
 
-/// The JSON schema of model files.
+/// Returns the JSON schema of model files.
 pub fn schema() -> schemars::Schema {
     let mut generator = SchemaGenerator::new(SchemaSettings::draft2020_12());
     let kinds = [
@@ -63,7 +64,8 @@ impl Model {
     /// let faults = spipe_model::Model::from_toml("tiny.toml", text).unwrap_err();
     /// assert_eq!(
     ///     faults.to_string(),
-    ///     "error: unknown key `intermidiate`\n  --> tiny.toml:10:1\nhint: did you mean `intermediate`\n\
+    ///     "error: unknown key `intermidiate`\n  --> tiny.toml:10:1\n\
+    ///      hint: did you mean `intermediate`\n\
     ///      error: the key `intermediate` is missing\n  --> tiny.toml:1:1"
     /// );
     /// ```
@@ -82,7 +84,7 @@ impl Model {
         }
     }
 
-    /// The model as a file that reads back as an equal model.
+    /// Formats the model as a file that reads back as an equal model.
     pub fn to_toml(&self) -> String {
         let (name, source) = (self.name(), self.source());
         let frozen = self.frozen().iter().map(ToString::to_string).collect();
@@ -104,7 +106,7 @@ impl Model {
     }
 }
 
-/// Refuses files of another version before anything else, because nothing else would make sense of them.
+/// Refuses files of another version first, because their other keys may mean something else.
 fn check_version(document: &Document<'_>) -> Result<(), Faults> {
     let fault = match document.get("format-version") {
         Some(DeValue::Integer(version)) if version.as_str() == "1" => return Ok(()),
@@ -118,12 +120,12 @@ fn check_version(document: &Document<'_>) -> Result<(), Faults> {
     Err(fault.at(document.locate("format-version")).into())
 }
 
-/// The word at `kind`.
+/// Returns the value of `kind`.
 fn kind<'a>(document: &'a Document<'_>) -> Result<&'a str, Faults> {
     let known = KINDS.into_iter();
     let fault = match document.get("kind").map(|value| value.as_str().unwrap_or("")) {
         Some(word) if KINDS.contains(&word) => return Ok(word),
-        Some(word) => Diagnostic::error(format!("`{word}` is no kind of model")).hint(advice(word, known)),
+        Some(word) => Diagnostic::error(format!("unknown kind of model `{word}`")).hint(advice(word, known)),
         None => {
             let hint = format!("one of {}", KINDS.map(|kind| format!("`kind = \"{kind}\"`")).join(", "));
             Diagnostic::error("the key `kind` is missing").hint(hint)
@@ -132,15 +134,15 @@ fn kind<'a>(document: &'a Document<'_>) -> Result<&'a str, Faults> {
     Err(fault.at(document.locate("kind")).into())
 }
 
-/// A struct that a kind of file deserializes to.
+/// A struct into which a kind of file is deserialized.
 trait Kind: DeserializeOwned + JsonSchema {
-    /// The network, with a fault for everything that makes no sense.
+    /// Returns the network, and reports its faults to `check`.
     fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture;
 
-    /// The model's name and where its numbers are from.
+    /// Returns the model's name and the source of its numbers.
     fn title(&self) -> (&str, Option<&str>);
 
-    /// The layers that are not trained.
+    /// Returns the layers that are not trained.
     fn frozen(&self) -> &[String];
 
     /// Reads a document of this kind.
@@ -166,7 +168,7 @@ trait Kind: DeserializeOwned + JsonSchema {
     }
 }
 
-/// The ranges of layers that `texts` mean, with a fault for each that means none.
+/// Parses ranges of layers, with a fault for each of `texts` that is none.
 fn frozen(model: &Model, texts: &[String], check: &mut Check<'_>) -> Vec<LayerRange> {
     let mut ranges = Vec::new();
     for (index, text) in texts.iter().enumerate() {
@@ -174,7 +176,7 @@ fn frozen(model: &Model, texts: &[String], check: &mut Check<'_>) -> Vec<LayerRa
             Some(range) => ranges.push(range),
             None => {
                 let last = model.layers().len().saturating_sub(1);
-                let fault = Diagnostic::error(format!("`{text}` is no layer and no range of layers of this model"));
+                let fault = Diagnostic::error(format!("this model has no layer or range of layers `{text}`"));
                 let hint = format!("layers are counted from 0 to {last}; `0..{last}` and their names work too");
                 check.add(&format!("frozen.{index}"), fault.hint(hint));
             }

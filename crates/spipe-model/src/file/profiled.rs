@@ -13,31 +13,32 @@ use std::{
     str::FromStr,
 };
 
-/// More than any layer keeps; sums over layers stay within 64 bits.
+/// The largest size: more than any layer needs, and sums over layers fit in 64 bits.
 const LARGEST_SIZE: Bytes = Bytes::gib(1 << 18);
-/// More seconds than any layer takes; sums in nanoseconds stay within 64 bits.
+/// The longest duration in seconds: more than any layer takes, and sums in nanoseconds fit in 64
+/// bits.
 const LONGEST: f64 = 1e5;
 
-/// Layers known by measurements.
+/// Layers described by measurements.
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct ProfiledFile {
-    /// 1.
+    /// The version of the file format: 1.
     #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
-    /// What the file describes.
+    /// The kind of network.
     pub kind: ProfiledKind,
     /// The model's name.
     pub name: String,
-    /// Where the numbers are from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers.
     pub source: Option<String>,
-    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    /// Frozen layers: indices, names, or ranges of either including both ends (`"0..3"`); none if
+    /// absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frozen: Vec<String>,
-    /// Times and bytes are for microbatches of so many sequences.
+    /// The sequences per microbatch at which times and bytes were measured.
     pub microbatch: u64,
-    /// Times and bytes are for sequences of so many tokens.
+    /// The tokens per sequence at which times and bytes were measured.
     pub seq_len: u64,
     /// The layers in model order.
     pub layer: Vec<LayerTable>,
@@ -47,7 +48,7 @@ pub(crate) struct ProfiledFile {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ProfiledKind {
-    /// Layers known by measurements.
+    /// Layers described by measurements.
     Profiled,
 }
 
@@ -57,32 +58,29 @@ pub(crate) enum ProfiledKind {
 pub(crate) struct LayerTable {
     /// Its name.
     pub name: String,
-    /// How many identical layers, named `name.0`, `name.1` …; 1 if absent.
+    /// The number of identical layers, named `name.0`, `name.1` …; 1 if absent.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub count: u64,
-    /// Layers before it whose output it reads beside that of the layer just before it.
+    /// Earlier layers whose output it reads beside that of its predecessor.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<String>,
-    /// Whether it reads the layer just before it; `true` if absent.
+    /// Whether it reads its predecessor's output; `true` if absent.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub chain: bool,
-    /// Parameters of each.
+    /// The parameters of each layer.
     pub parameters: u64,
-    /// Output handed to the next layer: a size.
+    /// The output for the next layer: a size.
     pub boundary_activation: String,
-    /// Kept for the backward without recompute: a size.
+    /// The activations saved for the backward without recompute: a size.
     pub saved_activation: String,
-    /// Kept with selective recompute: a size, `saved-activation` if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The activations saved with selective recompute: a size, `saved-activation` if absent.
     pub selective_activation: Option<String>,
-    /// Kept with full recompute: a size; if absent the boundaries of the layers that it reads (its own boundary if it reads
-    /// none), at most `saved-activation`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The activations saved with full recompute: a size. If absent, it is the sum of the outputs
+    /// that the layer reads (its own output if it reads none), at most `saved-activation`.
     pub recompute_activation: Option<String>,
-    /// Needed within a pass only: a size; none if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The memory needed only within a pass: a size; none if absent.
     pub workspace: Option<String>,
-    /// Times by `gpu`, `cpu` or the name of a device, which goes first.
+    /// Times by device name or by kind (`gpu`, `cpu`); a device name takes precedence.
     pub time: BTreeMap<String, TimeTable>,
 }
 
@@ -116,7 +114,7 @@ const fn is_yes(chain: &bool) -> bool {
     *chain
 }
 
-/// The size at `key`, or a fault there and nothing.
+/// Parses the size at `key`; zero with a fault if it is none.
 fn size(check: &mut Check<'_>, key: &str, text: &str) -> Bytes {
     let size = quantity(check, key, text, Bytes::ZERO);
     if size > LARGEST_SIZE {
@@ -125,7 +123,7 @@ fn size(check: &mut Check<'_>, key: &str, text: &str) -> Bytes {
     size
 }
 
-/// The duration at `key`, or a fault there and nothing.
+/// Parses the duration at `key`; zero with a fault if it is none.
 fn duration(check: &mut Check<'_>, key: &str, text: &str) -> Seconds {
     let duration = quantity(check, key, text, Seconds::ZERO);
     if duration.get() > LONGEST {
@@ -134,7 +132,7 @@ fn duration(check: &mut Check<'_>, key: &str, text: &str) -> Seconds {
     duration
 }
 
-/// The quantity at `key`, or a fault there and the default.
+/// Parses the quantity at `key`; `default` with a fault if it is none.
 fn quantity<T: FromStr<Err: fmt::Display>>(check: &mut Check<'_>, key: &str, text: &str, default: T) -> T {
     text.parse().unwrap_or_else(|error: T::Err| {
         check.error(key, format!("`{key}`: {error}"));
@@ -142,7 +140,7 @@ fn quantity<T: FromStr<Err: fmt::Display>>(check: &mut Check<'_>, key: &str, tex
     })
 }
 
-/// What is known of the layers read so far: the bytes of the output of each by name.
+/// The layers read so far: the output bytes of each by name.
 #[derive(Default)]
 struct Known {
     boundaries: BTreeMap<String, Bytes>,
@@ -151,7 +149,7 @@ struct Known {
 }
 
 impl ProfiledFile {
-    /// The network.
+    /// Returns the network, and reports its faults to `check`.
     pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Profiled {
         check.sizes(&[("microbatch", self.microbatch), ("seq-len", self.seq_len)]);
         if self.layer.is_empty() {
@@ -181,7 +179,7 @@ impl ProfiledFile {
         Profiled { measured_at, groups: groups.collect() }
     }
 
-    /// The file of a network.
+    /// Returns the file that describes a network.
     pub(crate) fn from_profiled(name: &str, source: Option<&str>, profiled: &Profiled) -> Self {
         Self {
             format_version: super::FORMAT_VERSION,
@@ -202,7 +200,7 @@ impl Known {
         if name.is_empty() {
             check.error("name", "`name` is empty".into());
         }
-        // Beyond the supported number of layers there is a fault already, and no use in a million names.
+        // Too many layers are a fault already, so a million names need not be collected.
         if group.count <= LARGEST {
             for layer in group.names().chain((group.count > 1).then(|| name.clone())) {
                 if !self.names.insert(layer.clone()) {
@@ -216,7 +214,7 @@ impl Known {
 }
 
 impl LayerTable {
-    /// Refuses inputs that are not before this layer.
+    /// Refuses inputs that do not come before this layer.
     fn check_inputs(&self, check: &mut Check<'_>, known: &Known, rest: &[Self]) {
         for (index, input) in self.inputs.iter().enumerate() {
             let key = format!("inputs.{index}");
@@ -282,12 +280,12 @@ impl LayerTable {
         }
     }
 
-    /// The bytes of what each of these layers reads; `boundary` for one that reads nothing.
+    /// Returns the bytes that each of these layers reads; `boundary` for a layer without inputs.
     fn read(&self, known: &Known, boundary: Bytes) -> Bytes {
         let before = if self.count > 1 { Some(boundary) } else { known.last.filter(|_| self.chain) };
         let skips = self.inputs.iter().filter_map(|input| known.boundaries.get(input).copied());
         let read: Vec<Bytes> = before.into_iter().chain(skips).collect();
-        // Sizes in a file stay below 2^64 each; their sum may not.
+        // Each size in a file is below 2⁶⁴; their sum may not be.
         let total = read.iter().fold(0_u64, |sum, bytes| sum.saturating_add(bytes.get()));
         if read.is_empty() { boundary } else { Bytes::new(total) }
     }

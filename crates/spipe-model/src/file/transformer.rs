@@ -4,64 +4,59 @@ use crate::{Block, Experts, Mlp, Norm, Positions, Transformer, check::Check};
 use serde::{Deserialize, Serialize};
 use spipe_base::Diagnostic;
 
-/// A decoder-only language model. Every key without which the file is complete states its default.
+/// A decoder-only language model. Every optional key states its default.
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct TransformerFile {
-    /// 1.
+    /// The version of the file format: 1.
     #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
-    /// What the file describes.
+    /// The kind of network.
     pub kind: TransformerKind,
     /// The model's name.
     pub name: String,
-    /// Where the numbers are from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers.
     pub source: Option<String>,
-    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    /// Frozen layers: indices, names, or ranges of either including both ends (`"0..3"`); none if
+    /// absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frozen: Vec<String>,
-    /// How many tokens there are.
+    /// The size of the vocabulary, in tokens.
     pub vocabulary: u64,
-    /// The sequence length to use when nothing else is asked for.
+    /// The default sequence length, in tokens.
     pub seq_len: u64,
     /// Width of the residual stream.
     pub hidden: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub layers: u64,
     /// Query heads.
     pub heads: u64,
     /// Key and value heads; `heads` if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_heads: Option<u64>,
     /// Width of a head; `hidden` / `heads` if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<u64>,
     /// Inner width of the feed-forward network.
     pub intermediate: u64,
-    /// Whether the head's projection is the embedding's table; `false` if absent.
+    /// Whether the head's projection shares the embedding's table; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tied: bool,
-    /// All norms; `rms-norm` if absent.
+    /// The kind of all norms; `rms-norm` if absent.
     #[serde(default)]
     pub norm: Norm,
     /// The norms' epsilon; 1e-5 if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_epsilon: Option<f64>,
-    /// The feed-forward network; `swiglu` if absent.
+    /// The kind of feed-forward network; `swiglu` if absent.
     #[serde(default)]
     pub mlp: Mlp,
-    /// How the model knows the order of tokens; `rotary` if absent.
+    /// The encoding of positions; `rotary` if absent.
     #[serde(default)]
     pub positions: PositionsWord,
-    /// How many learned positions there are; with `positions = "learned"` only, `seq-len` if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The number of learned positions; only with `positions = "learned"`, `seq-len` if absent.
     pub places: Option<u64>,
-    /// The base of the angles; with rotary positions only, 10000 if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The base of the rotation angles; only with rotary positions, 10000 if absent.
     pub rotary_base: Option<f64>,
-    /// The part of each head that is turned; with rotary positions only, 1 if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The fraction of each head's channels that is rotated; only with rotary positions, 1 if
+    /// absent.
     pub rotary_fraction: Option<f64>,
     /// Whether query, key and value projections have biases; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -72,7 +67,7 @@ pub(crate) struct TransformerFile {
     /// Whether the feed-forward network has biases; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mlp_bias: bool,
-    /// Whether queries and keys are normalised by head; `false` if absent.
+    /// Whether queries and keys are normalised per head; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub qk_norm: bool,
     /// Whether attention and feed-forward network both read the block's input; `false` if absent.
@@ -81,19 +76,16 @@ pub(crate) struct TransformerFile {
     /// Whether a norm follows the embedding; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub embedding_norm: bool,
-    /// How many keys a query sees at most; all if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The largest number of keys that a query attends to; unlimited if absent.
     pub sliding_window: Option<u64>,
-    /// How many of the first blocks ignore the sliding window; none if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The number of leading blocks without the sliding window; none if absent.
     pub full_attention_layers: Option<u64>,
-    /// How many feed-forward networks each block has; one without a router if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The number of experts per block; without it, a block has a single feed-forward network and
+    /// no router.
     pub experts: Option<u64>,
-    /// How many of them each token uses; together with `experts`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The number of experts that each token uses; required with `experts`.
     pub experts_per_token: Option<u64>,
-    /// Whether training drops out activations, which keeps masks; `false` if absent.
+    /// Whether training applies dropout, which keeps masks; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dropout: bool,
 }
@@ -106,34 +98,35 @@ pub(crate) enum TransformerKind {
     Transformer,
 }
 
-/// How a model knows the order of its tokens.
+/// The encoding of token positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PositionsWord {
-    /// Queries and keys are turned by angles.
+    /// Queries and keys are rotated by position-dependent angles.
     #[default]
     Rotary,
-    /// A learned vector for each place.
+    /// A learned vector per position.
     Learned,
     /// A bias that grows with distance.
     Alibi,
-    /// Not at all.
+    /// No encoding.
     None,
 }
 
-/// The epsilon of norms where a file states none.
+/// The default epsilon of norms.
 pub(crate) const NORM_EPSILON: f64 = 1e-5;
-/// The base of rotary angles where a file states none (Su et al. 2021, arXiv 2104.09864, section 3.2.2).
+/// The default base of rotary angles (Su et al. 2021, arXiv 2104.09864, section 3.2.2).
 pub(crate) const ROTARY_BASE: f64 = 10_000.0;
 
-/// `head_dim` if stated, otherwise its share of `hidden`; a fault if that is no whole number.
+/// Returns `head_dim` if stated, otherwise `hidden` / `heads`, with a fault if that is not a whole
+/// number.
 pub(crate) fn head_dim(check: &mut Check<'_>, head_dim: Option<u64>, hidden: u64, heads: u64) -> u64 {
     match head_dim {
         Some(head_dim) => head_dim,
         None if heads == 0 || hidden == 0 => 2,
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => {
-            let message = format!("`hidden` is {hidden}, which `heads` = {heads} does not divide");
+            let message = format!("`hidden` = {hidden} is not divisible by `heads` = {heads}");
             check.add(
                 "hidden",
                 Diagnostic::error(message).hint("state `head-dim` if heads are not `hidden` / `heads` wide"),
@@ -144,7 +137,7 @@ pub(crate) fn head_dim(check: &mut Check<'_>, head_dim: Option<u64>, hidden: u64
 }
 
 impl TransformerFile {
-    /// The network, with faults for options that contradict each other.
+    /// Returns the network, and reports options that contradict each other.
     pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Transformer {
         let block = Block {
             hidden: self.hidden,
@@ -167,7 +160,7 @@ impl TransformerFile {
             dropout: self.dropout,
         };
         if self.full_attention_layers.is_some() && self.sliding_window.is_none() {
-            let message = "`full-attention-layers` says nothing without `sliding-window`";
+            let message = "`full-attention-layers` has no effect without `sliding-window`";
             check.error("full-attention-layers", message.into());
         }
         Transformer {
@@ -190,7 +183,7 @@ impl TransformerFile {
         ];
         for (key, _) in stray.into_iter().filter(|(_, stray)| *stray) {
             let wanted = if key == "places" { "learned" } else { "rotary" };
-            check.error(key, format!("`{key}` says nothing unless `positions` is `{wanted}`"));
+            check.error(key, format!("`{key}` has no effect unless `positions` is `{wanted}`"));
         }
         match self.positions {
             PositionsWord::Rotary => Positions::Rotary {
@@ -212,13 +205,13 @@ impl TransformerFile {
                 None
             }
             (None, Some(_)) => {
-                check.error("experts-per-token", "`experts-per-token` says nothing without `experts`".into());
+                check.error("experts-per-token", "`experts-per-token` has no effect without `experts`".into());
                 None
             }
         }
     }
 
-    /// The file of a network, defaults left out where they are the rule.
+    /// Returns the file that describes a network, without keys that have their default value.
     pub(crate) fn from_transformer(name: &str, source: Option<&str>, transformer: &Transformer) -> Self {
         let block = &transformer.block;
         let (positions, places, rotary_base, rotary_fraction) = match block.positions {

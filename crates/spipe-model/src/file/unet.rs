@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct UnetFile {
-    /// 1.
+    /// The version of the file format: 1.
     #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
-    /// What the file describes.
+    /// The kind of network.
     pub kind: UnetKind,
     /// The model's name.
     pub name: String,
-    /// Where the numbers are from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers.
     pub source: Option<String>,
-    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    /// Frozen layers: indices, names, or ranges of either including both ends (`"0..3"`); none if
+    /// absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frozen: Vec<String>,
     /// Height and width of a latent image.
@@ -25,12 +25,13 @@ pub(crate) struct UnetFile {
     /// Channels of a latent image; 4 if absent.
     #[serde(default = "four")]
     pub channels: u64,
-    /// Channels of each level, the largest images first.
+    /// Channels of each level, in descending order of image size.
     pub widths: Vec<u64>,
-    /// Residual blocks of a level on the way down; the way up has one more; 2 if absent.
+    /// Residual blocks per level of the downsampling path (the upsampling path has one more); 2 if
+    /// absent.
     #[serde(default = "two")]
     pub blocks_per_level: u64,
-    /// Transformer blocks behind each residual block, by level; 0 without attention.
+    /// Transformer blocks after each residual block, by level; 0 without attention.
     pub depths: Vec<u64>,
     /// Transformer blocks in the middle; 1 if absent.
     #[serde(default = "one")]
@@ -51,7 +52,8 @@ pub(crate) struct UnetFile {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum UnetKind {
-    /// Convolutions with cross-attention on a way down and a way up (arXiv 2112.10752).
+    /// Convolutions with cross-attention on a downsampling and an upsampling path (arXiv
+    /// 2112.10752).
     Unet,
 }
 
@@ -75,16 +77,17 @@ const fn groups() -> u64 {
     32
 }
 
-/// How much wider the time vector is than the first level.
+/// The width of the time vector relative to the first level.
 const TIME_FACTOR: u64 = 4;
 
-/// What follows from the width of the first level: that of the sinusoids, and the time vector's, four times as much.
+/// Returns the conditioning of a network whose first level has this `width`: the sinusoids have the
+/// same width, the time vector four times that.
 pub(crate) fn condition(width: u64, text_tokens: u64, text_width: u64) -> Condition {
     Condition { sinusoids: width, time: width.saturating_mul(TIME_FACTOR), text_tokens, text_width }
 }
 
 impl UnetFile {
-    /// The network, with faults for lists that do not fit together.
+    /// Returns the network, and reports lists of different lengths.
     pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Unet {
         let count = self.widths.len();
         for (key, list) in [("depths", &self.depths), ("heads", &self.heads)] {
@@ -106,7 +109,7 @@ impl UnetFile {
         }
     }
 
-    /// The file of a network.
+    /// Returns the file that describes a network.
     pub(crate) fn from_unet(name: &str, source: Option<&str>, unet: &Unet) -> Self {
         Self {
             format_version: super::FORMAT_VERSION,

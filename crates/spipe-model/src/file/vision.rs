@@ -1,4 +1,4 @@
-//! Model files of the kinds `vit` and `clip`.
+//! Model files of kinds `vit` and `clip`.
 
 use super::transformer::{NORM_EPSILON, head_dim};
 use crate::{Block, Mlp, Norm, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check};
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct VisionFile {
-    /// 1.
+    /// The version of the file format: 1.
     #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
-    /// What the file describes.
+    /// The kind of network.
     pub kind: VisionKind,
     /// The model's name.
     pub name: String,
-    /// Where the numbers are from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers.
     pub source: Option<String>,
-    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    /// Frozen layers: indices, names, or ranges of either including both ends (`"0..3"`); none if
+    /// absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frozen: Vec<String>,
     /// Height and width of an image in pixels.
@@ -36,25 +36,22 @@ pub(crate) struct VisionFile {
     pub embedding_norm: bool,
     /// Width of the residual stream.
     pub hidden: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub layers: u64,
     /// Heads of the attention.
     pub heads: u64,
     /// Inner width of the feed-forward network.
     pub intermediate: u64,
     /// The norms' epsilon; 1e-5 if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_epsilon: Option<f64>,
     /// Whether query, key and value projections have biases; `true` if absent.
     #[serde(default = "yes")]
     pub qkv_bias: bool,
-    /// How many classes the head tells apart; either this or `projection`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The number of classes of the head; either this or `projection`.
     pub classes: Option<u64>,
-    /// Width of the vector that an image becomes; either this or `classes`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Width of the vector that represents an image; either this or `classes`.
     pub projection: Option<u64>,
-    /// Whether training drops out activations, which keeps masks; `false` if absent.
+    /// Whether training applies dropout, which keeps masks; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dropout: bool,
 }
@@ -67,21 +64,21 @@ pub(crate) enum VisionKind {
     Vit,
 }
 
-/// A text and an image encoder that meet in a contrastive loss.
+/// A text encoder and an image encoder joined by a contrastive loss.
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct TowersFile {
-    /// 1.
+    /// The version of the file format: 1.
     #[schemars(range(min = 1, max = 1))]
     pub format_version: u32,
-    /// What the file describes.
+    /// The kind of network.
     pub kind: TowersKind,
     /// The model's name.
     pub name: String,
-    /// Where the numbers are from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers.
     pub source: Option<String>,
-    /// Layers that are not trained: indices, names, or ranges of either with both ends (`"0..3"`); none if absent.
+    /// Frozen layers: indices, names, or ranges of either including both ends (`"0..3"`); none if
+    /// absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frozen: Vec<String>,
     /// Width of the vectors that are compared.
@@ -104,27 +101,26 @@ pub(crate) enum TowersKind {
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct TextTable {
-    /// How many tokens there are.
+    /// The size of the vocabulary, in tokens.
     pub vocabulary: u64,
-    /// The longest sequence, for which there are learned positions.
+    /// The longest sequence, in tokens; equal to the number of learned positions.
     pub seq_len: u64,
     /// Width of the residual stream.
     pub hidden: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub layers: u64,
     /// Heads of the attention.
     pub heads: u64,
     /// Inner width of the feed-forward network.
     pub intermediate: u64,
     /// The norms' epsilon; 1e-5 if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_epsilon: Option<f64>,
-    /// Whether training drops out activations, which keeps masks; `false` if absent.
+    /// Whether training applies dropout, which keeps masks; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dropout: bool,
 }
 
-/// The image encoder of two towers: a patch embedding without a bias and with a norm.
+/// The image encoder of two towers. Its patch embedding has a norm but no bias.
 #[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct VisionTable {
@@ -137,16 +133,15 @@ pub(crate) struct VisionTable {
     pub channels: u64,
     /// Width of the residual stream.
     pub hidden: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub layers: u64,
     /// Heads of the attention.
     pub heads: u64,
     /// Inner width of the feed-forward network.
     pub intermediate: u64,
     /// The norms' epsilon; 1e-5 if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_epsilon: Option<f64>,
-    /// Whether training drops out activations, which keeps masks; `false` if absent.
+    /// Whether training applies dropout, which keeps masks; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dropout: bool,
 }
@@ -159,7 +154,8 @@ const fn yes() -> bool {
     true
 }
 
-/// A block as encoders of the GPT-2 family have it: two matrices, norms and projections with biases.
+/// Returns a block of the GPT-2 family of encoders: two matrices, norms and projections with
+/// biases.
 pub(crate) fn encoder_block(
     check: &mut Check<'_>,
     (hidden, heads, intermediate): (u64, u64, u64),
@@ -188,7 +184,7 @@ pub(crate) fn encoder_block(
 }
 
 impl VisionFile {
-    /// The network, with faults for options that contradict each other.
+    /// Returns the network, and reports options that contradict each other.
     pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Vision {
         let end = match (self.classes, self.projection) {
             (Some(classes), None) => VisionEnd::Classes(classes),
@@ -222,7 +218,7 @@ impl VisionFile {
         }
     }
 
-    /// The file of a network.
+    /// Returns the file that describes a network.
     pub(crate) fn from_vision(name: &str, source: Option<&str>, vision: &Vision) -> Self {
         let (classes, projection) = match vision.end {
             VisionEnd::Classes(classes) => (Some(classes), None),
@@ -253,7 +249,7 @@ impl VisionFile {
 }
 
 impl TowersFile {
-    /// The network.
+    /// Returns the network.
     pub(crate) fn resolve(&self, check: &mut Check<'_>) -> TwoTowers {
         let (text, vision) = (&self.text, &self.vision);
         let text_block = check.within("text", |check| {
@@ -290,7 +286,7 @@ impl TowersFile {
         }
     }
 
-    /// The file of a network.
+    /// Returns the file that describes a network.
     pub(crate) fn from_towers(name: &str, source: Option<&str>, towers: &TwoTowers) -> Self {
         let (text, vision) = (&towers.text, &towers.vision);
         Self {

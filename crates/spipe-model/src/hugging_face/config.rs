@@ -1,17 +1,17 @@
-//! A `config.json`, or a table inside it, read by key with the defaults of its class.
+//! A `config.json` or a table inside it, read by key with the defaults of its class.
 
 use serde_json::{Map, Value};
 use spipe_base::{Diagnostic, Faults, Position, position_of};
 
 /// One table of a config.
 pub(super) struct Config<'a> {
-    /// The text it is from, for places.
+    /// The file and its text, for positions.
     file: &'a str,
     text: &'a str,
-    /// Where in the text the table begins.
+    /// The offset of the table in the text.
     start: usize,
     table: &'a Map<String, Value>,
-    /// What is wrong, and what cannot be taken over.
+    /// Errors, and warnings about ignored settings.
     pub faults: Faults,
 }
 
@@ -20,14 +20,14 @@ impl<'a> Config<'a> {
         Self { file, text, start: 0, table, faults: Faults::new() }
     }
 
-    /// The first table that is there under one of `keys`.
+    /// Returns the first table found under one of `keys`.
     pub(super) fn child(&self, keys: &[&str]) -> Option<Self> {
         let (key, table) = keys.iter().find_map(|key| Some((*key, self.table.get(*key)?.as_object()?)))?;
         let start = self.offset(key).unwrap_or(self.start);
         Some(Self { file: self.file, text: self.text, start, table, faults: Faults::new() })
     }
 
-    /// Where `"key":` stands at or behind the beginning of the table.
+    /// Returns the offset of `"key":` at or after the start of the table.
     fn offset(&self, key: &str) -> Option<usize> {
         let quoted = format!("\"{key}\"");
         let rest = &self.text[self.start..];
@@ -35,25 +35,25 @@ impl<'a> Config<'a> {
         rest.match_indices(&quoted).map(|(offset, _)| offset).find(is_key).map(|offset| self.start + offset)
     }
 
-    /// The place of the first of `keys` that is there, otherwise of the table.
+    /// Returns the position of the first of `keys` that is present, otherwise of the table.
     pub(super) fn locate(&self, keys: &[&str]) -> Position {
         let present = keys.iter().filter(|key| self.table.contains_key(**key));
         let offset = present.filter_map(|key| self.offset(key)).next().unwrap_or(self.start);
         position_of(self.file, self.text, offset)
     }
 
-    /// Says at `key` that something is not taken over.
+    /// Warns at `key` of an ignored setting.
     pub(super) fn warn(&mut self, key: &str, message: impl Into<String>) {
         let position = self.locate(&[key]);
         self.faults.push(Diagnostic::warning(message).at(position));
     }
 
-    /// The first of `keys` that is there, null or not.
+    /// Returns the first of `keys` that is present, with its value, which may be null.
     fn find(&self, keys: &[&'static str]) -> Option<(&'static str, &'a Value)> {
         keys.iter().find_map(|key| Some((*key, self.table.get(*key)?)))
     }
 
-    /// Whether one of `keys` is there and not null.
+    /// Whether `key` is present and not null.
     pub(super) fn has(&self, key: &'static str) -> bool {
         self.find(&[key]).is_some_and(|(_, value)| !value.is_null())
     }
@@ -63,7 +63,7 @@ impl<'a> Config<'a> {
         self.faults.push(Diagnostic::error(format!("`{key}` is {value}, not {wanted}")).at(position));
     }
 
-    /// A size that is `default` if absent, and none if null.
+    /// Returns a size: `default` if absent, `None` if null.
     pub(super) fn nullable_size(&mut self, keys: &[&'static str], default: Option<u64>) -> Option<u64> {
         match self.find(keys) {
             None => default,
@@ -75,12 +75,13 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A size that is `default` if absent or null.
+    /// Returns a size: `default` if absent or null.
     pub(super) fn size(&mut self, keys: &[&'static str], default: u64) -> u64 {
         self.nullable_size(keys, Some(default)).unwrap_or(default)
     }
 
-    /// A size that every config should state; the default of the class is used with a warning.
+    /// Returns a size that every config should state. If absent, the class's default is used with a
+    /// warning.
     pub(super) fn stated_size(&mut self, keys: &[&'static str], default: u64) -> u64 {
         if self.find(keys).is_none() {
             let key = keys.first().copied().unwrap_or_default();
@@ -89,7 +90,7 @@ impl<'a> Config<'a> {
         self.size(keys, default)
     }
 
-    /// A number that is `default` if absent or null.
+    /// Returns a number: `default` if absent or null.
     pub(super) fn number(&mut self, keys: &[&'static str], default: f64) -> f64 {
         match self.find(keys) {
             None | Some((_, Value::Null)) => default,
@@ -100,7 +101,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Yes or no; `default` if absent or null.
+    /// Returns a boolean: `default` if absent or null.
     pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
         match self.find(&[key]) {
             None | Some((_, Value::Null)) => default,
@@ -111,23 +112,24 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A text, if there is one.
+    /// Returns a string, if there is one.
     pub(super) fn word(&self, key: &str) -> Option<&'a str> {
         self.table.get(key)?.as_str()
     }
 
-    /// The texts of a list, if there is one.
+    /// Returns a list of strings, if there is one.
     pub(super) fn words(&self, key: &str) -> Option<Vec<&'a str>> {
         Some(self.table.get(key)?.as_array()?.iter().filter_map(Value::as_str).collect())
     }
 
-    /// Says at `key` that the network cannot be described.
+    /// Reports at `key` that the network cannot be described.
     pub(super) fn refuse(&mut self, key: &str, message: String) {
         let position = self.locate(&[key]);
         self.faults.push(Diagnostic::error(message).at(position));
     }
 
-    /// A list of sizes, or one that stands for `count` equal ones; none if absent or null.
+    /// Returns a list of sizes; a single size stands for `count` equal ones. `None` if absent or
+    /// null.
     pub(super) fn sizes(&mut self, key: &'static str, count: usize) -> Option<Vec<u64>> {
         let value = self.table.get(key).filter(|value| !value.is_null())?;
         let sizes = match value.as_array() {
@@ -140,12 +142,12 @@ impl<'a> Config<'a> {
         sizes
     }
 
-    /// How many entries a table has, if there is one.
+    /// Returns the number of entries of a table, if there is one.
     pub(super) fn entries(&self, key: &str) -> Option<u64> {
         Some(self.table.get(key)?.as_object()?.len() as u64)
     }
 
-    /// A size that may also be written as a list of two equal ones.
+    /// Returns a size that may also be written as a list of equal sizes.
     pub(super) fn side(&mut self, key: &'static str, default: u64) -> u64 {
         let Some(sides) = self.table.get(key).and_then(Value::as_array) else { return self.size(&[key], default) };
         match (sides.first().and_then(Value::as_u64), sides.iter().all(|side| Some(side) == sides.first())) {

@@ -8,8 +8,8 @@ const LAYERS: &[&str] = &["num_hidden_layers", "n_layer"];
 const HEADS: &[&str] = &["num_attention_heads", "n_head"];
 const GELU: [&str; 2] = ["gelu", "gelu_python"];
 const GELU_TANH: [&str; 3] = ["gelu_new", "gelu_fast", "gelu_pytorch_tanh"];
-/// What runs of weights that were trained otherwise come to.
-const OTHERWISE: &str = "a run of weights that were trained with it computes a little differently";
+/// The consequence of a setting that the model ignores.
+const OTHERWISE: &str = "weights trained with it give slightly different results";
 const SILU: [&str; 2] = ["silu", "swish"];
 
 /// The defaults of a class of the Llama family.
@@ -19,9 +19,9 @@ struct Llama {
     hidden: u64,
     heads: u64,
     intermediate: u64,
-    /// Absent: as many as heads.
+    /// If absent, equal to the number of heads.
     kv_heads: Option<u64>,
-    /// Absent: hidden / heads.
+    /// If absent, hidden / heads.
     head_dim: Option<u64>,
     places: u64,
     sliding_window: Option<u64>,
@@ -60,7 +60,7 @@ const QWEN2: Llama = Llama { vocabulary: 151_936, intermediate: 22_016, kv_heads
 
 const QWEN3: Llama = Llama { head_dim: Some(128), ..QWEN2 };
 
-/// Its experts are as wide as `moe_intermediate_size` says.
+/// The width of the experts is `moe_intermediate_size`.
 const QWEN3_MOE: Llama = Llama {
     layers: 24,
     hidden: 2048,
@@ -119,7 +119,7 @@ pub(super) fn qwen3_moe(config: &mut Config<'_>) -> Transformer {
     let without = config.sizes("mlp_only_layers", 0).is_some_and(|layers| !layers.is_empty());
     if without || config.size(&["decoder_sparse_step"], 1) != 1 {
         let key = if without { "mlp_only_layers" } else { "decoder_sparse_step" };
-        config.warn(key, "some blocks have no experts there; all are taken to have them");
+        config.warn(key, "some blocks have no experts; all are assumed to have them");
     }
     qwen_window(config, &mut transformer);
     transformer
@@ -132,9 +132,10 @@ pub(super) fn phi3(config: &mut Config<'_>) -> Transformer {
     transformer
 }
 
-/// Qwen's blocks from `max_window_layers` on see a window, if windows are used at all.
+/// Applies Qwen's sliding window, which starts at block `max_window_layers`, if windows are used at
+/// all.
 fn qwen_window(config: &mut Config<'_>, transformer: &mut Transformer) {
-    // transformers' own default.
+    // The default of `transformers`.
     let window = config.nullable_size(&["sliding_window"], Some(4096));
     if !config.flag("use_sliding_window", false) || window.is_none() {
         return;
@@ -143,10 +144,8 @@ fn qwen_window(config: &mut Config<'_>, transformer: &mut Transformer) {
         Some(types) => {
             let full = types.iter().take_while(|kind| **kind == "full_attention").count();
             if types[full..].contains(&"full_attention") {
-                config.warn(
-                    "layer_types",
-                    "`layer_types` mixes kinds of attention; all blocks are taken to see everything",
-                );
+                config
+                    .warn("layer_types", "`layer_types` mixes kinds of attention; all blocks are given full attention");
                 return;
             }
             full as u64
@@ -160,7 +159,7 @@ fn qwen_window(config: &mut Config<'_>, transformer: &mut Transformer) {
     }
 }
 
-/// Llama and what descends from it: RMS norms, SwiGLU, rotary positions, grouped queries.
+/// Reads Llama and its descendants: RMS norms, SwiGLU, rotary positions, grouped queries.
 fn llama_like(config: &mut Config<'_>, defaults: &Llama) -> Transformer {
     let hidden = config.stated_size(HIDDEN, defaults.hidden);
     let heads = config.stated_size(HEADS, defaults.heads);
@@ -201,12 +200,12 @@ fn llama_like(config: &mut Config<'_>, defaults: &Llama) -> Transformer {
     }
 }
 
-/// Each head's share of the width; what does not divide is found by the checks that follow.
+/// Returns the head width. Later checks report a width that is not divisible.
 fn share(hidden: u64, heads: u64) -> u64 {
     hidden.checked_div(heads).unwrap_or(0)
 }
 
-/// Rotary positions in the new spelling (`rope_parameters`) or the old (at the top).
+/// Reads rotary positions in the new spelling (`rope_parameters`) or the old (top-level keys).
 fn rotary(
     config: &mut Config<'_>,
     base_keys: &[&'static str],
@@ -220,7 +219,7 @@ fn rotary(
         if let Some(kind) = kind.filter(|kind| *kind != "default") {
             config.warn(
                 table,
-                format!("the scaling `{kind}` of rotary positions is left out; it costs nothing, but {OTHERWISE}"),
+                format!("the scaling `{kind}` of rotary positions is ignored; it costs nothing, but {OTHERWISE}"),
             );
         }
     }
@@ -235,21 +234,22 @@ fn rotary(
     positions
 }
 
-/// Whether training drops anything out.
+/// Whether training applies dropout anywhere.
 fn dropout(config: &mut Config<'_>, rates: &[(&'static str, f64)]) -> bool {
     rates.iter().any(|(key, default)| config.number(&[key], *default) > 0.0)
 }
 
-/// Warns of an activation function that costs the same but is another.
+/// Warns of an activation function other than the `known` ones, which cost the same.
 fn expect_activation(config: &mut Config<'_>, key: &'static str, known: &[&str]) {
     if let Some(word) = config.word(key).filter(|word| !known.contains(word)) {
         let message =
-            format!("the activation function `{word}` is taken for `{}`, which costs the same; {OTHERWISE}", known[0]);
+            format!("the activation function `{word}` is treated as `{}`, which costs the same; {OTHERWISE}", known[0]);
         config.warn(key, message);
     }
 }
 
-/// The feed-forward network with the GELU that the configuration names; `otherwise` where it names none.
+/// Returns the feed-forward network with the GELU that the config names, or `otherwise` if it names
+/// none.
 pub(super) fn gelu(config: &mut Config<'_>, key: &'static str, otherwise: Mlp) -> Mlp {
     match config.word(key) {
         None => otherwise,
@@ -261,7 +261,8 @@ pub(super) fn gelu(config: &mut Config<'_>, key: &'static str, otherwise: Mlp) -
     }
 }
 
-/// A block of the GPT-2 family: layer norms, two matrices, biases everywhere, one key head per query head.
+/// Returns a block of the GPT-2 family: layer norms, two matrices, biases everywhere, one key head
+/// per query head.
 fn gpt_block((hidden, heads, intermediate): (u64, u64, u64), norm_epsilon: f64, positions: Positions) -> Block {
     Block {
         hidden,
@@ -292,12 +293,12 @@ pub(super) fn gpt2(config: &mut Config<'_>) -> Transformer {
     let intermediate = config.nullable_size(&["n_inner"], None).unwrap_or(hidden.saturating_mul(4));
     let mlp = gelu(config, "activation_function", Mlp::GeluTanh);
     if config.flag("add_cross_attention", false) {
-        config.warn("add_cross_attention", "cross-attention is left out");
+        config.warn("add_cross_attention", "cross-attention is ignored");
     }
     let plain = ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"];
     for (key, usual) in plain.into_iter().zip([true, false]) {
         if config.flag(key, usual) != usual {
-            let message = "scores are divided by the square root of the width of a head alone, which costs the same";
+            let message = "scores are divided by the square root of the head width only, which costs the same";
             config.warn(key, format!("{message}; {OTHERWISE}"));
         }
     }

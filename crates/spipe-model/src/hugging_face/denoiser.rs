@@ -1,13 +1,13 @@
-//! Denoising networks as `diffusers` writes their configs. Defaults are those of `UNet2DConditionModel`.
+//! Denoising networks in the format of `diffusers`. Defaults are those of `UNet2DConditionModel`.
 
 use super::config::Config;
 use crate::{Level, Unet, file::condition};
 
-/// The blocks that have a transformer behind each residual block.
+/// The types of blocks with a transformer after each residual block.
 const ATTENDING: [&str; 3] = ["CrossAttnDownBlock2D", "UNetMidBlock2DCrossAttn", "CrossAttnUpBlock2D"];
-/// The blocks without.
+/// The types of blocks without transformers.
 const PLAIN: [&str; 2] = ["DownBlock2D", "UpBlock2D"];
-/// Tokens of the text, which the config leaves to the text encoder (CLIP's 77).
+/// Tokens of the text. The config leaves them to the text encoder; CLIP's has 77.
 const TEXT_TOKENS: u64 = 77;
 
 pub(super) fn unet(config: &mut Config<'_>) -> Unet {
@@ -24,16 +24,16 @@ pub(super) fn unet(config: &mut Config<'_>) -> Unet {
     up.reverse();
     let attending = |kind: &&str| ATTENDING.contains(kind);
     if !up.is_empty() && !up.iter().map(&attending).eq(down.iter().map(&attending)) {
-        config.refuse("up_block_types", "the way up does not mirror the way down".into());
+        config.refuse("up_block_types", "the upsampling path does not mirror the downsampling path".into());
     }
     for kind in down.iter().chain(&up).filter(|kind| !attending(kind) && !PLAIN.contains(kind)) {
-        config.refuse("down_block_types", format!("blocks of type `{kind}` are not known"));
+        config.refuse("down_block_types", format!("blocks of type `{kind}` are not supported"));
     }
     if config.has("addition_embed_type") || config.has("class_embed_type") {
         let key = if config.has("addition_embed_type") { "addition_embed_type" } else { "class_embed_type" };
-        config.refuse(key, "networks that are told more than a time and a text are not known".into());
+        config.refuse(key, "networks conditioned on more than a time step and a text are not supported".into());
     }
-    // What diffusers calls the width of a head has always been their number.
+    // Despite its name, `attention_head_dim` is the number of heads.
     let heads = config.sizes("attention_head_dim", count).unwrap_or_else(|| vec![8; count]);
     let depths = config.sizes("transformer_layers_per_block", count).unwrap_or_else(|| vec![1; count]);
     for (key, found) in [("attention_head_dim", heads.len()), ("transformer_layers_per_block", depths.len())] {
@@ -43,7 +43,7 @@ pub(super) fn unet(config: &mut Config<'_>) -> Unet {
     }
     let channels = config.size(&["in_channels"], 4);
     if config.size(&["out_channels"], 4) != channels {
-        config.refuse("out_channels", "the output has other channels than the input".into());
+        config.refuse("out_channels", "input and output have different numbers of channels".into());
     }
     let levels = widths.iter().zip(&heads).zip(&depths).zip(&down);
     Unet {

@@ -7,7 +7,7 @@ use crate::{
 
 const HEADS: &[&str] = &["num_attention_heads"];
 
-/// A class of `transformers`, by its defaults.
+/// The defaults of a class of `transformers`.
 struct Encoder {
     hidden: u64,
     layers: u64,
@@ -20,7 +20,8 @@ const VIT: Encoder = Encoder { hidden: 768, layers: 12, heads: 12, intermediate:
 const CLIP_VISION: Encoder = Encoder { epsilon: 1e-5, ..VIT };
 const CLIP_TEXT: Encoder = Encoder { hidden: 512, layers: 12, heads: 8, intermediate: 2048, epsilon: 1e-5 };
 
-/// The blocks of an encoder and their number. Faults of the head width are found by the checks that follow.
+/// Returns the shape and the number of an encoder's blocks. Later checks report faults of the head
+/// width.
 fn blocks(config: &mut Config<'_>, defaults: &Encoder) -> (Block, u64) {
     let hidden = config.stated_size(&["hidden_size"], defaults.hidden);
     let heads = config.stated_size(HEADS, defaults.heads);
@@ -35,7 +36,8 @@ fn blocks(config: &mut Config<'_>, defaults: &Encoder) -> (Block, u64) {
 
 pub(super) fn vit(config: &mut Config<'_>) -> Vision {
     let (block, layers) = blocks(config, &VIT);
-    // `num_labels` is a property of the class, written to files as a table of names; two when there is none.
+    // `num_labels` is a property of the class, written to files as a table of names; its default is
+    // two.
     let classes = config.entries("id2label").unwrap_or_else(|| config.size(&["num_labels"], 2));
     Vision {
         embedding: PatchEmbedding {
@@ -52,7 +54,7 @@ pub(super) fn vit(config: &mut Config<'_>) -> Vision {
     }
 }
 
-/// The tables of both towers; old files have them under another name.
+/// The names of the two towers' tables; old files use the second one.
 pub(super) const TEXT: &[&str] = &["text_config", "text_config_dict"];
 pub(super) const VISION: &[&str] = &["vision_config", "vision_config_dict"];
 

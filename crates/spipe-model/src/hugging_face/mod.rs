@@ -1,5 +1,5 @@
-//! Hugging Face `config.json` files: the sizes they state, the defaults of their class for what they leave out, in the
-//! spellings of `transformers` before and since version 5.
+//! Hugging Face `config.json` files. Absent sizes have the defaults of their class. The spellings
+//! of `transformers` before and since version 5 are understood.
 
 mod config;
 mod decoder;
@@ -11,7 +11,7 @@ use config::Config;
 use serde_json::Value;
 use spipe_base::{Diagnostic, Faults, Position, position_of};
 
-/// What `diffusers` writes in place of a model type.
+/// The class name that `diffusers` writes in place of a model type.
 const DENOISER: &str = "UNet2DConditionModel";
 
 const KNOWN: [&str; 12] =
@@ -21,7 +21,8 @@ impl Model {
     /// Reads a Hugging Face config; `file` is its name in messages.
     ///
     /// ```
-    /// let config = r#"{"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48, "vocab_size": 50257}"#;
+    /// let config = r#"{"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48,
+    ///                  "vocab_size": 50257}"#;
     /// let imported = spipe_model::Model::from_hugging_face("gpt2-xl.json", config)?;
     /// assert_eq!(imported.model.parameters(), 1_557_611_200);
     /// assert!(imported.warnings.is_empty());
@@ -29,7 +30,7 @@ impl Model {
     /// ```
     ///
     /// # Errors
-    /// If the text is no config of a known `model_type`, with every fault of its values.
+    /// If the text is not a config of a known `model_type`: every fault of its values.
     pub fn from_hugging_face(file: &str, text: &str) -> Result<Imported, Faults> {
         let value: Value = serde_json::from_str(text).map_err(|error| {
             let position = Position { file: file.into(), line: error.line(), column: error.column() };
@@ -77,14 +78,14 @@ fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architectur
         "vit" => return Ok(Architecture::Vision(encoder::vit(config))),
         "clip" => return Ok(Architecture::TwoTowers(encoder::clip(config))),
         unknown => {
-            let fault = Diagnostic::error(format!("`{unknown}` is no known model type"));
+            let fault = Diagnostic::error(format!("unknown model type `{unknown}`"));
             let hint = format!("known: {}", KNOWN.join(", "));
             return Err(fault.at(config.locate(&["model_type"])).hint(hint).into());
         }
     }))
 }
 
-/// Warns of settings that change the network in a way that the model does not have.
+/// Warns of settings of the network that the model cannot express.
 fn warn(config: &mut Config<'_>, architecture: &Architecture) {
     if config.has("quantization_config") {
         config
@@ -101,9 +102,9 @@ fn warn(config: &mut Config<'_>, architecture: &Architecture) {
     });
     if let Some(class) = other {
         let message = match architecture {
-            Architecture::Vision(_) => format!("`{class}` is taken as an image classifier"),
-            Architecture::TwoTowers(_) => format!("`{class}` is taken as both towers with their loss"),
-            _ => format!("`{class}` is taken as a language model with its head"),
+            Architecture::Vision(_) => format!("`{class}` is treated as an image classifier"),
+            Architecture::TwoTowers(_) => format!("`{class}` is treated as both towers with their loss"),
+            _ => format!("`{class}` is treated as a language model with its head"),
         };
         config.warn("architectures", message);
     }
@@ -131,12 +132,12 @@ fn check_architecture(check: &mut Check<'_>, architecture: &Architecture, head_d
             check.two_towers(towers);
         }
         Architecture::Unet(unet) => check.unet(unet),
-        // No config describes measurements.
+        // Configs do not describe measurements.
         Architecture::Profiled(_) => {}
     }
 }
 
-/// The keys under which configs hold what model files call `key`.
+/// Returns the names in configs of the model file's key `key`.
 fn keys(key: &str) -> &'static [&'static str] {
     match key {
         "vocabulary" => &["vocab_size"],
@@ -162,14 +163,14 @@ fn keys(key: &str) -> &'static [&'static str] {
     }
 }
 
-/// Where the value is that model files would have at `path`.
+/// Returns the position of the value that a model file would have at `path`.
 fn locate(config: &Config<'_>, path: &str) -> Position {
     let Some((tower, key)) = path.split_once('.') else { return config.locate(keys(path)) };
     let table = config.child(if tower == "text" { encoder::TEXT } else { encoder::VISION });
     table.map_or_else(|| config.locate(&[]), |table| table.locate(keys(key)))
 }
 
-/// The name in the config, otherwise that of the file, otherwise the type.
+/// Returns the name in the config, otherwise that of the file, otherwise the model type.
 fn name(config: &Config<'_>, file: &str, model_type: &str) -> String {
     let last = |path: &str| path.rsplit(['/', '\\']).next().unwrap_or("").to_owned();
     let stated = config.word("_name_or_path").map(last);

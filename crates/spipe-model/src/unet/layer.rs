@@ -5,11 +5,11 @@ use super::Condition;
 /// A layer of a denoising network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnetLayer {
-    /// Makes the time vector, and hands it on with the text.
+    /// Computes the time vector, and passes it on with the text.
     Conditioning(Condition),
-    /// The first and the last layer, and changes of size.
+    /// The first and the last layer, and the changes of size.
     Convolution(Convolution),
-    /// A residual block and the transformer behind it.
+    /// A residual block and the transformer after it.
     Denoising(Denoising),
 }
 
@@ -20,18 +20,19 @@ pub struct Convolution {
     pub inputs: u64,
     /// Channels of the output.
     pub outputs: u64,
-    /// Height and width of the input; repeated pixel by pixel where the output is larger.
+    /// Height and width of the input, whose pixels are repeated if the output is larger.
     pub side_in: u64,
     /// Height and width of the output.
     pub side_out: u64,
-    /// Whether a group norm and an activation function go before it.
+    /// Whether a group norm and an activation function precede it.
     pub norm: bool,
-    /// Groups of that norm.
+    /// The number of groups of that norm.
     pub groups: u64,
 }
 
-/// A residual block of two convolutions with the time vector added in between, and a transformer over the pixels: blocks of
-/// self-attention, cross-attention to the text, and a feed-forward network four times as wide with a gate.
+/// A residual block of two convolutions, between which the time vector is added, and a transformer
+/// over the pixels: blocks of self-attention, cross-attention to the text, and a gated feed-forward
+/// network four times as wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denoising {
     /// Channels of the input, a skip connection's included.
@@ -44,24 +45,24 @@ pub struct Denoising {
     pub depth: u64,
     /// Heads of their attention.
     pub heads: u64,
-    /// What it is told.
+    /// The conditioning.
     pub condition: Condition,
-    /// Groups of each group norm.
+    /// The number of groups of each group norm.
     pub groups: u64,
 }
 
-/// Height and width of a convolution.
+/// Height and width of a convolution kernel.
 pub(super) const KERNEL: u64 = 3;
-/// How much wider the feed-forward network is than the residual stream.
+/// The width of the feed-forward network relative to the residual stream.
 pub(super) const EXPANSION: u64 = 4;
 
-/// Weights and biases.
+/// Returns the weights and biases of a matrix.
 const fn linear(inputs: u64, outputs: u64) -> u64 {
     inputs * outputs + outputs
 }
 
 impl UnetLayer {
-    /// The exact number of parameters.
+    /// Returns the exact number of parameters.
     pub const fn parameters(&self) -> u64 {
         match self {
             Self::Conditioning(condition) => condition.parameters(),
@@ -70,7 +71,7 @@ impl UnetLayer {
         }
     }
 
-    /// Pixels of the output of one image; of the conditioning, 1.
+    /// Returns the pixels of the output for one image; 1 for the conditioning.
     pub const fn pixels(&self) -> u64 {
         match self {
             Self::Conditioning(_) => 1,
@@ -79,7 +80,7 @@ impl UnetLayer {
         }
     }
 
-    /// The layer's part of a signature.
+    /// Returns the layer's part of a signature.
     pub(crate) fn signature(&self) -> String {
         match self {
             Self::Conditioning(condition) => format!(
@@ -99,19 +100,19 @@ impl UnetLayer {
 }
 
 impl Condition {
-    /// Two matrices with biases.
+    /// Returns the parameters: two matrices with biases.
     pub const fn parameters(&self) -> u64 {
         linear(self.sinusoids, self.time) + linear(self.time, self.time)
     }
 
-    /// Elements handed on for each image: the time vector and the text.
+    /// Returns the elements of the output for one image: the time vector and the text.
     pub const fn elements(&self) -> u64 {
         self.time + self.text_tokens * self.text_width
     }
 }
 
 impl Convolution {
-    /// Weights, biases, and a weight and a bias per channel of the norm.
+    /// Returns the parameters: weights, biases, and a weight and a bias per channel of the norm.
     pub const fn parameters(&self) -> u64 {
         let norm = if self.norm { 2 * self.inputs } else { 0 };
         norm + linear(KERNEL * KERNEL * self.inputs, self.outputs)
@@ -119,17 +120,17 @@ impl Convolution {
 }
 
 impl Denoising {
-    /// Pixels of an image.
+    /// Returns the pixels of an image.
     pub const fn pixels(&self) -> u64 {
         self.side * self.side
     }
 
-    /// Whether the width changes, so that the residual needs a projection.
+    /// Whether the residual needs a projection because the width changes.
     pub const fn projects(&self) -> bool {
         self.inputs != self.outputs
     }
 
-    /// The residual block and the transformer.
+    /// Returns the parameters of the residual block and the transformer.
     pub const fn parameters(&self) -> u64 {
         let transformer = if self.depth == 0 {
             0
@@ -139,7 +140,8 @@ impl Denoising {
         self.residual_parameters() + transformer
     }
 
-    /// Two norms, two convolutions, the projection of the time vector, and that of the residual where the width changes.
+    /// Returns the parameters of the residual block: two norms, two convolutions, the projection of
+    /// the time vector, and that of the residual if the width changes.
     pub const fn residual_parameters(&self) -> u64 {
         let taps = KERNEL * KERNEL;
         let shortcut = if self.projects() { linear(self.inputs, self.outputs) } else { 0 };
@@ -151,8 +153,9 @@ impl Denoising {
             + shortcut
     }
 
-    /// Of one transformer block: three norms; queries, keys and values without biases, of the text in the second attention;
-    /// two output projections; the gated feed-forward network.
+    /// Returns the parameters of one transformer block: three norms; queries, keys and values
+    /// without biases, in the second attention with keys and values of the text; two output
+    /// projections; the gated feed-forward network.
     pub const fn block_parameters(&self) -> u64 {
         let width = self.outputs;
         let to_self = 3 * width * width + linear(width, width);

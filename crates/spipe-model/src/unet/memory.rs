@@ -1,18 +1,22 @@
-//! What the layers of a denoising network keep between forward and backward, and what they need meanwhile.
+//! The memory of a denoising network's layers: activations saved for the backward, and workspace
+//! within a pass.
 //!
-//! Elements kept by a residual block of P pixels from c to d channels, and by each transformer block behind it with T tokens
-//! of text; those marked ° are computed again by a selective recompute where attention is fused:
+//! Elements saved by a residual block of P pixels from c to d channels, and by each transformer
+//! block after it with T tokens of text. Elements marked ° are recomputed by a selective recompute
+//! with fused attention:
 //!
 //! ```text
-//! residual block      input P·c, its norm P·c °, its activation P·c °, first convolution P·d, norm P·d °, activation P·d °
+//! residual block      input P·c, its norm P·c °, its activation P·c °,
+//!                     first convolution P·d, its norm P·d °, its activation P·d °
 //! around the blocks   input P·d, its norm P·d °, last block's output P·d
 //! self-attention      input P·d, its norm P·d °, queries, keys and values 3P·d, output P·d
 //! cross-attention     input P·d, its norm P·d °, queries P·d, keys and values 2T·d, output P·d
 //! feed-forward        input P·d, its norm P·d °, gate and inner 8P·d, their product 4P·d °
 //! ```
 //!
-//! Fused attention keeps a row sum of 4 bytes for each pixel and head, materialised attention the softmax of P·P and P·T
-//! scores a head. The time vector and the text are counted where the layer reads them.
+//! Fused attention keeps a row sum of 4 bytes per pixel and head. Materialised attention keeps the
+//! softmax of P·P and P·T scores per head. The time vector and the text are counted at each layer
+//! that reads them.
 
 use super::{Denoising, UnetLayer, layer::EXPANSION};
 use crate::{
@@ -22,7 +26,7 @@ use crate::{
 use spipe_base::Bytes;
 
 impl UnetLayer {
-    /// Elements of the output of so many images.
+    /// Returns the elements of the output for `images` images.
     pub(crate) fn output_elements(&self, images: u64) -> u64 {
         match self {
             Self::Conditioning(condition) => product(&[images, condition.elements()]),
@@ -31,7 +35,7 @@ impl UnetLayer {
         }
     }
 
-    /// Bytes kept between forward and backward, the layer's inputs among them.
+    /// Returns the bytes saved between forward and backward, including the layer's inputs.
     pub(crate) fn saved(&self, images: u64, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
         let elements = match self {
             Self::Conditioning(condition) => {
@@ -47,8 +51,9 @@ impl UnetLayer {
         Bytes::new(product(&[elements, precision.bytes()]))
     }
 
-    /// What lives within a pass only: the gradients of input and output, and of a denoising layer those of the widest
-    /// tensors inside, the feed-forward network's or, when materialised, the scores.
+    /// Returns the bytes that live only within a pass: the gradients of input and output and, in a
+    /// denoising layer, those of its widest inner tensors, which are the feed-forward network's or
+    /// the materialised scores.
     pub(crate) fn workspace(&self, images: u64, precision: Precision, attention: Attention) -> Bytes {
         let inner = match self {
             Self::Conditioning(condition) => product(&[images, condition.time]),
@@ -70,7 +75,8 @@ impl Denoising {
             let transformer = if self.depth == 0 { 0 } else { sum(&[around, product(&[self.depth, each])]) };
             product(&[pixels, sum(&[residual, product(&[transformer, self.outputs])])])
         };
-        // By pixel, in multiples of the width: what stays, and what norms and activation functions yield again.
+        // Per pixel, in multiples of the width: elements that stay, and elements that norms and
+        // activation functions recompute.
         let kept = elements(self.outputs, 2, 5 + 3 + 1 + 2 * EXPANSION);
         let cheap = elements(2 * self.inputs + 2 * self.outputs, 1, 3 + EXPANSION);
         let text = product(&[images, self.condition.text_tokens, 2, self.outputs, self.depth]);

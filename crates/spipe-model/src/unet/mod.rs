@@ -1,5 +1,6 @@
-//! Denoising networks over latent images (latent diffusion, Rombach et al. 2022, arXiv 2112.10752): convolutions with residual
-//! blocks and cross-attention on a way down and a way up, joined by skip connections.
+//! Denoising networks over latent images (latent diffusion, Rombach et al. 2022, arXiv 2112.10752):
+//! residual blocks and cross-attention on a downsampling and an upsampling path, joined by skip
+//! connections.
 //!
 //! ```text
 //! conditioning ┄┄ the time vector and the text, read by every residual block and transformer
@@ -9,10 +10,10 @@
 //! out ◄─ up.0.2 ◄─ up.0.1 ◄─ up.0.0 ◄─ up.1.end ◄─ up.1.2 ◄─ …          …
 //! ```
 //!
-//! Every layer of the way up but the changes of size also reads the layer of the way down that mirrors it: what `in`, the
-//! blocks and the ends of levels put out is taken in reverse.
+//! Every layer of the upsampling path, except the changes of size, also reads its mirror image on
+//! the downsampling path: the outputs of `in`, of the blocks and of the ends of levels, in reverse
+//! order.
 
-mod check;
 mod layer;
 mod memory;
 mod work;
@@ -26,68 +27,69 @@ use std::iter;
 pub struct Unet {
     /// Height and width of a latent image.
     pub latent: u64,
-    /// Channels of a latent image, which are also those of the output.
+    /// Channels of a latent image; the output has the same number.
     pub channels: u64,
-    /// The levels, the largest images first.
+    /// The levels, in descending order of image size.
     pub levels: Vec<Level>,
-    /// Residual blocks of a level on the way down; the way up has one more.
+    /// Residual blocks per level of the downsampling path; the upsampling path has one more.
     pub blocks: u64,
-    /// Transformer blocks in the middle, whose width and heads are those of the last level.
+    /// Transformer blocks in the middle, with the width and heads of the last level.
     pub middle_depth: u64,
-    /// What every block is told.
+    /// The conditioning of every block.
     pub condition: Condition,
-    /// Groups of each group norm.
+    /// The number of groups of each group norm.
     pub groups: u64,
 }
 
-/// A level of a denoising network: images of one size.
+/// A level of a denoising network, with images of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level {
     /// Channels.
     pub width: u64,
-    /// Transformer blocks behind each residual block; 0 without attention.
+    /// Transformer blocks after each residual block; 0 without attention.
     pub depth: u64,
     /// Heads of their attention.
     pub heads: u64,
 }
 
-/// What every block of a denoising network is told beside the image.
+/// The conditioning of every block of a denoising network: a time step and a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Width of the sinusoids of the time step.
+    /// Width of the sinusoidal encoding of the time step.
     pub sinusoids: u64,
-    /// Width of the time vector that two matrices make of them.
+    /// Width of the time vector, which two matrices compute from the encoding.
     pub time: u64,
     /// Tokens of the text.
     pub text_tokens: u64,
-    /// Width of each token's vector, which a text encoder outside of the network puts out.
+    /// Width of each token's vector, which an external text encoder computes.
     pub text_width: u64,
 }
 
-/// A layer of the network with its name and the layers that it reads, by their place in the list.
+/// A layer of the network with its name and the indices of the layers that it reads.
 pub(crate) struct Placed {
     pub name: String,
     pub layer: UnetLayer,
     pub inputs: Vec<usize>,
 }
 
-/// The list as it grows.
+/// The layers under construction.
 struct Builder<'a> {
     unet: &'a Unet,
     layers: Vec<Placed>,
-    /// Outputs of the way down that the way up has yet to read, with their widths.
+    /// Outputs of the downsampling path that the upsampling path has yet to read, with their
+    /// widths.
     skips: Vec<(usize, u64)>,
     width: u64,
     side: u64,
 }
 
 impl Unet {
-    /// Height and width of the images of a level, halved from level to level.
+    /// Returns the height and width of a level's images, which halve from level to level.
     pub fn side(&self, level: usize) -> u64 {
         (0..level).fold(self.latent, |side, _| side.div_ceil(2))
     }
 
-    /// Every layer in the order of computation.
+    /// Returns the layers in the order of computation.
     pub(crate) fn layers(&self) -> Vec<Placed> {
         let width = self.levels.first().map_or(0, |level| level.width);
         let mut builder = Builder { unet: self, layers: Vec::new(), skips: Vec::new(), width, side: self.latent };
@@ -142,7 +144,7 @@ impl Builder<'_> {
         self.layers.push(Placed { name, layer, inputs: inputs.to_vec() });
     }
 
-    /// A convolution that keeps size and width.
+    /// Returns a convolution that preserves size and width.
     fn convolution(&self) -> Convolution {
         let (width, side) = (self.width, self.side);
         Convolution {
@@ -155,7 +157,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The last output is read again on the way up.
+    /// Records the last output for the upsampling path.
     fn remember(&mut self) {
         self.skips.push((self.layers.len() - 1, self.width));
     }

@@ -1,7 +1,8 @@
-//! What the layers of a denoising network compute.
+//! The work of a denoising network's layers.
 //!
-//! A convolution of 3 × 3 pixels from c to d channels with P pixels of output is 2·9·c·d·P operations, and its two gradients
-//! are as many each. A transformer block over P pixels of width c, with T tokens of text of width x, is
+//! A convolution of 3 × 3 pixels from c to d channels with P output pixels takes 2·9·c·d·P
+//! operations, and each of its two gradients the same. A transformer block over P pixels of width
+//! c, with T tokens of text of width x, takes
 //!
 //! ```text
 //! queries, keys, values, output of the self-attention        2P·4c²
@@ -19,7 +20,7 @@ use super::{
 use crate::op::{LayerWork, Op, product, sum};
 
 impl UnetLayer {
-    /// The work of so many images.
+    /// Returns the work for `images` images.
     pub fn work(&self, images: u64) -> LayerWork {
         let mut work = LayerWork::default();
         match self {
@@ -34,22 +35,23 @@ impl UnetLayer {
 }
 
 impl LayerWork {
-    /// A function of each element: forward reads and writes, backward also reads the gradient.
+    /// Adds an elementwise function: the forward reads and writes, the backward also reads the
+    /// gradient.
     fn activation(&mut self, elements: u64) {
         self.forward.push(Op::elementwise(product(&[2, elements])));
         self.backward_input.push(Op::elementwise(product(&[3, elements])));
     }
 
-    /// A matrix with a bias on `rows`.
+    /// Adds a matrix with a bias, applied to `rows` rows.
     fn projection(&mut self, rows: u64, (outputs, inputs): (u64, u64)) {
         self.linear(1, rows, (outputs, inputs));
         self.bias(rows, outputs);
     }
 
-    /// A convolution with a bias.
+    /// Adds a convolution with a bias.
     fn convolution(&mut self, images: u64, convolution: &Convolution) {
         let Convolution { inputs, outputs, side_in, side_out, .. } = *convolution;
-        // An image that grows is repeated pixel by pixel first.
+        // To enlarge an image, its pixels are repeated first.
         let grown = side_in.max(side_out);
         if side_out > side_in {
             let pixels = sum(&[product(&[side_in, side_in]), product(&[grown, grown])]);
@@ -155,7 +157,8 @@ impl Denoising {
         work.norm(elements);
         let inner = product(&[pixels, EXPANSION, width]);
         work.projection(pixels, (2 * EXPANSION * width, width));
-        // The gate and what it multiplies in, one product out; backward reads them and a gradient, and writes two.
+        // The forward reads the gate and the tensor that it multiplies, and writes their product.
+        // The backward reads both and a gradient, and writes two gradients.
         work.forward.push(Op::elementwise(product(&[3, inner])));
         work.backward_input.push(Op::elementwise(product(&[5, inner])));
         work.projection(pixels, (width, EXPANSION * width));
@@ -177,7 +180,8 @@ impl Denoising {
         work.backward_input.push(attention(true));
     }
 
-    /// What a selective recompute computes again: norms and activation functions, or materialised attention.
+    /// Returns the work of a selective recompute: norms and activation functions, or materialised
+    /// attention.
     pub(crate) fn cheap_work(&self, images: u64, fused: bool) -> Vec<Op> {
         let whole = UnetLayer::Denoising(*self).work(images).forward;
         whole

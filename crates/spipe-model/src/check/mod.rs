@@ -1,22 +1,25 @@
-//! What makes a description a network, checked where it is read so that every fault has its place.
+//! Checks of a network's sizes and options. They run while a file is read, so that every fault has
+//! its position.
+
+mod unet;
 
 use crate::{Block, PatchEmbedding, Positions, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
 use spipe_base::{Diagnostic, Faults, Position};
 
-/// The largest size that a file may state; products of a few of them stay within 64 bits.
+/// The largest size that a file may state: products of a few sizes fit in 64 bits.
 pub(crate) const LARGEST: u64 = 1 << 24;
-/// More layers than any network has.
+/// The largest number of layers; no network has more.
 pub(crate) const MOST_LAYERS: u64 = 1 << 16;
-/// A thousand times the largest networks of 2026.
+/// The largest number of parameters: a thousand times the largest networks of 2026.
 pub(crate) const MOST_PARAMETERS: f64 = 1e16;
 
-/// Collects faults of one table of a file, each at its key.
+/// A collector for the faults of one table of a file, each located at its key.
 pub(crate) struct Check<'a> {
-    /// Where a key is, as a path from the root of the file.
+    /// Returns the position of a key, given as a path from the root of the file.
     pub locate: &'a dyn Fn(&str) -> Option<Position>,
-    /// The path to the table with a dot behind it, or nothing.
+    /// The path to the table with a trailing dot; empty at the root.
     pub prefix: String,
-    /// What has been found.
+    /// The faults found.
     pub faults: Faults,
 }
 
@@ -25,7 +28,7 @@ impl<'a> Check<'a> {
         Self { locate, prefix: String::new(), faults: Faults::new() }
     }
 
-    /// Runs `check` on the table `key` of this one.
+    /// Runs `check` on the subtable `key`.
     pub(crate) fn within<T>(&mut self, key: &str, check: impl FnOnce(&mut Self) -> T) -> T {
         let outer = self.prefix.clone();
         self.prefix = format!("{outer}{key}.");
@@ -34,7 +37,7 @@ impl<'a> Check<'a> {
         result
     }
 
-    /// Adds a fault at `key`, or warning.
+    /// Adds an error or a warning at `key`.
     pub(crate) fn add(&mut self, key: &str, mut diagnostic: Diagnostic) {
         diagnostic.position = (self.locate)(&format!("{}{key}", self.prefix));
         self.faults.push(diagnostic);
@@ -44,7 +47,7 @@ impl<'a> Check<'a> {
         self.add(key, Diagnostic::error(message));
     }
 
-    /// Refuses sizes that are zero or absurd.
+    /// Refuses sizes that are zero or exceed [`LARGEST`].
     pub(crate) fn sizes(&mut self, sizes: &[(&str, u64)]) {
         for (key, size) in sizes {
             self.size(key, *size, LARGEST);
@@ -66,11 +69,11 @@ impl<'a> Check<'a> {
     /// Refuses `size` if `divisor` does not divide it.
     fn divides(&mut self, (key, size): (&str, u64), (divisor_key, divisor): (&str, u64)) {
         if divisor > 0 && !size.is_multiple_of(divisor) {
-            self.error(key, format!("`{key}` is {size}, which `{divisor_key}` = {divisor} does not divide"));
+            self.error(key, format!("`{key}` = {size} is not divisible by `{divisor_key}` = {divisor}"));
         }
     }
 
-    /// The part of the block's checks that needs only sizes, then its options.
+    /// Checks the sizes of a block, then its options.
     fn block(&mut self, block: &Block) {
         self.sizes(&[
             ("hidden", block.hidden),
@@ -109,8 +112,8 @@ impl<'a> Check<'a> {
                     self.error("rotary-fraction", format!("`rotary-fraction` is {fraction}, not in 0..1"));
                 } else if !turned.is_multiple_of(2) || turned == 0 {
                     let message =
-                        format!("rotary positions turn {turned} channels of each head, which is no even number");
-                    self.add("head-dim", Diagnostic::error(message).hint("pairs of channels are turned together"));
+                        format!("rotary positions rotate {turned} channels of each head, not a positive even number");
+                    self.add("head-dim", Diagnostic::error(message).hint("channels are rotated in pairs"));
                 }
             }
             Positions::Learned { places } => self.size("places", places, LARGEST),
@@ -118,7 +121,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Refuses sequences that are longer than the table of positions.
+    /// Refuses sequences longer than the table of positions.
     fn sequence(&mut self, seq_len: u64, block: &Block) {
         self.size("seq-len", seq_len, LARGEST);
         if let Positions::Learned { places } = block.positions
@@ -129,7 +132,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Refuses more parameters than make sense, which also keeps their number within 64 bits.
+    /// Refuses more than [`MOST_PARAMETERS`], which also keeps the exact count within 64 bits.
     fn parameters(&mut self, block: &Block, layers: u64, rest: f64) {
         let hidden = block.hidden as f64;
         let matrices = block.experts.map_or(1.0, |experts| experts.count as f64) * 3.0 * block.intermediate as f64;
@@ -148,7 +151,7 @@ impl<'a> Check<'a> {
         self.sequence(transformer.seq_len, block);
         if transformer.full_attention_layers > transformer.layers {
             let message = format!(
-                "{} layers are to ignore the sliding window, but there are {}",
+                "{} layers are to ignore the sliding window, but the model has only {}",
                 transformer.full_attention_layers, transformer.layers
             );
             self.error("full-attention-layers", message);
@@ -159,7 +162,8 @@ impl<'a> Check<'a> {
     pub(crate) fn vision(&mut self, vision: &Vision) {
         let PatchEmbedding { image, patch, channels, .. } = vision.embedding;
         self.sizes(&[("patch", patch), ("channels", channels)]);
-        // Tokens are the square of the patches of a side, and a patch's width has the square of its side.
+        // The number of tokens is the square of the patches per side; a patch's width grows with
+        // the square of its side.
         self.size("image", image, 1 << 12);
         self.divides(("image", image), ("patch", patch));
         self.layers(vision.layers);

@@ -1,17 +1,18 @@
-//! What makes sizes a denoising network.
+//! Checks of a denoising network's sizes.
 
-use super::Unet;
-use crate::check::{Check, LARGEST};
+use super::{Check, LARGEST};
+use crate::Unet;
 
-/// More levels than images can be halved.
+/// The largest number of levels: images cannot be halved more often.
 const MOST_LEVELS: u64 = 16;
-/// More residual blocks of a level, or transformer blocks behind one, than any network has.
+/// The largest number of residual blocks per level, and of transformer blocks after one; no network
+/// has more.
 const MOST_BLOCKS: u64 = 1 << 8;
-/// Wider than any level or text; the parameters of a layer stay within 64 bits.
+/// The largest width of a level or text: the parameters of a layer fit in 64 bits.
 const WIDEST: u64 = 1 << 16;
 
 impl Check<'_> {
-    /// Refuses sizes that are zero or absurd, and widths that groups or heads do not divide.
+    /// Refuses sizes that are zero or too large, and widths that groups or heads do not divide.
     pub(crate) fn unet(&mut self, unet: &Unet) {
         self.size("latent", unet.latent, 1 << 12);
         self.size("channels", unet.channels, WIDEST);
@@ -23,7 +24,7 @@ impl Check<'_> {
             self.size("middle-depth", unet.middle_depth, MOST_BLOCKS);
         }
         if unet.levels.is_empty() {
-            self.error("widths", "there is no level".into());
+            self.error("widths", "`widths` is empty".into());
         } else {
             self.size("widths", unet.levels.len() as u64, MOST_LEVELS);
         }
@@ -36,7 +37,7 @@ impl Check<'_> {
             }
             for (what, divisor) in [("norm-groups", unet.groups), ("heads", level.heads)] {
                 if divisor > 0 && !level.width.is_multiple_of(divisor) {
-                    let message = format!("a width is {}, which `{what}` = {divisor} does not divide", level.width);
+                    let message = format!("a width of {} is not divisible by `{what}` = {divisor}", level.width);
                     self.error(&format!("widths.{index}"), message);
                 }
             }
