@@ -1,37 +1,22 @@
-//! A checked file into a frozen machine: ids in file order, the graph, the routes.
+//! Construction of a machine from a checked file: ids in file order, the graph, the routes.
 
 use crate::{
     Device, DeviceKind, Efficiency, ElementwisePoints, GpuFile, Hardware, HardwareFile, LayerTimeFile, Link,
     MatmulPoints, MeasuredFile, MeasuredLayer, Memory, MemoryKind, Peak, Provenance, SocketFile,
     check::pageable,
     expand::{Parts, Placed},
-    route::routes,
+    route::{End, routes},
     topology::{Node, Topology},
 };
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LinkId, MemoryId, Seconds, Text};
 
-/// Kernel launches of CUDA take 3 to 6 µs from the call to the start, and an empty kernel about as long again: estimate.
+/// Estimate: a CUDA kernel launch takes 3 to 6 µs from call to start, and an empty kernel about as
+/// long again.
 const GPU_LAUNCH_FLOOR: f64 = 6e-6;
-/// Waking and joining the worker threads of a socket: estimate.
+/// Estimate: the time to wake and join the worker threads of a socket.
 const SOCKET_LAUNCH_FLOOR: f64 = 5e-6;
 
-/// What the routes need to know of a memory.
-#[derive(Clone, Debug)]
-pub(crate) struct End {
-    /// The name of its node in the graph.
-    pub node: String,
-    /// The links of the memory itself that a copy takes when it starts here, and when it ends here.
-    pub leaving: Vec<LinkId>,
-    pub arriving: Vec<LinkId>,
-    /// What a copy to or from a GPU reaches at most, if this is pageable: stated, or half of the narrowest link.
-    pub pageable: Option<Option<BytesPerSecond>>,
-    /// What a copy within it reaches at most.
-    pub within: Option<BytesPerSecond>,
-    /// Whether other GPUs read it over PCIe.
-    pub peer_access: bool,
-}
-
-pub(crate) struct Builder<'a> {
+struct Builder<'a> {
     parts: &'a Parts,
     devices: IdVec<DeviceId, Device>,
     memories: IdVec<MemoryId, Memory>,
@@ -40,7 +25,7 @@ pub(crate) struct Builder<'a> {
     topology: Topology,
 }
 
-/// Builds the machine; total, so that the routes of a faulty file can be looked at too.
+/// Builds the machine. It never fails, so that the routes of a faulty file can be examined too.
 pub(crate) fn build(file: &HardwareFile, parts: &Parts) -> Hardware {
     let mut builder = Builder {
         parts,
@@ -91,7 +76,7 @@ impl Builder<'_> {
         self.ends.push(end);
     }
 
-    /// GPUs, DRAMs, drives, then the pageable views of the DRAMs.
+    /// Adds the memories of GPUs, DRAMs and drives, then the pageable views of the DRAMs.
     fn add_memories(&mut self) {
         for Placed { item, .. } in &self.parts.gpus {
             let provenance = provenance(item.source.as_ref(), item.measured.as_ref());
@@ -179,7 +164,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The channels of each DRAM and the two directions of each drive.
+    /// Adds the channels of each DRAM and both directions of each drive.
     fn add_memory_links(&mut self) {
         for (index, Placed { item, .. }) in self.parts.sockets.iter().enumerate() {
             let dram = self.dram(index);

@@ -1,4 +1,4 @@
-//! What makes a file of well-formed tables a machine: names that mean one thing, numbers that can be, links that end somewhere.
+//! Checks of a machine: unique names, possible numbers, links with known ends.
 
 use crate::{
     EfficiencyFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile,
@@ -10,17 +10,17 @@ use crate::{
 use spipe_base::{Bytes, Diagnostic, Seconds, Text};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The name of the pageable view of a DRAM.
+/// Returns the name of a DRAM's pageable view.
 pub(crate) fn pageable(dram: &str) -> String {
     format!("{dram}-pageable")
 }
 
-/// Checks all but connectedness. After other faults a link end is only a fault if a name like it is known: what it names may be among
-/// what could not be read.
+/// Checks everything except connectivity. If the file has other faults, an unknown link end is
+/// reported only if a similar name is known: the missing name may be among the unreadable values.
 pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>) {
     let all_read = report.faults.is_harmless();
     if file.format_version != FORMAT_VERSION {
-        let message = format!("format version {} is not known", file.format_version);
+        let message = format!("unknown format version {}", file.format_version);
         let hint = format!("this program reads `format-version = {FORMAT_VERSION}`");
         report.push("format-version", Diagnostic::error(message).hint(hint));
     }
@@ -37,7 +37,7 @@ pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>)
     link_ends(parts, all_read, report);
 }
 
-/// Every name of a node with its path.
+/// Returns the name of every node with its path.
 fn node_names(parts: &Parts) -> Vec<(String, String)> {
     let mut all = Vec::new();
     for Placed { path, item } in &parts.gpus {
@@ -66,7 +66,7 @@ fn names(parts: &Parts, report: &mut Report<'_>) {
                 report.push(&path, Diagnostic::error(format!("`{name}` cannot be a {what}")).hint(hint));
             }
             if !seen.insert(name.clone()) {
-                report.error(&path, format!("the {what} `{name}` is taken already"));
+                report.error(&path, format!("the {what} `{name}` is used twice"));
             }
         }
     }
@@ -78,14 +78,17 @@ fn numa_nodes(parts: &Parts, report: &mut Report<'_>) {
         let node = item.numa_node.unwrap_or(index);
         if let Some(other) = seen.insert(node, &item.name) {
             let message = format!("sockets `{other}` and `{}` are both NUMA node {node}", item.name);
-            report.push(&format!("{path}.numa-node"), Diagnostic::error(message).hint("count nodes over the machine"));
+            report.push(
+                &format!("{path}.numa-node"),
+                Diagnostic::error(message).hint("number the nodes across the whole machine"),
+            );
         }
     }
 }
 
-/// Faults of one table.
+/// A reporter for the faults of one table.
 struct Table<'r, 's> {
-    /// Such as ``gpu `gpu0` ``.
+    /// The subject of messages, such as ``gpu `gpu0` ``.
     title: String,
     path: &'r str,
     report: &'r mut Report<'s>,
@@ -141,7 +144,7 @@ impl Table<'_, '_> {
         if sizes.windows(2).any(|pair| pair[0] >= pair[1]) || sizes.first().is_some_and(|size| *size <= 0.0) {
             self.error(
                 key,
-                &format!("has points of `{}` that do not ascend in size from above zero", key.replace('.', " ")),
+                &format!("has points of `{}` whose sizes are not positive and ascending", key.replace('.', " ")),
             );
         }
     }
@@ -168,18 +171,21 @@ impl Table<'_, '_> {
             if !seen.insert((&time.layer, time.data_type)) {
                 self.error(
                     &format!("layer-time.{index}"),
-                    &format!("has `{}` in {} twice", time.layer, time.data_type),
+                    &format!("lists `{}` in {} twice", time.layer, time.data_type),
                 );
             }
             if time.forward.0 == Seconds::ZERO {
-                self.error(&format!("layer-time.{index}.forward"), &format!("runs `{}` in no time", time.layer));
+                self.error(
+                    &format!("layer-time.{index}.forward"),
+                    &format!("has a forward time of zero for `{}`", time.layer),
+                );
             }
         }
     }
 
     fn source(&mut self, source: Option<&String>, measured: Option<&MeasuredFile>) {
         if measured.is_none() && source.is_none_or(|source| source.trim().is_empty()) {
-            let message = format!("{} does not say where its numbers come from", self.title);
+            let message = format!("{} does not state the source of its numbers", self.title);
             let hint = "write `source = \"…\"` with the data sheet, or \"estimate: …\" with the reason";
             self.report.push(self.path, Diagnostic::warning(message).hint(hint));
         }
@@ -206,7 +212,7 @@ fn gpu(Placed { path, item }: &Placed<GpuFile>, report: &mut Report<'_>) {
     table.layer_times(&item.layer_time);
     table.positive("cores", item.cores);
     if item.cores.is_some() && !item.emulated {
-        table.error("cores", "has `cores`, which only an emulated one has (`emulated = true`)");
+        table.error("cores", "has `cores`, which only emulated GPUs have (`emulated = true`)");
     }
     table.source(item.source.as_ref(), item.measured.as_ref());
 }
@@ -222,7 +228,7 @@ fn link(Placed { path, item }: &Placed<LinkFile>, report: &mut Report<'_>) {
     match (item.up, item.down, item.bandwidth) {
         (Some(_), Some(_), None) | (None, None, Some(_)) => {}
         (None, None, None) => table.error("name", "has neither `up` and `down` nor `bandwidth`"),
-        (_, _, Some(_)) => table.error("bandwidth", "has `bandwidth` for both directions beside `up` or `down`"),
+        (_, _, Some(_)) => table.error("bandwidth", "has both `bandwidth` and `up` or `down`"),
         (Some(_), None, None) => table.error("up", "has an `up` but no `down`"),
         (None, Some(_), None) => table.error("down", "has a `down` but no `up`"),
     }
@@ -232,7 +238,7 @@ fn link(Placed { path, item }: &Placed<LinkFile>, report: &mut Report<'_>) {
     }
 }
 
-/// A name that only one link end has, and that no table declares, is a slip.
+/// Reports names that occur in one link end only and in no other table: typing errors.
 fn link_ends(parts: &Parts, all_read: bool, report: &mut Report<'_>) {
     let views: BTreeSet<String> = parts.sockets.iter().map(|part| pageable(&part.item.dram.name)).collect();
     let declared: BTreeSet<String> = node_names(parts).into_iter().map(|(name, _)| name).collect();
@@ -251,7 +257,7 @@ fn link_ends(parts: &Parts, all_read: bool, report: &mut Report<'_>) {
             } else if is_stray(end) {
                 let known = declared.iter().map(String::as_str).chain(uses.keys().copied());
                 let near = nearest(end, known.filter(|name| name != end && !views.contains(*name)));
-                // Two strays that are like each other are one slip, told at the second.
+                // Two similar stray names are one error, reported at the second.
                 let told_later = near.is_some_and(|near| is_stray(near) && !seen.contains(near));
                 if !told_later && (all_read || near.is_some()) {
                     report.push(&at, stray(&item.name, end, near));
@@ -262,7 +268,7 @@ fn link_ends(parts: &Parts, all_read: bool, report: &mut Report<'_>) {
 }
 
 fn stray(link: &str, end: &str, near: Option<&str>) -> Diagnostic {
-    let fault = Diagnostic::error(format!("link `{link}` ends at `{end}`, which nothing else names"));
+    let fault = Diagnostic::error(format!("link `{link}` ends at `{end}`, which appears nowhere else"));
     fault.hint(match near {
         Some(near) => format!("did you mean `{near}`?"),
         None => "name a device, a memory or a node of another link, or declare it (`[[root-complex]]`, `[[switch]]`, `[[nic]]`)"

@@ -1,4 +1,4 @@
-//! Devices that compute, memories, links and routes: what a [`Hardware`](crate::Hardware) is made of.
+//! The parts of a [`Hardware`](crate::Hardware): devices, memories, links and routes.
 
 use crate::{DataType, Efficiency, VectorExtension};
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, Flops, FlopsPerSecond, LinkId, MemoryId, ParamsPerSecond, Seconds};
@@ -9,29 +9,29 @@ use std::{collections::BTreeMap, fmt};
 pub struct Device {
     /// Its name, such as `gpu0` or `cpu0`.
     pub name: String,
-    /// A GPU, or a socket with what only sockets have.
+    /// A GPU, or a socket with its additional figures.
     pub kind: DeviceKind,
-    /// The memory that it computes in: its own, or the DRAM of its NUMA node.
+    /// The memory in which it computes: its own, or the DRAM of its NUMA node.
     pub memory: MemoryId,
     /// Data-sheet arithmetic rates without sparsity.
     pub peak: BTreeMap<DataType, FlopsPerSecond>,
-    /// Bandwidth of that memory.
+    /// The bandwidth of that memory.
     pub memory_bandwidth: BytesPerSecond,
-    /// Least time that a kernel takes, from launch to end.
+    /// The shortest time of a kernel, from launch to end.
     pub launch_floor: Seconds,
-    /// How the achieved rates depend on the size of an operation.
+    /// The achieved rates by size of operation.
     pub efficiency: Efficiency,
-    /// Whether it stands for an accelerator that CPU cores play.
+    /// Whether it is an accelerator emulated by CPU cores.
     pub emulated: bool,
-    /// How many cores play it, if it is emulated and the file says so.
+    /// The number of cores that emulate it, if the file states it.
     pub emulated_cores: Option<u32>,
-    /// Where its numbers come from, as the file says.
+    /// The source of its numbers, as in the file.
     pub source: String,
     pub(crate) layer_times: BTreeMap<(String, DataType), MeasuredLayer>,
     pub(crate) provenance: Provenance,
 }
 
-/// What kind of device it is.
+/// The kind of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeviceKind {
     /// An accelerator with its own memory behind a link.
@@ -40,42 +40,44 @@ pub enum DeviceKind {
     Socket {
         /// Physical cores.
         cores: u32,
-        /// Parameters per second that all its cores together step with AdamW, mixed precision.
+        /// The parameters that all its cores together update per second with AdamW in mixed
+        /// precision.
         optimizer_rate: ParamsPerSecond,
         /// Vector and matrix instructions.
         vector_extensions: Vec<VectorExtension>,
-        /// The NUMA node, counted over the whole machine.
+        /// The number of the NUMA node in the whole machine.
         numa_node: u32,
-        /// DRAM channels, if the file says.
+        /// DRAM channels, if the file states them.
         memory_channels: Option<u32>,
     },
 }
 
-/// What one layer takes on one device, as measured there.
+/// The measured times of one layer on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeasuredLayer {
     /// The forward.
     pub forward: Seconds,
-    /// The backward as far as it yields the gradient of the input.
+    /// The part of the backward that yields the gradient of the input.
     pub backward_input: Seconds,
-    /// The backward as far as it yields the gradients of the weights.
+    /// The part of the backward that yields the gradients of the weights.
     pub backward_weight: Seconds,
-    /// What the backward takes longer where activations were offloaded and not all that it needs has travelled.
+    /// The additional time of the backward if only a part of the activations that it needs was
+    /// offloaded and copied back.
     pub replay: Seconds,
 }
 
-/// Where a group of numbers comes from.
+/// The source of a group of numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Provenance {
     /// A data sheet, paper or manual, by name.
     DataSheet(String),
     /// A measurement on the machine itself.
     Measured {
-        /// When, as the file says.
+        /// The date, as in the file.
         date: String,
         /// The command that measured it.
         command: String,
-        /// How far repetitions lay apart.
+        /// The spread between repetitions.
         spread: String,
     },
     /// An estimate, with its reason.
@@ -83,7 +85,7 @@ pub enum Provenance {
 }
 
 impl Provenance {
-    /// A `source` of a file: an estimate if it starts with that word.
+    /// Parses a `source` of a file: an estimate if it starts with that word.
     pub(crate) fn from_source(source: &str) -> Self {
         match source.strip_prefix("estimate") {
             Some(reason) => Self::Estimate(reason.trim_start_matches([':', ' ']).into()),
@@ -114,8 +116,9 @@ impl Device {
         !self.is_gpu()
     }
 
-    /// The type that arithmetic on `data_type` is done in here: itself if the device has a rate for it. Cores, those that play an
-    /// emulated accelerator among them, widen f16 and bf16 to f32. `None` if the device cannot compute with it.
+    /// Returns the type in which the device computes with `data_type`: that type itself if the
+    /// device has a rate for it. CPU cores, including those that emulate an accelerator, widen f16
+    /// and bf16 to f32. `None` if the device cannot compute with the type.
     pub fn arithmetic_type(&self, data_type: DataType) -> Option<DataType> {
         let has = |wanted| self.peak.contains_key(&wanted) || self.efficiency.matmul_points.contains_key(&wanted);
         let widens = self.is_socket() || self.emulated;
@@ -127,9 +130,10 @@ impl Device {
         }
     }
 
-    /// The rate that a matmul of that much work reaches: from measured points, interpolated over the logarithm of the work and
-    /// constant beyond the ends; otherwise the peak times a share that grows with the work ([`Efficiency`]). `None` if the device
-    /// cannot compute with the type ([`Device::arithmetic_type`]).
+    /// Returns the rate of a matmul of `flops` operations. Measured points are interpolated over
+    /// the logarithm of the work, constant beyond the ends. Without points, the rate is the peak
+    /// times a share that grows with the work ([`Efficiency`]). `None` if the device cannot compute
+    /// with the type ([`Device::arithmetic_type`]).
     pub fn matmul_rate(&self, data_type: DataType, flops: Flops) -> Option<FlopsPerSecond> {
         let data_type = self.arithmetic_type(data_type)?;
         let flops = flops.max(Flops::flop(1.0));
@@ -139,7 +143,7 @@ impl Device {
         })
     }
 
-    /// The bandwidth that a memory-bound kernel reaches which moves that many bytes, reads and writes together.
+    /// Returns the bandwidth of a memory-bound kernel that reads and writes `bytes` in total.
     pub fn elementwise_rate(&self, bytes: Bytes) -> BytesPerSecond {
         let bytes = bytes.max(Bytes::new(1));
         let peak = self.memory_bandwidth;
@@ -148,54 +152,55 @@ impl Device {
         self.efficiency.elementwise_rate(bytes).or_else(modelled).unwrap_or(peak)
     }
 
-    /// The bandwidth at which a matrix product moves that many bytes where it is bound by memory, as with few rows: what was
-    /// measured of a matrix that comes from memory, otherwise that of any memory-bound kernel.
+    /// Returns the bandwidth of a memory-bound matrix product, such as one with few rows, that
+    /// moves `bytes`: the measured one for matrices read from memory, otherwise that of any
+    /// memory-bound kernel.
     pub fn matvec_rate(&self, bytes: Bytes) -> BytesPerSecond {
         let measured = self.efficiency.matvec_rate(bytes.max(Bytes::new(1)));
         measured.unwrap_or_else(|| self.elementwise_rate(bytes))
     }
 
-    /// The measured times of exactly that layer and batch on this device, if there are any.
+    /// Returns the measured times of exactly this layer and batch on the device, if there are any.
     pub fn layer_time(&self, signature: &str, data_type: DataType) -> Option<MeasuredLayer> {
         self.layer_times.get(&(signature.into(), data_type)).copied()
     }
 
-    /// Where its numbers come from.
+    /// Returns the source of its numbers.
     pub const fn provenance(&self) -> &Provenance {
         &self.provenance
     }
 }
 
-/// A place for data, or a second view of one.
+/// A memory, or a second view of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory {
     /// Its name: `gpu0`, `dram0` (pinned), `dram0-pageable`, `nvme0`.
     pub name: String,
-    /// What it is made of.
+    /// The kind of memory.
     pub kind: MemoryKind,
-    /// All of it.
+    /// The total capacity.
     pub capacity: Bytes,
-    /// What programs cannot use: contexts, libraries, the operating system.
+    /// The part that is unavailable: contexts, libraries, the operating system.
     pub reserved: Bytes,
-    /// The memory whose capacity it shares, if it is a view of pageable host memory.
+    /// The DRAM whose capacity it shares, if it is a view of pageable host memory.
     pub pageable_view_of: Option<MemoryId>,
     /// The device that computes in it, if any.
     pub device: Option<DeviceId>,
-    /// Where its numbers come from.
+    /// The source of its numbers.
     pub provenance: Provenance,
 }
 
 impl Memory {
-    /// What programs can use.
+    /// Returns the available capacity.
     pub const fn usable(&self) -> Bytes {
         self.capacity.saturating_sub(self.reserved)
     }
 }
 
-/// What a memory is made of.
+/// The kind of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryKind {
-    /// On a GPU.
+    /// The memory of a GPU.
     Gpu,
     /// DRAM of a NUMA node.
     Dram,
@@ -203,31 +208,34 @@ pub enum MemoryKind {
     Nvme,
 }
 
-/// One direction of a link, the channels of a DRAM, or one direction of a drive: what concurrent flows share.
+/// One direction of a link, the channels of a DRAM, or one direction of a drive. Concurrent flows
+/// share its bandwidth.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
     /// Its name: `pcie0.up`, `pcie0.down`, `dram0.channels`, `nvme0.read`, `nvme0.write`.
     pub name: String,
-    /// What it carries, all flows together.
+    /// The bandwidth of all flows together.
     pub bandwidth: BytesPerSecond,
-    /// What it adds to every copy before the first byte.
+    /// The latency that it adds to every copy before the first byte.
     pub latency: Seconds,
-    /// The node that it leaves.
+    /// The node where it starts.
     pub from: String,
-    /// The node that it reaches; the same as `from` for channels and drives.
+    /// The node where it ends; equal to `from` for channels and drives.
     pub to: String,
-    /// Where its numbers come from.
+    /// The source of its numbers.
     pub provenance: Provenance,
 }
 
-/// The way of a copy.
+/// The path of a copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    /// The links in order, the channels of a DRAM at its end. A link that carries every byte twice is there twice: the channels of a
-    /// copy within one DRAM, or of a copy between GPUs that passes through host memory.
+    /// The links in order, including the channels of a DRAM at an end. A link that carries every
+    /// byte twice is listed twice: the channels in a copy within one DRAM, or in a copy between
+    /// GPUs through host memory.
     pub links: Vec<LinkId>,
-    /// The sum of the latencies.
+    /// The sum of the links' latencies.
     pub latency: Seconds,
-    /// What the copy cannot exceed even alone: pageable host memory, or both ends in one GPU.
+    /// The rate limit of a single copy, due to pageable host memory or to both ends being in one
+    /// GPU.
     pub rate_cap: Option<BytesPerSecond>,
 }

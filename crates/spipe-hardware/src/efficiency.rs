@@ -1,8 +1,9 @@
-//! How the achieved rate of a device depends on the size of an operation.
+//! The achieved rate of a device as a function of the size of an operation.
 //!
-//! Measured points are used as they are: linear between points over the logarithm of the size, constant beyond the ends.
-//! Without points the rate follows Hockney's `(r∞, n½)` model (Hockney and Jesshope, Parallel Computers, 1981): an operation of
-//! `n` units takes `startup + n / r∞`, so the rate is `r∞ · n / (n + n½)` with `n½ = r∞ · startup` and `r∞` a fraction of the peak.
+//! Measured points are interpolated linearly over the logarithm of the size, and constant beyond
+//! the ends. Without points, the rate follows Hockney's `(r∞, n½)` model (Hockney and Jesshope,
+//! Parallel Computers, 1981): an operation of `n` units takes `startup + n / r∞`, so the rate is
+//! `r∞ · n / (n + n½)` with `n½ = r∞ · startup`, where `r∞` is a fraction of the peak.
 
 use crate::{DataType, EfficiencyFile};
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
@@ -11,50 +12,55 @@ use std::collections::BTreeMap;
 /// The achieved rates of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Efficiency {
-    /// What matmuls reach where nothing is measured.
+    /// The rate of matmuls without measured points.
     pub matmul: Saturation,
-    /// What memory-bound kernels reach where nothing is measured.
+    /// The rate of memory-bound kernels without measured points.
     pub elementwise: Saturation,
     /// Measured rates of matmuls, ascending in work.
     pub matmul_points: BTreeMap<DataType, Vec<(Flops, FlopsPerSecond)>>,
     /// Measured bandwidths of memory-bound kernels, ascending in bytes moved.
     pub elementwise_points: Vec<(Bytes, BytesPerSecond)>,
-    /// Measured bandwidths of products of a row with a matrix that comes from memory, ascending in bytes of the matrix.
+    /// Measured bandwidths of products of a row with a matrix read from memory, ascending in bytes
+    /// of the matrix.
     pub matvec_points: Vec<(Bytes, BytesPerSecond)>,
 }
 
 /// A rate that approaches a fraction of the peak as operations grow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Saturation {
-    /// The share of the peak that the largest operations reach, above 0 and at most 1.
+    /// The fraction of the peak that the largest operations reach, above 0 and at most 1.
     pub fraction: f64,
-    /// The time that an operation takes beside `work / (fraction × peak)`.
+    /// The time of an operation in addition to `work / (fraction × peak)`.
     pub startup: Seconds,
 }
 
-/// Keeps rates above zero, so that they can divide, however absurd the startup time of a profile.
+/// The smallest share of the peak: keeps rates above zero, so that they can divide, even with an
+/// extreme startup time.
 const LEAST_SHARE: f64 = 1e-30;
 
 impl Saturation {
-    /// The share of `peak` that an operation of `amount` reaches, both in the same unit (and its rate per second).
+    /// Returns the share of `peak` that an operation of `amount` reaches; `peak` is in units of
+    /// `amount` per second.
     pub fn share(&self, amount: f64, peak: f64) -> f64 {
         let half_size = self.fraction * peak * self.startup.get();
         (self.fraction * amount / (amount + half_size)).max(LEAST_SHARE)
     }
 }
 
-/// What is assumed of a kind of device when its profile says nothing.
+/// The assumptions about a kind of device without an `efficiency` table.
 struct Defaults {
     matmul: (f64, f64),
     elementwise: (f64, f64),
 }
 
-/// estimate: cuBLAS reaches about 70 % of the data-sheet peak on large training matmuls, and about 40 % of it on an A100 at 1024³,
-/// which the formula turns into 8 µs; copy kernels reach 85 % of the DRAM peak (BabelStream on V100 and A100: 83–92 %).
+/// Estimate: cuBLAS reaches about 70 % of the data-sheet peak on large training matmuls, and about
+/// 40 % on an A100 at 1024³, which corresponds to a startup of 8 µs. Copy kernels reach 85 % of the
+/// DRAM peak (BabelStream on V100 and A100: 83–92 %).
 const GPU: Defaults = Defaults { matmul: (0.70, 8e-6), elementwise: (0.85, 2e-6) };
 
-/// estimate: OpenBLAS and oneDNN reach about 70 % of the vector peak of a whole socket; waking and joining its threads takes about
-/// 10 µs. The bandwidth of a socket's DRAM is stated as sustained already.
+/// Estimate: OpenBLAS and oneDNN reach about 70 % of the vector peak of a whole socket; waking and
+/// joining its threads takes about 10 µs. The bandwidth of a socket's DRAM is already stated as
+/// sustained.
 const SOCKET: Defaults = Defaults { matmul: (0.70, 10e-6), elementwise: (0.90, 10e-6) };
 
 impl Efficiency {
@@ -90,12 +96,13 @@ impl Efficiency {
     }
 }
 
-/// None without points.
+/// Interpolates a bandwidth; `None` without points.
 fn bandwidth(points: &[(Bytes, BytesPerSecond)], bytes: Bytes) -> Option<BytesPerSecond> {
     BytesPerSecond::new(interpolate(points.iter().map(|(size, rate)| (size.as_f64(), rate.get())), bytes.as_f64()))
 }
 
-/// The rate at `size` among points ascending in size: linear over ln(size), constant beyond the ends.
+/// Interpolates the rate at `size` between points in ascending order: linear over ln(size),
+/// constant beyond the ends.
 fn interpolate(points: impl Iterator<Item = (f64, f64)>, size: f64) -> f64 {
     let mut below: Option<(f64, f64)> = None;
     for (at, rate) in points {

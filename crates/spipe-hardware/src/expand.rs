@@ -1,18 +1,19 @@
-//! Tables that stand for several equal things, written out: `gpu{0..3}` is `gpu0`, `gpu1`, `gpu2`, `gpu3`, and `root{0..6/2}` is
-//! `root0`, `root2`, `root4`, `root6`.
+//! Expansion of tables that stand for several equal items: `gpu{0..3}` is `gpu0`, `gpu1`, `gpu2`,
+//! `gpu3`, and `root{0..6/2}` is `root0`, `root2`, `root4`, `root6`.
 
 use crate::{GpuFile, HardwareFile, LinkFile, NodeFile, NvmeFile, SocketFile, report::Report};
 
-/// More than any machine has of one thing; keeps a slip of the finger from filling the memory.
+/// The longest range: more items than any machine has, so that a typing error cannot fill the
+/// memory.
 const MOST: usize = 4096;
 
-/// A thing with the path of the table it comes from, such as `gpu.0`.
+/// An item with the path of its table, such as `gpu.0`.
 pub(crate) struct Placed<T> {
     pub path: String,
     pub item: T,
 }
 
-/// All the things of a machine, each with its own name.
+/// All items of a machine, each with its own name.
 pub(crate) struct Parts {
     pub sockets: Vec<Placed<SocketFile>>,
     pub gpus: Vec<Placed<GpuFile>>,
@@ -80,7 +81,7 @@ fn expand<T: Clone>(
         if let Some(longer) = ranges.iter().find(|range| range.len() != count) {
             report.error(
                 &path,
-                format!("`{}` counts {}, another range of this table {count}", longer.text, longer.len()),
+                format!("`{}` has {} elements, but another range of this table has {count}", longer.text, longer.len()),
             );
         }
         for at in 0..count {
@@ -96,11 +97,11 @@ fn expand<T: Clone>(
     placed
 }
 
-/// A name with ranges in it, all of which count the same.
+/// A name with ranges of equal length.
 #[derive(Debug, PartialEq)]
 struct Ranged {
     text: String,
-    /// What stands before each range.
+    /// Each range with the text before it.
     pieces: Vec<(String, Range)>,
     after: String,
 }
@@ -139,7 +140,7 @@ impl Ranged {
             (even && !rest.contains('}')).then(|| Self { text: text.into(), pieces, after: rest.into() })
         };
         let ranged = parts().ok_or_else(|| {
-            format!("`{text}` has no sound range (write one like `gpu{{0..3}}`, or `gpu{{0..6/2}}` for every second)")
+            format!("`{text}` has an invalid range (write one like `gpu{{0..3}}`, or `gpu{{0..6/2}}` for every second)")
         })?;
         Ok((!ranged.pieces.is_empty()).then_some(ranged))
     }

@@ -1,15 +1,19 @@
-//! The tables of hardware files, as they are written.
+//! The tables of hardware files.
 //!
 //! ```text
-//! HardwareFile ─┬─ [[socket]] SocketFile ── dram = DramFile ─┐
-//!               ├─ [[gpu]]    GpuFile ───────────────────────┼─ efficiency, matmul, elementwise, layer-time, measured
+//! HardwareFile ─┬─ [[socket]] SocketFile ── dram = DramFile
+//!               ├─ [[gpu]]    GpuFile
 //!               ├─ [[nvme]]   NvmeFile
 //!               ├─ [[root-complex]] [[switch]] [[nic]] NodeFile
 //!               └─ [[link]]   LinkFile
 //! ```
 //!
-//! One table may stand for several equal things: `name = "gpu{0..3}"` is four GPUs, `between = ["gpu{0..3}", "root{0..6/2}"]`
-//! joins `gpu0` with `root0`, `gpu1` with `root2` and so on. All ranges of a table count the same; names without one are repeated.
+//! Sockets and GPUs also have the tables `efficiency`, `matmul`, `elementwise`, `matvec`,
+//! `layer-time` and `measured`.
+//!
+//! One table may stand for several equal items: `name = "gpu{0..3}"` is four GPUs, and
+//! `between = ["gpu{0..3}", "root{0..6/2}"]` joins `gpu0` with `root0`, `gpu1` with `root2` and so
+//! on. All ranges of a table have the same length; names without a range are repeated.
 
 use crate::{DataType, VectorExtension};
 use schemars::JsonSchema;
@@ -17,30 +21,29 @@ use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
 use std::collections::BTreeMap;
 
-/// The version of the format that this crate reads and writes.
+/// The version of the file format.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Measured rates of matmuls per data type: work of one matmul, rate reached.
+/// Measured rates of matmuls per data type: the work of one matmul and its rate.
 pub type MatmulPoints = BTreeMap<DataType, Vec<(Text<Flops>, Text<FlopsPerSecond>)>>;
 
-/// Measured bandwidths of memory-bound kernels: bytes moved by one kernel, bandwidth reached.
+/// Measured bandwidths of memory-bound kernels: the bytes moved by one kernel and its bandwidth.
 pub type ElementwisePoints = Vec<(Text<Bytes>, Text<BytesPerSecond>)>;
 
 /// Data-sheet arithmetic rates per data type, without sparsity.
 pub type Peak = BTreeMap<DataType, Text<FlopsPerSecond>>;
 
-/// A machine as a file describes it; [`Hardware::from_file`](crate::Hardware::from_file) checks it.
+/// The description of a machine; [`Hardware::from_file`](crate::Hardware::from_file) checks it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct HardwareFile {
-    /// Always 1.
+    /// The version of the file format: 1.
     pub format_version: u32,
     /// The name of the machine.
     pub name: String,
-    /// What it is, in a sentence or two.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// A description in one or two sentences.
     pub description: Option<String>,
-    /// CPU sockets, or the NUMA nodes of which sockets have several.
+    /// CPU sockets; a socket with several NUMA nodes has one table per node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub socket: Vec<SocketFile>,
     /// GPUs and emulated accelerators.
@@ -49,7 +52,7 @@ pub struct HardwareFile {
     /// Solid-state drives.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nvme: Vec<NvmeFile>,
-    /// Root complexes; names that several links share need no declaration.
+    /// Root complexes. Names shared by several links need no declaration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub root_complex: Vec<NodeFile>,
     /// PCIe, NVLink or network switches.
@@ -58,7 +61,7 @@ pub struct HardwareFile {
     /// Network cards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nic: Vec<NodeFile>,
-    /// Links between any two of all these.
+    /// Links between any two of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub link: Vec<LinkFile>,
 }
@@ -73,24 +76,21 @@ pub struct SocketFile {
     pub cores: u32,
     /// Arithmetic rates of all cores together.
     pub peak: Peak,
-    /// AdamW steps of all cores together, such as "2 Gparam/s".
+    /// The parameters that all cores together update with AdamW, such as "2 Gparam/s".
     pub optimizer_rate: Text<ParamsPerSecond>,
     /// The memory of the node.
     pub dram: DramFile,
-    /// The NUMA node; by default sockets are counted in file order.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The number of the NUMA node; by default the position of the socket in the file.
     pub numa_node: Option<u32>,
     /// DRAM channels.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_channels: Option<u32>,
     /// Vector and matrix instructions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vector_extensions: Vec<VectorExtension>,
-    /// Least time of a parallel operation; by default 5 µs (estimate: waking and joining the threads of a socket).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The shortest time of a parallel operation; by default 5 µs (estimate: waking and joining the
+    /// threads of a socket).
     pub launch_floor: Option<Text<Seconds>>,
-    /// What operations reach of the peaks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The efficiency of operations relative to the peaks.
     pub efficiency: Option<EfficiencyFile>,
     /// Measured rates of matmuls.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -98,17 +98,16 @@ pub struct SocketFile {
     /// Measured bandwidths of memory-bound kernels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub elementwise: ElementwisePoints,
-    /// Measured bandwidths of products of a row with a matrix that comes from memory, by the bytes of the matrix.
+    /// Measured bandwidths of products of a row with a matrix read from memory, by the bytes of the
+    /// matrix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub matvec: ElementwisePoints,
-    /// Measured layers.
+    /// Measured times of layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer_time: Vec<LayerTimeFile>,
-    /// The measurement that the numbers come from, if they do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The measurement that is the source of the numbers, if there is one.
     pub measured: Option<MeasuredFile>,
-    /// Where the numbers come from; starts with "estimate" if they are one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers; it starts with "estimate" if they are estimated.
     pub source: Option<String>,
 }
 
@@ -116,51 +115,46 @@ pub struct SocketFile {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct DramFile {
-    /// Its name, such as `dram0`; `dram0-pageable` is its pageable view.
+    /// Its name, such as `dram0`; its pageable view is `dram0-pageable`.
     pub name: String,
-    /// All of it.
+    /// The total capacity.
     pub capacity: Text<Bytes>,
-    /// What it sustains, reads and writes together.
+    /// The sustained bandwidth of reads and writes together.
     pub bandwidth: Text<BytesPerSecond>,
-    /// What the operating system and others keep.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The memory occupied by the operating system and other programs.
     pub reserved: Option<Text<Bytes>>,
-    /// What one copy between pageable memory here and a GPU reaches; by default half of the narrowest link on its way (estimate: the
-    /// driver copies each piece through a pinned buffer).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The bandwidth of one copy between pageable memory here and a GPU. By default it is half of
+    /// the narrowest link on the route (estimate: the driver copies each piece through a pinned
+    /// buffer).
     pub pageable_bandwidth: Option<Text<BytesPerSecond>>,
 }
 
-/// A GPU, or an accelerator that CPU cores play.
+/// A GPU, or an accelerator emulated by CPU cores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct GpuFile {
     /// Its name, such as `gpu0`.
     pub name: String,
-    /// All of its memory.
+    /// The total capacity of its memory.
     pub memory: Text<Bytes>,
     /// The bandwidth of that memory.
     pub memory_bandwidth: Text<BytesPerSecond>,
     /// Arithmetic rates.
     pub peak: Peak,
-    /// What contexts and libraries take of the memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The memory occupied by contexts and libraries.
     pub reserved: Option<Text<Bytes>>,
-    /// Least time of a kernel; by default 6 µs (estimate: launch and end of an empty CUDA kernel).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The shortest time of a kernel; by default 6 µs (estimate: launch and end of an empty CUDA
+    /// kernel).
     pub launch_floor: Option<Text<Seconds>>,
-    /// Whether other GPUs can read its memory over PCIe; by default they can. Otherwise copies pass through host memory, unless a
-    /// link joins the two directly.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Whether other GPUs can read its memory over PCIe; by default they can. Otherwise copies pass
+    /// through host memory, unless a link joins the two GPUs directly.
     pub peer_access: Option<bool>,
-    /// Whether CPU cores play it.
+    /// Whether it is emulated by CPU cores.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub emulated: bool,
-    /// How many cores play it, if it is emulated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The number of cores that emulate it, if it is emulated.
     pub cores: Option<u32>,
-    /// What operations reach of the peaks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The efficiency of operations relative to the peaks.
     pub efficiency: Option<EfficiencyFile>,
     /// Measured rates of matmuls.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -168,38 +162,34 @@ pub struct GpuFile {
     /// Measured bandwidths of memory-bound kernels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub elementwise: ElementwisePoints,
-    /// Measured bandwidths of products of a row with a matrix that comes from memory, by the bytes of the matrix.
+    /// Measured bandwidths of products of a row with a matrix read from memory, by the bytes of the
+    /// matrix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub matvec: ElementwisePoints,
-    /// Measured layers.
+    /// Measured times of layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layer_time: Vec<LayerTimeFile>,
-    /// The measurement that the numbers come from, if they do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The measurement that is the source of the numbers, if there is one.
     pub measured: Option<MeasuredFile>,
-    /// Where the numbers come from; starts with "estimate" if they are one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers; it starts with "estimate" if they are estimated.
     pub source: Option<String>,
 }
 
-/// What operations reach of a device's peaks where no points are measured: `fraction × work / (work + fraction × peak × startup)`.
+/// The efficiency of operations without measured points: their rate is
+/// `fraction × work / (work + fraction × peak × startup)` times the peak.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct EfficiencyFile {
-    /// The share of the arithmetic peak that large matmuls reach, above 0 and at most 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The fraction of the arithmetic peak that large matmuls reach, above 0 and at most 1.
     pub matmul_fraction: Option<f64>,
-    /// What a matmul takes beside its work at that rate.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The time of a matmul in addition to its work at that rate.
     pub matmul_startup: Option<Text<Seconds>>,
-    /// The share of the memory bandwidth that large memory-bound kernels reach, above 0 and at most 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The fraction of the memory bandwidth that large memory-bound kernels reach, above 0 and at
+    /// most 1.
     pub elementwise_fraction: Option<f64>,
-    /// What such a kernel takes beside its bytes at that bandwidth.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The time of such a kernel in addition to its bytes at that bandwidth.
     pub elementwise_startup: Option<Text<Seconds>>,
-    /// Where these come from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of these numbers.
     pub source: Option<String>,
 }
 
@@ -209,29 +199,28 @@ pub struct EfficiencyFile {
 pub struct LayerTimeFile {
     /// The layer's signature: kind, shapes and batch.
     pub layer: String,
-    /// The type it computed in.
+    /// The data type of its computation.
     pub data_type: DataType,
-    /// Its forward.
+    /// The forward.
     pub forward: Text<Seconds>,
-    /// Its backward as far as it yields the gradient of the input.
+    /// The part of the backward that yields the gradient of the input.
     pub backward_input: Text<Seconds>,
-    /// Its backward as far as it yields the gradients of the weights.
+    /// The part of the backward that yields the gradients of the weights.
     pub backward_weight: Text<Seconds>,
-    /// What its backward takes longer where its activations were offloaded: they are made again from those that travel. Nothing
-    /// if all of them do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The additional time of the backward if activations were offloaded: those that are not copied
+    /// are recomputed from those that are. Zero if all are copied.
     pub replay: Option<Text<Seconds>>,
 }
 
-/// The measurement that numbers come from.
+/// The measurement that is the source of numbers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct MeasuredFile {
-    /// When.
+    /// The date.
     pub date: String,
     /// The command, with relative paths.
     pub command: String,
-    /// How far repetitions lay apart, such as "2 %".
+    /// The spread between repetitions, such as "2 %".
     pub spread: String,
 }
 
@@ -241,20 +230,17 @@ pub struct MeasuredFile {
 pub struct NvmeFile {
     /// Its name, such as `nvme0`.
     pub name: String,
-    /// All of it.
+    /// The total capacity.
     pub capacity: Text<Bytes>,
-    /// What large sequential reads reach.
+    /// The bandwidth of large sequential reads.
     pub read: Text<BytesPerSecond>,
-    /// What large sequential writes reach.
+    /// The bandwidth of large sequential writes.
     pub write: Text<BytesPerSecond>,
-    /// What is taken already.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The space that is already occupied.
     pub reserved: Option<Text<Bytes>>,
-    /// What a request takes before its first byte.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The time of a request before its first byte.
     pub latency: Option<Text<Seconds>>,
-    /// Where the numbers come from; starts with "estimate" if they are one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers; it starts with "estimate" if they are estimated.
     pub source: Option<String>,
 }
 
@@ -264,8 +250,7 @@ pub struct NvmeFile {
 pub struct NodeFile {
     /// Its name.
     pub name: String,
-    /// What it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// A description of the node, or the source of it.
     pub source: Option<String>,
 }
 
@@ -275,27 +260,22 @@ pub struct NodeFile {
 pub struct LinkFile {
     /// Its name; its directions are `name.up` and `name.down`.
     pub name: String,
-    /// Its ends; `up` is from the first to the second. A socket's name means the node of its DRAM.
+    /// Its ends; `up` is from the first to the second. The name of a socket denotes its DRAM node.
     pub between: [String; 2],
-    /// What it carries from the first end to the second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The bandwidth from the first end to the second.
     pub up: Option<Text<BytesPerSecond>>,
-    /// What it carries from the second end to the first.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The bandwidth from the second end to the first.
     pub down: Option<Text<BytesPerSecond>>,
-    /// What it carries in each direction, instead of `up` and `down`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The bandwidth in each direction, instead of `up` and `down`.
     pub bandwidth: Option<Text<BytesPerSecond>>,
-    /// What it adds to every copy; by default nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The latency that it adds to every copy; zero by default.
     pub latency: Option<Text<Seconds>>,
-    /// Where the numbers come from; starts with "estimate" if they are one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The source of the numbers; it starts with "estimate" if they are estimated.
     pub source: Option<String>,
 }
 
 impl HardwareFile {
-    /// A machine without parts.
+    /// Creates a machine without parts.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             format_version: FORMAT_VERSION,
@@ -310,10 +290,18 @@ impl HardwareFile {
             link: Vec::new(),
         }
     }
+
+    /// Formats the file as text that reads back as the same tables.
+    pub fn to_toml(&self) -> String {
+        match toml::to_string(self) {
+            Ok(text) => text,
+            Err(error) => unreachable!("a hardware file has string keys and finite numbers only: {error}"),
+        }
+    }
 }
 
 impl SocketFile {
-    /// A socket with nothing optional; it needs at least one peak.
+    /// Creates a socket without optional values; it needs at least one peak.
     pub fn new(name: impl Into<String>, cores: u32, optimizer_rate: ParamsPerSecond, dram: DramFile) -> Self {
         Self {
             name: name.into(),
@@ -337,7 +325,7 @@ impl SocketFile {
 }
 
 impl DramFile {
-    /// DRAM with nothing optional.
+    /// Creates a DRAM without optional values.
     pub fn new(name: impl Into<String>, capacity: Bytes, bandwidth: BytesPerSecond) -> Self {
         Self {
             name: name.into(),
@@ -350,7 +338,7 @@ impl DramFile {
 }
 
 impl GpuFile {
-    /// A GPU with nothing optional; it needs at least one peak.
+    /// Creates a GPU without optional values; it needs at least one peak.
     pub fn new(name: impl Into<String>, memory: Bytes, memory_bandwidth: BytesPerSecond) -> Self {
         Self {
             name: name.into(),
@@ -374,7 +362,7 @@ impl GpuFile {
 }
 
 impl LinkFile {
-    /// A link that carries the same in both directions.
+    /// Creates a link with the same bandwidth in both directions.
     pub fn new(name: impl Into<String>, between: [&str; 2], bandwidth: BytesPerSecond) -> Self {
         Self {
             name: name.into(),
@@ -388,7 +376,7 @@ impl LinkFile {
     }
 }
 
-/// The JSON Schema of hardware files.
+/// Returns the JSON schema of hardware files.
 pub fn schema() -> schemars::Schema {
     schemars::schema_for!(HardwareFile)
 }

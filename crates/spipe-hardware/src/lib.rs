@@ -1,16 +1,16 @@
-//! What the network runs on: devices, memories, NUMA nodes, links, routes.
+//! The machine: devices, memories, NUMA nodes, links and routes.
 //!
 //! ```text
-//! gpu0 ─pcie0─ root0 ─root0-dram0─ dram0 (cpu0) ─upi─ dram1 (cpu1) ─root1-dram1─ root1 ─pcie1─ gpu1
+//! gpu0 ─pcie0─ root0 ─root0-dram0─ dram0 (cpu0) ─upi─ dram1 (cpu1) ─dram1-root1─ root1 ─ …
 //!                                    │                  │
 //!                             dram0.channels      dram1.channels
 //!
-//! file text ──read──► HardwareFile ──expand, check──► Hardware   (frozen: ids, routes between all memories)
+//! text ──read──► HardwareFile ──expand, check, build──► Hardware   (immutable: ids, all routes)
 //! ```
 //!
-//! [`Hardware::from_toml`] refuses a file with everything that is wrong with it, each fault with its place. Memories are `gpu0`,
-//! `dram0` (pinned host memory), `dram0-pageable` (the same bytes, slower to copy) and `nvme0`. Links are directed: a file's link
-//! `pcie0` is `pcie0.up` and `pcie0.down`.
+//! [`Hardware::from_toml`] refuses a file with all of its faults, each with its position. Memories
+//! are `gpu0`, `dram0` (pinned host memory), `dram0-pageable` (the same bytes, slower to copy) and
+//! `nvme0`. Links are directed: a file's link `pcie0` becomes `pcie0.up` and `pcie0.down`.
 
 mod build;
 mod check;
@@ -19,6 +19,7 @@ mod efficiency;
 mod expand;
 mod file;
 mod hardware;
+mod load;
 mod profiles;
 mod read;
 mod report;

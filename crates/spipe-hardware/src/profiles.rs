@@ -1,6 +1,6 @@
-//! The machines that come with the program.
+//! The hardware files shipped with the program.
 
-/// Name and text of each file in `hardware-profiles/`, in the order of their names.
+/// Returns the name and text of each file in `hardware-profiles/`, sorted by name.
 pub fn shipped() -> &'static [(&'static str, &'static str)] {
     PROFILES
 }

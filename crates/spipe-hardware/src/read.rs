@@ -1,13 +1,13 @@
-//! TOML text into a [`HardwareFile`]. Serde stops at the first fault; this reader notes each one, puts a stand-in where it was, and
-//! reads on.
+//! A reader of TOML text into a [`HardwareFile`]. Serde stops at the first fault; this reader
+//! reports each one, substitutes a placeholder, and continues.
 
 use crate::{
     DataType, DramFile, EfficiencyFile, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MeasuredFile, NodeFile,
     NvmeFile, SocketFile, VectorExtension,
-    report::{Report, nearest},
+    report::{Report, Source, nearest},
     words::Word,
 };
-use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
+use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Faults, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
 use std::{collections::BTreeMap, fmt, str::FromStr};
 use toml::{
     Spanned,
@@ -16,26 +16,47 @@ use toml::{
 
 type Value<'i> = Spanned<DeValue<'i>>;
 
-/// What a value of a file is read into.
+/// A type that is read from a value of a file.
 pub(crate) trait Read: Sized {
-    /// What to write, for messages.
+    /// The expected value, for messages.
     const WANTED: &'static str;
 
-    /// The value, or a fault in the report and a stand-in.
+    /// Reads the value, or reports a fault and returns a placeholder.
     fn read(value: &Value<'_>, report: &mut Report<'_>) -> Self;
 
-    /// Takes the place of what could not be read, so that the rest can be checked.
+    /// Returns the placeholder for an unreadable value, so that the rest can be checked.
     fn stand_in() -> Self;
 
-    /// What an absent key means, if it may be absent.
+    /// Returns the value of an absent key, if it may be absent.
     fn absent() -> Option<Self> {
         None
     }
 }
 
-/// Reads a whole file.
-pub(crate) fn read(root: &Spanned<DeTable<'_>>, report: &mut Report<'_>) -> HardwareFile {
-    HardwareFile::read_table(root.get_ref(), root.span().start, report)
+impl HardwareFile {
+    /// Reads the tables of a file without checking the machine.
+    ///
+    /// # Errors
+    /// Every syntax error, unknown key, missing key, and value of a wrong type or unit, with its
+    /// position.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, Faults> {
+        let (root, syntax) = DeTable::parse_recoverable(text);
+        let mut report = Report::new(Source { file, text, root: Some(&root) });
+        let parsed = parse(&mut report, &syntax)?;
+        report.into_sorted().or(parsed)
+    }
+}
+
+/// Reads the tables of a file, or returns its syntax errors.
+pub(crate) fn parse(report: &mut Report<'_>, syntax: &[toml::de::Error]) -> Result<HardwareFile, Faults> {
+    for error in syntax {
+        let offset = error.span().map_or(0, |span| span.start);
+        report.push_at(offset, Diagnostic::error(error.message().trim_end()));
+    }
+    match report.source.root {
+        Some(root) if syntax.is_empty() => Ok(HardwareFile::read_table(root.get_ref(), root.span().start, report)),
+        _ => Err(std::mem::take(&mut report.faults)),
+    }
 }
 
 trait ReadTable: Sized {
@@ -52,7 +73,7 @@ fn mismatch(value: &Value<'_>, wanted: &str, report: &mut Report<'_>) {
         DeValue::Array(_) => "a list".into(),
         DeValue::Table(_) => "a table".into(),
     };
-    report.push_at(value.span().start, Diagnostic::error(format!("{found} stands where {wanted} belongs")));
+    report.push_at(value.span().start, Diagnostic::error(format!("expected {wanted}, found {found}")));
 }
 
 impl Read for String {
@@ -130,7 +151,7 @@ impl Read for bool {
     }
 }
 
-/// A quantity that files write with its unit.
+/// A quantity written with its unit.
 trait Quantity: FromStr<Err: fmt::Display> {
     const WANTED: &'static str;
     const ONE: fn() -> Self;
@@ -178,7 +199,7 @@ fn word<W: Word>(text: &str, offset: usize, report: &mut Report<'_>) -> Option<W
     let known = words.iter().find(|(name, _)| *name == text);
     if known.is_none() {
         let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
-        let fault = Diagnostic::error(format!("`{text}` is no {} (known: {})", W::WHAT, names.join(", ")));
+        let fault = Diagnostic::error(format!("unknown {} `{text}` (known: {})", W::WHAT, names.join(", ")));
         report.push_at(offset, meant(fault, text, names));
     }
     known.map(|(_, value)| *value)
@@ -242,7 +263,7 @@ impl<T: Read> Read for Vec<T> {
     }
 }
 
-/// The two elements of a list that must have two.
+/// Returns the elements of a list of exactly two.
 fn pair<'a, 'i>(value: &'a Value<'i>, wanted: &str, report: &mut Report<'_>) -> Option<[&'a Value<'i>; 2]> {
     let elements: Option<&[Value<'i>]> = match value.get_ref() {
         DeValue::Array(items) => Some(items),
@@ -252,7 +273,7 @@ fn pair<'a, 'i>(value: &'a Value<'i>, wanted: &str, report: &mut Report<'_>) -> 
         match elements {
             Some(items) => report.push_at(
                 value.span().start,
-                Diagnostic::error(format!("a list of {} stands where {wanted} belongs", items.len())),
+                Diagnostic::error(format!("expected {wanted}, found a list of {}", items.len())),
             ),
             None => mismatch(value, wanted, report),
         }
@@ -288,7 +309,7 @@ impl<A: Read, B: Read> Read for (A, B) {
     }
 }
 
-/// Peaks must be given; measured points need not.
+/// Peaks are required; measured points are optional.
 impl<T: Read> Read for BTreeMap<DataType, T> {
     const WANTED: &'static str = "a table like { bf16 = … }";
 
@@ -313,7 +334,7 @@ impl<T: Read> Read for BTreeMap<DataType, T> {
     }
 }
 
-/// The hint "did you mean", if a known word is near.
+/// Adds the hint "did you mean" if a similar word is known.
 fn meant<'a>(fault: Diagnostic, word: &str, known: impl IntoIterator<Item = &'a str>) -> Diagnostic {
     match nearest(word, known) {
         Some(near) => fault.hint(format!("did you mean `{near}`?")),
@@ -321,7 +342,7 @@ fn meant<'a>(fault: Diagnostic, word: &str, known: impl IntoIterator<Item = &'a 
     }
 }
 
-/// One key of a table, as Rust spells it.
+/// Reads the key of a table that belongs to the field `key`.
 fn field<T: Read>(table: &DeTable<'_>, (at, what): (usize, &str), key: &str, report: &mut Report<'_>) -> T {
     let key = key.replace('_', "-");
     if let Some((_, value)) = table.iter().find(|(name, _)| name.get_ref() == key.as_str()) {

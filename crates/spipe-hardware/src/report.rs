@@ -1,4 +1,5 @@
-//! Faults with their places: a path of keys and indices is looked up in the text only when something is wrong there.
+//! Faults with positions. A path of keys and indices is located in the text only when a fault is
+//! reported there.
 
 use spipe_base::{Diagnostic, Faults, Position, position_of};
 use toml::{
@@ -6,7 +7,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-/// What was parsed, if there is a text at all.
+/// The parsed file, if there is a text.
 pub(crate) struct Source<'a> {
     pub file: &'a str,
     pub text: &'a str,
@@ -18,7 +19,7 @@ impl Source<'_> {
         position_of(self.file, self.text, offset)
     }
 
-    /// The place of `gpu.0.memory`, or of the innermost table around it that is there.
+    /// Returns the position of a path such as `gpu.0.memory`, or of its innermost existing parent.
     fn locate(&self, path: &str) -> Position {
         self.position(self.root.map_or(0, |root| offset_of(root.get_ref(), path)))
     }
@@ -55,24 +56,24 @@ impl<'a> Report<'a> {
         Self { source, faults: Faults::new() }
     }
 
-    /// Adds a fault of what stands at a path such as `gpu.0.memory`.
+    /// Adds a fault at a path such as `gpu.0.memory`.
     pub fn push(&mut self, path: &str, diagnostic: Diagnostic) {
         let position = self.source.locate(path);
         self.faults.push(diagnostic.at(position));
     }
 
-    /// Adds an error of what stands at a path.
+    /// Adds an error at a path.
     pub fn error(&mut self, path: &str, message: String) {
         self.push(path, Diagnostic::error(message));
     }
 
-    /// Adds a fault of what stands at a byte of the text.
+    /// Adds a fault at a byte offset of the text.
     pub fn push_at(&mut self, offset: usize, diagnostic: Diagnostic) {
         let position = self.source.position(offset);
         self.faults.push(diagnostic.at(position));
     }
 
-    /// The faults in the order of their places.
+    /// Returns the faults sorted by position.
     pub fn into_sorted(self) -> Faults {
         let mut all: Vec<Diagnostic> = self.faults.iter().cloned().collect();
         all.sort_by(|a, b| a.position.cmp(&b.position));
@@ -82,14 +83,14 @@ impl<'a> Report<'a> {
     }
 }
 
-/// The known word nearest to `word`, if it is near enough to have been meant.
+/// Returns the known word most similar to `word`, if it is similar enough to be meant.
 pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (word.chars().count() / 3).max(1);
     let scored = known.into_iter().map(|candidate| (edits(word, candidate), candidate));
     scored.filter(|(distance, _)| *distance <= limit).min().map(|(_, candidate)| candidate)
 }
 
-/// How many insertions, deletions, replacements and swaps of neighbours lead from one word to the other.
+/// Returns the edit distance: insertions, deletions, replacements and swaps of neighbours.
 fn edits(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=to.len()).collect()];

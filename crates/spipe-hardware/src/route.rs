@@ -1,19 +1,36 @@
-//! The routes between all pairs of memories, worked out once.
+//! The routes between all pairs of memories, computed once.
 
 use crate::{
     Link, Memory, MemoryKind, Route,
-    build::End,
-    topology::{Topology, Way, Ways},
+    topology::{Path, PathSearch, Topology},
 };
 use spipe_base::{BytesPerSecond, IdVec, LinkId, MemoryId, Seconds};
 use std::collections::BTreeMap;
 
-/// What is known of the ways between memories.
+/// A memory as an end of routes.
+#[derive(Clone, Debug)]
+pub(crate) struct End {
+    /// The name of its node in the graph.
+    pub node: String,
+    /// The memory's own links taken by a copy that starts here, and by one that ends here.
+    pub leaving: Vec<LinkId>,
+    pub arriving: Vec<LinkId>,
+    /// For pageable memory, the largest rate of a copy to or from a GPU: the inner value if the
+    /// file states one, otherwise half of the narrowest link.
+    pub pageable: Option<Option<BytesPerSecond>>,
+    /// The largest rate of a copy within the memory.
+    pub within: Option<BytesPerSecond>,
+    /// Whether other GPUs can read it over PCIe.
+    pub peer_access: bool,
+}
+
+/// The routes between memories, and the facts derived from them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Routes {
-    /// By source, then destination.
+    /// The routes by source, then destination.
     pub between: IdVec<MemoryId, IdVec<MemoryId, Option<Route>>>,
-    /// The DRAMs that each memory may leave something in, the nearest first: that one, and what is not beyond a network card.
+    /// The DRAMs that each memory may use, nearest first: the nearest one, and the others that are
+    /// not behind a network card.
     pub hosts: IdVec<MemoryId, Vec<MemoryId>>,
     /// The channels of each DRAM.
     pub channels: IdVec<MemoryId, Option<LinkId>>,
@@ -22,11 +39,11 @@ pub(crate) struct Routes {
 }
 
 struct Router<'a> {
-    ways: Ways<'a>,
+    paths: PathSearch<'a>,
     links: &'a IdVec<LinkId, Link>,
     memories: &'a IdVec<MemoryId, Memory>,
     ends: &'a IdVec<MemoryId, End>,
-    found: BTreeMap<&'a str, BTreeMap<&'a str, Way>>,
+    found: BTreeMap<&'a str, BTreeMap<&'a str, Path>>,
     hosts: IdVec<MemoryId, Vec<MemoryId>>,
 }
 
@@ -36,9 +53,9 @@ pub(crate) fn routes<'a>(
     memories: &'a IdVec<MemoryId, Memory>,
     ends: &'a IdVec<MemoryId, End>,
 ) -> Routes {
-    let ways = topology.ways(links);
-    let found = ends.iter().map(|end| (end.node.as_str(), ways.from(&end.node))).collect();
-    let mut router = Router { ways, links, memories, ends, found, hosts: IdVec::new() };
+    let paths = topology.paths(links);
+    let found = ends.iter().map(|end| (end.node.as_str(), paths.from(&end.node))).collect();
+    let mut router = Router { paths, links, memories, ends, found, hosts: IdVec::new() };
     router.hosts = memories.ids().map(|memory| router.nearest_drams(memory)).collect();
     Routes {
         between: memories.ids().map(|from| memories.ids().map(|to| router.route(from, to)).collect()).collect(),
@@ -49,7 +66,7 @@ pub(crate) fn routes<'a>(
 }
 
 impl Router<'_> {
-    fn way(&self, from: MemoryId, to: MemoryId) -> Option<&Way> {
+    fn shortest(&self, from: MemoryId, to: MemoryId) -> Option<&Path> {
         self.found.get(self.ends[from].node.as_str())?.get(self.ends[to].node.as_str())
     }
 
@@ -58,9 +75,10 @@ impl Router<'_> {
             self.memories[*id].kind == MemoryKind::Dram && self.memories[*id].pageable_view_of.is_none()
         };
         let drams = self.memories.ids().filter(is_dram);
-        let mut near: Vec<(&Way, MemoryId)> = drams.filter_map(|dram| Some((self.way(memory, dram)?, dram))).collect();
+        let mut near: Vec<(&Path, MemoryId)> =
+            drams.filter_map(|dram| Some((self.shortest(memory, dram)?, dram))).collect();
         near.sort();
-        let within = |(index, (way, _)): &(usize, (&Way, MemoryId))| *index == 0 || self.ways.is_within(way);
+        let within = |(index, (path, _)): &(usize, (&Path, MemoryId))| *index == 0 || self.paths.is_within(path);
         near.into_iter().enumerate().filter(within).map(|(_, (_, dram))| dram).collect()
     }
 
@@ -73,49 +91,49 @@ impl Router<'_> {
     }
 
     fn roots(&self, memory: MemoryId) -> Vec<String> {
-        let way = self.nearest_dram(memory).and_then(|host| self.way(memory, host));
-        way.map_or_else(Vec::new, |way| self.ways.nodes_between(way))
+        let path = self.nearest_dram(memory).and_then(|host| self.shortest(memory, host));
+        path.map_or_else(Vec::new, |path| self.paths.nodes_between(path))
     }
 
     fn route(&self, from: MemoryId, to: MemoryId) -> Option<Route> {
-        let path = self.path(from, to)?;
+        let between = self.links_between(from, to)?;
         let (start, end) = (&self.ends[from], &self.ends[to]);
         let within = start.node == end.node;
-        let narrowest = path.iter().map(|link| self.links[*link].bandwidth).min();
-        let links: Vec<LinkId> = start.leaving.iter().chain(&path).chain(&end.arriving).copied().collect();
+        let narrowest = between.iter().map(|link| self.links[*link].bandwidth).min();
+        let links: Vec<LinkId> = start.leaving.iter().chain(&between).chain(&end.arriving).copied().collect();
         let latency = links.iter().map(|link| self.links[*link].latency).sum::<Seconds>();
         let rate_cap = if within { start.within } else { self.pageable_cap(from, to, narrowest) };
         Some(Route { links, latency, rate_cap })
     }
 
-    /// The links between two memories, without those of the memories themselves.
-    fn path(&self, from: MemoryId, to: MemoryId) -> Option<Vec<LinkId>> {
-        let way = self.way(from, to)?;
+    /// Returns the links between two memories, without the memories' own.
+    fn links_between(&self, from: MemoryId, to: MemoryId) -> Option<Vec<LinkId>> {
+        let path = self.shortest(from, to)?;
         let is_gpu = |id: MemoryId| self.memories[id].kind == MemoryKind::Gpu;
         let closed = is_gpu(from) && is_gpu(to) && !(self.ends[from].peer_access && self.ends[to].peer_access);
-        if !closed || way.hops() <= 1 {
-            return Some(self.ways.links(way));
+        if !closed || path.hops() <= 1 {
+            return Some(self.paths.links(path));
         }
         self.direct_link(from, to).map(|link| vec![link]).or_else(|| self.via_host(from, to))
     }
 
-    /// The link that joins two memories without a node between them.
+    /// Returns the link that joins two memories directly.
     fn direct_link(&self, from: MemoryId, to: MemoryId) -> Option<LinkId> {
         let (from, to) = (&self.ends[from].node, &self.ends[to].node);
         let direct = self.links.enumerate().filter(|(_, link)| link.from == *from && link.to == *to);
         direct.min_by_key(|(_, link)| (link.latency, &link.name)).map(|(id, _)| id)
     }
 
-    /// Into the host memory nearest to the source, and out of it again.
+    /// Returns the links into the host memory nearest to the source and out of it again.
     fn via_host(&self, from: MemoryId, to: MemoryId) -> Option<Vec<LinkId>> {
         let host = self.nearest_dram(from)?;
-        let (into, out) = (self.way(from, host)?, self.way(host, to)?);
+        let (into, out) = (self.shortest(from, host)?, self.shortest(host, to)?);
         let end = &self.ends[host];
         let buffer = end.arriving.iter().chain(&end.leaving).copied();
-        Some(self.ways.links(into).into_iter().chain(buffer).chain(self.ways.links(out)).collect())
+        Some(self.paths.links(into).into_iter().chain(buffer).chain(self.paths.links(out)).collect())
     }
 
-    /// What pageable host memory leaves of a copy to or from a GPU.
+    /// Returns the rate cap that pageable host memory imposes on a copy to or from a GPU.
     fn pageable_cap(&self, from: MemoryId, to: MemoryId, narrowest: Option<BytesPerSecond>) -> Option<BytesPerSecond> {
         let one_gpu = [from, to].iter().any(|id| self.memories[*id].kind == MemoryKind::Gpu);
         let stated = self.ends[from].pageable.or(self.ends[to].pageable).filter(|_| one_gpu)?;

@@ -1,4 +1,4 @@
-//! The graph of nodes and links, and the shortest ways through it.
+//! The graph of nodes and links, and its shortest paths.
 
 use crate::Link;
 use petgraph::{
@@ -11,16 +11,16 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
-/// What a node is for the copies of others.
+/// The role of a node for copies between other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Node {
-    /// The memory of a GPU or a drive, through which none pass.
+    /// The memory of a GPU or a drive; copies do not pass through it.
     Closed,
     /// A DRAM.
     Dram,
     /// A root complex or a switch.
     Open,
-    /// The way to another machine.
+    /// A connection to another machine.
     NetworkCard,
 }
 
@@ -32,12 +32,13 @@ pub(crate) struct Topology {
     by_name: BTreeMap<String, NodeIndex>,
 }
 
-/// A way along links. Ways are compared by latency, then the number of links, then the names of the links in order.
+/// A path of links. Paths are compared by latency, then by the number of links, then by the names
+/// of the links in order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Way {
+pub(crate) struct Path {
     latency_ps: u64,
     hops: usize,
-    /// Positions of the links among all links sorted by name.
+    /// The ranks of the links when all links are sorted by name.
     ranks: Vec<u32>,
 }
 
@@ -50,104 +51,105 @@ impl Topology {
         }
     }
 
-    /// Makes `alias` another name of a node that is there, unless the name is taken.
+    /// Makes `alias` another name of an existing node, unless the name is taken.
     pub fn alias(&mut self, alias: &str, name: &str) {
         if let (Some(&node), false) = (self.by_name.get(name), self.by_name.contains_key(alias)) {
             self.by_name.insert(alias.into(), node);
         }
     }
 
-    /// Whether two names mean the same node.
+    /// Whether two names denote the same node.
     pub fn same(&self, one: &str, other: &str) -> bool {
         self.by_name.get(one) == self.by_name.get(other)
     }
 
-    /// What the node of that name is, if there is one.
+    /// Returns the role of the node with this name, if there is one.
     pub fn node(&self, name: &str) -> Option<Node> {
         self.by_name.get(name).map(|index| self.graph[*index].1)
     }
 
-    /// Joins two nodes that are there.
+    /// Adds a link between two existing nodes.
     pub fn join(&mut self, from: &str, to: &str, link: LinkId) {
         if let (Some(&from), Some(&to)) = (self.by_name.get(from), self.by_name.get(to)) {
             self.graph.add_edge(from, to, link);
         }
     }
 
-    /// The ways among the nodes, by their links.
-    pub fn ways<'a>(&'a self, links: &'a IdVec<LinkId, Link>) -> Ways<'a> {
+    /// Returns a search for shortest paths.
+    pub fn paths<'a>(&'a self, links: &'a IdVec<LinkId, Link>) -> PathSearch<'a> {
         let mut by_name: Vec<LinkId> = links.ids().collect();
         by_name.sort_by(|a, b| links[*a].name.cmp(&links[*b].name));
         let mut ranks = vec![0; links.len()];
         for (rank, link) in (0..).zip(&by_name) {
             ranks[link.index()] = rank;
         }
-        Ways { topology: self, links, by_name, ranks }
+        PathSearch { topology: self, links, by_name, ranks }
     }
 }
 
-/// A search for ways.
-pub(crate) struct Ways<'a> {
+/// A search for shortest paths.
+pub(crate) struct PathSearch<'a> {
     topology: &'a Topology,
     links: &'a IdVec<LinkId, Link>,
     by_name: Vec<LinkId>,
     ranks: Vec<u32>,
 }
 
-impl<'a> Ways<'a> {
-    /// The shortest way from one node to every other that can be reached (Dijkstra).
-    pub fn from(&self, start: &str) -> BTreeMap<&'a str, Way> {
+impl<'a> PathSearch<'a> {
+    /// Returns the shortest paths from one node to all reachable ones (Dijkstra).
+    pub fn from(&self, start: &str) -> BTreeMap<&'a str, Path> {
         let Some(&start) = self.topology.by_name.get(start) else { return BTreeMap::new() };
-        let mut found: BTreeMap<NodeIndex, Way> = BTreeMap::new();
-        let mut open = BinaryHeap::from([Reverse((Way { latency_ps: 0, hops: 0, ranks: Vec::new() }, start))]);
-        while let Some(Reverse((way, node))) = open.pop() {
+        let mut found: BTreeMap<NodeIndex, Path> = BTreeMap::new();
+        let mut open = BinaryHeap::from([Reverse((Path { latency_ps: 0, hops: 0, ranks: Vec::new() }, start))]);
+        while let Some(Reverse((path, node))) = open.pop() {
             if found.contains_key(&node) {
                 continue;
             }
             if node == start || self.topology.graph[node].1 != Node::Closed {
                 for edge in self.topology.graph.edges(node).filter(|edge| !found.contains_key(&edge.target())) {
-                    open.push(Reverse((self.extend(&way, *edge.weight()), edge.target())));
+                    open.push(Reverse((self.extend(&path, *edge.weight()), edge.target())));
                 }
             }
-            found.insert(node, way);
+            found.insert(node, path);
         }
         let topology = self.topology;
-        found.into_iter().map(|(node, way)| (topology.graph[node].0.as_str(), way)).collect()
+        found.into_iter().map(|(node, path)| (topology.graph[node].0.as_str(), path)).collect()
     }
 
-    fn extend(&self, way: &Way, link: LinkId) -> Way {
-        let mut longer = way.clone();
+    fn extend(&self, path: &Path, link: LinkId) -> Path {
+        let mut longer = path.clone();
         longer.latency_ps = longer.latency_ps.saturating_add(picoseconds(self.links[link].latency));
         longer.hops += 1;
         longer.ranks.push(self.ranks[link.index()]);
         longer
     }
 
-    /// The links of a way, in order.
-    pub fn links(&self, way: &Way) -> Vec<LinkId> {
-        way.ranks.iter().map(|rank| self.by_name[*rank as usize]).collect()
+    /// Returns the links of a path, in order.
+    pub fn links(&self, path: &Path) -> Vec<LinkId> {
+        path.ranks.iter().map(|rank| self.by_name[*rank as usize]).collect()
     }
 
-    /// The nodes that a way passes between its ends, other than DRAM.
-    pub fn nodes_between(&self, way: &Way) -> Vec<String> {
-        let inner = self.links(way).into_iter().skip(1).map(|link| self.links[link].from.clone());
+    /// Returns the nodes between the ends of a path, except DRAM.
+    pub fn nodes_between(&self, path: &Path) -> Vec<String> {
+        let inner = self.links(path).into_iter().skip(1).map(|link| self.links[link].from.clone());
         inner.filter(|name| self.topology.node(name) != Some(Node::Dram)).collect()
     }
 
-    /// Whether a way stays within one machine.
-    pub fn is_within(&self, way: &Way) -> bool {
-        self.nodes_between(way).iter().all(|name| self.topology.node(name) != Some(Node::NetworkCard))
+    /// Whether a path stays within one machine.
+    pub fn is_within(&self, path: &Path) -> bool {
+        self.nodes_between(path).iter().all(|name| self.topology.node(name) != Some(Node::NetworkCard))
     }
 }
 
-impl Way {
-    /// How many links it has.
+impl Path {
+    /// Returns the number of links.
     pub fn hops(&self) -> usize {
         self.hops
     }
 }
 
-/// Whole picoseconds, so that the order in which latencies are added does not decide between ways.
+/// Converts to whole picoseconds, so that rounding in sums of latencies cannot decide between
+/// paths.
 fn picoseconds(latency: Seconds) -> u64 {
     (latency.get() * 1e12).round() as u64
 }

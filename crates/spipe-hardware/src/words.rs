@@ -1,15 +1,15 @@
-//! The fixed words of hardware files: vector extensions, and data types as `spipe-base` names them.
+//! The enumerations of hardware files: vector extensions, and the data types of `spipe-base`.
 
 use serde::{Deserialize, Serialize};
 use spipe_base::DataType;
 use std::fmt;
 
-/// An enum of which each value is one word in files.
+/// An enumeration whose values are written as one word each.
 pub(crate) trait Word: Copy + 'static {
-    /// What the words name, in messages.
+    /// The noun for a value, in messages.
     const WHAT: &'static str;
 
-    /// Every word with its value; at least one.
+    /// Returns every word with its value; at least one.
     fn words() -> Vec<(&'static str, Self)>;
 }
 
@@ -24,10 +24,10 @@ macro_rules! words {
         }
 
         impl $name {
-            /// Every value, in the order in which reports list them.
+            /// Every value, in the order of reports.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// Its name in files and reports.
+            /// Returns the name used in files and reports.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word),+

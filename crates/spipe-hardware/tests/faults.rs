@@ -1,9 +1,9 @@
-//! What the reader of hardware files says about bad ones: everything, each with its place.
+//! Messages about invalid hardware files: all faults, each with its position.
 
 use insta::assert_snapshot;
 use spipe_hardware::{Hardware, HardwareFile};
 
-/// A machine without faults, of which the tests spoil parts.
+/// A valid machine, which the tests change.
 const GOOD: &str = r#"format-version = 1
 name = "m"
 [[socket]]
@@ -36,7 +36,7 @@ fn faults(text: &str) -> String {
     }
 }
 
-/// What is said when `from` is replaced by `to`.
+/// The messages after each `from` is replaced by `to`.
 fn spoiled(changes: &[(&str, &str)]) -> String {
     let spoil = |text: String, (from, to): &(&str, &str)| {
         assert!(text.contains(from), "{from} is in the text");
@@ -68,20 +68,20 @@ fn all_faults_are_reported_at_once() {
     error: a socket has no key `corse`
       --> m.toml:5:1
     hint: did you mean `cores`?
-    error: the bare number 128 stands where a size like "24 GiB" belongs
+    error: expected a size like "24 GiB", found the bare number 128
       --> m.toml:8:37
     error: gpu `gpu0` has no memory
       --> m.toml:12:10
     error: `GiB` is not a unit of bandwidth (known: B/s, KB/s, MB/s, GB/s, TB/s, KiB/s, MiB/s, GiB/s, TiB/s, Mb/s, Gb/s)
       --> m.toml:13:20
-    error: `bf61` is no data type (known: f32, tf32, f16, bf16, fp8, int8)
+    error: unknown data type `bf61` (known: f32, tf32, f16, bf16, fp8, int8)
       --> m.toml:14:10
     hint: did you mean `bf16`?
     error: `-25 GB/s` is out of range for a bandwidth
       --> m.toml:19:6
     error: link `pcie0` has an `up` but no `down`
       --> m.toml:19:6
-    error: link `root0-dram0` ends at `rooot0`, which nothing else names
+    error: link `root0-dram0` ends at `rooot0`, which appears nowhere else
       --> m.toml:22:12
     hint: did you mean `root0`?
     "#);
@@ -114,11 +114,11 @@ fn a_device_needs_memory_and_its_memory_some_room() {
 #[test]
 fn names_mean_one_thing() {
     assert_snapshot!(spoiled(&[("name = \"gpu0\"", "name = \"dram0\""), ("\"gpu0\", \"root0\"", "\"dram0\", \"root0\"")]), @"
-    error: the name `dram0` is taken already
+    error: the name `dram0` is used twice
       --> m.toml:8:17
     ");
     assert_snapshot!(spoiled(&[("\"root0-dram0\"", "\"pcie0\"")]), @"
-    error: the link name `pcie0` is taken already
+    error: the link name `pcie0` is used twice
       --> m.toml:21:8
     ");
     assert_snapshot!(spoiled(&[("name = \"cpu0\"", "name = \"cpu 0\"")]), @"
@@ -135,14 +135,14 @@ fn names_mean_one_thing() {
 #[test]
 fn links_end_somewhere_and_join_everything() {
     assert_snapshot!(spoiled(&[("[\"gpu0\", \"root0\"]", "[\"gpu1\", \"root0\"]")]), @"
-    error: link `pcie0` ends at `gpu1`, which nothing else names
+    error: link `pcie0` ends at `gpu1`, which appears nowhere else
       --> m.toml:18:12
     hint: did you mean `gpu0`?
     ");
     assert_snapshot!(spoiled(&[("[\"gpu0\", \"root0\"]", "[\"gpu0\", \"gpu0\"]")]), @"
     error: link `pcie0` joins `gpu0` with itself
       --> m.toml:18:11
-    error: link `root0-dram0` ends at `root0`, which nothing else names
+    error: link `root0-dram0` ends at `root0`, which appears nowhere else
       --> m.toml:22:12
     hint: name a device, a memory or a node of another link, or declare it (`[[root-complex]]`, `[[switch]]`, `[[nic]]`)
     ");
@@ -170,7 +170,7 @@ fn rates_are_stated_once_per_direction() {
       --> m.toml:17:8
     ");
     assert_snapshot!(spoiled(&[("bandwidth = \"25 GB/s\"", "bandwidth = \"25 GB/s\"\nup = \"25 GB/s\"")]), @"
-    error: link `pcie0` has `bandwidth` for both directions beside `up` or `down`
+    error: link `pcie0` has both `bandwidth` and `up` or `down`
       --> m.toml:19:13
     ");
     assert_snapshot!(spoiled(&[("\"25 GB/s\"", "\"0 GB/s\"")]), @"
@@ -184,7 +184,7 @@ fn curves_ascend_and_fractions_are_fractions() {
     let curve =
         "bf16 = \"165 TFLOP/s\" }\nmatmul = { bf16 = [[\"4 GFLOP\", \"90 TFLOP/s\"], [\"1 GFLOP\", \"60 TFLOP/s\"]] }";
     assert_snapshot!(spoiled(&[("bf16 = \"165 TFLOP/s\" }", curve)]), @"
-    error: gpu `gpu0` has points of `matmul bf16` that do not ascend in size from above zero
+    error: gpu `gpu0` has points of `matmul bf16` whose sizes are not positive and ascending
       --> m.toml:15:19
     ");
     let too_fast = "bf16 = \"165 TFLOP/s\" }\nmatmul = { bf16 = [[\"4 GFLOP\", \"190 TFLOP/s\"]] }";
@@ -197,9 +197,9 @@ fn curves_ascend_and_fractions_are_fractions() {
     assert_snapshot!(spoiled(&[("peak = { bf16 = \"165 TFLOP/s\" }", odd)]), @r#"
     error: gpu `gpu0` has a `matmul-fraction` of 70, which is not above 0 and at most 1
       --> m.toml:15:34
-    error: the text "a" stands where a number belongs
+    error: expected a number, found the text "a"
       --> m.toml:15:61
-    error: gpu `gpu0` has `cores`, which only an emulated one has (`emulated = true`)
+    error: gpu `gpu0` has `cores`, which only emulated GPUs have (`emulated = true`)
       --> m.toml:16:9
     "#);
 }
@@ -211,7 +211,7 @@ fn syntax_and_versions() {
       --> m.toml:2:10
     "#);
     assert_snapshot!(spoiled(&[("format-version = 1", "format-version = 2")]), @"
-    error: format version 2 is not known
+    error: unknown format version 2
       --> m.toml:1:18
     hint: this program reads `format-version = 1`
     ");
@@ -237,26 +237,26 @@ fn syntax_and_versions() {
 fn missing_sources_and_odd_ranges() {
     assert_snapshot!(spoiled(&[("source = \"s\"\n", "")]), @r#"
     fine
-    warning: socket `cpu0` does not say where its numbers come from
+    warning: socket `cpu0` does not state the source of its numbers
       --> m.toml:3:1
     hint: write `source = "…"` with the data sheet, or "estimate: …" with the reason
     "#);
     assert_snapshot!(spoiled(&[("\"gpu0\"", "\"gpu{0..x}\"")]), @"
-    error: `gpu{0..x}` has no sound range (write one like `gpu{0..3}`, or `gpu{0..6/2}` for every second)
+    error: `gpu{0..x}` has an invalid range (write one like `gpu{0..3}`, or `gpu{0..6/2}` for every second)
       --> m.toml:10:1
-    error: link `pcie0` ends at `gpu0`, which nothing else names
+    error: link `pcie0` ends at `gpu0`, which appears nowhere else
       --> m.toml:18:12
     hint: did you mean `cpu0`?
     ");
     assert_snapshot!(spoiled(&[("[\"gpu0\", \"root0\"]", "[\"gpu0\", \"root{0..1}\"]"), ("\"pcie0\"", "\"pcie{0..2}\"")]), @"
-    error: `pcie{0..2}` counts 3, another range of this table 2
+    error: `pcie{0..2}` has 3 elements, but another range of this table has 2
       --> m.toml:16:1
-    error: link `pcie1` ends at `root1`, which nothing else names
+    error: link `pcie1` ends at `root1`, which appears nowhere else
       --> m.toml:18:20
     hint: did you mean `root0`?
     ");
     assert_snapshot!(spoiled(&[("[\"gpu0\", \"root0\"]", "\"gpu0\"")]), @r#"
-    error: the text "gpu0" stands where a list of two names like ["gpu0", "root0"] belongs
+    error: expected a list of two names like ["gpu0", "root0"], found the text "gpu0"
       --> m.toml:18:11
     "#);
 }

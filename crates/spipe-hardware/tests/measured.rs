@@ -1,4 +1,4 @@
-//! Profiles as a calibration writes them, and what devices make of measured numbers.
+//! Files written by a calibration, and the use of their measured numbers.
 
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
 use spipe_hardware::{

@@ -1,4 +1,4 @@
-//! The shipped machines: all listed, all sound, and what their routes say.
+//! The shipped machines: all listed, all valid, and their routes.
 
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, MemoryId, Seconds};
 use spipe_hardware::{DataType, DeviceKind, Hardware, HardwareFile, MemoryKind, Provenance, shipped};

@@ -1,10 +1,11 @@
-//! What holds of every machine.
+//! Properties of every machine.
 
 use proptest::prelude::*;
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
 use spipe_hardware::{DataType, DramFile, GpuFile, Hardware, HardwareFile, LinkFile, SocketFile};
 
-/// Up to three sockets in a chain, up to six GPUs under one or two roots per socket, some joined directly, some closed to peers.
+/// Up to three sockets in a chain and up to six GPUs under one or two roots per socket, some joined
+/// directly, some without peer access.
 fn machines() -> impl Strategy<Value = HardwareFile> {
     let gpu = (0usize..3, 0usize..2, 1.0..500.0, 0u32..20, any::<bool>());
     let pair = (0usize..6, 0usize..6, 1.0..500.0, 0u32..20);

@@ -1,0 +1,96 @@
+//! The steps from a file to a checked machine: read, expand, check, build, check the connections.
+
+use crate::{
+    Hardware, HardwareFile, MemoryKind,
+    build::build,
+    check::check,
+    expand::Parts,
+    read::parse,
+    report::{Report, Source},
+};
+use spipe_base::{Bytes, Diagnostic, Faults, MemoryId};
+use toml::de::DeTable;
+
+impl Hardware {
+    /// Reads and checks a machine. `file` is its name in messages.
+    ///
+    /// # Errors
+    /// All faults of the text, each with its position.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, Faults> {
+        let (root, syntax) = DeTable::parse_recoverable(text);
+        let mut report = Report::new(Source { file, text, root: Some(&root) });
+        let parsed = parse(&mut report, &syntax)?;
+        Self::checked(parsed, report)
+    }
+
+    /// Checks a machine that was not read from text. `file` is its name in messages.
+    ///
+    /// # Errors
+    /// All faults of the machine.
+    pub fn from_file(file: &str, parsed: HardwareFile) -> Result<Self, Faults> {
+        Self::checked(parsed, Report::new(Source { file, text: "", root: None }))
+    }
+
+    /// Returns the same machine with `more` bytes in each of the `memories` of GPUs and sockets.
+    ///
+    /// # Errors
+    /// All faults of the larger machine.
+    pub fn with_larger(&self, memories: &[MemoryId], more: Bytes) -> Result<Self, Faults> {
+        let source = Source { file: self.name(), text: "", root: None };
+        // Tables that stand for several equal items are expanded, so that one item can differ.
+        let parts = Parts::new(self.file(), &mut Report::new(source));
+        let larger = |name: &str| memories.iter().any(|memory| self.memories()[*memory].name == name);
+        let mut file = self.file().clone();
+        file.gpu = parts.gpus.into_iter().map(|part| part.item).collect();
+        file.socket = parts.sockets.into_iter().map(|part| part.item).collect();
+        for gpu in file.gpu.iter_mut().filter(|gpu| larger(&gpu.name)) {
+            gpu.memory.0 += more;
+        }
+        for dram in file.socket.iter_mut().map(|socket| &mut socket.dram).filter(|dram| larger(&dram.name)) {
+            dram.capacity.0 += more;
+        }
+        Self::from_file(self.name(), file)
+    }
+
+    fn checked(file: HardwareFile, mut report: Report<'_>) -> Result<Self, Faults> {
+        let parts = Parts::new(&file, &mut report);
+        check(&file, &parts, &mut report);
+        let hardware = build(&file, &parts);
+        if report.faults.is_harmless() {
+            check_connected(&hardware, &parts, &mut report);
+        }
+        let faults = report.into_sorted();
+        if faults.is_harmless() { Ok(hardware.with_warnings(faults)) } else { Err(faults) }
+    }
+}
+
+/// Refuses GPUs without a route to any DRAM, and parts of the machine that cannot reach each other.
+fn check_connected(hardware: &Hardware, parts: &Parts, report: &mut Report<'_>) {
+    let placed = parts.gpus.iter().map(|part| &part.path).chain(parts.sockets.iter().map(|part| &part.path));
+    let paths: Vec<&String> = placed.chain(parts.nvmes.iter().map(|part| &part.path)).collect();
+    let own: Vec<MemoryId> = hardware.memories().ids().take(paths.len()).collect();
+    let stranded =
+        |id: &MemoryId| hardware.memories()[*id].kind == MemoryKind::Gpu && hardware.nearest_drams(*id).is_empty();
+    for id in own.iter().filter(|id| stranded(id)) {
+        let message = format!("gpu `{}` has no route to any DRAM", hardware.memories()[*id].name);
+        let hint = "add a `[[link]]` between it and a root complex, and one from there to the DRAM";
+        report.push(paths[id.index()], Diagnostic::error(message).hint(hint));
+    }
+    let mut groups: Vec<Vec<MemoryId>> = Vec::new();
+    for id in own.iter().filter(|id| !stranded(id)) {
+        match groups.iter_mut().find(|group| hardware.route(group[0], *id).is_some()) {
+            Some(group) => group.push(*id),
+            None => groups.push(vec![*id]),
+        }
+    }
+    for group in groups.iter().skip(1) {
+        let message = format!("{} cannot reach {}", list(hardware, group), list(hardware, &groups[0]));
+        let hint = "join the two with a `[[link]]`, for example between two sockets";
+        report.push(paths[group[0].index()], Diagnostic::error(message).hint(hint));
+    }
+}
+
+fn list(hardware: &Hardware, memories: &[MemoryId]) -> String {
+    let names: Vec<String> = memories.iter().map(|id| format!("`{}`", hardware.memories()[*id].name)).collect();
+    names.join(", ")
+}
