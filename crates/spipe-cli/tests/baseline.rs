@@ -54,7 +54,7 @@ fn degrees_that_cannot_be_are_refused() {
     assert!(err.contains("3 does not divide the 4 GPUs"), "{err}");
     let (code, _, err) = tensor_data("llama2-7b", &["--tensor", "2", "--data", "4"]);
     assert_eq!(code, Some(4));
-    assert!(err.contains("8 GPUs are asked for, but there are 4"), "{err}");
+    assert!(err.contains("8 GPUs are needed, but there are 4"), "{err}");
     let (code, _, err) = tensor_data("gpt2-xl", &["--tensor", "2", "--data", "1"]);
     assert_eq!(code, Some(4));
     assert!(err.contains("cannot be split over 2 GPUs"), "{err}");

@@ -1,40 +1,42 @@
-//! Bytes of a layer on a device.
+//! The memory of a layer on a device.
 
 use crate::{Mode, Workload};
 use spipe_base::{Bytes, LayerId};
 use spipe_model::{Layer, Model, Precision, Recompute};
 
-/// What a layer holds on the device that runs it. AdamW in 16-bit training comes to 2 + 2 + 12 bytes per parameter, in f32
-/// to 4 + 4 + 8 (Rajbhandari et al., ZeRO, 2020, section 3.1).
+/// The bytes of a layer on the device that runs it. AdamW takes 2 + 2 + 12 bytes per parameter in
+/// 16-bit training and 4 + 4 + 8 in f32 (Rajbhandari et al., ZeRO, 2020, section 3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerMemory {
     /// Its parameters.
     pub parameters: Bytes,
-    /// Their gradients; none of a frozen layer.
+    /// Their gradients; zero for a frozen layer.
     pub gradients: Bytes,
-    /// The optimizer's state, master copy included; none of a frozen layer.
+    /// The optimizer's state, including master copies; zero for a frozen layer.
     pub optimizer: Bytes,
-    /// The parameters of another layer that it uses as well: here too if that one is elsewhere.
+    /// The parameters of another layer that it also uses; held here too if that layer is elsewhere.
     pub tied_parameters: Bytes,
-    /// Their gradients from that use; none where that layer is frozen.
+    /// The gradients of those parameters from this use; zero if that layer is frozen.
     pub tied_gradients: Bytes,
-    /// Keys and values of all microbatches: what a prefill leaves, and what generating tokens reads.
+    /// The keys and values of all microbatches, which a prefill writes and generation reads.
     pub cache: Bytes,
-    /// Kept from one microbatch's forward to its backward, the layer's input included, when nothing is recomputed; nothing where
-    /// no backward runs. A frozen layer that a backward runs through is counted as one that trains.
+    /// Activations of one microbatch saved from forward to backward without recompute, including
+    /// the layer's input; zero without a backward. A frozen layer with a backward counts like one
+    /// that trains.
     pub saved: Bytes,
-    /// The same when the attention internals are recomputed.
+    /// The same with selective recompute.
     pub saved_selective: Bytes,
-    /// Its input, which is all that is kept when everything is recomputed.
+    /// The same with full recompute: the layer's input.
     pub input: Bytes,
-    /// What one microbatch hands on over a cut behind it: its output, and every other output from before it that is read behind.
+    /// The output of one microbatch over a cut after the layer: its own output, and the earlier
+    /// outputs that later layers read.
     pub boundary: Bytes,
-    /// What a forward or backward needs for itself while it runs.
+    /// The bytes needed only while a forward or backward runs.
     pub workspace: Bytes,
 }
 
 impl LayerMemory {
-    /// The memory of layer `id` when parameters and activations are stored in `precision`.
+    /// Computes the memory of layer `id` when parameters and activations are stored in `precision`.
     pub(crate) fn of(model: &Model, id: LayerId, workload: &Workload, precision: Precision) -> Self {
         let outputs = model.crossing(id).map(|id| output(&model.layers()[id], workload, precision));
         let layer = &model.layers()[id];
@@ -48,7 +50,7 @@ impl LayerMemory {
         }
     }
 
-    /// The memory of `layer` where nothing but its own output goes on.
+    /// Computes the memory of `layer` if only its own output crosses the cut after it.
     pub(crate) fn alone(layer: &Layer, workload: &Workload, precision: Precision) -> Self {
         let batch = workload.batch();
         let width = precision.bytes();
@@ -74,13 +76,13 @@ impl LayerMemory {
         }
     }
 
-    /// Parameters, gradients, optimizer state and cache of its own together.
+    /// Returns the sum of its own parameters, gradients, optimizer state and cache.
     pub fn state(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer + self.cache
     }
 }
 
-/// What `layer` puts out for one microbatch.
+/// Returns the output bytes of `layer` for one microbatch.
 pub(crate) fn output(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
     let batch = workload.batch();
     layer.boundary(if workload.mode == Mode::Generate { layer.generated(batch) } else { batch }, precision)

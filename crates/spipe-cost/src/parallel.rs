@@ -1,15 +1,19 @@
-//! Tensor and data parallelism: the baseline of pipelines, in closed form.
+//! Tensor and data parallelism in closed form: the baseline for pipelines.
 //!
-//! With T GPUs that share the matrices of each layer and D such groups that share the sequences, an iteration takes
+//! T GPUs share the matrices of each layer, and D such groups share the sequences. An iteration
+//! takes
 //!
 //! ```text
-//! m/D · (Σ layers: forward + recompute + backward of a T-th + reductions) + reduction of gradients over D + optimizer
+//! m/D · Σ over layers (forward + recompute + backward of one T-th, and its reductions)
+//!   + reduction of the gradients over D + optimizer
 //! ```
 //!
-//! where a block reduces its output of b·s·h numbers twice in the forward and twice in the backward (Shoeybi et al. 2019, arXiv
-//! 1909.08053, section 3 and figure 4), an embedding once in the forward, a head once in the backward; a full recompute repeats the
-//! forward's. Each group runs one microbatch after the other and reduces the sum of its gradients once, behind the last backward
-//! (Narayanan et al. 2021, arXiv 2104.04473, section 3.3.2). Nothing overlaps.
+//! A block reduces its output of b·s·h numbers twice in the forward and twice in the backward
+//! (Shoeybi et al. 2019, arXiv 1909.08053, section 3 and figure 4). An embedding reduces once in
+//! the forward, a head once in the backward; a full recompute repeats the reductions of the
+//! forward. Each group runs its microbatches one after the other and reduces the sum of its
+//! gradients once, after the last backward (Narayanan et al. 2021, arXiv 2104.04473, section
+//! 3.3.2). Nothing overlaps.
 
 use crate::{LayerMemory, Mode, Workload, memory::output, table};
 use spipe_base::{Bytes, DeviceId, LinkId, ParamsPerSecond, Seconds};
@@ -17,23 +21,23 @@ use spipe_hardware::Hardware;
 use spipe_model::{Layer, LayerKind, Model, Precision, Recompute};
 use std::collections::BTreeMap;
 
-/// How a model is spread over GPUs without a pipeline.
+/// The distribution of a model over GPUs without a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallelism {
-    /// GPUs that share each layer; neighbours in the machine's order.
+    /// The number of GPUs that share each layer; they are neighbours in the machine's order.
     pub tensor: u64,
-    /// Groups of these that share the sequences.
+    /// The number of such groups, which share the sequences.
     pub data: u64,
-    /// What is computed again in the backward.
+    /// The recompute in the backward.
     pub recompute: Recompute,
 }
 
-/// What an iteration costs; all parts but memory add up to `iteration`.
+/// The cost of an iteration; the times add up to `iteration`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParallelCost {
     /// The whole iteration.
     pub iteration: Seconds,
-    /// Forwards, recomputes and backwards of the slowest GPU.
+    /// Forwards, recomputes and backwards on the slowest GPU.
     pub compute: Seconds,
     /// Reductions within the groups that share layers.
     pub tensor_reductions: Seconds,
@@ -41,50 +45,50 @@ pub struct ParallelCost {
     pub data_reduction: Seconds,
     /// The optimizer's step.
     pub optimizer: Seconds,
-    /// What each GPU must hold.
+    /// The bytes that each GPU must hold.
     pub memory: Bytes,
-    /// What the smallest GPU can hold.
+    /// The available memory of the smallest GPU.
     pub usable: Bytes,
 }
 
 impl ParallelCost {
-    /// Whether every GPU holds its part.
+    /// Whether each GPU's part fits in its memory.
     pub fn fits(&self) -> bool {
         self.memory <= self.usable
     }
 }
 
-/// Why a model cannot be spread like that.
+/// The error of a distribution that is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParallelError {
-    /// A degree of nothing.
+    /// A degree of parallelism is zero.
     #[error("a degree of parallelism is zero")]
     Zero,
-    /// More parts than GPUs.
-    #[error("{wanted} GPUs are asked for, but there are {present}")]
+    /// There are fewer GPUs than needed.
+    #[error("{wanted} GPUs are needed, but there are {present}")]
     Gpus {
-        /// How many are asked for.
+        /// The number of GPUs needed.
         wanted: u64,
-        /// How many there are.
+        /// The number of GPUs of the machine.
         present: u64,
     },
-    /// Groups would get different numbers of microbatches.
-    #[error("{microbatches} microbatches cannot be dealt out evenly to {data} groups")]
+    /// Groups would have different numbers of microbatches.
+    #[error("{microbatches} microbatches cannot be distributed evenly over {data} groups")]
     Microbatches {
-        /// How many there are.
+        /// The number of microbatches.
         microbatches: u64,
-        /// To how many groups.
+        /// The number of groups.
         data: u64,
     },
-    /// A layer whose sizes do not divide, or that is not split.
+    /// A layer's sizes are not divisible, or its kind cannot be split.
     #[error("layer `{layer}` cannot be split over {tensor} GPUs")]
     Layer {
         /// The layer.
         layer: String,
-        /// How many parts.
+        /// The number of parts.
         tensor: u64,
     },
-    /// A GPU that cannot compute a layer.
+    /// A GPU cannot compute a layer.
     #[error("layer `{layer}` has no time on `{device}`")]
     Nowhere {
         /// The layer.
@@ -92,7 +96,7 @@ pub enum ParallelError {
         /// The GPU.
         device: String,
     },
-    /// GPUs without a route between them.
+    /// Two GPUs have no route between them.
     #[error("`{from}` and `{to}` are not connected")]
     Apart {
         /// One end.
@@ -102,8 +106,10 @@ pub enum ParallelError {
     },
 }
 
-/// How long concurrent all-reduces of `bytes` take, one in each of `groups`, by rings in the order given: of n devices, 2(n−1)
-/// steps that move an n-th each, over the slowest hop, whose links carry the hops of all rings at once.
+/// Returns the time of concurrent ring all-reduces of `bytes`, one in each of `groups`, with the
+/// rings in the given order. A ring of n devices takes 2(n−1) steps, each of which moves an n-th of
+/// the bytes. A step takes as long as the slowest hop, whose links carry the hops of all rings at
+/// once.
 ///
 /// # Errors
 /// If two neighbours of a ring are not connected.
@@ -138,10 +144,11 @@ pub fn all_reduce(hardware: &Hardware, groups: &[Vec<DeviceId>], bytes: Bytes) -
 }
 
 impl Parallelism {
-    /// What an iteration of `model` costs on the first T·D GPUs of `hardware`.
+    /// Returns the cost of an iteration of `model` on the first T·D GPUs of `hardware`.
     ///
     /// # Errors
-    /// If there are too few GPUs, if microbatches or layers do not divide, or if GPUs are not connected.
+    /// If there are too few GPUs, if microbatches or layers are not divisible, or if GPUs are not
+    /// connected.
     pub fn cost(&self, model: &Model, hardware: &Hardware, workload: &Workload) -> Result<ParallelCost, ParallelError> {
         let gpus = self.gpus(hardware)?;
         if !workload.microbatches.is_multiple_of(self.data) {
@@ -194,12 +201,12 @@ impl Parallelism {
         enough.ok_or(ParallelError::Gpus { wanted, present })
     }
 
-    /// Neighbours share layers.
+    /// Returns the groups of GPUs that share layers: neighbours.
     fn groups(&self, gpus: &[DeviceId]) -> Vec<Vec<DeviceId>> {
         gpus.chunks(self.tensor as usize).map(<[DeviceId]>::to_vec).collect()
     }
 
-    /// GPUs of different groups that have the same part.
+    /// Returns the sets of GPUs that hold the same part in different groups.
     fn replicas(&self, gpus: &[DeviceId]) -> Vec<Vec<DeviceId>> {
         let tensor = self.tensor as usize;
         (0..tensor).map(|part| gpus.iter().skip(part).step_by(tensor).copied().collect()).collect()
@@ -213,7 +220,7 @@ impl Parallelism {
         model.layers().iter().map(shard).collect()
     }
 
-    /// Everything that a GPU computes for one microbatch.
+    /// Returns the compute time of one microbatch on a GPU.
     fn compute(
         &self,
         shards: &[Layer],
@@ -237,7 +244,7 @@ impl Parallelism {
         Ok(total)
     }
 
-    /// How often the GPUs of a group reduce for one microbatch of `layer`.
+    /// Returns the number of reductions within a group for one microbatch of `layer`.
     fn reductions(&self, layer: &Layer, mode: Mode) -> u64 {
         let (forward, backward) = match layer.kind {
             LayerKind::Block(_) => (2, 2),
@@ -250,7 +257,8 @@ impl Parallelism {
         forward + again + if training && layer.passes_gradient { backward } else { 0 }
     }
 
-    /// State, what one microbatch keeps, what a recompute brings back, and the largest working space.
+    /// Returns the sum of the state, the saved activations of one microbatch, the largest
+    /// recomputed activations, and the largest workspace with its output.
     fn memory(&self, shards: &[Layer], workload: &Workload, precision: Precision) -> Bytes {
         let all: Vec<LayerMemory> = shards.iter().map(|layer| LayerMemory::alone(layer, workload, precision)).collect();
         let kept = |memory: &LayerMemory| match self.recompute {
@@ -265,7 +273,7 @@ impl Parallelism {
     }
 }
 
-/// The bytes that a layer reduces: a block's output, and of a head the gradient of its input, which is as wide.
+/// Returns the bytes that a layer reduces: its output, or for a head the gradient of its input.
 fn output_of(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
     match layer.kind {
         LayerKind::Head(head) => Bytes::new(workload.batch().tokens() * head.hidden * precision.bytes()),

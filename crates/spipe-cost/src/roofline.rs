@@ -1,10 +1,10 @@
-//! Time of one operation from its size.
+//! The time of an operation, computed from its size.
 
 use spipe_base::{Bytes, Seconds};
 use spipe_hardware::{DataType, Device};
 use spipe_model::{Attention, Op};
 
-/// How operations run on one device.
+/// The conditions under which operations run on one device.
 pub(crate) struct Roofline<'a> {
     pub device: &'a Device,
     pub data_type: DataType,
@@ -14,7 +14,8 @@ pub(crate) struct Roofline<'a> {
 }
 
 impl Roofline<'_> {
-    /// `launch floor × kernels + max(FLOPs ÷ rate, bytes ÷ bandwidth)`; none if the device has no peak for the data type.
+    /// Returns `launch floor × kernels + max(FLOPs ÷ rate, bytes ÷ bandwidth)`; `None` if the
+    /// device has no peak for the data type.
     pub fn time(&self, op: &Op) -> Option<Seconds> {
         let bytes = Bytes::new(op.elements_moved(self.attention) * self.element);
         let rate = match op {
@@ -31,12 +32,12 @@ impl Roofline<'_> {
         Some(self.device.launch_floor * f64::from(op.kernels(self.attention)) + moving.max(computing))
     }
 
-    /// Bytes that the operations move through memory.
+    /// Returns the bytes that the operations move through memory.
     pub fn traffic(&self, ops: &[Op]) -> Bytes {
         ops.iter().map(|op| Bytes::new(op.elements_moved(self.attention) * self.element)).sum()
     }
 
-    /// One operation after the other.
+    /// Returns the sum of the operations' times.
     pub fn total(&self, ops: &[Op]) -> Option<Seconds> {
         ops.iter().map(|op| self.time(op)).sum()
     }

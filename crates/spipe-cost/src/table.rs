@@ -1,40 +1,40 @@
-//! The table itself: computed once per kind of layer and device, read by layer and device.
+//! The cost table: computed once per kind of layer and device, and indexed by layer and device.
 
-use crate::{LayerMemory, Mode, Workload, compute_type, roofline::Roofline};
+use crate::{CostError, LayerMemory, Mode, Workload, compute_type, roofline::Roofline};
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
 use spipe_hardware::{DataType, Device, DeviceKind, Hardware, MeasuredLayer};
 use spipe_model::{Layer, LayerWork, Model, Op, Precision, Recompute};
 use std::collections::BTreeMap;
 
-/// Where a time comes from.
+/// The source of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// Measured on this machine for exactly this layer and batch.
     Measured,
-    /// The model file's own measured profile.
+    /// The measured profile in the model file.
     Profiled,
     /// Computed from shapes and the device's rates.
     Roofline,
 }
 
-/// How long a layer takes on a device, for one microbatch.
+/// The times of a layer on a device, for one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerTime {
-    /// Its forward.
+    /// The forward.
     pub forward: Seconds,
     /// The gradient of its input.
     pub backward_input: Seconds,
     /// The gradients of its weights.
     pub backward_weight: Seconds,
-    /// What its backward takes longer where its activations were offloaded (measured devices only).
+    /// The additional time of the backward if activations were offloaded (measured devices only).
     pub replay: Seconds,
     /// Bytes that the forward moves through the device's memory.
     pub forward_traffic: Bytes,
     /// Bytes that the backward moves through the device's memory.
     pub backward_traffic: Bytes,
-    /// The share of the forward that a selective recompute does again.
+    /// The fraction of the forward that a selective recompute repeats.
     pub selective_share: f64,
-    /// Where the figures come from.
+    /// The source of the times.
     pub source: Source,
 }
 
@@ -43,33 +43,6 @@ impl LayerTime {
     pub fn backward(&self) -> Seconds {
         self.backward_input + self.backward_weight
     }
-}
-
-/// Why there is no table.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CostError {
-    /// A batch of nothing.
-    #[error("{what} is zero")]
-    Zero {
-        /// Which figure.
-        what: &'static str,
-    },
-    /// A batch of more than can be counted.
-    #[error("{what} is more than {most}")]
-    TooLarge {
-        /// Which figure.
-        what: &'static str,
-        /// The largest that it may be.
-        most: u64,
-    },
-    /// A layer that no device can run.
-    #[error("layer `{layer}` has no time on any device of `{hardware}`")]
-    Nowhere {
-        /// The layer's name.
-        layer: String,
-        /// The machine's name.
-        hardware: String,
-    },
 }
 
 /// Time and memory of every layer on every device.
@@ -81,7 +54,7 @@ pub struct CostTable {
     trains: IdVec<LayerId, bool>,
     needs_backward: IdVec<LayerId, bool>,
     without_backward: usize,
-    /// By kind of layer, then device.
+    /// Indexed by kind of layer, then by device.
     times: Vec<Vec<Option<LayerTime>>>,
     memories: Vec<Vec<LayerMemory>>,
     optimizer_rates: IdVec<DeviceId, ParamsPerSecond>,
@@ -90,7 +63,7 @@ pub struct CostTable {
 }
 
 impl CostTable {
-    /// The table of `model` on `hardware` under `workload`.
+    /// Computes the table of `model` on `hardware` for `workload`.
     pub fn new(model: &Model, hardware: &Hardware, workload: &Workload) -> Result<Self, CostError> {
         workload.check()?;
         let mut kinds = BTreeMap::new();
@@ -109,7 +82,8 @@ impl CostTable {
         };
         for (id, layer) in model.layers().enumerate() {
             let passes = (layer.trains, layer.needs_backward, layer.passes_gradient);
-            // Two layers before which different skip connections begin cost differently if a stage ends behind them.
+            // The kind includes the bytes of a cut after the layer: equal layers with different
+            // skip connections around them differ in cost at the end of a stage.
             let cut = model.cut_bytes(id, workload.batch(), Precision::Fp32);
             let key = (layer.signature(workload.batch()), layer.parameters, passes, cut);
             let next = table.times.len();
@@ -139,33 +113,33 @@ impl CostTable {
         Ok(())
     }
 
-    /// What was asked for.
+    /// Returns the workload.
     pub fn workload(&self) -> &Workload {
         &self.workload
     }
 
-    /// The layers, in model order.
+    /// Iterates over the layers in model order.
     pub fn layers(&self) -> impl DoubleEndedIterator<Item = LayerId> + ExactSizeIterator + use<> {
         self.kind_of.ids()
     }
 
-    /// The devices, in the machine's order.
+    /// Iterates over the devices in the machine's order.
     pub fn devices(&self) -> impl DoubleEndedIterator<Item = DeviceId> + ExactSizeIterator + use<> {
         self.optimizer_rates.ids()
     }
 
-    /// How long `layer` takes on `device`; none if it cannot run there.
+    /// Returns the times of `layer` on `device`; `None` if it cannot run there.
     pub fn time(&self, layer: LayerId, device: DeviceId) -> Option<&LayerTime> {
         self.times[self.kind_of[layer]][device.index()].as_ref()
     }
 
-    /// What `layer` holds on `device`.
+    /// Returns the memory of `layer` on `device`.
     pub fn memory(&self, layer: LayerId, device: DeviceId) -> &LayerMemory {
         &self.memories[self.kind_of[layer]][device.index()]
     }
 
-    /// The extra forward time when `layer` is recomputed on `device`: its forward, times the share of the operations that
-    /// are done again.
+    /// Returns the additional time of a recompute of `layer` on `device`: the fraction of its
+    /// forward that is repeated.
     pub fn recompute_time(&self, layer: LayerId, device: DeviceId, recompute: Recompute) -> Option<Seconds> {
         let time = self.time(layer, device)?;
         Some(match recompute {
@@ -175,28 +149,28 @@ impl CostTable {
         })
     }
 
-    /// Two layers of the same kind cost the same on every device.
+    /// Returns the kind of `layer`. Layers of the same kind cost the same on every device.
     pub fn kind(&self, layer: LayerId) -> usize {
         self.kind_of[layer]
     }
 
-    /// The number of parameters of `layer`.
+    /// Returns the number of parameters of `layer`.
     pub fn parameters(&self, layer: LayerId) -> u64 {
         self.parameters[layer]
     }
 
-    /// The number of parameters of `layer` that are trained: all of them or none.
+    /// Returns the number of trained parameters of `layer`: all of them or none.
     pub fn trained_parameters(&self, layer: LayerId) -> u64 {
         if self.trains[layer] { self.parameters[layer] } else { 0 }
     }
 
-    /// Whether a backward runs through `layer`: in training, if it trains or one of those that it reads does, directly or
-    /// through others.
+    /// Whether a backward runs through `layer`: in training, if it or a layer that it reads,
+    /// directly or indirectly, trains.
     pub fn needs_backward(&self, layer: LayerId) -> bool {
         self.workload.mode == Mode::Train && self.needs_backward[layer]
     }
 
-    /// How many layers at the front of the model no backward runs through: all of them outside of training.
+    /// Returns the number of leading layers without a backward; outside of training, all layers.
     pub fn without_backward(&self) -> usize {
         match self.workload.mode {
             Mode::Train => self.without_backward,
@@ -204,33 +178,35 @@ impl CostTable {
         }
     }
 
-    /// The precision in which `device` stores parameters and activations.
+    /// Returns the precision in which `device` stores parameters and activations.
     pub fn storage(&self, device: DeviceId) -> Precision {
         self.storage[device]
     }
 
-    /// How long `device` takes to step that many parameters that it holds itself.
+    /// Returns the time of an optimizer step on `parameters` in the memory of `device`.
     pub fn optimizer_time(&self, parameters: u64, device: DeviceId) -> Seconds {
         Seconds::s(parameters as f64 / self.optimizer_rates[device].get())
     }
 
-    /// How long `device` takes to add `bytes` to as many: two are read and one is written for each.
+    /// Returns the time to add `bytes` of gradients to an accumulator on `device`: two reads and
+    /// one write.
     pub fn accumulate_time(&self, bytes: Bytes, device: DeviceId) -> Seconds {
         (bytes * 3) / self.bandwidths[device]
     }
 
-    /// How long `device` takes to read `bytes` of gradients for their norm.
+    /// Returns the time to read `bytes` of gradients for their norm on `device`.
     pub fn norm_time(&self, bytes: Bytes, device: DeviceId) -> Seconds {
         bytes / self.bandwidths[device]
     }
 
-    /// Bytes that a step of that many parameters moves through the memory of `device`.
+    /// Returns the bytes that an optimizer step on `parameters` moves through the memory of
+    /// `device`.
     pub fn optimizer_traffic(&self, parameters: u64, device: DeviceId) -> Bytes {
         Bytes::new(parameters * self.workload.optimizer.step_bytes(self.storage[device].bytes()))
     }
 }
 
-/// The precision in which `device` stores parameters and activations.
+/// Returns the precision in which `device` stores parameters and activations.
 pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
     match compute_type(device, precision) {
         DataType::Bf16 => Precision::Bf16,
@@ -239,7 +215,8 @@ pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
     }
 }
 
-/// Parameters per second: a socket's own figure; on a GPU its memory bandwidth over the bytes that a step moves.
+/// Returns the optimizer rate in parameters per second: a socket's own figure, or a GPU's memory
+/// bandwidth divided by the bytes that a step moves per parameter.
 pub(crate) fn optimizer_rate(device: &Device, workload: &Workload) -> ParamsPerSecond {
     match &device.kind {
         DeviceKind::Socket { optimizer_rate, .. } => *optimizer_rate,
@@ -277,7 +254,7 @@ pub(crate) fn layer_time(layer: &Layer, device: &Device, workload: &Workload) ->
     })
 }
 
-/// What a layer computes in the workload's mode.
+/// Returns the work of a layer in the workload's mode.
 fn work(layer: &Layer, workload: &Workload) -> LayerWork {
     match workload.mode {
         Mode::Train | Mode::Infer => layer.work(workload.batch()),
@@ -285,7 +262,8 @@ fn work(layer: &Layer, workload: &Workload) -> LayerWork {
     }
 }
 
-/// By the roofline, whatever the source of the whole: the shape of a layer says which of its operations are done again.
+/// Returns the fraction of the forward that a selective recompute repeats. It always follows the
+/// roofline, even if the times are measured.
 fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> f64 {
     let (batch, attention) = (workload.batch(), workload.attention);
     let again = roofline.total(&layer.recompute_work(batch, Recompute::Selective, attention));
@@ -296,7 +274,8 @@ fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) 
     }
 }
 
-/// What was measured of a layer on a device. Measurements of whole sequences say nothing about generating with a cache.
+/// Returns the measured times of a layer on a device. Measurements of whole sequences are not used
+/// for generating with a cache.
 fn measured(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Option<MeasuredLayer> {
     let signature = match workload.mode {
         Mode::Train | Mode::Infer => layer.signature(workload.batch()),
@@ -305,8 +284,9 @@ fn measured(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Opti
     roofline.device.layer_time(&signature, roofline.data_type)
 }
 
-/// Forward, backward-input and backward-weight from the best source there is. When generating, the times of a profiled layer are
-/// scaled to one token, so measure it on one.
+/// Returns the times of forward, backward-input and backward-weight with their source. When
+/// generating, the times of a profiled layer are scaled to one token, so they should be measured on
+/// one token.
 fn times(
     layer: &Layer,
     workload: &Workload,

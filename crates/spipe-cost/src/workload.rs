@@ -1,4 +1,4 @@
-//! What is asked of a model: how it is trained or run, and in which batches.
+//! The workload of a model: training or inference, and the batch sizes.
 
 use crate::CostError;
 use serde::{Deserialize, Serialize};
@@ -13,15 +13,16 @@ pub enum Mode {
     /// Forward, backward and an optimizer step.
     #[default]
     Train,
-    /// Forward only, of all tokens of each sequence: of a language model the prefill, which leaves keys and values in a cache,
-    /// of an image encoder an embedding, of a denoising network one step.
+    /// The forward of all tokens of each sequence: for a language model the prefill, which leaves
+    /// keys and values in a cache; for an image encoder an embedding; for a denoising network one
+    /// step.
     Infer,
-    /// The forward of the next token of each sequence, whose other tokens, to the sequence length in all, are in a cache of keys
-    /// and values.
+    /// The forward of the next token of each sequence. With it the sequence has the sequence
+    /// length; the keys and values of its other tokens are in a cache.
     Generate,
 }
 
-/// How parameters are updated.
+/// The optimizer that updates parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Optimizer {
@@ -31,7 +32,8 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// Bytes of state per parameter, an f32 master copy included where the parameters themselves are narrower.
+    /// Returns the bytes of state per parameter, including an f32 master copy if the parameters
+    /// themselves are narrower.
     pub const fn state_bytes(self, parameter_bytes: u64) -> u64 {
         match self {
             Self::Adamw => 8 + if parameter_bytes < 4 { 4 } else { 0 },
@@ -40,28 +42,31 @@ impl Optimizer {
 }
 
 impl Optimizer {
-    /// Bytes that a step moves through memory per parameter: the gradient in, the parameter out, its state in and out, and
-    /// the parameter in where it is its own master copy. For AdamW that is 28, whatever the precision.
+    /// Returns the bytes that an optimizer step moves through memory per parameter: the gradient
+    /// in, the parameter out, its state in and out, and the parameter in if it is its own master
+    /// copy. For AdamW it is 28 in every precision.
     pub const fn step_bytes(self, parameter_bytes: u64) -> u64 {
         let parameter_in = if parameter_bytes < 4 { 0 } else { parameter_bytes };
         2 * parameter_bytes + parameter_in + 2 * self.state_bytes(parameter_bytes)
     }
 }
 
-/// The most that the norm of all gradients of a step may be (Pascanu et al. 2013), more than 0 and finite. Longer ones are scaled
-/// down to it as `torch.nn.utils.clip_grad_norm_` does, by c ÷ (norm + 10⁻⁶), so that no parameter is stepped before the norm is known.
+/// The largest norm of all gradients of a step (Pascanu et al. 2013), positive and finite.
+/// Gradients with a larger norm are scaled by c ÷ (norm + 10⁻⁶), as in
+/// `torch.nn.utils.clip_grad_norm_`, so no parameter can be updated before the norm is known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct ClipNorm(f64);
 
 impl ClipNorm {
-    /// What gradients with this norm are multiplied with; 1 where it is not too long.
+    /// Returns the factor by which gradients with this norm are multiplied; 1 if the norm is small
+    /// enough.
     pub fn factor(self, norm: f64) -> f32 {
         (self.0 / (norm + 1e-6)).min(1.0) as f32
     }
 }
 
-// No value is not a number.
+// No value is NaN.
 impl Eq for ClipNorm {}
 
 impl TryFrom<f64> for ClipNorm {
@@ -71,7 +76,7 @@ impl TryFrom<f64> for ClipNorm {
         if norm > 0.0 && norm.is_finite() {
             Ok(Self(norm))
         } else {
-            Err(format!("{norm} is no norm to clip to: it must be above 0"))
+            Err(format!("{norm} is not a valid norm: it must be finite and above 0"))
         }
     }
 }
@@ -86,7 +91,7 @@ impl FromStr for ClipNorm {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Self, String> {
-        let norm: f64 = word.parse().map_err(|_| format!("`{word}` is no number"))?;
+        let norm: f64 = word.parse().map_err(|_| format!("`{word}` is not a number"))?;
         norm.try_into()
     }
 }
@@ -105,7 +110,7 @@ macro_rules! words {
 
             fn from_str(word: &str) -> Result<Self, String> {
                 $(if word == $word { return Ok($value); })+
-                Err(format!("`{word}` is not known here (known: {})", [$($word),+].join(", ")))
+                Err(format!("unknown word `{word}` (known: {})", [$($word),+].join(", ")))
             }
         }
     };
@@ -114,7 +119,7 @@ macro_rules! words {
 words!(Mode: "train" => Self::Train, "infer" => Self::Infer, "generate" => Self::Generate);
 words!(Optimizer: "adamw" => Self::Adamw);
 
-/// What one iteration consumes, and how.
+/// The work of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Workload {
@@ -126,24 +131,25 @@ pub struct Workload {
     pub microbatch: u64,
     /// Microbatches per iteration.
     pub microbatches: u64,
-    /// The data type of parameters and activations on devices that have it.
+    /// The data type of parameters and activations on devices that support it.
     pub precision: Precision,
-    /// How parameters are updated.
+    /// The optimizer that updates parameters.
     pub optimizer: Optimizer,
-    /// Whether attention scores exist in memory.
+    /// The attention kernel, which decides whether attention scores exist in memory.
     pub attention: Attention,
-    /// What the norm of all gradients is clipped to, if it is.
+    /// The norm to which all gradients are clipped, if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<ClipNorm>,
 }
 
-/// The most tokens of a microbatch: far beyond what is trained, and no product of them with the sizes of a model leaves 64 bits.
+/// The largest number of tokens of a microbatch: far more than is trained, and small enough that
+/// its products with the sizes of a model fit in 64 bits.
 pub const MOST_TOKENS: u64 = 1 << 24;
 
-/// The most microbatches of an iteration, each of which is simulated.
+/// The largest number of microbatches of an iteration, each of which is simulated.
 const MOST_MICROBATCHES: u64 = 1 << 16;
 
-/// Whether there is something to compute in a microbatch, and no more than can be counted.
+/// Checks that the sizes of a microbatch are positive and not too large.
 ///
 /// # Errors
 /// The first figure that is zero or too large.
@@ -162,7 +168,7 @@ const fn countable(what: &'static str, figure: u64, most: u64) -> Result<(), Cos
 }
 
 impl Workload {
-    /// Whether there is something to compute, and no more than can be counted.
+    /// Checks that all sizes are positive and not too large.
     ///
     /// # Errors
     /// The first figure that is zero or too large.
@@ -171,23 +177,23 @@ impl Workload {
         check_batch(self.batch())
     }
 
-    /// One microbatch.
+    /// Returns the size of one microbatch.
     pub const fn batch(&self) -> Batch {
         Batch { microbatch: self.microbatch, seq_len: self.seq_len }
     }
 
-    /// Sequences per iteration.
+    /// Returns the sequences per iteration.
     pub const fn global_batch(&self) -> u64 {
         self.microbatch * self.microbatches
     }
 
-    /// Whether no gradient may be used before all are known: those that are clipped to a norm, and those of losses that are scaled for
-    /// fp16, any of which may overflow, so that nothing is to be stepped.
+    /// Whether the optimizer must wait for all gradients: to clip their norm, or in fp16, where
+    /// scaled losses may overflow and the step must then be skipped.
     pub fn checks_gradients(&self) -> bool {
         self.mode == Mode::Train && (self.clip_norm.is_some() || self.precision == Precision::Fp16)
     }
 
-    /// Tokens per iteration; of generating, one a sequence.
+    /// Returns the tokens per iteration; when generating, one per sequence.
     pub const fn tokens(&self) -> u64 {
         match self.mode {
             Mode::Train | Mode::Infer => self.global_batch() * self.seq_len,
@@ -196,8 +202,9 @@ impl Workload {
     }
 }
 
-/// The data type that `device` computes in when `precision` is asked for: GPUs in it, as long as they have a peak for it;
-/// CPU sockets in bf16 where their vector extensions have it and bf16 is asked for, otherwise in f32, never in f16.
+/// Returns the data type in which `device` computes for `precision`. GPUs use that type if they
+/// have a peak for it. CPU sockets use bf16 for bf16 if their vector extensions support it.
+/// Otherwise both use f32; CPU sockets never use f16.
 pub fn compute_type(device: &Device, precision: Precision) -> DataType {
     let asked = precision.data_type();
     match &device.kind {

@@ -1,4 +1,5 @@
-//! Frozen layers, skip connections and generating with a cache, by hand.
+//! Frozen layers, skip connections and generation with a cache, compared with values computed by
+//! hand.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,12 +28,12 @@ fn workload(mode: Mode, seq_len: u64, microbatch: u64) -> Workload {
     }
 }
 
-/// One GPU: 100 TFLOP/s, 1 TB/s, kernels start at once.
+/// One GPU with 100 TFLOP/s, 1 TB/s and no launch time.
 fn machine() -> Hardware {
     machine_with("")
 }
 
-/// The same, of which more has been measured.
+/// The same machine with more measurements.
 fn machine_with(measured: &str) -> Hardware {
     let text = "format-version = 1\nname = \"test\"\n\
         [[socket]]\nname = \"cpu0\"\ncores = 8\npeak = { f32 = \"1 TFLOP/s\" }\noptimizer-rate = \"2 Gparam/s\"\n\
@@ -71,7 +72,7 @@ fn a_token_that_was_measured_takes_as_long() {
     }
 }
 
-/// Matrices come from memory at the rate that was measured of them, norms and sums move at that of vectors.
+/// Matrices are read from memory at their measured rate; norms and sums run at the rate of vectors.
 #[test]
 fn a_token_reads_its_weights_as_fast_as_was_measured() {
     let model = model("llama2-7b");
@@ -86,8 +87,8 @@ fn a_token_reads_its_weights_as_fast_as_was_measured() {
     assert!(((slow.get() - plain.get()) / more - 1.0).abs() < 2e-3, "{plain} {slow} {more}");
 }
 
-/// A token of Llama-2-7B reads every matrix once and its cache once: the bandwidth bounds it from below, and vectors of one token
-/// add little.
+/// A token of Llama-2-7B reads every matrix and its cache once. The bandwidth is a lower bound; the
+/// vectors of one token add little.
 #[test]
 fn a_token_takes_as_long_as_its_weights_and_cache_take_to_read() {
     let model = model("llama2-7b");
@@ -113,7 +114,8 @@ fn more_sequences_read_the_weights_no_more_often() {
     assert!(time(8) < 1.2 * time(1), "{} {}", time(8), time(1));
 }
 
-/// Llama-2-70B has 8 heads of keys and values for 64 of queries, each 128 wide: 2·8·128 numbers a token and layer.
+/// Llama-2-70B has 8 key and value heads for 64 query heads, each of width 128: 2·8·128 numbers per
+/// token and layer.
 #[test]
 fn grouped_queries_share_a_cache() {
     let model = model("llama2-70b");
@@ -180,7 +182,7 @@ fn freezing_what_does_not_exist_is_refused() {
     let faults = gpt2.with_frozen(&[LayerRange::new(LayerId::new(12), LayerId::new(14)).unwrap()]).unwrap_err();
     assert_eq!(
         faults.to_string(),
-        "error: layers `12..14` are to be frozen, but there are 14 layers\nhint: layers are counted from 0 to 13"
+        "error: layers `12..14` are to be frozen, but the model has 14 layers\nhint: layers are counted from 0 to 13"
     );
 }
 
@@ -193,7 +195,8 @@ fn skip_connections_cross_every_cut_between_their_ends() {
         let crossing = model.cut_bytes(layer, workload.batch(), Precision::Bf16);
         assert_eq!(cost.memory(layer, GPU).boundary, crossing);
     }
-    // In the middle the outputs of the whole way down are alive: by image and pixel 3 × 320 and a smaller one of level 0, and so on.
+    // In the middle, the outputs of the whole downsampling path are live: per image and pixel 3 ×
+    // 320 and a smaller one of level 0, and so on.
     let middle = model.layer("middle.1").unwrap();
     let (l0, l1, l2, l3) = (4096, 1024, 256, 64);
     let skips = l0 * 3 * 320 + l1 * (320 + 2 * 640) + l2 * (640 + 2 * 1280) + l3 * (1280 + 2 * 1280);

@@ -1,14 +1,15 @@
-//! Tensor and data parallelism, by hand.
+//! Tensor and data parallelism compared with values computed by hand.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use spipe_base::{Bytes, DeviceId, Seconds};
+use spipe_base::{Bytes, DeviceId, Flops, Seconds};
 use spipe_cost::{CostTable, Mode, Optimizer, ParallelError, Parallelism, Workload, all_reduce};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Batch, Model, Precision, Recompute};
+use spipe_model::{Attention, Batch, Layer, Model, Op, Precision, Recompute};
 use std::fmt::Write;
 
-/// Four GPUs on one switch, 25 GB/s each way, 1 us a link; or on one uplink of that rate to host memory.
+/// Four GPUs on one switch with 25 GB/s per direction and 1 µs per link, or on one uplink of that
+/// rate to host memory.
 fn machine(switched: bool) -> Hardware {
     let mut text = "format-version = 1\nname = \"test\"\n\
         [[socket]]\nname = \"cpu0\"\ncores = 8\npeak = { f32 = \"1 TFLOP/s\" }\noptimizer-rate = \"2 Gparam/s\"\n\
@@ -60,7 +61,8 @@ fn close(time: Seconds, by_hand: f64) {
     assert!((time.get() / by_hand - 1.0).abs() < 1e-9, "{} s, by hand {by_hand} s", time.get());
 }
 
-/// 2(n−1)/n of the bytes over each GPU's link, and 2(n−1) times two links' latency.
+/// Each GPU's link carries 2(n−1)/n of the bytes, with the latency of two links in each of 2(n−1)
+/// steps.
 #[test]
 fn a_ring_moves_its_share_over_the_slowest_hop() {
     let hardware = machine(true);
@@ -72,7 +74,8 @@ fn a_ring_moves_its_share_over_the_slowest_hop() {
     assert_eq!(reduce(&[&[2]]), Seconds::ZERO);
 }
 
-/// Korthikanti et al. 2022 (arXiv 2205.05198), equation 2: sbh(10 + 24/t + 5as/(ht)) bytes a layer and GPU, for GPT with dropout.
+/// Korthikanti et al. 2022 (arXiv 2205.05198), equation 2: sbh(10 + 24/t + 5as/(ht)) bytes per
+/// layer and GPU, for GPT with dropout.
 #[test]
 fn a_shard_keeps_what_is_published() {
     let (h, a, s, b) = (768, 12, 1024, 3);
@@ -97,7 +100,8 @@ fn shards_add_up_to_the_layer() {
     for layer in model.layers() {
         for tensor in [2, 4, 8] {
             let shard = layer.shard(tensor).unwrap();
-            let (whole, part) = (layer.work(batch).forward_flops().get(), shard.work(batch).forward_flops().get());
+            let flops = |layer: &Layer| layer.work(batch).forward.iter().map(Op::flops).sum::<Flops>().get();
+            let (whole, part) = (flops(layer), flops(&shard));
             assert!((part * tensor as f64 - whole).abs() <= 1e-12 * whole, "{}", layer.name);
             // Norms are on every GPU.
             let norms = if layer.as_block().is_some() { 2 * 8192 } else { 8192 };
@@ -107,7 +111,7 @@ fn shards_add_up_to_the_layer() {
     }
 }
 
-/// One GPU is the table's sum, and nothing is reduced.
+/// On one GPU, the time is the sum over the table, and nothing is reduced.
 #[test]
 fn one_gpu_is_the_sum_of_its_layers() {
     let (model, hardware, workload) = (model("gpt2"), machine(true), workload());
@@ -125,7 +129,8 @@ fn one_gpu_is_the_sum_of_its_layers() {
     assert!(cost.memory > state && cost.fits());
 }
 
-/// GPT-2 in parts of 2 and 2: twelve blocks reduce four times, embedding and head once, by microbatch; each of two rings of gradients.
+/// GPT-2 with T = 2 and D = 2. Per microbatch, each of twelve blocks reduces four times, embedding
+/// and head once. Two rings reduce the gradients.
 #[test]
 fn reductions_are_counted_by_hand() {
     let (model, hardware, workload) = (model("gpt2"), machine(true), workload());
@@ -166,7 +171,7 @@ fn what_does_not_divide_is_refused() {
     let (hardware, workload) = (machine(true), workload());
     let refused = |tensor, data, name: &str| spread(tensor, data).cost(&model(name), &hardware, &workload).unwrap_err();
     assert_eq!(refused(4, 2, "gpt2"), ParallelError::Gpus { wanted: 8, present: 4 });
-    assert_eq!(refused(1, 3, "gpt2").to_string(), "4 microbatches cannot be dealt out evenly to 3 groups");
+    assert_eq!(refused(1, 3, "gpt2").to_string(), "4 microbatches cannot be distributed evenly over 3 groups");
     assert_eq!(refused(2, 1, "vit-b-16").to_string(), "layer `embedding` cannot be split over 2 GPUs");
     assert_eq!(refused(0, 1, "gpt2"), ParallelError::Zero);
 }

@@ -1,4 +1,4 @@
-//! Times and bytes of layers on devices, by hand.
+//! Times and bytes of layers on devices, compared with values computed by hand.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,7 +28,8 @@ fn workload(precision: Precision) -> Workload {
     }
 }
 
-/// One GPU at 100 TFLOP/s of which every product gets half, 1 TB/s, 10 us per kernel; one socket with AMX, one without.
+/// One GPU with 100 TFLOP/s, of which every product reaches half, 1 TB/s, and 10 µs per kernel; one
+/// socket with AMX, one without.
 fn machine(extra: &str) -> Hardware {
     let socket = |name: &str, extensions: &str| {
         format!(

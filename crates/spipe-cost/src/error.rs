@@ -1,0 +1,28 @@
+//! The error of costs that cannot be computed.
+
+/// The error of a table that cannot be computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CostError {
+    /// A size is zero.
+    #[error("{what} is zero")]
+    Zero {
+        /// The size.
+        what: &'static str,
+    },
+    /// A size is too large.
+    #[error("{what} is more than {most}")]
+    TooLarge {
+        /// The size.
+        what: &'static str,
+        /// The largest allowed value.
+        most: u64,
+    },
+    /// No device can run a layer.
+    #[error("layer `{layer}` has no time on any device of `{hardware}`")]
+    Nowhere {
+        /// The layer's name.
+        layer: String,
+        /// The machine's name.
+        hardware: String,
+    },
+}
