@@ -1,10 +1,10 @@
-//! The difference of two traces.
+//! The comparison of two traces.
 
 use crate::{Metrics, Trace};
 use spipe_base::{ActionKind, LaneId, SimTime};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A predicted and a measured time of the same thing.
+/// A predicted and a measured time of the same quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The prediction.
@@ -14,27 +14,28 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// (predicted − measured) ÷ measured; none where nothing was measured.
+    /// Returns (predicted − measured) ÷ measured; `None` if nothing was measured.
     pub fn error(&self) -> Option<f64> {
         (self.measured > SimTime::ZERO)
             .then(|| (self.predicted.to_ms() - self.measured.to_ms()) / self.measured.to_ms())
     }
 }
 
-/// Predicted beside measured.
+/// A comparison of a predicted and a measured trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// The steady period.
+    /// The steady-state period.
     pub iteration: Difference,
     /// Busy time of each lane, by name.
     pub by_lane: BTreeMap<String, Difference>,
     /// Busy time by kind of action.
     pub by_kind: BTreeMap<ActionKind, Difference>,
-    /// What there is to say of the measurement that the prediction does not say as well.
+    /// The notes of the measurement that the prediction lacks.
     pub notes: Vec<String>,
 }
 
-/// Compares the iteration, the lanes that worked in either trace, and the kinds of action that occur in either.
+/// Compares the iterations, the busy time of the lanes that work in either trace, and of the kinds
+/// of action in either.
 pub fn compare(predicted: &Trace, measured: &Trace) -> Comparison {
     let (left, right) = (Metrics::of(predicted), Metrics::of(measured));
     let time = |times: &BTreeMap<String, SimTime>, lane: &str| times.get(lane).copied().unwrap_or_default();
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_measurement_says_is_told() {
+    fn notes_of_the_measurement_alone_are_kept() {
         let comparison = compare(&trace(9, &["emulated"]), &trace(10, &["emulated", "others took 9 %"]));
         assert_eq!(comparison.notes, ["others took 9 %"]);
         assert!((comparison.iteration.error().unwrap() + 0.1).abs() < 1e-12);

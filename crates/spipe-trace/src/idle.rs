@@ -1,16 +1,17 @@
-//! Idle time of compute lanes from spans.
+//! The idle time of compute lanes, derived from spans.
 
 use crate::{Idle, Lane, Span};
 use spipe_base::{IdleCause, LaneId, LaneRole, SimTime};
 
-/// The idle stretches of every compute lane that works, over one period.
+/// Returns the idle intervals, over one period, of every compute lane that works.
 ///
-/// For each lane, the spans' durations and the stretches add up to `period` exactly. Between two spans the cause is what
-/// the later one waited for last ([`IdleCause::Order`] if it does not say). The rest of the period, which lies between
-/// the lane's last span and its first one in the next iteration, is warm-up up to the point where the lane starts in this
-/// iteration, and drain for what remains.
+/// For each lane, the durations of spans and idle intervals add up to exactly `period`. The cause
+/// of an interval between two spans is the last event that the later span waited for
+/// ([`IdleCause::Order`] if it states none). The rest of the period lies between the lane's last
+/// span and its first span of the next iteration. The part before the lane's first span of this
+/// iteration is warm-up, the rest is drain.
 ///
-/// `spans` are sorted by lane and start, and those of one lane do not overlap.
+/// `spans` must be sorted by lane and start; spans of one lane must not overlap.
 pub fn idle_intervals(lanes: &[Lane], spans: &[Span], period: SimTime) -> Vec<Idle> {
     spans
         .chunk_by(|before, after| before.lane == after.lane)

@@ -1,13 +1,13 @@
-//! Figures of a trace.
+//! The key figures of a trace.
 
 use crate::Trace;
 use spipe_base::{ActionKind, Bytes, IdleCause, LaneId, LaneRole, SimTime};
 use std::collections::BTreeMap;
 
-/// What reports print of a trace.
+/// The figures of a trace that reports print.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metrics {
-    /// The steady period.
+    /// The steady-state period.
     pub iteration: SimTime,
     /// Tokens per second, if the trace counts tokens.
     pub tokens_per_second: Option<f64>,
@@ -24,7 +24,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The figures of `trace`.
+    /// Computes the figures of `trace`.
     pub fn of(trace: &Trace) -> Self {
         let mut busy = BTreeMap::new();
         let mut kinds = BTreeMap::new();
@@ -33,12 +33,12 @@ impl Metrics {
             *kinds.entry(span.kind).or_insert(SimTime::ZERO) += span.duration();
         }
         let mut idle: BTreeMap<LaneId, BTreeMap<IdleCause, SimTime>> = BTreeMap::new();
-        for stretch in &trace.idle {
-            *idle.entry(stretch.lane).or_default().entry(stretch.cause).or_insert(SimTime::ZERO) +=
-                stretch.end - stretch.start;
+        for interval in &trace.idle {
+            *idle.entry(interval.lane).or_default().entry(interval.cause).or_insert(SimTime::ZERO) +=
+                interval.end - interval.start;
         }
         let working = busy.keys().filter(|lane| trace.lanes[lane.index()].role == LaneRole::Compute).count() as u64;
-        let idle_total: SimTime = trace.idle.iter().map(|stretch| stretch.end - stretch.start).sum();
+        let idle_total: SimTime = trace.idle.iter().map(|interval| interval.end - interval.start).sum();
         let available = trace.iteration * working;
         let seconds = trace.iteration.to_seconds().get();
         Self {

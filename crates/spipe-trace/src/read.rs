@@ -1,14 +1,17 @@
-//! Trace files.
+//! Reading and writing of trace files.
 
-use crate::{FORMAT_VERSION, Idle, Trace};
+use crate::{Idle, Trace};
 
-/// Why a text is not a trace.
+/// The version of the trace file format.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// The error of a text that is not a valid trace.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadTraceError {
     /// The text is not the JSON of a trace.
     #[error("{message}")]
     Json {
-        /// What is wrong.
+        /// The error of the JSON reader.
         message: String,
         /// The line, counted from one.
         line: usize,
@@ -23,25 +26,25 @@ pub enum ReadTraceError {
         /// The version in the file.
         found: u32,
     },
-    /// The trace contradicts itself.
+    /// A span contradicts the rest of the trace.
     #[error("span {span} {fault}")]
     Span {
-        /// Its index.
+        /// The index of the span.
         span: usize,
-        /// What is wrong with it.
+        /// The fault.
         fault: &'static str,
     },
-    /// The same of the idle time.
-    #[error("idle stretch {stretch} {fault}")]
+    /// An idle interval contradicts the rest of the trace.
+    #[error("idle interval {interval} {fault}")]
     Idle {
-        /// Its index.
-        stretch: usize,
-        /// What is wrong with it.
+        /// The index of the interval.
+        interval: usize,
+        /// The fault.
         fault: &'static str,
     },
 }
 
-/// Reads a trace and checks what its readers rely on.
+/// Reads a trace and checks the properties on which its users rely.
 pub fn from_json(text: &str) -> Result<Trace, ReadTraceError> {
     let trace: Trace = serde_json::from_str(text).map_err(|error| ReadTraceError::Json {
         message: error.to_string(),
@@ -56,7 +59,7 @@ pub fn from_json(text: &str) -> Result<Trace, ReadTraceError> {
     Ok(trace)
 }
 
-/// The trace as JSON, one line per top-level list element, ending in a newline.
+/// Formats the trace as one line of JSON.
 pub fn to_json(trace: &Trace) -> String {
     match serde_json::to_string(trace) {
         Ok(json) => json + "\n",
@@ -84,16 +87,16 @@ fn check(trace: &Trace) -> Result<(), ReadTraceError> {
     if let Some(arrow) = broken {
         return Err(ReadTraceError::Span {
             span: arrow.from.max(arrow.to) as usize,
-            fault: "is named by an arrow and does not exist",
+            fault: "is named by an arrow but does not exist",
         });
     }
-    let fault = |stretch: &Idle| match stretch {
-        _ if stretch.lane.index() >= trace.lanes.len() => Some("is on a lane that does not exist"),
-        _ if stretch.end < stretch.start => Some("ends before it starts"),
+    let fault = |interval: &Idle| match interval {
+        _ if interval.lane.index() >= trace.lanes.len() => Some("is on a lane that does not exist"),
+        _ if interval.end < interval.start => Some("ends before it starts"),
         _ => None,
     };
-    match trace.idle.iter().enumerate().find_map(|(stretch, idle)| Some((stretch, fault(idle)?))) {
-        Some((stretch, fault)) => Err(ReadTraceError::Idle { stretch, fault }),
+    match trace.idle.iter().enumerate().find_map(|(interval, idle)| Some((interval, fault(idle)?))) {
+        Some((interval, fault)) => Err(ReadTraceError::Idle { interval, fault }),
         None => Ok(()),
     }
 }
@@ -104,7 +107,7 @@ mod tests {
     use crate::{Lane, Origin, Status};
     use spipe_base::{IdleCause, LaneId, LaneRole, SimTime};
 
-    /// What reading a trace of one lane says that was idle like this.
+    /// Reads back a trace of one lane with this idle interval, and returns the error.
     fn read(lane: u32, (start, end): (u64, u64)) -> Option<String> {
         let idle = Idle {
             lane: LaneId::new(lane),
@@ -133,7 +136,7 @@ mod tests {
     #[test]
     fn idle_time_is_that_of_a_lane() {
         assert_eq!(read(0, (2, 9)), None);
-        assert_eq!(read(1, (2, 9)).unwrap(), "idle stretch 0 is on a lane that does not exist");
-        assert_eq!(read(0, (9, 2)).unwrap(), "idle stretch 0 ends before it starts");
+        assert_eq!(read(1, (2, 9)).unwrap(), "idle interval 0 is on a lane that does not exist");
+        assert_eq!(read(0, (9, 2)).unwrap(), "idle interval 0 ends before it starts");
     }
 }

@@ -1,9 +1,9 @@
-//! The record itself.
+//! The trace record.
 
 use serde::{Deserialize, Serialize};
 use spipe_base::{ActionKind, Bytes, IdleCause, LaneId, LaneRole, SimTime, Subject};
 
-/// Where a trace comes from.
+/// The origin of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -17,29 +17,29 @@ pub enum Origin {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Trace {
-    /// The version of this format.
+    /// The version of the file format: 1.
     pub format_version: u32,
-    /// What ran: system, model and machine.
+    /// A title: system, model and machine.
     pub name: String,
-    /// Where it comes from.
+    /// Predicted or measured.
     pub origin: Origin,
-    /// Words that must stand wherever the trace is shown, such as "emulated accelerator".
+    /// Notes that must be shown with the trace, such as "emulated accelerator".
     pub notes: Vec<String>,
-    /// Whether the iteration could be finished.
+    /// Whether the iteration finished.
     pub status: Status,
-    /// The steady period: from one iteration's start to the next one's.
+    /// The steady-state period: from the start of one iteration to the start of the next.
     #[serde(rename = "iteration-ns")]
     pub iteration: SimTime,
-    /// Every iteration that was run, in order; the spans are those of one of them.
+    /// The durations of all iterations that ran, in order; the spans are those of one of them.
     #[serde(rename = "iterations-ns")]
     pub iterations: Vec<SimTime>,
-    /// Tokens (or images) that one iteration consumes, if that means anything.
+    /// Tokens (or images) per iteration, if the figure is meaningful.
     pub tokens: Option<u64>,
-    /// The queues of the machine.
+    /// The lanes: queues of the machine.
     pub lanes: Vec<Lane>,
-    /// One per action, by lane and start.
+    /// The spans, one per action, sorted by lane and start.
     pub spans: Vec<Span>,
-    /// Which span's end let which span start.
+    /// The dependencies that determined when spans started.
     pub arrows: Vec<Arrow>,
     /// The idle time of compute lanes.
     pub idle: Vec<Idle>,
@@ -47,81 +47,82 @@ pub struct Trace {
     pub memories: Vec<MemoryTrack>,
 }
 
-/// Whether an iteration could be finished.
+/// Whether an iteration finished.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// It could.
+    /// It finished.
     Ok,
-    /// It stopped for want of memory.
+    /// It stopped because memory ran out.
     OutOfMemory(Shortage),
 }
 
-/// A want of memory that nothing running could mend.
+/// A shortage of memory that no running action could resolve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Shortage {
     /// The memory.
     pub memory: String,
-    /// When.
+    /// The time.
     #[serde(rename = "at-ns")]
     pub at: SimTime,
-    /// What the action needed.
+    /// The bytes that the action needed.
     #[serde(rename = "needed-bytes")]
     pub needed: Bytes,
-    /// What was free.
+    /// The bytes that were free.
     #[serde(rename = "free-bytes")]
     pub free: Bytes,
     /// The action that could not start.
     pub action: String,
-    /// Who held the most, largest first.
+    /// The largest holders, in descending order.
     pub holders: Vec<Holder>,
 }
 
-/// A queue of the machine.
+/// A lane: an in-order queue of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Lane {
-    /// Its name, `gpu0.compute`.
+    /// Its name, such as `gpu0.compute`.
     pub name: String,
-    /// The device it belongs to, `gpu0`.
+    /// Its device, such as `gpu0`.
     pub device: String,
-    /// What it is for.
+    /// Its role.
     pub role: LaneRole,
 }
 
-/// One action as it happened.
+/// The execution of one action.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Span {
     /// Its lane.
     pub lane: LaneId,
-    /// What kind of thing it did.
+    /// The kind of action.
     pub kind: ActionKind,
-    /// What it was about.
+    /// The stage, microbatch and layers of the action.
     #[serde(default)]
     pub subject: Subject,
-    /// When it started.
+    /// The start.
     #[serde(rename = "start-ns")]
     pub start: SimTime,
-    /// When it ended.
+    /// The end.
     #[serde(rename = "end-ns")]
     pub end: SimTime,
-    /// The bytes it moved, for transfers.
+    /// The bytes moved, for transfers.
     #[serde(rename = "bytes", default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Bytes>,
-    /// What came last among the things it waited for, if its lane was idle before it.
+    /// The last event that it waited for, if its lane was idle before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_for: Option<IdleCause>,
 }
 
 impl Span {
-    /// How long it took.
+    /// Returns its duration.
     pub fn duration(&self) -> SimTime {
         self.end - self.start
     }
 
-    /// The short text that charts write into its bar: PyTorch's spelling (`2F0`) for arithmetic, the kind otherwise.
+    /// Returns the label of its bar in charts: PyTorch's notation (`2F0`) for arithmetic, otherwise
+    /// the kind.
     pub fn label(&self) -> String {
         let letter = match self.kind {
             ActionKind::Forward => "F",
@@ -142,67 +143,67 @@ impl Span {
     }
 }
 
-/// One span's end let another start; both by their index in `spans`.
+/// A dependency: the end of one span allowed another to start. Both are indices into `spans`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Arrow {
     /// The span that ended.
     pub from: u32,
-    /// The span that could then start.
+    /// The span that then started.
     pub to: u32,
 }
 
-/// A stretch in which a compute lane did nothing, for one reason.
+/// An interval in which a compute lane was idle, with its cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Idle {
     /// The lane.
     pub lane: LaneId,
-    /// From when.
+    /// The start.
     #[serde(rename = "start-ns")]
     pub start: SimTime,
-    /// Until when.
+    /// The end.
     #[serde(rename = "end-ns")]
     pub end: SimTime,
-    /// Why.
+    /// The cause.
     pub cause: IdleCause,
 }
 
-/// One memory over the iteration.
+/// The use of one memory over the iteration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct MemoryTrack {
-    /// Its name, `gpu0`, `dram0`.
+    /// Its name, such as `gpu0` or `dram0`.
     pub name: String,
-    /// What it can hold, if that is limited.
+    /// Its capacity, if limited.
     #[serde(rename = "capacity-bytes")]
     pub capacity: Option<Bytes>,
-    /// The most that was held at one time.
+    /// The largest number of bytes held at one time.
     #[serde(rename = "peak-bytes")]
     pub peak: Bytes,
-    /// Who held the most at the peak, largest first.
+    /// The largest holders at the peak, in descending order.
     pub holders: Vec<Holder>,
-    /// What was held from each point in time on, ascending.
+    /// The bytes held from each point in time on, in ascending order of time.
     pub samples: Vec<Sample>,
 }
 
-/// A share of a memory.
+/// A holder of a part of a memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Holder {
-    /// What holds it: "parameters of s1", "saved activations of s0 (4 microbatches)".
+    /// A description of the holder: "parameters of s1", "saved activations of s0 (4 microbatches)".
     pub what: String,
-    /// How much.
+    /// The bytes held.
     pub bytes: Bytes,
 }
 
-/// What a memory holds from one point in time on.
+/// The bytes held in a memory from one point in time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Sample {
-    /// From when.
+    /// The time.
     #[serde(rename = "at-ns")]
     pub at: SimTime,
-    /// How much.
+    /// The bytes held.
     pub bytes: Bytes,
 }
