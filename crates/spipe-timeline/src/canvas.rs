@@ -1,4 +1,4 @@
-//! Drawing in points on a plotters area, the same for every backend.
+//! A canvas measured in points, on a drawing area of any plotters backend.
 
 use crate::{DrawError, palette::Color};
 use plotters::{
@@ -13,21 +13,23 @@ use plotters::{
 };
 use std::sync::LazyLock;
 
-/// What an SVG asks its reader for, and the name under which the carried font is registered. Verdana has the same widths.
+/// The font family in SVG files, also the name under which the embedded font is registered. Verdana
+/// has the same widths.
 const FONT: &str = "DejaVu Sans, Verdana, sans-serif";
 const REGULAR: &[u8] = include_bytes!("../fonts/DejaVuSans-subset.ttf");
 const BOLD: &[u8] = include_bytes!("../fonts/DejaVuSans-Bold-subset.ttf");
 
-/// Ascent plus descent of the carried font in ems (`hhea`: (1901 + 483) / 2048). ab_glyph takes this height as the size.
+/// Ascent plus descent of the embedded font in ems (`hhea`: (1901 + 483) / 2048). ab_glyph takes
+/// this height as the size.
 const FONT_HEIGHT: f64 = 2384.0 / 2048.0;
 /// plotters-svg divides the size by this to get `font-size`.
 const SVG_SIZE: f64 = 1.24;
-/// plotters-svg puts the baseline of text that is anchored at its top this many ems lower.
+/// plotters-svg places the baseline of top-anchored text this many ems lower.
 const SVG_BASELINE: f64 = 0.76;
-/// ab_glyph is drawn with the baseline this share of the size below the top.
+/// ab_glyph draws the baseline this fraction of the size below the top.
 const BITMAP_BASELINE: f64 = 0.5;
 
-/// Registers the carried fonts with plotters, once.
+/// Registers the embedded fonts with plotters, once.
 pub(crate) fn register_fonts() -> Result<(), DrawError> {
     static REGISTERED: LazyLock<bool> = LazyLock::new(|| {
         register_font(FONT, FontStyle::Normal, REGULAR).is_ok() && register_font(FONT, FontStyle::Bold, BOLD).is_ok()
@@ -35,36 +37,37 @@ pub(crate) fn register_fonts() -> Result<(), DrawError> {
     if *REGISTERED { Ok(()) } else { Err(DrawError::Font) }
 }
 
-/// How points become what a backend counts in.
+/// The conversion of points into a backend's units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Medium {
     pixels_per_point: f64,
-    /// Size to ask for ÷ em that results.
+    /// Requested font size divided by the resulting em.
     size: f64,
     /// Baseline below the top, in ems.
     baseline: f64,
 }
 
 impl Medium {
-    /// Quarters of points, because plotters has integer coordinates.
+    /// Returns the medium of SVG files: quarters of points, because plotters has integer
+    /// coordinates.
     pub(crate) const fn svg() -> Self {
         Self { pixels_per_point: 4.0, size: SVG_SIZE, baseline: SVG_BASELINE }
     }
 
-    /// Pixels.
+    /// Returns the medium of bitmaps.
     pub(crate) fn bitmap(pixels_per_point: u32) -> Self {
         let pixels_per_point = f64::from(pixels_per_point);
         Self { pixels_per_point, size: FONT_HEIGHT, baseline: BITMAP_BASELINE * FONT_HEIGHT }
     }
 
-    /// The size of a picture of so many points.
+    /// Converts the size of a picture from points to the backend's units.
     pub(crate) fn pixels(self, (width, height): (f64, f64)) -> (u32, u32) {
         let pixels = |points: f64| (points * self.pixels_per_point).round() as u32;
         (pixels(width), pixels(height))
     }
 }
 
-/// Where text stands relative to its point on the baseline.
+/// The horizontal alignment of text relative to its point on the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
     Left,
@@ -72,7 +75,7 @@ pub(crate) enum Align {
     Right,
 }
 
-/// How text looks.
+/// A text style.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Type {
     /// The em in points.
@@ -83,7 +86,7 @@ pub(crate) struct Type {
 }
 
 impl Type {
-    /// Regular, black, from the left.
+    /// Creates a regular, black, left-aligned style.
     pub(crate) const fn new(size: f64) -> Self {
         Self { size, bold: false, color: [0x22; 3], align: Align::Left }
     }
@@ -105,14 +108,14 @@ impl Type {
         FontDesc::new(FontFamily::Name(FONT), size, style)
     }
 
-    /// How wide `text` is in points, in every medium.
+    /// Returns the width of `text` in points, which is equal in every medium.
     pub(crate) fn width(self, text: &str) -> f64 {
         const FINENESS: f64 = 16.0;
         let width = self.font(self.size * FONT_HEIGHT * FINENESS).box_size(text).map_or(0, |(width, _)| width);
         f64::from(width) / FINENESS
     }
 
-    /// `text` shortened with an ellipsis until it is at most `width` points wide.
+    /// Shortens `text` with an ellipsis to at most `width` points.
     pub(crate) fn fit(self, text: &str, width: f64) -> String {
         if self.width(text) <= width {
             return text.to_owned();
@@ -127,7 +130,7 @@ impl Type {
         String::new()
     }
 
-    /// `text` in lines of at most `width` points, broken between words.
+    /// Breaks `text` between words into lines of at most `width` points.
     pub(crate) fn wrap(self, text: &str, width: f64) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         for word in text.split_whitespace() {
@@ -146,7 +149,7 @@ impl Type {
 /// Left, top, right, bottom, in points.
 pub(crate) type Frame = (f64, f64, f64, f64);
 
-/// A drawing area that counts in points.
+/// A drawing area measured in points.
 pub(crate) struct Canvas<'a, DB: DrawingBackend> {
     area: &'a DrawingArea<DB, Shift>,
     medium: Medium,
@@ -157,25 +160,25 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
         Self { area, medium }
     }
 
-    /// The width of the smallest thing that can be seen, in points.
+    /// Returns the smallest visible width, in points.
     pub(crate) fn grain(&self) -> f64 {
         1.0 / self.medium.pixels_per_point.min(2.0)
     }
 
-    /// A filled rectangle.
+    /// Draws a filled rectangle.
     pub(crate) fn rect(&self, (left, top, right, bottom): Frame, color: Color) -> Result<(), DrawError> {
         let corners = [self.at((left, top)), self.at((right, bottom))];
         failed(self.area.draw(&Rectangle::new(corners, paint(color).filled())))
     }
 
-    /// A line of straight pieces, `width` points wide.
+    /// Draws a polyline, `width` points wide.
     pub(crate) fn line(&self, points: &[(f64, f64)], color: Color, width: f64) -> Result<(), DrawError> {
         let points: Vec<(i32, i32)> = points.iter().map(|point| self.at(*point)).collect();
         let width = (width * self.medium.pixels_per_point).round().max(1.0) as u32;
         failed(self.area.draw(&PathElement::new(points, paint(color).stroke_width(width))))
     }
 
-    /// A dashed horizontal line.
+    /// Draws a dashed horizontal line.
     pub(crate) fn dashes(&self, (left, right): (f64, f64), y: f64, color: Color) -> Result<(), DrawError> {
         let mut x = left;
         while x < right {
@@ -185,13 +188,13 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
         Ok(())
     }
 
-    /// A filled polygon.
+    /// Draws a filled polygon.
     pub(crate) fn area(&self, points: &[(f64, f64)], color: Color) -> Result<(), DrawError> {
         let points: Vec<(i32, i32)> = points.iter().map(|point| self.at(*point)).collect();
         failed(self.area.draw(&Polygon::new(points, paint(color).filled())))
     }
 
-    /// Text whose baseline starts, has its middle, or ends at `at`.
+    /// Draws text whose baseline starts, is centred, or ends at `at`.
     pub(crate) fn text(&self, text: &str, at: (f64, f64), style: Type) -> Result<(), DrawError> {
         let em = style.size * self.medium.pixels_per_point;
         let (x, baseline) = self.at(at);
@@ -208,7 +211,7 @@ impl<'a, DB: DrawingBackend> Canvas<'a, DB> {
         failed(self.area.draw_text(text, &style, (x, top)))
     }
 
-    /// Makes the backend complete its picture.
+    /// Completes the picture.
     pub(crate) fn finish(&self) -> Result<(), DrawError> {
         failed(self.area.present())
     }
@@ -224,13 +227,13 @@ fn paint(color: Color) -> ShapeStyle {
     ShapeStyle::from(&RGBColor(red, green, blue))
 }
 
-/// Pixels of three bytes as the bytes of a PNG file.
+/// Encodes pixels of three bytes as a PNG file.
 pub(crate) fn encode_png(pixels: &[u8], (width, height): (u32, u32)) -> Result<Vec<u8>, DrawError> {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width, height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
-    // Rows of a chart resemble the row above them.
+    // Each row of a chart resembles the row above it.
     encoder.set_filter(png::FilterType::Up);
     encoder.set_compression(png::Compression::Default);
     let mut writer = encoder.write_header()?;
@@ -239,9 +242,11 @@ pub(crate) fn encode_png(pixels: &[u8], (width, height): (u32, u32)) -> Result<V
     Ok(file)
 }
 
-/// An SVG of plotters with its size in points and with words for screen readers.
+/// Replaces the header of a plotters SVG: adds its size in points, a title and a description for
+/// screen readers.
 ///
-/// plotters writes the size in pixels and no title. In points the file opens at a sensible size with fractions of points in it.
+/// plotters writes the size in pixels and no title. With the size in points, the file opens at a
+/// sensible size and still resolves fractions of points.
 pub(crate) fn with_header(svg: &str, (width, height): (f64, f64), title: &str, description: &str) -> String {
     let body = svg.split_once('\n').map_or("", |(_, body)| body);
     let (across, down) = Medium::svg().pixels((width, height));

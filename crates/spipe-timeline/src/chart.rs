@@ -1,4 +1,4 @@
-//! The static chart, in SVG and in pixels, drawn by plotters through one function.
+//! The static chart, drawn by plotters as SVG or as a bitmap.
 //!
 //! ```text
 //! heading, facts, notes, faults          header
@@ -8,7 +8,7 @@
 //! memory         ▁▂▅▇▅▂▁         peak    memory
 //! ```
 //!
-//! Everything is laid out in points, of which a pixel of the picture is a fraction; the medium says which.
+//! The layout is in points; the medium defines the pixels per point.
 
 mod header;
 mod lanes;
@@ -26,10 +26,10 @@ use plotters::{
     drawing::IntoDrawingArea,
 };
 
-/// The largest picture that is drawn with two pixels per point; larger ones get one.
+/// The largest picture, in pixels, that is drawn with two pixels per point; larger ones have one.
 const FINE_PIXELS: u64 = 30_000_000;
 
-/// The chart as SVG.
+/// Draws the chart as SVG.
 pub fn svg(picture: &Picture) -> Result<String, DrawError> {
     register_fonts()?;
     let scene = Scene::of(picture);
@@ -41,7 +41,7 @@ pub fn svg(picture: &Picture) -> Result<String, DrawError> {
     Ok(with_header(&text, layout.size(), &scene.title, &facts.join("; ")))
 }
 
-/// The chart as the bytes of a PNG file.
+/// Draws the chart as a PNG file.
 pub fn png(picture: &Picture) -> Result<Vec<u8>, DrawError> {
     register_fonts()?;
     let scene = Scene::of(picture);

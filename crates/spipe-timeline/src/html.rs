@@ -1,4 +1,5 @@
-//! One self-contained page: a canvas chart to zoom, pan and ask, and tables that need no script.
+//! The HTML renderer: a self-contained page with an interactive canvas chart, and with tables that
+//! need no script.
 //!
 //! | part | file |
 //! |---|---|
@@ -8,8 +9,8 @@
 //! | drawing what is visible | `html/view.js` |
 //! | wheel, drag, keys, pointing, choosing | `html/controls.js` |
 //!
-//! The traces travel as JSON columns, one number per span and column, so that 50,000 spans stay a few megabytes. The
-//! page forbids itself the network by its content security policy.
+//! The traces are embedded as JSON columns, with one number per span and column, so 50,000 spans
+//! take a few megabytes. The page's content security policy forbids network access.
 
 use crate::{
     Picture,
@@ -28,11 +29,11 @@ const STYLE: &str = include_str!("html/style.css");
 const SCRIPT: &str =
     concat!(include_str!("html/model.js"), include_str!("html/view.js"), include_str!("html/controls.js"));
 
-/// The page.
+/// Draws the page.
 pub fn html(picture: &Picture) -> String {
     let scene = Scene::of(picture);
     let mut environment = Environment::new();
-    // The name's ending makes minijinja escape what is inserted.
+    // minijinja escapes inserted text because of the name's extension.
     let rendered = environment
         .add_template("page.html", PAGE)
         .and_then(|()| environment.get_template("page.html")?.render(Page::of(&scene)));
@@ -42,7 +43,7 @@ pub fn html(picture: &Picture) -> String {
     }
 }
 
-/// What the template asks for.
+/// The context of the template.
 #[derive(Serialize)]
 struct Page {
     title: String,
@@ -172,7 +173,7 @@ fn memory_entry(curve: &MemoryTrack, track: &Track) -> MemoryEntry {
     }
 }
 
-/// What the script reads.
+/// The data of the script.
 #[derive(Serialize)]
 struct Data {
     end: u64,
@@ -189,7 +190,7 @@ struct Data {
 struct FamilyData {
     color: String,
     ink: String,
-    /// Whether it has no hue, so that it needs another tone on dark paper.
+    /// Whether it is grey and needs another tone on a dark background.
     neutral: bool,
 }
 
@@ -234,7 +235,7 @@ struct CurveData {
     bytes: Vec<Bytes>,
 }
 
-/// Columns with one element per span; what a span does not have is −1.
+/// Columns with one element per span; −1 stands for an absent value.
 #[derive(Default, Serialize)]
 struct TrackData {
     label: String,
@@ -251,7 +252,7 @@ struct TrackData {
     wait: Vec<i64>,
     /// The spans that are drawn, by row and start.
     order: Vec<u32>,
-    /// From, to, from, to …
+    /// Alternating sources and targets.
     arrows: Vec<u32>,
     /// Row, start, end, cause.
     idle: Vec<(usize, u64, u64, usize)>,
@@ -291,7 +292,7 @@ impl Data {
         }
     }
 
-    /// The JSON, safe inside a script element: nothing in it can end the element or start a comment.
+    /// Formats the JSON for a script element: nothing in it can end the element or start a comment.
     fn to_script(&self) -> String {
         match serde_json::to_string(self) {
             Ok(json) => json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026"),
@@ -300,7 +301,7 @@ impl Data {
     }
 }
 
-/// Texts that many spans share.
+/// A table of texts shared by many spans.
 #[derive(Default)]
 struct Table {
     texts: Vec<String>,

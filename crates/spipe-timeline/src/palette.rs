@@ -1,15 +1,15 @@
-//! Colours, letters and words of actions and of idle causes.
+//! Colours, letters and names of actions and idle causes.
 //!
-//! The colours are those of Okabe and Ito ("Color Universal Design", 2008), with lighter and darker tones of them where
-//! one hue serves a group: blue for forward, warm for backward, purple for transfers, green for the optimizer. Tones of
-//! one group differ in lightness, so that they can be told apart without seeing hue at all.
+//! The colours are those of Okabe and Ito ("Color Universal Design", 2008), with lighter and darker
+//! tones for groups: blue for forward, warm for backward, purple for transfers, green for the
+//! optimizer. Tones of one group differ in lightness, so they are distinguishable without hue.
 
 use spipe_base::{ActionKind, IdleCause, Payload};
 
 /// Red, green, blue.
 pub(crate) type Color = [u8; 3];
 
-/// Kinds of action that are drawn alike.
+/// A group of action kinds with the same appearance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Family {
     Forward,
@@ -41,7 +41,7 @@ impl Family {
         Self::Control,
     ];
 
-    /// The family of a kind of action.
+    /// Returns the family of a kind of action.
     pub(crate) const fn of(kind: ActionKind) -> Self {
         match kind {
             ActionKind::Forward => Self::Forward,
@@ -58,7 +58,7 @@ impl Family {
         }
     }
 
-    /// What a legend calls it.
+    /// Returns its name in legends.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward (F)",
@@ -75,7 +75,7 @@ impl Family {
         }
     }
 
-    /// The fill of its bars.
+    /// Returns the fill colour of its bars.
     pub(crate) const fn color(self) -> Color {
         match self {
             Self::Forward => [0x00, 0x72, 0xB2],
@@ -92,7 +92,7 @@ impl Family {
         }
     }
 
-    /// The letter of its bars in a terminal: what a bar starts with, and what fills the rest of it.
+    /// Returns the first and the repeated character of its bars in a terminal.
     pub(crate) const fn letters(self) -> (char, char) {
         match self {
             Self::Forward => ('F', 'f'),
@@ -108,7 +108,7 @@ impl Family {
     }
 }
 
-/// The accent of a bubble: the colour of what the lane waited for.
+/// Returns the accent colour of a bubble: that of the awaited action.
 pub(crate) const fn cause_color(cause: IdleCause) -> Color {
     match cause {
         IdleCause::WarmUp => [0x9A, 0x9A, 0x9A],
@@ -124,43 +124,43 @@ pub(crate) const fn cause_color(cause: IdleCause) -> Color {
     }
 }
 
-/// Two letters that tell the causes apart where the word does not fit.
+/// Returns a two-letter code, unique among causes, for narrow bubbles.
 pub(crate) fn cause_code(cause: IdleCause) -> &'static str {
     &cause.name()[..2]
 }
 
-/// What a cause means, for people who see the chart for the first time.
+/// Returns an explanation of a cause.
 pub(crate) const fn cause_meaning(cause: IdleCause) -> &'static str {
     match cause {
         IdleCause::WarmUp => "before the lane's first action of the iteration",
         IdleCause::Drain => "after the lane's last action of the iteration",
-        IdleCause::Activation => "the input activation came last",
-        IdleCause::Gradient => "the incoming gradient came last",
-        IdleCause::Weights => "the parameters came last",
-        IdleCause::Reload => "offloaded activations came back last",
+        IdleCause::Activation => "the input activation arrived last",
+        IdleCause::Gradient => "the incoming gradient arrived last",
+        IdleCause::Weights => "the parameters arrived last",
+        IdleCause::Reload => "the offloaded activations arrived last",
         IdleCause::Memory => "there was no memory for the result",
         IdleCause::Optimizer => "an optimizer step ended last",
         IdleCause::Check => "a global check ended last",
-        IdleCause::Order => "another action had to go first",
+        IdleCause::Order => "an earlier action in the schedule, with no data dependency, ended last",
     }
 }
 
-/// Faults and limits.
+/// The colour of faults and limits.
 pub(crate) const ALARM: Color = [0xC0, 0x00, 0x20];
 
-/// `color` thinned with white: 0 is white, 1 is the colour itself.
+/// Mixes `color` with white: 0 is white, 1 is the colour itself.
 pub(crate) fn tint(color: Color, share: f64) -> Color {
     color.map(|part| (255.0 - (255.0 - f64::from(part)) * share).round() as u8)
 }
 
-/// Black or white, whichever reads better on `color` (contrast as WCAG 2.1 defines it).
+/// Returns black or white, whichever has more contrast on `color` (WCAG 2.1).
 pub(crate) fn ink_on(color: Color) -> Color {
     let luminance = luminance(color);
     let (white, black) = (1.05 / (luminance + 0.05), (luminance + 0.05) / 0.05);
     if white >= black { [255; 3] } else { [0; 3] }
 }
 
-/// Relative luminance, 0 to 1 (WCAG 2.1).
+/// Returns the relative luminance, 0 to 1 (WCAG 2.1).
 fn luminance(color: Color) -> f64 {
     let linear = |part: u8| {
         let part = f64::from(part) / 255.0;
@@ -169,7 +169,7 @@ fn luminance(color: Color) -> f64 {
     0.2126 * linear(color[0]) + 0.7152 * linear(color[1]) + 0.0722 * linear(color[2])
 }
 
-/// `#rrggbb`.
+/// Formats a colour as `#rrggbb`.
 pub(crate) fn hex(color: Color) -> String {
     let [red, green, blue] = color;
     format!("#{red:02x}{green:02x}{blue:02x}")
@@ -179,7 +179,7 @@ pub(crate) fn hex(color: Color) -> String {
 mod tests {
     use super::*;
 
-    /// Viénot, Brettel and Mollon 1999, on linear light: how a dichromat sees a colour.
+    /// Simulates how a dichromat sees a colour (Viénot, Brettel and Mollon 1999, on linear light).
     fn seen_by(matrix: [[f64; 3]; 3], color: Color) -> [f64; 3] {
         let linear = color.map(|part| (f64::from(part) / 255.0).powf(2.2));
         matrix

@@ -1,16 +1,17 @@
-//! The trace for <https://ui.perfetto.dev> and `chrome://tracing`, in the layout of PyTorch's profiler.
+//! The renderer for <https://ui.perfetto.dev> and `chrome://tracing`, in the layout of PyTorch's
+//! profiler.
 //!
 //! | trace | JSON event |
 //! |---|---|
-//! | device | a process (`pid`), named after the track where there are two |
-//! | lane | a thread (`tid`) of its device; the bubbles of a compute lane in a thread below it |
-//! | span | `X`, named `PP:2F0` as PyTorch's pipelining names arithmetic; category = kind; `ts` and `dur` in µs |
-//! | arrow | flow `s` at the end of the one and `f` (`bp: e`) at the start of the other |
-//! | memory | counter `C` in bytes, on the device of that name |
-//! | note, want of memory | global instant `i`, and a label of every process |
+//! | device | a process (`pid`), named after its track if there are two |
+//! | lane | a thread (`tid`) of its device; its bubbles in a thread below it |
+//! | span | `X`, named `PP:2F0` as by PyTorch for arithmetic; category = kind; times in µs |
+//! | arrow | flow `s` at the end of the source, `f` (`bp: e`) at the start of the target |
+//! | memory | counter `C` in bytes, on the device with its name |
+//! | note, shortage of memory | global instant `i`; notes also label every process |
 //!
-//! Format: "Trace Event Format" (Duffy, Sinclair; the Chromium project). No clock and no host name goes in: the same
-//! traces give the same bytes.
+//! Format: "Trace Event Format" (Duffy, Sinclair; the Chromium project). The file contains no
+//! wall-clock time and no host name: equal traces give equal bytes.
 
 use crate::{
     Picture,
@@ -22,7 +23,7 @@ use spipe_base::{LaneId, SimTime};
 use spipe_trace::{Idle, MemoryTrack, Span};
 use std::collections::BTreeMap;
 
-/// The JSON text, one event per line.
+/// Returns the JSON text, with one event per line.
 pub fn perfetto(picture: &Picture) -> String {
     let scene = Scene::of(picture);
     let mut events = Events { lines: Vec::new(), processes: 0, flows: 0 };
@@ -45,7 +46,7 @@ struct Events {
     flows: usize,
 }
 
-/// Where a lane is found: process and thread.
+/// The process and thread ids of a lane.
 type Place = (usize, usize);
 
 impl Events {
@@ -85,7 +86,7 @@ impl Events {
                 None => self.process(scene, track, &device),
             };
             processes.insert(device, pid);
-            // An odd thread for each lane, so that its bubbles come right below it.
+            // Lanes have odd thread ids, so that their bubbles come directly below them.
             let (lane_id, place) = (LaneId::from(number), (pid, 2 * number + 1));
             let name = clean(&lane.name);
             self.thread(place, &name);
@@ -96,8 +97,8 @@ impl Events {
             if !track.idle(lane_id).is_empty() {
                 let below = (pid, place.1 + 1);
                 self.thread(below, &format!("{name} bubbles"));
-                for stretch in track.idle(lane_id) {
-                    self.push(bubble(below, stretch));
+                for interval in track.idle(lane_id) {
+                    self.push(bubble(below, interval));
                 }
             }
         }
@@ -122,8 +123,8 @@ impl Events {
         }
     }
 
-    /// A flow is bound to the slice that is open at its time; a slice is not open any more at its end, so the flow starts
-    /// in its last nanosecond.
+    /// Adds a flow per arrow. A flow is bound to the slice that is open at its time. A slice is
+    /// closed at its end, so the flow starts in its last nanosecond.
     fn add_flows(&mut self, track: &Track, places: &BTreeMap<LaneId, Place>) {
         let spans = &track.trace.spans;
         for arrow in &track.trace.arrows {
@@ -136,10 +137,10 @@ impl Events {
             let id = self.flows;
             let leaves = from.end.saturating_sub(SimTime::ns(1)).max(from.start);
             self.push(json!({
-                "ph": "s", "id": id, "name": "lets start", "cat": "dependency", "pid": from_pid, "tid": from_tid, "ts": us(leaves),
+                "ph": "s", "id": id, "name": "unblocks", "cat": "dependency", "pid": from_pid, "tid": from_tid, "ts": us(leaves),
             }));
             self.push(json!({
-                "ph": "f", "bp": "e", "id": id, "name": "lets start", "cat": "dependency", "pid": to_pid, "tid": to_tid,
+                "ph": "f", "bp": "e", "id": id, "name": "unblocks", "cat": "dependency", "pid": to_pid, "tid": to_tid,
                 "ts": us(to.start),
             }));
         }
@@ -174,15 +175,15 @@ fn slice((pid, tid): Place, span: &Span, lane: &str) -> Value {
     })
 }
 
-fn bubble((pid, tid): Place, stretch: &Idle) -> Value {
+fn bubble((pid, tid): Place, interval: &Idle) -> Value {
     json!({
-        "ph": "X", "name": stretch.cause.name(), "cat": "bubble", "pid": pid, "tid": tid,
-        "ts": us(stretch.start), "dur": us(stretch.end.saturating_sub(stretch.start)),
-        "args": { "cause": cause_meaning(stretch.cause) },
+        "ph": "X", "name": interval.cause.name(), "cat": "bubble", "pid": pid, "tid": tid,
+        "ts": us(interval.start), "dur": us(interval.end.saturating_sub(interval.start)),
+        "args": { "cause": cause_meaning(interval.cause) },
     })
 }
 
-/// Microseconds, with the nanoseconds behind the point.
+/// Converts to microseconds, with nanoseconds as decimals.
 fn us(time: SimTime) -> f64 {
     time.as_ns() as f64 / 1e3
 }

@@ -1,4 +1,4 @@
-//! Charts of figures: lines and points of several series between two axes.
+//! Plots of figures: lines and points of several series between two axes.
 //!
 //! ```text
 //! heading, notes
@@ -10,7 +10,8 @@
 //!            x, unit
 //! ```
 //!
-//! Series differ in colour and in the shape of their points, so that they can be told apart without seeing hue.
+//! Series differ in colour and in the shape of their points, so they are distinguishable without
+//! hue.
 
 mod axis;
 mod marks;
@@ -26,17 +27,17 @@ use plotters::{
     drawing::IntoDrawingArea,
 };
 
-/// How long the line of a single point is.
+/// The length of the dash for a line with a single point.
 const DASH: f64 = 16.0;
-/// The frame of the figures: its width and its least height.
+/// The width and the smallest height of the plot's frame.
 const FRAME: (f64, f64) = (520.0, 340.0);
 const MARGIN: f64 = 20.0;
-/// From one line of text to the next.
+/// The distance between lines of text.
 const LINE: f64 = 18.0;
-/// Between the frame and the legend, and the room for its swatches.
+/// The distance between frame and legend, and the width of its swatches.
 const GAP: f64 = 22.0;
 const SWATCH: f64 = 26.0;
-/// The widest name of the legend that is not broken.
+/// The width at which names in the legend are broken.
 const NAME: f64 = 260.0;
 const TITLE: Type = Type::new(16.0).bold();
 const NOTE: Type = Type::new(11.0).color([0x55; 3]);
@@ -45,42 +46,42 @@ const TICK: Type = Type::new(11.0).color([0x44; 3]);
 const GRID: Color = [0xE4; 3];
 const INK: Color = [0x55; 3];
 
-/// How values become places on an axis.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
-    /// Equal differences are equally far apart.
+    /// Equal differences have equal distances.
     #[default]
     Linear,
-    /// Equal ratios are equally far apart; values are positive.
+    /// Equal ratios have equal distances; values must be positive.
     Logarithmic,
 }
 
 /// One of the two axes.
 #[derive(Clone, Debug, Default)]
 pub struct Axis {
-    /// What it measures, with its unit.
+    /// The quantity and its unit.
     pub label: String,
-    /// How its values are placed.
+    /// The scale.
     pub scale: Scale,
 }
 
-/// Figures that belong together.
+/// A series of figures.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
-    /// What the legend calls it.
+    /// The name in the legend.
     pub name: String,
-    /// Joined by straight lines, in this order; a single one is a short dash.
+    /// Points joined by straight lines, in this order; a single one is drawn as a short dash.
     pub line: Vec<(f64, f64)>,
-    /// Each drawn by itself.
+    /// Separate points.
     pub points: Vec<(f64, f64)>,
 }
 
-/// What to draw.
+/// The contents of a plot.
 #[derive(Clone, Debug, Default)]
 pub struct Plot {
     /// The heading.
     pub title: String,
-    /// Smaller lines below it: where figures are from, what was fitted.
+    /// Smaller lines below the heading, for sources and fitted parameters.
     pub notes: Vec<String>,
     /// The horizontal axis.
     pub x: Axis,
@@ -88,15 +89,16 @@ pub struct Plot {
     pub y: Axis,
     /// The figures.
     pub series: Vec<Series>,
-    /// What points and lines mean in all series, where the legend is to say so.
+    /// The meaning of points in all series, for the legend.
     pub points_are: Option<String>,
-    /// See [`Plot::points_are`].
+    /// The meaning of lines in all series, for the legend.
     pub lines_are: Option<String>,
-    /// The line on which both axes say the same, and what it means; both axes then have one range.
+    /// The meaning of the diagonal, where x equals y. If given, the diagonal is drawn and both axes
+    /// have the same range.
     pub diagonal: Option<String>,
 }
 
-/// The plot as SVG.
+/// Draws the plot as SVG.
 ///
 /// ```
 /// use spipe_timeline::{Axis, Plot, Series, plot_svg};
@@ -104,7 +106,11 @@ pub struct Plot {
 ///     title: "bubbles".into(),
 ///     x: Axis { label: "microbatches".into(), ..Axis::default() },
 ///     y: Axis { label: "bubble, %".into(), ..Axis::default() },
-///     series: vec![Series { name: "1F1B".into(), line: vec![(24.0, 24.3), (32.0, 19.9)], points: vec![] }],
+///     series: vec![Series {
+///         name: "1F1B".into(),
+///         line: vec![(24.0, 24.3), (32.0, 19.9)],
+///         points: vec![],
+///     }],
 ///     ..Plot::default()
 /// };
 /// assert!(plot_svg(&plot)?.contains("microbatches"));
@@ -113,7 +119,7 @@ pub struct Plot {
 ///
 /// # Errors
 ///
-/// A figure that is not finite, or not positive on a logarithmic axis.
+/// A figure is not finite, or not positive on a logarithmic axis.
 pub fn plot_svg(plot: &Plot) -> Result<String, DrawError> {
     register_fonts()?;
     let layout = Layout::of(plot)?;
@@ -123,11 +129,11 @@ pub fn plot_svg(plot: &Plot) -> Result<String, DrawError> {
     Ok(with_header(&text, layout.size, &plot.title, &plot.notes.join("; ")))
 }
 
-/// The plot as the bytes of a PNG file, two pixels per point.
+/// Draws the plot as a PNG file with two pixels per point.
 ///
 /// # Errors
 ///
-/// As [`plot_svg`].
+/// The same as [`plot_svg`].
 pub fn plot_png(plot: &Plot) -> Result<Vec<u8>, DrawError> {
     register_fonts()?;
     let layout = Layout::of(plot)?;
@@ -138,9 +144,9 @@ pub fn plot_png(plot: &Plot) -> Result<Vec<u8>, DrawError> {
     encode_png(&pixels, (width, height))
 }
 
-/// A line of the legend.
+/// An entry of the legend.
 struct Entry {
-    /// Which series; none for the words about all of them.
+    /// The series; `None` for an entry about all of them.
     series: Option<usize>,
     line: bool,
     points: bool,
@@ -175,7 +181,7 @@ impl Layout {
         Ok(Self { size: (width, height), words, frame: (left, top, right, bottom), x, y, legend })
     }
 
-    /// The place of a point.
+    /// Returns the position of a point.
     fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
         let (left, top, right, bottom) = self.frame;
         (left + (right - left) * self.x.place(x), bottom - (bottom - top) * self.y.place(y))

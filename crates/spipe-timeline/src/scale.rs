@@ -1,20 +1,20 @@
-//! Numbers as charts write them: durations, ticks of the time axis, percentages.
+//! Number formats of charts: durations, ticks of the time axis, percentages.
 
 use spipe_base::SimTime;
 
-/// A unit of the time axis and its nanoseconds.
+/// The units of the time axis in nanoseconds.
 const UNITS: [(&str, f64); 4] = [("s", 1e9), ("ms", 1e6), ("µs", 1e3), ("ns", 1.0)];
 
-/// The marks of a time axis.
+/// The ticks of a time axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ticks {
     /// The unit of the labels.
     pub(crate) unit: &'static str,
-    /// Where each mark is, and what it says.
+    /// The time and label of each tick.
     pub(crate) marks: Vec<(SimTime, String)>,
 }
 
-/// About `count` marks from zero to `end`, at multiples of 1, 2 or 5 times a power of ten.
+/// Returns about `count` ticks from zero to `end`, at multiples of 1, 2 or 5 times a power of ten.
 pub(crate) fn ticks(end: SimTime, count: usize) -> Ticks {
     let end = end.as_ns().max(1);
     let step = nice_step(end / count.max(1) as u64);
@@ -26,7 +26,7 @@ pub(crate) fn ticks(end: SimTime, count: usize) -> Ticks {
     Ticks { unit, marks }
 }
 
-/// The smallest of 1, 2, 5, 10, 20 … that is at least `least`.
+/// Returns the smallest of 1, 2, 5, 10, 20 … that is at least `least`.
 fn nice_step(least: u64) -> u64 {
     let mut power: u64 = 1;
     loop {
@@ -44,7 +44,7 @@ fn unit_of(ns: f64) -> (&'static str, f64) {
     UNITS.into_iter().find(|(_, factor)| ns >= *factor).unwrap_or(("ns", 1.0))
 }
 
-/// A duration with its unit and about four significant digits: `4.190 ms`, `123.4 ms`.
+/// Formats a duration with its unit and about four significant digits: `4.190 ms`, `123.4 ms`.
 pub(crate) fn duration(time: SimTime) -> String {
     let ns = time.as_ns() as f64;
     let (unit, factor) = unit_of(ns);
@@ -59,12 +59,12 @@ pub(crate) fn duration(time: SimTime) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-/// A share as a percentage with one digit.
+/// Formats a fraction as a percentage with one decimal.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// A number with thousands set apart by commas; one digit after the point below a hundred.
+/// Formats a number with thousands separators, and with one decimal below a hundred.
 pub(crate) fn count(value: f64) -> String {
     if value < 100.0 {
         return format!("{value:.1}");

@@ -1,4 +1,5 @@
-//! What all renderers draw: one or two traces, their lanes side by side, and the words around them.
+//! The scene that all renderers draw: one or two traces with aligned lanes, and the text around
+//! them.
 
 use crate::{
     Picture,
@@ -12,28 +13,29 @@ use std::collections::{BTreeMap, VecDeque};
 pub(crate) struct Track<'a> {
     /// The trace.
     pub(crate) trace: &'a Trace,
-    /// What tells it from the other one: `predicted`, `measured`, or a letter where both have the same origin.
+    /// The name that distinguishes it from the other trace: `predicted`, `measured`, or a letter if
+    /// both have the same origin.
     pub(crate) label: String,
-    /// Its figures, unless it contradicts itself.
+    /// Its figures, unless it is inconsistent.
     pub(crate) figures: Option<Metrics>,
     spans: Vec<Vec<u32>>,
     idle: Vec<Vec<Idle>>,
 }
 
-/// One lane of the picture, with its number in each track that has it.
+/// One lane of the picture, with its lane id in each track that has it.
 pub(crate) struct Row {
     /// Its name.
     pub(crate) name: String,
-    /// The device it is listed under.
+    /// The device under which it is listed.
     pub(crate) device: String,
-    /// What it is for.
+    /// Its role.
     pub(crate) role: LaneRole,
     /// The lane of each track.
     pub(crate) lanes: Vec<Option<LaneId>>,
 }
 
 impl Row {
-    /// Its name without the device's before it.
+    /// Returns its name without the device's name in front.
     pub(crate) fn short_name(&self) -> &str {
         self.name.strip_prefix(self.device.as_str()).and_then(|rest| rest.strip_prefix('.')).unwrap_or(&self.name)
     }
@@ -47,7 +49,7 @@ pub(crate) struct MemoryRow<'a> {
     pub(crate) curves: Vec<Option<&'a MemoryTrack>>,
 }
 
-/// Everything that is drawn.
+/// The contents of a picture.
 pub(crate) struct Scene<'a> {
     /// The heading.
     pub(crate) title: String,
@@ -55,11 +57,11 @@ pub(crate) struct Scene<'a> {
     pub(crate) tracks: Vec<Track<'a>>,
     /// The lanes that do something in any track (all lanes if none does), grouped by device.
     pub(crate) rows: Vec<Row>,
-    /// How many lanes do nothing and are left out.
+    /// The number of lanes without actions, which are omitted.
     pub(crate) quiet: usize,
     /// The memories.
     pub(crate) memories: Vec<MemoryRow<'a>>,
-    /// The end of the time axis, later than its start.
+    /// The end of the time axis; positive.
     pub(crate) end: SimTime,
 }
 
@@ -77,32 +79,32 @@ impl<'a> Track<'a> {
             lane.sort_by_key(|index| trace.spans[*index as usize].start);
         }
         let mut idle = vec![Vec::new(); trace.lanes.len()];
-        for stretch in trace.idle.iter().filter(|stretch| stretch.start < stretch.end) {
-            if let Some(lane) = idle.get_mut(stretch.lane.index()) {
-                lane.push(*stretch);
+        for interval in trace.idle.iter().filter(|interval| interval.start < interval.end) {
+            if let Some(lane) = idle.get_mut(interval.lane.index()) {
+                lane.push(*interval);
             }
         }
         Self { trace, label, figures: is_sound(trace).then(|| Metrics::of(trace)), spans, idle }
     }
 
-    /// The spans of a lane by start, each with its index in the trace.
+    /// Returns the spans of a lane, sorted by start, with their indices in the trace.
     pub(crate) fn spans(&self, lane: LaneId) -> impl Iterator<Item = (u32, &'a Span)> {
         self.spans[lane.index()].iter().map(|index| (*index, &self.trace.spans[*index as usize]))
     }
 
-    /// The bubbles of a lane.
+    /// Returns the idle intervals of a lane.
     pub(crate) fn idle(&self, lane: LaneId) -> &[Idle] {
         &self.idle[lane.index()]
     }
 
-    /// Busy time of a lane ÷ iteration, if the iteration was finished.
+    /// Returns the busy time of a lane divided by the iteration time, if the iteration finished.
     pub(crate) fn busy_share(&self, lane: LaneId) -> Option<f64> {
         let busy: f64 = self.spans(lane).map(|(_, span)| span.duration().as_ns() as f64).sum();
         (self.trace.iteration > SimTime::ZERO && self.shortage().is_none())
             .then(|| busy / self.trace.iteration.as_ns() as f64)
     }
 
-    /// Idle time of all compute lanes by cause, largest first.
+    /// Returns the idle time of all compute lanes by cause, in descending order.
     pub(crate) fn idle_by_cause(&self) -> Vec<(IdleCause, SimTime)> {
         let mut total: BTreeMap<IdleCause, SimTime> = BTreeMap::new();
         for (cause, time) in self.figures.iter().flat_map(|figures| figures.idle.values()).flatten() {
@@ -113,7 +115,7 @@ impl<'a> Track<'a> {
         causes
     }
 
-    /// What stopped the iteration, if it could not be finished.
+    /// Returns the shortage that stopped the iteration, if it did not finish.
     pub(crate) fn shortage(&self) -> Option<&'a Shortage> {
         match &self.trace.status {
             Status::Ok => None,
@@ -121,10 +123,10 @@ impl<'a> Track<'a> {
         }
     }
 
-    /// Iteration, throughput and bubbles in one line.
+    /// Formats iteration time, throughput and bubbles as one line.
     pub(crate) fn facts(&self) -> String {
         let Some(figures) = &self.figures else {
-            return format!("{} · this trace contradicts itself, so it has no figures", origin(self.trace.origin));
+            return format!("{} · this trace is inconsistent, so it has no figures", origin(self.trace.origin));
         };
         let mut facts = vec![origin(self.trace.origin).to_owned()];
         if self.shortage().is_none() {
@@ -141,7 +143,7 @@ impl<'a> Track<'a> {
 }
 
 impl<'a> Scene<'a> {
-    /// Puts the traces of a picture beside each other.
+    /// Creates the scene of a picture.
     pub(crate) fn of(picture: &Picture<'a>) -> Self {
         let tracks = tracks(picture);
         let mut rows = rows(&tracks);
@@ -163,7 +165,7 @@ impl<'a> Scene<'a> {
         self.tracks.len() > 1
     }
 
-    /// The lines under the heading: what each trace is, and how far they are apart.
+    /// Returns the lines below the heading: a description of each trace, and their difference.
     pub(crate) fn facts(&self) -> Vec<String> {
         if !self.is_double() {
             let track = &self.tracks[0];
@@ -202,7 +204,8 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// The notes of the traces, each once, saying of which trace where there are two.
+    /// Returns the notes of the traces without repetitions. With two traces, a note of only one
+    /// names its trace.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes: Vec<(String, Vec<&str>)> = Vec::new();
         for track in &self.tracks {
@@ -221,7 +224,7 @@ impl<'a> Scene<'a> {
         notes.into_iter().map(line).collect()
     }
 
-    /// What stopped the traces that could not be finished.
+    /// Returns the shortages that stopped traces, as text.
     pub(crate) fn faults(&self) -> Vec<String> {
         let fault = |track: &Track| {
             let shortage = track.shortage()?;
@@ -245,7 +248,7 @@ impl<'a> Scene<'a> {
         self.tracks.iter().filter_map(fault).collect()
     }
 
-    /// The lane of every track on a row, with that track.
+    /// Iterates over the lanes of a row with their tracks.
     pub(crate) fn lanes<'s>(&'s self, row: &'s Row) -> impl Iterator<Item = (usize, &'s Track<'a>, LaneId)> {
         let present =
             |(index, (track, lane)): (usize, (&'s Track<'a>, &'s Option<LaneId>))| Some((index, track, (*lane)?));
@@ -253,13 +256,13 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// `2 lanes`.
+/// Formats a count with its noun and verb in singular or plural.
 pub(crate) fn plural(count: usize, noun: &str, verb: (&str, &str)) -> String {
     let (plural, verb) = if count == 1 { ("", verb.0) } else { ("s", verb.1) };
     format!("{count} {noun}{plural} {verb}")
 }
 
-/// The word for an origin.
+/// Returns the word for an origin.
 pub(crate) const fn origin(origin: Origin) -> &'static str {
     match origin {
         Origin::Predicted => "predicted",
@@ -267,7 +270,7 @@ pub(crate) const fn origin(origin: Origin) -> &'static str {
     }
 }
 
-/// `text` without characters that XML or a terminal would trip over.
+/// Replaces characters that are invalid in XML or control a terminal.
 pub(crate) fn clean(text: &str) -> String {
     let odd = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{FFFE}' | '\u{FFFF}');
     text.chars().map(|c| if odd(c) { ' ' } else { c }).collect::<String>().trim().to_owned()
@@ -285,7 +288,8 @@ fn tracks<'a>(picture: &Picture<'a>) -> Vec<Track<'a>> {
     pair.into_iter().zip(labels).map(|(trace, label)| Track::new(trace, label.into())).collect()
 }
 
-/// Lanes of equal name share a row; devices stand in the order in which they first occur, their lanes by role.
+/// Assigns lanes with equal names to one row. Devices are sorted by first occurrence, their lanes
+/// by role.
 fn rows(tracks: &[Track]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (index, track) in tracks.iter().enumerate() {
@@ -334,23 +338,23 @@ fn memories<'a>(tracks: &[Track<'a>]) -> Vec<MemoryRow<'a>> {
 fn end(tracks: &[Track]) -> SimTime {
     let times = tracks.iter().flat_map(|track| {
         let spans = track.trace.spans.iter().map(|span| span.end);
-        let idle = track.trace.idle.iter().map(|stretch| stretch.end);
+        let idle = track.trace.idle.iter().map(|interval| interval.end);
         let whole = track.shortage().map_or(track.trace.iteration, |shortage| shortage.at);
         spans.chain(idle).chain([whole])
     });
     times.max().unwrap_or_default().max(SimTime::ns(1))
 }
 
-/// Whether the figures of a trace can be taken: its spans and bubbles are on its lanes, run forwards, and add up to
-/// times that the clock can hold.
+/// Whether a trace is consistent: its spans and idle intervals are on existing lanes, do not end
+/// before they start, and add up to times within the range of the clock.
 fn is_sound(trace: &Trace) -> bool {
     let lanes = trace.lanes.len();
-    let stretches = || {
+    let intervals = || {
         let spans = trace.spans.iter().map(|span| (span.lane, span.start, span.end));
-        spans.chain(trace.idle.iter().map(|stretch| (stretch.lane, stretch.start, stretch.end)))
+        spans.chain(trace.idle.iter().map(|interval| (interval.lane, interval.start, interval.end)))
     };
-    let total: u128 = stretches().map(|(_, start, end)| u128::from(end.saturating_sub(start).as_ns())).sum();
+    let total: u128 = intervals().map(|(_, start, end)| u128::from(end.saturating_sub(start).as_ns())).sum();
     let available = u128::from(trace.iteration.as_ns()) * lanes as u128;
-    stretches().all(|(lane, start, end)| lane.index() < lanes && start <= end)
+    intervals().all(|(lane, start, end)| lane.index() < lanes && start <= end)
         && total.max(available) < u128::from(u64::MAX)
 }

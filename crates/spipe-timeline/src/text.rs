@@ -1,14 +1,14 @@
-//! The trace for a terminal: plain characters, readable without colour.
+//! The text renderer for terminals: plain characters, readable without colour.
 //!
 //! | trace | characters |
 //! |---|---|
 //! | span | its letter, its microbatch, then its letter in lower case: `F12fff` |
 //! | transfer, collective | `>---`, `====` |
-//! | transfers that take less than half of a column | `,` |
+//! | transfers in less than half of a column | `,` |
 //! | bubble of a compute lane | `....` |
-//! | memory | tenths of its capacity (of its peak, where it has none): `0` to `9`, and `#` for full |
+//! | memory | tenths of its capacity (or of its peak): `0` to `9`, and `#` for full |
 //!
-//! A column shows what took most of its time.
+//! A column shows the action that took most of its time.
 
 use crate::{
     Picture,
@@ -20,16 +20,16 @@ use spipe_base::{Bytes, LaneId, LaneRole, SimTime};
 use spipe_trace::{MemoryTrack, Span};
 use std::{collections::BTreeSet, fmt::Write as _};
 
-/// The least number of characters that the lanes themselves get.
+/// The smallest number of columns of the chart.
 const LEAST: usize = 20;
-/// How the bar of a transfer begins.
+/// The first character of a transfer's bar.
 const TRANSFER: char = '>';
-/// A column that short transfers take less than half of.
+/// A column of which short transfers take less than half.
 const LITTLE: char = ',';
-/// The room for the busy share at the end of a line.
+/// The width of the busy share at the end of a line.
 const SHARE: usize = 9;
 
-/// The chart in lines of about `width` characters.
+/// Draws the chart in lines of about `width` characters.
 pub fn text(picture: &Picture, width: usize) -> String {
     let scene = Scene::of(picture);
     let page = Page::new(&scene, width);
@@ -71,7 +71,7 @@ pub fn text(picture: &Picture, width: usize) -> String {
     text
 }
 
-/// A line of words in lines of at most `width` characters, those after the first one indented.
+/// Breaks a line into lines of at most `width` characters; lines after the first are indented.
 fn wrap(line: &str, width: usize) -> Vec<String> {
     const NARROWEST: usize = 40;
     let width = width.max(NARROWEST);
@@ -92,7 +92,7 @@ fn wrap(line: &str, width: usize) -> Vec<String> {
 /// The columns of the chart.
 struct Page<'s> {
     scene: &'s Scene<'s>,
-    /// Characters of names, of track labels, and of the time axis.
+    /// The widths of names, track labels and the time axis, in characters.
     names: usize,
     labels: usize,
     columns: usize,
@@ -119,13 +119,13 @@ impl<'s> Page<'s> {
         format!("{name:<names$} {label:<labels$}|{bars}|{share:>7}", names = self.names, labels = self.labels)
     }
 
-    /// The first column that begins at `time` or later.
+    /// Returns the first column that begins at `time` or later.
     fn column(&self, time: SimTime) -> usize {
         let share = time.as_ns() as f64 / self.scene.end.as_ns() as f64;
         ((share * self.columns as f64).round() as usize).min(self.columns)
     }
 
-    /// The time at which a column begins.
+    /// Returns the time at which a column begins.
     fn time(&self, column: usize) -> u64 {
         let end = u128::from(self.scene.end.as_ns());
         (end * column as u128 / self.columns as u128) as u64
@@ -154,15 +154,15 @@ impl<'s> Page<'s> {
         [format!("{unit:<indent$}{}", labels.trim_end()), format!("{:<indent$}{marks}  busy", "")]
     }
 
-    /// The bars and bubbles of a lane.
+    /// Draws the bars and bubbles of a lane.
     fn bars(&self, track: &Track, lane: LaneId, role: LaneRole) -> String {
         let spans: Vec<&Span> = track.spans(lane).map(|(_, span)| span).collect();
-        // A short transfer is worth seeing; a short action between bubbles is not worth hiding the bubbles for.
+        // Short transfers are shown; short actions between bubbles would hide the bubbles.
         let least = if role == LaneRole::Compute { 2 } else { u64::MAX };
         let owners = self.owners(&spans, least);
         let mut line = vec![' '; self.columns];
-        for stretch in track.idle(lane) {
-            let (from, to) = (self.column(stretch.start), self.column(stretch.end));
+        for interval in track.idle(lane) {
+            let (from, to) = (self.column(interval.start), self.column(interval.end));
             line[from..to].fill('.');
         }
         let mut column = 0;
@@ -179,7 +179,8 @@ impl<'s> Page<'s> {
         line.into_iter().collect()
     }
 
-    /// The span that takes most of each column, if spans take at least one part in `least` of it.
+    /// Returns the span that takes most of each column, if spans take at least one `least`-th of
+    /// it.
     fn owners(&self, spans: &[&Span], least: u64) -> Vec<Option<Owner>> {
         let mut first = 0;
         let owner = |column: usize| {
@@ -206,7 +207,7 @@ impl<'s> Page<'s> {
         (0..self.columns).map(owner).collect()
     }
 
-    /// How full a memory is at its fullest within each column.
+    /// Draws the largest use of a memory within each column.
     fn curve(&self, curve: &MemoryTrack) -> String {
         let whole = curve.capacity.unwrap_or(curve.peak).max(Bytes::new(1));
         let mut samples = curve.samples.iter().peekable();
@@ -215,7 +216,7 @@ impl<'s> Page<'s> {
             let mut most = held;
             while let Some(sample) = samples.next_if(|sample| sample.at.as_ns() < self.time(column + 1).max(1)) {
                 held = sample.bytes;
-                // What is held at the very start of a column is not what was held before it.
+                // A sample at the very start of a column replaces the earlier value.
                 let starts = sample.at.as_ns() <= self.time(column);
                 most = if starts { held } else { most.max(held) };
             }
@@ -226,24 +227,24 @@ impl<'s> Page<'s> {
     }
 }
 
-/// What is drawn in a column.
+/// The span drawn in a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Owner {
-    /// The span that takes most of it.
+    /// The index of the span that takes most of the column.
     span: usize,
-    /// Whether it is a transfer shorter than the column, which is idle for the most part.
+    /// Whether it is a transfer shorter than the column, which is mostly idle.
     little: bool,
 }
 
 impl Owner {
-    /// The characters of its bar, without end.
+    /// Returns the characters of its bar, without end.
     fn letters(self, spans: &[&Span]) -> impl Iterator<Item = char> {
         let little = self.little.then_some(LITTLE).into_iter().cycle();
         little.chain(bar(spans[self.span]))
     }
 }
 
-/// The characters of a bar, without end.
+/// Returns the characters of a bar, without end.
 fn bar(span: &Span) -> impl Iterator<Item = char> {
     let (first, rest) = Family::of(span.kind).letters();
     let number =
@@ -252,7 +253,7 @@ fn bar(span: &Span) -> impl Iterator<Item = char> {
     std::iter::once(first).chain(number).chain(std::iter::repeat(rest))
 }
 
-/// The letters of what there is; `short` if there are short transfers.
+/// Explains the characters in use; `short` if there are short transfers.
 fn legend(scene: &Scene, short: bool) -> Option<String> {
     let spans = scene.tracks.iter().flat_map(|track| &track.trace.spans);
     let families: BTreeSet<Family> = spans.map(|span| Family::of(span.kind)).collect();
@@ -277,7 +278,7 @@ fn legend(scene: &Scene, short: bool) -> Option<String> {
     (!words.is_empty()).then(|| words.join("   "))
 }
 
-/// Idle time by cause and peaks of memory, for each track.
+/// Lists idle time by cause and memory peaks for each track.
 fn summary(scene: &Scene) -> Vec<String> {
     let mut lines = Vec::new();
     for track in &scene.tracks {

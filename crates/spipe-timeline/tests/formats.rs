@@ -1,4 +1,4 @@
-//! Every format of every trace.
+//! All formats of all kinds of traces.
 #![expect(clippy::unwrap_used, reason = "the helpers of tests fail as tests do")]
 
 mod any_trace;
@@ -61,7 +61,7 @@ fn pixels(file: &[u8]) -> Pixels {
     Pixels { width: info.width, height: info.height, dark: buffer.iter().filter(|part| **part < 200).count() }
 }
 
-/// Checks what Perfetto relies on and returns the events.
+/// Checks the properties on which Perfetto relies, and returns the events.
 fn events(json: &str) -> Vec<Value> {
     let file: Value = serde_json::from_str(json).unwrap();
     let events = file["traceEvents"].as_array().unwrap().clone();

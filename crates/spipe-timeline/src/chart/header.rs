@@ -1,4 +1,4 @@
-//! The words above the chart and the legend.
+//! The text above the chart, and the legend.
 
 use super::layout::{Layout, MARGIN};
 use crate::{
@@ -12,7 +12,7 @@ use plotters::prelude::DrawingBackend;
 use spipe_base::{IdleCause, SimTime};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// From one line of text to the next.
+/// The distance between lines of text.
 pub(super) const LINE: f64 = 19.0;
 const TITLE: Type = Type::new(20.0).bold();
 const FACT: Type = Type::new(13.0).color([0x33; 3]);
@@ -44,12 +44,12 @@ struct Entry {
 pub(super) struct Header {
     lines: Vec<Line>,
     entries: Vec<Entry>,
-    /// The height of all of it.
+    /// The total height.
     pub(super) height: f64,
 }
 
 impl Header {
-    /// Lays the words of `scene` out in `width`.
+    /// Lays out the text of `scene` in `width`.
     pub(super) fn of(scene: &Scene, width: f64) -> Self {
         let mut lines = Vec::new();
         let mut y = MARGIN;
@@ -112,12 +112,12 @@ impl Flow {
     }
 }
 
-/// The families that occur.
+/// Returns the families in use.
 fn kinds(scene: &Scene) -> impl Iterator<Item = Family> {
     scene.tracks.iter().flat_map(|track| track.trace.spans.iter().map(|span| Family::of(span.kind)))
 }
 
-/// The causes that occur, each with its total over the compute lanes of every track.
+/// Returns the causes in use, each with its total over the compute lanes of every track.
 fn bubbles(scene: &Scene) -> Vec<(Swatch, String)> {
     let mut totals: BTreeMap<IdleCause, Vec<SimTime>> = BTreeMap::new();
     for (index, track) in scene.tracks.iter().enumerate() {
@@ -154,7 +154,8 @@ pub(super) fn draw<DB: DrawingBackend>(canvas: &Canvas<DB>, layout: &Layout) -> 
     Ok(())
 }
 
-/// A bubble: a pale stretch, underlined in the colour of its cause, with the cause's name or code where that fits.
+/// Draws a bubble: a pale rectangle, underlined in the colour of its cause, with the cause's name
+/// or code if it fits.
 pub(super) fn draw_bubble<DB: DrawingBackend>(
     canvas: &Canvas<DB>,
     (left, top, right, bottom): (f64, f64, f64, f64),

@@ -93,20 +93,20 @@ struct Strip<'c, 'a, DB: DrawingBackend> {
 impl<DB: DrawingBackend> Strip<'_, '_, DB> {
     fn draw_bubbles(&self, track: &Track, lane: LaneId) -> Result<(), DrawError> {
         let mut last = f64::NEG_INFINITY;
-        for stretch in track.idle(lane) {
-            let (left, right) = (self.layout.x(stretch.start), self.layout.x(stretch.end));
+        for interval in track.idle(lane) {
+            let (left, right) = (self.layout.x(interval.start), self.layout.x(interval.end));
             if right - left >= self.canvas.grain() {
-                draw_bubble(self.canvas, (left, self.top, right, self.bottom), stretch.cause)?;
+                draw_bubble(self.canvas, (left, self.top, right, self.bottom), interval.cause)?;
             } else if left >= last + self.canvas.grain() {
                 let frame = (left, self.bottom - 2.0, left + self.canvas.grain(), self.bottom);
-                self.canvas.rect(frame, tint(cause_color(stretch.cause), 0.8))?;
+                self.canvas.rect(frame, tint(cause_color(interval.cause), 0.8))?;
             }
             last = left.max(last);
         }
         Ok(())
     }
 
-    /// Bars, of which neighbours too thin to be seen apart become one when they are of one colour.
+    /// Draws the bars. Neighbours of the same colour that are too thin to distinguish are merged.
     fn draw_spans(&self, track: &Track, lane: LaneId) -> Result<(), DrawError> {
         let mut pending: Option<(Frame, &Span, usize)> = None;
         for (_, span) in track.spans(lane) {
@@ -159,7 +159,7 @@ impl<DB: DrawingBackend> Strip<'_, '_, DB> {
     }
 }
 
-/// The longest label of a bar that fits in `room`.
+/// Returns the longest label of a bar that fits in `room`.
 fn bar_label(span: &Span, style: Type, room: f64) -> Option<String> {
     const NARROWEST: f64 = 5.0;
     if room < NARROWEST {
@@ -176,7 +176,7 @@ fn bar_label(span: &Span, style: Type, room: f64) -> Option<String> {
     labels.into_iter().find(|label| !label.trim().is_empty() && style.width(label.trim()) <= room)
 }
 
-/// The end of the iteration of each track, and where memory ran out.
+/// Draws the end of the iteration of each track, or the time when memory ran out.
 fn draw_marks<DB: DrawingBackend>(canvas: &Canvas<DB>, scene: &Scene, layout: &Layout) -> Result<(), DrawError> {
     let (_, top, right, bottom) = layout.plot;
     for (index, track) in scene.tracks.iter().enumerate() {

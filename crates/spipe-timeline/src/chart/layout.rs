@@ -1,4 +1,4 @@
-//! Where everything of the chart goes, in points.
+//! The layout of the chart, in points.
 
 use super::header::{self, Header};
 use crate::{
@@ -9,36 +9,36 @@ use spipe_base::SimTime;
 
 /// The width of the picture.
 const WIDTH: f64 = 1400.0;
-/// The empty border.
+/// The width of the border.
 pub(super) const MARGIN: f64 = 24.0;
-/// Room for the busy share at the right end of lanes.
+/// The width of the busy share at the right end of lanes.
 const RIGHT: f64 = 78.0;
-/// The height of all lanes together, above which they become thinner.
+/// The total height of lanes above which they become thinner.
 const LANES_HEIGHT: f64 = 3000.0;
-/// The height of one track of a lane: normal, and at least.
+/// The normal and the smallest height of one track of a lane.
 const TRACK_HEIGHT: (f64, f64) = (24.0, 3.0);
-/// The most lanes and the most memories that are drawn.
+/// The largest numbers of lanes and memories that are drawn.
 const MAX_ROWS: usize = 1000;
 const MAX_MEMORIES: usize = 40;
-/// Between lanes, between devices, between memories.
+/// The distances between lanes, devices and memories.
 const LANE_GAP: f64 = 5.0;
 const DEVICE_GAP: f64 = 9.0;
 const MEMORY_HEIGHT: f64 = 64.0;
 const MEMORY_GAP: f64 = 18.0;
-/// The time axis, and the words above it that say where the iteration of each track ends.
+/// The height of the time axis, and of the line above it that marks the end of a track's iteration.
 const AXIS_HEIGHT: f64 = 24.0;
 pub(super) const END_HEIGHT: f64 = 12.0;
 
-/// The type of lane names.
+/// The text style of lane names.
 pub(super) const LANE_TYPE: Type = Type::new(11.5);
-/// The type of the labels of tracks beside the lane's name.
+/// The text style of track labels beside the lane's name.
 pub(super) const TRACK_TYPE: Type = Type::new(9.0).color([0x66; 3]);
 
 /// A lane on the chart.
 pub(super) struct PlacedRow<'s> {
     pub(super) row: &'s Row,
     pub(super) top: f64,
-    /// Whether the device's name stands before it.
+    /// Whether the device's name is drawn before it.
     pub(super) opens_device: bool,
 }
 
@@ -50,15 +50,15 @@ pub(super) struct Layout<'s> {
     pub(super) rows: Vec<PlacedRow<'s>>,
     /// The height of one track of a lane.
     pub(super) track_height: f64,
-    /// Where the lane's own name starts, after the device's.
+    /// The start of lane names, after the device's name.
     pub(super) lane_names: f64,
-    /// The room for the labels of tracks, after the lane's name.
+    /// The width of track labels, after the lane's name.
     pub(super) label_room: f64,
-    /// The lanes: the frame of the time axis.
+    /// The frame of the lanes, which is that of the time axis.
     pub(super) plot: Frame,
     /// The frames of the memories.
     pub(super) memories: Vec<Frame>,
-    /// What is left out, in words.
+    /// Text about omitted lanes and memories.
     pub(super) omitted: Vec<String>,
     end: SimTime,
 }
@@ -108,7 +108,7 @@ impl<'s> Layout<'s> {
         (self.width, self.height)
     }
 
-    /// The place of a point in time.
+    /// Returns the horizontal position of a point in time.
     pub(super) fn x(&self, time: SimTime) -> f64 {
         let (left, _, right, _) = self.plot;
         left + (right - left) * (time.as_ns() as f64 / self.end.as_ns() as f64).min(1.0)
@@ -120,7 +120,7 @@ fn track_height(tracks: f64) -> f64 {
     (LANES_HEIGHT / tracks.max(1.0) - 1.0).clamp(least, normal)
 }
 
-/// Where lane names start, the room for labels of tracks, and where the plot starts.
+/// Returns the start of lane names, the width of track labels, and the start of the plot.
 fn name_columns(scene: &Scene, rows: &[Row]) -> (f64, f64, f64) {
     let widest = |texts: &mut dyn Iterator<Item = f64>, most: f64| texts.fold(0.0, f64::max).min(most);
     let devices = rows.iter().map(|row| LANE_TYPE.bold().width(&row.device));
@@ -149,10 +149,10 @@ fn memory_frames(scene: &Scene, (left, _, right, bottom): Frame) -> Vec<Frame> {
 fn omitted(scene: &Scene, rows: usize, memories: usize) -> Vec<String> {
     let lanes = scene.rows.len() - rows;
     let curves = scene.memories.len() - memories;
-    let elsewhere = "fit here; the HTML and Perfetto files have all";
+    let elsewhere = "fit here; the HTML and Perfetto files show all";
     let lines = [
         (scene.quiet > 0)
-            .then(|| plural(scene.quiet, "lane", ("that does nothing is left out", "that do nothing are left out"))),
+            .then(|| plural(scene.quiet, "lane", ("without actions is omitted", "without actions are omitted"))),
         (lanes > 0).then(|| format!("{} {elsewhere}", plural(lanes, "lane", ("does not", "do not")))),
         (curves > 0).then(|| format!("{} {elsewhere}", plural(curves, "memory curve", ("does not", "do not")))),
     ];

@@ -1,4 +1,4 @@
-//! The memories: a step curve of each over time, its capacity and its peak.
+//! The memories: a step curve of each over time, with its capacity and peak.
 
 use super::layout::{LANE_TYPE, Layout, MARGIN};
 use crate::{
@@ -14,7 +14,8 @@ use spipe_trace::MemoryTrack;
 /// The curves of the first and of the second track.
 const CURVES: [Color; 2] = [[0x2F, 0x5D, 0x8A], [0xB4, 0x4E, 0x00]];
 const NOTE: Type = Type::new(10.5).color([0x55; 3]);
-/// A capacity beyond this many times the peak would flatten the curve; then it is only written down.
+/// The largest ratio of capacity to peak at which the capacity is drawn. A larger one would flatten
+/// the curve and is only written.
 const CAPACITY_REACH: f64 = 3.0;
 
 /// Draws all memories.
@@ -88,12 +89,13 @@ fn draw_peaks<DB: DrawingBackend>(
     }
 }
 
-/// The peak as stated or as sampled, whichever is higher.
+/// Returns the larger of the stated and the sampled peak.
 fn highest(curve: &MemoryTrack) -> Bytes {
     curve.samples.iter().map(|sample| sample.bytes).max().unwrap_or_default().max(curve.peak)
 }
 
-/// The curve in points, at most a few per horizontal point: the highest value that falls between two of them is kept.
+/// Returns the curve with at most a few vertices per horizontal point. The highest value within
+/// half a point is kept.
 fn steps(curve: &MemoryTrack, layout: &Layout, y: impl Fn(Bytes) -> f64) -> Vec<(f64, f64)> {
     let (left, _, right, _) = layout.plot;
     let mut points: Vec<(f64, f64)> = Vec::new();

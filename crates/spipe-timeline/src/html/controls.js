@@ -1,4 +1,4 @@
-// What the reader does: wheel, drag, keys, pointing, choosing, the legend, printing.
+// User input: wheel, drag, keys, pointer, selection, legend, printing.
 const lanes = panes[0], tip = byId("tip"), details = byId("details");
 const LEAST = Math.min(END, 20);
 
@@ -41,7 +41,7 @@ function describeSpan(track, span, withNeighbours) {
     const theirs = tracks[1 - track.index], theirLength = theirs.end[other] - theirs.start[other];
     const change = theirLength > 0 ? length / theirLength - 1 : 0;
     const words = `; this one takes ${percent(Math.abs(change))} ${change < 0 ? "less" : "more"}`;
-    versus = `${duration(theirLength)} from ${moment(theirs.start[other])}${theirLength > 0 ? words : ""}`;
+    versus = `${duration(theirLength)} at ${moment(theirs.start[other])}${theirLength > 0 ? words : ""}`;
   }
   return [node("strong", track.labelOf(span)), ` ${track.kindOf(span).name}`, list([
     ["lane", laneOf(track, span)],
@@ -53,8 +53,8 @@ function describeSpan(track, span, withNeighbours) {
     [double ? tracks[1 - track.index].label : "", versus],
     ["bytes", bytes >= 0 ? `${size(bytes)}${length > 0 ? `, ${(bytes / length).toFixed(2)} GB/s` : ""}` : ""],
     ["waited for", wait >= 0 ? `${data.causes[wait].name}: ${data.causes[wait].meaning}` : ""],
-    ["let start by", withNeighbours ? neighbours(track, track.before(span)) : ""],
-    ["lets start", withNeighbours ? neighbours(track, track.next(span)) : ""],
+    ["unblocked by", withNeighbours ? neighbours(track, track.before(span)) : ""],
+    ["unblocks", withNeighbours ? neighbours(track, track.next(span)) : ""],
   ])];
 }
 
@@ -67,13 +67,13 @@ function describeIdle(track, [row, start, end, number]) {
   const cause = data.causes[number];
   return [node("strong", `idle: ${cause.name}`), list([
     ["lane", data.rows[row].name + (double ? `, ${track.label}` : "")],
-    ["because", cause.meaning],
-    ["length", `${duration(end - start)}${track.iteration ? `, ${percent((end - start) / track.iteration)} of the iteration` : ""}`],
+    ["meaning", cause.meaning],
+    ["duration", `${duration(end - start)}${track.iteration ? `, ${percent((end - start) / track.iteration)} of the iteration` : ""}`],
     ["from, to", `${moment(start)}, ${moment(end)}`],
   ])];
 }
 
-// What is at a place of the lanes: a bar within two pixels, else a bubble.
+// Returns the bar within two pixels of a point on the lanes, else the bubble there.
 function find(x, y) {
   const inside = y + lanes.box.scrollTop;
   const placed = laneRows[after(laneRows.length, (at) => laneRows[at].bottom, inside)];
@@ -86,10 +86,10 @@ function find(x, y) {
     if (!state.hidden.family.has(track.familyOf(span)) && away <= distance) { best = span; distance = away; }
     if (away === 0) break;
   }
-  const stretch = idle[track.firstIdleAfter(placed.index, time)];
-  const isIdle = stretch && stretch[1] <= time && !state.hidden.cause.has(stretch[3]);
+  const interval = idle[track.firstIdleAfter(placed.index, time)];
+  const isIdle = interval && interval[1] <= time && !state.hidden.cause.has(interval[3]);
   if (best >= 0 && (distance === 0 || !isIdle)) return { track, span: best };
-  return isIdle ? { track, idle: stretch } : best >= 0 ? { track, span: best } : null;
+  return isIdle ? { track, idle: interval } : best >= 0 ? { track, span: best } : null;
 }
 
 function point(event, isLane) {
@@ -125,8 +125,8 @@ function choose(mark, reveal) {
       });
       details.append(node("div", title, ...buttons.flatMap((button) => [" ", button])));
     };
-    links("let start by:", track.before(span));
-    links("lets start:", track.next(span));
+    links("unblocked by:", track.before(span));
+    links("unblocks:", track.next(span));
     if (reveal) bringIntoView(track, span);
   }
   redraw();
@@ -143,7 +143,7 @@ function bringIntoView(track, span) {
   }
 }
 
-// From the chosen bar to its neighbour in the lane, or to the bar at the same time in the next lane that has any.
+// Selects the next bar in the lane, or the bar at the same time in the next lane with bars.
 function step(along, across) {
   const start = state.chosen || firstVisible();
   if (!start) return;

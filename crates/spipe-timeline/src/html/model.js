@@ -1,5 +1,5 @@
 "use strict";
-// The traces and what can be asked of them. Times are nanoseconds; none of it knows about pixels.
+// The traces and queries on them. Times are in nanoseconds; nothing here depends on pixels.
 const data = JSON.parse(document.getElementById("data").textContent);
 const END = data.end;
 
@@ -13,7 +13,7 @@ function duration(ns) {
   return `${value.toFixed(digits)} ${unit}`;
 }
 
-// A point in time, to the microsecond.
+// Formats a point in time to the microsecond.
 function moment(ns) {
   return `${MILLISECONDS.format(ns / 1e6)} ms`;
 }
@@ -29,7 +29,7 @@ function percent(share) {
   return `${(100 * share).toFixed(1)} %`;
 }
 
-// The first index in `list` (ascending by `key`) whose key is greater than `value`.
+// Returns the first index below `length` whose `key` (ascending) is greater than `value`.
 function after(length, key, value) {
   let low = 0, high = length;
   while (low < high) {
@@ -44,7 +44,7 @@ class Track {
     Object.assign(this, raw);
     this.index = index;
     this.count = this.start.length;
-    // Per row: its spans by start, and the latest end so far, so that a window finds its first span by bisection.
+    // Per row: its spans by start, and the running maximum of their ends, for bisection.
     this.rows = data.rows.map(() => ({ spans: [], ends: null, idle: [] }));
     for (const span of this.order) this.rows[this.row[span]].spans.push(span);
     for (const row of this.rows) {
@@ -52,13 +52,13 @@ class Track {
       let latest = 0;
       row.spans.forEach((span, at) => { latest = Math.max(latest, this.end[span]); row.ends[at] = latest; });
     }
-    for (const stretch of this.idle) this.rows[stretch[0]].idle.push(stretch);
+    for (const interval of this.idle) this.rows[interval[0]].idle.push(interval);
     for (const row of this.rows) row.idle.sort((a, b) => a[1] - b[1]);
     this.before = this.links(1, 0);
     this.next = this.links(0, 1);
   }
 
-  // Neighbours of every span along arrows: those of span i are items[first[i] .. first[i + 1]].
+  // Returns the neighbours of each span along arrows: for span i, items[first[i] .. first[i + 1]].
   links(from, to) {
     const first = new Int32Array(this.count + 1);
     const pairs = this.arrows;
@@ -69,7 +69,7 @@ class Track {
     return (span) => items.subarray(first[span], first[span + 1]);
   }
 
-  // The place in a row of the first span that ends after `time`.
+  // Returns the position in a row of the first span that ends after `time`.
   firstAfter(row, time) {
     const ends = this.rows[row].ends;
     return after(ends.length, (at) => ends[at], time);
@@ -101,7 +101,7 @@ class Track {
 const tracks = data.tracks.map((raw, index) => new Track(raw, index));
 const double = tracks.length > 1;
 
-// The same action in the other track: same lane, kind and subject, and as many of those before it.
+// Returns the same action in the other track: the same occurrence of its lane, kind and subject.
 let twins = null;
 function twin(track, span) {
   if (!double) return -1;
@@ -123,13 +123,13 @@ function twin(track, span) {
   return other === undefined ? -1 : other;
 }
 
-// What a memory holds at `time`.
+// Returns the bytes held in a memory at `time`.
 function heldAt(curve, time) {
   const at = after(curve.at.length, (index) => curve.at[index], time);
   return at ? curve.bytes[at - 1] : 0;
 }
 
-// Marks at multiples of 1, 2 or 5 times a power of ten, about one per `step` nanoseconds.
+// Returns ticks at multiples of 1, 2 or 5 times a power of ten, about one per `step` nanoseconds.
 function ticks(from, to, step) {
   let power = 10 ** Math.floor(Math.log10(Math.max(step, 1)));
   const width = [1, 2, 5, 10].map((digit) => digit * power).find((width) => width >= step) || step;

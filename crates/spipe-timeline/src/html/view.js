@@ -1,4 +1,4 @@
-// Drawing: two scrolling panes and an axis over one window of time. Only what is visible is drawn.
+// Drawing: two scrolling panes and an axis over one window of time. Only visible parts are drawn.
 const root = document.documentElement;
 const byId = (id) => document.getElementById(id);
 const chart = byId("chart"), axis = byId("axis");
@@ -8,8 +8,8 @@ const pen = document.createElement("canvas").getContext("2d");
 
 const state = {
   from: 0, to: END, hidden: { family: new Set(), cause: new Set() }, arrows: true,
-  hover: null, // what is under the pointer: { track, span } or { track, idle }
-  chosen: null, // the span that was clicked: { track, span }
+  hover: null, // the object under the pointer: { track, span } or { track, idle }
+  chosen: null, // the selected span: { track, span }
   time: null, // the time under the pointer
 };
 
@@ -24,7 +24,7 @@ function readTheme() {
   theme.tint = data.causes.map((cause) => `${causeColor(cause)}${theme.dark ? "60" : "38"}`);
 }
 
-// Dark grey bars would drown in a dark page.
+// Dark grey bars would be invisible on a dark page.
 function familyColor(family) {
   return family.neutral && theme.dark ? theme.control : family.color;
 }
@@ -55,7 +55,7 @@ const TRACKS = double ? Math.max(...tracks.map((track) => pen.measureText(track.
 const names = data.rows.map((row) => pen.measureText(row.short).width);
 const LEFT = 12 + Math.max(DEVICES + Math.min(180, Math.max(60, ...names)) + 10 + TRACKS, 130);
 
-// Rows of the lanes: where each begins and ends.
+// The rows of the lanes, with their top and bottom.
 const laneRows = [];
 let laneHeight = 4;
 data.rows.forEach((row, index) => {
@@ -106,7 +106,7 @@ function prepare(canvas, width, height) {
   return ink;
 }
 
-// Asking the page for a width makes it lay itself out, so it is asked once per drawing.
+// Reading the width forces a layout of the page, so it is read once per drawing.
 let paneWidth = 0;
 const plotWidth = () => Math.max(50, paneWidth - LEFT - RIGHT);
 const toX = (time) => LEFT + (time - state.from) / (state.to - state.from) * plotWidth();
@@ -362,7 +362,7 @@ function paintMemory(ink, memory, top) {
   ink.font = `11px ${FONT}`;
   memory.curves.forEach((curve, index) => {
     if (!curve) return;
-    const now = state.time === null ? `peak ${size(curve.peak)}` : `${size(heldAt(curve, state.time))} here`;
+    const now = state.time === null ? `peak ${size(curve.peak)}` : `${size(heldAt(curve, state.time))} at pointer`;
     ink.fillStyle = double ? theme[`curve${index}`] : theme.quiet;
     ink.fillText(`${double ? `${tracks[index].label} ` : ""}${now}`, 12, top + 22 + 14 * index, LEFT - 16);
   });
@@ -390,9 +390,9 @@ function paintCurve(ink, curve, index, bottom, y) {
   ink.moveTo(LEFT, y(held));
   for (let at = after(curve.at.length, (at) => curve.at[at], state.from); at < curve.at.length && curve.at[at] <= state.to; at += 1) {
     const x = toX(curve.at[at]), bytes = curve.bytes[at];
-    // What is released and taken again at one instant was never free.
+    // Memory that is released and allocated again at one instant was never free.
     if (curve.at[at + 1] === curve.at[at] && curve.bytes[at + 1] >= bytes) continue;
-    // Within one pixel only a new maximum, or the last value, can be seen.
+    // Within one pixel, only a new maximum or the last value is visible.
     if (Math.floor(x) === pixel && bytes <= high && Math.floor(toX(curve.at[at + 1])) === pixel) { held = bytes; continue; }
     if (Math.floor(x) !== pixel) { pixel = Math.floor(x); high = 0; }
     high = Math.max(high, bytes);

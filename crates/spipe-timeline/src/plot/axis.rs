@@ -1,14 +1,15 @@
-//! Ranges and marks of axes.
+//! Ranges and ticks of axes.
 
 use super::{Axis, Scale};
 use crate::DrawError;
 
-/// About how many marks an axis has.
+/// The approximate number of ticks of an axis.
 const MARKS: f64 = 7.0;
-/// The most marks of a logarithmic axis at 1, 2 and 5; above it, powers of ten alone.
+/// The largest number of ticks at 1, 2 and 5 on a logarithmic axis; with more, only powers of ten
+/// have ticks.
 const MOST: usize = 9;
 
-/// An axis with its range and its marks.
+/// An axis with its range and ticks.
 pub(super) struct Ruler {
     pub(super) low: f64,
     pub(super) high: f64,
@@ -17,7 +18,7 @@ pub(super) struct Ruler {
 }
 
 impl Ruler {
-    /// The axis of `values`.
+    /// Returns the axis for `values`.
     pub(super) fn of(values: &[f64], axis: &Axis) -> Result<Self, DrawError> {
         let wrong = values.iter().find(|value| match axis.scale {
             Scale::Linear => !value.is_finite(),
@@ -35,7 +36,7 @@ impl Ruler {
         })
     }
 
-    /// Where `value` is: 0 at the low end, 1 at the high end.
+    /// Returns the position of `value`: 0 at the low end, 1 at the high end.
     pub(super) fn place(&self, value: f64) -> f64 {
         match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -44,7 +45,7 @@ impl Ruler {
     }
 }
 
-/// From zero, unless all values are far from it.
+/// Returns a linear axis, which starts at zero unless all values are far from it.
 fn linear(low: f64, high: f64) -> Ruler {
     let low = if low > 0.0 && low < 0.5 * high { 0.0 } else { low };
     let room = if high > low { high - low } else { high.abs().max(1.0) };
@@ -55,14 +56,15 @@ fn linear(low: f64, high: f64) -> Ruler {
     let digits = (-exponent).max(0) as usize;
     let mark = |index: i64| {
         let value = (first + index as f64) * step;
-        // No minus before a zero.
+        // Adding zero turns −0 into 0.
         (value, format!("{:.digits$}", value + 0.0))
     };
     let marks = (0..=(last - first) as i64).map(mark).collect();
     Ruler { low: first * step, high: last * step, marks, scale: Scale::Linear }
 }
 
-/// Between the next 1, 2 or 5 times a power of ten below and above.
+/// Returns a logarithmic axis between the nearest marks (1, 2 or 5 times a power of ten) below and
+/// above.
 fn logarithmic(low: f64, high: f64) -> Ruler {
     let exponents = (low.log10().floor() as i32 - 1)..=(high.log10().ceil() as i32 + 1);
     let all: Vec<(u32, f64)> =
@@ -76,14 +78,14 @@ fn logarithmic(low: f64, high: f64) -> Ruler {
     Ruler { low: below, high: above, marks: marks.collect(), scale: Scale::Logarithmic }
 }
 
-/// The least of 1, 2 and 5 times a power of ten that is at least `least`.
+/// Returns the smallest of 1, 2 and 5 times a power of ten that is at least `least`.
 fn nice(least: f64) -> (u32, i32) {
     let exponent = least.log10().floor() as i32;
     let candidates = [(1, exponent), (2, exponent), (5, exponent), (1, exponent + 1)];
     candidates.into_iter().find(|(digit, exponent)| decimal(*digit, *exponent) >= least).unwrap_or((1, exponent + 1))
 }
 
-/// The number that is closest to digit × 10^exponent, which products of powers often miss.
+/// Returns the float nearest to digit × 10^exponent, which products of powers often miss.
 fn decimal(digit: u32, exponent: i32) -> f64 {
     format!("{digit}e{exponent}").parse().unwrap_or_else(|_| f64::from(digit) * 10f64.powi(exponent))
 }

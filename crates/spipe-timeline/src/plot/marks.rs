@@ -4,7 +4,7 @@ use crate::{DrawError, canvas::Canvas, palette::Color};
 use plotters::prelude::DrawingBackend;
 use std::f64::consts::TAU;
 
-/// Those of Okabe and Ito ("Color Universal Design", 2008) that stand out on white.
+/// The colours of Okabe and Ito ("Color Universal Design", 2008) that are visible on white.
 const COLORS: [Color; 7] = [
     [0x00, 0x72, 0xB2],
     [0xD5, 0x5E, 0x00],
@@ -16,25 +16,25 @@ const COLORS: [Color; 7] = [
 ];
 /// Half the height of a mark, in points.
 const RADIUS: f64 = 4.0;
-/// The white edge that keeps marks apart where they overlap.
+/// The width of the white edge that separates overlapping marks.
 const EDGE: f64 = 1.0;
 
-/// The shapes: corners, and the direction of the first, in turns. As many as colours have no factor in common with them, so that
-/// a pair comes back late.
+/// The shapes: the number of corners, and the direction of the first in turns. The numbers of
+/// shapes and colours are coprime, so that a pair repeats late.
 const SHAPES: [(usize, f64); 6] = [(24, 0.0), (4, 0.125), (3, 0.75), (4, 0.0), (3, 0.25), (5, 0.75)];
 
-/// The colour of a series.
+/// Returns the colour of a series.
 pub(super) const fn color(series: usize) -> Color {
     COLORS[series % COLORS.len()]
 }
 
-/// A point of a series.
+/// Draws a point of a series.
 pub(super) fn draw<DB: DrawingBackend>(canvas: &Canvas<DB>, series: usize, at: (f64, f64)) -> Result<(), DrawError> {
     canvas.area(&corners(series, at, RADIUS + EDGE), [255; 3])?;
     canvas.area(&corners(series, at, RADIUS), color(series))
 }
 
-/// A point of any of `count` series.
+/// Draws a mark that stands for the points of all `count` series.
 pub(super) fn draw_all<DB: DrawingBackend>(
     canvas: &Canvas<DB>,
     count: usize,
@@ -48,7 +48,8 @@ pub(super) fn draw_all<DB: DrawingBackend>(
     Ok(())
 }
 
-/// Shapes with few corners are drawn larger, so that all look the same size.
+/// Returns the corners of a mark. Shapes with few corners are enlarged, so that all look equally
+/// large.
 fn corners(series: usize, (x, y): (f64, f64), radius: f64) -> Vec<(f64, f64)> {
     let (count, start) = SHAPES[series % SHAPES.len()];
     let radius = radius * if count < 5 { 1.25 } else { 1.0 };

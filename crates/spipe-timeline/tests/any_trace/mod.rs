@@ -1,4 +1,5 @@
-//! Any trace that can be read from a file, the odd ones among them: no lanes, no time, all at once, very long, nameless.
+//! Arbitrary traces that can be read from a file, including odd ones: no lanes, zero time,
+//! everything at once, very long, without a name.
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use spipe_base::{ActionKind, Bytes, IdleCause, LaneId, LaneRole, LayerRange, MicrobatchId, SimTime, StageId, Subject};
@@ -16,7 +17,7 @@ const ROLES: [LaneRole; 7] = [
     LaneRole::NvmeOut,
 ];
 
-/// Names as people write them, and as they should not.
+/// Ordinary and odd names.
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![
         "[a-z]{1,6}[0-9]\\.[a-z0-9]{1,8}",

@@ -1,4 +1,5 @@
-//! A pipeline of GPUs and one CPU socket, run 1F1B by a few lines of in-order scheduling: a trace that looks like real ones.
+//! A realistic trace: a pipeline of GPUs and one CPU socket under 1F1B, executed by a simple
+//! in-order scheduler.
 
 use spipe_base::{
     ActionKind, Bytes, IdleCause, LaneId, LaneRole, LayerRange, MicrobatchId, Payload, SimTime, StageId, Subject,
@@ -8,14 +9,14 @@ use spipe_trace::{
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// What to run.
+/// The pipeline to run.
 #[derive(Clone, Copy)]
 pub struct Pipeline {
     /// Stages on GPUs; one more runs on the CPU.
     pub gpus: usize,
     /// Microbatches per iteration.
     pub microbatches: usize,
-    /// Whether durations vary from one action to the next, as measured ones do.
+    /// The origin; the durations of a measured trace vary between actions.
     pub origin: Origin,
 }
 
@@ -28,7 +29,7 @@ struct Node {
     bytes: Option<Bytes>,
 }
 
-/// How a node ran, and which one's end let it start.
+/// The execution of a node, and the node whose end allowed it to start.
 struct Done {
     start: u64,
     end: u64,
@@ -105,7 +106,7 @@ impl Plan {
         (self.lanes, spans, arrows)
     }
 
-    /// Runs a node after the one before it in its lane, if all that it needs is done.
+    /// Runs a node after its predecessor in the lane, if all of its dependencies are done.
     fn start(&self, index: usize, before: Option<usize>, done: &BTreeMap<usize, Done>) -> Option<Done> {
         let node = &self.nodes[index];
         let needs: Option<Vec<(u64, usize, IdleCause)>> =
@@ -118,7 +119,7 @@ impl Plan {
     }
 }
 
-/// The order of one device: `warm_up` forwards, then one forward and one backward in turn.
+/// The order of one device: `warm_up` forwards, then forwards and backwards in turn.
 fn one_forward_one_backward(warm_up: usize, microbatches: usize) -> Vec<(bool, usize)> {
     let mut order: Vec<(bool, usize)> = (0..warm_up.min(microbatches)).map(|microbatch| (true, microbatch)).collect();
     for microbatch in 0..microbatches {
@@ -291,7 +292,7 @@ fn memory(lane: &Lane, lanes: &[Lane], spans: &[Span]) -> MemoryTrack {
     }
 }
 
-/// The same trace, stopped for want of memory.
+/// The same trace, stopped by a shortage of memory.
 pub fn out_of_memory(mut trace: Trace) -> Trace {
     let at = SimTime::ns(trace.iteration.as_ns() / 2);
     trace.spans.retain(|span| span.end <= at);
