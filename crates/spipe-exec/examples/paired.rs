@@ -4,7 +4,7 @@
 
 use rayon::prelude::*;
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{AdamW, Binding, Data, Exchange, Moments, NarrowMut, Numbers, Options, Tokens, reference};
+use spipe_exec::{AdamW, Binding, Data, Exchange, HalfMut, Moments, Numbers, Options, Tokens, reference};
 use spipe_hardware::{DramFile, Hardware, HardwareFile, Peak, SocketFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Placement, Plan, Stage, System};
@@ -96,7 +96,7 @@ impl Arrays {
     fn adamw(&mut self, narrow: bool) -> Duration {
         let [gradients, weights] = &mut self.narrow;
         let exchange = if narrow {
-            Exchange { weights: Some(NarrowMut::Bf16(weights)), ..Exchange::of(Numbers::Bf16(gradients)) }
+            Exchange { weights: Some(HalfMut::Bf16(weights)), ..Exchange::of(Numbers::Bf16(gradients)) }
         } else {
             Exchange::of(Numbers::F32(&self.gradients))
         };

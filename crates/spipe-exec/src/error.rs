@@ -1,81 +1,80 @@
-//! Why a program could not be run.
+//! Why a run failed.
 
-use crate::{CheckpointError, DataError, WeightsError};
+use crate::{
+    data::DataError,
+    device::DeviceError,
+    persist::{checkpoint::CheckpointError, weights::WeightsError},
+    task_error::TaskError,
+};
 use spipe_base::{Bytes, Faults};
 use spipe_trace::Shortage;
 
 /// Why a run ended without a result.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RunError {
-    /// The program, the model or the bindings ask for what cannot be done; nothing has run.
+    /// The program, the model or the bindings ask for something that cannot be done; nothing has
+    /// run.
     #[error("{0}")]
     Unsupported(Faults),
-    /// A device that is not here; nothing has run.
-    #[error("`{device}` cannot be opened: {reason}")]
-    NoDevice {
-        /// The executor.
-        device: String,
-        /// Why not.
-        reason: String,
-        /// What to do about it.
-        hint: String,
-    },
+    /// A device that does not exist here; nothing has run.
+    #[error(transparent)]
+    NoDevice(#[from] DeviceError),
     /// The data does not suit the plan; nothing has run.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A checkpoint cannot be written, or not be gone on from.
+    /// A checkpoint cannot be written, or not be resumed from.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The training has left the numbers that there are; no checkpoint holds what it came to.
+    /// The training has diverged; no checkpoint holds its numbers.
     #[error("{what} is not finite")]
     NotFinite {
-        /// What is not, and after which step.
+        /// The quantity that is not finite, and its step.
         what: String,
     },
-    /// Weights that cannot be read or written, or are those of another model.
+    /// Weights that cannot be read or written, or that belong to another model.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// Memory that nothing running could free.
+    /// An action needs memory that no running action can free.
     #[error(
         "{} needs {} in `{}`, which has {} free",
         .0.action, .0.needed, .0.memory, .0.free
     )]
     OutOfMemory(Box<Shortage>),
-    /// More is held than the plan counts, and than the memory has room for.
+    /// More bytes are held than the plan counts and than the memory has.
     #[error("`{memory}` holds {held} after {done}, more than its {capacity}")]
     Exceeded {
         /// The memory.
         memory: String,
-        /// What it can hold.
+        /// Its capacity.
         capacity: Bytes,
-        /// What is held.
+        /// Bytes held.
         held: Bytes,
-        /// What was done last.
+        /// The last action.
         done: String,
     },
     /// An action failed; the other lanes have stopped.
-    #[error("`{lane}` failed in {action}: {message}")]
+    #[error("`{lane}` failed in {action}: {error}")]
     Lane {
         /// The lane.
         lane: String,
         /// The action and its step.
         action: String,
-        /// What happened.
-        message: String,
+        /// The failure.
+        error: TaskError,
     },
-    /// Actions wait for each other; the program's checker should have said so.
+    /// Actions wait for each other. The program's checker should have found it.
     #[error("nothing can go on: {waiting}")]
     Stalled {
-        /// Who waits.
+        /// The actions that wait.
         waiting: String,
     },
 }
 
 impl RunError {
-    /// What to do about it, if there is advice.
+    /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::NoDevice { hint, .. } => Some(hint.clone()),
+            Self::NoDevice(error) => Some(error.hint.clone()),
             Self::OutOfMemory(shortage) => {
                 let holders: Vec<String> = shortage
                     .holders
@@ -105,24 +104,8 @@ impl RunError {
         }
     }
 
-    /// Whether the reason is a device that is not here.
+    /// Whether the reason is a device that does not exist here.
     pub const fn is_missing_device(&self) -> bool {
-        matches!(self, Self::NoDevice { .. })
+        matches!(self, Self::NoDevice(_))
     }
-}
-
-/// What one memory held, as the plan counts and as it was.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Its name.
-    pub name: String,
-    /// What it can hold, if that is limited.
-    pub capacity: Option<Bytes>,
-    /// The most that the program's own figures came to: what actions waited for.
-    pub planned: Bytes,
-    /// The most that was really held: tensors by their size, graphs by an estimate of what they keep, workspace as planned.
-    pub held: Bytes,
-    /// What the allocator of a device with a memory of its own had taken of it when the run ended: the most that it ever held, since it
-    /// keeps what it has, and what lies unused between.
-    pub reserved: Option<Bytes>,
 }

@@ -1,74 +1,71 @@
-//! Programs carried out on real devices, and measurements of those devices.
+//! Runs programs on real devices, and measures those devices.
 //!
 //! ```text
-//! Program ─► tasks ─┐                         ┌─ lane thread ─ begin ─ compute on its Site ─ end ─┐
-//! Plan, model ─► units ─► Interpreter ─► run ─┼─ lane thread ─ begin ─ copy, paced by its links ──┼─► Report, Trace
-//! Binding ─► Site (device, cores) ─┘          └─ …          Board: who may start, memory, losses ─┘
+//! Program ─► tasks ─┐                         ┌─ lane thread ─ begin ─ compute on its device ─ end ────┐
+//! Plan, model ─► units ─► Interpreter ─► run ─┼─ lane thread ─ begin ─ copy, paced by its links ─ end ─┼─► Report, Trace
+//! Binding ─► DeviceContext (device, cores) ───┘  └─ …       Monitor: who may start, memory, losses ────┘
 //! ```
 //!
-//! [`run`] interprets a [`Program`](spipe_schedule::Program) with one thread per lane. It knows no systems' names: what an
-//! action computes follows from its kind and from what its buffers hold. [`reference()`] trains the same model without a
-//! pipeline; on one backend with as many threads per device, losses and gradients are equal bit for bit. [`calibrate`]
-//! measures what the planner needs to know about the machine it runs on.
+//! [`run`] interprets a [`Program`](spipe_schedule::Program) with one thread per lane. It knows no system by name: the kind of
+//! an action and the contents of its buffers say what the action computes. [`reference()`] trains the same model without a
+//! pipeline; with the same backend and the same number of threads per device, losses and gradients are equal bit for bit.
+//! [`calibrate`] measures this machine for the planner.
 //!
-//! What is executed: training and inference of decoder-only transformers, image encoders and denoising networks. Accelerators
-//! hold and send f32, bf16 or f16; those that CPU cores play compute in f32 all the same. [`Executor::Cuda`] and
+//! Decoder-only transformers, image encoders and denoising networks can be trained and used for inference. Accelerators
+//! store and send f32, bf16 or f16; CPU cores that emulate an accelerator compute in f32 all the same. [`Executor::Cuda`] and
 //! [`Executor::Wgpu`] are untested on a GPU.
+//!
+//! Modules import only from modules further down:
+//!
+//! ```text
+//! reference   calibrate
+//!     runtime     │         threads, memory ledger, traces
+//!     actions     │         tasks, values of buffers, transfers
+//!    inference    │
+//!   report  options  error
+//!        persist            checkpoints, weights
+//!         stored             matrices in their storage type
+//!       optimizer
+//!           nn              layers, kernels, forward and backward passes
+//!   device  data  host  task_error
+//! ```
 
-mod account;
-#[cfg(test)]
-mod apart;
-mod binding;
-mod board;
+mod actions;
 mod calibrate;
-mod checkpoint;
-mod contention;
 mod data;
+mod device;
 mod error;
-#[cfg(test)]
-mod failures;
-mod infer;
+mod host;
 mod inference;
-mod interpreter;
-mod kernels;
-mod layers;
+mod nn;
 mod optimizer;
-mod pacer;
-mod passes;
-mod preparation;
+mod options;
+mod persist;
 mod reference;
-#[cfg(test)]
-mod rollback;
-mod rules;
-mod run;
-mod site;
-mod state;
-mod steps;
-mod store;
+mod report;
+mod runtime;
 mod stored;
-mod system;
-mod task;
-mod tensor_file;
-mod trace;
-mod transfer;
-mod weights;
-mod width;
+mod task_error;
+#[cfg(test)]
+mod testing;
 
-pub use binding::{Backend, Binding, Executor};
 pub use calibrate::{
     Calibration, CalibrationRequest, Copies, Measured, MeasuredLayer, Progress, Unmeasured, calibrate, measured_machine,
 };
-pub use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest};
-pub use contention::Contention;
 pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
-pub use error::{MemoryUse, RunError};
-pub use infer::Outputs;
-pub use optimizer::{AdamW, Decay, Exchange, Moments, NarrowMut, Numbers, Schedule, UndoLog};
+pub use device::{Backend, Binding, DeviceError, Executor, assign_cores, available};
+pub use error::RunError;
+pub use host::{Contention, host_memory};
+pub use optimizer::{AdamW, Decay, Exchange, HalfMut, Moments, Numbers, Schedule, UndoLog};
+pub use options::Options;
+pub use persist::{
+    checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest},
+    weights::WeightsError,
+};
 pub use reference::{Inferred, Reference, inferred, reference};
-pub use run::{Gradient, Options, Report, Step, run, save_weights};
-pub use site::{assign_cores, available};
-pub use system::host_memory;
-pub use weights::WeightsError;
+pub use report::{Gradient, MemoryUse, Outputs, Report, Step};
+pub use runtime::{run, save_weights};
+pub use task_error::{NotFinite, TaskError};
 
 #[cfg(test)]
 extern crate self as spipe_exec;

@@ -1,16 +1,19 @@
-//! Plain training on one device: what every schedule must reproduce.
+//! Plain training on one device, which every schedule must reproduce.
 
 use crate::{
-    Data, Gradient, Options, Outputs as Found, RunError,
-    data::Draw,
-    infer::{Lengths, all_prompts, inference},
+    data::{Data, Draw},
+    device::{DeviceContext, transfer},
+    error::RunError,
     inference::Part,
-    layers::{Feed, Parameter, Reading, Signal, Unit, inferring_units, initial, units},
-    optimizer::{Moments, Numbers, sum_of_squares},
-    passes::{self, Layers, Outputs, Seed, Tensors},
-    preparation::bind,
-    run::{Hooks, Job, named_gradients},
-    site::Site,
+    nn::{
+        Tensors,
+        layers::{Parameter, PassContext, Reading, Signal, Unit, inferring_units, initial, units},
+        passes::{self, Layers, Outputs, Seed},
+    },
+    optimizer::{self, Moments, Numbers, sum_of_squares},
+    options::Options,
+    report::{Gradient, Outputs as Found},
+    runtime::{Hooks, Job, Lengths, all_prompts, bind, inference, named_gradients},
 };
 use burn::tensor::{Tensor, TensorData};
 use spipe_base::{Diagnostic, LayerId};
@@ -19,7 +22,7 @@ use spipe_plan::Plan;
 use spipe_schedule::{Content, Lifetime, Program};
 use std::time::{Duration, Instant};
 
-/// What plain training came to.
+/// The result of plain training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reference {
     /// The loss of every step.
@@ -30,17 +33,18 @@ pub struct Reference {
     pub durations: Vec<Duration>,
 }
 
-/// Trains the plan's model without a pipeline: the same microbatches one after the other, each with one graph over all
-/// layers, gradients summed in ascending order. Where the program's gradients arrive from the iteration before, each step uses
-/// those of the one before it, and the first none. Runs on what the first stage's device is bound to, cores included.
+/// Trains the plan's model without a pipeline. The same microbatches run one after the other, each
+/// with one graph over all layers, and gradients are summed in ascending order. If the program
+/// delays gradients by an iteration, so does this. Runs on the executor of the first stage's
+/// device, cores included.
 ///
 /// # Errors
-/// What is wrong with the model, the binding or the data.
+/// A fault of the model, the bindings or the data.
 pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options) -> Result<Reference, RunError> {
     let context = plan.context();
     data.check(context.model, context.workload().seq_len)?;
     let reading = Reading::of(context.model);
-    let Plain { units, site, shapes, mut parameters, executor } = Plain::new(plan, program, options)?;
+    let Plain { units, device_context, shapes, mut parameters, executor } = Plain::new(plan, program, options)?;
     let mut moments: Vec<Vec<Moments>> =
         shapes.iter().map(|shapes| shapes.iter().map(|shape| Moments::new(shape.count())).collect()).collect();
     let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
@@ -50,18 +54,18 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         .iter()
         .any(|buffer| matches!(buffer.content, Content::Gradients(_)) && buffer.lifetime == Lifetime::Arrives);
     let mut before: Option<Tensors> = None;
-    let failed = |message| RunError::Lane { lane: executor.clone(), action: "the reference".into(), message };
+    let failed = |error| RunError::Lane { lane: executor.clone(), action: "the reference".into(), error };
     for step in 0..options.steps {
         let start = Instant::now();
-        let (loss, gradients) = site
+        let (loss, gradients) = device_context
             .compute(|| {
                 let mut sum: Option<Tensors> = None;
                 let mut losses = 0.0;
                 for microbatch in 0..microbatches {
                     let draw = Draw { seed: options.seed, step, microbatch };
-                    let feed = Feed::new(&data.microbatch(draw, sequences), &reading, &site.device);
+                    let pass = PassContext::new(&data.microbatch(draw, sequences), &reading, &device_context.device);
                     let layers = Layers::new(0, &units, &parameters);
-                    let graph = passes::tracked(layers, Signal::Tokens, &feed, false, &mut Outputs::default());
+                    let graph = passes::tracked(layers, Signal::Tokens, &pass, false, &mut Outputs::default());
                     losses += graph.loss();
                     let gradients = passes::backward(vec![graph], Seed::Loss(1.0 / microbatches as f64)).parameters;
                     sum = Some(match sum {
@@ -81,8 +85,10 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         let gradients = if delayed { before.replace(gradients) } else { Some(gradients) };
         if let Some(gradients) = gradients {
             let factor = context.workload().clip_norm.map_or(1.0, |clip| clip.factor(norm(&gradients)));
-            let change = passes::adam_w(options.optimizer.in_step(options.schedule, (step, options.steps)), factor);
-            parameters = site.compute(|| passes::step(parameters, gradients, &mut moments, change)).map_err(failed)?;
+            let change = optimizer::adam_w(options.optimizer.in_step(options.schedule, (step, options.steps)), factor);
+            parameters = device_context
+                .compute(|| optimizer::step(parameters, gradients, &mut moments, change))
+                .map_err(failed)?;
         }
         result.losses.push(loss);
         result.durations.push(start.elapsed());
@@ -92,14 +98,14 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
 
 /// The norm of all gradients.
 fn norm(gradients: &Tensors) -> f64 {
-    let numbers: Vec<Vec<f32>> = gradients.iter().flatten().map(passes::numbers).collect();
+    let numbers: Vec<Vec<f32>> = gradients.iter().flatten().map(transfer::numbers).collect();
     sum_of_squares(numbers.iter().map(|numbers| Numbers::F32(numbers))).sqrt()
 }
 
 /// A whole model on one device.
 struct Plain {
     units: Vec<Unit>,
-    site: Site,
+    device_context: DeviceContext,
     shapes: Vec<Vec<Parameter>>,
     parameters: Tensors,
     /// The device in words.
@@ -116,34 +122,34 @@ impl Plain {
         let Some(binding) = first else {
             return Err(RunError::Unsupported(Diagnostic::error("the program has no stages").into()));
         };
-        let site = Site::open(&binding.executor)?;
+        let device_context = DeviceContext::open(&binding.executor)?;
         let shapes: Vec<_> = units.iter().map(Unit::parameters).collect();
         let layer = |(layer, shapes): (usize, &Vec<Parameter>)| {
             let tensor = |shape: &Parameter| {
                 let numbers = initial(options.seed, LayerId::from(layer), shape);
-                Tensor::from_data(TensorData::new(numbers, shape.shape), &site.device)
+                Tensor::from_data(TensorData::new(numbers, shape.shape), &device_context.device)
             };
             shapes.iter().map(tensor).collect()
         };
         let parameters = shapes.iter().enumerate().map(layer).collect();
-        Ok(Self { units, site, shapes, parameters, executor: binding.executor.to_string() })
+        Ok(Self { units, device_context, shapes, parameters, executor: binding.executor.to_string() })
     }
 }
 
-/// What plain inference came to.
+/// The result of plain inference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inferred {
-    /// What was found.
+    /// The outputs.
     pub outputs: Found,
     /// The loss of every step.
     pub losses: Vec<f64>,
 }
 
-/// Infers without a pipeline and without caches: the same microbatches one after the other through all layers, every token
-/// computed again for each that follows.
+/// Infers without a pipeline and without caches. The same microbatches run one after the other
+/// through all layers; every token is computed again for each that follows.
 ///
 /// # Errors
-/// What is wrong with the model, the binding or the data.
+/// A fault of the model, the bindings or the data.
 pub fn inferred(plan: &Plan, program: &Program, data: &Data, options: &Options) -> Result<Inferred, RunError> {
     let context = plan.context();
     data.check(context.model, context.workload().seq_len)?;
@@ -155,20 +161,20 @@ pub fn inferred(plan: &Plan, program: &Program, data: &Data, options: &Options) 
         Reading::Classes { .. } => (Part::Images, None),
         Reading::Noise(condition) => (Part::Noise { condition, steps: options.steps }, None),
     };
-    let Plain { units, site, parameters, executor, .. } = Plain::new(plan, program, options)?;
+    let Plain { units, device_context, parameters, executor, .. } = Plain::new(plan, program, options)?;
     let job = Job { plan, program, data, options, hooks: &Hooks::NONE };
     let inference = inference(&job, part, Default::default());
-    let failed = |message| RunError::Lane { lane: executor.clone(), action: "the reference".into(), message };
+    let failed = |error| RunError::Lane { lane: executor.clone(), action: "the reference".into(), error };
     let mut losses = Vec::new();
     for iteration in 0..options.steps {
         let mut sum = 0.0;
         for microbatch in 0..inference.microbatches {
             let pass = || {
-                let feed = inference.feed(iteration, microbatch, &site.device);
+                let pass = inference.pass_context(iteration, microbatch, &device_context.device);
                 let layers = Layers::new(0, &units, &parameters);
-                passes::untracked(layers, Signal::Tokens, &feed, &mut Outputs::default())
+                passes::untracked(layers, Signal::Tokens, &pass, &mut Outputs::default())
             };
-            if let Signal::Answer(answer, loss) = site.compute(pass).map_err(failed)? {
+            if let Signal::Answer(answer, loss) = device_context.compute(pass).map_err(failed)? {
                 inference.found(iteration, microbatch, answer);
                 sum += passes::loss_number(loss);
             }

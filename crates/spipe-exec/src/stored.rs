@@ -1,41 +1,47 @@
-//! Matrices as a device stores them, which may be narrower than it computes.
+//! Matrices in their storage type, which may be narrower than the compute type.
 //!
 //! ```text
-//!              ┌─ the device's library knows the width ───────► Own: its tensor ──────────────────┐
-//! Matrix ─► of ┤                                                                               on ├─► Matrix
+//!              ┌─ the device's library knows the type ───────► Own: its tensor ──────────────────┐
+//! Matrix ─► of ┤                                                                              on ├─► Matrix
 //!              └─ it does not: 16 bits on CPU cores ─► Narrow: the numbers in host memory ─► f32 ─┘
 //! ```
 
 use crate::{
-    layers::{Matrix, cast},
+    device::transfer::{self, copy, to_device, to_host},
+    nn::{Matrix, Tensors, cast},
     optimizer::{Numbers, narrowed},
-    passes::{self, Tensors},
-    transfer::{self, copy, to_device, to_host},
+    task_error::TaskError,
 };
 use burn::tensor::{DType, Device, FloatDType, TensorData, bf16, f16};
 use spipe_base::Bytes;
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// A matrix in the memory of a device. Clones share its numbers.
 #[derive(Clone, Debug)]
 pub(crate) enum Stored {
     /// A tensor of the device's library.
     Own(Matrix),
-    /// Numbers of 16 bits, with which the device's library does not compute.
+    /// 16-bit numbers in host memory, if the device's library does not compute in their type.
     Narrow(Arc<TensorData>),
 }
 
-/// The tensors of consecutive layers, layer by layer.
+/// The stored tensors of consecutive layers, layer by layer.
 pub(crate) type StoredTensors = Vec<Vec<Stored>>;
 
+/// Keys and values of one layer.
+pub(crate) type StoredPair = [Stored; 2];
+
+/// Keys and values of each layer, by microbatch.
+pub(crate) type Cache = BTreeMap<usize, Vec<StoredPair>>;
+
 impl Stored {
-    /// `matrix` with numbers of `width`, each rounded to the nearest, ties to even.
-    pub fn of(matrix: Matrix, width: FloatDType) -> Self {
-        if computes_in(&matrix.device(), width.into()) {
-            return Self::Own(cast(matrix, width));
+    /// `matrix` in the storage type `dtype`, rounded to nearest, ties to even.
+    pub fn of(matrix: Matrix, dtype: FloatDType) -> Self {
+        if computes_in(&matrix.device(), dtype.into()) {
+            return Self::Own(cast(matrix, dtype));
         }
-        let data = TensorData::new(passes::numbers(&matrix), matrix.dims());
-        Self::Narrow(Arc::new(in_width(data, width.into())))
+        let data = TensorData::new(transfer::numbers(&matrix), matrix.dims());
+        Self::Narrow(Arc::new(to_dtype(data, dtype.into())))
     }
 
     /// `data` in the memory of `device`, whose library may take over the memory of `data`.
@@ -46,20 +52,21 @@ impl Stored {
         }
     }
 
-    /// A tensor of `device` with numbers of `width`.
+    /// The tensor on `device` in type `dtype`.
     ///
     /// # Errors
-    /// What has gone wrong on the device that holds it.
-    pub fn on(self, device: &Device, width: FloatDType) -> Result<Matrix, String> {
-        Ok(cast(self.own(device)?, width))
+    /// A failure of the device that holds it.
+    pub fn on(self, device: &Device, dtype: FloatDType) -> Result<Matrix, TaskError> {
+        Ok(cast(self.own(device)?, dtype))
     }
 
-    /// A tensor of `device`, in the stored width where the library of `device` computes in that, otherwise in f32. It is the stored
-    /// tensor itself unless two devices with different libraries share a memory.
+    /// The tensor on `device`: in its storage type if the device's library computes in that,
+    /// otherwise in f32. It is the stored tensor itself unless two devices with different libraries
+    /// share a memory.
     ///
     /// # Errors
-    /// What has gone wrong on the device that holds it.
-    pub fn own(self, device: &Device) -> Result<Matrix, String> {
+    /// A failure of the device that holds it.
+    pub fn own(self, device: &Device) -> Result<Matrix, TaskError> {
         Ok(match self {
             Self::Own(matrix) if matrix.device() == *device => matrix,
             Self::Own(matrix) => to_device(to_host(&matrix)?, device),
@@ -67,11 +74,11 @@ impl Stored {
         })
     }
 
-    /// Its numbers in host memory, in memory of their own.
+    /// A copy in host memory.
     ///
     /// # Errors
-    /// What has gone wrong on the device that holds it.
-    pub fn to_host(&self) -> Result<TensorData, String> {
+    /// A failure of the device that holds it.
+    pub fn to_host(&self) -> Result<TensorData, TaskError> {
         match self {
             Self::Own(matrix) => to_host(matrix),
             Self::Narrow(data) => Ok(copy(data)),
@@ -87,9 +94,9 @@ impl Stored {
     }
 }
 
-/// Whether the library of `device` computes with numbers of `width`.
-fn computes_in(device: &Device, width: DType) -> bool {
-    width == DType::F32 || device.supports_dtype(width)
+/// Whether the library of `device` computes in type `dtype`.
+fn computes_in(device: &Device, dtype: DType) -> bool {
+    dtype == DType::F32 || device.supports_dtype(dtype)
 }
 
 /// Bytes of a matrix.
@@ -98,35 +105,35 @@ pub(crate) fn matrix_bytes(matrix: &Matrix) -> Bytes {
     Bytes::new((matrix.dtype().size() * rows * columns) as u64)
 }
 
-/// All of `tensors` as a device stores numbers of `width`.
-pub(crate) fn store_all(tensors: Tensors, width: FloatDType) -> StoredTensors {
-    let store = |tensor| Stored::of(tensor, width);
+/// Tensors in the storage type `dtype`.
+pub(crate) fn store_all(tensors: Tensors, dtype: FloatDType) -> StoredTensors {
+    let store = |tensor| Stored::of(tensor, dtype);
     tensors.into_iter().map(|layer| layer.into_iter().map(store).collect()).collect()
 }
 
-/// All of `tensors` on `device`, as [`Stored::own`] has them.
+/// Tensors on `device`, each as [`Stored::own`] returns it.
 ///
 /// # Errors
-/// What has gone wrong on the device that holds them.
-pub(crate) fn all_own(tensors: StoredTensors, device: &Device) -> Result<Tensors, String> {
+/// A failure of the device that holds them.
+pub(crate) fn all_own(tensors: StoredTensors, device: &Device) -> Result<Tensors, TaskError> {
     let own = |tensor: Stored| tensor.own(device);
     tensors.into_iter().map(|layer| layer.into_iter().map(own).collect()).collect()
 }
 
-/// All of `tensors` on `device`, with numbers of `width`.
+/// Tensors on `device` in type `dtype`.
 ///
 /// # Errors
-/// What has gone wrong on the device that holds them.
-pub(crate) fn all_on(tensors: StoredTensors, device: &Device, width: FloatDType) -> Result<Tensors, String> {
-    let on = |tensor: Stored| tensor.on(device, width);
+/// A failure of the device that holds them.
+pub(crate) fn all_on(tensors: StoredTensors, device: &Device, dtype: FloatDType) -> Result<Tensors, TaskError> {
+    let on = |tensor: Stored| tensor.on(device, dtype);
     tensors.into_iter().map(|layer| layer.into_iter().map(on).collect()).collect()
 }
 
-/// The numbers of all in host memory, as [`transfer::all_to_host`] copies them.
+/// Copies in host memory, as [`transfer::all_to_host`] makes them.
 ///
 /// # Errors
-/// What has gone wrong on the device that holds them.
-pub(crate) fn all_to_host<'a>(all: impl Iterator<Item = &'a Stored> + Clone) -> Result<Vec<TensorData>, String> {
+/// A failure of the device that holds them.
+pub(crate) fn all_to_host<'a>(all: impl Iterator<Item = &'a Stored> + Clone) -> Result<Vec<TensorData>, TaskError> {
     let own = all.clone().filter_map(|stored| if let Stored::Own(matrix) = stored { Some(matrix) } else { None });
     let mut read = transfer::all_to_host(own)?.into_iter();
     let numbers = |stored: &Stored| match stored {
@@ -136,28 +143,28 @@ pub(crate) fn all_to_host<'a>(all: impl Iterator<Item = &'a Stored> + Clone) -> 
     all.map(numbers).collect::<Option<_>>().ok_or_else(|| "the device has left out a copy".into())
 }
 
-fn widened(data: &TensorData) -> Result<TensorData, String> {
+fn widened(data: &TensorData) -> Result<TensorData, TaskError> {
     Ok(TensorData::new(numbers(data)?.widened(), data.shape().clone()))
 }
 
-/// The same numbers in `width`.
-pub(crate) fn in_width(data: TensorData, width: DType) -> TensorData {
+/// The same numbers in type `dtype`.
+pub(crate) fn to_dtype(data: TensorData, dtype: DType) -> TensorData {
     let shape = data.shape().clone();
-    match (numbers(&data), width) {
-        _ if data.dtype() == width => data,
+    match (numbers(&data), dtype) {
+        _ if data.dtype() == dtype => data,
         (Ok(Numbers::F32(wide)), DType::BF16) => TensorData::new(narrowed::<bf16>(wide), shape),
         (Ok(Numbers::F32(wide)), DType::F16) => TensorData::new(narrowed::<f16>(wide), shape),
         (Ok(narrow), DType::F32) => TensorData::new(narrow.widened(), shape),
-        _ => data.convert_dtype(width),
+        _ => data.convert_dtype(dtype),
     }
 }
 
-/// The numbers of a tensor in host memory, as they are.
-pub(crate) fn numbers(data: &TensorData) -> Result<Numbers<'_>, String> {
+/// The numbers of a tensor in host memory, in their own type.
+pub(crate) fn numbers(data: &TensorData) -> Result<Numbers<'_>, TaskError> {
     match data.dtype() {
         DType::BF16 => data.as_slice().map(Numbers::Bf16),
         DType::F16 => data.as_slice().map(Numbers::F16),
         _ => data.as_slice().map(Numbers::F32),
     }
-    .map_err(|error| format!("{error:?}"))
+    .map_err(TaskError::device)
 }

@@ -1,26 +1,26 @@
-//! A time budget, shared out over measurements.
+//! A time budget, divided among measurements.
 
 use spipe_base::Seconds;
 use std::time::{Duration, Instant};
 
-/// Hands each measurement its share of what is left.
+/// Gives each measurement its share of the remaining time.
 #[derive(Debug)]
 pub(super) struct Clock {
     end: Instant,
-    /// Shares that have not been handed out.
+    /// Shares not given out.
     left: usize,
     spread: f64,
 }
 
-/// A median and how far the repetitions lay apart.
+/// Median and spread of repetitions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub median: Seconds,
-    /// Half the distance of the 10th and the 90th percentile over the median.
+    /// Half the distance of the 10th and the 90th percentile, divided by the median.
     pub spread: f64,
 }
 
-/// More repetitions than this tell nothing new.
+/// Maximum of repetitions; the median of more is no more precise.
 const MOST: usize = 60;
 
 impl Clock {
@@ -28,7 +28,7 @@ impl Clock {
         Self { end: start + budget, left: shares.max(1), spread: 0.0 }
     }
 
-    /// Takes `shares` shares of the time that is left.
+    /// Takes `shares` shares of the remaining time.
     pub fn take(&mut self, shares: usize) -> Duration {
         let left = self.end.saturating_duration_since(Instant::now());
         let share = left.mul_f64(shares as f64 / self.left.max(shares) as f64);
@@ -41,7 +41,7 @@ impl Clock {
         Instant::now() >= self.end
     }
 
-    /// Notes how far the repetitions of a figure lay apart.
+    /// Records the spread of a sample.
     pub fn note(&mut self, sample: Sample) -> Sample {
         self.spread = self.spread.max(sample.spread);
         sample
@@ -52,7 +52,7 @@ impl Clock {
     }
 }
 
-/// Repeats `work`, which returns its own duration, for `time`: once to warm up, then once at least.
+/// Repeats `work`, which returns its own duration, for `time`: once to warm up, then at least once.
 pub(super) fn repeat(time: Duration, mut work: impl FnMut() -> Duration) -> Sample {
     let start = Instant::now();
     work();
@@ -63,7 +63,8 @@ pub(super) fn repeat(time: Duration, mut work: impl FnMut() -> Duration) -> Samp
     sample(times)
 }
 
-/// Repeats something that takes no longer than the clock's own precision, `count` times in a row.
+/// Repeats `work` for `time`, `count` times per sample: it is shorter than the precision of the
+/// clock.
 pub(super) fn repeat_many(time: Duration, count: u32, mut work: impl FnMut()) -> Sample {
     repeat(time, || {
         let start = Instant::now();
@@ -77,7 +78,7 @@ pub(super) fn repeat_many(time: Duration, count: u32, mut work: impl FnMut()) ->
 pub(super) fn sample(mut times: Vec<Duration>) -> Sample {
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize].as_secs_f64();
-    // One nanosecond, so that rates stay finite.
+    // At least one nanosecond, so that rates stay finite.
     let median = at(0.5).max(1e-9);
     Sample { median: Seconds::s(median), spread: (at(0.9) - at(0.1)) / 2.0 / median }
 }

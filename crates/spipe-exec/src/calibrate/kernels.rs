@@ -5,10 +5,9 @@ use super::{
     clock::{Clock, repeat, repeat_many},
 };
 use crate::{
-    AdamW, kernels,
-    layers::{Matrix, cast},
-    optimizer::{DeviceMoments, Held, Moments},
-    passes, transfer,
+    device::transfer,
+    nn::{Matrix, cast, kernels},
+    optimizer::{self, AdamW, DeviceMoments, Held, Moments},
 };
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
@@ -31,31 +30,32 @@ pub(super) struct Kernels {
     pub launch_floor: Seconds,
 }
 
-/// How many measurements [`measure`] tells of.
+/// Number of measurements that [`measure`] reports.
 pub(super) const COUNT: usize = 7;
 
-/// The shares of the time that they take in so many widths, on a device with a memory of its own or not.
-pub(super) fn shares(widths: usize, apart: bool) -> usize {
-    COUNT + widths - 1 + usize::from(apart)
+/// Shares of the time for all of them, in a number of types, with or without discrete memory.
+pub(super) fn shares(widths: usize, discrete_memory: bool) -> usize {
+    COUNT + widths - 1 + usize::from(discrete_memory)
 }
 
 /// Sides of the square matrices.
 const SIDES: [usize; 7] = [32, 64, 128, 256, 512, 1024, 2048];
 /// Numbers in each operand of a sum.
 const ELEMENTS: [usize; 6] = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
-/// Sides of the square matrices that one row is multiplied with.
+/// Sides of the square matrices that a row is multiplied with.
 const WEIGHTS: [usize; 5] = [128, 256, 512, 1024, 2048];
-/// Numbers of all matrices that are multiplied with in turn: as much as a small model has, which comes from beyond the
-/// second-level caches.
+/// Numbers of all matrices together: as many as a small model has, more than second-level caches
+/// hold.
 const ALL_WEIGHTS: usize = 12 << 20;
-/// Bytes of each of two arrays that are copied: more than second-level caches hold.
+/// Bytes of each of two arrays of a copy: more than second-level caches hold.
 const COPIED: usize = 64 << 20;
-/// Parameters that are stepped: four arrays of 16 MiB.
+/// Parameters of an optimizer step: four arrays of 16 MiB.
 const STEPPED: usize = 4 << 20;
 
-/// All of them, one after the other; copies each way where the device has a memory of its own.
+/// Measures all rates, one after the other; copies in both directions if the device has discrete
+/// memory.
 pub(super) fn measure(
-    (device, widths, apart): (&Device, &[Width], bool),
+    (device, widths, discrete_memory): (&Device, &[Width], bool),
     clock: &mut Clock,
     tell: &(dyn Fn(String) + Sync),
 ) -> Kernels {
@@ -67,21 +67,21 @@ pub(super) fn measure(
     let matvec = matvec(device, clock);
     done("products of one row");
     let memory_bandwidth = match elementwise.iter().map(|(_, rate)| *rate).max() {
-        Some(best) if apart => best,
+        Some(best) if discrete_memory => best,
         _ => memory_bandwidth(clock),
     };
     done("memory bandwidth");
     let copy_rate = copy_rate(device, clock);
-    let copies = apart.then(|| copies(device, clock));
+    let copies = discrete_memory.then(|| copies(device, clock));
     done("copies");
-    let optimizer_rate = optimizer_rate((device, apart), clock);
+    let optimizer_rate = optimizer_rate((device, discrete_memory), clock);
     done("optimizer");
     let launch_floor = launch_floor(device, clock);
     done("launch floor");
     Kernels { matmul, elementwise, matvec, memory_bandwidth, copy_rate, copies, optimizer_rate, launch_floor }
 }
 
-/// Computes until `go_on` says no.
+/// Computes while `go_on` returns true.
 pub(super) fn keep_busy(device: &Device, go_on: impl Fn() -> bool) {
     let matrix = filled(device, [256, 256]);
     while go_on() {
@@ -89,16 +89,16 @@ pub(super) fn keep_busy(device: &Device, go_on: impl Fn() -> bool) {
     }
 }
 
-/// Numbers that are neither equal nor denormal.
+/// A matrix of numbers that are neither equal nor denormal.
 pub(super) fn filled(device: &Device, shape: [usize; 2]) -> Matrix {
     let numbers: Vec<f32> =
         (0..shape[0] * shape[1]).map(|index| ((index * 7919) % 1009) as f32 / 1009.0 - 0.5).collect();
     Tensor::from_data(TensorData::new(numbers, shape), device)
 }
 
-/// Drops a result once the device has it.
+/// Waits for the device, then drops a result.
 pub(super) fn finish<T>(device: &Device, result: T) {
-    // A device that fails here fails the next computation, whose result is looked at.
+    // A failed device fails the next computation as well, whose error is handled.
     let _ = device.sync();
     drop(result);
 }
@@ -109,7 +109,7 @@ fn timed<T>(device: &Device, work: impl FnOnce() -> T) -> Duration {
     start.elapsed()
 }
 
-/// Square products, from small to large, as far as they fit into their share of the time.
+/// Rates of square products, from small to large, while the share of the time lasts.
 fn matmul((device, (_, width)): (&Device, Width), clock: &mut Clock) -> Vec<(Flops, FlopsPerSecond)> {
     let mut left = clock.take(1);
     let mut points = Vec::new();
@@ -121,7 +121,7 @@ fn matmul((device, (_, width)): (&Device, Width), clock: &mut Clock) -> Vec<(Flo
         let work = Flops::flop(2.0 * (side as f64).powi(3));
         points.push((work, FlopsPerSecond::flops(work.get() / clock.note(sample).median.get())));
         left = left.saturating_sub(start.elapsed());
-        // The next one takes eight times as long, twice.
+        // The next side takes eight times as long, for at least two repetitions.
         if sample.median.get() * 16.0 > left.as_secs_f64() {
             break;
         }
@@ -144,7 +144,7 @@ fn elementwise(device: &Device, clock: &mut Clock) -> Vec<(Bytes, BytesPerSecond
     points
 }
 
-/// Products of one row with one matrix after the other.
+/// Rates of products of one row with one matrix after the other.
 fn matvec(device: &Device, clock: &mut Clock) -> Vec<(Bytes, BytesPerSecond)> {
     let share = clock.take(1) / WEIGHTS.len() as u32;
     let mut points = Vec::new();
@@ -186,16 +186,16 @@ fn memory_bandwidth(clock: &mut Clock) -> BytesPerSecond {
 
 fn copy_rate(device: &Device, clock: &mut Clock) -> BytesPerSecond {
     let matrix = filled(device, [1024, 1024]);
-    let copy = || Tensor::<2>::from_data(TensorData::new(passes::numbers(&matrix), [1024, 1024]), device);
+    let copy = || Tensor::<2>::from_data(TensorData::new(transfer::numbers(&matrix), [1024, 1024]), device);
     let sample = repeat(clock.take(1), || timed(device, copy));
     rate(Bytes::new(4 << 20), clock.note(sample).median)
 }
 
-/// Copies to the device and from it, of memory that the device reaches by itself and of memory that it does not.
+/// Rates of copies to the device and from it, of pinned and of pageable memory.
 fn copies(device: &Device, clock: &mut Clock) -> Copies {
     let share = clock.take(1) / 4;
     let matrix = filled(device, [COPIED >> 12, 1 << 10]);
-    let numbers = passes::numbers(&matrix);
+    let numbers = transfer::numbers(&matrix);
     let fresh = || TensorData::new(numbers.clone(), matrix.dims());
     let samples = [
         repeat(share, || {
@@ -223,12 +223,12 @@ fn copies(device: &Device, clock: &mut Clock) -> Copies {
     Copies { pinned: [pinned_in, pinned_out], pageable: [pageable_in, pageable_out] }
 }
 
-fn optimizer_rate((device, apart): (&Device, bool), clock: &mut Clock) -> ParamsPerSecond {
+fn optimizer_rate((device, discrete_memory): (&Device, bool), clock: &mut Clock) -> ParamsPerSecond {
     let shape = [STEPPED >> 10, 1 << 10];
     let filled = || filled(device, shape);
-    let numbers = passes::numbers(&filled());
+    let numbers = transfer::numbers(&filled());
     let (adam, moments) = (AdamW::default(), Moments::new(STEPPED));
-    let mut step: Box<dyn FnMut(Matrix)> = if apart {
+    let mut step: Box<dyn FnMut(Matrix)> = if discrete_memory {
         let held = Held::new(filled(), None);
         let mut state = Some((held, DeviceMoments::new(moments, shape, device)));
         Box::new(move |gradient| {
@@ -238,7 +238,7 @@ fn optimizer_rate((device, apart): (&Device, bool), clock: &mut Clock) -> Params
         let (mut parameters, mut moments) = (vec![vec![filled()]], [vec![moments]]);
         Box::new(move |gradient| {
             let before = std::mem::take(&mut parameters);
-            parameters = passes::step(before, vec![vec![gradient]], &mut moments, passes::adam_w(adam, 1.0));
+            parameters = optimizer::step(before, vec![vec![gradient]], &mut moments, optimizer::adam_w(adam, 1.0));
         })
     };
     let sample = repeat(clock.take(1), || {

@@ -1,4 +1,4 @@
-//! Times of whole layers, by the very passes that the executor runs.
+//! Times of whole layers, measured with the passes that the executor runs.
 
 use super::{
     MeasuredLayer, Width,
@@ -6,49 +6,52 @@ use super::{
     kernels::{filled, finish},
 };
 use crate::{
-    Data, Draw, Tokens,
-    layers::{Feed, Matrix, Reading, Signal, Tape, Unit, cast, initial, lone_units},
-    passes::{self, Layers, Outputs, Seed, Tensors},
+    data::{Data, Draw, Tokens},
+    nn::{
+        Matrix, Tensors, cast,
+        layers::{ActivationRecord, PassContext, Reading, Signal, Unit, initial, lone_units},
+        passes::{self, Layers, Outputs, Seed},
+    },
 };
 use burn::tensor::{Device, Tensor, TensorData};
 use spipe_base::{Bytes, Faults, FlopsPerSecond, LayerId, Seconds};
 use spipe_model::{Batch, Layer, LayerKind, LayerWork, Model, Op, Precision};
 use std::time::{Duration, Instant};
 
-/// One kind of layer.
+/// A kind of layer: layers with the same signature.
 pub(super) struct Kind<'a> {
     pub signature: String,
     pub layer: &'a Layer,
     pub unit: Unit,
     pub model: &'a Model,
-    /// How many of them run in a row: as many as the model has, if they are not too large.
+    /// Number of copies in a chain: as many as the model has, unless they are too large.
     pub copies: usize,
     pub batch: Batch,
-    /// Shares of the time for its passes in a training.
+    /// Shares of the time for its training passes.
     pub shares: usize,
     work: LayerWork,
 }
 
 impl Kind<'_> {
-    /// Those of the widths of a device in which its layers are computed.
+    /// The types, among those of a device, in which its layers are computed.
     pub fn widths<'w>(&self, widths: &'w [Width]) -> &'w [Width] {
         if Reading::of(self.model).may_be_narrow() { widths } else { &widths[..1] }
     }
 
-    /// How many of them run in a row for a pass of a training.
+    /// Number of copies in a chain for training passes.
     fn trained(&self) -> usize {
         self.copies.min(MOST_TRAINED)
     }
 
-    /// So many copies.
+    /// A chain of copies.
     pub fn units(&self, copies: usize) -> Vec<Unit> {
         (0..copies as u32).map(|index| self.unit.copy(self.model, index)).collect()
     }
 
-    /// Those of each copy.
+    /// The parameters of a chain of copies.
     pub fn parameters(&self, copies: usize, (device, (_, width)): (&Device, Width)) -> Tensors {
         let copy = |copy: usize| {
-            let tensor = |parameter: &crate::layers::Parameter| {
+            let tensor = |parameter: &crate::nn::layers::Parameter| {
                 let numbers = initial(copy as u64, LayerId::new(0), parameter);
                 cast(Tensor::from_data(TensorData::new(numbers, parameter.shape), device), width)
             };
@@ -58,12 +61,13 @@ impl Kind<'_> {
     }
 }
 
-/// Copies in a row at most where passes of a training are measured: their weights no longer fit into second-level caches.
+/// Largest number of copies in a chain for training passes: their weights exceed second-level
+/// caches.
 const MOST_TRAINED: usize = 4;
-/// Numbers that the parameters of all copies come to at most.
+/// Largest number of parameters of all copies together.
 const MOST_NUMBERS: u64 = 64 << 20;
 
-/// Shares of the time for each kind on average, beyond one: what takes most of an iteration gets most of them.
+/// Average shares of the time per kind, beyond one, in proportion to the kind's work.
 const SHARES: f64 = 2.0;
 
 /// The distinct layers of `model` in `batch`.
@@ -93,7 +97,7 @@ pub(super) fn kinds(model: &Model, batch: Batch) -> Result<Vec<Kind<'_>>, Faults
     Ok(kinds)
 }
 
-/// What the outputs of `layers` come to side by side.
+/// The shape of the outputs of `layers`, side by side.
 pub(super) fn shape(model: &Model, layers: &[LayerId], batch: Batch) -> [usize; 2] {
     let numbers = layers.iter().map(|layer| model.layers()[*layer].boundary(batch, Precision::Fp32));
     let numbers = numbers.sum::<Bytes>().get() / Precision::Fp32.bytes();
@@ -105,7 +109,7 @@ pub(super) fn shape(model: &Model, layers: &[LayerId], batch: Batch) -> [usize; 
     [rows as usize, (numbers / rows) as usize]
 }
 
-/// Forward and backward of `kind`; the error says why it was left out.
+/// Times of forward and backward of `kind`; the error is the reason why it was skipped.
 pub(super) fn measure(
     kind: &Kind<'_>,
     (device, width): (&Device, Width),
@@ -113,7 +117,7 @@ pub(super) fn measure(
     best: Option<FlopsPerSecond>,
 ) -> Result<MeasuredLayer, String> {
     let share = clock.take(kind.shares);
-    // Once to warm up, and once at least; large products reach the best rate that has been seen.
+    // Once to warm up, and at least once; large products reach the best rate measured so far.
     let expected = best.map_or(0.0, |rate| 2.0 * kind.trained() as f64 * flops(&kind.work) / rate.get());
     if expected > share.as_secs_f64().max(0.2) {
         return Err(format!(
@@ -155,13 +159,13 @@ fn total(ops: &[Op]) -> f64 {
     ops.iter().map(|op| op.flops().get()).sum()
 }
 
-/// Parameters and inputs of some copies of a layer.
+/// A chain of copies, with parameters and inputs.
 struct Bench<'a> {
     units: Vec<Unit>,
     parameters: Tensors,
     input: Signal,
     gradient: Option<Matrix>,
-    feed: Feed,
+    pass: PassContext,
     device: &'a Device,
 }
 
@@ -178,18 +182,18 @@ impl<'a> Bench<'a> {
             parameters: kind.parameters(kind.trained(), (device, width)),
             input: if inputs.is_empty() { Signal::Tokens } else { Signal::Hidden(activation(inputs)) },
             gradient: (!kind.unit.yields_loss()).then(|| activation(&[kind.unit.id()])),
-            feed: Feed::new(&microbatch, &Reading::of(kind.model), device),
+            pass: PassContext::new(&microbatch, &Reading::of(kind.model), device),
             device,
         })
     }
 
-    /// Zeros to accumulate into.
+    /// Zero gradients to accumulate into.
     fn gradients(&self) -> Option<Tensors> {
         Some(self.parameters.iter().map(|layer| layer.iter().map(Tensor::zeros_like).collect()).collect())
     }
 
-    /// One forward and one backward with accumulation; the two halves of a backward that is split; and making the graph again
-    /// for the latter from what a forward wrote down.
+    /// Durations of a forward, of a backward with accumulation, of the two halves of a split
+    /// backward, and of rebuilding its graph from recorded activations.
     fn run(&self, sum: &mut Option<Tensors>) -> [Duration; 5] {
         let layers = Layers::new(0, &self.units, &self.parameters);
         let (input, seed) = (
@@ -200,23 +204,23 @@ impl<'a> Bench<'a> {
             },
         );
         let (graph, forward) =
-            self.timed(|| passes::tracked(layers, input(), &self.feed, false, &mut Outputs::default()));
+            self.timed(|| passes::tracked(layers, input(), &self.pass, false, &mut Outputs::default()));
         let (gradients, backward) = self.timed(|| passes::backward(vec![graph], seed()));
         let mut add = |more: Tensors| {
             let before = sum.take().unwrap_or_default();
             *sum = Some(passes::accumulate(before, more));
         };
         let ((), added) = self.timed(|| add(gradients.parameters));
-        let (_, record) = passes::recorded_forward(layers, 0, input(), &self.feed, &mut Outputs::default());
-        let feed = self.feed.taped(&Tape::of(record.outputs));
-        let (graph, replay) = self.timed(|| passes::tracked(layers, input(), &feed, true, &mut Outputs::default()));
+        let (_, saved) = passes::recorded_forward(layers, 0, input(), &self.pass, &mut Outputs::default());
+        let pass = self.pass.with_record(&ActivationRecord::of(saved.outputs));
+        let (graph, replay) = self.timed(|| passes::tracked(layers, input(), &pass, true, &mut Outputs::default()));
         let ((later, gradient), first) = self.timed(|| passes::backward_input(vec![graph], seed()));
         drop(gradient);
         let ((), second) = self.timed(|| add(passes::backward_weight(later).parameters));
         [forward, backward + added, first, second, replay]
     }
 
-    /// What `work` makes, and how long it takes until the device has it.
+    /// The result of `work`, and its duration on the device.
     fn timed<T>(&self, work: impl FnOnce() -> T) -> (T, Duration) {
         let start = Instant::now();
         let made = work();
@@ -226,7 +230,7 @@ impl<'a> Bench<'a> {
 }
 
 impl MeasuredLayer {
-    /// The whole backward.
+    /// Time of the whole backward.
     pub fn backward(&self) -> Seconds {
         self.backward_input + self.backward_weight
     }

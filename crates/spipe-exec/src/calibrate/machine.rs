@@ -1,4 +1,4 @@
-//! A hardware profile from measurements.
+//! Hardware profiles from measurements.
 
 use super::{Copies, Measured};
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds, Text};
@@ -7,25 +7,25 @@ use spipe_hardware::{
     SocketFile,
 };
 
-/// What a profile says beside what was measured.
+/// Properties of a profile that are not measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unmeasured {
     /// The name of the machine.
     pub name: String,
-    /// What each emulated accelerator can hold.
+    /// Capacity of each emulated accelerator.
     pub memory: Bytes,
-    /// What the host can hold.
+    /// Capacity of the host.
     pub host_memory: Bytes,
-    /// What each accelerator's link carries in each direction.
+    /// Bandwidth of each accelerator's link in each direction.
     pub link: BytesPerSecond,
-    /// What that link adds to every copy.
+    /// Latency of that link.
     pub latency: Seconds,
     /// Date, command and spread.
     pub measured: MeasuredFile,
 }
 
-/// A machine of `accelerators`, as `gpu0`, `gpu1` …, emulated or not, and one socket: `cpu0` with `dram0`. Each accelerator has a link
-/// of its own.
+/// A machine of `accelerators`, as `gpu0`, `gpu1` …, emulated or not, each with a link of its own;
+/// and one socket, `cpu0` with `dram0`.
 pub fn measured_machine(accelerators: &[Measured], socket: &Measured, machine: &Unmeasured) -> HardwareFile {
     let mut file = HardwareFile::new(&machine.name);
     let count = accelerators.len();
@@ -84,11 +84,12 @@ fn gpu_file(name: &str, measured: &Measured, machine: &Unmeasured) -> GpuFile {
     gpu
 }
 
-/// Bytes that an f32 step of AdamW moves per parameter: gradient in, parameter and two moments in and out.
+/// Bytes moved by an f32 step of AdamW per parameter: gradient in, parameter and two moments in and
+/// out.
 const STEP_BYTES: f64 = 28.0;
 
-/// The bandwidth at which the measured optimizer moves its bytes. The cost model steps an accelerator's parameters at its memory
-/// bandwidth; everything else that depends on bandwidth has measured points of its own.
+/// The memory bandwidth of an accelerator, derived from its optimizer rate. The cost model uses it
+/// for optimizer steps alone: other operations that depend on bandwidth have measured points.
 fn optimizer_bandwidth(measured: &Measured) -> BytesPerSecond {
     BytesPerSecond::bytes(measured.optimizer_rate.get() * STEP_BYTES)
 }

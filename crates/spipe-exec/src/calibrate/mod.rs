@@ -1,8 +1,9 @@
 //! Measurements of this machine, for the planner.
 //!
-//! Devices are measured at the same time, as they will run: each on its own cores, with whatever caches, memory channels and
-//! clock they share. A device that is through keeps computing until the last one is. Devices that share a core are measured in
-//! turn, each at its full speed: how much of a core one takes from the other is up to what a plan gives them to do.
+//! Devices are measured at the same time, as they will run: each on its own cores, sharing caches,
+//! memory channels and clock. A device that is done keeps computing until the last one is. Devices
+//! that share a core are measured in turn, each at its full speed: how they divide the core depends
+//! on the plan.
 
 mod clock;
 mod kernels;
@@ -13,9 +14,10 @@ mod tokens;
 pub use machine::{Unmeasured, measured_machine};
 
 use crate::{
-    Executor, RunError, assign_cores,
-    contention::{Contention, Watch},
-    site::Site,
+    device::{DeviceContext, DeviceError, Executor, assign_cores},
+    error::RunError,
+    host::{Contention, Watch},
+    task_error::TaskError,
 };
 use burn::tensor::FloatDType;
 use clock::Clock;
@@ -31,34 +33,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is to be measured.
+/// The extent of a calibration.
 #[derive(Clone, Debug)]
 pub struct CalibrationRequest<'a> {
-    /// The devices, which are measured together. Cores that are not named are shared out.
+    /// The devices, which are measured together. Unnamed cores are divided among them.
     pub executors: Vec<Executor>,
-    /// A model whose layers are measured, and their microbatch.
+    /// A model whose layers are measured, and the batch.
     pub layers: Option<(&'a Model, Batch)>,
-    /// Of how many sequences they are also measured as they find the next token.
+    /// Numbers of sequences for which layers are also measured as they find the next token.
     pub tokens: Vec<u64>,
-    /// How long all of it may take.
+    /// Time for everything.
     pub budget: Duration,
 }
 
 impl CalibrationRequest<'_> {
-    /// How long a calibration takes if nothing is said.
+    /// The default budget.
     pub const BUDGET: Duration = Duration::from_secs(20);
 }
 
-/// A measurement that is done.
+/// A finished measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The device.
     pub executor: String,
     /// What was measured.
     pub what: String,
-    /// How many are done, over all devices.
+    /// Number of finished measurements of all devices.
     pub done: usize,
-    /// How many there are.
+    /// Number of all measurements.
     pub of: usize,
 }
 
@@ -67,54 +69,56 @@ pub struct Progress {
 pub struct Calibration {
     /// By device, in the order of the request.
     pub devices: Vec<Measured>,
-    /// How long it took.
+    /// Time that it took.
     pub took: Duration,
-    /// What others took of the CPU time meanwhile, where that is known.
+    /// CPU time that others took meanwhile, if known.
     pub contention: Option<Contention>,
 }
 
-/// What one device does while the others work as well.
+/// Rates of one device while the others work as well.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The device with its cores.
     pub executor: Executor,
-    /// Square matrix products in each type that it computes in: work of one, rate.
+    /// Square matrix products in each compute type: work of one, rate.
     pub matmul: BTreeMap<DataType, Vec<(Flops, FlopsPerSecond)>>,
     /// Sums of two f32 tensors: bytes read and written, rate.
     pub elementwise: Vec<(Bytes, BytesPerSecond)>,
-    /// Products of one row with matrices that come from memory: bytes of one matrix, rate.
+    /// Products of one row with matrices from memory: bytes of one matrix, rate.
     pub matvec: Vec<(Bytes, BytesPerSecond)>,
-    /// A copy of much memory by all cores, reads and writes together.
+    /// A copy of large arrays by all cores, reads and writes together.
     pub memory_bandwidth: BytesPerSecond,
     /// A copy between devices by one thread, without pacing: bytes that arrive.
     pub copy_rate: BytesPerSecond,
-    /// Copies from host memory to that of the device and back, where it has a memory of its own.
+    /// Copies from host memory to the device and back, if it has discrete memory.
     pub copies: Option<Copies>,
     /// AdamW by all cores.
     pub optimizer_rate: ParamsPerSecond,
-    /// An operation on one number.
+    /// The duration of an operation on one number.
     pub launch_floor: Seconds,
     /// Each kind of layer of the model.
     pub layers: Vec<MeasuredLayer>,
-    /// Layers for which there was no time, and why.
+    /// Layers that were skipped for lack of time, with reasons.
     pub skipped: Vec<String>,
-    /// The largest spread of any figure: half the distance of the 10th and the 90th percentile over the median.
+    /// The largest spread of any figure: half the distance of the 10th and the 90th percentile,
+    /// divided by the median.
     pub spread: f64,
 }
 
 impl Measured {
-    /// The best rate of products in a type, if it computes in that.
+    /// The best rate of products in a type; none if the device does not compute in it.
     pub fn best_rate(&self, data_type: DataType) -> Option<FlopsPerSecond> {
         self.matmul.get(&data_type)?.iter().map(|(_, rate)| *rate).max()
     }
 }
 
-/// Rates of copies from host memory to that of a device, and back.
+/// Rates of copies from host memory to a device, and back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Copies {
-    /// Of memory that the device reaches by itself: what links of a profile carry.
+    /// From and to pinned memory, which the device accesses directly: the rates of a profile's
+    /// links.
     pub pinned: [BytesPerSecond; 2],
-    /// Of other memory, from or to which a core copies first or last.
+    /// From and to pageable memory, which a core copies first or last.
     pub pageable: [BytesPerSecond; 2],
 }
 
@@ -123,17 +127,18 @@ pub struct Copies {
 pub struct MeasuredLayer {
     /// Kind, shapes and batch (`Layer::signature`).
     pub signature: String,
-    /// What it was computed in.
+    /// The type in which it was computed.
     pub data_type: DataType,
-    /// Its forward, with the graph for its backward.
+    /// Time of its forward with a graph.
     pub forward: Seconds,
-    /// Its backward as far as it yields the gradient of the input: the share of it in a backward that is split, of the whole.
+    /// Time of its backward for the gradient of the input: the share of a split backward's first
+    /// half, times the whole backward.
     pub backward_input: Seconds,
-    /// The rest of the whole, accumulation included.
+    /// Time of the rest of its backward, accumulation included.
     pub backward_weight: Seconds,
-    /// To make its graph again from what was offloaded.
+    /// Time to rebuild its graph from offloaded activations.
     pub replay: Seconds,
-    /// Of forward and backward, the larger.
+    /// The larger spread of forward and backward.
     pub spread: f64,
 }
 
@@ -156,14 +161,15 @@ pub fn calibrate(
         None => Vec::new(),
     };
     let work = Work { kinds: &kinds, tokens: &request.tokens };
-    let sites = executors.iter().map(Site::open).collect::<Result<Vec<Site>, RunError>>()?;
-    let devices: Vec<(&Executor, &Site)> = executors.iter().zip(&sites).collect();
+    let device_contexts =
+        executors.iter().map(DeviceContext::open).collect::<Result<Vec<DeviceContext>, DeviceError>>()?;
+    let devices: Vec<(&Executor, &DeviceContext)> = executors.iter().zip(&device_contexts).collect();
     let rounds = rounds(&executors);
     let budget = request.budget / rounds.len() as u32;
     let watch = Watch::start();
-    let of = sites.len() * (kernels::COUNT + kinds.len());
+    let of = device_contexts.len() * (kernels::COUNT + kinds.len());
     let mut done = 0;
-    let mut results: Vec<(usize, Measured)> = Vec::with_capacity(sites.len());
+    let mut results: Vec<(usize, Measured)> = Vec::with_capacity(device_contexts.len());
     for round in rounds {
         let together: Vec<_> = round.iter().map(|index| devices[*index]).collect();
         let measured = measure_together(&together, work, budget, &mut |executor, what| {
@@ -177,7 +183,8 @@ pub fn calibrate(
     Ok(Calibration { devices, took: start.elapsed(), contention: watch.contention() })
 }
 
-/// Devices that are measured at the same time, since no two of them share a core: each in the first round that has room.
+/// Indices of devices that are measured at the same time, no two of which share a core: each goes
+/// to the first round without a conflict.
 fn rounds(executors: &[Executor]) -> Vec<Vec<usize>> {
     let share = |one: &Executor, other: &Executor| match (one.cpu(), other.cpu()) {
         (Some((_, some)), Some((_, others))) => some.iter().any(|core| others.contains(core)),
@@ -193,17 +200,17 @@ fn rounds(executors: &[Executor]) -> Vec<Vec<usize>> {
     rounds
 }
 
-/// What is measured beside single operations.
+/// Layers to be measured.
 #[derive(Clone, Copy)]
 struct Work<'a> {
     kinds: &'a [layers::Kind<'a>],
-    /// Sequences whose next token is found.
+    /// Numbers of sequences whose next token is found.
     tokens: &'a [u64],
 }
 
 /// Measures devices that do not share a core, all at the same time.
 fn measure_together(
-    devices: &[(&Executor, &Site)],
+    devices: &[(&Executor, &DeviceContext)],
     work: Work<'_>,
     budget: Duration,
     on_progress: &mut dyn FnMut(&Executor, String),
@@ -215,22 +222,26 @@ fn measure_together(
         let threads: Vec<_> = devices
             .iter()
             .enumerate()
-            .map(|(index, (executor, site))| {
+            .map(|(index, (executor, device_context))| {
                 let (sender, busy) = (sender.clone(), &busy);
                 scope.spawn(move || {
                     let tell = |what: String| {
-                        // Nobody listening is no reason to stop measuring.
+                        // Measuring goes on without a listener.
                         let _ = sender.send((index, what));
                     };
-                    let (widths, apart) = (widths(site).len(), site.apart);
-                    let shares = kernels::shares(widths, apart) + work.shares() * widths;
+                    let (widths, discrete_memory) = (widths(device_context).len(), device_context.discrete_memory);
+                    let shares = kernels::shares(widths, discrete_memory) + work.shares() * widths;
                     let clock = Clock::new(start, budget, shares);
-                    let measured = catch_unwind(AssertUnwindSafe(|| measure(site, executor, work, (clock, &tell))));
+                    let measured =
+                        catch_unwind(AssertUnwindSafe(|| measure(device_context, executor, work, (clock, &tell))));
                     busy.fetch_sub(1, Ordering::Relaxed);
                     if measured.is_ok() {
-                        site.compute(|| kernels::keep_busy(&site.device, || busy.load(Ordering::Relaxed) > 0)).ok();
+                        device_context
+                            .compute(|| kernels::keep_busy(&device_context.device, || busy.load(Ordering::Relaxed) > 0))
+                            .ok();
                     }
-                    measured.unwrap_or_else(|_| Err(failed(executor, "a measurement panicked".into())))
+                    measured
+                        .unwrap_or_else(|_| Err(failed(executor, TaskError::Panicked("a measurement panicked".into()))))
                 })
             })
             .collect();
@@ -242,46 +253,50 @@ fn measure_together(
             .into_iter()
             .zip(devices)
             .map(|(thread, (executor, _))| {
-                thread.join().unwrap_or_else(|_| Err(failed(executor, "its thread panicked".into())))
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(failed(executor, TaskError::Panicked("its thread panicked".into()))))
             })
             .collect()
     })
 }
 
 impl Work<'_> {
-    /// Of the time.
+    /// Shares of the time.
     fn shares(self) -> usize {
         self.kinds.iter().map(|kind| kind.shares + self.tokens.len()).sum()
     }
 }
 
-fn failed(executor: &Executor, message: String) -> RunError {
-    RunError::Lane { lane: executor.to_string(), action: "a measurement".into(), message }
+fn failed(executor: &Executor, error: TaskError) -> RunError {
+    RunError::Lane { lane: executor.to_string(), action: "a measurement".into(), error }
 }
 
 /// A type by both of its names.
 type Width = (DataType, FloatDType);
 
-/// What a device may compute in that computes in the width in which it holds numbers; the first one is all that others compute in.
+/// Types in which a device with discrete memory may compute; others compute in the first.
 const WIDTHS: [Width; 3] =
     [(DataType::F32, FloatDType::F32), (DataType::Bf16, FloatDType::BF16), (DataType::F16, FloatDType::F16)];
 
-fn widths(site: &Site) -> Vec<Width> {
-    let computes =
-        |(data_type, width): &Width| *data_type == DataType::F32 || (site.apart && site.device.supports_dtype(*width));
+fn widths(device_context: &DeviceContext) -> Vec<Width> {
+    let computes = |(data_type, width): &Width| {
+        *data_type == DataType::F32 || (device_context.discrete_memory && device_context.device.supports_dtype(*width))
+    };
     WIDTHS.into_iter().filter(computes).collect()
 }
 
 /// All measurements of one device.
 fn measure(
-    site: &Site,
+    device_context: &DeviceContext,
     executor: &Executor,
     work: Work<'_>,
     (mut clock, tell): (Clock, &(dyn Fn(String) + Sync)),
 ) -> Result<Measured, RunError> {
-    let (widths, apart) = (widths(site), site.apart);
-    let kernels = site.compute(|| kernels::measure((&site.device, &widths, apart), &mut clock, tell));
-    let kernels = kernels.map_err(|message| failed(executor, message))?;
+    let (widths, discrete_memory) = (widths(device_context), device_context.discrete_memory);
+    let kernels = device_context
+        .compute(|| kernels::measure((&device_context.device, &widths, discrete_memory), &mut clock, tell));
+    let kernels = kernels.map_err(|error| failed(executor, error))?;
     let mut measured = Measured {
         executor: executor.clone(),
         matmul: kernels.matmul,
@@ -298,17 +313,17 @@ fn measure(
     };
     for kind in work.kinds {
         for width in kind.widths(&widths) {
-            let device = (&site.device, *width);
-            match site.compute(|| tokens::measure(kind, work.tokens, device, &mut clock)) {
+            let device = (&device_context.device, *width);
+            match device_context.compute(|| tokens::measure(kind, work.tokens, device, &mut clock)) {
                 Ok(Ok(layers)) => measured.layers.extend(layers),
                 Ok(Err(skipped)) => measured.skipped.push(skipped),
-                Err(message) => return Err(failed(executor, message)),
+                Err(error) => return Err(failed(executor, error)),
             }
             let best = measured.best_rate(width.0);
-            match site.compute(|| layers::measure(kind, device, &mut clock, best)) {
+            match device_context.compute(|| layers::measure(kind, device, &mut clock, best)) {
                 Ok(Ok(layer)) => measured.layers.push(layer),
                 Ok(Err(skipped)) => measured.skipped.push(skipped),
-                Err(message) => return Err(failed(executor, message)),
+                Err(error) => return Err(failed(executor, error)),
             }
         }
         tell(kind.signature.clone());

@@ -1,5 +1,6 @@
-//! Times of whole layers that find the next token of each sequence, by the very forward that the executor runs. Such a forward
-//! does little else than read weights: what matters is from how far away they come, so there are as many as in the model.
+//! Times of whole layers that find the next token of each sequence, measured with the forward that
+//! the executor runs. Such a forward mostly reads weights, whose distance matters: the chain has as
+//! many copies as the model.
 
 use super::{
     MeasuredLayer, Width,
@@ -7,8 +8,9 @@ use super::{
     kernels::{filled, finish},
     layers::{Kind, shape},
 };
-use crate::{
-    layers::{Feed, Matrix, Reading, Recall, Signal, cast},
+use crate::nn::{
+    Matrix, cast,
+    layers::{KvCache, PassContext, Reading, Signal},
     passes::{self, Layers, Outputs},
 };
 use burn::tensor::Device;
@@ -16,8 +18,8 @@ use spipe_base::Seconds;
 use spipe_model::{Batch, Precision};
 use std::time::Instant;
 
-/// The forward of `kind` on one token of each of so many sequences, which ends sequences of the length of its batch; none of
-/// layers that read images. The error says why it was left out.
+/// Times of a forward of `kind` on one token of each of `sequences`, at the end of sequences of its
+/// batch's length; none for layers that read images. The error is the reason why it was skipped.
 pub(super) fn measure(
     kind: &Kind<'_>,
     sequences: &[u64],
@@ -42,7 +44,7 @@ pub(super) fn measure(
     Ok(each.collect())
 }
 
-/// How many run in a row, so that their caches are not too large; none if that of one is.
+/// Number of copies in a chain whose caches are not too large; none if one is too large.
 fn copies(kind: &Kind<'_>, batch: Batch) -> Option<usize> {
     let cached = kind.layer.cache(batch, Precision::Fp32).get() / Precision::Fp32.bytes();
     let most = MOST_NUMBERS.checked_div(cached).map_or(kind.copies, |most| kind.copies.min(most as usize));
@@ -63,10 +65,10 @@ fn one(
     let sequences = batch.microbatch as usize;
     let sample = repeat(clock.take(1), || {
         let start = Instant::now();
-        let feed = Feed::tokens(vec![1; sequences], (sequences, 1), device).answered();
-        let feed = feed.recalling(Some(Recall::new(past, before.clone())));
+        let pass = PassContext::tokens(vec![1; sequences], (sequences, 1), device).answered();
+        let pass = pass.with_cache(Some(KvCache::new(past, before.clone())));
         let end = layers.first + copies;
-        finish(device, passes::forward(layers, (end, false), input.clone(), &feed, &mut Outputs::default()));
+        finish(device, passes::forward(layers, (end, false), input.clone(), &pass, &mut Outputs::default()));
         start.elapsed()
     });
     let sample = clock.note(sample);
@@ -81,10 +83,11 @@ fn one(
     }
 }
 
-/// Numbers that are made for a measurement at most, in the parameters of a layer and in all caches: a second's worth.
+/// Largest count of numbers created for a measurement, in the parameters of a layer and in all
+/// caches: about a second's work.
 const MOST_NUMBERS: u64 = 64 << 20;
 
-/// Keys and values of the tokens before, for each copy.
+/// Keys and values of earlier tokens, for each copy.
 fn before(kind: &Kind<'_>, (batch, copies): (Batch, usize), (device, width): (&Device, Width)) -> Vec<[Matrix; 2]> {
     let Some(block) = kind.layer.as_block() else { return Vec::new() };
     let rows = batch.microbatch * block.keys(batch.seq_len - 1);

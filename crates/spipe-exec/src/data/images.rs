@@ -1,4 +1,4 @@
-//! Images with classes: read from somewhere, or made from nothing but numbers.
+//! Images with classes, read or synthetic.
 
 use super::{DataError, Draw, ImageShape, choice, hash, normals, uniform};
 use std::f64::consts::TAU;
@@ -15,28 +15,28 @@ pub struct Images {
 enum Source {
     /// Bytes of each image, channel by channel and row by row, and its class.
     Read { pixels: Vec<Vec<u8>>, classes: Vec<u32>, count: u64 },
-    /// Waves whose direction and length follow from the class, under noise.
+    /// Waves with noise; direction and length depend on the class.
     Synthetic { classes: u64 },
 }
 
 /// The images of one microbatch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageBatch {
-    /// Image by image, channel by channel, row by row; from −1 to 1 where they are read from bytes.
+    /// Image by image, channel by channel, row by row; from −1 to 1 if read from bytes.
     pub pixels: Vec<f32>,
     /// The class of each.
     pub classes: Vec<i32>,
-    /// Whatever else is drawn for each follows from it.
+    /// The seed of everything else that is drawn for each.
     pub keys: Vec<u64>,
 }
 
-/// The most classes of synthetic images.
+/// Largest number of classes of synthetic images.
 const MOST_CLASSES: u64 = 1000;
-/// How much of a synthetic image is noise.
+/// Standard deviation of the noise in synthetic images, whose waves have amplitude 1.
 const NOISE: f64 = 0.25;
 
 impl Images {
-    /// Images that have been read: the bytes of each, channel by channel and row by row, and its class.
+    /// Images from bytes, channel by channel and row by row, with their classes.
     ///
     /// # Errors
     /// No images, or one that does not have `channels` × `side` × `side` bytes.
@@ -53,13 +53,13 @@ impl Images {
         Ok(Self { channels, side, source: Source::Read { pixels, classes, count } })
     }
 
-    /// Images of that shape, of at most a thousand classes.
+    /// Synthetic images of that shape, of at most a thousand classes.
     pub fn synthetic(shape: ImageShape) -> Self {
         let classes = shape.classes.unwrap_or(MOST_CLASSES).clamp(1, MOST_CLASSES);
         Self { channels: shape.channels, side: shape.side, source: Source::Synthetic { classes } }
     }
 
-    /// Adds what tells these images from others.
+    /// Adds everything that identifies these images.
     pub(super) fn sum(&self, sum: &mut crc32fast::Hasher) {
         sum.update(&[self.channels, self.side].map(u64::to_le_bytes).concat());
         match &self.source {
@@ -81,7 +81,7 @@ impl Images {
         self.side
     }
 
-    /// Classes.
+    /// Number of classes.
     pub const fn classes(&self) -> u64 {
         match &self.source {
             Source::Read { count, .. } => *count,
@@ -89,7 +89,7 @@ impl Images {
         }
     }
 
-    /// The images that `draw` draws.
+    /// The images of `draw`.
     pub fn batch(&self, draw: Draw, images: usize) -> ImageBatch {
         let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), keys: Vec::new() };
         for key in (0..images).map(|image| draw.key(image, images)) {
@@ -98,7 +98,7 @@ impl Images {
         batch
     }
 
-    /// Images from the `first` one on, in their order, again from the beginning behind the last.
+    /// Images in their order from the `first` on, cyclically.
     pub(crate) fn in_order(&self, seed: u64, first: u64, images: usize) -> ImageBatch {
         let mut batch = ImageBatch { pixels: Vec::new(), classes: Vec::new(), keys: Vec::new() };
         for index in first..first + images as u64 {
@@ -107,7 +107,7 @@ impl Images {
         batch
     }
 
-    /// How many there are to choose from: images that were read, classes of those that are made.
+    /// Number of things to choose from: images that were read, or synthetic classes.
     const fn sorts(&self) -> u64 {
         match &self.source {
             Source::Read { pixels, .. } => pixels.len() as u64,
@@ -131,7 +131,7 @@ impl Images {
         }
     }
 
-    /// A wave along a direction of the class, shifted by channel, and noise.
+    /// A wave in the direction of the class, shifted by channel, with noise.
     fn draw(&self, class: u64, key: u64, pixels: &mut Vec<f32>) {
         let class = hash(&[class, 3]);
         // Up to four waves across the image in either direction.
@@ -146,7 +146,7 @@ impl Images {
         }
     }
 
-    /// Whether a model that reads images of that shape can read these.
+    /// Checks that a model that reads images of that shape can read these.
     pub(super) fn check(&self, model: &str, shape: ImageShape) -> Result<(), DataError> {
         let ImageShape { channels, side, classes } = shape;
         if (self.channels, self.side) != (channels, side) {

@@ -1,7 +1,8 @@
-//! What models are trained on, and the microbatches that follow from a seed.
+//! Training data, and the microbatches drawn from it with a seed.
 //!
-//! Nothing is kept from step to step: a sequence is a function of the data, the seed, the step and its place in it, so that a run that goes
-//! on where another one ended reads what that one would have read, and so does one with other microbatches.
+//! Nothing carries over from step to step: a sequence is a function of the data, the seed, the step
+//! and its place in the step. A resumed run therefore reads what the first run would have read, as
+//! does a run with other microbatches.
 
 mod images;
 mod tokens;
@@ -12,12 +13,12 @@ pub use tokens::{Batch, Tokens};
 use spipe_model::{Architecture, LayerKind, Model};
 use std::f64::consts::TAU;
 
-/// What a model is trained on.
+/// Data for a model.
 #[derive(Clone, Debug)]
 pub enum Data {
     /// Text, for language models.
     Tokens(Tokens),
-    /// Images with classes, for image encoders; denoising networks tell noise from them.
+    /// Images with classes, for image encoders; or for denoising networks, which predict noise.
     Images(Images),
 }
 
@@ -28,14 +29,14 @@ pub struct ImageShape {
     pub channels: u64,
     /// Height and width.
     pub side: u64,
-    /// Classes that it tells apart; none where any number will do.
+    /// Number of classes that it distinguishes; none if there is no limit.
     pub classes: Option<u64>,
 }
 
-/// Which microbatch is drawn.
+/// A microbatch of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
-    /// The order of the data follows from it.
+    /// The seed of the order of the data.
     pub seed: u64,
     /// The step, from 0.
     pub step: u32,
@@ -43,14 +44,14 @@ pub struct Draw {
     pub microbatch: usize,
 }
 
-/// One microbatch of either.
+/// One microbatch of either kind.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Microbatch {
     Tokens(Batch),
     Images(ImageBatch),
 }
 
-/// Why data is no training data for a model.
+/// Why data does not suit a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DataError {
     /// Shorter than one sequence and the token after it.
@@ -65,19 +66,19 @@ pub enum DataError {
         /// Tokens that it takes.
         needed: u64,
     },
-    /// A sequence of nothing.
+    /// The sequence length is zero.
     #[error("the sequence length is zero")]
     NoLength,
-    /// A token that the model does not have.
+    /// A token beyond the model's vocabulary.
     #[error("the text has {unit} {token} at offset {offset}, the model's vocabulary has {vocabulary} tokens")]
     Vocabulary {
-        /// What it is: a byte, or a tokenizer's token.
+        /// Its kind: a byte, or a tokenizer's token.
         unit: &'static str,
         /// The token.
         token: u32,
-        /// Where it is first.
+        /// Its first position.
         offset: usize,
-        /// How many there are of its kind.
+        /// Number of tokens of its kind.
         known: u64,
         /// Tokens of the model.
         vocabulary: u64,
@@ -95,18 +96,18 @@ pub enum DataError {
     Kind {
         /// The model.
         model: String,
-        /// What it reads.
+        /// The kind that it reads.
         wanted: &'static str,
-        /// What it is given.
+        /// The kind of the data.
         found: &'static str,
     },
-    /// No image at all.
+    /// There are no images.
     #[error("there are no images")]
     NoImages,
-    /// An image with another count of numbers than its shape has.
+    /// The size of an image does not match its shape.
     #[error("image {image} has {found} numbers, {channels} channels of {side} × {side} pixels are {wanted}")]
     Pixels {
-        /// Its place among the images.
+        /// Its index.
         image: usize,
         /// Numbers that it has.
         found: usize,
@@ -133,7 +134,7 @@ pub enum DataError {
         /// Height and width that it reads.
         side: u64,
     },
-    /// More classes than the model tells apart.
+    /// More classes than the model distinguishes.
     #[error("the images have {found} classes, `{model}` tells {classes} apart")]
     Classes {
         /// The model.
@@ -158,13 +159,13 @@ impl From<Images> for Data {
 }
 
 impl Data {
-    /// Images that follow from nothing but numbers, of the shape and with the classes that `model` reads; none for a model that
+    /// Synthetic images of the shape and with the classes that `model` reads; none for a model that
     /// reads tokens.
     pub fn synthetic(model: &Model) -> Option<Self> {
         ImageShape::of(model).map(|shape| Self::Images(Images::synthetic(shape)))
     }
 
-    /// One microbatch: the same for the same draw, whatever else has been asked for.
+    /// The microbatch of `draw`; it depends on nothing else.
     pub(crate) fn microbatch(&self, draw: Draw, sequences: usize) -> Microbatch {
         match self {
             Self::Tokens(tokens) => Microbatch::Tokens(tokens.batch(draw, sequences)),
@@ -172,7 +173,7 @@ impl Data {
         }
     }
 
-    /// A number that differs for data that differ.
+    /// Hash of the data.
     pub(crate) fn sum(&self) -> u32 {
         let mut sum = crc32fast::Hasher::new();
         match self {
@@ -182,10 +183,10 @@ impl Data {
         sum.finalize()
     }
 
-    /// Whether `model` can be trained on this with sequences of that length.
+    /// Checks that `model` can be trained on this data with sequences of length `seq_len`.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The mismatch.
     pub fn check(&self, model: &Model, seq_len: u64) -> Result<(), DataError> {
         let kind = |wanted, found| DataError::Kind { model: model.name().into(), wanted, found };
         match (self, ImageShape::of(model)) {
@@ -198,7 +199,7 @@ impl Data {
 }
 
 impl ImageShape {
-    /// What `model` reads; none for a model that reads tokens.
+    /// The images that `model` reads; none for a model that reads tokens.
     pub fn of(model: &Model) -> Option<Self> {
         match model.architecture() {
             Architecture::Vision(vision) => Some(Self {
@@ -212,7 +213,7 @@ impl ImageShape {
     }
 }
 
-/// Tokens that the model knows.
+/// Size of the model's vocabulary.
 fn vocabulary(model: &Model) -> u64 {
     let first = model.layers().iter().find_map(|layer| match &layer.kind {
         LayerKind::Embedding(embedding) => Some(embedding.vocabulary),
@@ -222,18 +223,19 @@ fn vocabulary(model: &Model) -> u64 {
 }
 
 impl Draw {
-    /// The key of one of `count` sequences or images of the microbatch: that of its place in the step, however that is cut into microbatches.
+    /// The key of one of `count` sequences or images of the microbatch. It depends on the place in
+    /// the step alone, not on the division into microbatches.
     fn key(self, sequence: usize, count: usize) -> u64 {
         hash(&[self.seed, u64::from(self.step), (self.microbatch * count + sequence) as u64])
     }
 }
 
-/// One of `count` things: the high half of the product is even to within 2⁻⁶⁴ × count.
+/// One of `count` things: the high half of a product, uniform to within 2⁻⁶⁴ × count.
 fn choice(key: u64, count: u64) -> u64 {
     ((u128::from(key) * u128::from(count)) >> 64) as u64
 }
 
-/// A well-mixed number from a key: SplitMix64 (Steele, Lea, Flood 2014) over its words.
+/// A hash of the words of a key by SplitMix64 (Steele, Lea, Flood 2014).
 pub(crate) fn hash(key: &[u64]) -> u64 {
     key.iter().fold(0x9E37_79B9_7F4A_7C15, |state, word| mix(state.wrapping_add(*word)))
 }
@@ -246,13 +248,13 @@ const fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A number between 0 and 1, both left out.
+/// A uniform number in the open interval from 0 to 1.
 pub(crate) fn uniform(key: u64, index: u64) -> f64 {
     let bits = mix(key ^ mix(index)) >> 11;
     (bits as f64 + 0.5) / (1u64 << 53) as f64
 }
 
-/// Independent normal numbers, two from each pair of even ones (Box, Muller 1958).
+/// Independent normal numbers, two from each pair of uniform ones (Box, Muller 1958).
 pub(crate) fn normals(key: u64) -> impl Iterator<Item = f64> {
     (0..).flat_map(move |pair| {
         let (radius, angle) = ((-2.0 * uniform(key, 2 * pair).ln()).sqrt(), TAU * uniform(key, 2 * pair + 1));

@@ -1,4 +1,4 @@
-//! A text as tokens, and the batches that follow from a seed.
+//! A text as tokens, and the batches drawn from it.
 
 use super::{DataError, Draw, choice};
 
@@ -12,9 +12,9 @@ pub struct Tokens {
 /// The tokens of the whole text, in order.
 #[derive(Clone, Debug)]
 enum Numbers {
-    /// Those of a text that is read byte by byte.
+    /// The bytes of a text.
     Bytes(Vec<u8>),
-    /// Those of a tokenizer that knows that many.
+    /// The ids of a tokenizer with `known` tokens.
     Ids { ids: Vec<u32>, known: u64 },
 }
 
@@ -26,7 +26,7 @@ impl Numbers {
         }
     }
 
-    /// Those from `first` on, as models read them.
+    /// `count` tokens from `first` on, as models read them.
     fn window(&self, first: usize, count: usize) -> Vec<i32> {
         match self {
             Self::Bytes(bytes) => bytes[first..first + count].iter().map(|byte| i32::from(*byte)).collect(),
@@ -34,7 +34,7 @@ impl Numbers {
         }
     }
 
-    /// The first one that is not below `end`, with its place.
+    /// The first token not below `end`, with its position.
     fn beyond(&self, end: u64) -> Option<(usize, u32)> {
         match self {
             Self::Bytes(bytes) => {
@@ -44,7 +44,7 @@ impl Numbers {
         }
     }
 
-    /// What each of them is.
+    /// The word for one token.
     const fn unit(&self) -> &'static str {
         match self {
             Self::Bytes(_) => "byte",
@@ -52,7 +52,7 @@ impl Numbers {
         }
     }
 
-    /// How many different ones there may be.
+    /// Number of distinct tokens there may be.
     const fn known(&self) -> u64 {
         match self {
             Self::Bytes(_) => 256,
@@ -61,16 +61,17 @@ impl Numbers {
     }
 }
 
-/// The sequences of one microbatch, one after the other, and for each token the one that follows it.
+/// The sequences of one microbatch, one after the other, and for each token the one that follows
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Inputs, `sequences × seq-len`.
     pub inputs: Vec<i32>,
-    /// What is to be predicted, of the same shape.
+    /// The following tokens, of the same shape.
     pub targets: Vec<i32>,
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Tokens of each.
+    /// Tokens per sequence.
     pub seq_len: usize,
 }
 
@@ -84,7 +85,7 @@ impl Batch {
 }
 
 impl Tokens {
-    /// Every byte of `text` is a token.
+    /// A text whose bytes are tokens.
     ///
     /// # Errors
     /// A text that is shorter than one sequence and the token after it.
@@ -92,7 +93,7 @@ impl Tokens {
         Self::new(Numbers::Bytes(text.to_vec()), seq_len)
     }
 
-    /// What a tokenizer that knows `known` tokens has made of a text.
+    /// A text as the ids of a tokenizer with `known` tokens.
     ///
     /// # Errors
     /// As [`Tokens::bytes`].
@@ -111,12 +112,12 @@ impl Tokens {
         Ok(Self { numbers, seq_len: seq_len as usize })
     }
 
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub const fn seq_len(&self) -> u64 {
         self.seq_len as u64
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub const fn len(&self) -> usize {
         self.numbers.len()
     }
@@ -126,7 +127,7 @@ impl Tokens {
         self.len() == 0
     }
 
-    /// The sequences that `draw` draws.
+    /// The sequences of `draw`.
     pub fn batch(&self, draw: Draw, sequences: usize) -> Batch {
         let mut batch = Batch {
             inputs: Vec::with_capacity(sequences * self.seq_len),
@@ -144,7 +145,7 @@ impl Tokens {
         batch
     }
 
-    /// Whether a model with that many tokens has all of these.
+    /// Checks sequence length and vocabulary.
     pub(crate) fn check(&self, vocabulary: u64, seq_len: u64) -> Result<(), DataError> {
         if seq_len != self.seq_len() {
             return Err(DataError::Length { found: self.seq_len(), wanted: seq_len });
@@ -156,7 +157,7 @@ impl Tokens {
         }
     }
 
-    /// Adds what tells these tokens from others.
+    /// Adds everything that identifies these tokens.
     pub(super) fn sum(&self, sum: &mut crc32fast::Hasher) {
         match &self.numbers {
             Numbers::Bytes(bytes) => sum.update(bytes),

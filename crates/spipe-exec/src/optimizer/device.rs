@@ -1,11 +1,13 @@
-//! AdamW on state in the memory of a device: as one kernel where the device's library takes kernels, otherwise by its operations.
+//! AdamW on state in the memory of a device: a fused kernel if the device's library supports it,
+//! otherwise the library's operations.
 
 #[cfg(feature = "cube")]
 use super::fused;
 use super::{AdamW, Moments, kernel::Scalars};
 use crate::{
-    layers::{Matrix, cast, float},
-    transfer,
+    device::transfer,
+    nn::{Matrix, cast, float},
+    task_error::TaskError,
 };
 use burn::tensor::{Device, FloatDType, TensorData};
 
@@ -20,14 +22,14 @@ pub(crate) struct DeviceMoments {
 /// A parameter tensor in the memory of a device.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// In f32.
+    /// The f32 parameter.
     pub(super) parameter: Matrix,
-    /// In the width in which the device computes, where that is narrower.
+    /// The weights in the compute type, if that is narrower.
     pub(super) weights: Option<Matrix>,
 }
 
 impl Held {
-    /// A tensor as the device computes with it, and the same in f32 where that is another one.
+    /// A tensor in the compute type, and its f32 master copy if that is another tensor.
     pub fn new(tensor: Matrix, master: Option<Matrix>) -> Self {
         match master {
             Some(parameter) => Self { parameter, weights: Some(tensor) },
@@ -35,8 +37,8 @@ impl Held {
         }
     }
 
-    /// What [`Held::new`] takes.
-    pub fn apart(self) -> (Matrix, Option<Matrix>) {
+    /// The arguments of [`Held::new`].
+    pub fn into_parts(self) -> (Matrix, Option<Matrix>) {
         match self.weights {
             Some(weights) => (weights, Some(self.parameter)),
             None => (self.parameter, None),
@@ -45,19 +47,19 @@ impl Held {
 }
 
 impl DeviceMoments {
-    /// The same as `moments`, of a tensor of that shape.
+    /// `moments` of a tensor of that shape, on `device`.
     pub fn new(moments: Moments, shape: [usize; 2], device: &Device) -> Self {
         let there = |numbers| transfer::to_device(TensorData::new(numbers, shape), device);
         Self { first: there(moments.first), second: there(moments.second), steps: moments.steps }
     }
 
-    /// The same in host memory.
+    /// A copy in host memory.
     ///
     /// # Errors
-    /// What has gone wrong on the device.
-    pub fn to_host(&self) -> Result<Moments, String> {
+    /// A failure of the device.
+    pub fn to_host(&self) -> Result<Moments, TaskError> {
         let numbers = transfer::all_to_host([&self.first, &self.second])?;
-        let mut numbers = numbers.into_iter().map(|data| data.try_into_vec().map_err(|error| format!("{error:?}")));
+        let mut numbers = numbers.into_iter().map(|data| data.try_into_vec().map_err(TaskError::device));
         let mut next = || numbers.next().unwrap_or_else(|| Err("the device has left out a copy".into()));
         Ok(Moments { first: next()?, second: next()?, steps: self.steps })
     }
@@ -69,8 +71,9 @@ impl DeviceMoments {
 }
 
 impl AdamW {
-    /// What [`AdamW::step`] does, with a gradient of any width times `factor` and the same formula in the same order. At most two more
-    /// tensors of the parameter's size are held at a time, if nobody else holds these; a device may add products without rounding them first.
+    /// One step as in [`AdamW::step`], by the same formula in the same order, with a gradient of
+    /// any type times `factor`. Needs at most two more tensors of the parameter's size at a time,
+    /// if nobody else holds these. A device may fuse multiplications and additions.
     pub(crate) fn step_on_device(
         &self,
         held: Held,
@@ -101,11 +104,12 @@ fn by_operations(scalars: Scalars, held: Held, gradient: Matrix, moments: Device
     (Held { parameter, weights }, DeviceMoments { first, second, steps })
 }
 
-/// The sum of the squares of all numbers of all tensors, which is finite if they are and their sum in f32 does not overflow.
+/// The sum of the squares of all numbers of all tensors. It is finite if they are and no tensor's
+/// sum in f32 overflows.
 ///
 /// # Errors
-/// What has gone wrong on the device.
-pub(crate) fn sums_of_squares<'a>(tensors: impl Iterator<Item = &'a Matrix>) -> Result<f64, String> {
+/// A failure of the device.
+pub(crate) fn sums_of_squares<'a>(tensors: impl Iterator<Item = &'a Matrix>) -> Result<f64, TaskError> {
     let squares = |tensor: &Matrix| {
         let wide = cast(tensor.clone(), FloatDType::F32);
         (wide.clone() * wide).sum().reshape([1, 1])

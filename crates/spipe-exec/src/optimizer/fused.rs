@@ -1,4 +1,4 @@
-//! AdamW as one kernel of a device: every number is read once and written once.
+//! AdamW as one kernel of a device, which reads and writes every number once.
 //!
 //! ```text
 //! gradients (f32, bf16 or f16) ─┐
@@ -10,7 +10,7 @@ use super::{
     device::{DeviceMoments, Held},
     kernel::Scalars,
 };
-use crate::layers::Matrix;
+use crate::nn::Matrix;
 use burn::{backend::Cube, tensor::DType};
 use burn_cubecl::{
     cubecl::{
@@ -20,7 +20,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-/// The numbers of one step.
+/// The scalars of one step.
 #[derive(CubeType, CubeLaunch)]
 struct Factors {
     factor: f32,
@@ -41,7 +41,7 @@ struct State<'a, N: Size> {
     seconds: LinearViewMut<'a, Vector<f32, N>>,
 }
 
-/// Steps one vector; its new parameters.
+/// Updates one vector; returns its new parameters.
 #[cube]
 fn update<N: Size>(gradient: Vector<f32, N>, state: &mut State<'_, N>, factors: &Factors) -> Vector<f32, N> {
     let gradient = gradient * Vector::new(factors.factor);
@@ -86,7 +86,8 @@ fn step_narrow<G: Float, W: Float, N: Size>(
     weights.write(ABSOLUTE_POS, Vector::cast_from(parameter));
 }
 
-/// Steps in place; gives everything back where the tensors belong to no device that runs such kernels.
+/// One step in place; returns the arguments if the tensors belong to no device that runs such
+/// kernels.
 pub(super) fn step(
     scalars: Scalars,
     held: Held,
@@ -132,7 +133,7 @@ fn views<N: Size>(state: &[CubeTensor; 3]) -> StateLaunch<'static, N> {
     StateLaunch::new(parameters, firsts, seconds)
 }
 
-/// How many neighbours a thread may take at once.
+/// Number of neighbours that a thread can take at once.
 fn vector_size(tensor: &CubeTensor) -> usize {
     let sizes = tensor.client.io_optimized_vector_sizes(tensor.dtype.size());
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
@@ -147,7 +148,7 @@ fn element(width: DType) -> ElemType {
     })
 }
 
-/// What a device's library makes of a matrix; none of another library.
+/// The tensor of a device's library; none of another library.
 fn of(matrix: &Matrix) -> Option<CubeTensor> {
     matrix.clone().try_into_primitive::<Cube>().ok()
 }
@@ -156,7 +157,7 @@ fn matrix(tensor: CubeTensor) -> Matrix {
     Matrix::from_primitive::<Cube>(tensor)
 }
 
-/// The same as a tensor that may be written to, since nobody else reads it.
+/// The same tensor if nobody else reads it, otherwise a copy.
 fn in_place(matrix: Matrix) -> CubeTensor {
     let tensor = matrix.try_into_primitive::<Cube>().expect("all are on the device of the gradients");
     if tensor.can_mut() && tensor.is_nonoverlapping() { tensor } else { tensor.copy() }

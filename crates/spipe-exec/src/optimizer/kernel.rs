@@ -2,14 +2,14 @@
 
 use super::{
     AdamW,
-    narrow::{Narrow, NarrowMut, Numbers, Wide},
+    half::{HalfMut, Narrow, Numbers, Wide},
 };
-use crate::width::for_each_width;
+use crate::device::simd::for_each_width;
 
-/// The numbers of one step, as f32 like the tensors they multiply.
+/// The scalars of one step, in f32 like the tensors that they multiply.
 #[derive(Clone, Copy)]
 pub(super) struct Scalars {
-    /// What gradients are multiplied with first.
+    /// Factor of the gradients.
     pub factor: f32,
     pub keep: f32,
     pub first_weight: f32,
@@ -21,7 +21,7 @@ pub(super) struct Scalars {
 }
 
 impl Scalars {
-    /// Those of step number `steps`, from 1. Computed in f64 and rounded once.
+    /// The scalars of step number `steps`, from 1; computed in f64 and rounded once.
     pub fn new(adam: &AdamW, steps: u32) -> Self {
         let (first, second) = adam.betas;
         let correction = |beta: f64| 1.0 - beta.powi(steps.cast_signed());
@@ -38,11 +38,11 @@ impl Scalars {
     }
 }
 
-/// Slices of the same numbers' parameters, first and second moments.
+/// Parameters, first and second moments of the same numbers.
 pub(super) type State<'a> = [&'a mut [f32]; 3];
 
-/// Updates parameters and moments, and writes the new parameters to `weights` in the width of those.
-pub(super) fn step(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>, weights: Option<NarrowMut<'_>>) {
+/// Updates parameters and moments, and writes the new parameters to `weights` in 16 bits.
+pub(super) fn step(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>, weights: Option<HalfMut<'_>>) {
     match gradients {
         Numbers::F32(gradients) => step_by(scalars, state, gradients, weights),
         Numbers::Bf16(gradients) => step_by(scalars, state, gradients, weights),
@@ -50,16 +50,16 @@ pub(super) fn step(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>, w
     }
 }
 
-fn step_by<G: Wide>(scalars: Scalars, state: State<'_>, gradients: &[G], weights: Option<NarrowMut<'_>>) {
+fn step_by<G: Wide>(scalars: Scalars, state: State<'_>, gradients: &[G], weights: Option<HalfMut<'_>>) {
     match weights {
-        // Nothings take no memory.
+        // A vector of units takes no memory.
         None => update(scalars, state, gradients, &mut vec![(); gradients.len()]),
-        Some(NarrowMut::Bf16(weights)) => update(scalars, state, gradients, weights),
-        Some(NarrowMut::F16(weights)) => update(scalars, state, gradients, weights),
+        Some(HalfMut::Bf16(weights)) => update(scalars, state, gradients, weights),
+        Some(HalfMut::F16(weights)) => update(scalars, state, gradients, weights),
     }
 }
 
-/// Takes back what [`step`] did to parameters and moments.
+/// Inverts [`step`] on parameters and moments.
 pub(super) fn undo(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>) {
     match gradients {
         Numbers::F32(gradients) => invert(scalars, state, gradients),
@@ -68,7 +68,7 @@ pub(super) fn undo(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>) {
     }
 }
 
-// One loop for all of it: while roots and quotients are computed, which take longest, the rest is converted.
+// One loop for everything: conversions overlap with the roots and quotients, which take longest.
 for_each_width! {
     fn update<G: Wide, W: Narrow>(scalars: Scalars, state: State<'_>, gradients: &[G], weights: &mut [W]) {
         let Scalars { factor, keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
@@ -84,7 +84,7 @@ for_each_width! {
         }
     }
 
-    /// Solves the three assignments of [`update`] for what was there before, last one first.
+    /// Solves the three assignments of [`update`] for the values before, last one first.
     fn invert<G: Wide>(scalars: Scalars, state: State<'_>, gradients: &[G]) {
         let Scalars { factor, keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
         let [parameters, firsts, seconds] = state;
@@ -94,7 +94,7 @@ for_each_width! {
             let denominator = second.sqrt() / second_root + eps;
             *parameter = (*parameter - step * *first / denominator) / keep;
             *first = (*first - first_weight * gradient) / (1.0 - first_weight);
-            // Rounding may leave a little less than nothing.
+            // Rounding may leave a small negative number.
             *second = ((*second - second_weight * gradient * gradient) / second_decay).max(0.0);
         }
     }

@@ -9,16 +9,18 @@
 mod device;
 #[cfg(feature = "cube")]
 mod fused;
+mod half;
+mod host;
 mod kernel;
-mod narrow;
 mod norm;
 mod pieces;
 mod schedule;
 mod undo;
 
 pub(crate) use device::{DeviceMoments, Held, sums_of_squares};
-pub(crate) use narrow::narrowed;
-pub use narrow::{NarrowMut, Numbers};
+pub(crate) use half::narrowed;
+pub use half::{HalfMut, Numbers};
+pub(crate) use host::{adam_w, step};
 pub(crate) use norm::sum_of_squares;
 pub use schedule::{Decay, Schedule};
 pub use undo::UndoLog;
@@ -36,7 +38,7 @@ pub struct AdamW {
     pub betas: (f64, f64),
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Share of a parameter, times the learning rate, that it loses in each step.
+    /// Decay of a parameter per step, as a multiple of the learning rate.
     pub weight_decay: f64,
 }
 
@@ -55,21 +57,21 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Those of `count` parameters before their first step.
+    /// The moments of `count` parameters before their first step.
     pub fn new(count: usize) -> Self {
         Self { first: vec![0.0; count], second: vec![0.0; count], steps: 0 }
     }
 
-    /// Those of parameters after `steps` steps.
+    /// The moments of parameters after `steps` steps.
     ///
     /// # Panics
-    /// If there are not as many of one as of the other.
+    /// If the lengths of `first` and `second` differ.
     pub fn from_numbers(first: Vec<f32>, second: Vec<f32>, steps: u32) -> Self {
         assert_eq!(first.len(), second.len(), "first and second moments differ in length");
         Self { first, second, steps }
     }
 
-    /// Those of a tensor from those of its parts in their order; none of no parts.
+    /// The moments of a tensor from those of its parts, in order; none of no parts.
     pub(crate) fn joined(parts: Vec<Self>) -> Option<Self> {
         parts.into_iter().reduce(|mut all, part| {
             all.first.extend(part.first);
@@ -78,64 +80,65 @@ impl Moments {
         })
     }
 
-    /// The first and the second ones.
+    /// First and second moments.
     pub fn numbers(&self) -> [&[f32]; 2] {
         [&self.first, &self.second]
     }
 
-    /// Steps that are in them.
+    /// Number of steps in them.
     pub const fn steps(&self) -> u32 {
         self.steps
     }
 
-    /// Bytes that they take.
+    /// Their size in bytes.
     pub fn bytes(&self) -> u64 {
         4 * (self.first.len() + self.second.len()) as u64
     }
 }
 
-/// What goes in and out of a step beside master weights and moments.
+/// Inputs and outputs of a step besides master weights and moments.
 #[derive(Debug)]
 pub struct Exchange<'a> {
     /// The gradients.
     pub gradients: Numbers<'a>,
-    /// What they are multiplied with first.
+    /// Factor of the gradients.
     pub factor: f32,
-    /// Where the new weights go in the width in which they are computed with.
-    pub weights: Option<NarrowMut<'a>>,
-    /// Where everything goes as it was before.
+    /// Destination of the new weights in 16 bits.
+    pub weights: Option<HalfMut<'a>>,
+    /// Destination of all values before the step.
     pub log: Option<&'a mut UndoLog>,
 }
 
 impl<'a> Exchange<'a> {
-    /// Gradients in, nothing out.
+    /// Gradients, and no outputs.
     pub const fn of(gradients: Numbers<'a>) -> Self {
         Self { gradients, factor: 1.0, weights: None, log: None }
     }
 }
 
 impl AdamW {
-    /// The same in step `step`, from 0, of a run of `steps`.
+    /// The optimizer of step `step`, from 0, of a run of `steps`.
     pub fn in_step(self, schedule: Schedule, (step, steps): (u32, u32)) -> Self {
         Self { lr: self.lr * schedule.factor(step, steps), ..self }
     }
 
     /// Updates `parameters` in place from `gradients`, on the threads of the current pool.
     ///
-    /// Formula and order of operations are those of PyTorch's single-tensor form (`torch/optim/adamw.py`): decay,
-    /// m ← m + (g − m)(1 − β₁), v ← v β₂ + (1 − β₂) g g, p ← p − (lr ÷ (1 − β₁ᵗ)) m ÷ (√v ÷ √(1 − β₂ᵗ) + ε). The
-    /// coefficients are computed in f64 and rounded once.
+    /// Formula and order of operations are those of PyTorch's single-tensor form
+    /// (`torch/optim/adamw.py`): decay, m ← m + (g − m)(1 − β₁), v ← v β₂ + (1 − β₂) g g, p ← p −
+    /// (lr ÷ (1 − β₁ᵗ)) m ÷ (√v ÷ √(1 − β₂ᵗ) + ε). The coefficients are computed in f64 and rounded
+    /// once.
     ///
     /// # Panics
-    /// If the three do not have the same length.
+    /// If the lengths differ.
     pub fn step(&self, parameters: &mut [f32], gradients: &[f32], moments: &mut Moments) {
         self.step_with(parameters, Exchange::of(Numbers::F32(gradients)), moments);
     }
 
-    /// The same in the same single pass, with gradients of any width, weights of 16 bits out, and a log.
+    /// The same in a single pass, with gradients of any type, 16-bit weights out, and an undo log.
     ///
     /// # Panics
-    /// If lengths differ.
+    /// If the lengths differ.
     pub fn step_with(&self, parameters: &mut [f32], exchange: Exchange<'_>, moments: &mut Moments) {
         let before = moments.steps;
         moments.steps += 1;
@@ -162,7 +165,7 @@ mod tests {
     use burn::tensor::{bf16, f16};
     use proptest::prelude::*;
 
-    /// Algorithm 2 of the paper as it stands there, in f64.
+    /// Algorithm 2 of the paper, in f64.
     fn literal(adam: &AdamW, parameter: f64, gradients: &[f64]) -> f64 {
         let (mut p, mut m, mut v) = (parameter, 0.0, 0.0);
         for (index, g) in gradients.iter().enumerate() {
@@ -207,10 +210,8 @@ mod tests {
         let (mut expected, mut moments) = (start.clone(), Moments::new(count));
         AdamW::default().step(&mut expected, &wide, &mut moments);
         let (mut brain, mut half) = (vec![bf16::ZERO; count], vec![f16::ZERO; count]);
-        let sources = [
-            (Numbers::Bf16(&gradients), NarrowMut::Bf16(&mut brain)),
-            (Numbers::F16(&halves), NarrowMut::F16(&mut half)),
-        ];
+        let sources =
+            [(Numbers::Bf16(&gradients), HalfMut::Bf16(&mut brain)), (Numbers::F16(&halves), HalfMut::F16(&mut half))];
         for (gradients, weights) in sources {
             let (mut parameters, mut found) = (start.clone(), Moments::new(count));
             let exchange = Exchange { weights: Some(weights), ..Exchange::of(gradients) };

@@ -1,16 +1,17 @@
-//! Sums of squares, of which norms are made: in f64, so that their order hardly matters.
+//! Sums of squares for norms, in f64, where the order hardly matters.
 
 use super::{
-    narrow::{Numbers, Wide},
+    half::{Numbers, Wide},
     pieces::CHUNK,
 };
-use crate::width::for_each_width;
+use crate::device::simd::for_each_width;
 use rayon::prelude::*;
 
-/// Sums that run side by side.
+/// Partial sums.
 const LANES: usize = 16;
 
-/// The sum of the squares of all numbers, on the threads of the current pool; the same on any number of them. It is finite if all are.
+/// The sum of the squares of all numbers, on the threads of the current pool, and independent of
+/// their number. It is finite if all numbers are.
 pub(crate) fn sum_of_squares<'a>(tensors: impl IntoIterator<Item = Numbers<'a>>) -> f64 {
     let pieces: Vec<Numbers<'_>> = tensors.into_iter().flat_map(pieces).collect();
     let sums: Vec<f64> = pieces.into_par_iter().map(piece).collect();

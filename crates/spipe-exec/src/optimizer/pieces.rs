@@ -1,29 +1,30 @@
-//! What one task of a step works on.
+//! The tasks of a step.
 
-use super::{NarrowMut, Numbers, kernel::State};
+use super::{HalfMut, Numbers, kernel::State};
 use rayon::prelude::*;
 
-/// Elements that one task updates at most: four arrays of this fit the second-level cache of a core.
+/// Elements per task at most: four arrays of this size fit the second-level cache of a core.
 pub(super) const CHUNK: usize = 1 << 16;
-/// Elements that are worth a task of their own: some 5 µs of memory traffic.
+/// Elements per task at least: some 5 µs of memory traffic.
 const LEAST: usize = 1 << 13;
-/// Tasks of each thread, so that one which wakes up late or is held up leaves its share to the others.
+/// Tasks per thread, so that others take over the share of a thread that is late.
 const TASKS: usize = 16;
-/// Bytes that memory moves together, and the widest vector. Large arrays of C's library begin 16 bytes behind a border of these.
+/// Bytes of a cache line, and of the widest vector. Large arrays of the C library begin 16 bytes
+/// after a multiple.
 const LINE: usize = 64;
-/// Elements that are logged at a time: few enough to stay in the first-level cache until they are used.
+/// Elements per block with a log: few enough to stay in the first-level cache until they are used.
 const BLOCK: usize = 1 << 10;
 
 /// The same range of all arrays of a step.
 pub(super) struct Piece<'a> {
     pub state: State<'a>,
     pub gradients: Numbers<'a>,
-    pub weights: Option<NarrowMut<'a>>,
+    pub weights: Option<HalfMut<'a>>,
     pub log: Option<State<'a>>,
 }
 
 impl<'a> Piece<'a> {
-    /// All of it.
+    /// The whole range.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -35,7 +36,7 @@ impl<'a> Piece<'a> {
 
     /// The tasks of the threads of the current pool.
     pub fn tasks(self) -> impl IndexedParallelIterator<Item = Self> {
-        // Left to itself, the library hands out several tasks in one piece.
+        // By default the library would hand out several tasks as one.
         self.split(rayon::current_num_threads()).into_par_iter().with_max_len(1)
     }
 
@@ -43,7 +44,8 @@ impl<'a> Piece<'a> {
         let count = self.gradients.len();
         let size = (count / (TASKS * threads)).next_multiple_of(BLOCK).clamp(LEAST, CHUNK);
         let mut pieces = Vec::with_capacity(1 + count.div_ceil(size));
-        // Vectors across two lines cost a third of the speed, so what is before the first line is a piece of its own.
+        // Vectors across two lines cost a third of the speed, so the elements before the first line
+        // are a piece of their own.
         let ahead = self.state[0].as_ptr().align_offset(LINE).min(count);
         let [first, mut rest] = self.split_at(ahead);
         pieces.push(first);
@@ -67,8 +69,9 @@ impl<'a> Piece<'a> {
         ]
     }
 
-    /// Changes the state. With a log it does so block by block, and each goes there as it was while it is in the first-level cache.
-    pub fn change(self, change: impl Fn(State<'_>, Numbers<'_>, Option<NarrowMut<'_>>)) {
+    /// Applies `change`; with a log block by block, each of which is copied to the log while it is
+    /// in the first-level cache.
+    pub fn change(self, change: impl Fn(State<'_>, Numbers<'_>, Option<HalfMut<'_>>)) {
         let mut rest = self;
         while !rest.gradients.is_empty() {
             let most = if rest.log.is_some() { BLOCK } else { usize::MAX };

@@ -1,29 +1,29 @@
-//! How the learning rate changes from step to step.
+//! Schedules of the learning rate.
 
-/// What the learning rate does after its warm-up.
+/// The learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decay {
-    /// It stays.
+    /// Constant.
     #[default]
     Constant,
-    /// It falls to nothing at the end of the run, by as much in each step.
+    /// Falls linearly to zero at the end of the run.
     Linear,
-    /// It falls to nothing along half a wave.
+    /// Falls to zero along half a cosine wave.
     Cosine,
 }
 
-/// A warm-up, in which the learning rate rises from nothing by as much in each step, and a decay: those of transformers'
+/// A linear warm-up from zero, then a decay, as in transformers'
 /// `get_constant_schedule_with_warmup`, `get_linear_…` and `get_cosine_…`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// Steps before the learning rate is reached.
+    /// Number of warm-up steps.
     pub warmup_steps: u32,
-    /// What comes after them.
+    /// The decay after them.
     pub decay: Decay,
 }
 
 impl Schedule {
-    /// What the learning rate is multiplied with in step `step`, from 0, of a run of `steps`.
+    /// The factor of the learning rate in step `step`, from 0, of a run of `steps`.
     pub fn factor(self, step: u32, steps: u32) -> f64 {
         if step < self.warmup_steps {
             return f64::from(step) / f64::from(self.warmup_steps);
@@ -41,7 +41,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// Of ten steps, with four to warm up; computed with transformers' `get_*_schedule_with_warmup`.
+    /// Ten steps, four of them warm-up; computed with transformers' `get_*_schedule_with_warmup`.
     #[test]
     fn learning_rates_rise_and_fall_as_transformers_has_them() {
         let rise = [0.0, 0.25, 0.5, 0.75];

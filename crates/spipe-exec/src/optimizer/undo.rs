@@ -1,14 +1,14 @@
-//! Steps that turn out not to have been wanted.
+//! Rollback of optimizer steps.
 //!
-//! | | memory | what comes back |
+//! | | memory | restored |
 //! |---|---|---|
 //! | [`UndoLog`] | 12 bytes per parameter | every bit |
-//! | [`AdamW::undo`] | none, if the gradients are still there | all but rounding errors |
+//! | [`AdamW::undo`] | none, if the gradients still exist | all but rounding errors |
 
 use super::{AdamW, Moments, Numbers, kernel, kernel::Scalars, pieces, pieces::Piece};
 use rayon::prelude::*;
 
-/// Parameters and moments as they were before a step.
+/// Parameters and moments before a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UndoLog {
     parameters: Vec<f32>,
@@ -18,23 +18,23 @@ pub struct UndoLog {
 }
 
 impl UndoLog {
-    /// Room for a step of `count` parameters. It is used again for the next one.
+    /// A log for steps of `count` parameters, which can be used again.
     pub fn new(count: usize) -> Self {
         Self { parameters: vec![0.0; count], first: vec![0.0; count], second: vec![0.0; count], steps: 0 }
     }
 
-    /// Bytes that it takes.
+    /// Its size in bytes.
     pub const fn bytes(&self) -> u64 {
         12 * self.parameters.len() as u64
     }
 
-    /// Notes after how many steps it is filled, and gives out its room.
+    /// Records the number of steps before, and returns the buffers to fill.
     pub(super) fn fill(&mut self, steps: u32) -> [&mut [f32]; 3] {
         self.steps = steps;
         [&mut self.parameters, &mut self.first, &mut self.second]
     }
 
-    /// Puts back what was there before the last step that was logged, to the bit.
+    /// Restores every bit from before the last logged step.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -50,11 +50,12 @@ impl UndoLog {
 }
 
 impl AdamW {
-    /// Takes back the last step, which was made with these gradients times `factor`, by solving its formula for what was there before.
+    /// Inverts the last step, which was made with `gradients` times `factor`, by solving its
+    /// formula.
     ///
-    /// Rounding errors of the step stay: parameters come back within some units in the last place, moments within some of
-    /// the larger of themselves and their share of the gradient. A step with a gradient that is not finite cannot be taken
-    /// back this way.
+    /// Rounding errors of the step remain: parameters are restored within some units in the last
+    /// place, moments within some units of the larger of themselves and their share of the
+    /// gradient. A step with a gradient that is not finite cannot be inverted.
     ///
     /// # Panics
     /// If the lengths differ, or if no step was made.
@@ -79,14 +80,14 @@ mod tests {
         #[test]
         fn a_log_gives_back_every_bit(
             start in prop::collection::vec((-2.0f32..2.0, -1.0f32..1.0), 1..300),
-            spoilt in prop::sample::select(vec![1.0f32, f32::NAN, f32::INFINITY]),
+            with_injected_nan in prop::sample::select(vec![1.0f32, f32::NAN, f32::INFINITY]),
         ) {
             let (mut parameters, gradients): (Vec<f32>, Vec<f32>) = start.into_iter().unzip();
             let mut moments = Moments::new(parameters.len());
             AdamW::default().step(&mut parameters, &gradients, &mut moments);
             let before = (parameters.clone(), moments.clone());
             let mut log = UndoLog::new(parameters.len());
-            let bad: Vec<f32> = gradients.iter().map(|gradient| gradient * spoilt).collect();
+            let bad: Vec<f32> = gradients.iter().map(|gradient| gradient * with_injected_nan).collect();
             let exchange = Exchange { log: Some(&mut log), ..Exchange::of(Numbers::F32(&bad)) };
             AdamW::default().step_with(&mut parameters, exchange, &mut moments);
             prop_assert!(parameters != before.0);

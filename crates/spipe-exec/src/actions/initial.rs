@@ -1,0 +1,127 @@
+//! Values that exist before the first action: parameters, their copies, optimizer state.
+
+use super::{Interpreter, part_of};
+use crate::{
+    actions::store::{DeviceState, HostLayer, Instance, State, Value},
+    device::transfer::to_device,
+    nn::layers::Parameter,
+    optimizer::{DeviceMoments, Moments},
+    stored::to_dtype,
+    task_error::TaskError,
+};
+use burn::tensor::{DType, TensorData};
+use spipe_base::{BufferId, Bytes, LayerId, LayerRange};
+use spipe_schedule::{Content, Lifetime};
+use std::sync::Arc;
+
+impl Interpreter<'_> {
+    /// Creates all initial values; returns their sizes.
+    pub fn fill(&self) -> Result<Vec<(Instance, Bytes)>, TaskError> {
+        let mut held = Vec::new();
+        for (id, buffer) in self.program.buffers().enumerate() {
+            if let (Content::Gradients(layers), Lifetime::Arrives) = (buffer.content, buffer.lifetime) {
+                held.extend(self.fill_gradients(id, layers)?);
+                continue;
+            }
+            if buffer.lifetime != Lifetime::Resident {
+                continue;
+            }
+            let value = match buffer.content {
+                Content::Parameters(layers) => {
+                    let dtype = self.dtype_of(id)?;
+                    let host = |layer: LayerId| Ok((layer, Arc::new(self.initial(id, layer, dtype)?)));
+                    self.value_of(id, layers.iter().map(host).collect::<Result<_, TaskError>>()?)
+                }
+                Content::OptimizerState(layers) => self.optimizer_state(id, layers)?,
+                Content::Shared(user) => self.shared_at_first(id, user)?,
+                Content::Cache(_) => {
+                    let here = (buffer.content, buffer.memory);
+                    Value::Cache(self.inference.as_ref().map(|inference| inference.cache(here)).unwrap_or_default())
+                }
+                _ => continue,
+            };
+            held.extend(value.bytes().map(|bytes| ((id, 0), bytes)));
+            self.store.put((id, 0), value);
+        }
+        Ok(held)
+    }
+
+    /// Optimizer state before the first step.
+    fn optimizer_state(&self, buffer: BufferId, layers: LayerRange) -> Result<Value, TaskError> {
+        let mut masters = Vec::new();
+        if self.has_master(buffer)? {
+            let master = |layer: LayerId| match self.is_frozen(layer) {
+                true => Ok(HostLayer::new()),
+                false => self.initial(buffer, layer, DType::F32),
+            };
+            masters = layers.iter().map(master).collect::<Result<Vec<_>, TaskError>>()?;
+        }
+        let moments = layers.iter().map(|layer| self.moments(buffer, layer)).collect::<Result<Vec<_>, TaskError>>()?;
+        let master = (!masters.is_empty()).then_some(masters);
+        let Some(device) = self.keeps_state(buffer) else {
+            return Ok(Value::State(Box::new(State { master, moments, squares: 0.0 })));
+        };
+        let device = &self.contexts[&device].device;
+        let tensors = |layer: HostLayer| layer.into_iter().map(|data| to_device(data, device)).collect();
+        let moved = |(layer, moments): (LayerId, Vec<Moments>)| {
+            let shapes = self.units[layer.index()].parameters().into_iter().map(|parameter| parameter.shape);
+            moments.into_iter().zip(shapes).map(|(moments, shape)| DeviceMoments::new(moments, shape, device)).collect()
+        };
+        Ok(Value::DeviceState(Box::new(DeviceState {
+            master: master.map(|layers| layers.into_iter().map(tensors).collect()),
+            moments: layers.iter().zip(moments).map(moved).collect(),
+            squares: 0.0,
+        })))
+    }
+
+    /// Gradients that the checkpoint holds for the first step.
+    fn fill_gradients(&self, buffer: BufferId, layers: LayerRange) -> Result<Option<(Instance, Bytes)>, TaskError> {
+        let dtype = self.dtype_of(buffer)?;
+        let layer = |layer: LayerId| {
+            let unit = &self.units[layer.index()];
+            let parameters = if unit.trains() { unit.parameters() } else { Vec::new() };
+            let tensor = |parameter: &Parameter| {
+                let numbers = self.initial_state.gradient(layer, parameter)?;
+                Ok(numbers.map(|numbers| to_dtype(TensorData::new(numbers, parameter.shape), dtype)))
+            };
+            let tensors: Option<HostLayer> = parameters.iter().map(tensor).collect::<Result<_, TaskError>>()?;
+            Ok(tensors.map(|tensors| (layer, Arc::new(tensors))))
+        };
+        let layers: Option<Vec<_>> = layers.iter().map(layer).collect::<Result<_, TaskError>>()?;
+        // Where nothing trains, there are no gradients.
+        let Some(layers) = layers.filter(|layers| layers.iter().any(|(_, tensors)| !tensors.is_empty())) else {
+            return Ok(None);
+        };
+        let value = self.value_of(buffer, layers);
+        let held = value.bytes().map(|bytes| ((buffer, 0), bytes));
+        self.store.put((buffer, 0), value);
+        Ok(held)
+    }
+
+    fn initial(&self, buffer: BufferId, layer: LayerId, dtype: DType) -> Result<HostLayer, TaskError> {
+        let tensor = |parameter: &Parameter| {
+            let numbers = self.initial_state.parameter(layer, parameter)?;
+            let data = match self.program.buffers()[buffer].part {
+                Some(part) => {
+                    let numbers = numbers[part_of(numbers.len(), part)].to_vec();
+                    let shape = [1, numbers.len()];
+                    TensorData::new(numbers, shape)
+                }
+                None => TensorData::new(numbers, parameter.shape),
+            };
+            Ok(to_dtype(data, dtype))
+        };
+        self.units[layer.index()].parameters().iter().map(tensor).collect()
+    }
+
+    /// The moments of a layer; none if it is frozen.
+    fn moments(&self, buffer: BufferId, layer: LayerId) -> Result<Vec<Moments>, TaskError> {
+        let unit = &self.units[layer.index()];
+        let parameters = if unit.trains() { unit.parameters() } else { Vec::new() };
+        let of = |parameter: &Parameter| {
+            let part = self.numbers_in(buffer, parameter.count());
+            self.initial_state.moments(layer, parameter, part)
+        };
+        parameters.iter().map(of).collect()
+    }
+}

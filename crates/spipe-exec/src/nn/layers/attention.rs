@@ -1,0 +1,432 @@
+//! Self-attention: by this crate's kernel on CPU cores, elsewhere by Burn's operations.
+
+use super::{
+    Matrix, Parameter, PassContext, cast, float,
+    norm::NormUnit,
+    replay::{Replayed, replayed},
+    wide,
+};
+use crate::nn::kernels::{self, Angles, Attention, Rope};
+use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
+use spipe_model::{Block, Norm, Positions};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Projections, rotation, scores and weighted sum.
+#[derive(Clone, Debug)]
+pub(crate) struct AttentionUnit {
+    block: Block,
+    /// Norms of queries and keys by head.
+    head_norms: Option<NormUnit>,
+    constants: Arc<Mutex<BTreeMap<ConstantKey, Constants>>>,
+    kernels: Arc<Mutex<BTreeMap<(usize, usize), Attention>>>,
+    /// The angles of the positions asked for last; all microbatches of an iteration ask for the
+    /// same.
+    last_angles: Arc<Mutex<Option<PlacedAngles>>>,
+}
+
+/// Positions and their rotation angles.
+type PlacedAngles = (Range<usize>, Angles);
+
+/// Sequences, tokens of each, and the device by its name.
+type ConstantKey = (usize, usize, String);
+
+/// The tokens of each sequence, by position: those that are queries, and those that are keys.
+#[derive(Clone, Debug)]
+struct Span {
+    sequences: usize,
+    queries: Range<usize>,
+    keys: Range<usize>,
+}
+
+impl Span {
+    /// All tokens of sequences of that length.
+    const fn whole((sequences, seq_len): (usize, usize)) -> Self {
+        Self { sequences, queries: 0..seq_len, keys: 0..seq_len }
+    }
+}
+
+/// Constants of a shape.
+#[derive(Clone, Debug)]
+struct Constants {
+    /// 0 where a query sees a key, −∞ elsewhere; none if every query sees every key.
+    mask: Option<Tensor<4>>,
+    /// Cosines and sines for each token, for query heads and key heads, and the matrix that pairs
+    /// channels.
+    rotation: Option<Rotation>,
+}
+
+#[derive(Clone, Debug)]
+struct Rotation {
+    queries: [Matrix; 2],
+    keys: [Matrix; 2],
+    pairing: Matrix,
+}
+
+const BIASES: [&str; 3] = ["attention.query.bias", "attention.key.bias", "attention.value.bias"];
+
+impl AttentionUnit {
+    pub fn new(block: &Block) -> Result<Self, &'static str> {
+        if matches!(block.positions, Positions::Alibi) {
+            return Err("ALiBi is not computed");
+        }
+        let head_norms = block.qk_norm.then(|| NormUnit::new(Norm::RmsNorm, block.norm_epsilon, block.head_dim));
+        let (constants, kernels, last_angles) = Default::default();
+        Ok(Self { block: *block, head_norms, constants, kernels, last_angles })
+    }
+
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let block = &self.block;
+        let (queries, keys) = (block.query_width(), block.kv_width());
+        let mut all = vec![
+            Parameter::weight("attention.query.weight", block.hidden, queries),
+            Parameter::weight("attention.key.weight", block.hidden, keys),
+            Parameter::weight("attention.value.weight", block.hidden, keys),
+        ];
+        if block.qkv_bias {
+            all.extend(BIASES.iter().zip([queries, keys, keys]).map(|(name, width)| Parameter::bias(name, width)));
+        }
+        if let Some(norm) = &self.head_norms {
+            all.extend(norm.parameters(["attention.query-norm.weight", ""]));
+            all.extend(norm.parameters(["attention.key-norm.weight", ""]));
+        }
+        all.push(Parameter::weight("attention.output.weight", queries, block.hidden));
+        if block.output_bias {
+            all.push(Parameter::bias("attention.output.bias", block.hidden));
+        }
+        all
+    }
+
+    pub fn forward(&self, parameters: &[Matrix], input: Matrix, pass: &PassContext) -> Matrix {
+        let block = &self.block;
+        let (sequences, seq_len) = pass.batch;
+        let [heads, kv_heads, width] = [block.heads, block.kv_heads, block.head_dim].map(|number| number as usize);
+        let tokens = sequences * seq_len;
+        let mut rest = parameters.iter().cloned();
+        let mut next = || rest.next().expect("as many parameters as `parameters` lists");
+        let weights = [next(), next(), next()];
+        let mut projected = weights.map(|weight| pass.multiply(input.clone(), weight));
+        if block.qkv_bias {
+            projected = projected.map(|projection| projection + next());
+        }
+        let [mut queries, mut keys, values] = projected;
+        if let Some(norm) = &self.head_norms {
+            let by_head = |matrix: Matrix, heads| matrix.reshape([tokens * heads, width]);
+            queries = norm.forward(&[next()], by_head(queries, heads)).reshape([tokens, heads * width]);
+            keys = norm.forward(&[next()], by_head(keys, kv_heads)).reshape([tokens, kv_heads * width]);
+        }
+        let mixed = match pass.recall() {
+            None => kernels::apply(self.kernel(pass.batch), [&queries, &keys, &values])
+                .unwrap_or_else(|| self.mix(pass.batch, [queries, keys, values])),
+            Some(recall) => {
+                let positions = recall.past..recall.past + seq_len;
+                let queries = self.turned(queries, (sequences, &positions));
+                let keys = self.turned(keys, (sequences, &positions));
+                let window = block.keys(positions.end as u64) as usize;
+                let [keys, values] = recall.join(sequences, window, [keys, values]);
+                let first = positions.end - keys.dims()[0] / sequences;
+                let span = Span { sequences, keys: first..positions.end, queries: positions };
+                kernels::apply(self.plain_kernel(&span), [&queries, &keys, &values])
+                    .unwrap_or_else(|| self.mix_turned(&span, [queries, keys, values]))
+            }
+        };
+        let output = pass.multiply(mixed, next());
+        if block.output_bias { output + next() } else { output }
+    }
+
+    /// The value of the kernel, by Burn's operations.
+    fn mix(&self, batch: (usize, usize), [queries, keys, values]: [Matrix; 3]) -> Matrix {
+        let block = &self.block;
+        let [heads, kv_heads, width] = [block.heads, block.kv_heads, block.head_dim].map(|number| number as usize);
+        let tokens = batch.0 * batch.1;
+        let constants = self.constants(batch, &queries.device().without_autodiff());
+        let mut queries = queries.reshape([tokens * heads, width]);
+        let mut keys = keys.reshape([tokens * kv_heads, width]);
+        if let Some(rotation) = &constants.rotation {
+            queries = rotate(queries, &rotation.queries, &rotation.pairing);
+            keys = rotate(keys, &rotation.keys, &rotation.pairing);
+        }
+        self.mix_heads(&Span::whole(batch), [queries, keys, values], constants.mask)
+    }
+
+    /// The same for queries and keys that are already rotated.
+    fn mix_turned(&self, span: &Span, inputs: [Matrix; 3]) -> Matrix {
+        let mask = self.mask(span, &inputs[0].device().without_autodiff());
+        self.mix_heads(span, inputs, mask)
+    }
+
+    /// Scores, softmax and weighted sum of values.
+    fn mix_heads(&self, span: &Span, inputs: [Matrix; 3], mask: Option<Tensor<4>>) -> Matrix {
+        let Block { heads, kv_heads, head_dim, .. } = self.block;
+        let [heads, key_heads, width] = [heads, kv_heads, head_dim].map(|number| number as usize);
+        replayed(&Mix { span: span.clone(), heads, key_heads, width, mask }, inputs)
+    }
+
+    /// Rows of queries or keys, rotated by the positions of their tokens.
+    fn turned(&self, rows: Matrix, (sequences, positions): (usize, &Range<usize>)) -> Matrix {
+        let Some(angles) = self.angles(positions.clone()) else { return rows };
+        let width = self.block.head_dim as usize;
+        if let Some(turned) = kernels::apply(Rope { angles, width }, [&rows]) {
+            return turned;
+        }
+        let [tokens, columns] = rows.dims();
+        let heads = columns / width;
+        let device = rows.device().without_autodiff();
+        match self.tables(sequences, positions.clone(), heads, &device).zip(self.pairing(&device)) {
+            Some((tables, pairing)) => {
+                rotate(rows.reshape([tokens * heads, width]), &tables, &pairing).reshape([tokens, columns])
+            }
+            None => rows,
+        }
+    }
+
+    fn kernel(&self, batch: (usize, usize)) -> Attention {
+        let mut known = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let make = || Attention { angles: self.angles(0..batch.1), ..self.plain_kernel(&Span::whole(batch)) };
+        known.entry(batch).or_insert_with(make).clone()
+    }
+
+    /// The kernel for queries and keys that are already rotated.
+    fn plain_kernel(&self, span: &Span) -> Attention {
+        Attention {
+            batch: (span.sequences, span.queries.len()),
+            keys: span.keys.len(),
+            heads: self.block.heads as usize,
+            key_heads: self.block.kv_heads as usize,
+            width: self.block.head_dim as usize,
+            angles: None,
+            sees: span.queries.clone().map(|query| self.sees(query, &span.keys)).collect(),
+        }
+    }
+
+    /// The first key that a query sees, and the one after the last, counted from the first of
+    /// `keys`.
+    fn sees(&self, query: usize, keys: &Range<usize>) -> (usize, usize) {
+        let window = self.block.keys(keys.end as u64) as usize;
+        let end = if self.block.causal { query + 1 } else { (query + window).min(keys.end) };
+        ((query + 1).saturating_sub(window).saturating_sub(keys.start), end - keys.start)
+    }
+
+    /// The rotation angles of some positions; none without rotary embedding.
+    fn angles(&self, positions: Range<usize>) -> Option<Angles> {
+        let Positions::Rotary { base, fraction } = self.block.positions else { return None };
+        let mut last = self.last_angles.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = last.take().filter(|(of, _)| *of == positions);
+        let turned = ((self.block.head_dim as f64 * fraction) as usize) / 2 * 2;
+        let (_, angles) = last.insert(known.unwrap_or_else(|| (positions.clone(), rotary(positions, turned, base))));
+        Some(angles.clone())
+    }
+
+    fn constants(&self, batch: (usize, usize), device: &Device) -> Constants {
+        let key = (batch.0, batch.1, format!("{device:?}"));
+        let mut known = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
+        known
+            .entry(key)
+            .or_insert_with(|| Constants {
+                mask: self.mask(&Span::whole(batch), device),
+                rotation: self.rotation(batch, device),
+            })
+            .clone()
+    }
+
+    /// None if every query sees every key.
+    fn mask(&self, span: &Span, device: &Device) -> Option<Tensor<4>> {
+        let keys = span.keys.len();
+        let seen: Vec<(usize, usize)> = span.queries.clone().map(|query| self.sees(query, &span.keys)).collect();
+        if seen.iter().all(|seen| *seen == (0, keys)) {
+            return None;
+        }
+        let row = |(first, end): &(usize, usize)| {
+            let seen = *first..*end;
+            (0..keys).map(move |key| if seen.contains(&key) { 0.0f32 } else { f32::NEG_INFINITY })
+        };
+        let numbers: Vec<f32> = seen.iter().flat_map(row).collect();
+        Some(Tensor::from_data(TensorData::new(numbers, [1, 1, seen.len(), keys]), device))
+    }
+
+    fn rotation(&self, (sequences, seq_len): (usize, usize), device: &Device) -> Option<Rotation> {
+        let tables = |heads: u64| self.tables(sequences, 0..seq_len, heads as usize, device);
+        Some(Rotation {
+            queries: tables(self.block.heads)?,
+            keys: tables(self.block.kv_heads)?,
+            pairing: self.pairing(device)?,
+        })
+    }
+
+    /// The tables of [`Self::angles`] for every head and both halves, with the angle 0 for channels
+    /// that do not rotate.
+    fn tables(&self, sequences: usize, positions: Range<usize>, heads: usize, device: &Device) -> Option<[Matrix; 2]> {
+        let seq_len = positions.len();
+        let Angles { cosines, sines, turned } = self.angles(positions)?;
+        let (width, half) = (self.block.head_dim as usize, turned / 2);
+        let table = |numbers: &[f32], still: f32| {
+            let at = |place: usize, channel: usize| {
+                if channel < turned { numbers[place * half + channel % half] } else { still }
+            };
+            let rows =
+                (0..sequences).flat_map(|_| (0..seq_len).flat_map(move |place| std::iter::repeat_n(place, heads)));
+            let numbers: Vec<f32> = rows.flat_map(|place| (0..width).map(move |channel| at(place, channel))).collect();
+            Tensor::from_data(TensorData::new(numbers, [sequences * seq_len * heads, width]), device)
+        };
+        Some([table(&cosines, 1.0), table(&sines, 0.0)])
+    }
+
+    /// The matrix that moves each channel to its partner, with its sign.
+    fn pairing(&self, device: &Device) -> Option<Matrix> {
+        let Positions::Rotary { fraction, .. } = self.block.positions else { return None };
+        let width = self.block.head_dim as usize;
+        let half = (self.block.head_dim as f64 * fraction) as usize / 2;
+        let mut pairing = vec![0.0f32; width * width];
+        for channel in 0..half {
+            pairing[(channel + half) * width + channel] = -1.0;
+            pairing[channel * width + channel + half] = 1.0;
+        }
+        Some(Tensor::from_data(TensorData::new(pairing, [width, width]), device))
+    }
+
+    /// Count of numbers that its graph keeps beside its input: queries, keys, values and the
+    /// output; with `ours`, this crate's kernel, also the probabilities once.
+    pub const fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
+        let block = &self.block;
+        let scores = if ours { sequences * block.heads * seq_len * seq_len } else { 0 };
+        sequences * seq_len * 2 * (block.query_width() + block.kv_width()) + scores
+    }
+}
+
+/// Scores of queries and keys, softmax, and the weighted sum of values.
+#[derive(Clone, Debug)]
+struct Mix {
+    span: Span,
+    heads: usize,
+    /// Heads of keys and values; each is shared by `heads / key_heads` query heads.
+    key_heads: usize,
+    /// Channels of a head.
+    width: usize,
+    /// Added to the scores of every head.
+    mask: Option<Tensor<4>>,
+}
+
+impl Mix {
+    fn by_head(&self, matrix: Matrix, heads: usize, tokens: &Range<usize>) -> Tensor<4> {
+        matrix.reshape([self.span.sequences, tokens.len(), heads, self.width]).swap_dims(1, 2)
+    }
+
+    fn by_token(&self, heads: Tensor<4>) -> Matrix {
+        let [sequences, count, tokens, width] = heads.dims();
+        heads.swap_dims(1, 2).reshape([sequences * tokens, count * width])
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.width as f64).sqrt()
+    }
+
+    /// Scaled queries, and keys and values repeated for every query head.
+    fn heads(&self, [queries, keys, values]: [Matrix; 3]) -> [Tensor<4>; 3] {
+        let queries = self.by_head(queries * self.scale(), self.heads, &self.span.queries);
+        let each = |matrix| self.for_each_query_head(self.by_head(matrix, self.key_heads, &self.span.keys));
+        [queries, each(keys), each(values)]
+    }
+
+    /// The probabilities in f32.
+    fn shares(&self, queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
+        let scores = wide(queries.clone().matmul(keys.clone().swap_dims(2, 3)));
+        softmax(
+            match &self.mask {
+                Some(mask) => scores + mask.clone(),
+                None => scores,
+            },
+            3,
+        )
+    }
+
+    /// Key or value heads, each repeated for the query heads that share it.
+    fn for_each_query_head(&self, heads: Tensor<4>) -> Tensor<4> {
+        let share = self.heads / self.key_heads;
+        if share == 1 {
+            return heads;
+        }
+        let [sequences, count, tokens, width] = heads.dims();
+        heads.reshape([sequences, count, 1, tokens, width]).expand([sequences, count, share, tokens, width]).reshape([
+            sequences,
+            count * share,
+            tokens,
+            width,
+        ])
+    }
+
+    /// Gradients of key or value heads, summed over the query heads that share each.
+    fn for_each_key_head(&self, gradients: Tensor<4>) -> Tensor<4> {
+        let share = self.heads / self.key_heads;
+        if share == 1 {
+            return gradients;
+        }
+        let [sequences, count, tokens, width] = gradients.dims();
+        let shared: Tensor<5> = gradients.reshape([sequences, count / share, share, tokens, width]);
+        shared.sum_dim(2).reshape([sequences, count / share, tokens, width])
+    }
+}
+
+impl Replayed<3> for Mix {
+    fn value(&self, inputs: [Matrix; 3]) -> Matrix {
+        let [queries, keys, values] = self.heads(inputs);
+        let shares = cast(self.shares(&queries, &keys), float(values.dtype()));
+        self.by_token(shares.matmul(values))
+    }
+
+    /// With P = softmax of the scores S and Y = P V: dV = Pᵀ dY, dP = dY Vᵀ, dS = P (dP − Σ dP P), dQ = dS K, dK = dSᵀ Q.
+    fn gradients(&self, inputs: [Matrix; 3], gradient: Matrix) -> [Matrix; 3] {
+        let shapes = inputs.each_ref().map(Tensor::dims);
+        let [queries, keys, values] = self.heads(inputs);
+        let gradient = self.by_head(gradient, self.heads, &self.span.queries);
+        let width = float(values.dtype());
+        let shares = self.shares(&queries, &keys);
+        let of_shares = wide(gradient.clone().matmul(values.swap_dims(2, 3)));
+        let across = (of_shares.clone() * shares.clone()).sum_dim(3);
+        let of_scores = cast((of_shares - across) * shares.clone(), width);
+        let of_values = cast(shares, width).swap_dims(2, 3).matmul(gradient);
+        let of_keys = of_scores.clone().swap_dims(2, 3).matmul(queries);
+        let of_queries = self.by_token(of_scores.matmul(keys)) * self.scale();
+        let by_token = |heads| self.by_token(self.for_each_key_head(heads));
+        let (of_keys, of_values) = (by_token(of_keys), by_token(of_values));
+        // Rows may be those of heads instead of tokens.
+        [of_queries.reshape(shapes[0]), of_keys.reshape(shapes[1]), of_values.reshape(shapes[2])]
+    }
+}
+
+/// x cos + x P sin, where P moves each channel to its partner with its sign, which is exact in any width.
+fn rotate(heads: Matrix, [cosines, sines]: &[Matrix; 2], pairing: &Matrix) -> Matrix {
+    let width = float(heads.dtype());
+    let partners = wide(heads.clone().matmul(cast(pairing.clone(), width)));
+    cast(wide(heads) * cosines.clone() + partners * sines.clone(), width)
+}
+
+/// RoPE in the half-split form of Llama: channels i and i + d/2 rotate by the angle position ×
+/// base^(−2i/d), for d rotating channels (Su et al. 2021).
+fn rotary(positions: Range<usize>, turned: usize, base: f64) -> Angles {
+    let rates: Vec<f64> = (0..turned / 2).map(|channel| base.powf(-2.0 * channel as f64 / turned as f64)).collect();
+    let table = |of: fn(f64) -> f64| {
+        positions.clone().flat_map(|position| rates.iter().map(move |rate| of(position as f64 * rate) as f32)).collect()
+    };
+    Angles { cosines: table(f64::cos), sines: table(f64::sin), turned }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::replay::tests::derives, *};
+    use crate::device::cores;
+
+    #[test]
+    fn the_mix_derives_as_its_operations_do() {
+        for (key_heads, masked) in [(4, false), (2, true), (1, true)] {
+            let span = Span { sequences: 2, queries: 1..6, keys: 0..6 };
+            let row = |query: usize| (0..6).map(move |key| if key > query + 1 { f32::NEG_INFINITY } else { 0.0 });
+            let numbers: Vec<f32> = (0..5).flat_map(row).collect();
+            let mask = masked.then(|| Tensor::from_data(TensorData::new(numbers, [1, 1, 5, 6]), &cores()));
+            let mix = Mix { span, heads: 4, key_heads, width: 8, mask };
+            derives(&mix, [[10, 32], [12, 8 * key_heads], [12, 8 * key_heads]]);
+        }
+    }
+}

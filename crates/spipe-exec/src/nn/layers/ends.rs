@@ -1,0 +1,188 @@
+//! The first and the last layer of a language model.
+
+use super::{
+    Answer, Kept, Matrix, Parameter, PassContext, Signal, Targets,
+    norm::NormUnit,
+    replay::{Replayed, replayed},
+    wide,
+};
+use crate::nn::kernels::{self, CrossEntropy};
+use burn::tensor::{
+    IndexingUpdateOp, Int, Tensor,
+    activation::{log_softmax, softmax},
+};
+use spipe_model::{Embedding, Head};
+
+/// An embedding: a table of token vectors.
+#[derive(Clone, Debug)]
+pub(crate) struct EmbeddingUnit {
+    shape: Embedding,
+    norm: Option<NormUnit>,
+}
+
+impl EmbeddingUnit {
+    pub fn new(shape: &Embedding) -> Result<Self, &'static str> {
+        if shape.dropout {
+            return Err("dropout is not computed: set `dropout = false` in the model file");
+        }
+        let norm = shape.norm.map(|(norm, epsilon)| NormUnit::new(norm, epsilon, shape.hidden));
+        Ok(Self { shape: *shape, norm })
+    }
+
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let Embedding { vocabulary, hidden, places, .. } = self.shape;
+        let mut all = vec![Parameter::weight("token.weight", vocabulary, hidden)];
+        if places > 0 {
+            all.push(Parameter::weight("position.weight", places, hidden));
+        }
+        all.extend(self.norm.iter().flat_map(|norm| norm.parameters(["norm.weight", "norm.bias"])));
+        all
+    }
+
+    pub fn forward(&self, parameters: &[Matrix], pass: &PassContext) -> Matrix {
+        let (sequences, seq_len) = pass.batch;
+        let hidden = self.shape.hidden as usize;
+        let tokens = pass.inputs().reshape([sequences * seq_len]);
+        let mut output = pass.look_up(parameters[0].clone(), tokens);
+        let mut used = 1;
+        if self.shape.places > 0 {
+            let past = pass.past() as i64;
+            let places = Tensor::arange(past..past + seq_len as i64, &output.device().without_autodiff());
+            let places = pass.look_up(parameters[1].clone(), places).reshape([1, seq_len, hidden]);
+            let by_sequence: Tensor<3> = output.reshape([sequences, seq_len, hidden]);
+            output = (by_sequence + places).reshape([sequences * seq_len, hidden]);
+            used = 2;
+        }
+        match &self.norm {
+            Some(norm) => norm.forward(&parameters[used..], output),
+            None => output,
+        }
+    }
+}
+
+/// A head: the last norm, the projection and the loss.
+#[derive(Clone, Debug)]
+pub(crate) struct HeadUnit {
+    shape: Head,
+    norm: NormUnit,
+}
+
+impl HeadUnit {
+    pub fn new(shape: &Head) -> Self {
+        Self { shape: *shape, norm: NormUnit::new(shape.norm, shape.norm_epsilon, shape.hidden) }
+    }
+
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let mut all = self.norm.parameters(["norm.weight", "norm.bias"]);
+        if !self.shape.tied {
+            all.push(Parameter::weight("projection.weight", self.shape.hidden, self.shape.classes));
+        }
+        all.extend(self.shape.bias.then(|| Parameter::bias("projection.bias", self.shape.classes)));
+        all
+    }
+
+    /// Cross-entropy, averaged over everything that is classified: every token, or the first of
+    /// each sequence. The answer is the token that follows each sequence, or the vector of each
+    /// classified image. If the following token is unknown, the cross-entropy is that of the
+    /// answer. A tied head projects with `table`, the embedding's, classes × width.
+    pub fn forward(&self, parameters: &[Matrix], table: Option<&Matrix>, input: Matrix, pass: &PassContext) -> Signal {
+        let (norm, projection) = parameters.split_at(self.norm.count());
+        let input = if self.shape.every_token { input } else { first_of_each(input, pass.batch) };
+        let input = self.norm.forward(norm, input);
+        let (mut logits, bias) = match table.filter(|_| self.shape.tied) {
+            Some(table) => (kernels::matmul_transposed(input.clone(), table.clone()), projection),
+            None => (pass.multiply(input.clone(), projection[0].clone()), &projection[1..]),
+        };
+        if self.shape.bias {
+            logits = logits + bias[0].clone();
+        }
+        if !pass.answers() {
+            let targets = pass.targets().expect("whoever trains knows what follows");
+            return Signal::Loss(cross_entropy(logits, targets));
+        }
+        if !self.shape.every_token {
+            let targets = pass.targets().expect("images have classes");
+            return Signal::Answer(Answer::Rows(Box::new(wide(input))), cross_entropy(logits, targets));
+        }
+        let last = last_of_each(logits.clone(), pass.batch);
+        let next = largest_of_each(&last);
+        let loss = match pass.targets() {
+            Some(targets) => cross_entropy(logits, targets),
+            None => {
+                let targets = Targets::new(&next, &last.device().without_autodiff());
+                cross_entropy(last, targets)
+            }
+        };
+        Signal::Answer(Answer::Tokens(next), loss)
+    }
+
+    /// Numbers that its graph keeps: the input, the norm and the logits.
+    pub const fn kept(&self, sequences: u64, seq_len: u64) -> Kept {
+        let Head { hidden, classes, .. } = self.shape;
+        let rows = if self.shape.every_token { sequences * seq_len } else { sequences };
+        Kept { own: (sequences * seq_len + rows) * hidden, wide: rows * classes }
+    }
+}
+
+fn cross_entropy(logits: Matrix, targets: Targets) -> Tensor<1> {
+    let logits = wide(logits);
+    match kernels::apply(CrossEntropy { targets: targets.numbers }, [&logits]) {
+        Some(loss) => loss.reshape([1]),
+        None => replayed(&Loss(targets.column), [logits]).reshape([1]),
+    }
+}
+
+/// Cross-entropy in f32 for these targets, averaged over rows.
+#[derive(Clone, Debug)]
+struct Loss(Tensor<2, Int>);
+
+impl Replayed<1> for Loss {
+    fn value(&self, [logits]: [Matrix; 1]) -> Matrix {
+        log_softmax(logits, 1).gather(1, self.0.clone()).mean().neg().reshape([1, 1])
+    }
+
+    /// Softmax, minus one at each target.
+    fn gradients(&self, [logits]: [Matrix; 1], gradient: Matrix) -> [Matrix; 1] {
+        let rows = logits.dims()[0];
+        let ones = Tensor::ones([rows, 1], &logits.device());
+        let shares = softmax(logits, 1);
+        let short = shares.scatter(1, self.0.clone(), ones.neg(), IndexingUpdateOp::Add);
+        [short * gradient / rows as f64]
+    }
+}
+
+/// The column of the largest number of each row; the first of several.
+fn largest_of_each(rows: &Matrix) -> Vec<i32> {
+    let width = rows.dims()[1].max(1);
+    let numbers: Vec<f32> = rows.clone().inner().into_data().iter::<f32>().collect();
+    let largest = |row: &[f32]| {
+        let better = |best: usize, index: usize| if row[index] > row[best] { index } else { best };
+        (1..row.len()).fold(0, better) as i32
+    };
+    numbers.chunks(width).map(largest).collect()
+}
+
+fn last_of_each(input: Matrix, (sequences, tokens): (usize, usize)) -> Matrix {
+    let width = input.dims()[1];
+    let input: Tensor<3> = input.reshape([sequences, tokens, width]);
+    input.narrow(1, tokens - 1, 1).reshape([sequences, width])
+}
+
+fn first_of_each(input: Matrix, (sequences, tokens): (usize, usize)) -> Matrix {
+    let width = input.dims()[1];
+    let input: Tensor<3> = input.reshape([sequences, tokens, width]);
+    input.narrow(1, 0, 1).reshape([sequences, width])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::replay::tests::derives, *};
+    use crate::device::cores;
+    use burn::tensor::TensorData;
+
+    #[test]
+    fn the_loss_derives_as_its_operations_do() {
+        let targets = TensorData::new(vec![3i32, 0, 6, 3], [4, 1]);
+        derives(&Loss(Tensor::from_data(targets, &cores())), [[4, 7]]);
+    }
+}

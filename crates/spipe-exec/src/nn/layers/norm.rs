@@ -1,0 +1,115 @@
+//! Norms over the width of each token.
+
+use super::{
+    Matrix, Parameter, Start, cast, float,
+    replay::{Replayed, replayed},
+    wide,
+};
+use crate::nn::kernels::{self, LayerNorm, RmsNorm};
+use spipe_model::Norm;
+
+/// A norm of vectors of length `width`.
+#[derive(Clone, Debug)]
+pub(crate) struct NormUnit {
+    norm: Norm,
+    epsilon: f64,
+    width: u64,
+}
+
+impl NormUnit {
+    pub const fn new(norm: Norm, epsilon: f64, width: u64) -> Self {
+        Self { norm, epsilon, width }
+    }
+
+    pub fn parameters(&self, names: [&'static str; 2]) -> Vec<Parameter> {
+        let weight = Parameter { start: Start::Ones, ..Parameter::bias(names[0], self.width) };
+        match self.norm {
+            Norm::RmsNorm => vec![weight],
+            Norm::LayerNorm => vec![weight, Parameter::bias(names[1], self.width)],
+        }
+    }
+
+    /// Number of its parameters.
+    pub const fn count(&self) -> usize {
+        match self.norm {
+            Norm::RmsNorm => 1,
+            Norm::LayerNorm => 2,
+        }
+    }
+
+    /// RMSNorm is x ÷ √(mean x² + ε) · w (Zhang, Sennrich 2019); LayerNorm subtracts the mean first and adds a bias
+    /// (Ba, Kiros, Hinton 2016).
+    pub fn forward(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
+        let epsilon = self.epsilon as f32;
+        let found = match self.norm {
+            Norm::RmsNorm => kernels::apply(RmsNorm { epsilon }, [&input, &parameters[0]]),
+            Norm::LayerNorm => kernels::apply(LayerNorm { epsilon }, [&input, &parameters[0], &parameters[1]]),
+        };
+        let function = Normed { norm: self.norm, epsilon: self.epsilon };
+        found.unwrap_or_else(|| match self.norm {
+            Norm::RmsNorm => replayed(&function, [input, parameters[0].clone()]),
+            Norm::LayerNorm => replayed(&function, [input, parameters[0].clone(), parameters[1].clone()]),
+        })
+    }
+}
+
+/// A norm by Burn's operations, in f32, of an input with a weight and possibly a bias.
+#[derive(Clone, Debug)]
+pub(crate) struct Normed {
+    pub norm: Norm,
+    pub epsilon: f64,
+}
+
+impl Normed {
+    /// The normalised input, and its divisor.
+    fn scaled(&self, input: Matrix) -> [Matrix; 2] {
+        let input = wide(input);
+        let centred = match self.norm {
+            Norm::RmsNorm => input,
+            Norm::LayerNorm => input.clone() - input.mean_dim(1),
+        };
+        let spread = (centred.clone().square().mean_dim(1) + self.epsilon).sqrt();
+        [centred / spread.clone(), spread]
+    }
+
+    /// With n the normalised input and r its divisor: dn = dy w, dx = (dn − n mean(dn n)) ÷ r, less
+    /// the mean of dn if the input is centred, and dw = Σ dy n.
+    fn derived(&self, [input, weight]: [&Matrix; 2], gradient: Matrix) -> [Matrix; 2] {
+        let [scaled, spread] = self.scaled(input.clone());
+        let inner = gradient.clone() * wide(weight.clone());
+        let across = (inner.clone() * scaled.clone()).mean_dim(1);
+        let centred = match self.norm {
+            Norm::RmsNorm => inner,
+            Norm::LayerNorm => inner.clone() - inner.mean_dim(1),
+        };
+        let of_input = (centred - scaled.clone() * across) / spread;
+        [cast(of_input, float(input.dtype())), cast((gradient * scaled).sum_dim(0), float(weight.dtype()))]
+    }
+}
+
+impl Replayed<2> for Normed {
+    fn value(&self, [input, weight]: [Matrix; 2]) -> Matrix {
+        let width = float(input.dtype());
+        let [scaled, _] = self.scaled(input);
+        cast(scaled * wide(weight), width)
+    }
+
+    fn gradients(&self, [input, weight]: [Matrix; 2], gradient: Matrix) -> [Matrix; 2] {
+        self.derived([&input, &weight], wide(gradient))
+    }
+}
+
+impl Replayed<3> for Normed {
+    fn value(&self, [input, weight, bias]: [Matrix; 3]) -> Matrix {
+        let width = float(input.dtype());
+        let [scaled, _] = self.scaled(input);
+        cast(scaled * wide(weight) + wide(bias), width)
+    }
+
+    fn gradients(&self, [input, weight, bias]: [Matrix; 3], gradient: Matrix) -> [Matrix; 3] {
+        let gradient = wide(gradient);
+        let of_bias = cast(gradient.clone().sum_dim(0), float(bias.dtype()));
+        let [of_input, of_weight] = self.derived([&input, &weight], gradient);
+        [of_input, of_weight, of_bias]
+    }
+}

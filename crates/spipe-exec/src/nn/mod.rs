@@ -1,0 +1,8 @@
+//! Neural networks on one device: layers, their kernels, and the passes through consecutive layers.
+
+pub(crate) mod kernels;
+pub(crate) mod layers;
+pub(crate) mod passes;
+mod tensor;
+
+pub(crate) use tensor::{Matrix, Tensors, cast, float, wide};

@@ -1,0 +1,55 @@
+//! Why weights could not be read or written.
+
+use spipe_base::words_of;
+use std::{io, path::PathBuf};
+
+/// Why weights could not be read or written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WeightsError {
+    /// A file cannot be read or written.
+    #[error("cannot {what} `{}`: {reason}", .path.display())]
+    File {
+        /// The operation: read or write.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        reason: String,
+    },
+    /// The tensors of the model have no known names in Hugging Face's layout.
+    #[error("the weights of `{model}` have no known layout")]
+    NoLayout {
+        /// The model.
+        model: String,
+    },
+    /// Weights of another model.
+    #[error("`{}` does not hold the weights of `{model}`: {}", .path.display(), .differences.join("; "))]
+    Differs {
+        /// The file or folder.
+        path: PathBuf,
+        /// The model.
+        model: String,
+        /// Tensors that are missing or have another shape.
+        differences: Vec<String>,
+    },
+}
+
+impl WeightsError {
+    pub(super) fn file(what: &'static str, path: impl Into<PathBuf>, error: &io::Error) -> Self {
+        Self::File { what, path: path.into(), reason: words_of(error) }
+    }
+
+    /// Advice, if there is any.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::File { what: "read", .. } => {
+                Some("give a `.safetensors` file, or a folder with `model.safetensors` or the index of its parts")
+            }
+            Self::File { .. } => None,
+            Self::NoLayout { .. } => {
+                Some("known are Llama and its kin (SwiGLU, RMSNorm, rotary positions), GPT-2, and ViT with classes")
+            }
+            Self::Differs { .. } => Some("`spipe model import` makes the model that a `config.json` describes"),
+        }
+    }
+}

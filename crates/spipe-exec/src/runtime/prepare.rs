@@ -1,0 +1,187 @@
+//! Preparation of a run: checks, the initial state, and the devices.
+
+use crate::{
+    actions::{
+        Interpreter, LossScales,
+        pacer::Pacer,
+        store::Store,
+        task::{Task, computed_on, tasks},
+    },
+    data::Data,
+    device::{Binding, DeviceContext},
+    error::RunError,
+    inference::Inference,
+    nn::layers::{Reading, Unit, inferring_units, units},
+    options::Options,
+    persist::{
+        checkpoint::{Checkpoint, CheckpointError, Described, Identity, InitialState, OptimizerSettings},
+        weights::{self, Weights},
+    },
+    runtime::{bind::bind, hooks::Hooks, run::Job},
+};
+use burn::tensor::DType;
+use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId};
+use spipe_model::Precision;
+use spipe_plan::Plan;
+use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
+
+/// A run that is ready to start.
+pub(crate) struct Prepared<'a> {
+    pub interpreter: Interpreter<'a>,
+    /// The executor of each device, with its cores.
+    pub devices: Vec<Binding>,
+    pub warnings: Vec<String>,
+}
+
+/// Checks everything that can be refused, then finds the initial state and opens the devices.
+pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Result<Prepared<'a>, RunError> {
+    let Job { plan, program, data, options, hooks } = *job;
+    let context = plan.context();
+    let workload = context.workload();
+    let Checked { units, tasks, bound } = check(job, inference.is_none())?;
+    let (initial_state, warnings) = initial_state((plan, data), &units, options)?;
+    let contexts = open(plan, &bound, hooks)?;
+    let scales = LossScales::new(workload.precision, initial_state.loss_scale());
+    let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
+    let stores_half = |device: &&DeviceId| context.cost.storage(**device) != Precision::Fp32;
+    let interpreter = Interpreter {
+        program,
+        tasks,
+        computed_on: computed_on(program),
+        units,
+        contexts,
+        data,
+        reading: Reading::of(context.model),
+        batch: (workload.microbatch as usize, tokens as usize),
+        seed: options.seed,
+        initial_state,
+        inference,
+        optimizer: options.optimizer,
+        schedule: options.schedule,
+        steps: options.steps,
+        store: Store::default(),
+        pacer: Pacer::new(program.channels()),
+        clip_norm: workload.clip_norm,
+        verdicts: Mutex::new(BTreeMap::new()),
+        half: match dtype(workload.precision) {
+            DType::F32 => DType::BF16,
+            half => half,
+        },
+        half_devices: bound.keys().filter(stores_half).copied().collect(),
+        scales: Mutex::new(scales),
+        inject_nan: hooks.inject_nan,
+        first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
+    };
+    Ok(Prepared { interpreter, devices: bound.into_values().collect(), warnings })
+}
+
+/// The parts of a run that the checks produce.
+struct Checked {
+    units: Vec<Unit>,
+    tasks: IdVec<ActionId, Task>,
+    bound: BTreeMap<DeviceId, Binding>,
+}
+
+/// Checks the model, the program, the bindings, the data and the folder of saved weights.
+fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
+    let Job { plan, program, data, options, .. } = *job;
+    let context = plan.context();
+    let mut faults = Faults::new();
+    let units = if trains { units(context.model) } else { inferring_units(context.model) };
+    let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
+    let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
+    let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
+    let saves = options.checkpoints.is_some() || options.resume.is_some() || options.save_weights.is_some();
+    if saves && !trains {
+        let fault = Diagnostic::error("nothing is trained that a checkpoint or saved weights could hold");
+        faults.push(fault.hint("leave out `--checkpoint-dir` and `--save-weights`"));
+    }
+    faults.or(()).map_err(RunError::Unsupported)?;
+    if trains {
+        data.check(context.model, context.workload().seq_len)?;
+    }
+    if let Some(folder) = &options.save_weights {
+        weights::prepare(folder, context.model)?;
+    }
+    Ok(Checked { units, tasks, bound })
+}
+
+/// Opens all devices, which must compute in their storage types.
+fn open(
+    plan: &Plan,
+    bound: &BTreeMap<DeviceId, Binding>,
+    hooks: &Hooks<'_>,
+) -> Result<BTreeMap<DeviceId, DeviceContext>, RunError> {
+    let mut contexts = BTreeMap::new();
+    for (device, binding) in bound {
+        let mut context = DeviceContext::open(&binding.executor)?;
+        context.discrete_memory |= hooks.discrete_memory && context.emulated;
+        let stored = plan.context().cost.storage(*device);
+        if context.discrete_memory && !context.emulated && !context.device.supports_dtype(dtype(stored)) {
+            let fault = Diagnostic::error(format!("`{}` does not compute in {stored}", binding.executor));
+            let hint = "plan with `--precision fp32`, or for a profile that `spipe calibrate` has measured there";
+            return Err(RunError::Unsupported(fault.hint(hint).into()));
+        }
+        contexts.insert(*device, context);
+    }
+    Ok(contexts)
+}
+
+/// The type in which a precision stores numbers.
+const fn dtype(precision: Precision) -> DType {
+    match precision {
+        Precision::Fp32 => DType::F32,
+        Precision::Fp16 => DType::F16,
+        Precision::Bf16 => DType::BF16,
+    }
+}
+
+/// The state from which the run begins, with warnings.
+fn initial_state(
+    (plan, data): (&Plan, &Data),
+    units: &[Unit],
+    options: &Options,
+) -> Result<(InitialState, Vec<String>), RunError> {
+    let layers = described(plan, units);
+    let Some(checkpoint) = &options.resume else {
+        let tensors = layers.iter().map(|(_, parameters)| parameters.as_slice());
+        let open = |path: &PathBuf| Weights::open(path, plan.context().model, tensors);
+        let weights = options.weights.as_ref().map(open).transpose()?;
+        return Ok((InitialState::new(options.seed, &layers, weights), Vec::new()));
+    };
+    if checkpoint.step() >= options.steps {
+        let (path, done) = (checkpoint.path().into(), checkpoint.step());
+        return Err(CheckpointError::Done { path, done, asked: options.steps }.into());
+    }
+    resumed((plan, data), &layers, (options, checkpoint))
+}
+
+/// The state of a checkpoint, with warnings.
+pub(crate) fn resumed(
+    (plan, data): (&Plan, &Data),
+    layers: &[Described],
+    (options, checkpoint): (&Options, &Checkpoint),
+) -> Result<(InitialState, Vec<String>), RunError> {
+    let (state, mut warnings) = InitialState::resume(&identity(plan, data, options), layers, checkpoint)?;
+    let context = plan.context();
+    let trained = layers.iter().enumerate().map(|(layer, (_, parameters))| (LayerId::from(layer), &parameters[..]));
+    let untrained = state.untrained(trained.filter(|(layer, _)| context.cost.trained_parameters(*layer) > 0));
+    if let (Some(first), more) = (untrained.first(), untrained.len().saturating_sub(1)) {
+        let name = &layers[first.index()].0;
+        let layers = if more == 0 { format!("layer `{name}`") } else { format!("layer `{name}` and {more} more") };
+        warnings.push(format!("the checkpoint did not train {layers}: moments begin at zero there"));
+    }
+    Ok((state, warnings))
+}
+
+/// The identity of a run, which its checkpoints carry.
+pub(crate) fn identity(plan: &Plan, data: &Data, options: &Options) -> Identity {
+    let settings = OptimizerSettings::new(options.optimizer, options.schedule, options.steps);
+    Identity::new(plan, data, options.seed, settings)
+}
+
+/// The names and tensors of all layers.
+pub(crate) fn described(plan: &Plan, units: &[Unit]) -> Vec<Described> {
+    let names = plan.context().model.layers().iter().map(|layer| layer.name.clone());
+    names.zip(units.iter().map(Unit::parameters)).collect()
+}
