@@ -1,10 +1,11 @@
-//! Memory of the host and of this process, from Linux's `/proc`.
+//! Memory of the host and of this process.
 
+use super::system;
 use spipe_base::Bytes;
 
 /// All memory of the host; 8 GiB if it is unknown.
 pub fn host_memory() -> Bytes {
-    figure("/proc/meminfo", "MemTotal").unwrap_or(Bytes::gib(8))
+    system::total_memory().unwrap_or(Bytes::gib(8))
 }
 
 /// A measurement of how much this process grows.
@@ -16,25 +17,14 @@ pub(crate) struct Growth {
 impl Growth {
     /// Starts a measurement.
     pub fn start() -> Self {
-        // If the peak since the process began cannot be reset, it is an upper bound of the peak
-        // from now on.
-        let _ = std::fs::write("/proc/self/clear_refs", "5");
-        Self { before: figure("/proc/self/status", "VmRSS") }
+        system::reset_peak();
+        Self { before: system::resident() }
     }
 
     /// The peak resident size since the start, less the resident size at the start.
     pub fn most(self) -> Option<Bytes> {
-        figure("/proc/self/status", "VmHWM").zip(self.before).map(|(most, before)| most.saturating_sub(before))
+        system::peak_resident().zip(self.before).map(|(most, before)| most.saturating_sub(before))
     }
-}
-
-fn figure(file: &str, key: &str) -> Option<Bytes> {
-    kib(&std::fs::read_to_string(file).ok()?, key)
-}
-
-fn kib(text: &str, key: &str) -> Option<Bytes> {
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-    Some(Bytes::kib(line.trim().strip_suffix("kB")?.trim().parse().ok()?))
 }
 
 #[cfg(test)]
@@ -42,10 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_read_as_linux_writes_them() {
-        assert_eq!(kib("MemTotal:       16384 kB\nMemFree: 1 kB\n", "MemTotal"), Some(Bytes::mib(16)));
-        assert_eq!(kib("MemTotal:       16384 kB\nMemFree: 1 kB\n", "MemFree"), Some(Bytes::kib(1)));
-        assert_eq!(kib("nothing", "MemTotal"), None);
+    fn the_host_has_memory() {
         assert!(host_memory() > Bytes::mib(64));
     }
 

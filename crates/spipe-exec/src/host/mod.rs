@@ -1,7 +1,10 @@
-//! The machine that this process runs on, as Linux describes it.
+//! The machine that this process runs on: memory, and CPU time that others take.
 
 mod contention;
 mod memory;
+#[cfg_attr(target_os = "linux", path = "linux.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "unknown.rs")]
+mod system;
 
 pub use contention::Contention;
 pub(crate) use contention::Watch;
