@@ -1,12 +1,29 @@
-//! The arrows between the crates, as `crates/README.md` draws them.
+//! The dependencies between the crates, as `crates/README.md` draws them, and between the modules
+//! of each crate.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+#[path = "architecture/fixtures.rs"]
+mod fixtures;
+#[path = "architecture/graph.rs"]
+mod graph;
+#[path = "architecture/purity.rs"]
+mod purity;
+#[path = "architecture/source.rs"]
+mod source;
 
-/// What each crate may use directly, and through that.
-const MAY_USE: [(&str, &[&str]); 12] = [
+use graph::Graph;
+use purity::impurities;
+use serde_json::Value;
+use source::{Files, Modules};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+/// The dependencies that each crate may have, besides those of its dependencies.
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("spipe-base", &[]),
     ("spipe-model", &["spipe-base"]),
     ("spipe-hardware", &["spipe-base"]),
@@ -18,18 +35,24 @@ const MAY_USE: [(&str, &[&str]); 12] = [
     ("spipe-planner", &["spipe-schedule"]),
     ("spipe-timeline", &["spipe-trace"]),
     ("spipe-exec", &["spipe-schedule", "spipe-trace"]),
-    ("spipe", &["spipe-sim", "spipe-planner", "spipe-timeline", "spipe-exec"]),
+    ("spipe-reproduce", &["spipe-sim", "spipe-planner", "spipe-timeline"]),
+    ("spipe", &["spipe-reproduce", "spipe-exec"]),
 ];
 
-/// The crates that may be used by others only through the one named: no other crate may depend on them.
-const KEPT_INSIDE: [(&str, &str); 5] = [
+/// The packages that only the crate named beside them may depend on.
+const KEPT_INSIDE: [(&str, &str); 6] = [
     ("petgraph", "spipe-hardware"),
     ("good_lp", "spipe-planner"),
+    ("highs", "spipe-planner"),
     ("plotters", "spipe-timeline"),
     ("burn", "spipe-exec"),
     ("clap", "spipe"),
 ];
 
+/// The crates whose top-level modules still form a cycle.
+const NOT_YET: [&str; 4] = ["spipe-exec", "spipe-plan", "spipe-planner", "spipe-schedule"];
+
+/// Collects the dependencies of `name`, and theirs.
 fn reach<'a>(name: &'a str, all: &BTreeMap<&'a str, &'a [&'a str]>, into: &mut BTreeSet<&'a str>) {
     for next in all[name] {
         if into.insert(next) {
@@ -38,7 +61,7 @@ fn reach<'a>(name: &'a str, all: &BTreeMap<&'a str, &'a [&'a str]>, into: &mut B
     }
 }
 
-/// What cargo says of the workspace's own packages.
+/// The workspace's own packages, from `cargo metadata`.
 fn packages() -> Vec<Value> {
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
@@ -49,6 +72,35 @@ fn packages() -> Vec<Value> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     metadata["packages"].as_array().unwrap().clone()
+}
+
+/// The sources of each folder of `crates/`, by the folder's name.
+fn sources() -> BTreeMap<String, Files> {
+    let workspace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let mut sources = BTreeMap::new();
+    for folder in fs::read_dir(workspace.join("crates")).unwrap().map(Result::unwrap) {
+        let mut files = Files::new();
+        let mut open = vec![folder.path().join("src")];
+        while let Some(path) = open.pop() {
+            if path.is_dir() {
+                open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                let name = path.strip_prefix(workspace).unwrap().to_str().unwrap().replace('\\', "/");
+                files.insert(name, fs::read_to_string(&path).unwrap());
+            }
+        }
+        if !files.is_empty() {
+            sources.insert(folder.file_name().into_string().unwrap(), files);
+        }
+    }
+    assert!(sources.len() > 10, "only {} crates were found", sources.len());
+    sources
+}
+
+/// The modules of the library and of the program of the crate in `folder`.
+fn roots(folder: &str, files: &Files) -> Vec<Modules> {
+    let roots = ["lib.rs", "main.rs"].map(|name| format!("crates/{folder}/src/{name}"));
+    roots.iter().filter(|root| files.contains_key(*root)).map(|root| source::modules(files, root)).collect()
 }
 
 #[test]
@@ -76,31 +128,44 @@ fn dependencies_point_downwards() {
     assert_eq!(seen, all.keys().copied().collect(), "the table and the workspace agree");
 }
 
-/// Below the command, nobody opens files, prints, reads the clock or the environment; the executor, which must, excepted, and
-/// the planner's clock for its time limit.
+/// The top-level modules of a crate form no import cycle.
+#[test]
+fn modules_form_no_import_cycle() {
+    let mut cyclic = BTreeMap::new();
+    let sources = sources();
+    for (folder, files) in &sources {
+        let mut report = String::new();
+        let mut read = BTreeSet::new();
+        for modules in roots(folder, files) {
+            report.extend(Graph::of(&modules).components().iter().map(ToString::to_string));
+            read.extend(modules.into_values().map(|module| module.file));
+        }
+        let unread: Vec<&String> = files.keys().filter(|file| !read.contains(*file)).collect();
+        assert!(unread.is_empty(), "no module of {folder} declares {unread:?}");
+        if !report.is_empty() {
+            cyclic.insert(folder.as_str(), report);
+        }
+    }
+    let report: String = cyclic.iter().map(|(folder, report)| format!("crates/{folder}\n{report}")).collect();
+    assert_eq!(cyclic.into_keys().collect::<BTreeSet<_>>(), NOT_YET.into(), "crates with cycles:\n{report}");
+}
+
+/// Below the command, no code opens files, prints, or reads the clock or the environment.
+/// The executor is excepted, and so is the planner's clock, for its time limit.
 #[test]
 fn the_core_is_pure() {
-    let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates");
-    let forbidden = ["std::fs", "std::env", "std::io::stdin", "SystemTime", "println!", "Instant::now"];
-    let excepted = |name: &str, word: &str| {
-        matches!(name, "spipe-cli" | "spipe-exec" | "cubecl-llvm")
-            || (name == "spipe-planner" && word == "Instant::now")
-    };
     let mut looked_at = 0;
-    for folder in std::fs::read_dir(crates).unwrap().map(Result::unwrap) {
-        let name = folder.file_name().into_string().unwrap();
-        let mut open = vec![folder.path().join("src")];
-        while let Some(path) = open.pop() {
-            if path.is_dir() {
-                open.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-            } else if path.extension().is_some_and(|end| end == "rs") {
-                looked_at += 1;
-                let text = std::fs::read_to_string(&path).unwrap();
-                for word in forbidden.into_iter().filter(|word| !excepted(&name, word)) {
-                    assert!(!text.contains(word), "{} uses {word}", path.display());
-                }
+    for (folder, files) in &sources() {
+        if matches!(folder.as_str(), "spipe-cli" | "spipe-exec" | "cubecl-llvm") {
+            continue;
+        }
+        for module in roots(folder, files).iter().flat_map(BTreeMap::values).filter(|module| !module.test) {
+            looked_at += 1;
+            for (what, line) in impurities(module) {
+                let excepted = folder == "spipe-planner" && what == "std::time::Instant";
+                assert!(excepted, "{}:{line} uses `{what}`", module.file);
             }
         }
     }
-    assert!(looked_at > 50, "only {looked_at} files were found");
+    assert!(looked_at > 50, "only {looked_at} modules were found");
 }
