@@ -93,6 +93,15 @@ fn paths_in_macros_and_attributes_count() {
 }
 
 #[test]
+fn every_file_of_a_module_with_one_for_each_platform_counts() {
+    let root = ("lib.rs", "mod a; mod b; mod c;");
+    let a =
+        ("a.rs", "#[cfg_attr(unix, path = \"a/unix.rs\")]\n#[cfg_attr(not(unix), path = \"a/other.rs\")]\nmod system;");
+    let [unix, other] = [("a/unix.rs", "use super::super::b;"), ("a/other.rs", "\nuse crate::c;")];
+    assert_eq!(arrows(&[root, a, unix, other, ("b.rs", ""), ("c.rs", "")]), "a->b:1 a->c:2");
+}
+
+#[test]
 fn code_for_tests_alone_is_left_out() {
     let root = ("lib.rs", "mod a; mod b; #[cfg(test)] mod common; #[cfg(test)] #[path = \"../tests/far.rs\"] mod far;");
     let a = (

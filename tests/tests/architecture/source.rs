@@ -6,7 +6,7 @@
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use syn::{
-    Attribute, Expr, ExprLit, Item, ItemMod, Lit, Meta, UseTree,
+    Attribute, Expr, ExprLit, Item, ItemMod, Lit, Meta, MetaList, MetaNameValue, Token, UseTree,
     punctuated::Punctuated,
     visit::{self, Visit},
 };
@@ -113,31 +113,49 @@ impl Reader<'_> {
         if let Some((_, items)) = &child.content {
             return self.items(place, &format!("{siblings}/{name}"), items);
         }
-        let candidates = match path_attribute(&child.attrs) {
-            Some(path) => vec![format!("{}/{path}", place.file.rsplit_once('/').unwrap_or_default().0)],
-            None => vec![format!("{siblings}/{name}.rs"), format!("{siblings}/{name}/mod.rs")],
-        };
-        match candidates.into_iter().find(|file| self.files.contains_key(file)) {
-            Some(file) => {
-                place.file = file;
-                self.file(place);
+        let folder = place.file.rsplit_once('/').unwrap_or_default().0.to_owned();
+        let stated: Vec<String> = paths(&child.attrs).iter().map(|path| format!("{folder}/{path}")).collect();
+        let usual = vec![format!("{siblings}/{name}.rs"), format!("{siblings}/{name}/mod.rs")];
+        let candidates = if stated.is_empty() { usual } else { stated };
+        let files: Vec<String> = candidates.into_iter().filter(|file| self.files.contains_key(file)).collect();
+        // The files of tests may lie elsewhere.
+        assert!(place.test || !files.is_empty(), "{} declares the module `{name}`, which has no file", place.file);
+        let module = std::mem::take(&mut place.path);
+        for (index, file) in files.into_iter().enumerate() {
+            // One module may have a file for each platform.
+            let mut path = module.clone();
+            if index > 0 {
+                path.pop();
+                path.push(format!("{name} ({file})"));
             }
-            // The files of tests may lie elsewhere.
-            None => assert!(place.test, "{} declares the module `{name}`, which has no file", place.file),
+            self.file(Place { path, file, ..place });
         }
     }
 }
 
-/// The value of `#[path = "…"]`.
-fn path_attribute(attributes: &[Attribute]) -> Option<String> {
-    let values = attributes.iter().filter(|attribute| attribute.path().is_ident("path"));
-    values.into_iter().find_map(|attribute| match &attribute.meta {
-        Meta::NameValue(pair) => match &pair.value {
-            Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Some(text.value()),
-            _ => None,
-        },
+/// The values of `#[path = "…"]`, also where it is conditional.
+fn paths(attributes: &[Attribute]) -> Vec<String> {
+    let paths = attributes.iter().flat_map(|attribute| match &attribute.meta {
+        Meta::List(list) if list.path.is_ident("cfg_attr") => parts(list).iter().filter_map(path_of).collect(),
+        meta => path_of(meta).into_iter().collect::<Vec<_>>(),
+    });
+    paths.collect()
+}
+
+/// The value of `path = "…"`.
+fn path_of(meta: &Meta) -> Option<String> {
+    match meta {
+        Meta::NameValue(MetaNameValue { path, value: Expr::Lit(ExprLit { lit: Lit::Str(text), .. }), .. }) => {
+            path.is_ident("path").then(|| text.value())
+        }
         _ => None,
-    })
+    }
+}
+
+/// The arguments of an attribute.
+fn parts(list: &MetaList) -> Vec<Meta> {
+    let parts = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
+    parts.map(|parts| parts.into_iter().collect()).unwrap_or_default()
 }
 
 /// The name that an item defines.
@@ -168,11 +186,10 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
 
 /// Whether a condition of `cfg` holds in tests alone.
 fn needs_test(condition: &Meta) -> bool {
-    let parts = |list: &syn::MetaList| list.parse_args_with(Punctuated::<Meta, syn::Token![,]>::parse_terminated);
     match condition {
         Meta::Path(path) => path.is_ident("test"),
-        Meta::List(list) if list.path.is_ident("all") => parts(list).is_ok_and(|all| all.iter().any(needs_test)),
-        Meta::List(list) if list.path.is_ident("any") => parts(list).is_ok_and(|any| any.iter().all(needs_test)),
+        Meta::List(list) if list.path.is_ident("all") => parts(list).iter().any(needs_test),
+        Meta::List(list) if list.path.is_ident("any") => parts(list).iter().all(needs_test),
         _ => false,
     }
 }
