@@ -1,6 +1,6 @@
-//! Plan files: JSON that carries everything the plan needs, model and machine included.
+//! Plan files: JSON that contains the plan with its model and machine.
 
-use crate::{FORMAT_VERSION, Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System};
+use crate::{Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
@@ -8,17 +8,20 @@ use spipe_hardware::Hardware;
 use spipe_model::Model;
 use std::collections::BTreeMap;
 
-/// An input file carried along, so that a plan means the same when the file has changed since.
+/// The version that plan files carry.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// A copy of an input file, so that a plan keeps its meaning when the file changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Embedded {
-    /// Its name.
+    /// The name of the model or machine.
     pub name: String,
-    /// Its text.
+    /// The text of the file.
     pub toml: String,
 }
 
-/// A plan as the file writes it.
+/// The content of a plan file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PlanFile {
@@ -26,20 +29,20 @@ pub struct PlanFile {
     pub format_version: u32,
     /// The system that schedules the stages.
     pub system: System,
-    /// What the system leaves to choose.
+    /// The options of the system.
     #[serde(default)]
     pub knobs: Knobs,
-    /// What one iteration consumes.
+    /// The workload of one iteration.
     pub workload: Workload,
     /// The stages, in model order.
     pub stages: Vec<StageFile>,
-    /// The stages of the backward, in model order, where they are not those of the forward.
+    /// The stages of the backward, in model order, if they differ from those of the forward.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub backward: Vec<StageFile>,
     /// How the planner's search ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<OutcomeStatus>,
-    /// Which planner.
+    /// The planner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<String>,
     /// A proven lower bound of the iteration time.
@@ -51,10 +54,11 @@ pub struct PlanFile {
     /// The simulated iteration time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulated_iteration_ms: Option<f64>,
-    /// What it would gain from more of each resource.
+    /// The gain from more of each resource.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sensitivity: Vec<Gain>,
-    /// What each memory must hold, by its name; for information, it is counted again when the plan is read.
+    /// The peak of each memory, by name. For information only: it is computed again when the plan
+    /// is read.
     #[serde(default)]
     pub peak_bytes: BTreeMap<String, Bytes>,
     /// The model.
@@ -70,6 +74,9 @@ pub fn schema() -> schemars::Schema {
 
 impl Plan {
     /// Reads and checks a plan file; `file` is its name in messages.
+    ///
+    /// # Errors
+    /// Every fault of the text and of the placement, with its position.
     pub fn from_json(file: &str, text: &str) -> Result<Self, Faults> {
         let parsed: PlanFile = serde_json::from_str(text).map_err(|error| json_fault(file, text, &error))?;
         if parsed.format_version != FORMAT_VERSION {
@@ -83,7 +90,7 @@ impl Plan {
         let model = Model::from_toml(&format!("{file}#model"), &parsed.model.toml)?;
         let hardware = Hardware::from_toml(&format!("{file}#hardware"), &parsed.hardware.toml)?;
         let placement = place(file, text, &parsed, &hardware)?;
-        sensible(file, text, &parsed)?;
+        check_figures(file, text, &parsed)?;
         let position = |stage: StageId| Some(stage_position(file, text, stage.index()));
         let plan = Self::located(model, hardware, parsed.workload, (placement, &position))?;
         Ok(match (parsed.planner, parsed.status) {
@@ -99,7 +106,7 @@ impl Plan {
         })
     }
 
-    /// The plan as a file.
+    /// The plan as the content of a plan file.
     pub fn to_file(&self) -> PlanFile {
         let outcome = self.outcome.as_ref();
         PlanFile {
@@ -147,8 +154,8 @@ fn json_fault(file: &str, text: &str, error: &serde_json::Error) -> Faults {
     diagnostic.hint(hint).into()
 }
 
-/// What the planner has said of the plan is possible.
-fn sensible(file: &str, text: &str, parsed: &PlanFile) -> Result<(), Faults> {
+/// Refuses figures of a planner's report that are out of range.
+fn check_figures(file: &str, text: &str, parsed: &PlanFile) -> Result<(), Faults> {
     const HINT: &str = "write it again with `spipe plan --improve`";
     let figures = [
         ("objective-ms", parsed.objective_ms, f64::INFINITY, "0 or more"),
@@ -179,7 +186,7 @@ fn place(file: &str, text: &str, parsed: &PlanFile, hardware: &Hardware) -> Resu
     Ok(Placement::new(parsed.system, stages).with_knobs(parsed.knobs).with_backward(backward))
 }
 
-/// Where the `index`th stage starts: the `index`th `"device"` key after `"stages"`.
+/// The position of the `index`th stage: that of the `index`th `"device"` key after `"stages"`.
 fn stage_position(file: &str, text: &str, index: usize) -> Position {
     let stages = text.find("\"stages\"").unwrap_or(0);
     let offset = text[stages..].match_indices("\"device\"").nth(index).map_or(stages, |(at, _)| stages + at);

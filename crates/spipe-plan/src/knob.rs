@@ -1,38 +1,39 @@
-//! The knobs that planners turn, by name.
+//! Numeric knobs by name, as planners and pins use them.
 
 use crate::{Family, Knobs, System};
 use std::fmt;
 
-/// A knob that is a number; one that is on or off is 1 or 0.
+/// A knob as a number; a switch is 1 or 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Knob {
-    /// More warm-up forwards of a CPU stage and those before it.
+    /// Additional warm-up forwards of a CPU stage and of the stages before it.
     HeadStart,
-    /// Microbatches that go through one chunk before the next.
+    /// Microbatches per group.
     Group,
-    /// Activations of one microbatch that a device may hold.
+    /// The most activations, in microbatches of one stage, that a device may hold.
     MemoryLimit,
-    /// Microbatches of what a device's stages offload on their way out, and as many on their way back.
+    /// Offload slots of a device per direction, in microbatches.
     OffloadSlots,
-    /// Whether sockets step first what the next iteration needs first.
+    /// Whether sockets give priority to the optimizer steps that the next iteration needs first.
     UrgentSteps,
-    /// Whether gradients leave with each microbatch.
+    /// Whether gradients are copied to the host after each microbatch.
     GradientsLeave,
-    /// Whether steps are a phase of their own.
+    /// Whether all optimizer steps wait for the end of the backward.
     SynchronousOptimizer,
-    /// How many GPUs share everything.
+    /// The number of GPUs over which everything is sharded.
     Shards,
-    /// k, the layers on the GPU.
+    /// k, the resident layers of a GPU, or its gathered stages.
     Resident,
     /// k′, the layers exchanged at a time.
     Swap,
 }
 
 impl Knob {
-    /// The largest value: more than any model has layers or any batch microbatches, and small enough to multiply bytes with.
+    /// The largest value. It exceeds the layers of any model and the microbatches of any batch, and
+    /// a product with bytes does not overflow.
     pub const LARGEST: u64 = 1 << 20;
 
-    /// Every one of them.
+    /// Every knob.
     pub const ALL: [Self; 10] = [
         Self::HeadStart,
         Self::Group,
@@ -62,19 +63,19 @@ impl Knob {
         }
     }
 
-    /// Whether it is on or off.
+    /// Whether the knob is a switch.
     pub const fn is_switch(self) -> bool {
         matches!(self, Self::UrgentSteps | Self::GradientsLeave | Self::SynchronousOptimizer)
     }
 
-    /// Whether a system has it.
+    /// Whether `system` has the knob.
     pub fn is_of(self, system: System) -> bool {
         match self {
             Self::HeadStart => system == System::Hybrid,
             Self::Group => matches!(system, System::Gis | System::GisH),
             Self::MemoryLimit => matches!(system, System::Zb1p | System::Zb2p),
             Self::OffloadSlots => system.family() == Family::Pipeline,
-            Self::UrgentSteps => system.family() != Family::Rounds && !system.is_stale(),
+            Self::UrgentSteps => system.family() != Family::Streamed && !system.is_stale(),
             Self::GradientsLeave => system.steps_on_host(),
             Self::SynchronousOptimizer => {
                 matches!(system, System::Spipe | System::ZeroOffload) || system.family() == Family::Sharded
@@ -85,7 +86,7 @@ impl Knob {
         }
     }
 
-    /// Its value, if one is given; no head start is one of 0.
+    /// The value in `knobs`, if one is given. A head start always has one, 0 by default.
     pub const fn of(self, knobs: &Knobs) -> Option<u64> {
         match self {
             Self::HeadStart => Some(knobs.head_start),
@@ -101,7 +102,7 @@ impl Knob {
         }
     }
 
-    /// The same knobs with it at `value`.
+    /// The same knobs with this one at `value`.
     pub const fn set(self, knobs: Knobs, value: u64) -> Knobs {
         match self {
             Self::HeadStart => Knobs { head_start: value, ..knobs },
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_is_there_under_the_name_of_plan_files() {
+    fn set_values_are_read_back_and_written_under_their_names() {
         for knob in Knob::ALL {
             let value = if knob.is_switch() { 1 } else { 3 };
             let knobs = knob.set(Knobs::default(), value);

@@ -5,63 +5,71 @@ use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_hardware::Hardware;
 
-/// The fewest stages that a device has in whole of what all share: one that computes, and one that comes.
+/// The fewest gathered stages per device of a sharded placement: one that computes, and one that is
+/// being gathered.
 pub const FEWEST_RESIDENT: u64 = 2;
 
-/// One microbatch of activations that is computed on, and one that moves.
+/// The fewest offload slots per direction: one for the microbatch in computation, and one for a
+/// copy under way.
 pub const FEWEST_OFFLOAD_SLOTS: u64 = 2;
 
-/// What a system leaves to choose. What is not given is the system's own default.
+/// The options of a system. Those not given have the system's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Knobs {
-    /// More warm-up forwards of a CPU stage and those before it (`hybrid`).
+    /// Additional warm-up forwards of a CPU stage and of the stages before it (`hybrid`).
     #[serde(skip_serializing_if = "is_zero")]
     pub head_start: u64,
-    /// Microbatches that go through one chunk before the next (`gis`, `gis-h`).
+    /// Microbatches per group: a group passes through one chunk before the next (`gis`, `gis-h`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<u64>,
-    /// Activations of one microbatch that a device may hold (`zb-1p`, `zb-2p`).
+    /// The most activations, in microbatches of one stage, that a device may hold (`zb-1p`,
+    /// `zb-2p`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
-    /// How many microbatches of what its stages offload a device may hold on their way out, and as many on their way back, at least
-    /// 2: one that is computed on, and one that moves; 2 without (pipelines).
+    /// Offload slots of a device per direction, in microbatches: at least 2, one in computation and
+    /// one being copied; default 2 (pipelines).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_slots: Option<u64>,
-    /// Whether sockets step, of what is there to step, what the next iteration needs first, not what came first (pipelines whose
-    /// steps end with their iteration, and what all GPUs share).
+    /// Whether a socket gives priority to the optimizer steps that the next iteration needs first;
+    /// otherwise it runs them in order of arrival (pipelines without stale gradients, and sharded
+    /// systems).
     #[serde(skip_serializing_if = "is_false")]
     pub urgent_steps: bool,
-    /// Whether gradients leave with each microbatch and are added up on the host, so that none stays on a GPU, not once they are complete
-    /// (`zero-offload`, `zero-offload-delayed`).
+    /// Whether gradients are copied to the host after each microbatch and accumulated there, so
+    /// that no GPU holds a sum; otherwise they are copied once, when complete (`zero-offload`,
+    /// `zero-offload-delayed`).
     #[serde(skip_serializing_if = "is_false")]
     pub gradients_leave: bool,
-    /// How many GPUs share parameters, gradients and optimizer state, counted from the first; all without (`fsdp`,
-    /// `zero-infinity`).
+    /// The number of GPUs, counted from the first, over which parameters, gradients and optimizer
+    /// state are sharded; default all (`fsdp`, `zero-infinity`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<u64>,
-    /// k, the layers on the GPU (`superpipeline`); the stages that a GPU has in whole, those used last and those that come, at least 2, and 2
-    /// without (`fsdp`, `zero-infinity`).
+    /// k, the resident layers of a GPU (`superpipeline`); the gathered stages of a GPU, those used
+    /// last and those being gathered, at least 2, default 2 (`fsdp`, `zero-infinity`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resident: Option<u64>,
     /// k′, the layers exchanged at a time (`superpipeline`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap: Option<u64>,
-    /// Whether unchanged parameters are copied back to the host although they are there (`superpipeline`).
+    /// Whether parameters are copied back to the host although the host has them unchanged
+    /// (`superpipeline`).
     #[serde(skip_serializing_if = "is_false")]
     pub write_back: bool,
-    /// Whether the layers of an exchange are copied one by one, not in one piece (`superpipeline`).
+    /// Whether the layers of an exchange are copied one by one instead of together
+    /// (`superpipeline`).
     #[serde(skip_serializing_if = "is_false")]
     pub sequential: bool,
-    /// Whether checkpoints are sent only when they are needed (`spipe`; for comparison).
+    /// Whether checkpoints are sent only in the step before their use (`spipe`; for comparison).
     #[serde(skip_serializing_if = "is_false")]
     pub synchronous_checkpoints: bool,
-    /// Whether the optimizer waits for the end of the backward (`spipe`, `zero-offload`, `fsdp`, `zero-infinity`; for comparison); but in
-    /// `spipe` the next iteration waits for all steps as well, as with DeepSpeed's and PyTorch's `step()`.
+    /// Whether the optimizer waits for the end of the backward (`spipe`, `zero-offload`, `fsdp`,
+    /// `zero-infinity`; for comparison). Except in `spipe`, the next iteration also waits for all
+    /// optimizer steps, as with DeepSpeed's and PyTorch's `step()`.
     #[serde(skip_serializing_if = "is_false")]
     pub synchronous_optimizer: bool,
-    /// Whether steps taken on trust are undone by arithmetic from their gradients, nearly exactly, instead of from a log of what
-    /// was there before, exactly (`spipe`).
+    /// Whether speculative optimizer steps are undone by arithmetic from their gradients, which is
+    /// not exact to the last bit, instead of from an undo log, which is (`spipe`).
     #[serde(skip_serializing_if = "is_false")]
     pub arithmetic_undo: bool,
 }
@@ -81,26 +89,26 @@ const fn is_false(value: &bool) -> bool {
 pub struct Placement {
     /// The system.
     pub system: System,
-    /// What it leaves to choose.
+    /// Its options.
     pub knobs: Knobs,
     /// The stages, in model order.
     pub stages: IdVec<StageId, Stage>,
-    /// The stages of the backward, in model order, where they are not those of the forward.
+    /// The stages of the backward, in model order; empty if they are those of the forward.
     pub backward: IdVec<StageId, Stage>,
 }
 
 impl Placement {
-    /// Stages that serve both passes, under the defaults of `system`.
+    /// A placement with the same stages in both passes and the default options of `system`.
     pub fn new(system: System, stages: impl IntoIterator<Item = Stage>) -> Self {
         Self { system, knobs: Knobs::default(), stages: stages.into_iter().collect(), backward: IdVec::new() }
     }
 
-    /// The same with those knobs.
+    /// The same placement with other options.
     pub fn with_knobs(self, knobs: Knobs) -> Self {
         Self { knobs, ..self }
     }
 
-    /// The same with those stages for the backward.
+    /// The same placement with its own stages for the backward.
     pub fn with_backward(self, stages: impl IntoIterator<Item = Stage>) -> Self {
         Self { backward: stages.into_iter().collect(), ..self }
     }
@@ -115,7 +123,7 @@ impl Placement {
         self.stages.iter().chain(&self.backward)
     }
 
-    /// The devices that compute, each once, in the order of the first stages on them.
+    /// The devices that compute, without repetition, in the order of their first stages.
     pub fn devices(&self) -> Vec<DeviceId> {
         let mut devices = Vec::new();
         for stage in self.all_stages() {
@@ -126,38 +134,45 @@ impl Placement {
         devices
     }
 
-    /// The GPUs that share everything ([`crate::Family::Sharded`]): the first of the machine, as many as the knob says.
+    /// The GPUs of a sharded placement ([`crate::Family::Sharded`]): the first `knobs.shards` of
+    /// the machine.
     pub fn participants(&self, hardware: &Hardware) -> Vec<DeviceId> {
         let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
         gpus.take(self.knobs.shards.map_or(usize::MAX, |shards| shards as usize)).collect()
     }
 
-    /// How many stages a device has in whole of what all share ([`crate::Family::Sharded`]).
+    /// The gathered stages per device of a sharded placement ([`crate::Family::Sharded`]).
     pub fn resident_stages(&self) -> usize {
         self.knobs.resident.unwrap_or(FEWEST_RESIDENT) as usize
     }
 
-    /// How many microbatches of what its stages offload each device may hold on their way out, and as many on their way back.
+    /// The offload slots of each device per direction, in microbatches.
     pub fn offload_slots(&self) -> u64 {
         self.knobs.offload_slots.unwrap_or(FEWEST_OFFLOAD_SLOTS)
     }
 
-    /// How many stages each device has, rounded up.
+    /// Stages per device, rounded up.
     pub fn chunks(&self) -> usize {
         self.stages.len().div_ceil(self.devices().len().max(1))
     }
 }
 
-/// How many microbatches a stage holds at most between forward and backward.
+/// The most microbatches that a stage holds between forward and backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFlight(pub u64);
 
 impl InFlight {
-    /// The peak of stage `stage` of p under the placement's system where it has a closed form: m for GPipe, min(m, p − i) for
-    /// 1F1B, min(m, p − i + H) where a CPU stage lies at or after stage i for the hybrid. Where an algorithm makes the order, the
-    /// 1 that is certain; lowering counts the rest.
+    /// The peak of stage i = `stage` of p stages with m = `microbatches`, where the system has a
+    /// closed form:
+    ///
+    /// - GPipe: m;
+    /// - 1F1B: min(m, p − i);
+    /// - hybrid: min(m, p − i + H) if stage i or a later one is on a CPU, with head start H.
+    ///
+    /// For systems whose order comes from an algorithm it is the certain minimum, 1; [`Held`] has
+    /// the count of a known order.
     pub fn of(placement: &Placement, stage: StageId, microbatches: u64, is_cpu: impl Fn(DeviceId) -> bool) -> Self {
-        // Adjacent stages of one device take their turn together.
+        // Adjacent stages of one device run as one stage.
         let behind = &placement.stages.as_slice()[stage.index()..];
         let after = behind.chunk_by(|stage, next| stage.device == next.device).count() as u64;
         Self(match placement.system {
@@ -177,20 +192,21 @@ impl InFlight {
     }
 }
 
-/// What a stage holds at most between passes, in microbatches.
+/// The most that a stage holds between passes under a known order, in microbatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Between forward and the end of the backward, when the device of the stage holds the most bytes.
+    /// Between forward and the end of the backward, at the time when the device holds the most
+    /// bytes.
     pub in_flight: InFlight,
-    /// The same at any time.
+    /// Between forward and the end of the backward, at any time.
     pub at_most: u64,
-    /// Of these, between the two parts of a split backward.
+    /// Between the two parts of a split backward; included in `at_most`.
     pub awaiting_weights: u64,
-    /// Outputs that the next stage, on the same device, has not taken yet.
+    /// Outputs that the next stage, on the same device, has not consumed yet.
     pub outputs: u64,
-    /// Gradients that the stage before, on the same device, has not taken yet.
+    /// Gradients that the stage before, on the same device, has not consumed yet.
     pub gradients: u64,
-    /// Outputs on their way to another device at once, and as many on their way here.
+    /// Outputs being copied to another device, and as many arriving from one.
     pub slots: u64,
 }
 

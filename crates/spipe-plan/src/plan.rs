@@ -1,102 +1,46 @@
 //! The checked plan and its parts.
 
-use crate::{Placement, Stage, Weights};
+use crate::{Context, Placement, StageFootprint, check::check_at, footprint};
 use serde::{Deserialize, Serialize};
-use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, LayerRange, MemoryId, Position, StageId};
-use spipe_cost::{CostTable, Mode, Workload};
+use spipe_base::{Bytes, Diagnostic, Faults, MemoryId, Position, StageId};
+use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Architecture, Model};
+use spipe_model::Model;
 use std::collections::BTreeMap;
-
-/// What a placement is judged against: the model, the machine, and the costs of one on the other.
-#[derive(Clone, Copy, Debug)]
-pub struct Context<'a> {
-    /// The model.
-    pub model: &'a Model,
-    /// The machine.
-    pub hardware: &'a Hardware,
-    /// The costs of the one on the other.
-    pub cost: &'a CostTable,
-}
-
-impl Context<'_> {
-    /// What is asked of the model.
-    pub fn workload(&self) -> &Workload {
-        self.cost.workload()
-    }
-
-    /// Whether `device` is a CPU socket.
-    pub fn is_cpu(&self, device: DeviceId) -> bool {
-        matches!(self.hardware.devices()[device].kind, spipe_hardware::DeviceKind::Socket { .. })
-    }
-
-    /// Whether any of `layers` has parameters that are trained.
-    pub fn trains(&self, layers: LayerRange) -> bool {
-        layers.iter().any(|layer| self.cost.trained_parameters(layer) > 0)
-    }
-
-    /// The device that steps a stage: the socket that it names, the one at the memory that it streams from, or its own.
-    pub fn steps(&self, stage: &Stage) -> DeviceId {
-        let streamed = match stage.weights {
-            Weights::Streamed(home) => self.hardware.memories()[home].device,
-            Weights::Resident => None,
-        };
-        stage.optimizer.or(streamed).unwrap_or(stage.device)
-    }
-
-    /// The part of `layers` that a backward runs through: none in inference, and none where nothing at or below them trains.
-    pub fn backward_of(&self, layers: LayerRange) -> Option<LayerRange> {
-        LayerRange::new(layers.first().max(self.cost.without_backward().into()), layers.last())
-    }
-
-    /// Whether an iteration reads what the one before has found: the next token of each sequence, or images with less noise.
-    pub fn feeds_back(&self) -> bool {
-        match (self.model.architecture(), self.workload().mode) {
-            (Architecture::Unet(_), mode) => mode != Mode::Train,
-            (Architecture::Vision(_), _) => false,
-            (_, mode) => mode == Mode::Generate,
-        }
-    }
-
-    /// Whether the backward of `layers` hands a gradient to the layer before them.
-    pub fn passes_gradient(&self, layers: LayerRange) -> bool {
-        self.cost.without_backward() < layers.first().index()
-    }
-}
 
 /// How a planner's search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OutcomeStatus {
-    /// The plan is the best one for the planner's objective.
+    /// The plan is proven optimal for the planner's objective.
     Optimal,
-    /// A plan, without proof.
+    /// A plan without proof of optimality.
     Feasible,
     /// No plan fits.
     Infeasible,
-    /// The limit struck first; the plan is the best one found.
+    /// The search reached its limit; the plan is the best one found.
     Stopped,
 }
 
-/// What a plan would gain from more of a resource.
+/// The gain of a plan from more of one resource.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Gain {
-    /// Which: `vram`, `dram`, `dram-bandwidth`, `pcie` or `flops`.
+    /// The resource: `vram`, `dram`, `dram-bandwidth`, `pcie` or `flops`.
     pub resource: String,
-    /// How much more, as a fraction.
+    /// The addition, as a fraction of the resource.
     pub more: f64,
-    /// The simulated iteration of the best plan found with that.
+    /// The simulated iteration time of the best plan found with the addition.
     pub iteration_ms: f64,
-    /// The iteration without ÷ that with it.
+    /// The iteration time without the addition ÷ the one with it.
     pub speedup: f64,
 }
 
-/// What a planner says of its plan.
+/// A planner's report on its plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Outcome {
-    /// Which planner.
+    /// The planner.
     pub planner: String,
     /// How its search ended.
     pub status: OutcomeStatus,
@@ -106,7 +50,7 @@ pub struct Outcome {
     pub gap: Option<f64>,
     /// The simulated iteration time.
     pub simulated_iteration_ms: Option<f64>,
-    /// What it would gain from more of each resource, where that was asked for.
+    /// The gain from more of each resource, if a sensitivity analysis was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sensitivity: Vec<Gain>,
 }
@@ -123,12 +67,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Checks `placement` and joins it to what it was made for; all faults are reported.
+    /// Checks `placement` and joins it to the model, the machine and the workload.
+    ///
+    /// # Errors
+    /// Every fault of the placement.
     pub fn new(model: Model, hardware: Hardware, workload: Workload, placement: Placement) -> Result<Self, Faults> {
         Self::located(model, hardware, workload, (placement, &|_| None))
     }
 
-    /// The same for a placement from a file, in which a function finds the stages.
+    /// The same for a placement from a file; `position` locates its stages there.
     pub(crate) fn located(
         model: Model,
         hardware: Hardware,
@@ -138,36 +85,36 @@ impl Plan {
         let cost =
             CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
-        crate::check::check_file(&context, &placement, position)?;
+        check_at(&context, &placement, position)?;
         Ok(Self { model, hardware, cost, placement, outcome: None, simulated_peaks: BTreeMap::new() })
     }
 
     /// The same placement for another workload, checked anew.
     ///
     /// # Errors
-    /// What of the placement does not suit the workload.
+    /// Every fault of the placement under `workload`.
     pub fn with_workload(&self, workload: Workload) -> Result<Self, Faults> {
         Self::new(self.model.clone(), self.hardware.clone(), workload, self.placement.clone())
     }
 
-    /// The same with a planner's word on it.
+    /// The same plan with a planner's report on it.
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.outcome = Some(outcome);
         self
     }
 
-    /// The same with what each memory held at most when it was simulated.
+    /// The same plan with the simulated peak of each memory.
     pub fn with_simulated_peaks(mut self, peaks: BTreeMap<MemoryId, Bytes>) -> Self {
         self.simulated_peaks = peaks;
         self
     }
 
-    /// What each memory must hold: as it is counted, or as it was simulated where the order of a system holds more than is counted
-    /// without knowing it.
+    /// The peak of each memory: the counted footprint, or the simulated peak if that is higher. It
+    /// is higher where the footprint does not know the order of the system and counts only the
+    /// certain part.
     pub fn peaks(&self) -> BTreeMap<MemoryId, Bytes> {
-        let total =
-            |stages: &BTreeMap<_, crate::StageFootprint>| stages.values().map(crate::StageFootprint::total).sum();
-        let counted = crate::footprint(&self.context(), &self.placement);
+        let total = |stages: &BTreeMap<_, StageFootprint>| stages.values().map(StageFootprint::total).sum();
+        let counted = footprint(&self.context(), &self.placement);
         let mut peaks: BTreeMap<MemoryId, Bytes> =
             counted.iter().map(|(memory, stages)| (*memory, total(stages))).collect();
         for (memory, simulated) in &self.simulated_peaks {
@@ -177,17 +124,17 @@ impl Plan {
         peaks
     }
 
-    /// What it was judged against.
+    /// Model, machine and costs.
     pub fn context(&self) -> Context<'_> {
         Context { model: &self.model, hardware: &self.hardware, cost: &self.cost }
     }
 
-    /// Its stages and system.
+    /// The stages and their system.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// What its planner said.
+    /// The planner's report, if there is one.
     pub fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }

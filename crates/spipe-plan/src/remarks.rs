@@ -1,8 +1,11 @@
-//! What is unwise, though allowed, or not what was meant: numbers wider than asked for, another loss, prompts without room, and stages on
-//! GPUs and CPU sockets together.
+//! Warnings about plans that are valid but probably not intended.
 //!
-//! The pitfalls of the last are those that a hybrid pipeline meets: a socket that computes so long that GPUs starve, a socket on the far side
-//! of the machine, CPU stages that could be one, and boundaries that take longer to cross than to compute.
+//! - The devices compute in a wider type than the workload's ([`precision_remark`]).
+//! - A contrastive loss is split over microbatches ([`contrast_remark`]).
+//! - A generation plan has no memory for the prompts ([`prompt_remark`]).
+//! - A pipeline over GPUs and CPU sockets has one of four faults ([`hybrid_remarks`]): a socket is
+//!   so slow that the GPUs starve; a socket is on the far side of the machine; adjacent CPU stages
+//!   could be merged; or a boundary takes longer to copy than its stages take to compute.
 
 use crate::{Context, Placement, Plan, Stage};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId};
@@ -10,38 +13,39 @@ use spipe_cost::{Mode, Workload};
 use spipe_model::LayerKind;
 use std::collections::BTreeMap;
 
-/// How much longer than any GPU a socket computes before GPUs starve.
+/// The ratio of a socket's time per microbatch to the busiest GPU's from which the GPUs are said to
+/// starve. A choice: below it, imbalance is ordinary.
 const STARVES: f64 = 1.25;
 
-/// That GPUs of `placement` hold and compute numbers wider than the workload's, because they have no rate for those.
-pub fn widened(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
+/// A warning if GPUs of `placement` store and compute in a wider type than the workload's, because
+/// their profile has no rate for that type.
+pub fn precision_remark(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
     let wanted = context.workload().precision;
     let wider = |device: &DeviceId| !context.is_cpu(*device) && context.cost.storage(*device) != wanted;
     let devices: Vec<DeviceId> = placement.devices().into_iter().filter(wider).collect();
     let stored = context.cost.storage(*devices.first()?);
     let names: Vec<String> =
         devices.iter().map(|device| format!("`{}`", context.hardware.devices()[*device].name)).collect();
-    let message =
-        format!("{}: no rate for {wanted} is known, so that all is held and computed in {stored}", names.join(", "));
-    Some(
-        Diagnostic::warning(message)
-            .hint("name a type that they have with `--precision`, or add the rate to the profile"),
-    )
+    let message = format!("{}: the profile has no rate for {wanted}, so {stored} is used instead", names.join(", "));
+    Some(Diagnostic::warning(message).hint("choose another type with `--precision`, or add the rate to the profile"))
 }
 
-/// That a loss which compares each sequence with all others of its microbatch is another one for a batch in several microbatches.
-pub fn divided(context: &Context<'_>) -> Option<Diagnostic> {
+/// A warning if a contrastive loss, which compares the samples of a microbatch with each other, is
+/// trained with several microbatches: it differs from the loss over the whole batch.
+pub fn contrast_remark(context: &Context<'_>) -> Option<Diagnostic> {
     let workload = context.workload();
     let contrasts = context.model.layers().iter().any(|layer| matches!(layer.kind, LayerKind::Contrast(_)));
     (contrasts && workload.mode == Mode::Train && workload.microbatches > 1).then(|| {
         let (batch, each) = (workload.global_batch(), workload.microbatch);
-        let message = format!("a contrastive loss over microbatches of {each} is not that over a batch of {batch}");
-        Diagnostic::warning(message).hint(format!("for that one use `--microbatch {batch}`"))
+        let message =
+            format!("a contrastive loss over microbatches of {each} differs from that over a batch of {batch}");
+        Diagnostic::warning(message).hint(format!("use `--microbatch {batch}` for the loss over the batch"))
     })
 }
 
-/// That a plan which finds token after token has no room to read prompts as long as its sequences at once, and which have room.
-pub fn unread(plan: &Plan) -> Option<Diagnostic> {
+/// A warning if a generation plan has no memory to process prompts of its sequence length at once,
+/// with the longest prompt that fits.
+pub fn prompt_remark(plan: &Plan) -> Option<Diagnostic> {
     let workload = *plan.context().workload();
     let reads = |seq_len: u64| plan.with_workload(Workload { mode: Mode::Infer, seq_len, ..workload }).is_ok();
     if workload.mode != Mode::Generate || reads(workload.seq_len) {
@@ -53,14 +57,15 @@ pub fn unread(plan: &Plan) -> Option<Diagnostic> {
         if reads(between) { fits = between } else { too_long = between }
     }
     let message = match fits {
-        0 => "the plan has no room to read prompts".to_owned(),
-        fits => format!("the plan has room to read prompts of {fits} tokens at once, no longer ones"),
+        0 => "the plan has no memory for prompts".to_owned(),
+        fits => format!("the plan has memory for prompts of at most {fits} tokens at once"),
     };
-    Some(Diagnostic::warning(message).hint("plan with `--mode infer` for prompts of a certain length"))
+    Some(Diagnostic::warning(message).hint("plan with `--mode infer` and the length of the prompts"))
 }
 
-/// Warnings about `placement`, in the order of its stages. None if it has no stage on a CPU socket beside those on GPUs.
-pub fn remarks(context: &Context<'_>, placement: &Placement) -> Vec<Diagnostic> {
+/// Warnings about a pipeline over GPUs and CPU sockets, in the order of its stages. Empty if
+/// `placement` has stages on only one kind of device.
+pub fn hybrid_remarks(context: &Context<'_>, placement: &Placement) -> Vec<Diagnostic> {
     let cpus = placement.stages.iter().filter(|stage| context.is_cpu(stage.device)).count();
     if cpus == 0 || cpus == placement.stages.len() {
         return Vec::new();
@@ -73,14 +78,14 @@ pub fn remarks(context: &Context<'_>, placement: &Placement) -> Vec<Diagnostic> 
     all
 }
 
-/// What a stage computes on one microbatch.
+/// The compute time of a stage per microbatch, without recompute.
 fn work(context: &Context<'_>, stage: &Stage) -> Seconds {
     let times = stage.layers.iter().filter_map(|layer| context.cost.time(layer, stage.device));
     let backward = context.workload().mode == Mode::Train;
     times.map(|time| if backward { time.forward + time.backward() } else { time.forward }).sum()
 }
 
-/// A socket that computes longer on a microbatch than every GPU.
+/// A warning if some socket computes [`STARVES`] times as long per microbatch as the busiest GPU.
 fn starving(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
     let mut loads: BTreeMap<DeviceId, Seconds> = BTreeMap::new();
     for stage in &placement.stages {
@@ -103,13 +108,14 @@ fn starving(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> 
     let name = |device: DeviceId| &context.hardware.devices()[device].name;
     let layer = &context.model.layers()[worst];
     let message =
-        format!("`{}` computes {long} on each microbatch, `{}` only {short}: the GPU starves", name(*cpu), name(*gpu));
+        format!("`{}` computes {long} per microbatch, `{}` only {short}: the GPU starves", name(*cpu), name(*gpu));
     Some(Diagnostic::warning(message).hint(format!(
         "move layer {worst} (`{}`) to a GPU, or keep only layers with little arithmetic on the CPU: embeddings, norms, the head",
         layer.name
     )))
 }
 
+/// Warnings about the boundary between `before` and stage `id`, which is `behind`.
 fn boundary(context: &Context<'_>, before: &Stage, behind: &Stage, id: StageId) -> Vec<Diagnostic> {
     let mut all = Vec::new();
     let hardware = context.hardware;
@@ -121,7 +127,7 @@ fn boundary(context: &Context<'_>, before: &Stage, behind: &Stage, id: StageId) 
     }
     let previous = StageId::from(id.index() - 1);
     if context.is_cpu(from) && context.is_cpu(to) {
-        let message = format!("stages `{previous}` and `{id}` are both on CPUs, yet every boundary costs a copy");
+        let message = format!("stages `{previous}` and `{id}` are both on CPUs, and their boundary costs a copy");
         all.push(Diagnostic::warning(message).hint(format!("merge them into one stage on `{}`", name(from))));
     }
     let bytes = context.cost.memory(before.layers.last(), from).boundary;
@@ -141,11 +147,11 @@ fn boundary(context: &Context<'_>, before: &Stage, behind: &Stage, id: StageId) 
         }
     }
     let shorter = work(context, before).get().min(work(context, behind).get());
-    // There and back.
+    // The activation and its gradient.
     let copies = if context.workload().mode == Mode::Train { 2.0 } else { 1.0 };
     if let Some(time) = time.filter(|time| time.get() * copies > shorter) {
         let message = format!(
-            "each microbatch takes {time} from `{}` to `{}` ({bytes}), longer than one of them computes on it",
+            "the copy of a microbatch from `{}` to `{}` ({bytes}) takes {time}, longer than one of the two stages computes",
             name(from),
             name(to)
         );
@@ -154,7 +160,7 @@ fn boundary(context: &Context<'_>, before: &Stage, behind: &Stage, id: StageId) 
     all
 }
 
-/// How long a copy takes by itself.
+/// The time of a copy without contention; `None` if no route joins the memories.
 fn copy(context: &Context<'_>, (from, to): (MemoryId, MemoryId), bytes: Bytes) -> Option<Seconds> {
     let route = context.hardware.route(from, to)?;
     let links = route.links.iter().map(|link| context.hardware.links()[*link].bandwidth.get());

@@ -1,26 +1,26 @@
-//! Stages, and what happens to what belongs to them.
+//! Stages, and where their parameters, activations and optimizer are.
 
 use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, LayerRange, MemoryId};
 use spipe_model::Recompute;
 
-/// What happens to a layer's activations between its forward and its backward.
+/// The treatment of a layer's activations between its forward and its backward.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Activations {
-    /// All are kept on the device.
+    /// Kept on the device.
     #[default]
     Saved,
-    /// Only the input of the run of layers is kept; the rest is computed again.
+    /// Computed again in the backward, from the input of the run of layers.
     Recomputed,
-    /// They are copied to the host after the forward and back before the backward.
+    /// Copied to the host after the forward and back before the backward.
     Offloaded,
 }
 
 impl Activations {
-    /// What the cost model calls it.
+    /// The corresponding choice of the cost model.
     pub const fn recompute(self) -> Recompute {
         match self {
             Self::Saved | Self::Offloaded => Recompute::None,
@@ -29,68 +29,70 @@ impl Activations {
     }
 }
 
-/// Where a stage's parameters are when it does not compute.
+/// The home of a stage's parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Weights {
-    /// On its device, throughout.
+    /// The device of the stage.
     #[default]
     Resident,
-    /// In this memory, from which they are copied in before each use.
+    /// This memory, from which they are copied to the device before each use.
     Streamed(MemoryId),
 }
 
 /// A stage of the pipeline: consecutive layers on one device.
 ///
-/// The first `recomputed` layers are recomputed, the others saved. Recomputing the front of a stage needs only the stage's
-/// input, which is there anyway.
+/// The first `recomputed` layers are recomputed, the others saved or offloaded. Recomputing the
+/// front of a stage needs only the input of the stage, which is saved anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// Where it runs.
+    /// The device on which it runs.
     pub device: DeviceId,
-    /// Which layers it has.
+    /// The layers.
     pub layers: LayerRange,
-    /// How many of them, counted from the first, are recomputed.
+    /// The number of recomputed layers, counted from the first layer.
     pub recomputed: usize,
-    /// The host memory to which saved activations go between forward and backward, if they leave the device.
+    /// The host memory that holds saved activations between forward and backward, if they are
+    /// offloaded.
     pub offload: Option<MemoryId>,
-    /// Where its parameters are.
+    /// The home of the parameters.
     pub weights: Weights,
-    /// The CPU socket that keeps its optimizer state and steps it; none for its own device.
+    /// The CPU socket that holds the optimizer state and runs the optimizer step; `None` for the
+    /// stage's own device.
     pub optimizer: Option<DeviceId>,
 }
 
 impl Stage {
-    /// A stage that keeps everything on its device.
+    /// A stage with everything on its device and no recompute.
     pub const fn new(device: DeviceId, layers: LayerRange) -> Self {
         Self { device, layers, recomputed: 0, offload: None, weights: Weights::Resident, optimizer: None }
     }
 
-    /// The same with that many of its first layers recomputed.
+    /// The same stage with its first `recomputed` layers recomputed.
     pub const fn with_recomputed(self, recomputed: usize) -> Self {
         Self { recomputed, ..self }
     }
 
-    /// The same with all layers recomputed.
+    /// The same stage with all layers recomputed.
     pub fn with_everything_recomputed(self) -> Self {
         Self { recomputed: self.layers.count(), ..self }
     }
 
-    /// The same with its optimizer on a CPU socket.
+    /// The same stage with its optimizer on a CPU socket.
     pub const fn with_optimizer_on(self, socket: DeviceId) -> Self {
         Self { optimizer: Some(socket), ..self }
     }
 
-    /// The same with its parameters streamed from a memory.
+    /// The same stage with its parameters streamed from `memory`.
     pub const fn with_weights_in(self, memory: MemoryId) -> Self {
         Self { weights: Weights::Streamed(memory), ..self }
     }
 
-    /// The same with its saved activations in a host memory between forward and backward.
+    /// The same stage with its saved activations offloaded to `memory`.
     pub const fn with_activations_in(self, memory: MemoryId) -> Self {
         Self { offload: Some(memory), ..self }
     }
 
-    /// The layers that are recomputed, if any.
+    /// The recomputed layers, if any.
     pub fn recomputed_layers(&self) -> Option<LayerRange> {
         let last = self.layers.first().index() + self.recomputed.checked_sub(1)?;
         LayerRange::new(self.layers.first(), last.into())

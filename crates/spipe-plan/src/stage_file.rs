@@ -1,45 +1,45 @@
-//! Stages as plan files write them.
+//! Stages in plan files.
 
 use crate::{Activations, Stage, Weights};
 use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, Diagnostic, LayerId, LayerRange, MemoryId};
 use spipe_hardware::Hardware;
 
-/// What happens to a run of layers of a stage.
+/// The treatment of a run of layers of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Choice {
     /// The layers, both ends included.
     pub layers: LayerRange,
-    /// Their activations.
+    /// The treatment of their activations.
     pub activations: Activations,
 }
 
-/// A stage as the file writes it.
+/// A stage of a plan file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct StageFile {
-    /// The device's name.
+    /// The name of the device.
     pub device: String,
     /// The first layer.
     pub first_layer: LayerId,
-    /// The last layer, which belongs to the stage.
+    /// The last layer, included.
     pub last_layer: LayerId,
-    /// Per-layer choices, in layer order.
+    /// The treatment of each run of layers, in layer order.
     pub choices: Vec<Choice>,
-    /// The memory to which activations are offloaded.
+    /// The memory to which saved activations are offloaded, if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload_to: Option<String>,
-    /// The memory from which its parameters are streamed; they stay on the device where there is none.
+    /// The memory from which the parameters are streamed; without it they stay on the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_in: Option<String>,
-    /// The CPU socket that steps its parameters; the device itself where there is none.
+    /// The CPU socket that runs the optimizer step; without it the device does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_on: Option<String>,
 }
 
 impl StageFile {
-    /// `stage` with the names of `hardware`.
+    /// `stage` under the names of `hardware`.
     pub(crate) fn of(stage: &Stage, hardware: &Hardware) -> Self {
         let first = stage.layers.first().index();
         let split = first + stage.recomputed;
@@ -68,7 +68,7 @@ impl StageFile {
         }
     }
 
-    /// The stage with the ids of `hardware`.
+    /// The stage under the ids of `hardware`.
     pub(crate) fn resolve(&self, hardware: &Hardware) -> Result<Stage, Diagnostic> {
         let device = device(&self.device, hardware)?;
         let layers = LayerRange::new(self.first_layer, self.last_layer).ok_or_else(|| {
@@ -85,7 +85,7 @@ impl StageFile {
         Ok(Stage { device, layers, recomputed, offload, weights, optimizer })
     }
 
-    /// How many layers at the front are recomputed, by choices that cover `layers` in order.
+    /// The number of recomputed layers at the front. The choices must cover `layers` in order.
     fn recomputed(&self, layers: LayerRange, offloads: bool) -> Result<usize, Diagnostic> {
         let mut next = layers.first();
         let mut recomputed = 0;
@@ -102,7 +102,7 @@ impl StageFile {
                         "recomputed layers {} are not at the front of their stage",
                         choice.layers
                     ))
-                    .hint("recompute the first layers of a stage: they need no more than its input"));
+                    .hint("recompute the first layers of a stage: they need only its input"));
                 }
                 Activations::Recomputed => recomputed += choice.layers.count(),
                 Activations::Offloaded if !offloads => {
@@ -114,7 +114,7 @@ impl StageFile {
                         "layers {} are saved in a stage that offloads its activations",
                         choice.layers
                     ))
-                    .hint("a stage offloads all that it saves, or nothing"));
+                    .hint("a stage offloads all of its saved activations or none"));
                 }
                 Activations::Offloaded | Activations::Saved => {}
             }

@@ -1,9 +1,10 @@
-//! The systems that a plan can name.
+//! Systems and families.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A way to train (or run) a model on a machine: in which order devices compute, and what moves between memories.
+/// A way to train or run a model on a machine. It fixes the order in which devices compute, and the
+/// data that moves between memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum System {
@@ -12,54 +13,58 @@ pub enum System {
     /// One forward, one backward (Narayanan et al., PipeDream-Flush, 2021).
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// 1F1B over GPU and CPU stages, where a CPU stage and those before it run more warm-up forwards.
+    /// 1F1B over GPU and CPU stages, where a CPU stage and those before it run more warm-up
+    /// forwards.
     Hybrid,
-    /// 1F1B with several stages per device, dealt out in turn (Narayanan et al., Megatron-LM, 2021).
+    /// 1F1B with several stages per device, assigned round-robin (Narayanan et al., Megatron-LM,
+    /// 2021).
     #[serde(rename = "interleaved-1f1b")]
     Interleaved,
-    /// Backwards split in two, at the memory of 1F1B (Qi et al., Zero Bubble, 2024).
+    /// Split backwards at the memory of 1F1B (Qi et al., Zero Bubble, 2024).
     ZbH1,
-    /// The same at about twice that memory.
+    /// Split backwards at about twice the memory of 1F1B.
     ZbH2,
     /// The automatic schedule of Zero Bubble at the memory of 1F1B.
     #[serde(rename = "zb-1p")]
     Zb1p,
-    /// The same at twice that memory.
+    /// The automatic schedule of Zero Bubble at twice the memory of 1F1B.
     #[serde(rename = "zb-2p")]
     Zb2p,
     /// Two stages per device in the shape of a V (Qi et al., controllable memory, 2024).
     ZbV,
-    /// The same at about half the memory of 1F1B.
+    /// A V at about half the memory of 1F1B.
     VHalf,
-    /// The same at about a third of it.
+    /// A V at about a third of the memory of 1F1B.
     VMin,
     /// Generalised interleaved schedule (Wan et al., PipeOffload, 2025).
     Gis,
-    /// The same at about half the activation memory.
+    /// The generalised interleaved schedule at about half the activation memory.
     GisH,
-    /// Its building block with half of the chunks' activations offloaded to the host.
+    /// The building block of `gis-h` with half of the chunks' activations offloaded to the host.
     PoH,
-    /// The same with all of them offloaded.
+    /// The building block of `gis-h` with the activations of all chunks offloaded to the host.
     PoF,
-    /// Stages swapped in from DRAM, forward and backward assigned apart from each other, optimizer steps on the CPU while the
-    /// backward goes on (Ryu et al., SPipe, 2025).
+    /// Stages streamed from DRAM, separate stages for forward and backward, optimizer steps on the
+    /// CPU during the backward (Ryu et al., SPipe, 2025).
     Spipe,
-    /// Stages swapped in from DRAM, optimizer on the CPU after the backward (Feng et al., Mobius, 2023).
+    /// Stages streamed from DRAM, optimizer on the CPU after the backward (Feng et al., Mobius,
+    /// 2023).
     Mobius,
-    /// k layers on one GPU, of which k′ are exchanged at a time (Abbasi, Lim, Superpipeline, 2024); here also on several GPUs in turn,
-    /// beside layers that stay.
+    /// k resident layers on one GPU, exchanged k′ at a time (Abbasi, Lim, Superpipeline, 2024).
+    /// Here it also runs on several GPUs in turn, and some layers may stay on their GPU.
     Superpipeline,
-    /// The same without overlap: load, run, swap.
+    /// Superpipeline without overlap: load, run, swap.
     NaiveSwap,
     /// Gradients out, optimizer on the CPU, parameters on the GPU (Ren et al., ZeRO-Offload, 2021).
     ZeroOffload,
-    /// The same with the optimizer one step behind.
+    /// ZeRO-Offload with the optimizer one iteration behind.
     ZeroOffloadDelayed,
-    /// Parameters streamed from DRAM, each GPU a part (Rajbhandari et al., ZeRO-Infinity, 2021).
+    /// Parameters sharded over GPUs and streamed from DRAM (Rajbhandari et al., ZeRO-Infinity,
+    /// 2021).
     ZeroInfinity,
-    /// Everything sharded over GPUs, gathered when it is needed (Zhao et al., FSDP, 2023).
+    /// Everything sharded over GPUs, gathered before use (Zhao et al., FSDP, 2023).
     Fsdp,
-    /// Only the inputs of layers are kept for the backward (Chen et al., sublinear memory, 2016).
+    /// Only the inputs of layers are saved for the backward (Chen et al., sublinear memory, 2016).
     Checkpointing,
     /// Everything on GPUs.
     GpuOnly,
@@ -67,25 +72,28 @@ pub enum System {
     CpuOnly,
 }
 
-/// What systems have in common.
+/// A group of systems with the same way of moving data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// Stages keep their parameters on their device and take turns among microbatches.
+    /// Parameters stay on the device of their stage, and microbatches flow through the stages.
     Pipeline,
-    /// Parameters come from the host; a device runs all microbatches of a stage before the next stage.
-    Rounds,
-    /// Every device runs all layers on microbatches of its own; parameters are gathered from all.
+    /// Parameters are streamed from the host; a device runs all microbatches of a stage before its
+    /// next stage.
+    Streamed,
+    /// Every device runs all layers on its own microbatches; parameters are sharded and gathered
+    /// from all devices.
     Sharded,
 }
 
-/// On which device each of several stages per device lies.
+/// How stages are assigned to devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dealing {
-    /// One stage per device.
+    /// One run of consecutive stages per device.
     Single,
     /// Stage s on device s mod p.
     RoundRobin,
-    /// Two stages per device: down and up again, stage s of 2p where stage 2p − 1 − s is.
+    /// Two stages per device, down the devices and up again: stages s and 2p − 1 − s share a
+    /// device.
     Vee,
 }
 
@@ -152,16 +160,16 @@ impl System {
         }
     }
 
-    /// What it has in common with others.
+    /// The family of the system.
     pub const fn family(self) -> Family {
         match self {
-            Self::Spipe | Self::Mobius | Self::Superpipeline | Self::NaiveSwap => Family::Rounds,
+            Self::Spipe | Self::Mobius | Self::Superpipeline | Self::NaiveSwap => Family::Streamed,
             Self::ZeroInfinity | Self::Fsdp => Family::Sharded,
             _ => Family::Pipeline,
         }
     }
 
-    /// How it deals stages out to devices.
+    /// How the system assigns stages to devices.
     pub const fn dealing(self) -> Dealing {
         match self {
             Self::Interleaved | Self::Gis | Self::GisH | Self::PoH | Self::PoF => Dealing::RoundRobin,
@@ -170,17 +178,18 @@ impl System {
         }
     }
 
-    /// Whether everything that is trained is stepped on the host.
+    /// Whether all optimizer steps run on the host.
     pub const fn steps_on_host(self) -> bool {
         matches!(self, Self::ZeroOffload | Self::ZeroOffloadDelayed)
     }
 
-    /// Whether GPUs behind one switch take turns with what they offload, as PipeOffload's do; those of others share it.
+    /// Whether GPUs behind one switch take turns with their offloads, as in PipeOffload. With other
+    /// systems they share the switch.
     pub const fn staggers_offloads(self) -> bool {
         matches!(self, Self::Gis | Self::GisH | Self::PoH | Self::PoF)
     }
 
-    /// Whether it also runs models forward only.
+    /// Whether the system also runs inference.
     pub const fn infers(self) -> bool {
         matches!(
             self,
@@ -197,17 +206,18 @@ impl System {
         )
     }
 
-    /// Whether stages may keep their parameters on their device although others are streamed.
+    /// Whether some stages may keep their parameters on their device while others are streamed.
     pub const fn may_keep(self) -> bool {
         matches!(self, Self::Mobius | Self::Superpipeline)
     }
 
-    /// Whether steps use gradients of parameters that are not the newest, so that losses are not those of plain training.
+    /// Whether optimizer steps use stale gradients, so that losses differ from those of plain
+    /// training.
     pub const fn is_stale(self) -> bool {
         matches!(self, Self::ZeroOffloadDelayed)
     }
 
-    /// Whether it splits the backward into the gradients of inputs and those of weights.
+    /// Whether the system splits the backward into gradients of inputs and gradients of weights.
     pub const fn splits_backward(self) -> bool {
         matches!(
             self,

@@ -1,32 +1,37 @@
-//! Programs: what a machine does in one iteration, action by action, for the simulator and the executor alike.
+//! Orders and programs: the actions of a machine in one iteration, for the simulator and the
+//! executor alike.
 //!
 //! ```text
-//! system ─► Order                       what each device computes, in which order: text such as 0F0,0F1,0B0,0B1
-//!             │ lower(plan, order)      adds buffers, copies, slots, the optimizer
-//!             ▼
-//!           Program                     buffers + actions + lanes, checked and frozen
+//! plan ─► Order                         the passes of each device in order: text such as 0F0,0F1,0B0,0B1
+//!           │ lower                     adds buffers, copies, boundary slots, the optimizer
+//!           ▼
+//!         Program                       buffers, actions and lanes, checked and frozen
 //! ```
 //!
-//! - A [`Buffer`] is a piece of data with bytes, a memory and a lifetime. Each write makes a new *version* of it.
-//! - An [`Action`] reads and writes versions of buffers on a lane. From that follow its data dependencies
-//!   ([`Program::precedences`]), the memory (a buffer is held from the start of its first writer to the end of its last
-//!   user) and the executor's storage; none of the three is written twice.
+//! - A [`Buffer`] is a piece of data with a size, a memory and a lifetime. Each write makes a new
+//!   *version* of it.
+//! - An [`Action`] runs on a lane, and reads and writes versions of buffers. Its data dependencies
+//!   ([`Program::precedences`]), the memory ([`Program::opened_by`], [`Program::users`]) and the
+//!   executor's storage all follow from these accesses.
 //! - A [`Lane`] is an in-order queue of the machine.
 //!
-//! [`ProgramBuilder::build`] proves a program well-formed, or reports every fault with its lane, position and action.
-//! Nothing below this crate knows the systems' names.
+//! [`ProgramBuilder::build`] checks that a program is well-formed, or reports every fault with its
+//! lane, position and action. Interpreters of programs do not know the systems' names.
 
+mod fair_share;
 mod lower;
 mod order;
 mod program;
+mod work;
 
+pub use fair_share::{Demand, FairShare};
 pub use lower::{
-    RoundTimes, StageTimes, UnitTimes, bare, bare_offloaded, bare_rounds, bare_superpipeline, bare_superpipeline_after,
-    in_flight, lower, order_of,
+    StreamedTimes, UnitTimes, bare, bare_offloaded, bare_streamed, bare_superpipeline, bare_superpipeline_after, lower,
 };
 pub use order::{
-    Barrier, Offloading, Order, Pass, Step, Token, automatic, gis, gis_warning, gpipe, interleaved, offloaded,
-    one_forward_one_backward, system_order, uniform, v_half, v_min, v_of_stages, zb_h1, zb_h2, zb_v,
+    Barrier, Offloading, Order, Pass, StageTimes, Step, Token, automatic, gis, gis_warning, gpipe, in_flight,
+    interleaved, offloaded, one_forward_one_backward, order_of, system_order, uniform, v_half, v_min, v_of_stages,
+    zb_h1, zb_h2, zb_v,
 };
 pub use program::{
     Access, Action, Anchor, Buffer, Channel, Content, Device, Edge, Flow, Guard, Lane, LaneOrder, Lifetime, Outcome,

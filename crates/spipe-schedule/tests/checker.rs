@@ -85,8 +85,8 @@ fn holdings_must_repeat() {
     assert_eq!(
         faults(builder),
         [
-            "parameters of layers 0..1 is carried into b0, which does not await it",
-            "parameters of layers 0..1 is held at the start, but no iteration leaves it behind"
+            "parameters of layers 0..1 leaves into b0, which is no arriving buffer of the same memory and size",
+            "parameters of layers 0..1 arrives at the start of an iteration, but nothing leaves into it"
         ]
     );
 }
@@ -127,7 +127,8 @@ fn orders_become_programs_or_faults() {
     };
     let program = bare("1f1b", &one_forward_one_backward(3, 4, &[]), &times).unwrap();
     assert_eq!(program.actions().len(), 24);
-    // Three forwards and three backwards cross a boundary per microbatch and direction, and each backward needs its forward.
+    // Three forwards and three backwards cross a boundary per microbatch and direction, and each
+    // backward needs its forward.
     assert_eq!(program.precedences().len(), 2 * 2 * 4 + 3 * 4);
     let late: Order = "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n".parse().unwrap();
     let said = bare("late", &late, &times).unwrap_err().to_string();

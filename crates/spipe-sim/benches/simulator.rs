@@ -57,7 +57,8 @@ impl Bench {
     }
 }
 
-/// Sixteen devices with two stages each and 256 microbatches: ordered, lowered, checked and simulated.
+/// Sixteen devices with two stages each and 256 microbatches: ordered, lowered, checked and
+/// simulated.
 fn whole_way(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("whole-way-16-devices-256-microbatches-2-chunks");
     let options = Options { iterations: Iterations::One, ..Options::default() };

@@ -1,37 +1,37 @@
-//! What the length of an iteration hangs on: a circle of actions in which each starts when the one before lets it.
+//! The critical cycle of a steady iteration: actions that each start when the one before permits.
 
 use crate::{Options, engine::Engine, report};
 use spipe_base::{ActionId, ActionKind, SimTime, StageId};
 use spipe_schedule::{Anchor, Precedence, Program};
 use std::collections::BTreeMap;
 
-/// An action of the last iteration, or of one so many before it: these repeat it.
+/// An action of the iteration that is the given number of iterations before the last one.
 type At = (i64, ActionId);
 
-/// Iterations that repeat each other, looked at from behind.
+/// Steady iterations, traversed backwards.
 struct Steady<'e, 'a> {
     program: &'a Program,
     engine: &'e Engine<'a>,
     /// In ns.
     period: i64,
-    /// By action, who lets it start.
+    /// By action, the precedences that it waits for.
     before: Vec<Vec<&'a Precedence>>,
-    /// By action, whom its lane has before it, and how many iterations earlier.
+    /// By action, its predecessor on its lane, and the number of iterations in between.
     in_lane: Vec<Option<(ActionId, i64)>>,
-    /// When actions end, in order.
+    /// The ends of actions in the last iteration, sorted.
     ends: Vec<(i64, ActionId)>,
 }
 
-/// For how long an iteration waits for what is not a pass of a stage, by the stage for which that is done; nothing where iterations do not
-/// repeat each other.
+/// The time that an iteration waits for actions other than passes, by their stage; empty if
+/// iterations do not repeat.
 pub(crate) fn waits(program: &Program, options: &Options, engine: &Engine<'_>) -> BTreeMap<StageId, SimTime> {
     let mut waits: BTreeMap<StageId, SimTime> = BTreeMap::new();
     if !engine.repeats() {
         return waits;
     }
-    let circle = Steady::new(program, engine, report::period(options, engine)).circle();
-    let Some((circle, iterations)) = circle else { return waits };
-    for (action, time) in circle {
+    let cycle = Steady::new(program, engine, report::period(options, engine)).cycle();
+    let Some((cycle, iterations)) = cycle else { return waits };
+    for (action, time) in cycle {
         let action = &program.actions()[action];
         if let Some(stage) = action.subject.stage.filter(|_| !passes(action.kind)) {
             *waits.entry(stage).or_default() += SimTime::ns(time / iterations);
@@ -41,7 +41,7 @@ pub(crate) fn waits(program: &Program, options: &Options, engine: &Engine<'_>) -
     waits
 }
 
-/// Whether an action is what every placement of its stage computes.
+/// Whether an action is a pass, which every placement of its stage has.
 const fn passes(kind: ActionKind) -> bool {
     kind.is_compute() && !matches!(kind, ActionKind::Recompute)
 }
@@ -78,13 +78,15 @@ impl<'e, 'a> Steady<'e, 'a> {
         last.states[action.index()].end.as_ns() as i64 - back * self.period
     }
 
-    /// The actions of a circle, each with the time from its start to that of the next, and how many iterations it goes through; none where
-    /// the chain of who let whom start is lost.
-    fn circle(&self) -> Option<(Vec<(ActionId, u64)>, u64)> {
+    /// The actions of a critical cycle, each with the time from its start to that of the next one,
+    /// and the number of iterations that the cycle spans. `None` if no action is found that let
+    /// another one start.
+    fn cycle(&self) -> Option<(Vec<(ActionId, u64)>, u64)> {
         let first = self.program.actions().ids().min_by_key(|action| self.start((0, *action)))?;
         let (mut at, mut chain): (At, Vec<At>) = ((0, first), vec![(0, first)]);
         let mut seen: BTreeMap<ActionId, usize> = BTreeMap::from([(first, 0)]);
-        // Actions that take no time may let each other start within an iteration for ever: then most of the chain has been seen before.
+        // Actions without duration may form an endless loop within one iteration. Most of the chain
+        // has then been seen before.
         while seen.len() >= chain.len() / 2 {
             let before = self.let_start(at)?;
             let known = seen.get(&before.1).copied().filter(|place| chain[*place].0 < before.0);
@@ -103,7 +105,7 @@ impl<'e, 'a> Steady<'e, 'a> {
         None
     }
 
-    /// Who let an action start: data or an edge, its lane, or who gave back the memory that it takes.
+    /// The action that let another one start: by a precedence, on its lane, or by releasing memory.
     fn let_start(&self, (back, action): At) -> Option<At> {
         let start = self.start((back, action));
         let from = |precedence: &Precedence| (back + i64::from(precedence.distance), precedence.from);
@@ -123,7 +125,7 @@ impl<'e, 'a> Steady<'e, 'a> {
         by_data.or_else(in_lane).or_else(by_memory)
     }
 
-    /// Who ended at that moment in an iteration so many before the last, but for `except`.
+    /// An action other than `except` that ended at `moment`, `back` iterations before the last.
     fn ended(&self, moment: i64, (back, except): At) -> Option<At> {
         let moment = moment + back * self.period;
         let from = self.ends.partition_point(|(end, _)| *end < moment);

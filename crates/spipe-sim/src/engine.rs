@@ -5,30 +5,32 @@ mod steady;
 use crate::{
     Options,
     lanes::LaneSet,
-    memory::{Memories, opened, used, users},
+    memory::{Memories, releasing_users},
     network::{Finish, Network},
 };
-use spipe_base::{ActionId, Bytes, IdleCause, LaneId, MemoryId, SimTime};
-use spipe_schedule::{Anchor, Outcome, Precedence, Program};
+use spipe_base::{ActionId, BufferId, Bytes, IdVec, IdleCause, LaneId, MemoryId, SimTime};
+use spipe_schedule::{Anchor, Precedence, Program};
 use std::{cmp::Reverse, collections::BinaryHeap, num::NonZeroU32};
 
-/// An action of one iteration, packed: there is one for each action of a program.
+/// The state of an action in one iteration, packed because there is one for every action of the
+/// program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
-    /// Before it starts, when its last precedence was met.
+    /// Its start; before that, the time when its last precedence was met.
     pub start: SimTime,
     pub end: SimTime,
-    /// By whom its last precedence was met, counted from one.
+    /// The action that met its last precedence, counted from one.
     met_by: Option<NonZeroU32>,
-    /// Before it starts, precedences still to be met; then, work and flows still under way.
+    /// Before its start, the number of precedences to be met; then, the number of its work and
+    /// flows under way.
     waiting: u32,
-    /// Why the last precedence mattered.
+    /// The idle cause of the last precedence.
     pub cause: IdleCause,
-    /// It could have started earlier but for memory.
+    /// Whether lack of memory delayed its start.
     pub lacked_memory: bool,
-    /// It has started.
+    /// Whether it has started.
     begun: bool,
-    /// Its guard was not met.
+    /// Whether its guard was not met.
     pub skipped: bool,
 }
 
@@ -44,72 +46,73 @@ impl State {
         skipped: false,
     };
 
-    /// By whom its last precedence was met, if that was in the same iteration.
+    /// The action that met its last precedence, if it is of the same iteration.
     pub fn met_by(&self) -> Option<ActionId> {
         self.met_by.map(|number| ActionId::new(number.get() - 1))
     }
 }
 
-/// One iteration under way.
+/// An iteration.
 pub(crate) struct Round {
-    /// Empty once the iteration is long over.
+    /// By action; empty once the iteration is no longer needed.
     pub states: Vec<State>,
-    /// Users still to come, by buffer; empty once the iteration is over.
-    users: Vec<u32>,
+    /// By buffer, the number of actions that have yet to use it; empty once the iteration is over.
+    users: IdVec<BufferId, u32>,
+    /// The number of actions that have yet to end.
     left: usize,
-    /// The first start.
+    /// The start of its first action.
     pub first: Option<SimTime>,
-    /// The last end, by lane.
+    /// By lane, the last end.
     pub ends: Vec<SimTime>,
 }
 
-/// What an iteration begins with.
+/// The initial counts of an iteration.
 #[derive(Clone)]
 struct Next {
-    /// How many precedences each action waits for.
+    /// By action, the number of precedences.
     waiting: Vec<u32>,
-    /// How many actions use each buffer.
-    users: Vec<u32>,
+    /// By buffer, the number of actions that use it.
+    users: IdVec<BufferId, u32>,
 }
 
 impl Next {
-    /// With precedences of at most that distance.
+    /// The counts with precedences of distance `most` or less.
     fn of(program: &Program, most: u8) -> Self {
         let mut waiting = vec![0; program.actions().len()];
         for precedence in program.precedences().iter().filter(|precedence| precedence.distance <= most) {
             waiting[precedence.to.index()] += 1;
         }
-        Self { waiting, users: users(program) }
+        Self { waiting, users: releasing_users(program) }
     }
 }
 
-/// Something that happens at a point in time. The order of variants is the order at one instant.
+/// An event. At one instant, events are processed in the order of variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// The work of an action is done.
+    /// The work of an action has ended.
     Worked(u32, ActionId),
     /// A flow has moved its last byte, unless the event is stale.
     Moved(u32, u32),
-    /// The latency of the numbered flow of an action is over.
+    /// The latency of a flow of an action has ended.
     Arrived(u32, ActionId, u32),
-    /// The numbered precedence is met after its lag.
+    /// The lag of a precedence has ended.
     Met(u32, u32),
 }
 
-/// An event in the queue: packed into integers, so that the queue compares numbers. The order is that of time, then of
-/// variants, then of their fields.
+/// An event in the queue, packed into integers so that the queue compares numbers. Events are
+/// ordered by time, then by variant, then by fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: SimTime,
-    /// Two bits of variant, thirty of the first field, thirty-two of the second.
+    /// Two bits for the variant, thirty for the first field, thirty-two for the second.
     what: u64,
     third: u32,
 }
 
-/// Iterations are numbered with thirty bits.
+/// The largest number of an iteration, in thirty bits.
 const MOST_ITERATIONS: u32 = (1 << 30) - 1;
 
-/// As many actions are simulated in a few milliseconds.
+/// The number of actions that is simulated in a few milliseconds.
 const FEW_ACTIONS: u32 = 10_000;
 
 impl Due {
@@ -134,36 +137,41 @@ impl Due {
     }
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
-    /// With whole iterations.
+    /// All iterations are complete.
     Done { steady: bool },
-    /// An action lacks memory and nothing can release it.
+    /// An action lacks memory that no running action can release.
     OutOfMemory { action: Option<ActionId>, memory: MemoryId, needed: Bytes },
 }
 
+/// The state of a run.
 pub(crate) struct Engine<'a> {
     program: &'a Program,
     options: &'a Options,
-    /// How far apart the first two iterations may begin.
+    /// The longest time allowed between the starts of the first two iterations.
     within: Option<SimTime>,
-    /// What all iterations but the first begin with; nothing before the second.
+    /// The initial counts of all iterations after the first; `None` until the second.
     next: Option<Next>,
     network: Network<'a>,
     pub memories: Memories,
     pub rounds: Vec<Round>,
-    /// For each lane: iteration and position of its next action, and whether it is busy.
+    /// By lane, the iteration and position of its next action.
     heads: Vec<(u32, usize)>,
+    /// By lane, whether it is busy.
     busy: Vec<bool>,
-    /// Lanes whose next action may be startable now.
+    /// The lanes whose next action may be able to start now.
     candidates: LaneSet,
-    /// Lanes whose next action lacks memory.
+    /// The lanes whose next action lacks memory.
     parked: LaneSet,
     events: BinaryHeap<Reverse<Due>>,
     now: SimTime,
+    /// The number of simulated actions.
     pub simulated: u64,
+    /// The number of complete iterations.
     whole: u32,
+    /// Work space for new finish times of flows.
     finishes: Vec<Finish>,
 }
 
@@ -215,17 +223,17 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// How many whole iterations there are.
+    /// The number of complete iterations.
     pub const fn whole(&self) -> u32 {
         self.whole
     }
 
-    /// The clock.
+    /// The time on the clock.
     pub const fn now(&self) -> SimTime {
         self.now
     }
 
-    /// Makes sure that the iteration has its states.
+    /// Adds the states of an iteration, if they are missing.
     fn round(&mut self, iteration: u32) {
         while self.rounds.len() <= iteration as usize {
             let next = match self.rounds.len() {
@@ -240,6 +248,7 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// Processes an event.
     fn happen(&mut self, event: Event) {
         match event {
             Event::Worked(iteration, action) => self.part_done(iteration, action),
@@ -257,7 +266,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Lets a flow of `action` begin to move.
+    /// Starts a flow of `action`, after its latency.
     fn flow(&mut self, iteration: u32, action: ActionId, flow: usize) {
         let owner = (u64::from(iteration) << 32) | action.index() as u64;
         let flow = &self.program.actions()[action].flows[flow];
@@ -279,6 +288,7 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// Ends an action: releases its buffers and its lane, and meets precedences.
     fn end(&mut self, iteration: u32, action: ActionId) {
         let now = self.now;
         self.simulated += 1;
@@ -287,9 +297,9 @@ impl<'a> Engine<'a> {
         round.left -= 1;
         round.ends[self.program.actions()[action].lane.index()] = now;
         let mut released = false;
-        used(&self.program.actions()[action], |buffer| {
-            // None are counted of what is held throughout.
-            let users = &mut round.users[buffer.index()];
+        self.program.actions()[action].each_buffer(|buffer| {
+            // Buffers that are not released have a count of zero.
+            let users = &mut round.users[buffer];
             if *users == 1 {
                 self.memories.close(self.program, buffer, now);
                 released = true;
@@ -305,7 +315,7 @@ impl<'a> Engine<'a> {
         self.release(iteration, action, Anchor::EndToStart);
     }
 
-    /// Meets the precedences that leave `action` by that anchor.
+    /// Meets the precedences from `action` with the given anchor.
     fn release(&mut self, iteration: u32, action: ActionId, anchor: Anchor) {
         let program = self.program;
         for number in program.leaving(action) {
@@ -346,7 +356,7 @@ impl<'a> Engine<'a> {
         self.candidates.insert(lane);
     }
 
-    /// Starts whatever can start now, lanes in the order of their ids.
+    /// Starts all actions that can start now, in the order of lane ids.
     fn start_all(&mut self) {
         while let Some(lane) = self.candidates.pop_first() {
             self.start_lane(lane);
@@ -372,7 +382,7 @@ impl<'a> Engine<'a> {
             let outcome = self.options.outcomes.get(&guard.check).copied().unwrap_or_default();
             if outcome != guard.outcome {
                 self.advance(lane, iteration, position);
-                self.skip(iteration, action, outcome);
+                self.skip(iteration, action);
                 return;
             }
         }
@@ -395,7 +405,7 @@ impl<'a> Engine<'a> {
         let program = self.program;
         let now = self.now;
         let this = &program.actions()[action];
-        for buffer in opened(program, this) {
+        for buffer in program.opened_by(this) {
             self.memories.open(program, buffer, now);
         }
         let round = &mut self.rounds[iteration as usize];
@@ -404,7 +414,7 @@ impl<'a> Engine<'a> {
         state.lacked_memory &= now > state.start;
         state.begun = true;
         state.start = now;
-        // A pure copy has no work whose end would be worth an event.
+        // A pure copy needs no event for the end of its work.
         let works = this.work > SimTime::ZERO || this.flows.is_empty();
         state.waiting = u32::from(works) + this.flows.len() as u32;
         if works {
@@ -421,21 +431,21 @@ impl<'a> Engine<'a> {
         self.release(iteration, action, Anchor::StartToStart);
     }
 
-    /// Passes over an action whose guard is not met: it takes no time, and what waits for it goes on.
-    fn skip(&mut self, iteration: u32, action: ActionId, _: Outcome) {
+    /// Skips an action whose guard is not met: it takes no time, and meets its precedences.
+    fn skip(&mut self, iteration: u32, action: ActionId) {
         let now = self.now;
         let state = &mut self.rounds[iteration as usize].states[action.index()];
         state.skipped = true;
         state.start = now;
         let program = self.program;
-        for buffer in opened(program, &program.actions()[action]) {
+        for buffer in program.opened_by(&program.actions()[action]) {
             self.memories.open(program, buffer, now);
         }
         self.release(iteration, action, Anchor::StartToStart);
         self.end(iteration, action);
     }
 
-    /// Nothing can happen any more, and not all is done.
+    /// The end of a run without events in which actions remain.
     fn stuck(&self) -> End {
         for (lane, (iteration, position)) in self.heads.iter().enumerate() {
             if !self.parked.contains(LaneId::from(lane)) {
@@ -447,6 +457,6 @@ impl<'a> Engine<'a> {
                 return End::OutOfMemory { action: Some(action), memory, needed };
             }
         }
-        unreachable!("a checked program has no circle of precedences, so only memory can stop it")
+        unreachable!("a checked program has no cycle of precedences, so only memory can stop it")
     }
 }

@@ -1,9 +1,9 @@
-//! What memories hold, and since when.
+//! The memories of a program over time.
 
 use spipe_base::{ActionId, BufferId, Bytes, IdVec, MemoryId, SimTime};
-use spipe_schedule::{Access, Action, Lifetime, Program};
+use spipe_schedule::{Lifetime, Program};
 
-/// A change of what a memory holds.
+/// The opening or closing of a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change {
     pub at: SimTime,
@@ -11,11 +11,11 @@ pub(crate) struct Change {
     pub opened: bool,
 }
 
-/// Changes in the order of time, packed.
+/// Changes in chronological order, packed.
 #[derive(Default)]
 pub(crate) struct Changes {
     at: Vec<SimTime>,
-    /// The buffer, and in the lowest bit whether it was opened.
+    /// The buffer, with its opening in the lowest bit.
     what: Vec<u32>,
 }
 
@@ -25,7 +25,7 @@ impl Changes {
         self.what.push((buffer.index() as u32) << 1 | u32::from(opened));
     }
 
-    /// All of them.
+    /// All changes.
     pub fn iter(&self) -> impl Iterator<Item = Change> + '_ {
         let change = |(at, what): (&SimTime, &u32)| Change {
             at: *at,
@@ -36,40 +36,15 @@ impl Changes {
     }
 }
 
-/// The buffers that an action takes room for when it starts.
-pub(crate) fn opened<'a>(program: &'a Program, action: &'a Action) -> impl Iterator<Item = BufferId> + 'a {
-    let opens = |write: &&Access| {
-        write.version == 1
-            && matches!(program.buffers()[write.buffer].lifetime, Lifetime::Transient | Lifetime::Leaves { .. })
-    };
-    action.writes.iter().filter(opens).map(|write| write.buffer)
-}
-
-/// Calls `each` with the buffers that an action reads or writes, each once.
-pub(crate) fn used(action: &Action, mut each: impl FnMut(BufferId)) {
-    // Plain loops: this is asked of every action that ends.
-    let among = |list: &[Access], buffer: BufferId| list.iter().any(|access| access.buffer == buffer);
-    for (index, read) in action.reads.iter().enumerate() {
-        if !among(&action.reads[..index], read.buffer) {
-            each(read.buffer);
+/// By buffer, the number of actions after which an instance is released; zero for buffers that are
+/// never released in their own iteration. A buffer that leaves is released in the next iteration,
+/// under the name that it has there.
+pub(crate) fn releasing_users(program: &Program) -> IdVec<BufferId, u32> {
+    let mut users = program.users();
+    for (users, buffer) in users.iter_mut().zip(program.buffers()) {
+        if let Lifetime::Leaves { .. } = buffer.lifetime {
+            *users = 0;
         }
-    }
-    for (index, write) in action.writes.iter().enumerate() {
-        if !among(&action.reads, write.buffer) && !among(&action.writes[..index], write.buffer) {
-            each(write.buffer);
-        }
-    }
-}
-
-/// How many actions use each buffer that is given back in the iteration; none of the others.
-pub(crate) fn users(program: &Program) -> Vec<u32> {
-    let mut users = vec![0; program.buffers().len()];
-    for action in program.actions() {
-        used(action, |buffer| {
-            if matches!(program.buffers()[buffer].lifetime, Lifetime::Transient | Lifetime::Arrives) {
-                users[buffer.index()] += 1;
-            }
-        });
     }
     users
 }
@@ -79,43 +54,40 @@ pub(crate) struct Memories {
     pub held: IdVec<MemoryId, Bytes>,
     capacity: IdVec<MemoryId, Option<Bytes>>,
     limited: bool,
-    /// How often each buffer was held before the changes that are remembered.
+    /// The instances of each buffer that were held before `changes`.
     pub before: Vec<u32>,
-    /// The memories that held something before them.
+    /// The memories that held anything before `changes`.
     pub touched: IdVec<MemoryId, bool>,
     pub changes: Changes,
 }
 
 impl Memories {
-    /// With what is there before the first iteration.
+    /// The memories before the first iteration.
     pub fn new(program: &Program) -> Self {
         let memories = program.memories();
         let mut this = Self {
-            held: memories.iter().map(|_| Bytes::ZERO).collect(),
+            held: program.held_at_start(),
             capacity: memories.iter().map(|memory| memory.capacity).collect(),
             limited: memories.iter().any(|memory| memory.capacity.is_some()),
             before: vec![0; program.buffers().len()],
             touched: memories.iter().map(|_| false).collect(),
             changes: Changes::default(),
         };
-        for (id, buffer) in program.buffers().enumerate() {
-            if matches!(buffer.lifetime, Lifetime::Resident | Lifetime::Arrives) {
-                this.held[buffer.memory] += buffer.bytes;
-                this.before[id.index()] = 1;
-                this.touched[buffer.memory] = true;
-            }
+        for (id, buffer) in program.buffers().enumerate().filter(|(_, buffer)| buffer.lifetime.is_held_at_start()) {
+            this.before[id.index()] = 1;
+            this.touched[buffer.memory] = true;
         }
         this
     }
 
-    /// Makes room for the changes of one more iteration.
+    /// Reserves space for the changes of one more iteration.
     pub fn expect(&mut self, program: &Program) {
         let most = 2 * program.buffers().iter().filter(|buffer| buffer.lifetime != Lifetime::Resident).count();
         self.changes.at.reserve(most);
         self.changes.what.reserve(most);
     }
 
-    /// Remembers the changes before `until` by what they come to.
+    /// Folds the changes before `until` into `before`.
     pub fn forget(&mut self, program: &Program, until: SimTime) {
         let old = self.changes.at.partition_point(|at| *at < until);
         for change in self.changes.iter().take(old) {
@@ -127,18 +99,18 @@ impl Memories {
         self.changes.what.drain(..old);
     }
 
-    /// A memory that holds more than it can before anything starts.
+    /// A memory whose capacity is exceeded before the first action.
     pub fn overfull(&self) -> Option<MemoryId> {
         self.held.ids().find(|memory| self.capacity[*memory].is_some_and(|capacity| self.held[*memory] > capacity))
     }
 
-    /// The first memory that has no room for what `action` takes when it starts, with that.
+    /// The first memory that lacks room for the buffers that `action` opens, with their bytes.
     pub fn lacking(&self, program: &Program, action: ActionId) -> Option<(MemoryId, Bytes)> {
         if !self.limited {
             return None;
         }
         let action = &program.actions()[action];
-        let buffers = || opened(program, action).map(|buffer| &program.buffers()[buffer]);
+        let buffers = || program.opened_by(action).map(|buffer| &program.buffers()[buffer]);
         buffers().find_map(|buffer| {
             let free = self.capacity[buffer.memory]?.saturating_sub(self.held[buffer.memory]);
             let needed = buffers().filter(|other| other.memory == buffer.memory).map(|other| other.bytes).sum();
@@ -149,9 +121,8 @@ impl Memories {
     pub fn open(&mut self, program: &Program, buffer: BufferId, at: SimTime) {
         let this = &program.buffers()[buffer];
         self.held[this.memory] += this.bytes;
-        // What leaves this iteration is closed under the name that it has in the next.
-        let buffer = if let Lifetime::Leaves { into } = this.lifetime { into } else { buffer };
-        self.changes.push(at, buffer, true);
+        let (instance, _) = program.instance(buffer, 0);
+        self.changes.push(at, instance, true);
     }
 
     pub fn close(&mut self, program: &Program, buffer: BufferId, at: SimTime) {

@@ -1,60 +1,57 @@
-//! Flows that share channels max-min fairly.
+//! Flows under way, which share channels max–min fairly.
 
 use spipe_base::{IdVec, LinkId, SimTime};
-use spipe_schedule::{Channel, Flow, Share};
+use spipe_schedule::{Channel, Demand, FairShare, Flow};
 
-/// What rounding may take from the sum of peaks.
+/// The relative tolerance of a sum of peaks that is compared with a capacity. The sum is updated by
+/// additions and subtractions of `f64`, whose errors of about 1e-16 each add up to far less.
 const ROUNDING: f64 = 1.0 - 1e-9;
 
-/// The place of a flow among those under way.
+/// The index of a flow among those under way.
 pub(crate) type Slot = usize;
 
 /// A flow under way.
 struct Moving<'a> {
-    route: &'a [LinkId],
-    /// Its rate if it had all channels to itself.
-    peak: f64,
-    share: Share,
-    /// Bytes left at `since`.
+    demand: Demand<'a>,
+    /// The bytes left at `since`.
     left: f64,
     since: SimTime,
-    /// Bytes per second; zero before it has been given a share.
+    /// The rate in bytes per second; zero before the first share.
     rate: f64,
     owner: u64,
 }
 
-/// Flows under way and the channels they share.
+/// The flows under way and the channels that they share.
 ///
-/// A change affects only the flows that share a channel with it, directly or through others; channels that are wide enough for all that
-/// their flows could move hold nobody back, and connect none. The others get new rates by progressive filling: all rates rise together
-/// until a channel is full or a flow has reached its own peak; those flows are settled, and the others go on rising (Bertsekas, Gallager:
-/// Data Networks, section 6.5.2). Rates rise in proportion to the flows' weights, and those of a lower priority rise only once all of a
-/// higher one are settled.
+/// A change affects only the component of flows that share a limiting channel with it, directly or
+/// through others. A channel that is wide enough for the peaks of all its flows limits none and
+/// connects none. The flows of the component get new rates by [`FairShare::rates`].
 pub(crate) struct Network<'a> {
     capacity: Vec<f64>,
     /// The flows on each channel.
     users: Vec<Vec<Slot>>,
-    /// What these would move at their peaks.
+    /// The sum of the peaks of these flows.
     demand: Vec<f64>,
     flows: Vec<Option<Moving<'a>>>,
-    /// One count per slot that only ever rises: slots are used again, and finish events of an earlier flow may still name them.
+    /// By slot, a counter that tells stale finish events from current ones: slots are reused, and
+    /// rates change.
     versions: Vec<u32>,
     free: Vec<Slot>,
-    scratch: Scratch,
+    component: Component<'a>,
+    fair_share: FairShare,
 }
 
-/// Work space of the progressive filling, kept to avoid allocation.
+/// The flows that a change affects, and their limiting channels; kept to avoid allocation.
 #[derive(Default)]
-struct Scratch {
-    component: Vec<Slot>,
-    channels: Vec<usize>,
-    in_component: Vec<bool>,
-    seen_channel: Vec<bool>,
-    left: Vec<f64>,
-    /// By channel, the weights of the flows whose rates still rise.
-    open: Vec<f64>,
-    priorities: Vec<u8>,
-    settled: Vec<bool>,
+struct Component<'a> {
+    slots: Vec<Slot>,
+    /// The limiting channels with their capacities.
+    limits: Vec<(usize, f64)>,
+    demands: Vec<Demand<'a>>,
+    /// By slot, whether it is in `slots`.
+    has_slot: Vec<bool>,
+    /// By channel, whether it is in `limits`.
+    has_channel: Vec<bool>,
 }
 
 /// A new finish time of a flow.
@@ -67,12 +64,6 @@ pub(crate) struct Finish {
 
 impl<'a> Network<'a> {
     pub fn new(channels: &IdVec<LinkId, Channel>) -> Self {
-        let scratch = Scratch {
-            seen_channel: vec![false; channels.len()],
-            left: vec![0.0; channels.len()],
-            open: vec![0.0; channels.len()],
-            ..Scratch::default()
-        };
         Self {
             capacity: channels.iter().map(|channel| channel.bandwidth.get()).collect(),
             users: vec![Vec::new(); channels.len()],
@@ -80,18 +71,18 @@ impl<'a> Network<'a> {
             flows: Vec::new(),
             versions: Vec::new(),
             free: Vec::new(),
-            scratch,
+            component: Component { has_channel: vec![false; channels.len()], ..Component::default() },
+            fair_share: FairShare::new(channels.len()),
         }
     }
 
-    /// Starts a flow of `bytes` for `owner`; finish times that change are appended to `finishes`.
+    /// Starts a flow of `owner`. Finish times that change are appended to `finishes`.
     pub fn add(&mut self, now: SimTime, flow: &'a Flow, owner: u64, finishes: &mut Vec<Finish>) {
         let cap = flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get());
         let peak = flow.route.iter().map(|channel| self.capacity[channel.index()]).fold(cap, f64::min);
+        let route: &[LinkId] = &flow.route;
         let moving = Moving {
-            route: &flow.route,
-            peak,
-            share: flow.share,
+            demand: Demand { route, peak, share: flow.share },
             left: flow.bytes.as_f64(),
             since: now,
             rate: 0.0,
@@ -102,17 +93,15 @@ impl<'a> Network<'a> {
             None => {
                 self.flows.push(None);
                 self.versions.push(0);
-                self.scratch.in_component.push(false);
-                self.scratch.settled.push(false);
+                self.component.has_slot.push(false);
                 self.flows.len() - 1
             }
         };
-        for channel in moving.route.iter().map(|channel| channel.index()) {
+        for channel in route.iter().map(|channel| channel.index()) {
             self.users[channel].push(slot);
             self.demand[channel] += peak;
         }
-        let free = moving.route.iter().all(|channel| !self.binds(channel.index()));
-        let route = moving.route;
+        let free = route.iter().all(|channel| !self.limits(channel.index()));
         self.flows[slot] = Some(moving);
         if free {
             self.set_rate(slot, peak, now, finishes);
@@ -122,31 +111,31 @@ impl<'a> Network<'a> {
         }
     }
 
-    /// The owner of the flow, if `finish` is not stale.
+    /// The owner of the flow in `slot`, if `version` is not stale.
     pub fn finished(&self, slot: Slot, version: u32) -> Option<u64> {
         self.flows[slot].as_ref().filter(|_| self.versions[slot] == version).map(|flow| flow.owner)
     }
 
-    /// Takes a finished flow away; the others share what it leaves.
+    /// Removes a finished flow. The others share its rate.
     pub fn remove(&mut self, slot: Slot, now: SimTime, finishes: &mut Vec<Finish>) {
-        // Channels that hold their flows back until now count as well.
+        // The component is that of the channels that limit flows before the removal.
         let Some(flow) = self.flows[slot].as_ref() else { return };
-        self.collect(flow.route);
+        self.collect(flow.demand.route);
         let Some(flow) = self.flows[slot].take() else { return };
         self.versions[slot] = self.versions[slot].wrapping_add(1);
         self.free.push(slot);
-        for channel in flow.route.iter().map(|channel| channel.index()) {
+        for channel in flow.demand.route.iter().map(|channel| channel.index()) {
             let users = &mut self.users[channel];
             users.retain(|user| *user != slot);
-            self.demand[channel] = if users.is_empty() { 0.0 } else { self.demand[channel] - flow.peak };
+            self.demand[channel] = if users.is_empty() { 0.0 } else { self.demand[channel] - flow.demand.peak };
         }
-        self.scratch.in_component[slot] = false;
-        self.scratch.component.retain(|other| *other != slot);
+        self.component.has_slot[slot] = false;
+        self.component.slots.retain(|other| *other != slot);
         self.share(now, finishes);
     }
 
-    /// Whether a channel could hold a flow back.
-    fn binds(&self, channel: usize) -> bool {
+    /// Whether a channel may limit its flows.
+    fn limits(&self, channel: usize) -> bool {
         self.users[channel].len() > 1 && self.demand[channel] > self.capacity[channel] * ROUNDING
     }
 
@@ -162,117 +151,55 @@ impl<'a> Network<'a> {
         flow.rate = rate;
         self.versions[slot] = self.versions[slot].wrapping_add(1);
         if rate <= 0.0 {
-            // Others have everything; it goes on when they have gone.
+            // Flows of higher priority have all of the channel; it goes on when they have ended.
             return;
         }
         let takes = if rate.is_finite() { (flow.left / rate * 1e9).ceil() } else { 0.0 };
         finishes.push(Finish { slot, version: self.versions[slot], at: now + SimTime::ns(takes as u64) });
     }
 
-    /// Gives new rates to all flows that were collected.
+    /// Sets new rates for the flows of the component, which is then empty.
     fn share(&mut self, now: SimTime, finishes: &mut Vec<Finish>) {
-        let mut scratch = std::mem::take(&mut self.scratch);
-        for channel in &scratch.channels {
-            scratch.left[*channel] = self.capacity[*channel];
+        let mut component = std::mem::take(&mut self.component);
+        let mut fair_share = std::mem::take(&mut self.fair_share);
+        let flows = component.slots.iter().filter_map(|slot| self.flows[*slot].as_ref());
+        component.demands.extend(flows.map(|flow| flow.demand));
+        fair_share.rates(&component.limits, &component.demands, |index, rate| {
+            self.set_rate(component.slots[index], rate, now, finishes);
+        });
+        component.demands.clear();
+        for slot in component.slots.drain(..) {
+            component.has_slot[slot] = false;
         }
-        let priority = |slot: &Slot| self.flows[*slot].as_ref().map_or(0, |flow| flow.share.priority);
-        scratch.priorities.extend(scratch.component.iter().map(priority));
-        scratch.priorities.sort_unstable();
-        scratch.priorities.dedup();
-        while let Some(priority) = scratch.priorities.pop() {
-            self.fill(priority, &mut scratch, (now, finishes));
+        for (channel, _) in component.limits.drain(..) {
+            component.has_channel[channel] = false;
         }
-        for slot in scratch.component.drain(..) {
-            scratch.in_component[slot] = false;
-            scratch.settled[slot] = false;
-        }
-        for channel in scratch.channels.drain(..) {
-            scratch.seen_channel[channel] = false;
-        }
-        self.scratch = scratch;
+        (self.component, self.fair_share) = (component, fair_share);
     }
 
-    /// Lets the rates of one priority rise until all are settled.
-    fn fill(&mut self, priority: u8, scratch: &mut Scratch, (now, finishes): (SimTime, &mut Vec<Finish>)) {
-        for channel in &scratch.channels {
-            scratch.open[*channel] = 0.0;
-        }
-        let mut unsettled = 0;
-        for slot in &scratch.component {
-            let Some(flow) = self.flows[*slot].as_ref().filter(|flow| flow.share.priority == priority) else {
-                continue;
-            };
-            unsettled += 1;
-            for channel in flow.route {
-                scratch.open[channel.index()] += f64::from(flow.share.weight.get());
-            }
-        }
-        while unsettled > 0 {
-            let level = self.next_level(priority, scratch);
-            for index in 0..scratch.component.len() {
-                let slot = scratch.component[index];
-                let Some(flow) = self.flows[slot].as_ref().filter(|_| !scratch.settled[slot]) else { continue };
-                if flow.share.priority != priority {
-                    continue;
-                }
-                let weight = f64::from(flow.share.weight.get());
-                let mut bound = flow.peak / weight;
-                for channel in flow.route.iter().map(|channel| channel.index()) {
-                    if scratch.seen_channel[channel] {
-                        bound = bound.min(scratch.left[channel] / scratch.open[channel]);
-                    }
-                }
-                if bound <= level * (1.0 + 1e-12) {
-                    scratch.settled[slot] = true;
-                    unsettled -= 1;
-                    for channel in flow.route.iter().map(|channel| channel.index()) {
-                        scratch.left[channel] = (scratch.left[channel] - level * weight).max(0.0);
-                        scratch.open[channel] -= weight;
-                    }
-                    self.set_rate(slot, level * weight, now, finishes);
-                }
-            }
-        }
-    }
-
-    /// The lowest rate of weight 1 at which an unsettled flow is held back, by a channel or by its own peak.
-    fn next_level(&self, priority: u8, scratch: &Scratch) -> f64 {
-        let mut level = f64::INFINITY;
-        for channel in &scratch.channels {
-            if scratch.open[*channel] > 0.0 {
-                level = level.min(scratch.left[*channel] / scratch.open[*channel]);
-            }
-        }
-        for slot in scratch.component.iter().filter(|slot| !scratch.settled[**slot]) {
-            if let Some(flow) = self.flows[*slot].as_ref().filter(|flow| flow.share.priority == priority) {
-                level = level.min(flow.peak / f64::from(flow.share.weight.get()));
-            }
-        }
-        level
-    }
-
-    /// Collects the flows that channels connect to one over `route`, in the order of their slots, and these channels.
+    /// Collects the component of a flow over `route`, with flows in the order of their slots.
     fn collect(&mut self, route: &[LinkId]) {
-        let mut scratch = std::mem::take(&mut self.scratch);
-        self.collect_channels(route, &mut scratch);
+        let mut component = std::mem::take(&mut self.component);
+        self.collect_channels(route, &mut component);
         let mut next = 0;
-        while let Some(channel) = scratch.channels.get(next).copied() {
+        while let Some((channel, _)) = component.limits.get(next).copied() {
             next += 1;
             for slot in &self.users[channel] {
-                if !std::mem::replace(&mut scratch.in_component[*slot], true) {
-                    scratch.component.push(*slot);
-                    self.collect_channels(self.flows[*slot].as_ref().map_or(&[], |flow| flow.route), &mut scratch);
+                if !std::mem::replace(&mut component.has_slot[*slot], true) {
+                    component.slots.push(*slot);
+                    let route = self.flows[*slot].as_ref().map_or(&[][..], |flow| flow.demand.route);
+                    self.collect_channels(route, &mut component);
                 }
             }
         }
-        scratch.component.sort_unstable();
-        self.scratch = scratch;
+        component.slots.sort_unstable();
+        self.component = component;
     }
 
-    fn collect_channels(&self, route: &[LinkId], scratch: &mut Scratch) {
+    fn collect_channels(&self, route: &[LinkId], component: &mut Component<'a>) {
         for channel in route.iter().map(|channel| channel.index()) {
-            if self.binds(channel) && !std::mem::replace(&mut scratch.seen_channel[channel], true) {
-                scratch.channels.push(channel);
+            if self.limits(channel) && !std::mem::replace(&mut component.has_channel[channel], true) {
+                component.limits.push((channel, self.capacity[channel]));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! From a finished run to a trace.
 
 use crate::{
-    Iterations, Options, Simulation,
+    Iterations, Options,
     engine::{End, Engine, Round},
     memory::{Change, Memories},
 };
@@ -12,8 +12,20 @@ use spipe_trace::{
 };
 use std::{collections::BTreeMap, num::NonZeroU32};
 
-/// How many holders a report names.
+/// The number of holders that a report names (a choice).
 const HOLDERS: usize = 8;
+
+/// The result of a simulation.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    /// The last iteration.
+    pub trace: Trace,
+    /// Whether the last iteration repeats the one before exactly; always true for
+    /// [`Iterations::One`].
+    pub steady: bool,
+    /// The number of simulated actions, over all iterations.
+    pub actions: u64,
+}
 
 pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'_>, end: &End) -> Simulation {
     let (steady, status) = match end {
@@ -54,8 +66,11 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
     Simulation { trace, steady, actions: engine.simulated }
 }
 
-/// The steady period: the shift between the last two iterations, or the mean of the slowest lane over the later half where they
-/// do not repeat; for one iteration, from its first start to its last end.
+/// The period of a run:
+///
+/// - the shift between the last two iterations if they repeat;
+/// - otherwise the mean period of the slowest lane over the later half of the iterations;
+/// - for a single iteration, the time from its first start to its last end.
 pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
     let whole = engine.whole() as usize;
     if options.iterations == Iterations::One {
@@ -68,8 +83,8 @@ pub(crate) fn period(options: &Options, engine: &Engine<'_>) -> SimTime {
     if engine.repeats() {
         return first_start(&engine.rounds[whole - 1]) - first_start(&engine.rounds[whole - 2]);
     }
-    // Lanes that only feed others may still run ahead, and those that are nearly as slow as the slowest take long to fall back to
-    // it.
+    // Lanes that only feed others may still run ahead, and lanes nearly as slow as the slowest take
+    // long to fall behind it.
     let from = (whole / 2).min(whole - 2);
     let lanes = engine.rounds[whole - 1].ends.iter().zip(&engine.rounds[from].ends);
     let stretch = lanes.map(|(late, early)| late.saturating_sub(*early)).max().unwrap_or_default();
@@ -80,7 +95,7 @@ fn first_start(round: &Round) -> SimTime {
     round.first.unwrap_or_default()
 }
 
-/// From each whole iteration's start to the next one's.
+/// The times between the starts of whole iterations.
 fn iterations(engine: &Engine<'_>) -> Vec<SimTime> {
     let whole = engine.whole() as usize;
     engine.rounds[..whole].windows(2).map(|pair| first_start(&pair[1]) - first_start(&pair[0])).collect()
@@ -90,7 +105,8 @@ fn trace_lane(program: &Program, lane: &spipe_schedule::Lane) -> Lane {
     Lane { name: lane.name.clone(), device: program.devices()[lane.device].name.clone(), role: lane.role }
 }
 
-/// The spans of one iteration by lane and start, and the arrows between them. Of an unfinished iteration, only what ended.
+/// The spans of one iteration, sorted by lane and start, and the arrows between them. An unfinished
+/// iteration has spans only of actions that ended.
 fn spans(program: &Program, round: &Round, origin: SimTime, whole: bool) -> (Vec<Span>, Vec<Arrow>) {
     let mut spans = Vec::with_capacity(program.actions().len());
     let mut index_of: Vec<Option<NonZeroU32>> = vec![None; program.actions().len()];
@@ -114,13 +130,13 @@ fn spans(program: &Program, round: &Round, origin: SimTime, whole: bool) -> (Vec
     (spans, arrows)
 }
 
-/// From the span that a span waited for last to that span, sorted by both ends.
-///
-/// Spans are counted from one in `index_of`.
+/// The arrows to each span from the one that it waited for last, sorted by both ends. `index_of`
+/// counts spans from one.
 fn arrows(program: &Program, round: &Round, index_of: &[Option<NonZeroU32>], spans: usize) -> Vec<Arrow> {
     let index = |action: ActionId| index_of[action.index()].map(|number| number.get() - 1);
     let last_of = |to: ActionId| Some((index(round.states[to.index()].met_by()?)?, index(to)?));
-    // Counting by the first end, and then placing in the order of lanes, which is that of the second end, sorts by both.
+    // A counting sort by the first end. Placing in the order of lanes, which is that of the second
+    // end, sorts by both.
     let mut place = vec![0u32; spans + 1];
     let queued = || program.lanes().iter().flat_map(|lane| lane.queue.iter().copied());
     for (from, _) in queued().filter_map(last_of) {
@@ -151,7 +167,8 @@ fn span(program: &Program, lane: LaneId, action: ActionId, (start, end): (SimTim
     }
 }
 
-/// Every memory that is ever used, over the window from `start` to `end`, with times from `start`.
+/// The tracks of all memories that are ever used, from `start` to `end`, with times relative to
+/// `start`.
 fn memories(program: &Program, memories: &Memories, start: SimTime, end: SimTime) -> Vec<MemoryTrack> {
     let mut curves: IdVec<MemoryId, Curve> = program.memories().iter().map(|_| Curve::default()).collect();
     for (buffer, this) in program.buffers().enumerate() {
@@ -165,7 +182,7 @@ fn memories(program: &Program, memories: &Memories, start: SimTime, end: SimTime
         let buffer = &program.buffers()[change.buffer];
         curves[buffer.memory].apply(&change, buffer.bytes, start);
     }
-    // The first of the highest.
+    // The first of the highest samples.
     let top = |curve: &Curve| curve.samples.iter().rev().max_by_key(|sample| sample.bytes).copied();
     let tops: IdVec<MemoryId, Option<Sample>> = curves.iter().map(top).collect();
     let until_peak = |change: &Change| {
@@ -190,7 +207,7 @@ fn memories(program: &Program, memories: &Memories, start: SimTime, end: SimTime
         .collect()
 }
 
-/// One memory's curve in the making. Changes at one instant make one sample; what is there when the window begins, too.
+/// The bytes of one memory over time. All changes at one instant make one sample.
 #[derive(Clone, Default)]
 struct Curve {
     held: Bytes,
@@ -208,7 +225,7 @@ impl Curve {
     }
 }
 
-/// How often each buffer is held after `changes`.
+/// Updates the number of instances held of each buffer by `changes`.
 fn count(changes: impl Iterator<Item = Change>, held: &mut [u32]) {
     for change in changes {
         let count = &mut held[change.buffer.index()];
@@ -216,7 +233,7 @@ fn count(changes: impl Iterator<Item = Change>, held: &mut [u32]) {
     }
 }
 
-/// Who holds how much of each memory where each buffer is held so often, the largest first.
+/// The largest holders of each memory, when `held` instances of each buffer are held.
 fn holders(program: &Program, held: &[u32]) -> IdVec<MemoryId, Vec<Holder>> {
     let none = BTreeMap::<String, Group>::new;
     let mut groups: IdVec<MemoryId, _> = program.memories().iter().map(|_| none()).collect();
@@ -230,14 +247,14 @@ fn holders(program: &Program, held: &[u32]) -> IdVec<MemoryId, Vec<Holder>> {
     groups.into_iter().map(largest).collect()
 }
 
-/// Buffers that hold the same for several microbatches.
+/// Buffers with the same content for several microbatches.
 struct Group {
     first: BufferId,
     bytes: Bytes,
     microbatches: u64,
 }
 
-/// The largest groups by bytes, those first among equals that the program names first.
+/// The largest groups by bytes. Ties go to the group with the first buffer of the program.
 fn largest(groups: BTreeMap<String, Group>) -> Vec<Holder> {
     let mut groups: Vec<(String, Group)> = groups.into_iter().filter(|(_, group)| group.bytes > Bytes::ZERO).collect();
     groups.sort_by_key(|(_, group)| (std::cmp::Reverse(group.bytes), group.first));
@@ -252,14 +269,15 @@ fn largest(groups: BTreeMap<String, Group>) -> Vec<Holder> {
     groups.into_iter().take(HOLDERS).map(holder).collect()
 }
 
+/// The report of a run that ended for lack of memory.
 fn shortage(program: &Program, engine: &Engine<'_>, end: &End) -> Shortage {
     let End::OutOfMemory { action, memory, needed } = end else {
-        unreachable!("only called for runs that ended for want of memory")
+        unreachable!("only called for runs that ended for lack of memory")
     };
     let capacity = engine.memories.capacity(*memory);
     let (held, action) = match action {
         Some(action) => (engine.memories.held[*memory], program.describe(*action)),
-        None => (Bytes::ZERO, "what is there before the first action".into()),
+        None => (Bytes::ZERO, "before the first action".into()),
     };
     let mut open = engine.memories.before.clone();
     count(engine.memories.changes.iter(), &mut open);

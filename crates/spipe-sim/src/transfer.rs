@@ -1,41 +1,44 @@
-//! Copies by themselves: when does each of several concurrent ones finish?
+//! Concurrent copies without a program.
 
-use crate::{Iterations, Options, simulate};
+use crate::{Iterations, Options, simulate::simulate};
 use spipe_base::{ActionKind, Bytes, Diagnostic, IdleCause, LaneRole, MemoryId, Payload, SimTime, Subject};
 use spipe_hardware::Hardware;
 use spipe_schedule::{Action, Anchor, Edge, Flow, ProgramBuilder, Shape, Share};
 use std::collections::BTreeMap;
 
-/// One copy.
+/// A copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// From this memory.
+    /// The source.
     pub from: MemoryId,
-    /// To that one.
+    /// The destination.
     pub to: MemoryId,
-    /// So much.
+    /// The bytes to copy.
     pub bytes: Bytes,
-    /// Not before then.
+    /// The earliest start.
     pub start: SimTime,
-    /// What it gets beside others.
+    /// Its priority and weight.
     pub share: Share,
 }
 
-/// Why a copy cannot be made.
+/// The reason why a copy is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
-    /// No route.
+    /// No route joins the memories.
     #[error("no link joins `{from}` and `{to}`")]
     NoRoute {
-        /// The one end.
+        /// The source.
         from: String,
-        /// The other end.
+        /// The destination.
         to: String,
     },
 }
 
-/// When each of `copies` has finished, in the order given, if all share the machine's links max-min fairly. It is the
-/// simulator's answer for a program of these copies, each on a lane of its own.
+/// The end of each of `copies` when all share the machine's links max–min fairly: the result of
+/// simulating a program with each copy on its own lane.
+///
+/// # Errors
+/// A copy has no route.
 pub fn transfers(hardware: &Hardware, copies: &[Transfer]) -> Result<Vec<SimTime>, TransferError> {
     let mut builder = ProgramBuilder::new(Shape {
         name: format!("copies on {}", hardware.name()),

@@ -30,7 +30,8 @@ fn gpipe_and_1f1b_meet_their_closed_forms() {
     }
 }
 
-/// The head start raises what stage i holds to min(m, p − i + H) and never lengthens an even pipeline.
+/// The head start raises what stage i holds to min(m, p − i + H) and never lengthens an even
+/// pipeline.
 #[test]
 fn head_start_holds_more_and_costs_nothing_when_even() {
     for p in 1..=6usize {
@@ -45,9 +46,9 @@ fn head_start_holds_more_and_costs_nothing_when_even() {
     }
 }
 
-/// Bubble rates of 1F1B with latency between stages: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), Table 5,
-/// from the profiled times of its Table 9. The cost is the largest time of one device from its first start to its last end;
-/// the rate is (cost − m·ΣT) ÷ cost.
+/// Bubble rates of 1F1B with latency between stages: Qi et al., Zero Bubble Pipeline Parallelism
+/// (arXiv 2401.10241), Table 5, from the profiled times of its Table 9. The cost is the largest
+/// time of one device from its first start to its last end; the rate is (cost − m·ΣT) ÷ cost.
 #[test]
 fn one_forward_one_backward_meets_the_zero_bubble_table() {
     let published = [0.2431, 0.1985, 0.1240, 0.2552, 0.2082, 0.1251];

@@ -7,8 +7,8 @@ use spipe_hardware::Hardware;
 use spipe_schedule::Share;
 use spipe_sim::{Transfer, transfers};
 
-/// Two GPUs on one root complex with a 25 GB/s uplink, one on another socket's; 10 GB/s between the sockets, 8 GB/s for memory
-/// that is not pinned, 40 GB/s of DRAM bandwidth.
+/// Two GPUs on one root complex with a 25 GB/s uplink, one on another socket's; 10 GB/s between the
+/// sockets, 8 GB/s for memory that is not pinned, 40 GB/s of DRAM bandwidth.
 const MACHINE: &str = r#"
 format-version = 1
 name = "two-sockets"
@@ -86,7 +86,8 @@ fn rates_follow_weights_among_flows_of_one_priority() {
     // The second one waits.
     assert_eq!(finish_with(&both, &[(1, 1)]), [0.8, 1.6]);
     assert_eq!(finish_with(&both, &[(0, 1), (3, 1)]), [1.6, 0.8]);
-    // Where the first one is held back elsewhere, the second one gets what is left, whatever the priorities.
+    // Where the first one is held back elsewhere, the second one gets what is left, whatever the
+    // priorities.
     let across = [("dram1", "gpu0", 10), ("dram0", "gpu1", 30)];
     assert_eq!(finish_with(&across, &[(9, 7)]), [1.0, 1.6]);
     assert_eq!(finish_with(&across, &[(0, 3), (0, 1)]), [1.0, 1.6]);

@@ -15,8 +15,8 @@ fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
     list.iter().find(|(shipped, _)| *shipped == name).unwrap().1
 }
 
-/// GPT-2 with so fast a DRAM, and the first layers on `gpu0`, stage by stage. A socket takes the others, if there are some, and
-/// the optimizer otherwise.
+/// GPT-2 with so fast a DRAM, and the first layers on `gpu0`, stage by stage. A socket takes the
+/// others, if there are some, and the optimizer otherwise.
 fn run(bandwidth: &str, on_gpu: &[usize]) -> (Program, Trace) {
     run_with(bandwidth, on_gpu, Knobs::default())
 }
@@ -72,7 +72,8 @@ fn slowed(bandwidth: &str, on_gpu: &[usize], payload: Payload) -> f64 {
 
 #[test]
 fn an_optimizer_step_slows_the_gradients_that_come_behind_it() {
-    // Twelve blocks between embedding and head: four stages, stepped one after the other while gradients still arrive.
+    // Twelve blocks between embedding and head: four stages, stepped one after the other while
+    // gradients still arrive.
     let stages = [3, 6, 9, 13];
     assert!((slowed("800 GB/s", &stages, Payload::GradientsOut) - 1.0).abs() < 1e-3);
     let slow = slowed("26 GB/s", &stages, Payload::GradientsOut);
@@ -86,8 +87,8 @@ fn a_computing_socket_slows_the_activations_that_reach_it() {
     assert!(slow > 1.2, "{slow}");
 }
 
-/// The first of each stage is only written, by its way over the link; for the others the sum is read and written, and what has arrived is
-/// read again.
+/// The first of each stage is only written, by its way over the link; for the others the sum is
+/// read and written, and what has arrived is read again.
 #[test]
 fn gradients_that_are_added_up_pass_the_dram_four_times() {
     let knobs = Knobs { gradients_leave: true, ..Knobs::default() };

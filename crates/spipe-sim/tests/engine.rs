@@ -48,7 +48,8 @@ fn ends(simulation: &Simulation) -> Vec<f64> {
     simulation.trace.spans.iter().map(|span| (span.end.to_ms() * 1000.0).round() / 1000.0).collect()
 }
 
-/// Copies over shared channels: `(start ms, bytes in MB, route)` on channels of the given GB/s, each on a lane of its own.
+/// Copies over shared channels: `(start ms, bytes in MB, route)` on channels of the given GB/s,
+/// each on a lane of its own.
 fn copies(channels: &[f64], flows: &[(u64, u64, &[usize])]) -> Program {
     let mut builder = builder();
     let memory = builder.memory("memory", None);
@@ -82,15 +83,17 @@ fn two_copies_share_a_root_complex_evenly() {
 
 #[test]
 fn who_comes_later_takes_half_from_then_on() {
-    // The first has moved 10 MB after 1 ms; then both get 5 GB/s; the second has 10 MB left when the first is done.
+    // The first has moved 10 MB after 1 ms; then both get 5 GB/s; the second has 10 MB left when
+    // the first is done.
     let program = copies(&[10.0], &[(0, 20, &[0]), (1, 20, &[0])]);
     assert_eq!(ends(&once(&program)), [0.0, 3.0, 4.0]);
 }
 
 #[test]
 fn max_min_gives_the_unconstrained_flow_the_rest() {
-    // Bertsekas and Gallager's example: A uses both links, B the first, C the second, which is twice as wide.
-    // A and B get 5 each; C gets 20 − 5 = 15. Then B and A end together and C goes on alone at 20.
+    // Bertsekas and Gallager's example: A uses both links, B the first, C the second, which is
+    // twice as wide. A and B get 5 each; C gets 20 − 5 = 15. Then B and A end together and C goes
+    // on alone at 20.
     let program = copies(&[10.0, 20.0], &[(0, 5, &[0, 1]), (0, 5, &[0]), (0, 35, &[1])]);
     assert_eq!(ends(&once(&program)), [0.0, 1.0, 1.0, 2.0]);
 }
@@ -153,7 +156,8 @@ fn guarded_actions_follow_the_outcome() {
 
 #[test]
 fn iterations_repeat_with_the_period_of_the_slowest_circle() {
-    // Two lanes of 10 and 7 ns that wait for each other over iterations: one period is 17 ns; without that edge, 10.
+    // Two lanes of 10 and 7 ns that wait for each other over iterations: one period is 17 ns;
+    // without that edge, 10.
     for (joined, period) in [(true, 17), (false, 10)] {
         let mut builder = builder();
         let memory = builder.memory("gpu0", None);
@@ -190,7 +194,7 @@ fn circles_are_faults() {
     let (anchor, lag, cause) = (Anchor::EndToStart, SimTime::ZERO, IdleCause::Order);
     builder.edge(Edge { from: second, to: first, anchor, distance: 0, lag, cause });
     let faults = builder.build().unwrap_err().to_string();
-    assert!(faults.starts_with("error: actions wait for each other in a circle: "), "{faults}");
+    assert!(faults.starts_with("error: actions wait for each other in a cycle: "), "{faults}");
     assert_eq!(faults.matches("barrier").count(), 2, "{faults}");
 }
 
@@ -211,7 +215,8 @@ fn what_nothing_writes_cannot_be_read() {
 }
 
 proptest! {
-    /// The bytes that leave a link never exceed its bandwidth, and no copy ends before it could alone.
+    /// The bytes that leave a link never exceed its bandwidth, and no copy ends before it could
+    /// alone.
     #[test]
     fn sharing_is_conservative(
         rates in prop::collection::vec(1u32..50, 3),
@@ -237,7 +242,8 @@ proptest! {
     }
 }
 
-/// 3 ms of something, a step of 5 ms with what it has written, and parameters that the next iteration begins with.
+/// 3 ms of something, a step of 5 ms with what it has written, and parameters that the next
+/// iteration begins with.
 #[test]
 fn an_iteration_waits_for_the_steps_on_its_circle() {
     let mut builder = builder();
@@ -272,7 +278,8 @@ fn an_iteration_waits_for_the_steps_on_its_circle() {
     assert_eq!(waits, [(StageId::new(2), SimTime::ms(5))]);
 }
 
-/// Two lanes take turns with room for one of them: who holds it is on the circle of who waits for it.
+/// Two lanes take turns with room for one of them: who holds it is on the circle of who waits for
+/// it.
 #[test]
 fn an_iteration_waits_for_what_holds_the_memory_that_it_takes() {
     let mut builder = builder();

@@ -14,7 +14,8 @@ fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
     list.iter().find(|(shipped, _)| *shipped == name).unwrap().1
 }
 
-/// 16 blocks of Llama-2-7B on each of two GPUs, eight sequences of 2048 tokens: 2·t·c numbers of two bytes a block.
+/// 16 blocks of Llama-2-7B on each of two GPUs, eight sequences of 2048 tokens: 2·t·c numbers of
+/// two bytes a block.
 fn holds_keys_and_values(system: System, streamed: bool) {
     let model = Model::from_toml("m.toml", shipped(spipe_model::shipped(), "llama2-7b")).unwrap();
     let machine = "rtx3090-x4-two-sockets";
@@ -61,8 +62,9 @@ fn holds_keys_and_values(system: System, streamed: bool) {
     }
 }
 
-/// Eight sequences in four microbatches on two stages: a token of a microbatch begins when the one before has left the last
-/// stage, so that one microbatch alone takes as long for each token as both stages together.
+/// Eight sequences in four microbatches on two stages: a token of a microbatch begins when the one
+/// before has left the last stage, so that one microbatch alone takes as long for each token as
+/// both stages together.
 #[test]
 fn a_token_waits_for_the_one_before_it() {
     let period = |microbatches: u64, mode: Mode| {

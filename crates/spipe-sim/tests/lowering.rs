@@ -1,5 +1,5 @@
-//! Whatever system places whatever stages where: its program is well-formed, runs, holds no more than the footprint counts and
-//! accounts for every idle nanosecond.
+//! Whatever system places whatever stages where: its program is well-formed, runs, holds no more
+//! than the footprint counts and accounts for every idle nanosecond.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +27,8 @@ struct Habits {
     optimizer_on_socket: bool,
 }
 
-/// Stages of one layer each (the last of all that are left), dealt out over `devices` GPUs as the system wants.
+/// Stages of one layer each (the last of all that are left), dealt out over `devices` GPUs as the
+/// system wants.
 fn place(hardware: &Hardware, layers: usize, (system, devices): (System, usize), habits: Habits) -> Option<Placement> {
     let gpu = |index: usize| hardware.device(&format!("gpu{index}")).unwrap();
     let socket = hardware.device("cpu0").unwrap();
@@ -42,7 +43,8 @@ fn place(hardware: &Hardware, layers: usize, (system, devices): (System, usize),
     let stage = |index: usize| {
         let last = if index + 1 == stages { layers - 1 } else { index };
         let device = match system.dealing() {
-            // The first devices take a layer each, the last one takes the others as stages of their own.
+            // The first devices take a layer each, the last one takes the others as stages of their
+            // own.
             Dealing::Single => index.min(devices - 1),
             Dealing::RoundRobin => index % devices,
             Dealing::Vee => index.min(stages - 1 - index),
@@ -127,8 +129,8 @@ proptest! {
     }
 }
 
-/// A program that does not soon repeat (devices are ahead of others, or nearly as slow as the slowest) goes on at the pace that was
-/// told.
+/// A program that does not soon repeat (devices are ahead of others, or nearly as slow as the
+/// slowest) goes on at the pace that was told.
 fn keeps_its_pace(program: &Program, simulation: &Simulation) -> Result<(), TestCaseError> {
     if !simulation.steady {
         let longer = simulate(program, &Options { iterations: Iterations::UntilSteady(4096), ..Options::default() });
@@ -148,8 +150,8 @@ fn holds_no_more(trace: &spipe_trace::Trace, hardware: &Hardware, needs: &Footpr
     Ok(())
 }
 
-/// Chunks of one or more layers that stream their parameters: forward chunk i on device i mod N, backward chunks cut anew for
-/// SPipe, every one of them on the other side of the ring.
+/// Chunks of one or more layers that stream their parameters: forward chunk i on device i mod N,
+/// backward chunks cut anew for SPipe, every one of them on the other side of the ring.
 fn stream(hardware: &Hardware, layers: usize, (system, devices): (System, usize), recomputed: bool) -> Placement {
     let dram = hardware.memory("dram0").unwrap();
     let cut = |chunks: usize, device: &dyn Fn(usize) -> usize, recomputed: bool| -> Vec<Stage> {
@@ -231,7 +233,8 @@ proptest! {
         keeps_its_pace(&program, &simulation)?;
         let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
         holds_no_more(&simulation.trace, &hardware, &needs)?;
-        // Only gradients that were scaled can overflow, and only others' make a norm too long; what is trusted then can be undone.
+        // Only gradients that were scaled can overflow, and only others' make a norm too long; what
+        // is trusted then can be undone.
         let logged = program.buffers().iter().any(|buffer| matches!(buffer.content, Content::UndoLog(_)));
         let undone = program.actions().iter().filter(|action| action.kind == ActionKind::Rollback);
         let speculates = system == System::Spipe && (half || clips) && train;
@@ -240,7 +243,8 @@ proptest! {
     }
 }
 
-/// A large layer counts once, where it is, and not as often as chunks are resident: what is counted is nearly what is held.
+/// A large layer counts once, where it is, and not as often as chunks are resident: what is counted
+/// is nearly what is held.
 #[test]
 fn what_is_streamed_to_one_device_is_counted_once() {
     let hardware = machine();
@@ -266,7 +270,8 @@ fn what_is_streamed_to_one_device_is_counted_once() {
     }
 }
 
-/// Boundaries are most of what is held here; counted for every stage they would be several times as much.
+/// Boundaries are most of what is held here; counted for every stage they would be several times as
+/// much.
 #[test]
 fn what_passes_between_devices_is_not_counted_for_every_stage() {
     let hardware = machine();
@@ -282,7 +287,8 @@ fn what_passes_between_devices_is_not_counted_for_every_stage() {
         for track in simulation.trace.memories.iter().filter(|track| track.name.starts_with("gpu")) {
             let stages = needs.get(&hardware.memory(&track.name).unwrap()).into_iter().flatten();
             let need: Bytes = stages.map(|(_, stage)| stage.total()).sum();
-            // In inference, one boundary of all microbatches in each of three iterations, one that is computed, and parameters.
+            // In inference, one boundary of all microbatches in each of three iterations, one that
+            // is computed, and parameters.
             let most = if mode == Mode::Train { track.peak * 7 } else { Bytes::mib(26 * 16 * 5) };
             assert!(need * 5 <= most, "{system} on {devices}: {} of {need}", track.peak);
         }
@@ -390,7 +396,8 @@ fn urgent_steps_come_in_the_order_in_which_the_next_iteration_needs_them() {
         };
         let ((as_they_come, slower), (as_needed, faster)) = (steps(false), steps(true));
         assert_eq!(as_they_come, [5, 4, 3, 2, 1, 0], "{system}");
-        // The second one is the first of its device. Where weights have their gradients last, all arrive before the first step.
+        // The second one is the first of its device. Where weights have their gradients last, all
+        // arrive before the first step.
         let others: Vec<usize> = as_needed.iter().copied().filter(|stage| ![1, 5].contains(stage)).collect();
         assert_eq!(others, [0, 2, 3, 4], "{system}: {as_needed:?}");
         assert!(faster < slower, "{system}: {faster} {slower}");
@@ -422,7 +429,8 @@ fn urgent_steps_of_shared_stages_let_the_next_iteration_begin() {
     }
 }
 
-/// The optimizer's lane is hardly slower than the devices; two copies on one link drift from taking turns to sharing it.
+/// The optimizer's lane is hardly slower than the devices; two copies on one link drift from taking
+/// turns to sharing it.
 #[test]
 fn what_falls_into_step_slowly_goes_on_at_the_pace_that_is_told() {
     let hardware = machine();

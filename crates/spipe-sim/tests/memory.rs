@@ -14,7 +14,8 @@ use spipe_sim::{Iterations, Options, simulate};
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Bytes per action at the peak of a simulation, without the program before it and the trace behind it.
+/// Bytes per action at the peak of a simulation, without the program before it and the trace behind
+/// it.
 fn bytes_per_action(program: &Program) -> f64 {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();

@@ -21,7 +21,8 @@ fn run_offloaded(offloading: &Offloading, times: &StageTimes) -> (Trace, Vec<usi
     (simulation.trace, peaks)
 }
 
-/// The time of one copy where the round trip takes `ratio` of forward, backward-input and backward-weight together.
+/// The time of one copy where the round trip takes `ratio` of forward, backward-input and
+/// backward-weight together.
 fn copy(ratio: f64, times: &StageTimes) -> SimTime {
     let work = times.forward + times.backward_input + times.backward_weight;
     ms(ratio / 2.0 * work.to_ms())
@@ -41,8 +42,9 @@ fn uniform_blocks_meet_the_released_figures() {
     }
 }
 
-/// Peaks after offload at round trips of 0.5, 1 and 1.4 of a microbatch's work on a chunk, m = 4d: at most the released
-/// generator's, and feasible where that is not; the makespan stays that of the uniform block.
+/// Peaks after offload at round trips of 0.5, 1 and 1.4 of a microbatch's work on a chunk, m = 4d:
+/// at most the released generator's, and feasible where that is not; the makespan stays that of the
+/// uniform block.
 #[test]
 fn offload_lowers_peaks_as_far_as_the_released_schedules() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
@@ -81,8 +83,8 @@ fn offload_lowers_the_peak_of_every_rank() {
     }
 }
 
-/// Whatever the times: the simulated peaks keep to the planned ones, compute is not delayed, a GPU makes one copy at a time,
-/// and of two GPUs on a switch only one copies in each direction.
+/// Whatever the times: the simulated peaks keep to the planned ones, compute is not delayed, a GPU
+/// makes one copy at a time, and of two GPUs on a switch only one copies in each direction.
 #[test]
 fn copies_share_a_switch_and_delay_nothing() {
     let times = StageTimes { weight_gradient_memory: StageTimes::UNIT.get() * 2 / 5, ..times(0.8, 1.1, 0.6, 0.04) };

@@ -15,8 +15,8 @@ const COLUMNS: [(&str, [f64; 6]); 4] = [
     ("zb-2p", [0.0433, 0.0039, 0.0026, 0.0066, 0.0054, 0.0028]),
 ];
 
-/// Qi et al. (arXiv 2401.10241), Table 5, to its four decimals; the automatic ones with both shares of memory for the weight
-/// gradient that its authors use.
+/// Qi et al. (arXiv 2401.10241), Table 5, to its four decimals; the automatic ones with both shares
+/// of memory for the weight gradient that its authors use.
 #[test]
 fn zero_bubble_schedules_meet_their_table() {
     for (name, column) in COLUMNS {
@@ -38,7 +38,8 @@ fn zero_bubble_schedules_meet_their_table() {
     }
 }
 
-/// The same table, column of interleaved 1F1B with three chunks; the paper charges p latencies less.
+/// The same table, column of interleaved 1F1B with three chunks; the paper charges p latencies
+/// less.
 #[test]
 fn interleaved_meets_the_zero_bubble_table() {
     let published = [0.1055, 0.0818, 0.0443, 0.1104, 0.0852, 0.0445];
@@ -81,8 +82,8 @@ fn interleaved_with_one_chunk_is_1f1b() {
     }
 }
 
-/// Unit passes: ZB-H1 and ZB-1p span 3m + p − 1 with p activations on every rank; ZB-H2 hides the bubble of every rank for
-/// 2p − 1 activations.
+/// Unit passes: ZB-H1 and ZB-1p span 3m + p − 1 with p activations on every rank; ZB-H2 hides the
+/// bubble of every rank for 2p − 1 activations.
 #[test]
 fn zero_bubble_schedules_meet_their_closed_forms() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
@@ -101,7 +102,8 @@ fn zero_bubble_schedules_meet_their_closed_forms() {
     }
 }
 
-/// Whatever the limit, nothing exceeds it, and more memory never makes the schedule slower than ZB-H1's bubble allows.
+/// Whatever the limit, nothing exceeds it, and more memory never makes the schedule slower than
+/// ZB-H1's bubble allows.
 #[test]
 fn automatic_schedules_keep_to_their_limit() {
     let share = |thousandths: u64| StageTimes {
@@ -124,8 +126,8 @@ fn automatic_schedules_keep_to_their_limit() {
     assert!(refusal.contains("hint: use a limit of at least 1"), "{refusal}");
 }
 
-/// Peak g(v − 1) + d on rank 0 and bubble 2(d − 1) + (d − g)(v − 1), where ⌈d/2⌉ ≤ g ≤ d and g divides m: Wan et al.,
-/// PipeOffload (arXiv 2503.01328), section 3.
+/// Peak g(v − 1) + d on rank 0 and bubble 2(d − 1) + (d − g)(v − 1), where ⌈d/2⌉ ≤ g ≤ d and g
+/// divides m: Wan et al., PipeOffload (arXiv 2503.01328), section 3.
 #[test]
 fn grouped_schedules_meet_their_closed_forms() {
     for d in 1..=8usize {
@@ -144,7 +146,8 @@ fn grouped_schedules_meet_their_closed_forms() {
     }
 }
 
-/// The bubble for unequal times, (d − 1)(TF + TB) + (v − 1)(d − g)(TF + TB − TW): Table 1 of the same source.
+/// The bubble for unequal times, (d − 1)(TF + TB) + (v − 1)(d − g)(TF + TB − TW): Table 1 of the
+/// same source.
 #[test]
 fn grouped_schedules_meet_their_closed_form_for_unequal_times() {
     for (forward, input, weight) in [(1.0, 1.2, 0.8), (1.0, 1.3, 1.0), (1.0, 1.0, 0.6)] {
@@ -177,7 +180,8 @@ fn grouped_schedules_keep_their_peak_for_any_number_of_microbatches() {
     }
 }
 
-/// With the memory of ZB-2p, a V of the same stages cut in half has a smaller bubble than Table 5 of Zero Bubble gives ZB-2p.
+/// With the memory of ZB-2p, a V of the same stages cut in half has a smaller bubble than Table 5
+/// of Zero Bubble gives ZB-2p.
 #[test]
 fn zb_v_with_twice_the_memory_beats_zb_2p() {
     let zb_2p = [0.0433, 0.0039, 0.0026, 0.0066, 0.0054, 0.0028];

@@ -6,7 +6,7 @@ use spipe_base::LayerRange;
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Context, Placement, Stage, System, remarks};
+use spipe_plan::{Context, Placement, Stage, System, hybrid_remarks};
 
 const MODEL: &str = r#"
 format-version = 1
@@ -66,7 +66,7 @@ fn said(stages: &[(&str, usize)]) -> Vec<String> {
         Stage::new(hardware.device(device).unwrap(), range)
     });
     let placement = Placement::new(System::Hybrid, placed.collect::<Vec<_>>());
-    remarks(&context, &placement).into_iter().map(|remark| remark.to_string()).collect()
+    hybrid_remarks(&context, &placement).into_iter().map(|remark| remark.to_string()).collect()
 }
 
 #[test]
@@ -86,5 +86,5 @@ fn every_pitfall_is_named() {
     let split = said(&[("gpu0", 2), ("cpu0", 3), ("cpu1", 4)]);
     assert!(split.iter().any(|it| it.contains("stages `s1` and `s2` are both on CPUs")), "{split:?}");
     let wide = said(&[("gpu0", 3), ("cpu0", 4)]);
-    assert!(wide[0].contains("longer than one of them computes on it"), "{wide:?}");
+    assert!(wide[0].contains("longer than one of the two stages computes"), "{wide:?}");
 }

@@ -1,4 +1,5 @@
-//! The table that an embedding and a head share, on two devices: how long its gradients and its copy take, by hand.
+//! The table that an embedding and a head share, on two devices: how long its gradients and its
+//! copy take, by hand.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -25,7 +26,8 @@ intermediate = 100
 tied = true
 "#;
 
-/// Two GPUs, 1 GB/s and twice half a ms from each other, whose memories move 12 GB/s; a socket that has nothing to do.
+/// Two GPUs, 1 GB/s and twice half a ms from each other, whose memories move 12 GB/s; a socket that
+/// has nothing to do.
 fn machine() -> Hardware {
     let gpu = |index: u32| {
         format!(
@@ -83,7 +85,8 @@ fn lane<'a>(trace: &'a Trace, span: &Span) -> &'a str {
 fn gradients_come_before_the_step_and_the_copy_follows_it() {
     let pipelines = [System::OneForwardOneBackward, System::Gpipe, System::ZbH1];
     let pipelines = pipelines.map(|system| (system, "to", SimTime::ZERO));
-    // In rounds they do not queue behind activations, but share the link with them: four of 51.2 kB.
+    // In rounds they do not queue behind activations, but share the link with them: four of 51.2
+    // kB.
     let rounds = [System::Mobius, System::Superpipeline].map(|system| (system, "shared-to", SimTime::ns(4 * 51_200)));
     for (system, to, beside) in pipelines.into_iter().chain(rounds) {
         let trace = trace(system, MODEL);
@@ -101,7 +104,8 @@ fn gradients_come_before_the_step_and_the_copy_follows_it() {
         assert_eq!([out, add, back].map(|span| lane(&trace, span)), lanes, "{system}");
         let steps = spans(&trace, ActionKind::OptimizerStep);
         let step = *steps.iter().find(|step| lane(&trace, step) == "gpu0.compute").unwrap();
-        // The gradients have come, or the last backward has ended: the sum follows at once, the step the sum, the copy the step.
+        // The gradients have come, or the last backward has ended: the sum follows at once, the
+        // step the sum, the copy the step.
         let last =
             trace.spans.iter().filter(|span| span.lane == add.lane && span.end <= add.start).map(|span| span.end);
         assert_eq!(add.start, last.max().unwrap().max(out.end), "{system}");

@@ -8,8 +8,8 @@ mod support;
 use spipe_schedule::{StageTimes, v_half, v_min, zb_v};
 use support::{ZERO_BUBBLE_PROFILES, makespan, ms, peaks, run, times};
 
-/// ZB-V spans 6m + p − 1 chunk passes with 2p activations of a chunk: 3m + (p − 1)/2 and p of a whole device. Once the
-/// pipeline is full no device has a bubble.
+/// ZB-V spans 6m + p − 1 chunk passes with 2p activations of a chunk: 3m + (p − 1)/2 and p of a
+/// whole device. Once the pipeline is full no device has a bubble.
 #[test]
 fn zb_v_meets_its_closed_form() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
@@ -25,8 +25,8 @@ fn zb_v_meets_its_closed_form() {
     }
 }
 
-/// Spans at most those of the released greedy (Qi et al., Pipeline Parallelism with Controllable Memory,
-/// arXiv 2405.15362), at peaks of at most its; in passes and activations of one chunk.
+/// Spans at most those of the released greedy (Qi et al., Pipeline Parallelism with Controllable
+/// Memory, arXiv 2405.15362), at peaks of at most its; in passes and activations of one chunk.
 #[test]
 fn controllable_memory_is_as_fast_as_the_released_schedules() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
@@ -42,8 +42,9 @@ fn controllable_memory_is_as_fast_as_the_released_schedules() {
     }
 }
 
-/// Bubble rates with the profiles of Qi et al. (arXiv 2401.10241), Table 9, every stage cut in half: at most what the
-/// rule of the released generator gives at the memory of 1F1B, computed once apart from this code.
+/// Bubble rates with the profiles of Qi et al. (arXiv 2401.10241), Table 9, every stage cut in
+/// half: at most what the rule of the released generator gives at the memory of 1F1B, computed once
+/// apart from this code.
 #[test]
 fn zb_v_is_as_good_as_the_released_schedule() {
     let released = [0.0703, 0.0543, 0.0298, 0.0498, 0.0381, 0.0195];
@@ -58,7 +59,8 @@ fn zb_v_is_as_good_as_the_released_schedule() {
     }
 }
 
-/// Whatever the times and the limit, nothing deadlocks and nothing exceeds the limit; less than one microbatch is refused.
+/// Whatever the times and the limit, nothing deadlocks and nothing exceeds the limit; less than one
+/// microbatch is refused.
 #[test]
 fn v_shapes_keep_to_their_limits() {
     for weight_gradient_memory in [0, StageTimes::UNIT.get() / 3, StageTimes::UNIT.get()] {

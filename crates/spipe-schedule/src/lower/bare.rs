@@ -1,8 +1,9 @@
-//! Programs of an order alone: stage times are given, links have pure latency, memory counts activations.
+//! Programs of an order and stage times alone: links have only latency, and memory counts
+//! activations.
 
 use crate::{
     Access, Action, Anchor, Content, Edge, Lifetime, Offloading, Order, Pass, Program, ProgramBuilder, Shape, Stage,
-    Step, Token,
+    StageTimes, Step, Token,
 };
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, Diagnostic, Faults, IdleCause, LaneRole, LayerRange, MemoryId, Payload,
@@ -10,44 +11,23 @@ use spipe_base::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The times of one stage on one microbatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StageTimes {
-    /// Its forward.
-    pub forward: SimTime,
-    /// The gradient of its input.
-    pub backward_input: SimTime,
-    /// The gradients of its weights; a fused backward takes both.
-    pub backward_weight: SimTime,
-    /// From one device to another.
-    pub latency: SimTime,
-    /// The share of an activation that is kept until the backward-weight, in millionths.
-    pub weight_gradient_memory: u64,
-}
-
-impl StageTimes {
-    /// Bytes by which bare programs count one activation of one microbatch of one stage.
-    pub const UNIT: Bytes = Bytes::new(1_000_000);
-
-    pub(crate) fn of(&self, pass: Pass) -> SimTime {
-        match pass {
-            Pass::Forward => self.forward,
-            Pass::Backward => self.backward_input + self.backward_weight,
-            Pass::BackwardInput => self.backward_input,
-            Pass::BackwardWeight => self.backward_weight,
-        }
-    }
-}
-
-/// The program of `order` with the same `times` for every stage. Each device has a memory of its own without limit, in
-/// which a forward takes [`StageTimes::UNIT`]; a fused backward gives it back, or backward-input and backward-weight give
-/// back their shares.
+/// The program of `order` with the same `times` for every stage.
+///
+/// Each device has an unlimited memory. A forward acquires [`StageTimes::UNIT`] there. A fused
+/// backward releases it; the parts of a split backward release their shares.
+///
+/// # Errors
+/// The faults of `order`, or a share above 1.
 pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Faults> {
     program(name, order, times, None)
 }
 
-/// The same with copies of activations to the host and back, on one lane `offload` per device. The end of an offload gives a
-/// device [`StageTimes::UNIT`] back, and the start of a reload takes it again.
+/// The program of an order with offloads and reloads, on one lane `offload` per device. The end of
+/// an offload releases [`StageTimes::UNIT`] on the device, and the start of a reload acquires it
+/// again.
+///
+/// # Errors
+/// The faults of the order, or a share above 1.
 pub fn bare_offloaded(name: &str, offloading: &Offloading, times: &StageTimes) -> Result<Program, Faults> {
     program(name, &offloading.order, times, Some(offloading))
 }
@@ -109,20 +89,22 @@ fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Of
     builder.build()
 }
 
+/// The state of lowering an order.
 struct Bare<'a> {
     times: &'a StageTimes,
     builder: &'a mut ProgramBuilder,
     device_of: BTreeMap<StageId, usize>,
     added: BTreeMap<Step, ActionId>,
-    /// Forwards whose activations are offloaded.
+    /// The forwards whose activations are offloaded.
     leaving: BTreeSet<Token>,
-    /// What they leave.
+    /// By forward, the activation that it saves.
     left: BTreeMap<Token, Saved>,
-    /// What a backward finds of its forward.
+    /// By forward, the activation that its backward reads: the saved or the reloaded one.
     saved: BTreeMap<Token, Saved>,
 }
 
-/// What a forward leaves for the backward-input and for the backward-weight; nothing where the share is nothing.
+/// An activation in two parts, for the backward-input and for the backward-weight; `None` for a
+/// share of zero.
 type Saved = [Option<BufferId>; 2];
 
 impl Bare<'_> {
@@ -162,7 +144,7 @@ impl Bare<'_> {
         self.added.insert(Step::Pass(*token), id);
     }
 
-    /// Buffers for what `forward` leaves.
+    /// The buffers of an activation.
     fn save(&mut self, forward: Token, memory: MemoryId) -> Saved {
         let layers = LayerRange::new(forward.stage.index().into(), forward.stage.index().into());
         let weight = Bytes::new(self.times.weight_gradient_memory);
@@ -175,7 +157,8 @@ impl Bare<'_> {
             Some(bytes).filter(|bytes| *bytes > Bytes::ZERO).map(buffer)
         })
     }
-    /// Copies take turns on the lane of their device, and what has to wait for room or for a link does.
+
+    /// Adds the copies, in order on the lane of their device, and their precedences.
     fn copy(&mut self, offloading: &Offloading, host: MemoryId) {
         let mut away: BTreeMap<Token, Saved> = BTreeMap::new();
         let mut edges = Vec::new();
@@ -219,7 +202,7 @@ impl Bare<'_> {
         }
     }
 
-    /// Activations go from stage to stage, gradients back, with latency between devices.
+    /// Adds the data dependencies between stages, with latency between devices.
     fn join(&mut self, stages: usize) {
         let edges: Vec<Edge> = self
             .added
@@ -244,7 +227,7 @@ impl Bare<'_> {
         }
     }
 
-    /// What `token` waits for, other than the forward of its own stage and microbatch.
+    /// The pass of a neighbouring stage, or the backward-input, that `token` waits for.
     fn source(&self, token: &Token, stages: usize) -> Option<(Token, IdleCause)> {
         match token.pass {
             Pass::Forward => {

@@ -1,4 +1,4 @@
-//! Flows: bytes over the routes of a machine, and arithmetic that draws on the channels of a DRAM.
+//! Flows: bytes over the routes of a machine, and the DRAM traffic of arithmetic.
 
 use crate::{Access, Flow, Lifetime, Share};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, SimTime};
@@ -6,7 +6,7 @@ use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
 use spipe_plan::Context;
 
-/// Work and flows of something that is not arithmetic of the model.
+/// The work and the flows of an action.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Transfer {
     pub work: SimTime,
@@ -14,13 +14,14 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// The time before anything arrives.
+    /// The time before the first byte arrives.
     pub fn latency(&self) -> SimTime {
         self.work + self.flows.iter().map(|flow| flow.latency).max().unwrap_or(SimTime::ZERO)
     }
 }
 
-/// The time that a number takes between two memories; none that no link joins are used together.
+/// The latency of a single number between two memories: zero within a memory, and between memories
+/// without a route, which no plan uses together.
 pub(super) fn latency(context: &Context<'_>, from: MemoryId, to: MemoryId) -> SimTime {
     match context.hardware.route(from, to) {
         Some(route) if from != to => SimTime::from_seconds(route.latency),
@@ -28,20 +29,23 @@ pub(super) fn latency(context: &Context<'_>, from: MemoryId, to: MemoryId) -> Si
     }
 }
 
-/// What a device takes to step so many parameters.
-pub(super) fn stepping(context: &Context<'_>, device: DeviceId, parameters: u64) -> Transfer {
+/// An optimizer step of `parameters` parameters on `device`.
+pub(super) fn optimizer_step(context: &Context<'_>, device: DeviceId, parameters: u64) -> Transfer {
     let time = context.cost.optimizer_time(parameters, device);
     let traffic = context.cost.optimizer_traffic(parameters, device);
     Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, device, time, traffic) }
 }
 
-/// What the device that steps gradients takes to read them for their norm.
+/// The computation of the norm of `gradients` on `device`, which reads them once.
 pub(super) fn read_for_norm(context: &Context<'_>, device: DeviceId, gradients: Bytes) -> Transfer {
     let time = context.cost.norm_time(gradients, device);
     Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, device, time, gradients) }
 }
 
-/// The flow of `bytes` between two memories, if a route joins them.
+/// The flow of `bytes` between two memories.
+///
+/// # Errors
+/// No route joins the memories.
 pub(super) fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: Bytes) -> Result<Flow, Diagnostic> {
     let hardware = context.hardware;
     let name = |memory: MemoryId| &hardware.memories()[memory].name;
@@ -57,8 +61,9 @@ pub(super) fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: 
     })
 }
 
-/// The flow of a copy that reads and writes those. Where it reads some of what it writes, what arrives is added to what is there: a host
-/// then reads both and writes the sum, so that its channels carry it three times more.
+/// The flow of a copy with the given accesses. If it reads a buffer that it also writes, the bytes
+/// that arrive are added to it. A host then reads both addends and writes the sum, so that the
+/// channels of its DRAM carry the bytes three more times.
 pub(super) fn copying(
     context: &Context<'_>,
     (from, to, bytes): (MemoryId, MemoryId, Bytes),
@@ -72,8 +77,8 @@ pub(super) fn copying(
     Ok(flow)
 }
 
-/// Arithmetic on a CPU draws on the channels of its DRAM, but alone it is never slowed by them: the figure for its time
-/// already holds its own traffic, part of which caches serve.
+/// The DRAM traffic of `time` of arithmetic on `device`, if it is a CPU. Its flow alone never takes
+/// longer than `time`, which already includes the traffic; caches serve a part of it.
 pub(super) fn dram_flow(context: &Context<'_>, device: DeviceId, time: Seconds, traffic: Bytes) -> Vec<Flow> {
     let hardware = context.hardware;
     let device = &hardware.devices()[device];
@@ -95,9 +100,11 @@ pub(super) fn dram_flow(context: &Context<'_>, device: DeviceId, time: Seconds, 
     channels.map(flow).into_iter().filter(|flow| flow.bytes > Bytes::ZERO).collect()
 }
 
-/// How long the parameters of a device are held where they are stepped away from it: in f32 they are the master copy that the
-/// next step starts from; otherwise that is part of the optimizer's state, and they are there only until they have left.
-pub(super) fn kept_by_its_step(context: &Context<'_>, device: DeviceId) -> Lifetime {
+/// The lifetime of the host's copy of parameters whose optimizer step runs on the host. In f32 it
+/// is the master copy, from which the next step starts. Otherwise the master copy is part of the
+/// optimizer state, and the updated parameters are held only until they have been copied to the
+/// device.
+pub(super) fn lifetime_of_updated(context: &Context<'_>, device: DeviceId) -> Lifetime {
     match context.cost.storage(device) {
         Precision::Fp32 => Lifetime::Resident,
         _ => Lifetime::Transient,

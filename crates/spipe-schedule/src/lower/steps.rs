@@ -1,101 +1,129 @@
-//! Steps that wait for the norm of all gradients: longer ones are clipped to it, and where a loss was scaled too much it is not finite.
+//! The optimizer steps of an iteration: when each of them may run.
+//!
+//! Without gradient checks, a step runs as soon as its gradients are complete. With checks, all
+//! steps wait for the global norm:
 //!
 //! ```text
 //! gradients of a stage ─► norm ─┐                      ┌─► step
 //! gradients of a stage ─► norm ─┴─► check, a latency ──┴─► step
 //! ```
 //!
-//! Every part is summed where its stage is stepped. What travels is one number: it takes the latency of its way and no more. Where
-//! nothing is checked steps may still be a phase of their own, between all backwards of an iteration and all forwards of the next.
+//! A norm above the limit clips the gradients; one that is not finite tells that the loss scale was
+//! too large. Each part of the norm is computed where its step runs. Only one number moves, so that
+//! it costs the latency of its route and nothing else.
+//!
+//! A synchronous optimizer is a phase of its own, between all backwards of an iteration and all
+//! forwards of the next.
 
-use super::flows::{Transfer, latency};
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime, ProgramBuilder};
-use spipe_base::{ActionId, ActionKind, Bytes, IdleCause, LaneId, LayerRange, MemoryId, SimTime, StageId, Subject};
+use super::flows::{Transfer, latency, optimizer_step};
+use crate::{Access, Action, Anchor, Content, Edge, Lifetime, Part, ProgramBuilder};
+use spipe_base::{
+    ActionId, ActionKind, Bytes, DeviceId, IdleCause, LaneId, LayerRange, MemoryId, SimTime, StageId, Subject,
+};
 use spipe_plan::Context;
 
-/// One stage's gradients on the lane that steps them.
-pub(super) struct Summed {
+/// Complete gradients where their step runs.
+pub(super) struct Gradients {
     pub stage: StageId,
     pub layers: LayerRange,
+    /// The lane of the step.
     pub lane: LaneId,
     pub gradients: Access,
     /// The memory of that lane's device.
     pub memory: MemoryId,
-    /// Which of equal parts of them it is.
-    pub part: Option<crate::Part>,
-    /// What reading them takes.
-    pub read: Transfer,
+    /// The part of the gradients, if they are sharded.
+    pub part: Option<Part>,
+    /// The computation of their norm.
+    pub norm: Transfer,
 }
 
-/// A step, and what ends with the new parameters where they are needed.
-pub(super) struct Taken {
+/// The first and the last action of an update: the step, and the arrival of the new parameters
+/// where they are used.
+pub(super) struct Update {
     pub step: ActionId,
     pub end: ActionId,
 }
 
-/// Between what steps are a phase of their own: the last backwards before it, and what comes first after it.
+/// The neighbours of a phase of optimizer steps: the last backwards before it, and the first
+/// actions after it.
 pub(super) struct Phase {
     pub backwards: Vec<ActionId>,
     pub firsts: Vec<ActionId>,
 }
 
-/// Steps stages, or shards of them, one by one.
-pub(super) trait Stepper {
-    /// What is to be stepped, and that with its gradients where they are stepped.
+/// The updates of a lowering.
+pub(super) trait Updates {
+    /// The name of parameters that are updated together.
     type Key;
+    /// Such parameters, with their complete gradients.
     type Step;
 
     fn context(&self) -> &Context<'_>;
     fn builder(&mut self) -> &mut ProgramBuilder;
-    /// None of what is not trained.
+    /// All of them, those of a device in the order in which their backwards end.
+    fn keys(&self) -> Vec<Self::Key>;
+    /// Brings gradients to where their step runs; `None` if nothing is trained.
     fn prepare(&mut self, key: Self::Key) -> Option<Self::Step>;
-    fn summed(&self, step: &Self::Step) -> Summed;
-    fn take(&mut self, step: &Self::Step) -> Taken;
-    /// None where each may be stepped once it is complete.
+    fn gradients(&self, step: &Self::Step) -> Gradients;
+    fn update(&mut self, step: &Self::Step) -> Update;
+    /// The phase of a synchronous optimizer; `None` if each step runs once its gradients are
+    /// complete.
     fn phase(&self) -> Option<Phase>;
 }
 
-/// Steps all of them: each as soon as it can be, or once the norm is known, or in a phase of their own.
-pub(super) fn step_all<S: Stepper>(stepper: &mut S, keys: impl IntoIterator<Item = S::Key>) {
-    let (checks, phase) = (stepper.context().workload().checks_gradients(), stepper.phase());
+/// Adds all updates, with the gate that they wait for, if there is one.
+pub(super) fn update_all<U: Updates>(updates: &mut U) {
+    let (checks, phase) = (updates.context().workload().checks_gradients(), updates.phase());
     let (mut norm, mut waiting) = (Norm::default(), Vec::new());
-    for key in keys {
-        let Some(step) = stepper.prepare(key) else { continue };
-        let summed = stepper.summed(&step);
-        let at = (summed.lane, summed.memory);
+    for key in updates.keys() {
+        let Some(step) = updates.prepare(key) else { continue };
+        let gradients = updates.gradients(&step);
+        let at = (gradients.lane, gradients.memory);
         if checks {
-            norm.add(stepper.builder(), summed);
+            norm.add(updates.builder(), gradients);
         }
         if checks || phase.is_some() {
             waiting.push((step, at));
         } else {
-            stepper.take(&step);
+            updates.update(&step);
         }
     }
     let Some((lane, memory)) = waiting.last().map(|(_, at)| *at) else { return };
-    let between = |stepper: &S, from, to| latency(stepper.context(), from, to);
-    let lags: Vec<SimTime> = norm.memories().map(|from| between(stepper, from, memory)).collect();
-    let known = norm.known(stepper.builder(), lags).unwrap_or_else(|| {
+    let between = |updates: &U, from, to| latency(updates.context(), from, to);
+    let lags: Vec<SimTime> = norm.memories().map(|from| between(updates, from, memory)).collect();
+    let gate = norm.check(updates.builder(), lags).unwrap_or_else(|| {
         let backwards = phase.iter().flat_map(|phase| phase.backwards.iter().copied());
-        Known { gate: barrier(stepper.builder(), lane, backwards), memory, cause: IdleCause::Order }
+        Gate { action: barrier(updates.builder(), lane, backwards), memory, cause: IdleCause::Order }
     });
     let mut ends = Vec::new();
     for (step, (_, memory)) in &waiting {
-        let Taken { step, end } = stepper.take(step);
-        let lag = between(stepper, known.memory, *memory);
-        known.before(stepper.builder(), step, lag);
+        let Update { step, end } = updates.update(step);
+        let lag = between(updates, gate.memory, *memory);
+        gate.before(updates.builder(), step, lag);
         ends.push(end);
     }
     if let Some(phase) = phase {
-        let over = barrier(stepper.builder(), lane, ends);
+        let over = barrier(updates.builder(), lane, ends);
         for first in phase.firsts {
             let (anchor, cause) = (Anchor::EndToStart, IdleCause::Optimizer);
-            stepper.builder().edge(Edge { from: over, to: first, anchor, distance: 1, lag: SimTime::ZERO, cause });
+            updates.builder().edge(Edge { from: over, to: first, anchor, distance: 1, lag: SimTime::ZERO, cause });
         }
     }
 }
 
-/// What takes no time and comes after all of these.
+/// Adds an optimizer step of `parameters` parameters on a lane of `device`.
+pub(super) fn add_step<U: Updates>(
+    updates: &mut U,
+    (device, lane, subject): (DeviceId, LaneId, Subject),
+    parameters: u64,
+    (reads, writes): (Vec<Access>, Vec<Access>),
+) -> ActionId {
+    let Transfer { work, flows } = optimizer_step(updates.context(), device, parameters);
+    let kind = ActionKind::OptimizerStep;
+    updates.builder().action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
+}
+
+/// Adds an action without duration that waits for all of `before`.
 fn barrier(builder: &mut ProgramBuilder, lane: LaneId, before: impl IntoIterator<Item = ActionId>) -> ActionId {
     let gate = builder.action(Action {
         lane,
@@ -120,16 +148,16 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// Sums the squares of some gradients.
-    pub fn add(&mut self, builder: &mut ProgramBuilder, summed: Summed) {
-        let Summed { stage, layers, lane, gradients, memory, part, read } = summed;
+    /// Adds the sum of squares of some gradients.
+    pub fn add(&mut self, builder: &mut ProgramBuilder, gradients: Gradients) {
+        let Gradients { stage, layers, lane, gradients, memory, part, norm } = gradients;
         let (content, held) = (Content::Norm(layers), (Bytes::ZERO, Lifetime::Transient));
         let sum = match part {
             Some(part) => builder.part(part, content, memory, held),
             None => builder.buffer(content, memory, held.0, held.1),
         };
         let sum = Access::new(sum, 1);
-        let Transfer { work, flows } = read;
+        let Transfer { work, flows } = norm;
         let action = builder.action(Action {
             lane,
             kind: ActionKind::Norm,
@@ -143,15 +171,16 @@ impl Norm {
         self.parts.push((action, sum, lane, memory));
     }
 
-    /// The memories of all parts.
+    /// The memory of each part.
     pub fn memories(&self) -> impl Iterator<Item = MemoryId> {
         self.parts.iter().map(|(_, _, _, memory)| *memory)
     }
 
-    /// Joins the parts where the last one was added, to which each takes so long; what steps wait for.
-    pub fn known(self, builder: &mut ProgramBuilder, lags: impl IntoIterator<Item = SimTime>) -> Option<Known> {
+    /// Adds the check, on the lane of the last part. `lags` are the latencies of the parts on their
+    /// way there.
+    pub fn check(self, builder: &mut ProgramBuilder, lags: impl IntoIterator<Item = SimTime>) -> Option<Gate> {
         let (_, _, lane, memory) = *self.parts.last()?;
-        let gate = builder.action(Action {
+        let check = builder.action(Action {
             lane,
             kind: ActionKind::Check,
             subject: Subject::default(),
@@ -162,25 +191,25 @@ impl Norm {
             guard: None,
         });
         for ((part, ..), lag) in self.parts.iter().zip(lags) {
-            wait(builder, (*part, gate), (lag, IdleCause::Check));
+            wait(builder, (*part, check), (lag, IdleCause::Check));
         }
-        Some(Known { gate, memory, cause: IdleCause::Check })
+        Some(Gate { action: check, memory, cause: IdleCause::Check })
     }
 }
 
-/// What steps wait for.
+/// The action that steps wait for.
 #[derive(Clone, Copy)]
-pub(super) struct Known {
-    gate: ActionId,
-    /// Where it is known.
+pub(super) struct Gate {
+    action: ActionId,
+    /// The memory in which its result is.
     pub memory: MemoryId,
     cause: IdleCause,
 }
 
-impl Known {
-    /// Lets a step wait for it, and for its way there.
+impl Gate {
+    /// Lets a step wait for the gate, with the latency of its result on the way to the step.
     pub fn before(self, builder: &mut ProgramBuilder, step: ActionId, lag: SimTime) {
-        wait(builder, (self.gate, step), (lag, self.cause));
+        wait(builder, (self.action, step), (lag, self.cause));
     }
 }
 

@@ -1,21 +1,26 @@
-//! The automatic Zero Bubble schedule under a memory limit (Qi et al., arXiv 2401.10241, section 3.1).
+//! The automatic Zero Bubble schedule under a memory limit (Qi et al., arXiv 2401.10241, section
+//! 3.1).
 
-use super::{Order, Pass, Token, at_least_one};
-use crate::StageTimes;
+use super::{Order, Pass, StageTimes, Token, at_least_one};
 use spipe_base::{Bytes, Diagnostic, Faults, SimTime};
 
-/// The best of eight list schedules that split the backward, for one stage per device with the given times.
+/// The best of eight list schedules with split backwards, for one stage per device with the given
+/// times.
 ///
-/// No device holds more than `limit` ([`StageTimes::UNIT`] is one activation; p of them are what the paper calls ZB-1p, 2p
-/// ZB-2p). Each of the eight
+/// No device holds more than `limit`, in units of [`StageTimes::UNIT`] per activation. For p
+/// devices the paper's ZB-1p has a limit of p activations, its ZB-2p one of 2p. Each of the eight
+/// schedules
 ///
-/// 1. warms up with forwards until memory is full or the first backward-input arrives, fewer on later stages;
-/// 2. gives every stage one forward and one backward-input in turn, and runs backward-weights where the wait for either is
-///    long enough, where memory demands it, or where the stage has idled no less than all others;
-/// 3. runs the backward-inputs that are left with backward-weights in between, and then the backward-weights that are left.
+/// 1. runs warm-up forwards until memory is full or the first backward-input arrives, fewer on
+///    later stages;
+/// 2. gives every stage one forward and one backward-input in turn, and runs backward-weights where
+///    the wait for either is long enough, where memory demands it, or where the stage has idled at
+///    least as long as all others;
+/// 3. runs the remaining backward-inputs with backward-weights in between, and then the remaining
+///    backward-weights.
 ///
-/// They differ in three switches: see `Switches`. The best has the shortest time from the first start to the last end on
-/// the slowest device.
+/// They differ in three switches. The best one has the shortest time from the first start to the
+/// last end on the slowest device.
 pub fn automatic(stages: &[StageTimes], microbatches: usize, limit: Bytes) -> Result<Order, Faults> {
     at_least_one(&[("devices", stages.len()), ("microbatches", microbatches)])?;
     if limit < StageTimes::UNIT {
@@ -42,18 +47,19 @@ fn in_units(bytes: Bytes) -> f64 {
     bytes.as_f64() / StageTimes::UNIT.as_f64()
 }
 
-/// What the eight schedules differ in.
+/// The differences between the eight schedules.
 #[derive(Clone, Copy)]
 struct Switches {
     /// A forward of the warm-up may end after the first backward-input arrives.
     late_forward: bool,
-    /// A stage that is well ahead of the next one keeps its forward back if that would hold up a backward-input.
+    /// A stage that is well ahead of the next one delays a forward that would delay a
+    /// backward-input.
     backward_first: bool,
-    /// A backward-weight may also hold up the next pass of a stage that has idled less than another.
+    /// A backward-weight may delay the next pass even on a stage that has idled less than another.
     eager_weights: bool,
 }
 
-/// What a stage has done so far.
+/// The progress of a stage.
 #[derive(Clone, Default)]
 struct Progress {
     forwards: usize,
@@ -61,16 +67,16 @@ struct Progress {
     weights: usize,
     held: Bytes,
     start: Option<SimTime>,
-    /// When it is free again.
+    /// The end of its last pass.
     free: SimTime,
-    /// How long it has waited since its first forward.
+    /// Its idle time since its first forward.
     idle: SimTime,
     forward_ends: Vec<SimTime>,
     backward_ends: Vec<SimTime>,
     tokens: Vec<Token>,
 }
 
-/// One list schedule in the making.
+/// The state of one list schedule.
 struct List<'a> {
     stages: &'a [StageTimes],
     microbatches: usize,
@@ -101,7 +107,7 @@ impl<'a> List<'a> {
         }
     }
 
-    /// The largest time of a stage from its first start to its last end.
+    /// The longest time of a stage from its first start to its last end.
     fn cost(&self) -> SimTime {
         let reach = |progress: &Progress| progress.free - progress.start.unwrap_or_default();
         self.progress.iter().map(reach).max().unwrap_or_default()
@@ -111,7 +117,7 @@ impl<'a> List<'a> {
         Order::new(self.progress.into_iter().map(|progress| progress.tokens).collect())
     }
 
-    /// Forwards up to the first backward-input, and that.
+    /// Runs the warm-up forwards and the first backward-input of each stage.
     fn warm_up(&mut self) {
         for stage in 0..self.stages.len() {
             self.put(stage, Pass::Forward);
@@ -127,8 +133,8 @@ impl<'a> List<'a> {
         }
     }
 
-    /// How many forwards each stage runs beside the first one before its first backward-input: as many as fit, and fewer
-    /// than the stage before, which feeds it.
+    /// The warm-up forwards of each stage beyond the first one: as many as fit, and fewer than the
+    /// stage before, which feeds it.
     fn more_forwards(&self) -> Vec<usize> {
         let mut more = vec![0; self.stages.len()];
         let mut arrival = SimTime::ZERO;
@@ -149,7 +155,7 @@ impl<'a> List<'a> {
             arrival = begun + times.backward_input + times.latency;
         }
         for stage in 1..more.len() {
-            // Only behind a stage that has run all its forwards may the next one run all of its own.
+            // A stage may run all its forwards only if the stage before it has run all of its own.
             if 1 + more[stage] < self.microbatches || 1 + more[stage - 1] < self.microbatches {
                 more[stage] = more[stage].min(more[stage - 1].saturating_sub(1));
             }
@@ -157,7 +163,7 @@ impl<'a> List<'a> {
         more
     }
 
-    /// The stages that run a forward in this round. A stage does so only if all later ones do.
+    /// The stages that run a forward in this round. A stage does so only if all later stages do.
     fn forwards_of_round(&self) -> Vec<usize> {
         let first = (0..self.stages.len()).rev().find(|stage| !self.wants_forward(*stage)).map_or(0, |stage| stage + 1);
         (first..self.stages.len()).collect()
@@ -181,7 +187,7 @@ impl<'a> List<'a> {
         ready <= gradient || gradient - this.free > self.idle_allowance(stage)
     }
 
-    /// How many backward-weights a forward needs to run before it for want of memory.
+    /// The number of backward-weights that must run before a forward fits in memory.
     fn weights_for_room(&self, stage: usize) -> u64 {
         let this = &self.progress[stage];
         let over = (this.held + StageTimes::UNIT).saturating_sub(self.limit);
@@ -193,7 +199,7 @@ impl<'a> List<'a> {
         }
     }
 
-    /// How much longer than `stage` some other stage has idled.
+    /// The largest idle time of any stage minus that of `stage`.
     fn idle_allowance(&self, stage: usize) -> SimTime {
         let most = self.progress.iter().map(|progress| progress.idle).max().unwrap_or_default();
         most - self.progress[stage].idle
@@ -222,7 +228,7 @@ impl<'a> List<'a> {
         self.put(stage, Pass::BackwardInput);
     }
 
-    /// Runs backward-weights in the gap before `arrival`, and perhaps one that does not quite fit.
+    /// Runs backward-weights in the gap before `arrival`, and possibly one that exceeds it.
     fn fill(&mut self, stage: usize, arrival: SimTime) {
         let weight = self.stages[stage].backward_weight;
         let pending = |this: &Progress| this.weights < this.backwards;
@@ -238,7 +244,8 @@ impl<'a> List<'a> {
         }
     }
 
-    /// When the next pass of that kind has what it needs from the neighbouring stage; none if it needs nothing from there.
+    /// The arrival of the input of the next `pass` of `stage` from the neighbouring stage; `None`
+    /// if it needs none.
     fn arrival(&self, stage: usize, pass: Pass) -> Option<SimTime> {
         let this = &self.progress[stage];
         let end = match pass {
@@ -285,10 +292,10 @@ impl<'a> List<'a> {
 mod tests {
     use super::*;
 
-    /// Whatever the stages' times are, the order is one that can run.
+    /// The order is valid for random stage times.
     #[test]
     fn stages_may_differ() {
-        // A generator of Lehmer's, so that the cases are the same everywhere.
+        // Lehmer's generator draws the same cases everywhere.
         let mut state = 1u64;
         let mut draw = |most: u64| {
             state = state * 48_271 % 2_147_483_647;

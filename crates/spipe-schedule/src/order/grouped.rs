@@ -1,12 +1,19 @@
-//! Generalised interleaved schedules: a building block of passes at fixed slots, repeated.
+//! Generalised interleaved schedules, which repeat a building block of passes at fixed slots.
 
 use super::{Order, Pass, Token, at_least_one};
 use spipe_base::{Diagnostic, Faults};
 
-/// GIS, generalised interleaved (Wan et al., PipeOffload, arXiv 2503.01328, section 3): interleaved 1F1B with split backwards
-/// and with groups of g microbatches. Rank 0 peaks at g(v − 1) + d activations of one stage; the bubble is
-/// 2(d − 1) + (d − g)(v − 1) unit passes. g = d is the paper's GIS and g = ⌈d/2⌉ its GIS-H; below ⌈d/2⌉ a group is back at
-/// device 0 only after the next one should have started.
+/// The generalised interleaved schedule (Wan et al., PipeOffload, arXiv 2503.01328, section 3):
+/// interleaved 1F1B with split backwards and groups of g = `group` microbatches, on d devices with
+/// v chunks each.
+///
+/// - Device 0 peaks at g(v − 1) + d activations of one stage.
+/// - The bubble is 2(d − 1) + (d − g)(v − 1) unit passes.
+/// - g = d is the paper's GIS and g = ⌈d/2⌉ its GIS-H.
+///
+/// # Errors
+/// A group below ⌈d/2⌉, which would return to device 0 only after the next group should have
+/// started, or above d.
 pub fn gis(devices: usize, chunks: usize, microbatches: usize, group: usize) -> Result<Order, Faults> {
     at_least_one(&[("devices", devices), ("chunks", chunks), ("microbatches", microbatches)])?;
     let (least, most) = (devices.div_ceil(2), devices);
@@ -20,7 +27,7 @@ pub fn gis(devices: usize, chunks: usize, microbatches: usize, group: usize) -> 
         .order(microbatches))
 }
 
-/// What there is to say about a group size that does not divide the microbatches.
+/// A warning if `group` does not divide `microbatches`.
 pub fn gis_warning(microbatches: usize, group: usize) -> Option<Diagnostic> {
     (group > 0 && !microbatches.is_multiple_of(group)).then(|| {
         Diagnostic::warning(format!(
@@ -30,8 +37,8 @@ pub fn gis_warning(microbatches: usize, group: usize) -> Option<Diagnostic> {
     })
 }
 
-/// The building block of GIS-H repeated for every microbatch (g = 1, "uniform"): chunks follow each other ⌈d/2⌉ microbatches
-/// apart, and one more wherever two chunks would otherwise meet in one slot of the period.
+/// The building block of GIS-H repeated for every microbatch (g = 1, "uniform"). Chunks start ⌈d/2⌉
+/// microbatches apart, plus one microbatch wherever two chunks would share a slot of the period.
 pub fn uniform(devices: usize, chunks: usize, microbatches: usize) -> Result<Order, Faults> {
     at_least_one(&[("devices", devices), ("chunks", chunks), ("microbatches", microbatches)])?;
     let apart = devices.div_ceil(2);
@@ -47,19 +54,20 @@ const fn greatest_common_divisor(mut a: usize, mut b: usize) -> usize {
     a
 }
 
-/// Passes of a group of microbatches at slots of unit time. A forward moves on by one slot per device, a backward by two,
-/// and a backward-weight follows its backward-input at once, so that forwards, backward-inputs and backward-weights of a
-/// device each keep to one slot in three.
+/// The passes of a group of microbatches at slots of unit time. From device to device a forward
+/// moves by one slot and a backward by two; a backward-weight follows its backward-input at once.
+/// Hence the forwards, the backward-inputs and the backward-weights of a device each use one slot
+/// in three.
 struct Block {
     devices: usize,
     chunks: usize,
     group: usize,
-    /// Where each chunk starts behind the first, in microbatches of three slots.
+    /// The start of each chunk after the first one, in microbatches of three slots.
     chunk_starts: Vec<usize>,
 }
 
 impl Block {
-    /// Runs the block for all microbatches, in the order of slots; the last group may be smaller.
+    /// The tokens of all microbatches in the order of slots. The last group may be smaller.
     fn order(&self, microbatches: usize) -> Order {
         let device = |device: usize| {
             let mut slotted: Vec<(usize, Token)> =

@@ -3,14 +3,18 @@
 use super::{Order, Pass, Token, at_least_one};
 use spipe_base::Faults;
 
-/// Interleaved 1F1B (Narayanan et al., SC 2021, section 2.2): chunk c of device i is stage c·p + i. Microbatches pass in
-/// groups; a group runs through one chunk after the other, forwards in ascending, backwards in descending order of chunks.
-/// Device i warms up with (v − 1)·g + 2(p − i − 1) forwards, where g is the size of the first group, and then runs one
-/// forward and one backward in turn.
+/// Interleaved 1F1B (Narayanan et al., SC 2021, section 2.2) of m microbatches on p devices with v
+/// chunks each. Chunk c of device i is stage c·p + i.
 ///
-/// Groups hold p microbatches. Where p does not divide m, there are ⌊m/p⌋ groups whose sizes differ by at most one, the
-/// larger ones first: a group smaller than p would let the pipeline run dry, and one that grew would make a device wait for
-/// its own later actions. The span stays 3m + 3(p − 1)/v for every m ≥ p (unit passes of a whole device).
+/// Microbatches form groups. A group passes through one chunk after the other: forwards in
+/// ascending, backwards in descending order of chunks. Device i runs (v − 1)·g + 2(p − i − 1)
+/// warm-up forwards, where g is the size of the first group, and then one forward and one backward
+/// in turn.
+///
+/// Groups have p microbatches. If p does not divide m, there are ⌊m/p⌋ groups whose sizes differ by
+/// at most one, larger ones first: a group smaller than p would starve the pipeline, and a group
+/// larger than the one before would make a device wait for its own later passes. The span is 3m +
+/// 3(p − 1)/v for every m ≥ p, in unit passes of a whole device.
 pub fn interleaved(devices: usize, chunks: usize, microbatches: usize) -> Result<Order, Faults> {
     at_least_one(&[("devices", devices), ("chunks", chunks), ("microbatches", microbatches)])?;
     let groups = (microbatches / devices).max(1);

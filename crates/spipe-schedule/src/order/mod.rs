@@ -1,25 +1,29 @@
-//! What each device computes, in which order, and nothing else.
+//! Orders: the sequence of forwards and backwards of each device.
 
 mod automatic;
-mod chain;
+mod choose;
 mod grouped;
+mod in_flight;
 mod interleaved;
-mod list;
 mod offload;
-mod switch;
+mod slots;
+mod stage_times;
 mod systems;
 mod text;
-mod tighten;
 mod timing;
-mod v_rounds;
+mod turns;
 mod v_shape;
 mod validate;
 mod zero_bubble;
 
 pub use automatic::automatic;
+pub use choose::order_of;
 pub use grouped::{gis, gis_warning, uniform};
+pub use in_flight::in_flight;
 pub use interleaved::interleaved;
 pub use offload::{Barrier, Offloading, Step, offloaded};
+pub(crate) use slots::slots_of;
+pub use stage_times::StageTimes;
 pub use systems::{gpipe, one_forward_one_backward, system_order};
 pub use v_shape::{v_half, v_min, v_of_stages, zb_v};
 pub use zero_bubble::{zb_h1, zb_h2};
@@ -27,21 +31,21 @@ pub use zero_bubble::{zb_h1, zb_h2};
 use spipe_base::{Diagnostic, Faults, MicrobatchId, StageId};
 use std::fmt;
 
-/// Which part of a stage's work.
+/// A computation of a stage on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pass {
     /// `F`: forward.
     Forward,
-    /// `B`: the whole backward.
+    /// `B`: the fused backward.
     Backward,
-    /// `I`: the gradient of the input.
+    /// `I`: the backward-input, which computes the gradient of the input.
     BackwardInput,
-    /// `W`: the gradients of the weights.
+    /// `W`: the backward-weight, which computes the gradients of the weights.
     BackwardWeight,
 }
 
 impl Pass {
-    /// Its letter in PyTorch's spelling.
+    /// The letter of the pass in PyTorch's notation.
     pub const fn letter(self) -> char {
         match self {
             Self::Forward => 'F',
@@ -52,7 +56,7 @@ impl Pass {
     }
 }
 
-/// One cell of an order, `2F0`: stage, pass, microbatch.
+/// One entry of an order, written `2F0`: stage, pass, microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
     /// The stage.
@@ -75,7 +79,8 @@ impl fmt::Display for Token {
     }
 }
 
-/// The tokens of every device, first to last. Its text has one line per device and round-trips.
+/// The tokens of every device in execution order. The text form has one line per device and
+/// round-trips.
 ///
 /// ```
 /// use spipe_schedule::Order;
@@ -91,27 +96,27 @@ pub struct Order {
 }
 
 impl Order {
-    /// One list of tokens per device.
+    /// An order with one list of tokens per device.
     pub const fn new(devices: Vec<Vec<Token>>) -> Self {
         Self { devices }
     }
 
-    /// One list of tokens per device.
+    /// The tokens of each device.
     pub fn devices(&self) -> &[Vec<Token>] {
         &self.devices
     }
 
-    /// How many stages it has: one more than the largest number.
+    /// The number of stages: one more than the largest stage id.
     pub fn stages(&self) -> usize {
         self.tokens().map(|token| token.stage.index() + 1).max().unwrap_or(0)
     }
 
-    /// How many microbatches it has: one more than the largest number.
+    /// The number of microbatches: one more than the largest microbatch id.
     pub fn microbatches(&self) -> usize {
         self.tokens().map(|token| token.microbatch.index() + 1).max().unwrap_or(0)
     }
 
-    /// The device of each stage.
+    /// The device of `stage`, if the order has it.
     pub fn device_of(&self, stage: StageId) -> Option<usize> {
         self.devices.iter().position(|tokens| tokens.iter().any(|token| token.stage == stage))
     }
@@ -121,7 +126,7 @@ impl Order {
     }
 }
 
-/// A fault for every amount that is zero.
+/// Refuses amounts of zero, with one fault each.
 fn at_least_one(amounts: &[(&str, usize)]) -> Result<(), Faults> {
     let mut faults = Faults::new();
     for (name, _) in amounts.iter().filter(|(_, amount)| *amount == 0) {

@@ -1,10 +1,10 @@
-//! The orders of systems, one function each.
+//! GPipe and 1F1B.
 
 use super::{Order, Pass, Token};
 use spipe_plan::System;
 
-/// The order that `system` prescribes for one stage per device: 1F1B unless it is another; `head_starts` matter to the hybrid
-/// alone.
+/// The order of `system` for one stage per device: GPipe's, or otherwise 1F1B. Only the hybrid uses
+/// `head_starts`.
 pub fn system_order(system: System, stages: usize, microbatches: usize, head_starts: &[usize]) -> Order {
     match system {
         System::Gpipe => gpipe(stages, microbatches),
@@ -13,8 +13,9 @@ pub fn system_order(system: System, stages: usize, microbatches: usize, head_sta
     }
 }
 
-/// GPipe: every stage runs all forwards, then all backwards (Huang et al. 2019), both in ascending order of microbatches,
-/// so that gradients accumulate as in a run without a pipeline.
+/// GPipe: every stage runs all forwards, then all backwards (Huang et al. 2019). Both are in
+/// ascending order of microbatches, so that gradients are summed in the same order as without a
+/// pipeline.
 pub fn gpipe(stages: usize, microbatches: usize) -> Order {
     let tokens = |stage: usize, pass| (0..microbatches).map(move |microbatch| Token::new(stage, pass, microbatch));
     Order::new(
@@ -22,11 +23,12 @@ pub fn gpipe(stages: usize, microbatches: usize) -> Order {
     )
 }
 
-/// 1F1B: stage i of p runs p − i − 1 forwards to warm up, then one forward and one backward in turn, then the backwards
-/// that are left (Narayanan et al., PipeDream-Flush, 2021). It holds at most min(m, p − i) microbatches.
+/// 1F1B: stage i of p runs p − i − 1 warm-up forwards, then one forward and one backward in turn,
+/// then the remaining backwards (Narayanan et al., PipeDream-Flush, 2021). It holds at most min(m,
+/// p − i) of m microbatches.
 ///
-/// `head_starts[i]` more warm-up forwards raise that to min(m, p − i + H): a stage that waits for a slow neighbour then has
-/// its next microbatch under way before the current one returns.
+/// H = `head_starts[i]` additional warm-up forwards raise that to min(m, p − i + H). They hide the
+/// time of a slow neighbour: its next microbatch is under way before the current one returns.
 pub fn one_forward_one_backward(stages: usize, microbatches: usize, head_starts: &[usize]) -> Order {
     let device = |stage: usize| {
         let head_start = head_starts.get(stage).copied().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Orders as text in PyTorch's spelling, and as a grid for people.
+//! Orders as text in PyTorch's notation, and as a grid.
 
 use super::{Order, Pass, Token};
 use spipe_base::{Diagnostic, Faults, Position};
@@ -23,8 +23,10 @@ impl FromStr for Order {
 }
 
 impl Order {
-    /// Reads an order; `file` is its name in messages. Empty cells are bubbles and are dropped; an empty line is a device
-    /// without work and a fault.
+    /// Reads an order; `file` is its name in messages. Empty cells are bubbles and are ignored.
+    ///
+    /// # Errors
+    /// Cells that are no tokens, and empty lines, which would be devices without work.
     pub fn parse(file: &str, text: &str) -> Result<Self, Faults> {
         let mut faults = Faults::new();
         let mut devices = Vec::new();
@@ -58,7 +60,8 @@ impl Order {
         faults.or(Self::new(devices))
     }
 
-    /// The order as a table with one row per device and one column per position; `marked` cells stand in brackets.
+    /// The order as a grid with one row per device and one column per position; `marked` tokens are
+    /// in brackets.
     pub fn grid(&self, marked: &[Token]) -> String {
         let cell = |token: &Token| if marked.contains(token) { format!("[{token}]") } else { format!(" {token} ") };
         let width = self.tokens().map(|token| cell(token).len()).max().unwrap_or(0);

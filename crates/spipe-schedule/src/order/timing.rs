@@ -1,11 +1,10 @@
-//! When the passes of an order start, without a machine: stage times and pure latency.
+//! The start times of an order's passes, from stage times and latencies alone.
 
-use super::{Order, Pass, Token};
-use crate::StageTimes;
+use super::{Order, Pass, StageTimes, Token};
 use spipe_base::{SimTime, StageId};
 use std::collections::BTreeMap;
 
-/// When each pass starts and on which device each stage is.
+/// The start time of each pass, and the device of each stage.
 #[derive(Clone, Debug)]
 pub(super) struct Timing<'a> {
     /// By stage.
@@ -16,7 +15,7 @@ pub(super) struct Timing<'a> {
 }
 
 impl<'a> Timing<'a> {
-    /// Every pass of a valid order as soon as what it waits for has ended.
+    /// The earliest start times of a valid order.
     pub fn of(order: &Order, times: &'a [StageTimes]) -> Self {
         let devices = order.devices();
         let with_device = |(device, tokens): (usize, &Vec<Token>)| -> Vec<(StageId, usize)> {
@@ -54,7 +53,8 @@ impl<'a> Timing<'a> {
         self.times.get(token.stage.index()).map_or(SimTime::ZERO, |times| times.of(token.pass))
     }
 
-    /// The largest time of a device from its first start to its last end, and the last end of all.
+    /// The longest time of a device from its first start to its last end, and the last end of all
+    /// devices.
     pub fn cost(&self, order: &Order) -> (SimTime, SimTime) {
         let reach = |tokens: &Vec<Token>| {
             let start = tokens.first().map_or(SimTime::ZERO, |token| self.start(*token));
@@ -66,7 +66,7 @@ impl<'a> Timing<'a> {
         (longest, reaches().map(|(_, end)| end).max().unwrap_or_default())
     }
 
-    /// What hands its result to `token`; nothing hands anything to the first forward.
+    /// The pass whose result `token` reads; `None` for the first forward.
     fn source(&self, token: Token) -> Option<Token> {
         let stage = token.stage.index();
         match token.pass {
@@ -77,7 +77,7 @@ impl<'a> Timing<'a> {
         }
     }
 
-    /// When `token` has what it needs; none while that is unknown.
+    /// The arrival of the input of `token`; `None` while it is unknown.
     fn arrival(&self, token: Token) -> Option<SimTime> {
         let Some(source) = self.source(token) else { return Some(SimTime::ZERO) };
         self.starts.contains_key(&source).then(|| self.end(source) + self.latency(source, token))
@@ -89,8 +89,8 @@ impl<'a> Timing<'a> {
         if same { SimTime::ZERO } else { self.times.get(boundary).map_or(SimTime::ZERO, |times| times.latency) }
     }
 
-    /// The same with every forward as late as all backwards, where they are, allow, but at most `most` of a forward's time
-    /// before that; none starts earlier than it did.
+    /// The same times with forwards delayed. Each forward starts `ahead` forward times before the
+    /// latest start that delays no backward, or at its present start if that is later.
     pub fn with_late_forwards(&self, order: &Order, ahead: u64) -> Self {
         let mut late = self.clone();
         let next: BTreeMap<Token, Token> =

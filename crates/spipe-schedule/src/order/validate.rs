@@ -1,12 +1,18 @@
-//! Whether an order is complete and possible.
+//! The checker of orders.
 
 use super::{Order, Pass, Token};
 use spipe_base::{Diagnostic, Faults, MicrobatchId, StageId};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Order {
-    /// Every stage is on one device; every stage × microbatch has one forward and one backward (fused, or both parts), in
-    /// that order; and no two devices wait for each other. Faults show the grid with the cells in question in brackets.
+    /// Checks the order.
+    ///
+    /// - Every stage is on one device.
+    /// - Every stage and microbatch has one forward, and then one backward: fused, or both parts.
+    /// - The devices do not deadlock.
+    ///
+    /// # Errors
+    /// Every fault, with a grid that has the affected tokens in brackets.
     pub fn validate(&self) -> Result<(), Faults> {
         let mut faults = Faults::new();
         if self.stages() == 0 {
@@ -65,7 +71,7 @@ impl Order {
         }
     }
 
-    /// Runs the order without times; what cannot start when nothing else can is a deadlock.
+    /// Runs the order without times. Passes that remain when none can start are a deadlock.
     fn check_progress(&self, faults: &mut Faults) {
         let mut done: BTreeSet<Token> = BTreeSet::new();
         let mut next = vec![0; self.devices().len()];
@@ -86,19 +92,20 @@ impl Order {
         let heads: Vec<Option<Token>> =
             self.devices().iter().zip(&next).map(|(tokens, next)| tokens.get(*next).copied()).collect();
         if let Some(first) = heads.iter().flatten().next() {
-            let circle = self.circle(*first, &heads, &done);
-            let told: Vec<String> = circle
+            let cycle = self.cycle(*first, &heads, &done);
+            let waits: Vec<String> = cycle
                 .iter()
                 .map(|(head, needed, before)| format!("`{head}` needs `{needed}`, which comes after `{before}`"))
                 .collect();
-            let marked: Vec<Token> = circle.iter().map(|(head, ..)| *head).collect();
-            faults.push(self.fault(format!("deadlock: {}", told.join("; ")), &marked));
+            let marked: Vec<Token> = cycle.iter().map(|(head, ..)| *head).collect();
+            faults.push(self.fault(format!("deadlock: {}", waits.join("; ")), &marked));
         }
     }
 
-    /// Next actions that wait for each other, from any that waits: each with what it needs and with the action, the next one
-    /// of the circle, that stands before that.
-    fn circle(&self, from: Token, heads: &[Option<Token>], done: &BTreeSet<Token>) -> Vec<(Token, Token, Token)> {
+    /// A cycle of tokens at the heads of devices that wait for each other, found from `from`. Each
+    /// comes with the token that it needs, and with the head of the device where that token is
+    /// queued, which is the next of the cycle.
+    fn cycle(&self, from: Token, heads: &[Option<Token>], done: &BTreeSet<Token>) -> Vec<(Token, Token, Token)> {
         let last = StageId::from(self.stages() - 1);
         let mut seen: Vec<(Token, Token, Token)> = Vec::new();
         let mut at = from;
@@ -120,7 +127,7 @@ fn startable(token: &Token, last: StageId, done: &BTreeSet<Token>) -> bool {
     needs(token, last).iter().all(|options| options.iter().any(|token| done.contains(token)))
 }
 
-/// What `token` waits for: one of each of these.
+/// The tokens that `token` waits for: one of each list.
 fn needs(token: &Token, last: StageId) -> Vec<Vec<Token>> {
     let at = |stage: StageId, pass| Token { stage, pass, ..*token };
     let forward = vec![at(token.stage, Pass::Forward)];

@@ -1,8 +1,8 @@
-//! Building a program: add, order the lanes, check, freeze.
+//! The builder of programs: it adds parts, orders the lanes, and checks and freezes the result.
 
 use super::{
-    Access, Action, Buffer, Channel, Content, Device, Edge, Lane, LaneOrder, Lifetime, Part, Precedence, Program,
-    Shape, Space, Stage, check, precedence,
+    Action, Buffer, Channel, Content, Device, Edge, Lane, LaneOrder, Lifetime, Part, Precedence, Program, Shape, Space,
+    Stage, check, precedence,
 };
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, IdVec, IdleCause, LaneId,
@@ -13,19 +13,20 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
-/// A program in the making.
+/// A program under construction.
 #[derive(Clone, Debug)]
 pub struct ProgramBuilder {
-    /// Without precedences yet.
+    /// The parts so far. Its precedences are empty until the end.
     program: Program,
     edges: Vec<Edge>,
+    /// See [`ProgramBuilder::take_turns`].
     turns: Vec<Vec<ActionId>>,
-    /// The lanes of each device by their word.
+    /// The lanes of each device by the last word of their name.
     lanes_of: BTreeMap<DeviceId, Vec<(String, LaneId)>>,
 }
 
 impl ProgramBuilder {
-    /// Nothing yet.
+    /// An empty program.
     pub fn new(shape: Shape) -> Self {
         let program = Program {
             shape,
@@ -52,7 +53,7 @@ impl ProgramBuilder {
         self.program.devices.push(Device { name: name.into(), memory, emulated })
     }
 
-    /// Adds something that flows share.
+    /// Adds a channel.
     pub fn channel(&mut self, name: &str, bandwidth: BytesPerSecond) -> LinkId {
         self.program.channels.push(Channel { name: name.into(), bandwidth })
     }
@@ -62,7 +63,7 @@ impl ProgramBuilder {
         self.program.stages.push(stage)
     }
 
-    /// The lane of `device` with the name `device.word`, added with that role when it is first asked for.
+    /// The lane of `device` named `device.word`. The first call adds it with `role`.
     pub fn lane(&mut self, device: DeviceId, word: &str, role: LaneRole) -> LaneId {
         let of_device = self.lanes_of.entry(device).or_default();
         if let Some((_, lane)) = of_device.iter().find(|(known, _)| known == word) {
@@ -75,7 +76,7 @@ impl ProgramBuilder {
         lane
     }
 
-    /// Lets a lane begin with what the next iteration needs first.
+    /// Orders a lane by need: see [`LaneOrder::AsNeeded`].
     pub fn as_needed(&mut self, lane: LaneId) {
         self.program.lanes[lane].order = LaneOrder::AsNeeded;
     }
@@ -85,7 +86,7 @@ impl ProgramBuilder {
         self.program.buffers.push(Buffer { content, memory, bytes, lifetime, part: None })
     }
 
-    /// Adds a buffer that is one part of its content.
+    /// Adds a buffer that holds one part of its content.
     pub fn part(
         &mut self,
         part: Part,
@@ -104,37 +105,35 @@ impl ProgramBuilder {
         id
     }
 
-    /// Adds an order that no data asks for.
+    /// Adds a precedence that does not follow from data.
     pub fn edge(&mut self, edge: Edge) {
         self.edges.push(edge);
     }
 
-    /// Lets actions of several lanes happen one after the other, in the order in which a list schedule starts them.
+    /// Serialises actions of several lanes, in the order in which a list schedule starts them.
     pub fn take_turns(&mut self, group: Vec<ActionId>) {
         self.turns.push(group);
     }
 
-    /// The memory of a device.
+    /// The memory of `device`.
     pub fn memory_of(&self, device: DeviceId) -> MemoryId {
         self.program.devices[device].memory
     }
 
-    /// The name of a device.
+    /// The name of `device`.
     pub fn name_of(&self, device: DeviceId) -> &str {
         &self.program.devices[device].name
     }
 
-    /// An action already added.
+    /// An action added before.
     pub fn get(&self, action: ActionId) -> &Action {
         &self.program.actions[action]
     }
 
-    /// Adds `access` to what an action reads.
-    pub fn also_reads(&mut self, action: ActionId, access: Access) {
-        self.program.actions[action].reads.push(access);
-    }
-
-    /// Orders the lanes, proves the program well-formed and freezes it, or reports every fault.
+    /// Orders the lanes, checks the program and freezes it.
+    ///
+    /// # Errors
+    /// Every fault of the program.
     pub fn build(mut self) -> Result<Program, Faults> {
         if self.program.shape.feeds_back {
             let edges = fed_back(&self.program);
@@ -161,15 +160,16 @@ impl ProgramBuilder {
     }
 }
 
-/// Puts every queue that is not fixed, and every group of `turns`, into the order in which a list schedule without contention starts
-/// its actions; returns the edges of the groups.
+/// Sorts every queue without fixed order, and every group of `turns`, by the start of its actions
+/// in a list schedule without contention. Returns the edges of the groups.
 ///
-/// That order extends all precedences and all fixed queues, so that in-order lanes cannot deadlock.
+/// That schedule respects all precedences and all fixed queues, so that in-order lanes cannot
+/// deadlock.
 fn order_lanes(program: &mut Program, turns: &[Vec<ActionId>]) -> Result<Vec<Edge>, Diagnostic> {
     let started = Kahn::new(program, turns).run().map_err(|stuck| {
         let named: Vec<String> = stuck.iter().map(|id| program.describe(*id)).collect();
-        Diagnostic::error(format!("actions wait for each other in a circle: {}", named.join(" → ")))
-            .hint("a lane runs its actions in order; look for one that waits for a later one of the same lane")
+        Diagnostic::error(format!("actions wait for each other in a cycle: {}", named.join(" → ")))
+            .hint("a lane runs its actions in order: look for an action that waits for a later one of the same lane")
     })?;
     let mut queues: Vec<Vec<ActionId>> = vec![Vec::new(); program.lanes.len()];
     let mut place = vec![0; program.actions.len()];
@@ -196,8 +196,9 @@ fn order_lanes(program: &mut Program, turns: &[Vec<ActionId>]) -> Result<Vec<Edg
     Ok(edges)
 }
 
-/// The first layer of each microbatch waits for the last one of the iteration before. What crosses is so small that it takes no time:
-/// the number of a token, or images, beside what their layers put out.
+/// The edges of a program that feeds back: the first layer of each microbatch waits for the last
+/// layer in the iteration before. The data is a token id or an image and counts as no bytes,
+/// because it is far smaller than activations.
 fn fed_back(program: &Program) -> Vec<Edge> {
     let forwards = program.actions.enumerate().filter(|(_, action)| action.kind == ActionKind::Forward);
     let (mut first, mut last) = (BTreeMap::new(), BTreeMap::new());
@@ -219,6 +220,7 @@ fn fed_back(program: &Program) -> Vec<Edge> {
     last.into_iter().filter_map(edge).collect()
 }
 
+/// The start of each action's precedences in the sorted list.
 fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {
     let mut leaving = vec![0u32; actions + 1];
     for precedence in precedences {
@@ -230,14 +232,15 @@ fn offsets(precedences: &[Precedence], actions: usize) -> Vec<u32> {
     leaving
 }
 
-/// A list schedule of one iteration: the earliest startable action first, ties by stage where the lane says so, and by id.
+/// A list schedule of one iteration: a topological order that takes the earliest startable action
+/// first. Ties go to the lower rank ([`Program::rank`]), then to the lower id.
 struct Kahn<'a> {
     program: &'a Program,
-    /// The groups of each action.
+    /// The groups of `turns` to which each action belongs.
     groups: BTreeMap<ActionId, Vec<usize>>,
     group_free: Vec<SimTime>,
     waiting: Vec<u32>,
-    /// The next action of a queue that is fixed.
+    /// The next action in a queue with fixed order.
     queued_behind: Vec<Option<ActionId>>,
     ready_at: Vec<SimTime>,
 }
@@ -266,7 +269,8 @@ impl<'a> Kahn<'a> {
         Self { program, groups, group_free, waiting, queued_behind, ready_at: vec![SimTime::ZERO; count] }
     }
 
-    /// Whom `action` lets start, and how long after its start (false) or end (true).
+    /// The successors of `action`, each with its anchor (false for the start, true for the end) and
+    /// its lag.
     fn successors(&self, action: ActionId) -> impl Iterator<Item = (ActionId, bool, SimTime)> + use<'a> {
         let leaving = &self.program.precedences[self.program.leaving(action)];
         let data = leaving
@@ -276,7 +280,10 @@ impl<'a> Kahn<'a> {
         data.chain(self.queued_behind[action.index()].map(|next| (next, true, SimTime::ZERO)))
     }
 
-    /// The actions in the order in which they start, or those of a circle.
+    /// The actions in the order in which they start.
+    ///
+    /// # Errors
+    /// The actions of a cycle.
     fn run(mut self) -> Result<Vec<ActionId>, Vec<ActionId>> {
         let actions = &self.program.actions;
         let mut free = vec![SimTime::ZERO; self.program.lanes.len()];
@@ -308,11 +315,11 @@ impl<'a> Kahn<'a> {
                 }
             }
         }
-        if order.len() == actions.len() { Ok(order) } else { Err(self.circle()) }
+        if order.len() == actions.len() { Ok(order) } else { Err(self.cycle()) }
     }
 
-    /// Some actions that wait for each other, each for the one before it.
-    fn circle(&self) -> Vec<ActionId> {
+    /// A cycle of actions, each of which waits for the one before it.
+    fn cycle(&self) -> Vec<ActionId> {
         let mut waits_for: BTreeMap<ActionId, ActionId> = BTreeMap::new();
         for from in self.program.actions.ids().filter(|from| self.waiting[from.index()] > 0) {
             for (to, _, _) in self.successors(from) {
@@ -329,8 +336,8 @@ impl<'a> Kahn<'a> {
             }
         }
         let start = seen.iter().position(|id| *id == at).unwrap_or(0);
-        let mut circle = seen.split_off(start);
-        circle.reverse();
-        circle
+        let mut cycle = seen.split_off(start);
+        cycle.reverse();
+        cycle
     }
 }

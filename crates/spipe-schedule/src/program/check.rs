@@ -1,10 +1,10 @@
-//! The proof that a program is well-formed. Every fault is reported, with its lane, position and action.
+//! The checker of programs. It reports every fault with its lane, position and action.
 
 use super::{Access, Action, Buffer, Edge, Flow, Lifetime, Program};
 use spipe_base::{ActionId, ActionKind, BufferId, Diagnostic, Faults, IdVec, LayerId, MicrobatchId, SimTime};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Everything that is named exists, and every version is written once.
+/// Checks that all ids exist and that every version is written once.
 pub(super) fn references(
     actions: &IdVec<ActionId, Action>,
     buffers: &IdVec<BufferId, Buffer>,
@@ -14,7 +14,7 @@ pub(super) fn references(
     let missing = |id: ActionId| id.index() >= actions.len();
     for edge in edges.iter().filter(|edge| missing(edge.from) || missing(edge.to)) {
         faults.push(Diagnostic::error(format!(
-            "an edge joins {} and {}, of which one does not exist",
+            "an edge joins {} and {}, but one of them does not exist",
             edge.from, edge.to
         )));
     }
@@ -43,7 +43,7 @@ pub(super) fn references(
     faults
 }
 
-/// What occurs more than once among the writes of versions from 1 on.
+/// The duplicates among `written`, whose versions are at least 1.
 fn repeated(written: &[Access], buffers: usize) -> Vec<Access> {
     let mut from = vec![0usize; buffers + 1];
     for write in written {
@@ -52,7 +52,7 @@ fn repeated(written: &[Access], buffers: usize) -> Vec<Access> {
     for index in 0..buffers {
         from[index + 1] += from[index];
     }
-    // Where no version is skipped, none is beyond the number of writes.
+    // If no version is skipped, the largest version equals the number of writes.
     let mut seen = vec![false; written.len()];
     let (mut twice, mut beyond) = (Vec::new(), Vec::new());
     for write in written {
@@ -70,24 +70,26 @@ fn repeated(written: &[Access], buffers: usize) -> Vec<Access> {
     twice
 }
 
-/// Data exists where it is read, holdings repeat, and the arithmetic is complete.
+/// Checks everything else: data is written before it is read, iterations repeat, the arithmetic is
+/// complete, and the iteration ends before the clock does.
 pub(super) fn program(program: &Program) -> Faults {
     let mut faults = Faults::new();
     reads_are_written(program, &mut faults);
-    holdings_repeat(program, &mut faults);
+    carries_match(program, &mut faults);
     arithmetic_is_complete(program, &mut faults);
     ends_in_time(program, &mut faults);
     faults
 }
 
-/// The longest that all actions of an iteration may take one after the other, so that as many iterations as are simulated end before
-/// the clock does.
+/// The longest allowed sum of all actions of an iteration: 100 days. The simulator's clock of 64
+/// bits in nanoseconds lasts 584 years, enough for 1,024 iterations of that length, the most that
+/// are simulated by default.
 const LONGEST: SimTime = SimTime::ns(100 * 24 * 3600 * 1_000_000_000);
 
-/// No figure is so small that the clock would end before the iteration.
+/// Checks that the iteration is not longer than [`LONGEST`].
 fn ends_in_time(program: &Program, faults: &mut Faults) {
     let slowest = program.channels().iter().map(|channel| channel.bandwidth).min();
-    let no_more = |action: &Action| {
+    let upper_bound = |action: &Action| {
         let moving = |flow: &Flow| {
             let rate = slowest.into_iter().chain(flow.rate_cap).min();
             flow.bytes.as_f64() * flow.route.len() as f64 / rate.map_or(f64::INFINITY, |rate| rate.get())
@@ -95,20 +97,20 @@ fn ends_in_time(program: &Program, faults: &mut Faults) {
         let copies = action.flows.iter().map(|flow| flow.latency.to_ms() + moving(flow) * 1e3);
         action.work.to_ms() + copies.sum::<f64>()
     };
-    // Nearly all programs are far from it, whatever moves over the slowest channel.
-    if program.actions().iter().map(no_more).sum::<f64>() < LONGEST.to_ms() {
+    // A cheap upper bound, with all flows over the slowest channel, accepts nearly all programs.
+    if program.actions().iter().map(upper_bound).sum::<f64>() < LONGEST.to_ms() {
         return;
     }
     let slow = program.actions().ids().map(|id| (program.alone(id), id)).max();
     let all: SimTime = program.actions().ids().map(|id| program.alone(id)).sum();
     if let Some((longest, id)) = slow.filter(|_| all > LONGEST) {
-        let message = format!("{}: takes {longest}, and an iteration may take 100 days", at(program, id));
-        let hint = "look for a rate that is far too small, or a latency that is far too large";
+        let message = format!("{}: takes {longest}, but an iteration may take 100 days at most", at(program, id));
+        let hint = "look for a rate that is far too small or a latency that is far too large";
         faults.push(Diagnostic::error(message).hint(hint));
     }
 }
 
-/// Lane, position and name of an action.
+/// The lane, position and name of an action.
 fn at(program: &Program, id: ActionId) -> String {
     let action = &program.actions()[id];
     let lane = &program.lanes()[action.lane];
@@ -116,8 +118,9 @@ fn at(program: &Program, id: ActionId) -> String {
     format!("`{}` position {position}, {} {}", lane.name, action.kind, action.subject)
 }
 
+/// Checks that every version that is read exists.
 fn reads_are_written(program: &Program, faults: &mut Faults) {
-    // Every version is written once, so that the largest and the count tell whether one is skipped.
+    // Every version is written once: if the largest equals the count, none is skipped.
     let mut counts: IdVec<BufferId, (u32, u32)> = program.buffers().iter().map(|_| (0, 0)).collect();
     for write in program.actions().iter().flat_map(|action| &action.writes) {
         let (count, largest) = &mut counts[write.buffer];
@@ -156,7 +159,9 @@ fn reads_are_written(program: &Program, faults: &mut Faults) {
     }
 }
 
-fn holdings_repeat(program: &Program, faults: &mut Faults) {
+/// Checks that every [`Lifetime::Arrives`] buffer is the successor of one [`Lifetime::Leaves`]
+/// buffer.
+fn carries_match(program: &Program, faults: &mut Faults) {
     let mut filled: BTreeMap<BufferId, BufferId> = BTreeMap::new();
     for (id, buffer) in program.buffers().enumerate() {
         let Lifetime::Leaves { into } = buffer.lifetime else { continue };
@@ -164,24 +169,26 @@ fn holdings_repeat(program: &Program, faults: &mut Faults) {
             next.lifetime == Lifetime::Arrives && next.memory == buffer.memory && next.bytes == buffer.bytes
         });
         if !fits {
-            faults
-                .push(Diagnostic::error(format!("{} is carried into {into}, which does not await it", buffer.content)));
+            faults.push(Diagnostic::error(format!(
+                "{} leaves into {into}, which is no arriving buffer of the same memory and size",
+                buffer.content
+            )));
         } else if let Some(other) = filled.insert(into, id) {
-            faults.push(Diagnostic::error(format!("{other} and {id} are both carried into {into}")));
+            faults.push(Diagnostic::error(format!("{other} and {id} both leave into {into}")));
         }
     }
     for (id, buffer) in program.buffers().enumerate() {
         if buffer.lifetime == Lifetime::Arrives && !filled.contains_key(&id) {
             faults.push(Diagnostic::error(format!(
-                "{} is held at the start, but no iteration leaves it behind",
+                "{} arrives at the start of an iteration, but nothing leaves into it",
                 buffer.content
             )));
         }
     }
 }
 
-/// Each layer × microbatch has one forward and, in training where something at or below it trains, one backward: fused, or one
-/// part each for input and weights.
+/// Checks that each layer and microbatch has one forward, and one backward if it needs one: fused,
+/// or one part each for input and weights.
 fn arithmetic_is_complete(program: &Program, faults: &mut Faults) {
     let shape = program.shape();
     let microbatches = shape.microbatches as usize;
@@ -193,7 +200,7 @@ fn arithmetic_is_complete(program: &Program, faults: &mut Faults) {
             continue;
         };
         let Some(stage) = program.stages().get(stage) else {
-            faults.push(Diagnostic::error(format!("{}: is of a stage that does not exist", at(program, id))));
+            faults.push(Diagnostic::error(format!("{}: its stage does not exist", at(program, id))));
             continue;
         };
         let layers = action.subject.layers.unwrap_or(stage.layers);

@@ -1,8 +1,9 @@
-//! The program and its parts.
+//! Programs and their parts.
 
 mod build;
 mod check;
 mod precedence;
+mod usage;
 
 pub use build::ProgramBuilder;
 pub use precedence::Precedence;
@@ -18,9 +19,9 @@ use std::{fmt, num::NonZeroU32, sync::Arc};
 pub struct Device {
     /// Its name in the machine.
     pub name: String,
-    /// Its own memory.
+    /// Its memory.
     pub memory: MemoryId,
-    /// Whether it stands for an accelerator that is not there.
+    /// Whether it emulates an accelerator that the machine lacks.
     pub emulated: bool,
 }
 
@@ -29,16 +30,16 @@ pub struct Device {
 pub struct Space {
     /// Its name in the machine.
     pub name: String,
-    /// What it can hold, if that is limited.
+    /// Its capacity, if it is limited.
     pub capacity: Option<Bytes>,
 }
 
-/// One direction of a link, or the channels of a DRAM: what flows share.
+/// A bandwidth that flows share: one direction of a link, or the channels of a DRAM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Channel {
     /// Its name in the machine.
     pub name: String,
-    /// What all flows over it get together.
+    /// The rate of all flows over it together.
     pub bandwidth: BytesPerSecond,
 }
 
@@ -49,11 +50,11 @@ pub struct Stage {
     pub device: DeviceId,
     /// The layers.
     pub layers: LayerRange,
-    /// Those whose activations are computed again for the backward: the first ones of the stage.
+    /// The layers whose activations are recomputed for the backward: the first ones of the stage.
     pub recomputed: Option<LayerRange>,
 }
 
-/// Data by what it is; together with its memory this names a buffer.
+/// The meaning of a buffer's data. Together with the memory it names a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Content {
     /// Parameters of layers.
@@ -64,32 +65,36 @@ pub enum Content {
     OptimizerState(LayerRange),
     /// The sum of the squares of accumulated gradients: one number, which counts as no bytes.
     Norm(LayerRange),
-    /// A copy of the parameters of another layer that this one uses as well, such as an embedding's table at the head.
+    /// A copy of tied parameters for the layer that borrows them, such as an embedding's table at
+    /// the head.
     Shared(LayerId),
-    /// Accumulated gradients of those parameters from that use.
+    /// Accumulated gradients of tied parameters from the use of the layer that borrows them.
     SharedGradients(LayerId),
-    /// Keys and values of the tokens so far, of all microbatches; each forward reads and lengthens those of its own.
+    /// Keys and values of the tokens so far, for all microbatches. Each forward reads and extends
+    /// those of its microbatch.
     Cache(LayerRange),
     /// The output of a layer on a microbatch.
     Activation(LayerId, MicrobatchId),
     /// The gradient of that output.
     Gradient(LayerId, MicrobatchId),
-    /// What the forward of layers keeps for their backward.
+    /// Activations that the forward of layers saves for their backward.
     Saved(LayerRange, MicrobatchId),
-    /// The same, computed again just before the backward.
+    /// Activations that are recomputed before the backward.
     Recomputed(LayerRange, MicrobatchId),
-    /// The same, back from the host just before the backward.
+    /// Activations that are reloaded from the host before the backward.
     Reloaded(LayerRange, MicrobatchId),
-    /// The output of a layer on a microbatch, kept so that the backward of the layers behind it can start from it.
+    /// The output of a layer on a microbatch, saved as the start of the backward of the layers
+    /// after it.
     Checkpoint(LayerId, MicrobatchId),
-    /// What a step taken on trust has changed, as it was.
+    /// The state before a speculative optimizer step.
     UndoLog(LayerRange),
-    /// What an action needs for itself while it runs.
+    /// The workspace of an action.
     Workspace(StageId, MicrobatchId),
 }
 
 impl Content {
-    /// What reports call all data of this kind in one stage or range: "saved activations of layers 0..3".
+    /// The name of the content without its microbatch, for reports: "saved activations of layers
+    /// 0..3".
     pub fn group(&self) -> String {
         match self {
             Self::Parameters(layers) => format!("parameters of {}", layers.in_words()),
@@ -110,7 +115,7 @@ impl Content {
         }
     }
 
-    /// The microbatch it belongs to, if any.
+    /// The microbatch, if the content belongs to one.
     pub const fn microbatch(&self) -> Option<MicrobatchId> {
         match self {
             Self::Parameters(_)
@@ -141,16 +146,17 @@ impl fmt::Display for Content {
     }
 }
 
-/// How long a buffer is held.
+/// The time for which a buffer is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifetime {
     /// From the start of its first writer to the end of its last user.
     Transient,
-    /// Throughout; what the last version is at the end of an iteration is version 0 of the next.
+    /// Throughout. The last version of an iteration is version 0 of the next.
     Resident,
     /// From the start of the iteration, where it is version 0, to the end of its last user.
     Arrives,
-    /// From the start of its first writer to the end of the iteration; in the next iteration it is `into`.
+    /// From the start of its first writer to the end of the iteration. In the next iteration it is
+    /// `into`.
     Leaves {
         /// An [`Lifetime::Arrives`] buffer of the same memory and size.
         into: BufferId,
@@ -160,28 +166,29 @@ pub enum Lifetime {
 /// A piece of data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// What it is.
+    /// The meaning of its data.
     pub content: Content,
-    /// Where it is.
+    /// The memory that holds it.
     pub memory: MemoryId,
-    /// How large it is.
+    /// Its size.
     pub bytes: Bytes,
-    /// How long it is held.
+    /// The time for which it is held.
     pub lifetime: Lifetime,
-    /// Which of equal parts of its content it is; none if it is all of it.
+    /// The part of its content that it holds; `None` for all of it.
     pub part: Option<Part>,
 }
 
-/// One of several equal parts of every tensor of some content.
+/// One of several equal parts of every tensor of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Part {
-    /// Which one, from 0.
+    /// The index of the part, from 0.
     pub index: u32,
-    /// How many there are.
+    /// The number of parts.
     pub of: u32,
 }
 
-/// One version of a buffer. Version 0 exists before anything is written; an update in place reads version v and writes v + 1.
+/// One version of a buffer. Version 0 exists before the first write. An update in place reads
+/// version v and writes v + 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Access {
     /// The buffer.
@@ -197,27 +204,28 @@ impl Access {
     }
 }
 
-/// Bytes over a route. All flows share every channel of their routes max-min fairly.
+/// Bytes that move over a route. Flows share every channel of their routes max–min fairly
+/// ([`FairShare`](crate::FairShare)).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flow {
-    /// The channels on the way; none for a copy that only has latency.
+    /// The channels of the route; empty for a copy that has only latency.
     pub route: Arc<[LinkId]>,
-    /// Time before the first byte.
+    /// The time before the first byte.
     pub latency: SimTime,
-    /// How much moves.
+    /// The bytes to move.
     pub bytes: Bytes,
-    /// The most that this flow can get by itself.
+    /// The highest rate of this flow, if it is limited.
     pub rate_cap: Option<BytesPerSecond>,
-    /// What it gets beside others.
+    /// Its priority and weight.
     pub share: Share,
 }
 
-/// What a flow gets of the channels that it shares.
+/// The priority and weight of a flow on the channels that it shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share {
-    /// Flows of a higher priority are served before it; those of a lower one get what it leaves.
+    /// Flows of higher priority are served first; lower ones share the rest.
     pub priority: u8,
-    /// Among flows of its priority its rate rises so many times as fast as that of one with weight 1.
+    /// Among flows of equal priority, rates rise in proportion to their weights.
     pub weight: NonZeroU32,
 }
 
@@ -227,80 +235,82 @@ impl Default for Share {
     }
 }
 
-/// An action happens only if a check ended in a certain way.
+/// A condition of an action: a check must have ended with the given outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guard {
     /// The check.
     pub check: ActionId,
-    /// The outcome that lets the action happen.
+    /// The outcome under which the action runs.
     pub outcome: Outcome,
 }
 
-/// How a check ends.
+/// The outcome of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
-    /// All is well.
+    /// No fault.
     #[default]
     Pass,
-    /// Something has to be undone or done again.
+    /// Optimizer steps must be undone, and possibly done again.
     Fail,
 }
 
-/// A thing that a lane does. It ends when its work and all its flows have ended.
+/// An operation on a lane. It ends when its work and all its flows have ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Action {
-    /// Where it queues.
+    /// The lane of its queue.
     pub lane: LaneId,
-    /// What kind of thing it is.
+    /// Its kind.
     pub kind: ActionKind,
-    /// What it is about.
+    /// Its stage, layers and microbatch.
     pub subject: Subject,
-    /// What it needs.
+    /// The versions of buffers that it reads.
     pub reads: Vec<Access>,
-    /// What it makes.
+    /// The versions of buffers that it writes.
     pub writes: Vec<Access>,
-    /// How long it takes by itself.
+    /// Its time without contention, apart from flows.
     pub work: SimTime,
-    /// What it moves.
+    /// The bytes that it moves.
     pub flows: Vec<Flow>,
-    /// What it depends on happening at all.
+    /// The condition under which it runs; `None` for always.
     pub guard: Option<Guard>,
 }
 
-/// Which end of the earlier action lets the later one start.
+/// The event of the earlier action that lets the later one start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Anchor {
-    /// It must have ended.
+    /// Its end.
     EndToStart,
-    /// It must have started.
+    /// Its start.
     StartToStart,
 }
 
-/// An order that no data asks for.
+/// A precedence that does not follow from data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// The earlier action.
     pub from: ActionId,
     /// The later action.
     pub to: ActionId,
-    /// Which end of the earlier one counts.
+    /// The event of the earlier action.
     pub anchor: Anchor,
     /// 0 within an iteration; 1 if `to` waits for `from` of the iteration before.
     pub distance: u8,
-    /// Time that must pass in between: pure latency.
+    /// The latency in between.
     pub lag: SimTime,
-    /// What an idle lane was waiting for when this came last.
+    /// The cause of idle time, where a lane waited for this precedence last.
     pub cause: IdleCause,
 }
 
-/// How the queue of a lane is ordered.
+/// The order of a lane's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneOrder {
-    /// As the actions were added: the order of a device's compute.
+    /// The order in which actions were added, as for the compute of a device.
     AsAdded,
-    /// By when the actions can start, estimated without contention: copies follow their producers.
+    /// By the estimated start of each action without contention, so that copies follow their
+    /// producers.
     AsReady,
-    /// Of those that can start, estimated likewise, the one of the first layers first: the next iteration needs it first.
+    /// By layer, among the actions that can start by the same estimate: the next iteration needs
+    /// the first layers first.
     AsNeeded,
 }
 
@@ -309,39 +319,40 @@ pub enum LaneOrder {
 pub struct Lane {
     /// Its name, `gpu0.compute`.
     pub name: String,
-    /// Whose it is.
+    /// Its device.
     pub device: DeviceId,
-    /// What it is for.
+    /// Its role.
     pub role: LaneRole,
-    /// How it got its order.
+    /// The order of its queue.
     pub order: LaneOrder,
-    /// Its actions, first to last.
+    /// Its actions in execution order.
     pub queue: Vec<ActionId>,
 }
 
-/// What an iteration must come to: the checker counts forwards and backwards against it.
+/// The requirements of an iteration, against which the checker counts forwards and backwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// What the program is called: system, model and machine.
+    /// The name of the program: system, model and machine.
     pub name: String,
-    /// Layers of the model.
+    /// The number of layers of the model.
     pub layers: usize,
-    /// Microbatches of the iteration.
+    /// The number of microbatches of the iteration.
     pub microbatches: u64,
     /// Whether every forward must be followed by a backward.
     pub training: bool,
-    /// Layers at the front of the model at or below which nothing trains: in training they alone have no backward.
+    /// The number of layers at the front of the model without trainable parameters. In training
+    /// only these have no backward.
     pub without_backward: usize,
-    /// Whether what the last layer finds in an iteration is what the first one reads in the next: the tokens that are generated,
-    /// images from which noise is taken step by step.
+    /// Whether the output of the last layer is the input of the first one in the next iteration, as
+    /// for generated tokens and for images that are denoised step by step.
     pub feeds_back: bool,
-    /// Tokens (or images) of the iteration, if it has any.
+    /// The number of tokens or images of the iteration, if there are any.
     pub tokens: Option<u64>,
-    /// Words that must stand wherever results are shown.
+    /// Notes that must accompany all results.
     pub notes: Vec<String>,
 }
 
-/// What a machine does in one iteration; checked and frozen.
+/// The actions of a machine in one iteration, checked and frozen.
 #[derive(Clone, Debug)]
 pub struct Program {
     shape: Shape,
@@ -353,12 +364,12 @@ pub struct Program {
     lanes: IdVec<LaneId, Lane>,
     actions: IdVec<ActionId, Action>,
     precedences: Vec<Precedence>,
-    /// Where the precedences that leave each action start; one more entry than actions.
+    /// The start of each action's precedences, and the end of the last one's.
     leaving: Vec<u32>,
 }
 
 impl Program {
-    /// What the iteration comes to.
+    /// The requirements of the iteration.
     pub const fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -373,7 +384,7 @@ impl Program {
         &self.memories
     }
 
-    /// What flows share.
+    /// The channels.
     pub const fn channels(&self) -> &IdVec<LinkId, Channel> {
         &self.channels
     }
@@ -383,12 +394,12 @@ impl Program {
         &self.stages
     }
 
-    /// The data.
+    /// The buffers.
     pub const fn buffers(&self) -> &IdVec<BufferId, Buffer> {
         &self.buffers
     }
 
-    /// The queues.
+    /// The lanes.
     pub const fn lanes(&self) -> &IdVec<LaneId, Lane> {
         &self.lanes
     }
@@ -398,17 +409,18 @@ impl Program {
         &self.actions
     }
 
-    /// Who must wait for whom, from data and edges; the order within lanes comes on top. Sorted by the earlier action.
+    /// The precedences from data and edges, sorted by the earlier action. The order within lanes is
+    /// not among them.
     pub fn precedences(&self) -> &[Precedence] {
         &self.precedences
     }
 
-    /// The precedences that say who must wait for `action`, by their place among all.
+    /// The precedences whose earlier action is `action`, as a range of [`Program::precedences`].
     pub fn leaving(&self, action: ActionId) -> std::ops::Range<usize> {
         self.leaving[action.index()] as usize..self.leaving[action.index() + 1] as usize
     }
 
-    /// Which of the actions of its lane that can start comes first: the lowest.
+    /// The rank of `action` among the actions of its lane that can start. The lowest starts first.
     pub(super) fn rank(&self, action: ActionId) -> usize {
         let action = &self.actions[action];
         match self.lanes[action.lane].order {
@@ -417,14 +429,14 @@ impl Program {
         }
     }
 
-    /// How long `action` takes when nothing else moves: the longer of its work and its slowest flow.
+    /// The time of `action` without contention: the longer of its work and its slowest flow.
     pub fn alone(&self, action: ActionId) -> SimTime {
         let action = &self.actions[action];
         action.flows.iter().map(|flow| self.flow_alone(flow)).fold(action.work, SimTime::max)
     }
 
     fn flow_alone(&self, flow: &Flow) -> SimTime {
-        // A route may pass the same channel twice, such as that of a DRAM in which a copy starts and ends.
+        // A route may pass a channel twice, as for a copy within one DRAM.
         let passes = |channel: &LinkId| flow.route.iter().filter(|other| *other == channel).count() as f64;
         let rate = |channel: &LinkId| self.channels[*channel].bandwidth.get() / passes(channel);
         let cap = flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get());
@@ -433,7 +445,7 @@ impl Program {
         flow.latency + SimTime::from_seconds(moving)
     }
 
-    /// A word for `action` in messages: kind, subject and lane.
+    /// The name of `action` in messages: kind, subject and lane.
     pub fn describe(&self, action: ActionId) -> String {
         let this = &self.actions[action];
         format!("{} {} on `{}`", this.kind, this.subject, self.lanes[this.lane].name)

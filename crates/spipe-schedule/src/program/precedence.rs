@@ -1,9 +1,10 @@
-//! Who must wait for whom: derived from what actions read and write, and from edges.
+//! Precedences, derived from the reads and writes of actions and from edges.
 
 use super::{Access, Action, Anchor, Buffer, Edge, Lifetime};
 use spipe_base::{ActionId, ActionKind, BufferId, IdVec, IdleCause, Payload, SimTime};
 
-/// `to` starts only after `from` of the same iteration (distance 0) or of the one before (distance 1).
+/// A precedence: `to` starts only after `from` of the same iteration (distance 0) or of the one
+/// before (distance 1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Precedence {
     /// The earlier action.
@@ -12,15 +13,15 @@ pub struct Precedence {
     pub to: ActionId,
     /// 0 or 1.
     pub distance: u8,
-    /// Which end of the earlier action counts.
+    /// The event of the earlier action.
     pub anchor: Anchor,
-    /// Time that must pass in between.
+    /// The latency in between.
     pub lag: SimTime,
-    /// What an idle lane was waiting for when this came last.
+    /// The cause of idle time, where a lane waited for this precedence last.
     pub cause: IdleCause,
 }
 
-/// What a lane that waits for an action of `kind` is waiting for.
+/// The cause of idle time of a lane that waits for an action of `kind`.
 pub(super) fn cause(kind: ActionKind) -> IdleCause {
     match kind {
         ActionKind::Forward | ActionKind::Recompute | ActionKind::Copy(Payload::Activation | Payload::Checkpoint) => {
@@ -43,12 +44,12 @@ pub(super) fn cause(kind: ActionKind) -> IdleCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Use {
     version: u32,
-    /// Of the uses of a version the write comes first.
+    /// False sorts first: the write precedes the reads of its version.
     reads: bool,
     action: ActionId,
 }
 
-/// The uses of all buffers, buffer by buffer, each by version.
+/// The uses of all buffers, grouped by buffer and sorted by version.
 struct Uses {
     all: Vec<Use>,
     from: Vec<u32>,
@@ -64,7 +65,7 @@ impl Uses {
                 reads.chain(action.writes.iter().map(move |it| access(it, false)))
             })
         };
-        // Counted by buffer, then placed: there are many buffers with few uses each.
+        // A counting sort, because there are many buffers with few uses each.
         let mut from = vec![0u32; buffers + 1];
         for (buffer, _) in accesses() {
             from[buffer.index() + 1] += 1;
@@ -91,14 +92,14 @@ impl Uses {
     }
 }
 
-/// The uses of one version of those of a buffer.
+/// The uses of one version among the `uses` of a buffer.
 fn of_version(uses: &[Use], version: u32) -> &[Use] {
     let start = uses.partition_point(|this| this.version < version);
     let end = start + uses[start..].partition_point(|this| this.version == version);
     &uses[start..end]
 }
 
-/// All precedences, sorted and without repetition.
+/// All precedences, sorted and without duplicates.
 pub(super) fn derive(
     actions: &IdVec<ActionId, Action>,
     buffers: &IdVec<BufferId, Buffer>,
@@ -126,7 +127,7 @@ pub(super) fn derive(
     all
 }
 
-/// The same, sorted: by the earlier action at first, of which each has few.
+/// `all`, sorted: a counting sort by the earlier action first, because each action has few.
 fn by_first(all: &[Precedence], actions: usize) -> Vec<Precedence> {
     let Some(first) = all.first() else { return Vec::new() };
     let mut from = vec![0u32; actions + 1];
@@ -160,12 +161,14 @@ const fn explicit(edge: &Edge) -> Precedence {
     }
 }
 
+/// The precedence of data that `from` writes or uses and `to` reads or overwrites.
 fn data(actions: &IdVec<ActionId, Action>, from: ActionId, to: ActionId, distance: u8) -> Precedence {
     let cause = cause(actions[from].kind);
     Precedence { from, to, distance, anchor: Anchor::EndToStart, lag: SimTime::ZERO, cause }
 }
 
-/// Readers wait for the writer of their version; the writer of a version waits for the users of the one before.
+/// Adds the precedences within an iteration: readers wait for the writer of their version, and the
+/// writer of a version waits for the users of the version before.
 fn within(actions: &IdVec<ActionId, Action>, uses: &[Use], all: &mut Vec<Precedence>) {
     let mut before: &[Use] = &[];
     for now in uses.chunk_by(|one, next| one.version == next.version) {
@@ -181,7 +184,8 @@ fn within(actions: &IdVec<ActionId, Action>, uses: &[Use], all: &mut Vec<Precede
     }
 }
 
-/// The last version of `mine` is version 0 of `next` in the following iteration.
+/// Adds the precedences across iterations: the last version of `mine` is version 0 of `next` in the
+/// next iteration.
 fn across(actions: &IdVec<ActionId, Action>, mine: &[Use], next: &[Use], all: &mut Vec<Precedence>) {
     let (Some(last), false) = (mine.last(), next.is_empty()) else { return };
     let last = of_version(mine, last.version);

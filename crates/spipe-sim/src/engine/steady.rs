@@ -1,16 +1,17 @@
-//! When iterations are enough: they repeat, there are too many of them, or the first two begin too far apart.
+//! The end of a run: iterations repeat, there are too many of them, or the first one took too long.
 
 use super::{End, Engine, FEW_ACTIONS, MOST_ITERATIONS};
 use crate::Iterations;
-use spipe_base::SimTime;
+use spipe_base::{IdVec, SimTime};
 
 impl Engine<'_> {
-    /// The same where nothing more is asked for if the second iteration begins so much later than the first.
+    /// The same engine, which gives up if the second iteration begins more than `limit` after the
+    /// first.
     pub fn within(self, limit: SimTime) -> Self {
         Self { within: Some(limit), ..self }
     }
 
-    /// How many iterations there are at most.
+    /// The most iterations of the run.
     pub(super) fn limit(&self) -> u32 {
         match self.options.iterations {
             Iterations::One => 1,
@@ -19,7 +20,7 @@ impl Engine<'_> {
         }
     }
 
-    /// How the run ends, if it does now.
+    /// The end of the run, if it ends now.
     pub(super) fn finished(&mut self) -> Option<End> {
         while self.rounds.get(self.whole as usize).is_some_and(|round| round.left == 0) {
             self.whole += 1;
@@ -35,17 +36,18 @@ impl Engine<'_> {
         None
     }
 
-    /// Whether the second iteration begins later behind the first than asked for.
+    /// Whether the second iteration begins later than the limit allows.
     pub fn is_late(&self) -> bool {
         let start = |iteration: usize| self.rounds.get(iteration).and_then(|round| round.first);
         let apart = start(1).unwrap_or(self.now) - start(0).unwrap_or_default();
         self.within.is_some_and(|limit| apart > limit)
     }
 
-    /// Drops what nobody will ask for any more: only the last two whole iterations are compared, and the last one is shown.
+    /// Drops states that are no longer needed: only the last two whole iterations are compared, and
+    /// only the last one is reported.
     fn forget(&mut self) {
         let last = self.whole as usize - 1;
-        self.rounds[last].users = Vec::new();
+        self.rounds[last].users = IdVec::new();
         if let Some(old) = last.checked_sub(2) {
             self.rounds[old].states = Vec::new();
         }
@@ -54,7 +56,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Whether the last whole iteration is the one before, shifted.
+    /// Whether the last whole iteration equals the one before it, shifted in time.
     pub fn repeats(&self) -> bool {
         let Some(before) = self.whole.checked_sub(2) else { return false };
         let (earlier, later) = (&self.rounds[before as usize].states, &self.rounds[self.whole as usize - 1].states);

@@ -26,13 +26,14 @@ pub fn perhaps_clipped(clips: bool, workload: Workload) -> Workload {
     Workload { clip_norm: clips.then(|| 1.0.try_into().unwrap()), ..workload }
 }
 
-/// A chain of layers: forward in tenths of a millisecond, boundary and saved activations in MiB. At most the first `frozen` do
-/// not train; the last one does.
+/// A chain of layers: forward in tenths of a millisecond, boundary and saved activations in MiB. At
+/// most the first `frozen` do not train; the last one does.
 pub fn model(layers: &[(u64, u64, u64)], frozen: usize) -> Model {
     frozen_in_front(Model::from_toml("chain.toml", &chain(layers)).unwrap(), frozen)
 }
 
-/// The same, or of as many layers if there are three a transformer whose head shares the table of its embedding.
+/// The same, or of as many layers if there are three a transformer whose head shares the table of
+/// its embedding.
 pub fn perhaps_tied(layers: &[(u64, u64, u64)], frozen: usize, tied: bool) -> Model {
     let Some(blocks) = layers.len().checked_sub(2).filter(|blocks| tied && *blocks > 0) else {
         return model(layers, frozen);

@@ -33,7 +33,8 @@ pub fn peaks(trace: &Trace) -> Vec<f64> {
     trace.memories.iter().map(|memory| memory.peak.as_f64() / StageTimes::UNIT.as_f64()).collect()
 }
 
-/// The largest time of one device from its first start to its last end: what the Zero Bubble paper calls the cost.
+/// The largest time of one device from its first start to its last end: what the Zero Bubble paper
+/// calls the cost.
 pub fn makespan(trace: &Trace) -> SimTime {
     trace
         .spans
@@ -43,8 +44,8 @@ pub fn makespan(trace: &Trace) -> SimTime {
         .unwrap()
 }
 
-/// A row of Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), Table 9, in milliseconds, with heads and hidden
-/// size of its model (Table 3).
+/// A row of Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), Table 9, in
+/// milliseconds, with heads and hidden size of its model (Table 3).
 #[derive(Debug)]
 pub struct Profile {
     pub devices: usize,
@@ -67,7 +68,8 @@ impl Profile {
         times(self.forward, self.input, self.weight, self.latency)
     }
 
-    /// The share of an activation that the weight gradient needs: M_W/M_B = 32h/(34h + 5as), sequences of 1024 tokens.
+    /// The share of an activation that the weight gradient needs: M_W/M_B = 32h/(34h + 5as),
+    /// sequences of 1024 tokens.
     pub fn weight_share(&self) -> f64 {
         32.0 * self.hidden / (34.0 * self.hidden + 5.0 * self.heads * 1024.0)
     }

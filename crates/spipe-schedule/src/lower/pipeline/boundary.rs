@@ -1,4 +1,5 @@
-//! What goes from stage to stage: outputs and the gradients of inputs, by double-buffered copies between devices.
+//! Boundaries: outputs and gradients pass from stage to stage, by double-buffered copies between
+//! devices.
 
 use super::{Done, Lowering};
 use crate::lower::flows::route;
@@ -8,17 +9,18 @@ use spipe_base::{
     StageId, Subject,
 };
 
-/// The two copies of something that crosses a boundary, or the one that both sides share.
+/// An input of a stage, or a gradient of its output.
 #[derive(Clone, Copy)]
 pub(super) struct Crossing {
-    /// Where it is used.
+    /// Its buffer on the device that uses it.
     pub here: BufferId,
-    /// The copy that brought it, if it came from another memory.
+    /// The copy from another memory, if there is one.
     pub copy: Option<ActionId>,
 }
 
 impl Lowering<'_> {
-    /// The buffer that a stage writes for its neighbour, in its own memory; none at the ends of the model.
+    /// The buffer that a stage writes for its neighbour, in its own memory; `None` at the ends of
+    /// the model.
     pub(super) fn out(&mut self, stage: StageId, microbatch: MicrobatchId, forward: bool) -> Option<BufferId> {
         let here = &self.stations[stage];
         let (content, bytes) = if forward {
@@ -31,7 +33,8 @@ impl Lowering<'_> {
         Some(self.builder.buffer(content, here.memory, bytes, Lifetime::Transient))
     }
 
-    /// Passes a stage's output (or the gradient of its input) to the neighbour: by a copy if that is in another memory.
+    /// Passes a stage's output, or the gradient of its input, to the neighbour, with a copy if that
+    /// is in another memory.
     pub(super) fn hand_over(&mut self, stage: StageId, microbatch: MicrobatchId, output: BufferId, forward: bool) {
         let neighbour = neighbour(stage, forward);
         let crossing = if self.stations[stage].memory == self.stations[neighbour].memory {
@@ -71,8 +74,9 @@ impl Lowering<'_> {
         Crossing { here, copy: Some(copy) }
     }
 
-    /// The stream that moves bytes from one device's memory to another's. It is apart from those that gradients and parameters take to and
-    /// from a socket that steps, so that what an iteration begins with need not wait for all that the one before it still writes back.
+    /// The lane of copies from one device's memory to another's. Gradients and parameters of
+    /// optimizer steps on a socket have other lanes, so that the first copies of an iteration do
+    /// not wait for the write-backs of the one before.
     pub(super) fn copy_lane(&mut self, from: DeviceId, to: DeviceId) -> LaneId {
         let is_cpu = |device| self.context.is_cpu(device);
         let name = |device: DeviceId| &self.context.hardware.devices()[device].name;
@@ -83,19 +87,20 @@ impl Lowering<'_> {
         }
     }
 
-    /// Double buffering: a copy arrives only once the computation before its user has started, and a computation starts
-    /// only once the output before the last one has left.
+    /// Adds the precedences of n boundary slots: an input arrives only once the computation n − 1
+    /// before its user has started, and a computation starts only once the output n before its own
+    /// has left.
     pub(super) fn arrive_during(&mut self, stage: StageId, arrived: Option<Crossing>, user: ActionId, forward: bool) {
-        let depth = self.depth;
+        let slots = self.slots;
         let done = if forward { &mut self.forwards } else { &mut self.backwards };
         let done = &mut done[stage.index()];
         done.arrived.extend(arrived.and_then(|crossing| crossing.copy));
         let mut edges = Vec::new();
-        let before = done.computed.len().checked_sub(depth).map(|index| done.computed[index]);
+        let before = done.computed.len().checked_sub(slots).map(|index| done.computed[index]);
         if let (Some(copy), Some(before)) = (arrived.and_then(|crossing| crossing.copy), before) {
             edges.push((before, copy, Anchor::StartToStart));
         }
-        if let Some(out) = done.copied_out.len().checked_sub(depth).map(|index| done.copied_out[index]) {
+        if let Some(out) = done.copied_out.len().checked_sub(slots).map(|index| done.copied_out[index]) {
             edges.push((out, user, Anchor::EndToStart));
         }
         for (from, to, anchor) in edges {
@@ -103,12 +108,13 @@ impl Lowering<'_> {
         }
     }
 
-    /// Double buffering goes on across iterations: the first input arrives once the last computation has started, and the
-    /// first computations start once the last outputs have left.
+    /// Adds the precedences of boundary slots across iterations: the first input arrives once the
+    /// last computation has started, and the first computations start once the last outputs have
+    /// left.
     pub(super) fn join_iterations(&mut self) {
         let mut edges = Vec::new();
         for done in self.forwards.iter().chain(&self.backwards) {
-            edges.extend(around(done, self.depth));
+            edges.extend(around(done, self.slots));
         }
         for (from, to, anchor) in edges {
             self.builder.edge(Edge { from, to, anchor, distance: 1, lag: SimTime::ZERO, cause: IdleCause::Memory });
@@ -116,16 +122,16 @@ impl Lowering<'_> {
     }
 }
 
-fn around(done: &Done, depth: usize) -> Vec<(ActionId, ActionId, Anchor)> {
+fn around(done: &Done, slots: usize) -> Vec<(ActionId, ActionId, Anchor)> {
     let Some(last) = done.computed.last() else { return Vec::new() };
     let mut edges: Vec<_> = done.arrived.first().map(|copy| (*last, *copy, Anchor::StartToStart)).into_iter().collect();
-    let waiting = done.computed.iter().take(depth.min(done.copied_out.len()));
-    let leaving = done.copied_out.iter().skip(done.copied_out.len().saturating_sub(depth));
+    let waiting = done.computed.iter().take(slots.min(done.copied_out.len()));
+    let leaving = done.copied_out.iter().skip(done.copied_out.len().saturating_sub(slots));
     edges.extend(leaving.zip(waiting).map(|(out, user)| (*out, *user, Anchor::EndToStart)));
     edges
 }
 
-/// The stage that takes what `stage` hands over.
+/// The stage that receives the output of `stage`.
 fn neighbour(stage: StageId, forward: bool) -> StageId {
     StageId::from(if forward { stage.index() + 1 } else { stage.index() - 1 })
 }

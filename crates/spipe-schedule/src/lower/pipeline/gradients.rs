@@ -1,5 +1,6 @@
-//! Gradients that leave with each microbatch, and are added up on the host (Ren et al., ZeRO-Offload, 2021, section 4.1): a device
-//! holds those of two stages, one that is computed and one that is copied out.
+//! Gradients that are copied to the host after each microbatch and accumulated there (Ren et al.,
+//! ZeRO-Offload, 2021, section 4.1). A device holds those of two stages: one in computation, and
+//! one being copied.
 
 use super::Lowering;
 use crate::{Access, Anchor, Content, Edge, Lifetime, ProgramBuilder};
@@ -10,7 +11,7 @@ use spipe_plan::GRADIENT_SLOTS;
 
 const SLOTS: usize = GRADIENT_SLOTS as usize;
 
-/// Where gradients come to on the host; and where steps are delayed, where those of the iteration before are.
+/// The buffer of gradients on the host; for a delayed optimizer also that of the iteration before.
 pub(super) fn on_host(
     builder: &mut ProgramBuilder,
     (content, host, bytes): (Content, MemoryId, Bytes),
@@ -22,7 +23,7 @@ pub(super) fn on_host(
 }
 
 impl Lowering<'_> {
-    /// Where a backward of `stage` leaves the gradients of one microbatch, if they leave with it.
+    /// The buffer for the gradients of one microbatch, if they are copied to the host at once.
     pub(super) fn leaving_gradients(&mut self, stage: StageId) -> Option<BufferId> {
         let here = &self.stations[stage];
         let bytes = here.leaving?.bytes;
@@ -30,7 +31,7 @@ impl Lowering<'_> {
         Some(self.builder.buffer(content, here.memory, bytes, Lifetime::Transient))
     }
 
-    /// Copies them to the host, where they are added to those of the microbatches before.
+    /// Copies the gradients of one microbatch to the host, where they are added to the sum.
     pub(super) fn send_gradients(
         &mut self,
         (stage, microbatch): (StageId, MicrobatchId),
@@ -54,7 +55,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Slots are free again only once the iteration before has left them.
+    /// Adds the precedences of gradient slots across iterations.
     pub(super) fn join_gradients(&mut self) {
         let mut edges = Vec::new();
         for sent in self.sent.values() {

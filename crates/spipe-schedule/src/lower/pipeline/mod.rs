@@ -1,78 +1,93 @@
-//! Stages that keep their weights and take turns among microbatches: compute, boundary copies, recompute, offload, optimizer.
+//! Pipelines: parameters stay on the device of their stage, and microbatches flow through the
+//! stages.
 
 mod boundary;
 mod gradients;
 mod offload;
 mod optimizer;
-mod shared;
 mod station;
+mod tied;
 
-use super::flows::dram_flow;
-use crate::{Access, Action, Content, Lifetime, Order, Pass, ProgramBuilder, Token};
+use super::{flows::dram_flow, machine::machine, steps::update_all};
+use crate::{
+    Access, Action, Content, Lifetime, Order, Pass, Program, ProgramBuilder, Token,
+    order::{order_of, slots_of},
+    work::Work,
+};
 use boundary::Crossing;
 use offload::Offloads;
-use shared::Shared;
-use spipe_base::{
-    ActionId, ActionKind, Bytes, DeviceId, Faults, IdVec, MicrobatchId, Seconds, SimTime, StageId, Subject,
-};
+use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, Faults, IdVec, MicrobatchId, SimTime, StageId, Subject};
 use spipe_plan::{Context, Placement, System};
 use station::Station;
-pub(super) use station::{Times, times};
 use std::collections::BTreeMap;
+use tied::Borrowed;
+
+/// The program of a pipeline.
+pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
+    let order = order_of(context, placement)?;
+    let mut builder = machine(context, placement);
+    Lowering::new(context, placement, slots_of(&order), &mut builder).run(&order)?;
+    builder.build()
+}
 
 type Key = (StageId, MicrobatchId);
 
 /// The state of lowering one placement.
-pub(super) struct Lowering<'a> {
+struct Lowering<'a> {
     context: &'a Context<'a>,
     builder: &'a mut ProgramBuilder,
-    /// How many slots a boundary has on either side: 2 is double buffering.
-    depth: usize,
+    /// The slots of a boundary on either side: 2 is double buffering.
+    slots: usize,
     stations: IdVec<StageId, Station>,
-    /// Inputs of stages and gradients of their outputs, made by the neighbour.
+    /// The inputs of stages.
     activations: BTreeMap<Key, Crossing>,
+    /// The gradients of outputs of stages.
     gradients: BTreeMap<Key, Crossing>,
-    /// What the forward left for the backward: kept throughout, or brought back.
+    /// The saved activations for a backward: those on the device, and those reloaded.
     saved: BTreeMap<Key, Vec<Access>>,
-    /// What is computed again for the backward.
+    /// The recomputed activations for a backward.
     recomputed: BTreeMap<Key, Access>,
-    /// For each stage, the copies out and the computing actions so far, by direction.
+    /// By stage, the forwards so far and their copies.
     forwards: Vec<Done>,
+    /// By stage, the backwards so far and their copies.
     backwards: Vec<Done>,
-    /// How often gradients of parameters have been added up, by stage.
+    /// By stage, the number of microbatches in the accumulated gradients.
     accumulated: Vec<u32>,
-    /// The last step of each socket so far.
-    stepped: BTreeMap<DeviceId, ActionId>,
-    /// Whether sockets step first what is needed first.
+    /// The last optimizer step of each socket so far.
+    last_steps: BTreeMap<DeviceId, ActionId>,
+    /// Whether sockets order their optimizer steps by need.
     urgent_steps: bool,
-    /// Whether steps are a phase of their own.
+    /// Whether optimizer steps are a phase of their own.
     synchronous_optimizer: bool,
-    /// By stage, what it uses of another one's parameters.
-    shared: BTreeMap<StageId, Shared>,
+    /// Whether an optimizer step uses the gradients of the iteration before.
+    delayed: bool,
+    /// By stage, the tied parameters that it borrows from another stage.
+    borrowed: BTreeMap<StageId, Borrowed>,
     offloads: Offloads,
-    /// By device, backwards whose gradients leave with them, each with the copy.
+    /// By device, the backwards whose gradients leave at once, each with the copy.
     sent: BTreeMap<DeviceId, Vec<(ActionId, ActionId)>>,
     faults: Faults,
 }
 
-/// What a stage has done in one direction, in order.
+/// The passes of a stage in one direction so far, in order.
 #[derive(Clone, Default)]
 struct Done {
     computed: Vec<ActionId>,
-    /// The copies that brought what was computed on, in the same order.
+    /// The copies of the inputs.
     arrived: Vec<ActionId>,
+    /// The copies of the outputs.
     copied_out: Vec<ActionId>,
 }
 
 impl<'a> Lowering<'a> {
-    pub fn new(context: &'a Context<'a>, placement: &Placement, depth: usize, builder: &'a mut ProgramBuilder) -> Self {
+    fn new(context: &'a Context<'a>, placement: &Placement, slots: usize, builder: &'a mut ProgramBuilder) -> Self {
         let stations: IdVec<StageId, Station> =
             placement.stages.ids().map(|id| Station::new(context, placement, id, builder)).collect();
         let count = stations.len();
         let mut this = Self {
             context,
             builder,
-            depth,
+            slots,
             stations,
             activations: BTreeMap::new(),
             gradients: BTreeMap::new(),
@@ -81,20 +96,21 @@ impl<'a> Lowering<'a> {
             forwards: vec![Done::default(); count],
             backwards: vec![Done::default(); count],
             accumulated: vec![0; count],
-            stepped: BTreeMap::new(),
+            last_steps: BTreeMap::new(),
             urgent_steps: placement.knobs.urgent_steps,
             synchronous_optimizer: placement.knobs.synchronous_optimizer,
-            shared: BTreeMap::new(),
+            delayed: placement.system == System::ZeroOffloadDelayed,
+            borrowed: BTreeMap::new(),
             offloads: Offloads::new(placement),
             sent: BTreeMap::new(),
             faults: Faults::new(),
         };
-        this.shared = Shared::all(&mut this);
+        this.borrowed = Borrowed::all(&mut this);
         this
     }
 
-    /// Adds the actions of `order`. Stages are visited such that what an action reads has been added before it.
-    pub fn run(mut self, order: &Order, system: System) -> Result<(), Faults> {
+    /// Adds the actions of `order`. Writers are added before their readers.
+    fn run(mut self, order: &Order) -> Result<(), Faults> {
         let mut next = vec![0; order.devices().len()];
         loop {
             let mut moved = false;
@@ -112,7 +128,7 @@ impl<'a> Lowering<'a> {
                 break;
             }
         }
-        self.optimizer(system == System::ZeroOffloadDelayed);
+        update_all(&mut self);
         self.join_iterations();
         self.join_offloads();
         self.join_gradients();
@@ -130,15 +146,15 @@ impl<'a> Lowering<'a> {
 
     fn forward(&mut self, stage: StageId, microbatch: MicrobatchId) {
         let here = &self.stations[stage];
-        let training = here.gradients.is_some();
+        let trains = here.gradients.is_some();
         let mut reads = vec![Access::new(here.parameters, 0)];
-        reads.extend(self.shared_parameters(stage));
+        reads.extend(self.tied_parameters(stage));
         reads.extend(here.cache.map(|cache| Access::new(cache, 0)));
         let arrived = self.activations.get(&(stage, microbatch)).copied();
         reads.extend(arrived.map(|crossing| Access::new(crossing.here, 1)));
         let mut writes = vec![self.workspace(stage, microbatch)];
         let mut leaves = None;
-        if training {
+        if trains {
             let here = &self.stations[stage];
             let held_by_input = if arrived.is_some() { here.input } else { Bytes::ZERO };
             let (kept, offloaded) = (here.kept.saturating_sub(held_by_input), here.offloaded);
@@ -151,7 +167,7 @@ impl<'a> Lowering<'a> {
         }
         let output = self.out(stage, microbatch, true);
         writes.extend(output.map(|buffer| Access::new(buffer, 1)));
-        let work = self.stations[stage].times.forward;
+        let work = self.stations[stage].work.forward;
         let action = self.compute(ActionKind::Forward, Subject::work(stage, microbatch), work, (reads, writes));
         self.arrive_during(stage, arrived, action, true);
         if let Some(leaves) = leaves {
@@ -185,17 +201,17 @@ impl<'a> Lowering<'a> {
             reads.extend((done > 0).then_some(Access::new(gradients, done)));
             writes.push(Access::new(gradients, done + 1));
             self.accumulated[stage.index()] += 1;
-            self.shared_gradients(stage, &mut reads, &mut writes);
+            self.tied_gradients(stage, &mut reads, &mut writes);
         }
         let output = if pass == Pass::BackwardWeight { None } else { self.out(stage, microbatch, false) };
         writes.extend(output.map(|buffer| Access::new(buffer, 1)));
-        let times = &self.stations[stage].times;
+        let work = &self.stations[stage].work;
         let (kind, work) = match pass {
-            Pass::BackwardInput => (ActionKind::BackwardInput, times.backward_input),
-            Pass::BackwardWeight => (ActionKind::BackwardWeight, times.backward_weight),
-            _ => (ActionKind::Backward, times.backward()),
+            Pass::BackwardInput => (ActionKind::BackwardInput, work.backward_input),
+            Pass::BackwardWeight => (ActionKind::BackwardWeight, work.backward_weight),
+            _ => (ActionKind::Backward, work.backward()),
         };
-        // The whole stage is not worth a word.
+        // The layers are named only if they are not the whole stage.
         let here = &self.stations[stage];
         let layers = here.backward.filter(|layers| *layers != here.stage.layers);
         let subject = Subject { layers, ..Subject::work(stage, microbatch) };
@@ -214,23 +230,24 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Parameters, what was saved or computed again, and the stage's input.
+    /// The accesses of a backward or recompute: parameters, saved and recomputed activations, and
+    /// the stage's input.
     fn needed_for_backward(&self, key: Key) -> Vec<Access> {
         let mut reads = vec![Access::new(self.stations[key.0].parameters, 0)];
-        reads.extend(self.shared_parameters(key.0));
+        reads.extend(self.tied_parameters(key.0));
         reads.extend(self.saved.get(&key).into_iter().flatten());
         reads.extend(self.activations.get(&key).map(|crossing| Access::new(crossing.here, 1)));
         reads.extend(self.recomputed.get(&key));
         reads
     }
 
-    /// The forward of the recomputed layers again, from the stage's input.
+    /// Adds the recompute of a stage, if it has one.
     fn recompute(&mut self, stage: StageId, microbatch: MicrobatchId) {
         let key = (stage, microbatch);
         let here = &self.stations[stage];
         let Some(layers) = here.stage.recomputed_layers() else { return };
         let reads = self.needed_for_backward(key);
-        let (memory, bytes, work) = (here.memory, here.recomputed, here.times.recompute);
+        let (memory, bytes, work) = (here.memory, here.recomputed, here.work.recompute);
         let content = Content::Recomputed(layers, microbatch);
         let buffer = self.builder.buffer(content, memory, bytes, Lifetime::Transient);
         let writes = vec![self.workspace(stage, microbatch), Access::new(buffer, 1)];
@@ -248,7 +265,7 @@ impl<'a> Lowering<'a> {
         &mut self,
         kind: ActionKind,
         subject: Subject,
-        (time, traffic): (Seconds, Bytes),
+        (time, traffic): Work,
         (reads, writes): (Vec<Access>, Vec<Access>),
     ) -> ActionId {
         let stage = subject.stage.unwrap_or(StageId::new(0));

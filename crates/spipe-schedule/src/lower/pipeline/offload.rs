@@ -1,9 +1,10 @@
-//! Saved activations on their way to the host and back.
+//! Offloads and reloads of saved activations.
 //!
-//! A device has one stream for both directions. With PipeOffload's systems, of the devices behind one switch only one copies in each
-//! direction at a time: while one GPU's activations leave, another's may return (Wan et al., PipeOffload, arXiv 2503.01328, section 4).
-//! Their devices do as much in every round; where one has a warm-up that another one has not, turns that are fixed beforehand would let
-//! its first copies wait for the other's last.
+//! A device has one lane for both directions. With PipeOffload's systems, only one of the devices
+//! behind a switch copies in each direction at a time: while one GPU offloads, another may reload
+//! (Wan et al., PipeOffload, arXiv 2503.01328, section 4). All their devices do the same in every
+//! round. With other systems, a fixed order of turns would make the first copies of a device with a
+//! longer warm-up wait for the last ones of another.
 
 use super::Lowering;
 use crate::lower::flows::route;
@@ -15,10 +16,10 @@ use spipe_base::{
 use spipe_plan::Placement;
 use std::collections::BTreeMap;
 
-/// The share of a link's bandwidth beyond which a copy is held to fill it.
+/// The share of a link's bandwidth from which a copy is said to fill the link (a choice).
 const NEARLY: f64 = 0.9;
 
-/// What a device has offloaded so far, in order.
+/// The offloads and reloads of a device so far, in order, with their forwards and backwards.
 #[derive(Clone, Default)]
 struct Traffic {
     forwards: Vec<ActionId>,
@@ -29,11 +30,11 @@ struct Traffic {
 
 /// The offloads of all devices.
 pub(super) struct Offloads {
-    /// How many activations may be on their way out of a device, and how many on their way in.
+    /// The slots of a device per direction, in microbatches of activations.
     slots: usize,
     /// Whether devices behind one switch take turns.
     staggered: bool,
-    /// Where they do, the copies over each link, by device.
+    /// If they do, the copies over each link, by device.
     over: BTreeMap<LinkId, BTreeMap<DeviceId, Vec<ActionId>>>,
     devices: BTreeMap<DeviceId, Traffic>,
     on_the_host: BTreeMap<(StageId, MicrobatchId), BufferId>,
@@ -48,7 +49,7 @@ impl Offloads {
 }
 
 impl Lowering<'_> {
-    /// Copies what the forward saved in `saved` to the host, as soon as it is there.
+    /// Copies the activations in `saved` to the host, after their forward.
     pub(super) fn offload(&mut self, stage: StageId, microbatch: MicrobatchId, (saved, forward): (BufferId, ActionId)) {
         let here = &self.stations[stage];
         let Some(host) = here.stage.offload else { return };
@@ -67,7 +68,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Brings back what was offloaded for the backward; returns where it is, and the copy.
+    /// Reloads the offloaded activations for a backward. Returns their new place and the copy.
     pub(super) fn reload(&mut self, stage: StageId, microbatch: MicrobatchId) -> Option<(Access, ActionId)> {
         let there = *self.offloads.on_the_host.get(&(stage, microbatch))?;
         let here = &self.stations[stage];
@@ -79,7 +80,7 @@ impl Lowering<'_> {
         Some((Access::new(again, 1), back))
     }
 
-    /// A copy on the one stream that a device has for both directions.
+    /// Adds a copy on the device's lane for both directions.
     fn move_saved(
         &mut self,
         (payload, stage, microbatch): (Payload, StageId, MicrobatchId),
@@ -108,7 +109,7 @@ impl Lowering<'_> {
         copy
     }
 
-    /// Where several devices' copies share a link that one of them fills, they take turns on it.
+    /// Lets the copies of several devices take turns on links that each of the copies fills.
     fn stagger(&mut self) {
         let mut groups: Vec<Vec<ActionId>> = Vec::new();
         for (link, by_device) in &self.offloads.over {
@@ -127,7 +128,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether a copy alone could use nearly all of a link.
+    /// Whether a copy alone uses nearly all of a link.
     fn fills(&self, copy: ActionId, link: LinkId) -> bool {
         let bandwidth = |link: LinkId| self.context.hardware.links()[link].bandwidth.get();
         let rate = |flow: &Flow| {
@@ -137,7 +138,8 @@ impl Lowering<'_> {
         self.builder.get(copy).flows.iter().all(|flow| rate(flow) >= NEARLY * bandwidth(link))
     }
 
-    /// Lets a reload start with a backward before its own on the same device, so that no more of them are there than there are slots.
+    /// Lets a reload wait for an earlier backward on the same device, so that reloaded activations
+    /// do not exceed their slots.
     pub(super) fn reloaded_for(&mut self, stage: StageId, back: ActionId, backward: ActionId) {
         let ahead = self.offloads.slots - 1;
         let traffic = self.offloads.devices.entry(self.stations[stage].stage.device).or_default();
@@ -149,7 +151,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Slots are free again only once the iteration before has left them.
+    /// Adds the turns on links, and the precedences of offload slots across iterations.
     pub(super) fn join_offloads(&mut self) {
         self.stagger();
         let slots = self.offloads.slots;

@@ -1,8 +1,9 @@
-//! Optimizer steps: on the stage's own device, or on a CPU socket that gets the gradients and returns the parameters.
+//! Optimizer steps on the stage's own device, or on a CPU socket that receives the gradients and
+//! returns the parameters.
 
 use super::{Done, Lowering, gradients::on_host};
-use crate::lower::flows::{Transfer, copying, kept_by_its_step, read_for_norm, stepping};
-use crate::lower::steps::{Phase, Stepper, Summed, Taken, step_all};
+use crate::lower::flows::{copying, lifetime_of_updated, read_for_norm};
+use crate::lower::steps::{Gradients, Phase, Update, Updates, add_step};
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime, ProgramBuilder};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId,
@@ -11,33 +12,28 @@ use spipe_base::{
 use spipe_cost::LayerMemory;
 use spipe_plan::Context;
 
-/// One stage's state at the end of its backwards.
+/// A stage whose gradients are complete.
 pub(in crate::lower) struct Step {
     stage: StageId,
     subject: Subject,
     parameters: BufferId,
     device: DeviceId,
     memory: MemoryId,
-    /// Who steps it, on which of its lanes and in which memory.
-    stepper: DeviceId,
+    /// The device, lane and memory of the optimizer step.
+    steps_on: DeviceId,
     lane: LaneId,
     home: MemoryId,
-    /// What it is stepped with: there, or on the way there.
+    /// The gradients in that memory.
     gradients: Access,
 }
 
-impl Lowering<'_> {
-    /// Steps the parameters of all stages, last one first; `delayed` steps with the gradients of the iteration before, while this one
-    /// computes.
-    pub(super) fn optimizer(&mut self, delayed: bool) {
-        let stages = (0..self.stations.len()).rev().map(|stage| (StageId::from(stage), delayed));
-        step_all(self, stages);
-    }
-}
-
-impl Stepper for Lowering<'_> {
-    type Key = (StageId, bool);
+impl Updates for Lowering<'_> {
+    type Key = StageId;
     type Step = Step;
+
+    fn keys(&self) -> Vec<StageId> {
+        (0..self.stations.len()).rev().map(StageId::from).collect()
+    }
 
     fn context(&self) -> &Context<'_> {
         self.context
@@ -56,9 +52,8 @@ impl Stepper for Lowering<'_> {
         })
     }
 
-    /// Brings the gradients of a stage to where they are stepped.
-    fn prepare(&mut self, (stage, delayed): (StageId, bool)) -> Option<Step> {
-        self.collect_shared(stage);
+    fn prepare(&mut self, stage: StageId) -> Option<Step> {
+        self.collect_tied_gradients(stage);
         let here = &self.stations[stage];
         let (gradients, last) = (here.gradients?, self.accumulated[stage.index()]);
         if last == 0 || !self.context.trains(here.stage.layers) {
@@ -72,83 +67,86 @@ impl Stepper for Lowering<'_> {
             parameters: here.parameters,
             device,
             memory,
-            stepper: device,
+            steps_on: device,
             lane: here.lane,
             home: memory,
             gradients: Access::new(gradients, last),
         };
         let Some(socket) = elsewhere else { return Some(step) };
-        step.stepper = socket;
+        step.steps_on = socket;
         step.home = self.context.hardware.devices()[socket].memory;
         let left = here.leaving.map(|left| left.before.map_or(step.gradients, |before| Access::new(before, 0)));
-        step.gradients = left.unwrap_or_else(|| self.gradients_out(&step, delayed));
+        step.gradients = left.unwrap_or_else(|| self.gradients_out(&step));
         step.lane = self.builder.lane(socket, LaneRole::Optimizer.name(), LaneRole::Optimizer);
         Some(step)
     }
 
-    fn summed(&self, step: &Step) -> Summed {
+    fn gradients(&self, step: &Step) -> Gradients {
         let layers = self.stations[step.stage].stage.layers;
         let bytes = self.bytes(step, |memory| memory.gradients);
-        Summed {
+        Gradients {
             stage: step.stage,
             layers,
             lane: step.lane,
             gradients: step.gradients,
             memory: step.home,
             part: None,
-            read: read_for_norm(self.context, step.stepper, bytes),
+            norm: read_for_norm(self.context, step.steps_on, bytes),
         }
     }
 
-    fn take(&mut self, step: &Step) -> Taken {
-        let taken = if step.stepper == step.device { self.step_here(step) } else { self.step_there(step) };
-        self.return_shared(step.stage);
-        taken
+    fn update(&mut self, step: &Step) -> Update {
+        let update = if step.steps_on == step.device { self.step_on_device(step) } else { self.step_on_socket(step) };
+        self.return_tied_parameters(step.stage);
+        update
     }
 }
 
 impl Lowering<'_> {
+    /// The sum of `part` over the layers of a stage, in the precision of its device.
     fn bytes(&self, step: &Step, part: fn(&LayerMemory) -> Bytes) -> Bytes {
         let layers = self.stations[step.stage].stage.layers;
         layers.iter().map(|layer| part(self.context.cost.memory(layer, step.device))).sum()
     }
 
-    fn step_here(&mut self, step: &Step) -> Taken {
+    fn step_on_device(&mut self, step: &Step) -> Update {
         let state = self.optimizer_state(step);
         let reads = vec![step.gradients, Access::new(step.parameters, 0), Access::new(state, 0)];
         let writes = vec![Access::new(step.parameters, 1), Access::new(state, 1)];
         let action = self.step(step, (reads, writes));
-        Taken { step: action, end: action }
+        Update { step: action, end: action }
     }
 
-    /// Step on the socket's workers, parameters back.
-    fn step_there(&mut self, step: &Step) -> Taken {
+    /// Adds a step on a socket, and the copy of the parameters back.
+    fn step_on_socket(&mut self, step: &Step) -> Update {
         let layers = self.stations[step.stage].stage.layers;
         let parameter_bytes = self.bytes(step, |memory| memory.parameters);
         let state = self.optimizer_state(step);
-        let lifetime = kept_by_its_step(self.context, step.device);
+        let lifetime = lifetime_of_updated(self.context, step.device);
         let updated = self.builder.buffer(Content::Parameters(layers), step.home, parameter_bytes, lifetime);
         let mut reads = vec![step.gradients, Access::new(state, 0)];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
         let action = self.step(step, (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
-        // Otherwise the stage that ends its backwards first is stepped first, whatever its gradients take to arrive.
+        // By default, steps run in the order in which backwards end, whenever their gradients
+        // arrive.
         if self.urgent_steps {
             self.builder.as_needed(step.lane);
-        } else if let Some(before) = self.stepped.insert(step.stepper, action) {
+        } else if let Some(before) = self.last_steps.insert(step.steps_on, action) {
             let (anchor, cause) = (Anchor::EndToStart, IdleCause::Optimizer);
             self.builder.edge(Edge { from: before, to: action, anchor, distance: 0, lag: SimTime::ZERO, cause });
         }
         let back = (ActionKind::Copy(Payload::WriteBack), step.home, step.memory);
         let copied = (vec![Access::new(updated, 1)], Access::new(step.parameters, 1));
         let end = self.exchange((step.device, step.subject), back, parameter_bytes, copied);
-        Taken { step: action, end }
+        Update { step: action, end }
     }
 
-    /// Copies a stage's gradients to the host; those that its step waits for.
-    fn gradients_out(&mut self, step: &Step, delayed: bool) -> Access {
+    /// Adds the copy of a stage's gradients to the host. Returns the gradients for its step: with a
+    /// delayed optimizer those of the iteration before.
+    fn gradients_out(&mut self, step: &Step) -> Access {
         let (content, bytes) =
             (Content::Gradients(self.stations[step.stage].stage.layers), self.bytes(step, |memory| memory.gradients));
-        let (gradients, before) = on_host(self.builder, (content, step.home, bytes), delayed);
+        let (gradients, before) = on_host(self.builder, (content, step.home, bytes), self.delayed);
         let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, step.home);
         let copied = (vec![step.gradients], Access::new(gradients, 1));
         self.exchange((step.device, step.subject), out, bytes, copied);
@@ -161,15 +159,13 @@ impl Lowering<'_> {
         self.builder.buffer(Content::OptimizerState(layers), step.home, bytes, Lifetime::Resident)
     }
 
-    fn step(&mut self, step: &Step, (reads, writes): (Vec<Access>, Vec<Access>)) -> ActionId {
+    fn step(&mut self, step: &Step, accesses: (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.stations[step.stage].stage.layers;
         let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
-        let Transfer { work, flows } = stepping(self.context, step.stepper, parameters);
-        let (lane, kind, subject) = (step.lane, ActionKind::OptimizerStep, step.subject);
-        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
+        add_step(self, (step.steps_on, step.lane, step.subject), parameters, accesses)
     }
 
-    /// A copy between device and host on the device's copy engine.
+    /// Adds a copy between device and host on the device's copy engine.
     pub(super) fn exchange(
         &mut self,
         (device, subject): (DeviceId, Subject),

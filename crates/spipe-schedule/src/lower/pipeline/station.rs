@@ -1,64 +1,51 @@
-//! What every action of a stage uses.
+//! A stage under lowering: its buffers, bytes and work.
 
 use super::gradients::on_host;
-use crate::{Content, Lifetime, ProgramBuilder, Stage as ProgramStage};
-use spipe_base::{BufferId, Bytes, LaneId, LaneRole, LayerId, LayerRange, MemoryId, Seconds, StageId};
-use spipe_cost::{LayerMemory, LayerTime};
-use spipe_model::Recompute;
+use crate::{Content, Lifetime, ProgramBuilder, Stage as ProgramStage, work::StageWork};
+use spipe_base::{BufferId, Bytes, LaneId, LaneRole, LayerId, LayerRange, MemoryId, StageId};
+use spipe_cost::LayerMemory;
 use spipe_plan::{
     Boundary, Context, InFlight, Placement, Stage, System, gradients_leave, offloaded_bytes, stage_footprint,
 };
 
-/// A stage with its buffers, bytes and times.
+/// A stage with its buffers, bytes and work.
 pub(super) struct Station {
     pub stage: Stage,
     pub lane: LaneId,
     pub memory: MemoryId,
-    /// Bytes of one microbatch of its input and of its output, in the precision of its device.
+    /// The input of one microbatch, in the precision of the device; zero for the first stage.
     pub input: Bytes,
+    /// The output of one microbatch.
     pub output: Bytes,
     pub workspace: Bytes,
     pub recomputed: Bytes,
-    /// What the forward keeps on the device for the backward, its input included.
+    /// The activations that stay on the device for the backward, the input included.
     pub kept: Bytes,
-    /// What goes to the host in between.
+    /// The activations that are offloaded in between.
     pub offloaded: Bytes,
     pub parameters: BufferId,
-    /// The layers that its backward runs through, and whether it hands on a gradient.
+    /// The layers of its backward.
     pub backward: Option<LayerRange>,
+    /// Whether its backward passes on a gradient.
     pub passes_gradient: bool,
-    /// Gradients, if it has a backward: on the host where they leave with each microbatch.
+    /// The accumulated gradients, if it has a backward: on the host if they leave after each
+    /// microbatch.
     pub gradients: Option<BufferId>,
+    /// The gradients of one microbatch, if they leave.
     pub leaving: Option<Leaving>,
     /// Keys and values, when tokens are generated.
     pub cache: Option<BufferId>,
-    pub times: Times,
+    pub work: StageWork,
 }
 
-/// How gradients leave with each microbatch.
+/// Gradients that leave after each microbatch.
 #[derive(Clone, Copy)]
 pub(super) struct Leaving {
     pub host: MemoryId,
-    /// Of one microbatch, and of their sum.
+    /// The size of the gradients of one microbatch, and of their sum.
     pub bytes: Bytes,
-    /// Where a step is delayed, those that the iteration before has left.
+    /// With a delayed optimizer, the sum of the iteration before.
     pub before: Option<BufferId>,
-}
-
-/// Work and memory traffic of one microbatch in a stage.
-#[derive(Clone, Copy)]
-pub(in crate::lower) struct Times {
-    pub forward: (Seconds, Bytes),
-    pub recompute: (Seconds, Bytes),
-    pub backward_input: (Seconds, Bytes),
-    pub backward_weight: (Seconds, Bytes),
-}
-
-impl Times {
-    /// The whole backward.
-    pub fn backward(&self) -> (Seconds, Bytes) {
-        (self.backward_input.0 + self.backward_weight.0, self.backward_input.1 + self.backward_weight.1)
-    }
 }
 
 impl Station {
@@ -109,35 +96,7 @@ impl Station {
             backward,
             passes_gradient: context.passes_gradient(layers),
             cache,
-            times: times(context, &stage),
+            work: StageWork::of(context, &stage),
         }
-    }
-}
-
-/// Work and traffic of `stage` on one microbatch.
-pub(in crate::lower) fn times(context: &Context<'_>, stage: &Stage) -> Times {
-    let sum = |layers: Vec<LayerId>, part: &dyn Fn(&LayerTime) -> (Seconds, Bytes)| {
-        layers
-            .into_iter()
-            .filter_map(|layer| context.cost.time(layer, stage.device))
-            .map(part)
-            .fold((Seconds::ZERO, Bytes::ZERO), |(time, bytes), (more, moved)| (time + more, bytes + moved))
-    };
-    let all: Vec<LayerId> = stage.layers.iter().collect();
-    let again: Vec<LayerId> = stage.recomputed_layers().into_iter().flat_map(|layers| layers.iter()).collect();
-    let recompute_time =
-        again.iter().filter_map(|layer| context.cost.recompute_time(*layer, stage.device, Recompute::Full)).sum();
-    let (_, recompute_traffic) = sum(again, &|time| (time.forward, time.forward_traffic));
-    let half = |time: &LayerTime| Bytes::new(time.backward_traffic.get() / 2);
-    let offloaded = stage.layers.iter().skip(if stage.offload.is_some() { stage.recomputed } else { all.len() });
-    let (replay, _) = sum(offloaded.collect(), &|time| (time.replay, Bytes::ZERO));
-    let (input_time, input_traffic) =
-        sum(all.clone(), &|time| (time.backward_input, time.backward_traffic - half(time)));
-    Times {
-        forward: sum(all.clone(), &|time| (time.forward, time.forward_traffic)),
-        recompute: (recompute_time, recompute_traffic),
-        // Both halves read the incoming gradient and about as much again.
-        backward_input: (input_time + replay, input_traffic),
-        backward_weight: sum(all, &|time| (time.backward_weight, half(time))),
     }
 }

@@ -1,22 +1,24 @@
-//! What all devices do together: gathering what each has a part of, and summing so that each has a part.
+//! Collectives: all-gather of parameters, and reduce-scatter of gradients.
 
 use super::Lowering;
 use crate::lower::flows::route;
 use crate::{Access, Action, Content, Flow, Lifetime};
 use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Collective, LaneId, MemoryId, Payload, SimTime, Subject};
 
-/// What is gathered or reduced by all devices.
+/// A tensor that all devices gather or reduce together.
 pub(super) struct Whole {
     pub subject: Subject,
     pub content: Content,
-    /// Bytes of all of it, and of a device's part.
+    /// The size of the whole tensor.
     pub whole: Bytes,
+    /// The size of a device's shard.
     pub shard: Bytes,
 }
 
 impl Lowering<'_> {
-    /// Gathers on a device what a stage owns: its own shard from the host if it is there, the others from the other devices. What
-    /// comes to a device that is alone is whole already.
+    /// Adds the gather of a stage's parameters on a device: its own shard from the host, if it is
+    /// there, and the others from the other devices. A single device copies the whole tensor from
+    /// the host.
     pub(super) fn gather_whole(&mut self, at: usize, owner: usize, what: &Whole) -> BufferId {
         let here = &self.participants[at];
         let (memory, lane, part) = (here.memory, here.collective, &here.parts[owner]);
@@ -47,7 +49,8 @@ impl Lowering<'_> {
         whole
     }
 
-    /// Adds a device's part of `gradients` to a sum, which is in that memory and has been added to as often as its version says.
+    /// Adds the reduce-scatter of `gradients` on a device: its shard is added to the sum in memory
+    /// `home`, whose version is the number of earlier additions.
     pub(super) fn reduce_whole(
         &mut self,
         at: usize,
@@ -87,7 +90,7 @@ impl Lowering<'_> {
         self.builder.action(Action { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
     }
 
-    /// What a device gets from the one before it in the ring.
+    /// The flow of a ring collective to a device from the one before it.
     fn ring(&mut self, at: usize, bytes: Bytes) -> Vec<Flow> {
         let count = self.participants.len();
         if count == 1 {

@@ -1,38 +1,33 @@
-//! Each device steps its shards, or has its socket do it; where gradients are checked, once the norm of all is known.
+//! Optimizer steps of shards, on each device or on its socket.
 
 use super::Lowering;
-use crate::lower::flows::{Transfer, kept_by_its_step, read_for_norm, stepping};
-use crate::lower::steps::{Phase, Stepper, Summed, Taken, step_all};
-use crate::{Access, Action, Content, Lifetime, ProgramBuilder};
+use crate::lower::flows::{lifetime_of_updated, read_for_norm};
+use crate::lower::steps::{Gradients, Phase, Update, Updates, add_step};
+use crate::{Access, Content, Lifetime, ProgramBuilder};
 use spipe_base::{ActionId, ActionKind, BufferId, DeviceId, LaneId, LaneRole, MemoryId, Payload, Subject};
 use spipe_plan::Context;
-use std::ops::Range;
 
-/// A stage's shard on a device, ready to be stepped.
+/// A stage's shard on a device whose gradients are complete.
 pub(in crate::lower) struct Step {
     at: usize,
     stage: usize,
     subject: Subject,
     gradients: Access,
     state: BufferId,
-    /// Where it is stepped, by whom and on which lane.
+    /// The memory, device and lane of the optimizer step.
     memory: MemoryId,
     device: DeviceId,
     lane: LaneId,
 }
 
-impl Lowering<'_> {
-    /// Each device steps its shards, or has its socket do it.
-    pub(super) fn optimizer(&mut self, stages: Range<usize>) {
-        let participants = 0..self.participants.len();
-        let keys: Vec<_> = participants.flat_map(|at| stages.clone().rev().map(move |stage| (at, stage))).collect();
-        step_all(self, keys);
-    }
-}
-
-impl Stepper for Lowering<'_> {
+impl Updates for Lowering<'_> {
     type Key = (usize, usize);
     type Step = Step;
+
+    fn keys(&self) -> Vec<(usize, usize)> {
+        let stages = self.first_with_backward()..self.stages();
+        (0..self.participants.len()).flat_map(|at| stages.clone().rev().map(move |stage| (at, stage))).collect()
+    }
 
     fn context(&self) -> &Context<'_> {
         self.context
@@ -50,18 +45,17 @@ impl Stepper for Lowering<'_> {
         })
     }
 
-    /// Brings the sum of a shard's gradients to where it is stepped.
     fn prepare(&mut self, (at, stage): (usize, usize)) -> Option<Step> {
         let part = &self.participants[at].parts[stage];
         let (gradients, (state, memory)) = (part.gradients?, part.state?);
         let (layers, home, bytes) = (part.stage.layers, part.home, part.bytes.gradient_shard);
         let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
-        let summed = Access::new(gradients, part.accumulated);
+        let sum = Access::new(gradients, part.accumulated);
         let holder = self.steps(at, home);
-        let mut gradients = self.accumulate_shared((at, stage), holder, summed);
+        let mut gradients = self.accumulate_tied((at, stage), holder, sum);
         let (device, here) = (self.steps(at, memory), self.participants[at].memory);
         if memory != here && memory != home {
-            // The state is on the host, parameters and gradients on the device.
+            // Only the optimizer state is on the host.
             let (content, held) = (Content::Gradients(layers), (bytes, Lifetime::Transient));
             let there = Access::new(self.builder.part(self.share(at), content, memory, held), 1);
             let out = (ActionKind::Copy(Payload::GradientsOut), subject);
@@ -76,20 +70,20 @@ impl Stepper for Lowering<'_> {
         Some(Step { at, stage, subject, gradients, state, memory, device, lane })
     }
 
-    fn summed(&self, step: &Step) -> Summed {
+    fn gradients(&self, step: &Step) -> Gradients {
         let part = &self.participants[step.at].parts[step.stage];
-        Summed {
+        Gradients {
             stage: part.id,
             layers: part.stage.layers,
             lane: step.lane,
             gradients: step.gradients,
             memory: step.memory,
             part: Some(self.share(step.at)),
-            read: read_for_norm(self.context, step.device, part.bytes.gradient_shard),
+            norm: read_for_norm(self.context, step.device, part.bytes.gradient_shard),
         }
     }
 
-    fn take(&mut self, step: &Step) -> Taken {
+    fn update(&mut self, step: &Step) -> Update {
         let Step { at, stage, subject, gradients, state, memory, .. } = *step;
         let here = &self.participants[at];
         let part = &here.parts[stage];
@@ -98,9 +92,9 @@ impl Stepper for Lowering<'_> {
         let state = (Access::new(state, 0), Access::new(state, 1));
         if memory == on_device || memory == part.home {
             let action = self.step(step, (vec![gradients, parameters.0, state.0], vec![parameters.1, state.1]));
-            return Taken { step: action, end: action };
+            return Update { step: action, end: action };
         }
-        let lifetime = kept_by_its_step(self.context, here.device);
+        let lifetime = lifetime_of_updated(self.context, here.device);
         let updated = self.builder.part(self.share(at), Content::Parameters(layers), memory, (bytes, lifetime));
         let mut reads = vec![gradients, state.0];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
@@ -108,17 +102,15 @@ impl Stepper for Lowering<'_> {
         let action = self.step(step, (reads, vec![updated, state.1]));
         let back = (ActionKind::Copy(Payload::WriteBack), subject);
         let end = self.copy(at, back, (memory, on_device, bytes), (vec![updated], vec![parameters.1]));
-        Taken { step: action, end }
+        Update { step: action, end }
     }
 }
 
 impl Lowering<'_> {
-    fn step(&mut self, step: &Step, (reads, writes): (Vec<Access>, Vec<Access>)) -> ActionId {
+    fn step(&mut self, step: &Step, accesses: (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.participants[step.at].parts[step.stage].stage.layers;
         let count = self.participants.len() as u64;
         let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum::<u64>();
-        let Transfer { work, flows } = stepping(self.context, step.device, parameters.div_ceil(count));
-        let (lane, kind, subject) = (step.lane, ActionKind::OptimizerStep, step.subject);
-        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
+        add_step(self, (step.device, step.lane, step.subject), parameters.div_ceil(count), accesses)
     }
 }

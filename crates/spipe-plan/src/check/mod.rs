@@ -1,0 +1,292 @@
+//! The checker of placements.
+
+mod found;
+mod knobs;
+mod memory;
+mod sharded;
+mod streamed;
+
+use crate::{Context, Dealing, Family, Placement, Stage, Weights};
+use found::Found;
+use spipe_base::{Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
+use spipe_cost::Mode;
+
+/// Checks everything but memory: whether `placement` would be valid with large enough memories.
+///
+/// # Errors
+/// Every fault.
+pub fn check_shape(context: &Context<'_>, placement: &Placement) -> Result<(), Faults> {
+    shape(context, placement, &|_| None)
+}
+
+/// Checks `placement`.
+///
+/// # Errors
+/// Every fault of its shape, or every memory that is too small.
+pub fn check(context: &Context<'_>, placement: &Placement) -> Result<(), Faults> {
+    check_at(context, placement, &|_| None)
+}
+
+/// The same for a placement from a file; `position` locates its stages there.
+pub(crate) fn check_at(
+    context: &Context<'_>,
+    placement: &Placement,
+    position: &dyn Fn(StageId) -> Option<Position>,
+) -> Result<(), Faults> {
+    shape(context, placement, position)?;
+    let mut faults = Found { all: Faults::new(), position };
+    memory::check(context, placement, &mut faults);
+    faults.all.or(())
+}
+
+/// Checks everything but memory.
+fn shape(
+    context: &Context<'_>,
+    placement: &Placement,
+    position: &dyn Fn(StageId) -> Option<Position>,
+) -> Result<(), Faults> {
+    let mut faults = Found { all: Faults::new(), position };
+    if placement.stages.is_empty() {
+        faults.push(Diagnostic::error("the plan has no stages"));
+        return faults.all.or(());
+    }
+    check_cover(context, &placement.stages, &mut faults);
+    if !placement.backward.is_empty() {
+        // In the file, the stages of the backward come after those of the forward.
+        let forward = placement.stages.len();
+        let behind = |stage: StageId| (position)(StageId::from(stage.index() + forward));
+        let mut found = Found { all: Faults::new(), position: &behind };
+        check_cover(context, &placement.backward, &mut found);
+        faults.all.extend(found.all);
+    }
+    check_devices(context, placement, &mut faults);
+    check_dealing(context, placement, &mut faults);
+    knobs::check(placement, &mut faults);
+    if placement.system.steps_on_host() {
+        check_steps(context, placement, &mut faults);
+    }
+    match placement.system.family() {
+        Family::Pipeline => {}
+        Family::Streamed => streamed::check(context, placement, &mut faults),
+        Family::Sharded => sharded::check(context, placement, &mut faults),
+    }
+    if context.workload().mode != Mode::Train && !placement.system.infers() {
+        faults.push(
+            Diagnostic::error(format!("system `{}` only trains", placement.system)).hint("use gpipe to run forwards"),
+        );
+    }
+    if faults.all.is_harmless() {
+        check_links(context, placement, &mut faults);
+    }
+    faults.all.or(())
+}
+
+/// Checks that stages are contiguous, disjoint and cover the model.
+fn check_cover(context: &Context<'_>, stages: &IdVec<StageId, Stage>, faults: &mut Found<'_>) {
+    let layers = context.model.layers().len();
+    let mut next = 0;
+    for (id, stage) in stages.enumerate() {
+        let first = stage.layers.first().index();
+        if first < next {
+            faults.push_at(
+                id,
+                Diagnostic::error(format!(
+                    "stage `{id}` has layers {}, but layer {first} is already in an earlier stage",
+                    stage.layers
+                ))
+                .hint(format!("start it at layer {next}")),
+            );
+        } else if first > next {
+            faults.push(Diagnostic::error(format!("layers {next}..{} are in no stage", first - 1)));
+        }
+        if stage.recomputed > stage.layers.count() {
+            faults.push_at(
+                id,
+                Diagnostic::error(format!(
+                    "stage `{id}` recomputes {} of its {} layers",
+                    stage.recomputed,
+                    stage.layers.count()
+                )),
+            );
+        }
+        next = next.max(stage.layers.last().index() + 1);
+    }
+    if next > layers {
+        faults.push(Diagnostic::error(format!(
+            "the stages end at layer {}, but `{}` has layers 0..{}",
+            next - 1,
+            context.model.name(),
+            layers - 1
+        )));
+    } else if next < layers {
+        faults.push(Diagnostic::error(format!("layers {next}..{} are in no stage", layers - 1)));
+    }
+}
+
+/// Checks that every stage's device exists and can run its layers, and that the optimizer is on a
+/// CPU socket.
+fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    for (index, stage) in placement.all_stages().enumerate() {
+        let id = StageId::from(index);
+        let Some(device) = context.hardware.devices().get(stage.device) else {
+            faults.push(Diagnostic::error(format!(
+                "stage `{id}` is on a device that `{}` lacks",
+                context.hardware.name()
+            )));
+            continue;
+        };
+        let unable = stage
+            .layers
+            .iter()
+            .filter(|layer| layer.index() < context.model.layers().len())
+            .find(|layer| context.cost.time(*layer, stage.device).is_none());
+        if let Some(layer) = unable {
+            faults.push_at(
+                id,
+                Diagnostic::error(format!(
+                    "layer `{}` of stage `{id}` has no time on `{}`",
+                    context.model.layers()[layer].name,
+                    device.name
+                )),
+            );
+        }
+        if let Some(socket) = stage.optimizer.filter(|socket| !context.is_cpu(*socket)) {
+            let name = &context.hardware.devices()[socket].name;
+            faults.push_at(
+                id,
+                Diagnostic::error(format!("the optimizer of stage `{id}` is on `{name}`, which is no CPU socket"))
+                    .hint("leave `optimizer-on` out to run the optimizer step on the stage's own device"),
+            );
+        }
+    }
+}
+
+/// Checks that stages are on the devices to which their system assigns them.
+fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let (stages, devices) = (placement.stages.as_slice(), placement.devices());
+    let name = |stage: usize| context.hardware.devices()[stages[stage].device].name.clone();
+    if placement.system.family() != Family::Pipeline
+        || stages.iter().any(|stage| context.hardware.devices().get(stage.device).is_none())
+    {
+        return;
+    }
+    for index in 0..stages.len() {
+        let (expected, rule) = match placement.system.dealing() {
+            Dealing::RoundRobin => (index % devices.len(), "assigns stages round-robin"),
+            Dealing::Vee if index < devices.len() => (index, "goes down the devices and up again"),
+            Dealing::Vee => {
+                (2 * devices.len() - 1 - index.min(2 * devices.len() - 1), "goes down the devices and up again")
+            }
+            Dealing::Single => {
+                let before = (0..index).rev().find(|before| stages[*before].device == stages[index].device);
+                if let Some(before) = before.filter(|before| before + 1 != index) {
+                    faults.push_at(
+                        StageId::from(index),
+                        Diagnostic::error(format!(
+                            "stages `s{before}` and `s{index}` are both on `{}` with other stages between them, but system `{}` \
+                             visits each device once",
+                            name(index),
+                            placement.system
+                        ))
+                        .hint("use system `interleaved-1f1b`"),
+                    );
+                }
+                continue;
+            }
+        };
+        if devices[expected] != stages[index].device {
+            let device = &context.hardware.devices()[devices[expected]].name;
+            faults.push_at(
+                StageId::from(index),
+                Diagnostic::error(format!(
+                    "stage `s{index}` is on `{}`, but system `{}` {rule}",
+                    name(index),
+                    placement.system
+                ))
+                .hint(format!("put it on `{device}`")),
+            );
+        }
+    }
+    if placement.system.dealing() == Dealing::Vee && stages.len() != 2 * devices.len() {
+        faults.push(Diagnostic::error(format!(
+            "system `{}` has two stages per device, but there are {} on {}",
+            placement.system,
+            stages.len(),
+            devices.len()
+        )));
+    } else if placement.system.dealing() == Dealing::RoundRobin && !stages.len().is_multiple_of(devices.len()) {
+        faults.push(Diagnostic::error(format!(
+            "system `{}` has the same number of stages on every device, but there are {} on {}",
+            placement.system,
+            stages.len(),
+            devices.len()
+        )));
+    }
+}
+
+/// Checks that all optimizer steps run on the host (ZeRO-Offload).
+fn check_steps(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let stays = |(_, stage): &(StageId, &Stage)| {
+        let trained = context.trains(stage.layers);
+        trained && stage.optimizer.is_none_or(|socket| socket == stage.device)
+    };
+    for (id, _) in placement.stages.enumerate().filter(stays) {
+        let what = format!(
+            "the optimizer step of stage `{id}` runs on its device, but system `{}` runs them on the host",
+            placement.system
+        );
+        faults.push_at(id, Diagnostic::error(what).hint("give it a socket in `optimizer-on`, or use system `1f1b`"));
+    }
+}
+
+/// Checks that a route joins neighbouring stages, stages and their host memories, and tied stages,
+/// both ways.
+fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let memory = |stage: &Stage| context.hardware.devices()[stage.device].memory;
+    for pair in placement.stages.as_slice().windows(2).chain(placement.backward.as_slice().windows(2)) {
+        let (from, to) = (memory(&pair[0]), memory(&pair[1]));
+        if context.hardware.route(from, to).is_none() || context.hardware.route(to, from).is_none() {
+            let name = |stage: &Stage| context.hardware.devices()[stage.device].name.clone();
+            faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(&pair[0]), name(&pair[1]))));
+        }
+    }
+    check_ties(context, placement, faults);
+    for stage in placement.all_stages() {
+        let homes = [stage.offload, stage.optimizer.map(|socket| context.hardware.devices()[socket].memory)];
+        let streamed = match stage.weights {
+            Weights::Streamed(memory) => Some(memory),
+            Weights::Resident => None,
+        };
+        for home in homes.into_iter().flatten().chain(streamed) {
+            let here = memory(stage);
+            if here != home
+                && (context.hardware.route(here, home).is_none() || context.hardware.route(home, here).is_none())
+            {
+                let name = |memory: MemoryId| &context.hardware.memories()[memory].name;
+                faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(here), name(home))));
+            }
+        }
+    }
+}
+
+/// Checks that a route joins stages with tied layers, both ways.
+fn check_ties(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let device = |stage: &Stage| &context.hardware.devices()[stage.device];
+    let trains = context.workload().mode == Mode::Train;
+    let moves = |stage: &&Stage| match placement.system.family() {
+        Family::Pipeline => trains,
+        Family::Streamed => trains && matches!(stage.weights, Weights::Resident),
+        _ => false,
+    };
+    for stage in placement.stages.iter().filter(moves) {
+        let Some(tie) = context.model.borrows(stage.layers) else { continue };
+        let owner = placement.stages.iter().find(|owner| owner.layers.contains(tie.owner));
+        let Some((to, from)) = owner.map(|owner| (device(owner), device(stage))) else { continue };
+        let ways = [(from.memory, to.memory), (to.memory, from.memory)];
+        if from.memory != to.memory && ways.iter().any(|(from, to)| context.hardware.route(*from, *to).is_none()) {
+            let name = |layer| &context.model.layers()[layer].name;
+            let layers = format!("layers `{}` and `{}` use the same parameters", name(tie.owner), name(tie.user));
+            faults.push(Diagnostic::error(format!("{layers}, but no link joins `{}` and `{}`", from.name, to.name)));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The rules of sharded systems.
+
+use super::found::Found;
+use crate::{Context, Placement, Stage, System, Weights};
+use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId};
+
+/// Checks that the GPUs exist, that routes join neighbours in the ring, that all get the same
+/// number of microbatches, and that host memories are named as expected.
+pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let participants = placement.participants(context.hardware);
+    let gpus = context.hardware.devices().iter().filter(|device| device.is_gpu()).count();
+    let (count, microbatches) = (participants.len() as u64, context.workload().microbatches);
+    if count == 0 || placement.knobs.shards.is_some_and(|shards| shards != count) {
+        let asked = placement.knobs.shards.unwrap_or(1);
+        faults.push(
+            Diagnostic::error(format!(
+                "the plan has {asked} shards, but `{}` has {gpus} GPUs",
+                context.hardware.name()
+            ))
+            .hint(format!("use between 1 and {gpus}")),
+        );
+        return;
+    }
+    if !microbatches.is_multiple_of(count) {
+        let near = microbatches.next_multiple_of(count);
+        faults.push(
+            Diagnostic::error(format!("{microbatches} microbatches cannot be divided evenly among {count} GPUs"))
+                .hint(format!("use {near} microbatches")),
+        );
+    }
+    for (id, stage) in placement.stages.enumerate().filter(|(_, stage)| stage.device != participants[0]) {
+        let name = |device| &context.hardware.devices()[device].name;
+        faults.push_at(
+            id,
+            Diagnostic::error(format!(
+                "stage `{id}` is on `{}`, but system `{}` names the first of its GPUs",
+                name(stage.device),
+                placement.system
+            ))
+            .hint(format!("put it on `{}`", name(participants[0]))),
+        );
+    }
+    let memory = |device: &DeviceId| context.hardware.devices()[*device].memory;
+    for (from, to) in participants.iter().zip(participants.iter().cycle().skip(1)) {
+        if from != to && context.hardware.route(memory(from), memory(to)).is_none() {
+            let name = |device: &DeviceId| &context.hardware.devices()[*device].name;
+            faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))));
+        }
+    }
+    let streams = |(_, stage): &(StageId, &Stage)| matches!(stage.weights, Weights::Streamed(_));
+    for (id, _) in placement.stages.enumerate().filter(streams).filter(|_| placement.system == System::Fsdp) {
+        faults.push_at(
+            id,
+            Diagnostic::error(format!("stage `{id}` is streamed, but under system `fsdp` all parameters stay on GPUs"))
+                .hint("use system `zero-infinity`"),
+        );
+    }
+    // On a single GPU a resident stage would be held twice, as a shard and gathered.
+    let alone = count == 1 && placement.system == System::ZeroInfinity;
+    for (id, _) in placement.stages.enumerate().filter(|stage| alone && !streams(stage)) {
+        let what =
+            format!("stage `{id}` stays on its GPU, but under system `zero-infinity` a single GPU streams everything");
+        faults.push_at(id, Diagnostic::error(what).hint("use system `superpipeline`, or more GPUs"));
+    }
+    check_hosts(context, placement, &participants, faults);
+}
+
+/// Checks that every GPU reaches a host memory, if one is used, and that stages name the memory and
+/// socket near the first GPU.
+fn check_hosts(context: &Context<'_>, placement: &Placement, participants: &[DeviceId], faults: &mut Found<'_>) {
+    let hosted =
+        placement.stages.iter().any(|stage| stage.optimizer.is_some() || matches!(stage.weights, Weights::Streamed(_)));
+    let hidden = participants.iter().find(|device| hosted && context.hardware.host_memory(**device).is_none());
+    if let Some(device) = hidden {
+        let name = &context.hardware.devices()[*device].name;
+        faults.push(Diagnostic::error(format!("`{name}` reaches no host memory")));
+    }
+    let Some(home) = context.hardware.host_memory(participants[0]) else { return };
+    let socket = context.hardware.memories()[home].device;
+    let memory = |memory: MemoryId| &context.hardware.memories()[memory].name;
+    let device = |device: DeviceId| &context.hardware.devices()[device].name;
+    for (id, stage) in placement.stages.enumerate() {
+        let mut refuse = |what: String, hint: String| {
+            faults.push_at(id, Diagnostic::error(format!("stage `{id}` is {what}")).hint(hint));
+        };
+        let shared =
+            format!("but each GPU uses the host memory near it, and plans name that of the first, `{}`", memory(home));
+        if let Weights::Streamed(other) = stage.weights
+            && other != home
+        {
+            refuse(format!("streamed from `{}`, {shared}", memory(other)), format!("use `{}`", memory(home)));
+        }
+        if let (Some(other), Some(socket)) = (stage.optimizer.filter(|other| Some(*other) != socket), socket) {
+            refuse(format!("updated on `{}`, {shared}", device(other)), format!("use `{}`", device(socket)));
+        }
+        if stage.offload.is_some() {
+            let what = format!("to offload its activations, but system `{}` does not", placement.system);
+            refuse(what, "leave `offload-to` out, or recompute the layers".into());
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The bytes that a placement needs in every memory.
+//!
+//! ```text
+//! footprint ──┬─► pipeline   parameters stay, microbatches are in flight      ──┐
+//!             ├─► streamed   parameters come and go, all microbatches per chunk ├─► stage
+//!             └─► sharded    shards, and gathered stages during their use     ──┘
+//! ```
+
+mod pipeline;
+mod sharded;
+mod stage;
+mod streamed;
+
+pub use pipeline::{GRADIENT_SLOTS, OFFLOAD_SLOTS, gradients_leave};
+pub use sharded::{ShardedFootprint, held_while_computing, shard, sharded_footprint};
+pub(crate) use stage::add;
+pub use stage::{Boundary, Footprint, StageFootprint, needed, offloaded_bytes, stage_footprint};
+pub use streamed::{speculates, streamed_device_bytes, transient_boundaries, undo_log};
+
+use crate::{Context, Family, Held, InFlight, Placement};
+use spipe_base::StageId;
+
+/// The bytes that `placement` needs in each memory, with the microbatches in flight of
+/// [`InFlight::of`].
+pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
+    let microbatches = context.workload().microbatches;
+    footprint_with(context, placement, &|stage| {
+        InFlight::of(placement, stage, microbatches, |device| context.is_cpu(device)).into()
+    })
+}
+
+/// The bytes that `placement` needs in each memory when its order holds `held(stage)` of each
+/// stage.
+///
+/// Stages that share a memory add up, and so do the transient parts of different devices, because
+/// their lanes run at the same time. Among the stages of one device only the largest transient part
+/// counts. Only pipelines ask for `held`.
+pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn Fn(StageId) -> Held) -> Footprint {
+    match placement.system.family() {
+        Family::Pipeline => pipeline::footprint(context, placement, held),
+        Family::Streamed => streamed::footprint(context, placement),
+        Family::Sharded => sharded::footprint(context, placement),
+    }
+}

@@ -1,0 +1,171 @@
+//! The footprint of sharded systems: shards, saved activations, and gathered stages during their
+//! use.
+
+use super::stage::{Boundary, Footprint, StageFootprint, add, recomputed_bytes, stage_footprint};
+use crate::{
+    Context, InFlight, Placement, Stage, Weights,
+    window::{Gathered, Pass, gathered},
+};
+use spipe_base::{Bytes, DeviceId, StageId};
+use spipe_cost::{LayerMemory, Mode};
+
+/// The bytes that one device of a sharded placement needs for one stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardedFootprint {
+    /// The device's shards in its own memory.
+    pub on_device: Bytes,
+    /// The device's shards in the host memory near it.
+    pub on_host: Bytes,
+    /// The input and the saved activations of one microbatch; zero without a backward.
+    pub kept: Bytes,
+    /// Whether the stage has a backward.
+    pub returns: bool,
+    /// The gathered parameters, including tied parameters of another stage.
+    pub gathered: Bytes,
+    /// The device's parameter shard while it arrives from the host for a gather.
+    pub arriving: Bytes,
+    /// The unreduced gradients.
+    pub gradients: Bytes,
+    /// The device's shard of the reduced gradients while it leaves for the host.
+    pub leaving: Bytes,
+    /// The recomputed activations.
+    pub again: Bytes,
+    /// The workspace of its layers.
+    pub workspace: Bytes,
+    /// The input of one microbatch if another stage makes it; zero for the first stage.
+    pub input: Bytes,
+    /// The output of one microbatch.
+    pub output: Bytes,
+    /// Whether the backward passes a gradient to the stage before.
+    pub passes_gradient: bool,
+}
+
+/// The bytes that `device`, one of `shards` devices, needs for `stage`.
+pub fn sharded_footprint(
+    context: &Context<'_>,
+    (device, shards): (DeviceId, usize),
+    stage: &Stage,
+) -> ShardedFootprint {
+    let here = Stage { device, optimizer: None, offload: None, ..*stage };
+    let need = stage_footprint(context, &here, InFlight(1), [Boundary::End; 2]);
+    let memory = |layer| context.cost.memory(layer, device);
+    let sum = |part: fn(&LayerMemory) -> Bytes| stage.layers.iter().map(|layer| part(memory(layer))).sum::<Bytes>();
+    let (parameters, gradients) = (sum(|memory| memory.parameters), sum(|memory| memory.gradients));
+    // Tied parameters of another stage are gathered with the stage's own; the shard of their
+    // gradients stays.
+    let user = context.model.borrows(stage.layers).map(|tie| memory(tie.user));
+    let tied_parameters = user.map_or(Bytes::ZERO, |user| user.tied_parameters);
+    let tied_gradients = user.map_or(Bytes::ZERO, |user| user.tied_gradients);
+    let part = |bytes| shard(bytes, shards);
+    // Each device generates its share of the sequences.
+    let (mut on_device, mut on_host) = (part(sum(|memory| memory.cache)), Bytes::ZERO);
+    let streamed = matches!(stage.weights, Weights::Streamed(_));
+    *(if streamed { &mut on_host } else { &mut on_device }) +=
+        part(parameters) + part(gradients) + part(tied_gradients);
+    *(if streamed || stage.optimizer.is_some() { &mut on_host } else { &mut on_device }) +=
+        part(sum(|memory| memory.optimizer));
+    if stage.optimizer.is_some() && !streamed {
+        on_host += part(parameters) + part(gradients);
+    }
+    // A shard under way between host and device is held beside the gathered tensor, unless it is
+    // the whole tensor.
+    let moving = |bytes, tied| if streamed && shards > 1 { part(bytes) + part(tied) } else { Bytes::ZERO };
+    let again = recomputed_bytes(context, &here);
+    let returns = context.workload().mode == Mode::Train && context.backward_of(stage.layers).is_some();
+    let before = stage.layers.first().index().checked_sub(1);
+    ShardedFootprint {
+        on_device,
+        on_host,
+        kept: if returns { need.per_microbatch } else { Bytes::ZERO },
+        returns,
+        gathered: parameters + tied_parameters,
+        arriving: moving(parameters, tied_parameters),
+        gradients: gradients + tied_gradients,
+        leaving: moving(gradients, tied_gradients),
+        again,
+        workspace: need.transient - again,
+        input: before.map_or(Bytes::ZERO, |before| memory(before.into()).boundary),
+        output: memory(stage.layers.last()).boundary,
+        passes_gradient: context.passes_gradient(stage.layers),
+    }
+}
+
+/// The most bytes beside shards and saved activations that a device holds while it computes each
+/// stage of `uses`, over forward, recompute and backward.
+///
+/// At most `resident` stages are gathered at a time. The gradients of a stage are reduced while the
+/// stage before it computes, and those of a round before the next round reaches its last stage.
+pub fn held_while_computing(uses: &[ShardedFootprint], resident: usize) -> Vec<Bytes> {
+    let (count, first) = (uses.len(), uses.iter().position(|stage| stage.returns));
+    let leaves = |stage: usize| uses.get(stage).map_or(Bytes::ZERO, |stage| stage.gradients + stage.leaving);
+    // A round begins while the last gradients of the round before are reduced.
+    let of_before = first.map_or(Bytes::ZERO, |first| leaves(first) + leaves(first + 1));
+    let mut most = vec![Bytes::ZERO; count];
+    for Gathered { pass: Pass { stage: at, backward }, stages } in gathered(count, first, resident) {
+        let whole = |(stage, comes): &(usize, bool)| {
+            uses[*stage].gathered + if *comes { uses[*stage].arriving } else { Bytes::ZERO }
+        };
+        let (here, whole) = (&uses[at], stages.iter().map(whole).sum::<Bytes>());
+        let output = if at + 1 < count { here.output } else { Bytes::ZERO };
+        let computes = whole + here.workspace + output;
+        let held = if backward {
+            let passed = if here.passes_gradient { here.input } else { Bytes::ZERO };
+            // While a stage is recomputed, the gradients of the two stages after it are reduced.
+            let gradients = (leaves(at + 1) + leaves(at + 2)).max(passed + here.gradients + leaves(at + 1));
+            computes + here.again + gradients
+        } else {
+            let input = if here.returns { Bytes::ZERO } else { here.input };
+            let before = if at + 1 < count { of_before } else { Bytes::ZERO };
+            // An iteration begins with the gather of its first stage.
+            let begins = if at == 0 { whole + here.arriving + of_before } else { Bytes::ZERO };
+            begins.max(computes + input + before)
+        };
+        most[at] = most[at].max(held);
+    }
+    most
+}
+
+/// The size of one of `shards` equal parts of `bytes`, rounded up.
+pub const fn shard(bytes: Bytes, shards: usize) -> Bytes {
+    Bytes::new(bytes.get().div_ceil(shards as u64))
+}
+
+/// The bytes in each memory: shards, saved activations of all stages, and the most that a device
+/// holds beside them while a stage computes.
+pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
+    let mut memories = Footprint::new();
+    let participants = placement.participants(context.hardware);
+    for device in &participants {
+        let memory = context.hardware.devices()[*device].memory;
+        let at = (*device, participants.len());
+        let uses: Vec<ShardedFootprint> =
+            placement.stages.iter().map(|stage| sharded_footprint(context, at, stage)).collect();
+        for (id, need) in placement.stages.ids().zip(&uses) {
+            let state = StageFootprint {
+                state: need.on_device,
+                per_microbatch: need.kept,
+                in_flight: 1,
+                ..StageFootprint::default()
+            };
+            add(&mut memories, memory, (id, state));
+            if let Some(host) = context.hardware.host_memory(*device).filter(|_| need.on_host > Bytes::ZERO) {
+                let state = StageFootprint { state: need.on_host, ..StageFootprint::default() };
+                add(&mut memories, host, (id, state));
+            }
+        }
+        let transient = transient(&uses, placement.resident_stages());
+        add(&mut memories, memory, (StageId::new(0), StageFootprint { transient, ..StageFootprint::default() }));
+    }
+    memories
+}
+
+/// The most that a device holds while it computes, beyond the saved activations of all stages.
+/// Stages up to the one that computes have saved theirs.
+fn transient(uses: &[ShardedFootprint], resident: usize) -> Bytes {
+    let (mut kept, mut most) = (Bytes::ZERO, Bytes::ZERO);
+    for (stage, held) in uses.iter().zip(held_while_computing(uses, resident)) {
+        kept += stage.kept;
+        most = most.max(kept + held);
+    }
+    most.saturating_sub(kept)
+}

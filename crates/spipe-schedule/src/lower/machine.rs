@@ -1,0 +1,46 @@
+//! The machine of a placement as the frame of its program.
+
+use crate::{Channel, ProgramBuilder, Shape};
+use spipe_base::{IdVec, LinkId};
+use spipe_cost::Mode;
+use spipe_plan::{Context, Family, Placement};
+
+/// A builder with the machine's memories, devices and channels, under the machine's own ids.
+pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
+    let (model, hardware, workload) = (context.model, context.hardware, context.workload());
+    let participants = match placement.system.family() {
+        Family::Sharded => placement.participants(hardware),
+        _ => placement.devices(),
+    };
+    let used = |device| participants.contains(&device);
+    let notes = hardware
+        .devices()
+        .enumerate()
+        .filter(|(id, device)| device.emulated && used(*id))
+        .map(|(_, device)| {
+            format!("`{}` is an emulated accelerator: CPU cores with a memory cap and a paced link", device.name)
+        })
+        .collect();
+    let mut builder = ProgramBuilder::new(Shape {
+        name: format!("{} of {} on {}", placement.system, model.name(), hardware.name()),
+        layers: model.layers().len(),
+        microbatches: workload.microbatches,
+        training: workload.mode == Mode::Train,
+        without_backward: context.cost.without_backward(),
+        feeds_back: context.feeds_back(),
+        tokens: Some(workload.tokens()),
+        notes,
+    });
+    for memory in hardware.memories() {
+        builder.memory(&memory.name, Some(memory.usable()));
+    }
+    for device in hardware.devices() {
+        builder.device(&device.name, device.memory, device.emulated);
+    }
+    let channels: IdVec<LinkId, Channel> =
+        hardware.links().iter().map(|link| Channel { name: link.name.clone(), bandwidth: link.bandwidth }).collect();
+    for channel in &channels {
+        builder.channel(&channel.name, channel.bandwidth);
+    }
+    builder
+}

@@ -1,0 +1,98 @@
+//! The order of a placement.
+
+use super::{
+    Order, Pass, StageTimes, Token, automatic, gis, in_flight, interleaved, system_order,
+    turns::{expand, turn_times, turns},
+    uniform, v_of_stages, zb_h1, zb_h2,
+};
+use spipe_base::{Bytes, Faults, StageId};
+use spipe_plan::{Context, Placement, StageFootprint, System, footprint_with};
+
+/// The order in which `placement` computes. Stages without a backward run only their forwards, as
+/// all stages do in inference.
+///
+/// # Errors
+/// The faults of the system's options, such as a group size out of range.
+pub fn order_of(context: &Context<'_>, placement: &Placement) -> Result<Order, Faults> {
+    choose(context, placement, |order| fits(context, placement, order))
+}
+
+/// The order of the placement's system: of its two candidates the preferred one, if `fits` accepts
+/// it.
+fn choose(context: &Context<'_>, placement: &Placement, fits: impl Fn(&Order) -> bool) -> Result<Order, Faults> {
+    let trained = |order: Order| trained(context, placement, &order);
+    let Candidates { preferred, fallback } = candidates(context, placement)?;
+    Ok(preferred.map(trained).filter(fits).unwrap_or_else(|| trained(fallback)))
+}
+
+/// Whether everything that `order` holds at once fits in every memory.
+fn fits(context: &Context<'_>, placement: &Placement, order: &Order) -> bool {
+    let held = in_flight(context, placement, order);
+    let needs = footprint_with(context, placement, &|stage| held[stage]);
+    needs.into_iter().all(|(id, stages)| {
+        let memory = &context.hardware.memories()[id];
+        stages.values().map(StageFootprint::total).sum::<Bytes>() <= memory.usable()
+    })
+}
+
+/// `order` without the backwards of stages that have none.
+fn trained(context: &Context<'_>, placement: &Placement, order: &Order) -> Order {
+    let computes = |token: &Token| {
+        token.pass == Pass::Forward || context.backward_of(placement.stages[token.stage].layers).is_some()
+    };
+    let devices = order.devices().iter();
+    Order::new(devices.map(|tokens| tokens.iter().copied().filter(&computes).collect()).collect())
+}
+
+/// The orders of a system, as if every layer had a backward.
+struct Candidates {
+    /// A faster order, if there is one. Only V-shaped systems have it, for stages that differ in
+    /// time. Because stages differ in bytes as well, it may need more memory than the fallback.
+    preferred: Option<Order>,
+    fallback: Order,
+}
+
+fn candidates(context: &Context<'_>, placement: &Placement) -> Result<Candidates, Faults> {
+    let microbatches = context.workload().microbatches as usize;
+    let (devices, chunks) = (placement.devices().len(), placement.chunks());
+    let group = |default: usize| placement.knobs.group.map_or(default, |group| group as usize);
+    let fallback = match placement.system {
+        System::Interleaved => interleaved(devices, chunks, microbatches),
+        System::Gis => gis(devices, chunks, microbatches, group(devices)),
+        System::GisH => gis(devices, chunks, microbatches, group(devices.div_ceil(2))),
+        System::PoH | System::PoF => uniform(devices, chunks, microbatches),
+        System::ZbV | System::VHalf | System::VMin => {
+            let each: Vec<Vec<StageId>> = placement.stages.ids().map(|id| vec![id]).collect();
+            let times = turn_times(context, placement, &each);
+            let (fallback, preferred) = v_of_stages(placement.system, &times, microbatches)?;
+            return Ok(Candidates { preferred, fallback });
+        }
+        _ => one_turn_per_device(context, placement, microbatches),
+    };
+    Ok(Candidates { preferred: None, fallback: fallback? })
+}
+
+/// The order of a system with one turn per device.
+fn one_turn_per_device(context: &Context<'_>, placement: &Placement, microbatches: usize) -> Result<Order, Faults> {
+    let turns = turns(placement);
+    let count = turns.len();
+    let of_turns = match placement.system {
+        System::ZbH1 => zb_h1(count, microbatches)?,
+        System::ZbH2 => zb_h2(count, microbatches)?,
+        System::Zb1p => automatic(&turn_times(context, placement, &turns), microbatches, limit(placement, count))?,
+        System::Zb2p => automatic(&turn_times(context, placement, &turns), microbatches, limit(placement, 2 * count))?,
+        system => {
+            // The head start is that of the last turn on a CPU and of all turns before it.
+            let last_cpu = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
+            let early = last_cpu.map_or(0, |(id, _)| turns.iter().filter(|turn| turn[0] <= id).count());
+            let head_starts = vec![placement.knobs.head_start as usize; early];
+            system_order(system, count, microbatches, &head_starts)
+        }
+    };
+    Ok(expand(&of_turns, &turns))
+}
+
+/// The memory limit of a device in units of one activation.
+fn limit(placement: &Placement, default: usize) -> Bytes {
+    StageTimes::UNIT * placement.knobs.memory_limit.unwrap_or(default as u64)
+}
