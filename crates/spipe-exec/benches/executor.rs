@@ -1,4 +1,4 @@
-//! The optimizer's kernel, and what the interpreter adds to actions that hardly take any time.
+//! The optimizer's kernel, and the interpreter's overhead on very short actions.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use spipe_exec::{AdamW, Backend, Moments, run};
@@ -24,7 +24,7 @@ fn adamw(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One step of a model so small that the time is mostly that of starting and ending its actions.
+/// One step of a model so small that starting and ending actions dominates.
 fn tiny_actions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("tiny-actions");
     group.sample_size(10).measurement_time(Duration::from_secs(3));

@@ -1,6 +1,6 @@
-//! One measurement for each line that it is told, so that another program can take turns with it:
-//! `paired MODEL.toml TEXT THREADS`, then on standard input `triad COUNT`, `adamw f32|bf16 COUNT` or `train`.
-//! Answers each with seconds, several for several steps.
+//! One measurement per input line, so that another program can alternate with it: `paired
+//! MODEL.toml TEXT THREADS`, then on standard input `triad COUNT`, `adamw f32|bf16 COUNT` or
+//! `train`. Each is answered with seconds, several for several steps.
 
 use rayon::prelude::*;
 use spipe_cost::{Mode, Optimizer, Workload};
@@ -17,7 +17,7 @@ use std::{
 
 /// Steps of one answer to `train`; the first is a warm-up and is left out.
 const STEPS: u32 = 4;
-/// Repetitions before a measured one, until threads are awake and caches hold what fits.
+/// Time of repetitions before a measured one, until threads are awake and caches are filled.
 const WARM: Duration = Duration::from_millis(50);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -50,7 +50,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// How long one takes after others for as long as the other program repeats its own first.
+/// The duration of one step after repetitions of a warm-up, whose length is that of the other
+/// program's.
 fn warm(mut step: impl FnMut() -> Duration) -> Duration {
     let start = Instant::now();
     while start.elapsed() < WARM {
@@ -59,7 +60,7 @@ fn warm(mut step: impl FnMut() -> Duration) -> Duration {
     step()
 }
 
-/// What a step of an optimizer works on.
+/// The arrays of an optimizer step.
 struct Arrays {
     parameters: Vec<f32>,
     gradients: Vec<f32>,
@@ -147,7 +148,7 @@ impl Training {
     }
 }
 
-/// A socket that can hold anything; its rates are not looked at.
+/// A socket of unlimited capacity; its rates are not used.
 fn machine() -> Result<HardwareFile, Box<dyn Error>> {
     let dram = DramFile::new("dram0", "1 TiB".parse()?, "10 GB/s".parse()?);
     let mut socket = SocketFile::new("cpu0", 1, "0.1 Gparam/s".parse()?, dram);

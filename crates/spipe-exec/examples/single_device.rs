@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A socket that can hold anything; its rates are not looked at.
+/// A socket of unlimited capacity; its rates are not used.
 fn machine() -> Result<HardwareFile, Box<dyn Error>> {
     let dram = DramFile::new("dram0", "1 TiB".parse()?, "10 GB/s".parse()?);
     let mut socket = SocketFile::new("cpu0", 1, "0.1 Gparam/s".parse()?, dram);

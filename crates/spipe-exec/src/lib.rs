@@ -6,14 +6,15 @@
 //! Binding ─► DeviceContext (device, cores) ───┘  └─ …       Monitor: who may start, memory, losses ────┘
 //! ```
 //!
-//! [`run`] interprets a [`Program`](spipe_schedule::Program) with one thread per lane. It knows no system by name: the kind of
-//! an action and the contents of its buffers say what the action computes. [`reference()`] trains the same model without a
-//! pipeline; with the same backend and the same number of threads per device, losses and gradients are equal bit for bit.
+//! [`run`] interprets a [`Program`](spipe_schedule::Program) with one thread per lane. It knows no
+//! system by name: the kind of an action and the contents of its buffers say what the action
+//! computes. [`reference()`] trains the same model without a pipeline; with the same backend and
+//! the same number of threads per device, losses and gradients are equal bit for bit.
 //! [`calibrate()`] measures this machine for the planner.
 //!
-//! Decoder-only transformers, image encoders and denoising networks can be trained and used for inference. Accelerators
-//! store and send f32, bf16 or f16; CPU cores that emulate an accelerator compute in f32 all the same. [`Executor::Cuda`] and
-//! [`Executor::Wgpu`] are untested on a GPU.
+//! Decoder-only transformers, image encoders and denoising networks can be trained and used for
+//! inference. Accelerators store and send f32, bf16 or f16; CPU cores that emulate an accelerator
+//! compute in f32 all the same. [`Executor::Cuda`] and [`Executor::Wgpu`] are untested on a GPU.
 //!
 //! Modules import only from modules further down:
 //!

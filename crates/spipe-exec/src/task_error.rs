@@ -14,7 +14,8 @@ pub enum TaskError {
         /// The iteration.
         iteration: u32,
     },
-    /// The program asks for something that its own buffers or layers, or the files it starts from, do not have.
+    /// The program asks for something that its own buffers or layers, or the files it starts from,
+    /// do not have.
     #[error("{0}")]
     Inconsistent(Cow<'static, str>),
     /// The library of a device reports a failure.

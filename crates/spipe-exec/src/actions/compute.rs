@@ -51,7 +51,7 @@ impl Interpreter<'_> {
         let how = (self.context(stage).has_kernels(), DType::from(self.compute_dtype(stage)).size() as u64);
         let same = begins && self.compute_dtype(stage) == self.storage_dtype(stage);
         let input = work.input.filter(|_| same).map_or(Bytes::ZERO, |input| self.program.buffers()[input].bytes);
-        self.units[layers].iter().map(|unit| unit.kept(self.batch, how)).sum::<Bytes>().saturating_sub(input)
+        self.units[layers].iter().map(|unit| unit.kept(self.inputs.batch, how)).sum::<Bytes>().saturating_sub(input)
     }
 
     pub(super) fn forward(
@@ -312,7 +312,7 @@ struct Before {
     shared: Option<StoredTensors>,
 }
 
-/// What they come to then, and the gradient of the input.
+/// Sums of gradients after a microbatch, and the gradient of the input.
 struct Summed {
     parameters: StoredTensors,
     shared: Option<Stored>,

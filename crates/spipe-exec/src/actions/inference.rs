@@ -34,17 +34,17 @@ impl End {
 
 impl Interpreter<'_> {
     pub(super) fn pass_context(&self, iteration: u32, microbatch: usize, device: &Device) -> PassContext {
-        if let Some(inference) = &self.inference {
+        if let Some(inference) = &self.inputs.inference {
             return inference.pass_context(iteration, microbatch, device);
         }
-        let draw = Draw { seed: self.seed, step: self.initial_state.step() + iteration, microbatch };
-        PassContext::new(&self.data.microbatch(draw, self.batch.0), &self.reading, device)
+        let draw = Draw { seed: self.inputs.seed, step: self.initial_state.step() + iteration, microbatch };
+        PassContext::new(&self.inputs.data.microbatch(draw, self.inputs.batch.0), &self.inputs.reading, device)
     }
 
     /// Keys and values of earlier tokens. For a stage without attention the cache is empty and only
     /// counts them.
     pub(super) fn cache(&self, iteration: u32, work: Work) -> Result<Option<KvCache>, TaskError> {
-        let Some(inference) = &self.inference else { return Ok(None) };
+        let Some(inference) = &self.inputs.inference else { return Ok(None) };
         let past = inference.past(iteration);
         let Some(cache) = work.cache else { return Ok((past > 0).then(|| KvCache::new(past, Vec::new()))) };
         let before = self.store.take_cache(self.at(cache, iteration), work.microbatch)?;
@@ -68,7 +68,7 @@ impl Interpreter<'_> {
             let bytes = self.store.put_cache(instance, work.microbatch, kept)?;
             outcome.held.push((instance, bytes));
         }
-        if let Some((inference, answer)) = self.inference.as_ref().zip(answer) {
+        if let Some((inference, answer)) = self.inputs.inference.as_ref().zip(answer) {
             inference.found(iteration, work.microbatch, answer);
         }
         Ok(())

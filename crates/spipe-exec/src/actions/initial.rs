@@ -36,7 +36,9 @@ impl Interpreter<'_> {
                 Content::Shared(user) => self.shared_at_first(id, user)?,
                 Content::Cache(_) => {
                     let here = (buffer.content, buffer.memory);
-                    Value::Cache(self.inference.as_ref().map(|inference| inference.cache(here)).unwrap_or_default())
+                    Value::Cache(
+                        self.inputs.inference.as_ref().map(|inference| inference.cache(here)).unwrap_or_default(),
+                    )
                 }
                 _ => continue,
             };

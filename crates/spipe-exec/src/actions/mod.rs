@@ -54,32 +54,48 @@ pub(crate) struct Interpreter<'a> {
     pub units: Vec<Unit>,
     /// By device of the program, for those that compute or run an optimizer step.
     pub contexts: BTreeMap<DeviceId, DeviceContext>,
+    pub inputs: Inputs<'a>,
+    pub training: Training,
+    pub numerics: Numerics,
+    pub initial_state: InitialState,
+    pub store: Store,
+    pub pacer: Pacer,
+    /// The gradients of the first step by layer and part, if the options ask for them.
+    pub first_gradients: Option<Mutex<FirstGradients>>,
+}
+
+/// The data of forward passes.
+pub(crate) struct Inputs<'a> {
     pub data: &'a Data,
     pub reading: Reading,
     /// Sequences of a microbatch, and tokens of each.
     pub batch: (usize, usize),
     pub seed: u64,
-    pub initial_state: InitialState,
     /// Inputs and results of forward passes, in inference only.
     pub inference: Option<Inference<'a>>,
+}
+
+/// Settings of optimizer steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Training {
     pub optimizer: AdamW,
     pub schedule: Schedule,
     /// Number of steps, including those before the checkpoint that the run resumes from.
     pub steps: u32,
-    pub store: Store,
-    pub pacer: Pacer,
+    /// The threshold of gradient clipping.
+    pub clip_norm: Option<ClipNorm>,
+}
+
+/// Types of numbers, loss scaling, and checks for numbers that are not finite.
+pub(crate) struct Numerics {
     /// The 16-bit type of the run, and the devices that store it.
     pub half: DType,
     pub half_devices: BTreeSet<DeviceId>,
     pub scales: Mutex<LossScales>,
-    /// Whether a gradient of a layer becomes NaN in an iteration; never outside tests.
-    pub inject_nan: fn(u32, LayerId) -> bool,
-    /// The threshold of gradient clipping.
-    pub clip_norm: Option<ClipNorm>,
     /// The result of the gradient check of the last iterations.
     pub verdicts: Mutex<BTreeMap<u32, Verdict>>,
-    /// The gradients of the first step by layer and part, if the options ask for them.
-    pub first_gradients: Option<Mutex<FirstGradients>>,
+    /// Whether a gradient of a layer becomes NaN in an iteration; never outside tests.
+    pub inject_nan: fn(u32, LayerId) -> bool,
 }
 
 /// The gradients of all tensors by layer and part.
@@ -124,7 +140,9 @@ impl Interpreter<'_> {
 
     /// The optimizer with the learning rate of an iteration.
     fn optimizer_in(&self, iteration: u32) -> AdamW {
-        self.optimizer.in_step(self.schedule, (self.initial_state.step() + iteration, self.steps))
+        self.training
+            .optimizer
+            .in_step(self.training.schedule, (self.initial_state.step() + iteration, self.training.steps))
     }
 
     fn at(&self, buffer: BufferId, iteration: u32) -> Instance {

@@ -45,7 +45,7 @@ impl Interpreter<'_> {
     /// The verdict on the gradients of an iteration's steps; none if nobody checks them, or not
     /// yet.
     pub(super) fn verdict(&self, iteration: u32) -> Option<Verdict> {
-        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner).get(&iteration).copied()
+        self.numerics.verdicts.lock().unwrap_or_else(PoisonError::into_inner).get(&iteration).copied()
     }
 
     /// Stores the sum of the squares of some gradients.
@@ -97,14 +97,14 @@ impl Interpreter<'_> {
             squares += self.store.look(self.at(*state, iteration), |value| value.state().map(|kept| kept.squares()))?;
         }
         let norm = squares.sqrt() / f64::from(scaled);
-        let verdict = match self.clip_norm {
+        let verdict = match self.training.clip_norm {
             _ if !norm.is_finite() => Verdict::LeaveOut,
             Some(clip) => Verdict::Use(clip.factor(norm)),
             None => Verdict::Use(1.0),
         };
         let left_out = verdict == Verdict::LeaveOut;
         self.learn_scale(iteration, scaled, left_out)?;
-        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut verdicts = self.numerics.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
         verdicts.retain(|known, _| known + 3 > iteration);
         verdicts.insert(iteration, verdict);
         drop(verdicts);

@@ -175,7 +175,8 @@ impl Interpreter<'_> {
             None => {}
         }
         let with_injected_nan = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
-            let tensors = if (self.inject_nan)(iteration, layer) { Arc::new(spoil(&tensors)) } else { tensors };
+            let tensors =
+                if (self.numerics.inject_nan)(iteration, layer) { Arc::new(spoil(&tensors)) } else { tensors };
             (layer, tensors)
         };
         Ok(Some(self.host_layers(at)?.into_iter().map(with_injected_nan).collect()))
@@ -184,7 +185,7 @@ impl Interpreter<'_> {
     /// Gradients of `layers`, with NaN where tests inject it.
     pub(super) fn with_injected_nan(&self, iteration: u32, layers: LayerRange, sum: Tensors) -> Tensors {
         let spoil = |(layer, tensors): (LayerId, Vec<Matrix>)| {
-            let inject_nan = (self.inject_nan)(iteration, layer);
+            let inject_nan = (self.numerics.inject_nan)(iteration, layer);
             if inject_nan { tensors.into_iter().map(|tensor| tensor.mul_scalar(f32::NAN)).collect() } else { tensors }
         };
         layers.iter().zip(sum).map(spoil).collect()

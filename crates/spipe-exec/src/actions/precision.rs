@@ -77,19 +77,19 @@ impl LossScales {
 impl Interpreter<'_> {
     /// The loss scale of an iteration.
     pub(super) fn scale(&self, iteration: u32) -> f32 {
-        self.scales.lock().unwrap_or_else(PoisonError::into_inner).of(iteration)
+        self.numerics.scales.lock().unwrap_or_else(PoisonError::into_inner).of(iteration)
     }
 
     /// The loss scale that the gradients of an iteration's steps carry.
     pub(super) fn scale_of(&self, iteration: u32, gradients: BufferId) -> f32 {
         let late = self.program.buffers()[gradients].lifetime == Lifetime::Arrives;
-        let mut scales = self.scales.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scales = self.numerics.scales.lock().unwrap_or_else(PoisonError::into_inner);
         iteration.checked_sub(u32::from(late)).map_or(scales.before, |made_in| scales.of(made_in))
     }
 
     /// Whether losses are scaled.
     pub(super) fn scales_losses(&self) -> bool {
-        self.scales.lock().unwrap_or_else(PoisonError::into_inner).next.is_some()
+        self.numerics.scales.lock().unwrap_or_else(PoisonError::into_inner).next.is_some()
     }
 
     /// Adapts the loss scale to the check of an iteration, whose gradients carry the scale
@@ -101,7 +101,7 @@ impl Interpreter<'_> {
         if overflows && !(self.scales_losses() && scaled > LEAST_SCALE) {
             return Err(NotFinite::Norm.into());
         }
-        self.scales.lock().unwrap_or_else(PoisonError::into_inner).learn(iteration, scaled, overflows);
+        self.numerics.scales.lock().unwrap_or_else(PoisonError::into_inner).learn(iteration, scaled, overflows);
         Ok(())
     }
 
@@ -115,7 +115,7 @@ impl Interpreter<'_> {
         };
         let parts = held.part.map_or(1, |part| part.of as u64);
         let narrow = held.bytes.get() * parts < 3 * numbers as u64;
-        Ok(if narrow { self.half } else { DType::F32 })
+        Ok(if narrow { self.numerics.half } else { DType::F32 })
     }
 
     /// Whether an optimizer's state holds f32 parameters beside the moments, which take 8 bytes for
@@ -142,7 +142,8 @@ impl Interpreter<'_> {
     pub(super) fn compute_dtype(&self, stage: StageId) -> FloatDType {
         let device = self.program.stages()[stage].device;
         let (context, held) = (&self.contexts[&device], self.storage_dtype_on(device));
-        let narrow = context.discrete_memory && self.reading.may_be_narrow() && context.device.supports_dtype(held);
+        let narrow =
+            context.discrete_memory && self.inputs.reading.may_be_narrow() && context.device.supports_dtype(held);
         if narrow { held } else { FloatDType::F32 }
     }
 
@@ -154,7 +155,7 @@ impl Interpreter<'_> {
 
     /// The storage type of a device.
     pub(super) fn storage_dtype_on(&self, device: DeviceId) -> FloatDType {
-        if self.half_devices.contains(&device) { float(self.half) } else { FloatDType::F32 }
+        if self.numerics.half_devices.contains(&device) { float(self.numerics.half) } else { FloatDType::F32 }
     }
 }
 

@@ -116,7 +116,7 @@ impl TrainingState for Interpreter<'_> {
     }
 
     fn loss_scale(&self) -> Option<LossScale> {
-        self.scales.lock().unwrap_or_else(PoisonError::into_inner).left()
+        self.numerics.scales.lock().unwrap_or_else(PoisonError::into_inner).left()
     }
 
     fn trains(&self, layer: LayerId) -> Result<bool, TaskError> {

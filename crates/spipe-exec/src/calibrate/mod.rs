@@ -56,7 +56,7 @@ impl CalibrationRequest<'_> {
 pub struct Progress {
     /// The device.
     pub executor: String,
-    /// What was measured.
+    /// The quantity.
     pub what: String,
     /// Number of finished measurements of all devices.
     pub done: usize,
@@ -64,7 +64,7 @@ pub struct Progress {
     pub of: usize,
 }
 
-/// What was measured.
+/// The results of a calibration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
     /// By device, in the order of the request.

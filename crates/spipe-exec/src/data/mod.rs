@@ -59,7 +59,7 @@ pub enum DataError {
     TooShort {
         /// Tokens of the text.
         found: u64,
-        /// What each of them is: a byte, or a tokenizer's token.
+        /// The kind of each: a byte, or a tokenizer's token.
         unit: &'static str,
         /// Tokens of a sequence.
         seq_len: u64,
@@ -86,9 +86,9 @@ pub enum DataError {
     /// Sequences of another length than the plan's.
     #[error("the data has sequences of {found} tokens, the plan has {wanted}")]
     Length {
-        /// Of the data.
+        /// Length in the data.
         found: u64,
-        /// Of the plan.
+        /// Length in the plan.
         wanted: u64,
     },
     /// Data of another kind than the model reads.
@@ -139,9 +139,9 @@ pub enum DataError {
     Classes {
         /// The model.
         model: String,
-        /// Of the data.
+        /// Classes of the data.
         found: u64,
-        /// Of the model.
+        /// Classes of the model.
         classes: u64,
     },
 }

@@ -5,7 +5,8 @@ use std::{fmt, str::FromStr};
 
 /// A device of the program, and what executes it.
 ///
-/// Its text is `DEVICE=KIND:INDEX`, for CPU cores with a backend and a set of cores if they are not to be chosen:
+/// Its text is `DEVICE=KIND:INDEX`, for CPU cores with a backend and a set of cores if they are not
+/// to be chosen:
 ///
 /// ```
 /// use spipe_exec::{Backend, Binding, Executor};
@@ -61,7 +62,8 @@ pub enum Executor {
 /// A library that computes on CPU cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backend {
-    /// `burn-ndarray`. It computes in f32; numbers of 16 bits are stored, and expanded where they are computed with.
+    /// `burn-ndarray`. It computes in f32; numbers of 16 bits are stored, and expanded where they
+    /// are computed with.
     #[default]
     Ndarray,
 }

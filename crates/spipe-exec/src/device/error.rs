@@ -8,6 +8,6 @@ pub struct DeviceError {
     pub device: String,
     /// The reason.
     pub reason: String,
-    /// What to do about it.
+    /// Advice.
     pub hint: String,
 }

@@ -1,4 +1,5 @@
-//! Devices: how a binding names one, how it is opened, and copies between its memory and the host's.
+//! Devices: how a binding names one, how it is opened, and copies between its memory and the
+//! host's.
 
 mod binding;
 mod context;

@@ -181,7 +181,8 @@ const fn f32_to_f16(number: f32) -> u16 {
     let bits = number.to_bits();
     let sign = (bits >> 16) & 0x8000;
     let magnitude = bits & 0x7fff_ffff;
-    // Below 2⁻¹⁴ the sum with ½ leaves the subnormal fraction, rounded by the addition itself, in the lowest bits.
+    // Below 2⁻¹⁴ the sum with ½ leaves the subnormal fraction, rounded by the addition itself, in
+    // the lowest bits.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     // The exponent moves from a bias of 127 to one of 15.
     let normal = magnitude.wrapping_add(0xc800_0fff + ((magnitude >> 13) & 1)) >> 13;

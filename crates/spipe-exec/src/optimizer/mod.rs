@@ -29,7 +29,8 @@ use kernel::Scalars;
 use pieces::Piece;
 use rayon::prelude::*;
 
-/// AdamW with decoupled weight decay (Loshchilov, Hutter 2019); the defaults are those of `torch.optim.AdamW`.
+/// AdamW with decoupled weight decay (Loshchilov, Hutter 2019); the defaults are those of
+/// `torch.optim.AdamW`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate.

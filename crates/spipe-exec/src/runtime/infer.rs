@@ -32,7 +32,7 @@ pub(crate) fn infer(job: &Job<'_>, on_step: &mut dyn FnMut(&Step) -> ControlFlow
         Reading::Noise(condition) => Part::Noise { condition, steps: job.options.steps },
     };
     let (mut report, interpreter) = perform(job, Some(inference(job, part, Default::default())), on_step)?;
-    let found = interpreter.inference.as_ref().map(Inference::take_found).unwrap_or_default();
+    let found = interpreter.inputs.inference.as_ref().map(Inference::take_found).unwrap_or_default();
     let times = if matches!(part, Part::Images) { report.losses.len() } else { 1 };
     report.outputs = Some(Outputs::images(&found, times * workload.global_batch() as usize));
     Ok(report)
@@ -126,7 +126,7 @@ fn generate(job: &Job<'_>, on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>) ->
         stopped = flow.is_break();
         flow
     })?;
-    let (found, prompts) = match &interpreter.inference {
+    let (found, prompts) = match &interpreter.inputs.inference {
         Some(inference) => (inference.take_found(), all_prompts(inference, lengths)),
         None => Default::default(),
     };
@@ -144,7 +144,7 @@ fn generate(job: &Job<'_>, on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>) ->
         durations.push(step.duration);
         on_step(&Step { index: step.index + 1, ..step.clone() })
     })?;
-    let found = interpreter.inference.as_ref().map(Inference::take_found).unwrap_or_default();
+    let found = interpreter.inputs.inference.as_ref().map(Inference::take_found).unwrap_or_default();
     let outputs = Outputs::tokens(&found, &prompts, &durations);
     Ok(Report { outputs: Some(outputs), ..joined(first, second, prefills) })
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     actions::{
-        Interpreter, LossScales,
+        Inputs, Interpreter, LossScales, Numerics, Training,
         pacer::Pacer,
         store::Store,
         task::{Task, computed_on, tasks},
@@ -50,26 +50,32 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         computed_on: computed_on(program),
         units,
         contexts,
-        data,
-        reading: Reading::of(context.model),
-        batch: (workload.microbatch as usize, tokens as usize),
-        seed: options.seed,
+        inputs: Inputs {
+            data,
+            reading: Reading::of(context.model),
+            batch: (workload.microbatch as usize, tokens as usize),
+            seed: options.seed,
+            inference,
+        },
+        training: Training {
+            optimizer: options.optimizer,
+            schedule: options.schedule,
+            steps: options.steps,
+            clip_norm: workload.clip_norm,
+        },
+        numerics: Numerics {
+            half: match dtype(workload.precision) {
+                DType::F32 => DType::BF16,
+                half => half,
+            },
+            half_devices: bound.keys().filter(stores_half).copied().collect(),
+            scales: Mutex::new(scales),
+            verdicts: Mutex::new(BTreeMap::new()),
+            inject_nan: hooks.inject_nan,
+        },
         initial_state,
-        inference,
-        optimizer: options.optimizer,
-        schedule: options.schedule,
-        steps: options.steps,
         store: Store::default(),
         pacer: Pacer::new(program.channels()),
-        clip_norm: workload.clip_norm,
-        verdicts: Mutex::new(BTreeMap::new()),
-        half: match dtype(workload.precision) {
-            DType::F32 => DType::BF16,
-            half => half,
-        },
-        half_devices: bound.keys().filter(stores_half).copied().collect(),
-        scales: Mutex::new(scales),
-        inject_nan: hooks.inject_nan,
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
     Ok(Prepared { interpreter, devices: bound.into_values().collect(), warnings })

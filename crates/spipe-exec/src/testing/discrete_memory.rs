@@ -1,5 +1,5 @@
-//! Tests of devices with a memory of their own, where optimizers keep their state. CPU cores play them, and compute in f32 also what they
-//! store in 16 bits.
+//! Tests of devices with a memory of their own, where optimizers keep their state. CPU cores play
+//! them, and compute in f32 also what they store in 16 bits.
 
 use crate::{
     device::Backend,

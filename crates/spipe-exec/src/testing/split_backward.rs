@@ -100,8 +100,8 @@ fn size(numbers: &mut dyn Iterator<Item = f32>) -> f32 {
     numbers.map(|number| number * number).sum::<f32>().sqrt()
 }
 
-/// As a device does that holds and computes in 16 bits. CPU cores have none, and compute in 64 here: a tensor that is cast to the wrong
-/// width, or not at all, meets one of another width.
+/// As a device does that holds and computes in 16 bits. CPU cores have none, and compute in 64
+/// here: a tensor that is cast to the wrong width, or not at all, meets one of another width.
 #[test]
 fn numbers_of_another_width_are_computed_with_as_they_are() {
     for text in [LLAMA, GPT, VIT] {

@@ -1,4 +1,4 @@
-//! Calibration keeps to its budget and yields a machine that plans can be made for.
+//! Calibration keeps to its budget and yields a machine for which plans can be made.
 
 use crate::machine;
 use spipe_base::{Bytes, BytesPerSecond, DataType, Seconds};
@@ -20,7 +20,7 @@ fn a_short_calibration_measures_everything_in_time() {
     let start = Instant::now();
     let mut progress = Vec::new();
     let measured = calibrate(&request, &mut |step| progress.push(step.clone())).unwrap();
-    // Every measurement is made twice at least, however little time there is.
+    // Every measurement is made at least twice, however short the budget.
     assert!(start.elapsed() < Duration::from_secs(12), "{:?}", start.elapsed());
     assert_eq!(progress.last().map(|last| (last.done, last.of)), Some((20, 20)));
     assert_eq!(measured.devices.len(), 2);
@@ -58,7 +58,8 @@ fn a_short_calibration_measures_everything_in_time() {
     a_device_with_a_memory_of_its_own(&measured.devices, &parts);
 }
 
-/// Its link is as fast as copies are each way, and it has a rate for each type that it computes in.
+/// Checks a device with discrete memory: its link has the measured rates of copies, and it has a
+/// rate for each compute type.
 fn a_device_with_a_memory_of_its_own(devices: &[Measured], parts: &Unmeasured) {
     let mut real = Measured {
         executor: Executor::Cuda { index: 0 },

@@ -1,4 +1,4 @@
-//! Gradients whose norm is clipped: every system steps with what plain training steps with.
+//! Gradient clipping: every system steps with the same clipped gradients as plain training.
 
 use crate::{
     machine::text,
@@ -12,16 +12,17 @@ use spipe_model::Precision;
 use spipe_plan::{Knobs, System};
 use std::ops::ControlFlow;
 
-/// Shorter than the norm of every step.
+/// Less than the norm of every step.
 const SHORT: Option<f64> = Some(0.1);
-/// Longer than any.
+/// More than the norm of any step.
 const LONG: Option<f64> = Some(1e4);
 
 fn spipe() -> Setup<'static> {
     Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() }
 }
 
-/// Every way to steps: on accelerators and sockets, of stages, chunks and shards, at once, late and on trust.
+/// Optimizer steps on accelerators and sockets; of stages, chunks and shards; immediate, delayed
+/// and speculative.
 fn systems() -> Vec<Setup<'static>> {
     let of = |system, stages| Setup { system, stages, ..Setup::default() };
     let pair: &[&str] = &["gpu0 0..1", "gpu1 2..4"];
@@ -61,7 +62,7 @@ fn all_systems_clip_alike() {
     }
 }
 
-/// The embedding's table counts once, with the gradients of both its uses.
+/// A tied weight counts once in the norm, with the gradients of both uses.
 #[test]
 fn shared_parameters_count_once() {
     for setup in cases(&tied()) {
@@ -91,7 +92,7 @@ fn short_gradients_stay_as_they_are() {
     }
 }
 
-/// Steps on trust are undone and done again: from a log to the last bit, by arithmetic nearly so.
+/// Speculative steps are undone and repeated: with a log bit for bit, by arithmetic almost so.
 #[test]
 fn a_norm_that_is_found_later_undoes_steps() {
     let (_, program) = Setup { clip_norm: SHORT, ..spipe() }.build();
@@ -105,7 +106,7 @@ fn a_norm_that_is_found_later_undoes_steps() {
     losses_are_near(&setup, &report.losses, &plain.losses, 1e-4);
 }
 
-/// Every step has the learning rate of its number, also one that is late, and one that is made again.
+/// Every step has the learning rate of its number, also if it is delayed or repeated.
 #[test]
 fn learning_rates_are_those_of_the_steps() {
     let schedule = Schedule { warmup_steps: 3, decay: Decay::Cosine };
@@ -122,7 +123,7 @@ fn learning_rates_are_those_of_the_steps() {
     }
 }
 
-/// Norms are those of gradients without the scale of their losses.
+/// Norms are those of unscaled gradients.
 #[test]
 fn scaled_losses_change_no_norm() {
     for setup in systems() {

@@ -1,4 +1,4 @@
-//! What plans find that train nothing is what plain passes find, which know no caches.
+//! Inference finds the same as plain passes without caches.
 
 use crate::{
     machine::{GPT, UNET, VIT, data},
@@ -33,7 +33,7 @@ fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Report, Inferred) {
     (report, plain)
 }
 
-/// The tokens that follow, which are the same.
+/// The tokens found, which are the same.
 fn tokens(setup: &Setup<'_>, backend: Backend, steps: u32) -> Vec<Vec<i32>> {
     let (report, plain) = both(setup, backend, steps);
     let (Some(Outputs::Tokens { prompts, tokens, per_token }), Outputs::Tokens { tokens: wanted, prompts: before, .. }) =
@@ -98,7 +98,7 @@ fn tied_heads_generate_without_dropout() {
     let model = &GPT.replace("places = 16", "places = 16\ntied = true\ndropout = true");
     let setup = Setup { model, stages: &["gpu0 0..3"], mode: Mode::Generate, ..Setup::default() };
     tokens(&setup, Backend::Ndarray, 5);
-    // The head projects with a copy of the table, or with the one of its own device.
+    // The head projects with a copy of the table, or with that of its own device.
     for mode in [Mode::Generate, Mode::Infer] {
         let prompts = if mode == Mode::Generate { 5 } else { 1 };
         tokens(&Setup { stages: &["gpu0 0..1", "cpu0 2..3"], mode, ..setup.clone() }, Backend::Ndarray, prompts);
@@ -108,7 +108,7 @@ fn tied_heads_generate_without_dropout() {
     }
 }
 
-/// A stage with an embedding alone has no cache that would tell which position comes next.
+/// A stage with an embedding alone has no cache, from which the next position would follow.
 #[test]
 fn learned_positions_go_on_in_a_stage_of_their_own() {
     let setup = Setup { model: GPT, mode: Mode::Generate, ..Setup::default() };
@@ -132,7 +132,7 @@ fn learned_positions_end() {
     assert!(beyond.contains("`small-gpt` has 16 positions, prompts of 16 tokens and 2 more take 17"), "{beyond}");
 }
 
-/// The rows of images, which are the same to within rounding.
+/// The rows of images, which are the same up to rounding.
 fn rows(setup: &Setup<'_>, steps: u32) -> (usize, Vec<f32>) {
     let (report, plain) = both(setup, Backend::Ndarray, steps);
     let (Some(Outputs::Images { width, rows }), Outputs::Images { width: columns, rows: wanted }) =

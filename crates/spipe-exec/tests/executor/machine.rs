@@ -56,7 +56,8 @@ intermediate = 64
 classes = 4
 "#;
 
-/// Two levels with attention in the lower one; 13 layers, whose skip connections cross every cut between 2 and 10.
+/// Two levels with attention in the lower one; 13 layers, whose skip connections cross every cut
+/// between 2 and 10.
 pub const UNET: &str = r#"
 format-version = 1
 kind = "unet"
@@ -77,7 +78,7 @@ pub fn machine(memory: &str, link: &str) -> String {
     machine_with(2, memory, link)
 }
 
-/// So many emulated accelerators and a socket.
+/// A number of emulated accelerators, and a socket.
 pub fn machine_with(gpus: u32, memory: &str, link: &str) -> String {
     let gpu = |index: u32| {
         format!(
@@ -97,7 +98,7 @@ pub fn machine_with(gpus: u32, memory: &str, link: &str) -> String {
     )
 }
 
-/// What a test varies.
+/// The parameters of a test.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     pub model: &'a str,
@@ -125,7 +126,7 @@ impl Default for Case<'_> {
 }
 
 impl Case<'_> {
-    /// The plan, accepted by the checker, and its program.
+    /// The checked plan and its program.
     pub fn build(&self) -> (Plan, Program) {
         let model = Model::from_toml("model.toml", self.model).unwrap_or_else(|faults| panic!("{faults}"));
         let hardware = Hardware::from_toml("machine.toml", &machine(self.memory, self.link))
@@ -166,7 +167,7 @@ impl Case<'_> {
     }
 }
 
-/// What the model of `plan` is trained on: images, or a text with some structure.
+/// Training data for the model of `plan`: images, or a text with some structure.
 pub fn data(plan: &Plan) -> Data {
     Data::synthetic(plan.context().model).unwrap_or_else(text)
 }

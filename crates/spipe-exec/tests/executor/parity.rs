@@ -1,4 +1,5 @@
-//! Every schedule yields the losses and gradients of plain training, bit for bit where the order of the arithmetic is the same.
+//! Every schedule yields the losses and gradients of plain training, bit for bit if the order of
+//! the arithmetic is the same.
 
 use crate::{
     machine::{Case, GPT, UNET, VIT, data},
@@ -8,7 +9,7 @@ use spipe_exec::{Backend, Gradient, Reference, Report, reference, run};
 use spipe_plan::System;
 use std::ops::ControlFlow;
 
-/// Runs a case for some steps, and plain training as well.
+/// Runs some steps of a case, and of plain training.
 fn both(case: &Case<'_>, backend: Backend, steps: u32) -> (Report, Reference) {
     let (plan, program) = case.build();
     let (data, options) = (data(&plan), case.options(backend, steps));
@@ -45,7 +46,7 @@ fn check(case: &Case<'_>, backend: Backend) {
     }
 }
 
-/// Where several layers behind a cut read one before it, their gradients are added in another order.
+/// If several layers after a cut read one before it, their gradients are added in another order.
 fn check_within_rounding(case: &Case<'_>, backend: Backend, steps: u32) {
     let (report, plain) = both(case, backend, steps);
     losses_are_near(case, &report.losses, &plain.losses, 1e-5);
@@ -109,7 +110,7 @@ fn image_encoders() {
 fn denoising_networks() {
     on_all(&Case { model: UNET, stages: &[("cpu0", "0..12", 0)], ..Case::default() });
     for backend in Backend::ALL {
-        // Between conditioning and image, through the way down, in the middle, and on the way up.
+        // Cuts between conditioning and image, on the way down, in the middle, and on the way up.
         for (first, second) in [("0..0", "1..12"), ("0..3", "4..12"), ("0..6", "7..12"), ("0..9", "10..12")] {
             let stages = [("gpu0", first, 0), ("cpu0", second, 0)];
             check_within_rounding(&Case { model: UNET, stages: &stages, ..Case::default() }, backend, 5);

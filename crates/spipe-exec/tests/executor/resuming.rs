@@ -1,4 +1,5 @@
-//! Every system goes on from its own checkpoints, and from those of plain training on one device, bit for bit.
+//! Every system resumes from its own checkpoints, and from those of plain training on one device,
+//! bit for bit.
 
 use crate::{
     machine::text,
@@ -20,7 +21,7 @@ fn options(steps: u32, folder: &Path) -> Options {
     Options { checkpoints, ..rising(steps) }
 }
 
-/// Learning rates that have not risen when the checkpoint is written.
+/// A warm-up that has not ended when the checkpoint is written.
 fn rising(steps: u32) -> Options {
     let schedule = Schedule { warmup_steps: 4, ..Schedule::default() };
     Options { schedule, ..Setup::options(Backend::Ndarray, steps) }
@@ -30,7 +31,7 @@ fn bits(report: &Report) -> Vec<u64> {
     report.losses.iter().map(|loss| loss.to_bits()).collect()
 }
 
-/// Five steps at once, and three steps, then two more from the checkpoint of the third.
+/// Compares five steps with three steps and two more from the checkpoint after the third.
 #[expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 fn goes_on(setup: &Setup<'_>) {
     let go = |options: &Options| train(setup, options).unwrap_or_else(|error| panic!("{setup:?}: {error}"));
@@ -107,7 +108,7 @@ fn steps_that_wait_for_the_next_iteration() {
     }
 }
 
-/// Those of gradients from before the checkpoint are found anew.
+/// Norms of gradients that a delayed step left in the checkpoint are computed again.
 #[test]
 fn norms_of_gradients() {
     let (clip_norm, socket) = (Some(0.1), &["gpu0 0..1 socket", "gpu1 2..4 socket"]);
@@ -131,7 +132,7 @@ fn tables_of_two_stages() {
         goes_on(&Setup { system: System::ZeroOffloadDelayed, model, stages, precision, ..Setup::default() });
         let stages = &["gpu0 0..1 streamed", "gpu0 2..2 streamed", "gpu0 3..3 streamed"];
         goes_on(&Setup { system: System::Superpipeline, model, stages, precision, ..Setup::default() });
-        // The copy of one that computes in f32 is that of 16 bits.
+        // A device that computes in f32 resumes from a 16-bit copy.
         let stages = &["gpu0 0..1", "cpu0 2..3"];
         goes_on(&Setup { system: System::Hybrid, model, stages, precision, ..Setup::default() });
     }

@@ -10,7 +10,8 @@ use spipe_plan::{Knobs, Placement, Plan, Stage, System};
 use spipe_schedule::{Program, lower};
 use std::fmt::Debug;
 
-/// What a test varies. A stage is `DEVICE LAYERS` and any of `recompute:N`, `offload`, `socket`, `streamed`.
+/// The parameters of a test. A stage is `DEVICE LAYERS` and any of `recompute:N`, `offload`,
+/// `socket`, `streamed`.
 #[derive(Clone, Debug)]
 pub struct Setup<'a> {
     pub system: System,
@@ -25,7 +26,7 @@ pub struct Setup<'a> {
     pub frozen: &'a [&'a str],
     /// Accelerators of the machine.
     pub gpus: u32,
-    /// What the norm of all gradients is clipped to.
+    /// The threshold of gradient clipping.
     pub clip_norm: Option<f64>,
 }
 
@@ -63,7 +64,7 @@ fn stage(hardware: &Hardware, text: &str) -> Stage {
 }
 
 impl Setup<'_> {
-    /// The plan, accepted by the checker, and its program.
+    /// The checked plan and its program.
     pub fn build(&self) -> (Plan, Program) {
         let model = Model::from_toml("model.toml", self.model).unwrap_or_else(|faults| panic!("{faults}"));
         let frozen: Vec<LayerRange> = self.frozen.iter().map(|range| range.parse().expect("a range")).collect();
@@ -104,7 +105,7 @@ pub fn losses_are_near(what: &dyn Debug, ours: &[f64], theirs: &[f64], share: f6
     assert!(near, "{what:?}: {ours:?} {theirs:?}");
 }
 
-/// Chunks of two passes that are cut differently.
+/// Stages of a forward and a backward that are cut differently.
 pub const FORWARD: [&str; 2] = ["gpu0 0..1 streamed", "gpu1 2..4 streamed"];
 pub const BACKWARD: [&str; 4] = [
     "gpu0 0..0 streamed recompute",

@@ -1,5 +1,6 @@
-//! An embedding and a head with one table, in different stages: gradients of both uses add up before the step, and the copy of the
-//! table follows. The sum over microbatches comes before that over the uses, so that gradients differ by rounding.
+//! Tied weights in different stages: gradients of embedding and head add up before the step, and
+//! the head's copy of the table is updated. Microbatches are summed before the two uses, so that
+//! gradients differ from plain training by rounding.
 
 use crate::{
     machine::{GPT, text},
@@ -64,7 +65,7 @@ pub fn cases(model: &str) -> Vec<Setup<'_>> {
     ]
 }
 
-/// Forward and backward are cut differently, the head never beside the embedding.
+/// Forward and backward are cut differently; the head is never beside the embedding.
 fn spipe(model: &str) -> Setup<'_> {
     let stages = &["gpu0 0..1 streamed", "gpu1 2..3 streamed"];
     let backward = &["gpu0 0..0 streamed recompute", "gpu1 1..1 streamed recompute", "gpu0 2..3 streamed recompute"];
@@ -86,7 +87,8 @@ fn every_system_sums_both_gradients() {
     }
 }
 
-/// Without an update of the head's copy, its losses would soon differ; without its gradients, the first step would.
+/// Without an update of the head's copy, later losses would differ; without its gradients, the
+/// first step would.
 #[test]
 fn both_backends_and_frozen_layers() {
     let model = tied();
@@ -103,14 +105,15 @@ fn both_backends_and_frozen_layers() {
     }
 }
 
-/// On one device both stages read one table, and nothing of it travels.
+/// On one device both stages read one table, and no copy of it is made.
 #[test]
 fn stages_of_one_device_share_one_table() {
     let model = tied();
     let all = cases(&model);
     let is_kept = |setup: &&Setup<'_>| setup.system == System::Superpipeline && setup.stages[3] == "gpu0 3..3";
     let [vee, kept] = [all.iter().find(|setup| setup.system == System::ZbV), all.iter().find(is_kept)];
-    // The two blocks between them come twice for a forward and a backward, but for the one at the turn.
+    // The two blocks between them run twice, in a forward and a backward, except the one at the
+    // turn.
     for (setup, moves) in [(vee.unwrap(), 0), (kept.unwrap(), 2 + 2)] {
         let (_, program) = setup.build();
         assert!(!program.buffers().iter().any(|buffer| matches!(buffer.content, Content::Shared(_))));
@@ -121,8 +124,8 @@ fn stages_of_one_device_share_one_table() {
     }
 }
 
-/// Gradients within a twentieth or a hundredth of their norm, losses within a fiftieth or a two-hundredth, as of tables that are
-/// not shared.
+/// Gradients within a twentieth or a hundredth of their norm, losses within a fiftieth or a
+/// two-hundredth, as for tables that are not tied.
 #[test]
 fn sixteen_bits() {
     let model = tied();
@@ -143,7 +146,7 @@ fn train(setup: &Setup<'_>, options: &Options) -> Report {
         .unwrap_or_else(|error| panic!("{setup:?}: {error}"))
 }
 
-/// The table is saved once, and both stages begin with it.
+/// The table is saved once, and both stages start from it.
 #[test]
 fn the_table_is_saved_once() {
     let model = tied();
@@ -168,7 +171,7 @@ fn the_table_is_saved_once() {
     assert!(seen.iter().all(|loss| *loss > 0.0));
 }
 
-/// What the head's copy takes: a table and its gradients, which nobody else has.
+/// The head's copy takes a table and its gradients, and nothing else.
 #[test]
 fn the_copy_is_counted_where_it_is() {
     let parted = tied();
@@ -179,7 +182,7 @@ fn the_copy_is_counted_where_it_is() {
     };
     let (table, stages) = (256 * 32 * 4, &["gpu0 0..1", "gpu1 2..3"]);
     let (shared, own) = (held(&parted, stages), held(GPT, stages));
-    // A head of its own has two moments beside a table and its gradients.
+    // An untied head has two moments beside a table and its gradients.
     assert!(shared < own && own - shared <= Bytes::new(2 * table) + Bytes::kib(4), "{shared} {own}");
 }
 

@@ -11,7 +11,7 @@ use spipe_model::Precision;
 use spipe_plan::{Knobs, System};
 use std::ops::ControlFlow;
 
-/// Every layer a unit whose parameters come from the host.
+/// Every layer is a chunk of its own with streamed parameters.
 pub const UNITS: [&str; 5] = [
     "gpu0 0..0 streamed",
     "gpu0 1..1 streamed",
@@ -20,7 +20,7 @@ pub const UNITS: [&str; 5] = [
     "gpu0 4..4 streamed",
 ];
 
-/// Steps whose losses are compared.
+/// Number of steps whose losses are compared.
 pub const STEPS: u32 = 20;
 
 /// Every device of the setup's machine on one thread of `backend`.
@@ -31,7 +31,7 @@ pub fn all_devices(setup: &Setup<'_>, backend: Backend, steps: u32) -> Options {
     options
 }
 
-/// What plain training and the program come to.
+/// Results of plain training and of the program.
 pub fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Reference, Report) {
     let (plan, program) = setup.build();
     let (data, options) = (data(&plan), all_devices(setup, backend, steps));
@@ -41,7 +41,8 @@ pub fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Reference, Repo
     for memory in &report.memories {
         assert!(memory.planned <= memory.capacity.unwrap_or(Bytes::new(u64::MAX)), "{setup:?}: {memory:?}");
         assert!(memory.held > Bytes::ZERO, "{setup:?}: {memory:?}");
-        // Graphs tell only by an estimate what they keep; of everything else no byte more is held than the program says.
+        // The size of graphs is an estimate; everything else holds no byte more than the program
+        // states.
         let graphs = setup.stages.iter().any(|stage| stage.contains("cpu0") || stage.contains("offload"));
         if memory.name == "dram0" && !graphs {
             let track = report.trace.memories.iter().find(|track| track.name == memory.name);
@@ -52,7 +53,7 @@ pub fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Reference, Repo
     (plain, report)
 }
 
-/// The same losses and first gradients to the last bit.
+/// The same losses and first gradients, bit for bit.
 pub fn equal(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
     let bits = |losses: &[f64]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&report.losses), bits(&plain.losses), "{setup:?}: {:?} {:?}", report.losses, plain.losses);
@@ -64,7 +65,7 @@ pub fn equal(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
     }
 }
 
-/// How a run is held to plain training.
+/// A comparison of a run with plain training.
 type Judge = fn(&Setup<'_>, &(Reference, Report));
 
 pub fn exactly(setup: &Setup<'_>) {
@@ -90,8 +91,8 @@ fn split_backwards() {
     exactly(&Setup { system: System::ZbH2, model: GPT, stages, ..Setup::default() });
 }
 
-/// Convolutions and patches have gradients of weights that come later, too, and weights that leave. What many layers of a denoising
-/// network read gets their gradients in the order of a shorter graph.
+/// Deferred weight gradients and streamed weights of convolutions and patches. Layers of a
+/// denoising network with several consumers sum gradients in the order of a shorter graph.
 #[test]
 fn images() {
     let judges: [(&str, &str, Judge); 2] = [(VIT, "0..3", equal), (UNET, "0..12", within_rounding)];
@@ -163,7 +164,7 @@ fn offloaded_activations() {
     exactly(&Setup { system: System::PoH, model: GPT, stages, microbatches: 6, ..Setup::default() });
     let stages = &["gpu0 0..1 offload", "gpu1 2..4 offload"];
     exactly(&Setup { system: System::PoF, stages, frozen: &["2..2"], ..Setup::default() });
-    // Neighbours on a device share its slots, be these two each way or more.
+    // Consecutive stages of a device share its slots, two or more in each direction.
     let stages = &["gpu0 0..0 offload", "gpu0 1..1 offload", "gpu0 2..2 offload", "gpu1 3..4"];
     for offload_slots in [None, Some(4)] {
         let knobs = Knobs { offload_slots, ..Knobs::default() };
@@ -189,10 +190,11 @@ fn what_is_offloaded_is_in_host_memory() {
     };
     let (stays, leaves) = (held(System::Interleaved, ""), held(System::PoF, " offload"));
     assert_eq!(stays.1, Bytes::ZERO);
-    // Outputs of the seven products of one block on one microbatch at least, each of 32 tokens, in f32.
+    // At least the outputs of the seven products of one block for one microbatch, of 32 tokens
+    // each, in f32.
     let block = Bytes::new(4 * 32 * (32 + 2 * 16 + 32 + 2 * 48 + 32));
     assert!(leaves.1 >= block && leaves.0 < stays.0, "{stays:?} {leaves:?}");
-    // In 16 bits it is no more than what is planned in 16 bits.
+    // In 16 bits it is at most the plan's count in 16 bits.
     let narrow = memories(Precision::Bf16, System::PoF, " offload");
     let host = narrow.iter().find(|memory| memory.name == "dram0").expect("something leaves");
     assert!(host.held > Bytes::ZERO && host.held <= host.planned, "{host:?}");
@@ -217,7 +219,7 @@ fn parameters_from_the_host() {
     exactly(&Setup { system: System::Mobius, stages, ..Setup::default() });
 }
 
-/// Chunks of which some keep their parameters, on one device and on two.
+/// Chunks some of which keep their parameters, on one device and on two.
 pub const KEPT: [[&str; 4]; 3] = [
     ["gpu0 0..0", "gpu0 1..2 streamed", "gpu0 3..3 recompute", "gpu0 4..4 streamed recompute"],
     ["gpu0 0..1 recompute", "gpu1 2..2 streamed", "gpu0 3..3 streamed recompute", "gpu1 4..4"],
@@ -238,12 +240,12 @@ fn some_parameters_from_the_host() {
 fn passes_with_chunks_of_their_own() {
     let setup = Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() };
     exactly(&setup);
-    // A forward chunk begins within a backward chunk, whose layers are of very different sizes.
+    // A forward chunk begins within a backward chunk, and layers differ much in size.
     let large = LLAMA.replace("vocabulary = 256", "vocabulary = 4096");
     exactly_for(5, &Setup { model: &large, ..setup.clone() });
     let knobs = Knobs { synchronous_optimizer: true, synchronous_checkpoints: true, ..Knobs::default() };
     exactly(&Setup { knobs, ..setup.clone() });
-    // The backward of layer 2 begins on the device that the forward passes its input to anyway.
+    // The backward of layer 2 begins on the device to which the forward sends its input anyway.
     let backward = &[
         "gpu1 0..0 streamed recompute",
         "gpu0 1..1 streamed recompute",
@@ -267,7 +269,7 @@ fn everything_shared_by_two() {
     exactly(&Setup { system: System::ZeroInfinity, stages: one_round, microbatches: 2, ..Setup::default() });
 }
 
-/// Some stages are gathered once for two uses, and one accelerator alone gathers nothing.
+/// Some stages are gathered once for two uses; a single accelerator gathers nothing.
 #[test]
 fn stages_that_are_still_there() {
     let stages = &["gpu0 0..1 recompute", "gpu0 2..3", "gpu0 4..4"];
@@ -289,7 +291,7 @@ fn sums_of_rounds_differ_within_rounding() {
     within_rounding(&setup, &both(&setup, Backend::Ndarray, STEPS));
 }
 
-/// The same losses and first gradients but for sums in another order.
+/// The same losses and first gradients, except for sums in another order.
 pub fn within_rounding(setup: &Setup<'_>, (plain, report): &(Reference, Report)) {
     losses_are_near(setup, &report.losses, &plain.losses, 1e-5);
     assert_eq!(report.gradients.len(), plain.gradients.len(), "{setup:?}");
@@ -377,8 +379,9 @@ fn frozen_layers() {
     }
 }
 
-/// Parameters, activations and gradients of accelerators are rounded to 8 or 11 significant bits: gradients come out within a
-/// twentieth or a hundredth of their norm, losses within a fiftieth or a two-hundredth.
+/// Parameters, activations and gradients of accelerators are rounded to 8 or 11 significant bits:
+/// gradients are within a twentieth or a hundredth of their norm, losses within a fiftieth or a
+/// two-hundredth.
 #[test]
 fn sixteen_bits() {
     for (precision, of_gradients, of_losses) in [(Precision::Bf16, 0.05, 0.02), (Precision::Fp16, 0.01, 0.005)] {
@@ -407,7 +410,7 @@ fn sixteen_bits() {
     }
 }
 
-/// What is not stepped has no copy in f32 beside that in 16 bits: it would be more than is planned.
+/// Frozen layers have no f32 copy beside that in 16 bits, which would exceed the plan.
 #[test]
 fn sixteen_bits_of_frozen_layers() {
     let setups = [

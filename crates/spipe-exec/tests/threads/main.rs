@@ -24,7 +24,7 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// Threads of a pool end a moment after the pool is dropped.
+/// Threads of a pool end shortly after the pool is dropped.
 fn settles_at(wanted: usize, after: &str) {
     let began = Instant::now();
     while threads() > wanted {

@@ -147,7 +147,8 @@ fn losses() {
     );
 }
 
-/// Rotation of all pairs as a matrix, then scores and mix by definition, for one head of one sequence.
+/// Rotation of all pairs as a matrix, then scores and mix by definition, for one head of one
+/// sequence.
 #[test]
 fn attention_of_one_head() {
     let (tokens, width) = (19, 8);

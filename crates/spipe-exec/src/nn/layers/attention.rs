@@ -376,7 +376,8 @@ impl Replayed<3> for Mix {
         self.by_token(shares.matmul(values))
     }
 
-    /// With P = softmax of the scores S and Y = P V: dV = Pᵀ dY, dP = dY Vᵀ, dS = P (dP − Σ dP P), dQ = dS K, dK = dSᵀ Q.
+    /// With P = softmax of the scores S and Y = P V: dV = Pᵀ dY, dP = dY Vᵀ, dS = P (dP − Σ dP P),
+    /// dQ = dS K, dK = dSᵀ Q.
     fn gradients(&self, inputs: [Matrix; 3], gradient: Matrix) -> [Matrix; 3] {
         let shapes = inputs.each_ref().map(Tensor::dims);
         let [queries, keys, values] = self.heads(inputs);
@@ -396,7 +397,8 @@ impl Replayed<3> for Mix {
     }
 }
 
-/// x cos + x P sin, where P moves each channel to its partner with its sign, which is exact in any width.
+/// x cos + x P sin, where P moves each channel to its partner with its sign, which is exact in any
+/// width.
 fn rotate(heads: Matrix, [cosines, sines]: &[Matrix; 2], pairing: &Matrix) -> Matrix {
     let width = float(heads.dtype());
     let partners = wide(heads.clone().matmul(cast(pairing.clone(), width)));

@@ -37,8 +37,8 @@ impl NormUnit {
         }
     }
 
-    /// RMSNorm is x ÷ √(mean x² + ε) · w (Zhang, Sennrich 2019); LayerNorm subtracts the mean first and adds a bias
-    /// (Ba, Kiros, Hinton 2016).
+    /// RMSNorm is x ÷ √(mean x² + ε) · w (Zhang, Sennrich 2019); LayerNorm subtracts the mean first
+    /// and adds a bias (Ba, Kiros, Hinton 2016).
     pub fn forward(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
         let epsilon = self.epsilon as f32;
         let found = match self.norm {

@@ -73,7 +73,8 @@ impl Images {
         Self(change(self.0))
     }
 
-    /// Group norm (Wu, He 2018): mean and variance over the channels of a group, a weight and a bias for each channel.
+    /// Group norm (Wu, He 2018): mean and variance over the channels of a group, a weight and a
+    /// bias for each channel.
     pub fn norm(self, groups: u64, epsilon: f64, parameters: &[Matrix]) -> Self {
         let shape = self.0.dims();
         let [images, channels, rows, columns] = shape;
