@@ -44,7 +44,8 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
     let context = plan.context();
     data.check(context.model, context.workload().seq_len)?;
     let reading = Reading::of(context.model);
-    let Plain { units, device_context, shapes, mut parameters, executor } = Plain::new(plan, program, options)?;
+    let WholeModel { units, device_context, shapes, mut parameters, executor } =
+        WholeModel::new(plan, program, options)?;
     let mut moments: Vec<Vec<Moments>> =
         shapes.iter().map(|shapes| shapes.iter().map(|shape| Moments::new(shape.count())).collect()).collect();
     let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
@@ -103,7 +104,7 @@ fn norm(gradients: &Tensors) -> f64 {
 }
 
 /// A whole model on one device.
-struct Plain {
+struct WholeModel {
     units: Vec<Unit>,
     device_context: DeviceContext,
     shapes: Vec<Vec<Parameter>>,
@@ -112,7 +113,7 @@ struct Plain {
     executor: String,
 }
 
-impl Plain {
+impl WholeModel {
     fn new(plan: &Plan, program: &Program, options: &Options) -> Result<Self, RunError> {
         let model = plan.context().model;
         let trains = plan.context().workload().mode == Mode::Train;
@@ -161,7 +162,7 @@ pub fn inferred(plan: &Plan, program: &Program, data: &Data, options: &Options) 
         Reading::Classes { .. } => (Part::Images, None),
         Reading::Noise(condition) => (Part::Noise { condition, steps: options.steps }, None),
     };
-    let Plain { units, device_context, parameters, executor, .. } = Plain::new(plan, program, options)?;
+    let WholeModel { units, device_context, parameters, executor, .. } = WholeModel::new(plan, program, options)?;
     let job = Job { plan, program, data, options, hooks: &Hooks::NONE };
     let inference = inference(&job, part, Default::default());
     let failed = |error| RunError::Lane { lane: executor.clone(), action: "the reference".into(), error };

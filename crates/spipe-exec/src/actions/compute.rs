@@ -1,11 +1,11 @@
 //! Forward, recompute and backward of a stage on one microbatch.
 
-use super::{Interpreter, inference::End};
+use super::{Interpreter, inference::LastOutput};
 use crate::{
     actions::{
         Outcome,
         store::Value,
-        task::{Crossing, Keeps, Sum, Sums, Work},
+        task::{BoundaryGradients, GradientSums, SavedGraph, Sum, Work},
     },
     device::DeviceContext,
     nn::{
@@ -46,19 +46,19 @@ impl Interpreter<'_> {
     /// Estimated bytes that the graphs of some layers of a stage keep. The stage's input is not
     /// counted if the graph shares it with its buffer, that is, if it is computed with in the type
     /// in which it is stored.
-    fn kept(&self, work: Work, layers: std::ops::Range<usize>) -> Bytes {
+    fn graph_bytes(&self, work: Work, layers: std::ops::Range<usize>) -> Bytes {
         let (stage, begins) = (work.stage, layers.start == self.stage_units(work.stage).0);
         let how = (self.context(stage).has_kernels(), DType::from(self.compute_dtype(stage)).size() as u64);
         let same = begins && self.compute_dtype(stage) == self.storage_dtype(stage);
         let input = work.input.filter(|_| same).map_or(Bytes::ZERO, |input| self.program.buffers()[input].bytes);
-        self.units[layers].iter().map(|unit| unit.kept(self.inputs.batch, how)).sum::<Bytes>().saturating_sub(input)
+        self.units[layers].iter().map(|unit| unit.saved(self.inputs.batch, how)).sum::<Bytes>().saturating_sub(input)
     }
 
     pub(super) fn forward(
         &self,
         iteration: u32,
         work: Work,
-        (outputs, keeps): (&[(LayerId, BufferId)], Option<Keeps>),
+        (outputs, keeps): (&[(LayerId, BufferId)], Option<SavedGraph>),
     ) -> Result<Outcome, TaskError> {
         let context = self.context(work.stage);
         let parameters = self.store.tensors(self.at(work.parameters, iteration))?;
@@ -83,7 +83,7 @@ impl Interpreter<'_> {
                 }
                 (signal, Value::Graphs(graph.into_iter().collect()))
             };
-            Ok::<_, TaskError>((kept, End::of(signal)))
+            Ok::<_, TaskError>((kept, LastOutput::of(signal)))
         })??;
         let loss = end.loss.map(|loss| (work.microbatch, loss));
         let mut outcome = Outcome { loss, ..Outcome::default() };
@@ -96,7 +96,7 @@ impl Interpreter<'_> {
             self.put(&mut outcome, self.at(*buffer, iteration), Value::Matrix(Box::new(matrix)));
         }
         if let Some(keeps) = keeps {
-            let graph = self.kept(work, keeps.from.clamp(first, first + units.len())..first + units.len());
+            let graph = self.graph_bytes(work, keeps.from.clamp(first, first + units.len())..first + units.len());
             let bytes = kept.bytes().unwrap_or(graph);
             self.put_held(&mut outcome, (self.at(keeps.graph, iteration), bytes), kept);
         }
@@ -115,7 +115,7 @@ impl Interpreter<'_> {
         let end = layers.last().index() + 1;
         let graph = self.track(iteration, (work, split), (&parameters, end), input)?;
         let mut outcome = Outcome::default();
-        let held = (self.at(into, iteration), self.kept(work, self.first_tracked(work.stage).min(end)..end));
+        let held = (self.at(into, iteration), self.graph_bytes(work, self.first_tracked(work.stage).min(end)..end));
         self.put_held(&mut outcome, held, Value::Graphs(graph.into_iter().collect()));
         Ok(outcome)
     }
@@ -206,7 +206,12 @@ impl Interpreter<'_> {
         vec![Vec::new(); graphs.first().map_or(0, |graph| graph.first - first)]
     }
 
-    fn seed(&self, iteration: u32, (work, crossing): (Work, Crossing), device: &Device) -> Result<Seed, TaskError> {
+    fn seed(
+        &self,
+        iteration: u32,
+        (work, crossing): (Work, BoundaryGradients),
+        device: &Device,
+    ) -> Result<Seed, TaskError> {
         Ok(match crossing.incoming {
             Some(buffer) => {
                 let gradient = self.store.matrix(self.at(buffer, iteration))?;
@@ -221,7 +226,7 @@ impl Interpreter<'_> {
         iteration: u32,
         work: Work,
         graphs: &[BufferId],
-        (sums, crossing): (Sums, Crossing),
+        (sums, crossing): (GradientSums, BoundaryGradients),
     ) -> Result<Outcome, TaskError> {
         let context = self.context(work.stage);
         let graphs = self.graphs(iteration, (work, false), graphs)?;
@@ -243,17 +248,17 @@ impl Interpreter<'_> {
         Ok(outcome)
     }
 
-    fn before(&self, iteration: u32, sums: Sums) -> Result<Before, TaskError> {
+    fn before(&self, iteration: u32, sums: GradientSums) -> Result<SumsBefore, TaskError> {
         let of = |sum: Sum| sum.adds.then(|| self.store.take_tensors(self.at(sum.buffer, iteration))).transpose();
-        Ok(Before { own: of(sums.own)?, shared: sums.shared.map(of).transpose()?.flatten() })
+        Ok(SumsBefore { own: of(sums.own)?, shared: sums.shared.map(of).transpose()?.flatten() })
     }
 
     /// Stores the sums of gradients; returns the gradient of the input.
     fn put_gradients(
         &self,
         outcome: &mut Outcome,
-        (iteration, sums): (u32, Sums),
-        gradients: Summed,
+        (iteration, sums): (u32, GradientSums),
+        gradients: SumsAfter,
     ) -> Result<Option<Matrix>, TaskError> {
         self.put(outcome, self.at(sums.own.buffer, iteration), Value::Tensors(gradients.parameters));
         if let Some(sum) = sums.shared {
@@ -268,7 +273,7 @@ impl Interpreter<'_> {
         iteration: u32,
         work: Work,
         buffers: &[BufferId],
-        crossing: Crossing,
+        crossing: BoundaryGradients,
     ) -> Result<Outcome, TaskError> {
         let context = self.context(work.stage);
         let graphs = self.graphs(iteration, (work, true), buffers)?;
@@ -290,7 +295,7 @@ impl Interpreter<'_> {
         &self,
         iteration: u32,
         stage: StageId,
-        (later, sums): (BufferId, Sums),
+        (later, sums): (BufferId, GradientSums),
     ) -> Result<Outcome, TaskError> {
         let later = self.store.take_as(self.at(later, iteration), |value| match value {
             Value::Pending(later) => Some(*later),
@@ -307,21 +312,21 @@ impl Interpreter<'_> {
 }
 
 /// Sums of gradients before a microbatch.
-struct Before {
+struct SumsBefore {
     own: Option<StoredTensors>,
     shared: Option<StoredTensors>,
 }
 
 /// Sums of gradients after a microbatch, and the gradient of the input.
-struct Summed {
+struct SumsAfter {
     parameters: StoredTensors,
     shared: Option<Stored>,
     input: Option<Matrix>,
 }
 
-impl Before {
+impl SumsBefore {
     /// The sums on `device`, which stores numbers of `width`.
-    fn add(self, more: Gradients, (device, dtype): (&Device, FloatDType)) -> Result<Summed, TaskError> {
+    fn add(self, more: Gradients, (device, dtype): (&Device, FloatDType)) -> Result<SumsAfter, TaskError> {
         let sum = |before: Option<StoredTensors>, more: Tensors| {
             let sum = match before {
                 Some(before) => passes::accumulate(all_on(before, device, FloatDType::F32)?, more),
@@ -331,6 +336,6 @@ impl Before {
         };
         let shared = more.shared.map(|more| sum(self.shared, vec![vec![more]])).transpose()?;
         let shared = shared.and_then(|mut layers| layers.pop()?.pop());
-        Ok(Summed { parameters: sum(self.own, more.parameters)?, shared, input: more.input })
+        Ok(SumsAfter { parameters: sum(self.own, more.parameters)?, shared, input: more.input })
     }
 }

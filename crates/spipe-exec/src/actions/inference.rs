@@ -17,12 +17,12 @@ use spipe_schedule::Content;
 
 /// The result of the last layer's forward.
 #[derive(Default)]
-pub(super) struct End {
+pub(super) struct LastOutput {
     pub loss: Option<f64>,
     pub answer: Option<Answer>,
 }
 
-impl End {
+impl LastOutput {
     pub fn of(signal: Signal) -> Self {
         match signal {
             Signal::Loss(loss) => Self { loss: Some(passes::loss_number(loss)), answer: None },

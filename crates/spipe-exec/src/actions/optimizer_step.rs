@@ -9,7 +9,7 @@ use crate::{
     },
     device::transfer::copy,
     nn::{Matrix, Tensors},
-    optimizer::{self, AdamW, Exchange, Held, Moments, sums_of_squares},
+    optimizer::{self, AdamW, DeviceParameter, Exchange, Moments, sums_of_squares},
     stored::{all_on, all_own, all_to_host, numbers, store_all, to_dtype},
     task_error::{NotFinite, TaskError},
 };
@@ -176,7 +176,7 @@ impl Interpreter<'_> {
         }
         let with_injected_nan = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
             let tensors =
-                if (self.numerics.inject_nan)(iteration, layer) { Arc::new(spoil(&tensors)) } else { tensors };
+                if (self.numerics.inject_nan)(iteration, layer) { Arc::new(with_nan(&tensors)) } else { tensors };
             (layer, tensors)
         };
         Ok(Some(self.host_layers(at)?.into_iter().map(with_injected_nan).collect()))
@@ -184,11 +184,11 @@ impl Interpreter<'_> {
 
     /// Gradients of `layers`, with NaN where tests inject it.
     pub(super) fn with_injected_nan(&self, iteration: u32, layers: LayerRange, sum: Tensors) -> Tensors {
-        let spoil = |(layer, tensors): (LayerId, Vec<Matrix>)| {
+        let with_nan = |(layer, tensors): (LayerId, Vec<Matrix>)| {
             let inject_nan = (self.numerics.inject_nan)(iteration, layer);
             if inject_nan { tensors.into_iter().map(|tensor| tensor.mul_scalar(f32::NAN)).collect() } else { tensors }
         };
-        layers.iter().zip(sum).map(spoil).collect()
+        layers.iter().zip(sum).map(with_nan).collect()
     }
 
     /// The factor of gradients that no check has decided about, from the sum of their squares; none
@@ -321,7 +321,7 @@ fn step_layers(
     state: &mut DeviceState,
 ) -> Tensors {
     let masters = state.master.take();
-    let (is_narrow, mut masters) = (masters.is_some(), masters.into_iter().flatten());
+    let (is_half, mut masters) = (masters.is_some(), masters.into_iter().flatten());
     let (mut after, mut kept) = (Vec::new(), Vec::new());
     for ((tensors, gradients), moments) in before.into_iter().zip(gradients).zip(&mut state.moments) {
         let master = masters.next().unwrap_or_default();
@@ -333,7 +333,7 @@ fn step_layers(
         let mut master = master.into_iter();
         let (mut tensors_after, mut master_after) = (Vec::new(), Vec::new());
         for ((tensor, gradient), before) in tensors.into_iter().zip(gradients).zip(std::mem::take(moments)) {
-            let held = Held::new(tensor, master.next());
+            let held = DeviceParameter::new(tensor, master.next());
             let (held, now) = optimizer.step_on_device(held, (gradient, factor), before);
             let (tensor, master) = held.into_parts();
             tensors_after.push(tensor);
@@ -343,7 +343,7 @@ fn step_layers(
         after.push(tensors_after);
         kept.push(master_after);
     }
-    state.master = is_narrow.then_some(kept);
+    state.master = is_half.then_some(kept);
     after
 }
 
@@ -363,13 +363,13 @@ fn step_layer(
 }
 
 /// The same tensors with a NaN as their first number.
-fn spoil(tensors: &HostLayer) -> HostLayer {
-    let spoil = |data: &TensorData| {
+fn with_nan(tensors: &HostLayer) -> HostLayer {
+    let with_nan = |data: &TensorData| {
         let mut numbers: Vec<f32> = data.iter::<f32>().collect();
         numbers[0] = f32::NAN;
         to_dtype(TensorData::new(numbers, data.shape().clone()), data.dtype())
     };
-    tensors.iter().map(spoil).collect()
+    tensors.iter().map(with_nan).collect()
 }
 
 /// A copy of everything that a step changes.

@@ -143,7 +143,7 @@ impl Interpreter<'_> {
         let device = self.program.stages()[stage].device;
         let (context, held) = (&self.contexts[&device], self.storage_dtype_on(device));
         let narrow =
-            context.discrete_memory && self.inputs.reading.may_be_narrow() && context.device.supports_dtype(held);
+            context.discrete_memory && self.inputs.reading.supports_half() && context.device.supports_dtype(held);
         if narrow { held } else { FloatDType::F32 }
     }
 

@@ -14,7 +14,7 @@ pub(crate) enum Task {
     Forward {
         work: Work,
         outputs: Vec<(LayerId, BufferId)>,
-        keeps: Option<Keeps>,
+        keeps: Option<SavedGraph>,
     },
     Recompute {
         work: Work,
@@ -25,17 +25,17 @@ pub(crate) enum Task {
     Backward {
         work: Work,
         graphs: Vec<BufferId>,
-        gradients: Sums,
-        crossing: Crossing,
+        gradients: GradientSums,
+        crossing: BoundaryGradients,
     },
     BackwardInput {
         work: Work,
         graphs: Vec<BufferId>,
-        crossing: Crossing,
+        crossing: BoundaryGradients,
     },
     BackwardWeight {
         later: BufferId,
-        gradients: Sums,
+        gradients: GradientSums,
         stage: StageId,
     },
     /// Copies an activation, a checkpoint or a gradient to another device.
@@ -111,7 +111,7 @@ pub(crate) struct Work {
 
 /// The graph that a forward leaves for its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Keeps {
+pub(crate) struct SavedGraph {
     /// The buffer of the graph.
     pub graph: BufferId,
     /// The first layer in the graph.
@@ -135,14 +135,14 @@ pub(crate) struct Sum {
 
 /// Gradients of a stage's own parameters, and of the parameters that it shares with another stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sums {
+pub(crate) struct GradientSums {
     pub own: Sum,
     pub shared: Option<Sum>,
 }
 
 /// Gradients of activations that arrive and leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Crossing {
+pub(crate) struct BoundaryGradients {
     pub incoming: Option<BufferId>,
     pub outgoing: Option<BufferId>,
 }
@@ -174,7 +174,7 @@ pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> 
     let mut refused: Vec<ActionKind> = Vec::new();
     let mut tasks = IdVec::new();
     for (id, action) in program.actions().enumerate() {
-        match (Uses { program, action, split: &split, leaving: &leaving }).task() {
+        match (ActionBuffers { program, action, split: &split, leaving: &leaving }).task() {
             Ok(task) => {
                 tasks.push(task);
             }
@@ -183,7 +183,7 @@ pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> 
                 refused.push(action.kind);
                 faults.push(Diagnostic::error(format!("`{}` cannot be executed yet", action.kind)));
             }
-            Err(Refusal::Lacks(what)) => faults.push(Diagnostic::error(format!("{} {what}", program.describe(id)))),
+            Err(Refusal::Missing(what)) => faults.push(Diagnostic::error(format!("{} {what}", program.describe(id)))),
         }
     }
     faults.or(tasks)
@@ -211,14 +211,14 @@ pub(crate) fn computed_on(program: &Program) -> IdVec<BufferId, Option<DeviceId>
 enum Refusal {
     /// Actions of this kind are not executed.
     UnknownKind,
-    Lacks(&'static str),
+    Missing(&'static str),
 }
 
 /// Something that an action lacks, as a clause about it: "reads nothing".
-struct Lacks(&'static str);
+struct Missing(&'static str);
 
 /// The buffers of one action, found by content.
-struct Uses<'a> {
+struct ActionBuffers<'a> {
     program: &'a Program,
     action: &'a Action,
     /// Stages and microbatches with a split backward.
@@ -227,21 +227,22 @@ struct Uses<'a> {
     leaving: &'a BTreeSet<BufferId>,
 }
 
-type Wanted = fn(&Content) -> bool;
+type ContentTest = fn(&Content) -> bool;
 
-const PARAMETERS: Wanted = |content| matches!(content, Content::Parameters(_));
-const GRADIENTS: Wanted = |content| matches!(content, Content::Gradients(_));
-const SHARED: Wanted = |content| matches!(content, Content::Shared(_));
-const SHARED_GRADIENTS: Wanted = |content| matches!(content, Content::SharedGradients(_));
-const CACHE: Wanted = |content| matches!(content, Content::Cache(_));
-const STATE: Wanted = |content| matches!(content, Content::OptimizerState(_));
-const NORM: Wanted = |content| matches!(content, Content::Norm(_));
-const LOG: Wanted = |content| matches!(content, Content::UndoLog(_));
-const OUTPUT: Wanted = |content| matches!(content, Content::Activation(..) | Content::Checkpoint(..));
-const GRADIENT: Wanted = |content| matches!(content, Content::Gradient(..));
-const GRAPH: Wanted = |content| matches!(content, Content::Saved(..) | Content::Recomputed(..) | Content::Reloaded(..));
+const PARAMETERS: ContentTest = |content| matches!(content, Content::Parameters(_));
+const GRADIENTS: ContentTest = |content| matches!(content, Content::Gradients(_));
+const SHARED: ContentTest = |content| matches!(content, Content::Shared(_));
+const SHARED_GRADIENTS: ContentTest = |content| matches!(content, Content::SharedGradients(_));
+const CACHE: ContentTest = |content| matches!(content, Content::Cache(_));
+const STATE: ContentTest = |content| matches!(content, Content::OptimizerState(_));
+const NORM: ContentTest = |content| matches!(content, Content::Norm(_));
+const LOG: ContentTest = |content| matches!(content, Content::UndoLog(_));
+const OUTPUT: ContentTest = |content| matches!(content, Content::Activation(..) | Content::Checkpoint(..));
+const GRADIENT: ContentTest = |content| matches!(content, Content::Gradient(..));
+const GRAPH: ContentTest =
+    |content| matches!(content, Content::Saved(..) | Content::Recomputed(..) | Content::Reloaded(..));
 
-impl Uses<'_> {
+impl ActionBuffers<'_> {
     /// The task of the action.
     fn task(&self) -> Result<Task, Refusal> {
         match self.action.kind {
@@ -270,44 +271,47 @@ impl Uses<'_> {
             ActionKind::OptimizerStep => self.step().map(Task::Step),
             ActionKind::Norm => self.norm(),
             ActionKind::Check => {
-                let read = |wanted| self.all(&self.action.reads, wanted);
+                let read = |is_wanted| self.all(&self.action.reads, is_wanted);
                 Ok(Task::Check { norms: read(NORM), states: read(STATE) })
             }
             ActionKind::Rollback => self.rollback(),
             ActionKind::Barrier => Ok(Task::Barrier),
             ActionKind::Collective(Collective::AllReduce) => return Err(Refusal::UnknownKind),
         }
-        .map_err(|Lacks(what)| Refusal::Lacks(what))
+        .map_err(|Missing(what)| Refusal::Missing(what))
     }
 
     fn content(&self, buffer: BufferId) -> &Content {
         &self.program.buffers()[buffer].content
     }
 
-    fn all(&self, accesses: &[Access], wanted: Wanted) -> Vec<BufferId> {
+    fn all(&self, accesses: &[Access], is_wanted: ContentTest) -> Vec<BufferId> {
         let buffers = accesses.iter().map(|access| access.buffer);
-        buffers.filter(|buffer| wanted(self.content(*buffer))).collect()
+        buffers.filter(|buffer| is_wanted(self.content(*buffer))).collect()
     }
 
-    fn read(&self, wanted: Wanted) -> Option<BufferId> {
-        self.all(&self.action.reads, wanted).first().copied()
+    fn read(&self, is_wanted: ContentTest) -> Option<BufferId> {
+        self.all(&self.action.reads, is_wanted).first().copied()
     }
 
-    fn write(&self, wanted: Wanted) -> Option<BufferId> {
-        self.all(&self.action.writes, wanted).first().copied()
+    fn write(&self, is_wanted: ContentTest) -> Option<BufferId> {
+        self.all(&self.action.writes, is_wanted).first().copied()
     }
 
     /// The one buffer that is read and the one that is written.
-    fn one(&self, wanted: Wanted) -> Result<(BufferId, BufferId), Lacks> {
-        Ok((self.read(wanted).ok_or(Lacks("reads nothing"))?, self.write(wanted).ok_or(Lacks("writes nothing"))?))
+    fn one(&self, is_wanted: ContentTest) -> Result<(BufferId, BufferId), Missing> {
+        Ok((
+            self.read(is_wanted).ok_or(Missing("reads nothing"))?,
+            self.write(is_wanted).ok_or(Missing("writes nothing"))?,
+        ))
     }
 
-    fn stage(&self) -> Result<StageId, Lacks> {
-        self.action.subject.stage.ok_or(Lacks("has no stage"))
+    fn stage(&self) -> Result<StageId, Missing> {
+        self.action.subject.stage.ok_or(Missing("has no stage"))
     }
 
-    fn work(&self) -> Result<Work, Lacks> {
-        let microbatch = self.action.subject.microbatch.ok_or(Lacks("has no microbatch"))?;
+    fn work(&self) -> Result<Work, Missing> {
+        let microbatch = self.action.subject.microbatch.ok_or(Missing("has no microbatch"))?;
         let stage = self.stage()?;
         let first = self.program.stages()[stage].layers.first().index();
         let behind = |content: &Content| match content {
@@ -316,11 +320,11 @@ impl Uses<'_> {
         };
         let input = self.action.reads.iter().map(|access| access.buffer).find(|buffer| behind(self.content(*buffer)));
         if input.is_none() && first > 0 {
-            return Err(Lacks("reads no input"));
+            return Err(Missing("reads no input"));
         }
         // A stage's own parameters come first. Shared ones are read in place or from a copy.
         let mut read = self.all(&self.action.reads, PARAMETERS).into_iter();
-        let parameters = read.next().ok_or(Lacks("reads no parameters"))?;
+        let parameters = read.next().ok_or(Missing("reads no parameters"))?;
         let shared = self.read(SHARED).or(read.next());
         Ok(Work { stage, microbatch: microbatch.index(), parameters, shared, input, cache: self.read(CACHE) })
     }
@@ -330,7 +334,7 @@ impl Uses<'_> {
         subject.stage.zip(subject.microbatch).is_some_and(|key| self.split.contains(&key))
     }
 
-    fn forward(&self) -> Result<Task, Lacks> {
+    fn forward(&self) -> Result<Task, Missing> {
         let work = self.work()?;
         let outputs =
             self.all(&self.action.writes, OUTPUT).into_iter().filter_map(|buffer| match self.content(buffer) {
@@ -346,92 +350,95 @@ impl Uses<'_> {
         // Parameters that leave the device must not be held by a graph.
         let leaves = self.program.buffers()[work.parameters].lifetime == Lifetime::Transient;
         let split = leaves || self.is_split();
-        let keeps = graph.map(|graph| Keeps { graph, from, split, offloads, leaves });
+        let keeps = graph.map(|graph| SavedGraph { graph, from, split, offloads, leaves });
         Ok(Task::Forward { work, outputs: outputs.collect(), keeps })
     }
 
-    fn recompute(&self) -> Result<Task, Lacks> {
-        let into = self.write(|content| matches!(content, Content::Recomputed(..))).ok_or(Lacks("makes nothing"))?;
-        let Content::Recomputed(layers, _) = *self.content(into) else { return Err(Lacks("makes nothing")) };
+    fn recompute(&self) -> Result<Task, Missing> {
+        let into = self.write(|content| matches!(content, Content::Recomputed(..))).ok_or(Missing("makes nothing"))?;
+        let Content::Recomputed(layers, _) = *self.content(into) else { return Err(Missing("makes nothing")) };
         Ok(Task::Recompute { work: self.work()?, layers, split: self.is_split(), into })
     }
 
-    fn gradients(&self) -> Result<Sums, Lacks> {
-        let sum = |wanted: Wanted| self.write(wanted).map(|buffer| Sum { buffer, adds: self.read(wanted).is_some() });
-        Ok(Sums { own: sum(GRADIENTS).ok_or(Lacks("makes no gradients"))?, shared: sum(SHARED_GRADIENTS) })
+    fn gradients(&self) -> Result<GradientSums, Missing> {
+        let sum = |is_wanted: ContentTest| {
+            self.write(is_wanted).map(|buffer| Sum { buffer, adds: self.read(is_wanted).is_some() })
+        };
+        Ok(GradientSums { own: sum(GRADIENTS).ok_or(Missing("makes no gradients"))?, shared: sum(SHARED_GRADIENTS) })
     }
 
-    fn accumulate(&self) -> Result<Task, Lacks> {
-        let from = self.read(SHARED_GRADIENTS).ok_or(Lacks("adds nothing"))?;
-        Ok(Task::Accumulate { from, to: self.write(GRADIENTS).ok_or(Lacks("adds to nothing"))? })
+    fn accumulate(&self) -> Result<Task, Missing> {
+        let from = self.read(SHARED_GRADIENTS).ok_or(Missing("adds nothing"))?;
+        Ok(Task::Accumulate { from, to: self.write(GRADIENTS).ok_or(Missing("adds to nothing"))? })
     }
 
-    fn crossing(&self) -> Crossing {
-        Crossing { incoming: self.read(GRADIENT), outgoing: self.write(GRADIENT) }
+    fn crossing(&self) -> BoundaryGradients {
+        BoundaryGradients { incoming: self.read(GRADIENT), outgoing: self.write(GRADIENT) }
     }
 
-    fn backward(&self) -> Result<Task, Lacks> {
+    fn backward(&self) -> Result<Task, Missing> {
         let graphs = self.all(&self.action.reads, GRAPH);
         let (work, gradients, crossing) = (self.work()?, self.gradients()?, self.crossing());
         Ok(Task::Backward { work, graphs, gradients, crossing })
     }
 
-    fn backward_input(&self) -> Result<Task, Lacks> {
+    fn backward_input(&self) -> Result<Task, Missing> {
         let graphs = self.all(&self.action.reads, GRAPH);
         if graphs.is_empty() {
-            return Err(Lacks("reads nothing saved"));
+            return Err(Missing("reads nothing saved"));
         }
         Ok(Task::BackwardInput { work: self.work()?, graphs, crossing: self.crossing() })
     }
 
-    fn backward_weight(&self) -> Result<Task, Lacks> {
+    fn backward_weight(&self) -> Result<Task, Missing> {
         // The backward-input leaves its remainder in the first buffer that it reads.
-        let later = self.read(GRAPH).ok_or(Lacks("reads nothing saved"))?;
+        let later = self.read(GRAPH).ok_or(Missing("reads nothing saved"))?;
         Ok(Task::BackwardWeight { later, gradients: self.gradients()?, stage: self.stage()? })
     }
 
-    fn moved(&self, wanted: Wanted) -> Task {
-        let to = self.all(&self.action.writes, wanted);
-        let read = self.all(&self.action.reads, wanted);
+    fn moved(&self, is_wanted: ContentTest) -> Task {
+        let to = self.all(&self.action.writes, is_wanted);
+        let read = self.all(&self.action.reads, is_wanted);
         let adds = read.iter().any(|buffer| to.contains(buffer));
         Task::Move { from: read.into_iter().filter(|buffer| !to.contains(buffer)).collect(), to, adds }
     }
 
-    fn gather(&self) -> Result<Task, Lacks> {
-        let parameters: Wanted = |content| PARAMETERS(content) || SHARED(content);
-        let to = self.write(parameters).ok_or(Lacks("gathers nothing"))?;
+    fn gather(&self) -> Result<Task, Missing> {
+        let parameters: ContentTest = |content| PARAMETERS(content) || SHARED(content);
+        let to = self.write(parameters).ok_or(Missing("gathers nothing"))?;
         let mut from = self.all(&self.action.reads, parameters);
         from.sort_by_key(|buffer| self.program.buffers()[*buffer].part);
         Ok(Task::Gather { from, to })
     }
 
-    fn reduce(&self) -> Result<Task, Lacks> {
-        let gradients: Wanted = |content| GRADIENTS(content) || SHARED_GRADIENTS(content);
-        let to = self.write(gradients).ok_or(Lacks("reduces nothing"))?;
+    fn reduce(&self) -> Result<Task, Missing> {
+        let gradients: ContentTest = |content| GRADIENTS(content) || SHARED_GRADIENTS(content);
+        let to = self.write(gradients).ok_or(Missing("reduces nothing"))?;
         let read = self.all(&self.action.reads, gradients);
         let adds = read.contains(&to);
         Ok(Task::Reduce { from: read.into_iter().filter(|buffer| *buffer != to).collect(), to, adds })
     }
 
-    fn norm(&self) -> Result<Task, Lacks> {
-        let gradients = self.read(GRADIENTS).ok_or(Lacks("reads no gradients"))?;
-        Ok(Task::Norm { gradients, to: self.write(NORM).ok_or(Lacks("leaves no norm"))? })
+    fn norm(&self) -> Result<Task, Missing> {
+        let gradients = self.read(GRADIENTS).ok_or(Missing("reads no gradients"))?;
+        Ok(Task::Norm { gradients, to: self.write(NORM).ok_or(Missing("leaves no norm"))? })
     }
 
-    fn step(&self) -> Result<Step, Lacks> {
+    fn step(&self) -> Result<Step, Missing> {
         Ok(Step {
             device: self.program.lanes()[self.action.lane].device,
             gradients: self.read(GRADIENTS),
-            state: self.read(STATE).ok_or(Lacks("reads no state"))?,
+            state: self.read(STATE).ok_or(Missing("reads no state"))?,
             before: self.all(&self.action.reads, PARAMETERS),
             after: self.all(&self.action.writes, PARAMETERS),
             log: self.write(LOG),
         })
     }
 
-    fn rollback(&self) -> Result<Task, Lacks> {
+    fn rollback(&self) -> Result<Task, Missing> {
         let step = self.step()?;
-        let undo = self.read(|content| LOG(content) || GRADIENTS(content)).ok_or(Lacks("has nothing to undo from"))?;
+        let undo =
+            self.read(|content| LOG(content) || GRADIENTS(content)).ok_or(Missing("has nothing to undo from"))?;
         Ok(Task::Rollback { step, undo })
     }
 }

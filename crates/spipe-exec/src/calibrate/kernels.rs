@@ -7,7 +7,7 @@ use super::{
 use crate::{
     device::transfer,
     nn::{Matrix, cast, kernels},
-    optimizer::{self, AdamW, DeviceMoments, Held, Moments},
+    optimizer::{self, AdamW, DeviceMoments, DeviceParameter, Moments},
 };
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
@@ -229,7 +229,7 @@ fn optimizer_rate((device, discrete_memory): (&Device, bool), clock: &mut Clock)
     let numbers = transfer::numbers(&filled());
     let (adam, moments) = (AdamW::default(), Moments::new(STEPPED));
     let mut step: Box<dyn FnMut(Matrix)> = if discrete_memory {
-        let held = Held::new(filled(), None);
+        let held = DeviceParameter::new(filled(), None);
         let mut state = Some((held, DeviceMoments::new(moments, shape, device)));
         Box::new(move |gradient| {
             state = state.take().map(|(held, moments)| adam.step_on_device(held, (gradient, 1.0), moments));

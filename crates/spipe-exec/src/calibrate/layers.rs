@@ -35,7 +35,7 @@ pub(super) struct Kind<'a> {
 impl Kind<'_> {
     /// The types, among those of a device, in which its layers are computed.
     pub fn widths<'w>(&self, widths: &'w [Width]) -> &'w [Width] {
-        if Reading::of(self.model).may_be_narrow() { widths } else { &widths[..1] }
+        if Reading::of(self.model).supports_half() { widths } else { &widths[..1] }
     }
 
     /// Number of copies in a chain for training passes.

@@ -43,7 +43,7 @@ pub(crate) enum Part {
 
 /// Results for one microbatch, iteration after iteration.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct MicrobatchResults {
     /// Tokens of each iteration, one for each sequence.
     pub tokens: Vec<Vec<i32>>,
     /// Rows of each iteration, one for each image; for denoising only those of the last iteration.
@@ -51,7 +51,7 @@ pub(crate) struct Found {
 }
 
 /// Results by microbatch.
-pub(crate) type AllFound = BTreeMap<usize, Found>;
+pub(crate) type AllResults = BTreeMap<usize, MicrobatchResults>;
 
 /// Inputs and results of one program of an inference.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(crate) struct Inference<'a> {
     /// Sequences or images of a microbatch, and number of microbatches.
     pub sequences: usize,
     pub microbatches: usize,
-    found: Mutex<AllFound>,
+    found: Mutex<AllResults>,
     caches: Mutex<Caches>,
 }
 
@@ -73,18 +73,18 @@ impl<'a> Inference<'a> {
         part: Part,
         (data, reading, seed): (&'a Data, Reading, u64),
         (sequences, microbatches): (usize, usize),
-        (found, caches): (AllFound, Caches),
+        (found, caches): (AllResults, Caches),
     ) -> Self {
         let (found, caches) = (Mutex::new(found), Mutex::new(caches));
         Self { part, data, reading, seed, sequences, microbatches, found, caches }
     }
 
-    fn all_found(&self) -> MutexGuard<'_, AllFound> {
+    fn all_found(&self) -> MutexGuard<'_, AllResults> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes out all results.
-    pub fn take_found(&self) -> AllFound {
+    pub fn take_found(&self) -> AllResults {
         std::mem::take(&mut *self.all_found())
     }
 

@@ -1,12 +1,12 @@
 //! The outputs of a run, built from the results of its microbatches.
 
-use super::AllFound;
+use super::AllResults;
 use crate::{data::Microbatch, report::Outputs};
 use std::time::Duration;
 
 impl Outputs {
     /// The outputs for `count` images, in the order in which they were read.
-    pub(crate) fn images(found: &AllFound, count: usize) -> Self {
+    pub(crate) fn images(found: &AllResults, count: usize) -> Self {
         let iterations = found.values().map(|found| found.rows.len()).max().unwrap_or(0);
         let of = |iteration: usize| found.values().filter_map(move |found| found.rows.get(iteration));
         let rows: Vec<f32> = (0..iterations).flat_map(of).flatten().copied().collect();
@@ -14,7 +14,7 @@ impl Outputs {
     }
 
     /// Prompts and the tokens that follow them.
-    pub(crate) fn tokens(found: &AllFound, prompts: &[Microbatch], durations: &[Duration]) -> Self {
+    pub(crate) fn tokens(found: &AllResults, prompts: &[Microbatch], durations: &[Duration]) -> Self {
         let sequences = prompts.iter().filter_map(|batch| match batch {
             Microbatch::Tokens(batch) => Some(batch.inputs.chunks(batch.seq_len.max(1)).map(<[i32]>::to_vec)),
             Microbatch::Images(_) => None,

@@ -23,12 +23,12 @@ pub(crate) struct Layers<'a> {
     pub first: usize,
     pub units: &'a [Unit],
     pub parameters: &'a [Vec<Matrix>],
-    table: Option<Table<'a>>,
+    table: Option<EmbeddingTable<'a>>,
 }
 
 /// The embedding's table, shared by two layers.
 #[derive(Clone, Copy)]
-struct Table<'a> {
+struct EmbeddingTable<'a> {
     /// The index of the layer that owns it, the first of the two.
     owner: usize,
     matrix: &'a Matrix,
@@ -41,7 +41,7 @@ impl<'a> Layers<'a> {
     pub fn new(first: usize, units: &'a [Unit], parameters: &'a [Vec<Matrix>]) -> Self {
         let table = units.iter().find_map(Unit::tied).and_then(|tied| {
             let matrix = parameters.get(tied.owner.index().checked_sub(first)?)?.first()?;
-            Some(Table { owner: tied.owner.index(), matrix, trains: tied.trains })
+            Some(EmbeddingTable { owner: tied.owner.index(), matrix, trains: tied.trains })
         });
         Self { first, units, parameters, table }
     }
@@ -49,7 +49,8 @@ impl<'a> Layers<'a> {
     /// Supplies the table that one of them shares with a layer elsewhere.
     pub fn sharing(self, matrix: Option<&'a Matrix>) -> Self {
         let table = self.units.iter().find_map(Unit::tied).zip(matrix);
-        let table = table.map(|(tied, matrix)| Table { owner: tied.owner.index(), matrix, trains: tied.trains });
+        let table =
+            table.map(|(tied, matrix)| EmbeddingTable { owner: tied.owner.index(), matrix, trains: tied.trains });
         Self { table: self.table.or(table), ..self }
     }
 
@@ -181,7 +182,7 @@ pub(crate) fn untracked(layers: Layers<'_>, input: Signal, pass: &PassContext, o
     let constants = |layer: &Vec<Matrix>| layer.iter().map(|parameter| parameter.clone().autodiff()).collect();
     let parameters: Tensors = layers.parameters.iter().map(constants).collect();
     let table = layers.table.map(|table| table.matrix.clone().autodiff());
-    let table = layers.table.zip(table.as_ref()).map(|(table, matrix)| Table { matrix, ..table });
+    let table = layers.table.zip(table.as_ref()).map(|(table, matrix)| EmbeddingTable { matrix, ..table });
     plain(compute(Layers { parameters: &parameters, table, ..layers }, input, (pass, &[]), outputs))
 }
 
@@ -237,7 +238,7 @@ pub(crate) fn tracked(
     let records = |(unit, late): (&Unit, &Vec<usize>)| (!late.is_empty()).then(|| Products::new(unit.trains()));
     let products: Vec<Option<Products>> = layers.units.iter().zip(&late).map(records).collect();
     let leaf = layers.table.map(|table| table_leaf(table, layers, &parameters));
-    let table = layers.table.zip(leaf.as_ref()).map(|(table, matrix)| Table { matrix, ..table });
+    let table = layers.table.zip(leaf.as_ref()).map(|(table, matrix)| EmbeddingTable { matrix, ..table });
     let with_leaves = Layers { parameters: &parameters, table, ..layers };
     let output = compute(with_leaves, input.clone(), (pass, &products), outputs);
     let leaves = |((unit, late), tensors): ((&Unit, &Vec<usize>), Vec<Matrix>)| {
@@ -245,7 +246,7 @@ pub(crate) fn tracked(
         tensors.into_iter().enumerate().filter(|_| unit.trains()).map(leaf).collect()
     };
     let parameters = layers.units.iter().zip(&late).zip(parameters).map(leaves).collect();
-    let is_borrowed = |table: &Table<'_>| {
+    let is_borrowed = |table: &EmbeddingTable<'_>| {
         table.trains && table.owner < layers.first && layers.units.iter().any(|unit| unit.tied().is_some())
     };
     let borrowed = layers.table.filter(is_borrowed).map(|table| table.owner).zip(leaf);
@@ -253,7 +254,7 @@ pub(crate) fn tracked(
 }
 
 /// The leaf of the table in the graph of `layers`: its owner's, or one of its own.
-fn table_leaf(table: Table<'_>, layers: Layers<'_>, leaves: &Tensors) -> Matrix {
+fn table_leaf(table: EmbeddingTable<'_>, layers: Layers<'_>, leaves: &Tensors) -> Matrix {
     if let Some(leaf) = table.owner.checked_sub(layers.first).and_then(|owner| leaves.get(owner)?.first()) {
         return leaf.clone();
     }
@@ -330,26 +331,26 @@ pub(crate) fn recorded_forward(
     let (front, rest) = layers.split_at(recorded_from);
     let is_whole = front.units.is_empty();
     let middle = if is_whole { input } else { untracked(front, input, pass, outputs) };
-    let tape = ActivationRecord::blank();
+    let record = ActivationRecord::blank();
     let kept = match &middle {
         Signal::Hidden(matrix) if !is_whole => Some(matrix.clone()),
         _ => None,
     };
     let first = rest.first;
     let signal =
-        if rest.units.is_empty() { middle } else { untracked(rest, middle, &pass.with_record(&tape), outputs) };
-    (signal, SavedActivations { first, input: kept, outputs: tape.take() })
+        if rest.units.is_empty() { middle } else { untracked(rest, middle, &pass.with_record(&record), outputs) };
+    (signal, SavedActivations { first, input: kept, outputs: record.take() })
 }
 
 /// The results of one graph's backward: pending gradients of its parameters, the gradient of its
 /// input, and that of a table that belongs to an earlier layer.
-struct Left {
+struct InputGradients {
     later: Vec<Vec<PendingGradient>>,
     input: Option<Matrix>,
     borrowed: Option<(usize, Matrix)>,
 }
 
-fn input_gradient(graph: Tracked, seed: Seed) -> Left {
+fn input_gradient(graph: Tracked, seed: Seed) -> InputGradients {
     let root: Tensor<1> = match (graph.output, seed) {
         (Signal::Loss(loss), Seed::Loss(scale)) => loss.mul_scalar(scale),
         // The derivative of Σ y g by y is g.
@@ -373,7 +374,7 @@ fn input_gradient(graph: Tracked, seed: Seed) -> Left {
         later.push(parameters.iter().map(due).collect());
     }
     let input = graph.input.as_ref().map(&mut of);
-    Left { later, input, borrowed: graph.borrowed.map(|(owner, leaf)| (owner, of(&leaf))) }
+    InputGradients { later, input, borrowed: graph.borrowed.map(|(owner, leaf)| (owner, of(&leaf))) }
 }
 
 /// The backward of consecutive graphs without the deferred gradients; returns those, and the

@@ -21,14 +21,14 @@ pub(crate) struct DeviceMoments {
 
 /// A parameter tensor in the memory of a device.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct DeviceParameter {
     /// The f32 parameter.
     pub(super) parameter: Matrix,
     /// The weights in the compute type, if that is narrower.
     pub(super) weights: Option<Matrix>,
 }
 
-impl Held {
+impl DeviceParameter {
     /// A tensor in the compute type, and its f32 master copy if that is another tensor.
     pub fn new(tensor: Matrix, master: Option<Matrix>) -> Self {
         match master {
@@ -37,7 +37,7 @@ impl Held {
         }
     }
 
-    /// The arguments of [`Held::new`].
+    /// The arguments of [`DeviceParameter::new`].
     pub fn into_parts(self) -> (Matrix, Option<Matrix>) {
         match self.weights {
             Some(weights) => (weights, Some(self.parameter)),
@@ -76,10 +76,10 @@ impl AdamW {
     /// if nobody else holds these. A device may fuse multiplications and additions.
     pub(crate) fn step_on_device(
         &self,
-        held: Held,
+        held: DeviceParameter,
         (gradient, factor): (Matrix, f32),
         mut moments: DeviceMoments,
-    ) -> (Held, DeviceMoments) {
+    ) -> (DeviceParameter, DeviceMoments) {
         moments.steps += 1;
         let scalars = Scalars { factor, ..Scalars::new(self, moments.steps) };
         #[cfg(feature = "cube")]
@@ -91,7 +91,12 @@ impl AdamW {
     }
 }
 
-fn by_operations(scalars: Scalars, held: Held, gradient: Matrix, moments: DeviceMoments) -> (Held, DeviceMoments) {
+fn by_operations(
+    scalars: Scalars,
+    held: DeviceParameter,
+    gradient: Matrix,
+    moments: DeviceMoments,
+) -> (DeviceParameter, DeviceMoments) {
     let DeviceMoments { first, second, steps } = moments;
     let gradient = cast(gradient, FloatDType::F32).mul_scalar(scalars.factor);
     let first = first.clone() + (gradient.clone() - first).mul_scalar(scalars.first_weight);
@@ -101,7 +106,7 @@ fn by_operations(scalars: Scalars, held: Held, gradient: Matrix, moments: Device
     let change = first.clone().mul_scalar(scalars.step) / denominator;
     let parameter = held.parameter.mul_scalar(scalars.keep) + change;
     let weights = held.weights.map(|weights| cast(parameter.clone(), float(weights.dtype())));
-    (Held { parameter, weights }, DeviceMoments { first, second, steps })
+    (DeviceParameter { parameter, weights }, DeviceMoments { first, second, steps })
 }
 
 /// The sum of the squares of all numbers of all tensors. It is finite if they are and no tensor's

@@ -7,7 +7,7 @@
 //! ```
 
 use super::{
-    device::{DeviceMoments, Held},
+    device::{DeviceMoments, DeviceParameter},
     kernel::Scalars,
 };
 use crate::nn::Matrix;
@@ -90,10 +90,10 @@ fn step_narrow<G: Float, W: Float, N: Size>(
 /// kernels.
 pub(super) fn step(
     scalars: Scalars,
-    held: Held,
+    held: DeviceParameter,
     gradient: Matrix,
     moments: DeviceMoments,
-) -> Result<(Held, DeviceMoments), (Held, Matrix, DeviceMoments)> {
+) -> Result<(DeviceParameter, DeviceMoments), (DeviceParameter, Matrix, DeviceMoments)> {
     let Some(gradients) = of(&gradient) else { return Err((held, gradient, moments)) };
     drop(gradient);
     let DeviceMoments { first, second, steps } = moments;
@@ -101,7 +101,7 @@ pub(super) fn step(
     let weights = held.weights.map(in_place);
     launch(scalars, gradients, &state, weights.as_ref());
     let [parameter, first, second] = state.map(matrix);
-    let held = Held { parameter, weights: weights.map(matrix) };
+    let held = DeviceParameter { parameter, weights: weights.map(matrix) };
     Ok((held, DeviceMoments { first, second, steps }))
 }
 

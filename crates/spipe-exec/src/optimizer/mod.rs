@@ -17,7 +17,7 @@ mod pieces;
 mod schedule;
 mod undo;
 
-pub(crate) use device::{DeviceMoments, Held, sums_of_squares};
+pub(crate) use device::{DeviceMoments, DeviceParameter, sums_of_squares};
 pub(crate) use half::narrowed;
 pub use half::{HalfMut, Numbers};
 pub(crate) use host::{adam_w, step};

@@ -4,7 +4,7 @@
 use crate::{
     data::Microbatch,
     error::RunError,
-    inference::{AllFound, Caches, Inference, Part},
+    inference::{AllResults, Caches, Inference, Part},
     nn::layers::Reading,
     options::Options,
     report::{Outputs, Report, Step},
@@ -39,7 +39,7 @@ pub(crate) fn infer(job: &Job<'_>, on_step: &mut dyn FnMut(&Step) -> ControlFlow
 }
 
 /// A part of an inference, done by the program of `job`; `before` is left by the part before.
-pub(crate) fn inference<'a>(job: &Job<'a>, part: Part, before: (AllFound, Caches)) -> Inference<'a> {
+pub(crate) fn inference<'a>(job: &Job<'a>, part: Part, before: (AllResults, Caches)) -> Inference<'a> {
     let context = job.plan.context();
     let workload = context.workload();
     let reads = (job.data, Reading::of(context.model), job.options.seed);

@@ -11,7 +11,7 @@ use crate::{
     error::RunError,
     runtime::{
         program_index::ProgramIndex,
-        run_state::{Block, Finished, Last, RunState, Timing},
+        run_state::{Block, Finished, LastCondition, RunState, Timing},
     },
 };
 use spipe_base::{ActionId, IdleCause, LaneId, SimTime};
@@ -93,7 +93,7 @@ impl<'a> Monitor<'a> {
         };
         if let Some(freed) = short_of.map(|memory| state.freed[memory.index()]).filter(|freed| *freed > readiness.at) {
             readiness.at = freed;
-            readiness.last = Some(Last { cause: IdleCause::Memory, from: None });
+            readiness.last = Some(LastCondition { cause: IdleCause::Memory, from: None });
         }
         let start = self.now();
         let free_since = state.lanes[lane.index()].free_since;

@@ -14,7 +14,7 @@ use crate::{
     nn::layers::{Reading, Unit, inferring_units, units},
     options::Options,
     persist::{
-        checkpoint::{Checkpoint, CheckpointError, Described, Identity, InitialState, OptimizerSettings},
+        checkpoint::{Checkpoint, CheckpointError, Identity, InitialState, NamedLayer, OptimizerSettings},
         weights::{self, Weights},
     },
     runtime::{bind::bind, hooks::Hooks, run::Job},
@@ -165,7 +165,7 @@ fn initial_state(
 /// The state of a checkpoint, with warnings.
 pub(crate) fn resumed(
     (plan, data): (&Plan, &Data),
-    layers: &[Described],
+    layers: &[NamedLayer],
     (options, checkpoint): (&Options, &Checkpoint),
 ) -> Result<(InitialState, Vec<String>), RunError> {
     let (state, mut warnings) = InitialState::resume(&identity(plan, data, options), layers, checkpoint)?;
@@ -187,7 +187,7 @@ pub(crate) fn identity(plan: &Plan, data: &Data, options: &Options) -> Identity 
 }
 
 /// The names and tensors of all layers.
-pub(crate) fn described(plan: &Plan, units: &[Unit]) -> Vec<Described> {
+pub(crate) fn described(plan: &Plan, units: &[Unit]) -> Vec<NamedLayer> {
     let names = plan.context().model.layers().iter().map(|layer| layer.name.clone());
     names.zip(units.iter().map(Unit::parameters)).collect()
 }

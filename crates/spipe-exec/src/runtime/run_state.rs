@@ -17,14 +17,14 @@ pub(crate) struct Timing {
     pub start: SimTime,
     pub end: SimTime,
     /// The condition that was met last.
-    pub last: Option<Last>,
+    pub last: Option<LastCondition>,
     /// Whether its lane stood idle for it.
     pub waited: bool,
 }
 
 /// The condition that was met last.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Last {
+pub(crate) struct LastCondition {
     pub cause: IdleCause,
     /// The action that met it, if it is of the same iteration.
     pub from: Option<ActionId>,
@@ -110,7 +110,7 @@ pub(crate) enum Block {
 #[derive(Clone, Copy)]
 pub(crate) struct Readiness {
     pub at: SimTime,
-    pub last: Option<Last>,
+    pub last: Option<LastCondition>,
 }
 
 impl RunState {
@@ -167,7 +167,7 @@ impl RunState {
             let due = met + precedence.lag;
             if due >= readiness.at {
                 let from = (precedence.distance == 0).then_some(precedence.from);
-                readiness = Readiness { at: due, last: Some(Last { cause: precedence.cause, from }) };
+                readiness = Readiness { at: due, last: Some(LastCondition { cause: precedence.cause, from }) };
             }
         }
         if readiness.at > now {

@@ -3,7 +3,7 @@
 //! Only the probabilities are kept for the derivative, once.
 
 use super::{
-    Array, Kernel, Made,
+    Array, Kernel, KernelOutput,
     exponential::{exp, largest, sum},
     product::{View, multiply_here},
 };
@@ -236,9 +236,9 @@ fn product(left: View<'_>, right: View<'_>, [rows, columns]: [usize; 2]) -> Vec<
 
 impl Kernel<3> for Attention {
     /// Probabilities of each sequence and head.
-    type Kept = Arc<[Head]>;
+    type Saved = Arc<[Head]>;
 
-    fn forward(&self, [queries, keys, values]: [Array<'_>; 3]) -> (Made, Self::Kept) {
+    fn forward(&self, [queries, keys, values]: [Array<'_>; 3]) -> (KernelOutput, Self::Saved) {
         let head = |(sequence, head): (usize, usize)| {
             let group = head / self.share();
             let queries = self.queries(queries.numbers, sequence, head);
@@ -253,13 +253,13 @@ impl Kernel<3> for Attention {
         };
         let (mixed, kept): (Vec<Head>, Vec<Head>) = self.tasks(self.heads).map(head).unzip();
         let shape = [self.batch.0 * self.tokens(), self.heads * self.width];
-        (Made { numbers: self.rows(self.of_queries(), &mixed), shape }, kept.into())
+        (KernelOutput { numbers: self.rows(self.of_queries(), &mixed), shape }, kept.into())
     }
 
     fn backward(
         &self,
         inputs: [Array<'_>; 3],
-        kept: &Self::Kept,
+        kept: &Self::Saved,
         gradient: &[f32],
         wanted: [bool; 3],
     ) -> [Option<Vec<f32>>; 3] {

@@ -1,7 +1,7 @@
 //! The loss of a language model.
 
 use super::{
-    Array, Kernel, Made,
+    Array, Kernel, KernelOutput,
     exponential::{exp, largest, sum},
 };
 use crate::device::simd::for_each_width;
@@ -38,9 +38,9 @@ for_each_width! {
 
 impl Kernel<1> for CrossEntropy {
     /// log Σ eˣ of each row.
-    type Kept = Arc<[f32]>;
+    type Saved = Arc<[f32]>;
 
-    fn forward(&self, [logits]: [Array<'_>; 1]) -> (Made, Self::Kept) {
+    fn forward(&self, [logits]: [Array<'_>; 1]) -> (KernelOutput, Self::Saved) {
         let [rows, width] = logits.shape;
         assert_eq!(rows, self.targets.len(), "a target for each row");
         let mut kept = vec![0.0; rows];
@@ -48,13 +48,13 @@ impl Kernel<1> for CrossEntropy {
         chunks.for_each(|(to, logits)| totals(width, logits, to));
         let at = |row: usize| logits.numbers[row * width + self.targets[row]];
         let loss = sum(rows, |row| kept[row] - at(row)) / rows as f32;
-        (Made { numbers: vec![loss], shape: [1, 1] }, kept.into())
+        (KernelOutput { numbers: vec![loss], shape: [1, 1] }, kept.into())
     }
 
     fn backward(
         &self,
         [logits]: [Array<'_>; 1],
-        kept: &Self::Kept,
+        kept: &Self::Saved,
         gradient: &[f32],
         _: [bool; 1],
     ) -> [Option<Vec<f32>>; 1] {

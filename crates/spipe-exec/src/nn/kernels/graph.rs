@@ -20,7 +20,7 @@ use burn::{
 };
 
 /// A tensor of the library of CPU cores, and one in its graphs.
-type Plain = FloatTensor<Cores>;
+type UntrackedTensor = FloatTensor<Cores>;
 type Tracked = FloatTensor<Autodiff<Cores>>;
 
 /// The value of `kernel`, with its step in the graph if the inputs are tracked; none on other
@@ -37,7 +37,7 @@ pub(crate) fn apply<K: Kernel<N>, const N: usize>(kernel: K, inputs: [&Matrix; N
 }
 
 /// `value` as the value of `kernel`, with its step in the graph; none where [`apply`] has none.
-pub(super) fn known<K: Kernel<N, Kept = ()>, const N: usize>(
+pub(super) fn apply_with_value<K: Kernel<N, Saved = ()>, const N: usize>(
     kernel: K,
     inputs: [&Matrix; N],
     value: &Matrix,
@@ -57,8 +57,8 @@ fn are_wide<const N: usize>(inputs: [&Matrix; N]) -> bool {
 
 /// A tensor of these numbers.
 #[expect(deprecated, reason = "the library is deprecated")]
-fn tensor(numbers: Vec<f32>, shape: [usize; 2]) -> Plain {
-    Plain::from_data(TensorData::new(numbers, shape))
+fn tensor(numbers: Vec<f32>, shape: [usize; 2]) -> UntrackedTensor {
+    UntrackedTensor::from_data(TensorData::new(numbers, shape))
 }
 
 /// A kernel as a step of a graph.
@@ -66,7 +66,7 @@ fn tensor(numbers: Vec<f32>, shape: [usize; 2]) -> Plain {
 struct Step<K>(K);
 
 impl<K: Kernel<N>, const N: usize> Backward<Cores, N> for Step<K> {
-    type State = ([(Plain, [usize; 2]); N], K::Kept);
+    type State = ([(UntrackedTensor, [usize; 2]); N], K::Saved);
 
     fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = gradients.consume::<Cores>(&ops.node);
@@ -83,7 +83,10 @@ impl<K: Kernel<N>, const N: usize> Backward<Cores, N> for Step<K> {
     }
 }
 
-fn value<K: Kernel<N>, const N: usize>(kernel: &K, inputs: &[(Plain, [usize; 2]); N]) -> (Plain, K::Kept) {
+fn value<K: Kernel<N>, const N: usize>(
+    kernel: &K,
+    inputs: &[(UntrackedTensor, [usize; 2]); N],
+) -> (UntrackedTensor, K::Saved) {
     let all = inputs.each_ref().map(|(tensor, _)| numbers(tensor));
     let arrays = std::array::from_fn(|index| Array { numbers: &all[index], shape: inputs[index].1 });
     let (made, kept) = kernel.forward(arrays);
@@ -102,7 +105,7 @@ fn tracked(matrix: &Matrix) -> Option<Tracked> {
 }
 
 /// A matrix of the library without a graph.
-fn plain(matrix: &Matrix) -> Option<Plain> {
+fn plain(matrix: &Matrix) -> Option<UntrackedTensor> {
     matrix.clone().try_into_primitive::<Cores>().ok()
 }
 
@@ -115,7 +118,7 @@ fn with_shapes<T, const N: usize>(tensors: [T; N], inputs: [&Matrix; N]) -> [(T,
 fn recorded<K: Kernel<N>, const N: usize>(
     kernel: &K,
     tracked: [(Tracked, [usize; 2]); N],
-    find: impl FnOnce(&[(Plain, [usize; 2]); N]) -> (Plain, K::Kept),
+    find: impl FnOnce(&[(UntrackedTensor, [usize; 2]); N]) -> (UntrackedTensor, K::Saved),
 ) -> Matrix {
     let nodes = tracked.each_ref().map(|(tensor, _)| tensor.node());
     let inputs = tracked.map(|(tensor, shape)| (tensor.into_primitive(), shape));

@@ -1,6 +1,6 @@
 //! Appends new keys and values to those in a cache, sequence by sequence.
 
-use super::{Array, Kernel, Made};
+use super::{Array, Kernel, KernelOutput};
 use rayon::prelude::*;
 
 /// Numbers per task at least: waking a thread pays from about 20 µs of copying.
@@ -13,9 +13,9 @@ pub(crate) struct Join {
 }
 
 impl Kernel<2> for Join {
-    type Kept = ();
+    type Saved = ();
 
-    fn forward(&self, [before, now]: [Array<'_>; 2]) -> (Made, ()) {
+    fn forward(&self, [before, now]: [Array<'_>; 2]) -> (KernelOutput, ()) {
         let [first, second] = [before, now].map(|array| (array.numbers.len() / self.sequences).max(1));
         let mut numbers = vec![0.0; before.numbers.len() + now.numbers.len()];
         let parts = before.numbers.par_chunks(first).zip(now.numbers.par_chunks(second));
@@ -25,7 +25,7 @@ impl Kernel<2> for Join {
             start.copy_from_slice(before);
             end.copy_from_slice(now);
         });
-        (Made { numbers, shape: [before.shape[0] + now.shape[0], now.shape[1]] }, ())
+        (KernelOutput { numbers, shape: [before.shape[0] + now.shape[0], now.shape[1]] }, ())
     }
 
     fn backward(

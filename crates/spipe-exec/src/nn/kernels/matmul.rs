@@ -1,8 +1,8 @@
 //! Matrix products as steps of a graph.
 
 use super::{
-    Array, Kernel, Made,
-    graph::{apply, known},
+    Array, Kernel, KernelOutput,
+    graph::{apply, apply_with_value},
     product::{View, multiply},
 };
 use crate::nn::Matrix;
@@ -30,7 +30,7 @@ pub(crate) fn matmul(left: Matrix, right: Matrix) -> Matrix {
 /// The product, with the step of [`matmul`] in the graph. If the kernel applies, `known` is used as
 /// its value.
 pub(crate) fn matmul_known(left: Matrix, right: Matrix, known_before: Option<Matrix>) -> Matrix {
-    let step = known_before.and_then(|product| known(Matmul, [&left, &right], &product));
+    let step = known_before.and_then(|product| apply_with_value(Matmul, [&left, &right], &product));
     step.unwrap_or_else(|| matmul(left, right))
 }
 
@@ -56,17 +56,17 @@ fn view<'a>(array: &Array<'a>) -> View<'a> {
     View::new(array.numbers, array.shape)
 }
 
-fn made(left: View<'_>, right: View<'_>, shape: [usize; 2]) -> Made {
+fn product_of(left: View<'_>, right: View<'_>, shape: [usize; 2]) -> KernelOutput {
     let mut numbers = vec![0.0; shape[0] * shape[1]];
     multiply(left, right, &mut numbers);
-    Made { numbers, shape }
+    KernelOutput { numbers, shape }
 }
 
 impl Kernel<2> for Matmul {
-    type Kept = ();
+    type Saved = ();
 
-    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (Made, ()) {
-        (made(view(&left), view(&right), [left.shape[0], right.shape[1]]), ())
+    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (KernelOutput, ()) {
+        (product_of(view(&left), view(&right), [left.shape[0], right.shape[1]]), ())
     }
 
     fn backward(
@@ -78,17 +78,17 @@ impl Kernel<2> for Matmul {
     ) -> [Option<Vec<f32>>; 2] {
         let gradient = View::new(gradient, [left.shape[0], right.shape[1]]);
         [
-            wanted[0].then(|| made(gradient, view(&right).transposed(), left.shape).numbers),
-            wanted[1].then(|| made(view(&left).transposed(), gradient, right.shape).numbers),
+            wanted[0].then(|| product_of(gradient, view(&right).transposed(), left.shape).numbers),
+            wanted[1].then(|| product_of(view(&left).transposed(), gradient, right.shape).numbers),
         ]
     }
 }
 
 impl Kernel<2> for TransposedMatmul {
-    type Kept = ();
+    type Saved = ();
 
-    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (Made, ()) {
-        (made(view(&left).transposed(), view(&right), [left.shape[1], right.shape[1]]), ())
+    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (KernelOutput, ()) {
+        (product_of(view(&left).transposed(), view(&right), [left.shape[1], right.shape[1]]), ())
     }
 
     /// d(aᵀ b): the gradient of a is b gᵀ, that of b is a g.
@@ -101,17 +101,17 @@ impl Kernel<2> for TransposedMatmul {
     ) -> [Option<Vec<f32>>; 2] {
         let gradient = View::new(gradient, [left.shape[1], right.shape[1]]);
         [
-            wanted[0].then(|| made(view(&right), gradient.transposed(), left.shape).numbers),
-            wanted[1].then(|| made(view(&left), gradient, right.shape).numbers),
+            wanted[0].then(|| product_of(view(&right), gradient.transposed(), left.shape).numbers),
+            wanted[1].then(|| product_of(view(&left), gradient, right.shape).numbers),
         ]
     }
 }
 
 impl Kernel<2> for MatmulTransposed {
-    type Kept = ();
+    type Saved = ();
 
-    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (Made, ()) {
-        (made(view(&left), view(&right).transposed(), [left.shape[0], right.shape[0]]), ())
+    fn forward(&self, [left, right]: [Array<'_>; 2]) -> (KernelOutput, ()) {
+        (product_of(view(&left), view(&right).transposed(), [left.shape[0], right.shape[0]]), ())
     }
 
     /// d(a bᵀ): the gradient of a is g b, that of b is gᵀ a.
@@ -124,8 +124,8 @@ impl Kernel<2> for MatmulTransposed {
     ) -> [Option<Vec<f32>>; 2] {
         let gradient = View::new(gradient, [left.shape[0], right.shape[0]]);
         [
-            wanted[0].then(|| made(gradient, view(&right), left.shape).numbers),
-            wanted[1].then(|| made(gradient.transposed(), view(&left), right.shape).numbers),
+            wanted[0].then(|| product_of(gradient, view(&right), left.shape).numbers),
+            wanted[1].then(|| product_of(gradient.transposed(), view(&left), right.shape).numbers),
         ]
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Array<'a> {
 
 /// The value of a kernel, row by row.
 #[derive(Clone, Debug)]
-pub(crate) struct Made {
+pub(crate) struct KernelOutput {
     pub numbers: Vec<f32>,
     pub shape: [usize; 2],
 }
@@ -50,16 +50,16 @@ pub(crate) struct Made {
 /// A function of matrices and its derivative.
 pub(crate) trait Kernel<const N: usize>: Clone + Send + Sync + Debug + 'static {
     /// Data kept for the derivative, beside the inputs.
-    type Kept: Clone + Send + Debug + 'static;
+    type Saved: Clone + Send + Debug + 'static;
 
     /// Its value.
-    fn forward(&self, inputs: [Array<'_>; N]) -> (Made, Self::Kept);
+    fn forward(&self, inputs: [Array<'_>; N]) -> (KernelOutput, Self::Saved);
 
     /// The gradients of the `wanted` inputs, from the gradient of the value.
     fn backward(
         &self,
         inputs: [Array<'_>; N],
-        kept: &Self::Kept,
+        kept: &Self::Saved,
         gradient: &[f32],
         wanted: [bool; N],
     ) -> [Option<Vec<f32>>; N];

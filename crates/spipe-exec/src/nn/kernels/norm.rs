@@ -1,6 +1,6 @@
 //! Norms over the width of each token, in one pass each way.
 
-use super::{Array, Kernel, Made, exponential::sum};
+use super::{Array, Kernel, KernelOutput, exponential::sum};
 use crate::device::simd::for_each_width;
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ for_each_width! {
     }
 }
 
-fn forward(centred: bool, epsilon: f32, input: Array<'_>, parameters: [&[f32]; 2]) -> (Made, Rows) {
+fn forward(centred: bool, epsilon: f32, input: Array<'_>, parameters: [&[f32]; 2]) -> (KernelOutput, Rows) {
     let width = parameters[0].len();
     let mut numbers = vec![0.0; input.numbers.len()];
     let mut kept = vec![[0.0; 2]; input.shape[0]];
@@ -77,7 +77,7 @@ fn forward(centred: bool, epsilon: f32, input: Array<'_>, parameters: [&[f32]; 2
     places.zip(input.numbers.par_chunks(ROWS * width)).for_each(|((to, kept), input)| {
         rows_forward((centred, epsilon), input, parameters, to, kept);
     });
-    (Made { numbers, shape: input.shape }, kept.into())
+    (KernelOutput { numbers, shape: input.shape }, kept.into())
 }
 
 fn backward(centred: bool, inputs: [&[f32]; 2], kept: &Rows, gradient: &[f32]) -> [Vec<f32>; 3] {
@@ -106,9 +106,9 @@ fn backward(centred: bool, inputs: [&[f32]; 2], kept: &Rows, gradient: &[f32]) -
 }
 
 impl Kernel<2> for RmsNorm {
-    type Kept = Rows;
+    type Saved = Rows;
 
-    fn forward(&self, [input, weight]: [Array<'_>; 2]) -> (Made, Rows) {
+    fn forward(&self, [input, weight]: [Array<'_>; 2]) -> (KernelOutput, Rows) {
         forward(false, self.epsilon, input, [weight.numbers, &[]])
     }
 
@@ -125,9 +125,9 @@ impl Kernel<2> for RmsNorm {
 }
 
 impl Kernel<3> for LayerNorm {
-    type Kept = Rows;
+    type Saved = Rows;
 
-    fn forward(&self, [input, weight, bias]: [Array<'_>; 3]) -> (Made, Rows) {
+    fn forward(&self, [input, weight, bias]: [Array<'_>; 3]) -> (KernelOutput, Rows) {
         forward(true, self.epsilon, input, [weight.numbers, bias.numbers])
     }
 

@@ -1,6 +1,6 @@
 //! Rotary position embedding of queries or keys by themselves, for keys that go to a cache.
 
-use super::{Angles, Array, Kernel, Made};
+use super::{Angles, Array, Kernel, KernelOutput};
 use rayon::prelude::*;
 
 /// Rows per task.
@@ -39,10 +39,10 @@ impl Rope {
 }
 
 impl Kernel<1> for Rope {
-    type Kept = ();
+    type Saved = ();
 
-    fn forward(&self, [input]: [Array<'_>; 1]) -> (Made, ()) {
-        (Made { numbers: self.turned(input.numbers, input.shape, 1.0), shape: input.shape }, ())
+    fn forward(&self, [input]: [Array<'_>; 1]) -> (KernelOutput, ()) {
+        (KernelOutput { numbers: self.turned(input.numbers, input.shape, 1.0), shape: input.shape }, ())
     }
 
     /// Rotation preserves lengths: its transpose is the inverse rotation.

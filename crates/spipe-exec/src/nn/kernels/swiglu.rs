@@ -1,7 +1,7 @@
 //! Activations of feed-forward networks.
 
 use super::{
-    Array, Kernel, Made,
+    Array, Kernel, KernelOutput,
     exponential::{erf, sigmoid},
 };
 use crate::device::simd::for_each_width;
@@ -77,13 +77,13 @@ for_each_width! {
 }
 
 impl Kernel<2> for Swiglu {
-    type Kept = ();
+    type Saved = ();
 
-    fn forward(&self, [gates, ups]: [Array<'_>; 2]) -> (Made, ()) {
+    fn forward(&self, [gates, ups]: [Array<'_>; 2]) -> (KernelOutput, ()) {
         let mut numbers = vec![0.0; gates.numbers.len()];
         let inputs = gates.numbers.par_chunks(CHUNK).zip(ups.numbers.par_chunks(CHUNK));
         numbers.par_chunks_mut(CHUNK).zip(inputs).for_each(|(to, (gates, ups))| swiglu(gates, ups, to));
-        (Made { numbers, shape: gates.shape }, ())
+        (KernelOutput { numbers, shape: gates.shape }, ())
     }
 
     fn backward(
@@ -106,16 +106,16 @@ impl Kernel<2> for Swiglu {
 }
 
 impl Kernel<1> for Gelu {
-    type Kept = ();
+    type Saved = ();
 
-    fn forward(&self, [input]: [Array<'_>; 1]) -> (Made, ()) {
+    fn forward(&self, [input]: [Array<'_>; 1]) -> (KernelOutput, ()) {
         let mut numbers = vec![0.0; input.numbers.len()];
         let function = match self {
             Self::Exact => gelu,
             Self::Tanh => gelu_tanh,
         };
         numbers.par_chunks_mut(CHUNK).zip(input.numbers.par_chunks(CHUNK)).for_each(|(to, input)| function(input, to));
-        (Made { numbers, shape: input.shape }, ())
+        (KernelOutput { numbers, shape: input.shape }, ())
     }
 
     fn backward(&self, [input]: [Array<'_>; 1], (): &(), gradient: &[f32], _: [bool; 1]) -> [Option<Vec<f32>>; 1] {

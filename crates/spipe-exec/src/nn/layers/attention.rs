@@ -118,15 +118,15 @@ impl AttentionUnit {
             queries = norm.forward(&[next()], by_head(queries, heads)).reshape([tokens, heads * width]);
             keys = norm.forward(&[next()], by_head(keys, kv_heads)).reshape([tokens, kv_heads * width]);
         }
-        let mixed = match pass.recall() {
+        let mixed = match pass.cache() {
             None => kernels::apply(self.kernel(pass.batch), [&queries, &keys, &values])
                 .unwrap_or_else(|| self.mix(pass.batch, [queries, keys, values])),
-            Some(recall) => {
-                let positions = recall.past..recall.past + seq_len;
+            Some(cache) => {
+                let positions = cache.past..cache.past + seq_len;
                 let queries = self.turned(queries, (sequences, &positions));
                 let keys = self.turned(keys, (sequences, &positions));
                 let window = block.keys(positions.end as u64) as usize;
-                let [keys, values] = recall.join(sequences, window, [keys, values]);
+                let [keys, values] = cache.join(sequences, window, [keys, values]);
                 let first = positions.end - keys.dims()[0] / sequences;
                 let span = Span { sequences, keys: first..positions.end, queries: positions };
                 kernels::apply(self.plain_kernel(&span), [&queries, &keys, &values])
@@ -162,7 +162,7 @@ impl AttentionUnit {
     fn mix_heads(&self, span: &Span, inputs: [Matrix; 3], mask: Option<Tensor<4>>) -> Matrix {
         let Block { heads, kv_heads, head_dim, .. } = self.block;
         let [heads, key_heads, width] = [heads, kv_heads, head_dim].map(|number| number as usize);
-        replayed(&Mix { span: span.clone(), heads, key_heads, width, mask }, inputs)
+        replayed(&ScaledDotProduct { span: span.clone(), heads, key_heads, width, mask }, inputs)
     }
 
     /// Rows of queries or keys, rotated by the positions of their tokens.
@@ -289,7 +289,7 @@ impl AttentionUnit {
 
     /// Count of numbers that its graph keeps beside its input: queries, keys, values and the
     /// output; with `ours`, this crate's kernel, also the probabilities once.
-    pub const fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
+    pub const fn saved(&self, sequences: u64, seq_len: u64, ours: bool) -> u64 {
         let block = &self.block;
         let scores = if ours { sequences * block.heads * seq_len * seq_len } else { 0 };
         sequences * seq_len * 2 * (block.query_width() + block.kv_width()) + scores
@@ -298,7 +298,7 @@ impl AttentionUnit {
 
 /// Scores of queries and keys, softmax, and the weighted sum of values.
 #[derive(Clone, Debug)]
-struct Mix {
+struct ScaledDotProduct {
     span: Span,
     heads: usize,
     /// Heads of keys and values; each is shared by `heads / key_heads` query heads.
@@ -309,7 +309,7 @@ struct Mix {
     mask: Option<Tensor<4>>,
 }
 
-impl Mix {
+impl ScaledDotProduct {
     fn by_head(&self, matrix: Matrix, heads: usize, tokens: &Range<usize>) -> Tensor<4> {
         matrix.reshape([self.span.sequences, tokens.len(), heads, self.width]).swap_dims(1, 2)
     }
@@ -369,7 +369,7 @@ impl Mix {
     }
 }
 
-impl Replayed<3> for Mix {
+impl Replayed<3> for ScaledDotProduct {
     fn value(&self, inputs: [Matrix; 3]) -> Matrix {
         let [queries, keys, values] = self.heads(inputs);
         let shares = cast(self.shares(&queries, &keys), float(values.dtype()));
@@ -427,7 +427,7 @@ mod tests {
             let row = |query: usize| (0..6).map(move |key| if key > query + 1 { f32::NEG_INFINITY } else { 0.0 });
             let numbers: Vec<f32> = (0..5).flat_map(row).collect();
             let mask = masked.then(|| Tensor::from_data(TensorData::new(numbers, [1, 1, 5, 6]), &cores()));
-            let mix = Mix { span, heads: 4, key_heads, width: 8, mask };
+            let mix = ScaledDotProduct { span, heads: 4, key_heads, width: 8, mask };
             derives(&mix, [[10, 32], [12, 8 * key_heads], [12, 8 * key_heads]]);
         }
     }

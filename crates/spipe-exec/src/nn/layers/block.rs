@@ -1,7 +1,7 @@
 //! A transformer block: attention and feed-forward network around residuals.
 
 use super::{
-    Kept, Matrix, Parameter, PassContext,
+    Matrix, Parameter, PassContext, SavedNumbers,
     attention::AttentionUnit,
     norm::NormUnit,
     replay::{Replayed, replayed},
@@ -96,15 +96,15 @@ impl BlockUnit {
 
     /// Count of numbers that its graph keeps: inputs of products, of this crate's kernels (`ours`),
     /// and of recomputed functions.
-    pub fn kept(&self, sequences: u64, seq_len: u64, ours: bool) -> Kept {
+    pub fn saved(&self, sequences: u64, seq_len: u64, ours: bool) -> SavedNumbers {
         let Block { hidden, intermediate, mlp, .. } = self.block;
         let inner = match mlp {
             Mlp::Swiglu => 3 * intermediate,
             Mlp::Gelu | Mlp::GeluTanh => 2 * intermediate,
         };
         // The residual stream twice, each time with its norm.
-        let own = sequences * seq_len * (2 * hidden * 2 + inner) + self.attention.kept(sequences, seq_len, ours);
-        Kept { own, wide: 0 }
+        let own = sequences * seq_len * (2 * hidden * 2 + inner) + self.attention.saved(sequences, seq_len, ours);
+        SavedNumbers { own, wide: 0 }
     }
 }
 

@@ -24,7 +24,7 @@ struct Output {
 }
 
 /// Outputs that are still to be read, by layer.
-pub(crate) type Live = BTreeMap<LayerId, Matrix>;
+pub(crate) type LiveOutputs = BTreeMap<LayerId, Matrix>;
 
 impl CutTensors {
     /// The tensors cut after layer `after`.
@@ -57,7 +57,7 @@ impl CutTensors {
     ///
     /// # Panics
     /// If one is missing, which the order of layers rules out.
-    pub fn pack(&self, mut live: Live) -> Matrix {
+    pub fn pack(&self, mut live: LiveOutputs) -> Matrix {
         let mut take = |output: &Output| live.remove(&output.layer).expect("every layer before a cut has run");
         match &self.0[..] {
             [only] => take(only),
@@ -69,10 +69,10 @@ impl CutTensors {
     ///
     /// # Panics
     /// If the matrix is missing, which the program rules out.
-    pub fn unpack(&self, packed: Option<Matrix>) -> Live {
+    pub fn unpack(&self, packed: Option<Matrix>) -> LiveOutputs {
         let crosses = "what crosses a cut arrives behind it";
         match &self.0[..] {
-            [] => Live::new(),
+            [] => LiveOutputs::new(),
             [only] => [(only.layer, packed.expect(crosses))].into(),
             several => {
                 let packed = packed.expect(crosses);

@@ -1,6 +1,6 @@
 //! Initial parameters: the same for a seed, however layers are placed.
 
-use super::{Parameter, Start};
+use super::{Initialisation, Parameter};
 use crate::data::{hash, normals, uniform};
 use spipe_base::LayerId;
 
@@ -12,11 +12,13 @@ const DEVIATION: f64 = 0.02;
 pub(crate) fn initial(seed: u64, layer: LayerId, parameter: &Parameter) -> Vec<f32> {
     let name: Vec<u64> = parameter.name.bytes().map(u64::from).collect();
     let key = hash(&[&[seed, layer.index() as u64], &name[..]].concat());
-    match parameter.start {
-        Start::Ones => vec![1.0; parameter.count()],
-        Start::Zeros => vec![0.0; parameter.count()],
-        Start::Normal => normals(key).take(parameter.count()).map(|number| (number * DEVIATION) as f32).collect(),
-        Start::Uniform(fan_in) => {
+    match parameter.initialisation {
+        Initialisation::Ones => vec![1.0; parameter.count()],
+        Initialisation::Zeros => vec![0.0; parameter.count()],
+        Initialisation::Normal => {
+            normals(key).take(parameter.count()).map(|number| (number * DEVIATION) as f32).collect()
+        }
+        Initialisation::Uniform(fan_in) => {
             let bound = 1.0 / (fan_in as f64).sqrt();
             (0..parameter.count() as u64).map(|index| ((2.0 * uniform(key, index) - 1.0) * bound) as f32).collect()
         }

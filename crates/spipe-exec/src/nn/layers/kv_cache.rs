@@ -14,14 +14,14 @@ use std::{
 pub(crate) struct KvCache {
     /// Number of earlier tokens of each sequence.
     pub past: usize,
-    kept: Arc<Mutex<Kept>>,
+    pairs: Arc<Mutex<Pairs>>,
 }
 
 /// Keys and values of one layer, a row for each token, sequence by sequence; without a graph.
 type Pair = [Matrix; 2];
 
 #[derive(Debug, Default)]
-struct Kept {
+struct Pairs {
     before: VecDeque<Pair>,
     after: Vec<Pair>,
 }
@@ -29,17 +29,17 @@ struct Kept {
 impl KvCache {
     /// A cache of `past` tokens; `before` is a result of [`Self::take`], or empty.
     pub fn new(past: usize, before: Vec<Pair>) -> Self {
-        Self { past, kept: Arc::new(Mutex::new(Kept { before: before.into(), after: Vec::new() })) }
+        Self { past, pairs: Arc::new(Mutex::new(Pairs { before: before.into(), after: Vec::new() })) }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pairs(&self) -> MutexGuard<'_, Pairs> {
+        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next layer's keys and values, appended to the cached ones; the last `window` of each
     /// sequence are kept.
     pub fn join(&self, sequences: usize, window: usize, now: Pair) -> Pair {
-        let before = self.kept().before.pop_front();
+        let before = self.pairs().before.pop_front();
         let now = now.map(Matrix::inner);
         let all = match before {
             Some([keys, values]) => {
@@ -48,13 +48,13 @@ impl KvCache {
             }
             None => now,
         };
-        self.kept().after.push(all.clone().map(|rows| last(sequences, window, rows)));
+        self.pairs().after.push(all.clone().map(|rows| last(sequences, window, rows)));
         all.map(Matrix::autodiff)
     }
 
     /// Takes out the keys and values of all layers.
     pub fn take(&self) -> Vec<Pair> {
-        std::mem::take(&mut self.kept().after)
+        std::mem::take(&mut self.pairs().after)
     }
 }
 

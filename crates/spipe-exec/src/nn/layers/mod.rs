@@ -9,7 +9,8 @@ mod activation_record;
 mod attention;
 mod block;
 mod cut_tensors;
-mod ends;
+mod embedding;
+mod head;
 mod init;
 mod kv_cache;
 mod noise;
@@ -21,7 +22,7 @@ mod replay;
 mod unet;
 
 pub(crate) use activation_record::ActivationRecord;
-pub(crate) use cut_tensors::{CutTensors, Live};
+pub(crate) use cut_tensors::{CutTensors, LiveOutputs};
 pub(crate) use init::initial;
 pub(crate) use kv_cache::KvCache;
 pub(crate) use noise::{begin, denoised, go_on};
@@ -31,7 +32,8 @@ pub(crate) use product::{Convolution, Linear, Product, Products};
 use super::{Matrix, cast, float, wide};
 use block::BlockUnit;
 use burn::tensor::Tensor;
-use ends::{EmbeddingUnit, HeadUnit};
+use embedding::EmbeddingUnit;
+use head::HeadUnit;
 use patch::PatchUnit;
 use spipe_base::{Bytes, Diagnostic, Faults, LayerId};
 use spipe_model::{Attention, Batch, Block, Embedding, Head, Layer, LayerKind, Model, Precision, Recompute};
@@ -46,12 +48,12 @@ pub(crate) struct Parameter {
     /// Rows and columns; weights are inputs × outputs.
     pub shape: [usize; 2],
     /// Its initialisation.
-    pub start: Start,
+    pub initialisation: Initialisation,
 }
 
 /// The initialisation of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum Initialisation {
     /// Normal with a standard deviation of 0.02, as GPT-2 and Llama are initialised.
     Normal,
     /// All ones.
@@ -65,23 +67,31 @@ pub(crate) enum Start {
 
 impl Parameter {
     const fn weight(name: &'static str, rows: u64, columns: u64) -> Self {
-        Self { name: Cow::Borrowed(name), shape: [rows as usize, columns as usize], start: Start::Normal }
+        Self {
+            name: Cow::Borrowed(name),
+            shape: [rows as usize, columns as usize],
+            initialisation: Initialisation::Normal,
+        }
     }
 
     const fn bias(name: &'static str, width: u64) -> Self {
-        Self { name: Cow::Borrowed(name), shape: [1, width as usize], start: Start::Zeros }
+        Self { name: Cow::Borrowed(name), shape: [1, width as usize], initialisation: Initialisation::Zeros }
     }
 
     fn uniform(name: String, [rows, columns]: [u64; 2], fan_in: u64) -> Self {
-        Self { name: name.into(), shape: [rows as usize, columns as usize], start: Start::Uniform(fan_in) }
+        Self {
+            name: name.into(),
+            shape: [rows as usize, columns as usize],
+            initialisation: Initialisation::Uniform(fan_in),
+        }
     }
 
     fn ones(name: String, width: u64) -> Self {
-        Self { name: name.into(), shape: [1, width as usize], start: Start::Ones }
+        Self { name: name.into(), shape: [1, width as usize], initialisation: Initialisation::Ones }
     }
 
     fn zeros(name: String, width: u64) -> Self {
-        Self { start: Start::Zeros, ..Self::ones(name, width) }
+        Self { initialisation: Initialisation::Zeros, ..Self::ones(name, width) }
     }
 
     /// A weight and a bias with PyTorch's initialisation.
@@ -234,7 +244,9 @@ impl Unit {
     /// Indices of the weights that it multiplies with through a [`PassContext`], in order.
     pub fn multiplied(&self) -> Vec<usize> {
         let is_weight = |parameter: &Parameter| match &self.arithmetic {
-            Arithmetic::Embedding(_) | Arithmetic::Block(_) | Arithmetic::Head(_) => parameter.start == Start::Normal,
+            Arithmetic::Embedding(_) | Arithmetic::Block(_) | Arithmetic::Head(_) => {
+                parameter.initialisation == Initialisation::Normal
+            }
             Arithmetic::Patches(_) => PatchUnit::multiplies(parameter),
             Arithmetic::Unet(..) => UnetUnit::multiplies(parameter),
         };
@@ -247,7 +259,13 @@ impl Unit {
     ///
     /// # Panics
     /// If a layer that it reads has not run, which the order of layers rules out.
-    pub fn forward(&self, parameters: &[Matrix], table: Option<&Matrix>, live: &Live, pass: &PassContext) -> Signal {
+    pub fn forward(
+        &self,
+        parameters: &[Matrix],
+        table: Option<&Matrix>,
+        live: &LiveOutputs,
+        pass: &PassContext,
+    ) -> Signal {
         let read = |layer: &LayerId| live.get(layer).expect("layers come behind those that they read").clone();
         let inputs: Vec<Matrix> = self.inputs.iter().map(read).collect();
         let input = || inputs.first().expect("only layers that read data have no input").clone();
@@ -263,30 +281,30 @@ impl Unit {
     /// Estimated bytes that its graph keeps from forward to backward, its input included. A number
     /// in the compute type has `width` bytes. The count follows the operations that Burn records,
     /// or with `ours` this crate's kernels; for a denoising network it is the plan's.
-    pub fn kept(&self, (sequences, seq_len): (usize, usize), (ours, width): (bool, u64)) -> Bytes {
+    pub fn saved(&self, (sequences, seq_len): (usize, usize), (ours, width): (bool, u64)) -> Bytes {
         let (sequences, seq_len) = (sequences as u64, seq_len as u64);
-        let kept = match &self.arithmetic {
-            Arithmetic::Embedding(_) => Kept { own: 0, wide: sequences * seq_len },
-            Arithmetic::Patches(unit) => unit.kept(sequences),
-            Arithmetic::Block(unit) => unit.kept(sequences, seq_len, ours),
-            Arithmetic::Head(unit) => unit.kept(sequences, seq_len),
+        let saved = match &self.arithmetic {
+            Arithmetic::Embedding(_) => SavedNumbers { own: 0, wide: sequences * seq_len },
+            Arithmetic::Patches(unit) => unit.saved(sequences),
+            Arithmetic::Block(unit) => unit.saved(sequences, seq_len, ours),
+            Arithmetic::Head(unit) => unit.saved(sequences, seq_len),
             Arithmetic::Unet(_, layer) => {
                 let batch = Batch { microbatch: sequences, seq_len };
                 return layer.saved(batch, Precision::Fp32, Recompute::None, Attention::Materialised);
             }
         };
-        Bytes::new(kept.bytes(width))
+        Bytes::new(saved.bytes(width))
     }
 }
 
 /// Count of numbers that a graph keeps: in the compute type, and in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct SavedNumbers {
     pub own: u64,
     pub wide: u64,
 }
 
-impl Kept {
+impl SavedNumbers {
     /// Their bytes, with `width` bytes for a number in the compute type.
     pub const fn bytes(self, width: u64) -> u64 {
         self.own * width + self.wide * 4
@@ -295,12 +313,12 @@ impl Kept {
 
 /// All layers of `model`, or everything in it that cannot be computed.
 pub(crate) fn units(model: &Model) -> Result<Vec<Unit>, Faults> {
-    made(model, &Layer::clone)
+    units_of(model, &Layer::clone)
 }
 
 /// The same layers, each by itself: a tied layer gets a weight of its own.
 pub(crate) fn lone_units(model: &Model) -> Result<Vec<Unit>, Faults> {
-    made(model, &|layer| match layer.kind {
+    units_of(model, &|layer| match layer.kind {
         LayerKind::Head(head) => {
             Layer { kind: LayerKind::Head(Head { tied: false, ..head }), tied_to: None, ..layer.clone() }
         }
@@ -310,7 +328,7 @@ pub(crate) fn lone_units(model: &Model) -> Result<Vec<Unit>, Faults> {
 
 /// The same layers for inference, without dropout.
 pub(crate) fn inferring_units(model: &Model) -> Result<Vec<Unit>, Faults> {
-    made(model, &|layer| {
+    units_of(model, &|layer| {
         let kind = match &layer.kind {
             LayerKind::Block(block) => LayerKind::Block(Block { dropout: false, ..*block }),
             LayerKind::Embedding(embedding) => LayerKind::Embedding(Embedding { dropout: false, ..*embedding }),
@@ -320,7 +338,7 @@ pub(crate) fn inferring_units(model: &Model) -> Result<Vec<Unit>, Faults> {
     })
 }
 
-fn made(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, Faults> {
+fn units_of(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, Faults> {
     let mut faults = Faults::new();
     let mut units = Vec::new();
     let mut before = CutTensors::default();

@@ -1,7 +1,7 @@
 //! Norms over the width of each token.
 
 use super::{
-    Matrix, Parameter, Start, cast, float,
+    Initialisation, Matrix, Parameter, cast, float,
     replay::{Replayed, replayed},
     wide,
 };
@@ -22,7 +22,7 @@ impl NormUnit {
     }
 
     pub fn parameters(&self, names: [&'static str; 2]) -> Vec<Parameter> {
-        let weight = Parameter { start: Start::Ones, ..Parameter::bias(names[0], self.width) };
+        let weight = Parameter { initialisation: Initialisation::Ones, ..Parameter::bias(names[0], self.width) };
         match self.norm {
             Norm::RmsNorm => vec![weight],
             Norm::LayerNorm => vec![weight, Parameter::bias(names[1], self.width)],

@@ -28,7 +28,7 @@ impl Reading {
     }
 
     /// Whether 16-bit computation is possible: denoising networks need f32.
-    pub const fn may_be_narrow(&self) -> bool {
+    pub const fn supports_half(&self) -> bool {
         !matches!(self, Self::Noise(_))
     }
 }
@@ -38,20 +38,20 @@ impl Reading {
 pub(crate) struct PassContext {
     /// Sequences or images, and tokens of each.
     pub batch: (usize, usize),
-    given: Given,
+    data: Data,
     /// Whether the last layer returns an answer beside the loss.
     answers: bool,
     /// Keys and values of earlier tokens, if there may be any.
-    recall: Option<KvCache>,
+    cache: Option<KvCache>,
     /// The recorder of products, if weight gradients are deferred.
     products: Option<Products>,
     /// The recorder of outputs of products, if the graph is rebuilt from them.
-    tape: Option<ActivationRecord>,
+    record: Option<ActivationRecord>,
 }
 
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each microbatch under way")]
-enum Given {
+enum Data {
     /// Token numbers, sequences × tokens, and those of the following tokens, if known.
     Tokens { inputs: Tensor<2, Int>, targets: Option<Targets> },
     /// A row of numbers for each image, channel by channel; the classes.
@@ -94,13 +94,13 @@ impl PassContext {
                 let tokens = if let Reading::Classes { tokens } = reading { *tokens } else { 1 };
                 let pixels = matrix(batch.pixels.clone(), batch.classes.len(), device);
                 let classes = Targets::new(&batch.classes, device);
-                Self::given((batch.classes.len(), tokens), Given::Classes { pixels, classes })
+                Self::data((batch.classes.len(), tokens), Data::Classes { pixels, classes })
             }
         }
     }
 
-    const fn given(batch: (usize, usize), given: Given) -> Self {
-        Self { batch, given, answers: false, recall: None, products: None, tape: None }
+    const fn data(batch: (usize, usize), data: Data) -> Self {
+        Self { batch, data, answers: false, cache: None, products: None, record: None }
     }
 
     /// Tokens of `batch.0` sequences, `batch.1` of each, whose followers are unknown.
@@ -110,20 +110,20 @@ impl PassContext {
 
     fn text(inputs: Vec<i32>, batch: (usize, usize), targets: Option<Targets>, device: &Device) -> Self {
         let inputs = integers(inputs, [batch.0, batch.1], device);
-        Self::given(batch, Given::Tokens { inputs, targets })
+        Self::data(batch, Data::Tokens { inputs, targets })
     }
 
     /// Images with noise, with conditions derived from `batch`.
     pub fn noisy(noise: &noise::Noisy, (batch, condition): (&ImageBatch, &Condition), device: &Device) -> Self {
         let images = batch.classes.len();
         let numbers = |numbers: &Vec<f32>| matrix(numbers.clone(), images, device);
-        let given = Given::Noise {
+        let data = Data::Noise {
             noisy: numbers(&noise.pixels),
             noise: numbers(&noise.noise),
             sinusoids: numbers(&noise::sinusoids(&noise.steps, condition)),
             text: numbers(&noise::text(batch, condition)),
         };
-        Self::given((images, 1), given)
+        Self::data((images, 1), data)
     }
 
     /// The same context with an answer of the last layer.
@@ -137,18 +137,18 @@ impl PassContext {
     }
 
     /// The same context with keys and values of earlier tokens.
-    pub fn with_cache(self, recall: Option<KvCache>) -> Self {
-        Self { recall, ..self }
+    pub fn with_cache(self, cache: Option<KvCache>) -> Self {
+        Self { cache, ..self }
     }
 
     /// Keys and values of earlier tokens, if there may be any.
-    pub const fn recall(&self) -> Option<&KvCache> {
-        self.recall.as_ref()
+    pub const fn cache(&self) -> Option<&KvCache> {
+        self.cache.as_ref()
     }
 
     /// Number of earlier tokens of each sequence.
     pub fn past(&self) -> usize {
-        self.recall.as_ref().map_or(0, |recall| recall.past)
+        self.cache.as_ref().map_or(0, |cache| cache.past)
     }
 
     /// The same context with a recorder of products.
@@ -157,8 +157,8 @@ impl PassContext {
     }
 
     /// The same context with a recorder of outputs of products.
-    pub fn with_record(&self, tape: &ActivationRecord) -> Self {
-        Self { tape: Some(tape.clone()), ..self.clone() }
+    pub fn with_record(&self, record: &ActivationRecord) -> Self {
+        Self { record: Some(record.clone()), ..self.clone() }
     }
 
     /// The product of an input with a weight.
@@ -172,13 +172,13 @@ impl PassContext {
     }
 
     fn apply(&self, linear: Linear, input: Matrix, weight: Matrix) -> Matrix {
-        let known = self.tape.as_ref().and_then(ActivationRecord::next);
+        let known = self.record.as_ref().and_then(ActivationRecord::next);
         let output = match &self.products {
             Some(products) => products.multiply(linear, input, weight, known),
             None => linear.output(input, weight, known),
         };
-        if let Some(tape) = &self.tape {
-            tape.write(&output);
+        if let Some(record) = &self.record {
+            record.write(&output);
         }
         output
     }
@@ -196,42 +196,42 @@ impl PassContext {
     /// # Panics
     /// If the data is of another kind, which is refused before a run; likewise the functions below.
     pub fn inputs(&self) -> Tensor<2, Int> {
-        match &self.given {
-            Given::Tokens { inputs, .. } => inputs.clone(),
+        match &self.data {
+            Data::Tokens { inputs, .. } => inputs.clone(),
             _ => panic!("a model that reads tokens is given images"),
         }
     }
 
     /// The target class of each row of the last layer, if known.
     pub fn targets(&self) -> Option<Targets> {
-        match &self.given {
-            Given::Tokens { targets, .. } => targets.clone(),
-            Given::Classes { classes: targets, .. } => Some(targets.clone()),
-            Given::Noise { .. } => panic!("noise has no classes"),
+        match &self.data {
+            Data::Tokens { targets, .. } => targets.clone(),
+            Data::Classes { classes: targets, .. } => Some(targets.clone()),
+            Data::Noise { .. } => panic!("noise has no classes"),
         }
     }
 
     /// The images, a row each; with noise if that is to be predicted.
     pub fn pixels(&self) -> Matrix {
-        match &self.given {
-            Given::Classes { pixels, .. } => pixels.clone(),
-            Given::Noise { noisy, .. } => noisy.clone(),
-            Given::Tokens { .. } => panic!("a model that reads images is given tokens"),
+        match &self.data {
+            Data::Classes { pixels, .. } => pixels.clone(),
+            Data::Noise { noisy, .. } => noisy.clone(),
+            Data::Tokens { .. } => panic!("a model that reads images is given tokens"),
         }
     }
 
     /// Sinusoids of the diffusion steps, and the text; a row for each image.
     pub fn condition(&self) -> [Matrix; 2] {
-        match &self.given {
-            Given::Noise { sinusoids, text, .. } => [sinusoids.clone(), text.clone()],
+        match &self.data {
+            Data::Noise { sinusoids, text, .. } => [sinusoids.clone(), text.clone()],
             _ => panic!("a denoising network is given no noise"),
         }
     }
 
     /// The noise that was added.
     pub fn noise(&self) -> Matrix {
-        match &self.given {
-            Given::Noise { noise, .. } => noise.clone(),
+        match &self.data {
+            Data::Noise { noise, .. } => noise.clone(),
             _ => panic!("a denoising network is given no noise"),
         }
     }

@@ -1,6 +1,6 @@
 //! The first layer of an image encoder.
 
-use super::{Kept, Matrix, Parameter, PassContext, cast, float, norm::NormUnit};
+use super::{Matrix, Parameter, PassContext, SavedNumbers, cast, float, norm::NormUnit};
 use burn::tensor::Tensor;
 use spipe_model::PatchEmbedding;
 
@@ -66,10 +66,10 @@ impl PatchUnit {
     }
 
     /// Numbers that its graph keeps: the patches, and the input of the norm.
-    pub fn kept(&self, images: u64) -> Kept {
+    pub fn saved(&self, images: u64) -> SavedNumbers {
         let tokens = self.shape.tokens();
         let normed = if self.norm.is_some() { tokens * self.shape.hidden } else { 0 };
-        Kept { own: images * ((tokens - 1) * self.shape.patch_width() + normed), wide: 0 }
+        SavedNumbers { own: images * ((tokens - 1) * self.shape.patch_width() + normed), wide: 0 }
     }
 }
 

@@ -40,13 +40,13 @@ pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// A writer that counts bytes and computes their CRC-32.
-pub(crate) struct Summed<'a> {
+pub(crate) struct ChecksumWriter<'a> {
     sink: &'a mut dyn Sink,
     sum: crc32fast::Hasher,
     bytes: u64,
 }
 
-impl<'a> Summed<'a> {
+impl<'a> ChecksumWriter<'a> {
     pub fn new(sink: &'a mut dyn Sink) -> Self {
         Self { sink, sum: crc32fast::Hasher::new(), bytes: 0 }
     }
@@ -58,7 +58,7 @@ impl<'a> Summed<'a> {
     }
 }
 
-impl Write for Summed<'_> {
+impl Write for ChecksumWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.sink.write(bytes)?;
         self.sum.update(&bytes[..written]);

@@ -12,16 +12,16 @@
 //! Two checkpoints are kept: a run that is killed while it writes one still has the one before, and
 //! a damaged one is passed over.
 
-mod beginning;
 pub(crate) mod disk;
 mod error;
+mod initial_state;
 mod manifest;
 mod write;
 
-pub(crate) use beginning::InitialState;
 pub(crate) use disk::{Disk, RealDisk};
+pub(crate) use initial_state::InitialState;
 pub(crate) use manifest::{Identity, LossScale, OptimizerSettings};
-pub(crate) use write::{Described, TrainingState, Writer};
+pub(crate) use write::{NamedLayer, TrainingState, Writer};
 
 pub use error::CheckpointError;
 

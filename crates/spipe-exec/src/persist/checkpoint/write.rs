@@ -2,7 +2,7 @@
 
 use super::{
     CheckpointError, Checkpoints, Disk, MANIFEST, OPTIMIZER, WEIGHTS,
-    disk::{Summed, sync_folder},
+    disk::{ChecksumWriter, sync_folder},
     manifest::{Identity, LossScale, Manifest, Sum},
     name, steps,
 };
@@ -39,13 +39,13 @@ pub(crate) trait TrainingState {
 }
 
 /// A layer's name and tensors.
-pub(crate) type Described = (String, Vec<Parameter>);
+pub(crate) type NamedLayer = (String, Vec<Parameter>);
 
 /// The writer of a run's checkpoints.
 pub(crate) struct Writer<'a> {
     pub place: Checkpoints,
     identity: Identity,
-    layers: Vec<Described>,
+    layers: Vec<NamedLayer>,
     disk: &'a dyn Disk,
     /// The step that the run resumed from, and those after which it has written a checkpoint.
     own: Mutex<BTreeSet<u32>>,
@@ -59,7 +59,7 @@ impl<'a> Writer<'a> {
     pub fn open(
         (place, resumed): (Checkpoints, Option<u32>),
         identity: Identity,
-        layers: Vec<Described>,
+        layers: Vec<NamedLayer>,
         disk: &'a dyn Disk,
     ) -> Result<Self, CheckpointError> {
         let folder = prepare(&place.folder)?;
@@ -154,7 +154,7 @@ impl<'a> Writer<'a> {
         numbers: &mut dyn FnMut(usize) -> Result<Vec<f32>, TaskError>,
     ) -> io::Result<Sum> {
         let mut sink = self.disk.create(path)?;
-        let mut summed = Summed::new(sink.as_mut());
+        let mut summed = ChecksumWriter::new(sink.as_mut());
         tensor_file::write(&mut summed, entries, numbers)?;
         let (bytes, crc32) = summed.finish()?;
         Ok(Sum { bytes, crc32 })

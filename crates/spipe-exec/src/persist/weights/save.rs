@@ -19,7 +19,7 @@ use std::{
 };
 
 /// A tensor to be written, and its parameters.
-struct Whole {
+struct WholeTensor {
     entry: Entry,
     parts: Vec<(LayerId, usize, Place)>,
 }
@@ -87,16 +87,16 @@ pub(crate) fn save(
 }
 
 /// Every tensor of `model` in the order of its layers.
-fn wholes(model: &Model, parameters: &[Vec<Parameter>]) -> Result<Vec<Whole>, WeightsError> {
+fn wholes(model: &Model, parameters: &[Vec<Parameter>]) -> Result<Vec<WholeTensor>, WeightsError> {
     let no_layout = || WeightsError::NoLayout { model: model.name().into() };
     let family = Family::of(model).ok_or_else(no_layout)?;
-    let mut wholes: Vec<Whole> = Vec::new();
+    let mut wholes: Vec<WholeTensor> = Vec::new();
     for ((id, layer), parameters) in model.layers().enumerate().zip(parameters) {
         for (index, parameter) in parameters.iter().enumerate() {
             let place = family.place(layer, parameter).ok_or_else(no_layout)?;
             match wholes.iter_mut().rev().find(|whole| whole.entry.name == place.tensor) {
                 Some(whole) => whole.parts.push((id, index, place)),
-                None => wholes.push(Whole {
+                None => wholes.push(WholeTensor {
                     entry: Entry { name: place.tensor.clone(), shape: place.shape.clone() },
                     parts: vec![(id, index, place)],
                 }),
@@ -107,8 +107,8 @@ fn wholes(model: &Model, parameters: &[Vec<Parameter>]) -> Result<Vec<Whole>, We
 }
 
 /// The tensors of each file, of at most `most` bytes or one tensor.
-fn shards(wholes: Vec<Whole>, most: u64) -> Vec<Vec<Whole>> {
-    let mut shards: Vec<Vec<Whole>> = vec![Vec::new()];
+fn shards(wholes: Vec<WholeTensor>, most: u64) -> Vec<Vec<WholeTensor>> {
+    let mut shards: Vec<Vec<WholeTensor>> = vec![Vec::new()];
     let mut filled = 0;
     for whole in wholes {
         let bytes = whole.entry.bytes();
@@ -122,7 +122,7 @@ fn shards(wholes: Vec<Whole>, most: u64) -> Vec<Vec<Whole>> {
     shards
 }
 
-fn write(out: &mut dyn Write, wholes: &[Whole], numbers: Numbers<'_>) -> io::Result<()> {
+fn write(out: &mut dyn Write, wholes: &[WholeTensor], numbers: Numbers<'_>) -> io::Result<()> {
     let entries: Vec<Entry> = wholes.iter().map(|whole| whole.entry.clone()).collect();
     tensor_file::write(out, &entries, &mut |index| {
         let mut tensor = vec![0.0; entries[index].shape.iter().product()];

@@ -28,7 +28,7 @@ impl Case {
     fn number(&self, layer: LayerId, index: usize) -> Vec<f32> {
         let parameter = &self.parameters[layer.index()][index];
         // Ones and zeros would hide a wrong place.
-        let parameter = Parameter { start: crate::nn::layers::Start::Normal, ..parameter.clone() };
+        let parameter = Parameter { initialisation: crate::nn::layers::Initialisation::Normal, ..parameter.clone() };
         initial(3, layer, &parameter)
     }
 

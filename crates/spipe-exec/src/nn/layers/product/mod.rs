@@ -75,12 +75,12 @@ impl Product {
 struct Recorded {
     /// None if the weight is not trained.
     source: Option<Source>,
-    way: Way,
+    way: BackwardForm,
 }
 
 /// The form of its backward.
 #[derive(Debug)]
-enum Way {
+enum BackwardForm {
     /// It is an operation of its own.
     Own(Slots),
     /// Its output is this leaf of the graph.
@@ -122,7 +122,7 @@ impl Products {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, source: impl FnOnce() -> Source, way: Way) {
+    fn record(&self, source: impl FnOnce() -> Source, way: BackwardForm) {
         self.all().push(Recorded { source: self.trains.then(source), way });
     }
 
@@ -140,14 +140,14 @@ impl Products {
         let count = weight.dims()[0];
         let output = weight.inner().select(0, numbers.clone());
         let output = if self.trains { output.autodiff().require_grad() } else { output.autodiff() };
-        self.record(|| Source::Rows(numbers, count), Way::Leaf(Box::new(output.clone())));
+        self.record(|| Source::Rows(numbers, count), BackwardForm::Leaf(Box::new(output.clone())));
         output
     }
 
     /// Drops the weights until they are lent again.
     pub fn forget(&self) {
         for recorded in self.all().iter() {
-            if let Way::Own(slots) = &recorded.way {
+            if let BackwardForm::Own(slots) = &recorded.way {
                 slots.weight.put(None);
             }
         }
@@ -156,7 +156,7 @@ impl Products {
     /// Lends the weights, in the order of the products.
     pub fn lend(&self, weights: impl Iterator<Item = Matrix>) {
         for (recorded, weight) in self.all().iter().zip(weights) {
-            if let Way::Own(slots) = &recorded.way {
+            if let BackwardForm::Own(slots) = &recorded.way {
                 slots.weight.put(Some(weight));
             }
         }
@@ -169,8 +169,8 @@ impl Products {
         let product = |Recorded { source, way }: Recorded| {
             let source = source?;
             let gradient = match way {
-                Way::Leaf(matrix) => leaf(&matrix),
-                Way::Own(slots) => slots.gradient.take(),
+                BackwardForm::Leaf(matrix) => leaf(&matrix),
+                BackwardForm::Own(slots) => slots.gradient.take(),
             };
             Some(Product { source, gradient })
         };
@@ -178,7 +178,7 @@ impl Products {
     }
 }
 
-fn multiply(linear: Linear, input: Matrix, weight: Matrix, known: Option<Matrix>) -> (Matrix, Way) {
+fn multiply(linear: Linear, input: Matrix, weight: Matrix, known: Option<Matrix>) -> (Matrix, BackwardForm) {
     let weight = weight.inner();
     let output = known.unwrap_or_else(|| linear.output(input.clone().inner(), weight.clone(), None));
     let all = (&input, &weight, &output);
@@ -187,13 +187,16 @@ fn multiply(linear: Linear, input: Matrix, weight: Matrix, known: Option<Matrix>
     let own = own.or_else(|| tracked_on::<Cube>(linear, all));
     own.unwrap_or_else(|| {
         let leaf = output.autodiff().require_grad();
-        (leaf.clone(), Way::Leaf(Box::new(leaf)))
+        (leaf.clone(), BackwardForm::Leaf(Box::new(leaf)))
     })
 }
 
 /// The output in the graph of its input; none if the input belongs to another backend than `B` or
 /// to no graph.
-fn tracked_on<B: Backend>(linear: Linear, (input, weight, output): (&Matrix, &Matrix, &Matrix)) -> Option<(Matrix, Way)>
+fn tracked_on<B: Backend>(
+    linear: Linear,
+    (input, weight, output): (&Matrix, &Matrix, &Matrix),
+) -> Option<(Matrix, BackwardForm)>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B>> + DispatchKindConversion<B>,
 {
@@ -204,7 +207,7 @@ where
     match Backward::<B, 1>::prepare::<NoCheckpointing>(Own, [guard]).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => {
             let output = prepared.finish((linear, slots.clone()), output);
-            Some((Matrix::from_primitive::<Autodiff<B>>(output), Way::Own(slots)))
+            Some((Matrix::from_primitive::<Autodiff<B>>(output), BackwardForm::Own(slots)))
         }
         OpsKind::UnTracked(_) => None,
     }

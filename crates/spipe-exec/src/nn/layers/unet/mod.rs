@@ -4,7 +4,7 @@ mod attention;
 mod convolution;
 mod denoising;
 
-use super::{Answer, Matrix, Parameter, PassContext, Signal, Start};
+use super::{Answer, Initialisation, Matrix, Parameter, PassContext, Signal};
 use burn::tensor::{Tensor, activation::silu};
 use convolution::ConvolutionUnit;
 use denoising::DenoisingUnit;
@@ -41,7 +41,7 @@ impl UnetUnit {
 
     /// Whether a parameter is a weight of a product; those of norms are not.
     pub fn multiplies(parameter: &Parameter) -> bool {
-        parameter.name.ends_with(".weight") && matches!(parameter.start, Start::Uniform(_))
+        parameter.name.ends_with(".weight") && matches!(parameter.initialisation, Initialisation::Uniform(_))
     }
 
     /// The output; of the last layer the mean square of the difference between predicted and added

@@ -3,7 +3,7 @@
 use super::{
     Checkpoint, CheckpointError, OPTIMIZER, WEIGHTS,
     manifest::{Identity, LossScale},
-    write::{Described, Kind, name_of, tensor_name},
+    write::{Kind, NamedLayer, name_of, tensor_name},
 };
 use crate::{
     nn::layers::{Parameter, initial},
@@ -34,14 +34,14 @@ struct Resumed {
 
 impl InitialState {
     /// The state at step 0: from weights if there are any, otherwise from a seed.
-    pub fn new(seed: u64, layers: &[Described], weights: Option<Weights>) -> Self {
+    pub fn new(seed: u64, layers: &[NamedLayer], weights: Option<Weights>) -> Self {
         Self { seed, layers: layers.iter().map(|(name, _)| name.clone()).collect(), weights, resumed: None }
     }
 
     /// The state of a checkpoint, with warnings about differences.
     pub fn resume(
         identity: &Identity,
-        layers: &[Described],
+        layers: &[NamedLayer],
         checkpoint: &Checkpoint,
     ) -> Result<(Self, Vec<String>), CheckpointError> {
         let open = |file: &str| {
@@ -78,10 +78,10 @@ impl InitialState {
         if manifest.optimizer != identity.optimizer {
             warnings.push("the checkpoint's optimizer had other settings".into());
         }
-        let mut beginning = Self::new(identity.seed, layers, None);
+        let mut initial = Self::new(identity.seed, layers, None);
         let (step, steps) = (manifest.step, manifest.optimizer_steps.clone());
-        beginning.resumed = Some(Resumed { step, weights, optimizer, steps, loss_scale: manifest.loss_scale });
-        Ok((beginning, warnings))
+        initial.resumed = Some(Resumed { step, weights, optimizer, steps, loss_scale: manifest.loss_scale });
+        Ok((initial, warnings))
     }
 
     /// Number of steps that are done.
@@ -156,7 +156,7 @@ impl InitialState {
 const LISTED: usize = 4;
 
 /// Differences between the tensors of a file and those of a model.
-fn tensor_differences(layers: &[Described], weights: &TensorFile) -> Vec<String> {
+fn tensor_differences(layers: &[NamedLayer], weights: &TensorFile) -> Vec<String> {
     let mut wanted = BTreeMap::new();
     for (name, parameters) in layers {
         for parameter in parameters {

@@ -1,7 +1,7 @@
-//! The first and the last layer of a language model.
+//! The last layer of a model: the projection to classes, and the loss.
 
 use super::{
-    Answer, Kept, Matrix, Parameter, PassContext, Signal, Targets,
+    Answer, Matrix, Parameter, PassContext, SavedNumbers, Signal, Targets,
     norm::NormUnit,
     replay::{Replayed, replayed},
     wide,
@@ -11,54 +11,7 @@ use burn::tensor::{
     IndexingUpdateOp, Int, Tensor,
     activation::{log_softmax, softmax},
 };
-use spipe_model::{Embedding, Head};
-
-/// An embedding: a table of token vectors.
-#[derive(Clone, Debug)]
-pub(crate) struct EmbeddingUnit {
-    shape: Embedding,
-    norm: Option<NormUnit>,
-}
-
-impl EmbeddingUnit {
-    pub fn new(shape: &Embedding) -> Result<Self, &'static str> {
-        if shape.dropout {
-            return Err("dropout is not computed: set `dropout = false` in the model file");
-        }
-        let norm = shape.norm.map(|(norm, epsilon)| NormUnit::new(norm, epsilon, shape.hidden));
-        Ok(Self { shape: *shape, norm })
-    }
-
-    pub fn parameters(&self) -> Vec<Parameter> {
-        let Embedding { vocabulary, hidden, places, .. } = self.shape;
-        let mut all = vec![Parameter::weight("token.weight", vocabulary, hidden)];
-        if places > 0 {
-            all.push(Parameter::weight("position.weight", places, hidden));
-        }
-        all.extend(self.norm.iter().flat_map(|norm| norm.parameters(["norm.weight", "norm.bias"])));
-        all
-    }
-
-    pub fn forward(&self, parameters: &[Matrix], pass: &PassContext) -> Matrix {
-        let (sequences, seq_len) = pass.batch;
-        let hidden = self.shape.hidden as usize;
-        let tokens = pass.inputs().reshape([sequences * seq_len]);
-        let mut output = pass.look_up(parameters[0].clone(), tokens);
-        let mut used = 1;
-        if self.shape.places > 0 {
-            let past = pass.past() as i64;
-            let places = Tensor::arange(past..past + seq_len as i64, &output.device().without_autodiff());
-            let places = pass.look_up(parameters[1].clone(), places).reshape([1, seq_len, hidden]);
-            let by_sequence: Tensor<3> = output.reshape([sequences, seq_len, hidden]);
-            output = (by_sequence + places).reshape([sequences * seq_len, hidden]);
-            used = 2;
-        }
-        match &self.norm {
-            Some(norm) => norm.forward(&parameters[used..], output),
-            None => output,
-        }
-    }
-}
+use spipe_model::Head;
 
 /// A head: the last norm, the projection and the loss.
 #[derive(Clone, Debug)]
@@ -81,10 +34,10 @@ impl HeadUnit {
         all
     }
 
-    /// Cross-entropy, averaged over everything that is classified: every token, or the first of
-    /// each sequence. The answer is the token that follows each sequence, or the vector of each
-    /// classified image. If the following token is unknown, the cross-entropy is that of the
-    /// answer. A tied head projects with `table`, the embedding's, classes × width.
+    /// Cross-entropy, averaged over the classified tokens: all, or the first of each sequence. The
+    /// answer is the token that follows each sequence, or the vector of each classified image. If
+    /// the following token is unknown, the cross-entropy is that of the answer. A tied head
+    /// projects with `table`, the embedding's, classes × width.
     pub fn forward(&self, parameters: &[Matrix], table: Option<&Matrix>, input: Matrix, pass: &PassContext) -> Signal {
         let (norm, projection) = parameters.split_at(self.norm.count());
         let input = if self.shape.every_token { input } else { first_of_each(input, pass.batch) };
@@ -97,7 +50,7 @@ impl HeadUnit {
             logits = logits + bias[0].clone();
         }
         if !pass.answers() {
-            let targets = pass.targets().expect("whoever trains knows what follows");
+            let targets = pass.targets().expect("a training pass has targets");
             return Signal::Loss(cross_entropy(logits, targets));
         }
         if !self.shape.every_token {
@@ -117,10 +70,10 @@ impl HeadUnit {
     }
 
     /// Numbers that its graph keeps: the input, the norm and the logits.
-    pub const fn kept(&self, sequences: u64, seq_len: u64) -> Kept {
+    pub const fn saved(&self, sequences: u64, seq_len: u64) -> SavedNumbers {
         let Head { hidden, classes, .. } = self.shape;
         let rows = if self.shape.every_token { sequences * seq_len } else { sequences };
-        Kept { own: (sequences * seq_len + rows) * hidden, wide: rows * classes }
+        SavedNumbers { own: (sequences * seq_len + rows) * hidden, wide: rows * classes }
     }
 }
 
