@@ -35,64 +35,39 @@
 //!
 //! Results are the same for any number of threads, unless the time limit or the stop signal struck.
 
-mod balanced;
 mod bisect;
-mod capacity;
-mod case;
-mod deadline;
-mod divide;
-mod estimate;
-mod every;
-mod exhaustive;
-mod figures;
-mod fits;
-mod freedom;
-mod greedy;
-mod ilp;
-mod mobius;
-mod order;
-mod partition;
-mod pins;
-mod polish;
+mod bounds;
+mod candidates;
+mod costs;
+mod feasibility;
+mod formulation;
+mod hosts;
+mod improve;
 mod problem;
-mod reason;
-mod refine;
-mod relaxation;
-mod remedy;
-mod sequence;
-mod systems;
+mod remedies;
+mod score;
+mod search;
+mod space;
 
 #[cfg(test)]
 #[path = "../tests/common/instances.rs"]
 mod common;
+#[cfg(test)]
+#[path = "../tests/common/runner.rs"]
+mod runner;
 
-pub use reason::listed;
-pub use remedy::{Fits, Refused, Remedy, remedies};
-use spipe_plan::System;
-pub use systems::{candidates, generated, plan_all};
-
-pub use every::every;
-pub use fits::{Fit, fits};
-pub use pins::{Contradiction, Named, Pin, Pins};
+pub use candidates::candidates;
+pub use feasibility::shortage::listed;
 pub use problem::{
-    Claim, Considered, Insight, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem, Score,
-    Solution, Waits, Within,
+    Claim, Considered, Insight, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem, SYSTEMS,
+    Score, Solution, Waits, Within,
+    pins::{Contradiction, Named, Pin, Pins},
 };
-
-/// The systems whose stages the planners search.
-pub const SYSTEMS: [System; 3] = [System::Gpipe, System::OneForwardOneBackward, System::Hybrid];
-
-/// The names that [`planner`] knows.
-pub const NAMES: [&str; 5] = ["ilp", "dp", "greedy", "exhaustive", "mobius-mip"];
-
-/// The planner with that name.
-pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
-    Some(match name {
-        "ilp" => Box::new(ilp::Ilp::default()),
-        "dp" => Box::new(balanced::Balanced),
-        "greedy" => Box::new(greedy::Greedy),
-        "exhaustive" => Box::new(exhaustive::Exhaustive),
-        "mobius-mip" => Box::new(mobius::Mobius),
-        _ => return None,
-    })
-}
+pub use remedies::{Fits, Refused, Remedy, remedies};
+pub use search::{
+    NAMES,
+    fits::{Fit, fits},
+    planner,
+    portfolio::{generated, plan_all},
+};
+pub use space::enumerate::every;

@@ -1,4 +1,4 @@
-//! What planners say when nothing fits, when they are stopped, and when too much is asked.
+//! Answers of planners when nothing fits, when they are stopped, and when the space is too large.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must say so")]
 
@@ -14,8 +14,8 @@ use spipe_plan::{OutcomeStatus, Placement, System};
 use spipe_planner::{NAMES, Options, PlanError, Problem, Score, Solution, planner};
 use std::{sync::atomic::AtomicBool, time::Duration};
 
-/// Four equal layers of 16 million parameters, which is 244 MiB of training state each on a GPU, 16 MiB of boundary and
-/// 32 MiB saved.
+/// Four equal layers of 16 million parameters each: 244 MiB of training state on a GPU, 16 MiB of
+/// boundary and 32 MiB saved.
 fn four_layers(gpu: u64, dram: u64) -> Instance {
     let layer = LayerText {
         count: 4,
@@ -43,7 +43,7 @@ fn plan_scored(
     score: &Score<'_>,
 ) -> Result<Solution, PlanError> {
     let stop = AtomicBool::new(stop);
-    // The schedule that scores here knows no help of the host.
+    // The list schedule cannot simulate help of the host.
     let options = Options { host_help: false, ..options };
     let problem = Problem {
         context: instance.context(),
@@ -63,7 +63,7 @@ fn infeasible(instance: &Instance, name: &str) -> (String, String) {
     }
 }
 
-/// Those that search stages.
+/// The planners that search stages.
 const OF_STAGES: [&str; 4] = ["ilp", "dp", "greedy", "exhaustive"];
 
 #[test]
@@ -100,7 +100,7 @@ fn a_layer_that_fits_nowhere_is_named() {
 }
 
 #[test]
-fn layers_that_do_not_divide_well_say_how_close_it_is() {
+fn a_refusal_of_partitions_names_the_closest() {
     let (reason, _) = infeasible(&four_layers(520, 520), "ilp");
     assert!(
         reason.starts_with("no division of the 4 layers fits: the closest one, over `gpu0` and `cpu0` under"),
@@ -132,7 +132,8 @@ fn the_stop_signal_ends_every_planner() {
 fn exhaustive_search_refuses_large_spaces_with_a_count() {
     let options = Options { exhaustive_limit: 100, ..Options::default() };
     let refused = plan_with(&four_layers(700, 4000), "exhaustive", options, false);
-    // One device: 2 × 5 recompute choices; two: 2 × (2·4 + 3·3 + 4·2); under gpipe, 1f1b and hybrid with H = 1, 2.
+    // One device: 2 × 5 recompute choices; two: 2 × (2·4 + 3·3 + 4·2); under gpipe, 1f1b and hybrid
+    // with H = 1, 2.
     assert_eq!(refused, Err(PlanError::TooLarge { placements: 240, limit: 100 }));
 }
 
@@ -155,7 +156,7 @@ fn no_systems_and_no_running_plans_are_errors() {
             continue;
         }
         let broken = plan_scored(&instance, name, (Options::default(), false), &|_| None);
-        // The ILP looks at so many divisions of a case, and leaves the others.
+        // The ILP simulates a limited number of partitions of a subproblem, and leaves the others.
         let all = matches!(broken, Err(PlanError::NothingRuns { .. }));
         let some = matches!(broken, Err(PlanError::StoppedWithoutPlan { examined: 1.. }));
         assert!(if name == "ilp" { some } else { all }, "`{name}`: {broken:?}");

@@ -1,4 +1,4 @@
-//! What helps where nothing fits: it does, and less of it does not.
+//! Remedies of infeasible problems: each suffices, and a smaller one does not.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must say so")]
 
@@ -6,12 +6,15 @@
 mod instances;
 #[path = "common/memory.rs"]
 mod memory;
+#[path = "common/runner.rs"]
+mod runner;
 #[path = "common/several.rs"]
 mod several;
 
 use instances::{Instance, LayerText, MachineText, layer, machine, machine_text, model_text, workload};
-use memory::{runner, systems};
+use memory::systems;
 use proptest::prelude::*;
+use runner::for_all;
 use several::any_fitting;
 use spipe_base::{Bytes, LayerRange, MemoryId};
 use spipe_cost::{CostTable, Mode, Workload};
@@ -35,10 +38,11 @@ fn exists(case: (&Model, &Hardware), asked: (&Workload, &[System])) -> bool {
     with_problem(case, asked, |problem| any_fitting(&problem.context, &problem.systems).is_some())
 }
 
-/// Layers, a machine, a workload, and the systems that may be used with the layers that are frozen.
+/// Layers, a machine, a workload, the allowed systems, and the frozen layers.
 type Tight = (Vec<LayerText>, MachineText, Workload, (Vec<System>, Vec<LayerRange>));
 
-/// Models, of which a third has frozen layers, first ones and perhaps one behind, and machines that are too small for most of them.
+/// Models on machines that are too small for most of them. A third of the models has frozen layers:
+/// the first one, and perhaps the third.
 fn tight() -> impl Strategy<Value = Tight> {
     let batch = (0u32..3, 1u64..4, prop::bool::weighted(0.1));
     let layer_range = |first: usize, last: usize| LayerRange::new(first.into(), last.into());
@@ -58,9 +62,9 @@ fn tight() -> impl Strategy<Value = Tight> {
     )
 }
 
-/// Random cases, always the same.
+/// Checks `test` on `count` random cases.
 fn cases(count: u32, test: impl Fn(&Instance, &Workload, &[System]) -> Result<(), TestCaseError>) {
-    let done = runner(count).run(&tight(), |(layers, machine, workload, (systems, mut frozen))| {
+    for_all(count, &tight(), |(layers, machine, workload, (systems, mut frozen))| {
         let instance = Instance::new(&model_text(&layers), &machine_text(&machine), &workload);
         frozen.retain(|range| range.last().index() + 1 < instance.model.layers().len());
         let model = instance.model.with_frozen(&frozen).unwrap();
@@ -68,12 +72,9 @@ fn cases(count: u32, test: impl Fn(&Instance, &Workload, &[System]) -> Result<()
         let instance = Instance { model, cost, ..instance };
         test(&instance, &workload, &systems)
     });
-    if let Err(error) = done {
-        panic!("{error}");
-    }
 }
 
-/// `hardware` with so much more in some memories.
+/// `hardware` with `more` added to some memories.
 fn larger(hardware: &Hardware, memories: &[MemoryId], more: Bytes) -> Hardware {
     let mut file = hardware.file().clone();
     for name in memories.iter().map(|memory| &hardware.memories()[*memory].name) {
@@ -84,13 +85,13 @@ fn larger(hardware: &Hardware, memories: &[MemoryId], more: Bytes) -> Hardware {
     Hardware::from_file("larger.toml", file).unwrap()
 }
 
-/// One printed step less.
+/// `bytes` less one step of its printed form.
 fn less(bytes: Bytes) -> Bytes {
     let unit = [30, 20, 10].into_iter().map(|power| 1u64 << power).find(|unit| bytes.get() >= *unit);
     bytes.saturating_sub(Bytes::new(unit.map_or(1, |unit| unit.div_ceil(10))))
 }
 
-/// What the remedies of a case say that is not so.
+/// The false claims of the remedies found for a case.
 fn wrong(instance: &Instance, workload: &Workload, systems: &[System], found: &[Remedy]) -> Vec<String> {
     let (model, hardware) = (&instance.model, &instance.hardware);
     let fit = |hardware: &Hardware, workload: &Workload| exists((model, hardware), (workload, systems));
@@ -149,7 +150,7 @@ fn wrong(instance: &Instance, workload: &Workload, systems: &[System], found: &[
 }
 
 #[test]
-fn what_helps_helps_and_less_of_it_does_not() {
+fn a_remedy_suffices_and_a_smaller_one_does_not() {
     let seen = Cell::new([0u32; 5]);
     let count = |index: usize| {
         let mut now = seen.get();
@@ -183,7 +184,7 @@ fn what_helps_helps_and_less_of_it_does_not() {
                 Remedy::Microbatch(_) => 2,
                 Remedy::SeqLen(_) => 3,
                 Remedy::System(_) => 4,
-                // Layers of these have no caches.
+                // Profiled layers have no caches, so that the batch changes no memory.
                 Remedy::GlobalBatch(_) => continue,
             });
         }
@@ -191,5 +192,5 @@ fn what_helps_helps_and_less_of_it_does_not() {
         prop_assert!(wrong.is_empty(), "{:?}: {:?}", found, wrong);
         Ok(())
     });
-    assert!(seen.get().iter().all(|count| *count >= 5), "too few remedies of a kind were seen: {:?}", seen.get());
+    assert!(seen.get().iter().all(|count| *count >= 5), "too few remedies of a kind: {:?}", seen.get());
 }

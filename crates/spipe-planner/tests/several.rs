@@ -1,4 +1,4 @@
-//! What fits, with one stage or several on each device, is found, and what is not found does not fit.
+//! Feasibility with one stage or several on each device, against an exhaustive search.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must say so")]
 
@@ -6,12 +6,15 @@
 mod instances;
 #[path = "common/memory.rs"]
 mod memory;
+#[path = "common/runner.rs"]
+mod runner;
 #[path = "common/several.rs"]
 mod several;
 
 use instances::{Instance, layer, machine, machine_text, model_text, workload};
-use memory::{runner, systems, with_problem};
+use memory::{systems, with_problem};
 use proptest::prelude::*;
+use runner::for_all;
 use several::any_fitting;
 use spipe_base::LayerRange;
 use spipe_cost::{CostTable, Mode};
@@ -19,7 +22,8 @@ use spipe_plan::{System, check};
 use spipe_planner::{Fit, PlanError, fits, planner};
 use std::cell::Cell;
 
-/// Models of up to four layers on machines that are too small for many of them, with what stages need in passing large and small.
+/// Models of up to four layers on machines that are too small for many of them, with large and
+/// small transient memory.
 fn tight() -> impl Strategy<Value = (Instance, Vec<System>)> {
     let layers = (prop::collection::vec(layer(2), 1..=2), prop::sample::select(vec![1u64, 4, 16]));
     let counts = (1u64..9, prop::bool::weighted(0.1), prop::bool::weighted(0.3));
@@ -39,17 +43,17 @@ fn tight() -> impl Strategy<Value = (Instance, Vec<System>)> {
 }
 
 #[test]
-fn what_fits_is_found_however_many_stages_a_device_has() {
+fn feasibility_agrees_with_exhaustive_search() {
     let (fitting, several, refused) = (Cell::new(0), Cell::new(0), Cell::new(0));
     let add = |count: &Cell<u32>| count.set(count.get() + 1);
-    let agreed = runner(3000).run(&tight(), |(instance, systems)| {
+    for_all(3000, &tight(), |(instance, systems)| {
         let found = with_problem(instance.context(), &systems, fits);
         let exists = any_fitting(&instance.context(), &systems);
         match &found {
             Fit::Found(placement) => prop_assert!(check(&instance.context(), placement).is_ok()),
             Fit::Never => prop_assert!(exists.is_none(), "{:?}", exists),
             Fit::NotFound | Fit::Late => {
-                prop_assert!(false, "it is not said whether anything fits beside {:?}", exists)
+                prop_assert!(false, "undecided beside {:?}", exists)
             }
         }
         prop_assert_eq!(found == Fit::Never, exists.is_none());
@@ -61,9 +65,6 @@ fn what_fits_is_found_however_many_stages_a_device_has() {
         }
         Ok(())
     });
-    if let Err(error) = agreed {
-        panic!("{error}");
-    }
     let seen = [&fitting, &several, &refused].map(Cell::get);
-    assert!(seen.iter().all(|count| *count >= 20), "too few of a kind were seen: {seen:?}");
+    assert!(seen.iter().all(|count| *count >= 20), "too few feasible, multi-stage or infeasible cases: {seen:?}");
 }

@@ -43,7 +43,7 @@ pub fn workload(microbatches: u64, mode: Mode) -> Workload {
     }
 }
 
-/// A workload with gradients that are clipped for one model in three.
+/// Clips the gradients of one model in three.
 macro_rules! perhaps_clipped {
     ($layers:expr, $workload:expr) => {{
         let (workload, first) = ($workload, $layers.first());
@@ -52,7 +52,7 @@ macro_rules! perhaps_clipped {
     }};
 }
 
-/// Measured figures of a run of layers, in 0.1 ms and MiB.
+/// Measured figures of a run of equal layers, in 0.1 ms and MiB.
 #[derive(Clone, Debug)]
 pub struct LayerText {
     pub count: usize,
@@ -87,7 +87,8 @@ pub fn model_text(layers: &[LayerText]) -> String {
     text
 }
 
-/// A machine of GPUs, each with its memory in MiB and the GB/s of its link, below one root, and sockets.
+/// A machine of GPUs below one root, each with its memory in MiB and the rate of its link in GB/s,
+/// and of sockets, each with its DRAM in MiB.
 #[derive(Clone, Debug)]
 pub struct MachineText {
     pub gpus: Vec<(u64, u32)>,
@@ -175,7 +176,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// At most eleven layers in at most four runs, with parameters worth streaming, on a GPU beside a socket.
+    /// At most eleven layers in at most four runs, with parameters worth streaming, on a GPU beside
+    /// a socket.
     pub fn one_gpu_instance()(
         layers in prop::collection::vec(layer(6), 1..=4), machine in machine(), microbatches in 1u64..9,
         memory in 60u64..500, dram in 1000u64..9000, factor in 1u64..5,
@@ -194,8 +196,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// At most eleven layers, whose state two or three GPUs do not always hold, beside a socket that may step them, and more microbatches than
-    /// are in flight.
+    /// At most eleven layers whose state does not always fit on two or three GPUs, beside a socket
+    /// that may update them, with more microbatches than are in flight.
     pub fn crowded_instance()(
         layers in prop::collection::vec(layer(4), 1..=4), machine in machine(), gpus in 2usize..4, microbatches in 4u64..13,
         memory in 100u64..700, factor in 1u64..8,
@@ -214,8 +216,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// At most `most` layers of large parameters on a GPU near the first of two or three sockets, whose DRAM is not always enough, and
-    /// perhaps another such GPU near the second.
+    /// At most `most` layers of large parameters on a GPU near the first of two or three sockets,
+    /// whose DRAM is not always enough. A second GPU is near the second socket.
     pub fn several_socket_instance_of(most: usize, gpus: usize)(
         layers in prop::collection::vec(layer(2), 1..=most), machine in machine(), microbatches in 1u64..4,
         drams in prop::collection::vec(100u64..900, 2..=3), rate in 2u32..40, factor in 1u64..8,
@@ -248,7 +250,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Instances with some of the first layers frozen, and some of those behind them.
+    /// Instances with frozen layers: some of the first ones, and perhaps some behind them.
     pub fn frozen(on: impl Strategy<Value = Instance>)(
         instance in on, front in 1usize..4, gap in 1usize..3, behind in 0usize..3,
     ) -> Instance {
@@ -266,14 +268,15 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// What [`instance_of`] makes with some of the first layers frozen, and some of those behind them.
+    /// [`instance_of`] with frozen layers.
     pub fn frozen_instance_of(most: usize)(instance in frozen(instance_of(most))) -> Instance {
         instance
     }
 }
 
 prop_compose! {
-    /// A transformer of so many blocks at most whose head uses the table of its embedding, on one GPU or two beside a socket.
+    /// A transformer of at most `most` blocks whose head uses the table of its embedding, on one
+    /// GPU or two beside a socket.
     pub fn tied_instance_of(most: usize)(
         blocks in 1..=most, hidden in 2u64..9, vocabulary in 1u64..60, seq_len in 3u32..6, machine in machine(),
         microbatches in 1u64..6, dram in 500u64..6000, one in any::<bool>(),

@@ -1,9 +1,6 @@
-//! Questions about memory alone: whatever fits runs.
+//! Problems about memory alone: every placement that fits runs, in the same time.
 
-use proptest::{
-    prelude::*,
-    test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
-};
+use proptest::prelude::*;
 use spipe_base::SimTime;
 use spipe_plan::{Context, Placement, System};
 use spipe_planner::{Options, Problem, SYSTEMS};
@@ -20,7 +17,7 @@ pub fn with_problem<T>(context: Context<'_>, systems: &[System], ask: impl FnOnc
     ask(&Problem { context, systems, options, score: &runs, insight: None, stop: &NEVER })
 }
 
-/// One of the systems whose stages are decided exactly, or all.
+/// One of the systems whose stages are searched exactly, or all of them.
 pub fn systems() -> impl Strategy<Value = Vec<System>> {
     prop::sample::select(vec![
         vec![System::OneForwardOneBackward],
@@ -28,10 +25,4 @@ pub fn systems() -> impl Strategy<Value = Vec<System>> {
         vec![System::Hybrid],
         SYSTEMS.to_vec(),
     ])
-}
-
-/// For so many random cases, always the same.
-pub fn runner(cases: u32) -> TestRunner {
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Instances and a simulator, shared by the tests.
 
 pub mod instances;
 pub mod schedule;

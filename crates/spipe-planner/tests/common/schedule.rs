@@ -1,4 +1,4 @@
-//! A list schedule that scores placements.
+//! A list scheduler that simulates placements of pipelines.
 
 use spipe_base::{DeviceId, SimTime, StageId};
 use spipe_cost::Mode;
@@ -14,8 +14,10 @@ enum Work {
     Step,
 }
 
-/// The steady iteration of `placement` on a clock of whole nanoseconds, measured over `iterations` after as many: devices run
-/// their orders, and a copy has every link of its route to itself. For three stages, twelve is a multiple of every cyclicity.
+/// The iteration time of `placement` in the steady state, on a clock of whole nanoseconds: the mean
+/// of `iterations` iterations after as many for the warm-up. Devices run their orders, and a copy
+/// has every link of its route to itself. For three stages, twelve is a multiple of every
+/// cyclicity.
 pub fn simulate(context: &Context<'_>, placement: &Placement, iterations: usize) -> Option<SimTime> {
     let mut simulation = Simulation::new(context, placement, 2 * iterations);
     simulation.run();
@@ -41,18 +43,19 @@ fn order(context: &Context<'_>, placement: &Placement, stage: StageId) -> Vec<Wo
 }
 
 struct Simulation {
-    /// Per stage: what it does in an iteration, each with its duration.
+    /// By stage, its work in an iteration, each with its duration.
     orders: Vec<Vec<(Work, u64)>>,
-    /// Per boundary and direction: the links that a copy passes, and how long it takes.
+    /// By boundary and direction, the links and the duration of a copy.
     routes: Vec<[(Vec<usize>, u64); 2]>,
     microbatches: usize,
     iterations: usize,
-    /// Per stage: the next position in its order, and when it is free.
+    /// By stage, the next position in its order, and the time when it is free.
     next: Vec<(usize, u64)>,
-    /// Per boundary and direction: how many copies have been made, and when the last one ended.
+    /// By boundary and direction, the number of copies, and the end of the last one.
     copies: Vec<[(usize, u64); 2]>,
     links: BTreeMap<usize, u64>,
-    /// Ends of forwards and backwards by stage and running number, and the arrivals of their results.
+    /// Ends of forwards and backwards by stage and running number, and the arrivals of their
+    /// results.
     ends: [Vec<Vec<u64>>; 2],
     arrivals: [Vec<Vec<u64>>; 2],
     iteration_ends: Vec<Vec<u64>>,
@@ -161,7 +164,8 @@ fn duration(context: &Context<'_>, here: &Stage, work: Work) -> u64 {
     SimTime::from_seconds(seconds).as_ns()
 }
 
-/// Way 0 carries the output of stage `boundary` on, way 1 the gradient of its output back.
+/// The links and the duration of a copy behind stage `boundary`: of its output (way 0), or of the
+/// gradient of its output (way 1).
 fn route(context: &Context<'_>, placement: &Placement, boundary: usize, way: usize) -> (Vec<usize>, u64) {
     let stages = placement.stages.as_slice();
     let device = |stage: usize| stages[stage].device;

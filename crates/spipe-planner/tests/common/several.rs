@@ -1,4 +1,4 @@
-//! Every placement with one stage or several on each device, looked at: whether one fits.
+//! An exhaustive search for a placement that fits, with one stage or several on each device.
 
 use spipe_base::{DeviceId, LayerRange, MemoryId, StageId};
 use spipe_plan::{Context, Placement, Stage, System, check, footprint};
@@ -7,11 +7,11 @@ use std::{cell::RefCell, collections::BTreeMap};
 /// Bytes by memory.
 type Needs = BTreeMap<MemoryId, u64>;
 
-/// What a part of the layers needs on a device, in which stages.
+/// The memory that stages of a part of the layers need on a device, and the stages.
 type Part = (Needs, Vec<Stage>);
 
-/// A placement of `system` that fits, of all orders of devices that have neighbouring layers, all ways to cut these into stages,
-/// and all that stages may recompute or leave to the host.
+/// A placement of `system` that fits, among all device orders, all partitions of each device's
+/// layers into stages, and all choices of recompute and of help of the host.
 pub fn fitting(context: &Context<'_>, system: System) -> Option<Placement> {
     let devices: Vec<DeviceId> = context.cost.devices().collect();
     let search = Search { context, system, parts: RefCell::default() };
@@ -29,7 +29,7 @@ pub fn fitting(context: &Context<'_>, system: System) -> Option<Placement> {
     orders.find_map(|order| search.over(&order, 0, (Needs::new(), Vec::new())))
 }
 
-/// The same over systems.
+/// A placement that fits of any of `systems`.
 pub fn any_fitting(context: &Context<'_>, systems: &[System]) -> Option<Placement> {
     systems.iter().find_map(|system| fitting(context, *system))
 }
@@ -40,11 +40,12 @@ struct Search<'a> {
     parts: RefCell<Parts>,
 }
 
-/// By device, layers, and how many devices are behind.
+/// By device, first and last layer, and number of later devices.
 type Parts = BTreeMap<(usize, usize, usize, usize), Vec<Part>>;
 
 impl Search<'_> {
-    /// Lays the layers from `from` on over the devices of `order`, beside what is there.
+    /// Places the layers from `from` on over the devices of `order`, beside the stages placed
+    /// already.
     fn over(&self, order: &[DeviceId], from: usize, (needs, stages): Part) -> Option<Placement> {
         let layers = self.context.cost.layers().len();
         let Some((device, behind)) = order.split_first() else {
@@ -61,14 +62,14 @@ impl Search<'_> {
         })
     }
 
-    /// What layers `from..to` need on a device with those behind, of all ways those of which no other needs less.
+    /// The non-dominated needs of layers `from..to` on a device before the devices `behind`.
     fn parts(&self, device: DeviceId, (from, to): (usize, usize), behind: &[DeviceId]) -> Vec<Part> {
         let key = (device.index(), from, to, behind.len());
         if let Some(parts) = self.parts.borrow().get(&key) {
             return parts.clone();
         }
         let layers = self.context.cost.layers().len();
-        // Before and behind it lie stages of other devices, whatever these are.
+        // Other devices have the stages before and behind, in any shape.
         let before = (from > 0).then(|| {
             let is_before = |other: &DeviceId| *other != device && !behind.contains(other);
             let other = self.context.cost.devices().filter(is_before).max();
@@ -102,7 +103,7 @@ impl Search<'_> {
         parts
     }
 
-    /// Every way to cut layers `from..to`, with every choice.
+    /// Every partition of layers `from..to` into stages, with every choice.
     fn cuts(&self, device: DeviceId, from: usize, to: usize) -> Vec<Vec<Stage>> {
         if from == to {
             return vec![Vec::new()];

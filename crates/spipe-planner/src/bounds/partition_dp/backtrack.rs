@@ -1,0 +1,72 @@
+//! The division that ways lead along.
+
+use crate::bounds::partition_dp::{Node, label::Behind};
+use crate::{
+    bounds::partition_dp::partitioner::{Partitioner, some},
+    costs::{CostSums, HostOffload},
+    space::subproblem::{Partition, Subproblem},
+};
+
+/// A division that meets all bounds.
+#[derive(Clone, Debug)]
+pub(crate) struct Divided {
+    pub partition: Partition,
+    /// The case in which everything is decided.
+    pub case: Subproblem,
+    /// By stage, for how long hosts step for it where it is left open which layers they step, in ms.
+    pub hosted: Vec<f64>,
+}
+
+/// The division, and the decided case, that the shortest way from the first layer leads along, what so many sockets step included.
+pub(crate) fn trace(case: &Subproblem, first: &Node<'_>, sockets: f64) -> Option<Divided> {
+    let ways = &first.ways[0].list;
+    let least = |index: &usize| {
+        let Behind { passes, sum, cycle, .. } = ways[*index].behind;
+        passes.max(sum.max(cycle) / sockets.max(1.0))
+    };
+    let mut index = (0..ways.len()).min_by(|one, other| least(one).total_cmp(&least(other)))?;
+    let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };
+    let (mut decided, mut hosted) = (case.clone(), Vec::new());
+    let (mut node, mut from) = (Some(first), 0);
+    while let Some(here) = node {
+        let way = here.ways[from].list[index];
+        decided.seats[partition.ends.len()].host_offload = Some(way.host_offload);
+        partition.ends.push(way.to);
+        partition.recomputed.push(way.recomputed);
+        hosted.push(way.hosted);
+
+        (node, from, index) = (here.behind, way.to, way.next);
+    }
+    Some(Divided { partition, case: decided, hosted })
+}
+
+/// A division that fits its devices, one by one.
+pub(crate) fn any(costs: &CostSums<'_>, partitioner: &Partitioner<'_, '_>, case: &Subproblem) -> Option<Divided> {
+    let (layers, stages) = (costs.layers, case.stages());
+    let mut next: Vec<Vec<Option<(usize, HostOffload, usize)>>> = vec![vec![None; layers + 1]; stages];
+    for stage in (0..stages.min(layers)).rev() {
+        let choices = partitioner.choices(case.seats[stage])?;
+        let farthest = layers.checked_sub(stages - 1 - stage)?;
+        for from in if stage == 0 { 0..1 } else { stage..layers } {
+            let nearest = if stage + 1 == stages { layers } else { from + 1 };
+            let goes_on = |to: &usize| stage + 1 == stages || next[stage + 1][*to].is_some();
+            let found = (nearest..=farthest).rev().filter(goes_on).find_map(|to| {
+                let fits = |(host_offload, table): &(HostOffload, &[u16])| {
+                    Some((to, *host_offload, some(table[from * (layers + 1) + to])?))
+                };
+                choices.iter().find_map(fits)
+            });
+            next[stage][from] = found;
+        }
+    }
+    let (mut partition, mut decided) = (Partition { ends: Vec::new(), recomputed: Vec::new() }, case.clone());
+    let mut from = 0;
+    for (stage, next) in next.iter().enumerate() {
+        let (to, host_offload, recomputed) = next[from]?;
+        partition.ends.push(to);
+        partition.recomputed.push(recomputed);
+        decided.seats[stage].host_offload = Some(host_offload);
+        from = to;
+    }
+    Some(Divided { partition, case: decided, hosted: vec![0.0; stages] })
+}

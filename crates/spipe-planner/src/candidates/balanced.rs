@@ -1,0 +1,247 @@
+//! The balanced dynamic program: for each device order the division whose busiest stage is least busy.
+//!
+//! `best(i, e) = min over a < e of max(best(i−1, a), F + R + B of layers a..e on device i)`, with the least recompute R
+//! that fits in memory: O(L² p) per order (the linear partition problem; PipeDream's planner, Narayanan et al., SOSP 2019,
+//! section 3.1, without replication). The orders whose busiest stage is least busy are simulated.
+
+use crate::{
+    bounds::{
+        partition_dp::partitioner::{Partitioner, some},
+        to_time,
+    },
+    costs::CostSums,
+    feasibility::shortage,
+    formulation::assignment::least_of_stages,
+    problem::{Claim, Deadline, PlanError, Planner, Problem, Solution, in_pool},
+    score::judge::{Scored, faster, judge},
+    space::{
+        device_orders,
+        subproblem::{Partition, Subproblem, cases},
+    },
+};
+use rayon::prelude::*;
+use spipe_plan::OutcomeStatus;
+use std::{
+    collections::BinaryHeap,
+    sync::{Mutex, PoisonError},
+};
+
+/// How many of the best-balanced cases are simulated.
+const CANDIDATES: usize = 32;
+
+/// The planner.
+pub(crate) struct Balanced;
+
+impl Planner for Balanced {
+    fn name(&self) -> &'static str {
+        "dp"
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::Heuristic
+    }
+
+    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
+        let deadline = Deadline::new(problem);
+        let costs = CostSums::new(problem.context, &problem.options);
+        if deadline.stopped() {
+            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+        }
+        shortage::obvious(&costs)?;
+        let cases = all_cases(problem, &costs, &deadline);
+        if cases.is_empty() {
+            return Err(PlanError::NoSystem);
+        }
+        in_pool(problem, || solve(problem, &costs, &cases, &deadline))
+    }
+}
+
+fn all_cases(problem: &Problem<'_>, costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<Subproblem> {
+    cases(problem, costs, &device_orders::sequences(costs, problem.options.sequence_limit, Some(deadline)).list)
+}
+
+/// The fastest of the best-balanced placements, if it may take less than `most` ms.
+pub(crate) fn best(problem: &Problem<'_>, costs: &CostSums<'_>, most: f64, deadline: &Deadline<'_>) -> Option<Scored> {
+    let cases = all_cases(problem, costs, deadline);
+    let candidates = candidates(costs, &Partitioner::new(costs, &cases), (&cases, most), deadline);
+    fastest((problem, costs), &cases, &candidates, deadline)
+}
+
+fn fastest(
+    (problem, costs): (&Problem<'_>, &CostSums<'_>),
+    cases: &[Subproblem],
+    candidates: &[(usize, Partition)],
+    deadline: &Deadline<'_>,
+) -> Option<Scored> {
+    let score = |(case, partition): &(usize, Partition)| {
+        if deadline.stopped() { None } else { judge(problem, cases[*case].placement(costs, partition)) }
+    };
+    let scores: Vec<Option<Scored>> = candidates.par_iter().map(score).collect();
+    scores.into_iter().fold(None, faster)
+}
+
+fn solve(
+    problem: &Problem<'_>,
+    costs: &CostSums<'_>,
+    cases: &[Subproblem],
+    deadline: &Deadline<'_>,
+) -> Result<Solution, PlanError> {
+    let candidates = candidates(costs, &Partitioner::new(costs, cases), (cases, f64::INFINITY), deadline);
+    if candidates.is_empty() {
+        let all = (0..cases.len()).all(|case| deadline.allows(case));
+        let error = || shortage::closest(costs, cases);
+        return Err(if all { error() } else { PlanError::StoppedWithoutPlan { examined: 0 } });
+    }
+    let examined = candidates.len();
+    let Some((simulated, placement)) = fastest((problem, costs), cases, &candidates, deadline) else {
+        return Err(if deadline.stopped() {
+            PlanError::StoppedWithoutPlan { examined }
+        } else {
+            PlanError::NothingRuns { examined }
+        });
+    };
+    let bound = to_time(costs, least_of_stages(costs, &problem.systems)).min(simulated);
+    Ok(Solution {
+        placement,
+        status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
+        bound,
+        simulated,
+        gap: Solution::gap_of(simulated, bound),
+        examined,
+        solves: 0,
+        cases: cases.len(),
+        considered: Vec::new(),
+    })
+}
+
+/// The best-balanced divisions, the best first, each with the index of its case, without those whose busiest stage is busy for `most` ms
+/// in an iteration.
+pub(crate) fn candidates(
+    costs: &CostSums<'_>,
+    partitioner: &Partitioner<'_, '_>,
+    (cases, most): (&[Subproblem], f64),
+    deadline: &Deadline<'_>,
+) -> Vec<(usize, Partition)> {
+    // Stages are balanced by both passes.
+    let most = if costs.training { most / costs.microbatches as f64 } else { f64::INFINITY };
+    let best = Best { most, times: Mutex::default() };
+    let divide = |(index, case): (usize, &Subproblem)| {
+        let tried = case.undecided().is_none() && deadline.allows(index);
+        let (busiest, partition) = if tried { balance(costs, partitioner, case, best.limit()) } else { None }?;
+        best.add(busiest);
+        Some((busiest, index, partition))
+    };
+    let mut partitions: Vec<(f64, usize, Partition)> = cases.par_iter().enumerate().filter_map(divide).collect();
+    partitions.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    partitions.truncate(CANDIDATES);
+    partitions.into_iter().map(|(_, index, partition)| (index, partition)).collect()
+}
+
+/// The least times of busiest stages so far, one for each candidate: a case above the largest of them cannot be among the best.
+struct Best {
+    /// The most that is of interest.
+    most: f64,
+    /// As bits, which order times that are not negative.
+    times: Mutex<BinaryHeap<u64>>,
+}
+
+impl Best {
+    fn add(&self, busiest: f64) {
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        times.push(busiest.to_bits());
+        if times.len() > CANDIDATES {
+            times.pop();
+        }
+    }
+
+    /// What a case must not exceed to be among them.
+    fn limit(&self) -> f64 {
+        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = times.peek().filter(|_| times.len() == CANDIDATES);
+        last.map_or(self.most, |bits| f64::from_bits(*bits))
+    }
+}
+
+/// The division of `case` whose busiest stage is least busy per microbatch, with that time in ms; none where it is busy for longer than
+/// `limit`.
+fn balance(
+    costs: &CostSums<'_>,
+    partitioner: &Partitioner<'_, '_>,
+    case: &Subproblem,
+    limit: f64,
+) -> Option<(f64, Partition)> {
+    let (layers, stages) = (costs.layers, case.stages());
+    let mut best = vec![f64::INFINITY; layers + 1];
+    best[0] = 0.0;
+    let mut from_of = vec![vec![0; layers + 1]; stages];
+    for (stage, starts) in from_of.iter_mut().enumerate() {
+        let mut next = vec![f64::INFINITY; layers + 1];
+        let farthest = layers.checked_sub(stages - 1 - stage)?;
+        let (_, table) = *partitioner.choices(case.seats[stage])?.first()?;
+        for from in (stage..farthest).filter(|from| best[*from].is_finite()) {
+            let busy = |to: usize, recomputed: usize| {
+                case.device(costs, stage).stage_times((from, to), recomputed, case.host_offload(stage)).busy()
+            };
+            // With more layers a stage is busy for longer.
+            for to in (from + 1..=farthest).take_while(|to| busy(*to, 0) <= limit) {
+                let Some(recomputed) = some(table[from * (layers + 1) + to]) else { continue };
+                let busy = busy(to, recomputed);
+                if busy > limit {
+                    continue;
+                }
+                let busiest = best[from].max(busy);
+                if busiest < next[to] {
+                    next[to] = busiest;
+                    starts[to] = from;
+                }
+            }
+        }
+        best = next;
+    }
+    best[layers].is_finite().then(|| (best[layers], partitioner.least_of(case, &from_of)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+        problem::{Options, SYSTEMS},
+    };
+    use spipe_cost::Mode;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn cases_that_are_given_up_early_are_none_of_the_best() {
+        let layer = |times| LayerText {
+            count: 5,
+            times,
+            slowdown: 2,
+            parameters: 1_000_000,
+            boundary: 2,
+            saved: 30,
+            workspace: 0,
+        };
+        let machine = MachineText { gpus: vec![(700, 20), (500, 10)], root: 20, sockets: vec![2000] };
+        let model = model_text(&[layer([3, 4, 5]), layer([9, 7, 5])]);
+        let instance = Instance::new(&model, &machine_text(&machine), &workload(4, Mode::Train));
+        let (stop, score) = (AtomicBool::new(false), |_: &spipe_plan::Placement| None);
+        let (context, systems) = (instance.context(), SYSTEMS.to_vec());
+        let problem =
+            Problem { context, systems, options: Options::default(), score: &score, insight: None, stop: &stop };
+        let (costs, deadline) = (CostSums::new(context, &problem.options), Deadline::new(&problem));
+        let cases = all_cases(&problem, &costs, &deadline);
+        let partitioner = Partitioner::new(&costs, &cases);
+        let whole = |case: &Subproblem| balance(&costs, &partitioner, case, f64::INFINITY);
+        let mut all: Vec<(f64, usize)> =
+            cases.iter().enumerate().filter_map(|(index, case)| Some((whole(case)?.0, index))).collect();
+        all.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+        assert!(all.len() > CANDIDATES && all[0].0 < all[CANDIDATES].0);
+        let found = candidates(&costs, &partitioner, (&cases, f64::INFINITY), &deadline);
+        let found: Vec<usize> = found.into_iter().map(|(index, _)| index).collect();
+        assert_eq!(found, all[..CANDIDATES].iter().map(|(_, index)| *index).collect::<Vec<_>>());
+        let partitions =
+            found.iter().filter_map(|index| balance(&costs, &partitioner, &cases[*index], all[CANDIDATES - 1].0));
+        assert_eq!(partitions.count(), CANDIDATES);
+    }
+}

@@ -1,0 +1,102 @@
+//! Layers cut into consecutive pieces whose largest takes least.
+
+use crate::bisect::first_of;
+use spipe_base::{DeviceId, LayerRange};
+use spipe_cost::Mode;
+use spipe_plan::Context;
+
+/// What pieces are balanced in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weight {
+    /// Time of one microbatch.
+    Time,
+    /// Half of each, as parts of the whole.
+    Both,
+    /// What stays on the device, with what one microbatch saves.
+    Bytes,
+}
+
+/// `pieces` consecutive pieces of all layers, each with at least one, such that the slowest on `device` is as fast as
+/// possible. None if there are too few layers, or one cannot run there.
+pub(crate) fn balanced(context: &Context<'_>, device: DeviceId, pieces: usize) -> Option<Vec<LayerRange>> {
+    balanced_in(context, (device, Weight::Time), pieces)
+}
+
+/// The same such that the heaviest piece is as light as possible.
+pub(crate) fn balanced_in(
+    context: &Context<'_>,
+    (device, weight): (DeviceId, Weight),
+    pieces: usize,
+) -> Option<Vec<LayerRange>> {
+    lightest(&weights(context, (device, weight))?, pieces)
+}
+
+/// So many pieces as balanced as can be, and one more of the last layer.
+pub(crate) fn with_the_last_alone(context: &Context<'_>, device: DeviceId, pieces: usize) -> Option<Vec<LayerRange>> {
+    let weights = weights(context, (device, Weight::Time))?;
+    let (_, others) = weights.split_last()?;
+    let last = LayerRange::new(others.len().into(), others.len().into())?;
+    Some([lightest(others, pieces)?, vec![last]].concat())
+}
+
+/// What each layer weighs on `device`; none if one cannot run there.
+fn weights(context: &Context<'_>, (device, weight): (DeviceId, Weight)) -> Option<Vec<f64>> {
+    let training = context.workload().mode == Mode::Train;
+    let mut weights = Vec::new();
+    for layer in context.cost.layers() {
+        let (time, memory) = (context.cost.time(layer, device)?, context.cost.memory(layer, device));
+        let work = time.forward.get() + if training { time.backward().get() } else { 0.0 };
+        weights.push((work, (memory.state() + memory.saved).as_f64()));
+    }
+    let total = |part: fn(&(f64, f64)) -> f64| weights.iter().map(part).sum::<f64>().max(f64::MIN_POSITIVE);
+    let (time, bytes) = (total(|weight| weight.0), total(|weight| weight.1));
+    let of = |(work, held): &(f64, f64)| match weight {
+        Weight::Time => *work,
+        Weight::Both => work / time + held / bytes,
+        Weight::Bytes => *held,
+    };
+    Some(weights.iter().map(of).collect())
+}
+
+/// Consecutive pieces of which the heaviest is as light as possible: the linear partition problem, by dynamic programming in
+/// O(L p log L).
+fn lightest(weights: &[f64], pieces: usize) -> Option<Vec<LayerRange>> {
+    let mut sums = vec![0.0];
+    for weight in weights {
+        sums.push(sums[sums.len() - 1] + weight);
+    }
+    let layers = sums.len() - 1;
+    if pieces == 0 || pieces > layers {
+        return None;
+    }
+    // best[p][e]: the heaviest of p pieces of the first e layers; from[p][e]: where its last piece starts.
+    let mut best = vec![vec![f64::INFINITY; layers + 1]; pieces + 1];
+    let mut from = vec![vec![0; layers + 1]; pieces + 1];
+    best[0][0] = 0.0;
+    for piece in 1..=pieces {
+        for end in piece..=layers {
+            // The later the last piece starts, the less it takes, and the more those before it do: where these meet is the best.
+            let meet = first_of((piece - 1, end), |start| best[piece - 1][start] >= sums[end] - sums[start]);
+            let before = meet.checked_sub(1).filter(|before| *before + 1 >= piece);
+            let before = before.map(|before| first_of((piece - 1, end), |start| sums[start] >= sums[before]));
+            for start in before.into_iter().chain(Some(meet).filter(|meet| *meet < end)) {
+                let heaviest = f64::max(best[piece - 1][start], sums[end] - sums[start]);
+                if heaviest < best[piece][end] {
+                    best[piece][end] = heaviest;
+                    from[piece][end] = start;
+                }
+            }
+        }
+    }
+    let mut ends = vec![layers];
+    for piece in (1..=pieces).rev() {
+        ends.push(from[piece][ends[ends.len() - 1]]);
+    }
+    ends.reverse();
+    ends.windows(2).map(|pair| LayerRange::new(pair[0].into(), (pair[1] - 1).into())).collect()
+}
+
+/// One piece per layer.
+pub(crate) fn single(context: &Context<'_>) -> Vec<LayerRange> {
+    context.cost.layers().filter_map(|layer| LayerRange::new(layer, layer)).collect()
+}

@@ -1,0 +1,303 @@
+//! Placements by integer program: how many layers of each run are streamed or stay, are saved, recomputed or offloaded, and where they are
+//! stepped, with several stages on each device.
+//!
+//! The program counts what layers hold, and not what stages need beside them. What a placement lacks is left free the next time.
+
+use crate::candidates::residency;
+use crate::formulation::assignment::integral::counts;
+use crate::{
+    candidates::{streamed, topology_order::apart},
+    hosts::shared_out,
+};
+use crate::{
+    costs::CostSums,
+    formulation::assignment::{Counts, Limits, Share, Whole, seated},
+    problem::{Deadline, MOST_OFFLOAD_SLOTS},
+    space::{
+        enumerate::slots,
+        rules::{SystemRules, Warmup},
+    },
+};
+use rayon::prelude::*;
+use spipe_base::{DeviceId, LayerRange, StageId};
+use spipe_plan::{
+    Activations, Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knobs, Placement, Stage, System, footprint, needed,
+};
+use std::time::Duration;
+
+/// Which part of the time that is left all programs may take together where systems are only tried, in hundredths.
+pub(crate) const PERCENT: u32 = 8;
+
+/// Which part of that one of them may take.
+const PROGRAMS: u32 = 4;
+
+/// How often more is left free.
+const TRIES: usize = 4;
+
+/// How many layers short stages have at most, with how many slots for what they offload.
+const SHORT: [(usize, u64); 3] = [(1, FEWEST_OFFLOAD_SLOTS), (1, MOST_OFFLOAD_SLOTS), (4, FEWEST_OFFLOAD_SLOTS)];
+
+/// Solves the program with so many bytes left free on each device.
+type Solve<'s> = dyn Fn(&[u64]) -> Option<Counts> + Sync + 's;
+
+/// Makes stages of counts.
+type Build<'b> = Box<dyn Fn(&Counts) -> Option<Placement> + Sync + 'b>;
+
+/// What the programs of a system lead to.
+#[derive(Default)]
+pub(crate) struct Counted {
+    /// Those that fit.
+    pub placements: Vec<Placement>,
+    /// No placement of the system takes less, in ms.
+    pub least: f64,
+    /// Whether some program ended before all of its bound was known.
+    pub open: bool,
+}
+
+/// The placements of `system` that its programs lead to, if any takes less than `most` ms, with the devices of each in two orders. All programs
+/// together have as much time as `deadline` leaves, and none of them more than a part of it. None for systems that leave no such choice.
+pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline): (f64, &Deadline<'_>)) -> Counted {
+    let rules_of_each = SystemRules::in_problem(costs, system).into_iter();
+    let built: Vec<_> = rules_of_each.map(|rules| (rules, builds(costs, (system, rules)))).collect();
+    if built.iter().all(|(_, builds)| builds.is_empty()) {
+        return Counted { open: true, ..Counted::default() };
+    }
+    let solve = |rules: &SystemRules, free: &[u64]| {
+        let until = deadline.at_most(deadline.limit() / PROGRAMS);
+        let counts = counts(costs, rules, Limits { free, most, time: until.left() });
+        // What it has come to by then is not the same each time.
+        until.poll();
+        counts
+    };
+    let mut all = Counted { placements: Vec::new(), least: f64::INFINITY, open: false };
+    // What all programs bound comes before what one of them leads to.
+    let first: Vec<Whole> = built.iter().map(|(rules, _)| solve(rules, &vec![0; costs.devices.len()])).collect();
+    for ((rules, builds), first) in built.iter().zip(first) {
+        match first {
+            Whole::Found { counts, least, closed } => {
+                all.open |= !closed;
+                let again = |free: &[u64]| if deadline.over() { None } else { solve(rules, free).counts() };
+                let fitted = |build: &Build<'_>| fitted(costs, &counts, &again, build);
+                all.placements.extend(builds.par_iter().filter_map(fitted).collect::<Vec<_>>());
+                all.least = all.least.min(least);
+            }
+            Whole::Never => all.least = all.least.min(most),
+            Whole::Open { least } => (all.least, all.open) = (all.least.min(least), true),
+        }
+    }
+    let fits = |placement: &Placement| lacking(&costs.context, placement).iter().all(|bytes| *bytes == 0);
+    let others = all.placements.iter().map(|placement| apart(costs, placement));
+    let others: Vec<Placement> = others.filter(|other| fits(other) && !all.placements.contains(other)).collect();
+    all.placements.extend(others);
+    all
+}
+
+/// What no placement of `system` takes less than, in ms, as far as that is known in so much time where the programs of [`placements`] ended before.
+pub(crate) fn least(costs: &CostSums<'_>, system: System, (most, time): (f64, Duration)) -> f64 {
+    let limits = Limits { free: &[], most, time };
+    let rules_of_each = SystemRules::in_problem(costs, system).into_iter();
+    rules_of_each.map(|rules| seated(costs, &rules, limits)).reduce(f64::min).unwrap_or(0.0)
+}
+
+/// The ways to make stages of counts under `system`.
+fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -> Vec<Build<'b>> {
+    let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single;
+    if let Some(turn) = rules.turn.filter(|_| chain) {
+        let head_start = if let Warmup::OneFOneB(ahead) = turn { ahead } else { 0 };
+        let short = |(most, wanted): (usize, u64)| -> Build<'b> {
+            let offload_slots = Some(wanted).filter(|wanted| *wanted > FEWEST_OFFLOAD_SLOTS);
+            let knobs = Knobs { head_start, offload_slots, ..Knobs::default() };
+            Box::new(move |counts| {
+                let placement = chained(costs, (system, most), counts)?.with_knobs(knobs);
+                slots(&costs.context, &placement).contains(&offload_slots).then_some(placement)
+            })
+        };
+        SHORT.into_iter().map(short).collect()
+    } else if system == System::Superpipeline {
+        let shapes = streamed::shapes(&costs.context).into_iter();
+        shapes
+            .map(|(gpus, pieces)| -> Build<'b> { Box::new(move |counts| dealt(costs, (&gpus, &pieces), counts)) })
+            .collect()
+    } else {
+        Vec::new()
+    }
+}
+
+/// Builds from the `first` counts, and solves again with more left free until everything fits.
+fn fitted(costs: &CostSums<'_>, first: &Counts, solve: &Solve<'_>, build: &Build<'_>) -> Option<Placement> {
+    let mut free = vec![0; costs.devices.len()];
+    // The program counts all hosts as one.
+    let build = |counts: &Counts| {
+        let near = build(counts)?;
+        Some(shared_out(&costs.context, &near).unwrap_or(near))
+    };
+    let mut placement = build(first)?;
+    for _ in 1..TRIES {
+        let lacking = lacking(&costs.context, &placement);
+        if lacking.iter().all(|bytes| *bytes == 0) {
+            return Some(placement);
+        }
+        for (free, lacking) in free.iter_mut().zip(lacking) {
+            *free += lacking;
+        }
+        placement = build(&solve(&free)?)?;
+    }
+    let fits = |placement: &Placement| lacking(&costs.context, placement).iter().all(|bytes| *bytes == 0);
+    Some(placement).filter(fits)
+}
+
+/// What the memory of each device has too little.
+fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
+    let needs = footprint(context, placement);
+    let lacks = |device: DeviceId| {
+        let id = context.hardware.devices()[device].memory;
+        needed(&needs, id).saturating_sub(context.hardware.memories()[id].usable()).get()
+    };
+    context.cost.devices().map(lacks).collect()
+}
+
+/// What is chosen for each layer of a run: those that stay before those that are streamed, those that are stepped on their device
+/// before the others, and those that wait longest for their backward recomputed.
+///
+/// The backward ends with the first layers, whose steps on a socket nothing hides.
+fn in_order(counts: &Counts, run: usize) -> Vec<&Share> {
+    let mut shares: Vec<&Share> = counts.shares.iter().filter(|share| share.run == run).collect();
+    let leaving = |kept: Activations| match kept {
+        Activations::Recomputed => 0,
+        Activations::Offloaded => 1,
+        Activations::Saved => 2,
+    };
+    shares.sort_by_key(|share| (share.place, share.streams, share.steps_on_host, leaving(share.kept)));
+    shares.into_iter().flat_map(|share| std::iter::repeat_n(share, share.layers)).collect()
+}
+
+/// What is chosen for each layer.
+fn of_layers<'c>(costs: &CostSums<'_>, counts: &'c Counts) -> Vec<&'c Share> {
+    (0..costs.runs.len()).flat_map(|run| in_order(counts, run)).collect()
+}
+
+/// Stages of `pieces` on `gpus` in turn: kept where at least half of their layers are.
+fn dealt(costs: &CostSums<'_>, (gpus, pieces): (&[DeviceId], &[LayerRange]), counts: &Counts) -> Option<Placement> {
+    let mut placement = streamed::superpipeline(&costs.context, (gpus, pieces), false)?;
+    let choices = of_layers(costs, counts);
+    let chosen = |stage: &Stage, choice: &dyn Fn(&Share) -> bool| {
+        stage.layers.iter().filter_map(|layer| choices.get(layer.index())).filter(|share| choice(share)).count()
+    };
+    let most_stay = |stage: &Stage| 2 * chosen(stage, &|share| !share.streams) >= stage.layers.count();
+    let ends = residency::ends(&costs.context, &placement);
+    let ends_stay = ends.iter().all(|end| most_stay(&placement.stages[*end]));
+    let stay = |(id, stage): &(StageId, &Stage)| most_stay(stage) && (ends_stay || !ends.contains(id));
+    let staying: Vec<StageId> = placement.stages.enumerate().filter(stay).map(|(id, _)| id).collect();
+    for stage in placement.stages.iter_mut() {
+        let recomputed = chosen(stage, &|share| share.kept == Activations::Recomputed && costs.training);
+        *stage = stage.with_recomputed(recomputed);
+    }
+    residency::keep(&mut placement, &staying);
+    Some(placement)
+}
+
+/// Stages of at most so many layers of equal choices along the chain of devices.
+fn chained(costs: &CostSums<'_>, (system, most): (System, usize), counts: &Counts) -> Option<Placement> {
+    let choices = of_layers(costs, counts);
+    let mut unused: Vec<std::slice::Iter<'_, usize>> = counts.classes.iter().map(|class| class.iter()).collect();
+    let mut stages: Vec<Stage> = Vec::new();
+    let mut last: Option<&Share> = None;
+    for (layer, share) in choices.into_iter().enumerate() {
+        let same_device = last.is_some_and(|last| (last.class, last.place) == (share.class, share.place));
+        let device = match stages.last().filter(|_| same_device) {
+            Some(stage) => stage.device,
+            None => (*unused[share.class].next()?).into(),
+        };
+        let alike = last.is_some_and(|last| last.steps_on_host == share.steps_on_host && last.kept == share.kept);
+        let grows = stages.last().filter(|stage| same_device && alike && stage.layers.count() < most);
+        let first = grows.map_or(layer.into(), |stage| stage.layers.first());
+        let stage = Stage::new(device, LayerRange::new(first, layer.into())?);
+        let host = costs.devices[device.index()].hosts().next();
+        let chosen = Stage {
+            optimizer: host.filter(|_| share.steps_on_host).map(|host| host.socket),
+            offload: host.filter(|_| share.kept == Activations::Offloaded).map(|host| host.memory),
+            ..stage
+        };
+        let again = share.kept == Activations::Recomputed && costs.training;
+        let chosen = if again { chosen.with_everything_recomputed() } else { chosen };
+        match grows.is_some().then(|| stages.last_mut()).flatten() {
+            Some(stage) => *stage = chosen,
+            None => stages.push(chosen),
+        }
+        last = Some(share);
+    }
+    Some(Placement::new(system, stages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+        problem::{Options, Problem},
+    };
+    use spipe_base::SimTime;
+    use spipe_cost::Mode;
+    use spipe_plan::{Weights, check};
+    use std::{collections::BTreeSet, sync::atomic::AtomicBool};
+
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
+    fn of_machine(gpus: Vec<(u64, u32)>, system: System) -> Vec<Placement> {
+        // 128 MiB of state and 32 MiB of activations per layer.
+        let equal = LayerText {
+            count: 8,
+            times: [1, 2, 0],
+            slowdown: 9,
+            parameters: 8 << 20,
+            boundary: 1,
+            saved: 32,
+            workspace: 0,
+        };
+        let machine = MachineText { gpus, root: 20, sockets: vec![8000] };
+        let instance = Instance::new(&model_text(&[equal]), &machine_text(&machine), &workload(4, Mode::Train));
+        let context = instance.context();
+        let score = |_: &Placement| Some(SimTime::ms(1));
+        let problem = Problem {
+            context,
+            systems: vec![system],
+            options: Options::default(),
+            score: &score,
+            insight: None,
+            stop: &NEVER,
+        };
+        let costs = CostSums::new(context, &problem.options);
+        let Counted { placements: list, least, .. } =
+            placements(&costs, system, (f64::INFINITY, &Deadline::new(&problem)));
+        assert!(least > 0.0 && list.iter().all(|placement| check(&context, placement).is_ok()), "{least} {list:?}");
+        list
+    }
+
+    /// What is streamed is stepped on the host, which takes longer than to compute it again.
+    #[test]
+    fn as_much_is_kept_as_fits_beside_the_rest() {
+        let kept = |memory: u64| {
+            let list = of_machine(vec![(memory, 20)], System::Superpipeline);
+            let resident = |stage: &&Stage| matches!(stage.weights, Weights::Resident);
+            list.iter().map(|placement| placement.stages.iter().filter(resident).count()).max()
+        };
+        let all: Vec<Option<usize>> = [400, 800, 1200, 2400].into_iter().map(kept).collect();
+        assert!(all.is_sorted() && all[0] < all[3] && all[3] > Some(4), "{all:?}");
+    }
+
+    #[test]
+    fn each_device_has_its_place_in_a_chain() {
+        for memory in [500, 700, 900] {
+            for system in [System::OneForwardOneBackward, System::Gpipe] {
+                let list = of_machine(vec![(memory, 20), (memory, 20)], system);
+                assert!(!list.is_empty(), "{memory} {system}");
+                for placement in list {
+                    let devices: Vec<DeviceId> = placement.stages.iter().map(|stage| stage.device).collect();
+                    let changes = devices.windows(2).filter(|pair| pair[0] != pair[1]).count();
+                    let different: BTreeSet<DeviceId> = devices.iter().copied().collect();
+                    assert_eq!(changes + 1, different.len(), "{placement:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Greedy: GPUs are filled in layer order up to their memory, and what does not fit spills to CPU sockets.
+//!
+//! The reference policy of the hybrid GPU + CPU pipeline (M. Diakonov, sPipe, 2026).
+
+use crate::{
+    bounds::to_time,
+    costs::{CostSums, StageSlot},
+    feasibility::shortage,
+    formulation::assignment::least_of_stages,
+    problem::{Claim, Deadline, PlanError, Planner, Problem, Solution},
+    score::judge::{faster, judge},
+    space::subproblem::{Partition, Subproblem, schedule_kinds},
+};
+use spipe_plan::{OutcomeStatus, Placement, System, check};
+
+/// The planner.
+pub(crate) struct Greedy;
+
+impl Planner for Greedy {
+    fn name(&self) -> &'static str {
+        "greedy"
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::Heuristic
+    }
+
+    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
+        let deadline = Deadline::new(problem);
+        let costs = CostSums::new(problem.context, &problem.options);
+        if deadline.stopped() {
+            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+        }
+        shortage::obvious(&costs)?;
+        let placements = placements(&costs, &problem.systems);
+        let examined = placements.len();
+        let best = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);
+        let Some((simulated, placement)) = best else {
+            return Err(shortage::greedy(&costs, &problem.systems, examined));
+        };
+        let bound = to_time(&costs, least_of_stages(&costs, &problem.systems)).min(simulated);
+        Ok(Solution {
+            placement,
+            status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
+            bound,
+            simulated,
+            gap: Solution::gap_of(simulated, bound),
+            examined,
+            solves: 0,
+            cases: examined,
+            considered: Vec::new(),
+        })
+    }
+}
+
+/// The greedy division of the layers, under each discipline for which there is one: over the fewest devices that will do,
+/// without recompute if possible, otherwise with everything recomputed.
+pub(crate) fn placements(costs: &CostSums<'_>, systems: &[System]) -> Vec<Placement> {
+    let order = device_order(costs);
+    let mut list = Vec::new();
+    for schedule in schedule_kinds(systems, order.iter().any(|device| costs.devices[*device].is_cpu)) {
+        let tries =
+            [false, true].into_iter().flat_map(|recompute| (1..=order.len()).map(move |count| (recompute, count)));
+        let placement = |(recompute, count): (bool, usize)| {
+            let case = Subproblem::new(costs, &order[..count], schedule);
+            let suits =
+                schedule.system != System::Hybrid || order[..count].iter().any(|device| costs.devices[*device].is_cpu);
+            let joined = (0..count - 1).all(|stage| case.p2p_both_ways(costs, stage).is_some());
+            let partition = if suits && joined { fill(costs, &case, recompute) } else { None }?;
+            let placement = case.placement(costs, &partition);
+            check(&costs.context, &placement).is_ok().then_some(placement)
+        };
+        list.extend(tries.into_iter().find_map(placement));
+    }
+    list
+}
+
+/// GPUs, then sockets, without devices that can hold no layer at all.
+fn device_order(costs: &CostSums<'_>) -> Vec<usize> {
+    let holds = |device: &usize| {
+        (0..costs.layers).any(|layer| {
+            let seat = StageSlot::alone(*device);
+            costs.devices[*device].least_recompute(costs.training, seat, (layer, layer + 1), 0).is_some()
+        })
+    };
+    let mut order: Vec<usize> = (0..costs.devices.len()).filter(holds).collect();
+    order.sort_by_key(|device| (costs.devices[*device].is_cpu, *device));
+    order
+}
+
+/// Gives each stage as many layers as fit, as long as one is left for each stage after it.
+fn fill(costs: &CostSums<'_>, case: &Subproblem, recompute: bool) -> Option<Partition> {
+    let stages = case.stages();
+    let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };
+    let mut from = 0;
+    for stage in 0..stages {
+        let farthest = costs.layers.checked_sub(stages - 1 - stage)?;
+        let device = case.device(costs, stage);
+        let recomputed = |to: usize| if recompute && costs.training { to - from } else { 0 };
+        let may = |to: usize| {
+            let (least, most) = device.recomputes(costs.training, from, to).unwrap_or((1, 0));
+            (least..=most).contains(&recomputed(to))
+        };
+        let fits = |to: &usize| {
+            device.able(from, *to)
+                && may(*to)
+                && device.need(case.seats[stage], (from, *to), recomputed(*to)) <= device.usable
+        };
+        let nearest = if stage + 1 == stages { costs.layers } else { from + 1 };
+        let to = (nearest.max(from + 1)..=farthest).take_while(fits).last()?;
+        partition.ends.push(to);
+        partition.recomputed.push(recomputed(to));
+        from = to;
+    }
+    Some(partition)
+}

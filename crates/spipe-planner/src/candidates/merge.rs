@@ -1,0 +1,58 @@
+//! Streamed stages joined, where that needs no more room than the largest of them anyway does.
+//!
+//! A device holds the input of each of its stages on all microbatches, and has room for the parameters of the largest. So layers that are
+//! computed again leave more room in as few stages as that one allows, and fewer of them have to be. The first stage stays as it is:
+//! nothing hides its step.
+
+use crate::{
+    candidates::residency::{may_stay, streams, with_least_recompute},
+    hosts::fits,
+};
+use spipe_base::{DeviceId, LayerRange};
+use spipe_cost::LayerMemory;
+use spipe_plan::{Context, Placement, Stage};
+
+/// How many layers of stages that keep their parameters are joined at most: what they compute again is there at once.
+const KEPT: [usize; 4] = [1, 2, 3, 4];
+
+/// `placement`, whose stages are all on one device, with fewer streamed stages, and perhaps fewer of those that keep their parameters, and
+/// as little recomputed as then fits; nothing where that changes nothing or does not fit.
+pub(crate) fn coarse(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    let [device] = placement.devices()[..] else { return Vec::new() };
+    let bytes = |stage: &Stage| bytes(context, stage, device);
+    let most = placement.stages.iter().filter(|stage| streams(stage)).map(bytes).max().unwrap_or(0);
+    let with = |kept: usize| {
+        let mut stages: Vec<Stage> = Vec::new();
+        for (index, stage) in placement.stages.iter().enumerate() {
+            let last = stages.last_mut().filter(|_| index > 1);
+            let joined = last.as_ref().and_then(|last| joined(context, last, stage));
+            let small =
+                |joined: &Stage| if streams(joined) { bytes(joined) <= most } else { joined.layers.count() <= kept };
+            match (last, joined.filter(small)) {
+                (Some(last), Some(joined)) => *last = joined,
+                _ => stages.push(*stage),
+            }
+        }
+        let mut coarse = Placement { stages: stages.into_iter().collect(), ..placement.clone() };
+        with_least_recompute(context, &mut coarse, device);
+        coarse
+    };
+    let mut list: Vec<Placement> = KEPT.into_iter().map(with).collect();
+    list.dedup();
+    list.retain(|coarse| coarse.stages.len() < placement.stages.len() && fits(context, coarse));
+    list
+}
+
+/// Neighbours that are both streamed or both not, and recomputed as a whole, as one stage.
+fn joined(context: &Context<'_>, first: &Stage, second: &Stage) -> Option<Stage> {
+    let may = |stage: &Stage| stage.recomputed == stage.layers.count() && may_stay(context, stage);
+    let alike = streams(first) == streams(second) && may(first) && may(second);
+    let layers = LayerRange::new(first.layers.first(), second.layers.last()).filter(|_| alike)?;
+    Some(Stage { layers, ..*first }.with_everything_recomputed())
+}
+
+/// What a stage's parameters and gradients come to.
+fn bytes(context: &Context<'_>, stage: &Stage, device: DeviceId) -> u64 {
+    let of = |memory: &LayerMemory| (memory.parameters + memory.gradients).get();
+    stage.layers.iter().map(|layer| of(context.cost.memory(layer, device))).sum()
+}

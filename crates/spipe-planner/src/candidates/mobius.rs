@@ -1,0 +1,294 @@
+//! The partition of Mobius by integer program: how many layers each of the stages that GPUs take turns with gets.
+//!
+//! After Feng et al., Mobius (ASPLOS 2023), section 3.2. For S = F·N stages in turn on N GPUs, M microbatches, T_j and B_j the
+//! forward and backward of stage j on one microbatch, S_j its parameters with what it needs to run, G the memory of a GPU,
+//! W the rate of its link, P_j what is prefetched of stage j while stage j − N runs:
+//!
+//! ```text
+//! s_j ≥ s_{j−1} + T_{j−1} + a        the first microbatch arrives      e_j ≥ e_{j−1} + T_{j−1} + a   … and the last
+//! s_j ≥ e_{j−N} + T_{j−N} + (S_j − P_j)/W   the rest of its parameters  e_j ≥ s_j + (M − 1) T_j
+//! P_j ≤ S_j,  P_j ≤ G − S_{j−N},  P_j ≤ W (e_{j−N} + T_{j−N} − s_{j−N}),  S_j + S_{j−N} ≤ G
+//! ```
+//!
+//! and mirrored for the backward, which follows the last forward. Because all microbatches of a stage take equally long, a
+//! longest path changes stages at the first or at the last microbatch, so that the starts of these two are enough. Within each
+//! turn the stages have equally many layers, up to one. Beyond the paper, every stage fits twice, which is a little more than the two
+//! neighbours that are there together need. The objective is the end of the last backward.
+
+use crate::{
+    candidates::streamed::{cross_mapped, equally_slow, in_turn},
+    costs::{CostSums, DeviceSums},
+    formulation::solver::{Answer, Settings, solve},
+    problem::Deadline,
+};
+use good_lp::{
+    Constraint, Expression, ProblemVariables, SolverModel, Variable, constraint, highs, variable, variables,
+};
+use rayon::prelude::*;
+use spipe_base::{Bytes, DeviceId, LayerRange};
+use spipe_plan::Placement;
+
+/// The most stages per GPU that are tried.
+const MOST_TURNS: usize = 6;
+
+/// Beyond so many stages a program takes longer than its cuts are worth: layers are then divided by time alone.
+const MOST_STAGES: usize = 96;
+
+/// Which part of the time limit a program may take.
+const SHARES: u32 = 24;
+
+/// How many nodes of its tree it visits at most.
+const NODES: i32 = 100;
+
+/// How far from the optimum of a program the search may stop.
+const GAP: f64 = 0.01;
+
+/// The placement of every number of turns, by its program; of equally slow stages where that is large, or ends without a solution.
+pub(crate) fn candidates(costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
+    let gpus = cross_mapped(&costs.context);
+    let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= costs.layers).collect();
+    let time_limit = deadline.limit() / SHARES;
+    let settings = Settings { gap: GAP, time_limit, nodes: NODES, ..Settings::default() };
+    let cut = |turns: &usize| {
+        let small = turns * gpus.len() <= MOST_STAGES;
+        let until = deadline.at_most(time_limit);
+        let ends = if small && !costs.late(Some(&until)) { cuts(costs, &gpus, *turns, &settings) } else { None };
+        // What it has come to by then is not the same each time.
+        until.poll();
+        ends.and_then(|ends| placement(costs, &gpus, &ends))
+            .or_else(|| in_turn(&costs.context, &gpus, &equally_slow(&costs.context, turns * gpus.len())?))
+    };
+    turns.par_iter().filter_map(cut).collect()
+}
+
+fn placement(costs: &CostSums<'_>, gpus: &[DeviceId], ends: &[usize]) -> Option<Placement> {
+    let mut first = 0;
+    let mut pieces = Vec::new();
+    for end in ends {
+        pieces.push(LayerRange::new(first.into(), end.checked_sub(1)?.into())?);
+        first = *end;
+    }
+    in_turn(&costs.context, gpus, &pieces)
+}
+
+/// The variables; j counts stages, k runs of equal layers.
+struct Unknowns {
+    /// y_jk: layers of run k in stages 0..=j, for all stages but the last.
+    done: Vec<Vec<Variable>>,
+    /// Whether any layer of run k is in stages 0..=j.
+    begun: Vec<Vec<Variable>>,
+    /// s_j, e_j, P_j of the forward, and of the backward.
+    starts: [Vec<Variable>; 2],
+    lasts: [Vec<Variable>; 2],
+    ahead: [Vec<Variable>; 2],
+    end: Variable,
+}
+
+struct Program<'f, 'a> {
+    costs: &'f CostSums<'a>,
+    device: &'f DeviceSums,
+    gpus: usize,
+    stages: usize,
+    /// How many ms are 1.
+    unit: f64,
+    /// GiB of a GPU that parameters and work may have, and GiB per unit of time over its link.
+    memory: f64,
+    rate: f64,
+    /// Between neighbouring stages.
+    transfer: f64,
+}
+
+/// Where the stages end, if the program has a solution.
+fn cuts(costs: &CostSums<'_>, gpus: &[DeviceId], turns: usize, settings: &Settings) -> Option<Vec<usize>> {
+    let program = Program::new(costs, gpus, turns)?;
+    let mut vars = variables!();
+    let unknowns = program.unknowns(&mut vars);
+    let mut rows = program.order(&unknowns);
+    rows.extend(program.balance(&unknowns));
+    for backward in [false, true].into_iter().take(if costs.training { 2 } else { 1 }) {
+        rows.extend(program.memory(&unknowns, backward));
+        rows.extend(program.times(&unknowns, backward));
+    }
+    let mut problem = vars.minimise(unknowns.end).using(highs);
+    for row in rows {
+        problem.add_constraint(row);
+    }
+    let solution = match solve(problem, settings) {
+        Answer::Solved(solution) | Answer::Stopped(Some(solution)) => solution,
+        _ => return None,
+    };
+    let value = |variable: &Variable| good_lp::Solution::value(&solution, *variable).round().max(0.0) as usize;
+    let ends = unknowns.done.iter().map(|done| done.iter().map(value).sum());
+    Some(ends.chain([costs.layers]).collect())
+}
+
+impl<'f, 'a> Program<'f, 'a> {
+    fn new(costs: &'f CostSums<'a>, gpus: &[DeviceId], turns: usize) -> Option<Self> {
+        let first = gpus.first()?;
+        let device = &costs.devices[first.index()];
+        let host = device.hosts().next()?;
+        let p2p = costs.p2p(host.socket.index(), first.index())?;
+        let neighbour = gpus.get(1).and_then(|next| costs.p2p(first.index(), next.index()));
+        let boundary = device.bytes.iter().map(|bytes| bytes.boundary).max()?;
+        let work: f64 = device.times.iter().flatten().map(|times| times.busy()).sum();
+        let unit = (work * costs.microbatches as f64 / gpus.len() as f64).max(1e-6) / 100.0;
+        // In training, inputs of all stages of a GPU for all microbatches; and what passes between stages.
+        let inputs = if costs.training { costs.microbatches * turns as u64 } else { 0 };
+        let held = boundary * (inputs + costs.transient_boundaries(gpus.len()));
+        Some(Self {
+            costs,
+            device,
+            gpus: gpus.len(),
+            stages: turns * gpus.len(),
+            unit,
+            memory: Bytes::new(device.usable).saturating_sub(held).to_gib(),
+            rate: unit / (p2p.per_byte * Bytes::gib(1).as_f64()).max(1e-12),
+            transfer: neighbour.map_or(0.0, |p2p| p2p.time(boundary.get())) / unit,
+        })
+    }
+
+    fn unknowns(&self, vars: &mut ProblemVariables) -> Unknowns {
+        let runs = &self.costs.runs;
+        let mut counts = |binary: bool| -> Vec<Vec<Variable>> {
+            let cell = |count: usize| {
+                let most = if binary { 1.0 } else { count as f64 };
+                variable().integer().min(0.0).max(most)
+            };
+            (0..self.stages - 1).map(|_| runs.iter().map(|(_, count)| vars.add(cell(*count))).collect()).collect()
+        };
+        let (done, begun) = (counts(false), counts(true));
+        let mut list = || -> Vec<Variable> { (0..self.stages).map(|_| vars.add(variable().min(0.0))).collect() };
+        let starts = [list(), list()];
+        let lasts = [list(), list()];
+        let ahead = [list(), list()];
+        Unknowns { done, begun, starts, lasts, ahead, end: vars.add(variable().min(0.0)) }
+    }
+
+    /// Σ_k per_layer(k) × layers of run k in stage j.
+    fn sum(&self, unknowns: &Unknowns, stage: usize, per_layer: impl Fn(usize) -> f64) -> Expression {
+        let mut sum = Expression::from(0.0);
+        for (run, (first, count)) in self.costs.runs.iter().enumerate() {
+            let each = per_layer(*first);
+            match unknowns.done.get(stage) {
+                Some(done) => sum.add_mul(each, done[run]),
+                None => sum += each * *count as f64,
+            }
+            if let Some(before) = stage.checked_sub(1) {
+                sum.add_mul(-each, unknowns.done[before][run]);
+            }
+        }
+        sum
+    }
+
+    /// Runs are used up in order, and every stage has a layer.
+    fn order(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+        let mut rows = Vec::new();
+        for (stage, (done, begun)) in unknowns.done.iter().zip(&unknowns.begun).enumerate() {
+            for (run, (_, count)) in self.costs.runs.iter().enumerate() {
+                rows.push(constraint!(done[run] <= *count as f64 * begun[run]));
+                rows.push(constraint!(begun[run] <= done[run]));
+                if let Some(next) = begun.get(run + 1) {
+                    rows.push(constraint!(done[run] >= *count as f64 * *next));
+                }
+                if let Some(before) = stage.checked_sub(1) {
+                    rows.push(constraint!(done[run] >= unknowns.done[before][run]));
+                }
+            }
+        }
+        rows.extend((0..self.stages).map(|stage| constraint!(self.sum(unknowns, stage, |_| 1.0) >= 1.0)));
+        rows
+    }
+
+    /// Within a turn, every stage has as many layers as the first one, or one more.
+    fn balance(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+        let layers = |stage: usize| self.sum(unknowns, stage, |_| 1.0);
+        let others = (0..self.stages).filter(|stage| stage % self.gpus > 0);
+        let rows = others.flat_map(|stage| {
+            let first = stage / self.gpus * self.gpus;
+            [constraint!(layers(stage) >= layers(first)), constraint!(layers(stage) <= layers(first) + 1.0)]
+        });
+        rows.collect()
+    }
+
+    /// S_j in GiB: parameters, in the backward gradients, and what the largest of its layers needs for itself.
+    fn size(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
+        let workspace = self.device.bytes.iter().map(|bytes| bytes.workspace.to_gib()).fold(0.0, f64::max);
+        let bytes = |layer: usize| {
+            let bytes = &self.device.bytes[layer];
+            let more = if backward { bytes.gradients + bytes.saved } else { Bytes::ZERO };
+            (bytes.parameters + more).to_gib()
+        };
+        self.sum(unknowns, stage, bytes) + workspace
+    }
+
+    /// The second buffers of the parameters and gradients of stage j, in GiB: those of another one beside it, as if it were as large.
+    fn buffers(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
+        self.sum(unknowns, stage, |layer| {
+            let bytes = &self.device.bytes[layer];
+            (bytes.parameters + if backward { bytes.gradients } else { Bytes::ZERO }).to_gib()
+        })
+    }
+
+    /// The stage that runs on the same GPU before `stage`, in the direction of the pass.
+    fn before(&self, stage: usize, backward: bool) -> Option<usize> {
+        if backward { Some(stage + self.gpus).filter(|next| *next < self.stages) } else { stage.checked_sub(self.gpus) }
+    }
+
+    fn memory(&self, unknowns: &Unknowns, backward: bool) -> Vec<Constraint> {
+        let mut rows = Vec::new();
+        let size = |stage: usize| self.size(unknowns, stage, backward);
+        for stage in 0..self.stages {
+            let ahead = unknowns.ahead[usize::from(backward)][stage];
+            rows.push(constraint!(size(stage) + self.buffers(unknowns, stage, backward) <= self.memory));
+            rows.push(constraint!(ahead <= size(stage)));
+            match self.before(stage, backward) {
+                Some(before) => {
+                    rows.push(constraint!(size(stage) + size(before) <= self.memory));
+                    rows.push(constraint!(ahead + size(before) <= self.memory));
+                }
+                // The first stage of a GPU is there when the forward starts; the last one stays for the backward.
+                None => rows.push(constraint!(ahead >= size(stage))),
+            }
+        }
+        rows
+    }
+
+    /// One microbatch of a stage.
+    fn time(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
+        self.sum(unknowns, stage, |layer| {
+            let times = self.device.times[layer].unwrap_or_default();
+            (if backward { times.forward + times.backward } else { times.forward }) / self.unit
+        })
+    }
+
+    fn times(&self, unknowns: &Unknowns, backward: bool) -> Vec<Constraint> {
+        let pass = usize::from(backward);
+        let (starts, lasts, ahead) = (&unknowns.starts[pass], &unknowns.lasts[pass], &unknowns.ahead[pass]);
+        let time = |stage: usize| self.time(unknowns, stage, backward);
+        let mut rows = Vec::new();
+        for stage in 0..self.stages {
+            let again = (self.costs.microbatches - 1) as f64;
+            rows.push(constraint!(lasts[stage] >= starts[stage] + time(stage) * again));
+            let neighbour =
+                if backward { Some(stage + 1).filter(|next| *next < self.stages) } else { stage.checked_sub(1) };
+            if let Some(from) = neighbour {
+                rows.push(constraint!(starts[stage] >= starts[from] + time(from) + self.transfer));
+                rows.push(constraint!(lasts[stage] >= lasts[from] + time(from) + self.transfer));
+            } else if backward {
+                let (end, last) = (unknowns.lasts[0][stage], self.time(unknowns, stage, false));
+                rows.push(constraint!(starts[stage] >= end + last));
+            }
+            if let Some(before) = self.before(stage, backward) {
+                let rest = (self.size(unknowns, stage, backward) - ahead[stage]) * (1.0 / self.rate);
+                rows.push(constraint!(starts[stage] >= lasts[before] + time(before) + rest));
+                let window = lasts[before] + time(before) - starts[before];
+                rows.push(constraint!(ahead[stage] <= window * self.rate));
+            }
+        }
+        let last = if self.costs.training { 0 } else { self.stages - 1 };
+        if backward || !self.costs.training {
+            rows.push(constraint!(unknowns.end >= lasts[last] + time(last)));
+        }
+        rows
+    }
+}

@@ -1,0 +1,40 @@
+//! Placements of the systems that have a shape of their own: generated, checked, simulated, and improved step by step.
+
+pub(crate) mod balanced;
+pub(crate) mod cuts;
+pub(crate) mod first_fit;
+pub(crate) mod from_milp;
+pub(crate) mod greedy;
+pub(crate) mod hinted;
+pub(crate) mod levelled;
+pub(crate) mod merge;
+pub(crate) mod mobius;
+pub(crate) mod packed;
+pub(crate) mod pipelines;
+pub(crate) mod repair;
+pub(crate) mod residency;
+pub(crate) mod sharded;
+pub(crate) mod streamed;
+pub(crate) mod topology_order;
+
+use crate::hosts::shared_out;
+use rayon::prelude::*;
+use spipe_cost::Mode;
+use spipe_plan::{Context, Family, Placement, System};
+
+/// Everything worth trying under `system`: with what is on the host near its device, and where there is a choice shared out over the sockets.
+pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
+    if context.workload().mode != Mode::Train && !system.infers() {
+        return Vec::new();
+    }
+    let candidates = match system.family() {
+        Family::Pipeline => pipelines::candidates(context, system),
+        Family::Streamed => streamed::candidates(context, system),
+        Family::Sharded => sharded::candidates(context, system),
+    };
+    let near = candidates.unwrap_or_default();
+    let shared: Vec<Placement> = near.par_iter().filter_map(|placement| shared_out(context, placement)).collect();
+    let mut all = [near, shared].concat();
+    pipelines::leaving_or_not(&mut all);
+    all
+}

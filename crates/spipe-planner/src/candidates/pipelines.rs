@@ -1,0 +1,244 @@
+//! Stages that keep their parameters: one per device, dealt out in turn, or down the devices and up again.
+
+use crate::{
+    candidates::{
+        cuts::{self, Weight},
+        streamed::gpu_orders,
+    },
+    hosts::{gpus, socket},
+};
+use spipe_base::{DeviceId, LayerRange};
+use spipe_plan::{Context, Dealing, Knob, Knobs, Placement, Stage, System, check};
+
+/// The most chunks per device that are tried.
+const MOST_CHUNKS: usize = 4;
+
+/// Systems that also have one stage per layer: gradients leave and parameters return while others compute, or only one layer that is
+/// computed again needs room at a time.
+const BY_LAYER: [System; 4] = [System::ZeroOffload, System::ZeroOffloadDelayed, System::Checkpointing, System::CpuOnly];
+
+/// Layers of short stages.
+const SHORT: [usize; 2] = [1, 4];
+
+/// Whether short stages recompute, are stepped on the socket, and have their activations in host memory.
+const CHOICES: [(bool, bool, bool); 6] = [
+    (false, false, false),
+    (false, false, true),
+    (false, true, false),
+    (false, true, true),
+    (true, false, false),
+    (true, true, false),
+];
+
+pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
+    let gpus = gpus(context);
+    let sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
+    let devices = if system == System::CpuOnly { sockets } else { gpus };
+    let first = *devices.first()?;
+    let mut placements = Vec::new();
+    match system.dealing() {
+        Dealing::Single => {
+            for count in 1..=devices.len() {
+                let pieces = cuts::balanced(context, first, count).unwrap_or_default();
+                placements.extend(fitting(context, system, (first, count), &|index| devices[index]));
+                if BY_LAYER.contains(&system) {
+                    let of_layer = |layer: &LayerRange| {
+                        let index = pieces.iter().position(|piece| piece.contains(layer.first()));
+                        devices[index.unwrap_or(0)]
+                    };
+                    let layers = cuts::single(context);
+                    let device = |index: usize| of_layer(&layers[index]);
+                    placements.extend(variants(context, system, &layers, &device));
+                }
+            }
+        }
+        Dealing::RoundRobin => placements.extend(in_orders(context, &|devices| {
+            let device = |index: usize| devices[index % devices.len()];
+            let of_chunks = |chunks: usize| fitting(context, system, (devices[0], chunks * devices.len()), &device);
+            (1..=MOST_CHUNKS).flat_map(of_chunks).collect()
+        })),
+        Dealing::Vee => placements.extend(in_orders(context, &|devices| {
+            let last = 2 * devices.len() - 1;
+            fitting(context, system, (devices[0], last + 1), &|index: usize| devices[index.min(last - index)])
+        })),
+    }
+    Some(placements)
+}
+
+/// Those on the GPUs in each of their [`gpu_orders`].
+fn in_orders(context: &Context<'_>, on: &dyn Fn(&[DeviceId]) -> Vec<Placement>) -> Vec<Placement> {
+    let of_order = |gpus: Vec<DeviceId>| on_most(context, &gpus, on);
+    gpu_orders(context, &gpus(context)).into_iter().flat_map(of_order).collect()
+}
+
+/// Those on as many of `gpus` as there are any for that are possible, since models may have few layers and batches few microbatches.
+fn on_most(context: &Context<'_>, gpus: &[DeviceId], on: &dyn Fn(&[DeviceId]) -> Vec<Placement>) -> Vec<Placement> {
+    let mut list = Vec::new();
+    for count in (1..=gpus.len()).rev() {
+        let more = on(&gpus[..count]);
+        let possible = more.iter().any(|placement| check(context, placement).is_ok());
+        list.extend(more);
+        if possible {
+            break;
+        }
+    }
+    list
+}
+
+/// Several stages of few layers on each GPU, for 1F1B and GPipe: recompute then needs the room of one of them only, and what is stepped
+/// on a socket leaves as soon as its own gradients are there.
+pub(crate) fn in_short_stages(context: &Context<'_>, system: System) -> Vec<Placement> {
+    let gpus = gpus(context);
+    let mut list = Vec::new();
+    for count in (1..=gpus.len()).filter(|count| *count == gpus.len() || count.is_power_of_two()) {
+        let Some(pieces) = gpus.first().and_then(|first| cuts::balanced(context, *first, count)) else { continue };
+        for length in SHORT {
+            for (recompute, steps, saves) in CHOICES {
+                let stage = |layers: LayerRange, device: DeviceId| -> Option<Stage> {
+                    let stage = Stage::new(device, layers);
+                    let stage = if recompute { stage.with_everything_recomputed() } else { stage };
+                    let stage = if steps { stage.with_optimizer_on(socket(context, device)?) } else { stage };
+                    Some(if saves { stage.with_activations_in(context.hardware.host_memory(device)?) } else { stage })
+                };
+                let of_piece = |(index, piece): (usize, &LayerRange)| {
+                    let (first, last) = (piece.first().index(), piece.last().index());
+                    let ends = move |from: usize| (from + length - 1).min(last);
+                    let ranges = (first..=last)
+                        .step_by(length)
+                        .filter_map(move |from| LayerRange::new(from.into(), ends(from).into()));
+                    ranges.map(move |layers| (layers, index)).collect::<Vec<_>>()
+                };
+                let parts: Vec<(LayerRange, usize)> = pieces.iter().enumerate().flat_map(of_piece).collect();
+                let stages: Option<Vec<Stage>> =
+                    parts.into_iter().map(|(layers, index)| stage(layers, gpus[index])).collect();
+                list.extend(stages.map(|stages| Placement::new(system, stages)));
+            }
+        }
+    }
+    list
+}
+
+/// Adds to placements whose gradients may leave with each microbatch those where they do.
+pub(crate) fn leaving_or_not(list: &mut Vec<Placement>) {
+    let may = |placement: &&Placement| Knob::GradientsLeave.is_of(placement.system) && !placement.knobs.gradients_leave;
+    let leave =
+        |placement: &Placement| placement.clone().with_knobs(Knobs { gradients_leave: true, ..placement.knobs });
+    let leaving: Vec<Placement> = list.iter().filter(may).map(leave).filter(|leave| !list.contains(leave)).collect();
+    list.extend(leaving);
+}
+
+/// The variants of so many pieces that are balanced in time, and where none of them fits, of pieces that are balanced in bytes as well,
+/// or in nothing else.
+fn fitting(
+    context: &Context<'_>,
+    system: System,
+    (first, count): (DeviceId, usize),
+    device: &dyn Fn(usize) -> DeviceId,
+) -> Vec<Placement> {
+    let mut list: Vec<Placement> = Vec::new();
+    for weight in [Weight::Time, Weight::Both, Weight::Bytes] {
+        let pieces = cuts::balanced_in(context, (first, weight), count).unwrap_or_default();
+        let more = variants(context, system, &pieces, device);
+        list.extend(more.into_iter().filter(|placement| !list.contains(placement)).collect::<Vec<_>>());
+        if list.iter().any(|placement| check(context, placement).is_ok()) {
+            break;
+        }
+    }
+    list
+}
+
+/// The stages of `pieces`, with everything saved and with everything recomputed.
+fn variants(
+    context: &Context<'_>,
+    system: System,
+    pieces: &[LayerRange],
+    device: &dyn Fn(usize) -> DeviceId,
+) -> Vec<Placement> {
+    if pieces.is_empty() {
+        return Vec::new();
+    }
+    let devices: std::collections::BTreeSet<DeviceId> = (0..pieces.len()).map(device).collect();
+    let chunks = pieces.len().div_ceil(devices.len());
+    let stage = |index: usize, recompute: bool| -> Option<Stage> {
+        let here = device(index);
+        let mut stage = Stage::new(here, pieces[index]);
+        if recompute {
+            stage = stage.with_everything_recomputed();
+        }
+        let offloaded = match system {
+            System::PoH => chunks.div_ceil(2),
+            System::PoF => chunks,
+            _ => 0,
+        };
+        // The chunks with the lowest numbers wait longest for their backward.
+        if index / devices.len() < offloaded {
+            stage = stage.with_activations_in(context.hardware.host_memory(here)?);
+        }
+        match system {
+            system if system.steps_on_host() => Some(stage.with_optimizer_on(socket(context, here)?)),
+            _ => Some(stage),
+        }
+    };
+    let recomputes: &[bool] = match system {
+        System::Checkpointing => &[true],
+        System::GpuOnly | System::PoH | System::PoF => &[false],
+        _ => &[false, true],
+    };
+    recomputes
+        .iter()
+        .filter_map(|recompute| {
+            let stages: Option<Vec<Stage>> = (0..pieces.len()).map(|index| stage(index, *recompute)).collect();
+            Some(Placement::new(system, stages?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
+    use spipe_cost::Mode;
+
+    const LAYER: LayerText =
+        LayerText { count: 4, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 1, workspace: 0 };
+
+    /// Recomputed layer by layer, what a microbatch saves in one of them is there at a time.
+    #[test]
+    fn a_socket_that_holds_one_layer_at_a_time_has_a_plan() {
+        let layer = LayerText { parameters: 1_000_000, saved: 40, ..LAYER };
+        for (system, machine) in [
+            (System::CpuOnly, MachineText { gpus: vec![(10, 20)], root: 20, sockets: vec![200] }),
+            (System::Checkpointing, MachineText { gpus: vec![(200, 20)], root: 20, sockets: vec![10] }),
+        ] {
+            let instance = Instance::new(
+                &model_text(std::slice::from_ref(&layer)),
+                &machine_text(&machine),
+                &workload(2, Mode::Train),
+            );
+            let context = instance.context();
+            let list = candidates(&context, system).unwrap_or_default();
+            let fit: Vec<&Placement> = list.iter().filter(|placement| check(&context, placement).is_ok()).collect();
+            assert!(!fit.is_empty() && fit.iter().all(|placement| placement.stages.len() == 4), "{system}: {fit:?}");
+        }
+    }
+
+    /// Slow layers without parameters before quick ones that fill a GPU two by two.
+    #[test]
+    fn pieces_are_balanced_in_bytes_where_time_alone_leaves_no_room() {
+        let slow = LayerText { times: [20, 20, 20], ..LAYER };
+        let large = LayerText { parameters: 16_000_000, ..LAYER };
+        for (memory, system) in [(560, System::ZbH1), (560, System::ZbV), (560, System::Interleaved)] {
+            let machine = MachineText { gpus: vec![(memory, 20); 2], root: 20, sockets: vec![1000] };
+            let model = model_text(&[slow.clone(), large.clone()]);
+            let instance = Instance::new(&model, &machine_text(&machine), &workload(4, Mode::Train));
+            let context = instance.context();
+            let fit = |placement: &Placement| check(&context, placement).is_ok();
+            let list = candidates(&context, system).unwrap_or_default();
+            assert!(list.iter().any(fit), "{system}");
+            let gpus = gpus(&context);
+            let pieces = cuts::balanced(&context, gpus[0], 2).unwrap_or_default();
+            let balanced = variants(&context, System::ZbH1, &pieces, &|index| gpus[index]);
+            assert!(!balanced.is_empty() && !balanced.iter().any(fit), "{system}");
+        }
+    }
+}

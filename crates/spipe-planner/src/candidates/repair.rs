@@ -1,0 +1,68 @@
+//! Changes with as little recomputed as then fits: a layer that moves takes memory along, of which its old device has more now and its new
+//! one less.
+
+use crate::{bisect::first_of, candidates::residency::with_recomputed_layers, costs::CostSums};
+use spipe_base::{DeviceId, StageId};
+use spipe_cost::Mode;
+use spipe_plan::{Context, Dealing, Family, Footprint, Placement, Stage, System, footprint, needed};
+
+/// Of more stages, to count what they hold takes too long.
+const MOST_STAGES: usize = 96;
+
+/// `changed` with as little recomputed as fits on the devices whose stages are not those of `placement`; none where that is nothing else.
+pub(crate) fn fitted(costs: &CostSums<'_>, placement: &Placement, changed: &Placement) -> Option<Placement> {
+    let context = &costs.context;
+    let suits = match changed.system.family() {
+        Family::Pipeline => changed.system.dealing() == Dealing::Single,
+        Family::Sharded => true,
+        Family::Streamed => false,
+    };
+    let chooses = context.workload().mode == Mode::Train
+        && suits
+        && !matches!(changed.system, System::Checkpointing | System::GpuOnly);
+    if !chooses || changed.stages.len() > MOST_STAGES {
+        return None;
+    }
+    let of = |placement: &Placement, device: DeviceId| -> Vec<Stage> {
+        placement.stages.iter().filter(|stage| stage.device == device).copied().collect()
+    };
+    let mut fitted = changed.clone();
+    for device in changed.devices() {
+        if of(placement, device) != of(changed, device) {
+            fit(costs, &mut fitted, device);
+        }
+    }
+    (fitted != *changed).then_some(fitted)
+}
+
+/// Recomputes as few layers of a device as fits, those first that take least for what they save.
+pub(crate) fn fit(costs: &CostSums<'_>, placement: &mut Placement, device: DeviceId) {
+    let context = &costs.context;
+    let of_device = &costs.devices[device.index()];
+    let layers = |id: &StageId| {
+        let layers = placement.stages[*id].layers;
+        (layers.first().index(), layers.last().index() + 1)
+    };
+    let rate = |id: &StageId| {
+        let (from, to) = layers(id);
+        of_device.pass((from, to), false) / of_device.leaving((from, to), 0).max(1) as f64
+    };
+    let on_device = |(_, stage): &(StageId, &Stage)| stage.device == device && stage.offload.is_none();
+    let mut own: Vec<StageId> = placement.stages.enumerate().filter(on_device).map(|(id, _)| id).collect();
+    own.sort_by(|one, other| rate(one).total_cmp(&rate(other)));
+    let total = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
+    let with = |count: usize| with_recomputed_layers(placement, &own, count);
+    let fits = |count: usize| left(context, &footprint(context, &with(count)), device).is_some();
+    *placement = with(first_of((0, total), fits));
+}
+
+/// The bytes that what memories must hold leaves on a device; none where that is too much.
+pub(crate) fn left(context: &Context<'_>, needs: &Footprint, device: DeviceId) -> Option<u64> {
+    let memory = context.hardware.devices()[device].memory;
+    context.hardware.memories()[memory].usable().get().checked_sub(needed(needs, memory).get())
+}
+
+/// The bytes of the optimizer's state of a stage.
+pub(crate) fn optimizer_state(context: &Context<'_>, stage: &Stage) -> u64 {
+    stage.layers.iter().map(|layer| context.cost.memory(layer, stage.device).optimizer.get()).sum()
+}

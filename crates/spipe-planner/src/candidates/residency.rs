@@ -1,0 +1,181 @@
+//! Stages whose parameters stay on their device although others are streamed: no copies, and no step on a socket.
+//!
+//! The backward ends with the first stages, whose steps on a socket nothing hides: these are kept first. Where a device has larger
+//! stages than others, as that of an embedding, the smallest are also tried first, of which more may fit.
+
+use crate::bisect::first_of;
+use crate::hosts::{self, socket};
+use spipe_base::{DeviceId, StageId};
+use spipe_cost::{LayerMemory, Mode};
+use spipe_plan::{Context, Placement, Stage, Weights, streamed_device_bytes};
+
+/// How many counts of kept stages are tried where more of them leave less room for activations.
+const SHARES: usize = 4;
+
+/// `placement` with as many stages kept on each device as fit; none if not one does, or its system keeps none.
+pub(crate) fn as_many_as_fit(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    let full = |(base, smallest): (&Placement, bool)| {
+        let mut full = base.clone();
+        for device in placement.devices() {
+            let most = most(context, (base, device), smallest);
+            keep(&mut full, &most);
+        }
+        full
+    };
+    let bases = with_ends_or_not(context, placement);
+    let all = bases.iter().flat_map(|base| [false, true].map(|smallest| full((base, smallest))));
+    distinct(context, all.filter(|full| full != placement).collect())
+}
+
+/// `placement`, and if that fits with those stages kept that share parameters.
+fn with_ends_or_not(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    let fits = |kept: &Placement| kept.devices().into_iter().all(|device| fits(context, kept, device));
+    let kept = other_ends(context, placement).filter(|kept| kept.stages.iter().any(|stage| !streams(stage)));
+    std::iter::once(placement.clone()).chain(kept.filter(fits)).collect()
+}
+
+/// `placement` with several shares of the stages kept that fit where everything is recomputed, and as little recomputed as then fits; none
+/// if its system keeps none.
+pub(crate) fn mixed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    if context.workload().mode != Mode::Train {
+        return as_many_as_fit(context, placement);
+    }
+    let mut all = placement.clone();
+    all.stages.iter_mut().for_each(|stage| *stage = stage.with_everything_recomputed());
+    let devices = placement.devices();
+    let mut list = Vec::new();
+    let bases = with_ends_or_not(context, &all);
+    for (base, smallest) in bases.iter().flat_map(|base| [(base, false), (base, true)]) {
+        let most: Vec<(DeviceId, Vec<StageId>)> =
+            devices.iter().map(|device| (*device, most(context, (base, *device), smallest))).collect();
+        for share in (1..=SHARES).rev() {
+            let mut mixed = base.clone();
+            for (device, most) in &most {
+                keep(&mut mixed, &most[..(most.len() * share).div_ceil(SHARES)]);
+                with_least_recompute(context, &mut mixed, *device);
+            }
+            list.extend(Some(mixed).filter(|mixed| mixed.stages.iter().any(|stage| !streams(stage))));
+        }
+    }
+    distinct(context, list)
+}
+
+/// Those that fit, each once.
+fn distinct(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
+    let mut distinct: Vec<Placement> = Vec::new();
+    for placement in list {
+        if !distinct.contains(&placement) && hosts::fits(context, &placement) {
+            distinct.push(placement);
+        }
+    }
+    distinct
+}
+
+/// As many of the streamed stages of a device as it can keep, the first ones or the smallest ones.
+fn most(context: &Context<'_>, (placement, device): (&Placement, DeviceId), smallest: bool) -> Vec<StageId> {
+    let mut stages = streamed(context, placement, device);
+    if smallest {
+        let state = |id: &StageId| {
+            let layers = placement.stages[*id].layers.iter();
+            layers.map(|layer| LayerMemory::state(context.cost.memory(layer, device)).get()).sum::<u64>()
+        };
+        stages.sort_by_key(state);
+    }
+    let with = |count: usize| {
+        let mut kept = placement.clone();
+        keep(&mut kept, &stages[..count]);
+        fits(context, &kept, device)
+    };
+    // Where all are kept, nothing arrives that would need room.
+    let count = if with(stages.len()) { stages.len() } else { first_of((1, stages.len()), |count| !with(count)) - 1 };
+    stages.truncate(count);
+    stages
+}
+
+/// Recomputes as few layers of a device as fits, from the front; all of them where even that does not fit.
+pub(crate) fn with_least_recompute(context: &Context<'_>, placement: &mut Placement, device: DeviceId) {
+    let own: Vec<StageId> = of_device(placement, device).map(|(id, _)| id).collect();
+    let layers: usize = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
+    let with = |count: usize| with_recomputed_layers(placement, &own, count);
+    *placement = with(first_of((0, layers), |count| fits(context, &with(count), device)));
+}
+
+/// The same placement with so many layers of some of its stages recomputed, those of the first of these first.
+pub(crate) fn with_recomputed_layers(placement: &Placement, stages: &[StageId], count: usize) -> Placement {
+    let (mut with, mut left) = (placement.clone(), count);
+    for id in stages {
+        let stage = &mut with.stages[*id];
+        let here = left.min(stage.layers.count());
+        *stage = stage.with_recomputed(here);
+        left -= here;
+    }
+    with
+}
+
+/// Keeps stages.
+pub(crate) fn keep(placement: &mut Placement, stages: &[StageId]) {
+    for id in stages {
+        let stage = placement.stages[*id];
+        placement.stages[*id] = Stage { weights: Weights::Resident, optimizer: None, ..stage };
+    }
+}
+
+/// The stages of a device that could be kept, and are not.
+pub(crate) fn streamed(context: &Context<'_>, placement: &Placement, device: DeviceId) -> Vec<StageId> {
+    let may = |stage: &Stage| placement.system.may_keep() && streams(stage) && may_stay(context, stage);
+    of_device(placement, device).filter(|(_, stage)| may(stage)).map(|(id, _)| id).collect()
+}
+
+/// Whether a stage may be kept or streamed by itself: it shares no parameters with another stage.
+pub(crate) fn may_stay(context: &Context<'_>, stage: &Stage) -> bool {
+    context.model.borrows(stage.layers).is_none() && context.model.lends(stage.layers).is_none()
+}
+
+/// The stages that share parameters with others, which are kept or streamed together.
+pub(crate) fn ends(context: &Context<'_>, placement: &Placement) -> Vec<StageId> {
+    placement.stages.enumerate().filter(|(_, stage)| !may_stay(context, stage)).map(|(id, _)| id).collect()
+}
+
+/// `placement` with the stages that share parameters kept where they are streamed, or the other way round; none where its system keeps none,
+/// or no stage shares any.
+pub(crate) fn other_ends(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
+    let ends = ends(context, placement);
+    let first = ends.first().filter(|_| placement.system.may_keep())?;
+    let mut other = placement.clone();
+    if streams(&placement.stages[*first]) {
+        keep(&mut other, &ends);
+    } else {
+        ends.iter().for_each(|end| stream(context, &mut other, *end));
+    }
+    Some(other)
+}
+
+/// Streams a stage from the host near its device.
+pub(crate) fn stream(context: &Context<'_>, placement: &mut Placement, id: StageId) {
+    let stage = placement.stages[id];
+    if let Some(home) = context.hardware.host_memory(stage.device) {
+        let streamed = Stage::new(stage.device, stage.layers).with_weights_in(home);
+        let optimizer = socket(context, stage.device);
+        placement.stages[id] = Stage { recomputed: stage.recomputed, offload: stage.offload, optimizer, ..streamed };
+    }
+}
+
+/// The stages of a device that are kept, and could be streamed by themselves.
+pub(crate) fn kept(context: &Context<'_>, placement: &Placement, device: DeviceId) -> Vec<StageId> {
+    let stays = |stage: &Stage| !streams(stage) && may_stay(context, stage);
+    of_device(placement, device).filter(|(_, stage)| stays(stage)).map(|(id, _)| id).collect()
+}
+
+fn of_device(placement: &Placement, device: DeviceId) -> impl Iterator<Item = (StageId, &Stage)> {
+    placement.stages.enumerate().filter(move |(_, stage)| stage.device == device)
+}
+
+pub(crate) const fn streams(stage: &Stage) -> bool {
+    matches!(stage.weights, Weights::Streamed(_))
+}
+
+/// Whether a device has room for its part of `placement`.
+fn fits(context: &Context<'_>, placement: &Placement, device: DeviceId) -> bool {
+    let memory = &context.hardware.memories()[context.hardware.devices()[device].memory];
+    streamed_device_bytes(context, placement, device) <= memory.usable()
+}

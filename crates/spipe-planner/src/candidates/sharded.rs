@@ -1,0 +1,233 @@
+//! Everything shared by all GPUs: FSDP with all parameters on them, ZeRO-Infinity with parameters in DRAM.
+//!
+//! Any division of the layers will do, and every stage has choices of its own. What they come to depends on how many layers make which
+//! choice, and hardly on where these are. So an integer program counts them ([`program`]): with stages of so many layers for placements,
+//! and with all that a division may save left out for a bound ([`least`]).
+
+use crate::formulation::sharded::{Program, Room, Solved};
+use crate::score::sharded::{busiest, estimate};
+use crate::space::sharded::Choice;
+use crate::space::sharded::Length;
+use crate::space::sharded::lengths;
+use crate::space::sharded::shares;
+use crate::space::sharded::units;
+use crate::{candidates::cuts, hosts::gpus};
+use crate::{
+    costs::{CostSums, runs},
+    problem::{Deadline, pins::Pins},
+    space::enumerate::orders,
+};
+use rayon::prelude::*;
+use spipe_base::{Bytes, LayerRange};
+use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
+
+/// How many stages are resident at a time.
+const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
+
+/// Into how many stages all layers are cut whatever they are: stages that recompute have one input each.
+const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+
+/// How many placements are simulated: those that are estimated to take least, and as many whose busiest device or link is busy least.
+const MOST_TRIED: usize = 24;
+
+/// How many stages are made to recompute for a placement to fit.
+const MOST_MENDED: usize = 4;
+
+/// How often a program is solved with less room, where what it finds does not fit: it does not know where stages are.
+const MOST_TIGHTENED: usize = 4;
+
+/// How many of these are simulated with steps in either order.
+const BOTH_TRIED: usize = 8;
+
+/// All layers doing the same, for all numbers of devices and lengths of stages.
+pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
+    let runs = runs(context.cost, &|_, _| true);
+    let mut placements = Vec::new();
+    let first = *gpus(context).first()?;
+    let of_length = |length: Length| runs.iter().flat_map(|run| units(*run, length)).collect();
+    let mut partitions: Vec<Vec<LayerRange>> = lengths(&runs).map(of_length).collect();
+    partitions.extend(PIECES.into_iter().filter_map(|pieces| cuts::balanced(context, first, pieces)));
+    for shards in shares(context) {
+        let choices = Choice::of((system, shards), context);
+        for partition in &partitions {
+            let alike = |choice: &Choice| partition.iter().map(|layers| choice.stage(context, *layers)).collect();
+            let stages = choices.iter().filter_map(alike);
+            let few = FEWEST_RESIDENT as usize;
+            placements.extend(stages.filter_map(|stages| placement(system, (shards, few), stages)));
+        }
+    }
+    Some(placements)
+}
+
+/// The placements whose programs say that they may take less than `most` ms, as far as time allows.
+pub(crate) fn placements(
+    (costs, pins): (&CostSums<'_>, &Pins),
+    (system, most): (System, f64),
+    deadline: &Deadline<'_>,
+) -> Vec<Placement> {
+    let pinned = pins.knob(Knob::Resident).map(|resident| resident as usize);
+    let residents = RESIDENT.into_iter().filter(|resident| pinned.is_none() && *resident <= costs.layers.max(2));
+    let residents: Vec<usize> = residents.chain(pinned).collect();
+    let lengths: Vec<Length> = lengths(&costs.runs).collect();
+    let of_shards = |shards: usize| {
+        let each = lengths.iter().flat_map(|length| residents.iter().map(move |resident| (*length, *resident)));
+        each.map(move |(length, resident)| (shards, length, resident)).collect::<Vec<_>>()
+    };
+    let all: Vec<(usize, Length, usize)> = shares(&costs.context).flat_map(of_shards).collect();
+    let of_division = |(shards, length, resident): (usize, Length, usize)| {
+        // What is tapered comes on top, if there is time.
+        let tapered = matches!(length, Length::Tapered(..));
+        let late = || costs.late(Some(deadline)) || (tapered && deadline.over());
+        of_division((costs, pins), (system, shards, most), (length, resident), &late)
+    };
+    let found: Vec<Vec<(f64, Placement)>> = all.into_par_iter().map(of_division).collect();
+    let mut list: Vec<(f64, Placement)> = found.into_iter().flatten().collect();
+    list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    list.dedup_by(|(_, one), (_, other)| one == other);
+    list.into_iter().map(|(_, placement)| placement).collect()
+}
+
+/// Those of stages of some length, so many of which are resident, shared by so many GPUs, unless it is late.
+fn of_division(
+    (costs, pins): (&CostSums<'_>, &Pins),
+    (system, shards, most): (System, usize, f64),
+    (length, resident): (Length, usize),
+    late: &dyn Fn() -> bool,
+) -> Vec<(f64, Placement)> {
+    let mut list: Vec<(f64, Placement)> = Vec::new();
+    if late() {
+        return list;
+    }
+    let mut program = Program::new(costs, pins, (system, shards), Room::Stages { length, resident });
+    let mut orders: Vec<Order> = vec![in_turn, reversed, mixed];
+    for _ in 0..MOST_TIGHTENED {
+        if late() {
+            break;
+        }
+        let Some(solved) = program.solved().filter(|solved| solved.least < most) else { break };
+        let mut least_missing: Option<Bytes> = None;
+        orders.retain(|order| {
+            let next = ordered(&costs.context, (system, shards, resident), (&solved, *order));
+            let missing = next.as_ref().map_or(Bytes::ZERO, |next| missing(&costs.context, next));
+            let new = next.filter(|next| list.iter().all(|(_, other)| other != next));
+            list.extend(new.map(|next| (solved.least, next)));
+            if missing > Bytes::ZERO {
+                least_missing = Some(least_missing.map_or(missing, |least| least.min(missing)));
+            }
+            missing > Bytes::ZERO
+        });
+        let Some(missing) = least_missing else { break };
+        program.leave(missing);
+    }
+    list
+}
+
+/// In which order the stages of a run make their choices.
+type Order = fn(&[(Choice, usize)]) -> Vec<Choice>;
+
+/// The placement with what was solved, made to fit if a little is missing.
+fn ordered(
+    context: &Context<'_>,
+    (system, shards, resident): (System, usize, usize),
+    (Solved { runs, .. }, order): (&Solved, Order),
+) -> Option<Placement> {
+    let each = runs.iter().flat_map(|run| run.units.iter().zip(order(&run.choices)));
+    let stages: Option<Vec<Stage>> = each.map(|(layers, choice)| choice.stage(context, *layers)).collect();
+    let placement = placement(system, (shards, resident), stages?)?;
+    Some(made_to_fit(context, placement))
+}
+
+/// What the GPU lacks that lacks most.
+fn missing(context: &Context<'_>, placement: &Placement) -> Bytes {
+    let gpus = gpus(context).into_iter().map(|gpu| context.hardware.devices()[gpu].memory);
+    let needs = footprint(context, placement);
+    let missing =
+        gpus.map(|memory| needed(&needs, memory).saturating_sub(context.hardware.memories()[memory].usable()));
+    missing.max().unwrap_or_default()
+}
+
+/// With a stage or a few more that recompute, where that is what it lacks to fit.
+fn made_to_fit(context: &Context<'_>, placement: Placement) -> Placement {
+    let mut fitting = placement.clone();
+    for _ in 0..MOST_MENDED {
+        if check(context, &fitting).is_ok() {
+            return fitting;
+        }
+        let saves = |stage: &&mut Stage| stage.recomputed == 0 && context.backward_of(stage.layers).is_some();
+        // What the first layer keeps is next to nothing.
+        let Some(first) = fitting.stages.iter_mut().skip(1).find(saves) else { break };
+        *first = first.with_everything_recomputed();
+    }
+    if check(context, &fitting).is_ok() { fitting } else { placement }
+}
+
+/// Those of `list` that fit and may be the fastest, and all of it if none fits; where the host steps several stages, what is urgent first,
+/// and of the first few also as they come.
+pub(crate) fn promising((context, pins): (&Context<'_>, &Pins), list: Vec<Placement>) -> Vec<Placement> {
+    let fits = |placement: &&Placement| check(context, placement).is_ok();
+    let rated = |placement: &Placement| (estimate(context, placement), busiest(context, placement));
+    let mut fitting: Vec<((f64, f64), Placement)> =
+        list.par_iter().filter(fits).map(|placement| (rated(placement), placement.clone())).collect();
+    fitting.sort_by(|((one, _), _), ((other, _), _)| one.total_cmp(other));
+    // Where many devices and links are busy at once the estimate may be wrong, and what is busiest says more.
+    let mut others = fitting.split_off(fitting.len().min(MOST_TRIED / 2));
+    others.sort_by(|((_, one), _), ((_, other), _)| one.total_cmp(other));
+    fitting.extend(others);
+    fitting.truncate(MOST_TRIED);
+    let chosen = if fitting.is_empty() { list } else { fitting.into_iter().map(|(_, placement)| placement).collect() };
+    let pinned = pins.knob(Knob::UrgentSteps).map(|pinned| pinned > 0);
+    let orders = |(place, placement): (usize, &Placement)| -> Vec<bool> {
+        match (pinned, orders(placement).contains(&true)) {
+            (Some(urgent), _) => vec![urgent],
+            (None, true) if place < BOTH_TRIED => vec![true, false],
+            (None, may) => vec![may],
+        }
+    };
+    let in_order = |placement: &Placement, urgent_steps: bool| {
+        placement.clone().with_knobs(Knobs { urgent_steps, ..placement.knobs })
+    };
+    let each = chosen.iter().enumerate();
+    each.flat_map(|it| orders(it).into_iter().map(move |urgent| in_order(it.1, urgent))).collect()
+}
+
+fn placement(system: System, (shards, resident): (usize, usize), stages: Vec<Stage>) -> Option<Placement> {
+    let resident = Some(resident as u64).filter(|resident| *resident > FEWEST_RESIDENT);
+    let knobs = Knobs { shards: Some(shards as u64), resident, ..Knobs::default() };
+    (!stages.is_empty()).then(|| Placement::new(system, stages).with_knobs(knobs))
+}
+
+/// The units of a run one choice after the other, those first that recompute: they do while what the others save is not there.
+fn in_turn(counts: &[(Choice, usize)]) -> Vec<Choice> {
+    let mut list = listed(counts.iter());
+    list.sort_by_key(|choice| !choice.recomputed);
+    list
+}
+
+/// The same with the homes the other way round.
+fn reversed(counts: &[(Choice, usize)]) -> Vec<Choice> {
+    let mut list = listed(counts.iter().rev());
+    list.sort_by_key(|choice| !choice.recomputed);
+    list
+}
+
+fn listed<'a>(counts: impl Iterator<Item = &'a (Choice, usize)>) -> Vec<Choice> {
+    counts.flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count)).collect()
+}
+
+/// Each choice as evenly over the run as can be, but for the last one: where anything is saved it is, so that there is room for what the
+/// others recompute.
+fn mixed(counts: &[(Choice, usize)]) -> Vec<Choice> {
+    let place = |count: usize, index: usize| (2 * index + 1) as f64 / (2 * count) as f64;
+    let each = |(choice, count): &(Choice, usize)| {
+        let (choice, count) = (*choice, *count);
+        (0..count).map(move |index| (place(count, index), choice))
+    };
+    let mut list: Vec<(f64, Choice)> = counts.iter().flat_map(each).collect();
+    list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let mut list: Vec<Choice> = list.into_iter().map(|(_, choice)| choice).collect();
+    if let Some(saves) = list.iter().rposition(|choice| !choice.recomputed) {
+        let last = list.remove(saves);
+        list.push(last);
+    }
+    list
+}

@@ -1,0 +1,295 @@
+//! The chains of devices by how many of each kind are behind, and what is needed of the hosts.
+
+use crate::feasibility::capacity::{
+    Hosts, Question,
+    hold::{Entry, Hold, Place},
+    host_packing::{Class, Measure, Seated, Spread, classes},
+    hosts_of,
+    way::Choice,
+};
+use crate::{
+    costs::{CostSums, HostOffload},
+    space::subproblem::{Partition, ScheduleKind, Subproblem},
+};
+use spipe_plan::{Placement, System};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many sums of what hosts hold are followed.
+const SLOTS: usize = 6;
+
+/// Beyond so many pairs of devices behind and a layer, and so many comparisons of ways, nothing is decided.
+const MOST_PAIRS: usize = 1 << 21;
+const MOST_STEPS: usize = 1 << 27;
+
+/// The same where several sums are followed for hosts that are alike.
+const MOST_STEPS_BY_CLASS: usize = 1 << 24;
+
+/// Devices that hold alike, and the classes of the hosts of which each has one.
+struct Kind {
+    members: Vec<usize>,
+    classes: Vec<usize>,
+}
+
+/// A sum of what hosts of a class hold, in one measure.
+#[derive(Clone, Copy)]
+struct Slot {
+    class: usize,
+    measure: Measure,
+    room: u64,
+}
+
+/// The last stages of a chain, with what they need of the hosts.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    held: [u64; SLOTS],
+    /// Of the first of them: the kind of its device, the layer after its last one, and the way that goes on there.
+    kind: usize,
+    to: usize,
+    next: usize,
+}
+
+/// The ways by state, then by their first layer.
+pub(crate) type Ways = Vec<Vec<Vec<Way>>>;
+
+pub(crate) struct Chain<'q, 'f, 'a> {
+    question: &'q Question<'q, 'f, 'a>,
+    /// Whether hosts may be used.
+    pub hosts: bool,
+    kinds: Vec<Kind>,
+    /// What one device more of each kind adds to the number of a state, in which the counts of all kinds are digits.
+    strides: Vec<usize>,
+    states: usize,
+    classes: Vec<Class>,
+    slots: Vec<Slot>,
+}
+
+impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
+    /// None where there is too much to tell apart.
+    pub fn new(question: &'q Question<'q, 'f, 'a>, hosts: &Hosts) -> Option<Self> {
+        let (costs, alike) = (question.costs, &question.holds.alike);
+        let classes = match hosts {
+            Hosts::Unused => Vec::new(),
+            Hosts::Together => Class::all(costs),
+            Hosts::Apart => Class::each(costs),
+            Hosts::ByClass(_) => classes(costs, alike),
+        };
+        let of_host = |device: usize| -> Vec<usize> {
+            let memories = hosts_of(costs, device).into_iter();
+            let of_memory = |memory| classes.iter().position(|class| class.hosts.contains(&memory));
+            memories.filter_map(of_memory).collect::<BTreeSet<usize>>().into_iter().collect()
+        };
+        let sums = (0..classes.len()).map(|class| (class, Measure::Sum));
+        let measures = match hosts {
+            Hosts::ByClass(measures) => measures.as_slice(),
+            _ => &[],
+        };
+        let slot = |(class, measure): (usize, Measure)| Slot { class, measure, room: classes[class].room(measure) };
+        let slots: Vec<Slot> = sums.chain(measures.iter().copied()).map(slot).collect();
+        let mut kinds: Vec<Kind> = Vec::new();
+        for device in 0..costs.devices.len() {
+            let classes = of_host(device);
+            let like = |kind: &&mut Kind| kind.classes == classes && alike[kind.members[0]] == alike[device];
+            match kinds.iter_mut().find(like) {
+                Some(kind) => kind.members.push(device),
+                None => kinds.push(Kind { members: vec![device], classes }),
+            }
+        }
+        let mut strides = Vec::new();
+        let mut states = 1usize;
+        for kind in &kinds {
+            strides.push(states);
+            states = states.checked_mul(kind.members.len() + 1)?;
+        }
+        states.checked_mul(costs.layers + 1).filter(|pairs| *pairs <= MOST_PAIRS && slots.len() <= SLOTS)?;
+        Some(Self { question, hosts: *hosts != Hosts::Unused, kinds, strides, states, classes, slots })
+    }
+
+    /// How many devices of a kind a state has.
+    fn count(&self, state: usize, kind: usize) -> usize {
+        state / self.strides[kind] % (self.kinds[kind].members.len() + 1)
+    }
+
+    /// How many devices it has.
+    fn devices(&self, state: usize) -> usize {
+        (0..self.kinds.len()).map(|kind| self.count(state, kind)).sum()
+    }
+
+    /// None where that takes too many steps.
+    pub fn ways(&self) -> Option<Ways> {
+        let layers = self.question.costs.layers;
+        let nothing = Way { held: [0; SLOTS], kind: 0, to: layers, next: 0 };
+        let mut all: Ways = vec![vec![Vec::new(); layers + 1]; self.states];
+        all[0][layers].push(nothing);
+        let by_class = self.slots.iter().any(|slot| slot.measure != Measure::Sum);
+        let most = if by_class { MOST_STEPS_BY_CLASS } else { MOST_STEPS };
+        let mut steps = 0;
+        for state in 1..self.states {
+            let behind = self.devices(state) - 1;
+            for kind in (0..self.kinds.len()).filter(|kind| self.count(state, *kind) > 0) {
+                let (before, here) = all.split_at_mut(state);
+                let nonempty = |(_, ways): &(usize, &Vec<Way>)| !ways.is_empty();
+                for (to, ways) in before[state - self.strides[kind]].iter().enumerate().filter(nonempty) {
+                    let entries = self.question.holds.ending(self.kinds[kind].members[0], behind, to).iter();
+                    for (from, held) in entries.filter_map(|entry| Some((entry.from, self.held(kind, entry)?))) {
+                        for (next, way) in ways.iter().enumerate() {
+                            // A way is compared with all that are there.
+                            steps += 1 + here[0][from].len();
+                            if steps > most {
+                                return None;
+                            }
+                            for held in self.with(way.held, kind, held) {
+                                keep(&mut here[0][from], Way { held, kind, to, next });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Some(all)
+    }
+
+    /// How much layers on each device may need of hosts, all of them together, for all layers to fit.
+    pub fn most(&self, ways: &Ways) -> BTreeMap<Place, u64> {
+        let (layers, holds) = (self.question.costs.layers, self.question.holds);
+        // What the devices and layers before need at least, by those behind.
+        let mut before: Vec<Vec<Option<u64>>> = vec![vec![None; layers + 1]; self.states];
+        let mut most: BTreeMap<Place, u64> = BTreeMap::new();
+        for state in (1..self.states).rev() {
+            before[state][0] = Some(0);
+            let behind = self.devices(state) - 1;
+            for kind in (0..self.kinds.len()).filter(|kind| self.count(state, *kind) > 0) {
+                let (device, next) = (self.kinds[kind].members[0], state - self.strides[kind]);
+                for (to, after) in ways[next].iter().enumerate() {
+                    let Some(after) = after.iter().map(|way| way.held[0]).min() else { continue };
+                    for entry in holds.ending(device, behind, to) {
+                        let Some(ahead) = before[state][entry.from] else { continue };
+                        let here = ahead.saturating_add(entry.least);
+                        before[next][to] = Some(before[next][to].map_or(here, |least| least.min(here)));
+                        let left = self.slots[0].room.checked_sub(ahead.saturating_add(after));
+                        if let Some(left) = left.filter(|left| entry.least <= *left) {
+                            let most = most.entry(holds.at((device, behind), (entry.from, to))).or_default();
+                            *most = left.max(*most);
+                        }
+                    }
+                }
+            }
+        }
+        most
+    }
+
+    /// What layers on a device of a kind need of its host, as far as that counts.
+    fn held(&self, kind: usize, entry: &Entry) -> Option<u64> {
+        let held = if self.question.sure { entry.found? } else { entry.least };
+        let is_cpu = self.question.costs.devices[self.kinds[kind].members[0]].is_cpu;
+        (self.hosts || is_cpu || held == 0).then_some(held)
+    }
+
+    /// What hosts hold with `more` for a device of a kind on each of those that have the room.
+    fn with(&self, held: [u64; SLOTS], kind: usize, more: u64) -> Vec<[u64; SLOTS]> {
+        let classes = &self.kinds[kind].classes;
+        if more == 0 || classes.is_empty() {
+            return vec![held];
+        }
+        classes.iter().filter_map(|class| self.on(held, (kind, *class), more)).collect()
+    }
+
+    /// The same on a host of a class, if it has the room.
+    fn on(&self, mut held: [u64; SLOTS], (kind, class): (usize, usize), more: u64) -> Option<[u64; SLOTS]> {
+        let members = &self.kinds[kind].members;
+        for (held, slot) in held.iter_mut().zip(&self.slots).filter(|(_, slot)| slot.class == class) {
+            let class = &self.classes[slot.class];
+            let weight = match slot.measure {
+                Measure::Sum => more,
+                measure => class.weight(measure, self.question.holds.alike[members[0]], more),
+            };
+            *held = held.saturating_add(weight);
+            if *held > slot.room {
+                return None;
+            }
+        }
+        Some(held)
+    }
+
+    /// The ways that begin with the first layer, each by state and index, those that need least of the hosts first.
+    pub fn complete(&self, ways: &Ways) -> Vec<(usize, usize)> {
+        let needs_cpu = self.question.schedule.system == System::Hybrid;
+        let is_cpu = |kind: &Kind| self.question.costs.devices[kind.members[0]].is_cpu;
+        let on_cpu = |state: usize| {
+            self.kinds.iter().enumerate().any(|(index, kind)| is_cpu(kind) && self.count(state, index) > 0)
+        };
+        let mut list: Vec<(u64, usize, usize)> = Vec::new();
+        for state in (1..self.states).filter(|state| !needs_cpu || on_cpu(*state)) {
+            let ways = ways[state][0].iter().enumerate();
+            list.extend(ways.map(|(index, way)| (self.bytes(way), state, index)));
+        }
+        list.sort_unstable();
+        list.into_iter().map(|(_, state, index)| (state, index)).collect()
+    }
+
+    /// What hosts hold, all together.
+    fn bytes(&self, way: &Way) -> u64 {
+        let sums = way.held.iter().zip(&self.slots).filter(|(_, slot)| slot.measure == Measure::Sum);
+        sums.fold(0, |sum, (held, _)| sum.saturating_add(*held))
+    }
+
+    /// The kinds of a way's devices, the first layers first, each with what it holds and how.
+    fn groups(&self, ways: &Ways, mut state: usize, mut index: usize) -> Option<Vec<(usize, Hold)>> {
+        let (costs, holds) = (self.question.costs, self.question.holds);
+        let (mut from, mut groups) = (0, Vec::new());
+        while from < costs.layers {
+            let way = ways[state][from][index];
+            let device = self.kinds[way.kind].members[0];
+            groups.push((way.kind, holds.hold(costs, (device, self.devices(state) - 1), (from, way.to))?));
+            (state, from, index) = (state - self.strides[way.kind], way.to, way.next);
+        }
+        Some(groups)
+    }
+
+    /// The placement of a way, if it can be spread over the hosts.
+    pub fn place(&self, ways: &Ways, state: usize, index: usize) -> Option<Placement> {
+        let groups = self.groups(ways, state, index)?;
+        let kinds = self.kinds.iter().map(|kind| kind.members.as_slice()).collect();
+        let needs = groups.iter().map(|(kind, hold)| (*kind, hold.of_host)).collect();
+        let seats = Spread::new(self.question.costs, kinds, needs).seats()?;
+        let stages: Vec<(Seated, &[Choice])> =
+            seats.into_iter().zip(&groups).map(|(seat, (_, hold))| (seat, hold.stages.as_slice())).collect();
+        Some(placement(self.question.costs, self.question.schedule, &stages))
+    }
+
+    /// What a way breaks that cannot be spread over the hosts of a class.
+    pub fn broken(&self, ways: &Ways, state: usize, index: usize) -> Option<(usize, Measure)> {
+        let groups = self.groups(ways, state, index)?;
+        (0..self.classes.len()).find_map(|class| {
+            let own = groups.iter().filter(|(kind, _)| self.kinds[*kind].classes.contains(&class));
+            let alike = |kind: usize| self.question.holds.alike[self.kinds[kind].members[0]];
+            let needs: Vec<(usize, u64)> = own.map(|(kind, hold)| (alike(*kind), hold.of_host)).collect();
+            Some((class, self.classes[class].broken(&needs)?))
+        })
+    }
+}
+
+/// The placement with those stages on each device, which have what leaves it on one of its hosts.
+fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(Seated, &[Choice])]) -> Placement {
+    let stages = stages.iter().flat_map(|(seated, stages)| stages.iter().map(move |stage| (*seated, stage)));
+    let devices: Vec<usize> = stages.clone().map(|(seated, _)| seated.device).collect();
+    let mut case = Subproblem::new(costs, &devices, schedule);
+    let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };
+    for (seat, (seated, stage)) in case.seats.iter_mut().zip(stages) {
+        let helped = stage.host_offload != HostOffload::NONE;
+        seat.host_offload =
+            Some(if helped { HostOffload { host: seated.host, ..stage.host_offload } } else { HostOffload::NONE });
+        partition.ends.push(stage.to);
+        partition.recomputed.push(stage.recomputed);
+    }
+    case.placement(costs, &partition)
+}
+
+/// Adds `way` unless one of `ways` needs no more of any host, and takes out those that need no less of all.
+fn keep(ways: &mut Vec<Way>, way: Way) {
+    let no_more = |one: &Way, other: &Way| one.held.iter().zip(&other.held).all(|(one, other)| one <= other);
+    if ways.iter().any(|other| no_more(other, &way)) {
+        return;
+    }
+    ways.retain(|other| !no_more(&way, other));
+    ways.push(way);
+}

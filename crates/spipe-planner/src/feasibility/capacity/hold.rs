@@ -1,0 +1,244 @@
+//! What neighbouring layers on one device need of its host at least, in one stage or in several.
+
+use crate::feasibility::capacity::{
+    CostSums, HostOffload, ScheduleKind, StageSlot, Subproblem,
+    cut::{self, Known, Part, least_for},
+    hold_alike, rooms,
+    way::{Choice, Found},
+};
+use crate::{
+    costs::{slots_in, slots_out},
+    problem::Deadline,
+};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// What layers need of the host, and in which stages.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub of_host: u64,
+    pub stages: Vec<Choice>,
+}
+
+/// Layers that end somewhere: the first of them, and what they need of the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub from: usize,
+    /// No less than this.
+    pub least: u64,
+    /// This will do.
+    pub found: Option<u64>,
+    /// In several stages, which are found so.
+    several: Option<Found>,
+}
+
+impl Entry {
+    /// A bound.
+    const fn bound(from: usize, least: u64) -> Self {
+        Self { from, least, found: None, several: None }
+    }
+
+    /// What is needed in one stage.
+    const fn whole(from: usize, of_host: u64) -> Self {
+        Self { from, least: of_host, found: Some(of_host), several: None }
+    }
+}
+
+/// By the layer behind the last, the shortest first.
+type Table = Vec<Vec<Entry>>;
+
+/// A device, microbatches in flight, and layers on it.
+pub(crate) type Place = (usize, Part);
+
+/// What layers need on devices that hold alike.
+pub(crate) struct Holds {
+    /// The first device that holds like each device.
+    pub alike: Vec<usize>,
+    /// By how many devices are behind.
+    in_flight: Vec<u64>,
+    /// By device and microbatches in flight.
+    tables: BTreeMap<(usize, u64), Table>,
+}
+
+impl Holds {
+    /// What layers need however they are cut: bounds, which take no search.
+    pub fn bounds(costs: &CostSums<'_>, (schedule, within): (ScheduleKind, f64)) -> Self {
+        let of = |(device, part): Place| Some(Entry::bound(part.from, bound(costs, device, part)?));
+        Self::default_for(costs, schedule).filled((costs, within), &of)
+    }
+
+    /// What they need in one stage.
+    pub fn whole(costs: &CostSums<'_>, (schedule, within): (ScheduleKind, f64)) -> Self {
+        let of = |(device, part): Place| Some(Entry::whole(part.from, whole(costs, device, part)?.0));
+        Self::default_for(costs, schedule).filled((costs, within), &of)
+    }
+
+    /// What they need in one stage or in several, for those that matter if they need no more than is said.
+    pub fn cut(
+        costs: &CostSums<'_>,
+        (schedule, within): (ScheduleKind, f64),
+        (most, deadline): (&BTreeMap<Place, u64>, Option<&Deadline<'_>>),
+    ) -> Self {
+        let mut asked: BTreeMap<usize, BTreeMap<Part, u64>> = BTreeMap::new();
+        for ((device, part), most) in most {
+            let like = like(costs, *device, *part);
+            let better = match whole(costs, *device, like) {
+                Some((of_host, _)) => of_host.checked_sub(1).map(|better| better.min(*most)),
+                None => Some(*most),
+            };
+            let bound = bound(costs, *device, like);
+            if let Some(better) = better.filter(|better| bound.is_some_and(|bound| bound <= *better)) {
+                let most = asked.entry(*device).or_default().entry(like).or_default();
+                *most = better.max(*most);
+            }
+        }
+        let of_device =
+            |(device, parts): (&usize, &BTreeMap<Part, u64>)| (*device, cut::known(costs, (*device, parts), deadline));
+        let known: BTreeMap<usize, BTreeMap<Part, Known>> = asked.iter().map(of_device).collect();
+        let of = |(device, part): Place| {
+            most.get(&(device, part))?;
+            let like = like(costs, device, part);
+            let whole = whole(costs, device, like).map(|(of_host, _)| of_host);
+            let known = known.get(&device).and_then(|parts| parts.get(&like));
+            let least = known.map(|known| known.least).into_iter().chain(whole).min()?;
+            let several = known.and_then(|known| known.found);
+            let found = several.map(|several| several.of_host).or(whole);
+            let entry = Entry { from: part.from, least, found, several };
+            (least < u64::MAX).then_some(entry)
+        };
+        Self::default_for(costs, schedule).filled((costs, within), &of)
+    }
+
+    fn default_for(costs: &CostSums<'_>, schedule: ScheduleKind) -> Self {
+        let all: Vec<usize> = (0..costs.devices.len()).collect();
+        let seats = Subproblem::new(costs, &all, schedule).seats;
+        let in_flight: Vec<u64> = seats.iter().rev().map(|seat| seat.in_flight).collect();
+        let like = |device: &usize| (0..*device).find(|other| hold_alike(costs, *other, *device)).unwrap_or(*device);
+        let alike: Vec<usize> = all.iter().map(like).collect();
+        Self { alike, in_flight, tables: BTreeMap::new() }
+    }
+
+    /// The same with an entry for all layers that may fit a device, and whose passes take it no longer than so many ms.
+    fn filled(mut self, (costs, within): (&CostSums<'_>, f64), of: &(dyn Fn(Place) -> Option<Entry> + Sync)) -> Self {
+        let firsts = (0..self.alike.len()).filter(|device| self.alike[*device] == *device);
+        let keys = firsts.flat_map(|device| self.in_flight.iter().map(move |in_flight| (device, *in_flight)));
+        let mut keys: Vec<(usize, u64)> = keys.collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let table = |(device, in_flight): (usize, u64)| -> Table {
+            let own = &costs.devices[device];
+            let ending = |to: usize| {
+                let may = |from: &usize| {
+                    own.able(*from, to)
+                        && own.state(*from, to, None) <= own.usable
+                        && costs.microbatches as f64 * own.pass((*from, to), costs.training) <= within
+                };
+                let entry = |from: usize| of((device, Part { from, to, in_flight }));
+                (0..to).rev().take_while(may).filter_map(entry).collect()
+            };
+            (0..=costs.layers).map(ending).collect()
+        };
+        self.tables = keys.into_par_iter().map(|key| (key, table(key))).collect();
+        self
+    }
+
+    /// Whether what is found is the least everywhere.
+    pub fn exact(&self) -> bool {
+        self.tables.values().flatten().flatten().all(|entry| entry.found == Some(entry.least))
+    }
+
+    /// The layers that end before layer `to` and fit a device with so many devices behind.
+    pub fn ending(&self, device: usize, behind: usize, to: usize) -> &[Entry] {
+        &self.tables[&(self.alike[device], self.in_flight[behind])][to]
+    }
+
+    /// Layers on a device with so many devices behind.
+    pub fn at(&self, (device, behind): (usize, usize), (from, to): (usize, usize)) -> Place {
+        (self.alike[device], Part { from, to, in_flight: self.in_flight[behind] })
+    }
+
+    /// What was found for layers `from..to`, and in which stages.
+    pub fn hold(&self, costs: &CostSums<'_>, seat: (usize, usize), layers: (usize, usize)) -> Option<Hold> {
+        let entry = self.ending(seat.0, seat.1, layers.1).iter().find(|entry| entry.from == layers.0)?;
+        let (of_host, (device, part)) = (entry.found?, self.at(seat, layers));
+        let like = like(costs, device, part);
+        let mut stages = match entry.several {
+            Some(found) => cut::stages(costs, device, like, found)?,
+            None => vec![whole(costs, device, like)?.1],
+        };
+        stages.iter_mut().for_each(|stage| stage.to += part.from - like.from);
+        Some(Hold { of_host, stages })
+    }
+}
+
+/// The first part that needs as much: equal layers behind the second of their run.
+fn like(costs: &CostSums<'_>, device: usize, part: Part) -> Part {
+    let (run, _) = run(costs, part.from);
+    let (from, device) = (run + 1, &costs.devices[device]);
+    let Some(shift) = part.from.checked_sub(from).filter(|_| same(costs, part.from, part.to)) else { return part };
+    let moved = Part { from, to: part.to - shift, ..part };
+    let alike = part.to < costs.layers
+        && device.returns(moved.from) == device.returns(part.from)
+        && device.returns(moved.to) == device.returns(part.to)
+        && device.returns(moved.from) == device.returns(moved.to);
+    if alike { moved } else { part }
+}
+
+/// The run of equal layers that a layer is in: the first, and how many.
+fn run(costs: &CostSums<'_>, layer: usize) -> (usize, usize) {
+    costs.runs[costs.runs.partition_point(|(first, _)| *first <= layer) - 1]
+}
+
+/// Whether layers `from..to` are all equal.
+pub(crate) fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
+    let (first, count) = run(costs, from);
+    to <= first + count
+}
+
+/// No less than what a part needs of the host, in however many stages; none if it does not fit the device.
+fn bound(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part) -> Option<u64> {
+    let device = &costs.devices[index];
+    // The first stage keeps its input, and what is copied to other devices and from them has its slots.
+    let seat = StageSlot { in_flight, first: from == 0, last: to == costs.layers, ..StageSlot::alone(index) };
+    let arriving = if seat.first { 0 } else { device.input(from) * slots_in(device.returns(from)) };
+    let leaving = if seat.last { 0 } else { device.bytes[to - 1].boundary.get() * slots_out(device.returns(to)) };
+    let inputs = device.input(from) * if device.returns(from + 1) { in_flight } else { 1 };
+    let state = device.state(from, to, Some(HostOffload::NONE));
+    let need = state + device.shared(seat) + inputs + arriving + leaving + device.workspace(from, to);
+    if need <= device.usable {
+        return Some(if device.is_cpu { need } else { 0 });
+    }
+    let stepped = device.state(from, to, Some(HostOffload::STEP));
+    let room = rooms(costs, index).into_iter().reduce(u64::saturating_add)?;
+    let enough = need - (state - stepped) <= device.usable;
+    least_for(costs, (index, in_flight), need - device.usable).filter(|least| enough && *least <= room)
+}
+
+/// What a part needs of the host at least in one stage, and how; a socket's own need is of its host. None if it does not fit the
+/// device.
+///
+/// Beyond the first, each recomputed layer lessens all needs, so that only the fewest and the most matter.
+fn whole(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part) -> Option<(u64, Choice)> {
+    let device = &costs.devices[index];
+    let (fewest, most) = device.recomputes(costs.training, from, to)?;
+    let room = rooms(costs, index).into_iter().max().unwrap_or(u64::MAX);
+    let mut best: Option<(u64, Choice)> = None;
+    for host_offload in costs.kinds_of_host_offload(index) {
+        for recomputed in [fewest, most] {
+            let seat = StageSlot {
+                device: index,
+                in_flight,
+                first: from == 0,
+                last: to == costs.layers,
+                host_offload: Some(*host_offload),
+            };
+            let need = device.need(seat, (from, to), recomputed);
+            let of_host =
+                if device.is_cpu { need } else { device.need_of_host(seat, *host_offload, (from, to), recomputed) };
+            if need <= device.usable && of_host <= room && best.is_none_or(|(least, _)| of_host < least) {
+                best = Some((of_host, Choice { to, host_offload: *host_offload, recomputed }));
+            }
+        }
+    }
+    best
+}

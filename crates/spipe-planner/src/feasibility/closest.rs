@@ -1,0 +1,109 @@
+//! Why nothing fits: the candidate that lacks least, and what would help it.
+
+use crate::{
+    feasibility::shortage::listed,
+    problem::{PlanError, Problem},
+};
+use spipe_base::{Bytes, MemoryId, StageId};
+use spipe_plan::{Context, Placement, StageFootprint, check, check_shape, footprint};
+use std::collections::BTreeMap;
+
+/// What a placement lacks.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Shortage {
+    placement: Placement,
+    /// What the memory that lacks most lacks.
+    pub missing: Bytes,
+    /// What each memory lacks that is too small.
+    memories: Vec<(MemoryId, Bytes)>,
+    /// Activations in the memory that lacks most.
+    activations: Bytes,
+}
+
+/// The shortage of the placement of `candidates` that lacks least, of those that are wrong in nothing else.
+pub(crate) fn closest(context: &Context<'_>, candidates: &[Placement]) -> Option<Shortage> {
+    let sound = candidates.iter().filter(|placement| check_shape(context, placement).is_ok());
+    sound
+        .filter_map(|placement| shortage(context, placement))
+        .min_by_key(|shortage| (shortage.missing, shortage.memories.len()))
+}
+
+fn shortage(context: &Context<'_>, placement: &Placement) -> Option<Shortage> {
+    let lacking = |(id, stages): (MemoryId, BTreeMap<StageId, StageFootprint>)| {
+        let memory = &context.hardware.memories()[id];
+        let usable = memory.usable();
+        let sum = |part: fn(&StageFootprint) -> Bytes| stages.values().map(part).sum::<Bytes>();
+        let missing = sum(StageFootprint::total).saturating_sub(usable);
+        (missing > Bytes::ZERO).then(|| (id, missing, sum(|need| need.per_microbatch * need.in_flight)))
+    };
+    let lacking: Vec<(MemoryId, Bytes, Bytes)> =
+        footprint(context, placement).into_iter().filter_map(lacking).collect();
+    let (_, missing, activations) = *lacking.iter().max_by_key(|(_, missing, _)| *missing)?;
+    let memories = lacking.into_iter().map(|(id, missing, _)| (id, missing)).collect();
+    Some(Shortage { placement: placement.clone(), missing, memories, activations })
+}
+
+impl Shortage {
+    /// The refusal that quotes the smaller of two shortages.
+    pub(crate) fn or_closer(&self, error: PlanError, context: &Context<'_>) -> PlanError {
+        match error {
+            PlanError::Infeasible { missing: Some(missing), .. } if missing <= self.missing => error,
+            _ => self.error(context),
+        }
+    }
+
+    /// The refusal that quotes it.
+    pub fn error(&self, context: &Context<'_>) -> PlanError {
+        let devices = self.placement.devices().into_iter();
+        let devices: Vec<&str> = devices.map(|device| context.hardware.devices()[device].name.as_str()).collect();
+        let name = |memory: &MemoryId| context.hardware.memories()[*memory].name.as_str();
+        let most = self.memories.iter().max_by_key(|(_, missing)| *missing);
+        PlanError::Infeasible {
+            reason: format!(
+                "no placement fits: the closest one, system `{}` on {}, needs {} more in `{}`",
+                self.placement.system,
+                listed(&devices),
+                self.missing,
+                most.map_or("", |(memory, _)| name(memory)),
+            ),
+            hint: self.hint(context, &name),
+            missing: Some(self.missing),
+            certain: false,
+        }
+    }
+
+    /// More of every memory that lacks some; or smaller microbatches.
+    fn hint<'n>(&self, context: &Context<'_>, name: &dyn Fn(&MemoryId) -> &'n str) -> String {
+        let mut alike: BTreeMap<Bytes, Vec<&str>> = BTreeMap::new();
+        for (memory, missing) in &self.memories {
+            alike.entry(missing.up_to_printed()).or_default().push(name(memory));
+        }
+        let each = |(more, names): (&Bytes, &Vec<&str>)| {
+            format!("{}{} {more} more", if names.len() > 1 { "each of " } else { "" }, listed(names))
+        };
+        let each: Vec<String> = alike.iter().map(each).collect();
+        let mut ways = vec![format!("give {}", each.join(" and "))];
+        if self.activations >= self.missing {
+            let microbatch = if context.workload().microbatch > 1 { "a smaller microbatch or " } else { "" };
+            ways.push(format!("use {microbatch}a shorter sequence"));
+        }
+        ways.join(", or ")
+    }
+}
+
+/// Why none of `candidates` will do although none lacks memory: what the checker says, or that none runs.
+pub(crate) fn without_shortage(problem: &Problem<'_>, candidates: &[Placement], examined: usize) -> PlanError {
+    let faults = candidates.iter().map(|placement| check(&problem.context, placement).err());
+    let Some(faults) = faults.collect::<Option<Vec<_>>>() else { return PlanError::NothingRuns { examined } };
+    let least = faults.iter().min_by_key(|faults| faults.iter().count());
+    let first = least.and_then(|faults| faults.iter().next());
+    match first {
+        None => PlanError::NoSystem,
+        Some(fault) => PlanError::Infeasible {
+            reason: fault.message.clone(),
+            hint: fault.hint.clone().unwrap_or_default(),
+            missing: None,
+            certain: false,
+        },
+    }
+}

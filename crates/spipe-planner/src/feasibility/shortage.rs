@@ -1,0 +1,273 @@
+//! Why nothing fits, and what would help.
+
+use crate::{
+    costs::{CostSums, HostOffload, StageSlot},
+    problem::PlanError,
+    space::subproblem::Subproblem,
+};
+use rayon::prelude::*;
+use spipe_base::{Bytes, LayerId, MemoryId};
+use spipe_plan::System;
+use std::collections::BTreeMap;
+
+/// What can be said before any search: a layer that fits nowhere, or a model that all memories together cannot hold.
+pub(crate) fn obvious(costs: &CostSums<'_>) -> Result<(), PlanError> {
+    lonely_layers(costs)?;
+    let state = |layer: usize| {
+        let able = costs.devices.iter().filter(|device| device.able(layer, layer + 1));
+        able.map(|device| device.state(layer, layer + 1, Some(HostOffload::NONE))).min().unwrap_or(0)
+    };
+    let needed: u64 = (0..costs.layers).map(state).sum();
+    let memories = memories(costs);
+    let usable: u64 = memories.values().sum();
+    if needed <= usable {
+        return Ok(());
+    }
+    let caches = costs.devices.iter().any(|device| device.bytes.iter().any(|layer| layer.cache > Bytes::ZERO));
+    let (what, hint) = match (costs.training, caches) {
+        (true, _) => ("parameters, gradients and optimizer state", "train in a narrower precision"),
+        (false, true) => ("parameters and caches", "use a smaller `--global-batch`: each sequence has a cache"),
+        (false, false) => ("parameters", "infer in a narrower precision"),
+    };
+    Err(PlanError::Infeasible {
+        reason: format!(
+            "the model needs at least {} of {what}, and {} {} {}: {} more are needed",
+            Bytes::new(needed),
+            names(costs, &memories),
+            if memories.len() == 1 { "has" } else { "together have" },
+            Bytes::new(usable),
+            Bytes::new(needed - usable)
+        ),
+        hint: format!("add memory or devices, use a smaller model, or {hint}"),
+        missing: Some(Bytes::new(needed - usable)),
+        certain: true,
+    })
+}
+
+/// That every layer fits on some device by itself.
+pub(crate) fn lonely_layers(costs: &CostSums<'_>) -> Result<(), PlanError> {
+    (0..costs.layers).try_for_each(|layer| lonely(costs, layer))
+}
+
+/// That layer `layer` fits on some device, whatever its stage has beside it, which may have another input: with its state, and what one
+/// microbatch saves and works with.
+fn lonely(costs: &CostSums<'_>, layer: usize) -> Result<(), PlanError> {
+    let need = |index: usize| {
+        let device = &costs.devices[index];
+        let host_offload = Some(HostOffload::NONE).filter(|_| costs.host_offloads(index).len() == 1);
+        let held = (device.bytes[layer].saved + device.bytes[layer].workspace).get();
+        device.able(layer, layer + 1).then(|| device.state(layer, layer + 1, host_offload) + held)
+    };
+    let needs: Vec<(u64, usize)> =
+        (0..costs.devices.len()).filter_map(|device| Some((need(device)?, device))).collect();
+    if needs.iter().any(|(need, device)| *need <= costs.devices[*device].usable) {
+        return Ok(());
+    }
+    let name = &costs.context.model.layers()[LayerId::from(layer)].name;
+    let Some((need, device)) = needs.into_iter().max_by_key(|(_, device)| costs.devices[*device].usable) else {
+        return Err(PlanError::Infeasible {
+            reason: format!(
+                "layer `{name}` has no time on any device of `{}` on which it may be",
+                costs.context.hardware.name()
+            ),
+            hint: "add its times for one of the devices to the model file, or drop a pin".into(),
+            missing: None,
+            certain: true,
+        });
+    };
+    let device = &costs.devices[device];
+    Err(PlanError::Infeasible {
+        reason: format!(
+            "layer `{name}` needs at least {}, and the largest memory, `{}`, has {}",
+            Bytes::new(need),
+            costs.context.hardware.memories()[device.memory].name,
+            Bytes::new(device.usable)
+        ),
+        hint: if device.state(layer, layer + 1, None) > device.usable {
+            "use a device with more memory, or a smaller model".into()
+        } else {
+            "use a smaller microbatch or a shorter sequence, or a device with more memory".into()
+        },
+        missing: Some(Bytes::new(need.saturating_sub(device.usable))),
+        certain: true,
+    })
+}
+
+/// That no division of any case fits: the least by which all of them miss.
+pub(crate) fn closest(costs: &CostSums<'_>, cases: &[Subproblem]) -> PlanError {
+    let shortages: Vec<_> = cases.par_iter().map(|case| least_shortage(costs, case)).collect();
+    let closest = shortages
+        .into_iter()
+        .zip(cases)
+        .filter_map(|(shortage, case)| shortage.map(|(missing, device)| (missing, device, case)))
+        .min_by_key(|(missing, _, _)| *missing);
+    let Some((missing, device, case)) = closest else {
+        return PlanError::Infeasible {
+            reason: format!(
+                "no chain of connected devices of `{}` can run the layers of `{}` in order",
+                costs.context.hardware.name(),
+                costs.context.model.name()
+            ),
+            hint: "add the missing times to the model file, or the missing links to the hardware file".into(),
+            missing: None,
+            certain: true,
+        };
+    };
+    let name = &costs.context.hardware.memories()[costs.devices[device].memory].name;
+    let devices = listed(&case.names(costs).split(", ").collect::<Vec<_>>());
+    let closest = format!("the closest one, over {devices} under `{}`,", case.schedule.system);
+    let lacks = match missing {
+        // Shortages are those of single stages, which share memory with others, and what the host keeps for them.
+        0 => "has room for each stage, but not for all of them and what hosts keep for them".into(),
+        missing => format!("lacks {} in `{name}`", Bytes::new(missing)),
+    };
+    PlanError::Infeasible {
+        reason: format!("no division of the {} layers fits: {closest} {lacks}", costs.layers),
+        hint: "use more memory or devices, a smaller microbatch, or a shorter sequence".into(),
+        missing: Some(Bytes::new(missing)).filter(|missing| *missing > Bytes::ZERO),
+        certain: false,
+    }
+}
+
+/// That the greedy filling found nothing, though another planner may.
+pub(crate) fn greedy(costs: &CostSums<'_>, systems: &[System], examined: usize) -> PlanError {
+    if systems.is_empty() {
+        return PlanError::NoSystem;
+    }
+    if examined > 0 {
+        return PlanError::NothingRuns { examined };
+    }
+    PlanError::Infeasible {
+        reason: format!("filling {} in order leaves layers that fit nowhere", names(costs, &memories(costs))),
+        hint: "other divisions may fit: use `--planner ilp`".into(),
+        missing: None,
+        certain: false,
+    }
+}
+
+/// The least of the largest shortage of a stage over all divisions of `case`, and the device that has it.
+fn least_shortage(costs: &CostSums<'_>, case: &Subproblem) -> Option<(u64, usize)> {
+    let (layers, stages) = (costs.layers, case.stages());
+    let mut best: Vec<Option<(u64, usize)>> = vec![None; layers + 1];
+    best[0] = Some((0, case.devices[0]));
+    for stage in 0..stages {
+        let device = case.device(costs, stage);
+        let mut next: Vec<Option<(u64, usize)>> = vec![None; layers + 1];
+        let farthest = layers.checked_sub(stages - 1 - stage)?;
+        for (from, before) in best.iter().enumerate() {
+            let Some(before) = before else { continue };
+            for to in (from + 1..=farthest).take_while(|to| device.able(from, *to)) {
+                // Shortages only grow from stage to stage.
+                if next[to].is_some_and(|(least, _)| least <= before.0) {
+                    continue;
+                }
+                let Some((least, most)) = device.recomputes(costs.training, from, to) else { continue };
+                let choices = [least, most];
+                let seat = StageSlot { last: to == layers, ..case.seats[stage] };
+                let need = |recomputed: usize| device.need(seat, (from, to), recomputed);
+                let missing = choices.map(need).into_iter().min()?.saturating_sub(device.usable);
+                let worst = if missing > before.0 { (missing, case.devices[stage]) } else { *before };
+                if next[to].is_none_or(|(least, _)| worst.0 < least) {
+                    next[to] = Some(worst);
+                }
+            }
+        }
+        best = next;
+    }
+    best[layers]
+}
+
+/// The usable bytes of each memory that a device computes from.
+fn memories(costs: &CostSums<'_>) -> BTreeMap<MemoryId, u64> {
+    costs.devices.iter().map(|device| (device.memory, device.usable)).collect()
+}
+
+/// The names of `memories`, those that differ in consecutive numbers from the first to the last.
+fn names(costs: &CostSums<'_>, memories: &BTreeMap<MemoryId, u64>) -> String {
+    let names = memories.keys().map(|memory| costs.context.hardware.memories()[*memory].name.as_str());
+    listed(&names.collect::<Vec<_>>())
+}
+
+/// Names in backticks, those that differ in consecutive numbers from the first to the last.
+///
+/// ```
+/// assert_eq!(spipe_planner::listed(&["gpu0", "gpu1", "gpu2", "dram0"]), "`gpu0` to `gpu2` and `dram0`");
+/// ```
+pub fn listed(names: &[&str]) -> String {
+    let parts = |name: &str| {
+        let word = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
+        Some((word.to_owned(), name[word.len()..].parse::<u64>().ok()?))
+    };
+    let next = |name: &str| parts(name).map(|(word, number)| (word, number + 1));
+    let mut runs: Vec<(&str, &str, usize)> = Vec::new();
+    for name in names {
+        match runs.last_mut() {
+            Some((_, last, count)) if next(last).is_some() && next(last) == parts(name) => {
+                (*last, *count) = (name, *count + 1)
+            }
+            _ => runs.push((name, name, 1)),
+        }
+    }
+    let run = |(first, last, count): (&str, &str, usize)| match count {
+        1 => vec![format!("`{first}`")],
+        2 => vec![format!("`{first}`"), format!("`{last}`")],
+        _ => vec![format!("`{first}` to `{last}`")],
+    };
+    let words: Vec<String> = runs.into_iter().flat_map(run).collect();
+    match words.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => "the machine".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+        problem::Options,
+        space::subproblem::ScheduleKind,
+    };
+    use spipe_cost::Mode;
+
+    /// What is said of stages of four layers, each with 128 MiB of state and 33 MiB that it saves, on the first so many of two GPUs with
+    /// those MiB.
+    fn of_gpus(memories: [u64; 2], chains: &[usize]) -> String {
+        let layer = LayerText {
+            count: 4,
+            times: [1, 2, 0],
+            slowdown: 9,
+            parameters: 8 << 20,
+            boundary: 1,
+            saved: 32,
+            workspace: 0,
+        };
+        let machine = MachineText { gpus: memories.map(|memory| (memory, 20)).to_vec(), root: 20, sockets: vec![8000] };
+        let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
+        let costs = CostSums::new(instance.context(), &Options { host_help: false, ..Options::default() });
+        let schedule = ScheduleKind { system: System::OneForwardOneBackward, head_start: 0 };
+        let gpus: Vec<usize> = (0..costs.devices.len()).filter(|device| !costs.devices[*device].is_cpu).collect();
+        let cases: Vec<Subproblem> =
+            chains.iter().map(|count| Subproblem::new(&costs, &gpus[..*count], schedule)).collect();
+        closest(&costs, &cases).to_string()
+    }
+
+    /// Two layers recomputed have their state, what both save, an input of either of two microbatches and slots of 1 MiB.
+    #[test]
+    fn the_closest_division_says_what_it_lacks() {
+        let said = |lacks: &str, devices: &str| {
+            format!("no division of the 4 layers fits: the closest one, over {devices} under `1f1b`, lacks {lacks}")
+        };
+        assert_eq!(of_gpus([300, 300], &[2, 1]), said("28.0 MiB in `gpu0`", "`gpu0` and `gpu1`"));
+        // Three layers there; with two of them 226 MiB would be missing on the other.
+        assert_eq!(of_gpus([300, 100], &[2, 1]), said("189.0 MiB in `gpu0`", "`gpu0` and `gpu1`"));
+        assert_eq!(of_gpus([300, 300], &[1]), said("344.0 MiB in `gpu0`", "`gpu0`"));
+    }
+
+    #[test]
+    fn where_no_devices_are_connected_that_is_the_reason() {
+        let none = "no chain of connected devices of `random` can run the layers of `random` in order";
+        assert_eq!(of_gpus([300, 300], &[]), none);
+    }
+}

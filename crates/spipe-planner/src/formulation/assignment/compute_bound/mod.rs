@@ -1,0 +1,47 @@
+//! What is certain at once, whatever the time: if all devices computed all the time.
+
+use crate::{
+    costs::CostSums,
+    space::{rules::DeviceSet, sharded::shares},
+};
+
+/// What no placement of any system takes less than, in ms.
+pub(crate) fn floor(costs: &CostSums<'_>) -> f64 {
+    of(costs, DeviceSet::All)
+}
+
+/// The same where only some devices compute.
+pub(crate) fn of(costs: &CostSums<'_>, computing: DeviceSet) -> f64 {
+    let devices: Vec<usize> = (0..costs.devices.len()).filter(|device| computing.allows(*device, costs)).collect();
+    if computing == DeviceSet::OneGpu {
+        return devices.iter().map(|gpu| if_all_compute(costs, &[*gpu])).fold(f64::INFINITY, f64::min);
+    }
+    if_all_compute(costs, &devices)
+}
+
+/// The same where GPUs share everything, however many of them.
+pub(crate) fn of_shared(costs: &CostSums<'_>) -> f64 {
+    let gpus: Vec<usize> = (0..costs.devices.len()).filter(|device| !costs.devices[*device].is_cpu).collect();
+    let together = |count: usize| if_all_compute(costs, &gpus[..count]);
+    shares(&costs.context).map(together).fold(f64::INFINITY, f64::min)
+}
+
+/// How long an iteration takes, in ms, if `devices` compute all the time. Beside the fastest of them, a device does as much of the work as in
+/// the layer that it is best at, at most.
+fn if_all_compute(costs: &CostSums<'_>, devices: &[usize]) -> f64 {
+    let pass = |device: usize, layer: usize| {
+        let device = &costs.devices[device];
+        let able = device.able(layer, layer + 1);
+        if able { device.pass((layer, layer + 1), costs.training) } else { f64::INFINITY }
+    };
+    let fastest = |layer: usize| devices.iter().map(|device| pass(*device, layer)).fold(f64::INFINITY, f64::min);
+    let times = (0..costs.layers).map(|layer| (layer, fastest(layer)));
+    let work: Vec<(usize, f64)> = times.filter(|(_, time)| *time > 0.0 && time.is_finite()).collect();
+    let speed = |device: &usize| work.iter().map(|(layer, time)| time / pass(*device, *layer)).fold(0.0, f64::max);
+    let speeds: f64 = devices.iter().map(speed).sum();
+    let all: f64 = work.iter().map(|(_, time)| time).sum();
+    if speeds > 0.0 { costs.microbatches as f64 * all / speeds } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,371 @@
+//! The integer program that counts which layers make which choice.
+
+mod memory;
+
+use crate::problem::Deadline;
+use crate::space::sharded::shares;
+use crate::{
+    costs::CostSums,
+    formulation::solver::{Minimum, Settings, minimise},
+    problem::pins::Pins,
+};
+use crate::{
+    formulation::sharded::memory::{Any, Need, Whole},
+    score::sharded::load::{Busy, Lane},
+    space::sharded::{Choice, Home, Length, units},
+};
+use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
+use rayon::prelude::*;
+use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
+use spipe_plan::{Context, Knob, Stage, System};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+/// Beyond so many counts they need not be whole.
+const MOST_WHOLE: usize = 64;
+
+/// How far the solver looks, so that it always ends at the same place.
+const NODES: i32 = 2000;
+
+/// What the solver's numbers are off whole ones at most.
+const WHOLE: f64 = 1e-6;
+
+/// What of a bound, and of a memory, is the solver's tolerance.
+const TOLERANCE: f64 = 1e-6;
+
+/// What a ms of everything together counts beside one of the busiest.
+const LITTLE: f64 = 1e-5;
+
+/// What stages need room for.
+#[derive(Clone, Copy)]
+pub(crate) enum Room {
+    /// Each has so many layers, and so many are there in whole.
+    Stages { length: Length, resident: usize },
+    /// What any division needs at least of which some stage recomputes so many layers, and none twice as many: these have one input
+    /// together, that of the first. With 1, also those that recompute nothing.
+    Any { recomputed: usize },
+}
+
+/// What a stage with a choice needs and does.
+struct Load {
+    choice: Choice,
+    lanes: BTreeMap<Lane, f64>,
+    /// By participant.
+    needs: Vec<Need>,
+}
+
+/// Stages of equal layers.
+struct Run {
+    units: Vec<LayerRange>,
+    loads: Vec<Load>,
+}
+
+/// The stages of a run, and how many of them make which choice.
+pub(crate) struct Chosen {
+    pub units: Vec<LayerRange>,
+    pub choices: Vec<(Choice, usize)>,
+}
+
+/// Which stages make which choice.
+pub(crate) struct Solved {
+    /// How long the busiest is busy, in ms.
+    pub least: f64,
+    pub runs: Vec<Chosen>,
+}
+
+pub(crate) struct Program<'p, 'a> {
+    pub context: &'p Context<'a>,
+    pub devices: Vec<DeviceId>,
+    phased: bool,
+    runs: Vec<Run>,
+    between: BTreeMap<Lane, f64>,
+    /// Where this is a bound, by participant.
+    any: Option<Vec<Any>>,
+    /// What is left free on every device.
+    left: Bytes,
+    /// How long the solver may take.
+    time: Duration,
+}
+
+impl<'p, 'a> Program<'p, 'a> {
+    pub fn new(costs: &'p CostSums<'a>, pins: &Pins, (system, shards): (System, usize), room: Room) -> Self {
+        let context = &costs.context;
+        let devices: Vec<DeviceId> = crate::hosts::gpus(context).into_iter().take(shards).collect();
+        let mut busy = Busy::new(context, devices.clone(), costs.phased);
+        busy.between();
+        let between = busy.lanes;
+        let choices = Choice::of((system, shards), context);
+        let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
+        let length = if let Room::Stages { length, .. } = room { length } else { Length::Equal(1) };
+        let (phased, time) = (costs.phased, costs.program_time);
+        let farthest = choices.first().map_or(Home::Device, |choice| choice.home);
+        let mut program =
+            Self { context, devices, phased, runs: Vec::new(), between, any: None, left: Bytes::ZERO, time };
+        let whole = match room {
+            Room::Stages { resident, .. } => program.divided(costs, (length, resident), farthest),
+            Room::Any { recomputed } => Whole::Any { recomputed },
+        };
+        for (first, count) in &costs.runs {
+            let all = units((*first, *count), length);
+            for units in all.chunk_by(|one, other| one.count() == other.count()) {
+                let allowed = |choice: &&Choice| !pinned && program.allows(pins, **choice, *first);
+                let load = |choice: &Choice| program.load(*choice, units, &whole);
+                let loads = choices.iter().filter(allowed).filter_map(load).collect();
+                program.runs.push(Run { units: units.to_vec(), loads });
+            }
+        }
+        if let Room::Any { recomputed } = room {
+            let of = |device: &DeviceId| Any {
+                again: program.again(*device, recomputed),
+                beginning: program.beginning(*device, recomputed),
+                gradients: program.gradients(*device),
+            };
+            program.any = Some(program.devices.iter().map(of).collect());
+        }
+        program
+    }
+
+    /// How many microbatches each device has.
+    pub fn rounds(&self) -> u64 {
+        self.context.workload().microbatches / self.devices.len().max(1) as u64
+    }
+
+    /// So much more is left free on every device.
+    pub fn leave(&mut self, bytes: Bytes) {
+        self.left += bytes;
+    }
+
+    fn allows(&self, pins: &Pins, choice: Choice, layer: usize) -> bool {
+        let Some(layers) = LayerRange::new(layer.into(), layer.into()) else { return false };
+        choice.stage(self.context, layers).is_some_and(|stage| {
+            pins.allow_shared(self.context, self.devices.iter().copied(), &stage)
+                && self.devices.iter().all(|device| pins.allows_layer(layer, device.index()))
+        })
+    }
+
+    /// What one of `units` needs and does; none where it cannot.
+    fn load(&self, choice: Choice, units: &[LayerRange], room: &Whole) -> Option<Load> {
+        let stage = choice.stage(self.context, *units.first()?)?;
+        let mut busy = Busy::new(self.context, self.devices.clone(), self.phased);
+        let gathers = match room {
+            Whole::Divided { divided, gathers, .. } => {
+                let first = divided.iter().position(|layers| units.first() == Some(layers)).unwrap_or_default();
+                let gathers = gathers[first..first + units.len()].iter().sum::<u64>();
+                gathers as f64 / units.len() as f64
+            }
+            // Which layers are gathered once for several uses is not known.
+            Whole::Any { .. } => busy.rounds * if self.saves(&stage) { 2.0 } else { 1.0 },
+        };
+        busy.stage(&stage, gathers);
+        let able =
+            |device: &&DeviceId| stage.layers.iter().all(|layer| self.context.cost.time(layer, **device).is_some());
+        if !self.devices.iter().all(|device| able(&device)) || (choice.recomputed && !self.saves(&stage)) {
+            return None;
+        }
+        let need = |(at, device): (usize, &DeviceId)| match room {
+            Whole::Divided { divided, held, .. } => {
+                let last = divided.iter().position(|layers| units.last() == Some(layers)).unwrap_or_default();
+                self.need_of(*device, &stage, (units.len(), &held[at][usize::from(choice.recomputed)][..=last]))
+            }
+            Whole::Any { recomputed } => self.least_need(*device, choice, (units, *recomputed)),
+        };
+        Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().enumerate().map(need).collect() })
+    }
+
+    /// Whether a stage has anything to recompute.
+    fn saves(&self, stage: &Stage) -> bool {
+        self.context.backward_of(stage.layers).is_some()
+    }
+
+    /// No placement takes less, in ms; infinite if none fits.
+    pub fn least(&self) -> f64 {
+        let (minimum, variables) = self.solve();
+        (minimum.bound * variables.unit * (1.0 - TOLERANCE)).max(0.0)
+    }
+
+    /// The counts of the best solution, if there is one.
+    pub fn solved(&self) -> Option<Solved> {
+        let (minimum, variables) = self.solve();
+        let values = minimum.values?;
+        let value = |variable: &Variable| values.get(variable).copied().unwrap_or(0.0);
+        let of_run = |(run, counts): (&Run, &Vec<Variable>)| {
+            let whole = |count: &Variable| (value(count) + WHOLE).floor() as usize;
+            let mut choices: Vec<(Choice, usize)> =
+                run.loads.iter().zip(counts).map(|(load, count)| (load.choice, whole(count))).collect();
+            // What is cut into parts does what needs least room of what they do.
+            let cut = counts.iter().position(|count| value(count) - whole(count) as f64 > WHOLE);
+            let left = run.units.len().saturating_sub(choices.iter().map(|(_, count)| count).sum());
+            if let Some((_, count)) = choices.get_mut(cut.unwrap_or(0)) {
+                *count += left;
+            }
+            Chosen { units: run.units.clone(), choices }
+        };
+        let runs = self.runs.iter().zip(&variables.counts).map(of_run).collect();
+        Some(Solved { least: value(&variables.time) * variables.unit, runs })
+    }
+
+    fn solve(&self) -> (Minimum, Variables) {
+        let mut vars = variables!();
+        let whole = self.runs.iter().map(|run| run.loads.len()).sum::<usize>() <= MOST_WHOLE;
+        let count = |vars: &mut ProblemVariables, most: usize| {
+            let count = variable().min(0.0).max(most as f64);
+            vars.add(if whole { count.integer() } else { count })
+        };
+        let counts: Vec<Vec<Variable>> =
+            self.runs.iter().map(|run| run.loads.iter().map(|_| count(&mut vars, run.units.len())).collect()).collect();
+        let ends = self.any.is_some().then(|| [(); 2].map(|()| vars.add(variable().min(0.0))));
+        let all = Variables { time: vars.add(variable().min(0.0)), counts, ends, unit: self.unit() };
+        let mut rows: Vec<Constraint> = Vec::new();
+        for (run, counts) in self.runs.iter().zip(&all.counts) {
+            let sum: Expression = counts.iter().sum();
+            rows.push(constraint!(sum == run.units.len() as f64));
+        }
+        self.lanes(&all, &mut rows);
+        self.memories(&all, (&mut vars, whole), &mut rows);
+        let little = if self.any.is_some() { 0.0 } else { LITTLE };
+        let work = |load: &Load| load.lanes.values().sum::<f64>() * little / all.unit;
+        let objective: Expression = self.each(&all).map(|(load, count)| work(load) * count).sum();
+        let settings = Settings { nodes: NODES, time_limit: self.time, ..Settings::default() };
+        (minimise(vars, (rows, objective + all.time), &settings), all)
+    }
+
+    /// About what an iteration takes, in ms: numbers around one suit the solver.
+    fn unit(&self) -> f64 {
+        let of_run = |run: &Run| {
+            let busiest = |load: &Load| load.lanes.values().copied().fold(0.0, f64::max);
+            run.units.len() as f64 * run.loads.iter().map(busiest).fold(0.0, f64::max)
+        };
+        self.runs.iter().map(of_run).sum::<f64>().max(1e-6)
+    }
+
+    fn each<'s>(&'s self, all: &'s Variables) -> impl Iterator<Item = (&'s Load, Variable)> {
+        self.runs.iter().zip(&all.counts).flat_map(|(run, counts)| run.loads.iter().zip(counts.iter().copied()))
+    }
+
+    /// An iteration takes as long as everything is busy.
+    fn lanes(&self, all: &Variables, rows: &mut Vec<Constraint>) {
+        let mut seen = BTreeSet::new();
+        let mut gathering = Busy::new(self.context, self.devices.clone(), self.phased);
+        gathering.gathering(GIB);
+        let rounds = gathering.rounds;
+        let lanes: BTreeSet<Lane> = self.each(all).flat_map(|(load, _)| load.lanes.keys().copied()).collect();
+        for lane in lanes {
+            let busy = |load: &Load| load.lanes.get(&lane).copied().unwrap_or(0.0) / all.unit;
+            let between = self.between.get(&lane).copied().unwrap_or(0.0) / all.unit;
+            let spared = gathering.lanes.get(&lane).map_or(0.0, |time| time / all.unit);
+            let numbers = self.each(all).map(|(load, _)| busy(load)).chain([between, spared]);
+            if seen.insert(numbers.map(f64::to_bits).collect::<Vec<u64>>()) {
+                let mut sum: Expression = self.each(all).map(|(load, count)| busy(load) * count).sum();
+                if let Some([first, last]) = all.ends {
+                    sum -= spared * (rounds - 1.0) * first + spared * rounds * last;
+                }
+                rows.push(constraint!(sum + between <= all.time));
+            }
+        }
+    }
+
+    /// What the last stage of a run needs while it computes, in GiB, at least: it makes one of the choices that are made, the one
+    /// that needs least. (Where others save, the last of these finds all that is kept, and it is as if those before it did not recompute.)
+    fn last_of(&self, run: &Run, need: impl Fn(&Load) -> Need, used: &[Variable]) -> Vec<Expression> {
+        let needs: Vec<f64> = run.loads.iter().map(|load| gib(need(load).computing)).collect();
+        let at_least = |least: &f64| {
+            let less = needs.iter().zip(used).filter(|(need, _)| *need < least);
+            *least - less.map(|(need, used)| (*least - *need) * *used).sum::<Expression>()
+        };
+        needs.iter().map(at_least).collect()
+    }
+
+    /// Everything has room.
+    fn memories(&self, all: &Variables, (vars, whole): (&mut ProblemVariables, bool), rows: &mut Vec<Constraint>) {
+        let slack = if self.any.is_some() { 1.0 + TOLERANCE } else { 1.0 };
+        let memories = self.context.hardware.memories();
+        let mut seen = BTreeSet::new();
+        // Whether some stage of a run makes a choice.
+        let mut used: Vec<Vec<Variable>> = Vec::new();
+        for (run, counts) in self.runs.iter().zip(&all.counts) {
+            let some: Vec<Variable> = counts
+                .iter()
+                .map(|_| vars.add(if whole { variable().binary() } else { variable().min(0.0).max(1.0) }))
+                .collect();
+            for (count, some) in counts.iter().zip(&some) {
+                rows.push(constraint!(*count <= run.units.len() as f64 * *some));
+                rows.push(constraint!(*some <= *count));
+            }
+            used.push(some);
+        }
+        for (at, device) in self.devices.iter().enumerate() {
+            let Any { again, beginning, gradients } = self.any.as_ref().map_or_else(Any::default, |any| any[at]);
+            let memory = &memories[self.context.hardware.devices()[*device].memory];
+            let usable = memory.usable().saturating_sub(self.left).as_f64() * slack + beginning;
+            let need = |load: &Load| load.needs[at];
+            let key: Vec<u64> =
+                self.each(all).map(|(load, _)| need(load).kept).chain([usable]).map(f64::to_bits).collect();
+            if !seen.insert(key) {
+                continue;
+            }
+            let shards: Expression = self.each(all).map(|(load, count)| gib(need(load).on_device) * count).sum();
+            rows.push(constraint!(shards.clone() + gib(again) <= gib(usable)));
+            let whole = gib(self.context.cost.layers().map(|layer| self.parameters(*device, layer)).sum());
+            if let Some([first, last]) = all.ends {
+                rows.push(constraint!(shards.clone() + first <= gib(usable)));
+                rows.push(constraint!(first <= whole));
+                rows.push(constraint!(last <= whole));
+            }
+            let mut kept = shards;
+            for (at, (run, counts)) in self.runs.iter().zip(&all.counts).enumerate() {
+                let computing = vars.add(variable().min(0.0));
+                for row in self.last_of(run, need, &used[at]) {
+                    rows.push(constraint!(computing >= row));
+                }
+                kept +=
+                    run.loads.iter().zip(counts).map(|(load, count)| gib(need(load).kept) * *count).sum::<Expression>();
+                rows.push(constraint!(kept.clone() + computing <= gib(usable)));
+            }
+            if let Some([_, last]) = all.ends {
+                rows.push(constraint!(kept + last + gib(gradients) <= gib(usable)));
+            }
+        }
+        let mut hosts: BTreeMap<MemoryId, Vec<usize>> = BTreeMap::new();
+        for (at, device) in self.devices.iter().enumerate() {
+            if let Some(host) = self.context.hardware.host_memory(*device) {
+                hosts.entry(host).or_default().push(at);
+            }
+        }
+        for (host, participants) in hosts {
+            let need = |load: &Load| gib(participants.iter().map(|at| load.needs[*at].on_host).sum());
+            let held: Expression = self.each(all).map(|(load, count)| need(load) * count).sum();
+            rows.push(constraint!(held <= gib(memories[host].usable().as_f64() * slack)));
+        }
+    }
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+fn gib(bytes: f64) -> f64 {
+    bytes / GIB
+}
+
+struct Variables {
+    /// In units.
+    time: Variable,
+    /// By run, how many of its stages make each choice.
+    counts: Vec<Vec<Variable>>,
+    /// Of any division, GiB of the parameters that are there from a round to the next, and from a forward to its backward: they are gathered
+    /// once for two uses.
+    ends: Option<[Variable; 2]>,
+    unit: f64,
+}
+
+/// What no placement of `system` takes less than, in ms, as far as time allows to find out; infinite if none fits.
+pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> f64 {
+    let longest = costs.layers.max(1).ilog2();
+    let rooms = (0..=longest).map(|power| Room::Any { recomputed: 1 << power });
+    let all: Vec<(usize, Room)> =
+        shares(&costs.context).flat_map(|shards| rooms.clone().map(move |room| (shards, room))).collect();
+    let of_program = |(shards, room)| {
+        if costs.late(deadline) { 0.0 } else { Program::new(costs, pins, (system, shards), room).least() }
+    };
+    all.into_par_iter().map(of_program).reduce(|| f64::INFINITY, f64::min)
+}

@@ -1,0 +1,67 @@
+//! What stages need of their hosts, and what these do for them.
+
+use crate::formulation::stage_milp::{GIB, StageMilp, Unknowns};
+use good_lp::{Constraint, Expression, constraint};
+use spipe_base::{Bytes, DeviceId};
+use std::collections::BTreeMap;
+
+impl StageMilp<'_, '_> {
+    /// What stage i needs of its host, in GiB: `Σ_k (optimizer + gradients + parameters)_k x_ik − s_i` and `K_i (M_i + a°_i − a_i)`.
+    pub(crate) fn need_of_host(&self, unknowns: &Unknowns, stage: usize) -> Expression {
+        let (device, host_offload) = (self.device(stage), self.case.host_offload(stage));
+        let mut need = Expression::from(0.0);
+        if host_offload.optimizer {
+            need += self.sum(unknowns, stage, |layer| {
+                let bytes = &device.bytes[layer];
+                (bytes.optimizer + bytes.gradients + bytes.parameters).as_f64() / GIB
+            });
+            need -= self.stays(unknowns, stage);
+        }
+        if host_offload.activations {
+            need += self.leaving(unknowns, stage) * self.case.seats[stage].in_flight as f64;
+        }
+        need
+    }
+
+    /// Every socket steps all that it has to: `T ≥ Σ parameters ÷ rate` over the stages that it helps.
+    pub(crate) fn socket_loads(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+        let mut loads: BTreeMap<DeviceId, Expression> = BTreeMap::new();
+        for stage in (0..self.stages()).filter(|stage| self.case.host_offload(*stage).optimizer) {
+            let Some(host) = self.device(stage).host(self.case.host_offload(stage)) else { continue };
+            let cost = self.costs.context.cost;
+            let step = |layer: usize| {
+                cost.optimizer_time(cost.trained_parameters(layer.into()), host.socket).to_ms() / self.unit
+            };
+            *loads.entry(host.socket).or_insert_with(|| 0.0.into()) += self.sum(unknowns, stage, step);
+        }
+        loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
+    }
+
+    /// A stage's activations leave and return on one stream: `T ≥ m (M_i − a_i) (out + back)`.
+    pub(crate) fn streams(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+        let stream = |stage: usize| {
+            let host_offload = self.case.host_offload(stage);
+            let host = self.device(stage).host(host_offload).filter(|_| host_offload.activations)?;
+            let per_gib = self.costs.microbatches as f64 * (host.out + host.back) * GIB / self.unit;
+            Some(constraint!(self.leaving(unknowns, stage) * per_gib <= unknowns.iteration))
+        };
+        (0..self.stages()).filter_map(stream).collect()
+    }
+
+    /// What stage i moves to its host in an iteration, or back, in GiB.
+    pub(crate) fn moved(&self, unknowns: &Unknowns, stage: usize, outwards: bool) -> Expression {
+        let (device, host_offload) = (self.device(stage), self.case.host_offload(stage));
+        let mut moved = Expression::from(0.0);
+        if host_offload.optimizer {
+            moved += self.sum(unknowns, stage, |layer| {
+                let bytes = &device.bytes[layer];
+                let back = if bytes.gradients > Bytes::ZERO { bytes.parameters } else { Bytes::ZERO };
+                if outwards { bytes.gradients } else { back }.as_f64() / GIB
+            });
+        }
+        if host_offload.activations {
+            moved += self.leaving(unknowns, stage) * self.costs.microbatches as f64;
+        }
+        moved
+    }
+}

@@ -1,0 +1,63 @@
+//! Changes of several stages at once, where one of them alone gains nothing: two sockets that step equally long must both have less to do
+//! before an iteration is shorter.
+
+use crate::problem::SYSTEMS;
+use crate::space::stage_edits::{saved_in_host, stepped_on_socket};
+use spipe_base::DeviceId;
+use spipe_cost::Mode;
+use spipe_plan::{Context, Placement, Stage};
+
+/// What a stage is changed to; none where it cannot be.
+type Change = fn(&Context<'_>, &Stage) -> Option<Stage>;
+
+/// Every choice of a stage on a GPU.
+const CHANGES: [Change; 5] = [
+    |_, stage| Some(Stage { optimizer: None, ..*stage }),
+    stepped_on_socket,
+    |_, stage| Some(Stage { offload: None, recomputed: 0, ..*stage }),
+    saved_in_host,
+    |_, stage| Some(Stage { offload: None, ..stage.with_everything_recomputed() }),
+];
+
+/// Which of a device's stages, by their number and how many there are.
+const PARTS: [fn(usize, usize) -> bool; 3] =
+    [|_, _| true, |index, count| index < count / 2, |index, count| index >= count / 2];
+
+/// The same change for the stages of each device from one on, for the front or the back half of them, or for all.
+pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
+    let stages = placement.stages.as_slice();
+    let devices = devices(stages);
+    if context.workload().mode != Mode::Train || !SYSTEMS.contains(&placement.system) || devices.len() == stages.len() {
+        return Vec::new();
+    }
+    let mut list: Vec<Vec<Stage>> = Vec::new();
+    for from in 0..devices.len() {
+        for part in PARTS {
+            for change in CHANGES {
+                let mut all = stages.to_vec();
+                for device in &devices[from..] {
+                    let own: Vec<usize> = (0..stages.len()).filter(|index| stages[*index].device == *device).collect();
+                    let chosen = own.iter().enumerate().filter(|(index, _)| part(*index, own.len()));
+                    for (_, index) in chosen.filter(|_| !context.is_cpu(*device)) {
+                        all[*index] = change(context, &stages[*index]).unwrap_or(stages[*index]);
+                    }
+                }
+                if all != stages && !list.contains(&all) {
+                    list.push(all);
+                }
+            }
+        }
+    }
+    list
+}
+
+/// The devices of `stages`, in the order in which a microbatch meets them.
+fn devices(stages: &[Stage]) -> Vec<DeviceId> {
+    let mut devices = Vec::new();
+    for stage in stages {
+        if !devices.contains(&stage.device) {
+            devices.push(stage.device);
+        }
+    }
+    devices
+}

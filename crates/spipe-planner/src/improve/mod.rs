@@ -1,0 +1,406 @@
+//! Steps from a placement to a faster one: what one change of it brings, by simulated time.
+//!
+//! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
+//! is stepped on its device or on the socket near it, has what it leaves to the host on another socket, or all stages share them; a
+//! stage is cut in two on one device, each part with choices of its own, or two become one; the stages of a device are cut into equal parts;
+//! more or fewer stages keep their parameters; those that are streamed to one GPU, or kept there, become fewer; a stage moves to the
+//! neighbouring device, which may leave its own without any, the first one to a socket, some over the border of one, one of the busiest GPU
+//! to another; the stages of several devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded,
+//! grow or shrink, and what is urgent is stepped first. Each change also comes with as little recomputed as then fits on the devices that
+//! it changes.
+//!
+//! Neighbours are looked at in the order of what they are estimated to take, in batches of fixed size, and the best of the first batch with
+//! an improvement is the next step, so that the result is the same on any number of threads. Where there is none, it is the neighbour that
+//! takes as long and computes least, if that is less: what one device no longer recomputes may shorten nothing until another one does so too.
+
+pub(crate) mod anneal;
+mod joint;
+pub(crate) mod partition;
+mod rebalance;
+mod residency;
+mod sharded;
+pub(crate) mod single_layer;
+mod socket_boundary;
+
+use crate::candidates::repair;
+use crate::hosts::on_device;
+use crate::space::stage_edits::cut_at;
+use crate::space::stage_edits::equal_parts;
+use crate::space::stage_edits::over;
+use crate::space::stage_edits::saved_elsewhere;
+use crate::space::stage_edits::stepped_elsewhere;
+use crate::{
+    candidates::merge::coarse,
+    costs::{CostSums, HostOffload},
+    hosts::{elsewhere, shared_out},
+    improve::sharded::changed as changed_shared,
+    problem::{Deadline, Problem, SYSTEMS},
+    score::{
+        estimate::estimate,
+        judge::{Scored, acceptable, faster},
+    },
+    space::enumerate::{orders, slots},
+};
+use rayon::prelude::*;
+use spipe_base::{DeviceId, IdVec, StageId};
+use spipe_cost::Mode;
+use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, Knob, Knobs, Placement, Stage, System};
+
+/// How many neighbours are simulated before the best of them is taken.
+const BATCH: usize = 16;
+
+/// Into how many parts the stages of a device are cut at once.
+const PARTS: [usize; 3] = [2, 4, 8];
+
+/// Neighbours that are estimated to take so many times as long are left out.
+const WORSE: f64 = 1.1;
+
+/// Beyond so many stages the list of all neighbours takes gigabytes.
+const MOST_STAGES: usize = 1500;
+
+/// One that is as fast is the next step if it computes no more than this part.
+const LESS: f64 = 0.999;
+
+/// Improves `start` until no change helps or `most` placements have been simulated; the result, and how many were.
+pub(crate) fn refine(
+    problem: &Problem<'_>,
+    costs: &CostSums<'_>,
+    deadline: &Deadline<'_>,
+    (start, most): (Scored, usize),
+) -> (Scored, usize) {
+    let mut best = start;
+    let mut examined = 0;
+    if best.1.stages.len() > MOST_STAGES {
+        return (best, examined);
+    }
+    loop {
+        let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
+        let mut promising = Promising::new((problem, costs), &best.1, neighbours, deadline);
+        let mut next: Option<Scored> = None;
+        let mut level: Option<(f64, Scored)> = None;
+        let enough = LESS * work(costs, &best.1);
+        loop {
+            if examined >= most || deadline.over() {
+                return (best, examined);
+            }
+            let batch = promising.batch(deadline);
+            if batch.is_empty() {
+                break;
+            }
+            examined += batch.len();
+            let in_time = |placement: Placement| {
+                let simulated = (!deadline.over()).then(|| problem.score_within(&placement, best.0)).flatten();
+                simulated.map(|time| (time, placement))
+            };
+            let scored: Vec<Option<Scored>> = batch.into_par_iter().map(in_time).collect();
+            for (time, placement) in scored.iter().flatten().filter(|(time, _)| *time == best.0) {
+                let less = work(costs, placement);
+                if less < level.as_ref().map_or(enough, |(least, _)| *least) {
+                    level = Some((less, (*time, placement.clone())));
+                }
+            }
+            next = scored.into_iter().fold(None, faster).filter(|(time, _)| *time < best.0);
+            if next.is_some() {
+                break;
+            }
+        }
+        match next.or_else(|| level.map(|(_, level)| level)) {
+            Some(next) => best = next,
+            None => return (best, examined),
+        }
+    }
+}
+
+/// What all devices compute for a microbatch together, in ms.
+fn work(costs: &CostSums<'_>, placement: &Placement) -> f64 {
+    let of_stage = |stage: &Stage| {
+        let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
+        costs.devices[stage.device.index()].stage_times(layers, stage.recomputed, HostOffload::NONE).busy()
+    };
+    placement.stages.iter().map(of_stage).sum()
+}
+
+/// The neighbours of a placement, those first that the estimate says most of.
+struct Promising<'s, 'a> {
+    problem: &'s Problem<'a>,
+    left: std::vec::IntoIter<Placement>,
+}
+
+impl<'s, 'a> Promising<'s, 'a> {
+    fn new(
+        (problem, costs): (&'s Problem<'a>, &CostSums<'_>),
+        of: &Placement,
+        neighbours: Vec<Placement>,
+        deadline: &Deadline<'_>,
+    ) -> Self {
+        let most = estimate(costs, of).map_or(f64::INFINITY, |time| time * WORSE);
+        let least = |placement: &Placement| estimate(costs, placement).unwrap_or(0.0);
+        // Nobody asks for what comes after the end.
+        let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
+        let fitted = |placement: Placement| {
+            let fitted = (!deadline.over()).then(|| repair::fitted(costs, of, &placement)).flatten();
+            fitted.into_iter().chain([placement])
+        };
+        let mut rated: Vec<(f64, Placement)> = neighbours.into_par_iter().flat_map_iter(fitted).map(rated).collect();
+        rated.retain(|(time, _)| *time <= most);
+        rated.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let left: Vec<Placement> = rated.into_iter().map(|(_, placement)| placement).collect();
+        Self { problem, left: left.into_iter() }
+    }
+
+    /// The next few that fit, if any are left.
+    fn batch(&mut self, deadline: &Deadline<'_>) -> Vec<Placement> {
+        let mut batch: Vec<Placement> = Vec::new();
+        while batch.len() < BATCH && !deadline.over() {
+            let few: Vec<Placement> = self.left.by_ref().take(BATCH - batch.len()).collect();
+            if few.is_empty() {
+                break;
+            }
+            let fits: Vec<Option<Placement>> =
+                few.into_par_iter().map(|placement| acceptable(self.problem, placement)).collect();
+            batch.extend(fits.into_iter().flatten());
+        }
+        batch
+    }
+}
+
+/// Every placement one change away, what the host does for stages included if `host_offload` says so.
+pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Placement> {
+    let mut list = Vec::new();
+    let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
+    let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
+    list.extend(other_knobs(context, placement));
+    if placement.system.family() == Family::Sharded {
+        list.extend(changed_shared(context, placement));
+        list.extend(moved_layers(&placement.stages).into_iter().map(forward));
+        list.extend(cut_and_joined(context, placement, false).into_iter().map(forward));
+        return list;
+    }
+    list.extend(single_layer::changed(context, placement, host_offload));
+    if host_offload {
+        list.extend(joint::changed(context, placement).into_iter().map(forward));
+    }
+    // What gains nothing on one socket may do so on several.
+    let shared: Vec<Placement> =
+        std::iter::once(placement).chain(&list).filter_map(|placement| shared_out(context, placement)).collect();
+    let kept = residency::changed(context, placement);
+    let coarse = std::iter::once(placement).chain(&kept).flat_map(|placement| coarse(context, placement));
+    let coarse: Vec<Placement> = coarse.filter(|_| placement.system == System::Superpipeline).collect();
+    list.extend(kept);
+    list.extend(rebalance::changed(context, placement));
+    list.extend(moved_layers(&placement.stages).into_iter().map(forward));
+    list.extend(moved_layers(&placement.backward).into_iter().map(backward));
+    list.extend(other_choices(context, placement, host_offload).into_iter().map(forward));
+    if placement.system.family() == Family::Pipeline && placement.system.dealing() == Dealing::Single {
+        list.extend(cut_and_joined(context, placement, host_offload).into_iter().map(forward));
+        list.extend(in_parts(&placement.stages).into_iter().map(forward));
+        list.extend(moved_stages(context, &placement.stages).into_iter().map(forward));
+        if SYSTEMS.contains(&placement.system) {
+            list.extend(left_out(context, &placement.stages).into_iter().map(forward));
+            list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
+            list.extend(socket_boundary::changed(context, placement, host_offload));
+        }
+    }
+    list.extend(coarse);
+    list.extend(shared);
+    list
+}
+
+/// One, two or four layers over each boundary, either way.
+fn moved_layers(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let mut list = Vec::new();
+    for index in 0..stages.len().saturating_sub(1) {
+        let (here, next) = (&stages[index], &stages[index + 1]);
+        let end = here.layers.last().index() + 1;
+        for by in [1, 2, 4] {
+            let ends = [end.checked_sub(by), Some(end + by)];
+            for end in ends.into_iter().flatten() {
+                let (first, last) = (here.layers.first().index(), next.layers.last().index());
+                if end <= first || end > last {
+                    continue;
+                }
+                let mut all = stages.to_vec();
+                (all[index], all[index + 1]) = (over(here, first, end), over(next, end, last + 1));
+                list.push(all);
+            }
+        }
+    }
+    list
+}
+
+/// Each stage with more or less recomputed, its activations elsewhere, or its optimizer elsewhere, or both on another socket.
+fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Vec<Stage>> {
+    let mut list = Vec::new();
+    if context.workload().mode != Mode::Train {
+        return list;
+    }
+    let system = placement.system;
+    let fixed = matches!(system, System::Checkpointing | System::GpuOnly | System::Spipe | System::Mobius);
+    for (index, stage) in placement.stages.as_slice().iter().enumerate() {
+        let mut others = Vec::new();
+        if !fixed {
+            let (now, all) = (stage.recomputed, stage.layers.count());
+            let mut counts = vec![0, now / 2, now.saturating_sub(1), (now + 1).min(all), now.midpoint(all), all];
+            counts.sort_unstable();
+            counts.dedup();
+            let other = counts.into_iter().filter(|count| *count != now);
+            others.extend(other.map(|count| stage.with_recomputed(count)));
+        }
+        if host_offload && SYSTEMS.contains(&system) && !context.is_cpu(stage.device) {
+            for other in [stepped_elsewhere(context, stage), saved_elsewhere(context, stage)].into_iter().flatten() {
+                others.push(other);
+                others.extend(elsewhere(context, &other));
+            }
+        }
+        others.extend(elsewhere(context, stage));
+        for other in others {
+            let mut stages = placement.stages.as_slice().to_vec();
+            stages[index] = other;
+            list.push(stages);
+        }
+    }
+    list
+}
+
+/// The stages of one device, or of all, each in so many parts.
+fn in_parts(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let mut devices: Vec<DeviceId> = stages.iter().map(|stage| stage.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let mut list: Vec<Vec<Stage>> = Vec::new();
+    for parts in PARTS {
+        let cut = |device: Option<DeviceId>| -> Vec<Stage> {
+            let of = |stage: &Stage| {
+                let whole = device.is_some_and(|device| stage.device != device);
+                if whole { vec![*stage] } else { equal_parts(stage, parts) }
+            };
+            stages.iter().flat_map(of).collect()
+        };
+        let each = devices.iter().map(|device| cut(Some(*device))).chain([cut(None)]);
+        list.extend(each.filter(|all| all.len() > stages.len()));
+    }
+    list
+}
+
+/// Each stage in two parts, alike or with one of them stepped or saved elsewhere; and neighbours on one device joined.
+fn cut_and_joined(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Vec<Stage>> {
+    let stages = placement.stages.as_slice();
+    let mut list = Vec::new();
+    let mut replace = |index: usize, old: usize, new: &[Stage]| {
+        let mut all = stages[..index].to_vec();
+        all.extend_from_slice(new);
+        all.extend_from_slice(&stages[index + old..]);
+        list.push(all);
+    };
+    for (index, stage) in stages.iter().enumerate() {
+        let (first, count) = (stage.layers.first().index(), stage.layers.count());
+        let mut cuts = vec![1, count / 2, count.saturating_sub(1)];
+        cuts.sort_unstable();
+        cuts.dedup();
+        for cut in cuts.into_iter().filter(|cut| *cut > 0 && *cut < count) {
+            let [front, back] = cut_at(stage, cut);
+            replace(index, 1, &[front, back]);
+            if host_offload && SYSTEMS.contains(&placement.system) && !context.is_cpu(stage.device) {
+                for change in [stepped_elsewhere, saved_elsewhere] {
+                    if let (Some(other_front), Some(other_back)) = (change(context, &front), change(context, &back)) {
+                        replace(index, 1, &[other_front, back]);
+                        replace(index, 1, &[front, other_back]);
+                    }
+                }
+            }
+        }
+        if let Some(next) = stages.get(index + 1).filter(|next| next.device == stage.device) {
+            let joined = over(stage, first, next.layers.last().index() + 1);
+            replace(index, 2, &[joined]);
+        }
+    }
+    list
+}
+
+/// The last stage of a device on the next one, and the first of the next one on this, where each keeps another.
+fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let mut list = Vec::new();
+    let alone = |index: usize| stages.iter().filter(|stage| stage.device == stages[index].device).count() == 1;
+    for index in 0..stages.len().saturating_sub(1) {
+        let (here, next) = (stages[index].device, stages[index + 1].device);
+        if here == next {
+            continue;
+        }
+        for (from, to) in [(index, next), (index + 1, here)] {
+            if alone(from) || context.is_cpu(to) != context.is_cpu(stages[from].device) {
+                continue;
+            }
+            let mut all = stages.to_vec();
+            all[from] = on_device(context, &stages[from], to);
+            list.push(all);
+        }
+    }
+    list
+}
+
+/// The only stage of a device on that of a neighbour, so that the device is left out.
+fn left_out(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let mut list = Vec::new();
+    let alone = |index: usize| stages.iter().filter(|stage| stage.device == stages[index].device).count() == 1;
+    for index in (0..stages.len()).filter(|index| alone(*index)) {
+        let neighbours = [index.checked_sub(1), Some(index + 1)].into_iter().flatten();
+        for to in neighbours.filter_map(|neighbour| stages.get(neighbour)).map(|stage| stage.device) {
+            let mut all = stages.to_vec();
+            all[index] = on_device(context, &stages[index], to);
+            list.push(all);
+        }
+    }
+    list
+}
+
+/// The first stage on each socket that has none, where its device keeps another.
+fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
+    let stages = stages.as_slice();
+    let [first, next, ..] = stages else { return Vec::new() };
+    if first.device != next.device {
+        return Vec::new();
+    }
+    let free = |device: &DeviceId| context.is_cpu(*device) && stages.iter().all(|stage| stage.device != *device);
+    let moved = |device: DeviceId| {
+        let mut all = stages.to_vec();
+        all[0] = Stage { device, optimizer: None, offload: None, ..*first };
+        all
+    };
+    context.cost.devices().filter(free).map(moved).collect()
+}
+
+/// k and k′ and the head start one up or down, other slots for what is offloaded, and steps in the other order.
+fn other_knobs(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    let knobs = placement.knobs;
+    let with = |knobs| Placement { knobs, ..placement.clone() };
+    let around = |value: u64| [value.checked_sub(1), Some(value + 1)].into_iter().flatten();
+    let layers = placement.stages.len() as u64;
+    let mut list = Vec::new();
+    let shared = placement.system.family() == Family::Sharded;
+    let (resident, fewest) =
+        if shared { (Some(placement.resident_stages() as u64), FEWEST_RESIDENT) } else { (knobs.resident, 1) };
+    if let Some(resident) = resident {
+        let others = around(resident).filter(|other| (fewest..=layers).contains(other));
+        let swap = |resident: u64| knobs.swap.map(|swap| swap.min(resident));
+        list.extend(others.map(|resident| with(Knobs { resident: Some(resident), swap: swap(resident), ..knobs })));
+    }
+    if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap) {
+        let others = around(swap).filter(|other| (1..=resident).contains(other));
+        list.extend(others.map(|swap| with(Knobs { swap: Some(swap), ..knobs })));
+    }
+    if placement.system == System::Hybrid {
+        let others = around(knobs.head_start).filter(|other| *other <= crate::problem::LARGEST_HEAD_START);
+        list.extend(others.map(|head_start| with(Knobs { head_start, ..knobs })));
+    }
+    let slots = slots(context, placement).into_iter().filter(|slots| *slots != knobs.offload_slots);
+    list.extend(slots.map(|offload_slots| with(Knobs { offload_slots, ..knobs })));
+    let orders = orders(placement).iter().filter(|urgent| **urgent != knobs.urgent_steps);
+    list.extend(orders.map(|urgent| with(Knobs { urgent_steps: *urgent, ..knobs })));
+    let leave = Some(!knobs.gradients_leave).filter(|_| Knob::GradientsLeave.is_of(placement.system));
+    list.extend(leave.map(|gradients_leave| with(Knobs { gradients_leave, ..knobs })));
+    list
+}

@@ -1,0 +1,60 @@
+//! Stages that leave the busiest GPU of those that take turns.
+
+use crate::candidates::residency::with_least_recompute;
+use crate::{hosts::on_device, space::stage_edits::cut_at};
+use spipe_base::DeviceId;
+use spipe_cost::Mode;
+use spipe_plan::{Context, Placement, Stage, System};
+
+/// Each stage of the busiest device, or its first or last layer, on the least busy one or on the one that begins first, which waits for no
+/// other, with as little recomputed on both as then fits.
+pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    if placement.system != System::Superpipeline {
+        return Vec::new();
+    }
+    let stages = placement.stages.as_slice();
+    let devices = placement.devices();
+    let busy = |device: &DeviceId| -> f64 {
+        stages.iter().filter(|stage| stage.device == *device).filter_map(|stage| time(context, stage)).sum()
+    };
+    let busiest = devices.iter().copied().max_by(|one, other| busy(one).total_cmp(&busy(other)));
+    let least = devices.iter().copied().min_by(|one, other| busy(one).total_cmp(&busy(other)));
+    let (Some(from), Some(least), Some(first)) = (busiest, least, stages.first().map(|stage| stage.device)) else {
+        return Vec::new();
+    };
+    let mut targets = vec![least, first];
+    targets.dedup();
+    targets.retain(|target| *target != from);
+    let mut list = Vec::new();
+    for (index, stage) in stages.iter().enumerate().filter(|(_, stage)| stage.device == from) {
+        for target in &targets {
+            let mut replace = |new: &[Stage]| {
+                let stages = [&stages[..index], new, &stages[index + 1..]].concat();
+                let mut other = Placement { stages: stages.into_iter().collect(), ..placement.clone() };
+                if context.workload().mode == Mode::Train {
+                    [from, *target].iter().for_each(|device| with_least_recompute(context, &mut other, *device));
+                }
+                list.push(other);
+            };
+            replace(&[on_device(context, stage, *target)]);
+            let count = stage.layers.count();
+            if count > 1 {
+                let [front, back] = cut_at(stage, 1);
+                replace(&[on_device(context, &front, *target), back]);
+                let [front, back] = cut_at(stage, count - 1);
+                replace(&[front, on_device(context, &back, *target)]);
+            }
+        }
+    }
+    list
+}
+
+/// What one microbatch takes, in ms.
+fn time(context: &Context<'_>, stage: &Stage) -> Option<f64> {
+    let layer = |(index, layer)| {
+        let time = context.cost.time(layer, stage.device)?;
+        let again = if index < stage.recomputed { time.forward.to_ms() } else { 0.0 };
+        Some(time.forward.to_ms() + time.backward().to_ms() + again)
+    };
+    stage.layers.iter().enumerate().map(layer).sum()
+}

@@ -1,0 +1,87 @@
+//! More, fewer or other stages whose parameters stay on their device although others are streamed.
+
+use crate::candidates::residency::{ends, keep, kept, other_ends, stream, streamed, streams, with_least_recompute};
+use crate::space::stage_edits::equal_parts;
+use spipe_base::{DeviceId, StageId};
+use spipe_cost::Mode;
+use spipe_plan::{Context, Placement, Stage, System};
+
+/// On all devices one, two or four stages more or fewer kept, on each device one, or another one; and the same with as little recomputed
+/// there as then fits.
+pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    if !placement.system.may_keep() {
+        return Vec::new();
+    }
+    let devices = placement.devices();
+    let recomputes = context.workload().mode == Mode::Train && placement.system != System::Mobius;
+    let mut list: Vec<Placement> = Vec::new();
+    let mut add = |devices: &[DeviceId], (more, fewer): (usize, usize)| {
+        let mut other = placement.clone();
+        for device in devices {
+            change(context, (&mut other, *device), (more, fewer));
+        }
+        let mut least = other.clone();
+        if recomputes {
+            devices.iter().for_each(|device| with_least_recompute(context, &mut least, *device));
+        }
+        for other in [least, other] {
+            if other != *placement && !list.contains(&other) {
+                list.push(other);
+            }
+        }
+    };
+    for by in [1, 2, 4] {
+        add(&devices, (by, 0));
+        add(&devices, (0, by));
+    }
+    for device in devices.chunks(1) {
+        add(device, (1, 0));
+        add(device, (0, 1));
+        add(device, (1, 1));
+    }
+    list.extend(with_other_ends(context, placement, recomputes));
+    list
+}
+
+/// The stages that share parameters kept, and up to four others of their devices streamed for them, or the other way round.
+fn with_other_ends(context: &Context<'_>, placement: &Placement, recomputes: bool) -> Vec<Placement> {
+    let Some(other) = other_ends(context, placement) else { return Vec::new() };
+    let mut devices: Vec<DeviceId> =
+        ends(context, placement).into_iter().map(|end| placement.stages[end].device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let mut list = Vec::new();
+    for by in [0, 1, 2, 4] {
+        let keeps = other.stages.iter().zip(placement.stages.iter()).any(|(one, was)| !streams(one) && streams(was));
+        let mut other = other.clone();
+        let exchanged = if keeps { (0, by) } else { (by, 0) };
+        devices.iter().for_each(|device| change(context, (&mut other, *device), exchanged));
+        let mut least = other.clone();
+        if recomputes {
+            devices.iter().for_each(|device| with_least_recompute(context, &mut least, *device));
+        }
+        for other in [least, other] {
+            if !list.contains(&other) {
+                list.push(other);
+            }
+        }
+    }
+    list
+}
+
+/// Keeps more of the first streamed stages, and streams others: the last ones that are kept, or in exchange the first ones.
+fn change(context: &Context<'_>, (placement, device): (&mut Placement, DeviceId), (more, fewer): (usize, usize)) {
+    let (streamed, kept) = (streamed(context, placement, device), kept(context, placement, device));
+    let fewer = fewer.min(kept.len());
+    let gone: &[StageId] = if more > 0 { &kept[..fewer] } else { &kept[kept.len() - fewer..] };
+    gone.iter().for_each(|gone| stream(context, placement, *gone));
+    keep(placement, &streamed[..more.min(streamed.len())]);
+    // One layer after the other they need least room.
+    if placement.devices().len() == 1 {
+        let each = |(id, stage): (StageId, &Stage)| {
+            let parts = if gone.contains(&id) { stage.layers.count() } else { 1 };
+            equal_parts(stage, parts)
+        };
+        placement.stages = placement.stages.enumerate().flat_map(each).collect();
+    }
+}

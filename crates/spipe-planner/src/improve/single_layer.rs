@@ -1,0 +1,54 @@
+//! The stages of each device cut as finely as layers allow, so that each layer has choices of its own: what is offloaded then takes little
+//! room on its way, and what a device has left steps its first layers, whose steps nothing hides.
+
+use crate::{
+    candidates::repair::{left, optimizer_state},
+    space::stage_edits::{equal_parts, stepped_on_socket},
+};
+use crate::{problem::SYSTEMS, space::enumerate::slots};
+use spipe_base::StageId;
+use spipe_cost::Mode;
+use spipe_plan::{Context, Knobs, Placement, Stage, footprint};
+
+/// Beyond so many layers not.
+const MOST_LAYERS: usize = 256;
+
+/// Every stage cut into single layers; and the same where as many of the first layers of each GPU as fit are stepped there and all others
+/// on a socket, with every number of slots for what is offloaded.
+pub(crate) fn changed(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Placement> {
+    let Some(fine) = fine(context, placement) else { return Vec::new() };
+    let mut list = vec![fine.clone()];
+    if host_offload {
+        let with = |offload_slots| fine.clone().with_knobs(Knobs { offload_slots, ..fine.knobs });
+        list.extend(slots(context, &fine).into_iter().filter_map(|slots| stepped(context, &with(slots))));
+    }
+    list.retain(|other| other != placement);
+    list
+}
+
+/// Every stage cut into single layers, where that may help and there are not too many.
+pub(crate) fn fine(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
+    let few = context.model.layers().len() <= MOST_LAYERS && SYSTEMS.contains(&placement.system);
+    let stages = || placement.stages.iter().flat_map(|stage| equal_parts(stage, stage.layers.count())).collect();
+    (few && context.workload().mode == Mode::Train).then(|| Placement { stages: stages(), ..placement.clone() })
+}
+
+/// As many first stages of each GPU as fit stepped there, the others on a socket.
+fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
+    let on_socket = |stage: &Stage| stepped_on_socket(context, stage).filter(|_| !context.is_cpu(stage.device));
+    let mut changed = placement.clone();
+    changed.stages.iter_mut().for_each(|stage| *stage = on_socket(stage).unwrap_or(*stage));
+    let needs = footprint(context, &changed);
+    for device in placement.devices().into_iter().filter(|device| !context.is_cpu(*device)) {
+        let mut left = left(context, &needs, device)?;
+        let own: Vec<StageId> =
+            changed.stages.enumerate().filter(|(_, stage)| stage.device == device).map(|(id, _)| id).collect();
+        for id in own {
+            let stage = &mut changed.stages[id];
+            let Some(less) = left.checked_sub(optimizer_state(context, stage)) else { break };
+            left = less;
+            stage.optimizer = None;
+        }
+    }
+    Some(changed)
+}

@@ -1,0 +1,396 @@
+//! What a plan must hold, whatever is faster: pins.
+
+use crate::hosts::{on_device, socket_of};
+use spipe_base::{DeviceId, LayerRange};
+use spipe_cost::Mode;
+use spipe_plan::{Activations, Context, Family, Knob, Knobs, Placement, Stage, System, Weights};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+/// One thing that a plan must hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// These layers are on one of these devices.
+    Layers(LayerRange, BTreeSet<usize>),
+    /// What these layers save for their backward is kept, computed again, or on the host.
+    Activations(LayerRange, Activations),
+    /// These layers are stepped on one of these devices: their own, or a socket.
+    Optimizer(LayerRange, BTreeSet<usize>),
+    /// The parameters of these layers are streamed, or stay.
+    Streamed(LayerRange, bool),
+    /// What the stages of these layers have on the host is on one of these sockets.
+    Host(LayerRange, BTreeSet<usize>),
+    /// The stage of that number is on one of these devices.
+    Stage(usize, BTreeSet<usize>),
+    /// The system has this knob, at this value.
+    Knob(Knob, u64),
+}
+
+/// A pin with the words that it was given in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The words.
+    pub words: String,
+    /// What they say.
+    pub pin: Pin,
+}
+
+/// Pins that do not contradict each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pins {
+    pub(crate) layers: BTreeMap<usize, BTreeSet<usize>>,
+    activations: BTreeMap<usize, Activations>,
+    optimizers: BTreeMap<usize, BTreeSet<usize>>,
+    streamed: BTreeMap<usize, bool>,
+    hosts: BTreeMap<usize, BTreeSet<usize>>,
+    pub(crate) stages: BTreeMap<usize, BTreeSet<usize>>,
+    pub(crate) knobs: BTreeMap<Knob, u64>,
+    /// The list that they are from.
+    named: Vec<Named>,
+}
+
+/// Two pins of which a plan can hold only one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{first}` and `{second}` contradict each other: {what}")]
+pub struct Contradiction {
+    /// The words of the one.
+    pub first: String,
+    /// The words of the other.
+    pub second: String,
+    what: String,
+}
+
+/// The words of the last pin of each kind on each layer, stage or knob.
+type By<'n> = BTreeMap<(&'static str, usize), &'n str>;
+
+impl Pins {
+    /// The pins of a list, or the first pair that contradicts itself.
+    ///
+    /// # Errors
+    /// Both pins of a pair that leaves a layer or a stage no device, no socket or nothing to step it, or that wants two things of a layer
+    /// or a knob.
+    pub fn new(named: &[Named]) -> Result<Self, Contradiction> {
+        let mut pins = Self { named: named.to_vec(), ..Self::default() };
+        let mut by = By::new();
+        for Named { words, pin } in named {
+            let each = |layers: &LayerRange| layers.iter().map(|layer| layer.index());
+            match pin {
+                Pin::Layers(layers, devices) => {
+                    let left = |layer| format!("layer {layer} is left no device");
+                    narrow(("layer", &mut pins.layers), each(layers), (devices, words, &mut by), left)?;
+                }
+                Pin::Optimizer(layers, devices) => {
+                    let left = |layer| format!("layer {layer} is left nothing to step it");
+                    narrow(("optimizer", &mut pins.optimizers), each(layers), (devices, words, &mut by), left)?;
+                }
+                Pin::Host(layers, sockets) => {
+                    let left = |layer| format!("layer {layer} is left no socket");
+                    narrow(("host", &mut pins.hosts), each(layers), (sockets, words, &mut by), left)?;
+                }
+                Pin::Stage(stage, devices) => {
+                    let left = |stage| format!("stage {stage} is left no device");
+                    let one = std::iter::once(*stage);
+                    narrow(("stage", &mut pins.stages), one, (devices, words, &mut by), left)?;
+                }
+                Pin::Activations(layers, wanted) => {
+                    let both =
+                        |layer, one, other| format!("layer {layer} cannot be both {} and {}", verb(one), verb(other));
+                    agree(("activations", &mut pins.activations), each(layers), (*wanted, words, &mut by), both)?;
+                }
+                Pin::Streamed(layers, wanted) => {
+                    let both = |layer, _, _| format!("layer {layer} cannot be both streamed and kept");
+                    agree(("streamed", &mut pins.streamed), each(layers), (*wanted, words, &mut by), both)?;
+                }
+                Pin::Knob(knob, value) => {
+                    let mut of_knob: BTreeMap<usize, u64> =
+                        pins.knobs.get(knob).map(|value| (0, *value)).into_iter().collect();
+                    let both = |_, one, other| format!("{knob} cannot be both {one} and {other}");
+                    let kind = (knob.name(), &mut of_knob);
+                    agree(kind, std::iter::once(0), (*value, words, &mut by), both)?;
+                    pins.knobs.insert(*knob, *value);
+                }
+            }
+        }
+        Ok(pins)
+    }
+
+    /// Each pin's words, with all pins but that one.
+    pub fn without_one(&self) -> impl Iterator<Item = (&str, Self)> {
+        self.named.iter().enumerate().filter_map(|(index, pin)| {
+            let others = [&self.named[..index], &self.named[index + 1..]].concat();
+            Some((pin.words.as_str(), Self::new(&others).ok()?))
+        })
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
+
+    /// Whether some layer is pinned by its number.
+    pub fn count_layers(&self) -> bool {
+        self.named.iter().any(|named| !matches!(named.pin, Pin::Stage(..) | Pin::Knob(..)))
+    }
+
+    /// Whether some stage is pinned by its number.
+    pub(crate) fn count_stages(&self) -> bool {
+        !self.stages.is_empty()
+    }
+
+    /// Whether layer `layer` may be on a device.
+    pub(crate) fn allows_layer(&self, layer: usize, device: usize) -> bool {
+        self.layers.get(&layer).is_none_or(|devices| devices.contains(&device))
+    }
+
+    /// Whether stage `stage` may be on a device.
+    pub(crate) fn allows_stage(&self, stage: usize, device: usize) -> bool {
+        self.stages.get(&stage).is_none_or(|devices| devices.contains(&device))
+    }
+
+    /// By pinned stage: whether it may be on a device.
+    pub(crate) fn allows_stages(&self, device: usize) -> Vec<bool> {
+        self.stages.values().map(|devices| devices.contains(&device)).collect()
+    }
+
+    /// Whether every pinned stage is one of `stages`, each on a device that it may be on.
+    pub(crate) fn allows_devices(&self, devices: &[usize]) -> bool {
+        self.stages.keys().all(|stage| *stage < devices.len())
+            && devices.iter().enumerate().all(|(stage, device)| self.allows_stage(stage, *device))
+    }
+
+    /// Whether layer `layer` must be recomputed, or must not.
+    pub(crate) fn recompute(&self, layer: usize) -> Option<bool> {
+        self.activations.get(&layer).map(|wanted| *wanted == Activations::Recomputed)
+    }
+
+    /// Whether what layer `layer` saves must be on the host, or must not.
+    pub(crate) fn offload(&self, layer: usize) -> Option<bool> {
+        match self.activations.get(&layer)? {
+            Activations::Recomputed => None,
+            wanted => Some(*wanted == Activations::Offloaded),
+        }
+    }
+
+    /// Whether the parameters of layer `layer` must be streamed, or must stay.
+    pub(crate) fn streamed(&self, layer: usize) -> Option<bool> {
+        self.streamed.get(&layer).copied()
+    }
+
+    /// Whether layer `layer` may be stepped on a device.
+    pub(crate) fn allows_step(&self, layer: usize, device: usize) -> bool {
+        self.optimizers.get(&layer).is_none_or(|devices| devices.contains(&device))
+    }
+
+    /// Whether the stage of layer `layer` may have something on a socket.
+    pub(crate) fn allows_host(&self, layer: usize, socket: usize) -> bool {
+        self.hosts.get(&layer).is_none_or(|sockets| sockets.contains(&socket))
+    }
+
+    /// What the planner may not tell apart: layers between which a pin ends cost differently.
+    pub(crate) fn same(&self, one: usize, other: usize) -> bool {
+        self.layers.get(&one) == self.layers.get(&other)
+            && self.activations.get(&one) == self.activations.get(&other)
+            && self.optimizers.get(&one) == self.optimizers.get(&other)
+            && self.streamed.get(&one) == self.streamed.get(&other)
+            && self.hosts.get(&one) == self.hosts.get(&other)
+    }
+
+    /// Whether `placement` holds them all. Devices that share everything have all layers.
+    pub fn allow(&self, context: &Context<'_>, placement: &Placement) -> bool {
+        if self.is_empty() {
+            return true;
+        }
+        let shared: Vec<usize> = match placement.system.family() {
+            Family::Sharded => placement.participants(context.hardware).into_iter().map(|id| id.index()).collect(),
+            _ => Vec::new(),
+        };
+        let on = |layer: usize, device: usize| {
+            self.allows_layer(layer, device) && shared.iter().all(|device| self.allows_layer(layer, *device))
+        };
+        let training = context.workload().mode == Mode::Train;
+        let layers = placement
+            .all_stages()
+            .all(|stage| stage.layers.iter().all(|layer| on(layer.index(), stage.device.index())));
+        let kept = placement.backward_stages().iter().all(|stage| match placement.system.family() {
+            Family::Sharded => self.allow_shared(context, placement.participants(context.hardware), stage),
+            _ => self.allow_stage(context, stage, training),
+        });
+        let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.device.index()).collect();
+        layers && kept && self.allows_devices(&devices) && self.allows_knobs(placement.system, &placement.knobs)
+    }
+
+    /// Whether a system has all pinned knobs.
+    pub fn suit(&self, system: System) -> bool {
+        self.knobs.keys().all(|knob| knob.is_of(system))
+    }
+
+    /// Whether a system has the pinned knobs, at their values.
+    pub(crate) fn allows_knobs(&self, system: System, knobs: &Knobs) -> bool {
+        self.knobs.iter().all(|(knob, value)| knob.is_of(system) && knob.of(knobs) == Some(*value))
+    }
+
+    /// The value that a knob must have.
+    pub(crate) fn knob(&self, knob: Knob) -> Option<u64> {
+        self.knobs.get(&knob).copied()
+    }
+
+    /// `placement` with the pinned knobs that any placement of its system may have, unless it has others.
+    pub(crate) fn with_common_knobs(&self, placement: Placement) -> Placement {
+        let knobs = self.common_knobs(placement.system, placement.knobs);
+        placement.with_knobs(knobs)
+    }
+
+    /// The same for the knobs of a system.
+    pub(crate) fn common_knobs(&self, system: System, knobs: Knobs) -> Knobs {
+        let pinned = |knob: Knob| self.knob(knob).filter(|_| knob.is_of(system));
+        Knobs {
+            offload_slots: knobs.offload_slots.or(pinned(Knob::OffloadSlots)),
+            urgent_steps: knobs.urgent_steps || pinned(Knob::UrgentSteps) == Some(1),
+            gradients_leave: knobs.gradients_leave || pinned(Knob::GradientsLeave) == Some(1),
+            synchronous_optimizer: knobs.synchronous_optimizer || pinned(Knob::SynchronousOptimizer) == Some(1),
+            ..knobs
+        }
+    }
+
+    /// Whether what a stage chooses is what pins want on each of the devices that share it, which have their part on the host near them.
+    pub(crate) fn allow_shared(
+        &self,
+        context: &Context<'_>,
+        devices: impl IntoIterator<Item = DeviceId>,
+        stage: &Stage,
+    ) -> bool {
+        let training = context.workload().mode == Mode::Train;
+        devices.into_iter().all(|device| self.allow_stage(context, &on_device(context, stage, device), training))
+    }
+
+    /// Whether what a stage chooses for its layers is what pins want.
+    fn allow_stage(&self, context: &Context<'_>, stage: &Stage, training: bool) -> bool {
+        let host = socket_of(context, stage);
+        let streams = matches!(stage.weights, Weights::Streamed(_));
+        let steps = context.steps(stage).index();
+        stage.layers.iter().map(|layer| layer.index()).enumerate().all(|(offset, layer)| {
+            let again = self.recompute(layer).is_none_or(|wanted| wanted == (offset < stage.recomputed));
+            let leaves = self.offload(layer).is_none_or(|wanted| wanted == stage.offload.is_some());
+            let stepped = self.allows_step(layer, steps);
+            let hosted = host.is_none_or(|socket| self.allows_host(layer, socket.index()));
+            let streamed = self.streamed(layer).is_none_or(|wanted| wanted == streams);
+            (!training || (again && leaves && stepped)) && hosted && streamed
+        })
+    }
+}
+
+/// What a pinned layer is.
+const fn verb(activations: Activations) -> &'static str {
+    match activations {
+        Activations::Saved => "saved",
+        Activations::Recomputed => "recomputed",
+        Activations::Offloaded => "offloaded",
+    }
+}
+
+/// Leaves each of `keys` only `devices`.
+fn narrow<'n>(
+    (kind, all): (&'static str, &mut BTreeMap<usize, BTreeSet<usize>>),
+    keys: impl Iterator<Item = usize>,
+    (devices, words, by): (&BTreeSet<usize>, &'n str, &mut By<'n>),
+    what: impl Fn(usize) -> String,
+) -> Result<(), Contradiction> {
+    for key in keys {
+        let left = all.entry(key).or_insert_with(|| devices.clone());
+        *left = &*left & devices;
+        let before = by.insert((kind, key), words);
+        if let (true, Some(first)) = (left.is_empty(), before) {
+            return Err(Contradiction { first: first.into(), second: words.into(), what: what(key) });
+        }
+    }
+    Ok(())
+}
+
+/// Says `wanted` of each of `keys`.
+fn agree<'n, V: Copy + PartialEq>(
+    (kind, all): (&'static str, &mut BTreeMap<usize, V>),
+    keys: impl Iterator<Item = usize>,
+    (wanted, words, by): (V, &'n str, &mut By<'n>),
+    what: impl Fn(usize, V, V) -> String,
+) -> Result<(), Contradiction> {
+    for key in keys {
+        let before = all.insert(key, wanted);
+        let first = by.insert((kind, key), words);
+        if let (Some(before), Some(first)) = (before.filter(|before| *before != wanted), first) {
+            return Err(Contradiction { first: first.into(), second: words.into(), what: what(key, before, wanted) });
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layers(first: usize, last: usize, devices: &[usize]) -> Pin {
+        let range = LayerRange::new(first.into(), last.into()).unwrap();
+        Pin::Layers(range, devices.iter().copied().collect())
+    }
+
+    fn pins(list: &[Pin]) -> Result<Pins, Contradiction> {
+        let named = |(index, pin): (usize, &Pin)| Named { words: format!("p{index}"), pin: pin.clone() };
+        Pins::new(&list.iter().enumerate().map(named).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn pins_narrow_each_other_until_nothing_is_left() {
+        let both = pins(&[layers(0, 3, &[0, 1]), layers(2, 5, &[1, 2])]).unwrap();
+        assert!(both.allows_layer(0, 0) && both.allows_layer(2, 1) && !both.allows_layer(2, 0));
+        assert!(!both.same(1, 2) && both.same(2, 3) && both.allows_layer(9, 7));
+        let alone: Vec<(&str, bool)> =
+            both.without_one().map(|(words, others)| (words, others.allows_layer(2, 0))).collect();
+        assert_eq!(alone, [("p0", false), ("p1", true)]);
+        let none = pins(&[layers(0, 3, &[0]), layers(7, 8, &[0]), layers(3, 5, &[1])]).unwrap_err();
+        assert_eq!(none.to_string(), "`p0` and `p2` contradict each other: layer 3 is left no device");
+    }
+
+    #[test]
+    fn a_layer_is_saved_or_recomputed() {
+        let range = |first: usize, last: usize| LayerRange::new(first.into(), last.into()).unwrap();
+        let of = |first: usize, last: usize, wanted: Activations| Pin::Activations(range(first, last), wanted);
+        let clash = pins(&[of(0, 3, Activations::Recomputed), of(3, 4, Activations::Saved)]).unwrap_err();
+        assert_eq!(
+            clash.to_string(),
+            "`p0` and `p1` contradict each other: layer 3 cannot be both recomputed and saved"
+        );
+        let both = pins(&[of(0, 3, Activations::Recomputed), of(4, 4, Activations::Offloaded)]).unwrap();
+        assert_eq!([both.recompute(2), both.recompute(4), both.recompute(5)], [Some(true), Some(false), None]);
+        assert_eq!([both.offload(2), both.offload(4), both.offload(5)], [None, Some(true), None]);
+        assert!(both.same(1, 3) && !both.same(3, 4));
+    }
+
+    #[test]
+    fn other_choices_contradict_each_other_too() {
+        let range = LayerRange::new(0.into(), 3.into()).unwrap();
+        let one = |device: usize| BTreeSet::from([device]);
+        for (first, second, what) in [
+            (Pin::Optimizer(range, one(0)), Pin::Optimizer(range, one(1)), "layer 0 is left nothing to step it"),
+            (Pin::Host(range, one(0)), Pin::Host(range, one(1)), "layer 0 is left no socket"),
+            (Pin::Streamed(range, true), Pin::Streamed(range, false), "layer 0 cannot be both streamed and kept"),
+            (Pin::Knob(Knob::Resident, 2), Pin::Knob(Knob::Resident, 3), "resident cannot be both 2 and 3"),
+        ] {
+            let clash = pins(&[first.clone(), second]).unwrap_err();
+            assert_eq!(clash.to_string(), format!("`p0` and `p1` contradict each other: {what}"));
+            assert!(pins(&[first.clone(), first, Pin::Knob(Knob::Swap, 1)]).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_pinned_stage_must_be_there() {
+        let pinned = pins(&[Pin::Stage(1, BTreeSet::from([2]))]).unwrap();
+        assert!(pinned.allows_devices(&[0, 2]) && !pinned.allows_devices(&[0, 1]) && !pinned.allows_devices(&[2]));
+    }
+}

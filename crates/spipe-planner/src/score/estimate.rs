@@ -1,0 +1,225 @@
+//! About how long an iteration of stages takes, without simulating it: the search looks at what promises most first.
+
+use crate::{
+    costs::{CostSums, HostOffload},
+    score::sharded::estimate as estimate_of_shared,
+};
+use spipe_base::{DeviceId, StageId};
+use spipe_plan::{Dealing, Family, Placement, Stage, System};
+use std::collections::BTreeMap;
+
+/// What the stages of a device do for one microbatch and, in the step, for an iteration, in ms.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    forward: f64,
+    recompute: f64,
+    /// What of that needs no gradient: that of the last stage, whose backward comes first.
+    ahead: f64,
+    backward: f64,
+    /// Steps on the device itself.
+    own: f64,
+    /// The longest that a socket steps for this turn and those before it.
+    hosts: f64,
+    /// The stream on which activations leave and return, and gradients and parameters.
+    link: f64,
+    /// To the next turn and back.
+    p2p_both_ways: f64,
+}
+
+impl Turn {
+    /// What one microbatch occupies the device for.
+    const fn busy(&self) -> f64 {
+        self.forward + self.recompute + self.backward
+    }
+
+    /// The same for what comes after the gradient.
+    const fn returning(&self) -> f64 {
+        self.recompute - self.ahead + self.backward
+    }
+
+    /// What one microbatch takes there if the device has waited for its gradient.
+    const fn pass(&self) -> f64 {
+        self.forward + self.returning()
+    }
+}
+
+/// About how long an iteration of `placement` takes, in ms; none for systems whose devices do not take one turn each, unless they share
+/// everything.
+///
+/// A device with a microbatches in flight, of m, waits for the devices behind it while its first a forwards leave nothing to do, and once
+/// more before its last a backwards. With F and B the times of its own passes on one microbatch, and R the sum of those behind it, this is
+///
+/// ```text
+/// max(a F, F + R) + (m − a) max(F + recompute + B, (F + B + R) / a) + max(a (recompute + B), R + B)
+/// ```
+///
+/// and between two iterations, for the devices before it or for steps. With GPipe all wait for the slowest forward and the slowest backward.
+pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f64> {
+    let system = placement.system;
+    if system.family() == Family::Sharded {
+        return Some(estimate_of_shared(&costs.context, placement));
+    }
+    if system.family() != Family::Pipeline || system.dealing() != Dealing::Single || !costs.training {
+        return None;
+    }
+    let turns = turns(costs, placement);
+    let microbatches = costs.microbatches as f64;
+    let behind: Vec<f64> = (0..turns.len())
+        .map(|turn| turns[turn + 1..].iter().map(Turn::pass).sum::<f64>() + p2p_both_ways(&turns[turn..]))
+        .collect();
+    let before: Vec<f64> = (0..turns.len())
+        .map(|turn| turns[..turn].iter().map(Turn::pass).sum::<f64>() + p2p_both_ways(&turns[..turn]))
+        .collect();
+    let slowest = |part: fn(&Turn) -> f64| turns.iter().map(part).fold(0.0, f64::max);
+    let apart = (microbatches - 1.0) * (slowest(|turn| turn.forward) + slowest(|turn| turn.recompute + turn.backward));
+    let of_turn = |(index, turn): (usize, &Turn)| {
+        let rest = behind[index];
+        let between = before[index].max(turn.own).max(turn.hosts - turn.pass());
+        if system == System::Gpipe {
+            return (apart + turn.pass() + rest + between).max(turn.link);
+        }
+        let in_flight = costs.microbatches.min((turns.len() - index) as u64 + placement.knobs.head_start) as f64;
+        let forwards = (in_flight * turn.forward).max(turn.forward + rest);
+        let backwards = (in_flight * (turn.recompute + turn.backward)).max(turn.returning() + rest);
+        let cycle = turn.busy().max((turn.pass() + rest) / in_flight);
+        (forwards + (microbatches - in_flight) * cycle + backwards + between).max(turn.link)
+    };
+    Some(turns.iter().enumerate().map(of_turn).fold(0.0, f64::max))
+}
+
+fn p2p_both_ways(turns: &[Turn]) -> f64 {
+    turns.iter().map(|turn| turn.p2p_both_ways).sum()
+}
+
+fn turns(costs: &CostSums<'_>, placement: &Placement) -> Vec<Turn> {
+    let mut turns: Vec<Turn> = Vec::new();
+    let mut last: Option<&Stage> = None;
+    let mut of_hosts: BTreeMap<DeviceId, f64> = BTreeMap::new();
+    for (id, stage) in placement.stages.enumerate() {
+        let next = last.is_none_or(|last| last.device != stage.device);
+        if next {
+            if let (Some(before), Some(turn)) = (last, turns.last_mut()) {
+                let p2p = (before.device.index(), stage.device.index());
+                let (there, back) = costs.transfers(p2p, stage.layers.first().index());
+                turn.p2p_both_ways = there + back;
+            }
+            turns.push(Turn::default());
+        }
+        if let Some(turn) = turns.last_mut() {
+            add(costs, (placement, id), turn, &mut of_hosts);
+        }
+        last = Some(stage);
+    }
+    turns
+}
+
+/// Adds what a stage does to the turn of its device.
+fn add(
+    costs: &CostSums<'_>,
+    (placement, id): (&Placement, StageId),
+    turn: &mut Turn,
+    of_hosts: &mut BTreeMap<DeviceId, f64>,
+) {
+    let stage = &placement.stages[id];
+    let device = &costs.devices[stage.device.index()];
+    let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
+    let host_offload = host_offload(costs, stage);
+    let times = device.stage_times(layers, stage.recomputed, host_offload);
+    turn.forward += times.forward;
+    turn.recompute += times.recompute;
+    turn.ahead = times.recompute;
+    turn.backward += times.backward;
+    turn.own += times.optimizer;
+    turn.link += device.link_time(host_offload, costs.microbatches, layers, stage.recomputed);
+    if let Some(socket) = stage.optimizer {
+        *of_hosts.entry(socket).or_default() += times.step;
+    }
+    turn.hosts = of_hosts.values().copied().fold(0.0, f64::max);
+}
+
+/// What the host does for a stage.
+fn host_offload(costs: &CostSums<'_>, stage: &Stage) -> HostOffload {
+    if stage.optimizer.is_none() && stage.offload.is_none() {
+        return HostOffload::NONE;
+    }
+    let device = &costs.devices[stage.device.index()];
+    let is = |host: &crate::costs::Host| Some(host.socket) == stage.optimizer || Some(host.memory) == stage.offload;
+    let host = device.hosts().position(|host| is(&host)).unwrap_or(0);
+    HostOffload { optimizer: stage.optimizer.is_some(), activations: stage.offload.is_some(), host }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+        problem::Options,
+    };
+    use spipe_base::LayerRange;
+    use spipe_cost::Mode;
+
+    const GPUS: usize = 3;
+    const MICROBATCHES: u64 = 7;
+
+    /// Equal layers without parameters, two for each GPU and two more for the socket.
+    fn equal() -> Instance {
+        let times = [10, 15, 5];
+        let layer = LayerText { count: 8, times, slowdown: 4, parameters: 0, boundary: 0, saved: 1, workspace: 0 };
+        let machine = MachineText { gpus: vec![(4000, 20); GPUS], root: 20, sockets: vec![8000] };
+        Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(MICROBATCHES, Mode::Train))
+    }
+
+    /// Each GPU with layers of its own.
+    fn on_gpus(instance: &Instance, ends: [usize; GPUS]) -> Vec<Stage> {
+        let context = instance.context();
+        let gpus = context.cost.devices().filter(|device| !context.is_cpu(*device));
+        let layers = |turn: usize| {
+            let from = turn.checked_sub(1).map_or(0, |before| ends[before]);
+            LayerRange::new(from.into(), (ends[turn] - 1).into())
+        };
+        gpus.enumerate().filter_map(|(turn, gpu)| Some(Stage::new(gpu, layers(turn)?))).collect()
+    }
+
+    fn of(instance: &Instance, system: System, stages: Vec<Stage>) -> f64 {
+        let costs = CostSums::new(instance.context(), &Options::default());
+        estimate(&costs, &Placement::new(system, stages)).unwrap_or(f64::NAN)
+    }
+
+    #[test]
+    fn equal_stages_take_what_the_closed_forms_say() {
+        let instance = equal();
+        let equal = on_gpus(&instance, [2, 4, 6]);
+        // (m + p − 1) c with two layers of 3 ms, but for latencies.
+        let c = 2.0 * 3.0;
+        let expected = (MICROBATCHES as f64 + GPUS as f64 - 1.0) * c;
+        for system in [System::OneForwardOneBackward, System::Gpipe] {
+            let estimated = of(&instance, system, equal.clone());
+            assert!((estimated / expected - 1.0).abs() < 0.02, "{system}: {estimated} but {expected}");
+        }
+    }
+
+    #[test]
+    fn what_is_recomputed_while_a_device_waits_costs_less() {
+        let instance = equal();
+        let plain = on_gpus(&instance, [2, 5, 8]);
+        let recomputed = |which: usize| {
+            let mut stages = plain.clone();
+            stages[which] = stages[which].with_everything_recomputed();
+            of(&instance, System::OneForwardOneBackward, stages)
+        };
+        let without = of(&instance, System::OneForwardOneBackward, plain.clone());
+        // The first GPU has little to do and waits; the last one never does.
+        assert!((recomputed(0) - without).abs() < 1e-9, "{} but {without}", recomputed(0));
+        assert!(recomputed(2) > without, "{} but {without}", recomputed(2));
+    }
+
+    #[test]
+    fn systems_of_several_turns_and_inference_are_not_estimated() {
+        let instance = equal();
+        let costs = CostSums::new(instance.context(), &Options::default());
+        let stages = on_gpus(&instance, [2, 5, 8]);
+        for system in [System::Interleaved, System::Superpipeline] {
+            assert_eq!(estimate(&costs, &Placement::new(system, stages.clone())), None, "{system}");
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! The iteration time of a division when nothing contends: the steady period of the order that its system prescribes.
+//!
+//! ```text
+//! stage 0   F0 F1 F2 ── B0 F3 ── B1 ── … B3 O ─► F0'
+//!              ↘a     ↗g                          the next iteration's first forward waits for the optimizer
+//! stage 1      F0 B0 F1 B1 … G ╌► S ╌► P ─► F0'       or for gradients out, the step on a socket and parameters back
+//! ```
+//!
+//! Every system of the space is an order: per device a fixed sequence of forwards and backwards. Its actions form a
+//! graph whose edges are the lane order and the transfers between neighbouring stages, and whose node weights are the
+//! durations. Iterations are joined by the edge from a stage's optimizer step to its first forward. A simulated schedule
+//! honours all these edges, and contention for links and memory only delays it; hence its period is at least the weight
+//! of every cycle divided by the iterations that the cycle spans (Baccelli et al., Synchronization and Linearity, 1992,
+//! theorem 2.28: the period *is* the largest such ratio). A recompute is on the lane before its backward, but does not
+//! wait for the gradient. A socket steps its stages one after the other, the last stage first.
+//!
+//! A cycle's weight is linear in the durations, and which actions exist depends on the case alone. So each critical
+//! cycle of one division is a valid lower bound for all divisions of the case: a [`CriticalCycle`], which the ILP adds as a cut.
+
+use crate::space::subproblem::Times;
+use crate::{
+    costs::{CostSums, StageTimes},
+    space::subproblem::Subproblem,
+};
+use spipe_base::DeviceId;
+use spipe_schedule::{Pass, Token, system_order};
+use std::collections::BTreeMap;
+
+/// How often a cycle passes each kind of work of a stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Passes {
+    pub forward: u32,
+    pub recompute: u32,
+    pub backward: u32,
+    pub optimizer: u32,
+    /// Gradients to the host, the step there, and parameters back.
+    pub out: u32,
+    pub step: u32,
+    pub back: u32,
+}
+
+impl Passes {
+    /// The whole step of a stage, wherever it is.
+    pub const STEP: Self = Self { forward: 0, recompute: 0, backward: 0, optimizer: 1, out: 1, step: 1, back: 1 };
+
+    /// How long all of them take, in ms.
+    pub fn time(&self, times: &StageTimes) -> f64 {
+        f64::from(self.forward) * times.forward
+            + f64::from(self.recompute) * times.recompute
+            + f64::from(self.backward) * times.backward
+            + f64::from(self.optimizer) * times.optimizer
+            + f64::from(self.out) * times.out
+            + f64::from(self.step) * times.step
+            + f64::from(self.back) * times.back
+    }
+
+    pub fn add(&mut self, more: &Self) {
+        self.forward += more.forward;
+        self.recompute += more.recompute;
+        self.backward += more.backward;
+        self.optimizer += more.optimizer;
+        self.out += more.out;
+        self.step += more.step;
+        self.back += more.back;
+    }
+}
+
+/// A cycle: T × iterations ≥ Σ passes × duration.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CriticalCycle {
+    pub iterations: u32,
+    pub stages: Vec<Passes>,
+    pub activations: Vec<u32>,
+    pub gradients: Vec<u32>,
+}
+
+impl CriticalCycle {
+    /// A cycle that passes nothing yet.
+    pub fn empty(stages: usize) -> Self {
+        Self {
+            iterations: 1,
+            stages: vec![Passes::default(); stages],
+            activations: vec![0; stages - 1],
+            gradients: vec![0; stages - 1],
+        }
+    }
+
+    /// The period that it proves, in ms.
+    pub fn period(&self, times: &Times) -> f64 {
+        let stage = |(passes, times): (&Passes, &StageTimes)| passes.time(times);
+        let wires = |passes: &[u32], times: &[f64]| -> f64 {
+            passes.iter().zip(times).map(|(passes, time)| f64::from(*passes) * time).sum()
+        };
+        let total = self.stages.iter().zip(&times.stages).map(stage).sum::<f64>()
+            + wires(&self.activations, &times.activations)
+            + wires(&self.gradients, &times.gradients);
+        total / f64::from(self.iterations)
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (sum, more) in self.stages.iter_mut().zip(&other.stages) {
+            sum.add(more);
+        }
+        let wires = self.activations.iter_mut().chain(&mut self.gradients);
+        for (sum, more) in wires.zip(other.activations.iter().chain(&other.gradients)) {
+            *sum += more;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Forward,
+    Recompute,
+    Backward,
+    Optimizer,
+    Out,
+    Step,
+    Back,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Wire {
+    Activation(usize),
+    Gradient(usize),
+    /// Nothing moves.
+    Here,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    stage: usize,
+    part: Part,
+    /// The action before it on its lane.
+    lane: Option<usize>,
+    /// The action that it has its input from, and over which boundary.
+    data: Option<(usize, Wire)>,
+}
+
+/// The actions of one iteration of a case, each after those it waits for.
+pub(crate) struct EventGraph {
+    stages: usize,
+    nodes: Vec<Node>,
+    /// The first and the last action of each stage.
+    ends: Vec<(usize, usize)>,
+}
+
+/// What each stage does, in the order that its system prescribes: a recompute stands before every backward, in inference
+/// there are only forwards.
+fn lane_orders(case: &Subproblem, microbatches: usize, training: bool) -> Vec<Vec<(Part, usize)>> {
+    let stages = case.stages();
+    let head_start = |stage: usize| (case.seats[stage].in_flight as usize).saturating_sub(stages - stage);
+    let head_starts: Vec<usize> = (0..stages).map(head_start).collect();
+    let order = system_order(case.schedule.system, stages, microbatches, &head_starts);
+    let lane = |(stage, tokens): (usize, &Vec<Token>)| {
+        let mut lane = Vec::new();
+        for token in tokens {
+            let microbatch = token.microbatch.index();
+            match token.pass {
+                Pass::Forward => lane.push((Part::Forward, microbatch)),
+                _ if training => lane.extend([(Part::Recompute, microbatch), (Part::Backward, microbatch)]),
+                _ => {}
+            }
+        }
+        lane.extend((training && !case.host_offload(stage).optimizer).then_some((Part::Optimizer, 0)));
+        lane
+    };
+    order.devices().iter().enumerate().map(lane).collect()
+}
+
+impl EventGraph {
+    pub fn new(costs: &CostSums<'_>, case: &Subproblem) -> Self {
+        let (microbatches, training) = (costs.microbatches, costs.training);
+        let (stages, count) = (case.stages(), microbatches as usize);
+        let orders = lane_orders(case, count, training);
+        let mut graph = Self { stages, nodes: Vec::new(), ends: vec![(0, 0); stages] };
+        let mut next = vec![0; stages];
+        // Where each stage's forward and backward of each microbatch went.
+        let mut forward = vec![vec![None; count]; stages];
+        let mut backward = vec![vec![None; count]; stages];
+        let mut lane: Vec<Option<usize>> = vec![None; stages];
+        let total: usize = orders.iter().map(Vec::len).sum();
+        while graph.nodes.len() < total {
+            let before = graph.nodes.len();
+            for stage in 0..stages {
+                while let Some((part, microbatch)) = orders[stage].get(next[stage]).copied() {
+                    let data = match part {
+                        Part::Forward if stage > 0 => {
+                            Some((forward[stage - 1][microbatch], Wire::Activation(stage - 1)))
+                        }
+                        // A stage of frozen layers alone gets no gradient.
+                        Part::Backward if stage + 1 < stages && stage >= case.frozen => {
+                            Some((backward[stage + 1][microbatch], Wire::Gradient(stage)))
+                        }
+                        _ => None,
+                    };
+                    if matches!(data, Some((None, _))) {
+                        break;
+                    }
+                    let data = data.and_then(|(from, wire)| Some((from?, wire)));
+                    let index = graph.nodes.len();
+                    graph.nodes.push(Node { stage, part, lane: lane[stage], data });
+                    match part {
+                        Part::Forward => forward[stage][microbatch] = Some(index),
+                        Part::Backward => backward[stage][microbatch] = Some(index),
+                        _ => {}
+                    }
+                    if lane[stage].is_none() {
+                        graph.ends[stage].0 = index;
+                    }
+                    graph.ends[stage].1 = index;
+                    lane[stage] = Some(index);
+                    next[stage] += 1;
+                }
+            }
+            assert!(graph.nodes.len() > before, "the order of `{}` is circular", case.schedule.system);
+        }
+        graph.steps_on_sockets(costs, case);
+        graph
+    }
+
+    /// Adds the steps on sockets, each socket's one after the other.
+    fn steps_on_sockets(&mut self, costs: &CostSums<'_>, case: &Subproblem) {
+        let mut steps: BTreeMap<DeviceId, usize> = BTreeMap::new();
+        for stage in (0..self.stages).rev().filter(|stage| costs.training && case.host_offload(*stage).optimizer) {
+            let Some(host) = case.device(costs, stage).host(case.host_offload(stage)) else { continue };
+            let add = |nodes: &mut Vec<Node>, part: Part, lane: Option<usize>, after: Option<usize>| {
+                nodes.push(Node { stage, part, lane, data: after.map(|after| (after, Wire::Here)) });
+                nodes.len() - 1
+            };
+            // A stage of frozen layers alone has no step that others could wait for.
+            let before = if stage < case.frozen { None } else { steps.get(&host.socket).copied() };
+            let out = add(&mut self.nodes, Part::Out, Some(self.ends[stage].1), None);
+            let step = add(&mut self.nodes, Part::Step, before, Some(out));
+            let back = add(&mut self.nodes, Part::Back, None, Some(step));
+            if stage >= case.frozen {
+                steps.insert(host.socket, step);
+            }
+            self.ends[stage].1 = back;
+        }
+    }
+
+    fn duration(&self, node: usize, times: &Times) -> f64 {
+        let Node { stage, part, .. } = self.nodes[node];
+        let times = &times.stages[stage];
+        match part {
+            Part::Forward => times.forward,
+            Part::Recompute => times.recompute,
+            Part::Backward => times.backward,
+            Part::Optimizer => times.optimizer,
+            Part::Out => times.out,
+            Part::Step => times.step,
+            Part::Back => times.back,
+        }
+    }
+
+    /// When each action ends if `source` starts at 0 and only it and what waits for it is counted, with what each waited
+    /// for longest; actions that do not wait for it end at −∞.
+    fn longest(&self, source: usize, times: &Times) -> Vec<(f64, Option<usize>)> {
+        let mut ends: Vec<(f64, Option<usize>)> = Vec::with_capacity(self.nodes.len());
+        for (index, node) in self.nodes.iter().enumerate() {
+            let mut start = if index == source { (0.0, None) } else { (f64::NEG_INFINITY, None) };
+            if let Some(lane) = node.lane.filter(|lane| ends[*lane].0 > start.0) {
+                start = (ends[lane].0, Some(lane));
+            }
+            if let Some((from, wire)) = node.data {
+                let wire = match wire {
+                    Wire::Activation(boundary) => times.activations[boundary],
+                    Wire::Gradient(boundary) => times.gradients[boundary],
+                    Wire::Here => 0.0,
+                };
+                if ends[from].0 + wire > start.0 {
+                    start = (ends[from].0 + wire, Some(from));
+                }
+            }
+            ends.push((start.0 + self.duration(index, times), start.1));
+        }
+        ends
+    }
+
+    /// What the path that ends with `node` passes.
+    fn passes(&self, ends: &[(f64, Option<usize>)], node: usize) -> CriticalCycle {
+        let mut cycle = CriticalCycle::empty(self.stages);
+        let mut at = Some(node);
+        while let Some(index) = at {
+            let Node { stage, part, data, .. } = self.nodes[index];
+            let passes = &mut cycle.stages[stage];
+            match part {
+                Part::Forward => passes.forward += 1,
+                Part::Recompute => passes.recompute += 1,
+                Part::Backward => passes.backward += 1,
+                Part::Optimizer => passes.optimizer += 1,
+                Part::Out => passes.out += 1,
+                Part::Step => passes.step += 1,
+                Part::Back => passes.back += 1,
+            }
+            match data {
+                Some((from, Wire::Activation(boundary))) if ends[index].1 == Some(from) => {
+                    cycle.activations[boundary] += 1;
+                }
+                Some((from, Wire::Gradient(boundary))) if ends[index].1 == Some(from) => cycle.gradients[boundary] += 1,
+                _ => {}
+            }
+            at = ends[index].1;
+        }
+        cycle
+    }
+
+    /// The steady period, in ms, and critical cycles: the longest one through each stage's optimizer step within one
+    /// iteration, and the one that decides the period, if that spans several.
+    pub fn period(&self, times: &Times) -> (f64, Vec<CriticalCycle>) {
+        let paths: Vec<_> = self.ends.iter().map(|(first, _)| self.longest(*first, times)).collect();
+        let length = |from: usize, to: usize| paths[from][self.ends[to].1].0;
+        let mut cycles: Vec<CriticalCycle> =
+            (0..self.stages).map(|stage| self.passes(&paths[stage], self.ends[stage].1)).collect();
+        let mut period = (0..self.stages).map(|stage| length(stage, stage)).fold(0.0, f64::max);
+        while let Some(p2p_both_ways) = positive_cycle(self.stages, |from, to| length(from, to) - period) {
+            let next = |p2p: usize| p2p_both_ways[(p2p + 1) % p2p_both_ways.len()];
+            let total: f64 = (0..p2p_both_ways.len()).map(|p2p| length(p2p_both_ways[p2p], next(p2p))).sum();
+            let mean = total / p2p_both_ways.len() as f64;
+            if mean <= period * (1.0 + 1e-12) {
+                break;
+            }
+            let mut cycle =
+                CriticalCycle { iterations: p2p_both_ways.len() as u32, ..CriticalCycle::empty(self.stages) };
+            for p2p in 0..p2p_both_ways.len() {
+                cycle.add(&self.passes(&paths[p2p_both_ways[p2p]], self.ends[next(p2p)].1));
+            }
+            cycles.push(cycle);
+            period = mean;
+        }
+        (period, cycles)
+    }
+}
+
+/// A cycle of positive weight in the complete graph of `count` nodes, by Bellman and Ford.
+fn positive_cycle(count: usize, weight: impl Fn(usize, usize) -> f64) -> Option<Vec<usize>> {
+    let mut distance = vec![0.0; count];
+    let mut before = vec![None; count];
+    let mut changed = None;
+    for _ in 0..=count {
+        changed = None;
+        for from in 0..count {
+            for to in 0..count {
+                let through = distance[from] + weight(from, to);
+                if through > distance[to] + 1e-9 {
+                    (distance[to], before[to], changed) = (through, Some(from), Some(to));
+                }
+            }
+        }
+        changed?;
+    }
+    let mut at = changed?;
+    for _ in 0..count {
+        at = before[at]?;
+    }
+    let (start, mut cycle) = (at, vec![at]);
+    at = before[at]?;
+    while at != start {
+        cycle.push(at);
+        at = before[at]?;
+    }
+    cycle.reverse();
+    Some(cycle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
+        space::subproblem::ScheduleKind,
+    };
+    use spipe_cost::Mode;
+    use spipe_plan::System;
+
+    fn period(system: System, (stages, microbatches): (usize, u64), mode: Mode) -> f64 {
+        let layer = LayerText {
+            count: stages,
+            times: [10, 10, 10],
+            slowdown: 2,
+            parameters: 0,
+            boundary: 1,
+            saved: 0,
+            workspace: 0,
+        };
+        let machine = MachineText { gpus: vec![(8000, 20); stages], root: 20, sockets: vec![100] };
+        let workload = workload(microbatches, mode);
+        let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload);
+        let costs = CostSums::new(instance.context(), &crate::Options::default());
+        let devices: Vec<usize> = (0..stages).collect();
+        let case = Subproblem::new(&costs, &devices, ScheduleKind { system, head_start: 0 });
+        let stage = StageTimes { forward: 1.0, backward: 2.0, optimizer: 0.5, ..StageTimes::default() };
+        let wires = vec![0.0; stages - 1];
+        let times = Times { stages: vec![stage; stages], activations: wires.clone(), gradients: wires };
+        let (period, cycles) = EventGraph::new(&costs, &case).period(&times);
+        assert!(cycles.iter().all(|cycle| cycle.period(&times) <= period + 1e-9));
+        period
+    }
+
+    /// (m + p − 1)(F + B) for both (Narayanan et al., PipeDream-Flush, 2021, section 2.2), and the step.
+    #[test]
+    fn equal_stages_take_what_the_closed_forms_say() {
+        for (stages, microbatches) in [(1, 1), (2, 4), (4, 8), (4, 3)] {
+            let expected = 3.0 * (microbatches + stages - 1) as f64 + 0.5;
+            for system in [System::Gpipe, System::OneForwardOneBackward] {
+                let period = period(system, (stages as usize, microbatches), Mode::Train);
+                assert!((period - expected).abs() < 1e-9, "{system} on {stages}: {period} but {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn inference_never_drains() {
+        assert!((period(System::OneForwardOneBackward, (4, 8), Mode::Infer) - 8.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,59 @@
+//! Placements judged: pins and the checker accept them, and the simulator times them.
+
+use crate::{costs::CostSums, problem::Problem, score::sharded::busiest as busiest_of_shared};
+use spipe_base::SimTime;
+use spipe_plan::{Family, Placement, check};
+
+/// A placement with its simulated time.
+pub(crate) type Scored = (SimTime, Placement);
+
+/// The simulated time of `placement` if it is acceptable and runs.
+pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Scored> {
+    let placement = acceptable(problem, placement)?;
+    (problem.score)(&placement).map(|time| (time, placement))
+}
+
+/// The same, but perhaps none for one that takes longer than `limit`.
+pub(crate) fn judge_within(problem: &Problem<'_>, placement: Placement, limit: SimTime) -> Option<Scored> {
+    let placement = acceptable(problem, placement)?;
+    problem.score_within(&placement, limit).map(|time| (time, placement))
+}
+
+/// `placement` with what pins say of all, if it holds the others and what is checked before anything runs.
+pub(crate) fn acceptable(problem: &Problem<'_>, placement: Placement) -> Option<Placement> {
+    let placement = problem.options.pins.with_common_knobs(placement);
+    let allowed = problem.options.pins.allow(&problem.context, &placement);
+    (allowed && check(&problem.context, &placement).is_ok()).then_some(placement)
+}
+
+/// For how long the busiest device computes, or what else is busy where devices share everything, in ms: no iteration is shorter.
+pub(crate) fn busiest(costs: &CostSums<'_>, placement: &Placement) -> f64 {
+    if placement.system.family() == Family::Sharded {
+        return busiest_of_shared(&costs.context, placement);
+    }
+    let mut busy = vec![0.0; costs.devices.len()];
+    let m = costs.microbatches as f64;
+    for stage in &placement.stages {
+        let device = &costs.devices[stage.device.index()];
+        for times in stage.layers.iter().filter_map(|layer| device.times[layer.index()]) {
+            busy[stage.device.index()] += m * times.forward;
+        }
+    }
+    for stage in placement.backward_stages().iter().filter(|_| costs.training) {
+        let device = &costs.devices[stage.device.index()];
+        for (index, layer) in stage.layers.iter().enumerate() {
+            let times = device.times[layer.index()].unwrap_or_default();
+            let again = if index < stage.recomputed && times.backward > 0.0 { times.forward } else { 0.0 };
+            busy[stage.device.index()] += m * (times.backward + again);
+        }
+    }
+    busy.into_iter().fold(0.0, f64::max)
+}
+
+/// The faster of two; the first of two equally fast ones.
+pub(crate) fn faster(first: Option<Scored>, second: Option<Scored>) -> Option<Scored> {
+    match (first, second) {
+        (Some(first), Some(second)) => Some(if second.0 < first.0 { second } else { first }),
+        (first, second) => first.or(second),
+    }
+}

@@ -1,0 +1,223 @@
+//! For how long an iteration keeps everything busy.
+
+use crate::space::sharded::gathered;
+use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
+use spipe_cost::{LayerMemory, LayerTime};
+use spipe_plan::{Context, Placement, Stage, Weights};
+use std::collections::BTreeMap;
+
+/// What may be busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lane {
+    /// Passes of a device, between which and those of the next iteration the first stage is reduced and gathered.
+    Passes(DeviceId),
+    /// Passes and steps of a device, or steps of a socket.
+    DeviceSet(DeviceId),
+    /// Steps of a socket, which come after a device's last gradients and before their parameters are used again: besides, it has all rounds
+    /// but one, and of that one the passes of the last stage: no gradients come before its backward, and whatever is stepped last, its forward
+    /// is yet to come. Where gradients are checked, they come between the last backward of an iteration and the first one of the next, which is
+    /// counted then, too; where they are a phase of their own, before the first forward, so that all rounds are.
+    Stepping(DeviceId),
+    /// The ring, by the device that gets something.
+    Collecting(DeviceId),
+    Link(LinkId),
+}
+
+/// For how long everything is busy, in ms. With n devices, each of which has m ÷ n microbatches, every stage is gathered on each of them for
+/// each forward and each backward for which it is not there any more, and its gradients are scattered after the latter; of what a ring moves
+/// each device gets (n − 1)/n from the one before it.
+pub(crate) struct Busy<'b, 'a> {
+    pub context: &'b Context<'a>,
+    pub devices: Vec<DeviceId>,
+    /// How many microbatches each device has.
+    pub rounds: f64,
+    /// Whether steps are a phase of their own.
+    phased: bool,
+    pub lanes: BTreeMap<Lane, f64>,
+}
+
+/// No iteration of `placement` is shorter, in ms.
+pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
+    let mut busy = Busy::new(context, placement.participants(context.hardware), placement.knobs.synchronous_optimizer);
+    let divided: Vec<LayerRange> = placement.stages.iter().map(|stage| stage.layers).collect();
+    let gathers = gathered(context, &divided, (busy.rounds as u64, placement.resident_stages()));
+    placement.stages.iter().zip(gathers).for_each(|(stage, gathers)| busy.stage(stage, gathers as f64));
+    busy.between();
+    busy.lanes.into_values().fold(0.0, f64::max)
+}
+
+impl<'b, 'a> Busy<'b, 'a> {
+    pub fn new(context: &'b Context<'a>, devices: Vec<DeviceId>, phased: bool) -> Self {
+        let rounds = (context.workload().microbatches / devices.len().max(1) as u64) as f64;
+        Self { context, devices, rounds, phased, lanes: BTreeMap::new() }
+    }
+
+    fn add(&mut self, lane: Lane, ms: f64) {
+        *self.lanes.entry(lane).or_default() += ms;
+    }
+
+    /// Adds what all devices do for a stage that each gathers so many times.
+    pub fn stage(&mut self, stage: &Stage, gathers: f64) {
+        (0..self.devices.len()).for_each(|at| self.on_device(at, (stage, gathers)));
+    }
+
+    /// Adds what gathering so many bytes of parameters once takes, where they come from the host.
+    pub fn gathering(&mut self, bytes: f64) {
+        for at in 0..self.devices.len() {
+            let (here, count) = (self.devices[at], self.devices.len() as f64);
+            let slowest = self.moves(self.before(at), bytes * (count - 1.0) / count);
+            self.add(Lane::Collecting(here), slowest);
+            if let Some(host) = self.context.hardware.host_memory(here) {
+                self.moves((host, self.context.hardware.devices()[here].memory), bytes / count);
+            }
+        }
+    }
+
+    /// Adds what is between the last pass of an iteration and the first one of the next: the gradients of the first layer are scattered, and
+    /// what came of them is gathered.
+    pub fn between(&mut self) {
+        let Some(first) = self.context.cost.layers().next() else { return };
+        let returns = self.context.cost.needs_backward(first);
+        for at in 0..self.devices.len() {
+            let memory = self.context.cost.memory(first, self.devices[at]);
+            let moved = memory.parameters + if returns { memory.gradients } else { Bytes::ZERO };
+            let ring = self.ring(moved);
+            let (slowest, _) = self.route(self.before(at), ring);
+            self.add(Lane::Passes(self.devices[at]), slowest);
+        }
+    }
+
+    fn on_device(&mut self, at: usize, (stage, gathers): (&Stage, f64)) {
+        let (context, here) = (self.context, self.devices[at]);
+        let returns = context.backward_of(stage.layers).is_some();
+        let time = |part: fn(&LayerTime) -> f64| -> f64 {
+            stage.layers.iter().filter_map(|layer| context.cost.time(layer, here)).map(part).sum()
+        };
+        let again = stage.recomputed_layers().into_iter().flat_map(|layers| layers.iter());
+        let again: f64 =
+            again.filter_map(|layer| context.cost.time(layer, here)).map(|time| time.forward.to_ms()).sum();
+        let back = if returns { again + time(|time| time.backward().to_ms()) } else { 0.0 };
+        let passes = self.rounds * (time(|time| time.forward.to_ms()) + back);
+        self.add(Lane::Passes(here), passes);
+        self.add(Lane::DeviceSet(here), passes);
+        let scatters = if returns { self.rounds } else { 0.0 };
+        // What stays goes to its optimizer and back.
+        let of_host = if is_streamed(stage) { (gathers, scatters) } else { (f64::from(u8::from(returns)), 1.0) };
+        self.transfers(at, stage, ((gathers, scatters), of_host));
+        let memories = context.hardware.memories();
+        let socket = context.hardware.host_memory(here).and_then(|host| memories[host].device);
+        if let Some(socket) = socket.filter(|_| at == 0) {
+            let ends = stage.layers.last().index() + 1 == context.cost.layers().len();
+            let first = match (self.phased || ends, context.workload().checks_gradients()) {
+                (true, _) => passes / self.rounds,
+                (false, true) => back,
+                (false, false) => 0.0,
+            };
+            self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds) + first);
+        }
+        if returns {
+            let (steps, step) = self.step(here, stage);
+            self.add(Lane::DeviceSet(steps), step);
+            if steps != here {
+                self.add(Lane::Stepping(steps), step);
+            }
+        }
+    }
+
+    /// Where a stage that a device does not keep in whole is, or its optimizer.
+    fn host_of(&self, device: DeviceId, stage: &Stage) -> Option<MemoryId> {
+        let host = self.context.hardware.host_memory(device);
+        host.filter(|_| is_streamed(stage) || stage.optimizer.is_some())
+    }
+
+    /// Who steps a device's part of a stage, and how long that takes, in ms.
+    fn step(&self, device: DeviceId, stage: &Stage) -> (DeviceId, f64) {
+        let context = self.context;
+        let socket = self.host_of(device, stage).and_then(|host| context.hardware.memories()[host].device);
+        let steps = socket.unwrap_or(device);
+        let trained: u64 = stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
+        (steps, context.cost.optimizer_time(trained / self.devices.len() as u64, steps).to_ms())
+    }
+
+    /// How long the busiest steps its parts of a stage, in ms, and whether a socket does.
+    pub fn stepping(&self, stage: &Stage) -> (f64, bool) {
+        let mut busy: BTreeMap<DeviceId, f64> = BTreeMap::new();
+        for device in &self.devices {
+            let (steps, time) = self.step(*device, stage);
+            *busy.entry(steps).or_default() += time;
+        }
+        let sockets = busy.keys().any(|device| self.context.is_cpu(*device));
+        (busy.into_values().fold(0.0, f64::max), sockets)
+    }
+
+    /// Adds what one device gets and gives of a stage that is gathered so many times and whose gradients are scattered so many times, in
+    /// the ring and between it and its host.
+    fn transfers(
+        &mut self,
+        at: usize,
+        stage: &Stage,
+        ((gathers, scatters), (from_host, to_host)): ((f64, f64), (f64, f64)),
+    ) {
+        let (context, here, count) = (self.context, self.devices[at], self.devices.len());
+        let bytes = |part: fn(&LayerMemory) -> Bytes| -> Bytes {
+            stage.layers.iter().map(|layer| part(context.cost.memory(layer, here))).sum()
+        };
+        let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
+        let moved = gathers * self.ring(parameters) + scatters * self.ring(gradients);
+        let slowest = self.moves(self.before(at), moved);
+        self.add(Lane::Collecting(here), slowest);
+        let Some(host) = self.host_of(here, stage) else { return };
+        let memory = context.hardware.devices()[here].memory;
+        let part = |bytes: Bytes| bytes.as_f64() / count as f64;
+        self.moves((host, memory), from_host * part(parameters));
+        if context.backward_of(stage.layers).is_some() {
+            self.moves((memory, host), to_host * part(gradients));
+        }
+    }
+
+    /// How long a stage takes to be gathered on all devices at once, and its gradients to be scattered, in ms.
+    pub fn passing(&mut self, stage: &Stage) -> [f64; 2] {
+        let streams = f64::from(u8::from(is_streamed(stage)));
+        [(1.0, 0.0), (0.0, 1.0)].map(|(gathers, scatters)| {
+            let lanes = std::mem::take(&mut self.lanes);
+            for at in 0..self.devices.len() {
+                self.transfers(at, stage, ((gathers, scatters), (streams * gathers, streams * scatters)));
+            }
+            std::mem::replace(&mut self.lanes, lanes).into_values().fold(0.0, f64::max)
+        })
+    }
+
+    /// What a device gets of so many bytes in a ring.
+    fn ring(&self, bytes: Bytes) -> f64 {
+        let count = self.devices.len() as u64;
+        (bytes.get() / count * (count - 1)) as f64
+    }
+
+    /// The memories from which, and to which, a device gets something in a ring.
+    fn before(&self, at: usize) -> (MemoryId, MemoryId) {
+        let (count, devices) = (self.devices.len(), self.context.hardware.devices());
+        (devices[self.devices[(at + count - 1) % count]].memory, devices[self.devices[at]].memory)
+    }
+
+    /// Adds bytes to all links from one memory to another; how long the slowest of them takes.
+    fn moves(&mut self, ends: (MemoryId, MemoryId), bytes: f64) -> f64 {
+        let (slowest, links) = self.route(ends, bytes);
+        for (link, time) in links {
+            self.add(Lane::Link(link), time);
+        }
+        slowest
+    }
+
+    /// How long bytes take from one memory to another at least, and on each link.
+    fn route(&self, (from, to): (MemoryId, MemoryId), bytes: f64) -> (f64, Vec<(LinkId, f64)>) {
+        let hardware = self.context.hardware;
+        let Some(route) = hardware.route(from, to).filter(|_| from != to) else { return (0.0, Vec::new()) };
+        let time = |link: &LinkId| (*link, 1e3 * bytes / hardware.links()[*link].bandwidth.get());
+        let links: Vec<(LinkId, f64)> = route.links.iter().map(time).collect();
+        (links.iter().map(|(_, time)| *time).fold(0.0, f64::max), links)
+    }
+}
+
+fn is_streamed(stage: &Stage) -> bool {
+    matches!(stage.weights, Weights::Streamed(_))
+}

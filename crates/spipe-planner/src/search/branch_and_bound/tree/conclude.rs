@@ -1,0 +1,63 @@
+//! What a search amounts to.
+
+use crate::bounds::to_time;
+use crate::search::branch_and_bound::tree::{Known, Search};
+use crate::{
+    problem::{PlanError, Solution},
+    space::device_orders::Coverage,
+};
+use spipe_plan::OutcomeStatus;
+
+impl Search<'_, '_> {
+    /// No placement takes less, in ms.
+    fn least(&self) -> f64 {
+        let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
+        match self.coverage {
+            Coverage::Exact => least(|known| known.bound.min(known.untried)).min(self.left_out),
+            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)).min(self.left_out),
+            Coverage::Natural => self.floor,
+        }
+    }
+
+    /// What the search amounts to.
+    pub(crate) fn conclude(self, ended: bool) -> Result<Solution, PlanError> {
+        let target = self.limit(self.found.best.as_ref());
+        let least = self.least();
+        let Some((simulated, placement)) = self.found.best else {
+            let examined = self.found.examined;
+            if self.problem.options.incumbent.is_some() && self.known.iter().all(|known| known.trouble.is_none()) {
+                return Err(PlanError::NothingBetter { bound: to_time(self.costs, least), examined, stopped: !ended });
+            }
+            let trouble = self.known.iter().zip(&self.cases).find_map(|(known, case)| {
+                let what = known.trouble.clone()?;
+                Some(PlanError::Numerical { devices: case.names(self.costs), what })
+            });
+            // Others may run where some were not looked at.
+            let all = ended && self.coverage != Coverage::Natural && self.known.iter().all(|known| !known.open);
+            return Err(match trouble {
+                Some(error) => error,
+                None if !all => PlanError::StoppedWithoutPlan { examined },
+                None => PlanError::NothingRuns { examined },
+            });
+        };
+        let bound = to_time(self.costs, least).min(simulated);
+        let gap = Solution::gap_of(simulated, bound);
+        let status = match (least * (1.0 + 1e-9) >= target, ended) {
+            (true, _) => OutcomeStatus::Optimal,
+            (false, true) => OutcomeStatus::Feasible,
+            (false, false) => OutcomeStatus::Stopped,
+        };
+        let (examined, solves) = (self.found.examined, self.found.solves);
+        Ok(Solution {
+            placement,
+            status,
+            bound,
+            simulated,
+            gap,
+            examined,
+            solves,
+            cases: self.cases.len(),
+            considered: Vec::new(),
+        })
+    }
+}

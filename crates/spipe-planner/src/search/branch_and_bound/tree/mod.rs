@@ -1,0 +1,493 @@
+//! The search over the cases.
+
+mod conclude;
+mod visit;
+
+use crate::formulation::assignment::compute_bound::floor;
+use crate::formulation::{
+    solver::{Solver, solve},
+    stage_milp::StageMilp,
+};
+use crate::search::branch_and_bound::tree::visit::Visit;
+use crate::{
+    bounds::partition_dp::{Grain, partitioner::Partitioner},
+    candidates::{balanced, greedy},
+    costs::{CostSums, HostOffload},
+    feasibility::shortage,
+    formulation::assignment::least_of_stages,
+    improve::partition::polish,
+    problem::{Deadline, PlanError, Problem, Solution},
+    score::{
+        event_graph::EventGraph,
+        judge::{Scored, busiest, faster, judge},
+    },
+    space::{
+        device_orders::Coverage,
+        enumerate::helped,
+        subproblem::{Partition, Subproblem},
+    },
+};
+
+use rayon::prelude::*;
+
+/// How many cases are searched before what they found is shared.
+const ROUND: usize = 8;
+
+/// How many of the most promising divisions are simulated first.
+const SEEDS: usize = 32;
+
+/// How many of them are improved first.
+const POLISHED: usize = 4;
+
+/// The common search over the iteration time ends at this fraction.
+const COARSE: f64 = 0.002;
+
+/// How many cases may be added to any number.
+const SPARE: usize = 256;
+
+/// Of how many ways of the host to help a division all are simulated.
+const MOST_HELPS: usize = 8;
+
+/// How often the bound of a case is halved before its turn is decided.
+const HALVINGS: usize = 4;
+
+/// A case with a division, and what was chosen for its undecided stages.
+type Fit = (usize, (Partition, Subproblem));
+
+/// What is known of a case.
+#[derive(Clone, Debug)]
+struct Known {
+    /// Every division of the case takes at least so many ms, or has been simulated.
+    bound: f64,
+    /// The least period, in ms, of the divisions that have been simulated and excluded.
+    excluded: f64,
+    /// The same of those that were not simulated with all that the host may do for them.
+    untried: f64,
+    /// Whether the search gave up on it.
+    open: bool,
+    trouble: Option<String>,
+}
+
+impl From<f64> for Known {
+    fn from(bound: f64) -> Self {
+        Self { bound, excluded: f64::INFINITY, untried: f64::INFINITY, open: false, trouble: None }
+    }
+}
+
+/// What the search of a case found.
+#[derive(Default)]
+struct Found {
+    best: Option<Scored>,
+    examined: usize,
+    solves: usize,
+}
+
+impl Found {
+    fn merge(&mut self, other: Self) {
+        self.best = faster(self.best.take(), other.best);
+        self.examined += other.examined;
+        self.solves += other.solves;
+    }
+
+    /// Simulates a division with every way of the host to help it, if these are few, and says whether they are.
+    fn judge(problem: &Problem<'_>, costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> (Self, bool) {
+        let all = helped((&costs.context, &problem.options.pins), &case.placement(costs, partition));
+        let tried = if all.len() <= MOST_HELPS { all.len() } else { 1 };
+        let best = all.iter().take(tried).map(|placement| judge(problem, placement.clone())).fold(None, faster);
+        (Self { best, examined: tried, solves: 0 }, tried == all.len())
+    }
+}
+
+/// The search of the ILP planner.
+pub(crate) struct Search<'s, 'a> {
+    problem: &'s Problem<'a>,
+    costs: &'s CostSums<'a>,
+    cases: Vec<Subproblem>,
+    deadline: &'s Deadline<'s>,
+    partitioner: Partitioner<'s, 'a>,
+    /// A bound of every placement, in ms.
+    floor: f64,
+    coverage: Coverage,
+    /// What is not among the cases takes at least so many ms.
+    left_out: f64,
+    /// How many cases there are at most where the limit has less than a few to spare.
+    roots: usize,
+    known: Vec<Known>,
+    found: Found,
+    /// How finely cases are divided.
+    grain: Grain,
+    solver: &'s Solver<'s>,
+}
+
+impl<'s, 'a> Search<'s, 'a> {
+    pub fn new(
+        problem: &'s Problem<'a>,
+        costs: &'s CostSums<'a>,
+        cases: Vec<Subproblem>,
+        deadline: &'s Deadline<'s>,
+    ) -> Self {
+        let floor = if deadline.over() { floor(costs) } else { least_of_stages(costs, &problem.systems) };
+        let known = vec![Known::from(floor); cases.len()];
+        let roots = cases.len() + SPARE;
+        let partitioner = Partitioner::new(costs, &cases);
+        Self {
+            problem,
+            costs,
+            cases,
+            deadline,
+            partitioner,
+            floor,
+            coverage: Coverage::Exact,
+            left_out: f64::INFINITY,
+            roots,
+            known,
+            found: Found::default(),
+            grain: Grain::ALL[0],
+            solver: &solve,
+        }
+    }
+
+    /// The same with another solver.
+    pub fn solved_by(self, solver: &'s Solver<'s>) -> Self {
+        Self { solver, ..self }
+    }
+
+    /// Simulates what is most promising.
+    pub fn begin(&mut self) -> Result<(), PlanError> {
+        if self.deadline.stopped() {
+            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+        }
+        let fitting = self.fitting();
+        self.seed(fitting);
+        Ok(())
+    }
+
+    /// What a plan must stay below to matter, in ms.
+    pub fn least_of_interest(&self) -> f64 {
+        self.limit(self.found.best.as_ref())
+    }
+
+    /// Goes on from what another search of the same problem has found, all of which that could not matter to it is left out here.
+    pub fn with(mut self, other: Self) -> Self {
+        self.left_out = other.least_of_interest();
+        self.found = other.found;
+        self
+    }
+
+    /// Searches, and says how it ended, where the cases stand for the others as `coverage` says.
+    pub fn run(mut self, coverage: Coverage) -> Result<Solution, PlanError> {
+        self.coverage = coverage;
+        if self.deadline.stopped() {
+            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+        }
+        if self.cases.is_empty() && self.found.best.is_none() {
+            return Err(PlanError::NoSystem);
+        }
+        let limit = self.least_of_interest();
+        let fitting = if limit.is_finite() {
+            let all: Vec<usize> = (0..self.cases.len()).collect();
+            self.possible(&all, limit)
+        } else {
+            self.fitting()
+        };
+        if fitting.is_empty() && self.found.best.is_none() && self.known.iter().all(|known| !known.open) {
+            // Where a plan is there already, nothing that fits was asked for, only what may beat it.
+            let over = self.deadline.over();
+            return if limit.is_finite() {
+                self.conclude(!over)
+            } else {
+                Err(shortage::closest(self.costs, &self.cases))
+            };
+        }
+        let cases: Vec<usize> = fitting.iter().map(|(case, _)| *case).collect();
+        self.seed(fitting);
+        for grain in Grain::ALL {
+            self.grain = grain;
+            self.sound(&cases);
+        }
+        let (decided, undecided): (Vec<usize>, Vec<usize>) =
+            cases.into_iter().partition(|case| self.cases[*case].undecided().is_none());
+        let ended = self.rounds(&decided);
+        let children = self.decide(undecided);
+        let ended = self.rounds(&children) && ended;
+        self.conclude(ended)
+    }
+
+    /// Looks for the least bound of the cases that may beat the best plan, and simulates on the way the divisions that leave most room
+    /// below it, as long as that finds better plans.
+    fn sound(&mut self, cases: &[usize]) {
+        let limit = self.least_of_interest();
+        let mut open: Vec<usize> = cases.iter().copied().filter(|case| self.known[*case].bound < limit).collect();
+        loop {
+            let limit = self.least_of_interest();
+            let possible = self.possible(&open, limit);
+            open = possible.iter().map(|(case, _)| *case).collect();
+            self.simulate(possible.into_iter().map(|(_, found)| found).collect());
+            if limit.is_infinite() || self.deadline.over() || open.is_empty() {
+                return;
+            }
+            if self.least_of_interest() >= limit {
+                if !self.grain.bisects {
+                    return;
+                }
+                let found = self.found.examined;
+                self.bisect(open.clone(), limit);
+                if found == self.found.examined || self.least_of_interest() >= limit {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Finds the least iteration for which some of `active` are possible, which they are for `high` ms; simulates what they are
+    /// possible with on the way.
+    fn bisect(&mut self, mut active: Vec<usize>, mut high: f64) {
+        let least = |known: f64, case: &usize| known.min(self.known[*case].bound);
+        let mut low = active.iter().fold(f64::INFINITY, least).max(self.floor);
+        while high > low * (1.0 + COARSE) && !self.deadline.over() {
+            let middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
+            let possible = self.possible(&active, middle);
+            if possible.is_empty() {
+                low = middle;
+            } else {
+                high = middle;
+                active = possible.iter().map(|(case, _)| *case).collect();
+                self.simulate(possible.into_iter().map(|(_, found)| found).collect());
+            }
+        }
+    }
+
+    /// Simulates the most promising of what was found.
+    fn simulate(&mut self, found: Vec<(Partition, Subproblem)>) {
+        let period = |(partition, case): (Partition, Subproblem)| (self.period(&case, &partition), partition, case);
+        let mut promising: Vec<(f64, Partition, Subproblem)> = found
+            .into_par_iter()
+            .enumerate()
+            .filter(|(index, _)| self.goes_on(*index))
+            .map(|(_, found)| period(found))
+            .collect();
+        promising.sort_by(|a, b| a.0.total_cmp(&b.0));
+        promising.truncate(SEEDS);
+        let polished: Vec<(f64, Partition, Subproblem)> = promising[..promising.len().min(POLISHED)]
+            .par_iter()
+            .map(|(_, partition, case)| {
+                let start = (partition.clone(), case.clone());
+                period(polish(self.costs, &self.partitioner, start, || self.deadline.over()))
+            })
+            .collect();
+        promising.extend(polished);
+        let judged: Vec<Found> = promising
+            .par_iter()
+            .enumerate()
+            .filter(|(index, _)| self.goes_on(*index))
+            .map(|(_, (_, partition, case))| Found::judge(self.problem, self.costs, case, partition).0)
+            .collect();
+        judged.into_iter().for_each(|judged| self.found.merge(judged));
+    }
+
+    /// Whether to look at the `index`th of several: without time only at some, and only where there is no plan yet.
+    fn goes_on(&self, index: usize) -> bool {
+        let found = self.found.best.is_some() || self.problem.options.incumbent.is_some();
+        if found { !self.deadline.over() } else { self.deadline.allows(index) }
+    }
+
+    /// Decides stage by stage what the host does in those of `undecided` that may beat the best plan; the decided cases that
+    /// may. What there are too many of stays open, with a bound.
+    fn decide(&mut self, mut undecided: Vec<usize>) -> Vec<usize> {
+        let mut decided = Vec::new();
+        while !undecided.is_empty() {
+            let limit = self.limit(self.found.best.as_ref());
+            undecided.retain(|case| self.known[*case].bound < limit);
+            let open: Vec<usize> = self.possible(&undecided, limit).into_iter().map(|(case, _)| case).collect();
+            let (full, parts): (Vec<usize>, Vec<usize>) =
+                open.into_iter().partition(|case| self.cases[*case].undecided().is_none());
+            decided.extend(full);
+            let most = self.problem.options.help_limit;
+            if self.deadline.over() || self.cases.len() + self.most_helps() * parts.len() > most.max(self.roots) {
+                self.leave(parts, limit);
+                break;
+            }
+            undecided = parts.into_iter().flat_map(|case| self.branch(case)).collect();
+        }
+        decided
+    }
+
+    /// In how many ways hosts may help a stage at most.
+    fn most_helps(&self) -> usize {
+        (0..self.costs.devices.len()).map(|device| self.costs.host_offloads(device).len()).max().unwrap_or(1)
+    }
+
+    /// Puts the cases in the place of one, in which its first undecided stage is decided; returns them.
+    fn branch(&mut self, case: usize) -> Vec<usize> {
+        let parent = &self.cases[case];
+        let Some(stage) = parent.undecided() else { return vec![case] };
+        let children = parent.decided(self.costs, stage);
+        let bound = std::mem::replace(&mut self.known[case].bound, f64::INFINITY);
+        self.partitioner.extend(&children);
+        let first = self.cases.len();
+        self.known.extend(children.iter().map(|_| Known::from(bound)));
+        self.cases.extend(children);
+        (first..self.cases.len()).collect()
+    }
+
+    /// Leaves `cases` open, with the best bound that their divisions have.
+    fn leave(&mut self, cases: Vec<usize>, limit: f64) {
+        for case in &cases {
+            self.known[*case].open = true;
+        }
+        self.bisect(cases, limit);
+    }
+
+    /// A bound of a case between what is known and `limit`, and the least limit at which it was found possible.
+    fn halve(&self, (case, times): (usize, usize), limit: f64) -> (f64, f64) {
+        let (mut low, mut high) = (self.known[case].bound, limit);
+        if high.is_infinite() || low >= high {
+            return (low, high);
+        }
+        for _ in 0..times {
+            if self.deadline.over() {
+                break;
+            }
+            let middle = low.midpoint(high);
+            match self.partitioner.partition(&self.cases[case], middle) {
+                Some(_) => high = middle,
+                None => low = middle,
+            }
+        }
+        (low, high)
+    }
+
+    /// The cases of which some division fits in memory, with such a division; the bound of the others is infinite.
+    fn fitting(&mut self) -> Vec<Fit> {
+        let list: Vec<&Subproblem> = self.cases.iter().collect();
+        let fits = self.partitioner.divide(&list, (f64::INFINITY, self.grain), Some(self.deadline));
+        let mut fitting = Vec::new();
+        for (case, (known, fits)) in self.known.iter_mut().zip(fits).enumerate() {
+            match fits {
+                Some(Some(divided)) => fitting.push((case, (divided.partition, divided.case))),
+                Some(None) => known.bound = f64::INFINITY,
+                None => known.open = true,
+            }
+        }
+        fitting
+    }
+
+    /// The iteration that a plan must stay below to matter, in ms: the best one less the gap, and less what rounding to
+    /// nanoseconds may pretend.
+    fn limit(&self, best: Option<&Scored>) -> f64 {
+        let best = best.map(|(time, _)| *time).into_iter().chain(self.problem.options.incumbent).min();
+        best.map_or(f64::INFINITY, |time| {
+            let time = time.to_ms();
+            time * (1.0 - self.problem.options.gap.max(0.0)) - (time * 1e-7).max(1e-5)
+        })
+    }
+
+    /// Finds the cases of least bound, and simulates their divisions and the heuristics' plans.
+    fn seed(&mut self, partitions: Vec<Fit>) {
+        for placement in greedy::placements(self.costs, &self.problem.systems) {
+            if !self.goes_on(0) {
+                return;
+            }
+            if busiest(self.costs, &placement) >= self.least_of_interest() {
+                continue;
+            }
+            let best = judge(self.problem, placement);
+            self.found.merge(Found { best, examined: 1, solves: 0 });
+        }
+        let period = |(index, (_, (partition, case))): (usize, &Fit)| {
+            if self.goes_on(index) { self.period(case, partition) } else { f64::INFINITY }
+        };
+        let high = partitions.par_iter().enumerate().map(period).reduce(|| self.least_of_interest(), f64::min);
+        let active: Vec<usize> = partitions.iter().map(|(case, _)| *case).collect();
+        self.simulate(partitions.into_iter().map(|(_, found)| found).collect());
+        self.bisect(active, high);
+        let plain: Vec<Subproblem> =
+            self.cases.iter().map(|case| case.clone().with_host_offload(self.costs, Some(HostOffload::NONE))).collect();
+        let cases = (plain.as_slice(), self.least_of_interest());
+        let balanced = balanced::candidates(self.costs, &self.partitioner, cases, self.deadline);
+        self.simulate(balanced.into_iter().map(|(case, partition)| (partition, plain[case].clone())).collect());
+    }
+
+    /// Which of `cases` have a division that meets the bounds for `limit`; the limit is a bound of the others, unless time ran
+    /// out before they were tested.
+    fn possible(&mut self, cases: &[usize], limit: f64) -> Vec<Fit> {
+        let list: Vec<&Subproblem> = cases.iter().map(|case| &self.cases[*case]).collect();
+        let tested = self.partitioner.divide(&list, (limit, self.grain), Some(self.deadline));
+        let mut possible = Vec::new();
+        for (case, divided) in cases.iter().zip(tested) {
+            match divided {
+                Some(Some(divided)) => possible.push((*case, (divided.partition, divided.case))),
+                Some(None) => self.known[*case].bound = self.known[*case].bound.max(limit),
+                None => {}
+            }
+        }
+        possible
+    }
+
+    fn period(&self, case: &Subproblem, partition: &Partition) -> f64 {
+        EventGraph::new(self.costs, case).period(&case.times(self.costs, partition)).0
+    }
+
+    /// Searches the cases that may beat the best plan; whether it got through all of them.
+    fn rounds(&mut self, fitting: &[usize]) -> bool {
+        let mut queue = self.promising(fitting);
+        while !queue.is_empty() {
+            if self.deadline.over() {
+                for case in queue {
+                    self.known[case].open = true;
+                }
+                return false;
+            }
+            let rest = queue.split_off(queue.len().min(ROUND));
+            let best = self.found.best.clone();
+            let searched: Vec<(Known, Found)> = queue.par_iter().map(|case| self.search(*case, best.clone())).collect();
+            for (case, (known, found)) in queue.into_iter().zip(searched) {
+                self.known[case] = known;
+                self.found.merge(found);
+            }
+            let limit = self.limit(self.found.best.as_ref());
+            queue = rest.into_iter().filter(|case| self.known[*case].bound < limit).collect();
+        }
+        !self.deadline.over()
+    }
+
+    /// The cases of `fitting` whose partition bounds leave room below the best plan, the lowest bound first.
+    fn promising(&mut self, fitting: &[usize]) -> Vec<usize> {
+        let limit = self.limit(self.found.best.as_ref());
+        let mut queue: Vec<usize> = self.possible(fitting, limit).into_iter().map(|(case, _)| case).collect();
+        if limit.is_finite() && queue.len() > ROUND {
+            let bounds: Vec<(usize, f64)> =
+                queue.par_iter().map(|case| (*case, self.halve((*case, HALVINGS), limit).0)).collect();
+            for (case, bound) in bounds {
+                self.known[case].bound = bound;
+            }
+        }
+        queue.sort_by(|a, b| self.known[*a].bound.total_cmp(&self.known[*b].bound).then(a.cmp(b)));
+        queue
+    }
+
+    /// Searches one case, given the best plan so far.
+    fn search(&self, index: usize, best: Option<Scored>) -> (Known, Found) {
+        let case = &self.cases[index];
+        let mut known = self.known[index].clone();
+        let mut found = Found { best, ..Found::default() };
+        let limit = self.limit(found.best.as_ref());
+        let Some(partition) = self.partitioner.partition(case, limit) else {
+            known.bound = known.bound.max(limit);
+            return (known, found);
+        };
+        let graph = EventGraph::new(self.costs, case);
+        let (period, cycles) = graph.period(&case.times(self.costs, &partition));
+        let mut master = StageMilp::new(self.costs, case, period.max(1e-6) / 1000.0);
+        master.links = self.coverage == Coverage::Exact;
+        for cycle in cycles {
+            master.learn(cycle);
+        }
+        let mut visit = Visit { search: self, case, graph, master, known: &mut known, found: &mut found };
+        if period < limit {
+            visit.simulate(partition, period);
+        }
+        while visit.step() {}
+        (known, found)
+    }
+}

@@ -1,0 +1,111 @@
+//! The search of one case: its integer program is solved, and taught by what came out, until nothing below the limit is left.
+
+use crate::search::branch_and_bound::tree::{Found, Known, Search};
+use crate::{
+    formulation::{
+        solver::{Answer, Settings},
+        stage_milp::StageMilp,
+    },
+    score::event_graph::EventGraph,
+    space::subproblem::{Partition, Subproblem},
+};
+
+/// The search of one case.
+pub(crate) struct Visit<'v, 's, 'a> {
+    pub search: &'v Search<'s, 'a>,
+    pub case: &'v Subproblem,
+    pub graph: EventGraph,
+    pub master: StageMilp<'v, 'a>,
+    pub known: &'v mut Known,
+    pub found: &'v mut Found,
+}
+
+impl Visit<'_, '_, '_> {
+    /// Solves once and learns from it; whether to go on.
+    pub fn step(&mut self) -> bool {
+        let search = self.search;
+        let limit = search.limit(self.found.best.as_ref());
+        if self.known.bound >= limit {
+            return false;
+        }
+        if search.deadline.over() || self.found.examined >= search.problem.options.candidates_per_case {
+            return self.give_up(None);
+        }
+        let gap = search.problem.options.gap.max(0.0) / 4.0;
+        let settings = Settings {
+            gap,
+            time_limit: search.deadline.left(),
+            second_try: self.master.cautious,
+            ..Settings::default()
+        };
+        let (unknowns, problem) = self.master.problem(limit);
+        self.found.solves += 1;
+        match (search.solver)(problem, &settings) {
+            Answer::Infeasible => {
+                self.known.bound = self.known.bound.max(limit);
+                false
+            }
+            Answer::Solved(solution) => {
+                let (partition, objective) = self.master.decode(&unknowns, &solution);
+                // The solver keeps its constraints to 10⁻⁶ of numbers around 1000.
+                self.known.bound = self.known.bound.max((objective * (1.0 - gap - 1e-8)).min(limit));
+                self.take(partition, limit)
+            }
+            Answer::Stopped(solution) => {
+                if let Some(solution) = solution {
+                    let (partition, _) = self.master.decode(&unknowns, &solution);
+                    self.take(partition, limit);
+                }
+                self.give_up(None)
+            }
+            Answer::Trouble(what) => self.again(what),
+        }
+    }
+
+    /// Judges what the solver returned; whether to go on.
+    fn take(&mut self, partition: Partition, limit: f64) -> bool {
+        if let Err(faults) =
+            spipe_plan::check(&self.search.problem.context, &self.case.placement(self.search.costs, &partition))
+        {
+            let first = faults.iter().next().map_or_else(String::new, |fault| fault.message.clone());
+            return self.again(format!("its solution does not pass the check: {first}"));
+        }
+        let times = self.case.times(self.search.costs, &partition);
+        let (period, cycles) = self.graph.period(&times);
+        let mut learned = false;
+        for cycle in cycles {
+            if cycle.period(&times) > self.known.bound * (1.0 + 1e-9) {
+                learned |= self.master.learn(cycle);
+            }
+        }
+        if period < limit || !learned {
+            self.simulate(partition, period);
+        }
+        true
+    }
+
+    pub fn simulate(&mut self, partition: Partition, period: f64) {
+        let (found, all) = Found::judge(self.search.problem, self.search.costs, self.case, &partition);
+        self.known.excluded = self.known.excluded.min(period);
+        if !all {
+            self.known.untried = self.known.untried.min(period);
+        }
+        self.found.merge(found);
+        self.master.exclude(partition);
+    }
+
+    /// Tries again with other settings, once.
+    fn again(&mut self, what: String) -> bool {
+        if self.master.cautious {
+            return self.give_up(Some(what));
+        }
+        self.master.cautious = true;
+        true
+    }
+
+    fn give_up(&mut self, trouble: Option<String>) -> bool {
+        self.known.open = true;
+        self.known.trouble = trouble;
+        false
+    }
+}

@@ -1,0 +1,64 @@
+//! Systems of which every placement is tried, because there are few: what remains is the best, and proven.
+
+use crate::{
+    costs::CostSums,
+    problem::{Deadline, Problem, pins::Pins},
+    score::judge::{Scored, busiest, faster, judge},
+    space::enumerate::of_costs,
+};
+use rayon::prelude::*;
+use spipe_plan::{Knob, Placement, System};
+
+/// How many are simulated before what they found keeps others from being simulated.
+const BATCH: usize = 64;
+
+/// What came of trying them.
+#[derive(Default)]
+pub(crate) struct Tried {
+    /// The fastest that takes less than the limit.
+    pub best: Option<Scored>,
+    /// How many were simulated.
+    pub examined: usize,
+    /// Whether there is no faster one.
+    pub complete: bool,
+}
+
+/// Whether every value of the knobs that may be turned is among the placements that are tried.
+pub(crate) fn has_every_knob(pins: &Pins, system: System) -> bool {
+    let limits = [Knob::MemoryLimit, Knob::Group];
+    let pinned = [Knob::HeadStart, Knob::Resident, Knob::Swap, Knob::SynchronousOptimizer];
+    !limits.iter().any(|knob| knob.is_of(system)) && pinned.iter().all(|knob| pins.knob(*knob).is_none())
+}
+
+/// Tries the placements of `system` that may take less than `limit` ms. Not complete where there are too many to try, or no time.
+pub(crate) fn fastest(
+    (problem, costs): (&Problem<'_>, &CostSums<'_>),
+    deadline: &Deadline<'_>,
+    (system, limit): (System, f64),
+) -> Tried {
+    let options = &problem.options;
+    let in_time = (!deadline.over()).then(|| of_costs(costs, &options.pins, (system, options.every_limit)));
+    let Some(every) = in_time.flatten() else { return Tried::default() };
+    let bounded = every.into_par_iter().map(|placement| (busiest(costs, &placement), placement));
+    let mut list: Vec<(f64, Placement)> = bounded.filter(|(busy, _)| *busy < limit).collect();
+    list.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut tried = Tried::default();
+    for batch in list.chunks(BATCH) {
+        let least = tried.best.as_ref().map_or(limit, |(time, _)| time.to_ms());
+        let batch = &batch[..batch.partition_point(|(busy, _)| *busy < least)];
+        if batch.is_empty() {
+            break;
+        }
+        let one = |(_, placement): &(f64, Placement)| {
+            if deadline.over() { None } else { judge(problem, placement.clone()) }
+        };
+        let scored: Vec<Option<Scored>> = batch.par_iter().map(one).collect();
+        let faster_than_limit = |scored: &Scored| scored.0.to_ms() < limit;
+        tried.best = scored.into_iter().map(|scored| scored.filter(faster_than_limit)).fold(tried.best, faster);
+        tried.examined += batch.len();
+        if deadline.over() {
+            return tried;
+        }
+    }
+    Tried { complete: has_every_knob(&options.pins, system), ..tried }
+}

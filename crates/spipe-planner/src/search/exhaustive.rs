@@ -1,0 +1,203 @@
+//! Exhaustive search: every placement of a small case, by simulated time. The reference for the other planners.
+
+use crate::{
+    costs::CostSums,
+    feasibility::shortage,
+    problem::{Claim, Deadline, PlanError, Planner, Problem, Solution, in_pool},
+    score::judge::{Scored, faster, judge},
+    space::{
+        enumerate::helped,
+        subproblem::{Partition, Subproblem, schedule_kinds},
+    },
+};
+use rayon::prelude::*;
+use spipe_plan::{OutcomeStatus, System};
+
+/// How many placements are simulated between looks at the stop signal.
+const BATCH: usize = 256;
+
+/// The planner.
+pub(crate) struct Exhaustive;
+
+impl Planner for Exhaustive {
+    fn name(&self) -> &'static str {
+        "exhaustive"
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::OptimalSimulated
+    }
+
+    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
+        let deadline = Deadline::new(problem);
+        let costs = CostSums::new(problem.context, &problem.options);
+        let (placements, limit) = (count(problem, &costs), problem.options.exhaustive_limit);
+        if placements > limit {
+            return Err(PlanError::TooLarge { placements, limit });
+        }
+        shortage::obvious(&costs)?;
+        let mut cases = crate::space::subproblem::cases(problem, &costs, &all_sequences(&costs));
+        if problem.options.host_help {
+            cases = cases.into_iter().flat_map(|case| decided(&costs, case.with_host_offload(&costs, None))).collect();
+        }
+        if cases.is_empty() {
+            return Err(PlanError::NoSystem);
+        }
+        in_pool(problem, || search(problem, &costs, &cases, &deadline))
+    }
+}
+
+fn search(
+    problem: &Problem<'_>,
+    costs: &CostSums<'_>,
+    cases: &[Subproblem],
+    deadline: &Deadline<'_>,
+) -> Result<Solution, PlanError> {
+    let mut best: Option<Scored> = None;
+    let mut examined = 0;
+    for case in cases {
+        for batch in partitions(costs, case).chunks(BATCH) {
+            if deadline.stopped() || (best.is_some() && deadline.over()) {
+                return match best {
+                    Some(best) => Ok(solution(best, costs, cases, examined, OutcomeStatus::Stopped)),
+                    None => Err(PlanError::StoppedWithoutPlan { examined }),
+                };
+            }
+            let every = |partition: &Partition| {
+                let placement = case.placement(costs, partition);
+                let all = helped((&costs.context, &problem.options.pins), &placement);
+                (all.len(), all.into_iter().map(|placement| judge(problem, placement)).fold(None, faster))
+            };
+            let scores: Vec<(usize, Option<Scored>)> = batch.par_iter().map(every).collect();
+            examined += scores.iter().map(|(count, _)| count).sum::<usize>();
+            best = scores.into_iter().map(|(_, scored)| scored).fold(best, faster);
+        }
+    }
+    match best {
+        Some(best) => Ok(solution(best, costs, cases, examined, OutcomeStatus::Optimal)),
+        None if examined > 0 => Err(PlanError::NothingRuns { examined }),
+        None => Err(shortage::closest(costs, cases)),
+    }
+}
+
+fn solution(
+    (simulated, placement): Scored,
+    costs: &CostSums<'_>,
+    cases: &[Subproblem],
+    examined: usize,
+    status: OutcomeStatus,
+) -> Solution {
+    let systems: Vec<System> = cases.iter().map(|case| case.schedule.system).collect();
+    let proven = match status {
+        OutcomeStatus::Optimal => simulated,
+        _ => crate::bounds::to_time(costs, crate::formulation::assignment::least_of_stages(costs, &systems))
+            .min(simulated),
+    };
+    let gap = Solution::gap_of(simulated, proven);
+    Solution {
+        placement,
+        status,
+        bound: proven,
+        simulated,
+        gap,
+        examined,
+        solves: 0,
+        cases: cases.len(),
+        considered: Vec::new(),
+    }
+}
+
+/// `case` with every help for every stage.
+fn decided(costs: &CostSums<'_>, case: Subproblem) -> Vec<Subproblem> {
+    match case.undecided() {
+        None => vec![case],
+        Some(stage) => case.decided(costs, stage).into_iter().flat_map(|case| decided(costs, case)).collect(),
+    }
+}
+
+/// How many placements there are, whether they fit or not: per number of stages p and discipline, the device
+/// sequences, each with every help that its stages may have, which number p! times the ways to choose p devices (the elementary
+/// symmetric polynomial of degree p of how many helps each device has), times the ways to cut L layers into p stages of n_i layers with n_i + 1 recompute choices each, where one
+/// stage more multiplies the ways that end at a layer by the choices behind it.
+fn count(problem: &Problem<'_>, costs: &CostSums<'_>) -> u64 {
+    let devices = costs.devices.len();
+    let has_cpu = costs.devices.iter().any(|device| device.is_cpu);
+    let schedule_kinds = schedule_kinds(&problem.systems, has_cpu).len() as u64;
+    let mut ways = vec![0u64; costs.layers + 1];
+    ways[0] = 1;
+    let mut chosen = vec![1u64];
+    for device in 0..devices {
+        let host_offloads = if problem.options.host_help { costs.host_offloads(device).len() as u64 } else { 1 };
+        let with = |count: usize| count.checked_sub(1).map_or(0, |fewer| chosen[fewer].saturating_mul(host_offloads));
+        let next = (0..=chosen.len()).map(|count| chosen.get(count).unwrap_or(&0).saturating_add(with(count)));
+        chosen = next.collect();
+    }
+    let (mut total, mut orders) = (0u64, 1u64);
+    for (stages, chosen) in chosen.iter().enumerate().take(costs.layers + 1).skip(1) {
+        let mut next = vec![0u64; costs.layers + 1];
+        for (from, before) in ways.iter().enumerate() {
+            for (to, after) in next.iter_mut().enumerate().skip(from + 1) {
+                let choices = if costs.training { (to - from + 1) as u64 } else { 1 };
+                *after = after.saturating_add(before.saturating_mul(choices));
+            }
+        }
+        ways = next;
+        orders = orders.saturating_mul(stages as u64);
+        let here = orders.saturating_mul(*chosen).saturating_mul(ways[costs.layers]).saturating_mul(schedule_kinds);
+        total = total.saturating_add(here);
+    }
+    total
+}
+
+/// Every sequence of different devices, neighbours connected.
+fn all_sequences(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
+    let mut list: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut next = 0;
+    while next < list.len() {
+        let sequence = list[next].clone();
+        next += 1;
+        if sequence.len() == costs.layers {
+            continue;
+        }
+        for device in 0..costs.devices.len() {
+            let joined = sequence
+                .last()
+                .is_none_or(|last| costs.p2p(*last, device).is_some() && costs.p2p(device, *last).is_some());
+            if joined && !sequence.contains(&device) {
+                list.push([sequence.as_slice(), &[device]].concat());
+            }
+        }
+    }
+    list.remove(0);
+    list
+}
+
+/// Every division of `case` that fits its devices, in lexicographic order of ends and recompute.
+fn partitions(costs: &CostSums<'_>, case: &Subproblem) -> Vec<Partition> {
+    let stages = case.stages();
+    let mut list = vec![Partition { ends: Vec::new(), recomputed: Vec::new() }];
+    for stage in 0..stages {
+        let device = case.device(costs, stage);
+        let mut longer = Vec::new();
+        for partition in &list {
+            let from = partition.ends.last().copied().unwrap_or(0);
+            let farthest = costs.layers - (stages - 1 - stage);
+            let nearest = if stage + 1 == stages { costs.layers } else { from + 1 };
+            for to in nearest..=farthest {
+                let recomputes = device.recomputes(costs.training, from, to);
+                for recomputed in recomputes.into_iter().flat_map(|(least, most)| least..=most) {
+                    let need = device.need(case.seats[stage], (from, to), recomputed);
+                    // Host memory is shared: the checker counts it.
+                    if device.able(from, to) && need <= device.usable {
+                        let mut partition = partition.clone();
+                        partition.ends.push(to);
+                        partition.recomputed.push(recomputed);
+                        longer.push(partition);
+                    }
+                }
+            }
+        }
+        list = longer;
+    }
+    list
+}

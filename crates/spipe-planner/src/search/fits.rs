@@ -1,0 +1,202 @@
+//! Whether anything fits at all, without looking for the best.
+
+use crate::space::subproblem::cases;
+use crate::{
+    candidates::{candidates, greedy, sharded::placements as shared_placements},
+    costs::CostSums,
+    feasibility::{
+        capacity::{self, Capacity, capacity},
+        shortage,
+    },
+    problem::{Deadline, Options, PlanError, Problem, SYSTEMS},
+    score::judge::judge,
+    search::{branch_and_bound, exhaust::has_every_knob},
+    space::{
+        device_orders::{self, Coverage},
+        enumerate::{few, of_costs},
+        subproblem::ScheduleKind,
+    },
+};
+use rayon::prelude::*;
+use spipe_cost::Mode;
+use spipe_plan::{Family, Placement, System};
+use std::cmp::Reverse;
+
+/// Whether anything fits.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fit {
+    /// This placement fits and runs.
+    Found(Placement),
+    /// No placement does.
+    Never,
+    /// None was found, which proves nothing.
+    NotFound,
+    /// The same, and with more time one might have been.
+    Late,
+}
+
+/// Whether a placement of one of the problem's systems fits and runs.
+pub fn fits(problem: &Problem<'_>) -> Fit {
+    let deadline = Deadline::new(problem);
+    match decide(problem, &|system| candidates(&problem.context, system), &deadline) {
+        Decision::Fits(placement) => Fit::Found(placement),
+        Decision::Unfound | Decision::Open(_) if deadline.was_truncated() => Fit::Late,
+        Decision::Never if all_are_few(problem) => Fit::Never,
+        Decision::Never | Decision::Unfound => Fit::NotFound,
+        Decision::Open(systems) => searched(problem, systems).map_or(Fit::NotFound, Fit::Found),
+    }
+}
+
+/// Whether all placements were tried of each system whose stages are not searched, or it has no more than are generated.
+fn all_are_few(problem: &Problem<'_>) -> bool {
+    let costs = CostSums::new(problem.context, &problem.options);
+    let (pins, most) = (&problem.options.pins, problem.options.every_limit);
+    let few = few(&costs, most) && !Deadline::new(problem).over();
+    let all = |system: &System| has_every_knob(pins, *system) && of_costs(&costs, pins, (*system, most)).is_some();
+    problem.systems.iter().all(|system| SYSTEMS.contains(system) || (few && all(system)))
+}
+
+/// What can be said without a search.
+pub(crate) enum Decision {
+    /// This placement fits and runs.
+    Fits(Placement),
+    /// None of one stage or several per device does, none that is generated, and none of systems that have few.
+    Never,
+    /// Nothing is found, and a search would find nothing either ([`Capacity::Unfound`]).
+    Unfound,
+    /// It is not certain for stages of these systems.
+    Open(Vec<System>),
+}
+
+/// Makes the candidates of a system.
+pub(crate) type Candidates<'a> = dyn Fn(System) -> Vec<Placement> + Sync + 'a;
+
+/// What can be said without a search, with the candidates of each system that is not searched; the deadline remembers whether more time might
+/// have said more.
+pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>, deadline: &Deadline<'_>) -> Decision {
+    let (planned, other): (Vec<System>, Vec<System>) =
+        problem.systems.iter().partition(|system| SYSTEMS.contains(system));
+    let of_stages = stages(problem, planned, deadline);
+    if matches!(of_stages, Decision::Fits(_)) {
+        return of_stages;
+    }
+    let scored = |placement: Placement| judge(problem, placement).map(|(_, placement)| Decision::Fits(placement));
+    let held = |placement: Placement| problem.options.pins.hold(&problem.context, &placement);
+    let found = other.par_iter().find_map_first(|system| candidates(*system).into_iter().map(held).find_map(scored));
+    // Where neither all layers can be on GPUs nor all on the host, some may be here and some there.
+    let found = found.or_else(|| {
+        let costs = CostSums::new(problem.context, &problem.options);
+        let shared = other.par_iter().filter(|system| system.family() == Family::Sharded);
+        let (pins, deadline) = (&problem.options.pins, Deadline::new(problem));
+        let counted = |system: &System| shared_placements((&costs, pins), (*system, f64::INFINITY), &deadline);
+        shared.find_map_first(|system| counted(system).into_iter().find_map(scored))
+    });
+    found.or_else(|| every(problem, &other).map(Decision::Fits)).unwrap_or(of_stages)
+}
+
+/// The first placement of one of `systems` that fits and runs, where there are few enough to try them all.
+fn every(problem: &Problem<'_>, systems: &[System]) -> Option<Placement> {
+    let (options, deadline) = (&problem.options, Deadline::new(problem));
+    let costs = CostSums::new(problem.context, options);
+    let of_system = |system: &System| {
+        let list = of_costs(&costs, &options.pins, (*system, options.every_limit))?;
+        let one = |placement| if deadline.over() { None } else { judge(problem, placement) };
+        list.into_par_iter().find_map_first(one).map(|(_, placement)| placement)
+    };
+    systems.iter().filter(|_| few(&costs, options.every_limit)).find_map(of_system)
+}
+
+/// As few of `systems` as it takes: what fits under any of them fits under the one whose stages have the fewest microbatches in flight.
+fn leanest(problem: &Problem<'_>, systems: Vec<System>) -> Vec<System> {
+    let leanest = System::OneForwardOneBackward;
+    let training = problem.context.workload().mode == Mode::Train;
+    if training && systems.contains(&leanest) { vec![leanest] } else { systems }
+}
+
+/// A placement of `systems`, whose stages are searched, that fits with passes that take no device longer than `most` ms, if one is found.
+pub(crate) fn in_time(
+    (problem, costs): (&Problem<'_>, &CostSums<'_>),
+    systems: &[System],
+    (most, deadline): (f64, &Deadline<'_>),
+) -> Option<Placement> {
+    let one = |system: System| {
+        let schedule = ScheduleKind { system, head_start: 0 };
+        capacity::fitting(costs, (schedule, most), (&problem.options.pins, deadline))
+    };
+    leanest(problem, systems.to_vec()).into_iter().find_map(one)
+}
+
+/// How many groups of layers are told apart where something that fits is to be found soon.
+pub(crate) const GROUPS: usize = 128;
+
+/// How many hundredths of the time for what several stages need it may take to find out what those of groups do.
+const PERCENT_OF_GROUPS: u32 = 50;
+
+/// How many hundredths of the time limit it may take to find out what several stages on a device need.
+const PERCENT_OF_CUTS: u32 = 25;
+
+/// The same for the systems whose stages are searched.
+fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) -> Decision {
+    let systems = leanest(problem, systems);
+    let costs = CostSums::new(problem.context, &problem.options);
+    if systems.is_empty() || shortage::lonely_layers(&costs).is_err() {
+        return Decision::Never;
+    }
+    // Where there is room enough, the first filling will do.
+    let pins = &problem.options.pins;
+    let mut filled =
+        greedy::placements(&costs, &systems).into_iter().map(|placement| pins.with_common_knobs(placement));
+    if let Some(placement) = filled.find(|placement| pins.allow(&problem.context, placement)) {
+        return Decision::Fits(placement);
+    }
+    let deadline = deadline.percent(PERCENT_OF_CUTS);
+    if costs.layers > GROUPS {
+        let (coarse, until) = (costs.coarse(pins, GROUPS), deadline.percent(PERCENT_OF_GROUPS));
+        if let Some(placement) = in_time((problem, &coarse), &systems, (f64::INFINITY, &until)) {
+            return Decision::Fits(placement);
+        }
+    }
+    let (mut open, mut unfound) = (Vec::new(), false);
+    for system in systems {
+        match capacity(&costs, ScheduleKind { system, head_start: 0 }, (pins, &deadline)) {
+            Capacity::Fits(placement) => return Decision::Fits(placement),
+            Capacity::Never => {}
+            Capacity::Open => open.push(system),
+            Capacity::Unfound => unfound = true,
+        }
+    }
+    match (open.is_empty(), unfound) {
+        (true, false) => Decision::Never,
+        (true, true) => Decision::Unfound,
+        (false, _) => Decision::Open(open),
+    }
+}
+
+/// Which part of the time limit such a search may take: whoever asks whether something fits asks more than once.
+const SHARE: u32 = 10;
+
+/// The first plan that the search of the integer program finds.
+fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
+    let time_limit = problem.options.time_limit / SHARE;
+    let options = Options { gap: 1.0, time_limit, ..problem.options.clone() };
+    let problem = Problem { context: problem.context, systems, options, ..*problem };
+    crate::search::planner("ilp")?.plan(&problem).ok().map(|solution| solution.placement)
+}
+
+/// Over how many ranges of layers sequences of devices are looked at for what they lack.
+const MOST_RANGES: usize = 5_000_000;
+
+/// What the closest stages of the problem's systems lack where none fit.
+pub(crate) fn shortage_of_stages(problem: &Problem<'_>, costs: &CostSums<'_>) -> PlanError {
+    if let Err(error) = shortage::obvious(costs) {
+        return error;
+    }
+    let few = device_orders::sequences(costs, branch_and_bound::FEW, None);
+    let mut list = if few.coverage == Coverage::Exact { few.list } else { device_orders::natural(costs) };
+    // Those of more devices lack less.
+    list.sort_by_key(|sequence| Reverse(sequence.len()));
+    list.truncate(1 + MOST_RANGES / (costs.layers * costs.layers));
+    let cases = cases(problem, costs, &list).into_iter().map(|case| case.with_host_offload(costs, None));
+    let cases: Vec<_> = cases.collect();
+    if cases.is_empty() { PlanError::NoSystem } else { shortage::closest(costs, &cases) }
+}

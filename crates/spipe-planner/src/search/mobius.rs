@@ -1,0 +1,58 @@
+//! Mobius' partition as a planner: the placements of its integer program, simulated.
+
+use crate::{
+    bounds::to_time,
+    candidates::mobius::candidates,
+    costs::CostSums,
+    formulation::assignment::least,
+    problem::{Claim, Deadline, PlanError, Planner, Problem, Solution, in_pool},
+    score::judge::{Scored, faster, judge},
+    search::portfolio::generated,
+};
+use spipe_plan::{OutcomeStatus, System};
+
+/// The planner.
+pub(crate) struct Mobius;
+
+impl Planner for Mobius {
+    fn name(&self) -> &'static str {
+        "mobius-mip"
+    }
+
+    fn claim(&self) -> Claim {
+        Claim::Heuristic
+    }
+
+    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
+        let deadline = Deadline::new(problem);
+        if deadline.stopped() {
+            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+        }
+        if !problem.systems.contains(&System::Mobius) {
+            return Err(PlanError::NoSystem);
+        }
+        let costs = CostSums::new(problem.context, &problem.options);
+        let placements = in_pool(problem, || Ok(candidates(&costs, &deadline)))?;
+        let examined = placements.len();
+        let best: Option<Scored> = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);
+        let Some((simulated, placement)) = best else {
+            // The balanced cuts say what is missing.
+            let systems = vec![System::Mobius];
+            let options = problem.options.clone();
+            return generated(&Problem { context: problem.context, systems, options, ..*problem })
+                .and(Err(PlanError::NothingRuns { examined }));
+        };
+        let bound = to_time(&costs, least((&costs, &problem.options.pins), System::Mobius, None)).min(simulated);
+        Ok(Solution {
+            placement,
+            status: if deadline.was_truncated() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
+            bound,
+            simulated,
+            gap: Solution::gap_of(simulated, bound),
+            examined,
+            solves: examined,
+            cases: examined,
+            considered: Vec::new(),
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! The searches: over device orders for stages, over all systems, and exhaustive ones.
+
+mod branch_and_bound;
+mod exhaust;
+mod exhaustive;
+pub(crate) mod fits;
+mod heuristics;
+mod mobius;
+pub(crate) mod portfolio;
+
+use crate::{
+    candidates::{balanced::Balanced, greedy::Greedy},
+    problem::Planner,
+};
+
+/// The names that [`planner`] knows.
+pub const NAMES: [&str; 5] = ["ilp", "dp", "greedy", "exhaustive", "mobius-mip"];
+
+/// The planner with that name.
+pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
+    Some(match name {
+        "ilp" => Box::new(branch_and_bound::Ilp::default()),
+        "dp" => Box::new(Balanced),
+        "greedy" => Box::new(Greedy),
+        "exhaustive" => Box::new(exhaustive::Exhaustive),
+        "mobius-mip" => Box::new(mobius::Mobius),
+        _ => return None,
+    })
+}

@@ -1,0 +1,174 @@
+//! Generated placements of the systems that have a shape of their own, simulated: those that compute least first.
+
+use crate::{
+    candidates::mobius,
+    formulation::assignment::least,
+    problem::Deadline,
+    score::judge::{Scored, busiest, faster, judge, judge_within},
+};
+use crate::{
+    candidates::{from_milp, pipelines, sharded},
+    search::portfolio::{FAR, Known, Search, allowed},
+};
+use rayon::prelude::*;
+use spipe_base::SimTime;
+use spipe_plan::{Family, Placement, System, check};
+use std::{collections::BTreeMap, ops::RangeInclusive};
+
+/// How many hundredths of the time that is left may pass until all systems are bounded, where programs take more than a moment.
+const PERCENT_OF_BOUNDS: u32 = 25;
+
+/// How many hundredths of the time that is left generated placements may take where programs for Mobius come after them.
+const PERCENT_BEFORE_PROGRAMS: u32 = 80;
+
+/// How many placements are simulated before what they come to limits the others, at first and at most; not the number of threads, on
+/// which nothing may depend.
+const BATCHES: RangeInclusive<usize> = 2..=16;
+
+/// How many candidates of a system are improved beside its best.
+const OTHERS: usize = 5;
+
+/// The same at first where everything is shared: only the most promising are left then, and each of them twice, with steps in either order.
+const FIRST_SHARED: usize = 8;
+
+impl Search<'_, '_> {
+    /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
+    pub(crate) fn generate(&mut self) {
+        let (costs, pins, deadline) = (&self.costs, &self.problem.options.pins, &self.deadline);
+        let bounding = deadline.percent(PERCENT_OF_BOUNDS);
+        let bound = |known: &mut Known| known.bound = least((costs, pins), known.system, Some(&bounding));
+        self.systems.par_iter_mut().for_each(bound);
+        let mut order: Vec<usize> = (0..self.systems.len()).collect();
+        order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
+        let programs = self.systems.iter().any(|known| known.system == System::Mobius);
+        let until = self.deadline.percent(if programs { PERCENT_BEFORE_PROGRAMS } else { 100 });
+        let mut looks = 0;
+        for index in order {
+            let begun = self.begun(&[self.systems[index].system]);
+            if self.systems[index].bound >= self.limit() {
+                self.systems[index].skipped = self.systems[index].bound.is_finite() && begun.is_none();
+                self.systems[index].best = begun;
+                continue;
+            }
+            // Whatever the time limit, a plan that is far from all bounds is not the last word; but for one that is there already.
+            let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound)
+                && self.problem.options.incumbent.is_none();
+            if until.over() && !(far && until.allows(looks)) {
+                self.systems[index].best = begun;
+                continue;
+            }
+            self.list(index);
+            let candidates = self.systems[index].candidates(self.problem);
+            let scored = self.simulated(candidates, self.systems[index].system.family(), &until);
+            let known = &mut self.systems[index];
+            known.examined = scored.examined;
+            looks += scored.looks;
+            known.others = others(known.system.family(), &scored.list);
+            known.best = scored.list.into_iter().map(Some).fold(begun, faster);
+        }
+    }
+
+    /// Makes the candidates of a system.
+    fn list(&mut self, index: usize) {
+        let (costs, pins) = (&self.costs, &self.problem.options.pins);
+        let (limit, until) = (self.limit(), self.deadline.percent(from_milp::PERCENT));
+        let known = &mut self.systems[index];
+        let mut candidates = known.candidates.take().unwrap_or_else(|| allowed(self.problem, known.system));
+        let counted = from_milp::placements(costs, known.system, (limit, &until));
+        candidates.extend(counted.placements);
+        known.bound = known.bound.max(counted.least);
+        pipelines::leaving_or_not(&mut candidates);
+        if known.system.family() == Family::Sharded {
+            candidates.extend(sharded::placements((costs, pins), (known.system, limit), &until));
+            candidates = sharded::promising((&costs.context, pins), candidates);
+        }
+        known.candidates = candidates.into();
+    }
+
+    /// Simulates those of `candidates` that fit, but for some that are slower than others of them: all as far as time allows, and
+    /// the first ones whatever the time.
+    fn simulated(&self, candidates: &[Placement], family: Family, until: &Deadline<'_>) -> Simulated {
+        let work = |(index, placement): (usize, &Placement)| {
+            let fits = check(&self.problem.context, placement).is_ok();
+            fits.then(|| (busiest(&self.costs, placement), index))
+        };
+        let mut fitting: Vec<(f64, usize)> = candidates.par_iter().enumerate().filter_map(work).collect();
+        // What is shared comes in the order of what it is estimated to take.
+        if family != Family::Sharded {
+            fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
+        }
+        // Those that are nearly as fast are improved as well.
+        let reach = reach(family);
+        // What does not fit takes no time worth a limit.
+        let (unfit, mut looks) = (candidates.len() - fitting.len(), 0);
+        let mut list: Vec<(usize, Scored)> = Vec::new();
+        let first = if family == Family::Sharded { FIRST_SHARED } else { *BATCHES.start() };
+        let (mut left, mut size) = (fitting.as_slice(), first);
+        while !left.is_empty() {
+            let (batch, behind) = left.split_at(size.min(left.len()));
+            (left, size) = (behind, (2 * size).min(*BATCHES.end()));
+            let best = list.iter().map(|(_, (time, _))| *time).min();
+            let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
+            let promising: Vec<_> = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9)).collect();
+            // Without the first ones all would have been made for nothing.
+            let first = list.is_empty();
+            let tried = |(_, index): &(f64, usize)| {
+                let time = !until.over() || (first && !until.stopped());
+                time.then(|| (*index, judge_within(self.problem, candidates[*index].clone(), limit)))
+            };
+            let tried: Vec<_> = promising.into_par_iter().filter_map(tried).collect();
+            looks += tried.len();
+            list.extend(tried.into_iter().filter_map(|(index, scored)| Some((index, scored?))));
+        }
+        // Of equally fast ones the first.
+        list.sort_by_key(|(index, _)| *index);
+        Simulated { list: list.into_iter().map(|(_, scored)| scored).collect(), looks, examined: unfit + looks }
+    }
+
+    /// Simulates what the programs for Mobius lead to, if it may beat the best plan: a baseline, whose plans are never better.
+    pub(crate) fn try_programs(&mut self) {
+        let limit = self.limit();
+        let may = |known: &&mut Known| known.system == System::Mobius && known.bound < limit;
+        let Some(known) = self.systems.iter_mut().find(may) else { return };
+        let placements = mobius::candidates(&self.costs, &self.deadline);
+        known.examined += placements.len();
+        let scored: Vec<Scored> =
+            placements.into_par_iter().filter_map(|placement| judge(self.problem, placement)).collect();
+        known.best = scored.into_iter().map(Some).fold(known.best.take(), faster);
+    }
+}
+
+/// Placements that run, with their times, how many were simulated, and how many were looked at.
+struct Simulated {
+    list: Vec<Scored>,
+    looks: usize,
+    examined: usize,
+}
+
+/// How many times as long as the best candidate of a family those take at most that are improved beside it.
+const fn reach(family: Family) -> f64 {
+    match family {
+        Family::Pipeline => 1.0,
+        Family::Streamed => 1.3,
+        Family::Sharded => 1.1,
+    }
+}
+
+/// Beside the best of all, the best with each number of stages, or of those that are resident where everything is shared, if they are
+/// nearly as fast, the fastest first.
+fn others(family: Family, scored: &[Scored]) -> Vec<Scored> {
+    let mut of_each: BTreeMap<usize, Option<Scored>> = BTreeMap::new();
+    for (time, placement) in scored {
+        let kind = match family {
+            Family::Pipeline => return Vec::new(),
+            Family::Streamed => placement.stages.len(),
+            Family::Sharded => placement.resident_stages(),
+        };
+        let best = of_each.entry(kind).or_default();
+        *best = faster(best.take(), Some((*time, placement.clone())));
+    }
+    let mut list: Vec<Scored> = of_each.into_values().flatten().collect();
+    list.sort_by_key(|(time, _)| *time);
+    let most = list.first().map_or(0.0, |(time, _)| time.to_ms() * reach(family));
+    list.into_iter().skip(1).take_while(|(time, _)| time.to_ms() <= most).take(OTHERS).collect()
+}

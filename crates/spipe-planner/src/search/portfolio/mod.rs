@@ -1,0 +1,402 @@
+//! The search over systems: bounded first, then tried in the order of their bounds, and the best of them improved.
+//!
+//! ```text
+//! stages filled greedily, and balanced where that is not far from what is possible ─► the best plan so far;
+//!     where that is far since memory is scarce: stages that fit with little to do for each device
+//! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
+//!                                 ├─ generated candidates, the programs of Mobius ───────┐
+//!                                 └─ stages, by the planner, and several on a device: ───┴─► the best few ─► improved ─┐
+//!                                    these first where all plans are far from the bound                                │
+//! best plan ◄─ annealed ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────┘
+//! ```
+
+mod generate;
+mod improve;
+mod several;
+mod tight;
+
+use crate::formulation::assignment::compute_bound::floor;
+use crate::{bounds::one_stage_relaxation::Hint, candidates::candidates, feasibility::closest, search::heuristics};
+use crate::{
+    bounds::to_time,
+    costs::CostSums,
+    feasibility::shortage,
+    problem::{Considered, Deadline, PlanError, Planner, Problem, SYSTEMS, Solution, in_pool},
+    score::judge::{Scored, faster, judge},
+    search::fits::{self, Decision},
+};
+use rayon::prelude::*;
+use spipe_base::SimTime;
+use spipe_cost::Mode;
+use spipe_plan::{OutcomeStatus, Placement, System};
+use std::sync::OnceLock;
+
+/// A plan that takes so many times as long as what is possible at best is far from it.
+const FAR: f64 = 3.0;
+
+/// Several stages on a device are improved where they take no more than so many times as long as the best plan.
+const PROMISING: f64 = 1.02;
+
+/// The best plan of all systems that `problem` allows: those of [`SYSTEMS`] are left to `planner`, the others generated. None of
+/// the heuristics' plans is better.
+///
+/// # Errors
+/// Why no system has a plan: what the closest candidate of any of them lacks.
+pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution, PlanError> {
+    let (planned, other): (Vec<System>, Vec<System>) =
+        problem.systems.iter().partition(|system| SYSTEMS.contains(system));
+    let of_start = problem.options.start.as_ref().map(|start| start.system);
+    let of_start = of_start.filter(|start| SYSTEMS.contains(start) && planned.contains(start));
+    let generated: Vec<System> = other.iter().copied().chain(of_start).collect();
+    let mut search = Search::new(problem, &generated);
+    in_pool(problem, || {
+        search.decide(&planned)?;
+        let balanced = search.begin();
+        search.generate();
+        search.try_programs();
+        if !balanced {
+            search.balance();
+        }
+        search.shorten();
+        search.fall_back();
+        search.fit_in_time(&planned);
+        search.bound_stages(&planned);
+        Ok(())
+    })?;
+    if !planned.is_empty() {
+        let mut options = problem.options.clone();
+        options.incumbent = search.best().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
+        // What is left of the time is for several stages on a device and for improving what was found, which inference gains little by.
+        let more = search.costs.training || !other.is_empty();
+        options.time_limit = search.deadline.left() / if more { 4 } else { 1 };
+        let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
+        let late = search.deadline.over() && search.best().is_some();
+        let nothing = PlanError::NothingBetter { bound: SimTime::ZERO, examined: 0, stopped: true };
+        search.join(&planned, if late { Err(nothing) } else { planner.plan(&planned_alone) })?;
+    }
+    in_pool(problem, || {
+        search.cut();
+        search.improve();
+        search.exhaust();
+        search.anneal();
+        Ok(())
+    })?;
+    search.conclude()
+}
+
+/// The best generated placement of the problem's systems.
+///
+/// # Errors
+/// Why there is none.
+pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
+    let mut search = Search::new(problem, &problem.systems);
+    in_pool(problem, || {
+        search.generate();
+        search.improve();
+        search.exhaust();
+        Ok(())
+    })?;
+    search.conclude()
+}
+
+/// What is known of one system.
+struct Known {
+    system: System,
+    /// Once they are made.
+    candidates: OnceLock<Vec<Placement>>,
+    /// No placement takes less, in ms; infinite if none fits.
+    bound: f64,
+    best: Option<Scored>,
+    /// Candidates with other numbers of stages that take little longer.
+    others: Vec<Scored>,
+    examined: usize,
+    skipped: bool,
+}
+
+impl Known {
+    fn candidates(&self, problem: &Problem<'_>) -> &Vec<Placement> {
+        self.candidates.get_or_init(|| allowed(problem, self.system))
+    }
+}
+
+/// The candidates of `system` that hold the pins.
+fn allowed(problem: &Problem<'_>, system: System) -> Vec<Placement> {
+    let pins = &problem.options.pins;
+    let held = |placement: Placement| pins.hold(&problem.context, &placement);
+    let mut list: Vec<Placement> = candidates(&problem.context, system).into_iter().map(held).collect();
+    list.extend(problem.options.start.iter().filter(|start| start.system == system).cloned());
+    list.retain(|placement| pins.allow(&problem.context, placement));
+    list
+}
+
+struct Search<'s, 'a> {
+    problem: &'s Problem<'a>,
+    costs: CostSums<'a>,
+    deadline: Deadline<'s>,
+    systems: Vec<Known>,
+    /// The plans of the heuristics.
+    begun: Vec<Scored>,
+    /// A placement that fits.
+    spare: Option<Placement>,
+    /// Plans with several stages on a device, which would keep the planner of stages from finding plans that can be improved beyond
+    /// them.
+    short: Vec<Scored>,
+    /// No placement of the systems whose stages are planned takes less, in ms, however many stages its devices have; and where stages may be
+    /// that take little more.
+    staged: Vec<(System, f64)>,
+    hints: Vec<Hint>,
+    /// How many placements of them were examined before they were planned.
+    looked: usize,
+    /// Where what is known of these is.
+    planned: Option<usize>,
+    /// Why the planner of stages has nothing.
+    refused: Option<PlanError>,
+    solves: usize,
+    cases: usize,
+}
+
+impl<'s, 'a> Search<'s, 'a> {
+    fn new(problem: &'s Problem<'a>, systems: &[System]) -> Self {
+        let mode = problem.context.workload().mode;
+        let suits = |system: &&System| mode == Mode::Train || system.infers();
+        let systems: Vec<System> = systems.iter().filter(suits).copied().collect();
+        let costs = CostSums::new(problem.context, &problem.options);
+        let known = |system: &System| Known {
+            system: *system,
+            candidates: OnceLock::new(),
+            bound: 0.0,
+            best: None,
+            others: Vec::new(),
+            examined: 0,
+            skipped: false,
+        };
+        let systems = systems.iter().map(known).collect();
+        let deadline = Deadline::new(problem);
+        let (begun, spare, short, staged, refused) = (Vec::new(), None, Vec::new(), Vec::new(), None);
+        let (hints, looked, planned) = (Vec::new(), 0, None);
+        let (solves, cases) = (0, 0);
+        Self {
+            problem,
+            costs,
+            deadline,
+            systems,
+            begun,
+            spare,
+            short,
+            staged,
+            hints,
+            looked,
+            planned,
+            refused,
+            solves,
+            cases,
+        }
+    }
+
+    /// Remembers a plan that fits, where one is found at once; says what is missing, where it is certain that there is none.
+    fn decide(&mut self, planned: &[System]) -> Result<(), PlanError> {
+        let (problem, options) = (self.problem, &self.problem.options);
+        let known = options.incumbent.is_some() || options.start.is_some();
+        if known || self.deadline.stopped() || problem.systems.is_empty() {
+            return Ok(());
+        }
+        let systems = &self.systems;
+        let candidates = |system: System| {
+            let known = systems.iter().find(|known| known.system == system);
+            known.map_or_else(Vec::new, |known| known.candidates(problem).clone())
+        };
+        match fits::decide(problem, &candidates, &self.deadline) {
+            Decision::Fits(placement) => self.spare = Some(placement),
+            Decision::Never => {
+                let systems = planned.to_vec();
+                let staged =
+                    Problem { context: problem.context, systems, options: problem.options.clone(), ..*problem };
+                let refused = (!planned.is_empty()).then(|| fits::shortage_of_stages(&staged, &self.costs));
+                return Err(self.refusal(refused, 0));
+            }
+            Decision::Unfound | Decision::Open(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Begins with the plans of heuristics for stages: of the one that needs more time only where the other's is not far from what is
+    /// possible, since other systems are faster there. Whether it was made.
+    fn begin(&mut self) -> bool {
+        self.begun = heuristics::filled(self.problem, &self.costs);
+        let near = |(time, _): Scored| time.to_ms() < FAR * floor(&self.costs);
+        let balanced = self.best().is_some_and(near);
+        if balanced {
+            self.balance();
+        }
+        balanced
+    }
+
+    /// Takes the best-balanced plan.
+    fn balance(&mut self) {
+        let most = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        self.begun.extend(heuristics::balanced(self.problem, &self.costs, (most, &self.deadline)));
+    }
+
+    /// Remembers the best plan in short stages, if it may be improved beyond the best.
+    fn shorten(&mut self) {
+        let most = self.best().map_or(f64::INFINITY, |(time, _)| PROMISING * time.to_ms());
+        self.short.extend(heuristics::in_short_stages((self.problem, &self.costs), most, &self.deadline));
+    }
+
+    /// Takes the plan that fits where nothing better was found.
+    fn fall_back(&mut self) {
+        let spare = self.spare.take().filter(|_| self.best().is_none());
+        self.begun.extend(spare.and_then(|spare| judge(self.problem, spare)));
+    }
+
+    /// The fastest plan of the heuristics for one of `systems`.
+    fn begun(&self, systems: &[System]) -> Option<Scored> {
+        let begun = self.begun.iter().filter(|(_, placement)| systems.contains(&placement.system));
+        begun.map(|scored| Some(scored.clone())).fold(None, faster)
+    }
+
+    fn best(&self) -> Option<Scored> {
+        let known = self.systems.iter().map(|known| known.best.clone());
+        self.begun.iter().map(|scored| Some(scored.clone())).chain(known).fold(None, faster)
+    }
+
+    /// What a plan must stay below to matter, in ms.
+    fn limit(&self) -> f64 {
+        let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
+        // Less what rounding bounds to the simulator's clock takes from them.
+        let less = |time: f64| time * (1.0 - self.problem.options.gap.max(0.0)) - (time * 1e-6).max(1e-4);
+        best.map_or(f64::INFINITY, |time| less(time.to_ms()))
+    }
+
+    /// Adds what the planner of stages found.
+    fn join(&mut self, planned: &[System], found: Result<Solution, PlanError>) -> Result<(), PlanError> {
+        let begun = self.begun(planned);
+        let mut known = Known {
+            system: begun.as_ref().map_or(planned[0], |(_, placement)| placement.system),
+            candidates: OnceLock::new(),
+            bound: f64::INFINITY,
+            best: begun,
+            others: Vec::new(),
+            examined: 0,
+            skipped: false,
+        };
+        match found {
+            Ok(solution) => {
+                if solution.status == OutcomeStatus::Stopped {
+                    self.deadline.mark_truncated();
+                }
+                known.bound = solution.bound.to_ms();
+                known.examined = solution.examined;
+                known.best = faster(known.best, Some((solution.simulated, solution.placement)));
+                known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
+                (self.solves, self.cases) = (solution.solves, solution.cases);
+            }
+            Err(PlanError::NothingBetter { bound, examined, stopped }) => {
+                if stopped {
+                    self.deadline.mark_truncated();
+                }
+                (known.bound, known.examined, known.skipped) = (bound.to_ms(), examined, known.best.is_none());
+            }
+            Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
+                self.refused = Some(error);
+            }
+            Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
+                known.bound = 0.0;
+                self.refused = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+        known.examined += self.looked;
+        // The planner's bound is about one stage per device. Several gain by choices of their own, of which inference has none, and where a
+        // slot for outputs has the last microbatch of an iteration and the first one of the next: only one of several waits for it.
+        let several_gain = self.costs.training || self.costs.microbatches % 2 == 1;
+        let over_all = self.least_of_staged();
+        known.bound = if several_gain { over_all } else { known.bound.max(over_all) };
+        self.planned = Some(self.systems.len());
+        self.systems.push(known);
+        Ok(())
+    }
+
+    fn conclude(self) -> Result<Solution, PlanError> {
+        let limit = self.limit();
+        let examined = self.systems.iter().map(|known| known.examined).sum();
+        // A plan to begin with has an entry of its own; where its system is the only one, both bound all placements.
+        let bounds = self.systems.iter().map(|known| known.bound);
+        let alone = self.problem.systems.len() == 1;
+        let least = if alone { bounds.fold(0.0, f64::max) } else { bounds.fold(f64::INFINITY, f64::min) };
+        let (over, best) = (self.deadline.was_truncated(), self.best());
+        let bound = to_time(&self.costs, least);
+        let Some((simulated, placement)) = best else {
+            return Err(match self.refused.clone() {
+                _ if self.problem.options.incumbent.is_some() => {
+                    PlanError::NothingBetter { bound, examined, stopped: over }
+                }
+                None if self.systems.is_empty() => PlanError::NoSystem,
+                Some(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => error,
+                _ if over => PlanError::StoppedWithoutPlan { examined },
+                refused => self.refusal(refused, examined),
+            });
+        };
+        // A plan that was given may be one that no planner makes: what beats a bound is not among what it is about.
+        let given = self.problem.options.start.as_ref() == Some(&placement);
+        let beaten = given && bound > simulated;
+        let (bound, least) = if beaten { (SimTime::ZERO, 0.0) } else { (bound.min(simulated), least) };
+        let status = match (least >= limit, over) {
+            (true, _) => OutcomeStatus::Optimal,
+            (false, false) => OutcomeStatus::Feasible,
+            (false, true) => OutcomeStatus::Stopped,
+        };
+        let considered = |known: &Known| {
+            let simulated = known.best.as_ref().map(|(time, _)| *time);
+            // Where no other placement fits, its best is the bound.
+            let bound = known.bound.is_finite().then(|| to_time(&self.costs, known.bound));
+            let bound = [bound, simulated].into_iter().flatten().min();
+            Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
+        };
+        Ok(Solution {
+            placement,
+            status,
+            bound,
+            simulated,
+            gap: Solution::gap_of(simulated, bound),
+            examined,
+            solves: self.solves,
+            cases: self.cases.max(self.systems.len()),
+            considered: each_once(self.systems.iter().map(considered)),
+        })
+    }
+
+    /// Why no system has a plan: the shortage of the candidate that lacks least, or what the planner of stages says.
+    fn refusal(&self, refused: Option<PlanError>, examined: usize) -> PlanError {
+        if let Err(error) = shortage::lonely_layers(&self.costs) {
+            return error;
+        }
+        let of = |known: &Known| known.candidates(self.problem).clone();
+        let candidates: Vec<Placement> = self.systems.par_iter().flat_map(of).collect();
+        let closest = closest::closest(&self.problem.context, &candidates);
+        match (closest, refused) {
+            (Some(shortage), Some(refused)) => shortage.or_closer(refused, &self.problem.context),
+            (Some(shortage), None) => shortage.error(&self.problem.context),
+            (None, Some(refused)) => refused,
+            (None, None) => closest::without_shortage(self.problem, &candidates, examined),
+        }
+    }
+}
+
+/// What is known of each system, once: a plan to begin with is improved beside what is planned for its system.
+fn each_once(all: impl Iterator<Item = Considered>) -> Vec<Considered> {
+    let mut list: Vec<Considered> = Vec::new();
+    for next in all {
+        let Some(known) = list.iter_mut().find(|known| known.system == next.system) else {
+            list.push(next);
+            continue;
+        };
+        // Both bound all placements of the system.
+        known.simulated = [known.simulated, next.simulated].into_iter().flatten().min();
+        known.bound = [known.bound, next.bound].into_iter().flatten().max();
+        known.bound = [known.bound, known.simulated].into_iter().flatten().min();
+        known.skipped &= next.skipped;
+        known.examined += next.examined;
+    }
+    list
+}

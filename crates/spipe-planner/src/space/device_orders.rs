@@ -1,0 +1,433 @@
+//! The device sequences worth telling apart.
+//!
+//! Two devices are interchangeable if swapping them leaves the machine unchanged: the same times, bytes and capacity, and
+//! the same way to every other device once the links that only they use are swapped. Such swaps generate all
+//! permutations of a class of interchangeable devices, so it is enough to try the sequences that use the devices of each
+//! class in ascending order.
+//!
+//! Of those, two sequences are the same if they *look* the same: equal devices in the same places, with equal ways between
+//! neighbours that share the same links in the same pattern. On a machine whose GPUs reach each other over one switch,
+//! for instance, it does not matter below which root complex a GPU is that has no CPU neighbour, unless a socket helps it.
+//!
+//! Where that still leaves too many, sequences count as the same if only the pattern differs in which their ways share
+//! links: bounds that leave links out hold for all of them, simulations only for the one that was simulated.
+
+use crate::{
+    costs::{CostSums, DeviceSums, HostOffload, P2pCost, alike},
+    problem::Deadline,
+};
+use spipe_base::{LinkId, MemoryId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many sequences are looked at for each one that may be told apart.
+const LOOKS: usize = 25;
+
+/// What a list of sequences says of those that are not on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Coverage {
+    /// Each is equivalent to one on the list.
+    Exact,
+    /// Each is equivalent to one on the list but for the links that its ways share.
+    UpToLinks,
+    /// Nothing.
+    Natural,
+}
+
+/// Sequences of devices, and what they stand for.
+pub(crate) struct Sequences {
+    pub list: Vec<Vec<usize>>,
+    pub coverage: Coverage,
+}
+
+/// The sequences of `costs`: as exact as `limit` of them allow, otherwise the natural ones.
+pub(crate) fn sequences(costs: &CostSums<'_>, limit: usize, deadline: Option<&Deadline<'_>>) -> Sequences {
+    within(costs, (limit, f64::INFINITY), deadline)
+}
+
+/// The same without those for which a device would have to take longer than `iteration` ms for a single layer. The natural ones where
+/// the deadline comes before all are found.
+pub(crate) fn within(
+    costs: &CostSums<'_>,
+    (limit, iteration): (usize, f64),
+    deadline: Option<&Deadline<'_>>,
+) -> Sequences {
+    let able = able(costs, iteration);
+    for coverage in [Coverage::Exact, Coverage::UpToLinks] {
+        let mut walk = Walk {
+            costs,
+            coverage,
+            able: &able,
+            classes: classes(costs, coverage),
+            models: costs.models.clone(),
+            seen: BTreeSet::new(),
+            list: Vec::new(),
+            looks: 0,
+            limit,
+            deadline,
+        };
+        if walk.extend(&mut Vec::new()) {
+            return Sequences { list: walk.list, coverage };
+        }
+    }
+    Sequences { list: natural(costs), coverage: Coverage::Natural }
+}
+
+/// By device, the layers that a stage on it may have if its passes and its step are to take no longer than `iteration` ms.
+fn able(costs: &CostSums<'_>, iteration: f64) -> Vec<Vec<usize>> {
+    let m = costs.microbatches as f64;
+    let within = |device: &DeviceSums, host_offloads: &[HostOffload], layer: usize| {
+        let own = |host_offload: &HostOffload| {
+            let times = device.stage_times((layer, layer + 1), 0, *host_offload);
+            if costs.training { m * times.busy() + times.stepped() } else { m * times.forward }
+        };
+        let may = |host_offload: &&HostOffload| device.allows(**host_offload, layer, layer + 1);
+        device.able(layer, layer + 1)
+            && host_offloads.iter().filter(may).any(|host_offload| own(host_offload) <= iteration)
+    };
+    let of = |(index, device): (usize, &DeviceSums)| {
+        (0..costs.layers).filter(|layer| within(device, costs.host_offloads(index), *layer)).collect()
+    };
+    costs.devices.iter().enumerate().map(of).collect()
+}
+
+struct Walk<'f, 'a> {
+    costs: &'f CostSums<'a>,
+    coverage: Coverage,
+    /// The layers that each device may have.
+    able: &'f [Vec<usize>],
+    /// The class of each device.
+    classes: Vec<usize>,
+    /// The first device that computes and holds like each device, wherever they are.
+    models: Vec<usize>,
+    seen: BTreeSet<Vec<u64>>,
+    list: Vec<Vec<usize>>,
+    looks: usize,
+    limit: usize,
+    deadline: Option<&'f Deadline<'f>>,
+}
+
+impl Walk<'_, '_> {
+    /// Adds all that start with `sequence`; false when there are too many.
+    fn extend(&mut self, sequence: &mut Vec<usize>) -> bool {
+        if sequence.len() == self.costs.layers {
+            return true;
+        }
+        for device in 0..self.costs.devices.len() {
+            let passed_over = |other: usize| self.classes[other] == self.classes[device] && !sequence.contains(&other);
+            let joined = sequence.last().is_none_or(|before| connected(self.costs, *before, device));
+            if sequence.contains(&device) || (0..device).any(passed_over) || !joined {
+                continue;
+            }
+            sequence.push(device);
+            if !self.has_room(sequence) {
+                sequence.pop();
+                continue;
+            }
+            self.looks += 1;
+            if self.seen.insert(self.look(sequence)) {
+                self.list.push(sequence.clone());
+            }
+            let too_many = self.list.len() > self.limit || self.looks > LOOKS * self.limit;
+            if too_many || self.deadline.is_some_and(Deadline::over) || !self.extend(sequence) {
+                return false;
+            }
+            sequence.pop();
+        }
+        true
+    }
+}
+
+impl Walk<'_, '_> {
+    /// Whether every device can have a layer with at least one for each stage before and behind it.
+    fn has_room(&self, sequence: &[usize]) -> bool {
+        sequence.iter().enumerate().all(|(stage, device)| {
+            let last = self.costs.layers - (sequence.len() - stage);
+            self.able[*device].iter().any(|layer| (stage..=last).contains(layer))
+        })
+    }
+
+    /// What a schedule can see of `sequence`: the model of each device, and the memories, DRAM channels and links that it
+    /// and its neighbours use, numbered by their first appearance, with the size of those of its hosts.
+    fn look(&self, sequence: &[usize]) -> Vec<u64> {
+        let mut look = Vec::with_capacity(8 * sequence.len());
+        let (mut memories, mut links) = (BTreeMap::<MemoryId, u64>::new(), BTreeMap::<LinkId, u64>::new());
+        for (stage, device) in sequence.iter().enumerate() {
+            let memory = self.costs.devices[*device].memory;
+            let next = memories.len() as u64;
+            look.extend([self.models[*device] as u64, *memories.entry(memory).or_insert(next)]);
+            let channels = self.costs.context.hardware.dram_channels(memory);
+            for host in self.costs.hosts(*device) {
+                let next = memories.len() as u64;
+                let usable = self.costs.devices[host.socket.index()].usable;
+                look.extend([*memories.entry(host.memory).or_insert(next), usable]);
+            }
+            let pair = sequence.get(stage + 1).map(|next| (*device, *next));
+            let p2p_both_ways = pair.into_iter().flat_map(|(from, to)| [(from, to), (to, from)]);
+            let mut number = |link: LinkId| {
+                let next = links.len() as u64;
+                *links.entry(link).or_insert(next)
+            };
+            let exact = self.coverage == Coverage::Exact;
+            look.extend(channels.filter(|_| exact).map(&mut number));
+            let helpers = self.costs.hosts(*device).map(|host| host.socket.index());
+            let p2p_both_ways = p2p_both_ways.chain(helpers.flat_map(|socket| [(*device, socket), (socket, *device)]));
+            for p2p in p2p_both_ways.filter_map(|(from, to)| self.costs.p2p(from, to)) {
+                look.extend([p2p.latency.to_bits(), p2p.per_byte.to_bits()]);
+                if !exact {
+                    continue;
+                }
+                look.push(p2p.links.len() as u64);
+                look.extend(p2p.links.iter().flat_map(|(link, per_byte)| [number(*link), per_byte.to_bits()]));
+            }
+        }
+        look
+    }
+}
+
+fn connected(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
+    costs.p2p(from, to).is_some() && costs.p2p(to, from).is_some()
+}
+
+/// The first GPUs in some orders, with the first sockets before them, after them, on both sides, or without them; and sockets alone. On
+/// machines of many devices not every number of them is taken.
+pub(crate) fn natural(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
+    let of_kind = |cpu: bool| -> Vec<usize> {
+        (0..costs.devices.len()).filter(|device| costs.devices[*device].is_cpu == cpu).collect()
+    };
+    let (gpus, sockets) = (of_kind(false), of_kind(true));
+    let mut list = Vec::new();
+    let mut seen = BTreeSet::new();
+    for gpus in firsts(costs, &gpus) {
+        for socket_count in counts(sockets.len()) {
+            for before in BTreeSet::from([0, socket_count / 2, socket_count]) {
+                let (front, back) = sockets[..socket_count].split_at(before);
+                let sequence = [front, &gpus, back].concat();
+                let joined = sequence.windows(2).all(|pair| connected(costs, pair[0], pair[1]));
+                let possible = !sequence.is_empty() && sequence.len() <= costs.layers && joined;
+                if possible && seen.insert(sequence.clone()) {
+                    list.push(sequence);
+                }
+            }
+        }
+    }
+    list
+}
+
+/// The first so many GPUs in the machine's order. Where they are not alike, also the first so many of those that compute fastest, hold
+/// most or have the fastest links: these in front, at the end, and in the machine's order.
+fn firsts(costs: &CostSums<'_>, gpus: &[usize]) -> Vec<Vec<usize>> {
+    let counts = counts(gpus.len());
+    let mut list: Vec<Vec<usize>> = counts.iter().map(|count| gpus[..*count].to_vec()).collect();
+    let middle = (costs.layers / 2).max(1);
+    let time = |gpu: usize| costs.devices[gpu].pass((0, costs.layers), costs.training);
+    let memory = |gpu: usize| -(costs.devices[gpu].usable as f64);
+    let way = |gpu: usize| {
+        let others = gpus.iter().filter(|other| **other != gpu && connected(costs, gpu, **other));
+        others.map(|other| costs.transfers((gpu, *other), middle).0).fold(f64::INFINITY, f64::min)
+    };
+    for key in [&time as &dyn Fn(usize) -> f64, &memory, &way] {
+        let mut best = gpus.to_vec();
+        best.sort_by(|one, other| key(*one).total_cmp(&key(*other)));
+        for count in &counts {
+            let first = best[..*count].to_vec();
+            let (mut last, mut sorted) = (first.clone(), first.clone());
+            sorted.sort_unstable();
+            // What is alike stays in the machine's order.
+            last.sort_by(|one, other| key(*other).total_cmp(&key(*one)).then(one.cmp(other)));
+            list.extend([first, last, sorted]);
+        }
+    }
+    list
+}
+
+/// Every number up to eight, and eighths and powers of two of more.
+fn counts(most: usize) -> BTreeSet<usize> {
+    let eighths = (0..=8).map(|part| most * part / 8);
+    let powers = (0..usize::BITS).map(|power| 1 << power).take_while(|count| *count < most);
+    if most <= 8 { (0..=most).collect() } else { eighths.chain(powers).collect() }
+}
+
+/// The class of each device, numbered by its first member.
+pub(crate) fn classes(costs: &CostSums<'_>, coverage: Coverage) -> Vec<usize> {
+    let mut classes: Vec<usize> = Vec::new();
+    for device in 0..costs.devices.len() {
+        let like =
+            (0..device).find(|other| classes[*other] == *other && interchangeable(costs, (*other, device), coverage));
+        classes.push(like.unwrap_or(device));
+    }
+    classes
+}
+
+fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Coverage) -> bool {
+    let (first, second) = (&costs.devices[a], &costs.devices[b]);
+    let helpers = |device: usize| costs.hosts(device).map(|host| host.socket).collect::<Vec<_>>();
+    let host_offloads = |socket: usize| {
+        (0..costs.devices.len()).any(|device| helpers(device).iter().any(|helper| helper.index() == socket))
+    };
+    // Who helps is named by whom it helps.
+    let alike = costs.models[a] == costs.models[b]
+        && alike(first, second)
+        && first.memory != second.memory
+        && helpers(a) == helpers(b)
+        && !host_offloads(a)
+        && !host_offloads(b);
+    let shares = |device: usize, memory| {
+        (0..costs.devices.len()).any(|other| other != device && costs.devices[other].memory == memory)
+    };
+    if !alike || shares(a, first.memory) || shares(b, second.memory) {
+        return false;
+    }
+    let mut swap = Swap { costs, coverage, a, b, partner: BTreeMap::new() };
+    (0..costs.devices.len()).filter(|other| *other != a && *other != b).all(|other| {
+        swap.maps(costs.p2p(a, other), costs.p2p(b, other)) && swap.maps(costs.p2p(other, a), costs.p2p(other, b))
+    }) && swap.maps(costs.p2p(a, b), costs.p2p(b, a))
+}
+
+/// A swap of two devices, as far as it is known what happens to their links.
+struct Swap<'f, 'a> {
+    costs: &'f CostSums<'a>,
+    coverage: Coverage,
+    a: usize,
+    b: usize,
+    partner: BTreeMap<LinkId, LinkId>,
+}
+
+impl Swap<'_, '_> {
+    /// Whether the swap turns one way into the other.
+    fn maps(&mut self, from: Option<&P2pCost>, to: Option<&P2pCost>) -> bool {
+        let (from, to) = match (from, to) {
+            (None, None) => return true,
+            (Some(from), Some(to)) => (from, to),
+            _ => return false,
+        };
+        let same = |x: f64, y: f64| x.total_cmp(&y).is_eq();
+        let equal = same(from.latency, to.latency) && same(from.per_byte, to.per_byte);
+        if self.coverage == Coverage::UpToLinks {
+            return equal;
+        }
+        equal
+            && from.links.len() == to.links.len()
+            && from
+                .links
+                .iter()
+                .zip(&to.links)
+                .all(|((one, one_rate), (other, other_rate))| same(*one_rate, *other_rate) && self.pairs(*one, *other))
+    }
+
+    fn pairs(&mut self, one: LinkId, other: LinkId) -> bool {
+        if one != other && !(self.private(one) && self.private(other)) {
+            return false;
+        }
+        *self.partner.entry(one).or_insert(other) == other && *self.partner.entry(other).or_insert(one) == one
+    }
+
+    /// Whether only ways from or to one of the two devices pass `link`.
+    fn private(&self, link: LinkId) -> bool {
+        let devices = 0..self.costs.devices.len();
+        let elsewhere = |device: &usize| *device != self.a && *device != self.b;
+        devices.clone().filter(elsewhere).all(|from| {
+            devices.clone().filter(elsewhere).all(|to| {
+                self.costs.p2p(from, to).is_none_or(|p2p| p2p.links.iter().all(|(passed, _)| *passed != link))
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
+    use crate::problem::Options;
+    use spipe_cost::Mode;
+
+    fn on<T>(machine: &MachineText, look: impl Fn(&CostSums<'_>) -> T) -> T {
+        with(machine, &Options::default(), look)
+    }
+
+    fn with<T>(machine: &MachineText, options: &Options, look: impl Fn(&CostSums<'_>) -> T) -> T {
+        look(&CostSums::new(of_layers((12, 0), &machine_text(machine)).context(), options))
+    }
+
+    /// So many equal layers with so many parameters each, two microbatches of which take 0.6 ms on a GPU and twice that on a socket.
+    fn of_layers((count, parameters): (usize, u64), machine: &str) -> Instance {
+        let layer = LayerText { count, times: [1, 1, 1], slowdown: 2, parameters, boundary: 1, saved: 0, workspace: 0 };
+        Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train))
+    }
+
+    #[test]
+    fn equal_devices_are_interchangeable() {
+        let machine =
+            MachineText { gpus: vec![(100, 20), (100, 20), (100, 10), (90, 20)], root: 20, sockets: vec![100, 100] };
+        // A socket is known by the GPUs that it helps.
+        assert_eq!(on(&machine, |costs| classes(costs, Coverage::Exact)), [0, 0, 2, 3, 4, 5]);
+        let alone = Options { host_help: false, ..Options::default() };
+        assert_eq!(with(&machine, &alone, |costs| classes(costs, Coverage::Exact)), [0, 0, 2, 3, 4, 4]);
+    }
+
+    #[test]
+    fn sequences_of_eight_equal_gpus_and_a_socket_are_words() {
+        let machine = MachineText { gpus: vec![(100, 20); 8], root: 20, sockets: vec![100] };
+        let found = on(&machine, |costs| sequences(costs, 1000, None));
+        // k GPUs alone for k = 1..8, and the socket at any of k + 1 places among k = 0..8.
+        assert_eq!((found.list.len(), found.coverage), (8 + 45, Coverage::Exact));
+    }
+
+    #[test]
+    fn too_many_sequences_leave_the_natural_ones() {
+        let gpus = (0..8).map(|index| (100 + index, 20)).collect();
+        let machine = MachineText { gpus, root: 20, sockets: vec![100] };
+        let found = on(&machine, |costs| sequences(costs, 1000, None));
+        assert_eq!(found.coverage, Coverage::Natural);
+        assert!(found.list.contains(&vec![8, 0, 1, 2]) && found.list.contains(&(0..9).collect()));
+    }
+
+    /// Two nodes of four GPUs: who is in which no longer matters, and nothing takes longer.
+    #[test]
+    fn blurred_devices_are_alike_wherever_they_are() {
+        let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == "v100-32g-x8").unwrap();
+        let instance = of_layers((12, 0), machine);
+        let ideal = || CostSums::new(instance.context(), &Options::default()).ideal(&Options::default());
+        let (exact, blurred) = (ideal(), ideal().blurred());
+        // Sockets are too slow.
+        let count = |costs: &CostSums<'_>| within(costs, (1000, 1.0), None).list.len();
+        assert!(count(&exact) > 8 && count(&blurred) == 8, "{}", count(&exact));
+        let mut shorter = 0;
+        for (from, to) in (0..16).flat_map(|from| (0..16).map(move |to| (from, to))) {
+            let [exact, blurred] = [&exact, &blurred].map(|costs| costs.p2p(from, to).unwrap().time(1 << 20));
+            assert!(blurred <= exact);
+            shorter += usize::from(blurred < exact);
+        }
+        assert!(shorter > 0);
+    }
+
+    /// What hosts could do for them is none of the figures' here, but bounds ask for it.
+    #[test]
+    fn devices_with_unequal_ways_to_their_hosts_are_told_apart() {
+        let machine = |rates: [u32; 2]| MachineText {
+            gpus: rates.map(|rate| (100, rate)).to_vec(),
+            root: 40,
+            sockets: vec![100],
+        };
+        let count = |rates: [u32; 2]| {
+            let instance = of_layers((12, 1 << 20), &machine_text(&machine(rates)));
+            let ideal = || CostSums::new(instance.context(), &Options::default()).ideal(&Options::default());
+            // Sockets are too slow.
+            [ideal(), ideal().blurred()].map(|costs| within(&costs, (1000, 1.0), None).list.len())
+        };
+        // One of either, and both in either order.
+        assert_eq!((count([20, 20]), count([8, 32])), ([2, 2], [4, 4]));
+    }
+
+    #[test]
+    fn devices_that_are_too_slow_for_any_layer_are_in_no_sequence() {
+        let profile = "a100-80g-x8-nvlink";
+        let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
+        let instance = of_layers((82, 0), machine);
+        let costs = CostSums::new(instance.context(), &Options::default());
+        // With sockets that help and compute there are more, until it is known that they are too slow to compute.
+        assert_eq!(sequences(&costs, 4000, None).coverage, Coverage::Natural);
+        let found = within(&costs, (4000, 1.0), None);
+        assert_ne!(found.coverage, Coverage::Natural);
+        assert!(found.list.iter().flatten().all(|device| !costs.devices[*device].is_cpu));
+    }
+}

@@ -1,0 +1,316 @@
+//! Every placement of a system, where there are few enough to try them all.
+//!
+//! Layers are cut into stages in every way; each stage is on each device and with each choice that its system's [`SystemRules`] leaves it,
+//! what is on the host is on one node that its device may use; and the knobs that planners turn have every value that makes a
+//! difference. Of GPUs that are interchangeable the lower ones are used first.
+
+use crate::{
+    costs::CostSums,
+    hosts::{elsewhere, socket_of, sockets},
+    problem::{LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, SYSTEMS, pins::Pins},
+    space::{
+        device_orders::{Coverage, classes},
+        rules::{DeviceSet, Permission, SystemRules},
+        sharded::shares,
+    },
+};
+use spipe_base::{DeviceId, LayerRange, StageId};
+use spipe_plan::{
+    Context, Dealing, FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Family, InFlight, Knob, Knobs, Placement, Stage, System,
+    check_shape,
+};
+
+/// Beyond so many devices placements are not counted.
+const MOST_DEVICES: usize = 16;
+
+/// Every placement of `system` that has the right shape, whether it fits or not; none where there are more than `most` ways to place its
+/// stages, or to place them and turn its knobs.
+pub fn every(context: Context<'_>, system: System, most: usize) -> Option<Vec<Placement>> {
+    let options = Options::default();
+    of_costs(&CostSums::new(context, &options), &options.pins, (system, most))
+}
+
+/// Whether there may be so few ways to place the stages of a model: each way to cut its layers into stages is one, but for systems that
+/// have a fixed number of stages.
+pub(crate) fn few(costs: &CostSums<'_>, most: usize) -> bool {
+    costs.layers <= most.max(1).ilog2() as usize + 1 && costs.devices.len() <= MOST_DEVICES
+}
+
+/// The same under the figures of a problem, with every placement that holds its pins.
+pub(crate) fn of_costs(costs: &CostSums<'_>, pins: &Pins, (system, most): (System, usize)) -> Option<Vec<Placement>> {
+    let context = &costs.context;
+    if !costs.training && !system.infers() {
+        return Some(Vec::new());
+    }
+    let rules = SystemRules::of(system);
+    if !few(costs, most) {
+        return None;
+    }
+    let computes = |device: &DeviceId| rules.computing.allows(device.index(), costs);
+    let devices: Vec<DeviceId> = context.cost.devices().filter(computes).collect();
+    let alone = || (0..costs.devices.len()).collect();
+    // Pins name devices.
+    let mut classes = if pins.is_empty() { classes(costs, Coverage::Exact) } else { alone() };
+    // Of sockets that are alike one may help GPUs.
+    (0..classes.len()).filter(|device| costs.devices[*device].is_cpu).for_each(|socket| classes[socket] = socket);
+    let mut walk = Walk { costs, system, rules, devices, classes, most, list: Vec::new() };
+    walk.extend(&mut Vec::new())?;
+    let forward = std::mem::take(&mut walk.list);
+    if !rules.apart {
+        return with_knobs((costs, pins), system, &forward, most);
+    }
+    // Devices that are interchangeable before the first pass are no longer so in the second.
+    walk.classes = alone();
+    walk.extend(&mut Vec::new())?;
+    // Parameters are where the backward has them.
+    let near = |stages: &&Vec<Stage>| {
+        stages.iter().all(|stage| socket_of(context, stage) == sockets(context, stage.device).first().copied())
+    };
+    let pairs = forward.iter().filter(near).flat_map(|ahead| walk.list.iter().map(move |back| (ahead, back)));
+    let plain = |stages: &Vec<Stage>| Placement::new(system, stages.iter().copied());
+    let apart = pairs.map(|(ahead, back)| plain(ahead).with_backward(back.iter().copied()));
+    let all: Vec<Placement> = forward.iter().map(plain).chain(apart).take(most.saturating_add(1)).collect();
+    (all.len() <= most).then(|| shaped(context, all))
+}
+
+fn shaped(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
+    list.into_iter().filter(|placement| check_shape(context, placement).is_ok()).collect()
+}
+
+/// Stages of both passes, with every knob.
+fn with_knobs(
+    (costs, pins): (&CostSums<'_>, &Pins),
+    system: System,
+    lists: &[Vec<Stage>],
+    most: usize,
+) -> Option<Vec<Placement>> {
+    let mut all = Vec::new();
+    for stages in lists {
+        let plain = Placement::new(system, stages.iter().copied());
+        for knobs in knobs(costs, &plain) {
+            all.extend(helped((&costs.context, pins), &plain.clone().with_knobs(knobs)));
+        }
+        if all.len() > most {
+            return None;
+        }
+    }
+    Some(shaped(&costs.context, all))
+}
+
+/// `placement` with every value of the knobs that say how the host helps: slots for what is offloaded, and the order of steps.
+pub(crate) fn helped((context, pins): (&Context<'_>, &Pins), placement: &Placement) -> Vec<Placement> {
+    let pinned = |knob: Knob| pins.knob(knob).filter(|_| knob.is_of(placement.system));
+    let slots = pinned(Knob::OffloadSlots).map_or_else(|| slots(context, placement), |pinned| vec![Some(pinned)]);
+    let orders = pinned(Knob::UrgentSteps).map_or_else(|| orders(placement).to_vec(), |pinned| vec![pinned > 0]);
+    let with = |offload_slots, urgent_steps| Knobs { offload_slots, urgent_steps, ..placement.knobs };
+    let each = slots.iter().flat_map(|slots| orders.iter().map(move |urgent| with(*slots, *urgent)));
+    each.map(|knobs| placement.clone().with_knobs(knobs)).collect()
+}
+
+/// Every value of the other knobs that planners turn.
+fn knobs(costs: &CostSums<'_>, placement: &Placement) -> Vec<Knobs> {
+    let (plain, stages) = (Knobs::default(), placement.stages.len() as u64);
+    let shared = |shards: usize| {
+        let others = (FEWEST_RESIDENT + 1..=stages).map(Some);
+        let resident = std::iter::once(None).chain(others);
+        resident.map(move |resident| Knobs { shards: Some(shards as u64), resident, ..plain })
+    };
+    let resident = |resident: u64| Knobs { resident: Some(resident), ..plain };
+    match placement.system {
+        // Without a CPU stage there is no head start.
+        System::Hybrid if placement.stages.iter().any(|stage| costs.context.is_cpu(stage.device)) => {
+            (0..=LARGEST_HEAD_START).map(|head_start| Knobs { head_start, ..plain }).collect()
+        }
+        System::Fsdp | System::ZeroInfinity => shares(&costs.context).flat_map(shared).collect(),
+        System::NaiveSwap => (1..=stages).map(resident).collect(),
+        System::Superpipeline => {
+            let swaps = |k: u64| (1..=k).map(move |swap| Knobs { swap: Some(swap), ..resident(k) });
+            (1..=stages).flat_map(swaps).collect()
+        }
+        system if system.steps_on_host() => {
+            [false, true].map(|gradients_leave| Knobs { gradients_leave, ..plain }).to_vec()
+        }
+        _ => vec![plain],
+    }
+}
+
+/// The slots for what is offloaded that are worth trying: the fewest, and more where stages of a device share them or one has as many
+/// microbatches to offload.
+pub(crate) fn slots(context: &Context<'_>, placement: &Placement) -> Vec<Option<u64>> {
+    let offloading = |device: DeviceId| {
+        placement.stages.iter().filter(move |stage| stage.device == device && stage.offload.is_some()).count()
+    };
+    let microbatches = context.workload().microbatches;
+    // Where an order is made by an algorithm, as many may be in flight as there are.
+    let in_flight = |id: StageId| match placement.system {
+        system if SYSTEMS.contains(&system) => {
+            InFlight::of(placement, id, microbatches, |device| context.is_cpu(device)).0
+        }
+        _ => microbatches,
+    };
+    let used = match placement.devices().into_iter().map(offloading).max() {
+        None | Some(0) => 0,
+        Some(1) => {
+            let offloading = placement.stages.enumerate().filter(|(_, stage)| stage.offload.is_some());
+            offloading.map(|(id, _)| in_flight(id)).max().unwrap_or(0).min(MOST_OFFLOAD_SLOTS)
+        }
+        Some(_) => MOST_OFFLOAD_SLOTS,
+    };
+    let has = Knob::OffloadSlots.is_of(placement.system);
+    std::iter::once(None).chain((FEWEST_OFFLOAD_SLOTS + 1..=used).filter(|_| has).map(Some)).collect()
+}
+
+/// Whether what is urgent may be stepped first, where a socket steps several stages: never, and always.
+pub(crate) fn orders(placement: &Placement) -> &'static [bool] {
+    let elsewhere = |stage: &Stage| stage.optimizer.filter(|socket| *socket != stage.device);
+    let mut stepping: Vec<DeviceId> = placement.backward_stages().iter().filter_map(elsewhere).collect();
+    let all = stepping.len();
+    stepping.sort_unstable();
+    stepping.dedup();
+    if stepping.len() < all && Knob::UrgentSteps.is_of(placement.system) { &[false, true] } else { &[false] }
+}
+
+/// Lists of stages that cover the model.
+struct Walk<'f, 'a> {
+    costs: &'f CostSums<'a>,
+    system: System,
+    rules: SystemRules,
+    devices: Vec<DeviceId>,
+    /// The first device that each is interchangeable with.
+    classes: Vec<usize>,
+    most: usize,
+    list: Vec<Vec<Stage>>,
+}
+
+impl Walk<'_, '_> {
+    /// Adds every list that begins with `stages`; none where there are too many.
+    fn extend(&mut self, stages: &mut Vec<Stage>) -> Option<()> {
+        let from = stages.last().map_or(0, |stage| stage.layers.last().index() + 1);
+        if from == self.costs.layers {
+            self.list.push(stages.clone());
+            return (self.list.len() <= self.most).then_some(());
+        }
+        for last in from..self.costs.layers {
+            let Some(layers) = LayerRange::new(from.into(), last.into()) else { continue };
+            for device in self.devices.clone() {
+                if !self.may_follow(stages, device) {
+                    continue;
+                }
+                for stage in self.choices(device, layers) {
+                    stages.push(stage);
+                    let more = self.extend(stages);
+                    stages.pop();
+                    more?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Whether a stage on `device` may come after `stages`.
+    fn may_follow(&self, stages: &[Stage], device: DeviceId) -> bool {
+        let has = |device: DeviceId| stages.iter().any(|stage| stage.device == device);
+        let lower = |other: &&DeviceId| **other < device && self.classes[other.index()] == self.classes[device.index()];
+        let new = !has(device) && self.devices.iter().filter(lower).all(|other| has(*other));
+        let is = |index: usize| stages.get(index).is_some_and(|stage| stage.device == device);
+        let (count, used) = (stages.len(), self.devices.iter().filter(|device| has(**device)).count());
+        match self.system.dealing() {
+            _ if self.rules.computing == DeviceSet::OneGpu => has(device) || (new && used == 0),
+            _ if self.system.family() != Family::Pipeline => new || has(device),
+            Dealing::Single => new || is(count.wrapping_sub(1)),
+            Dealing::RoundRobin if count > used => is(count % used),
+            Dealing::RoundRobin => new || is(0),
+            Dealing::Vee if count > used => count < 2 * used && is(2 * used - 1 - count),
+            Dealing::Vee => new || is(count.wrapping_sub(1)),
+        }
+    }
+
+    /// Every way to have `layers` on `device`.
+    fn choices(&self, device: DeviceId, layers: LayerRange) -> Vec<Stage> {
+        let (context, rules, count) = (&self.costs.context, self.rules, layers.count());
+        let (training, is_cpu) = (self.costs.training, context.is_cpu(device));
+        let plain = Stage::new(device, layers);
+        let near = context.hardware.host_memory(device).zip(sockets(context, device).first().copied());
+        // Where the host may not help, systems that are made of its help still have it.
+        let helped = self.costs.host_help || !SYSTEMS.contains(&self.system);
+        let mut places: Vec<Stage> = Vec::new();
+        if rules.streams != Permission::Forbidden {
+            places.extend(near.map(|(home, socket)| plain.with_weights_in(home).with_optimizer_on(socket)));
+        }
+        if rules.streams != Permission::Required {
+            let apart = rules.streams == Permission::Forbidden || rules.shared;
+            let steps = if apart && training { rules.steps_on_host } else { Permission::Forbidden };
+            if steps != Permission::Required || is_cpu {
+                places.push(plain);
+            }
+            if steps == Permission::Required || (steps == Permission::Free && helped) {
+                places.extend(near.map(|(_, socket)| plain.with_optimizer_on(socket)));
+            }
+        }
+        let offloads = training && rules.offloads != Permission::Forbidden && helped;
+        let saved = [None, near.map(|(home, _)| home).filter(|_| offloads)];
+        let saved = &saved[..if saved[1].is_some() { 2 } else { 1 }];
+        let recomputes = match rules.recomputes {
+            _ if !training => 0..=0,
+            Permission::Forbidden => 0..=0,
+            Permission::Required => count..=count,
+            Permission::Free => 0..=count,
+        };
+        let with = |place: Stage| {
+            let recomputes = recomputes.clone();
+            saved.iter().flat_map(move |offload| {
+                recomputes.clone().map(move |recomputed| Stage { offload: *offload, recomputed, ..place })
+            })
+        };
+        let near = places.into_iter().flat_map(with);
+        // Where all GPUs share everything, each has what it leaves on the host near it.
+        let others = |stage: &Stage| if rules.shared { Vec::new() } else { elsewhere(context, stage) };
+        near.flat_map(|stage| std::iter::once(stage).chain(others(&stage))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
+    use spipe_cost::Mode;
+
+    fn count(gpus: usize, system: System, most: usize) -> Option<usize> {
+        let layer =
+            LayerText { count: 3, times: [1, 1, 1], slowdown: 2, parameters: 1, boundary: 1, saved: 1, workspace: 0 };
+        let machine = MachineText { gpus: vec![(1000, 20); gpus], root: 20, sockets: vec![1000] };
+        let instance = Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train));
+        every(instance.context(), system, most).map(|list| list.len())
+    }
+
+    /// Three layers are one stage of three, two of one and two, or three of one; a stage of n recomputes up to n.
+    #[test]
+    fn placements_of_three_layers_are_as_many_as_choices() {
+        assert_eq!(count(1, System::GpuOnly, 9), Some(1 + 1 + 1 + 1));
+        // Two stages on one device.
+        assert_eq!(count(1, System::ZbV, 99), Some(2 * (2 * 3)));
+        // Streamed or kept, and k′ ≤ k ≤ stages.
+        assert_eq!(count(1, System::Superpipeline, 999), Some(2 * 4 + 2 * (4 * 6) * 3 + 4 * 4 * 4 * 6));
+        // Stepped here or there, saved here or there, where there are three numbers of slots: on the GPU 2 (1 + 3) (n + 1) choices, on the
+        // socket n + 1; each comes once.
+        let one = 8 * 4 + 4;
+        // Where two stages of the GPU or more are stepped on the socket there are two orders. So two that recompute nothing have
+        // (1 + 3 · 3)(3 + 1 · 2) choices, three (1 + 7 · 3)(4 + 4 · 2).
+        let two = 2 * (2 * 3 * 50 + 2 * 3 + 16 * 3 + 2 * 24);
+        let three = 8 * (22 * 12) + 2 * 2 * 2 + 2 * (2 * 2 * 50 * 2 + 16 * 2 * 2);
+        assert_eq!(count(1, System::Gpipe, 9999), Some(one + two + three));
+    }
+
+    #[test]
+    fn equal_devices_are_used_in_ascending_order() {
+        // One device, or two with one or two layers on the first.
+        assert_eq!(count(2, System::GpuOnly, 99), Some(4 + (2 + 2)));
+        assert_eq!(count(2, System::Spipe, 9999), Some((1 + 2 * 2 + 4) * (1 + 2 + 2 * 4 + 8)));
+    }
+
+    #[test]
+    fn too_many_are_none() {
+        assert_eq!(count(1, System::Superpipeline, 535), None);
+        assert_eq!(count(2, System::Spipe, 10), None);
+    }
+}

@@ -1,0 +1,204 @@
+//! A case: which device has which stage, under which system. What is left open is where the stages end and what they
+//! recompute.
+
+use crate::{
+    costs::{CostSums, DeviceSums, HostOffload, P2pCost, StageSlot, StageTimes},
+    problem::{LARGEST_HEAD_START, Problem},
+};
+use spipe_base::{DeviceId, LayerRange, StageId};
+use spipe_plan::{InFlight, Knobs, Placement, Stage, System};
+
+/// A system with its knob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ScheduleKind {
+    pub system: System,
+    pub head_start: u64,
+}
+
+impl ScheduleKind {
+    pub fn knobs(self) -> Knobs {
+        Knobs { head_start: self.head_start, ..Knobs::default() }
+    }
+}
+
+/// The disciplines that `problem` allows on a sequence with or without a CPU stage.
+///
+/// A hybrid without head start is 1F1B, and is left out where that is allowed.
+pub(crate) fn schedule_kinds(systems: &[System], has_cpu: bool) -> Vec<ScheduleKind> {
+    let mut list = Vec::new();
+    for system in System::ALL.into_iter().filter(|system| systems.contains(system)) {
+        let plain = usize::from(systems.contains(&System::OneForwardOneBackward)) as u64;
+        let head_starts = match system {
+            System::Hybrid if !has_cpu => continue,
+            System::Hybrid => plain..=LARGEST_HEAD_START,
+            System::Gpipe | System::OneForwardOneBackward => 0..=0,
+            // The others have planners of their own.
+            _ => continue,
+        };
+        list.extend(head_starts.map(|head_start| ScheduleKind { system, head_start }));
+    }
+    list
+}
+
+/// A device sequence under a discipline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Subproblem {
+    /// Device of each stage, in model order.
+    pub devices: Vec<usize>,
+    pub schedule: ScheduleKind,
+    /// Where each stage stands.
+    pub seats: Vec<StageSlot>,
+    /// How many of the model's first layers no gradient reaches.
+    pub frozen: usize,
+}
+
+/// Where the stages of a case end, and how many of their first layers are recomputed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Partition {
+    /// The layer after the last one of each stage.
+    pub ends: Vec<usize>,
+    pub recomputed: Vec<usize>,
+}
+
+impl Partition {
+    /// The layers of stage `stage`: the first, and the one after the last.
+    pub fn layers(&self, stage: usize) -> (usize, usize) {
+        (if stage == 0 { 0 } else { self.ends[stage - 1] }, self.ends[stage])
+    }
+}
+
+impl Subproblem {
+    pub fn new(costs: &CostSums<'_>, devices: &[usize], schedule: ScheduleKind) -> Self {
+        let stages = devices.len();
+        let one_layer = |(index, device): (usize, &usize)| Stage::new(DeviceId::from(*device), single(index));
+        let sketch =
+            Placement::new(schedule.system, devices.iter().enumerate().map(one_layer)).with_knobs(schedule.knobs());
+        let in_flight = |stage: usize| {
+            InFlight::of(&sketch, StageId::from(stage), costs.microbatches, |device| {
+                costs.devices[device.index()].is_cpu
+            })
+            .0
+        };
+        let seat = |(index, device): (usize, &usize)| StageSlot {
+            device: *device,
+            in_flight: in_flight(index),
+            first: index == 0,
+            last: index + 1 == stages,
+            host_offload: Some(HostOffload::NONE),
+        };
+        let seats = devices.iter().enumerate().map(seat).collect();
+        Self { devices: devices.to_vec(), schedule, seats, frozen: costs.frozen }
+    }
+
+    /// The same with that help for every stage that can be helped.
+    pub fn with_host_offload(mut self, costs: &CostSums<'_>, host_offload: Option<HostOffload>) -> Self {
+        for seat in self.seats.iter_mut().filter(|seat| costs.host_offloads(seat.device).len() > 1) {
+            seat.host_offload = host_offload;
+        }
+        self
+    }
+
+    /// The first stage of which it is undecided what the host does for it.
+    pub fn undecided(&self) -> Option<usize> {
+        self.seats.iter().position(|seat| seat.host_offload.is_none())
+    }
+
+    /// The same with every help for stage `stage`.
+    pub fn decided(&self, costs: &CostSums<'_>, stage: usize) -> Vec<Self> {
+        let with = |host_offload: &HostOffload| {
+            let mut case = self.clone();
+            case.seats[stage].host_offload = Some(*host_offload);
+            case
+        };
+        costs.host_offloads(self.devices[stage]).iter().map(with).collect()
+    }
+
+    pub fn stages(&self) -> usize {
+        self.devices.len()
+    }
+
+    pub fn device<'f>(&self, costs: &'f CostSums<'_>, stage: usize) -> &'f DeviceSums {
+        &costs.devices[self.devices[stage]]
+    }
+
+    /// The copy of activations over the boundary behind `stage`, and that of gradients back.
+    pub fn p2p_both_ways<'f>(&self, costs: &'f CostSums<'_>, stage: usize) -> Option<(&'f P2pCost, &'f P2pCost)> {
+        let (from, to) = (self.devices[stage], self.devices[stage + 1]);
+        Some((costs.p2p(from, to)?, costs.p2p(to, from)?))
+    }
+
+    /// How long activations and gradients take over the boundary behind `stage` if it ends before layer `end`.
+    pub fn transfers(&self, costs: &CostSums<'_>, stage: usize, end: usize) -> (f64, f64) {
+        costs.transfers((self.devices[stage], self.devices[stage + 1]), end)
+    }
+
+    /// All durations of a division.
+    pub fn times(&self, costs: &CostSums<'_>, partition: &Partition) -> Times {
+        let stage = |stage: usize| -> StageTimes {
+            let (from, to) = partition.layers(stage);
+            let host_offload = self.host_offload(stage);
+            self.device(costs, stage).stage_times((from, to), partition.recomputed[stage], host_offload)
+        };
+        let boundaries = (0..self.stages() - 1).map(|stage| self.transfers(costs, stage, partition.ends[stage]));
+        let (activations, gradients) = boundaries.unzip();
+        Times { stages: (0..self.stages()).map(stage).collect(), activations, gradients }
+    }
+
+    pub fn placement(&self, costs: &CostSums<'_>, partition: &Partition) -> Placement {
+        let stage = |stage: usize| {
+            let ((first, end), borders) = (partition.layers(stage), &costs.borders);
+            let (from, to, again) = (borders[first], borders[end], borders[first + partition.recomputed[stage]]);
+            let layers = LayerRange::new(from.into(), (to - 1).into()).unwrap_or_else(|| single(from));
+            let plain = Stage::new(DeviceId::from(self.devices[stage]), layers);
+            let stage_of = plain.with_recomputed(again - from);
+            let host_offload = self.host_offload(stage);
+            match self.device(costs, stage).host(host_offload) {
+                Some(host) => Stage {
+                    optimizer: host_offload.optimizer.then_some(host.socket),
+                    offload: host_offload.activations.then_some(host.memory),
+                    ..stage_of
+                },
+                None => stage_of,
+            }
+        };
+        Placement::new(self.schedule.system, (0..self.stages()).map(stage)).with_knobs(self.schedule.knobs())
+    }
+
+    /// What the host does for a stage, nothing where that is undecided.
+    pub fn host_offload(&self, stage: usize) -> HostOffload {
+        self.seats[stage].host_offload.unwrap_or_default()
+    }
+
+    /// The names of its devices, in stage order.
+    pub fn names(&self, costs: &CostSums<'_>) -> String {
+        self.devices.iter().map(|device| costs.devices[*device].name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn single(layer: usize) -> LayerRange {
+    let range = LayerRange::new(layer.into(), layer.into());
+    range.unwrap_or_else(|| unreachable!("a layer comes not after itself"))
+}
+
+/// Durations of a division, in ms.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Times {
+    pub stages: Vec<StageTimes>,
+    /// By boundary.
+    pub activations: Vec<f64>,
+    pub gradients: Vec<f64>,
+}
+
+/// Every sequence under every discipline that suits it, without help.
+pub(crate) fn cases(problem: &Problem<'_>, costs: &CostSums<'_>, sequences: &[Vec<usize>]) -> Vec<Subproblem> {
+    let pins = &problem.options.pins;
+    let of_sequence = |devices: &Vec<usize>| {
+        let has_cpu = devices.iter().any(|device| costs.devices[*device].is_cpu);
+        let case = |schedule| Subproblem::new(costs, devices, schedule);
+        let schedule_kinds = schedule_kinds(&problem.systems, has_cpu).into_iter();
+        let knobs = |schedule: &ScheduleKind| pins.common_knobs(schedule.system, schedule.knobs());
+        let allowed = |schedule: &ScheduleKind| pins.allows_knobs(schedule.system, &knobs(schedule));
+        schedule_kinds.filter(allowed).map(case).collect::<Vec<_>>()
+    };
+    sequences.iter().filter(|devices| pins.allows_devices(devices)).flat_map(of_sequence).collect()
+}
