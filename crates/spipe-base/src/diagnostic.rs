@@ -39,6 +39,22 @@ pub fn position_of(file: &str, text: &str, offset: usize) -> Position {
     Position { file: file.into(), line: before.matches('\n').count() + 1, column: before[start..].chars().count() + 1 }
 }
 
+/// Returns the most similar of the `known` words, if `word` is probably a misspelling of it: at most
+/// a third of its characters are inserted, deleted, replaced or swapped. `_` counts as `-`.
+///
+/// ```
+/// use spipe_base::similar_word;
+///
+/// assert_eq!(similar_word("bandwith", ["bandwidth", "between"]), Some("bandwidth"));
+/// assert_eq!(similar_word("colour", ["cores", "name"]), None);
+/// ```
+pub fn similar_word<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let plain = |word: &str| word.replace('_', "-");
+    let (wanted, most) = (plain(word), (word.chars().count() / 3).max(1));
+    let scored = known.into_iter().map(|known| (strsim::osa_distance(&wanted, &plain(known)), known));
+    scored.filter(|(distance, _)| *distance <= most).min().map(|(_, known)| known)
+}
+
 /// How serious a diagnostic is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {

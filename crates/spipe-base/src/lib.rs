@@ -9,6 +9,7 @@
 //! action      ActionKind  Payload  Collective  LaneRole  Subject  IdleCause
 //! data type   DataType
 //! diagnostic  Diagnostic  Faults  Position
+//! readable    percentages, counts and rates for people
 //! ```
 //!
 //! Quantities refuse invalid values. Only the operations with a physical meaning exist:
@@ -29,12 +30,13 @@ mod diagnostic;
 mod id;
 mod parse;
 mod quantity;
+pub mod readable;
 mod text;
 mod time;
 
 pub use action::{ActionKind, Collective, IdleCause, LaneRole, Payload, Subject, UnknownWord};
 pub use data_type::DataType;
-pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of, words_of};
+pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of, similar_word, words_of};
 pub use id::{
     ActionId, BufferId, DeviceId, IdVec, LaneId, LayerId, LayerRange, LinkId, MemoryId, MicrobatchId, ParseRangeError,
     StageId,

@@ -2,7 +2,7 @@
 //! are found at once.
 
 use serde_json::Value;
-use spipe_base::{Diagnostic, Faults, Position, position_of};
+use spipe_base::{Diagnostic, Faults, Position, position_of, similar_word};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -166,28 +166,8 @@ fn words(schema: &Value) -> Vec<&str> {
 
 /// Suggests a replacement for `word`: the most similar of `known`, or all of them.
 pub(crate) fn advice<'a>(word: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
-    let nearest = known.clone().map(|candidate| (distance(word, candidate), candidate)).min();
-    match nearest {
-        Some((distance, candidate)) if distance <= 1 + word.chars().count() / 4 => {
-            format!("did you mean `{candidate}`")
-        }
-        _ => format!("known: {}", known.collect::<Vec<_>>().join(", ")),
+    match similar_word(word, known.clone()) {
+        Some(similar) => format!("did you mean `{similar}`"),
+        None => format!("known: {}", known.collect::<Vec<_>>().join(", ")),
     }
-}
-
-/// Returns the Levenshtein distance: the number of insertions, deletions and replacements. `_`
-/// counts as `-`.
-fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.chars().map(|c| if c == '_' { '-' } else { c }).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[to.len()]
 }
