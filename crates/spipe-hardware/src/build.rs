@@ -116,6 +116,9 @@ impl Builder<'_> {
             self.ends[memory].within = BytesPerSecond::new(item.memory_bandwidth.get() / 2.0);
         }
         for (index, Placed { item, .. }) in self.parts.sockets.iter().enumerate() {
+            if item.memory_only {
+                continue;
+            }
             let (memory, view) = (self.dram(index), self.view(index));
             let device = self.devices.push(socket(item, memory, index));
             self.memories[memory].device = Some(device);

@@ -5,9 +5,9 @@ use crate::{
     NvmeFile, Peak, SocketFile,
     expand::{Parts, Placed},
     file::FORMAT_VERSION,
-    report::{Report, nearest},
+    report::Report,
 };
-use spipe_base::{Bytes, Diagnostic, Seconds, Text};
+use spipe_base::{Bytes, Diagnostic, Seconds, Text, similar_word};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the name of a DRAM's pageable view.
@@ -24,7 +24,7 @@ pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>)
         let hint = format!("this program reads `format-version = {FORMAT_VERSION}`");
         report.push("format-version", Diagnostic::error(message).hint(hint));
     }
-    if parts.sockets.is_empty() && parts.gpus.is_empty() {
+    if parts.sockets.iter().all(|part| part.item.memory_only) && parts.gpus.is_empty() {
         let hint = "add a `[[socket]]`, and a `[[gpu]]` with a `[[link]]` for each card";
         report.push("name", Diagnostic::error("the machine has no device").hint(hint));
     }
@@ -38,7 +38,7 @@ pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>)
 }
 
 /// Returns the name of every node with its path.
-fn node_names(parts: &Parts) -> Vec<(String, String)> {
+pub(crate) fn node_names(parts: &Parts) -> Vec<(String, String)> {
     let mut all = Vec::new();
     for Placed { path, item } in &parts.gpus {
         all.push((item.name.clone(), format!("{path}.name")));
@@ -256,10 +256,10 @@ fn link_ends(parts: &Parts, all_read: bool, report: &mut Report<'_>) {
                 report.error(&at, format!("link `{}` ends at `{end}`, which is only a view of a DRAM", item.name));
             } else if is_stray(end) {
                 let known = declared.iter().map(String::as_str).chain(uses.keys().copied());
-                let near = nearest(end, known.filter(|name| name != end && !views.contains(*name)));
+                let near = similar_word(end, known.filter(|name| name != end && !views.contains(*name)));
                 // Two similar stray names are one error, reported at the second.
-                let told_later = near.is_some_and(|near| is_stray(near) && !seen.contains(near));
-                if !told_later && (all_read || near.is_some()) {
+                let reported_later = near.is_some_and(|near| is_stray(near) && !seen.contains(near));
+                if !reported_later && (all_read || near.is_some()) {
                     report.push(&at, stray(&item.name, end, near));
                 }
             }
@@ -270,7 +270,7 @@ fn link_ends(parts: &Parts, all_read: bool, report: &mut Report<'_>) {
 fn stray(link: &str, end: &str, near: Option<&str>) -> Diagnostic {
     let fault = Diagnostic::error(format!("link `{link}` ends at `{end}`, which appears nowhere else"));
     fault.hint(match near {
-        Some(near) => format!("did you mean `{near}`?"),
+        Some(near) => format!("did you mean `{near}`"),
         None => "name a device, a memory or a node of another link, or declare it (`[[root-complex]]`, `[[switch]]`, `[[nic]]`)"
             .into(),
     })

@@ -72,6 +72,9 @@ pub struct HardwareFile {
 pub struct SocketFile {
     /// Its name, such as `cpu0`.
     pub name: String,
+    /// Whether only its memory may be used, and not its cores.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_only: bool,
     /// Physical cores.
     pub cores: u32,
     /// Arithmetic rates of all cores together.
@@ -305,6 +308,7 @@ impl SocketFile {
     pub fn new(name: impl Into<String>, cores: u32, optimizer_rate: ParamsPerSecond, dram: DramFile) -> Self {
         Self {
             name: name.into(),
+            memory_only: false,
             cores,
             peak: Peak::new(),
             optimizer_rate: Text(optimizer_rate),

@@ -1,14 +1,15 @@
 //! The steps from a file to a checked machine: read, expand, check, build, check the connections.
 
 use crate::{
-    Hardware, HardwareFile, MemoryKind,
+    GpuFile, Hardware, HardwareFile, MemoryKind,
     build::build,
-    check::check,
+    check::{check, node_names},
     expand::Parts,
     read::parse,
     report::{Report, Source},
 };
 use spipe_base::{Bytes, Diagnostic, Faults, MemoryId};
+use std::collections::{BTreeMap, BTreeSet};
 use toml::de::DeTable;
 
 impl Hardware {
@@ -52,6 +53,37 @@ impl Hardware {
         Self::from_file(self.name(), file)
     }
 
+    /// Returns the part of the machine with the `devices` of these names. The other sockets keep
+    /// their memory, and their cores are not used.
+    ///
+    /// # Errors
+    /// Unknown names, and all faults of the smaller machine.
+    pub fn restricted_to(&self, devices: &[String]) -> Result<Self, Faults> {
+        let known: Vec<&str> = self.devices().iter().map(|device| device.name.as_str()).collect();
+        let unknown = devices.iter().filter(|name| !known.contains(&name.as_str()));
+        let fault = |name: &String| {
+            let fault = Diagnostic::error(format!("`{}` has no device `{name}`", self.name()));
+            fault.hint(format!("its devices are {}", known.join(", ")))
+        };
+        let mut faults = Faults::new();
+        unknown.for_each(|name| faults.push(fault(name)));
+        faults.or(())?;
+        let source = Source { file: self.name(), text: "", root: None };
+        let parts = Parts::new(self.file(), &mut Report::new(source));
+        let mut file = self.file().clone();
+        let (gpus, removed): (Vec<GpuFile>, Vec<GpuFile>) =
+            parts.gpus.into_iter().map(|part| part.item).partition(|gpu| devices.contains(&gpu.name));
+        file.gpu = gpus;
+        file.socket = parts.sockets.into_iter().map(|part| part.item).collect();
+        for socket in file.socket.iter_mut().filter(|socket| !devices.contains(&socket.name)) {
+            socket.memory_only = true;
+        }
+        file.link = parts.links.into_iter().map(|part| part.item).collect();
+        file.link.retain(|link| !removed.iter().any(|gpu| link.between.contains(&gpu.name)));
+        drop_dead_ends(&mut file);
+        Self::from_file(self.name(), file)
+    }
+
     fn checked(file: HardwareFile, mut report: Report<'_>) -> Result<Self, Faults> {
         let parts = Parts::new(&file, &mut report);
         check(&file, &parts, &mut report);
@@ -61,6 +93,25 @@ impl Hardware {
         }
         let faults = report.into_sorted();
         if faults.is_harmless() { Ok(hardware.with_warnings(faults)) } else { Err(faults) }
+    }
+}
+
+/// Removes links to nodes that no other link and no table names, such as the root complex of removed
+/// GPUs, until none is left.
+fn drop_dead_ends(file: &mut HardwareFile) {
+    let parts = Parts::new(file, &mut Report::new(Source { file: &file.name, text: "", root: None }));
+    let declared: BTreeSet<String> = node_names(&parts).into_iter().map(|(name, _)| name).collect();
+    loop {
+        let mut uses: BTreeMap<String, usize> = BTreeMap::new();
+        for end in file.link.iter().flat_map(|link| &link.between) {
+            *uses.entry(end.clone()).or_default() += 1;
+        }
+        let before = file.link.len();
+        let is_dead = |end: &String| !declared.contains(end) && uses[end] == 1;
+        file.link.retain(|link| !link.between.iter().any(is_dead));
+        if file.link.len() == before {
+            return;
+        }
     }
 }
 

@@ -4,10 +4,12 @@
 use crate::{
     DataType, DramFile, EfficiencyFile, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MeasuredFile, NodeFile,
     NvmeFile, SocketFile, VectorExtension,
-    report::{Report, Source, nearest},
+    report::{Report, Source},
     words::Word,
 };
-use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Faults, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
+use spipe_base::{
+    Bytes, BytesPerSecond, Diagnostic, Faults, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text, similar_word,
+};
 use std::{collections::BTreeMap, fmt, str::FromStr};
 use toml::{
     Spanned,
@@ -336,8 +338,8 @@ impl<T: Read> Read for BTreeMap<DataType, T> {
 
 /// Adds the hint "did you mean" if a similar word is known.
 fn meant<'a>(fault: Diagnostic, word: &str, known: impl IntoIterator<Item = &'a str>) -> Diagnostic {
-    match nearest(word, known) {
-        Some(near) => fault.hint(format!("did you mean `{near}`?")),
+    match similar_word(word, known) {
+        Some(near) => fault.hint(format!("did you mean `{near}`")),
         None => fault,
     }
 }
@@ -403,13 +405,13 @@ macro_rules! tables {
 tables! {
     HardwareFile "hardware file" { format_version name description socket gpu nvme root_complex switch nic link }
     SocketFile "socket" {
-        name cores peak optimizer_rate dram numa_node memory_channels vector_extensions launch_floor efficiency matmul elementwise
-        matvec layer_time measured source
+        name memory_only cores peak optimizer_rate dram numa_node memory_channels vector_extensions launch_floor
+        efficiency matmul elementwise matvec layer_time measured source
     }
     DramFile "dram" { name capacity bandwidth reserved pageable_bandwidth }
     GpuFile "gpu" {
-        name memory memory_bandwidth peak reserved launch_floor peer_access emulated cores efficiency matmul elementwise matvec
-        layer_time measured source
+        name memory memory_bandwidth peak reserved launch_floor peer_access emulated cores efficiency matmul
+        elementwise matvec layer_time measured source
     }
     EfficiencyFile "table of efficiencies" {
         matmul_fraction matmul_startup elementwise_fraction elementwise_startup source

@@ -67,7 +67,7 @@ fn all_faults_are_reported_at_once() {
     hint: write `cores =` and a whole number
     error: a socket has no key `corse`
       --> m.toml:5:1
-    hint: did you mean `cores`?
+    hint: did you mean `cores`
     error: expected a size like "24 GiB", found the bare number 128
       --> m.toml:8:37
     error: gpu `gpu0` has no memory
@@ -76,14 +76,14 @@ fn all_faults_are_reported_at_once() {
       --> m.toml:13:20
     error: unknown data type `bf61` (known: f32, tf32, f16, bf16, fp8, int8)
       --> m.toml:14:10
-    hint: did you mean `bf16`?
+    hint: did you mean `bf16`
     error: `-25 GB/s` is out of range for a bandwidth
       --> m.toml:19:6
     error: link `pcie0` has an `up` but no `down`
       --> m.toml:19:6
     error: link `root0-dram0` ends at `rooot0`, which appears nowhere else
       --> m.toml:22:12
-    hint: did you mean `root0`?
+    hint: did you mean `root0`
     "#);
 }
 
@@ -137,7 +137,7 @@ fn links_end_somewhere_and_join_everything() {
     assert_snapshot!(spoiled(&[("[\"gpu0\", \"root0\"]", "[\"gpu1\", \"root0\"]")]), @"
     error: link `pcie0` ends at `gpu1`, which appears nowhere else
       --> m.toml:18:12
-    hint: did you mean `gpu0`?
+    hint: did you mean `gpu0`
     ");
     assert_snapshot!(spoiled(&[("[\"gpu0\", \"root0\"]", "[\"gpu0\", \"gpu0\"]")]), @"
     error: link `pcie0` joins `gpu0` with itself
@@ -246,14 +246,14 @@ fn missing_sources_and_odd_ranges() {
       --> m.toml:10:1
     error: link `pcie0` ends at `gpu0`, which appears nowhere else
       --> m.toml:18:12
-    hint: did you mean `cpu0`?
+    hint: did you mean `cpu0`
     ");
     assert_snapshot!(spoiled(&[("[\"gpu0\", \"root0\"]", "[\"gpu0\", \"root{0..1}\"]"), ("\"pcie0\"", "\"pcie{0..2}\"")]), @"
     error: `pcie{0..2}` has 3 elements, but another range of this table has 2
       --> m.toml:16:1
     error: link `pcie1` ends at `root1`, which appears nowhere else
       --> m.toml:18:20
-    hint: did you mean `root0`?
+    hint: did you mean `root0`
     ");
     assert_snapshot!(spoiled(&[("[\"gpu0\", \"root0\"]", "\"gpu0\"")]), @r#"
     error: expected a list of two names like ["gpu0", "root0"], found the text "gpu0"
