@@ -44,7 +44,7 @@ impl Bytes {
     /// # Panics
     /// If `bytes` is negative, not finite, or at least 2⁶⁴.
     pub fn from_f64(bytes: f64) -> Self {
-        assert!(bytes >= 0.0 && bytes < u64::MAX as f64, "{bytes} is no size in bytes");
+        assert!(bytes >= 0.0 && bytes < u64::MAX as f64, "{bytes} is not a size in bytes");
         Self(bytes.ceil() as u64)
     }
 

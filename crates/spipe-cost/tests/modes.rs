@@ -123,7 +123,7 @@ fn grouped_queries_share_a_cache() {
     let block = cost.memory(LayerId::new(1), GPU);
     assert_eq!(block.cache, Bytes::new(3 * 2 * 4096 * 2 * 8 * 128 * 2));
     assert_eq!(block.state(), block.parameters + block.cache);
-    assert_eq!(block.boundary, Bytes::new(2 * 8192 * 2), "one token of each sequence goes on");
+    assert_eq!(block.boundary, Bytes::new(2 * 8192 * 2), "one token of each sequence crosses the cut");
     assert_eq!((block.gradients, block.saved), (Bytes::ZERO, Bytes::ZERO));
     assert_eq!(cost.memory(LayerId::new(0), GPU).cache, Bytes::ZERO, "an embedding remembers nothing");
     let prefill = table(&model, &workload(Mode::Infer, 4096, 2));

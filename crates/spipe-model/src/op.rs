@@ -100,7 +100,7 @@ impl Op {
     /// Returns the floating-point operations of the mathematics. A multiply-add counts as two:
     /// 2·m·n·k per product and 2·pixels·taps·inputs·outputs per convolution. Attention has two
     /// products in the forward and four in the backward. The scores that a fused kernel recomputes
-    /// in its backward are not counted, because they are no work of the model. Memory-bound
+    /// in its backward are not counted, because they are not work of the model. Memory-bound
     /// operations count as zero.
     pub fn flops(&self) -> Flops {
         Flops::flop(match *self {

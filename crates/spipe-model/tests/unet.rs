@@ -90,17 +90,17 @@ fn a_cut_is_crossed_by_every_live_skip_connection() {
         let bytes = model.cut_bytes(named(&model, name), Batch { microbatch: 3, seq_len: 16 }, Precision::Bf16);
         bytes.get() / (2 * 3)
     };
-    let told = 32 + 3 * 6;
+    let condition = 32 + 3 * 6;
     let (large, small) = (16 * 8, 4 * 16);
-    assert_eq!(elements("in"), told + large);
-    assert_eq!(elements("down.0.0"), told + 2 * large);
-    assert_eq!(elements("down.0.end"), told + 2 * large + 4 * 8);
+    assert_eq!(elements("in"), condition + large);
+    assert_eq!(elements("down.0.0"), condition + 2 * large);
+    assert_eq!(elements("down.0.end"), condition + 2 * large + 4 * 8);
     // The skips of `in`, `down.0.0` and `down.0.end`, and `down.1.0` itself.
-    assert_eq!(elements("down.1.0"), told + 2 * large + 4 * 8 + small);
-    assert_eq!(elements("middle.1"), told + 2 * large + 4 * 8 + 2 * small);
-    assert_eq!(elements("up.1.1"), told + 2 * large + small);
-    assert_eq!(elements("up.0.0"), told + 2 * large);
-    assert_eq!(elements("up.0.1"), large, "nobody is told anything any more");
+    assert_eq!(elements("down.1.0"), condition + 2 * large + 4 * 8 + small);
+    assert_eq!(elements("middle.1"), condition + 2 * large + 4 * 8 + 2 * small);
+    assert_eq!(elements("up.1.1"), condition + 2 * large + small);
+    assert_eq!(elements("up.0.0"), condition + 2 * large);
+    assert_eq!(elements("up.0.1"), large, "no later layer reads the conditioning");
     assert_eq!(elements("out"), 16 * 4);
 }
 
