@@ -3,7 +3,6 @@
 use super::*;
 use crate::{
     common::{Instance, LayerText, layer, model_text, workload},
-    formulation::assignment::compute_bound,
     problem::{Options, PlanError, Problem},
     runner::for_all,
 };

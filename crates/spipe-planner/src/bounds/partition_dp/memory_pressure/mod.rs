@@ -375,7 +375,7 @@ mod tests {
         common::{Instance, LayerText, MachineText, layer, machine_text, model_text, workload},
         problem::Options,
         runner::for_all,
-        space::{enumerate, subproblem::ScheduleKind},
+        space::subproblem::ScheduleKind,
     };
     use proptest::prelude::*;
     use spipe_cost::Mode;
