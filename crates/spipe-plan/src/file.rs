@@ -57,6 +57,10 @@ pub struct PlanFile {
     /// The gain from more of each resource.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sensitivity: Vec<Gain>,
+    /// The devices that compute or run an optimizer step. For information only: they follow from the
+    /// stages.
+    #[serde(default)]
+    pub devices: Vec<String>,
     /// The peak of each memory, by name. For information only: it is computed again when the plan
     /// is read.
     #[serde(default)]
@@ -122,6 +126,7 @@ impl Plan {
             gap: outcome.and_then(|outcome| outcome.gap),
             simulated_iteration_ms: outcome.and_then(|outcome| outcome.simulated_iteration_ms),
             sensitivity: outcome.map(|outcome| outcome.sensitivity.clone()).unwrap_or_default(),
+            devices: self.devices().into_iter().map(|id| self.hardware.devices()[id].name.clone()).collect(),
             peak_bytes: self
                 .peaks()
                 .into_iter()

@@ -1,12 +1,12 @@
 //! The checked plan and its parts.
 
-use crate::{Context, Placement, StageFootprint, check::check_at, footprint};
+use crate::{Context, Family, Placement, StageFootprint, check::check_at, footprint};
 use serde::{Deserialize, Serialize};
-use spipe_base::{Bytes, Diagnostic, Faults, MemoryId, Position, StageId};
-use spipe_cost::{CostTable, Workload};
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, MemoryId, Position, StageId};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How a planner's search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -107,6 +107,26 @@ impl Plan {
     pub fn with_simulated_peaks(mut self, peaks: BTreeMap<MemoryId, Bytes>) -> Self {
         self.simulated_peaks = peaks;
         self
+    }
+
+    /// The devices that compute or run an optimizer step, in the order of the machine.
+    pub fn devices(&self) -> BTreeSet<DeviceId> {
+        let (context, placement) = (self.context(), &self.placement);
+        let shared = placement.system.family() == Family::Sharded;
+        let computing = if shared { placement.participants(&self.hardware) } else { placement.devices() };
+        let mut devices: BTreeSet<DeviceId> = computing.iter().copied().collect();
+        let trains = context.workload().mode == Mode::Train;
+        for stage in placement.all_stages().filter(|stage| trains && context.trains(stage.layers)) {
+            match context.steps(stage) {
+                own if own == stage.device => {}
+                // Each GPU's part is updated by the socket next to it.
+                _ if shared => devices.extend(computing.iter().filter_map(|gpu| {
+                    self.hardware.host_memory(*gpu).and_then(|host| self.hardware.memories()[host].device)
+                })),
+                socket => drop(devices.insert(socket)),
+            }
+        }
+        devices
     }
 
     /// The peak of each memory: the counted footprint, or the simulated peak if that is higher. It

@@ -1,4 +1,4 @@
-//! The checker of programs: every fault is found and named with its place.
+//! The checker of programs: every fault is reported with its position.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -76,7 +76,7 @@ fn arithmetic_must_be_complete() {
 }
 
 #[test]
-fn holdings_must_repeat() {
+fn carried_buffers_must_match() {
     let mut builder = program("FB", true);
     let memory = spipe_base::MemoryId::new(0);
     let content = Content::Parameters(range(0, 1));
@@ -92,7 +92,7 @@ fn holdings_must_repeat() {
 }
 
 #[test]
-fn versions_are_written_once_and_in_turn() {
+fn versions_are_written_once_and_in_order() {
     let mut builder = program("FB", true);
     let memory = spipe_base::MemoryId::new(0);
     let content = Content::Gradients(range(0, 1));

@@ -16,7 +16,7 @@ fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
     list.iter().find(|(shipped, _)| *shipped == name).unwrap().1
 }
 
-/// What a placement is lowered with, kept alive beside it.
+/// A placement with the model, machine and costs of its context.
 struct Bench {
     model: Model,
     hardware: Hardware,
@@ -45,7 +45,7 @@ impl Bench {
         Context { model: &self.model, hardware: &self.hardware, cost: &self.cost }
     }
 
-    /// Stages of about equally many layers, dealt out in turn.
+    /// Stages of nearly equal numbers of layers, assigned round-robin.
     fn dealt(&self, system: System, devices: usize, chunks: usize) -> Placement {
         let (layers, stages) = (self.model.layers().len(), devices * chunks);
         let cut = |stage: usize| stage * layers / stages;
@@ -80,7 +80,7 @@ fn whole_way(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// How the cost grows with the number of actions.
+/// The cost by the number of actions.
 fn growth(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("growth");
     group.sample_size(10);
@@ -89,7 +89,7 @@ fn growth(criterion: &mut Criterion) {
         let microbatches = hundred_thousands * 100_000 / 16;
         group.throughput(Throughput::Elements((2 * 8 * microbatches) as u64));
         group.bench_function(format!("{hundred_thousands}00-thousand-actions"), |bencher| {
-            // Large ones are built only if they are asked for.
+            // Large programs are built only if they are selected.
             let order = bare("1f1b", &one_forward_one_backward(8, microbatches, &[]), &unit_times()).unwrap();
             bencher.iter(|| black_box(simulate(&order, &options).actions));
         });

@@ -1,4 +1,4 @@
-//! What copies do to each other on a machine with two sockets, against answers by hand.
+//! Contention of copies on a machine with two sockets, against results computed by hand.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -45,12 +45,12 @@ between = ["dram0", "dram1"]
 bandwidth = "10 GB/s"
 "#;
 
-/// When each copy of so many GB has finished, in seconds, all starting at once.
+/// The end of each copy in seconds, all starting at once. Amounts are in GB.
 fn finish(copies: &[(&str, &str, u64)]) -> Vec<f64> {
     finish_with(copies, &[])
 }
 
-/// The same where the first copies have these priorities and weights.
+/// The same with the given priorities and weights of the first copies.
 fn finish_with(copies: &[(&str, &str, u64)], shares: &[(u8, u32)]) -> Vec<f64> {
     let shares =
         shares.iter().map(|(priority, weight)| Share { priority: *priority, weight: (*weight).try_into().unwrap() });
@@ -74,20 +74,19 @@ fn finish_with(copies: &[(&str, &str, u64)], shares: &[(u8, u32)]) -> Vec<f64> {
 fn two_gpus_under_one_root_complex_get_half_each() {
     assert_eq!(finish(&[("dram0", "gpu0", 25)]), [1.0]);
     assert_eq!(finish(&[("dram0", "gpu0", 25), ("dram0", "gpu1", 25)]), [2.0, 2.0]);
-    // When the shorter one has gone, the other gets the whole uplink.
+    // After the shorter one, the other has the whole uplink.
     assert_eq!(finish(&[("dram0", "gpu0", 25), ("dram0", "gpu1", 50)]), [2.0, 3.0]);
 }
 
 #[test]
 fn rates_follow_weights_among_flows_of_one_priority() {
     let both = [("dram0", "gpu0", 20), ("dram0", "gpu1", 20)];
-    // 20 and 5 GB/s for one second; the rest of the second one then has the uplink for itself.
+    // 20 and 5 GB/s for one second; then the second one has the uplink to itself.
     assert_eq!(finish_with(&both, &[(0, 4)]), [1.0, 1.6]);
     // The second one waits.
     assert_eq!(finish_with(&both, &[(1, 1)]), [0.8, 1.6]);
     assert_eq!(finish_with(&both, &[(0, 1), (3, 1)]), [1.6, 0.8]);
-    // Where the first one is held back elsewhere, the second one gets what is left, whatever the
-    // priorities.
+    // If the first one is limited elsewhere, the second one gets the rest, at any priority.
     let across = [("dram1", "gpu0", 10), ("dram0", "gpu1", 30)];
     assert_eq!(finish_with(&across, &[(9, 7)]), [1.0, 1.6]);
     assert_eq!(finish_with(&across, &[(0, 3), (0, 1)]), [1.0, 1.6]);
@@ -96,7 +95,7 @@ fn rates_follow_weights_among_flows_of_one_priority() {
 #[test]
 fn directions_and_root_complexes_do_not_share() {
     assert_eq!(finish(&[("dram0", "gpu0", 25), ("dram1", "gpu2", 25)]), [1.0, 1.0]);
-    // Both ways draw on the channels of the DRAM: 40 GB/s for the two of them.
+    // Both directions use the channels of the DRAM: 40 GB/s together.
     assert_eq!(finish(&[("dram0", "gpu0", 20), ("gpu1", "dram0", 20)]), [1.0, 1.0]);
 }
 
@@ -108,8 +107,8 @@ fn a_copy_across_the_sockets_is_as_slow_as_their_link() {
 }
 
 #[test]
-fn memory_that_is_not_pinned_is_slower() {
+fn pageable_memory_is_slower() {
     assert_eq!(finish(&[("dram0-pageable", "gpu0", 24)]), [3.0]);
-    // Max-min: it keeps its 8 GB/s, and the pinned copy gets the other 17.
+    // Max–min: it keeps its 8 GB/s, and the pinned copy gets the other 17.
     assert_eq!(finish(&[("dram0-pageable", "gpu0", 24), ("dram0", "gpu1", 51)]), [3.0, 3.0]);
 }

@@ -1,4 +1,4 @@
-//! Sockets that compute or step parameters draw on the DRAM that copies need.
+//! Arithmetic and optimizer steps on sockets contend with copies for the DRAM.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,8 +15,8 @@ fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
     list.iter().find(|(shipped, _)| *shipped == name).unwrap().1
 }
 
-/// GPT-2 with so fast a DRAM, and the first layers on `gpu0`, stage by stage. A socket takes the
-/// others, if there are some, and the optimizer otherwise.
+/// GPT-2 with DRAM of the given bandwidth and stages of `on_gpu` layers each on `gpu0`. A socket
+/// has the other layers, or the optimizer if there are none.
 fn run(bandwidth: &str, on_gpu: &[usize]) -> (Program, Trace) {
     run_with(bandwidth, on_gpu, Knobs::default())
 }
@@ -58,7 +58,7 @@ fn run_with(bandwidth: &str, on_gpu: &[usize], knobs: Knobs) -> (Program, Trace)
     (program, trace)
 }
 
-/// The longest copy of that kind, as a multiple of its time when nothing else moves.
+/// The longest copy of `payload`, as a multiple of its time without contention.
 fn slowed(bandwidth: &str, on_gpu: &[usize], payload: Payload) -> f64 {
     let (program, trace) = run(bandwidth, on_gpu);
     let copies = trace.spans.iter().filter(|span| span.kind == ActionKind::Copy(payload));
@@ -71,9 +71,9 @@ fn slowed(bandwidth: &str, on_gpu: &[usize], payload: Payload) -> f64 {
 }
 
 #[test]
-fn an_optimizer_step_slows_the_gradients_that_come_behind_it() {
-    // Twelve blocks between embedding and head: four stages, stepped one after the other while
-    // gradients still arrive.
+fn an_optimizer_step_slows_the_gradients_that_arrive_after_it() {
+    // Twelve blocks between embedding and head in four stages, whose optimizer steps run one after
+    // the other while gradients arrive.
     let stages = [3, 6, 9, 13];
     assert!((slowed("800 GB/s", &stages, Payload::GradientsOut) - 1.0).abs() < 1e-3);
     let slow = slowed("26 GB/s", &stages, Payload::GradientsOut);
@@ -87,13 +87,13 @@ fn a_computing_socket_slows_the_activations_that_reach_it() {
     assert!(slow > 1.2, "{slow}");
 }
 
-/// The first of each stage is only written, by its way over the link; for the others the sum is
-/// read and written, and what has arrived is read again.
+/// The first gradients of each stage are only written, by their copy. For each later microbatch the
+/// sum and the new gradients are read, and the sum is written.
 #[test]
-fn gradients_that_are_added_up_pass_the_dram_four_times() {
+fn accumulated_gradients_pass_the_dram_four_times() {
     let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
     let (program, trace) = run_with("26 GB/s", &[3, 9, 13], knobs);
-    // Those of the first and the last stage, which share a table, stay.
+    // The gradients of the first and the last stage, whose layers are tied, do not leave.
     let stage = program.stages().ids().nth(1);
     let copies: Vec<SimTime> = program
         .actions()

@@ -1,4 +1,5 @@
-//! The engine by hand: sharing of links, memory, guards, edges over iterations, determinism.
+//! The engine on small programs: shared links, memory, guards, edges across iterations,
+//! determinism.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -49,7 +50,7 @@ fn ends(simulation: &Simulation) -> Vec<f64> {
 }
 
 /// Copies over shared channels: `(start ms, bytes in MB, route)` on channels of the given GB/s,
-/// each on a lane of its own.
+/// each on its own lane.
 fn copies(channels: &[f64], flows: &[(u64, u64, &[usize])]) -> Program {
     let mut builder = builder();
     let memory = builder.memory("memory", None);
@@ -82,9 +83,9 @@ fn two_copies_share_a_root_complex_evenly() {
 }
 
 #[test]
-fn who_comes_later_takes_half_from_then_on() {
+fn a_later_flow_takes_half_from_its_start() {
     // The first has moved 10 MB after 1 ms; then both get 5 GB/s; the second has 10 MB left when
-    // the first is done.
+    // the first ends.
     let program = copies(&[10.0], &[(0, 20, &[0]), (1, 20, &[0])]);
     assert_eq!(ends(&once(&program)), [0.0, 3.0, 4.0]);
 }
@@ -155,9 +156,9 @@ fn guarded_actions_follow_the_outcome() {
 }
 
 #[test]
-fn iterations_repeat_with_the_period_of_the_slowest_circle() {
-    // Two lanes of 10 and 7 ns that wait for each other over iterations: one period is 17 ns;
-    // without that edge, 10.
+fn iterations_repeat_with_the_period_of_the_slowest_cycle() {
+    // Two lanes of 10 and 7 ns wait for each other across iterations: the period is 17 ns, and 10
+    // ns without the edge.
     for (joined, period) in [(true, 17), (false, 10)] {
         let mut builder = builder();
         let memory = builder.memory("gpu0", None);
@@ -184,7 +185,7 @@ fn iterations_repeat_with_the_period_of_the_slowest_circle() {
 }
 
 #[test]
-fn circles_are_faults() {
+fn cycles_are_faults() {
     let mut builder = builder();
     let memory = builder.memory("gpu0", None);
     let device = builder.device("gpu0", memory, false);
@@ -199,7 +200,7 @@ fn circles_are_faults() {
 }
 
 #[test]
-fn what_nothing_writes_cannot_be_read() {
+fn versions_that_nothing_writes_cannot_be_read() {
     let mut builder = builder();
     let memory = builder.memory("gpu0", None);
     let device = builder.device("gpu0", memory, false);
@@ -242,10 +243,10 @@ proptest! {
     }
 }
 
-/// 3 ms of something, a step of 5 ms with what it has written, and parameters that the next
-/// iteration begins with.
+/// An iteration of 3 ms of other work and an optimizer step of 5 ms, whose parameters the next
+/// iteration reads first.
 #[test]
-fn an_iteration_waits_for_the_steps_on_its_circle() {
+fn waits_are_those_of_the_critical_cycle() {
     let mut builder = builder();
     let memory = builder.memory("memory", None);
     let device = builder.device("gpu0", memory, false);
@@ -270,7 +271,7 @@ fn an_iteration_waits_for_the_steps_on_its_circle() {
         writes: vec![Access::new(parameters, 1)],
         ..step(2, act(second, 5_000_000))
     });
-    // Beside the circle.
+    // Not on the cycle.
     builder.action(Action { reads: vec![Access::new(gradients, 1)], ..step(1, act(third, 4_000_000)) });
     let program = builder.build().unwrap();
     assert_eq!(simulate(&program, &Options::default()).trace.iteration, SimTime::ms(8));
@@ -278,10 +279,10 @@ fn an_iteration_waits_for_the_steps_on_its_circle() {
     assert_eq!(waits, [(StageId::new(2), SimTime::ms(5))]);
 }
 
-/// Two lanes take turns with room for one of them: who holds it is on the circle of who waits for
-/// it.
+/// Two lanes take turns because memory has room for one of them: the holder is on the critical
+/// cycle of the other.
 #[test]
-fn an_iteration_waits_for_what_holds_the_memory_that_it_takes() {
+fn the_critical_cycle_passes_through_memory() {
     let mut builder = builder();
     let memory = builder.memory("memory", Some(Bytes::new(10)));
     let device = builder.device("gpu0", memory, false);

@@ -1,4 +1,4 @@
-//! Generating tokens: the cache is held all the time, within the footprint.
+//! Token generation: the cache is held throughout, within the footprint.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -62,9 +62,8 @@ fn holds_keys_and_values(system: System, streamed: bool) {
     }
 }
 
-/// Eight sequences in four microbatches on two stages: a token of a microbatch begins when the one
-/// before has left the last stage, so that one microbatch alone takes as long for each token as
-/// both stages together.
+/// Eight sequences in microbatches on two stages. A token begins when the token before it has left
+/// the last stage, so that a single microbatch takes the time of both stages for each token.
 #[test]
 fn a_token_waits_for_the_one_before_it() {
     let period = |microbatches: u64, mode: Mode| {

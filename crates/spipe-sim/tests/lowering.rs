@@ -1,5 +1,5 @@
-//! Whatever system places whatever stages where: its program is well-formed, runs, holds no more
-//! than the footprint counts and accounts for every idle nanosecond.
+//! Programs of random placements under every system: they are well-formed, run, stay within the
+//! footprint, and account for every idle nanosecond.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,17 +19,22 @@ use spipe_plan::{
 use spipe_schedule::{Content, Program, in_flight, lower, order_of};
 use spipe_sim::{Iterations, Options, Simulation, is_ok, simulate};
 
-/// What every stage does beside computing.
+/// The options of every stage.
 #[derive(Clone, Copy, Debug)]
-struct Habits {
+struct StageOptions {
     recomputed: usize,
     offload: bool,
     optimizer_on_socket: bool,
 }
 
-/// Stages of one layer each (the last of all that are left), dealt out over `devices` GPUs as the
-/// system wants.
-fn place(hardware: &Hardware, layers: usize, (system, devices): (System, usize), habits: Habits) -> Option<Placement> {
+/// Stages of one layer each, the last one of all remaining layers, on `devices` GPUs as the system
+/// assigns them.
+fn place(
+    hardware: &Hardware,
+    layers: usize,
+    (system, devices): (System, usize),
+    options: StageOptions,
+) -> Option<Placement> {
     let gpu = |index: usize| hardware.device(&format!("gpu{index}")).unwrap();
     let socket = hardware.device("cpu0").unwrap();
     let stages = match system.dealing() {
@@ -43,18 +48,17 @@ fn place(hardware: &Hardware, layers: usize, (system, devices): (System, usize),
     let stage = |index: usize| {
         let last = if index + 1 == stages { layers - 1 } else { index };
         let device = match system.dealing() {
-            // The first devices take a layer each, the last one takes the others as stages of their
-            // own.
+            // The first devices have a layer each; the last one has the others, as separate stages.
             Dealing::Single => index.min(devices - 1),
             Dealing::RoundRobin => index % devices,
             Dealing::Vee => index.min(stages - 1 - index),
         };
         let range = LayerRange::new(index.into(), last.into()).unwrap();
-        let mut stage = Stage::new(gpu(device), range).with_recomputed(habits.recomputed.min(range.count()));
-        if habits.offload {
+        let mut stage = Stage::new(gpu(device), range).with_recomputed(options.recomputed.min(range.count()));
+        if options.offload {
             stage = stage.with_activations_in(hardware.memory("dram0").unwrap());
         }
-        if habits.optimizer_on_socket {
+        if options.optimizer_on_socket {
             stage = stage.with_optimizer_on(socket);
         }
         stage
@@ -68,13 +72,13 @@ fn pipelines() -> impl Strategy<Value = System> {
     prop::sample::select(System::ALL.into_iter().filter(lowered).collect::<Vec<_>>())
 }
 
-/// One stage per layer, shared by `devices` GPUs.
-fn share(hardware: &Hardware, layers: usize, (devices, streamed): (usize, bool), habits: Habits) -> Placement {
+/// One stage per layer, sharded over `devices` GPUs.
+fn shard(hardware: &Hardware, layers: usize, (devices, streamed): (usize, bool), options: StageOptions) -> Placement {
     let (gpu, socket) = (hardware.device("gpu0").unwrap(), hardware.device("cpu0").unwrap());
     let stage = |index: usize| {
         let range = LayerRange::new(index.into(), index.into()).unwrap();
-        let mut stage = Stage::new(gpu, range).with_recomputed(habits.recomputed);
-        if habits.optimizer_on_socket {
+        let mut stage = Stage::new(gpu, range).with_recomputed(options.recomputed);
+        if options.optimizer_on_socket {
             stage = stage.with_optimizer_on(socket);
         }
         if streamed { stage.with_weights_in(hardware.memory("dram0").unwrap()) } else { stage }
@@ -88,10 +92,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn what_is_shared_runs_within_its_footprint(
+    fn sharded_placements_run_within_their_footprint(
         layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
         devices in 1usize..5,
-        habits in (0usize..2, any::<bool>(), any::<bool>()),
+        options in (0usize..2, any::<bool>(), any::<bool>()),
         (rounds, resident) in (1u64..5, prop::option::of(2u64..6)),
         (train, tied) in any::<(bool, bool)>(),
         frozen in 0usize..6,
@@ -101,9 +105,9 @@ proptest! {
         let workload = perhaps_clipped(train && layers[0].0 % 2 == 0, workload);
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
-        let streamed = habits.1;
-        let habits = Habits { recomputed: habits.0, offload: false, optimizer_on_socket: habits.2 };
-        let placement = share(&hardware, layers.len(), (devices, streamed), habits);
+        let streamed = options.1;
+        let options = StageOptions { recomputed: options.0, offload: false, optimizer_on_socket: options.2 };
+        let placement = shard(&hardware, layers.len(), (devices, streamed), options);
         let (urgent_steps, synchronous_optimizer) = (layers[0].1 % 2 == 0, layers[0].2 % 2 == 0);
         let knobs = Knobs { urgent_steps, synchronous_optimizer, resident, ..placement.knobs };
         let placement = placement.with_knobs(knobs);
@@ -117,7 +121,7 @@ proptest! {
         if tied {
             return Ok(());
         }
-        // Every device gets what the others have: (n − 1) / n of the parameters per pass.
+        // Every device receives the shards of the others: (n − 1) / n of the parameters per pass.
         let gathers = |trace: &spipe_trace::Trace| {
             let gathered = |span: &&spipe_trace::Span| span.kind == ActionKind::Collective(Collective::AllGather);
             trace.spans.iter().filter(gathered).filter_map(|span| span.bytes).sum::<Bytes>().get()
@@ -129,18 +133,18 @@ proptest! {
     }
 }
 
-/// A program that does not soon repeat (devices are ahead of others, or nearly as slow as the
-/// slowest) goes on at the pace that was told.
+/// A program that does not become steady soon, because devices run ahead or are nearly as slow as
+/// the slowest, continues at the reported period.
 fn keeps_its_pace(program: &Program, simulation: &Simulation) -> Result<(), TestCaseError> {
     if !simulation.steady {
         let longer = simulate(program, &Options { iterations: Iterations::UntilSteady(4096), ..Options::default() });
-        let (told, settled) = (simulation.trace.iteration.as_ns(), longer.trace.iteration.as_ns());
-        prop_assert!(told.abs_diff(settled) * 50 <= settled, "{told} ns, then {settled} ns");
+        let (reported, settled) = (simulation.trace.iteration.as_ns(), longer.trace.iteration.as_ns());
+        prop_assert!(reported.abs_diff(settled) * 50 <= settled, "{reported} ns, then {settled} ns");
     }
     Ok(())
 }
 
-/// No memory holds more than was counted.
+/// No memory holds more than the footprint.
 fn holds_no_more(trace: &spipe_trace::Trace, hardware: &Hardware, needs: &Footprint) -> Result<(), TestCaseError> {
     for memory in &trace.memories {
         let stages = needs.get(&hardware.memory(&memory.name).unwrap());
@@ -150,8 +154,8 @@ fn holds_no_more(trace: &spipe_trace::Trace, hardware: &Hardware, needs: &Footpr
     Ok(())
 }
 
-/// Chunks of one or more layers that stream their parameters: forward chunk i on device i mod N,
-/// backward chunks cut anew for SPipe, every one of them on the other side of the ring.
+/// Streamed chunks of one or more layers: forward chunk i on device i mod N. SPipe has other chunks
+/// in the backward, each on the opposite device of the ring.
 fn stream(hardware: &Hardware, layers: usize, (system, devices): (System, usize), recomputed: bool) -> Placement {
     let dram = hardware.memory("dram0").unwrap();
     let cut = |chunks: usize, device: &dyn Fn(usize) -> usize, recomputed: bool| -> Vec<Stage> {
@@ -180,7 +184,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn what_is_streamed_runs_within_its_footprint(
+    fn streamed_placements_run_within_their_footprint(
         layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
         devices in 1usize..5,
         system in prop::sample::select(vec![
@@ -219,7 +223,7 @@ proptest! {
         }
         let ranges: Vec<LayerRange> = placement.stages.iter().map(|stage| stage.layers).collect();
         for (index, stage) in placement.stages.iter_mut().enumerate().filter(|_| system.may_keep()) {
-            // Those that share parameters stay together.
+            // Chunks with tied layers both stay.
             let owner = model.borrows(stage.layers).map(|tie| tie.owner);
             let owner = owner.and_then(|owner| ranges.iter().position(|layers| layers.contains(owner)));
             if kept >> owner.unwrap_or(index) & 1 == 1 {
@@ -233,8 +237,8 @@ proptest! {
         keeps_its_pace(&program, &simulation)?;
         let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
         holds_no_more(&simulation.trace, &hardware, &needs)?;
-        // Only gradients that were scaled can overflow, and only others' make a norm too long; what
-        // is trusted then can be undone.
+        // A check can fail if gradients are scaled or clipped; speculative steps can then be
+        // undone.
         let logged = program.buffers().iter().any(|buffer| matches!(buffer.content, Content::UndoLog(_)));
         let undone = program.actions().iter().filter(|action| action.kind == ActionKind::Rollback);
         let speculates = system == System::Spipe && (half || clips) && train;
@@ -243,10 +247,10 @@ proptest! {
     }
 }
 
-/// A large layer counts once, where it is, and not as often as chunks are resident: what is counted
-/// is nearly what is held.
+/// A large layer counts once and not once per resident chunk: the footprint is close to the
+/// simulated peak.
 #[test]
-fn what_is_streamed_to_one_device_is_counted_once() {
+fn streamed_parameters_are_counted_once() {
     let hardware = machine();
     let text = chain_of(&[(10, 1, 1); 8], &[200, 10, 10, 10, 10, 10, 10, 100]);
     let model = Model::from_toml("chain.toml", &text).unwrap();
@@ -270,10 +274,10 @@ fn what_is_streamed_to_one_device_is_counted_once() {
     }
 }
 
-/// Boundaries are most of what is held here; counted for every stage they would be several times as
-/// much.
+/// Boundaries dominate the memory here. Counted for every stage they would be several times as
+/// large.
 #[test]
-fn what_passes_between_devices_is_not_counted_for_every_stage() {
+fn boundaries_between_devices_are_not_counted_for_every_stage() {
     let hardware = machine();
     let cases =
         [System::Mobius, System::Superpipeline].into_iter().flat_map(|system| (1..=4).map(move |n| (system, n)));
@@ -287,8 +291,8 @@ fn what_passes_between_devices_is_not_counted_for_every_stage() {
         for track in simulation.trace.memories.iter().filter(|track| track.name.starts_with("gpu")) {
             let stages = needs.get(&hardware.memory(&track.name).unwrap()).into_iter().flatten();
             let need: Bytes = stages.map(|(_, stage)| stage.total()).sum();
-            // In inference, one boundary of all microbatches in each of three iterations, one that
-            // is computed, and parameters.
+            // In inference: one boundary of all microbatches in each of three iterations, one in
+            // computation, and parameters.
             let most = if mode == Mode::Train { track.peak * 7 } else { Bytes::mib(26 * 16 * 5) };
             assert!(need * 5 <= most, "{system} on {devices}: {} of {need}", track.peak);
         }
@@ -302,7 +306,7 @@ proptest! {
     fn a_pipeline_runs_within_its_footprint(
         layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
         devices in 1usize..5,
-        habits in (0usize..2, any::<bool>(), any::<bool>()),
+        options in (0usize..2, any::<bool>(), any::<bool>()),
         microbatches in 1u64..9,
         (system, slots, urgent) in (pipelines(), 2u64..7, any::<bool>()),
         (train, tied) in any::<(bool, bool)>(),
@@ -313,10 +317,10 @@ proptest! {
         let workload = perhaps_clipped(train && layers[0].0 % 2 == 0, workload);
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
-        let optimizer_on_socket = habits.2 || system.steps_on_host();
-        let habits = Habits { recomputed: habits.0, offload: habits.1, optimizer_on_socket };
-        let placement = place(&hardware, layers.len(), (system, devices), habits);
-        // There are too few layers for the system, or it only trains.
+        let optimizer_on_socket = options.2 || system.steps_on_host();
+        let options = StageOptions { recomputed: options.0, offload: options.1, optimizer_on_socket };
+        let placement = place(&hardware, layers.len(), (system, devices), options);
+        // Too few layers for the system, or a system that only trains.
         let Some(placement) = placement.filter(|_| train || system.infers()) else { return Ok(()) };
         let urgent_steps = urgent && Knob::UrgentSteps.is_of(system);
         let gradients_leave = urgent && Knob::GradientsLeave.is_of(system);
@@ -326,7 +330,7 @@ proptest! {
         let placement = Placement { knobs, ..placement };
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let Ok(order) = order_of(&context, &placement) else {
-            // The system asks for more microbatches than there are.
+            // The system needs more microbatches.
             return Ok(());
         };
         if train && frozen.min(layers.len() - 1) == 0 {
@@ -354,15 +358,15 @@ proptest! {
     }
 }
 
-/// gpu0 and gpu1 are behind one uplink that either of them fills.
+/// gpu0 and gpu1 share an uplink that each of them can fill.
 #[test]
-fn offloads_have_one_stream_each_and_take_turns_on_a_switch() {
+fn offloads_have_one_lane_per_device_and_take_turns_on_a_switch() {
     let layers = vec![(10, 8, 400); 8];
     let (model, hardware) = (model(&layers, 0), machine());
     let cost = CostTable::new(&model, &hardware, &workload(8, Mode::Train)).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
-    let habits = Habits { recomputed: 0, offload: true, optimizer_on_socket: false };
-    let placement = place(&hardware, layers.len(), (System::PoF, 2), habits).unwrap();
+    let options = StageOptions { recomputed: 0, offload: true, optimizer_on_socket: false };
+    let placement = place(&hardware, layers.len(), (System::PoF, 2), options).unwrap();
     let program = lower(&context, &placement).unwrap();
     let trace = simulate(&program, &Options::default()).trace;
     let copies = |payloads: &[Payload], lanes: &[&str]| {
@@ -378,16 +382,17 @@ fn offloads_have_one_stream_each_and_take_turns_on_a_switch() {
     assert!(copies(&[Payload::Offload, Payload::Reload], &["gpu0.offload"]));
 }
 
-/// While the last stage is stepped, whose backward ends first, the gradients of all others arrive.
+/// During the optimizer step of the last stage, whose backward ends first, the gradients of all
+/// others arrive.
 #[test]
-fn urgent_steps_come_in_the_order_in_which_the_next_iteration_needs_them() {
+fn urgent_steps_run_in_the_order_in_which_the_next_iteration_needs_them() {
     let (model, hardware) = (model(&[(1, 1, 1); 6], 0), machine());
     let cost = CostTable::new(&model, &hardware, &workload(4, Mode::Train)).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
-    let habits = Habits { recomputed: 0, offload: false, optimizer_on_socket: true };
+    let options = StageOptions { recomputed: 0, offload: false, optimizer_on_socket: true };
     for system in [System::OneForwardOneBackward, System::Gpipe, System::ZbH1] {
         let steps = |urgent_steps: bool| {
-            let placement = place(&hardware, 6, (system, 2), habits).unwrap();
+            let placement = place(&hardware, 6, (system, 2), options).unwrap();
             let program = lower(&context, &placement.with_knobs(Knobs { urgent_steps, ..Knobs::default() })).unwrap();
             let lane = program.lanes().iter().find(|lane| lane.name == "cpu0.optimizer").unwrap();
             let stage = |action: &spipe_base::ActionId| program.actions()[*action].subject.stage.unwrap().index();
@@ -404,16 +409,16 @@ fn urgent_steps_come_in_the_order_in_which_the_next_iteration_needs_them() {
     }
 }
 
-/// Each socket steps parts for two devices.
+/// Each socket runs the optimizer steps of two devices.
 #[test]
-fn urgent_steps_of_shared_stages_let_the_next_iteration_begin() {
+fn urgent_steps_of_sharded_stages_let_the_next_iteration_begin() {
     let (model, hardware) = (model(&[(1, 1, 1); 6], 0), machine());
     let cost = CostTable::new(&model, &hardware, &workload(4, Mode::Train)).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
-    let habits = Habits { recomputed: 0, offload: false, optimizer_on_socket: true };
+    let options = StageOptions { recomputed: 0, offload: false, optimizer_on_socket: true };
     for streamed in [false, true] {
         let steps = |urgent_steps: bool| {
-            let placement = share(&hardware, 6, (4, streamed), habits);
+            let placement = shard(&hardware, 6, (4, streamed), options);
             let knobs = Knobs { urgent_steps, ..placement.knobs };
             let program = lower(&context, &placement.with_knobs(knobs)).unwrap();
             let lane = program.lanes().iter().find(|lane| lane.name == "cpu0.optimizer").unwrap();
@@ -429,10 +434,10 @@ fn urgent_steps_of_shared_stages_let_the_next_iteration_begin() {
     }
 }
 
-/// The optimizer's lane is hardly slower than the devices; two copies on one link drift from taking
-/// turns to sharing it.
+/// Two slow transients: an optimizer lane that is hardly slower than the devices, and two copies on
+/// one link that drift from taking turns to sharing it.
 #[test]
-fn what_falls_into_step_slowly_goes_on_at_the_pace_that_is_told() {
+fn slow_transients_continue_at_the_reported_period() {
     let hardware = machine();
     let cases = [
         (perhaps_tied(&[(1, 1, 1); 4], 0, true), workload(4, Mode::Train), System::ZeroOffloadDelayed),
@@ -442,8 +447,8 @@ fn what_falls_into_step_slowly_goes_on_at_the_pace_that_is_told() {
     for (model, workload, system) in cases {
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
-        let habits = Habits { recomputed: 0, offload: false, optimizer_on_socket: workload.mode == Mode::Train };
-        let placement = place(&hardware, model.layers().len(), (system, 3), habits).unwrap();
+        let options = StageOptions { recomputed: 0, offload: false, optimizer_on_socket: workload.mode == Mode::Train };
+        let placement = place(&hardware, model.layers().len(), (system, 3), options).unwrap();
         let program = lower(&context, &placement).unwrap();
         let of =
             |most| simulate(&program, &Options { iterations: Iterations::UntilSteady(most), ..Options::default() });
@@ -452,14 +457,14 @@ fn what_falls_into_step_slowly_goes_on_at_the_pace_that_is_told() {
     }
 }
 
-/// Nothing but the ring holds devices together that only run forwards.
+/// In inference, only the ring synchronises the devices.
 #[test]
-fn a_ring_turns_once_all_devices_have_joined_it() {
+fn collectives_start_on_all_devices_at_once() {
     let (model, hardware) = (model(&[(8, 1, 1)], 0), machine());
     let cost = CostTable::new(&model, &hardware, &workload(3, Mode::Infer)).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
-    let habits = Habits { recomputed: 0, offload: false, optimizer_on_socket: false };
-    let program = lower(&context, &share(&hardware, 1, (3, false), habits)).unwrap();
+    let options = StageOptions { recomputed: 0, offload: false, optimizer_on_socket: false };
+    let program = lower(&context, &shard(&hardware, 1, (3, false), options)).unwrap();
     let simulation = simulate(&program, &Options::default());
     let gathers = simulation.trace.spans.iter().filter(|it| it.kind == ActionKind::Collective(Collective::AllGather));
     let starts: Vec<SimTime> = gathers.map(|gather| gather.start).collect();

@@ -1,4 +1,4 @@
-//! What the simulator itself needs beside the program and the trace.
+//! The memory of the simulator itself, without the program and the trace.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,8 +14,7 @@ use spipe_sim::{Iterations, Options, simulate};
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Bytes per action at the peak of a simulation, without the program before it and the trace behind
-/// it.
+/// The bytes per action at the peak of a simulation, without the program and the trace.
 fn bytes_per_action(program: &Program) -> f64 {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();
@@ -64,7 +63,7 @@ fn with_transfers(microbatches: u64) -> Program {
     lower(&context, &Placement::new(System::OneForwardOneBackward, (0..devices).map(stage))).unwrap()
 }
 
-/// One test, so that nothing else allocates meanwhile.
+/// The only test of this file, so that nothing else allocates meanwhile.
 #[test]
 fn the_simulator_needs_less_than_a_hundred_bytes_per_action() {
     for program in [order_alone(2_000), order_alone(20_000), with_transfers(2_000), with_transfers(8_000)] {

@@ -11,7 +11,7 @@ use spipe_sim::{Iterations, Options, simulate};
 use spipe_trace::Trace;
 use support::{makespan, ms, peaks, run, times};
 
-/// One iteration, and the peaks of the devices without the host's.
+/// The trace of one iteration, and the peaks of the devices.
 fn run_offloaded(offloading: &Offloading, times: &StageTimes) -> (Trace, Vec<usize>) {
     let program = bare_offloaded("test", offloading, times).unwrap();
     let simulation = simulate(&program, &Options { iterations: Iterations::One, ..Options::default() });
@@ -21,14 +21,14 @@ fn run_offloaded(offloading: &Offloading, times: &StageTimes) -> (Trace, Vec<usi
     (simulation.trace, peaks)
 }
 
-/// The time of one copy where the round trip takes `ratio` of forward, backward-input and
+/// The time of one copy if the round trip takes `ratio` times forward, backward-input and
 /// backward-weight together.
 fn copy(ratio: f64, times: &StageTimes) -> SimTime {
     let work = times.forward + times.backward_input + times.backward_weight;
     ms(ratio / 2.0 * work.to_ms())
 }
 
-/// The uniform block as soon as possible, m = 4d: makespan less work, and peaks by rank.
+/// The uniform order with m = 4d: makespan minus work, and peaks by rank.
 #[test]
 fn uniform_blocks_meet_the_released_figures() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
@@ -42,9 +42,9 @@ fn uniform_blocks_meet_the_released_figures() {
     }
 }
 
-/// Peaks after offload at round trips of 0.5, 1 and 1.4 of a microbatch's work on a chunk, m = 4d:
-/// at most the released generator's, and feasible where that is not; the makespan stays that of the
-/// uniform block.
+/// Peaks with offload for round trips of 0.5, 1 and 1.4 times a microbatch's work on a chunk, m =
+/// 4d: at most those of the released generator, and feasible where it finds nothing. The makespan
+/// is that of the uniform order.
 #[test]
 fn offload_lowers_peaks_as_far_as_the_released_schedules() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
@@ -68,7 +68,7 @@ fn offload_lowers_peaks_as_far_as_the_released_schedules() {
     }
 }
 
-/// The same by rank, where the figures are known by rank.
+/// The same by rank, for published figures by rank.
 #[test]
 fn offload_lowers_the_peak_of_every_rank() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
@@ -83,8 +83,8 @@ fn offload_lowers_the_peak_of_every_rank() {
     }
 }
 
-/// Whatever the times: the simulated peaks keep to the planned ones, compute is not delayed, a GPU
-/// makes one copy at a time, and of two GPUs on a switch only one copies in each direction.
+/// For random times, the simulated peaks equal the planned ones, compute is not delayed, a GPU runs
+/// one copy at a time, and only one of two GPUs on a switch copies in each direction.
 #[test]
 fn copies_share_a_switch_and_delay_nothing() {
     let times = StageTimes { weight_gradient_memory: StageTimes::UNIT.get() * 2 / 5, ..times(0.8, 1.1, 0.6, 0.04) };

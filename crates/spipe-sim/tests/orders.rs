@@ -15,8 +15,8 @@ const COLUMNS: [(&str, [f64; 6]); 4] = [
     ("zb-2p", [0.0433, 0.0039, 0.0026, 0.0066, 0.0054, 0.0028]),
 ];
 
-/// Qi et al. (arXiv 2401.10241), Table 5, to its four decimals; the automatic ones with both shares
-/// of memory for the weight gradient that its authors use.
+/// Qi et al. (arXiv 2401.10241), Table 5, to its four decimals. The automatic schedules are tried
+/// with both shares of memory for the weight gradient that the authors use.
 #[test]
 fn zero_bubble_schedules_meet_their_table() {
     for (name, column) in COLUMNS {
@@ -38,8 +38,8 @@ fn zero_bubble_schedules_meet_their_table() {
     }
 }
 
-/// The same table, column of interleaved 1F1B with three chunks; the paper charges p latencies
-/// less.
+/// The same table, column of interleaved 1F1B with three chunks. The paper counts p fewer
+/// latencies.
 #[test]
 fn interleaved_meets_the_zero_bubble_table() {
     let published = [0.1055, 0.0818, 0.0443, 0.1104, 0.0852, 0.0445];
@@ -102,8 +102,7 @@ fn zero_bubble_schedules_meet_their_closed_forms() {
     }
 }
 
-/// Whatever the limit, nothing exceeds it, and more memory never makes the schedule slower than
-/// ZB-H1's bubble allows.
+/// No schedule exceeds its limit, and with more memory none is slower than ZB-H1's bubble allows.
 #[test]
 fn automatic_schedules_keep_to_their_limit() {
     let share = |thousandths: u64| StageTimes {
@@ -164,7 +163,7 @@ fn grouped_schedules_meet_their_closed_form_for_unequal_times() {
     }
 }
 
-/// Where g does not divide m, the memory stays at most what it is where g does.
+/// If g does not divide m, the peak is at most that of a multiple of g.
 #[test]
 fn grouped_schedules_keep_their_peak_for_any_number_of_microbatches() {
     for d in 2..=6usize {

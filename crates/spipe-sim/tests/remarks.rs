@@ -1,4 +1,4 @@
-//! What is said of unwise hybrid placements.
+//! Warnings about hybrid placements.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -41,7 +41,8 @@ saved-activation = "1 MiB"
 time = { gpu = { forward = "1 ms", backward-input = "1 ms", backward-weight = "1 ms" }, cpu = { forward = "1 ms", backward-input = "1 ms", backward-weight = "1 ms" } }
 "#;
 
-/// What is said where each device takes the layers up to and with the number beside it.
+/// The warnings about a placement in which each device has the layers up to the given one,
+/// included.
 fn said(stages: &[(&str, usize)]) -> Vec<String> {
     let model = Model::from_toml("three.toml", MODEL).unwrap();
     let machine = "rtx3090-x4-two-sockets";
@@ -70,13 +71,13 @@ fn said(stages: &[(&str, usize)]) -> Vec<String> {
 }
 
 #[test]
-fn a_balanced_hybrid_needs_no_words() {
+fn a_balanced_hybrid_has_no_warnings() {
     assert_eq!(said(&[("cpu0", 0), ("gpu0", 4)]), Vec::<String>::new());
     assert_eq!(said(&[("gpu0", 1), ("gpu2", 4)]), Vec::<String>::new());
 }
 
 #[test]
-fn every_pitfall_is_named() {
+fn every_pitfall_has_a_warning() {
     let starved = said(&[("gpu0", 1), ("cpu0", 4)]);
     assert!(starved[0].contains("`cpu0` computes") && starved[0].contains("the GPU starves"), "{starved:?}");
     assert!(starved[0].contains("move layer l2 (`block.1`) to a GPU"), "{starved:?}");

@@ -1,5 +1,5 @@
-//! The table that an embedding and a head share, on two devices: how long its gradients and its
-//! copy take, by hand.
+//! A tied table of embedding and head on two devices: the times of its gradients and its copy,
+//! against results computed by hand.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
 use spipe_trace::{Span, Trace};
 
-/// 1,000,000 numbers in the table.
+/// A table of 1,000,000 numbers.
 const MODEL: &str = r#"
 format-version = 1
 kind = "transformer"
@@ -26,8 +26,7 @@ intermediate = 100
 tied = true
 "#;
 
-/// Two GPUs, 1 GB/s and twice half a ms from each other, whose memories move 12 GB/s; a socket that
-/// has nothing to do.
+/// Two GPUs with memories of 12 GB/s, joined by 1 GB/s with 1 ms of latency, and an idle socket.
 fn machine() -> Hardware {
     let gpu = |index: u32| {
         format!(
@@ -85,10 +84,10 @@ fn lane<'a>(trace: &'a Trace, span: &Span) -> &'a str {
 fn gradients_come_before_the_step_and_the_copy_follows_it() {
     let pipelines = [System::OneForwardOneBackward, System::Gpipe, System::ZbH1];
     let pipelines = pipelines.map(|system| (system, "to", SimTime::ZERO));
-    // In rounds they do not queue behind activations, but share the link with them: four of 51.2
-    // kB.
-    let rounds = [System::Mobius, System::Superpipeline].map(|system| (system, "shared-to", SimTime::ns(4 * 51_200)));
-    for (system, to, beside) in pipelines.into_iter().chain(rounds) {
+    // In streamed systems they share the link with activations instead of queueing behind them:
+    // four of 51.2 kB.
+    let streamed = [System::Mobius, System::Superpipeline].map(|system| (system, "shared-to", SimTime::ns(4 * 51_200)));
+    for (system, to, contention) in pipelines.into_iter().chain(streamed) {
         let trace = trace(system, MODEL);
         let only = |kind| match spans(&trace, kind)[..] {
             [span] => span,
@@ -98,14 +97,14 @@ fn gradients_come_before_the_step_and_the_copy_follows_it() {
         let back = only(ActionKind::Copy(Payload::WeightsIn));
         assert_eq!(add.duration(), SimTime::ms(1), "{system}");
         for copy in [out.duration(), back.duration()] {
-            assert!(SimTime::ms(5) <= copy && copy <= SimTime::ms(5) + beside, "{system} {copy}");
+            assert!(SimTime::ms(5) <= copy && copy <= SimTime::ms(5) + contention, "{system} {copy}");
         }
         let lanes = [&format!("gpu1.{to}-gpu0"), "gpu0.compute", &format!("gpu0.{to}-gpu1")];
         assert_eq!([out, add, back].map(|span| lane(&trace, span)), lanes, "{system}");
         let steps = spans(&trace, ActionKind::OptimizerStep);
         let step = *steps.iter().find(|step| lane(&trace, step) == "gpu0.compute").unwrap();
-        // The gradients have come, or the last backward has ended: the sum follows at once, the
-        // step the sum, the copy the step.
+        // Once the gradients have arrived or the last backward has ended, sum, step and copy follow
+        // each other at once.
         let last =
             trace.spans.iter().filter(|span| span.lane == add.lane && span.end <= add.start).map(|span| span.end);
         assert_eq!(add.start, last.max().unwrap().max(out.end), "{system}");

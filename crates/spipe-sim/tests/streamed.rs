@@ -1,7 +1,9 @@
-//! SPipe, Mobius and Superpipeline from stage times alone meet their closed forms, exactly.
+//! SPipe, Mobius and Superpipeline from stage times alone, against exact closed forms.
 
 use spipe_base::SimTime;
-use spipe_schedule::{StreamedTimes, StageTimes, UnitTimes, bare_streamed, bare_superpipeline, bare_superpipeline_after};
+use spipe_schedule::{
+    StageTimes, StreamedTimes, UnitTimes, bare_streamed, bare_superpipeline, bare_superpipeline_after,
+};
 use spipe_sim::{Iterations, Options, simulate};
 
 fn span(program: &spipe_schedule::Program) -> u64 {
@@ -9,8 +11,9 @@ fn span(program: &spipe_schedule::Program) -> u64 {
     simulate(program, &options).trace.iteration.as_ns()
 }
 
-fn rounds(name: (&str, bool), devices: usize, microbatches: usize, stages: (usize, usize), times: (u64, u64)) -> u64 {
-    let times = StreamedTimes { forward: SimTime::ns(times.0), backward: SimTime::ns(times.1), ..StreamedTimes::default() };
+fn streamed(name: (&str, bool), devices: usize, microbatches: usize, stages: (usize, usize), times: (u64, u64)) -> u64 {
+    let times =
+        StreamedTimes { forward: SimTime::ns(times.0), backward: SimTime::ns(times.1), ..StreamedTimes::default() };
     match bare_streamed(name, devices, microbatches, stages, &times) {
         Ok(program) => span(&program),
         Err(faults) => panic!("{faults}"),
@@ -25,7 +28,7 @@ fn spipe_has_one_ramp() {
             for microbatches in [devices, devices + 1, 2 * devices, 3 * devices + 2] {
                 for (tf, tb) in [(10, 10), (10, 25), (30, 10)] {
                     let stages = (forward as usize, backward as usize);
-                    let found = rounds(("spipe", true), devices as usize, microbatches as usize, stages, (tf, tb));
+                    let found = streamed(("spipe", true), devices as usize, microbatches as usize, stages, (tf, tb));
                     let expected =
                         forward * microbatches * tf + backward * microbatches * tb + (devices - 1) * tf.max(tb);
                     assert_eq!(
@@ -46,7 +49,7 @@ fn mobius_has_two_ramps() {
             for microbatches in [devices, devices + 1, 2 * devices, 3 * devices + 2] {
                 for (tf, tb) in [(10, 10), (10, 30), (30, 10)] {
                     let both = (stages as usize, stages as usize);
-                    let found = rounds(("mobius", false), devices as usize, microbatches as usize, both, (tf, tb));
+                    let found = streamed(("mobius", false), devices as usize, microbatches as usize, both, (tf, tb));
                     assert_eq!(found, (stages * microbatches + devices - 1) * (tf + tb), "N = {devices}, F = {stages}");
                 }
             }
@@ -54,7 +57,7 @@ fn mobius_has_two_ramps() {
     }
 }
 
-/// max(c, h, d, (c + h + d)·k′/k) per unit in steady state.
+/// max(c, h, d, (c + h + d)·k′/k) per unit in the steady state.
 #[test]
 fn superpipeline_is_bound_by_compute_copies_or_room() {
     for swap in 1..=4u64 {
@@ -87,7 +90,7 @@ fn superpipeline_holds_k_units_whatever_bounds_it() {
             let Ok(program) = bare_superpipeline(24, resident, swap, &times) else { panic!("it is well-formed") };
             let trace = simulate(&program, &Options::default()).trace;
             let Some(on_device) = trace.memories.iter().find(|memory| memory.name == "gpu0") else { panic!("no gpu0") };
-            // Beside the units, what one reads and what it makes.
+            // The units, and the input and output of one of them.
             let peak = on_device.peak.get() / StageTimes::UNIT.get();
             let resident = resident as u64;
             assert!((resident..=resident + 2).contains(&peak), "{peak} with k = {resident}, k′ = {swap}, {times:?}");
@@ -96,7 +99,7 @@ fn superpipeline_holds_k_units_whatever_bounds_it() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_nearest_that_can() {
+fn amounts_out_of_range_are_refused_with_the_nearest_in_range() {
     let times = StreamedTimes { forward: SimTime::ns(1), backward: SimTime::ns(1), ..StreamedTimes::default() };
     let refuse = |result: Result<spipe_schedule::Program, spipe_base::Faults>| match result {
         Ok(_) => panic!("it should be refused"),
@@ -112,22 +115,22 @@ fn what_cannot_be_is_refused_with_the_nearest_that_can() {
 }
 
 #[test]
-fn units_that_are_there_need_no_way_in() {
+fn preloaded_units_need_no_copy() {
     let times = UnitTimes { compute: SimTime::ns(10), load: SimTime::ns(100), evict: SimTime::ZERO };
     let end = |there: usize| match bare_superpipeline_after(there, 12, (4, 2), &times) {
         Ok(program) => span(&program),
         Err(faults) => panic!("{faults}"),
     };
-    // Copies of k′ = 2 units bound the pass; behind the last one two units are computed.
+    // Copies of k′ = 2 units bound the pass; after the last copy two units are computed.
     assert_eq!((end(0), end(2)), (12 * 100 + 20, 10 * 100 + 20));
-    // With all k there, the first room is free once two are computed.
+    // With all k preloaded, the first copy has room once two units are computed.
     assert_eq!(end(4), 20 + 8 * 100 + 20);
     let refused = bare_superpipeline_after(5, 12, (4, 2), &times);
     assert!(refused.is_err_and(|faults| faults.to_string().contains("begin with at most 4")));
 }
 
-/// Parameters come in one stage ahead: the first stage of a device waits for all of its own, later
-/// ones for what M passes do not hide.
+/// Parameters are loaded one stage ahead: the first stage of a device waits for its whole load, and
+/// later ones for the part that M passes do not hide.
 #[test]
 fn loads_hide_behind_the_passes_of_the_stage_before() {
     let gpu = |load: u64| {

@@ -25,8 +25,9 @@ fn zb_v_meets_its_closed_form() {
     }
 }
 
-/// Spans at most those of the released greedy (Qi et al., Pipeline Parallelism with Controllable
-/// Memory, arXiv 2405.15362), at peaks of at most its; in passes and activations of one chunk.
+/// Spans of at most those of the released greedy algorithm (Qi et al., Pipeline Parallelism with
+/// Controllable Memory, arXiv 2405.15362), at peaks of at most its; in passes and activations of
+/// one chunk.
 #[test]
 fn controllable_memory_is_as_fast_as_the_released_schedules() {
     let unit = times(1.0, 1.0, 1.0, 0.0);
@@ -43,8 +44,7 @@ fn controllable_memory_is_as_fast_as_the_released_schedules() {
 }
 
 /// Bubble rates with the profiles of Qi et al. (arXiv 2401.10241), Table 9, every stage cut in
-/// half: at most what the rule of the released generator gives at the memory of 1F1B, computed once
-/// apart from this code.
+/// half: at most those of the released generator at the memory of 1F1B, computed separately.
 #[test]
 fn zb_v_is_as_good_as_the_released_schedule() {
     let released = [0.0703, 0.0543, 0.0298, 0.0498, 0.0381, 0.0195];
@@ -59,8 +59,8 @@ fn zb_v_is_as_good_as_the_released_schedule() {
     }
 }
 
-/// Whatever the times and the limit, nothing deadlocks and nothing exceeds the limit; less than one
-/// microbatch is refused.
+/// For random times and limits, no schedule deadlocks or exceeds the limit. A limit of less than
+/// one microbatch is refused.
 #[test]
 fn v_shapes_keep_to_their_limits() {
     for weight_gradient_memory in [0, StageTimes::UNIT.get() / 3, StageTimes::UNIT.get()] {

@@ -1,4 +1,4 @@
-//! Chains of layers whose times and bytes are given, on four GPUs and two sockets.
+//! Chains of layers with given times and bytes, on four GPUs and two sockets.
 
 use spipe_base::LayerRange;
 use spipe_cost::{Mode, Optimizer, Workload};
@@ -21,19 +21,19 @@ pub fn workload(microbatches: u64, mode: Mode) -> Workload {
     }
 }
 
-/// The same with gradients that are clipped.
+/// The same with clipped gradients.
 pub fn perhaps_clipped(clips: bool, workload: Workload) -> Workload {
     Workload { clip_norm: clips.then(|| 1.0.try_into().unwrap()), ..workload }
 }
 
 /// A chain of layers: forward in tenths of a millisecond, boundary and saved activations in MiB. At
-/// most the first `frozen` do not train; the last one does.
+/// most the first `frozen` layers are frozen; the last one is always trained.
 pub fn model(layers: &[(u64, u64, u64)], frozen: usize) -> Model {
     frozen_in_front(Model::from_toml("chain.toml", &chain(layers)).unwrap(), frozen)
 }
 
-/// The same, or of as many layers if there are three a transformer whose head shares the table of
-/// its embedding.
+/// The same chain, or a transformer of as many layers with tied embedding and head, if there are at
+/// least three.
 pub fn perhaps_tied(layers: &[(u64, u64, u64)], frozen: usize, tied: bool) -> Model {
     let Some(blocks) = layers.len().checked_sub(2).filter(|blocks| tied && *blocks > 0) else {
         return model(layers, frozen);
@@ -55,7 +55,7 @@ pub fn chain(layers: &[(u64, u64, u64)]) -> String {
     chain_of(layers, &[1; 16])
 }
 
-/// The same with so many million parameters per layer.
+/// The same chain with the given number of parameters per layer, in millions.
 pub fn chain_of(layers: &[(u64, u64, u64)], parameters: &[u64]) -> String {
     let mut text =
         "format-version = 1\nkind = \"profiled\"\nname = \"chain\"\nmicrobatch = 1\nseq-len = 1024\n".to_owned();

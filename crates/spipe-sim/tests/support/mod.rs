@@ -1,4 +1,4 @@
-//! What tests of schedules share.
+//! Helpers for tests of schedules.
 
 use spipe_base::{Seconds, SimTime};
 use spipe_schedule::{Order, StageTimes, bare};
@@ -9,7 +9,7 @@ pub fn ms(milliseconds: f64) -> SimTime {
     SimTime::from_seconds(Seconds::ms(milliseconds))
 }
 
-/// Milliseconds; an activation is kept whole until the backward-weight.
+/// Stage times in milliseconds. The whole activation is held until the backward-weight.
 pub fn times(forward: f64, input: f64, weight: f64, latency: f64) -> StageTimes {
     StageTimes {
         forward: ms(forward),
@@ -20,7 +20,7 @@ pub fn times(forward: f64, input: f64, weight: f64, latency: f64) -> StageTimes 
     }
 }
 
-/// One iteration from a machine at rest.
+/// One iteration from an idle machine.
 pub fn run(order: &Order, times: &StageTimes) -> Trace {
     let program = bare("test", order, times).unwrap();
     let simulation = simulate(&program, &Options { iterations: Iterations::One, ..Options::default() });
@@ -28,13 +28,13 @@ pub fn run(order: &Order, times: &StageTimes) -> Trace {
     simulation.trace
 }
 
-/// Peak activations of each device.
+/// The peak activations of each device.
 pub fn peaks(trace: &Trace) -> Vec<f64> {
     trace.memories.iter().map(|memory| memory.peak.as_f64() / StageTimes::UNIT.as_f64()).collect()
 }
 
-/// The largest time of one device from its first start to its last end: what the Zero Bubble paper
-/// calls the cost.
+/// The longest time of one device from its first start to its last end: the cost in the Zero Bubble
+/// paper.
 pub fn makespan(trace: &Trace) -> SimTime {
     trace
         .spans
