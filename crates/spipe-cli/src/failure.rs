@@ -1,24 +1,25 @@
 //! Expected failures of the command, each with its exit code.
 
 use spipe_base::{Diagnostic, Faults, Position, words_of};
+use spipe_exec::RunError;
 use std::fmt;
 
-/// Why a command did not do what it was asked to.
+/// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Something that cannot happen did. Exit code 1.
+    /// A bug of this program. Exit code 1.
     Bug(String),
-    /// The arguments contradict each other or name something unknown. Exit code 2.
+    /// The arguments contradict each other, or name something unknown. Exit code 2.
     Arguments(Faults),
     /// An input cannot be read, or is invalid. Exit code 3.
     Input(Faults),
-    /// No plan fits. Exit code 4.
+    /// No plan is feasible. Exit code 4.
     Infeasible(Diagnostic),
-    /// The limit struck before there was a plan. Exit code 5.
+    /// The search was stopped before it had a plan. Exit code 5.
     Stopped(Diagnostic),
     /// A check or comparison failed, or a plan does not run. Exit code 6.
     Check(Diagnostic),
-    /// A device that the work needs is not there. Exit code 7.
+    /// No suitable device. Exit code 7.
     NoDevice(Diagnostic),
 }
 
@@ -36,18 +37,22 @@ impl Failure {
         }
     }
 
-    /// A file that cannot be read or written.
+    /// A file that cannot be read or written; `what` is the verb.
     pub fn file(path: &str, what: &str, error: &std::io::Error) -> Self {
         let position = Position { file: path.into(), line: 1, column: 1 };
         let diagnostic = Diagnostic::error(format!("cannot {what} `{path}`: {}", words_of(error)));
-        let diagnostic = match error.kind() {
+        Self::input(match error.kind() {
             std::io::ErrorKind::NotFound => diagnostic.hint("check the path; paths are relative to the current folder"),
             _ => diagnostic.at(position),
-        };
+        })
+    }
+
+    /// A single fault of an input.
+    pub fn input(diagnostic: Diagnostic) -> Self {
         Self::Input(diagnostic.into())
     }
 
-    /// An argument that will not do.
+    /// A single fault of the arguments.
     pub fn argument(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Arguments(Diagnostic::error(message).hint(hint).into())
     }
@@ -66,14 +71,26 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The readers of files collect faults; commands that collect faults of arguments say so.
 impl From<Faults> for Failure {
     fn from(faults: Faults) -> Self {
         Self::Input(faults)
     }
 }
 
-impl From<Diagnostic> for Failure {
-    fn from(diagnostic: Diagnostic) -> Self {
-        Self::Input(diagnostic.into())
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Self {
+        let diagnostic = Diagnostic::error(error.to_string());
+        let diagnostic = error.hint().into_iter().fold(diagnostic, Diagnostic::hint);
+        match error {
+            RunError::Unsupported(faults) => Self::Input(faults),
+            RunError::NoDevice { .. } => Self::NoDevice(diagnostic),
+            RunError::Data(_) | RunError::Checkpoint(_) | RunError::Weights(_) => Self::input(diagnostic),
+            RunError::OutOfMemory(_)
+            | RunError::Exceeded { .. }
+            | RunError::Lane { .. }
+            | RunError::NotFinite { .. } => Self::Check(diagnostic),
+            RunError::Stalled { .. } => Self::Bug(diagnostic.message),
+        }
     }
 }

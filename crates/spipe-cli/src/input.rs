@@ -1,4 +1,4 @@
-//! Models, profiles, plans and traces from paths, or from the names of shipped files.
+//! Input: models, profiles, plans and traces by path, or by the name of a shipped file.
 
 use crate::Failure;
 use spipe_base::{Bytes, Diagnostic, Position, Seconds};
@@ -9,17 +9,17 @@ use spipe_plan::Plan;
 use spipe_trace::{ReadTraceError, Trace};
 use std::{io::Read, time::Duration};
 
-/// No work takes longer.
+/// The largest time limit.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// What is no ordinary file is read up to here: it may have no end.
+/// The most bytes that are read from a pipe or a device, which may have no end: 1 GiB.
 const LONGEST_STREAM: u64 = 1 << 30;
 
 /// The text of a file, or of stdin for `-`.
 pub fn text(path: &str) -> Result<String, Failure> {
     String::from_utf8(bytes(path)?).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
-        Failure::from(Diagnostic::error(format!("`{path}` is not UTF-8 text: byte {offset} is none")))
+        Failure::input(Diagnostic::error(format!("`{path}` is not UTF-8 text: byte {offset} is invalid")))
     })
 }
 
@@ -38,8 +38,8 @@ pub fn bytes(path: &str) -> Result<Vec<u8>, Failure> {
     let stream = std::fs::File::open(path).map_err(fail)?;
     stream.take(LONGEST_STREAM + 1).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.len() as u64 > LONGEST_STREAM {
-        let message = format!("`{path}` goes on after {}, and may have no end", Bytes::new(LONGEST_STREAM));
-        return Err(Failure::argument(message, "write what is needed of it into a file"));
+        let message = format!("`{path}` has more than {}, and may have no end", Bytes::new(LONGEST_STREAM));
+        return Err(Failure::argument(message, "write the needed part into a file"));
     }
     Ok(bytes)
 }
@@ -50,12 +50,12 @@ pub fn model(given: &str) -> Result<Model, Failure> {
     Ok(Model::from_toml(&file, &text)?)
 }
 
-/// The sequence length that is asked for, or the model's own.
+/// The given sequence length, or the model's own.
 pub fn seq_len(model: &Model, given: Option<u64>) -> Result<u64, Failure> {
     match given {
         Some(given) if reads_images(model) && given != model.seq_len() => {
-            let message = format!("`{}` reads images, whose size is its own", model.name());
-            Err(Failure::argument(message, "leave `--seq-len` out; the model's file says how large they are"))
+            let message = format!("`{}` reads images of a fixed size", model.name());
+            Err(Failure::argument(message, "leave `--seq-len` out; the model file has the size"))
         }
         Some(given) if model.places().is_some_and(|places| given > places) => {
             let places = model.places().unwrap_or_default();
@@ -66,22 +66,27 @@ pub fn seq_len(model: &Model, given: Option<u64>) -> Result<u64, Failure> {
     }
 }
 
-/// The mode that is asked for, if the model can do that.
+/// The given mode, if the model has it.
 pub fn mode(model: &Model, mode: Mode) -> Result<Mode, Failure> {
     match model.architecture() {
         _ if mode != Mode::Generate => Ok(mode),
         Architecture::Transformer(_) => Ok(mode),
         Architecture::Profiled(_) => {
-            let message = format!("`{}` has times of whole sequences, and none of single tokens", model.name());
+            let message = format!("`{}` has times of whole sequences, not of single tokens", model.name());
             Err(Failure::argument(message, "use `--mode infer`, or describe the model by its shapes"))
         }
-        _ => Err(Failure::argument(format!("`{}` finds no tokens", model.name()), "use `--mode infer`")),
+        _ => Err(Failure::argument(format!("`{}` generates no tokens", model.name()), "use `--mode infer`")),
     }
 }
 
-/// Whether a model reads images and nothing else.
+/// Whether a model reads images alone.
 pub fn reads_images(model: &Model) -> bool {
     matches!(model.architecture(), Architecture::Vision(_) | Architecture::Unet(_))
+}
+
+/// Whether the attention of a model is known, as that of measured layers is not.
+pub fn attends(model: &Model) -> bool {
+    !matches!(model.architecture(), Architecture::Profiled(_))
 }
 
 /// A machine by path or name.
@@ -90,7 +95,12 @@ pub fn hardware(given: &str) -> Result<Hardware, Failure> {
     Ok(Hardware::from_toml(&file, &text)?)
 }
 
-/// A path if it looks like one or exists, otherwise a shipped name.
+/// The part of a machine with these devices; all of it if none are named.
+pub fn part(hardware: Hardware, devices: &[String]) -> Result<Hardware, Failure> {
+    if devices.is_empty() { Ok(hardware) } else { hardware.restricted_to(devices).map_err(Failure::Arguments) }
+}
+
+/// A file if `given` looks like a path or exists, otherwise a shipped file of that name.
 fn find(given: &str, what: &str, shipped: &[(&str, &str)]) -> Result<(String, String), Failure> {
     let is_path = given == "-" || given.contains(['/', '\\']) || given.ends_with(".toml");
     if is_path || std::path::Path::new(given).is_file() {
@@ -102,7 +112,7 @@ fn find(given: &str, what: &str, shipped: &[(&str, &str)]) -> Result<(String, St
             let names: Vec<&str> = shipped.iter().map(|(name, _)| *name).collect();
             let diagnostic = Diagnostic::error(format!("there is no {what} `{given}`"))
                 .hint(format!("give the path of a file, or one of {}", names.join(", ")));
-            Err(diagnostic.into())
+            Err(Failure::input(diagnostic))
         }
     }
 }
@@ -129,7 +139,7 @@ pub fn trace(path: &str) -> Result<Trace, Failure> {
             }
             other => Diagnostic::error(other.to_string()).at(Position { file: path.into(), line: 1, column: 1 }),
         };
-        diagnostic.into()
+        Failure::input(diagnostic)
     })
 }
 

@@ -1,45 +1,41 @@
-//! The command line of spipe: reads files, calls the crates that know how, prints and writes results.
+//! The command line of spipe: reads files, calls the crates that know how, prints and writes
+//! results.
 //!
 //! ```text
-//! args ─► commands ─┬─ input     models, profiles, plans and traces from paths or shipped names
-//!                   ├─ planning  one search over microbatch sizes with the planner that was asked for; pinning what it must hold,
-//!                   │            solving the largest that fits, sensitivity what more of a resource would gain
-//!                   ├─ resuming  checkpoints to write and to go on from
-//!                   ├─ tables    what people read
-//!                   └─ output    whole files or none; stdout for data, stderr for talk
+//! args ─► commands ─┬─ input         models, profiles, plans and traces, by path or shipped name
+//!                   ├─ planning      the search for a plan, and questions that need several searches
+//!                   ├─ calibration   a profile of this machine
+//!                   ├─ running       a plan on real devices, with data, progress and checkpoints
+//!                   ├─ report        tables and sentences for people
+//!                   └─ output        whole files; stdout for data, stderr for messages
 //! ```
 //!
-//! Every expected failure is a [`Failure`] with an exit code.
+//! No command uses another. Every expected failure is a [`Failure`] with an exit code.
 
 pub mod args;
+mod calibration;
 mod commands;
-mod data;
+mod executors;
 mod failure;
+mod idle;
 mod input;
-mod measuring;
+mod interrupt;
 mod output;
-mod outputs;
-mod pinning;
 mod planning;
-mod progress;
-mod remedies;
-mod resuming;
-mod sensitivity;
-mod solving;
+mod report;
+mod running;
 mod tables;
-mod training;
 
 pub use failure::Failure;
 
-use clap::Parser;
 use std::{panic::AssertUnwindSafe, process::ExitCode};
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let args = args::Args::parse();
+    let (args, given) = args::Args::read();
     output::start_log(args.verbose);
-    // The message of a panic is out already; nothing of what panicked is used again.
-    let result = std::panic::catch_unwind(AssertUnwindSafe(|| commands::run(&args)));
+    // The panic has printed its message, and none of its data is used again.
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| commands::run(&args, &given)));
     match result.unwrap_or_else(|_| Err(Failure::Bug("the command panicked".into()))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

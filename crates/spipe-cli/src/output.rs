@@ -1,4 +1,4 @@
-//! Where results go: stdout for data, stderr for talk, files whole or not at all.
+//! Output: stdout for data, stderr for messages, files written whole or not at all.
 
 use crate::{Failure, args::Format};
 use serde::Serialize;
@@ -9,10 +9,11 @@ use std::{
 };
 use tempfile::NamedTempFile;
 
-/// Beyond so many links one after the other there is a circle.
+/// The longest chain of symbolic links that is followed, as in the Linux kernel; a longer one is a
+/// circle.
 const MOST_LINKS: usize = 40;
 
-/// Sends log lines to stderr: warnings, or more with each `-v`.
+/// Sends log messages to stderr: warnings, and more with each `-v`.
 pub fn start_log(verbose: u8) {
     let level = match verbose {
         0 => "warn",
@@ -32,24 +33,24 @@ pub fn start_log(verbose: u8) {
     let _ = log.try_init();
 }
 
-/// Tells the user something that is not data; where nobody can hear it, work goes on.
+/// Prints a message to stderr; if that is closed, the work goes on.
 pub fn talk(message: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{message}");
 }
 
-/// Prints data.
+/// Prints data to stdout.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     match written {
-        // The reader has seen enough (`spipe … | head`).
+        // The reader has closed the pipe (`spipe … | head`).
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) => Err(Failure::file("stdout", "write", &error)),
         Ok(()) => Ok(()),
     }
 }
 
-/// Prints `human`, or `data` as JSON, as was asked for.
+/// Prints `human`, or `data` as JSON.
 pub fn report(format: Format, human: &str, data: &impl Serialize) -> Result<(), Failure> {
     match format {
         Format::Human => print(human),
@@ -57,26 +58,27 @@ pub fn report(format: Format, human: &str, data: &impl Serialize) -> Result<(), 
     }
 }
 
-/// JSON for programs that is still pleasant to read.
+/// Data as indented JSON, with a newline at the end.
 pub fn to_json(data: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string_pretty(data)
         .map(|json| json + "\n")
         .map_err(|error| Failure::Bug(format!("a result cannot be written as JSON: {error}")))
 }
 
-/// A file to be: tried before long work, so that a bad path fails early, and put in place whole by [`Target::write`]. Until then nothing lies
-/// in its folder that whoever ends the process would leave there.
+/// An output file. Opening it tries the path, so that a bad one fails before long work.
+/// [`Target::write`] puts the file in place whole; until then nothing is left in its folder, even
+/// if the process is killed.
 pub enum Target {
     /// Standard output, `-`.
     Stdout,
-    /// A device or a pipe, which is written to and stays what it is.
+    /// A device or a pipe, which is written to and not replaced.
     Special {
-        /// Its path as the user gave it.
+        /// The path as given.
         path: String,
     },
     /// A file.
     File {
-        /// Its path, links followed.
+        /// The path, with links followed.
         path: PathBuf,
     },
 }
@@ -98,27 +100,27 @@ impl Target {
         Ok(Self::File { path: target })
     }
 
-    /// Opens a target that is none of the files that are read for it.
+    /// Opens a target that must not be one of the input files.
     pub fn beside(path: &str, inputs: &[&str]) -> Result<Self, Failure> {
         let place = |path: &str| Path::new(path).canonicalize().ok().filter(|place| place.is_file());
         let same = |input: &&&str| place(path).is_some_and(|place_of| place(input) == Some(place_of));
         if path != "-"
             && let Some(input) = inputs.iter().find(same)
         {
-            let message = format!("`{path}` would be written over `{input}`, which is read for it");
+            let message = format!("`{path}` would overwrite its input `{input}`");
             return Err(Failure::argument(message, "write to another file"));
         }
         Self::open(path)
     }
 
-    /// Opens a target in `folder`, which is made if it is missing.
+    /// Opens a target in `folder`, which is created if it is missing.
     pub fn in_folder(folder: &Path, name: &str) -> Result<Self, Failure> {
         std::fs::create_dir_all(folder)
             .map_err(|error| Failure::file(&folder.display().to_string(), "make folder", &error))?;
         Self::open(&folder.join(name).display().to_string())
     }
 
-    /// Puts the file in place with this content.
+    /// Writes the file.
     pub fn write(self, content: &[u8]) -> Result<(), Failure> {
         match self {
             Self::Stdout => print(&String::from_utf8_lossy(content)),
@@ -140,13 +142,13 @@ impl Target {
     }
 }
 
-/// What the file at `path` will be made of, beside it; gone with the handle.
+/// A temporary file in the folder of `path`, which is removed with its handle.
 fn temporary(path: &Path) -> std::io::Result<NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     tempfile::Builder::new().prefix(".spipe-").suffix(".tmp").tempfile_in(folder)
 }
 
-/// Where the links lead at which `path` is one, so that what they lead to is replaced and not they.
+/// The file that a chain of symbolic links leads to: that is replaced, not the link.
 fn followed(path: &Path) -> std::io::Result<PathBuf> {
     let mut target = path.to_path_buf();
     for _ in 0..MOST_LINKS {
@@ -156,11 +158,11 @@ fn followed(path: &Path) -> std::io::Result<PathBuf> {
     Err(std::io::Error::other("too many links"))
 }
 
-/// Temporary files are for their owner alone; results follow the usual rule.
+/// Makes a file readable for all: temporary files are readable for their owner alone.
 #[cfg(unix)]
 fn readable(file: &NamedTempFile) {
     use std::os::unix::fs::PermissionsExt;
-    // Best effort: a file that only its owner can read is still a result.
+    // On failure the file is still readable for its owner.
     let _ = file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644));
 }
 

@@ -1,51 +1,43 @@
-//! Tables for people.
+//! Tables that fit the terminal.
 
-use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle};
+use std::io::IsTerminal;
 
-/// A line under the headings and nothing else: rows that belong together stay together.
+/// A line under the headings, and none between rows.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// A table with these headings; columns named in `right` are aligned to the right.
+/// The width of tables where there is no terminal, in columns.
+const WIDTH: u16 = 100;
+
+/// A table with these headings. The columns in `right` are aligned to the right and stay on one
+/// line; the others wrap where the table would be wider than the terminal.
 pub fn table(headings: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table.load_style(STYLE);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(width());
     table.set_header(headings.to_vec());
     for index in right {
         if let Some(column) = table.column_mut(*index) {
             column.set_cell_alignment(CellAlignment::Right);
+            column.set_constraint(ColumnConstraint::ContentWidth);
         }
     }
     table
 }
 
-/// A fraction as a percentage with one decimal.
-pub fn percent(fraction: f64) -> String {
-    format!("{:.1} %", fraction * 100.0)
+/// The same for many columns of numbers, with a single space between columns.
+pub fn dense_table(headings: &[&str], right: &[usize]) -> Table {
+    let mut table = table(headings, right);
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 1));
+    });
+    table
 }
 
-/// A signed fraction as a percentage with one decimal.
-pub fn signed_percent(fraction: f64) -> String {
-    format!("{:+.1} %", fraction * 100.0)
-}
-
-/// A count in the largest unit that leaves at least one: `6.74 B`.
-pub fn count(number: f64) -> String {
-    let scales = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)];
-    match scales.into_iter().find(|(_, factor)| number >= *factor) {
-        Some((unit, factor)) => format!("{:.2} {unit}", number / factor),
-        None => format!("{number:.0}"),
-    }
-}
-
-/// A rate: in whole numbers, but with two digits where it is below ten.
-pub fn per_second(rate: f64) -> String {
-    if rate < 9.95 { format!("{rate:.2}") } else { grouped(rate.round() as u64) }
-}
-
-/// A count with its thousands apart: `6 738 415 616`.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().filter_map(|group| std::str::from_utf8(group).ok()).collect();
-    groups.join(" ")
+/// `COLUMNS` where it is set, otherwise the width of the terminal, or 100 where there is none.
+pub fn width() -> u16 {
+    let given = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let terminal = || std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
+    given.filter(|width| *width > 0).or_else(|| terminal().map(|(width, _)| width.0)).unwrap_or(WIDTH)
 }

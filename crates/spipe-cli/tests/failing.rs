@@ -1,4 +1,5 @@
-//! Runs whose lanes fail in the middle: by memory that is too small, and by threads that cannot be had.
+//! Runs whose lanes fail in the middle: by memory that is too small, and by threads that cannot be
+//! had.
 
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -84,7 +85,8 @@ fn a_stage_that_runs_out_of_memory_ends_the_run_and_spares_the_checkpoint() {
     let plan: Value = serde_json::from_str(&std::fs::read_to_string(path.join("plan.json")).unwrap()).unwrap();
     let peaks = plan["peak-bytes"].as_object().unwrap();
     let peak = peaks.iter().filter(|(name, _)| name.starts_with("gpu")).map(|(_, peak)| peak.as_u64().unwrap()).max();
-    // The checker counts what is certain; how far a device runs ahead of the other is up to the simulator, and to a run.
+    // The checker counts what is certain; how far a device runs ahead of the other is up to the
+    // simulator, and to a run.
     let with = |bytes: u64| {
         with_memory(path, bytes, "tight.json");
         ended(spipe(path, "simulate tight.json"))
@@ -117,8 +119,8 @@ fn a_stage_that_runs_out_of_memory_ends_the_run_and_spares_the_checkpoint() {
     assert_eq!(losses(&resumed), losses(&whole)[2..], "{}", said(&resumed));
 }
 
-/// Threads with stacks so large that the process has room for only a few of them: which lane is the first without one depends on
-/// how many it may have.
+/// Threads with stacks so large that the process has room for only a few of them: which lane is the
+/// first without one depends on how many it may have.
 #[test]
 fn a_lane_without_a_thread_ends_the_run_and_spares_the_checkpoint() {
     let folder = folder();

@@ -1,4 +1,5 @@
-//! What the command says to bad input: one clear error with its place and a hint, the exit code that fits, and nothing written.
+//! What the command says to bad input: one clear error with its place and a hint, the exit code
+//! that fits, and nothing written.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +9,8 @@ use std::{
 };
 
 fn fixture(name: &str) -> String {
-    // Relative to the folder of the crate, in which cargo runs the tests, so that messages are the same everywhere.
+    // Relative to the folder of the crate, in which cargo runs the tests, so that messages are the
+    // same everywhere.
     format!("../../tests/fixtures/{name}")
 }
 

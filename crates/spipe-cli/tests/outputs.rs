@@ -31,7 +31,7 @@ fn what_is_read_is_not_written_over() {
     for args in [["simulate", "plan.json", "-o", "plan.json"], ["simulate", "plan.json", "-o", "./plan.json"]] {
         let refused = spipe(folder.path(), &args);
         assert_eq!(refused.status.code(), Some(2));
-        assert!(String::from_utf8_lossy(&refused.stderr).contains("which is read for it"));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("would overwrite its input"));
     }
     assert_eq!(fs::read(folder.path().join("plan.json")).unwrap(), before);
 }

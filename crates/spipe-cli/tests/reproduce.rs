@@ -70,7 +70,8 @@ fn no_configuration_of_the_article_fits() {
     let speeds = cells(&tables[0], "tokens/s");
     assert_eq!(speeds.len(), 5);
     assert!(speeds.iter().all(|cell| cell["ours"].is_null()));
-    // 13.0 billion parameters at 16 bytes, less what is on the CPU, cannot be on one card with 80 GB.
+    // 13.0 billion parameters at 16 bytes, less what is on the CPU, cannot be on one card with 80
+    // GB.
     let all = tables[0]["cells"].as_array().unwrap();
     let on_one = all.iter().find(|cell| cell["row"] == "checkpointing on one A100").unwrap();
     assert!(on_one["ours"].as_f64().unwrap() > 13.0e9 * 16.0 / 1_073_741_824.0, "{on_one}");

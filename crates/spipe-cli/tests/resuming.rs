@@ -102,7 +102,8 @@ fn a_run_that_is_killed_again_and_again_has_the_losses_of_one_that_is_not() {
     let (mut kills, mut patience) = (0, 0);
     let ended = loop {
         let child = site.run(STEPS, &resumed).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Of all lengths, from before the first step on; longer where the machine is too busy to come to one.
+        // Of all lengths, from before the first step on; longer where the machine is too busy to
+        // come to one.
         let time = Duration::from_millis(40 + 37 * (kills * 7 % 11) + patience);
         let before = seen.len();
         let output = after(child, time, |child| {
@@ -125,7 +126,8 @@ fn a_run_that_is_killed_again_and_again_has_the_losses_of_one_that_is_not() {
     assert!(kills > 0, "it was never killed");
     // A step whose line was lost with the kill was done all the same.
     assert!(seen.len() as u32 > STEPS / 2 && seen.contains_key(&0), "{} of {STEPS}", seen.len());
-    // One that was killed behind its last step may have had no time to forget the one before the last two.
+    // One that was killed behind its last step may have had no time to forget the one before the
+    // last two.
     let most = if ended { 2 } else { 3 };
     assert!((2..=most).contains(&checkpoints(&site.path("kept"))), "the last two, and nothing half-written");
 }
@@ -137,7 +139,7 @@ fn a_run_that_is_done_delivers_its_weights() {
     assert!(site.run(2, &args[..2]).output().unwrap().status.success());
     let output = site.run(2, &[&args[..], &["--resume"]].concat()).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(said(&output), "nothing is left to do: all 2 steps are behind the checkpoint\n");
+    assert_eq!(said(&output), "nothing is left to do: the checkpoint is after all 2 steps\n");
     let end: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&end["event"], &end["steps"]), (&Value::from("end"), &Value::from(2)));
     let whole = site.run(2, &["--save-weights", "at-once"]).output().unwrap();
@@ -213,7 +215,8 @@ fn damaged_checkpoints_and_other_models_have_their_messages() {
     assert!(said(&output).contains("does not suit this run: its seed is 1, this one is 9"), "{}", said(&output));
 }
 
-/// A shell that ignores the signal of a file that grows too large, so that writing it fails instead, as on a full disk.
+/// A shell that ignores the signal of a file that grows too large, so that writing it fails
+/// instead, as on a full disk.
 #[cfg(unix)]
 #[test]
 fn a_disk_that_is_full_ends_the_run_and_spares_the_checkpoint_before() {

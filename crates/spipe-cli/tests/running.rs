@@ -88,7 +88,8 @@ fn programs_read_a_line_for_each_step() {
     }
 }
 
-/// The first gradients of a random model are longer than what follows from clipping them; an unclipped plan does not ask for norms.
+/// The first gradients of a random model are longer than what follows from clipping them; an
+/// unclipped plan does not ask for norms.
 #[test]
 fn clipped_runs_tell_norms_and_have_learning_rates_of_their_own() {
     let losses = |how: &str, more: &str| {

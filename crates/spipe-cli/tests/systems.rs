@@ -1,4 +1,5 @@
-//! Every system by name: planned, simulated, shown from stage times, and compared with published tables.
+//! Every system by name: planned, simulated, shown from stage times, and compared with published
+//! tables.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +18,8 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// What is planned is simulated to the time that the plan states, and holds no more than its machine has.
+/// What is planned is simulated to the time that the plan states, and holds no more than its
+/// machine has.
 fn plans(systems: &[&str], model: &str, machine: &str, more: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     for system in systems {
@@ -218,8 +220,8 @@ fn rows_of_others_are_read_with_their_place() {
     assert!((ours - 2.34375).abs() < 1e-9, "{ours}");
 }
 
-/// Rows of one device that runs all layers as one stage, on a machine of 50 TFLOP/s whose link carries 4 GB/s: parameters come in, then
-/// every microbatch takes four forwards and two exchanges.
+/// Rows of one device that runs all layers as one stage, on a machine of 50 TFLOP/s whose link
+/// carries 4 GB/s: parameters come in, then every microbatch takes four forwards and two exchanges.
 fn shaped_row(seq_len: u64, microbatches: u64, usage: &str) -> (String, f64) {
     let (layers, hidden, feed_forward) = (8.0, 4096.0, 11008.0);
     let (tokens, count) = (seq_len as f64, microbatches as f64);
@@ -267,8 +269,9 @@ fn rates_of_a_known_machine_are_found() {
 
 const ONE_V100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/good/one-v100.toml");
 
-/// What ZeRO-Offload was published to train on one V100 of 32 GB (Ren et al. 2021; DeepSpeed's tutorial): 10 billion parameters with 10
-/// sequences of 1024 tokens, and 13 billion; with everything recomputed, and nothing but parameters on the GPU.
+/// What ZeRO-Offload was published to train on one V100 of 32 GB (Ren et al. 2021; DeepSpeed's
+/// tutorial): 10 billion parameters with 10 sequences of 1024 tokens, and 13 billion; with
+/// everything recomputed, and nothing but parameters on the GPU.
 #[test]
 fn zero_offload_trains_what_is_published_on_one_gpu() {
     let folder = tempfile::tempdir().unwrap();
@@ -288,8 +291,8 @@ fn zero_offload_trains_what_is_published_on_one_gpu() {
     }
 }
 
-/// With 8 sequences a step that is one iteration late was published to gain 12 to 59 % (there, figure 9): DeepSpeed's steps are a phase of
-/// their own.
+/// With 8 sequences a step that is one iteration late was published to gain 12 to 59 % (there,
+/// figure 9): DeepSpeed's steps are a phase of their own.
 #[test]
 fn a_delay_of_one_step_gains_what_is_published() {
     let folder = tempfile::tempdir().unwrap();

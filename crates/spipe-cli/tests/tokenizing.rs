@@ -19,7 +19,8 @@ fn model(vocabulary: usize) -> String {
     )
 }
 
-/// Words between spaces, with the first one for those that are not known. The words have numbers behind those of bytes.
+/// Words between spaces, with the first one for those that are not known. The words have numbers
+/// behind those of bytes.
 fn tokenizer(words: &[&str]) -> Value {
     let known: serde_json::Map<String, Value> =
         (1000..).zip(words).map(|(id, word)| ((*word).to_owned(), id.into())).collect();

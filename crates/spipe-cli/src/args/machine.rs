@@ -1,14 +1,14 @@
-//! What `spipe hardware` and `spipe calibrate` take.
+//! The arguments of `spipe hardware` and `spipe calibrate`.
 
 use clap::{Args as Group, Subcommand};
 use spipe_base::{Bytes, BytesPerSecond, Seconds};
 
-/// What can be asked of machines.
+/// The commands on machines.
 #[derive(Debug, Subcommand)]
 pub enum Hardware {
     /// Show devices, memories, links and routes
     Show(HardwareShow),
-    /// Say when concurrent copies finish
+    /// Simulate concurrent copies
     Transfer(HardwareTransfer),
     /// List the shipped profiles
     List,
@@ -17,21 +17,21 @@ pub enum Hardware {
 /// A machine.
 #[derive(Debug, Group)]
 pub struct HardwareShow {
-    /// A profile or the name of a shipped one
+    /// A hardware profile, or the name of a shipped one
     pub profile: String,
 }
 
 /// Copies on a machine.
 #[derive(Debug, Group)]
 pub struct HardwareTransfer {
-    /// A profile or the name of a shipped one
+    /// A hardware profile, or the name of a shipped one
     pub profile: String,
     /// A copy as `FROM:TO:BYTES[@START][*WEIGHT][^PRIORITY]`, such as dram0:gpu0:2GiB@10ms
     #[arg(long = "flow", required = true)]
     pub flows: Vec<String>,
 }
 
-/// What to measure.
+/// The devices to measure.
 #[derive(Debug, Group)]
 pub struct Calibrate {
     /// Devices, such as cpu:0,emulated:0
@@ -40,13 +40,13 @@ pub struct Calibrate {
     /// CPU backend: ndarray
     #[arg(long, default_value = "ndarray")]
     pub backend: String,
-    /// Also measure the layers of this model
+    /// A model whose layers are measured too
     #[arg(long)]
     pub model: Option<String>,
-    /// Tokens per sequence for those layers
+    /// Tokens per sequence for these layers; the model's own if not given
     #[arg(long)]
     pub seq_len: Option<u64>,
-    /// Sequences per microbatch for those layers
+    /// Sequences per microbatch for these layers
     #[arg(long, default_value_t = 1)]
     pub microbatch: u64,
     /// Memory of an emulated accelerator
@@ -55,7 +55,7 @@ pub struct Calibrate {
     /// Bandwidth of its link, each way
     #[arg(long, default_value = "2 GB/s")]
     pub emulated_link: BytesPerSecond,
-    /// How long to measure
+    /// Time to measure
     #[arg(long, default_value = "20 s")]
     pub time_limit: Seconds,
     /// The profile to write, - for stdout

@@ -1,5 +1,6 @@
-//! The arguments, and nothing else: the command here, what each subcommand takes in a file by topic.
+//! The arguments: the command here, those of each subcommand in a file by topic.
 
+mod given;
 mod machine;
 mod model;
 mod pages;
@@ -9,16 +10,17 @@ mod run;
 mod schedule;
 mod simulate;
 
+pub use given::Given;
 pub use machine::{Calibrate, Hardware, HardwareShow, HardwareTransfer};
 pub use model::{Model, ModelImport, ModelShow};
 pub use pages::{Completions, Schema};
-pub use plan::{Again, Baseline, Plan, TensorData};
+pub use plan::{Baseline, Plan, RecomputeChoice, TensorData, Unknown};
 pub use reproduce::{PredictionError, Reproduce};
 pub use run::{Demo, Run};
 pub use schedule::Schedule;
 pub use simulate::{Compare, Simulate, Timeline};
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 /// Plans, predicts, draws and runs the training of models that do not fit in GPU memory.
 #[derive(Debug, Parser)]
@@ -26,21 +28,32 @@ use clap::{Parser, Subcommand, ValueEnum};
     name = "spipe",
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done; 1 bug; 2 wrong arguments; 3 unreadable or invalid input; 4 no feasible plan; 5 stopped at the limit with nothing feasible; 6 a check or comparison failed; 7 no suitable device"
+    after_help = "Exit codes: 0 done; 1 bug; 2 wrong arguments; 3 unreadable or invalid input; 4 no feasible plan; 5 stopped without a plan; 6 a check or comparison failed; 7 no suitable device"
 )]
 pub struct Args {
-    /// What to print on stdout
+    /// Format of the results on stdout
     #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
     pub format: Format,
-    /// Say more on stderr; twice for everything
+    /// More log messages on stderr; twice for all
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// What to do
+    /// The command
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// How results are printed.
+impl Args {
+    /// Reads the command line of this process, or ends the process with clap's message.
+    pub fn read() -> (Self, Given) {
+        let matches = Self::command().get_matches();
+        match Self::from_arg_matches(&matches) {
+            Ok(args) => (args, Given::of(&matches)),
+            Err(error) => error.exit(),
+        }
+    }
+}
+
+/// The format of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people
@@ -57,33 +70,33 @@ pub enum Command {
     /// Show or import a model
     #[command(subcommand)]
     Model(Model),
-    /// Show a machine, or when copies on it finish
+    /// Show a machine, or the end times of copies on it
     #[command(subcommand)]
     Hardware(Hardware),
     /// Measure this machine and write a hardware profile
     Calibrate(Calibrate),
     /// Find the best plan for a model on a machine
     Plan(Plan),
-    /// Price a model without a pipeline, in closed form
+    /// Predict tensor and data parallelism, in closed form
     #[command(subcommand)]
     Baseline(Baseline),
     /// Predict the iteration of a plan
     Simulate(Simulate),
-    /// Draw one trace, or two above each other
+    /// Draw one trace, or two on the same time axis
     Timeline(Timeline),
-    /// Run a plan for real
+    /// Run a plan on this machine
     Run(Run),
-    /// Compare a predicted with a measured trace
+    /// Compare a predicted and a measured trace
     Compare(Compare),
     /// Predict and measure the iteration of several systems on this machine
     PredictionError(PredictionError),
     /// Show the schedule of a system from stage times alone
     Schedule(Schedule),
-    /// Compare published measurements with what this program predicts
+    /// Compare published tables with predictions
     Reproduce(Reproduce),
     /// Print the JSON schema of a file format
     Schema(Schema),
-    /// Print completions for a shell
+    /// Print a completion script for a shell
     Completions(Completions),
     /// Print the manual page
     Man,

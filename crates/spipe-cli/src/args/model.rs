@@ -1,9 +1,9 @@
-//! What `spipe model` takes.
+//! The arguments of `spipe model`.
 
 use clap::{Args as Group, Subcommand};
 use spipe_model::Precision;
 
-/// What can be done with models.
+/// The commands on models.
 #[derive(Debug, Subcommand)]
 pub enum Model {
     /// Show layers, parameters, FLOPs and bytes
@@ -17,7 +17,7 @@ pub enum Model {
 /// A model and a batch.
 #[derive(Debug, Group)]
 pub struct ModelShow {
-    /// A model file or the name of a shipped model
+    /// A model file, or the name of a shipped model
     pub model: String,
     /// Tokens per sequence; the model's own if not given
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! What `spipe schema` and `spipe completions` take.
+//! The arguments of `spipe schema` and `spipe completions`.
 
 use clap::Args as Group;
 

@@ -1,76 +1,84 @@
-//! What `spipe plan` and `spipe baseline` take.
+//! The arguments of `spipe plan` and `spipe baseline`.
 
-use crate::solving::Unknown;
 use clap::{Args as Group, Subcommand, ValueEnum};
+use serde::Serialize;
 use spipe_base::Seconds;
 use spipe_cost::{ClipNorm, Mode, Optimizer};
 use spipe_model::{Precision, Recompute};
 
-/// What to plan.
+/// A plan to find.
 #[derive(Debug, Group)]
 pub struct Plan {
-    /// A model file or the name of a shipped model
+    /// A model file, or the name of a shipped model
     #[arg(long, required_unless_present = "improve")]
     pub model: Option<String>,
-    /// A hardware profile or the name of a shipped one
+    /// A hardware profile, or the name of a shipped one
     #[arg(long, required_unless_present = "improve")]
     pub hardware: Option<String>,
-    /// A plan to start from, with its model, machine and workload
+    /// The devices to plan for, such as gpu0,gpu1,cpu0; all if not given. Other sockets keep their
+    /// memory
+    #[arg(long, value_delimiter = ',')]
+    pub devices: Vec<String>,
+    /// A plan file to improve, with its model, machine and workload
     #[arg(long, conflicts_with_all = [
-        "model", "hardware", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
+        "model", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
         "materialised_attention", "freeze",
     ])]
     pub improve: Option<String>,
     /// Tokens per sequence; the model's own if not given
     #[arg(long)]
     pub seq_len: Option<u64>,
-    /// Sequences (images) per iteration
-    #[arg(long, required_unless_present = "improve")]
+    /// Sequences (or images) per iteration
+    #[arg(long, required_unless_present_any = ["improve", "solve_for"])]
     pub global_batch: Option<u64>,
-    /// Sequences per microbatch, or auto
+    /// Sequences per microbatch, or auto to search all sizes
     #[arg(long, default_value = "auto")]
     pub microbatch: String,
     /// train, infer (forward only) or generate (the next token of each sequence)
     #[arg(long, default_value = "train")]
     pub mode: Mode,
-    /// A system, several with commas between them, or auto for all that suit and whose losses are those of plain training
+    /// A system, several separated by commas, or auto: all that suit and train with the same losses
+    /// as a single device
     #[arg(long, default_value = "auto")]
     pub system: String,
-    /// ilp, dp, greedy, exhaustive or mobius-mip
+    /// Planner: ilp, dp, greedy, exhaustive or mobius-mip
     #[arg(long, default_value = "ilp")]
     pub planner: String,
     /// Optimizer
     #[arg(long, default_value = "adamw")]
     pub optimizer: Optimizer,
-    /// Data type of parameters and activations; of fp16 losses are scaled, and no step begins before all gradients are known to be finite
+    /// Data type of parameters and activations. With fp16, losses are scaled, and the optimizer
+    /// waits until all gradients are known to be finite
     #[arg(long, default_value = "bf16")]
     pub precision: Precision,
-    /// Scale gradients down to this norm where all together have a longer one: no step begins before all of them are known
+    /// Clip the gradients to this global norm: the optimizer waits for all of them
     #[arg(long)]
     pub clip_norm: Option<ClipNorm>,
-    /// Assume attention that writes its scores to memory
+    /// Assume attention that writes its scores to memory (not fused)
     #[arg(long)]
     pub materialised_attention: bool,
     /// Layers that are not trained, such as 0..3 or block.0..block.3
     #[arg(long)]
     pub freeze: Vec<String>,
-    /// What the plan must hold: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, offload=4..7,
-    /// optimizer=0..3:cpu, stream=0..3, keep=0..3, host=0..3:cpu1, system=1f1b, microbatch=2, or a knob such as head-start=1
+    /// A condition on the plan, may be repeated: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7,
+    /// save=4..7, offload=4..7, optimizer=0..3:cpu, stream=0..3, keep=0..3, host=0..3:cpu1,
+    /// system=1f1b, microbatch=2, or a knob such as head-start=1
     #[arg(long)]
     pub pin: Vec<String>,
-    /// Find the largest value of this for which some plan fits
+    /// Find the largest value of this for which a plan fits
     #[arg(long, value_enum)]
     pub solve_for: Option<Unknown>,
-    /// Also plan with 10 % more GPU memory, DRAM, bandwidth of links and arithmetic, and say what each would gain
+    /// Also report the gain from 10 % more GPU memory, DRAM, DRAM bandwidth, link bandwidth and
+    /// arithmetic
     #[arg(long)]
     pub sensitivity: bool,
-    /// How long to search; with --solve-for also for each value that is tried, with --sensitivity for each resource
+    /// Time to search; also for each value of --solve-for and each resource of --sensitivity
     #[arg(long, default_value = "60s")]
     pub time_limit: Seconds,
-    /// Stop when no other plan can be faster by more than this
+    /// Stop when no other plan can be faster by more than this fraction
     #[arg(long, default_value = "0.5%", allow_hyphen_values = true)]
     pub gap: String,
-    /// Threads to search with, no more than there are cores; all of these if not given
+    /// Threads to search with, at most one per core; all cores if not given
     #[arg(long)]
     pub threads: Option<usize>,
     /// The plan to write, - for stdout
@@ -78,38 +86,41 @@ pub struct Plan {
     pub output: Option<String>,
 }
 
-/// What pipelines are compared with.
+/// The baselines of pipelines.
 #[derive(Debug, Subcommand)]
 pub enum Baseline {
     /// Tensor and data parallelism over the GPUs of a machine
     TensorData(TensorData),
 }
 
-/// A model to spread over GPUs.
+/// A model on several GPUs.
 #[derive(Debug, Group)]
 pub struct TensorData {
-    /// A model file or the name of a shipped model
+    /// A model file, or the name of a shipped model
     #[arg(long)]
     pub model: String,
-    /// A hardware profile or the name of a shipped one
+    /// A hardware profile, or the name of a shipped one
     #[arg(long)]
     pub hardware: String,
-    /// GPUs that share each layer; if not given, every number that uses all GPUs
+    /// The devices to use, such as gpu0,gpu1; all if not given
+    #[arg(long, value_delimiter = ',')]
+    pub devices: Vec<String>,
+    /// Degree of tensor parallelism; if not given, every degree that uses all GPUs
     #[arg(long)]
     pub tensor: Option<u64>,
-    /// Groups of them that share the sequences; if not given, every number that uses all GPUs
+    /// Degree of data parallelism; if not given, every degree that uses all GPUs
     #[arg(long)]
     pub data: Option<u64>,
-    /// Activations that are computed again in the backward; every choice if not given
+    /// Activations recomputed in the backward; every choice if not given
     #[arg(long, value_enum)]
-    pub recompute: Option<Again>,
+    pub recompute: Option<RecomputeChoice>,
     /// Tokens per sequence; the model's own if not given
     #[arg(long)]
     pub seq_len: Option<u64>,
-    /// Sequences (images) per iteration
+    /// Sequences (or images) per iteration
     #[arg(long)]
     pub global_batch: u64,
-    /// Sequences per microbatch, or auto
+    /// Sequences per microbatch, or auto to search all sizes
     #[arg(long, default_value = "auto")]
     pub microbatch: String,
     /// train, infer (forward only) or generate (the next token of each sequence)
@@ -121,28 +132,42 @@ pub struct TensorData {
     /// Data type of parameters and activations
     #[arg(long, default_value = "bf16")]
     pub precision: Precision,
-    /// Assume attention that writes its scores to memory
+    /// Assume attention that writes its scores to memory (not fused)
     #[arg(long)]
     pub materialised_attention: bool,
 }
 
-/// What is computed again in the backward.
+/// The activations that are recomputed in the backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Again {
-    /// Nothing
+pub enum RecomputeChoice {
+    /// None
     None,
-    /// What is large and cheap
+    /// The large and cheap ones, as of attention
     Selective,
-    /// Everything but the layer's input
+    /// All but the input of each layer
     Full,
 }
 
-impl From<Again> for Recompute {
-    fn from(again: Again) -> Self {
-        match again {
-            Again::None => Self::None,
-            Again::Selective => Self::Selective,
-            Again::Full => Self::Full,
+impl From<RecomputeChoice> for Recompute {
+    fn from(choice: RecomputeChoice) -> Self {
+        match choice {
+            RecomputeChoice::None => Self::None,
+            RecomputeChoice::Selective => Self::Selective,
+            RecomputeChoice::Full => Self::Full,
         }
     }
+}
+
+/// A value to solve for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unknown {
+    /// Sequences per microbatch, among the sizes that divide the global batch
+    Microbatch,
+    /// Tokens per sequence
+    SeqLen,
+    /// Repeated layers of the model
+    Layers,
+    /// Sequences per iteration
+    GlobalBatch,
 }

@@ -1,11 +1,11 @@
-//! What `spipe demo` and `spipe run` take.
+//! The arguments of `spipe demo` and `spipe run`.
 
 use clap::{Args as Group, ValueEnum};
 
-/// The main job.
+/// The demo.
 #[derive(Debug, Group)]
 pub struct Demo {
-    /// Text to train on, byte by byte; without it, this repository's own sources
+    /// Text to train on, byte by byte; this repository's own sources if not given
     #[arg(long)]
     pub data: Option<String>,
     /// Folder for the results
@@ -17,7 +17,7 @@ pub struct Demo {
     /// CPU backend: ndarray
     #[arg(long, default_value = "ndarray")]
     pub backend: String,
-    /// Model to train: a Llama-style model file or the name of a shipped one
+    /// Model to train: a Llama-style model file, or the name of a shipped one
     #[arg(long, default_value = "demo")]
     pub model: String,
     /// Seed of the parameters and of the order of the data
@@ -30,53 +30,57 @@ pub struct Demo {
 pub struct Run {
     /// The plan
     pub plan: String,
-    /// What to train on: a text, byte by byte or as `--tokenizer` reads it; for models that read images a folder with a folder
-    /// of images for each class, or `synthetic`. Plans that infer continue the text, turn images into vectors, or take noise from them
+    /// The data: a text; for models that read images a folder with a folder of images for each
+    /// class, or `synthetic`. Inference continues the text, encodes the images, or denoises
     #[arg(long)]
     pub data: String,
-    /// The tokenizer of the text: a tokenizer.json as Hugging Face's libraries save it, or a folder that has one
+    /// The tokenizer of the text: a tokenizer.json of Hugging Face, or a folder with one; bytes if
+    /// not given
     #[arg(long)]
     pub tokenizer: Option<String>,
-    /// Training steps; of plans that infer as many tokens for each sequence, batches of images, or steps of denoising
+    /// Training steps; in inference tokens per sequence, batches of images, or denoising steps
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// Which executor device stands for which device of the plan, such as gpu0=emulated:0
+    /// The executor of a device of the plan, such as gpu0=emulated:0; may be repeated
     #[arg(long = "bind")]
     pub bindings: Vec<String>,
     /// CPU backend: ndarray
     #[arg(long, default_value = "ndarray")]
     pub backend: String,
-    /// Learning rate
+    /// Learning rate of AdamW
     #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true, value_parser = rate)]
     pub learning_rate: f64,
-    /// Steps in which the learning rate rises to that
+    /// Steps over which the learning rate rises from 0
     #[arg(long, default_value_t = 0)]
     pub warmup_steps: u32,
-    /// What the learning rate does afterwards, to the end of the run
+    /// Decay of the learning rate after the warm-up, until the end of the run
     #[arg(long, value_enum, default_value_t = Decay::Constant)]
     pub decay: Decay,
-    /// Share of each parameter, times the learning rate, that it loses in each step
+    /// Weight decay of AdamW
     #[arg(long, default_value_t = 0.01, allow_negative_numbers = true, value_parser = rate)]
     pub weight_decay: f64,
     /// Seed of the parameters and of the order of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Folder for checkpoints: one every few steps, one at the end, one at Ctrl-C or SIGTERM
+    /// Folder for checkpoints: one every --checkpoint-every steps, one at the end, one at Ctrl-C or
+    /// SIGTERM
     #[arg(long)]
     pub checkpoint_dir: Option<String>,
-    /// Steps from one checkpoint to the next
+    /// Steps between checkpoints
     #[arg(long, default_value_t = 100, requires = "checkpoint_dir", value_parser = clap::value_parser!(u32).range(1..))]
     pub checkpoint_every: u32,
-    /// Go on from the newest checkpoint in that folder that is whole
+    /// Resume from the newest intact checkpoint in --checkpoint-dir
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
-    /// Weights to start from, as transformers saves them: a .safetensors file, or a folder with model.safetensors or its index
+    /// Weights to start from, in the format of transformers: a .safetensors file, or a folder with
+    /// model.safetensors or its index
     #[arg(long)]
     pub weights: Option<String>,
-    /// Folder for the weights at the end, as transformers loads them; the configuration and tokenizer of a folder of `--weights` come along
+    /// Folder for the weights at the end, in the format of transformers; configuration and
+    /// tokenizer are copied from a folder of --weights
     #[arg(long)]
     pub save_weights: Option<String>,
-    /// What a plan that infers has found, to be written as safetensors
+    /// The outputs of inference to write, as safetensors
     #[arg(long)]
     pub save_outputs: Option<String>,
     /// The measured trace to write
@@ -84,14 +88,14 @@ pub struct Run {
     pub output: Option<String>,
 }
 
-/// What a learning rate does after its warm-up.
+/// The decay of a learning rate after its warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Decay {
-    /// It stays
+    /// None
     Constant,
-    /// It falls to nothing, by as much in each step
+    /// Linear to 0
     Linear,
-    /// It falls to nothing along half a wave
+    /// Half a cosine to 0
     Cosine,
 }
 

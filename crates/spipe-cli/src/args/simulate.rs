@@ -1,4 +1,4 @@
-//! What `spipe simulate`, `spipe timeline` and `spipe compare` take.
+//! The arguments of `spipe simulate`, `spipe timeline` and `spipe compare`.
 
 use clap::Args as Group;
 
@@ -7,7 +7,8 @@ use clap::Args as Group;
 pub struct Simulate {
     /// The plan
     pub plan: String,
-    /// One iteration that begins and ends with devices at rest, as `spipe run` reads prompts; otherwise iterations follow each other
+    /// Simulate a single iteration that begins and ends with idle devices, as a run of prompts
+    /// does, not the steady state
     #[arg(long)]
     pub once: bool,
     /// The trace to write
@@ -22,7 +23,7 @@ pub struct Timeline {
     pub trace: String,
     /// Another trace, drawn below it on the same time axis
     pub second: Option<String>,
-    /// The picture: .svg, .png, .html, .txt or .perfetto.json
+    /// The picture to write: .svg, .png, .html, .txt or .perfetto.json; - for text on stdout
     #[arg(short, long)]
     pub output: String,
 }
@@ -34,7 +35,7 @@ pub struct Compare {
     pub predicted: String,
     /// The measurement
     pub measured: String,
-    /// Fail with exit code 6 if the iteration is off by more than this, such as 10%
+    /// Fail with exit code 6 if the error of the iteration is larger than this, such as 10%
     #[arg(long)]
     pub tolerance: Option<String>,
 }

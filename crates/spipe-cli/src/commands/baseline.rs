@@ -1,25 +1,26 @@
-//! `spipe baseline`: what a model costs without a pipeline, in closed form.
+//! `spipe baseline`: time and memory of a model under tensor and data parallelism, in closed form.
 
 use crate::{
     Failure, args,
-    args::Format,
+    args::{Format, Given},
+    idle::Idle,
     input, output, planning,
-    tables::{per_second, table},
+    tables::dense_table,
 };
 use serde::Serialize;
-use spipe_base::{Bytes, Diagnostic};
-use spipe_cost::{ParallelCost, ParallelError, Parallelism, Workload};
+use spipe_base::{Bytes, Diagnostic, readable::per_second};
+use spipe_cost::{Mode, ParallelCost, ParallelError, Parallelism, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Recompute};
 
-/// Prices every spread that was asked for and prints it.
-pub fn run(what: &args::Baseline, format: Format) -> Result<(), Failure> {
+/// Computes every configuration that was asked for and prints it.
+pub fn run(what: &args::Baseline, given: &Given, format: Format) -> Result<(), Failure> {
     match what {
-        args::Baseline::TensorData(what) => tensor_data(what, format),
+        args::Baseline::TensorData(what) => tensor_data(what, given, format),
     }
 }
 
-/// A spread with its cost.
+/// A configuration with its cost.
 struct Priced {
     spread: Parallelism,
     workload: Workload,
@@ -27,7 +28,7 @@ struct Priced {
 }
 
 impl Priced {
-    /// The fastest of those that fit; where none does, the one that lacks least.
+    /// Whether it is faster and fits, or if none fits, needs less memory.
     fn better_than(&self, other: &Self) -> bool {
         match (self.cost.fits(), other.cost.fits()) {
             (true, true) => self.cost.iteration < other.cost.iteration,
@@ -37,9 +38,18 @@ impl Priced {
     }
 }
 
-fn tensor_data(what: &args::TensorData, format: Format) -> Result<(), Failure> {
+fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result<(), Failure> {
     let model = input::model(&what.model)?;
-    let hardware = input::hardware(&what.hardware)?;
+    let hardware = input::part(input::hardware(&what.hardware)?, &what.devices)?;
+    Idle::among(given)
+        .options_if(what.mode != Mode::Train, &["optimizer", "recompute"], "in inference", "leave it out")
+        .options_if(
+            !input::attends(&model),
+            &["materialised-attention"],
+            "to a model without known attention",
+            "leave it out",
+        )
+        .refuse()?;
     let template = Workload {
         mode: input::mode(&model, what.mode)?,
         seq_len: input::seq_len(&model, what.seq_len)?,
@@ -62,7 +72,7 @@ fn tensor_data(what: &args::TensorData, format: Format) -> Result<(), Failure> {
         (0..priced.len()).reduce(|best, other| if priced[other].better_than(&priced[best]) { other } else { best });
     let Some(best) = best else {
         let reason =
-            refused.map_or_else(|| "no degrees multiply to the number of GPUs".into(), |error| error.to_string());
+            refused.map_or_else(|| "no two degrees multiply to the number of GPUs".into(), |error| error.to_string());
         return Err(Failure::Infeasible(Diagnostic::error(reason).hint("give other degrees, or another batch")));
     };
     output::report(format, &human(&priced, best), &data((&model, &hardware), &priced, best))?;
@@ -76,7 +86,8 @@ fn tensor_data(what: &args::TensorData, format: Format) -> Result<(), Failure> {
     ))
 }
 
-/// Degrees that are given; of those that are not, all that use every GPU.
+/// The configurations of the given degrees. Degrees that are not given take every value that uses
+/// all GPUs.
 fn spreads(what: &args::TensorData, hardware: &Hardware) -> Result<Vec<Parallelism>, Failure> {
     let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
     let degrees: Vec<(u64, u64)> = match (what.tensor, what.data) {
@@ -104,7 +115,7 @@ fn spreads(what: &args::TensorData, hardware: &Hardware) -> Result<Vec<Paralleli
     Ok(degrees.into_iter().flat_map(spread).collect())
 }
 
-/// The spread with the best of the microbatch sizes.
+/// A configuration with its best size of microbatches.
 fn price(
     spread: Parallelism,
     (model, hardware): (&Model, &Hardware),
@@ -133,7 +144,7 @@ struct Data<'a> {
     status: &'static str,
     model: &'a str,
     hardware: &'a str,
-    /// The place of the best configuration.
+    /// The index of the best configuration.
     best: usize,
     configurations: Vec<Configuration>,
 }
@@ -200,32 +211,29 @@ fn rate(priced: &Priced) -> f64 {
 
 fn human(priced: &[Priced], best: usize) -> String {
     let headings = [
-        "tensor",
-        "data",
+        "tensor\n× data",
         "recompute",
-        "microbatch",
+        "micro-\nbatch",
         "iteration",
         "compute",
-        "in layers",
+        "layers",
         "gradients",
         "optimizer",
         "tokens/s",
-        "memory per GPU",
-        "of",
-        "",
+        "GPU memory",
+        "fits",
     ];
-    let mut rows = table(&headings, &[0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+    let mut rows = dense_table(&headings, &[0, 2, 3, 4, 5, 6, 7, 8, 9]);
     for (index, one) in priced.iter().enumerate() {
-        let ms = |time: spipe_base::Seconds| format!("{:.1} ms", time.to_ms());
+        let ms = |time: spipe_base::Seconds| format!("{:.1}", time.to_ms());
         let cost = &one.cost;
-        let remark = match (cost.fits(), index == best) {
-            (false, _) => "does not fit",
+        let fits = match (cost.fits(), index == best) {
+            (false, _) => "no",
             (true, true) => "best",
-            (true, false) => "",
+            (true, false) => "yes",
         };
         rows.add_row(vec![
-            one.spread.tensor.to_string(),
-            one.spread.data.to_string(),
+            format!("{} × {}", one.spread.tensor, one.spread.data),
             name(one.spread.recompute).into(),
             one.workload.microbatch.to_string(),
             ms(cost.iteration),
@@ -235,9 +243,12 @@ fn human(priced: &[Priced], best: usize) -> String {
             ms(cost.optimizer),
             per_second(rate(one)),
             cost.memory.to_string(),
-            cost.usable.to_string(),
-            remark.into(),
+            fits.into(),
         ]);
     }
-    format!("{rows}\n\nNothing overlaps: compute, reductions in layers, reduction of gradients and optimizer add up.\n")
+    let usable = priced[best].cost.usable;
+    format!(
+        "{rows}\n\nTimes are in ms, without overlap: compute, all-reduces in layers, all-reduce of gradients and optimizer add up. Each \
+         GPU has {usable}.\n"
+    )
 }

@@ -2,27 +2,41 @@
 
 use crate::{
     Failure, args,
-    args::Format,
-    input,
-    measuring::{self, Request},
-    output,
+    args::{Format, Given},
+    calibration::{self, Request},
+    executors,
+    idle::Idle,
+    input, output,
     output::Target,
-    tables::{percent, table},
+    report::calibration::{data, human},
 };
-use serde::Serialize;
-use spipe_base::{BytesPerSecond, DataType, FlopsPerSecond};
 use spipe_cost::{CostError, check_batch};
-use spipe_exec::{Backend, Calibration, Copies};
+use spipe_exec::Backend;
 use spipe_model::Batch;
 use std::path::Path;
 
-/// Sequences whose next token is found together: what plans that generate are made from.
+/// The numbers of sequences for which generation is measured.
 const SEQUENCES: [u64; 4] = [1, 2, 4, 8];
 
 /// Measures and writes a profile.
-pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
+pub fn run(what: &args::Calibrate, given: &Given, format: Format) -> Result<(), Failure> {
+    let emulated = what.devices.iter().any(|device| device.starts_with("emulated"));
+    Idle::among(given)
+        .options_if(
+            what.model.is_none(),
+            &["seq-len", "microbatch"],
+            "without `--model`",
+            "name a model, or leave it out",
+        )
+        .options_if(
+            !emulated,
+            &["emulated-memory", "emulated-link"],
+            "without an emulated device",
+            "add one, such as `--devices emulated:0,cpu:0`, or leave it out",
+        )
+        .refuse()?;
     let target = Target::open(&what.output)?;
-    let backend: Backend = backend(&what.backend)?;
+    let backend = executors::backend(&what.backend)?;
     let model = what.model.as_deref().map(input::model).transpose()?;
     let batch = |model| {
         let batch = Batch { microbatch: what.microbatch, seq_len: input::seq_len(model, what.seq_len)? };
@@ -31,9 +45,9 @@ pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
     };
     let layers = model.as_ref().map(|model| Ok::<_, Failure>((model, batch(model)?)));
     let layers = layers.transpose()?;
-    let (file, calibration) = measuring::measure(&Request {
+    let (file, measured) = calibration::measure(&Request {
         name: "this-machine",
-        executors: measuring::executors(&what.devices, backend)?,
+        executors: executors::named(&what.devices, backend)?,
         layers,
         tokens: &SEQUENCES,
         budget: input::limit(what.time_limit)?,
@@ -41,17 +55,17 @@ pub fn run(what: &args::Calibrate, format: Format) -> Result<(), Failure> {
         link: what.emulated_link,
         command: &command(what, backend),
     })?;
-    let hardware = measuring::machine(&file)?;
+    let hardware = calibration::machine(&file)?;
     let to_stdout = matches!(target, Target::Stdout);
     target.write(hardware.to_toml().as_bytes())?;
-    if to_stdout { Ok(()) } else { output::report(format, &human(&calibration), &data(&calibration)) }
+    if to_stdout { Ok(()) } else { output::report(format, &human(&measured), &data(&measured)) }
 }
 
 /// The command as the profile records it.
 fn command(what: &args::Calibrate, backend: Backend) -> String {
     let mut words = format!("spipe calibrate --devices {} --backend {backend}", what.devices.join(","));
     if let Some(model) = &what.model {
-        // Where somebody has a file says nothing about the machine.
+        // The folder of a file says nothing about the machine.
         let name = Path::new(model).file_name().and_then(|name| name.to_str()).filter(|_| model.starts_with('/'));
         words += &format!(" --model {} --microbatch {}", name.unwrap_or(model), what.microbatch);
         words += &what.seq_len.map_or_else(String::new, |seq_len| format!(" --seq-len {seq_len}"));
@@ -60,107 +74,4 @@ fn command(what: &args::Calibrate, backend: Backend) -> String {
         words += &format!(" --emulated-memory '{}' --emulated-link '{}'", what.emulated_memory, what.emulated_link);
     }
     words + &format!(" --time-limit '{}'", what.time_limit)
-}
-
-/// A backend by its name.
-pub fn backend(word: &str) -> Result<Backend, Failure> {
-    word.parse()
-        .map_err(|error: spipe_base::UnknownWord| Failure::argument(error.to_string(), "leave out --backend, and that of --bind: ndarray is the default"))
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Data {
-    format_version: u32,
-    took_ms: f64,
-    devices: Vec<Device>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Device {
-    executor: String,
-    matmul_flops_per_second: f64,
-    memory_bandwidth_bytes_per_second: f64,
-    copy_bytes_per_second: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    link: Option<Link>,
-    optimizer_params_per_second: f64,
-    launch_floor_us: f64,
-    spread: f64,
-}
-
-/// Copies to a device with a memory of its own, and back.
-#[derive(Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Link {
-    pinned_bytes_per_second: [f64; 2],
-    pageable_bytes_per_second: [f64; 2],
-}
-
-impl Link {
-    fn of(copies: Copies) -> Self {
-        let numbers = |rates: [BytesPerSecond; 2]| rates.map(BytesPerSecond::get);
-        Self { pinned_bytes_per_second: numbers(copies.pinned), pageable_bytes_per_second: numbers(copies.pageable) }
-    }
-}
-
-fn data(calibration: &Calibration) -> Data {
-    let devices = calibration.devices.iter().map(|device| Device {
-        executor: device.executor.to_string(),
-        matmul_flops_per_second: device.best_rate(DataType::F32).map_or(0.0, FlopsPerSecond::get),
-        memory_bandwidth_bytes_per_second: device.memory_bandwidth.get(),
-        copy_bytes_per_second: device.copy_rate.get(),
-        link: device.copies.map(Link::of),
-        optimizer_params_per_second: device.optimizer_rate.get(),
-        launch_floor_us: device.launch_floor.get() * 1e6,
-        spread: device.spread,
-    });
-    Data { format_version: 1, took_ms: calibration.took.as_secs_f64() * 1e3, devices: devices.collect() }
-}
-
-/// What was measured, as tables: the devices, and each kind of layer on each.
-pub fn human(calibration: &Calibration) -> String {
-    let mut devices = table(
-        &["device", "best matmul", "memory bandwidth", "host copy", "optimizer", "launch floor", "spread"],
-        &[1, 2, 3, 4, 5, 6],
-    );
-    let mut layers = table(&["layer", "device", "forward", "backward", "spread"], &[2, 3, 4]);
-    for device in &calibration.devices {
-        // What computes in one type alone needs no word of it.
-        let named = |what: String, data_type: DataType| match device.matmul.len() {
-            1 => what,
-            _ => format!("{what} in {data_type}"),
-        };
-        let rate = |data_type: &DataType| Some(named(device.best_rate(*data_type)?.to_string(), *data_type));
-        let best: Vec<String> = device.matmul.keys().filter_map(rate).collect();
-        devices.add_row(vec![
-            device.executor.to_string(),
-            best.join("\n"),
-            device.memory_bandwidth.to_string(),
-            device.copy_rate.to_string(),
-            device.optimizer_rate.to_string(),
-            device.launch_floor.to_string(),
-            percent(device.spread),
-        ]);
-        for layer in &device.layers {
-            layers.add_row(vec![
-                layer.signature.clone(),
-                named(device.executor.to_string(), layer.data_type),
-                format!("{:.3}", layer.forward),
-                format!("{:.3}", layer.backward_input + layer.backward_weight),
-                percent(layer.spread),
-            ]);
-        }
-    }
-    let mut copies = table(&["copies of 64 MiB", "pinned, in", "out", "pageable, in", "out"], &[1, 2, 3, 4]);
-    for (device, found) in calibration.devices.iter().filter_map(|device| Some((device, device.copies?))) {
-        let rates = found.pinned.iter().chain(&found.pageable).map(ToString::to_string);
-        copies.add_row([device.executor.to_string()].into_iter().chain(rates).collect::<Vec<_>>());
-    }
-    let copies = if copies.is_empty() { String::new() } else { format!("\n\n{copies}") };
-    let layers = if layers.is_empty() { String::new() } else { format!("\n\n{layers}") };
-    let note = calibration.contention.and_then(|contention| contention.note());
-    let note = note.map_or_else(String::new, |note| format!("note: {note}\n"));
-    format!("{devices}{copies}{layers}\n{note}")
 }

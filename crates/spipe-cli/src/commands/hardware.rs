@@ -8,7 +8,7 @@ use spipe_schedule::Share;
 use spipe_sim::Transfer;
 use std::collections::BTreeMap;
 
-/// Shows, lists, or says when copies finish.
+/// Shows a machine, lists the shipped ones, or simulates copies.
 pub fn run(what: &args::Hardware, format: Format) -> Result<(), Failure> {
     match what {
         args::Hardware::Show(show) => self::show(show, format),
@@ -124,7 +124,7 @@ fn routes(hardware: &Hardware) -> Vec<ShownRoute> {
         .routes()
         .filter(|(from, to, _)| from != to)
         .map(|(from, to, route)| {
-            // A copy within a memory passes its channels twice.
+            // A copy within a memory uses its channels twice.
             let rate = |link: &LinkId| {
                 let times = route.links.iter().filter(|other| *other == link).count();
                 hardware.links()[*link].bandwidth.get() / times as f64
@@ -183,7 +183,7 @@ struct Finished {
 fn transfer(what: &args::HardwareTransfer, format: Format) -> Result<(), Failure> {
     let hardware = input::hardware(&what.profile)?;
     let copies: Vec<Transfer> = what.flows.iter().map(|flow| copy(&hardware, flow)).collect::<Result<_, _>>()?;
-    let finished = spipe_sim::transfers(&hardware, &copies).map_err(spipe_base::Diagnostic::from)?;
+    let finished = spipe_sim::transfers(&hardware, &copies).map_err(|error| Failure::input(error.into()))?;
     let mut rows = table(&["copy", "started", "finished", "average rate"], &[1, 2, 3]);
     for ((flow, copy), end) in what.flows.iter().zip(&copies).zip(&finished) {
         let took = (*end - copy.start).to_seconds().get();
@@ -195,21 +195,21 @@ fn transfer(what: &args::HardwareTransfer, format: Format) -> Result<(), Failure
     output::report(format, &format!("{rows}\n"), &data)
 }
 
-/// No copy begins later, in seconds: the clock counts nanoseconds.
+/// The latest start of a copy, in seconds: the clock counts nanoseconds in 64 bits.
 const LATEST: f64 = 1e9;
 
-/// `FROM:TO:BYTES[@START][*WEIGHT][^PRIORITY]`.
+/// Reads `FROM:TO:BYTES[@START][*WEIGHT][^PRIORITY]`.
 fn copy(hardware: &Hardware, flow: &str) -> Result<Transfer, Failure> {
     let bad = |why: String| {
         Failure::argument(
             format!("`{flow}` is no copy: {why}"),
-            "write it like dram0:gpu0:2GiB or dram0:gpu0:2GiB@10ms; *2 behind it doubles its weight, ^1 raises its priority",
+            "write dram0:gpu0:2GiB, or dram0:gpu0:2GiB@10ms to start it later; append *2 to double its weight, ^1 to raise its priority",
         )
     };
     let unread = |error: spipe_base::ParseQuantityError| bad(error.to_string());
     let path = flow.split(['@', '*', '^']).next().unwrap_or_default();
     let parts: Vec<&str> = path.split(':').collect();
-    let [from, to, bytes] = parts[..] else { return Err(bad("it has no three parts".into())) };
+    let [from, to, bytes] = parts[..] else { return Err(bad("it does not have three parts".into())) };
     let memory = |name: &str| {
         let names: Vec<&str> = hardware.memories().iter().map(|memory| memory.name.as_str()).collect();
         hardware

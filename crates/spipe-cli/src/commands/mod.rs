@@ -1,4 +1,4 @@
-//! One file per command.
+//! The commands, one file each. No command uses another.
 
 mod baseline;
 mod calibrate;
@@ -15,27 +15,30 @@ mod schedule;
 mod simulate;
 mod timeline;
 
-use crate::{Failure, args};
+use crate::{
+    Failure,
+    args::{Args, Command, Given},
+};
 
-/// Does what was asked for.
-pub fn run(args: &args::Args) -> Result<(), Failure> {
+/// Runs the command that was asked for.
+pub fn run(args: &Args, given: &Given) -> Result<(), Failure> {
     let format = args.format;
     match &args.command {
-        args::Command::Demo(what) => demo::run(what, format),
-        args::Command::PredictionError(what) => prediction_error::run(what, format),
-        args::Command::Calibrate(what) => calibrate::run(what, format),
-        args::Command::Model(what) => model::run(what, format),
-        args::Command::Hardware(what) => hardware::run(what, format),
-        args::Command::Plan(what) => plan::run(what, format),
-        args::Command::Baseline(what) => baseline::run(what, format),
-        args::Command::Simulate(what) => simulate::run(what, format),
-        args::Command::Run(what) => run::run(what, format),
-        args::Command::Timeline(what) => timeline::run(what),
-        args::Command::Compare(what) => compare::run(what, format),
-        args::Command::Schedule(what) => schedule::run(what, format),
-        args::Command::Reproduce(what) => reproduce::run(what, format),
-        args::Command::Schema(what) => pages::schema(what),
-        args::Command::Completions(what) => pages::completions(what),
-        args::Command::Man => pages::man(),
+        Command::Demo(what) => demo::run(what, format),
+        Command::PredictionError(what) => prediction_error::run(what, format),
+        Command::Calibrate(what) => calibrate::run(what, given, format),
+        Command::Model(what) => model::run(what, given, format),
+        Command::Hardware(what) => hardware::run(what, format),
+        Command::Plan(what) => plan::run(what, given, format),
+        Command::Baseline(what) => baseline::run(what, given, format),
+        Command::Simulate(what) => simulate::run(what, format),
+        Command::Run(what) => run::run(what, given, format),
+        Command::Timeline(what) => timeline::run(what, given),
+        Command::Compare(what) => compare::run(what, format),
+        Command::Schedule(what) => schedule::run(what, given, format),
+        Command::Reproduce(what) => reproduce::run(what, given, format),
+        Command::Schema(what) => pages::schema(what),
+        Command::Completions(what) => pages::completions(what, given),
+        Command::Man => pages::man(given),
     }
 }

@@ -2,20 +2,24 @@
 
 use crate::{
     Failure, args,
-    args::Format,
+    args::{Format, Given},
+    idle::Idle,
     input, output,
     output::Target,
-    tables::{count, grouped, table},
+    tables::table,
 };
 use serde::Serialize;
-use spipe_base::{Bytes, Flops, LayerRange};
+use spipe_base::{
+    Bytes, Flops, LayerRange,
+    readable::{count, grouped},
+};
 use spipe_model::{Attention, Batch, Layer, Model, Op, Recompute};
 
 /// Shows, imports or lists.
-pub fn run(what: &args::Model, format: Format) -> Result<(), Failure> {
+pub fn run(what: &args::Model, given: &Given, format: Format) -> Result<(), Failure> {
     match what {
         args::Model::Show(show) => self::show(show, format),
-        args::Model::Import(import) => self::import(import),
+        args::Model::Import(import) => self::import(import, given),
         args::Model::List => list(format),
     }
 }
@@ -55,7 +59,7 @@ fn show(what: &args::ModelShow, format: Format) -> Result<(), Failure> {
     let model = input::model(&what.model)?;
     let seq_len = input::seq_len(&model, what.seq_len)?;
     if seq_len == 0 || what.microbatch == 0 {
-        return Err(Failure::argument("a batch of zero tokens has no costs", "use at least one"));
+        return Err(Failure::argument("a batch of zero tokens has no cost", "use at least one"));
     }
     let batch = Batch { microbatch: what.microbatch, seq_len };
     let layers: Vec<ShownLayer> = model.layers().iter().map(|layer| shown(&model, layer, batch, what)).collect();
@@ -116,7 +120,7 @@ fn human(model: &Model, data: &Shown) -> String {
     let state = Bytes::new(data.parameters * 16);
     format!(
         "{}: {} parameters ({})\n\n{rows}\n\n\
-         Figures are per layer and per microbatch of {} × {} tokens, {}; saved means without recompute, fused attention.\n\
+         Figures are per layer and per microbatch of {} × {} tokens, {}. Saved activations are those without recompute, with fused attention.\n\
          One microbatch forward and backward: {model_flops}. Training state with AdamW: {state}, 16 bytes per parameter.\n",
         data.name,
         grouped(data.parameters),
@@ -127,7 +131,7 @@ fn human(model: &Model, data: &Shown) -> String {
     )
 }
 
-/// The name of a run of layers: that of its one layer, or its first and last.
+/// The name of a run of layers: of its only layer, or of its first and last.
 fn named(run: LayerRange, data: &Shown) -> String {
     let name = |index: usize| data.layers[index].name.as_str();
     match run.count() {
@@ -136,7 +140,8 @@ fn named(run: LayerRange, data: &Shown) -> String {
     }
 }
 
-fn import(what: &args::ModelImport) -> Result<(), Failure> {
+fn import(what: &args::ModelImport, given: &Given) -> Result<(), Failure> {
+    Idle::among(given).options(&["format"], "to a model file", "leave it out").refuse()?;
     let target = Target::beside(&what.output, &[&what.config])?;
     let text = input::text(&what.config)?;
     let imported = spipe_model::Model::from_hugging_face(&what.config, &text)?;

@@ -1,6 +1,6 @@
 //! Schemas, completions and the manual page.
 
-use crate::{Failure, args, output};
+use crate::{Failure, args, args::Given, idle::Idle, output};
 use clap::CommandFactory;
 
 /// Prints the JSON schema of a file format.
@@ -21,14 +21,16 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
 }
 
 /// Prints completions for a shell.
-pub fn completions(what: &args::Completions) -> Result<(), Failure> {
+pub fn completions(what: &args::Completions, given: &Given) -> Result<(), Failure> {
+    Idle::among(given).options(&["format"], "to a script", "leave it out").refuse()?;
     let mut script = Vec::new();
     clap_complete::generate(what.shell, &mut args::Args::command(), "spipe", &mut script);
     output::print(&String::from_utf8_lossy(&script))
 }
 
 /// Prints the manual page.
-pub fn man() -> Result<(), Failure> {
+pub fn man(given: &Given) -> Result<(), Failure> {
+    Idle::among(given).options(&["format"], "to a manual page", "leave it out").refuse()?;
     let mut page = Vec::new();
     clap_mangen::Man::new(args::Args::command())
         .render(&mut page)

@@ -1,27 +1,18 @@
 //! `spipe simulate`.
 
-use crate::{
-    Failure, args,
-    args::Format,
-    input, output,
-    output::Target,
-    tables::{per_second, percent, table},
-};
+use crate::{Failure, args, args::Format, input, output, output::Target, planning, report::trace::human};
 use serde::Serialize;
-use spipe_base::{Bytes, Diagnostic, LaneId, LaneRole, SimTime};
+use spipe_base::{Bytes, Diagnostic, LaneId, LaneRole, SimTime, readable::percent};
 use spipe_plan::Plan;
 use spipe_sim::{Iterations, Options, Simulation, simulate};
 use spipe_trace::{Metrics, Status, Trace};
-use std::{collections::BTreeMap, fmt::Write};
+use std::collections::BTreeMap;
 
-/// How many holders of a memory are printed.
-const HOLDERS: usize = 3;
-
-/// Simulates, prints, and writes the trace.
+/// Simulates a plan, prints the result and writes the trace.
 pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     let target = what.output.as_deref().map(|path| Target::beside(path, &[&what.plan])).transpose()?;
     let plan = input::plan(&what.plan)?;
-    let program = spipe_schedule::lower(&plan.context(), plan.placement()).map_err(Failure::Input)?;
+    let program = planning::program(&plan)?;
     let options = Options::default();
     let iterations = if what.once { Iterations::One } else { options.iterations };
     let simulation = simulate(&program, &Options { iterations, ..options });
@@ -71,16 +62,16 @@ struct Remark {
     hint: Option<String>,
 }
 
-/// The share of idle time beyond which a plan is worth another look.
+/// The share of idle time above which a plan gets a remark.
 const MUCH: f64 = 0.2;
 
-/// What is unwise about a plan, and where its time goes if much of it is idle.
+/// Remarks on a plan: choices that cost time, and imbalance if much time is idle.
 fn remarks(plan: &Plan, trace: &Trace) -> Vec<Diagnostic> {
     let (context, placement) = (plan.context(), plan.placement());
-    let mut all: Vec<Diagnostic> = spipe_plan::widened(&context, placement).into_iter().collect();
-    all.extend(spipe_plan::remarks(&context, placement));
+    let mut all: Vec<Diagnostic> = spipe_plan::precision_remark(&context, placement).into_iter().collect();
+    all.extend(spipe_plan::hybrid_remarks(&context, placement));
     let metrics = Metrics::of(trace);
-    // A layer that a GPU computes in a moment keeps a socket busy for long.
+    // Only GPUs: a layer that takes little time on a GPU keeps a socket busy for long.
     let is_gpu = |name: &str| plan.context().hardware.device(name).is_some_and(|device| !plan.context().is_cpu(device));
     let computes = |(lane, _): &(&LaneId, &SimTime)| {
         let lane = &trace.lanes[lane.index()];
@@ -117,7 +108,7 @@ fn data(simulation: &Simulation, actions: usize, remarks: &[Diagnostic]) -> Data
             Status::OutOfMemory(_) => "out-of-memory",
         },
         iteration_ms: metrics.iteration.to_ms(),
-        // What ends early has no rate.
+        // A simulation that ends early has no rate.
         tokens_per_second: metrics.tokens_per_second.filter(|_| trace.status == Status::Ok),
         bubble_fraction: metrics.bubble_fraction,
         idle_ms: metrics
@@ -133,43 +124,4 @@ fn data(simulation: &Simulation, actions: usize, remarks: &[Diagnostic]) -> Data
             .map(|remark| Remark { message: remark.message.clone(), hint: remark.hint.clone() })
             .collect(),
     }
-}
-
-/// What a trace comes to: headline, lanes, memories.
-pub fn human(trace: &Trace) -> String {
-    let metrics = Metrics::of(trace);
-    let mut text = format!("{}\n", trace.name);
-    for note in &trace.notes {
-        let _ = writeln!(text, "note: {note}");
-    }
-    let rate = metrics.tokens_per_second.map(|rate| format!(", {} tokens/s", per_second(rate)));
-    let _ = match &trace.status {
-        Status::Ok => writeln!(
-            text,
-            "Iteration {:.3}{}, bubbles {}\n",
-            metrics.iteration,
-            rate.unwrap_or_default(),
-            percent(metrics.bubble_fraction)
-        ),
-        Status::OutOfMemory(shortage) => {
-            writeln!(text, "Out of memory on `{}` after {}. Until then:\n", shortage.memory, shortage.at)
-        }
-    };
-    let mut lanes = table(&["lane", "busy", "share", "idle, by cause"], &[1, 2]);
-    for (lane, busy) in &metrics.busy {
-        let this = &trace.lanes[lane.index()];
-        let share = busy.to_ms() / metrics.iteration.to_ms().max(f64::MIN_POSITIVE);
-        let causes = metrics.idle.get(lane).into_iter().flatten();
-        let idle: Vec<String> = causes.map(|(cause, time)| format!("{cause} {time}")).collect();
-        let idle = if this.role == LaneRole::Compute { idle.join(", ") } else { String::new() };
-        lanes.add_row(vec![this.name.clone(), format!("{busy:.3}"), percent(share), idle]);
-    }
-    let mut memories = table(&["memory", "peak", "capacity", "largest holders at the peak"], &[1, 2]);
-    for memory in &trace.memories {
-        let holders: Vec<String> =
-            memory.holders.iter().take(HOLDERS).map(|holder| format!("{} {}", holder.bytes, holder.what)).collect();
-        let capacity = memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string());
-        memories.add_row(vec![memory.name.clone(), memory.peak.to_string(), capacity, holders.join("\n")]);
-    }
-    text + &format!("{lanes}\n\n{memories}\n")
 }

@@ -1,48 +1,17 @@
-//! What the demo reads and writes.
+//! The files of the demo.
 
-use super::{Summary, compare, losses, simulate};
+use super::{Summary, losses};
 use crate::{
     Failure,
-    commands::timeline::{self, Kind},
-    input,
     output::Target,
+    report::{
+        comparison,
+        picture::{Kind, draw},
+        trace,
+    },
 };
 use spipe_hardware::Hardware;
-use std::path::{Path, PathBuf};
-
-/// Where the repository's own sources are.
-const SOURCES: &str = "crates";
-
-/// The user's text, or this repository's own sources; without those, the files that the binary carries.
-pub fn training_text(given: Option<&str>) -> Result<Vec<u8>, Failure> {
-    if let Some(path) = given {
-        return input::bytes(path);
-    }
-    let mut paths = Vec::new();
-    sources(Path::new(SOURCES), &mut paths);
-    paths.sort();
-    let mut text = Vec::new();
-    for path in paths {
-        text.extend(input::bytes(&path.display().to_string())?);
-    }
-    if text.is_empty() {
-        let carried = spipe_model::shipped().iter().chain(spipe_hardware::shipped());
-        text.extend(carried.flat_map(|(_, toml)| toml.bytes()));
-    }
-    Ok(text)
-}
-
-fn sources(folder: &Path, paths: &mut Vec<PathBuf>) {
-    // A folder that cannot be read has no sources.
-    let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    for path in entries.map(|entry| entry.path()) {
-        if path.is_dir() {
-            sources(&path, paths);
-        } else if path.extension().is_some_and(|end| end == "rs") {
-            paths.push(path);
-        }
-    }
-}
+use std::path::Path;
 
 /// The files of one demo, opened before the work.
 pub struct Files {
@@ -79,7 +48,7 @@ impl Files {
                 "predicted.json" => spipe_trace::to_json(summary.predicted).into_bytes(),
                 "measured.json" => spipe_trace::to_json(&summary.report.trace).into_bytes(),
                 "report.md" => report(summary).into_bytes(),
-                picture_name => timeline::draw(Kind::of(picture_name)?, &picture)?,
+                picture_name => draw(Kind::of(picture_name)?, &picture)?,
             };
             target.write(&content)?;
         }
@@ -87,7 +56,7 @@ impl Files {
     }
 }
 
-/// The demo's findings as a page.
+/// The results of the demo as a page.
 fn report(summary: &Summary<'_>) -> String {
     let comparison = spipe_trace::compare(summary.predicted, &summary.report.trace);
     let devices: Vec<String> = summary.report.devices.iter().map(ToString::to_string).collect();
@@ -101,9 +70,9 @@ fn report(summary: &Summary<'_>) -> String {
         notes.concat(),
         devices.join(", "),
         summary.planned,
-        simulate::human(summary.predicted),
+        trace::human(summary.predicted),
         losses(summary.report),
-        simulate::human(&summary.report.trace),
-        compare::human(&comparison),
+        trace::human(&summary.report.trace),
+        comparison::human(&comparison),
     )
 }

@@ -1,27 +1,25 @@
-//! `spipe demo`: the main job in one go, on this machine, on real input.
-//!
-//! Measure, plan (with the ILP, and beside it greedy), simulate, train, compare. Everything goes to one folder.
+//! `spipe demo`: measures this machine, plans (with the ILP, and greedily for comparison),
+//! simulates, trains, and compares. All files go to one folder.
 
 mod files;
 
-use super::{calibrate, compare, plan, simulate};
 use crate::{
     Failure, args,
     args::Format,
-    data::Words,
-    input,
-    measuring::{self, Request},
-    output,
+    calibration::{self, Request},
+    executors, input, output,
     planning::{self, Found},
-    resuming::Resuming,
-    tables::{grouped, percent, table},
-    training::{self, Training},
+    report,
+    running::{Run, checkpoints::Persistence, data, execute, tokenizer::Encoding},
+    tables::table,
 };
 use files::Files;
-pub use files::training_text;
-use spipe_base::{Bytes, BytesPerSecond, Diagnostic};
+use spipe_base::{
+    Bytes, BytesPerSecond, Diagnostic,
+    readable::{grouped, percent},
+};
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{AdamW, Backend, Calibration, Data, Executor, Report, Schedule, Tokens, available};
+use spipe_exec::{AdamW, Backend, Calibration, Data, Executor, Report, Schedule, available};
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::Plan;
@@ -29,33 +27,35 @@ use spipe_planner::Solution;
 use spipe_sim::Options;
 use spipe_timeline::Picture;
 use spipe_trace::Trace;
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::atomic::AtomicBool, time::Duration};
 
-/// One sequence per microbatch, eight microbatches: the demo's model takes a second or two per step on two cores.
+/// The microbatches of an iteration, of one sequence each: a step of the demo's model takes a
+/// second or two on two cores.
 const MICROBATCHES: u64 = 8;
-/// The share of the model's training state that the accelerator can hold.
+/// The memory of the accelerator, as a share of the model's training state: below 1, so that the
+/// model does not fit.
 const CAP: f64 = 0.6;
-/// The link of an emulated accelerator, each way.
+/// The bandwidth of an emulated accelerator's link in GB/s, each way.
 const LINK_GB: f64 = 2.0;
 const CALIBRATION: Duration = Duration::from_secs(18);
 const PLANNING: Duration = Duration::from_secs(15);
 const LEARNING_RATE: f64 = 1e-3;
 
-/// Runs all of it.
+/// Runs the demo.
 pub fn run(what: &args::Demo, format: Format) -> Result<(), Failure> {
     let folder = Path::new(&what.output);
     let files = Files::open(folder)?;
-    let backend = calibrate::backend(&what.backend)?;
+    let backend = executors::backend(&what.backend)?;
     let model = input::model(&what.model)?;
-    let text = files::training_text(what.data.as_deref())?;
+    let text = data::training_text(what.data.as_deref())?;
     let workload = workload(&model);
-    let data = Tokens::bytes(&text, workload.seq_len).map_err(|error| training::refuse(error.into()))?.into();
+    let data = data::byte_tokens(&text, workload.seq_len)?;
 
     step("1. Measuring this machine");
     let executors = executors(backend);
-    let (machine, calibration) = measure(what, &model, &workload, &executors)?;
-    let hardware = measuring::machine(&machine)?;
-    talk(&calibrate::human(&calibration));
+    let (machine, measured) = measure(what, &model, &workload, &executors)?;
+    let hardware = calibration::machine(&machine)?;
+    talk(&report::calibration::human(&measured));
 
     step(&format!(
         "2. {}: {} parameters; training text of {}",
@@ -73,10 +73,10 @@ pub fn run(what: &args::Demo, format: Format) -> Result<(), Failure> {
     talk(&planned);
 
     step("5. Simulating");
-    let program = spipe_schedule::lower(&found.plan.context(), found.plan.placement())
-        .map_err(|faults| Failure::Bug(format!("the plan's program is not well-formed: {faults}")))?;
+    let program = planning::program(&found.plan)
+        .map_err(|failure| Failure::Bug(format!("the plan's program is not well-formed: {failure}")))?;
     let predicted = spipe_sim::simulate(&program, &Options::default()).trace;
-    talk(&simulate::human(&predicted));
+    talk(&report::trace::human(&predicted));
 
     step(&format!("6. Training for {} steps on {}", what.steps, named(&executors)));
     let report = train(what, &found.plan, &program, (&data, &executors))?;
@@ -84,14 +84,14 @@ pub fn run(what: &args::Demo, format: Format) -> Result<(), Failure> {
 
     step("7. Predicted beside measured");
     let comparison = spipe_trace::compare(&predicted, &report.trace);
-    talk(&compare::human(&comparison));
+    talk(&report::comparison::human(&comparison));
     let summary = Summary { found: &found, planned: &planned, predicted: &predicted, report: &report };
     files.write(&hardware, &summary)?;
     step(&format!("Everything is in {}: open {}/timeline.html", what.output, what.output));
     finish(format, &summary)
 }
 
-/// What the demo found, for its files.
+/// The results of the demo, for its files.
 struct Summary<'a> {
     found: &'a Found,
     planned: &'a str,
@@ -122,13 +122,13 @@ fn workload(model: &Model) -> Workload {
         microbatches: MICROBATCHES,
         precision: Precision::Fp32,
         optimizer: Optimizer::Adamw,
-        // Burn's attention under autodiff writes its scores.
+        // Burn's attention under autodiff writes its scores to memory.
         attention: Attention::Materialised,
         clip_norm: None,
     }
 }
 
-/// A CUDA device if there is one, otherwise an emulated accelerator; beside it the CPU.
+/// The CPU, and a CUDA device if there is one, otherwise an emulated accelerator.
 fn executors(backend: Backend) -> Vec<Executor> {
     let cuda = available().into_iter().find(|executor| matches!(executor, Executor::Cuda { .. }));
     let accelerator = cuda.unwrap_or(Executor::Emulated { index: 0, backend, cores: Vec::new() });
@@ -149,7 +149,7 @@ fn measure(
 ) -> Result<(HardwareFile, Calibration), Failure> {
     let state: Bytes = Bytes::new(model.parameters() * 16);
     let cap = Bytes::mib((state.as_f64() * CAP / Bytes::mib(1).as_f64()).ceil() as u64);
-    measuring::measure(&Request {
+    calibration::measure(&Request {
         name: "this-machine",
         executors: executors.to_vec(),
         layers: Some((model, workload.batch())),
@@ -185,15 +185,16 @@ fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str)
         planner,
         time_limit: PLANNING,
         gap: 0.005,
-        threads: plan::cores(),
+        threads: planning::cores(),
+        stop: &AtomicBool::new(false),
         pins: spipe_planner::Pins::default(),
         start: None,
-        // The run that follows keeps everything of a stage on its device.
+        // Keeps the demo simple: all of a stage is on its device.
         host_help: false,
     })
 }
 
-/// The plan, and beside it what greedy would have done.
+/// The plan, beside the one of the greedy planner.
 fn planned(found: &Found, greedy: Result<&Found, &Failure>) -> String {
     let mut rows = table(&["planner", "stages", "system", "iteration"], &[3]);
     let mut add = |name: &str, found: &Found| {
@@ -216,8 +217,8 @@ fn planned(found: &Found, greedy: Result<&Found, &Failure>) -> String {
     };
     let Solution { bound, gap, .. } = &found.solution;
     let proven =
-        format!("Proven: no plan of its systems takes less than {bound:.3}, {} below the ilp's.", percent(*gap));
-    format!("{}\n{rows}\n\n{other} {proven}\n", plan::describe(&found.plan))
+        format!("Lower bound of any plan of these systems: {bound:.3}, {} below the ilp's plan.", percent(*gap));
+    format!("{}\n{rows}\n\n{other} {proven}\n", report::stages::human(&found.plan))
 }
 
 fn stages(plan: &Plan) -> String {
@@ -233,26 +234,26 @@ fn train(
     program: &spipe_schedule::Program,
     (data, executors): (&Data, &[Executor]),
 ) -> Result<Report, Failure> {
-    let mut bindings = training::bindings(plan, &[], Backend::default())?;
+    let mut bindings = executors::bindings(plan, &[], Backend::default())?;
     for binding in &mut bindings {
         let device = plan.context().hardware.device(&binding.device);
         if let Some(executor) = device.and_then(|id| executors.get(id.index())) {
             binding.executor = executor.clone();
         }
     }
-    let training = Training {
+    let run = Run {
         plan,
         program,
         data,
-        words: &Words::Bytes,
+        encoding: &Encoding::Bytes,
         bindings,
         steps: what.steps,
         seed: what.seed,
         optimizer: AdamW { lr: LEARNING_RATE, ..AdamW::default() },
         schedule: Schedule::default(),
-        resuming: Resuming::default(),
+        persistence: Persistence::default(),
     };
-    let report = training::train(&training, Format::Human)?;
+    let report = execute(&run, Format::Human)?;
     let (first, last) = (report.losses.first(), report.losses.last());
     match (first, last) {
         (Some(first), Some(last)) if report.losses.len() >= 20 && last >= first => Err(Failure::Check(
@@ -267,13 +268,13 @@ fn losses(report: &Report) -> String {
     format!("Loss by step: {}\nLane overhead: {}", losses.join(" "), percent(report.lane_overhead))
 }
 
-/// stdout is for data: the comparison, for programs.
+/// Prints the comparison for programs.
 fn finish(format: Format, summary: &Summary<'_>) -> Result<(), Failure> {
     match format {
         Format::Human => Ok(()),
         Format::Json => {
             let comparison = spipe_trace::compare(summary.predicted, &summary.report.trace);
-            output::print(&output::to_json(&compare::data(&comparison))?)
+            output::print(&output::to_json(&report::comparison::data(&comparison))?)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is predicted and measured: systems, and how the model lies on the devices for each.
+//! The cases: a system, and a placement of the model on the devices.
 
 use crate::Failure;
 use spipe_base::LayerRange;
@@ -8,11 +8,11 @@ use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Knobs, Placement, Plan, Stage, System};
 
-/// A system and how the model lies on the devices. A stage is `DEVICE FROM TO` in tenths of the model's layers, and any of
-/// `recompute`, `offload`, `socket`, `streamed`.
+/// A system with a placement. A stage is `DEVICE FROM TO` in tenths of the model's layers, followed
+/// by any of `recompute`, `offload`, `socket` (the optimizer runs there) and `streamed`.
 pub(super) struct Case {
     pub title: &'static str,
-    /// Emulated ones that work beside the socket.
+    /// The number of emulated accelerators beside the socket.
     pub accelerators: u32,
     pub mode: Mode,
     pub microbatches: u64,
@@ -22,7 +22,7 @@ pub(super) struct Case {
     backward: &'static [&'static str],
 }
 
-/// All of them.
+/// All cases.
 pub(super) fn all() -> Vec<Case> {
     let mut cases = on_one();
     cases.extend(on_two());
@@ -76,7 +76,7 @@ fn on_three() -> Vec<Case> {
         "gpu1 7 10 streamed recompute",
     ];
     vec![
-        // As a user would: few microbatches leave devices idle at both ends of an iteration, whatever is hidden in between.
+        // With few microbatches, the idle time at both ends of an iteration would dominate.
         Case { microbatches: 24, ..case("PipeOffload PO-H, 24 microbatches", 2, System::PoH, quarters) },
         Case {
             backward,
@@ -86,7 +86,7 @@ fn on_three() -> Vec<Case> {
 }
 
 impl Case {
-    /// Cores are shared out evenly among all devices; one core is shared where there are too few.
+    /// The executors, with an even share of the cores each; with too few cores, devices share one.
     pub fn executors(&self, backend: Backend) -> Vec<Executor> {
         let emulated = (0..self.accelerators).map(|index| Executor::Emulated { index, backend, cores: Vec::new() });
         let mut executors: Vec<Executor> =
@@ -95,7 +95,7 @@ impl Case {
         executors
     }
 
-    /// What an iteration is asked to do.
+    /// The workload of an iteration.
     pub fn workload(&self, model: &Model) -> Workload {
         Workload {
             mode: self.mode,
@@ -109,7 +109,7 @@ impl Case {
         }
     }
 
-    /// The model on a machine.
+    /// The plan of the model on a machine.
     pub fn plan(&self, model: &Model, hardware: &Hardware) -> Result<Plan, Failure> {
         let placed =
             |texts: &[&str]| texts.iter().map(|text| stage(text, model, hardware)).collect::<Result<Vec<_>, _>>();
@@ -119,7 +119,7 @@ impl Case {
     }
 }
 
-/// A stage as [`Case`] writes it.
+/// Reads a stage as [`Case`] writes it.
 fn stage(text: &str, model: &Model, hardware: &Hardware) -> Result<Stage, Failure> {
     let bug = || Failure::Bug(format!("`{text}` is no stage of this machine"));
     let words: Vec<&str> = text.split(' ').collect();

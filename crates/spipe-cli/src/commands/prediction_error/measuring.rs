@@ -1,10 +1,11 @@
-//! One case in one round: the devices measured, the program simulated, the same program run.
+//! One case in one round: its devices are measured, its program is simulated, and the same program
+//! is run.
 
 use super::cases::Case;
 use crate::{
     Failure, args,
-    measuring::{self, Request},
-    training,
+    calibration::{self, Request},
+    executors, input, planning,
 };
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Text};
 use spipe_cost::Mode;
@@ -18,12 +19,12 @@ use spipe_trace::Trace;
 use std::{ops::ControlFlow, time::Duration};
 
 const LEARNING_RATE: f64 = 1e-3;
-/// Steps that are not counted: caches and the allocator's pools fill.
+/// The steps that are not counted, while caches and the allocator's pools fill.
 pub(super) const WARM_UP: usize = 3;
-/// What links carry on a machine where copies take no time beside any computation.
+/// The bandwidth of links in bytes per second at which copies take no time beside computation.
 const AT_ONCE: f64 = 1e15;
 
-/// What all cases have in common.
+/// The settings of all cases.
 pub(super) struct Study<'a> {
     pub what: &'a args::PredictionError,
     pub model: &'a Model,
@@ -31,18 +32,19 @@ pub(super) struct Study<'a> {
     pub backend: Backend,
 }
 
-/// What a case came to in one round.
+/// The result of a case in one round.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measurement {
     pub predicted_ms: f64,
     pub measured_ms: f64,
-    /// The prediction for a machine whose copies take no time: what order and computation alone come to.
+    /// The predicted iteration if copies took no time.
     pub without_copies_ms: f64,
-    /// Half the distance of the 10th and the 90th percentile of the measured iterations over their median.
+    /// Half the distance between the 10th and the 90th percentile of the measured iterations, over
+    /// their median.
     pub spread: f64,
-    /// Of the time that compute lanes are busy.
+    /// The error of the busy time of all compute lanes.
     pub compute_error: f64,
-    /// The share of the measured iteration for which its busiest lane is busy.
+    /// The busy share of the busiest lane in the measured iteration.
     pub busiest_lane: f64,
     pub tokens_per_second: f64,
 }
@@ -54,11 +56,11 @@ impl Measurement {
 }
 
 impl Study<'_> {
-    /// Predicts and measures one case on devices that are measured first.
+    /// Measures the devices of a case, then predicts and measures its iteration.
     pub fn measure(&self, case: &Case, executors: &[Executor]) -> Result<Measurement, Failure> {
         let file = self.machine(case, executors)?;
-        let plan = case.plan(self.model, &measuring::machine(&file)?)?;
-        let program = lower(&plan)?;
+        let plan = case.plan(self.model, &calibration::machine(&file)?)?;
+        let program = planning::program(&plan)?;
         let predicted = simulated(case, &program);
         let (mut times, report) = self.run(&plan, &program, executors)?;
         times.sort_unstable();
@@ -80,15 +82,16 @@ impl Study<'_> {
         })
     }
 
-    /// A layer that was not measured would be predicted from rates, which is not what the table is about.
+    /// The measured machine. All layers must be measured: the table is not about predictions from
+    /// rates.
     fn machine(&self, case: &Case, executors: &[Executor]) -> Result<HardwareFile, Failure> {
-        let (file, calibration) = measuring::measure(&Request {
+        let (file, calibration) = calibration::measure(&Request {
             name: "this-machine",
             executors: executors.to_vec(),
             layers: Some((self.model, case.workload(self.model).batch())),
             tokens: if case.mode == Mode::Generate { &[1] } else { &[] },
-            budget: crate::input::limit(self.what.time_limit)?,
-            // More than the model needs: caps are for planners, and no planner is asked here.
+            budget: input::limit(self.what.time_limit)?,
+            // More than the model needs: the placements are fixed.
             memory: Bytes::new(self.model.parameters() * 64),
             link: self.what.emulated_link,
             command: "spipe prediction-error",
@@ -101,17 +104,18 @@ impl Study<'_> {
         }
     }
 
-    /// The iteration in milliseconds where links carry everything at once.
+    /// The predicted iteration in milliseconds if copies took no time.
     fn without_copies(&self, case: &Case, mut file: HardwareFile) -> Result<f64, Failure> {
         for link in &mut file.link {
             link.bandwidth = Some(Text(BytesPerSecond::bytes(AT_ONCE)));
             link.latency = None;
         }
-        let program = lower(&case.plan(self.model, &measuring::machine(&file)?)?)?;
+        let program = planning::program(&case.plan(self.model, &calibration::machine(&file)?)?)?;
         Ok(simulated(case, &program).iteration.to_ms())
     }
 
-    /// The durations of the steps that count, and the last report. Prompts are read once in a run, at its beginning.
+    /// The durations of the counted steps, and the last report. A run reads prompts once, so there
+    /// is a run for each step.
     fn run(&self, plan: &Plan, program: &Program, executors: &[Executor]) -> Result<(Vec<Duration>, Report), Failure> {
         let all = self.what.steps as usize + WARM_UP;
         let (runs, steps) = if plan.context().workload().mode == Mode::Infer { (all, 1) } else { (1, all) };
@@ -128,17 +132,17 @@ impl Study<'_> {
                 times.push(step.duration);
                 ControlFlow::Continue(())
             });
-            last = Some(report.map_err(training::refuse)?);
+            last = Some(report?);
         }
         let report = last.ok_or_else(|| Failure::Bug("nothing was run".into()))?;
         Ok((times.split_off(WARM_UP), report))
     }
 
-    /// The executors of a plan's devices: accelerators by their number, the socket last.
+    /// The executors of the plan's devices: accelerators by number, the socket last.
     fn bindings(&self, plan: &Plan, executors: &[Executor]) -> Result<Vec<spipe_exec::Binding>, Failure> {
         let hardware: &Hardware = plan.context().hardware;
         let accelerators = hardware.devices().iter().filter(|device| device.emulated).count();
-        let mut bindings = training::bindings(plan, &[], self.backend)?;
+        let mut bindings = executors::bindings(plan, &[], self.backend)?;
         for binding in &mut bindings {
             let number = binding.device.strip_prefix("gpu").and_then(|number| number.parse().ok());
             if let Some(executor) = executors.get(number.unwrap_or(accelerators)) {
@@ -149,11 +153,8 @@ impl Study<'_> {
     }
 }
 
-fn lower(plan: &Plan) -> Result<Program, Failure> {
-    spipe_schedule::lower(&plan.context(), plan.placement()).map_err(Failure::Input)
-}
-
-/// A steady iteration; of prompts, which a run reads once, one that begins and ends with devices at rest.
+/// The predicted trace: a steady iteration, or for prompts, which a run reads once, a single
+/// iteration.
 fn simulated(case: &Case, program: &Program) -> Trace {
     let default = spipe_sim::Options::default();
     let iterations = if case.mode == Mode::Infer { Iterations::One } else { default.iterations };

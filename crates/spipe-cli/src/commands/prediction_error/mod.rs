@@ -1,4 +1,5 @@
-//! `spipe prediction-error`: iterations of several systems, predicted and measured, on this machine.
+//! `spipe prediction-error`: iterations of several systems, predicted and measured, on this
+//! machine.
 //!
 //! ```text
 //! round ─► case ─► its devices measured ─► a placement, lowered ─┬─► simulated ─┐
@@ -6,23 +7,21 @@
 //!   └────────┴──────── the next one                              of all rounds the median one
 //! ```
 //!
-//! What is asked is how well a plan is predicted, not which plan is best: placements are given here.
+//! The placements are fixed: the question is how well a plan is predicted, not which plan is best.
 
 mod cases;
 mod measuring;
 mod table;
 
-use super::{calibrate, demo};
-use crate::{Failure, args, args::Format, input, output, output::Target, training};
+use crate::{Failure, args, args::Format, executors, input, output, output::Target, running::data};
 use cases::Case;
 use measuring::{Measurement, Study};
 use serde::Serialize;
-use spipe_exec::{Data, Tokens};
 
-/// Where all cases are written if nothing is said.
+/// The default report of all cases.
 const REPORT: &str = "reports/prediction-error.md";
 
-/// What one case came to in the round whose error is the median.
+/// A case, in the round with the median error.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Row {
@@ -30,18 +29,21 @@ struct Row {
     devices: String,
     predicted_ms: f64,
     measured_ms: f64,
-    /// Half the distance of the 10th and the 90th percentile of the measured iterations over their median.
+    /// Half the distance between the 10th and the 90th percentile of the measured iterations, over
+    /// their median.
     spread: f64,
     iteration_error: f64,
-    /// Of all rounds.
+    /// The least error of all rounds.
     least_error: f64,
+    /// The largest error of all rounds.
     largest_error: f64,
     rounds: usize,
-    /// Of the time that compute lanes are busy.
+    /// The error of the busy time of all compute lanes.
     compute_error: f64,
-    /// The share of the measured iteration for which its busiest lane is busy: 1 if copies and compute hide each other wholly.
+    /// The busy share of the busiest lane in the measured iteration: 1 if copies and compute
+    /// overlap fully.
     busiest_lane: f64,
-    /// The share of the measured iteration that the plan is predicted to take where copies take no time.
+    /// The predicted iteration without copies, over the measured iteration.
     order_alone: f64,
     tokens_per_second: f64,
 }
@@ -55,16 +57,16 @@ struct Report {
     failed: Vec<String>,
 }
 
-/// Runs all of it.
+/// Runs the cases and writes the report.
 pub fn run(what: &args::PredictionError, format: Format) -> Result<(), Failure> {
     let cases = chosen(what.only.as_deref())?;
-    // Some of the cases do not replace the report of all.
+    // A selection of cases does not replace the report of all.
     let path = what.output.as_deref().or(what.only.is_none().then_some(REPORT));
     let target = path.map(Target::open).transpose()?;
-    let backend = calibrate::backend(&what.backend)?;
+    let backend = executors::backend(&what.backend)?;
     let model = input::model(&what.model)?;
-    let text = demo::training_text(what.data.as_deref())?;
-    let data: Data = Tokens::bytes(&text, model.seq_len()).map_err(|error| training::refuse(error.into()))?.into();
+    let text = data::training_text(what.data.as_deref())?;
+    let data = data::byte_tokens(&text, model.seq_len())?;
     let study = Study { what, model: &model, data: &data, backend };
     let report = study.rounds(&cases);
     let to_stdout = matches!(target, Some(Target::Stdout));
@@ -80,7 +82,7 @@ pub fn run(what: &args::PredictionError, format: Format) -> Result<(), Failure> 
     }
 }
 
-/// The cases whose titles contain `only`, in whatever case.
+/// The cases whose titles contain `only`, ignoring case.
 fn chosen(only: Option<&str>) -> Result<Vec<Case>, Failure> {
     let all = cases::all();
     let titles = all.iter().map(|case| format!("`{}`", case.title)).collect::<Vec<_>>().join(", ");
@@ -93,7 +95,7 @@ fn chosen(only: Option<&str>) -> Result<Vec<Case>, Failure> {
 }
 
 impl Study<'_> {
-    /// Every case once in each round, so that the rounds of one case lie minutes apart.
+    /// Runs every case once in each round, so that the rounds of one case are minutes apart.
     fn rounds(&self, cases: &[Case]) -> Report {
         let mut found: Vec<Vec<Measurement>> = cases.iter().map(|_| Vec::new()).collect();
         let mut failed = Vec::new();
@@ -111,7 +113,7 @@ impl Study<'_> {
         Report { format_version: 1, backend: self.backend.to_string(), rows, failed }
     }
 
-    /// None if every round has failed.
+    /// The row of a case; none if every round has failed.
     fn row(&self, case: &Case, mut rounds: Vec<Measurement>) -> Option<Row> {
         rounds.sort_by(|one, other| one.iteration_error().total_cmp(&other.iteration_error()));
         let middle = *rounds.get(rounds.len().saturating_sub(1) / 2)?;

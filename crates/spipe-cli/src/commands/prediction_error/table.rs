@@ -1,10 +1,8 @@
-//! What cases came to, as tables.
+//! The results of all cases, as tables.
 
 use super::{Report, Row, measuring::WARM_UP};
-use crate::{
-    args,
-    tables::{percent, signed_percent, table},
-};
+use crate::{args, tables::dense_table};
+use spipe_base::readable::{percent, signed_percent};
 
 const HEADINGS: [&str; 10] = [
     "system",
@@ -20,7 +18,9 @@ const HEADINGS: [&str; 10] = [
 ];
 
 pub(super) fn human(report: &Report) -> String {
-    let mut rows = table(&HEADINGS, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    let headings = HEADINGS.map(|heading| heading.replace(' ', "\n"));
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let mut rows = dense_table(&headings, &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     for row in &report.rows {
         rows.add_row(cells(row));
     }

@@ -1,26 +1,25 @@
 //! `spipe schedule`: a schedule by itself, from given stage times.
 
+mod options;
 mod orders;
 mod rounds;
 
-use super::timeline;
 use crate::{
     Failure, args,
-    args::Format,
+    args::{Format, Given},
     output,
-    tables::{percent, table},
+    report::picture,
+    tables::{table, width},
 };
 use serde::Serialize;
-use spipe_base::{LaneRole, SimTime};
+use spipe_base::{LaneRole, SimTime, readable::percent};
 use spipe_schedule::{Program, StageTimes};
 use spipe_sim::{Iterations, Options, simulate};
 use spipe_trace::{Span, Trace};
 
-/// Columns of the picture on a terminal.
-const WIDTH: usize = 110;
-
-/// Builds the order, simulates one iteration, prints figures and picture.
-pub fn run(what: &args::Schedule, format: Format) -> Result<(), Failure> {
+/// Builds the order, simulates one iteration, and prints its figures and a picture.
+pub fn run(what: &args::Schedule, given: &Given, format: Format) -> Result<(), Failure> {
+    options::check(what, given)?;
     if let Some(chosen) = rounds::chosen(what) {
         let (program, steady) = chosen?;
         let order = rounds::order(&program);
@@ -43,7 +42,7 @@ fn show(
     let options = Options { iterations: Iterations::One, ..Options::default() };
     let trace = simulate(program, &options).trace;
     if let Some(path) = &what.output {
-        timeline::write(path, &trace)?;
+        picture::write(path, &trace)?;
     }
     let data = Data { steady_unit_ms: steady, ..Data::of(order, program, &trace) };
     output::report(format, &human(&data, &trace), &data)
@@ -110,7 +109,7 @@ impl Data {
     }
 }
 
-/// The most activations (or units) in the memory of each device.
+/// The peak of each device, in activations (or units).
 fn peaks(program: &Program, trace: &Trace) -> Vec<f64> {
     let peak = |device: &spipe_schedule::Device| {
         let name = &program.memories()[device.memory].name;
@@ -132,9 +131,12 @@ fn human(data: &Data, trace: &Trace) -> String {
     ]);
     let steady = data.steady_unit_ms.map(|time| format!("\n\nSteady time per unit: {time:.3} ms")).unwrap_or_default();
     let peaks: Vec<String> = data.peak_activation_units.iter().map(ToString::to_string).collect();
-    // Memories of bare schedules count activations, not bytes; their peaks are in the line above.
+    // Memories of bare schedules count activations, not bytes, so they are left out of the picture.
     let lanes = Trace { memories: Vec::new(), ..trace.clone() };
-    let picture = spipe_timeline::text(&spipe_timeline::Picture { trace: &lanes, second: None, title: None }, WIDTH);
+    let picture = spipe_timeline::text(
+        &spipe_timeline::Picture { trace: &lanes, second: None, title: None },
+        usize::from(width()),
+    );
     let orders: Vec<String> = data.order.iter().map(|tokens| tokens.join(",")).collect();
     format!(
         "{figures}{steady}\n\nPeak activations per device: {}\n\n{picture}\nOrder:\n{}\n",

@@ -1,4 +1,4 @@
-//! Which order a system prescribes.
+//! The orders of systems.
 
 use crate::{Failure, args, input, output};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds, SimTime};
@@ -7,13 +7,13 @@ use spipe_schedule::{
     offloaded, one_forward_one_backward, v_half, v_min, zb_h1, zb_h2, zb_v,
 };
 
-/// Microbatches of all devices: what is ordered and simulated within a minute.
+/// The most microbatches of all devices: this number is ordered and simulated within a minute.
 const MOST_PASSES: usize = 1 << 20;
 
-/// Devices of a schedule: how long ordering takes grows with their square.
+/// The most devices: the time to order a schedule grows with their square.
 const MOST_DEVICES: usize = 1 << 12;
 
-/// What devices compute, and perhaps what they copy.
+/// An order, perhaps with copies.
 pub enum Chosen {
     /// An order alone.
     Order(Order),
@@ -22,7 +22,7 @@ pub enum Chosen {
 }
 
 impl Chosen {
-    /// What devices compute.
+    /// The order in which devices compute.
     pub const fn order(&self) -> &Order {
         match self {
             Self::Order(order) => order,
@@ -30,7 +30,7 @@ impl Chosen {
         }
     }
 
-    /// The program of that.
+    /// The program of the schedule.
     pub fn program(&self, name: &str, times: &StageTimes) -> Result<Program, Faults> {
         match self {
             Self::Order(order) => bare(name, order, times),
@@ -48,10 +48,10 @@ pub fn chosen(what: &args::Schedule, times: &StageTimes) -> Result<Chosen, Failu
         return Ok(Chosen::Order(Order::parse(path, &input::text(path)?)?));
     }
     if what.file.is_some() {
-        return Err(Failure::argument("only a custom schedule has a file", "leave the file out"));
+        return Err(Failure::argument("only a custom schedule reads a file", "leave the file out"));
     }
     let system = System::named(&what.system)?;
-    system.check(what).or(()).map_err(Failure::Arguments)?;
+    check_size(what).or(()).map_err(Failure::Arguments)?;
     match system.name {
         "po-h" => offloading(what, times, system.chunks(what).div_ceil(2), system.chunks(what)),
         "po-f" => offloading(what, times, system.chunks(what), system.chunks(what)),
@@ -59,13 +59,13 @@ pub fn chosen(what: &args::Schedule, times: &StageTimes) -> Result<Chosen, Failu
     }
 }
 
-/// A system whose order is made here.
-struct System {
+/// A system with an order.
+pub struct System {
     name: &'static str,
-    /// How many chunks each device has unless `--chunks` says so.
+    /// The default number of chunks on each device.
     chunks: usize,
-    /// Which options matter beside devices, microbatches and times.
-    options: &'static [&'static str],
+    /// The options that it reads, beside devices, microbatches and times.
+    pub options: &'static [&'static str],
 }
 
 const SYSTEMS: [System; 16] = [
@@ -92,7 +92,7 @@ impl System {
         Self { name, chunks, options }
     }
 
-    fn named(name: &str) -> Result<&'static Self, Failure> {
+    pub fn named(name: &str) -> Result<&'static Self, Failure> {
         SYSTEMS.iter().find(|system| system.name == name).ok_or_else(|| {
             let names: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
             let hint = format!("use {}, spipe, mobius, superpipeline, or custom with a file", names.join(", "));
@@ -102,40 +102,6 @@ impl System {
 
     fn chunks(&self, what: &args::Schedule) -> usize {
         what.chunks.unwrap_or(self.chunks)
-    }
-
-    /// Options that would be ignored, and amounts that are nothing.
-    fn check(&self, what: &args::Schedule) -> Faults {
-        let mut faults = Faults::new();
-        for (name, number) in [("devices", what.devices), ("microbatches", what.microbatches)] {
-            if number == 0 {
-                faults.push(Diagnostic::error(format!("`--{name}` is zero")).hint("use at least one"));
-            }
-        }
-        if what.devices.saturating_mul(what.microbatches) > MOST_PASSES {
-            let message = format!("{} devices with {} microbatches each are too many", what.devices, what.microbatches);
-            faults.push(Diagnostic::error(message).hint(format!("their product may be {MOST_PASSES} at most")));
-        }
-        if what.devices > MOST_DEVICES {
-            let message = format!("{} devices are too many", what.devices);
-            faults.push(Diagnostic::error(message).hint(format!("use {MOST_DEVICES} at most")));
-        }
-        let given = [
-            ("chunks", what.chunks.is_some_and(|chunks| chunks != self.chunks)),
-            ("group", what.group.is_some()),
-            ("memory-limit", what.memory_limit.is_some()),
-            ("offload-chunks", what.offload_chunks.is_some()),
-            ("offload-ratio", what.offload_ratio.is_some()),
-            ("head-start", what.head_start != 0),
-        ];
-        for (option, _) in given.iter().filter(|(option, given)| *given && !self.options.contains(option)) {
-            let hint = match *option {
-                "chunks" => format!("its devices have {} each", self.chunks),
-                _ => "leave it out".into(),
-            };
-            faults.push(Diagnostic::error(format!("`--{option}` does nothing to `{}`", self.name)).hint(hint));
-        }
-        faults
     }
 
     fn order(&self, what: &args::Schedule, times: &StageTimes) -> Result<Order, Failure> {
@@ -173,7 +139,27 @@ impl System {
     }
 }
 
-/// Copies of `default` chunks, or as many as given, of `chunks`.
+/// The faults of devices and microbatches that are zero or too many.
+fn check_size(what: &args::Schedule) -> Faults {
+    let mut faults = Faults::new();
+    for (name, number) in [("devices", what.devices), ("microbatches", what.microbatches)] {
+        if number == 0 {
+            faults.push(Diagnostic::error(format!("`--{name}` is zero")).hint("use at least one"));
+        }
+    }
+    if what.devices.saturating_mul(what.microbatches) > MOST_PASSES {
+        let message = format!("{} devices with {} microbatches each are too many", what.devices, what.microbatches);
+        faults.push(Diagnostic::error(message).hint(format!("their product may be {MOST_PASSES} at most")));
+    }
+    if what.devices > MOST_DEVICES {
+        let message = format!("{} devices are too many", what.devices);
+        faults.push(Diagnostic::error(message).hint(format!("use {MOST_DEVICES} at most")));
+    }
+    faults
+}
+
+/// PipeOffload's schedule with `chunks` chunks per device. The number of offloaded ones is
+/// `default` if none is given.
 fn offloading(what: &args::Schedule, times: &StageTimes, default: usize, chunks: usize) -> Result<Chosen, Failure> {
     let ratio = what.offload_ratio.unwrap_or(1.0);
     let work = times.forward + times.backward_input + times.backward_weight;
@@ -186,13 +172,13 @@ fn offloading(what: &args::Schedule, times: &StageTimes, default: usize, chunks:
     offloaded.map(Chosen::Offloading).map_err(Failure::Arguments)
 }
 
-/// The automatic schedule within the limit given, or within so many activations.
+/// The automatic schedule within the given limit, or within `activations`.
 fn limited(what: &args::Schedule, times: &StageTimes, activations: usize) -> Result<Order, Failure> {
     let limit = memory_limit(what)?.unwrap_or(StageTimes::UNIT * activations as u64);
     automatic(&vec![*times; what.devices], what.microbatches, limit).map_err(infeasible)
 }
 
-/// The limit given, in what bare programs count activations by.
+/// The given limit, in the units of bare programs.
 fn memory_limit(what: &args::Schedule) -> Result<Option<Bytes>, Failure> {
     let Some(units) = what.memory_limit else { return Ok(None) };
     let bytes = (units * StageTimes::UNIT.as_f64()).round();
@@ -202,7 +188,7 @@ fn memory_limit(what: &args::Schedule) -> Result<Option<Bytes>, Failure> {
     Err(Failure::argument(format!("`--memory-limit {units}` is no amount"), "give a number of activations"))
 }
 
-/// A limit that no schedule keeps is no fault of the arguments.
+/// A limit that no schedule keeps is infeasible, not a wrong argument.
 fn infeasible(faults: Faults) -> Failure {
     let first = faults.iter().next().cloned();
     first.map_or(Failure::Arguments(faults), Failure::Infeasible)

@@ -1,14 +1,16 @@
-//! Schedules in which a device runs all microbatches of a stage before the next: SPipe, Mobius, Superpipeline.
+//! Schedules in which a device runs all microbatches of a stage before the next stage: SPipe,
+//! Mobius, Superpipeline.
 
 use crate::{Failure, args};
 use spipe_base::{ActionKind, LaneRole, Seconds, SimTime};
-use spipe_schedule::{Program, RoundTimes, UnitTimes, bare_rounds, bare_superpipeline};
+use spipe_schedule::{Program, StreamedTimes, UnitTimes, bare_streamed, bare_superpipeline};
 use spipe_sim::{Iterations, Options, simulate};
 
-/// Cycles of k × k′ units after which a Superpipeline is taken to be steady, and that are measured then.
+/// The cycles of k × k′ units that a Superpipeline warms up for, and that are measured in its
+/// steady state.
 const CYCLES: usize = 32;
 
-/// The program of `what`, if it is one of these, and the steady time of one unit of a Superpipeline.
+/// The program of one of these systems, and for a Superpipeline the steady time of one unit.
 pub fn chosen(what: &args::Schedule) -> Option<Result<(Program, Option<f64>), Failure>> {
     match what.system.as_str() {
         "spipe" | "mobius" => Some(passes(what).map(|program| (program, None))),
@@ -23,12 +25,12 @@ fn passes(what: &args::Schedule) -> Result<Program, Failure> {
     // A backward with its recompute takes about as long as three forwards.
     let backward = what.backward_chunks.unwrap_or(if decoupled { 3 * forward } else { forward });
     let whole = what.backward.unwrap_or(what.backward_input + what.backward_weight);
-    let times = RoundTimes {
+    let times = StreamedTimes {
         forward: SimTime::from_seconds(what.forward),
         backward: SimTime::from_seconds(whole),
-        ..RoundTimes::default()
+        ..StreamedTimes::default()
     };
-    Ok(bare_rounds((&what.system, decoupled), what.devices, what.microbatches, (forward, backward), &times)?)
+    Ok(bare_streamed((&what.system, decoupled), what.devices, what.microbatches, (forward, backward), &times)?)
 }
 
 fn superpipeline(what: &args::Schedule) -> Result<(Program, Option<f64>), Failure> {
@@ -56,13 +58,14 @@ fn superpipeline(what: &args::Schedule) -> Result<(Program, Option<f64>), Failur
     Ok((program, Some(steady)))
 }
 
-/// What each device computes, in order: stage, pass and microbatch, stages counted in model order in either pass.
+/// The order of each device as tokens: stage, pass, microbatch. Stages are counted in model order
+/// in both passes.
 pub fn order(program: &Program) -> Vec<Vec<String>> {
     let forwards = program.actions().iter().filter(|action| action.kind == ActionKind::Forward);
     let backward_stages = program.actions().iter().filter(|action| action.kind == ActionKind::Backward);
     let first_backward = backward_stages.filter_map(|action| action.subject.stage).min();
     let last_forward = forwards.filter_map(|action| action.subject.stage).max();
-    // Backward stages of their own come behind those of the forward.
+    // Separate backward stages are numbered after the forward ones.
     let behind = match (first_backward, last_forward) {
         (Some(first), Some(last)) if first > last => first.index(),
         _ => 0,

@@ -1,0 +1,126 @@
+//! Planning: one search over the sizes of microbatches, and the questions that are answered by
+//! searching again.
+//!
+//! ```text
+//! Request ─► search ─► microbatch_search ─► a planner, with the Evaluator ─► Found
+//!                        └─ nothing fits ─► remedies                          │
+//!                                  sensitivity (10 % more of each resource) ◄─┤
+//!                                                      pareto (less memory) ◄─┘
+//! pins       the words of `--pin`
+//! solve_for  the largest value for which a plan fits
+//! ```
+
+mod evaluator;
+mod fits;
+mod microbatch_search;
+pub mod pareto;
+pub mod pins;
+mod refusal;
+mod remedies;
+pub mod sensitivity;
+mod sizes;
+pub mod solve_for;
+mod workloads;
+
+pub use evaluator::{Evaluator, program};
+pub use microbatch_search::search;
+pub use workloads::workloads;
+
+use crate::Failure;
+use spipe_base::SimTime;
+use spipe_cost::Workload;
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_plan::{Outcome, Placement, Plan, System};
+use spipe_planner::{Pins, Solution};
+use std::{collections::BTreeSet, sync::atomic::AtomicBool, time::Duration};
+
+/// A search for a plan.
+#[derive(Clone)]
+pub struct Request<'a> {
+    pub model: &'a Model,
+    pub hardware: &'a Hardware,
+    /// The microbatch sizes to try, with the workload of each.
+    pub workloads: Vec<Workload>,
+    pub systems: Vec<System>,
+    /// The name of the planner.
+    pub planner: &'a str,
+    pub time_limit: Duration,
+    /// Ends the search early when it is raised.
+    pub stop: &'a AtomicBool,
+    /// The search ends when no other plan can be faster by more than this fraction.
+    pub gap: f64,
+    pub threads: usize,
+    /// The pins that the plan must satisfy.
+    pub pins: Pins,
+    /// A plan to start from.
+    pub start: Option<Placement>,
+    /// Whether the host may hold the optimizer state or the activations of a GPU's stage.
+    pub host_help: bool,
+}
+
+/// A plan with the result of its search.
+pub struct Found {
+    pub plan: Plan,
+    pub solution: Solution,
+    pub ended: Ended,
+}
+
+/// Why a search has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ended {
+    /// The time limit was reached.
+    Limit(Duration),
+    /// No other plan can be faster by more than this fraction.
+    Gap(f64),
+    /// Everything that the search tries was tried.
+    Exhausted,
+    /// The user has interrupted the search.
+    Interrupted,
+}
+
+impl Found {
+    /// A solution of `request` with its plan.
+    fn new(request: &Request<'_>, workload: Workload, (solution, ended): (Solution, Ended)) -> Result<Self, Failure> {
+        let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
+        let own = spipe_planner::SYSTEMS.contains(&solution.placement.system)
+            || (request.planner == "mobius-mip" && solution.placement.system == System::Mobius);
+        let outcome = Outcome {
+            planner: if own { request.planner.into() } else { "generated".into() },
+            status: solution.status,
+            objective_ms: Some(solution.bound.to_ms()),
+            gap: Some(solution.gap),
+            simulated_iteration_ms: Some(solution.simulated.to_ms()),
+            sensitivity: Vec::new(),
+        };
+        let peaks = Evaluator::new(plan.context()).peaks(plan.placement())?;
+        Ok(Self { plan: plan.with_outcome(outcome).with_simulated_peaks(peaks), solution, ended })
+    }
+}
+
+/// The systems that `--system` allows.
+pub fn systems(given: &str) -> Result<Vec<System>, Failure> {
+    if given == "auto" {
+        return Ok(System::ALL.into_iter().filter(|system| !system.is_stale()).collect());
+    }
+    if given.split(',').any(|name| name.trim() == "auto") {
+        return Err(Failure::argument(
+            format!("`{given}` names systems beside `auto`"),
+            "`auto` is all of them; leave out the others",
+        ));
+    }
+    let system = |name: &str| name.trim().parse::<System>();
+    let systems: Result<BTreeSet<System>, String> = given.split(',').map(system).collect();
+    let systems = systems.map_err(|message| Failure::argument(message, "or use auto"))?;
+    Ok(systems.into_iter().collect())
+}
+
+/// The number of threads that this machine runs at once.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// (simulated − bound) ÷ simulated, and 0 for an empty iteration.
+fn gap(simulated: SimTime, bound: SimTime) -> f64 {
+    if simulated == SimTime::ZERO { 0.0 } else { simulated.saturating_sub(bound).to_ms() / simulated.to_ms() }
+}

@@ -1,0 +1,96 @@
+//! Remedies for a request that no plan satisfies, in words.
+//!
+//! ```text
+//! error: no plan fits: `gpu0` needs at least 3.1 GiB more
+//! hint: give `gpu0` 3.1 GiB more, or `dram0` 12.0 GiB more, or use a microbatch of at most 4
+//! ```
+
+use super::{Request, fits::fits, refusal};
+use crate::Failure;
+use spipe_base::{Bytes, Diagnostic, MemoryId};
+use spipe_cost::Workload;
+use spipe_hardware::Hardware;
+use spipe_plan::System;
+use spipe_planner::{Fit, Pins, PlanError, Refused, Remedy, listed, remedies};
+use std::time::{Duration, Instant};
+
+/// The refusal of `request`, with the remedies that can be found within `limit`.
+pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Failure {
+    let (hardware, until) = (request.hardware, Instant::now() + limit);
+    let decided = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
+        let left = until.saturating_duration_since(Instant::now());
+        let case = (request.model, hardware);
+        if left.is_zero() {
+            return None;
+        }
+        match fits(case, (workload, systems, pins), left) {
+            Fit::Found(_) => Some(true),
+            Fit::Never | Fit::NotFound => Some(false),
+            // A remedy is only reported where a smaller one is certain not to help.
+            Fit::Late => None,
+        }
+    };
+    let with_pins = |hardware: &Hardware, workload: &Workload, systems: &[System]| {
+        decided(&request.pins, hardware, workload, systems)
+    };
+    let refused = Refused { hardware, workloads: &request.workloads, systems: &request.systems };
+    let found = remedies(&refused, &with_pins);
+    let memories = memories(&found, hardware);
+    let mut ways: Vec<String> = Vec::new();
+    for (index, (names, more)) in memories.iter().enumerate() {
+        ways.push(format!("{}{names} {more} more", if index == 0 { "give " } else { "" }));
+    }
+    ways.extend(found.iter().filter_map(other));
+    let free = |pins: &Pins| {
+        let mut sizes = request.workloads.iter();
+        sizes.any(|workload| decided(pins, hardware, workload, &request.systems) == Some(true))
+    };
+    if let Some((words, _)) = request.pins.without_one().find(|(_, others)| free(others)) {
+        ways.push(format!("drop `--pin {words}`"));
+    }
+    let message = match (memories.first(), error) {
+        (None, _) | (_, PlanError::Infeasible { certain: true, .. }) => error.to_string(),
+        (Some((names, more)), _) => format!("no plan fits: {names} needs at least {more} more"),
+    };
+    let diagnostic = Diagnostic::error(message);
+    let hint = if ways.is_empty() { refusal::hint(error).map(str::to_owned) } else { Some(ways.join(", or ")) };
+    Failure::Infeasible(hint.into_iter().fold(diagnostic, Diagnostic::hint))
+}
+
+/// The memories to enlarge, with the bytes that each needs more: among GPUs and among hosts, the
+/// memory with the smallest need, and a group of equal memories if each of them needs less than
+/// that. The single memory is left out if the group needs less in total.
+fn memories(found: &[Remedy], hardware: &Hardware) -> Vec<(String, Bytes)> {
+    let on_gpu = |memory: MemoryId| hardware.devices().iter().any(|device| device.memory == memory && device.is_gpu());
+    let mut list = Vec::new();
+    for gpu in [true, false] {
+        let of = |alone: bool| {
+            let all = found.iter().filter_map(|remedy| match remedy {
+                Remedy::Memory(memories, more) => Some((memories.as_slice(), *more)),
+                _ => None,
+            });
+            let these = all.filter(|(memories, _)| (memories.len() == 1) == alone && on_gpu(memories[0]) == gpu);
+            these.min_by_key(|(_, more)| *more)
+        };
+        let name = |memory: &MemoryId| hardware.memories()[*memory].name.as_str();
+        let names = |memories: &[MemoryId]| listed(&memories.iter().map(name).collect::<Vec<_>>());
+        let alone = of(true);
+        let together = of(false).filter(|(_, more)| alone.is_none_or(|(_, alone)| *more < alone));
+        let all = together.map(|(memories, more)| more * memories.len() as u64);
+        let alone = alone.filter(|(_, more)| all.is_none_or(|all| all >= *more));
+        list.extend(alone.map(|(memories, more)| (names(memories), more)));
+        list.extend(together.map(|(memories, more)| (format!("each of {}", names(memories)), more)));
+    }
+    list
+}
+
+/// A remedy other than more memory, in words.
+fn other(remedy: &Remedy) -> Option<String> {
+    match remedy {
+        Remedy::Memory(..) => None,
+        Remedy::Microbatch(most) => Some(format!("use a microbatch of at most {most}")),
+        Remedy::SeqLen(most) => Some(format!("use sequences of at most {most} tokens")),
+        Remedy::GlobalBatch(most) => Some(format!("use a `--global-batch` of at most {most}")),
+        Remedy::System(system) => Some(format!("use `--system {system}`")),
+    }
+}

@@ -1,0 +1,275 @@
+//! `--solve-for`: the largest microbatch, sequence, model or batch for which a plan fits.
+
+use super::{fits::fits, workloads};
+use crate::{Failure, args::Unknown, input::reads_images};
+use spipe_cost::{MOST_TOKENS, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_plan::System;
+use spipe_planner::{Fit, Pins};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    time::Duration,
+};
+
+/// The largest value that is tried: a context of 1 Mi tokens is beyond every shipped model.
+const LARGEST: u64 = 1 << 20;
+
+/// The largest number of layers, or of sequences per iteration, that is tried: the time to decide
+/// one grows with it.
+const LARGEST_COUNT: u64 = 4096;
+
+/// The given values.
+pub struct Question<'a> {
+    pub model: &'a Model,
+    pub hardware: &'a Hardware,
+    pub template: Workload,
+    pub global_batch: u64,
+    pub microbatch: &'a str,
+    pub systems: &'a [System],
+    pub pins: &'a Pins,
+    /// The time limit for one value.
+    pub time_limit: Duration,
+}
+
+/// The answer, with the request that it makes.
+pub struct Largest {
+    /// The value; none if not even the smallest one fits.
+    pub value: Option<u64>,
+    /// Whether larger values were not tried.
+    pub unlimited: bool,
+    /// Whether it is certain that the next value does not fit.
+    pub proven: bool,
+    /// The model and the workload with that value.
+    pub model: Model,
+    pub template: Workload,
+    pub global_batch: u64,
+    pub microbatch: String,
+}
+
+/// The largest value of `unknown` for which a plan fits.
+pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Failure> {
+    let uncounted = Cell::new(false);
+    // The refused values, and whether each refusal is proven.
+    let refused = RefCell::new(BTreeMap::new());
+    let fits = |value: u64| {
+        let with = with(question, unknown, value)?;
+        if !is_countable(&with) {
+            uncounted.set(true);
+            return Ok(false);
+        }
+        let sizes = workloads(with.template, with.global_batch, &with.microbatch)?;
+        let fit = best_fit(&Question { model: &with.model, ..*question }, &sizes);
+        let fits = matches!(fit, Fit::Found(_));
+        if !fits {
+            refused.borrow_mut().insert(value, fit == Fit::Never);
+        }
+        Ok(fits)
+    };
+    let (value, unlimited) = match unknown {
+        Unknown::Microbatch => (divisor((question.global_batch, question.global_batch), fits)?, false),
+        Unknown::SeqLen if reads_images(question.model) => {
+            let message = format!("`{}` reads images, whose size is its own", question.model.name());
+            return Err(Failure::argument(message, "solve for something else"));
+        }
+        Unknown::SeqLen => {
+            let places = question.model.places();
+            let (value, unlimited) = grow(question.template.seq_len, places.unwrap_or(LARGEST), fits)?;
+            (value, unlimited && places.is_none())
+        }
+        // Pins and `--freeze` number the layers, and a longer model has other numbers.
+        Unknown::Layers if question.pins.count_layers() || !question.model.frozen().is_empty() => {
+            let message = "which layers are pinned or frozen is not known of a model with other layers";
+            return Err(Failure::argument(
+                message,
+                "leave `--pin layer` and `--freeze` out, or solve for something else",
+            ));
+        }
+        Unknown::Layers => grow(repeated(question.model), LARGEST_COUNT, fits)?,
+        Unknown::GlobalBatch => {
+            let size = question.microbatch.parse::<u64>().unwrap_or(1).max(1);
+            let gpus = question.hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+            let (count, unlimited) = steps((LARGEST_COUNT / size).max(1), gpus.max(1), |count| fits(count * size))?;
+            (count.map(|count| count * size), unlimited)
+        }
+    };
+    let found = with(question, unknown, value.unwrap_or(1))?;
+    let refused = refused.into_inner();
+    // The smallest refused value above the answer decides whether the answer is proven.
+    let proven = refused.range(value.map_or(0, |value| value + 1)..).next().is_none_or(|(_, proven)| *proven);
+    Ok(Largest { value, unlimited: unlimited || (uncounted.get() && refused.is_empty()), proven, ..found })
+}
+
+/// Whether some size of microbatches can be counted.
+fn is_countable(with: &Largest) -> bool {
+    let sizes = match with.microbatch.parse::<u64>() {
+        Ok(size) => size..=size,
+        Err(_) => 1..=with.global_batch.min(MOST_TOKENS),
+    };
+    let workload = |size: u64| Workload { microbatch: size, microbatches: with.global_batch / size, ..with.template };
+    let mut sizes = sizes.filter(|size| *size > 0 && with.global_batch.is_multiple_of(*size));
+    // A word that is no size is reported elsewhere.
+    sizes.clone().next().is_none() || sizes.any(|size| workload(size).check().is_ok())
+}
+
+/// The question with a value for its unknown.
+fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest, Failure> {
+    let (mut template, mut global_batch) = (question.template, question.global_batch);
+    let mut microbatch = question.microbatch.to_owned();
+    let mut model = question.model.clone();
+    match unknown {
+        Unknown::Microbatch => microbatch = value.to_string(),
+        Unknown::SeqLen => template.seq_len = value,
+        Unknown::Layers => model = with_layers(question.model, value)?,
+        Unknown::GlobalBatch => global_batch = value,
+    }
+    Ok(Largest { value: Some(value), unlimited: false, proven: false, model, template, global_batch, microbatch })
+}
+
+/// Whether a plan is found for one of several sizes, or none exists for any.
+fn best_fit(question: &Question<'_>, sizes: &[Workload]) -> Fit {
+    let (model, hardware) = (question.model, question.hardware);
+    let mut best = Fit::Never;
+    for workload in sizes {
+        match fits((model, hardware), (workload, question.systems, question.pins), question.time_limit) {
+            Fit::Never => {}
+            Fit::NotFound | Fit::Late => best = Fit::NotFound,
+            found @ Fit::Found(_) => return found,
+        }
+    }
+    best
+}
+
+/// The largest divisor of `whole`, up to `most`, that fits.
+fn divisor((whole, most): (u64, u64), fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<Option<u64>, Failure> {
+    for size in (1..=whole.min(most)).rev().filter(|size| whole.is_multiple_of(*size)) {
+        if fits(size)? {
+            return Ok(Some(size));
+        }
+    }
+    Ok(None)
+}
+
+/// The largest value up to `most` that fits, by doubling and bisection, and whether that is `most`
+/// itself. Larger values must need more.
+fn grow(start: u64, most: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<(Option<u64>, bool), Failure> {
+    let (mut low, mut high) = (0, start.clamp(1, most));
+    while fits(high)? {
+        if high == most {
+            return Ok((Some(most), true));
+        }
+        (low, high) = (high, (2 * high).min(most));
+    }
+    while high - low > 1 {
+        let middle = low.midpoint(high);
+        if fits(middle)? {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok((Some(low).filter(|value| *value > 0), false))
+}
+
+/// The same for values where a larger multiple of `step` needs more, but not every larger value:
+/// GPUs that share a batch need a multiple of their number.
+fn steps(most: u64, step: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<(Option<u64>, bool), Failure> {
+    let last = most / step;
+    for value in [most, last * step].into_iter().filter(|value| *value > 0) {
+        if fits(value)? {
+            return Ok((Some(value), true));
+        }
+    }
+    let (mut low, mut high) = (last / 2, last);
+    while low > 0 && !fits(low * step)? {
+        (low, high) = (low / 2, low);
+    }
+    while high.saturating_sub(low) > 1 {
+        let middle = low.midpoint(high);
+        if fits(middle * step)? {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    for value in (low * step..((low + 1) * step).min(most)).rev().filter(|value| *value > 0) {
+        if fits(value)? {
+            return Ok((Some(value), false));
+        }
+    }
+    Ok((None, false))
+}
+
+/// The repetitions of the most repeated layer.
+fn repeated(model: &Model) -> u64 {
+    match table(model).map(|table| (table.get("layers").and_then(toml::Value::as_integer), counts(&table))) {
+        Ok((Some(layers), _)) => layers.unsigned_abs(),
+        Ok((None, counts)) => counts.into_iter().max().unwrap_or(1),
+        Err(_) => 1,
+    }
+}
+
+fn table(model: &Model) -> Result<toml::Table, Failure> {
+    model.to_toml().parse().map_err(|error| Failure::Bug(format!("a model does not read back: {error}")))
+}
+
+/// The repetitions of each measured layer.
+fn counts(table: &toml::Table) -> Vec<u64> {
+    let layers = table.get("layer").and_then(toml::Value::as_array).into_iter().flatten();
+    layers.map(|layer| layer.get("count").and_then(toml::Value::as_integer).map_or(1, i64::unsigned_abs)).collect()
+}
+
+/// `model` with another number of its repeated layers.
+fn with_layers(model: &Model, count: u64) -> Result<Model, Failure> {
+    let mut table = table(model)?;
+    let count = toml::Value::Integer(count as i64);
+    let counts = counts(&table);
+    let most = (0..counts.len()).rev().max_by_key(|index| counts[*index]);
+    let measured = table.get_mut("layer").and_then(toml::Value::as_array_mut);
+    if let (Some(layers), Some(most)) = (measured, most) {
+        if let Some(layer) = layers[most].as_table_mut() {
+            layer.insert("count".into(), count);
+        }
+    } else if table.contains_key("layers") {
+        table.insert("layers".into(), count);
+    } else {
+        let name = model.name();
+        return Err(Failure::argument(format!("`{name}` has no layers that repeat"), "solve for something else"));
+    }
+    let text = toml::to_string(&table).map_err(|error| Failure::Bug(format!("a model cannot be written: {error}")))?;
+    Ok(Model::from_toml(&format!("{}.toml", model.name()), &text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_finds_the_last_that_fits() {
+        for (start, last) in [(1, 1), (7, 1000), (1000, 7), (1, 0), (5, 4095)] {
+            let (value, unlimited) = grow(start, 4096, |value| Ok(value <= last)).unwrap();
+            assert_eq!((value.unwrap_or(0), unlimited), (last, false), "from {start}");
+        }
+        assert_eq!(grow(3, 4096, |_| Ok(true)).unwrap(), (Some(4096), true));
+    }
+
+    #[test]
+    fn steps_find_what_only_multiples_fit() {
+        for (last, of) in [(4000, 1), (9, 1), (24, 4), (22, 2), (3, 1), (0, 1), (4, 4)] {
+            let fit = |value: u64| Ok(value <= last && value.is_multiple_of(of));
+            assert_eq!(steps(4096, 4, fit).unwrap().0.unwrap_or(0), last, "multiples of {of}");
+        }
+        assert_eq!(steps(4096, 3, |_| Ok(true)).unwrap(), (Some(4096), true));
+        assert_eq!(steps(2, 4, |value| Ok(value == 1)).unwrap(), (Some(1), false));
+    }
+
+    #[test]
+    fn layers_are_counted_and_changed() {
+        let shipped = |name| spipe_model::shipped().iter().find(|(shipped, _)| *shipped == name).unwrap().1;
+        let model = Model::from_toml("gpt2", shipped("gpt2")).unwrap();
+        assert_eq!(repeated(&model), 12);
+        let longer = with_layers(&model, 20).unwrap();
+        assert_eq!((repeated(&longer), longer.layers().len()), (20, model.layers().len() + 8));
+    }
+}

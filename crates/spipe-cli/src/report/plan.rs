@@ -1,0 +1,105 @@
+//! A plan: its stages, the systems that were considered, and how good it is.
+
+use super::{sensitivity, stages};
+use crate::{
+    planning::{Ended, Found},
+    tables::table,
+};
+use spipe_base::{
+    SimTime,
+    readable::{per_second, percent},
+};
+use spipe_plan::{OutcomeStatus, System};
+use spipe_planner::{LARGEST_HEAD_START, Solution};
+
+/// The plan, its rivals and its proof. `front` is the text of the Pareto front, `output` the file
+/// that the plan was written to.
+pub fn human(found: &Found, front: &str, output: Option<&str>) -> String {
+    let gains = found.plan.outcome().map_or(&[][..], |outcome| &outcome.sensitivity);
+    let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::human(gains)) };
+    let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
+    format!(
+        "{}\n{}{front}{}\n{gains}{}{}\n",
+        stages::human(&found.plan),
+        considered(&found.solution),
+        proof(found),
+        written.unwrap_or_default(),
+        ended(found.ended),
+    )
+}
+
+/// The iteration, and the bound that holds for all plans.
+fn proof(found: &Found) -> String {
+    let (solution, placement) = (&found.solution, found.plan.placement());
+    let rate =
+        found.plan.context().workload().tokens() as f64 * 1e3 / solution.simulated.to_ms().max(f64::MIN_POSITIVE);
+    let iteration = format!("Iteration {:.3} simulated, {} tokens/s", solution.simulated, per_second(rate));
+    if solution.bound == SimTime::ZERO {
+        return format!(
+            "{iteration}; {} candidates simulated. There is no lower bound for plans such as the given one.",
+            solution.examined
+        );
+    }
+    let least = solution.considered.iter().filter_map(|known| known.bound).min();
+    let elsewhere =
+        if least.is_some_and(|least| solution.bound < least) { " (at another size of microbatch)" } else { "" };
+    // Only the integer program bounds placements with any number of stages on a device.
+    let which = match found.plan.outcome().map(|outcome| outcome.planner.as_str()) {
+        Some("ilp" | "generated") | None => "any plan",
+        Some("mobius-mip") => "any plan of system `mobius`",
+        Some(_) => "any plan with one stage on each device",
+    };
+    let may_be_hybrid = solution.considered.iter().any(|known| known.system == System::Hybrid && known.bound.is_some());
+    let hybrids = if may_be_hybrid || placement.system == System::Hybrid {
+        format!(" Head starts of hybrids are at most {LARGEST_HEAD_START}.")
+    } else {
+        String::new()
+    };
+    format!(
+        "{iteration}; {} candidates simulated. Lower bound of {which}: {:.3}{elsewhere}, so at most {} could be gained.{hybrids}",
+        solution.examined,
+        solution.bound,
+        percent(solution.gap.max(0.0)),
+    )
+}
+
+/// Why the search has ended.
+fn ended(ended: Ended) -> String {
+    match ended {
+        Ended::Limit(limit) => format!("The search stopped at the limit of {} s.", limit.as_secs_f64()),
+        Ended::Gap(gap) => format!("The search ended: no plan can be faster by more than {}.", percent(gap)),
+        Ended::Exhausted => "The search ended: all that it tries was tried.".into(),
+        Ended::Interrupted => "The search was interrupted.".into(),
+    }
+}
+
+/// A row for each system with a lower bound, where several were considered, and the names of the
+/// others.
+fn considered(solution: &Solution) -> String {
+    if solution.considered.len() < 2 {
+        return String::new();
+    }
+    let mut rows = table(&["system", "bound", "best simulated", "candidates"], &[1, 2, 3]);
+    let mut all: Vec<_> = solution.considered.iter().collect();
+    all.sort_by_key(|known| (known.simulated.unwrap_or(SimTime::MAX), known.bound.unwrap_or(SimTime::MAX)));
+    let (some, none): (Vec<_>, Vec<_>) = all.into_iter().partition(|known| known.bound.is_some());
+    for known in some {
+        let bound = known.bound.unwrap_or_default();
+        rows.add_row(vec![
+            known.system.to_string(),
+            format!("{bound:.3}"),
+            match known.simulated {
+                Some(time) => format!("{time:.3}"),
+                None if known.skipped && bound >= solution.simulated => "not tried: bound too high".into(),
+                None if known.skipped => "not tried: gain below the gap".into(),
+                None if known.examined == 0 => "not tried: no time left".into(),
+                None if solution.status == OutcomeStatus::Stopped => "none found in time".into(),
+                None => "none found that fits".into(),
+            },
+            known.examined.to_string(),
+        ]);
+    }
+    let none: Vec<String> = none.iter().map(|known| known.system.to_string()).collect();
+    let none = if none.is_empty() { String::new() } else { format!("Nothing fits: {}.\n", none.join(", ")) };
+    format!("{rows}\n\n{none}\n")
+}

@@ -1,0 +1,283 @@
+//! The stages and memories of a plan. Equal stages share a row.
+//!
+//! | | |
+//! |---|---|
+//! | `s1..s23` | consecutive stages |
+//! | `s1, s5 … s29` | every fourth stage |
+//! | `23 × 1` | 23 stages of one layer each |
+//!
+//! Parameters and bytes are those of all stages of a row.
+
+use crate::tables::table;
+use spipe_base::{
+    DeviceId, LayerId, StageId,
+    readable::{count, percent},
+};
+use spipe_plan::{Context, Family, Footprint, Plan, Stage, StageFootprint, Weights, footprint};
+
+/// The least number of stages that share a row although they are not consecutive: two are clearer
+/// as two rows.
+const FEWEST: usize = 3;
+
+/// The headline, a row for each kind of stage, and a row for each memory.
+pub fn human(plan: &Plan) -> String {
+    let context = plan.context();
+    let placement = plan.placement();
+    let workload = context.workload();
+    let needs = footprint(&context, placement);
+    let sharing = placement.participants(context.hardware);
+    let sharing = if placement.system.family() == Family::Sharded { sharing.as_slice() } else { &[] };
+    let stages = stages((&context, sharing), ("s", placement.stages.as_slice()), (&needs, 0));
+    let apart = if placement.backward.is_empty() {
+        String::new()
+    } else {
+        let count = placement.stages.len();
+        format!(
+            "\nThe backward has stages of its own:\n\n{}\n",
+            self::stages((&context, sharing), ("b", placement.backward.as_slice()), (&needs, count))
+        )
+    };
+    let mut memories = table(&["memory", "needed", "usable", "filled"], &[1, 2, 3]);
+    for (id, needed) in plan.peaks() {
+        let memory = &context.hardware.memories()[id];
+        let usable = memory.usable();
+        let filled = percent(needed.as_f64() / usable.as_f64().max(1.0));
+        memories.add_row(vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled]);
+    }
+    let head_start = match placement.knobs.head_start {
+        0 => String::new(),
+        more => format!(" with a head start of {more}"),
+    };
+    let urgent = if placement.knobs.urgent_steps { ", urgent steps first" } else { "" };
+    let (by, part) = match sharing {
+        [first, _, ..] => {
+            let (count, first) = (sharing.len(), &context.hardware.devices()[*first].name);
+            (
+                format!(" shared by {count} GPUs"),
+                format!("\nEach GPU has a part of every stage; state and host are those of `{first}`.\n"),
+            )
+        }
+        _ => <(String, String)>::default(),
+    };
+    let resident = placement.knobs.resident.filter(|_| !sharing.is_empty());
+    let resident = resident.map_or_else(String::new, |resident| format!(", {resident} stages resident"));
+    let leave = if placement.knobs.gradients_leave { ", gradients leave with each microbatch" } else { "" };
+    let microbatches = if workload.microbatches == 1 { "microbatch" } else { "microbatches" };
+    format!(
+        "{} on {}: system {}{by}{head_start}{resident}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}\n\n{stages}\n{part}{apart}\n{memories}\n",
+        context.model.name(),
+        context.hardware.name(),
+        placement.system,
+        workload.microbatches,
+        workload.microbatch,
+        workload.seq_len,
+        workload.precision,
+    )
+}
+
+/// The properties that stages of one row share.
+#[derive(Clone, PartialEq, Eq)]
+struct Kind {
+    stage: Stage,
+    count: usize,
+    parameters: u64,
+    trained: bool,
+    need: StageFootprint,
+}
+
+/// A row for each run of equal stages. `first` is the number of the first stage in the footprint,
+/// `sharing` the devices that share all stages.
+fn stages(
+    (context, sharing): (&Context<'_>, &[DeviceId]),
+    (letter, stages): (&str, &[Stage]),
+    (needs, first): (&Footprint, usize),
+) -> String {
+    let kinds: Vec<Kind> = stages
+        .iter()
+        .enumerate()
+        .map(|(index, stage)| {
+            let memory = context.hardware.devices()[stage.device].memory;
+            let need = needs.get(&memory).and_then(|stages| stages.get(&StageId::from(first + index)));
+            Kind {
+                // Equal stages differ in their layers alone, not in their number.
+                stage: Stage { layers: stages[0].layers, ..*stage },
+                count: stage.layers.count(),
+                parameters: stage.layers.iter().map(|layer| context.cost.parameters(layer)).sum(),
+                trained: context.trains(stage.layers),
+                need: need.copied().unwrap_or_default(),
+            }
+        })
+        .collect();
+    let stepped = kinds.iter().any(|kind| kind.trained && context.steps(&kind.stage) != kind.stage.device);
+    let mut headings = vec!["stage", "device", "layers", "recomputed"];
+    headings.extend(stepped.then_some("optimizer on"));
+    headings.extend(["parameters", "activations"]);
+    let right: Vec<usize> = (headings.len()..headings.len() + 3).collect();
+    headings.extend(["state", "other", "memory"]);
+    let mut rows = table(&headings, &right);
+    for run in runs(&kinds, stages) {
+        let kind = &kinds[run[0]];
+        let device = &context.hardware.devices()[kind.stage.device];
+        let memory = |id| context.hardware.memories()[id].name.clone();
+        let times = run.len() as u64;
+        let here = match sharing {
+            [_, .., last] => format!("{}..{}", device.name, context.hardware.devices()[*last].name),
+            _ => device.name.clone(),
+        };
+        let mut row = vec![
+            listed(&run, |index| format!("{letter}{index}")),
+            if device.emulated { format!("{here} (emulated)") } else { here.clone() },
+            layers(&run, stages),
+            recomputed(&run, stages),
+        ];
+        row.extend(stepped.then(|| match context.steps(&kind.stage) {
+            _ if !kind.trained => "not trained".into(),
+            own if own == kind.stage.device => here,
+            socket => context.hardware.devices()[socket].name.clone(),
+        }));
+        let parameters = count((kind.parameters * times) as f64);
+        let of_each = if times == 1 { String::new() } else { format!("{times} × ") };
+        let activations = format!("{of_each}{} × {}", kind.need.in_flight, kind.need.per_microbatch);
+        row.extend([
+            match kind.stage.weights {
+                Weights::Resident => parameters,
+                Weights::Streamed(home) => format!("{parameters} from {}", memory(home)),
+            },
+            match kind.stage.offload {
+                None => activations,
+                Some(host) => format!("{activations} to {}", memory(host)),
+            },
+            (kind.need.state * times).to_string(),
+            ((kind.need.slots + kind.need.transient) * times).to_string(),
+            (kind.need.total() * times).to_string(),
+        ]);
+        rows.add_row(row);
+    }
+    rows.to_string()
+}
+
+/// Runs of equal stages, by index: consecutive ones, or stages at equal distances whose layers are
+/// at equal distances too. Runs are in the order of their first stages.
+fn runs(kinds: &[Kind], stages: &[Stage]) -> Vec<Vec<usize>> {
+    let mut free: Vec<bool> = vec![true; kinds.len()];
+    let mut runs = Vec::new();
+    let layer = |index: usize| stages[index].layers.first().index();
+    for start in 0..kinds.len() {
+        if !free[start] {
+            continue;
+        }
+        let alike = |index: &usize| free[*index] && kinds[*index] == kinds[start];
+        let next = (start + 1..kinds.len()).find(alike);
+        let mut run: Vec<usize> = next.map_or_else(Vec::new, |next| {
+            let (step, layers) = (next - start, layer(next) - layer(start));
+            let even = |index: &usize| layer(*index) - layer(start) == (*index - start) / step * layers;
+            (start..kinds.len()).step_by(step).take_while(|index| alike(index) && even(index)).collect()
+        });
+        if run.len() < FEWEST && run.get(1) != Some(&(start + 1)) {
+            run = vec![start];
+        }
+        for index in &run {
+            free[*index] = false;
+        }
+        runs.push(run);
+    }
+    runs
+}
+
+/// `s4`, `s1..s23`, `s1, s5 … s29`.
+fn listed(run: &[usize], name: impl Fn(usize) -> String) -> String {
+    match run {
+        [] => String::new(),
+        [one] => name(*one),
+        [first, second, ..] if second - first == 1 => format!("{}..{}", name(*first), name(run[run.len() - 1])),
+        [first, second, ..] => format!("{}, {} … {}", name(*first), name(*second), name(run[run.len() - 1])),
+    }
+}
+
+/// The layers of a run and their number: `1..23 (23 × 1)`.
+fn layers(run: &[usize], stages: &[Stage]) -> String {
+    let of = |index: usize| stages[index].layers;
+    let (first, last) = (of(run[0]), of(run[run.len() - 1]));
+    let follow = run.windows(2).all(|pair| pair[1] - pair[0] == 1);
+    let together = if follow {
+        shown(first.first(), last.last())
+    } else {
+        listed(run, |index| shown(of(index).first(), of(index).last()))
+    };
+    match run {
+        [_] => format!("{together} ({})", first.count()),
+        _ => format!("{together} ({} × {})", run.len(), first.count()),
+    }
+}
+
+/// `3`, or `3..5`.
+fn shown(first: LayerId, last: LayerId) -> String {
+    if first == last { first.index().to_string() } else { format!("{}..{}", first.index(), last.index()) }
+}
+
+/// The recomputed layers of a run.
+fn recomputed(run: &[usize], stages: &[Stage]) -> String {
+    let stage = &stages[run[0]];
+    match stage.recomputed_layers() {
+        None => "none".into(),
+        Some(_) if stage.recomputed == stage.layers.count() => "all".into(),
+        Some(layers) if run.len() == 1 => layers.to_string(),
+        Some(layers) => format!("the first {} of each", layers.count()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spipe_base::LayerRange;
+
+    fn stages(devices: &[usize], layers_of_each: usize) -> (Vec<Kind>, Vec<Stage>) {
+        let stage = |(index, device): (usize, &usize)| {
+            let first = index * layers_of_each;
+            let layers = LayerRange::new(first.into(), (first + layers_of_each - 1).into()).unwrap();
+            Stage::new((*device).into(), layers)
+        };
+        let stages: Vec<Stage> = devices.iter().enumerate().map(stage).collect();
+        let kind = |stage: &Stage| Kind {
+            stage: Stage { layers: stages[0].layers, ..*stage },
+            count: stage.layers.count(),
+            parameters: 1,
+            trained: true,
+            need: StageFootprint::default(),
+        };
+        (stages.iter().map(kind).collect(), stages)
+    }
+
+    fn rows(devices: &[usize], layers_of_each: usize) -> Vec<(String, String)> {
+        let (kinds, stages) = stages(devices, layers_of_each);
+        let runs = runs(&kinds, &stages);
+        runs.iter().map(|run| (listed(run, |index| format!("s{index}")), layers(run, &stages))).collect()
+    }
+
+    #[test]
+    fn alike_stages_share_a_row() {
+        let row = |stages: &str, layers: &str| (stages.to_owned(), layers.to_owned());
+        assert_eq!(rows(&[0], 1), [row("s0", "0 (1)")]);
+        assert_eq!(rows(&[0, 0, 0, 1], 1), [row("s0..s2", "0..2 (3 × 1)"), row("s3", "3 (1)")]);
+        assert_eq!(
+            rows(&[0, 1, 0, 1, 0, 1], 2),
+            [row("s0, s2 … s4", "0..1, 4..5 … 8..9 (3 × 2)"), row("s1, s3 … s5", "2..3, 6..7 … 10..11 (3 × 2)")]
+        );
+        assert_eq!(
+            rows(&[0, 1, 0], 1),
+            [row("s0", "0 (1)"), row("s1", "1 (1)"), row("s2", "2 (1)")],
+            "two are not a row"
+        );
+    }
+
+    #[test]
+    fn every_stage_is_in_one_row() {
+        for number in 0..3_usize.pow(7) {
+            let devices: Vec<usize> = (0..7).map(|place| number / 3_usize.pow(place) % 3).collect();
+            let (kinds, stages) = stages(&devices, 1);
+            let mut all: Vec<usize> = runs(&kinds, &stages).concat();
+            all.sort_unstable();
+            assert_eq!(all, (0..7).collect::<Vec<_>>());
+        }
+    }
+}
