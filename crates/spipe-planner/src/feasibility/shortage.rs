@@ -26,7 +26,7 @@ pub(crate) fn obvious(costs: &CostSums<'_>) -> Result<(), PlanError> {
     let caches = costs.devices.iter().any(|device| device.bytes.iter().any(|layer| layer.cache > Bytes::ZERO));
     let (what, hint) = match (costs.training, caches) {
         (true, _) => ("parameters, gradients and optimizer state", "train in a narrower precision"),
-        (false, true) => ("parameters and caches", "use a smaller `--global-batch`: each sequence has a cache"),
+        (false, true) => ("parameters and caches", "use a smaller global batch: each sequence has a cache"),
         (false, false) => ("parameters", "infer in a narrower precision"),
     };
     Err(PlanError::Infeasible {
@@ -139,7 +139,7 @@ pub(crate) fn greedy(costs: &CostSums<'_>, systems: &[System], examined: usize) 
     }
     PlanError::Infeasible {
         reason: format!("filling {} in order leaves layers that fit nowhere", names(costs, &memories(costs))),
-        hint: "other divisions may fit: use `--planner ilp`".into(),
+        hint: "use the planner `ilp`, which searches other partitions".into(),
         missing: None,
         certain: false,
     }

@@ -235,23 +235,6 @@ pub enum PlanError {
     },
 }
 
-impl PlanError {
-    /// What would help, where that is known.
-    pub fn hint(&self) -> Option<&str> {
-        match self {
-            Self::Infeasible { hint, .. } => Some(hint),
-            Self::StoppedWithoutPlan { .. } => Some("allow more time with `--time-limit`"),
-            Self::Numerical { .. } => Some("another planner may do: `--planner dp`"),
-            Self::TooLarge { .. } => Some("use `--planner ilp`"),
-            Self::NoSystem => Some("allow `gpipe` or `1f1b`, or use `--system auto`"),
-            Self::NothingRuns { .. } => {
-                Some("an iteration may take 100 days at most: look for a rate of the machine that is far too small")
-            }
-            Self::NothingBetter { .. } | Self::Threads { .. } => None,
-        }
-    }
-}
-
 /// Something that finds plans.
 pub trait Planner: Send + Sync {
     /// Its name on the command line.

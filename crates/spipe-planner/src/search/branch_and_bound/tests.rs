@@ -97,7 +97,6 @@ fn trouble_with_all_settings_is_an_error_that_names_the_devices() {
     let PlanError::Numerical { devices, what } = &error else { panic!("{error:?}") };
     assert!(devices.contains("gpu0") || devices.contains("cpu0"), "{devices}");
     assert_eq!(what, "it broke");
-    assert_eq!(error.hint(), Some("another planner may do: `--planner dp`"));
 }
 
 #[test]
