@@ -22,7 +22,7 @@ pub(crate) use precision::LossScales;
 use crate::{
     actions::{
         pacer::Pacer,
-        store::{HostLayer, Instance, Store, Value, instance},
+        store::{HostLayer, Instance, Store, Value},
         task::Task,
     },
     data::Data,
@@ -146,7 +146,7 @@ impl Interpreter<'_> {
     }
 
     fn at(&self, buffer: BufferId, iteration: u32) -> Instance {
-        instance(self.program, buffer, iteration)
+        self.program.instance(buffer, iteration)
     }
 
     /// The layers of a buffer of parameters, gradients or optimizer state.

@@ -5,10 +5,10 @@
 //! very moment, even if its own thread wakes up a little later.
 
 use spipe_base::{BytesPerSecond, LinkId};
-use spipe_schedule::{Channel, Flow, Share};
+use spipe_schedule::{Channel, Demand, FairShare, Flow, Share};
 use std::{
     collections::BTreeMap,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -31,8 +31,9 @@ struct Fluid {
 
 #[derive(Clone, Debug)]
 struct Active {
-    route: Vec<usize>,
-    cap: f64,
+    route: Arc<[LinkId]>,
+    /// See [`Demand::peak`].
+    peak: f64,
     share: Share,
     opens: Instant,
     left: f64,
@@ -40,6 +41,19 @@ struct Active {
 }
 
 impl Active {
+    /// A flow that opens at `opens` on channels with the given rates.
+    fn new(flow: &Flow, opens: Instant, rates: &[f64]) -> Self {
+        let cap = flow.rate_cap.map_or(f64::INFINITY, BytesPerSecond::get);
+        Self {
+            route: Arc::clone(&flow.route),
+            peak: flow.route.iter().map(|channel| rates[channel.index()]).fold(cap, f64::min),
+            share: flow.share,
+            opens,
+            left: flow.bytes.as_f64(),
+            rate: 0.0,
+        }
+    }
+
     /// Whether less than one byte, or less than one tick of the clock, is left.
     fn is_through(&self) -> bool {
         self.left <= 0.5_f64.max(self.rate * NOTHING)
@@ -72,15 +86,7 @@ impl Pacer {
         fluid.advance(now, &self.rates);
         let id = fluid.next;
         fluid.next += 1;
-        let active = Active {
-            route: flow.route.iter().map(|link: &LinkId| link.index()).collect(),
-            cap: flow.rate_cap.map_or(f64::INFINITY, BytesPerSecond::get),
-            share: flow.share,
-            opens: now + latency,
-            left: flow.bytes.as_f64(),
-            rate: 0.0,
-        };
-        fluid.active.insert(id, active);
+        fluid.active.insert(id, Active::new(flow, now + latency, &self.rates));
         fluid.share(&self.rates);
         drop(fluid);
         self.changed.notify_all();
@@ -163,46 +169,20 @@ impl Fluid {
         }
     }
 
-    /// Sets max-min fair rates of the open flows, in proportion to their weights, one priority
-    /// after the other (progressive filling: Bertsekas, Gallager, Data Networks, 6.5.2).
+    /// Sets the max–min fair rates of the open flows.
     fn share(&mut self, rates: &[f64]) {
         let now = self.now;
         let is_open = |flow: &Active| now.is_some_and(|now| flow.opens <= now);
-        let mut classes: BTreeMap<u8, Vec<u64>> = BTreeMap::new();
-        for (id, flow) in self.active.iter().filter(|(_, flow)| is_open(flow)) {
-            classes.entry(flow.share.priority).or_default().push(*id);
-        }
-        let mut left = rates.to_vec();
-        for open in classes.into_values().rev() {
-            self.fill(open, &mut left);
-        }
-    }
-
-    /// Sets the rates of the `open` flows from the bandwidth `left` on every channel.
-    fn fill(&mut self, mut open: Vec<u64>, left: &mut [f64]) {
-        while !open.is_empty() {
-            let weight = |id: &u64| f64::from(self.active[id].share.weight.get());
-            let users = |channel: usize| -> f64 {
-                let uses = |id: &u64| self.active[id].route.iter().filter(|on| **on == channel).count() as f64;
-                open.iter().map(|id| uses(id) * weight(id)).sum()
-            };
-            let fair = |id: &u64| {
-                let flow = &self.active[id];
-                let shares = flow.route.iter().map(|channel| left[*channel].max(0.0) / users(*channel));
-                shares.fold(flow.cap / weight(id), f64::min)
-            };
-            let slowest = open.iter().map(|id| (*id, fair(id), weight(id)));
-            let Some((slowest, rate, weight)) = slowest.min_by(|before, after| before.1.total_cmp(&after.1)) else {
-                return;
-            };
-            open.retain(|id| *id != slowest);
-            if let Some(flow) = self.active.get_mut(&slowest) {
-                // Without channels and cap nothing limits the flow.
-                flow.rate = if rate.is_finite() { (rate * weight).max(1.0) } else { 1e15 };
-                for channel in &flow.route {
-                    left[*channel] -= flow.rate;
-                }
-            }
+        let open = self.active.values().filter(|flow| is_open(flow));
+        let demands: Vec<Demand<'_>> =
+            open.map(|flow| Demand { route: &flow.route, peak: flow.peak, share: flow.share }).collect();
+        let limits: Vec<(usize, f64)> = rates.iter().copied().enumerate().collect();
+        let mut fair = vec![0.0; demands.len()];
+        FairShare::new(rates.len()).rates(&limits, &demands, |index, rate| fair[index] = rate);
+        for (flow, rate) in self.active.values_mut().filter(|flow| is_open(flow)).zip(fair) {
+            // Every open flow moves, so that it ends: one that gets nothing at least a byte per second, and one
+            // without limits at a rate that ends it at once.
+            flow.rate = if rate.is_finite() { rate.max(1.0) } else { 1e15 };
         }
     }
 }
@@ -238,15 +218,8 @@ mod tests {
         let start = Instant::now();
         fluid.advance(start, &pacer.rates);
         for (id, flow) in flows.iter().enumerate() {
-            let active = Active {
-                route: flow.route.iter().map(|link| link.index()).collect(),
-                cap: flow.rate_cap.map_or(f64::INFINITY, BytesPerSecond::get),
-                opens: start + Duration::from_nanos(flow.latency.as_ns()),
-                share: flow.share,
-                left: flow.bytes.as_f64(),
-                rate: 0.0,
-            };
-            fluid.active.insert(id as u64, active);
+            let opens = start + Duration::from_nanos(flow.latency.as_ns());
+            fluid.active.insert(id as u64, Active::new(flow, opens, &pacer.rates));
         }
         fluid.share(&pacer.rates);
         fluid.advance(start + Duration::from_secs(100), &pacer.rates);

@@ -12,24 +12,13 @@ use crate::{
 };
 use burn::tensor::TensorData;
 use spipe_base::{BufferId, Bytes};
-use spipe_schedule::{Lifetime, Program};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// A buffer in one iteration; see [`instance`].
+/// A buffer in one iteration; see [`Program::instance`](spipe_schedule::Program::instance).
 pub(crate) type Instance = (BufferId, u32);
-
-/// The key of `buffer` in `iteration`. Resident buffers belong to iteration 0; a buffer that leaves
-/// an iteration is the one that arrives in the next.
-pub(crate) fn instance(program: &Program, buffer: BufferId, iteration: u32) -> Instance {
-    match program.buffers()[buffer].lifetime {
-        Lifetime::Resident => (buffer, 0),
-        Lifetime::Leaves { into } => (into, iteration + 1),
-        Lifetime::Transient | Lifetime::Arrives => (buffer, iteration),
-    }
-}
 
 /// The tensors of one layer in host memory.
 pub(crate) type HostLayer = Vec<TensorData>;

@@ -4,10 +4,7 @@
 //! Every wait is on that condition, and a failure wakes everyone who waits.
 
 use crate::{
-    actions::{
-        Outcome,
-        store::{Instance, instance},
-    },
+    actions::{Outcome, store::Instance},
     error::RunError,
     runtime::{
         program_index::ProgramIndex,
@@ -99,7 +96,7 @@ impl<'a> Monitor<'a> {
         let free_since = state.lanes[lane.index()].free_since;
         state.lanes[lane.index()].running = true;
         for buffer in &self.program_index.opens[action] {
-            state.ledger.acquire(self.program_index, start, instance(self.program_index.program, *buffer, iteration));
+            state.ledger.acquire(self.program_index, start, self.program_index.program.instance(*buffer, iteration));
         }
         let waited = readiness.at > free_since;
         let current = state.iteration(iteration);
@@ -127,7 +124,7 @@ impl<'a> Monitor<'a> {
         }
         let mut gone = Vec::new();
         for buffer in &self.program_index.uses[action] {
-            let instance = instance(self.program_index.program, *buffer, iteration);
+            let instance = self.program_index.program.instance(*buffer, iteration);
             if state.ledger.release(self.program_index, end, instance) {
                 state.freed[self.program_index.program.buffers()[*buffer].memory.index()] = end;
                 gone.push(instance);

@@ -2,8 +2,7 @@
 //! and uses.
 
 use spipe_base::{ActionId, BufferId, Bytes, IdVec, LaneId, MemoryId};
-use spipe_schedule::{Lifetime, Precedence, Program};
-use std::collections::BTreeSet;
+use spipe_schedule::{Action, Lifetime, Precedence, Program};
 
 /// Tables over one program.
 #[derive(Debug)]
@@ -11,7 +10,7 @@ pub(crate) struct ProgramIndex<'a> {
     pub program: &'a Program,
     /// By action, its incoming precedences.
     pub arriving: IdVec<ActionId, Vec<Precedence>>,
-    /// By action, the buffers that it writes first, without resident ones.
+    /// By action, the buffers for which it acquires memory when it starts.
     pub opens: IdVec<ActionId, Vec<BufferId>>,
     /// By action, the buffers that it uses, without resident ones.
     pub uses: IdVec<ActionId, Vec<BufferId>>,
@@ -29,48 +28,28 @@ impl<'a> ProgramIndex<'a> {
         for precedence in program.precedences() {
             arriving[precedence.to].push(*precedence);
         }
-        let mut users: IdVec<BufferId, u32> = program.buffers().iter().map(|_| 0).collect();
-        let (mut opens, mut uses) = (IdVec::new(), IdVec::new());
-        let comes_and_goes = |buffer: &BufferId| program.buffers()[*buffer].lifetime != Lifetime::Resident;
-        for action in program.actions() {
-            let used: BTreeSet<BufferId> =
-                action.reads.iter().chain(&action.writes).map(|access| access.buffer).filter(comes_and_goes).collect();
-            for buffer in &used {
-                users[*buffer] += 1;
-            }
-            let first = action.writes.iter().filter(|write| write.version == 1).map(|write| write.buffer);
-            opens.push(first.filter(comes_and_goes).collect());
-            uses.push(used.into_iter().collect());
-        }
-        let mut resident: IdVec<MemoryId, Bytes> = program.memories().iter().map(|_| Bytes::ZERO).collect();
+        let opens = program.actions().iter().map(|action| program.opened_by(action).collect()).collect();
+        let uses = program.actions().iter().map(|action| uses(program, action)).collect();
+        let mut users = program.users();
         for (id, buffer) in program.buffers().enumerate() {
-            match buffer.lifetime {
-                Lifetime::Resident | Lifetime::Arrives => resident[buffer.memory] += buffer.bytes,
-                Lifetime::Leaves { into } => {
-                    let both = users[id] + users[into];
-                    (users[id], users[into]) = (both, both);
-                }
-                Lifetime::Transient => {}
+            if let Lifetime::Leaves { into } = buffer.lifetime {
+                let both = users[id] + users[into];
+                (users[id], users[into]) = (both, both);
             }
         }
+        let resident = program.held_at_start();
         Self { program, arriving, opens, uses, users, resident }
     }
 
     /// Arriving buffers of the first iteration, with their number of users.
     pub fn arriving_first(&self) -> impl Iterator<Item = (BufferId, u32)> {
-        let leaves = self.program.buffers().enumerate().filter_map(|(id, buffer)| match buffer.lifetime {
-            Lifetime::Leaves { into } => Some((id, into)),
+        // No iteration before the first one uses them.
+        let users = self.program.users();
+        let leaves = self.program.buffers().iter().filter_map(|buffer| match buffer.lifetime {
+            Lifetime::Leaves { into } => Some(into),
             _ => None,
         });
-        leaves.map(|(id, into)| {
-            // There is no iteration before the first one to use it.
-            let before = self
-                .program
-                .actions()
-                .iter()
-                .filter(|action| action.reads.iter().chain(&action.writes).any(|access| access.buffer == id));
-            (into, self.users[into] - before.count() as u32)
-        })
+        leaves.map(move |into| (into, users[into]))
     }
 
     /// The `position`th action of a lane, counted over all iterations, and its iteration.
@@ -99,4 +78,13 @@ impl<'a> ProgramIndex<'a> {
         }
         needs
     }
+}
+
+/// The buffers that `action` uses, without resident ones, in the order of their ids.
+fn uses(program: &Program, action: &Action) -> Vec<BufferId> {
+    let mut uses = Vec::new();
+    action.each_buffer(|buffer| uses.push(buffer));
+    uses.retain(|buffer| program.buffers()[*buffer].lifetime != Lifetime::Resident);
+    uses.sort_unstable();
+    uses
 }
