@@ -328,7 +328,7 @@ fn nothing_that_is_largest_is_refused_in_json_too() {
 #[test]
 fn no_time_and_no_room_are_refused() {
     let (code, _, err) = plan(&["--threads", "0"]);
-    assert_eq!((code, err.contains("no threads")), (Some(2), true), "{err}");
+    assert_eq!((code, err.contains("`--threads` is zero")), (Some(2), true), "{err}");
     let (code, _, err) = plan(&["--time-limit", "0s"]);
     assert_eq!((code, err.contains("the time limit is zero")), (Some(2), true), "{err}");
     let (code, refused, err) = plan(&["--system", "gpu-only", "--microbatch", "8"]);
@@ -355,7 +355,7 @@ fn plans_that_their_system_does_not_allow_are_refused() {
     let mut other = offloaded.clone();
     other["system"] = "1f1b".into();
     let (code, err) = simulated(&other);
-    assert_eq!((code, err.contains("gradients that leave with each microbatch")), (Some(3), true), "{err}");
+    assert_eq!((code, err.contains("gradients that leave after each microbatch")), (Some(3), true), "{err}");
     let mut here = offloaded;
     for stage in here["stages"].as_array_mut().unwrap() {
         stage.as_object_mut().unwrap().remove("optimizer-on");
