@@ -1,4 +1,4 @@
-//! When to stop.
+//! The time limit and the stop signal of a search.
 
 use crate::problem::Problem;
 use std::{
@@ -9,18 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How many short steps are made even without time.
+/// The number of short steps at the head of a list that run even after the limit, so that a limit
+/// of zero still yields a heuristic plan.
 const ALWAYS: usize = 32;
 
-/// The time limit and the stop signal together.
+/// A time limit together with the stop signal. Parts of the time ([`Self::percent`],
+/// [`Self::at_most`]) are deadlines of their own that share the flag `truncated`.
 ///
-/// The only place below the command line that reads a clock beside the executor: a limit cannot be kept without one, and
-/// nothing but the moment of stopping depends on it.
+/// The planner reads the clock here only. Nothing but the moment of stopping depends on it.
 pub(crate) struct Deadline<'a> {
     start: Instant,
     limit: Duration,
     stop: &'a AtomicBool,
-    /// Whether anything was cut short by it, or by a part of it.
+    /// Whether this deadline, or one made from it, has cut a search short.
     truncated: Arc<AtomicBool>,
 }
 
@@ -30,12 +31,12 @@ impl<'a> Deadline<'a> {
         Self { start: Instant::now(), limit: problem.options.time_limit, stop: problem.stop, truncated }
     }
 
-    /// One that comes after so many hundredths of the time that is left.
+    /// A deadline after `percent` % of the time that is left.
     pub fn percent(&self, percent: u32) -> Self {
         self.at_most(self.left() * percent / 100)
     }
 
-    /// One that comes after so much time, and no later than this.
+    /// A deadline after `time`, and no later than this one.
     pub fn at_most(&self, time: Duration) -> Self {
         Self {
             start: Instant::now(),
@@ -45,17 +46,19 @@ impl<'a> Deadline<'a> {
         }
     }
 
-    /// Whether the stop signal was given.
+    /// Whether the stop signal is set.
     pub fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Whether the `index`th of a list of short steps is to be made: the first ones are, whatever the limit.
+    /// Whether to run step `index` of a list of short steps: always before the limit, and the first
+    /// [`ALWAYS`] steps after it unless the stop signal is set.
     pub fn allows(&self, index: usize) -> bool {
         !self.over() || (index < ALWAYS && !self.stopped())
     }
 
-    /// Whether to stop now.
+    /// Whether the limit has passed or the stop signal is set; if so, the search counts as
+    /// truncated.
     pub fn over(&self) -> bool {
         let over = self.stopped() || self.start.elapsed() >= self.limit;
         if over {
@@ -64,27 +67,27 @@ impl<'a> Deadline<'a> {
         over
     }
 
-    /// Remembers it if what was to end by now may have been cut short.
+    /// Marks the search as truncated if the deadline is over.
     pub fn poll(&self) {
         self.over();
     }
 
-    /// Remembers that something was cut short.
+    /// Marks the search as truncated.
     pub fn mark_truncated(&self) {
         self.truncated.store(true, Ordering::Relaxed);
     }
 
-    /// Whether more time might have led to something else.
+    /// Whether the search was truncated, so that more time might have changed its result.
     pub fn was_truncated(&self) -> bool {
         self.truncated.load(Ordering::Relaxed) || self.over()
     }
 
-    /// How much time there was in the beginning.
+    /// The time that this deadline had at its start.
     pub fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// How much time is left.
+    /// The time left; zero after the limit.
     pub fn left(&self) -> Duration {
         self.limit.saturating_sub(self.start.elapsed())
     }

@@ -1,4 +1,9 @@
-//! What a planner is given and what it returns.
+//! The problem that a planner gets and the solution or error that it returns.
+//!
+//! - here: [`Problem`] with its [`Options`] and evaluators, [`Solution`], [`PlanError`],
+//!   [`Planner`]
+//! - [`deadline`]: the time limit and the stop signal
+//! - [`pins`]: constraints that the user sets on the plan
 
 mod deadline;
 pub(crate) mod pins;
@@ -9,84 +14,93 @@ use spipe_base::{Bytes, SimTime, StageId};
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
 use std::{collections::BTreeMap, sync::atomic::AtomicBool, time::Duration};
 
-/// The simulated iteration of a placement; none if it does not run.
+/// Returns the simulated iteration time of a placement; `None` if it does not run.
 pub type Score<'a> = dyn Fn(&Placement) -> Option<SimTime> + Sync + 'a;
 
-/// For how long the iteration of a placement waits for what its stages do beside their passes.
+/// Returns, by stage, for how long the simulated iteration waits for work of that stage other than
+/// its forwards and backwards, such as recomputation, copies and the optimizer step.
 pub type Waits<'a> = dyn Fn(&Placement) -> BTreeMap<StageId, SimTime> + Sync + 'a;
 
-/// The same as [`Score`], but perhaps none for a placement that takes longer than so long.
+/// Like [`Score`], but may stop the simulation and return `None` for a placement that takes longer
+/// than the given limit.
 pub type Within<'a> = dyn Fn(&Placement, SimTime) -> Option<SimTime> + Sync + 'a;
 
-/// What a simulator knows beside times: with it the search looks where it helps, and leaves early what does not.
+/// Optional services of the simulator: they guide local search and let it abandon slow candidates
+/// early.
 #[derive(Clone, Copy)]
 pub struct Insight<'a> {
-    /// What is worth changing.
+    /// The stages for which the iteration waits.
     pub waits: &'a Waits<'a>,
-    /// Times up to a limit.
+    /// The iteration time up to a limit.
     pub within: &'a Within<'a>,
 }
 
-/// The systems whose stages the planners search.
+/// The systems whose stages branch and bound and the dynamic program search; all others have
+/// candidate generators.
 pub const SYSTEMS: [System; 3] = [System::Gpipe, System::OneForwardOneBackward, System::Hybrid];
 
-/// The largest head start that planners try for the hybrid system.
+/// The largest head start that planners try for the hybrid system, in microbatches.
 pub const LARGEST_HEAD_START: u64 = 2;
 
-/// The most slots for what is offloaded that planners try.
+/// The most offload slots per direction that planners try.
 pub const MOST_OFFLOAD_SLOTS: u64 = 4;
 
-/// What to plan.
+/// A planning problem.
 pub struct Problem<'a> {
     /// The model, the machine and the costs.
     pub context: Context<'a>,
     /// The systems that may be used; several leave the choice to the planner.
     pub systems: Vec<System>,
-    /// How long and how exactly to search.
+    /// The limits of the search and the constraints on the plan.
     pub options: Options,
-    /// Judges candidates.
+    /// Returns the iteration time of a candidate.
     pub score: &'a Score<'a>,
-    /// Says more of them, if it can.
+    /// More of the simulator, if the caller has it.
     pub insight: Option<Insight<'a>>,
-    /// Set by someone else to end the search early; looked at between solves.
+    /// The stop signal: set by the caller to end the search early, and polled between solves.
     pub stop: &'a AtomicBool,
 }
 
 impl Problem<'_> {
-    /// The simulated iteration of a placement; perhaps none for one that takes longer than `limit`.
+    /// The simulated iteration time of a placement; may be `None` for one that takes longer than
+    /// `limit`.
     pub(crate) fn score_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
         self.insight.map_or_else(|| (self.score)(placement), |insight| (insight.within)(placement, limit))
     }
 }
 
-/// How long and how exactly to search.
+/// The limits of the search and the constraints on the plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// When to stop. Heuristic plans are made even at zero; they then come back as stopped.
+    /// The time limit. Heuristic plans are made even at zero, and then reported as stopped.
     pub time_limit: Duration,
-    /// The search ends when no other placement can be faster by more than this fraction.
+    /// The search ends when no other placement can be faster by more than this fraction of the
+    /// iteration time.
     pub gap: f64,
-    /// How many threads search. Does not change the plan.
+    /// The number of threads. It does not change the plan.
     pub threads: usize,
-    /// How many candidates of one device sequence and system are simulated before the search goes on to the next.
+    /// The most candidates of one subproblem (device order and schedule) that are simulated before
+    /// the search goes on to the next.
     pub candidates_per_case: usize,
-    /// Beyond this many different device sequences only the natural ones are searched, without a claim of optimality.
+    /// The most distinct device orders that are searched. Beyond it only the natural ones are,
+    /// without a claim of optimality.
     pub sequence_limit: usize,
-    /// Exhaustive search refuses larger spaces.
+    /// The most placements that exhaustive search takes on.
     pub exhaustive_limit: u64,
-    /// Of systems with no more placements all of them are tried, if their bounds leave anything open.
+    /// The most placements of a system that are all tried, where its bound leaves a gap.
     pub every_limit: usize,
-    /// Whether the host may keep the optimizer state or the activations of a GPU's stage.
+    /// Whether the optimizer state or the activations of a GPU's stage may be offloaded to the
+    /// host.
     pub host_help: bool,
-    /// How many choices of help for whole device sequences are told apart, at most.
+    /// The most subproblems that branching on host offloads may create.
     pub help_limit: usize,
-    /// What the plan must hold.
+    /// The constraints that the plan must satisfy.
     pub pins: Pins,
-    /// A plan to begin with.
+    /// A plan to start from.
     pub start: Option<Placement>,
-    /// How many changes of the best placements of a system are simulated.
+    /// The most neighbours of a system's best placements that local search simulates.
     pub refinements: usize,
-    /// The iteration of a plan that is there already: only faster ones matter.
+    /// The iteration time of a known plan: only faster ones are wanted.
     pub incumbent: Option<SimTime>,
 }
 
@@ -110,7 +124,7 @@ impl Default for Options {
     }
 }
 
-/// What a planner claims of its plans.
+/// The claim that a planner makes about its plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// No placement in the space is simulated to be faster.
@@ -121,47 +135,47 @@ pub enum Claim {
     Heuristic,
 }
 
-/// A plan and how it was found.
+/// A plan, its bound, and how it was found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
     /// The plan.
     pub placement: Placement,
     /// How the search ended.
     pub status: OutcomeStatus,
-    /// A proven lower bound of the iteration time of every placement in the space. Heuristics state that of the
-    /// fractional relaxation.
+    /// A proven lower bound on the iteration time of every placement in the space. Heuristics
+    /// report that of the linear relaxation.
     pub bound: SimTime,
     /// The simulated iteration time of the plan.
     pub simulated: SimTime,
     /// (simulated − bound) ÷ simulated.
     pub gap: f64,
-    /// How many placements were simulated.
+    /// The number of placements that were simulated.
     pub examined: usize,
-    /// How many integer programs were solved.
+    /// The number of integer programs that were solved.
     pub solves: usize,
-    /// How many pairs of a device sequence and a system were told apart.
+    /// The number of subproblems (device order and schedule) that were distinguished.
     pub cases: usize,
-    /// What is known of each system, where several were considered.
+    /// The results by system, where several were considered.
     pub considered: Vec<Considered>,
 }
 
-/// What a search over systems found out about one of them.
+/// The result of a search over systems for one system.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Considered {
     /// The system.
     pub system: System,
-    /// No placement of it takes less; none if none fits.
+    /// A lower bound on the iteration time of its placements; `None` if none fits.
     pub bound: Option<SimTime>,
-    /// Its best simulated iteration.
+    /// The iteration time of its best placement.
     pub simulated: Option<SimTime>,
-    /// Whether its bound was too high to try it.
+    /// Whether the system was skipped because its bound is too high.
     pub skipped: bool,
-    /// How many of its placements were simulated.
+    /// The number of its placements that were simulated.
     pub examined: usize,
 }
 
 impl Solution {
-    /// (simulated − bound) ÷ simulated, and nothing for an empty iteration.
+    /// (simulated − bound) ÷ simulated; 0 for an empty iteration.
     pub(crate) fn gap_of(simulated: SimTime, bound: SimTime) -> f64 {
         if simulated == SimTime::ZERO { 0.0 } else { simulated.saturating_sub(bound).to_ms() / simulated.to_ms() }
     }
@@ -173,48 +187,48 @@ pub enum PlanError {
     /// No placement fits.
     #[error("{reason}")]
     Infeasible {
-        /// What does not fit, and by how much.
+        /// The part that does not fit, and by how much.
         reason: String,
-        /// What would help.
+        /// A remedy.
         hint: String,
-        /// What the closest placement lacks, where that is known.
+        /// The bytes that the closest placement lacks, if known.
         missing: Option<Bytes>,
-        /// Whether the reason holds for every placement, not only for the closest one that was looked at.
+        /// Whether the reason holds for every placement, not only for the closest one found.
         certain: bool,
     },
-    /// Placements fit, but none is faster than the plan that is there already.
+    /// Placements fit, but none is faster than the known plan.
     #[error("none of {examined} placements is faster than the plan that is there already")]
     NothingBetter {
-        /// No placement takes less.
+        /// A lower bound on the iteration time of every placement.
         bound: SimTime,
-        /// How many were simulated.
+        /// The number of placements that were simulated.
         examined: usize,
-        /// Whether the limit or the stop signal struck before the search had come to its end.
+        /// Whether the time limit or the stop signal ended the search.
         stopped: bool,
     },
-    /// The limit or the stop signal struck before there was a plan.
+    /// The time limit or the stop signal ended the search before there was a plan.
     #[error("the search stopped before it had found a plan; {examined} placements were simulated")]
     StoppedWithoutPlan {
         /// How many placements were simulated.
         examined: usize,
     },
-    /// The solver failed, also with other settings.
+    /// The solver failed, with other settings too.
     #[error("the solver failed on devices `{devices}`: {what}")]
     Numerical {
-        /// The device sequence, in stage order.
+        /// The devices, in stage order.
         devices: String,
-        /// What it said.
+        /// The solver's message.
         what: String,
     },
-    /// More placements than exhaustive search takes on.
+    /// There are more placements than exhaustive search takes on.
     #[error("there are {placements} placements, and exhaustive search takes at most {limit}")]
     TooLarge {
-        /// How many there are.
+        /// The number of placements.
         placements: u64,
-        /// How many are taken.
+        /// The most that exhaustive search takes on.
         limit: u64,
     },
-    /// No system may be used, or none of the allowed ones suits the machine.
+    /// No system is allowed, or none of the allowed ones suits the machine.
     #[error(
         "none of the allowed systems suits the machine and the mode (`hybrid` needs a CPU socket, and many only train)"
     )]
@@ -222,32 +236,36 @@ pub enum PlanError {
     /// Placements fit, but none of those tried ran in simulation.
     #[error("{examined} placements fit in memory, and none of them ran in simulation")]
     NothingRuns {
-        /// How many were tried.
+        /// The number of placements that were tried.
         examined: usize,
     },
     /// The threads could not be started.
     #[error("{threads} threads could not be started: {what}")]
     Threads {
-        /// How many were asked for.
+        /// The number of threads requested.
         threads: usize,
-        /// What the system said.
+        /// The operating system's message.
         what: String,
     },
 }
 
-/// Something that finds plans.
+/// An algorithm that finds plans.
 pub trait Planner: Send + Sync {
     /// Its name on the command line.
     fn name(&self) -> &'static str;
 
-    /// What it claims of its plans.
+    /// The claim that it makes about its plans.
     fn claim(&self) -> Claim;
 
-    /// A plan that [`spipe_plan::check`] accepts, or why there is none.
+    /// Finds a plan that [`spipe_plan::check`] accepts.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is none.
     fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError>;
 }
 
-/// Runs `work` where `rayon` uses as many threads as the problem allows.
+/// Runs `work` in a `rayon` pool with the problem's number of threads.
 pub(crate) fn in_pool<T: Send>(
     problem: &Problem<'_>,
     work: impl FnOnce() -> Result<T, PlanError> + Send,

@@ -1,4 +1,5 @@
-//! What a plan must hold, whatever is faster: pins.
+//! Pins: constraints that the user sets on the plan. Every device set below holds indices of
+//! devices of the machine.
 
 use crate::hosts::{on_device, socket_of};
 use spipe_base::{DeviceId, LayerRange};
@@ -9,31 +10,31 @@ use std::{
     fmt,
 };
 
-/// One thing that a plan must hold.
+/// A constraint on the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// These layers are on one of these devices.
+    /// The layers run on one of these devices.
     Layers(LayerRange, BTreeSet<usize>),
-    /// What these layers save for their backward is kept, computed again, or on the host.
+    /// The activations of the layers are saved, recomputed or offloaded.
     Activations(LayerRange, Activations),
-    /// These layers are stepped on one of these devices: their own, or a socket.
+    /// The optimizer steps of the layers run on one of these devices: their own, or a socket.
     Optimizer(LayerRange, BTreeSet<usize>),
-    /// The parameters of these layers are streamed, or stay.
+    /// The parameters of the layers are streamed, or stay on their device.
     Streamed(LayerRange, bool),
-    /// What the stages of these layers have on the host is on one of these sockets.
+    /// The host data of the layers' stages is on one of these sockets.
     Host(LayerRange, BTreeSet<usize>),
-    /// The stage of that number is on one of these devices.
+    /// The stage with this index is on one of these devices.
     Stage(usize, BTreeSet<usize>),
     /// The system has this knob, at this value.
     Knob(Knob, u64),
 }
 
-/// A pin with the words that it was given in.
+/// A pin with the words in which it was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// The words.
     pub words: String,
-    /// What they say.
+    /// Their meaning.
     pub pin: Pin,
 }
 
@@ -47,30 +48,30 @@ pub struct Pins {
     hosts: BTreeMap<usize, BTreeSet<usize>>,
     pub(crate) stages: BTreeMap<usize, BTreeSet<usize>>,
     pub(crate) knobs: BTreeMap<Knob, u64>,
-    /// The list that they are from.
+    /// The list from which the pins were made.
     named: Vec<Named>,
 }
 
-/// Two pins of which a plan can hold only one.
+/// Two pins that no plan satisfies together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{first}` and `{second}` contradict each other: {what}")]
 pub struct Contradiction {
-    /// The words of the one.
+    /// The words of the first pin.
     pub first: String,
-    /// The words of the other.
+    /// The words of the second pin.
     pub second: String,
     what: String,
 }
 
-/// The words of the last pin of each kind on each layer, stage or knob.
+/// The words of the last pin, by kind and by layer, stage or knob.
 type By<'n> = BTreeMap<(&'static str, usize), &'n str>;
 
 impl Pins {
-    /// The pins of a list, or the first pair that contradicts itself.
+    /// The pins of a list.
     ///
     /// # Errors
-    /// Both pins of a pair that leaves a layer or a stage no device, no socket or nothing to step it, or that wants two things of a layer
-    /// or a knob.
+    /// The first pair of pins that leaves a layer or a stage no device, no socket or no optimizer
+    /// device, or that demands two values for a choice of a layer or for a knob.
     pub fn new(named: &[Named]) -> Result<Self, Contradiction> {
         let mut pins = Self { named: named.to_vec(), ..Self::default() };
         let mut by = By::new();
@@ -116,7 +117,7 @@ impl Pins {
         Ok(pins)
     }
 
-    /// Each pin's words, with all pins but that one.
+    /// Returns, for each pin, its words and all pins except it.
     pub fn without_one(&self) -> impl Iterator<Item = (&str, Self)> {
         self.named.iter().enumerate().filter_map(|(index, pin)| {
             let others = [&self.named[..index], &self.named[index + 1..]].concat();
@@ -129,12 +130,12 @@ impl Pins {
         self.named.is_empty()
     }
 
-    /// Whether some layer is pinned by its number.
+    /// Whether some pin names a layer.
     pub fn count_layers(&self) -> bool {
         self.named.iter().any(|named| !matches!(named.pin, Pin::Stage(..) | Pin::Knob(..)))
     }
 
-    /// Whether some stage is pinned by its number.
+    /// Whether some pin names a stage.
     pub(crate) fn count_stages(&self) -> bool {
         !self.stages.is_empty()
     }
@@ -149,7 +150,7 @@ impl Pins {
         self.stages.get(&stage).is_none_or(|devices| devices.contains(&device))
     }
 
-    /// By pinned stage: whether it may be on a device.
+    /// Returns, by pinned stage, whether it may be on `device`.
     pub(crate) fn allows_stages(&self, device: usize) -> Vec<bool> {
         self.stages.values().map(|devices| devices.contains(&device)).collect()
     }
@@ -160,12 +161,14 @@ impl Pins {
             && devices.iter().enumerate().all(|(stage, device)| self.allows_stage(stage, *device))
     }
 
-    /// Whether layer `layer` must be recomputed, or must not.
+    /// Whether layer `layer` must be recomputed (`true`) or must not (`false`); `None` without a
+    /// pin.
     pub(crate) fn recompute(&self, layer: usize) -> Option<bool> {
         self.activations.get(&layer).map(|wanted| *wanted == Activations::Recomputed)
     }
 
-    /// Whether what layer `layer` saves must be on the host, or must not.
+    /// Whether the activations of layer `layer` must be offloaded (`true`) or must not (`false`);
+    /// `None` without a pin, and where the layer is recomputed.
     pub(crate) fn offload(&self, layer: usize) -> Option<bool> {
         match self.activations.get(&layer)? {
             Activations::Recomputed => None,
@@ -173,22 +176,23 @@ impl Pins {
         }
     }
 
-    /// Whether the parameters of layer `layer` must be streamed, or must stay.
+    /// Whether the parameters of layer `layer` must be streamed (`true`) or must stay (`false`);
+    /// `None` without a pin.
     pub(crate) fn streamed(&self, layer: usize) -> Option<bool> {
         self.streamed.get(&layer).copied()
     }
 
-    /// Whether layer `layer` may be stepped on a device.
+    /// Whether the optimizer step of layer `layer` may run on a device.
     pub(crate) fn allows_step(&self, layer: usize, device: usize) -> bool {
         self.optimizers.get(&layer).is_none_or(|devices| devices.contains(&device))
     }
 
-    /// Whether the stage of layer `layer` may have something on a socket.
+    /// Whether the stage of layer `layer` may have data on a socket.
     pub(crate) fn allows_host(&self, layer: usize, socket: usize) -> bool {
         self.hosts.get(&layer).is_none_or(|sockets| sockets.contains(&socket))
     }
 
-    /// What the planner may not tell apart: layers between which a pin ends cost differently.
+    /// Whether two layers have the same pins. Layers with different pins belong to different runs.
     pub(crate) fn same(&self, one: usize, other: usize) -> bool {
         self.layers.get(&one) == self.layers.get(&other)
             && self.activations.get(&one) == self.activations.get(&other)
@@ -197,7 +201,8 @@ impl Pins {
             && self.hosts.get(&one) == self.hosts.get(&other)
     }
 
-    /// Whether `placement` holds them all. Devices that share everything have all layers.
+    /// Whether `placement` satisfies all pins. In sharded systems, every participating device
+    /// counts as having all layers.
     pub fn allow(&self, context: &Context<'_>, placement: &Placement) -> bool {
         if self.is_empty() {
             return true;
@@ -221,28 +226,29 @@ impl Pins {
         layers && kept && self.allows_devices(&devices) && self.allows_knobs(placement.system, &placement.knobs)
     }
 
-    /// Whether a system has all pinned knobs.
+    /// Whether `system` has all pinned knobs.
     pub fn suit(&self, system: System) -> bool {
         self.knobs.keys().all(|knob| knob.is_of(system))
     }
 
-    /// Whether a system has the pinned knobs, at their values.
+    /// Whether `system` has the pinned knobs, at their values.
     pub(crate) fn allows_knobs(&self, system: System, knobs: &Knobs) -> bool {
         self.knobs.iter().all(|(knob, value)| knob.is_of(system) && knob.of(knobs) == Some(*value))
     }
 
-    /// The value that a knob must have.
+    /// The pinned value of a knob.
     pub(crate) fn knob(&self, knob: Knob) -> Option<u64> {
         self.knobs.get(&knob).copied()
     }
 
-    /// `placement` with the pinned knobs that any placement of its system may have, unless it has others.
+    /// `placement` with the pinned values of the knobs that do not depend on its stages.
     pub(crate) fn with_common_knobs(&self, placement: Placement) -> Placement {
         let knobs = self.common_knobs(placement.system, placement.knobs);
         placement.with_knobs(knobs)
     }
 
-    /// The same for the knobs of a system.
+    /// `knobs` with the pinned values of the knobs that do not depend on stages. Offload slots that
+    /// are set keep their value.
     pub(crate) fn common_knobs(&self, system: System, knobs: Knobs) -> Knobs {
         let pinned = |knob: Knob| self.knob(knob).filter(|_| knob.is_of(system));
         Knobs {
@@ -254,7 +260,8 @@ impl Pins {
         }
     }
 
-    /// Whether what a stage chooses is what pins want on each of the devices that share it, which have their part on the host near them.
+    /// Whether the choices of a sharded stage satisfy the pins on each participating device; each
+    /// has its shard of host data on the host near it.
     pub(crate) fn allow_shared(
         &self,
         context: &Context<'_>,
@@ -265,7 +272,7 @@ impl Pins {
         devices.into_iter().all(|device| self.allow_stage(context, &on_device(context, stage, device), training))
     }
 
-    /// Whether what a stage chooses for its layers is what pins want.
+    /// Whether the choices of a stage satisfy the pins of its layers.
     fn allow_stage(&self, context: &Context<'_>, stage: &Stage, training: bool) -> bool {
         let host = socket_of(context, stage);
         let streams = matches!(stage.weights, Weights::Streamed(_));
@@ -281,7 +288,7 @@ impl Pins {
     }
 }
 
-/// What a pinned layer is.
+/// The participle that messages use.
 const fn verb(activations: Activations) -> &'static str {
     match activations {
         Activations::Saved => "saved",
@@ -290,7 +297,7 @@ const fn verb(activations: Activations) -> &'static str {
     }
 }
 
-/// Leaves each of `keys` only `devices`.
+/// Intersects the set of each of `keys` with `devices`.
 fn narrow<'n>(
     (kind, all): (&'static str, &mut BTreeMap<usize, BTreeSet<usize>>),
     keys: impl Iterator<Item = usize>,
@@ -308,7 +315,7 @@ fn narrow<'n>(
     Ok(())
 }
 
-/// Says `wanted` of each of `keys`.
+/// Sets each of `keys` to `wanted`.
 fn agree<'n, V: Copy + PartialEq>(
     (kind, all): (&'static str, &mut BTreeMap<usize, V>),
     keys: impl Iterator<Item = usize>,
