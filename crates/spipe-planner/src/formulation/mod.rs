@@ -1,4 +1,5 @@
-//! The integer programs: variables, rows and objective of each, and the one place where the solver is called.
+//! Integer programs: the variables, rows and objective of each, and the one module that calls the
+//! solver.
 //!
 //! | module | decides | serves |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! The one place where the solver is called and its words are translated.
+//! Adapter of the HiGHS solver: all integer and linear programs are solved here.
 
 use good_lp::{
     Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolutionStatus, SolverModel, Variable,
@@ -7,27 +7,28 @@ use good_lp::{
 use highs::{HighsModelStatus, HighsSolutionStatus, Model};
 use std::{collections::HashMap, time::Duration};
 
-/// What came back.
+/// Outcome of a solve.
 pub(crate) enum Answer {
-    /// Optimal, within the gap that was asked for.
+    /// Optimal within the requested gap.
     Solved(HighsSolution),
-    /// The time limit struck; there may be a solution.
+    /// The time limit was reached, with or without a feasible solution.
     Stopped(Option<HighsSolution>),
-    /// No solution exists.
+    /// No feasible solution exists.
     Infeasible,
-    /// Anything else, in the solver's words.
+    /// Any other outcome, in the solver's words.
     Trouble(String),
 }
 
-/// How to solve.
+/// Settings of one solve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Settings {
-    /// (objective − bound) ÷ objective at which to stop.
+    /// Relative gap, (objective − bound) ÷ objective, at which the solver stops.
     pub gap: f64,
     pub time_limit: Duration,
-    /// How many nodes of the search tree are visited at most: unlike a limit on time, it stops always at the same place.
+    /// Limit on the nodes of the search tree. Unlike a time limit, it always stops at the same
+    /// node.
     pub nodes: i32,
-    /// The second try of a problem that made trouble goes without presolve and from another random seed.
+    /// Whether this is the retry after a failure: without presolve and with another random seed.
     pub second_try: bool,
 }
 
@@ -38,14 +39,15 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What the solver calls them.
+    /// The HiGHS options that correspond to these settings.
     fn options(&self) -> [(&'static str, HighsOptionValue); 8] {
         [
             ("parallel", "off".into()),
             ("threads", 1.into()),
             ("random_seed", if self.second_try { 7 } else { 1 }.into()),
             ("presolve", if self.second_try { "off" } else { "choose" }.into()),
-            // Takes longer than the whole rest of a small problem, and what it finds the first relaxation finds too.
+            // On small problems this heuristic takes longer than the rest of the solve, and the
+            // first relaxation finds the same solutions.
             ("mip_heuristic_run_feasibility_jump", false.into()),
             ("mip_rel_gap", self.gap.into()),
             ("mip_max_nodes", self.nodes.into()),
@@ -54,23 +56,25 @@ impl Settings {
     }
 }
 
-/// What a minimisation came to, whether it reached its optimum or not.
+/// Result of a minimisation, whether or not it reached the optimum.
 #[derive(Debug)]
 pub(crate) struct Minimum {
-    /// The best values that were found.
+    /// Values of the best solution found.
     pub values: Option<HashMap<Variable, f64>>,
-    /// The objective is at least this: minus infinity where nothing is known, infinity where there is no solution.
+    /// Proven lower bound of the objective: −∞ if nothing is known, ∞ if there is no feasible
+    /// solution.
     pub bound: f64,
-    /// Whether nothing is left open but the gap that was asked for.
+    /// Whether the search finished within the requested gap.
     pub closed: bool,
 }
 
 impl Minimum {
-    /// Nothing is known.
+    /// No solution and no bound.
     const OPEN: Self = Self { values: None, bound: f64::NEG_INFINITY, closed: false };
 }
 
-/// Minimises `objective` over `vars` under `rows`, as [`solve`] does, and says what is proven even where a limit struck.
+/// Minimises `objective` over `vars` subject to `rows`, deterministically as [`solve`] does.
+/// Returns the proven bound even if a limit was reached.
 pub(crate) fn minimise(
     vars: ProblemVariables,
     (rows, objective): (Vec<Constraint>, Expression),
@@ -94,7 +98,7 @@ pub(crate) fn minimise(
     };
     let found = solved.primal_solution_status() == HighsSolutionStatus::Feasible;
     let values = found.then(|| variables.into_iter().zip(solved.get_solution().columns().iter().copied()).collect());
-    // Without whole numbers there is no tree, and the optimum is the bound.
+    // A program without integer variables has no search tree: its optimum is the bound.
     let bound = match solved.double_info_value(c"mip_dual_bound") {
         Ok(bound) if solved.mip_gap().is_finite() || !closed => bound,
         _ if closed => solved.objective_value(),
@@ -103,7 +107,7 @@ pub(crate) fn minimise(
     Minimum { values, bound, closed }
 }
 
-/// Whether the solver took an option.
+/// Sets an option; returns whether the solver accepted it.
 fn set(model: &mut Model, name: &str, value: HighsOptionValue) -> bool {
     let taken = match value {
         HighsOptionValue::String(value) => model.try_set_option(name, value.as_str()),
@@ -114,10 +118,10 @@ fn set(model: &mut Model, name: &str, value: HighsOptionValue) -> bool {
     taken.is_ok()
 }
 
-/// What solves integer programs: [`solve`], but for tests of what is done about its answers.
+/// A solver of integer programs. This is [`solve`], except in tests of how its answers are handled.
 pub(crate) type Solver<'a> = dyn Fn(HighsProblem, &Settings) -> Answer + Sync + 'a;
 
-/// Solves on the calling thread alone, always with the same random seed, so that the same problem has the same answer.
+/// Solves on the calling thread with a fixed random seed, so that equal problems get equal answers.
 pub(crate) fn solve(problem: HighsProblem, settings: &Settings) -> Answer {
     let options = settings.options().into_iter();
     let problem = options.fold(problem, |problem, (name, value)| problem.set_option(name, value));
@@ -133,7 +137,7 @@ pub(crate) fn solve(problem: HighsProblem, settings: &Settings) -> Answer {
 fn translate(error: ResolutionError) -> Answer {
     match error {
         ResolutionError::Infeasible => Answer::Infeasible,
-        // The adapter's word for a limit that struck before there was any solution.
+        // The adapter's message for a limit that was reached before the first solution.
         ResolutionError::Other("NoSolutionFound") => Answer::Stopped(None),
         ResolutionError::Unbounded => Answer::Trouble("the problem is unbounded".into()),
         ResolutionError::Other(what) => Answer::Trouble(what.into()),
@@ -146,7 +150,8 @@ mod tests {
     use super::*;
     use good_lp::{Expression, constraint, highs, variable, variables};
 
-    /// Maximises the value of `count` items in a sack, with constraints from `extra`.
+    /// Returns a knapsack problem: the maximal value of `count` items whose weight is at most
+    /// `room`.
     fn sack(count: u32, room: f64) -> HighsProblem {
         let mut vars = variables!();
         let items: Vec<_> = (0..count).map(|_| vars.add(variable().binary())).collect();
@@ -183,7 +188,7 @@ mod tests {
         assert!(matches!(solve(problem, &none), Answer::Stopped(None)));
     }
 
-    /// Minimises the weight of items that are worth enough.
+    /// Minimises the weight of items that are worth at least `worth`.
     fn burden(worth: f64, settings: &Settings) -> Minimum {
         let mut vars = variables!();
         let items: Vec<_> = (0..40u32).map(|_| vars.add(variable().binary())).collect();

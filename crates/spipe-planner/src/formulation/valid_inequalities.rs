@@ -1,11 +1,19 @@
-//! The lower bounds that every division of a case obeys, as cycles of its order graph.
+//! Valid inequalities: lower bounds of the period that every partition of a subproblem obeys,
+//! written as cycles of its event graph.
 //!
-//! Notation: m microbatches; stage i holds at most K_i microbatches between forward and backward; F, R, B, O are the
-//! forward, recompute, backward and optimizer step of a stage, which is G + P + C where its gradients go to a socket that steps
-//! and returns the parameters; a and g the transfers of activation and gradient over a
-//! boundary; S = Σ_j (F_j + B_j) + Σ_j (a_j + g_j) + O_0 is one microbatch's way through all stages and back, with the first
-//! stage's step. A device is one lane, and an iteration begins on a stage when its optimizer step of the one before has
-//! ended.
+//! Notation, for stage i of p stages and m microbatches:
+//!
+//! | symbol | meaning |
+//! |---|---|
+//! | F, R, B | forward, recompute and backward of one microbatch |
+//! | O | optimizer step: on the device, or G + P + C on a socket |
+//! | G, P, C | gradients out, step on the socket, parameters back |
+//! | a, g | transfer of an activation and of a gradient over a boundary |
+//! | K_i | limit on microbatches between forward and backward |
+//! | S | Σ_j (F_j + B_j) + Σ_j (a_j + g_j) + O_0: one microbatch there and back, and the first stage's step |
+//!
+//! A device is one lane. A stage starts an iteration when its optimizer step of the previous one
+//! has ended.
 
 use crate::{
     costs::CostSums,
@@ -15,7 +23,7 @@ use crate::{
 use spipe_base::DeviceId;
 use std::collections::BTreeMap;
 
-/// All families for all stages.
+/// Returns the valid inequalities of all families for every stage.
 pub(crate) fn families(costs: &CostSums<'_>, case: &Subproblem) -> Vec<CriticalCycle> {
     let (m, training) = (costs.microbatches as u32, costs.training);
     let stages = case.stages();
@@ -25,7 +33,7 @@ pub(crate) fn families(costs: &CostSums<'_>, case: &Subproblem) -> Vec<CriticalC
     let all = Passes { forward: m, recompute: m, backward: m, ..Passes::STEP };
     let mut cycles: Vec<CriticalCycle> = (0..stages).map(|stage| own(stages, stage, all)).collect();
     if case.frozen > 0 {
-        // No gradient comes back to a first stage of frozen layers alone.
+        // A first stage of frozen layers alone receives no gradient.
         return cycles;
     }
     cycles.extend((1..stages).map(|stage| chain(stages, stage, m)));
@@ -38,10 +46,15 @@ pub(crate) fn families(costs: &CostSums<'_>, case: &Subproblem) -> Vec<CriticalC
     cycles
 }
 
-/// `T ≥ C_f + Σ_{f≤j<i} (F_j + a_j) + m (F_i + R_i + B_i) + Σ_{l≤j<i} (g_j + B_j) + G_l + Σ_{f≤j≤l, on s} P_j` for each socket s that
-/// steps stages up to i, l the last and f the first of them: after the last backward of stage i its gradient goes back to stage
-/// l, whose gradients the socket gets; it steps them and then those of the stages before, down to stage f, which cannot
-/// begin before, nor can stage i.
+/// Socket steps in sequence, for each socket s that updates stages up to i:
+///
+/// `T ≥ C_f + Σ_{f≤j<i} (F_j + a_j) + m (F_i + R_i + B_i) + Σ_{l≤j<i} (g_j + B_j) + G_l + Σ_{f≤j≤l,
+/// on s} P_j`
+///
+/// Here l is the last and f the first of these stages. After the last backward of stage i, its
+/// gradient travels back to stage l, whose gradients go to the socket. The socket updates stage l
+/// and then the stages before it, down to stage f. Neither f nor i can start the next iteration
+/// before that.
 fn in_turn(costs: &CostSums<'_>, case: &Subproblem, stage: usize) -> Vec<CriticalCycle> {
     let m = costs.microbatches as u32;
     let mut sockets: BTreeMap<DeviceId, Vec<usize>> = BTreeMap::new();
@@ -67,16 +80,17 @@ fn in_turn(costs: &CostSums<'_>, case: &Subproblem, stage: usize) -> Vec<Critica
     sockets.into_values().filter_map(cycle).collect()
 }
 
-/// `T ≥ m (F_i + R_i + B_i) + O_i`: all of that is on one lane in every iteration.
+/// Work of one device: `T ≥ m (F_i + R_i + B_i) + O_i`, all on one lane in every iteration.
 fn own(stages: usize, stage: usize, passes: Passes) -> CriticalCycle {
     let mut cycle = CriticalCycle::empty(stages);
     cycle.stages[stage] = passes;
     cycle
 }
 
-/// `T ≥ Σ_{j<i} (F_j + a_j + g_j + B_j) + m (F_i + R_i + B_i) + O_0`: stage i starts with microbatch 0 after that has
-/// passed all stages before it, is busy with all microbatches, and its last backward's gradient passes them all again
-/// before stage 0 can step.
+/// Fill and drain of stage i: `T ≥ Σ_{j<i} (F_j + a_j + g_j + B_j) + m (F_i + R_i + B_i) + O_0`.
+///
+/// Stage i starts after microbatch 0 has passed all earlier stages, processes all microbatches, and
+/// its last gradient passes the earlier stages before stage 0 can update.
 fn chain(stages: usize, stage: usize, m: u32) -> CriticalCycle {
     let mut cycle = CriticalCycle::empty(stages);
     for before in 0..stage {
@@ -88,12 +102,13 @@ fn chain(stages: usize, stage: usize, m: u32) -> CriticalCycle {
     cycle
 }
 
-/// `T ≥ S + R_{p−1} + (m − K_i) F_i + (m − 1)(R_i + B_i)`: microbatch 0 goes through all stages and comes back to stage i,
-/// which has run K_i forwards by then and has the others and m − 1 backwards before it, the last of which still has to
-/// travel to stage 0.
+/// Turnaround at stage i, from the front: `T ≥ S + R_{p−1} + (m − K_i) F_i + (m − 1)(R_i + B_i)`.
+/// When microbatch 0 returns to stage i, at most K_i forwards have run there. The others and m − 1
+/// backwards follow, and the last gradient still travels to stage 0.
 ///
-/// `T ≥ S + R_{p−1} + (m − 1) F_i + (m − K_i)(R_i + B_i)`: seen from the end, the last microbatch enters stage i after
-/// m − 1 forwards and all but K_i backwards, and then goes through the rest of the stages and back to stage 0.
+/// From the end: `T ≥ S + R_{p−1} + (m − 1) F_i + (m − K_i)(R_i + B_i)`. The last microbatch enters
+/// stage i after m − 1 forwards and all but K_i backwards, then passes the later stages and returns
+/// to stage 0.
 fn turnaround(stages: usize, stage: usize, (forwards, backwards): (u32, u32)) -> CriticalCycle {
     let mut cycle = CriticalCycle::empty(stages);
     cycle.stages.fill(Passes { forward: 1, backward: 1, ..Passes::default() });

@@ -1,4 +1,4 @@
-//! The program itself: variables, and the rows that bound an iteration.
+//! Columns and rows of the assignment program.
 
 use crate::formulation::assignment::{Class, positions::Place, single_gpu::Alone, ways};
 use crate::{
@@ -11,42 +11,45 @@ use spipe_hardware::MemoryKind;
 use spipe_plan::{Activations, OFFLOAD_SLOTS};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Of layers of which a device has room for more it is left open how many are whole.
+/// Limit on the layers per device up to which the program counts them as whole.
 const FINEST: f64 = 32.0;
 
-/// The rows of the linear program.
+/// The assignment program: its variables, and the rows that bound an iteration from below.
 pub(crate) struct Spread<'f, 'a> {
     pub costs: &'f CostSums<'a>,
     pub rules: &'f SystemRules,
-    /// How many ms are 1.
+    /// Milliseconds that are 1 in the program.
     pub unit: f64,
     pub busiest: Variable,
-    /// How microbatches turn around in a chain of devices.
+    /// Warm-up of a chain of devices.
     pub turn: Option<Warmup>,
-    /// What there is to do at each place of the chain of devices; at one where they are no chain.
+    /// Load of each position in the chain of devices; one entry where devices form no chain.
     pub places: Vec<Place>,
-    /// What the last place does before the first microbatch turns around there, beside that one's forward.
+    /// Forwards of the last position before its first backward, besides that of the first
+    /// microbatch.
     pub before_turning: Expression,
-    /// The first layer of each run of equal ones, and how many there are.
+    /// Runs of equal layers: first layer and count.
     pub runs: Vec<(usize, usize)>,
-    /// How one device that has all layers streams some of them, where that is told apart.
+    /// How a single device that has all layers streams some of them, where the cases are
+    /// distinguished.
     alone: Option<Alone>,
-    /// For how long chunks that come and go are there, with their copies inbound.
+    /// Time for which transient chunks occupy the device, including their copies inbound.
     pub serial: Expression,
-    /// Whether layers are whole, and bytes of each device's memory that they leave free.
+    /// Bytes to leave free in each device's memory, if layers are whole.
     whole: Option<&'f [u64]>,
     pub rows: Vec<Constraint>,
-    /// How many layers of each run are at each place with each choice.
+    /// Number of layers of each run with each choice: run, class, choice and variable.
     pub shares: Vec<(usize, usize, Choice<'f>, Variable)>,
-    /// For how long each class of devices, its links and the sockets are busy.
+    /// Loads of each class of devices, its links and the sockets.
     pub efforts: Vec<Expression>,
-    /// All forwards and backwards, recompute included; the backwards alone; and the recompute of one microbatch.
+    /// All passes, recompute included; the backwards with their recompute; the recompute of one
+    /// microbatch.
     pub computed: Expression,
     pub returned: Expression,
     pub again: Expression,
 }
 
-/// What may be chosen for a layer on a device.
+/// Mode of a layer on a device.
 #[derive(Clone, Copy)]
 pub(crate) struct Choice<'d> {
     pub device: &'d DeviceSums,
@@ -56,23 +59,23 @@ pub(crate) struct Choice<'d> {
     pub place: usize,
 }
 
-/// What a class of devices, or the host, has to do and to hold.
+/// Load of a class of devices, or of the host: time and bytes.
 #[derive(Default)]
 pub(crate) struct Burden {
     pub busy: Expression,
-    /// What it has to do after the first microbatch has turned around.
+    /// Work after the first microbatch has turned around.
     pub turned: Expression,
-    /// What it has to do from its first backward on, without the first recompute.
+    /// Work from the first backward on, without the first recompute.
     pub returned: Expression,
     held: Expression,
-    /// GiB that one layer of each share holds.
+    /// GiB per layer of each share.
     whole: Vec<(f64, Variable)>,
-    /// Bytes in and out, in GB.
+    /// GB copied in and out.
     copied: [Expression; 2],
 }
 
 impl<'f, 'a> Spread<'f, 'a> {
-    /// For an iteration of `busiest` times `unit` ms.
+    /// Creates an empty program for an iteration of `busiest` × `unit` ms.
     pub fn new(
         (costs, rules): (&'f CostSums<'a>, &'f SystemRules),
         (unit, busiest): (f64, Variable),
@@ -107,17 +110,17 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
     }
 
-    /// The same for whole layers beside which so many bytes are free on each device.
+    /// Requires whole layers, and leaves `free` bytes on each device.
     pub fn whole(self, free: &'f [u64]) -> Self {
         Self { whole: Some(free), ..self }
     }
 
-    /// The same for one device that streams in a certain way.
+    /// Fixes how a single device streams.
     pub fn alone(self, alone: Alone) -> Self {
         Self { alone: Some(alone), ..self }
     }
 
-    /// The same for these layers alone.
+    /// Restricts the program to these layers.
     pub fn only(self, runs: &[(usize, usize)]) -> Self {
         Self { runs: runs.to_vec(), ..self }
     }
@@ -164,19 +167,20 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.limit_host(host);
     }
 
-    /// A device begins when the first microbatch has come to it, and ends before the last one is back at the first layer, where the next
-    /// iteration begins after it. The first layers of u devices are different ones: with p_i for one microbatch's way through the first i
-    /// layers and back, and W for all that is computed,
+    /// Adds the pipeline-fill bound. A device starts when the first microbatch arrives, and ends
+    /// before the last one is back at the first layer, where the next iteration starts. The first
+    /// layers of u devices are distinct. With p_i for one microbatch's time through the first i
+    /// layers and back, and W for all computation,
     ///
     /// `u T ≥ W + p_0 + … + p_{u−1}`.
     ///
-    /// In rounds a device waits once more: behind all forwards of its last layer, for one microbatch's way through the layers behind that and
-    /// back. Those are different layers as well, so that there p_i is the sum of the ways through the first i and through the last i layers.
-    /// But what its first backward computes again may be computed while it waits: W is without the recompute of one microbatch.
+    /// In rounds a device waits once more: after all forwards of its last layer, for one microbatch
+    /// to pass the layers behind that and return. Those layers are distinct as well, so p_i is then
+    /// the sum of the times through the first i and the last i layers. The recompute of the first
+    /// backward may fill this wait: W is without the recompute of one microbatch.
     ///
-    /// That is least where all devices are used, if there is enough to compute for all of them.
-    ///
-    /// Places of a chain have bounds of their own.
+    /// The bound is weakest with all devices used, provided that there is enough work for all of
+    /// them. Positions of a chain have bounds of their own instead.
     pub fn fill(&mut self, classes: &[Class]) {
         let first_trained = self.costs.context.cost.trained_parameters(0.into()) > 0;
         let SystemRules { synchronous, splits, apart, in_rounds, .. } = *self.rules;
@@ -199,26 +203,27 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.rows.push(constraint!(computed + waits <= devices as f64 * self.busiest));
     }
 
-    /// For all microbatches, in units.
+    /// Converts ms per microbatch to units for all microbatches.
     pub fn ms_of_all(&self, of_one: f64) -> f64 {
         self.costs.microbatches as f64 * of_one / self.unit
     }
 
-    /// What all microbatches compute in one layer, its step aside.
+    /// Returns the passes of all microbatches through one layer, in units, without its optimizer
+    /// step.
     pub fn computed_in(&self, layer: usize, choice: &Choice<'_>) -> f64 {
         let busy = choice.device.times[layer].unwrap_or_default().busy() + self.again(choice, layer);
         self.ms_of_all(busy)
     }
 
-    /// What a device of a class may hold.
+    /// Returns the bytes that a device of a class may hold.
     pub fn usable(&self, class: &Class) -> Bytes {
         let device = &self.costs.devices[class.members[0]];
         let free = class.members.iter().filter_map(|member| self.whole.map(|free| free[*member])).max();
         Bytes::new(device.usable.saturating_sub(class.beside).saturating_sub(free.unwrap_or(0)))
     }
 
-    /// Whether a layer on `device` is streamed and whether it is stepped on the host, and where what it saves is, as far as there is a
-    /// choice.
+    /// Returns the modes of `layer` on a class: (streamed, optimizer step on the host), and where
+    /// its activations are.
     fn choices(&self, class: &Class, layer: usize) -> Vec<((bool, bool), Activations)> {
         let device = &self.costs.devices[class.members[0]];
         let trains = self.costs.training && !device.is_cpu;
@@ -240,11 +245,13 @@ impl<'f, 'a> Spread<'f, 'a> {
         steps.flat_map(|steps| keeps.iter().map(move |kept| (*steps, *kept))).collect()
     }
 
-    /// How many microbatches of what one layer saves are on its device at once, at least.
+    /// Returns the minimal number of microbatches of a layer's saved activations that its device
+    /// holds at once.
     fn copies(&self, choice: &Choice<'_>) -> f64 {
         let (m, rules) = (self.costs.microbatches, self.rules);
         let in_flight = match self.turn {
-            // A stage may hold less than the sum of its layers where each is free to go after the next.
+            // Where the next layer may be on any device, a stage may hold less than the sum of its
+            // layers.
             _ if !self.costs.training => u64::from(rules.one_stage_each),
             None if rules.in_rounds => m,
             None => 1,
@@ -253,7 +260,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         };
         let copies = match choice.kept {
             Activations::Saved => in_flight,
-            // Several stages share the slots for what they offload.
+            // The stages of a device share the slots for what they offload.
             Activations::Offloaded if rules.one_stage_each => in_flight.min(OFFLOAD_SLOTS),
             Activations::Offloaded => 0,
             Activations::Recomputed => u64::from(rules.one_stage_each),
@@ -261,7 +268,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         copies as f64
     }
 
-    /// What one layer takes at a place.
+    /// Adds the times of one layer at its position.
     fn at(&mut self, layer: usize, (choice, share): (&Choice<'_>, Variable), burden: &mut Burden) {
         let times = choice.device.times[layer].unwrap_or_default();
         let (again, following) = (self.again(choice, layer), self.following(choice));
@@ -290,14 +297,14 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
     }
 
-    /// The recompute of one microbatch.
+    /// Returns the recompute of one microbatch, in ms.
     pub fn again(&self, choice: &Choice<'_>, layer: usize) -> f64 {
         let recomputes =
             choice.kept == Activations::Recomputed && self.costs.training && choice.device.returns(layer + 1);
         if recomputes { choice.device.times[layer].unwrap_or_default().forward } else { 0.0 }
     }
 
-    /// What one layer on a device of a class amounts to.
+    /// Adds the load of one layer on a device of a class.
     fn layer(
         &mut self,
         layer: usize,
@@ -320,7 +327,7 @@ impl<'f, 'a> Spread<'f, 'a> {
             (false, true) => bytes.parameters + bytes.gradients,
             (false, false) => bytes.state(),
         };
-        // No gradient comes to the first frozen layers, and stages of pipelines may begin with them.
+        // The first frozen layers receive no gradient, and stages of pipelines may begin with them.
         let returns = layer >= costs.frozen;
         let saves = returns && (costs.frozen == 0 || self.rules.in_rounds);
         let copies = if saves { self.copies(choice) } else { 0.0 };
@@ -337,7 +344,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
         let mut copied = [0.0; 2];
         if choice.kept == Activations::Offloaded && costs.frozen == 0 {
-            // A stage of one layer keeps its input.
+            // A stage of one layer keeps its input on the device.
             let leaving = bytes.saved.get().saturating_sub(device.input(layer)) as f64 / 1e9;
             let leaving = costs.microbatches as f64 * leaving;
             copied = [copied[0] + leaving, copied[1] + leaving];
@@ -353,7 +360,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         if streams {
             host.held.add_mul(bytes.state().to_gib(), share);
         } else if steps_on_host {
-            // A stage through which no backward runs leaves no parameters there.
+            // A stage without a backward leaves no parameters on the host.
             let copied = if device.returns(layer + 1) { bytes.parameters } else { Bytes::ZERO };
             host.held.add_mul((bytes.optimizer + bytes.gradients + copied).to_gib(), share);
         }
@@ -363,7 +370,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
     }
 
-    /// The members of a class together are busy at most so long, hold at most so much, and move at most so much.
+    /// Adds the rows of a class: time, memory and copies of its members together.
     fn limit(&mut self, class: &Class, burden: Burden, host: &mut Burden) {
         let (count, device) = (class.count as f64, &self.costs.devices[class.members[0]]);
         self.efforts.push(burden.busy.clone() / count);
@@ -385,7 +392,8 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
     }
 
-    /// Of layers that hold at least so much each device has no more than it has room for.
+    /// Limits large layers to whole numbers per device: of layers that hold at least `held` GiB,
+    /// each of `count` devices has at most ⌊`room` ÷ `held`⌋.
     fn whole_layers(&mut self, count: f64, room: f64, mut layers: Vec<(f64, Variable)>) {
         layers.retain(|(held, _)| *held * FINEST > room);
         layers.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -394,18 +402,19 @@ impl<'f, 'a> Spread<'f, 'a> {
         while let Some((held, share)) = layers.next() {
             larger += share;
             if layers.peek().is_none_or(|(next, _)| *next < held) {
-                // A little more room, because numbers are rounded.
+                // The slack covers rounding.
                 self.rows.push(constraint!(larger.clone() <= count * (room / held * (1.0 + 1e-9)).floor()));
             }
         }
     }
 
-    /// The sum of what is done.
+    /// Returns the sum of all loads.
     pub fn effort(&self) -> Expression {
         self.efforts.iter().cloned().sum()
     }
 
-    /// All sockets step at most so many parameters, and all DRAM holds at most so much.
+    /// Adds the rows of the host: parameters that all sockets update, and bytes that all DRAM
+    /// holds.
     fn limit_host(&mut self, host: Burden) {
         let rate = self.step_rate();
         let sockets = || self.costs.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
@@ -421,8 +430,9 @@ impl<'f, 'a> Spread<'f, 'a> {
     }
 }
 
-/// GB per second between GPUs and all DRAM together: every GPU counts at that link on all of its ways for which it has the least share,
-/// and every link once. Infinite where a GPU has no such link.
+/// Returns the rate in GB/s between `members` and all DRAM together. Every GPU counts at the link
+/// with its smallest share among the links on all of its paths, and every link counts once.
+/// Infinite where a GPU has no such link.
 pub(crate) fn rate(costs: &CostSums<'_>, members: &[usize], inbound: bool) -> f64 {
     let hardware = costs.context.hardware;
     let of_member = |member: &usize| common(costs, costs.devices[*member].memory, inbound);
@@ -440,7 +450,7 @@ pub(crate) fn rate(costs: &CostSums<'_>, members: &[usize], inbound: bool) -> f6
     narrow.iter().map(rate).sum()
 }
 
-/// The links on every way between the memory of a GPU and any DRAM, towards the GPU or away from it.
+/// Returns the links on every path between a GPU's memory and any DRAM, in one direction.
 fn common(costs: &CostSums<'_>, memory: MemoryId, inbound: bool) -> BTreeSet<LinkId> {
     let hardware = costs.context.hardware;
     let drams = hardware.memories().enumerate().filter(|(_, memory)| memory.kind == MemoryKind::Dram);

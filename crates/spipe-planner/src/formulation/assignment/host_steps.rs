@@ -1,4 +1,5 @@
-//! What steps on the host, which come between the backwards of one iteration and the forwards of the next, make an iteration take at least.
+//! Rows for optimizer steps on the host, which run between the backwards of one iteration and the
+//! forwards of the next.
 
 use crate::formulation::assignment::{
     Class,
@@ -10,10 +11,14 @@ use spipe_base::{Bytes, DeviceId};
 use spipe_cost::LayerMemory;
 
 impl Spread<'_, '_> {
-    /// What is stepped on the host is stepped between the last microbatch's backward and the first one's forward of the next iteration.
-    /// A device that is alone has all its other passes besides. The last layer's gradients come first, and its parameters are needed last: with a
-    /// and b for these two on their way, `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest. Where gradients are checked
-    /// no step begins before the whole backward has ended: B stands for B_last, and a and F_last are the smallest as well.
+    /// Bounds the iteration of a single device whose optimizer steps run on the host: between the
+    /// last microbatch's backward and the first one's forward of the next iteration.
+    ///
+    /// All other passes of the device come on top. The last layer's gradients come first, and its
+    /// parameters are needed last. With a and b for the transfers of these two, `T ≥ (m − 1) (F +
+    /// B) + B_last + a + steps + F_last`, and b of the smallest layer. Where gradients are checked,
+    /// no step starts before the whole backward has ended: B replaces B_last, and a and F_last are
+    /// of the smallest layer as well.
     pub(crate) fn step_at_the_end(&mut self, classes: &[Class], host: &Burden) {
         let SystemRules { synchronous, steps_on_host, streams, splits, .. } = *self.rules;
         let [class] = classes else { return };
@@ -35,7 +40,8 @@ impl Spread<'_, '_> {
         };
         let (mut ends, mut others) = (0.0, self.computed.clone() * ((m - 1.0) / m));
         if self.costs.phased || self.checks() {
-            // In a phase all forwards come after all steps, of which most have their gradients when the last backward ends.
+            // In a phase of their own, all steps come before all forwards. Most have their
+            // gradients when the last backward ends.
             let (phased, checks) = (self.costs.phased, self.checks());
             others += if phased { self.computed.clone() } else { self.returned.clone() } / m;
             ends += least(&|bytes, _| if checks { way(bytes.gradients, outward) } else { 0.0 });
@@ -50,15 +56,18 @@ impl Spread<'_, '_> {
         self.rows.push(constraint!(stepped + others + ends / self.unit <= self.busiest));
     }
 
-    /// Whether steps wait for the norm of all gradients.
+    /// Returns whether steps wait for the norm of all gradients.
     fn checks(&self) -> bool {
         self.costs.context.workload().checks_gradients()
     }
 
-    /// Where gradients are checked, every step comes after all backwards of its iteration, and before all of the next one, since each
-    /// microbatch has been through all layers by then: `T ≥ steps of a socket + what a device does from its first backward on`. Of all
-    /// sockets the mean at least is stepped, and so it is computed by all devices of a class. The first recompute of a device may come
-    /// before layers behind it are stepped, unless it is alone. Where steps are a phase they come before all forwards, too.
+    /// Bounds the iteration where every optimizer step waits for the norm of all gradients.
+    ///
+    /// Every step comes after all backwards of its iteration and before all backwards of the next
+    /// one, since each microbatch has passed all layers by then: `T ≥ steps of a socket + work of a
+    /// device from its first backward on`. Both are at least the mean, over all sockets and over
+    /// the devices of a class. The first recompute of a device may precede the steps of later
+    /// layers, unless the device is alone. Where steps are a phase, they also precede all forwards.
     pub(crate) fn step_after_norm(&mut self, (classes, burdens): (&[Class], &[Burden]), host: &Burden) {
         let SystemRules { synchronous, apart, .. } = *self.rules;
         let rate = self.step_rate();
@@ -78,7 +87,7 @@ impl Spread<'_, '_> {
         }
     }
 
-    /// How many billions of parameters all sockets together step per ms.
+    /// Returns the billions of parameters that all sockets together update per ms.
     pub fn step_rate(&self) -> f64 {
         let sockets = self.costs.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
         let billion = |socket: usize| self.costs.context.cost.optimizer_time(1_000_000_000, DeviceId::from(socket));

@@ -1,5 +1,5 @@
-//! The program with whole layers: how many of each run of equal layers are on devices of which class, at which place of their chain, and
-//! what is chosen for them.
+//! Assignment program with whole layers: how many layers of each run go to which device class, at
+//! which position of the chain, and in which mode.
 
 use crate::formulation::assignment::{Class, LARGEST, chain, classes, columns::Spread, unit};
 use crate::{
@@ -14,27 +14,27 @@ use std::{
     time::Duration,
 };
 
-/// What each variable came to.
+/// Value of each variable.
 type Values = HashMap<Variable, f64>;
 
-/// Beyond so many devices it would take too long to decide which class of them is at which place.
+/// Limit on devices above which assigning classes to positions would take too long.
 const FEW: usize = 12;
 
-/// How far from the optimum the search may stop.
+/// Relative gap at which the search may stop.
 const GAP: f64 = 0.005;
 
-/// How many nodes of its tree it visits at most.
+/// Limit on the nodes of the search tree.
 const NODES: i32 = 200;
 
-/// What the sum of all that is done counts beside what is done by the busiest.
+/// Weight of the sum of all loads in the objective, relative to the load of the busiest resource.
 const EFFORT: f64 = 1e-3;
 
-/// So many layers of a run.
+/// A number of layers of a run with one choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub run: usize,
     pub layers: usize,
-    /// The class of their devices, and their place in the chain of devices.
+    /// Class of their devices, and position in the chain of devices.
     pub class: usize,
     pub place: usize,
     pub streams: bool,
@@ -42,27 +42,28 @@ pub(crate) struct Share {
     pub kept: Activations,
 }
 
-/// Where all layers are.
+/// Assignment of all layers.
 #[derive(Clone, Debug)]
 pub(crate) struct Counts {
     pub shares: Vec<Share>,
-    /// The devices of each class.
+    /// Devices of each class.
     pub classes: Vec<Vec<usize>>,
 }
 
-/// What the program with whole layers says.
+/// Result of the program with whole layers.
 #[derive(Clone, Debug)]
 pub(crate) enum Whole {
-    /// The best counts that were found, what no placement takes less than, in ms, and whether nothing is left open but the gap.
+    /// The best assignment found, a lower bound of every placement in ms, and whether only the gap
+    /// is open.
     Found { counts: Counts, least: f64, closed: bool },
     /// No placement takes less than the limit.
     Never,
-    /// There is no answer, or none in time, but for a bound.
+    /// No assignment was found in time; the bound, in ms, holds nevertheless.
     Open { least: f64 },
 }
 
 impl Whole {
-    /// What was found.
+    /// Returns the assignment, if one was found.
     pub fn counts(self) -> Option<Counts> {
         match self {
             Self::Found { counts, .. } => Some(counts),
@@ -71,20 +72,20 @@ impl Whole {
     }
 }
 
-/// What the program may leave free on each device, in bytes, and how far it goes.
+/// Limits of the program: bytes to leave free on each device, longest iteration, and solver time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits<'l> {
     pub free: &'l [u64],
-    /// No more than so many ms are of interest.
+    /// Longest iteration of interest, in ms.
     pub most: f64,
     pub time: Duration,
 }
 
-/// The counts with the least lower bound of an iteration; of those that are equal, the one with which all devices, links and sockets
-/// together do least.
+/// Returns the assignment with the least lower bound of an iteration; among equals, the one with
+/// the least total load of devices, links and sockets.
 ///
-/// Of z = T + ε Σ w, with w for what each of p devices, links and sockets does, a bound is known wherever the search ends. No w is more than T,
-/// so that no placement takes less than that bound of z, divided by 1 + ε p.
+/// The objective is z = T + ε Σ w, with w for the load of each of p resources. No w exceeds T, so a
+/// lower bound of z divided by 1 + ε p bounds T, wherever the search ends.
 pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: Limits<'_>) -> Whole {
     let Some(program) = Program::new((costs, rules), limits) else { return Whole::Open { least: 0.0 } };
     let (vars, mut spread) = program.spread(true);
@@ -94,7 +95,7 @@ pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: Limits<'
     if bound == f64::INFINITY {
         return Whole::Never;
     }
-    // The solver's tolerance is 10⁻⁷ of numbers around one.
+    // The solver's tolerance is 10⁻⁷ for values near one.
     let least = (bound * unit(program.chain) * (1.0 - 1e-6) / (1.0 + EFFORT * parts)).max(0.0);
     let Some(first) = values else { return Whole::Open { least } };
     let again = program.with_least_effort(&first);
@@ -114,7 +115,7 @@ pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: Limits<'
         kept: choice.kept,
     };
     let shares: Vec<Share> = spread.shares.iter().map(share).filter(|share| share.layers > 0).collect();
-    // What was found when time was over may be rounded to something else.
+    // A solution of a stopped search may not round to all layers.
     let whole = costs.runs.iter().enumerate().all(|(run, (_, count))| {
         shares.iter().filter(|share| share.run == run).map(|share| share.layers).sum::<usize>() == *count
     });
@@ -125,13 +126,14 @@ pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: Limits<'
     Whole::Found { counts: Counts { shares, classes }, least, closed }
 }
 
-/// What no placement takes less than, in ms, with a class of devices at each place, but fractions of layers in any order: this is known
-/// sooner. Nothing where the time is too short even for that.
+/// Returns a lower bound of every placement, in ms, with one class per position but fractional
+/// layers in any order. This relaxation is solved sooner than [`counts`]. Zero where the time is
+/// too short even for that.
 pub(crate) fn seated(costs: &CostSums<'_>, rules: &SystemRules, limits: Limits<'_>) -> f64 {
     let Some(program) = Program::new((costs, rules), limits) else { return 0.0 };
     let (vars, spread) = program.spread(false);
     let Minimum { bound, .. } = program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX);
-    // Infinite where nothing takes less than what is of interest.
+    // Infinite where no placement is within `limits.most`.
     (bound * unit(program.chain) * (1.0 - 1e-6)).clamp(0.0, limits.most)
 }
 
@@ -140,13 +142,13 @@ struct Program<'p, 'a> {
     rules: &'p SystemRules,
     limits: Limits<'p>,
     classes: Vec<Class>,
-    /// What one microbatch takes at least, in ms.
+    /// Least time of one microbatch, in ms.
     chain: f64,
     turn: Option<Warmup>,
 }
 
 impl<'p, 'a> Program<'p, 'a> {
-    /// None where it would be too large, or could not tell where devices are.
+    /// Returns none where the program would be too large, or positions cannot be assigned.
     fn new((costs, rules): (&'p CostSums<'a>, &'p SystemRules), limits: Limits<'p>) -> Option<Self> {
         let classes = classes(costs, rules);
         let chain = chain(costs, rules, &classes);
@@ -157,7 +159,8 @@ impl<'p, 'a> Program<'p, 'a> {
         (!open).then_some(Self { costs, rules, limits, classes, chain, turn })
     }
 
-    /// Its variables and rows, always in the same order; with whole layers in the order of the model or with fractions.
+    /// Returns variables and rows, always in the same order: with whole layers in model order, or
+    /// with fractions.
     fn spread(&self, whole: bool) -> (ProblemVariables, Spread<'p, 'a>) {
         let mut vars = variables!();
         let busiest = vars.add(variable().min(0.0).name("busiest"));
@@ -182,8 +185,8 @@ impl<'p, 'a> Program<'p, 'a> {
         minimise(vars, program, &Settings { gap: GAP, time_limit: self.limits.time, nodes, ..Settings::default() })
     }
 
-    /// The same layers on the same devices in the same time, chosen so that all devices, links and sockets together do least: below the gap
-    /// the first search does not tell that from anything else.
+    /// Minimises the total load with the layers of each run and position, and the iteration, fixed
+    /// to those of `first`. The first search does not distinguish total loads below its gap.
     fn with_least_effort(&self, first: &Values) -> Option<Values> {
         let mut layers: BTreeMap<(usize, usize, usize), (Expression, f64)> = BTreeMap::new();
         let (vars, mut spread) = self.spread(true);

@@ -1,5 +1,7 @@
-//! A lower bound for every placement at once: layers may be cut into fractions. With whole layers the same program is where
-//! placements with several stages on a device come from ([`counts`]).
+//! Assignment program: how many layers of each run go to each device class, and in which mode.
+//!
+//! Its relaxation, with fractional layers, bounds the iteration of every placement from below. With
+//! whole layers it yields candidates with several stages per device ([`counts`](integral::counts)).
 
 mod columns;
 pub(crate) mod compute_bound;
@@ -30,14 +32,17 @@ use std::{
     time::Duration,
 };
 
-/// Beyond so many shares of runs of layers, or so many devices, the places of devices are not told apart.
+/// Limits above which the positions of devices are not distinguished: columns (device × class ×
+/// run) and devices.
 const LARGEST: usize = 1000;
 const MOST_PLACES: usize = 40;
 
-/// Beyond so many devices it is left open which layers are streamed to how many of them.
+/// Limit on devices above which the program does not decide to how many of them large layers are
+/// streamed.
 const MOST_SPLIT: usize = 64;
 
-/// The least iteration of any placement of `system`, in ms, as far as time allows to find out; infinite if none fits.
+/// Returns a lower bound, in ms, of the iteration of every placement of `system`; infinite if none
+/// fits. The bound is weaker if `deadline` has expired.
 pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> f64 {
     let stopped = deadline.is_some_and(Deadline::stopped);
     if system.family() == Family::Sharded {
@@ -51,7 +56,8 @@ pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadl
     SystemRules::in_problem(costs, system).into_iter().map(of).fold(f64::INFINITY, f64::min)
 }
 
-/// The least iteration of any placement with one stage per device, in ms, whichever of `systems` it has.
+/// Returns a lower bound, in ms, of the iteration of every placement with one stage per device
+/// under any of `systems`.
 pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> f64 {
     let of_stages = systems.iter().filter(|system| SYSTEMS.contains(system));
     let turns: BTreeSet<Option<Warmup>> =
@@ -61,20 +67,25 @@ pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> f64 {
     bounds.reduce(f64::min).unwrap_or(0.0)
 }
 
-/// The least iteration, in ms, if each run of layers could be spread over all devices: the time for which the busiest
-/// device, link or optimizer is busy. Every placement has T ≥ m (F_i + B_i) + O_i for each of its devices, T ≥ bytes ÷ rate
-/// for each copy engine, and is one way to spread the layers.
+/// Returns a lower bound of the iteration, in ms: the load of the busiest device, link or optimizer
+/// if each run of layers may be divided among all devices.
 ///
-/// In training, T is also at least one pass of one microbatch, forward and backward, through the layers from the first
-/// trained one on, each on its fastest device: the next iteration's forward there waits for the step. Where backwards are
-/// split, gradients of weights are not on that way, and a recompute waits for no gradient.
+/// Every placement is a feasible solution. It has T ≥ m (F_i + B_i) + O_i for each of its devices
+/// and T ≥ bytes ÷ rate for each copy engine. Further rows tighten the relaxation:
 ///
-/// Layers are whole: of those that need more than a third of a device, it has two at most, some device has the largest one, and some
-/// device has one more than all can have ([`crowded`]). Devices wait for the first microbatch ([`Spread::fill`]).
+/// - In training, T is at least one pass (forward and backward) of one microbatch through the
+///   layers from the first trained one on, each on its fastest device: the next forward there waits
+///   for the optimizer step. Gradients of weights are not on this path where backwards are split,
+///   and a recompute waits for no gradient.
+/// - Large layers are whole: a device holds no more of them than fit
+///   ([`Spread::whole_layers`]). Some device has the largest layer, and of `k n + 1` layers on `n`
+///   devices some device has `k + 1` (module `pigeonhole`).
+/// - Devices wait for the first microbatch ([`Spread::fill`]).
+/// - Where each device has consecutive layers, every position of the chain has a bound of its own
+///   ([`Spread::chain_of_places`]).
 ///
-/// Where each device has neighbouring layers, every place in the chain of devices has a bound of its own ([`chain_of_places`]).
-///
-/// Infinite if nothing fits; no more than that pass if the solver has no answer, or time is over.
+/// The result is infinite if nothing fits. If the solver has no answer or time is over, it is the
+/// bound of one pass alone.
 pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules, deadline: Option<&Deadline<'_>>) -> f64 {
     let classes = classes(costs, rules);
     let chain = chain(costs, rules, &classes);
@@ -82,7 +93,7 @@ pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules, deadline: Op
         return f64::INFINITY;
     }
     let devices: usize = classes.iter().map(|class| class.count).sum();
-    // A large program would take longer than the bound is worth.
+    // A larger program would take longer than its bound is worth.
     let small = devices <= MOST_PLACES && devices * classes.len() * costs.runs.len() <= LARGEST;
     let turn = rules.turns(costs).filter(|_| small);
     let of_part = |classes: &Vec<Class>| spread(costs, rules, (classes, chain), turn);
@@ -92,7 +103,7 @@ pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules, deadline: Op
     least.max(alone).max(pigeonhole::least(costs, rules, (&classes, chain)))
 }
 
-/// The least time for which the busiest is busy; zero if the solver has no answer.
+/// Returns the minimal load of the busiest resource, in ms; zero if the solver has no answer.
 fn spread(costs: &CostSums<'_>, rules: &SystemRules, (classes, chain): (&[Class], f64), turn: Option<Warmup>) -> f64 {
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
@@ -103,8 +114,9 @@ fn spread(costs: &CostSums<'_>, rules: &SystemRules, (classes, chain): (&[Class]
     solved(spread, vars, (None, costs.program_time))
 }
 
-/// The least time of the busiest, in ms, where layers are whole to a gap; infinite if nothing fits, zero if the solver has no answer in so
-/// much time.
+/// Returns the minimal load of the busiest resource, in ms. The integer program is solved to `gap`,
+/// or exactly without one. Infinite if nothing fits, zero if the solver has no answer within
+/// `time_limit`.
 fn solved(spread: Spread<'_, '_>, vars: ProblemVariables, (gap, time_limit): (Option<f64>, Duration)) -> f64 {
     let (busiest, unit) = (spread.busiest, spread.unit);
     let mut problem = vars.minimise(busiest).using(highs);
@@ -112,7 +124,7 @@ fn solved(spread: Spread<'_, '_>, vars: ProblemVariables, (gap, time_limit): (Op
         problem.add_constraint(row);
     }
     let settings = Settings { gap: gap.unwrap_or(0.0), time_limit, ..Settings::default() };
-    // The solver's tolerance is 10⁻⁷ of numbers around one.
+    // The solver's tolerance is 10⁻⁷ for values near one.
     let off = gap.map_or(1e-6, |gap| 2.0 * gap);
     match solve(problem, &settings) {
         Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - off),
@@ -121,27 +133,27 @@ fn solved(spread: Spread<'_, '_>, vars: ProblemVariables, (gap, time_limit): (Op
     }
 }
 
-/// How many ms are 1 in a program, for numbers around one.
+/// Returns the ms that are 1 in a program, so that its values are near one.
 fn unit(chain: f64) -> f64 {
     if chain > 0.0 { chain } else { 1.0 }
 }
 
-/// The chain bounds an iteration only where iterations wait for each other.
+/// Returns `chain` where iterations wait for each other; otherwise it bounds no iteration.
 fn chain_or_zero(costs: &CostSums<'_>, rules: &SystemRules, chain: f64) -> f64 {
     if costs.training && rules.synchronous { chain } else { 0.0 }
 }
 
-/// Devices that compute alike.
+/// A class of devices with equal times and bytes.
 #[derive(Clone)]
 struct Class {
-    /// So many of these, whichever they are.
+    /// Devices of the class that the program may use, whichever members they are.
     count: usize,
     members: Vec<usize>,
-    /// Only layers that need less room than that for their copies are streamed to them.
+    /// Only layers whose streaming buffers are smaller than this, in bytes, are streamed to them.
     streams_below: u64,
-    /// Bytes that each of them holds beside its layers.
+    /// Bytes that each device holds besides its layers.
     beside: u64,
-    /// GB per second to and from DRAM, for all members together.
+    /// Rates in GB/s from and to DRAM, of all members together.
     rates: [f64; 2],
 }
 
@@ -177,15 +189,19 @@ fn classes(costs: &CostSums<'_>, rules: &SystemRules) -> Vec<Class> {
     classes
 }
 
-/// What a device holds beside its layers where gradients may leave: those of two stages, or of all if these are less, and what its layers
-/// work with. One that is alone has all layers, another one perhaps only the smallest. Where the first and the last layer share parameters,
-/// the others are taken to be alike: in a stage with an end they do not leave.
+/// Returns the bytes that a device holds besides its layers where gradients may leave with each
+/// microbatch: the gradients of [`GRADIENT_SLOTS`] stages (at most those of all layers), and a
+/// workspace.
+///
+/// A single device has all layers and is charged the largest of them; one of several is charged the
+/// smallest. If the first and the last layer share parameters, their gradients do not leave, and
+/// only the layers between them count.
 fn passing_gradients(layers: &[LayerMemory], alone: bool) -> u64 {
     let of = |layers: &[LayerMemory], bytes: fn(&LayerMemory) -> Bytes| {
         let all = layers.iter().map(|layer| bytes(layer).get());
         if alone { all.max() } else { all.min() }.unwrap_or(0)
     };
-    // Gradients that both ends share do not leave.
+    // Gradients that the first and the last layer share do not leave.
     let tied = layers.iter().any(|layer| layer.tied_gradients > Bytes::ZERO);
     let leaving = if tied && alone { layers.get(1..layers.len() - 1).unwrap_or_default() } else { layers };
     let gradients = of(leaving, |layer| layer.gradients);
@@ -193,8 +209,10 @@ fn passing_gradients(layers: &[LayerMemory], alone: bool) -> u64 {
     (GRADIENT_SLOTS * gradients).min(if alone { all } else { gradients }) + of(layers, |layer| layer.workspace)
 }
 
-/// Where parameters are streamed to devices that are all alike: for each number of those to which none of the larger layers is, both
-/// classes with what is held beside layers ([`SystemRules::buffers`]).
+/// Splits a single class of devices to which parameters are streamed: into those that have
+/// streaming buffers for a layer of the most frequent size, and `small` devices to which only
+/// smaller layers are streamed. Returns both classes for every value of `small`
+/// ([`SystemRules::buffers`]).
 fn streaming_or_not(costs: &CostSums<'_>, rules: &SystemRules, classes: Vec<Class>) -> Vec<Vec<Class>> {
     let [class] = classes.as_slice() else { return vec![classes] };
     if rules.streams == Permission::Forbidden || class.count > MOST_SPLIT {
@@ -214,8 +232,8 @@ fn streaming_or_not(costs: &CostSums<'_>, rules: &SystemRules, classes: Vec<Clas
     (0..=class.count).map(part).collect()
 }
 
-/// One microbatch's way through the layers from the first trained one on, each on its fastest device; infinite if some layer
-/// runs nowhere.
+/// Returns the time of one microbatch, in ms, through the layers from the first trained one on,
+/// each on its fastest device; infinite if some layer runs nowhere.
 fn chain(costs: &CostSums<'_>, rules: &SystemRules, classes: &[Class]) -> f64 {
     let ways = ways(costs, rules, classes);
     if ways.iter().any(|way| way.is_infinite()) {
@@ -226,7 +244,8 @@ fn chain(costs: &CostSums<'_>, rules: &SystemRules, classes: &[Class]) -> f64 {
     ways[from..].iter().sum()
 }
 
-/// What one microbatch takes in each layer, forward and backward, on the fastest device; infinite for one that runs nowhere.
+/// Returns the time of one microbatch in each layer, forward and backward, in ms, on the fastest
+/// device; infinite for a layer that runs nowhere.
 fn ways(costs: &CostSums<'_>, rules: &SystemRules, classes: &[Class]) -> Vec<f64> {
     let cost = costs.context.cost;
     let way = |layer: usize, class: &Class| {

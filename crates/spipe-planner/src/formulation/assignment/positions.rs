@@ -1,4 +1,5 @@
-//! Where each device has neighbouring layers: what is at each place of the chain of devices, and the rows that bound an iteration there.
+//! Positions in a chain of devices, each with consecutive layers, and the rows that bound an
+//! iteration there.
 
 use crate::formulation::assignment::{
     Class,
@@ -7,41 +8,42 @@ use crate::formulation::assignment::{
 use crate::space::rules::Warmup;
 use good_lp::{Expression, ProblemVariables, constraint, variable};
 
-/// What is at one place.
+/// Load of one position.
 #[derive(Default)]
 pub(crate) struct Place {
-    /// What one microbatch takes forward, backward, and in its recompute.
+    /// Forward, backward and recompute of one microbatch.
     pub forward: Expression,
     pub backward: Expression,
     pub again: Expression,
-    /// The forwards that it still has when the first microbatch comes back to it.
+    /// Forwards that remain when the first microbatch returns.
     pub following: Expression,
-    /// What its device steps, and billions of parameters that the host steps for it.
+    /// Optimizer steps on the device, and billions of parameters that the host updates for it.
     pub stepped: Expression,
     pub stepped_by_host: Expression,
-    /// GB that are copied in and out.
+    /// GB copied in and out.
     pub copied: [Expression; 2],
-    /// Layers by class of devices, and what its device does and holds.
+    /// Layers by device class, and the time and memory of the device.
     pub layers: Vec<Expression>,
     pub busy: Expression,
     pub held: Expression,
 }
 
 impl Place {
-    /// Of a device of one of so many classes.
+    /// Creates an empty position that a device of one of `classes` classes may take.
     pub fn new(classes: usize) -> Self {
         Self { layers: vec![Expression::default(); classes], ..Self::default() }
     }
 
-    /// One microbatch there and back, with no recompute, which may be done while it is away.
+    /// Returns one microbatch's forward and backward, without recompute, which may run while the
+    /// microbatch is away.
     fn pass(&self) -> Expression {
         self.forward.clone() + self.backward.clone()
     }
 }
 
 impl Spread<'_, '_> {
-    /// How many forwards more than a chain of GPUs a place has before its first backward: the head start is given where a CPU is at or
-    /// after the place.
+    /// Returns the extra forwards of a position before its first backward, compared with a chain of
+    /// GPUs. The hybrid grants its head start where a CPU is at or after the position.
     pub fn head_start(&self, choice: &Choice<'_>) -> f64 {
         match self.turn {
             Some(Warmup::OneFOneB(ahead)) if choice.device.is_cpu => ahead.min(self.costs.microbatches - 1) as f64,
@@ -49,7 +51,8 @@ impl Spread<'_, '_> {
         }
     }
 
-    /// How many microbatches a place may have between forward and backward: with `most` if what is left open is in its favour.
+    /// Returns the limit on microbatches between forward and backward at a position. With `most`,
+    /// open choices count in its favour.
     pub fn ahead(&self, choice: &Choice<'_>, most: bool) -> u64 {
         let behind = (self.places.len() - choice.place) as u64;
         let Some(Warmup::OneFOneB(ahead)) = self.turn else { return self.costs.microbatches };
@@ -58,7 +61,8 @@ impl Spread<'_, '_> {
         behind + if possible { ahead } else { 0 }
     }
 
-    /// How many forwards a place still has when the first microbatch comes back to it, or after the first one on its way to the end.
+    /// Returns the forwards that remain at a position when the first microbatch returns to it; for
+    /// GPipe, those after the first.
     pub fn following(&self, choice: &Choice<'_>) -> f64 {
         let m = self.costs.microbatches;
         match self.turn {
@@ -68,31 +72,37 @@ impl Spread<'_, '_> {
         }
     }
 
-    /// The bounds of every place in a chain of devices, the unused ones first.
+    /// Adds the bounds of every position in a chain of devices, unused positions first.
     ///
-    /// The first microbatch goes from place j to the end, where a CPU has H forwards more before the first backward, and comes back to
-    /// place i ≥ j when at most K_i forwards have been there; the other m − K_i and m − 1 backwards follow, the last gradient goes on to
-    /// place j, which then steps its layers before its next iteration begins. Where all forwards come first, m − 1 follow the first one at
-    /// one place on the way to the end, and m − 1 backwards at one place on the way back. With P_j = Σ (F + B) from place j on and S_j for
-    /// the steps of its device,
+    /// The first microbatch travels from position j to the end, where a CPU runs H more forwards
+    /// before the first backward, and returns to position i ≥ j when at most K_i forwards have run
+    /// there. The other m − K_i forwards and m − 1 backwards follow, then the last gradient travels
+    /// to position j, which updates its layers before its next iteration. With P_j = Σ (F + B) from
+    /// position j on and S_j for the optimizer steps of its device,
     ///
     /// `T ≥ P_j + H F_last + max_{i≥j} [(m − K_i) F_i + (m − 1)(R_i + B_i)] + S_j`.
     ///
-    /// And place i begins after the places from j on before it have been passed once, and they are passed again after its end:
+    /// In GPipe, m − 1 forwards follow the first at one position on the way to the end, and m − 1
+    /// backwards at one position on the way back. This bound also holds for the devices of a class
+    /// together, at whatever positions.
+    ///
+    /// Position i starts after one pass through positions j to i − 1, and ends before another:
     ///
     /// `T ≥ Σ_{j≤k<i} (F_k + B_k) + m (F_i + R_i + B_i) + S_j`.
     ///
-    /// The former holds for the devices of a class together, whatever places they have.
+    /// The host updates positions up to i after position i starts its last backward and before it
+    /// ends its first forward. Outside that window, the first microbatch travels to the end and
+    /// back, and the other m − K_i forwards and m − 1 backwards run. With H for these updates on
+    /// all sockets at once,
     ///
-    /// What the host steps for the places up to i comes after place i begins its last backward and before it ends its first forward, between
-    /// which the first microbatch goes to the end and comes back, and the other m − K_i forwards and m − 1 backwards are done: with H for
-    /// these steps on all sockets at once, `T ≥ Σ_{j>i} (F_j + B_j) + (m − K_i) F_i + (m − 1) B_i + (m − 2) R_i + H`.
+    /// `T ≥ Σ_{j>i} (F_j + B_j) + (m − K_i) F_i + (m − 1) B_i + (m − 2) R_i + H`.
     pub fn chain_of_places(&mut self, (classes, burdens): (&[Class], &[Burden]), vars: &mut ProblemVariables) {
         let m = self.costs.microbatches as f64;
         let pass = |places: &[Place]| -> Expression { places.iter().map(Place::pass).sum() };
         let all = pass(&self.places) + self.before_turning.clone();
-        // What comes after the first microbatch has turned around at the slowest of the places from here on, or there forwards and
-        // backwards each; and what it takes to come to one of them, to do all there, and to come back.
+        // `slowest`: the largest remainder after the turnaround over the positions from here on;
+        // GPipe has one for forwards and one for backwards. `there`: the largest time to reach a
+        // position, do all its work and return.
         let mut slowest = [Expression::default(), Expression::default()];
         let mut there = Expression::default();
         let mut least = |of: &[Expression]| -> Expression {
@@ -126,7 +136,7 @@ impl Spread<'_, '_> {
                 rows.push(pass(&self.places[index + 1..]) + between + stepped / rate);
             }
         }
-        // Whichever GPU is there has no faster link of its own.
+        // No GPU at this position has a faster link of its own.
         for way in [0, 1] {
             let gpus =
                 classes.iter().flat_map(|class| &class.members).filter(|member| !self.costs.devices[**member].is_cpu);
@@ -143,7 +153,8 @@ impl Spread<'_, '_> {
         }
     }
 
-    /// At every place is a device of one class at most, the unused places first, and no class is at more places than it has devices.
+    /// Assigns at most one class to every position, unused positions first, and to each class at
+    /// most as many positions as it has devices.
     pub fn seat(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
         let layers = self.costs.layers as f64;
         let mut before = Expression::from(0.0);
@@ -168,7 +179,7 @@ impl Spread<'_, '_> {
         }
     }
 
-    /// At every place are neighbouring layers, in the order of the model.
+    /// Requires consecutive layers at every position, in model order.
     pub fn in_order(&mut self, vars: &mut ProblemVariables) {
         let counts: Vec<f64> = self.costs.runs.iter().map(|(_, count)| *count as f64).collect();
         for place in 0..self.places.len() {

@@ -1,4 +1,4 @@
-//! How much room stages need that all share: those of a division, and of any at least.
+//! Memory of sharded stages: of a given division, and lower bounds for any division.
 
 use crate::costs::CostSums;
 use crate::{
@@ -9,16 +9,16 @@ use spipe_base::{Bytes, DeviceId, LayerId, LayerRange};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Stage, held_while_computing, sharded_footprint};
 
-/// Of how many stages at the end of a run it is counted what is held while they compute.
+/// Number of stages at the end of a run for which memory during compute is counted.
 const NEAR_THE_END: usize = 3;
 
-/// What is known of stages in whole.
+/// Gathered stages.
 pub(crate) enum Whole {
     Divided {
         divided: Vec<LayerRange>,
-        /// How often each is gathered in an iteration.
+        /// Gathers of each stage per iteration.
         gathers: Vec<u64>,
-        /// By participant, what is there while each computes, if all save and if all recompute.
+        /// By participant, bytes held while each stage computes, if all save and if all recompute.
         held: Vec<[Vec<Bytes>; 2]>,
     },
     Any {
@@ -26,31 +26,31 @@ pub(crate) enum Whole {
     },
 }
 
-/// Bytes.
+/// Memory of a stage, in bytes.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Need {
     /// Shards that stay.
     pub on_device: f64,
     pub on_host: f64,
-    /// For the backward.
+    /// Activations kept for the backward.
     pub kept: f64,
-    /// Beside these while the last stage of the run computes, if it makes the choice.
+    /// Further bytes while the last stage of the run computes, if it has this choice.
     pub computing: f64,
 }
 
-/// What holds of any division, in bytes of a device.
+/// Bounds for any division, in bytes of a device.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Any {
-    /// What a stage that recomputes so many layers has beside shards at least.
+    /// Least bytes besides shards of a stage that recomputes the given number of layers.
     pub again: f64,
-    /// What the layers of the stage that begins the model are charged too much for inputs.
+    /// Excess of the input that the layers of the model's first stage are charged.
     pub beginning: f64,
     /// Gradients of the last layer.
     pub gradients: f64,
 }
 
 impl Program<'_, '_> {
-    /// All layers in stages, of which as many are there in whole as are resident.
+    /// Divides all layers into stages, at most `resident` of which are gathered at a time.
     pub(crate) fn divided(&self, costs: &CostSums<'_>, (length, resident): (Length, usize), home: Home) -> Whole {
         let divided: Vec<LayerRange> = costs.runs.iter().flat_map(|run| units(*run, length)).collect();
         let gathers = gathered(self.context, &divided, (self.rounds(), resident));
@@ -61,10 +61,11 @@ impl Program<'_, '_> {
         Whole::Divided { divided, gathers, held }
     }
 
-    /// What a stage needs that is one of so many; `held` is what there is while those up to the last of these compute.
+    /// Returns the memory of one of `count` equal stages. `held` has the bytes while each stage
+    /// computes, up to the last of these.
     pub(crate) fn need_of(&self, device: DeviceId, stage: &Stage, (count, held): (usize, &[Bytes])) -> Need {
         let need = sharded_footprint(self.context, (device, self.devices.len()), stage);
-        // Of those before the last one more may be held at a time than what the ones behind keep.
+        // Stages before the last one may hold more at a time than the ones behind them keep.
         let near = held.iter().rev().take(count.min(NEAR_THE_END)).enumerate();
         let computing = near.map(|(back, held)| held.saturating_sub(need.kept * back as u64)).max();
         Need {
@@ -75,7 +76,7 @@ impl Program<'_, '_> {
         }
     }
 
-    /// What is there while each stage computes, where all come from the host that may.
+    /// Returns the bytes held while each stage computes, where all stages are streamed that may be.
     fn held(&self, device: DeviceId, (choice, resident): (Choice, usize), divided: &[LayerRange]) -> Vec<Bytes> {
         let footprint = |layers: &LayerRange| {
             let stage = choice.stage(self.context, *layers)?;
@@ -84,7 +85,8 @@ impl Program<'_, '_> {
         held_while_computing(&divided.iter().filter_map(footprint).collect::<Vec<_>>(), resident)
     }
 
-    /// What any of `units`, which are single layers, needs in whatever stage it is.
+    /// Returns the least memory of any of `units`, which are single layers, in whatever stage it
+    /// is.
     pub(crate) fn least_need(
         &self,
         device: DeviceId,
@@ -101,7 +103,7 @@ impl Program<'_, '_> {
             Home::Stepped => (weights, weights + steps),
             Home::Host => (0.0, weights + steps),
         };
-        // The input of its stage is that of some layer before it; one that begins the model has less.
+        // The input of its stage is that of some layer before it; the model's first stage has less.
         let (first, last) = (first.first().index(), last.first().index());
         let begin = if first == 0 { 0 } else { first.saturating_sub(2 * recomputed - 2).max(1) };
         let input = (begin..=last).map(|layer| self.input(device, layer)).fold(f64::INFINITY, f64::min);
@@ -119,9 +121,11 @@ impl Program<'_, '_> {
         }
     }
 
-    /// What a device has, beside shards and what is kept, while it computes whatever stage has a layer: its neighbours are of the same stage
-    /// or of the one that comes next. In the backward its gradients are there and those of the layer behind it, and what is recomputed. The
-    /// layer before it finds no less, but for what that one saves.
+    /// Returns the least bytes, besides shards and saved activations, while the stage of a layer
+    /// computes. The layer's neighbours are in the same stage or in the next one. During the
+    /// backward, its gradients, those of the layer behind it, and its recomputed activations are
+    /// present. The layer before it has at least as much, except for the activations that that
+    /// layer saves.
     fn least_computing(&self, device: DeviceId, layer: usize, again: f64) -> f64 {
         let here = self.least_at(device, layer, again);
         let saved = self.context.cost.memory(layer.into(), device).saved.as_f64();
@@ -144,13 +148,14 @@ impl Program<'_, '_> {
             + forward.max(if returns(layer) { backward } else { 0.0 })
     }
 
-    /// Bytes of the input of a stage that begins with a layer.
+    /// Returns the bytes of the input of a stage that begins with `layer`.
     fn input(&self, device: DeviceId, layer: usize) -> f64 {
         let memory = |layer: usize| self.context.cost.memory(layer.into(), device);
         layer.checked_sub(1).map_or(memory(0).input, |before| memory(before).boundary).as_f64()
     }
 
-    /// What a stage that recomputes so many neighbouring layers has at least, if they are several: these as saved and in whole.
+    /// Returns the least bytes of a stage that recomputes `count` consecutive layers, if there are
+    /// several: their saved activations, parameters and gradients.
     pub(crate) fn again(&self, device: DeviceId, count: usize) -> f64 {
         let there = |layer| {
             let memory = self.context.cost.memory(layer, device);
@@ -165,13 +170,13 @@ impl Program<'_, '_> {
         self.context.cost.memory(layer, device).parameters.as_f64()
     }
 
-    /// What the last layer has of gradients while it computes its backward.
+    /// Returns the bytes of the last layer's gradients during its backward.
     pub(crate) fn gradients(&self, device: DeviceId) -> f64 {
         let last = self.context.cost.layers().last().filter(|last| self.context.cost.needs_backward(*last));
         last.map_or(0.0, |last| self.context.cost.memory(last, device).gradients.as_f64())
     }
 
-    /// What is charged too much for the layers of the stage that begins the model.
+    /// Returns the bytes of input that the layers of the model's first stage are charged in excess.
     pub(crate) fn beginning(&self, device: DeviceId, recomputed: usize) -> f64 {
         let inputs = (0..self.context.cost.layers().len()).map(|layer| self.input(device, layer));
         let (others, all) = ((2 * recomputed - 2) as f64, (2 * recomputed - 1) as f64);

@@ -1,4 +1,4 @@
-//! The integer program that counts which layers make which choice.
+//! Integer program of sharded systems: how many layers of each run have which choice.
 
 mod memory;
 
@@ -23,32 +23,33 @@ use std::{
     time::Duration,
 };
 
-/// Beyond so many counts they need not be whole.
+/// Limit on counts above which they are relaxed to fractions.
 const MOST_WHOLE: usize = 64;
 
-/// How far the solver looks, so that it always ends at the same place.
+/// Limit on the nodes of the search tree, so that the solver always stops at the same node.
 const NODES: i32 = 2000;
 
-/// What the solver's numbers are off whole ones at most.
+/// Integrality tolerance of the solver.
 const WHOLE: f64 = 1e-6;
 
-/// What of a bound, and of a memory, is the solver's tolerance.
+/// Relative tolerance of the solver, for bounds and memories.
 const TOLERANCE: f64 = 1e-6;
 
-/// What a ms of everything together counts beside one of the busiest.
+/// Weight of the total load in the objective, relative to the load of the busiest resource.
 const LITTLE: f64 = 1e-5;
 
-/// What stages need room for.
+/// Division of the layers for which memory is counted.
 #[derive(Clone, Copy)]
 pub(crate) enum Room {
-    /// Each has so many layers, and so many are there in whole.
+    /// Stages of this length, `resident` of which are gathered at a time.
     Stages { length: Length, resident: usize },
-    /// What any division needs at least of which some stage recomputes so many layers, and none twice as many: these have one input
-    /// together, that of the first. With 1, also those that recompute nothing.
+    /// Lower bound for all divisions in which some stage recomputes at least `recomputed` layers,
+    /// and none twice as many. The layers of such a stage share one input, that of the first. With
+    /// 1, the divisions without recompute are included.
     Any { recomputed: usize },
 }
 
-/// What a stage with a choice needs and does.
+/// Load and memory of a stage with a choice.
 struct Load {
     choice: Choice,
     lanes: BTreeMap<Lane, f64>,
@@ -62,15 +63,15 @@ struct Run {
     loads: Vec<Load>,
 }
 
-/// The stages of a run, and how many of them make which choice.
+/// The stages of a run, and the number of them with each choice.
 pub(crate) struct Chosen {
     pub units: Vec<LayerRange>,
     pub choices: Vec<(Choice, usize)>,
 }
 
-/// Which stages make which choice.
+/// Solution: the choices of all stages.
 pub(crate) struct Solved {
-    /// How long the busiest is busy, in ms.
+    /// Load of the busiest resource, in ms.
     pub least: f64,
     pub runs: Vec<Chosen>,
 }
@@ -81,11 +82,11 @@ pub(crate) struct Program<'p, 'a> {
     phased: bool,
     runs: Vec<Run>,
     between: BTreeMap<Lane, f64>,
-    /// Where this is a bound, by participant.
+    /// Bounds by participant, where the program bounds any division.
     any: Option<Vec<Any>>,
-    /// What is left free on every device.
+    /// Bytes to leave free on every device.
     left: Bytes,
-    /// How long the solver may take.
+    /// Time limit of the solver.
     time: Duration,
 }
 
@@ -127,12 +128,12 @@ impl<'p, 'a> Program<'p, 'a> {
         program
     }
 
-    /// How many microbatches each device has.
+    /// Returns the number of microbatches per device.
     pub fn rounds(&self) -> u64 {
         self.context.workload().microbatches / self.devices.len().max(1) as u64
     }
 
-    /// So much more is left free on every device.
+    /// Leaves another `bytes` free on every device.
     pub fn leave(&mut self, bytes: Bytes) {
         self.left += bytes;
     }
@@ -145,7 +146,7 @@ impl<'p, 'a> Program<'p, 'a> {
         })
     }
 
-    /// What one of `units` needs and does; none where it cannot.
+    /// Returns the load and memory of one of `units`; none where the choice is impossible.
     fn load(&self, choice: Choice, units: &[LayerRange], room: &Whole) -> Option<Load> {
         let stage = choice.stage(self.context, *units.first()?)?;
         let mut busy = Busy::new(self.context, self.devices.clone(), self.phased);
@@ -155,7 +156,7 @@ impl<'p, 'a> Program<'p, 'a> {
                 let gathers = gathers[first..first + units.len()].iter().sum::<u64>();
                 gathers as f64 / units.len() as f64
             }
-            // Which layers are gathered once for several uses is not known.
+            // It is unknown which layers are gathered once for several uses.
             Whole::Any { .. } => busy.rounds * if self.saves(&stage) { 2.0 } else { 1.0 },
         };
         busy.stage(&stage, gathers);
@@ -174,18 +175,18 @@ impl<'p, 'a> Program<'p, 'a> {
         Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().enumerate().map(need).collect() })
     }
 
-    /// Whether a stage has anything to recompute.
+    /// Returns whether a stage has anything to recompute.
     fn saves(&self, stage: &Stage) -> bool {
         self.context.backward_of(stage.layers).is_some()
     }
 
-    /// No placement takes less, in ms; infinite if none fits.
+    /// Returns a lower bound of every placement, in ms; infinite if none fits.
     pub fn least(&self) -> f64 {
         let (minimum, variables) = self.solve();
         (minimum.bound * variables.unit * (1.0 - TOLERANCE)).max(0.0)
     }
 
-    /// The counts of the best solution, if there is one.
+    /// Returns the counts of the best solution, if there is one.
     pub fn solved(&self) -> Option<Solved> {
         let (minimum, variables) = self.solve();
         let values = minimum.values?;
@@ -194,7 +195,8 @@ impl<'p, 'a> Program<'p, 'a> {
             let whole = |count: &Variable| (value(count) + WHOLE).floor() as usize;
             let mut choices: Vec<(Choice, usize)> =
                 run.loads.iter().zip(counts).map(|(load, count)| (load.choice, whole(count))).collect();
-            // What is cut into parts does what needs least room of what they do.
+            // Stages left over by rounding get the first fractional choice: choices are ordered by
+            // memory.
             let cut = counts.iter().position(|count| value(count) - whole(count) as f64 > WHOLE);
             let left = run.units.len().saturating_sub(choices.iter().map(|(_, count)| count).sum());
             if let Some((_, count)) = choices.get_mut(cut.unwrap_or(0)) {
@@ -231,7 +233,7 @@ impl<'p, 'a> Program<'p, 'a> {
         (minimise(vars, (rows, objective + all.time), &settings), all)
     }
 
-    /// About what an iteration takes, in ms: numbers around one suit the solver.
+    /// Returns an estimate of the iteration, in ms: the solver works best with values near one.
     fn unit(&self) -> f64 {
         let of_run = |run: &Run| {
             let busiest = |load: &Load| load.lanes.values().copied().fold(0.0, f64::max);
@@ -244,7 +246,7 @@ impl<'p, 'a> Program<'p, 'a> {
         self.runs.iter().zip(&all.counts).flat_map(|(run, counts)| run.loads.iter().zip(counts.iter().copied()))
     }
 
-    /// An iteration takes as long as everything is busy.
+    /// Adds a row per resource: an iteration takes as long as it is busy.
     fn lanes(&self, all: &Variables, rows: &mut Vec<Constraint>) {
         let mut seen = BTreeSet::new();
         let mut gathering = Busy::new(self.context, self.devices.clone(), self.phased);
@@ -266,8 +268,10 @@ impl<'p, 'a> Program<'p, 'a> {
         }
     }
 
-    /// What the last stage of a run needs while it computes, in GiB, at least: it makes one of the choices that are made, the one
-    /// that needs least. (Where others save, the last of these finds all that is kept, and it is as if those before it did not recompute.)
+    /// Returns rows for the GiB that the last stage of a run needs while it computes, at least: it
+    /// has one of the choices in use, so at least the smallest of their needs. (If other stages
+    /// save, the last of those finds everything that is kept, as if those before it did not
+    /// recompute.)
     fn last_of(&self, run: &Run, need: impl Fn(&Load) -> Need, used: &[Variable]) -> Vec<Expression> {
         let needs: Vec<f64> = run.loads.iter().map(|load| gib(need(load).computing)).collect();
         let at_least = |least: &f64| {
@@ -277,12 +281,12 @@ impl<'p, 'a> Program<'p, 'a> {
         needs.iter().map(at_least).collect()
     }
 
-    /// Everything has room.
+    /// Adds the capacities of all memories.
     fn memories(&self, all: &Variables, (vars, whole): (&mut ProblemVariables, bool), rows: &mut Vec<Constraint>) {
         let slack = if self.any.is_some() { 1.0 + TOLERANCE } else { 1.0 };
         let memories = self.context.hardware.memories();
         let mut seen = BTreeSet::new();
-        // Whether some stage of a run makes a choice.
+        // Whether some stage of a run has the choice.
         let mut used: Vec<Vec<Variable>> = Vec::new();
         for (run, counts) in self.runs.iter().zip(&all.counts) {
             let some: Vec<Variable> = counts
@@ -350,15 +354,16 @@ fn gib(bytes: f64) -> f64 {
 struct Variables {
     /// In units.
     time: Variable,
-    /// By run, how many of its stages make each choice.
+    /// By run, the number of its stages with each choice.
     counts: Vec<Vec<Variable>>,
-    /// Of any division, GiB of the parameters that are there from a round to the next, and from a forward to its backward: they are gathered
-    /// once for two uses.
+    /// For any division: GiB of parameters that stay gathered from one round to the next, and from
+    /// a forward to its backward. They are gathered once for two uses.
     ends: Option<[Variable; 2]>,
     unit: f64,
 }
 
-/// What no placement of `system` takes less than, in ms, as far as time allows to find out; infinite if none fits.
+/// Returns a lower bound of every placement of `system`, in ms; infinite if none fits. Programs for
+/// which `deadline` leaves no time count as zero.
 pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> f64 {
     let longest = costs.layers.max(1).ilog2();
     let rooms = (0..=longest).map(|power| Room::Any { recomputed: 1 << power });

@@ -1,10 +1,11 @@
-//! Stages through which no backward runs, because all of their layers are frozen and no trained one is before them.
+//! Stages without a backward: all of their layers are frozen, and so are all layers before them.
 
 use crate::formulation::stage_milp::{GIB, StageMilp, Unknowns};
 use good_lp::{Constraint, Expression, constraint};
 
 impl StageMilp<'_, '_> {
-    /// t_i ∈ {0, 1}: whether a backward runs through stage i. With f the first run that one runs through, `t_i = v_if`.
+    /// Returns t_i ∈ {0, 1}: whether stage i has a backward. With f the first run that has one,
+    /// `t_i = v_if`.
     fn returns(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let Some(run) = self.runs().iter().position(|(first, _)| *first == self.costs.frozen) else {
             return 0.0.into();
@@ -12,30 +13,33 @@ impl StageMilp<'_, '_> {
         unknowns.begun.get(stage).map_or(Expression::from(1.0), |begun| begun[run].into())
     }
 
-    /// a°_i, in GiB.
+    /// Returns a°_i, in GiB.
     pub(crate) fn once(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         unknowns.once.get(stage).map_or_else(Expression::default, |once| (*once).into())
     }
 
-    /// s_i, in GiB.
+    /// Returns s_i, in GiB.
     pub(crate) fn stays(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         unknowns.stays.get(stage).map_or_else(Expression::default, |stays| (*stays).into())
     }
 
-    /// What one microbatch of stage i keeps beside its input, in GiB: `M_i + a°_i − a_i`.
+    /// Returns the GiB that one microbatch of stage i keeps besides its input: `M_i + a°_i − a_i`.
     pub(crate) fn leaving(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         unknowns.held[stage] + self.once(unknowns, stage) - self.input(unknowns, stage)
     }
 
-    /// The largest input that stage i may have, in GiB.
+    /// Returns the largest input that stage i may have, in GiB.
     pub(crate) fn largest_input(&self, stage: usize) -> f64 {
         let device = self.device(stage);
         let most = device.bytes.iter().map(|bytes| bytes.boundary).chain([device.bytes[0].input]).max();
         most.unwrap_or_default().as_f64() / GIB
     }
 
-    /// Of a stage without a backward a° is its input and s its parameters, of others both are nothing:
-    /// `a_i − max a t_i ≤ a°_i ≤ a_i`, `a°_i ≤ max a (1 − t_i)`, `s_i ≤ Σ_{k<f} parameters_k x_ik`, `s_i ≤ Σ_{k<f} parameters_k n_k (1 − t_i)`.
+    /// Rows for stages without a backward: a° is the input and s the parameters of such a stage.
+    /// Both are zero for other stages.
+    ///
+    /// `a_i − max a t_i ≤ a°_i ≤ a_i`, `a°_i ≤ max a (1 − t_i)`, `s_i ≤ Σ_{k<f} parameters_k x_ik`,
+    /// `s_i ≤ Σ_{k<f} parameters_k n_k (1 − t_i)`.
     pub(crate) fn without_backward(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for (stage, (once, stays)) in unknowns.once.iter().zip(&unknowns.stays).enumerate() {

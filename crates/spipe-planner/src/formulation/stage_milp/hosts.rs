@@ -1,4 +1,4 @@
-//! What stages need of their hosts, and what these do for them.
+//! Memory that stages need on their hosts, and work that hosts do for them.
 
 use crate::formulation::stage_milp::{GIB, StageMilp, Unknowns};
 use good_lp::{Constraint, Expression, constraint};
@@ -6,7 +6,8 @@ use spipe_base::{Bytes, DeviceId};
 use std::collections::BTreeMap;
 
 impl StageMilp<'_, '_> {
-    /// What stage i needs of its host, in GiB: `Σ_k (optimizer + gradients + parameters)_k x_ik − s_i` and `K_i (M_i + a°_i − a_i)`.
+    /// Returns the GiB that stage i needs on its host: `Σ_k (optimizer + gradients + parameters)_k
+    /// x_ik − s_i` for the optimizer, and `K_i (M_i + a°_i − a_i)` for the activations.
     pub(crate) fn need_of_host(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let (device, host_offload) = (self.device(stage), self.case.host_offload(stage));
         let mut need = Expression::from(0.0);
@@ -23,7 +24,7 @@ impl StageMilp<'_, '_> {
         need
     }
 
-    /// Every socket steps all that it has to: `T ≥ Σ parameters ÷ rate` over the stages that it helps.
+    /// Load of every socket: `T ≥ Σ parameters ÷ rate` over the stages that it updates.
     pub(crate) fn socket_loads(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut loads: BTreeMap<DeviceId, Expression> = BTreeMap::new();
         for stage in (0..self.stages()).filter(|stage| self.case.host_offload(*stage).optimizer) {
@@ -37,7 +38,8 @@ impl StageMilp<'_, '_> {
         loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
     }
 
-    /// A stage's activations leave and return on one stream: `T ≥ m (M_i − a_i) (out + back)`.
+    /// Load of the one stream on which a stage's activations leave and return: `T ≥ m (M_i + a°_i −
+    /// a_i) (out + back)`.
     pub(crate) fn streams(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let stream = |stage: usize| {
             let host_offload = self.case.host_offload(stage);
@@ -48,7 +50,7 @@ impl StageMilp<'_, '_> {
         (0..self.stages()).filter_map(stream).collect()
     }
 
-    /// What stage i moves to its host in an iteration, or back, in GiB.
+    /// Returns the GiB that stage i moves per iteration: to its host (`outwards`), or back.
     pub(crate) fn moved(&self, unknowns: &Unknowns, stage: usize, outwards: bool) -> Expression {
         let (device, host_offload) = (self.device(stage), self.case.host_offload(stage));
         let mut moved = Expression::from(0.0);

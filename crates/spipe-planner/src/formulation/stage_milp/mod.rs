@@ -1,7 +1,8 @@
-//! The integer program of one case: where the stages end and what they recompute.
+//! Integer program of one subproblem: where its stages end and what they recompute.
 //!
-//! Consecutive layers that cost the same are a *run*; only how many layers of a run lie in the first stages is a
-//! variable, so that equal layers cause no symmetry. Times are in [`StageMilp::unit`] ms, sizes in GiB.
+//! Consecutive layers of equal cost are a *run*. The variables count the layers of each run in the
+//! first stages, so that equal layers cause no symmetry. Times are in [`StageMilp::unit`] ms, sizes
+//! in GiB.
 
 mod frozen;
 mod hosts;
@@ -25,28 +26,28 @@ mod tests;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// What the solver may overlook in a memory, in GiB: its feasibility tolerance, ten times over.
+/// Slack that the solver may ignore in a memory, in GiB: ten times its feasibility tolerance.
 const TOLERANCE: f64 = 1e-5;
 
-/// The integer program of a case, with what has been learned about it.
+/// The integer program of a subproblem, with the cuts and no-goods found so far.
 pub(crate) struct StageMilp<'f, 'a> {
     costs: &'f CostSums<'a>,
     case: &'f Subproblem,
-    /// Lower bounds of the period that every division obeys.
+    /// Cuts: lower bounds of the period that every partition obeys.
     cycles: BTreeSet<CriticalCycle>,
-    /// Divisions that have been judged already.
+    /// No-goods: partitions that have been evaluated already.
     excluded: BTreeSet<Partition>,
-    /// How many ms are 1, such that iterations are around 1000.
+    /// Milliseconds that are 1, chosen such that iterations are near 1000.
     pub unit: f64,
-    /// Whether the loads of links count.
+    /// Whether the program has rows for the loads of links.
     pub links: bool,
-    /// Whether to stay clear of the memories' limits by what the solver may overlook.
+    /// Whether memories are reduced by [`TOLERANCE`].
     pub cautious: bool,
 }
 
-/// The variables; i counts stages, k runs.
+/// Variables; i is a stage, k a run.
 pub(crate) struct Unknowns {
-    /// T: the iteration.
+    /// T: iteration time.
     iteration: Variable,
     /// y_ik: layers of run k in stages 0..=i, for all stages but the last.
     done: Vec<Vec<Variable>>,
@@ -54,39 +55,39 @@ pub(crate) struct Unknowns {
     begun: Vec<Vec<Variable>>,
     /// r_ik: layers of run k that stage i recomputes.
     recomputed: Vec<Vec<Variable>>,
-    /// w_ik ∈ {0, 1}: whether stage i's recompute may go beyond run k.
+    /// w_ik ∈ {0, 1}: whether the recompute of stage i may extend beyond run k.
     passed: Vec<Vec<Variable>>,
     /// ρ_i ∈ {0, 1}: whether stage i recomputes anything.
     recomputes: Vec<Variable>,
-    /// M_i: what stage i holds per microbatch.
+    /// M_i: GiB that stage i holds per microbatch.
     held: Vec<Variable>,
     /// W_i: the largest workspace of stage i.
     workspace: Vec<Variable>,
-    /// h_ik ∈ {0, 1}: whether stage i has layers of run k; only where the run has a workspace.
+    /// h_ik ∈ {0, 1}: whether stage i has layers of run k; only for runs with a workspace.
     touches: Vec<Vec<Option<Variable>>>,
-    /// a°_i, s_i: the input and the parameters of stage i if no backward runs through it; only where layers are frozen.
+    /// a°_i, s_i: input and parameters of stage i if it has no backward; only with frozen layers.
     once: Vec<Variable>,
     stays: Vec<Variable>,
 }
 
 impl<'f, 'a> StageMilp<'f, 'a> {
-    /// The program of `case` with the families of [`families`].
+    /// Creates the program of `case` with the valid inequalities of [`families`].
     pub fn new(costs: &'f CostSums<'a>, case: &'f Subproblem, unit: f64) -> Self {
         let cycles = families(costs, case).into_iter().collect();
         Self { costs, case, cycles, excluded: BTreeSet::new(), unit, links: true, cautious: false }
     }
 
-    /// Adds a critical cycle; false if it is there already.
+    /// Adds a critical cycle as a cut; returns false if it is known already.
     pub fn learn(&mut self, cycle: CriticalCycle) -> bool {
         self.cycles.insert(cycle)
     }
 
-    /// Takes `partition` out of the search.
+    /// Excludes `partition` by a no-good.
     pub fn exclude(&mut self, partition: Partition) {
         self.excluded.insert(partition);
     }
 
-    /// The program for iterations of at most `limit` ms, ready to be solved.
+    /// Returns the program for iterations of at most `limit` ms, ready to be solved.
     pub fn problem(&self, limit: f64) -> (Unknowns, HighsProblem) {
         let mut vars = variables!();
         let unknowns = self.unknowns(&mut vars, limit);
@@ -160,7 +161,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         Unknowns { iteration, done, begun, recomputed, passed, recomputes, held, workspace, touches, once, stays }
     }
 
-    /// x_ik = y_ik − y_{i−1,k}: layers of run k in stage i.
+    /// Returns x_ik = y_ik − y_{i−1,k}: layers of run k in stage i.
     fn layers(&self, unknowns: &Unknowns, stage: usize, run: usize) -> Expression {
         let until: Expression = match unknowns.done.get(stage) {
             Some(done) => done[run].into(),
@@ -169,7 +170,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         if stage == 0 { until } else { until - unknowns.done[stage - 1][run] }
     }
 
-    /// Σ_k per_layer(k) x_ik.
+    /// Returns Σ_k per_layer(k) x_ik.
     fn sum(&self, unknowns: &Unknowns, stage: usize, per_layer: impl Fn(usize) -> f64) -> Expression {
         let mut sum = Expression::from(0.0);
         for (run, (first, _)) in self.runs().iter().enumerate() {
@@ -178,7 +179,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         sum
     }
 
-    /// Σ_k per_layer(k) r_ik.
+    /// Returns Σ_k per_layer(k) r_ik.
     fn sum_recomputed(&self, unknowns: &Unknowns, stage: usize, per_layer: impl Fn(usize) -> f64) -> Expression {
         let mut sum = Expression::from(0.0);
         for (variable, (first, _)) in unknowns.recomputed.get(stage).into_iter().flatten().zip(self.runs()) {
@@ -187,7 +188,8 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         sum
     }
 
-    /// Σ_k per_layer(k) (v_ik − v_{i,k+1}): the figure of the last layer of stage i, which is not the last stage.
+    /// Returns Σ_k per_layer(k) (v_ik − v_{i,k+1}): `per_layer` of the last layer of stage i, which
+    /// is not the last stage.
     fn at_boundary(&self, unknowns: &Unknowns, stage: usize, per_layer: impl Fn(usize) -> f64) -> Expression {
         let mut sum = Expression::from(0.0);
         let begun = &unknowns.begun[stage];
@@ -200,8 +202,8 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         sum
     }
 
-    /// Runs are used up in order, and every stage has a layer: with n_k layers in run k,
-    /// `v_ik ≤ y_ik ≤ n_k v_ik`, `y_ik ≥ n_k v_{i,k+1}`, `x_ik ≥ 0`, `Σ_k x_ik ≥ 1`.
+    /// Order of the layers: runs are used up in order, and every stage has a layer. With n_k layers
+    /// in run k, `v_ik ≤ y_ik ≤ n_k v_ik`, `y_ik ≥ n_k v_{i,k+1}`, `x_ik ≥ 0`, `Σ_k x_ik ≥ 1`.
     fn order(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for (done, begun) in unknowns.done.iter().zip(&unknowns.begun) {
@@ -223,7 +225,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         rows
     }
 
-    /// `x_ik ≤ 0` where the device of stage i cannot run the layers of run k.
+    /// Devices that cannot run the layers of run k, or may not: `x_ik ≤ 0`.
     fn ability(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for stage in 0..self.stages() {
@@ -237,8 +239,8 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         rows
     }
 
-    /// The first layers of a stage are recomputed: `r_ik ≤ x_ik`, `r_{i,k+1} ≤ n_{k+1} w_ik`,
-    /// `x_ik − r_ik ≤ n_k (1 − w_ik)`, and `r_ik ≤ n_k ρ_i`; what is pinned has `r_ik = x_ik` or `r_ik = 0`.
+    /// Recompute of the first layers of a stage: `r_ik ≤ x_ik`, `r_{i,k+1} ≤ n_{k+1} w_ik`, `x_ik −
+    /// r_ik ≤ n_k (1 − w_ik)`, and `r_ik ≤ n_k ρ_i`. Pinned runs have `r_ik = x_ik` or `r_ik = 0`.
     fn recompute_in_front(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for (stage, recomputed) in unknowns.recomputed.iter().enumerate() {
@@ -261,7 +263,8 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         rows
     }
 
-    /// Bytes of one microbatch of stage i's input: the boundary before it, in its own precision.
+    /// Returns the GiB of one microbatch of stage i's input: the boundary before it, in the
+    /// precision of its device.
     fn input(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let device = self.device(stage);
         match stage.checked_sub(1) {
@@ -270,9 +273,10 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         }
     }
 
-    /// Per microbatch a stage holds the saved activations of the layers it does not recompute, and its input, which is
-    /// part of the saved activations where nothing is recomputed: with κ_i = Σ_k saved_k (x_ik − r_ik) and input a_i,
-    /// `M_i ≥ κ_i`, `M_i ≥ a_i − a°_i`, `M_i ≥ κ_i + a_i − a°_i − max a (1 − ρ_i)`.
+    /// Activations per microbatch: those saved by the layers that are not recomputed, and the
+    /// input, which is one of them where nothing is recomputed. With κ_i = Σ_k saved_k (x_ik −
+    /// r_ik) and input a_i, `M_i ≥ κ_i`, `M_i ≥ a_i − a°_i`, `M_i ≥ κ_i + a_i − a°_i − max a (1 −
+    /// ρ_i)`.
     fn activations(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for stage in 0..self.stages() {
@@ -288,7 +292,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         rows
     }
 
-    /// `x_ik ≤ n_k h_ik` and `W_i ≥ workspace_k h_ik`.
+    /// Workspace of a stage: `x_ik ≤ n_k h_ik` and `W_i ≥ workspace_k h_ik`.
     fn workspaces(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for (stage, touches) in unknowns.touches.iter().enumerate() {
@@ -303,9 +307,11 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         rows
     }
 
-    /// What stage i needs, in GiB: `Σ_k state_k x_ik + K_i M_i + a°_i + slots + Σ_k saved_k r_ik + W_i`, and what it holds of parameters
-    /// that layers of two stages share; with its activations on the host `K_i (a_i − a°_i) + min(K_i, 4) (M_i + a°_i − a_i)` instead of
-    /// `K_i M_i`, and with its optimizer there without the optimizer's state.
+    /// Returns the GiB that stage i needs on its device: `Σ_k state_k x_ik + K_i M_i + a°_i + slots
+    /// + Σ_k saved_k r_ik + W_i`, and its part of parameters that two stages share.
+    ///
+    /// With activations on the host, `K_i (a_i − a°_i) + min(K_i, OFFLOAD_SLOTS) (M_i + a°_i −
+    /// a_i)` replaces `K_i M_i`. With the optimizer on the host, the optimizer state is left out.
     pub(crate) fn need(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let (device, training, host_offload) = (self.device(stage), self.costs.training, self.case.host_offload(stage));
         let bytes = |layer: usize| &device.bytes[layer];
@@ -336,7 +342,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         need
     }
 
-    /// What the stages in each memory need is at most what it has.
+    /// Capacity of every memory.
     fn memories(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut needs: BTreeMap<MemoryId, (Expression, f64)> = BTreeMap::new();
         for stage in 0..self.stages() {
@@ -354,16 +360,16 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         needs.into_values().map(|(need, usable)| constraint!(need <= usable - slack)).collect()
     }
 
-    /// Every link carries all its microbatches in every iteration: `T ≥ m Σ bytes ÷ bandwidth` over the boundaries whose
-    /// copies pass it and the activations that leave over it and come back, and gradients and parameters once, each direction of a
-    /// link by itself.
+    /// Load of every link, per direction: `T ≥ m Σ bytes ÷ bandwidth` over the boundaries whose
+    /// copies pass it and the activations that are offloaded over it; gradients and parameters
+    /// count once per iteration.
     fn link_loads(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let scale = self.costs.microbatches as f64 / self.unit;
         let mut loads: BTreeMap<LinkId, Expression> = BTreeMap::new();
         for stage in 0..self.stages() - 1 {
             let (from, to) = (self.case.devices[stage], self.case.devices[stage + 1]);
             let bytes = |layer: usize| self.costs.crossing(layer, from, to) as f64;
-            // No gradient goes back to what has no backward.
+            // A stage without a backward receives no gradient.
             let returns = |layer: usize| self.costs.training && self.device(stage).returns(layer + 1);
             let returned = |layer: usize| if returns(layer) { bytes(layer) } else { 0.0 };
             let Some((there, back)) = self.case.p2p_both_ways(self.costs, stage) else { continue };
@@ -392,7 +398,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
     }
 
-    /// `iterations × T ≥ Σ passes × duration` for a cycle of the case's order graph.
+    /// Cut of a cycle of the event graph: `iterations × T ≥ Σ passes × duration`.
     fn critical(&self, unknowns: &Unknowns, cycle: &CriticalCycle) -> Constraint {
         let mut total = Expression::from(0.0);
         for (stage, passes) in cycle.stages.iter().enumerate() {
@@ -416,9 +422,10 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         constraint!(total <= f64::from(cycle.iterations) * unknowns.iteration)
     }
 
-    /// Some stage ends elsewhere or recomputes another number of layers: for ends e_i and recomputed q_i, of which
-    /// `partition` has e*_i and q*_i, binaries b_i and c_i with `e_i ≤ L − (L − e*_i + 1) b_i` and `e_i ≥ (e*_i + 1) c_i`,
-    /// the same for q, and the sum of all binaries at least 1.
+    /// No-good: some stage ends elsewhere or recomputes another number of layers. With ends e_i and
+    /// recomputed q_i, and e*_i and q*_i those of `partition`, the binaries b_i and c_i have `e_i ≤
+    /// L − (L − e*_i + 1) b_i` and `e_i ≥ (e*_i + 1) c_i`. The same holds for q, and all binaries
+    /// add up to at least 1.
     fn exclusion(&self, unknowns: &Unknowns, vars: &mut ProblemVariables, partition: &Partition) -> Vec<Constraint> {
         let layers = self.costs.layers as f64;
         let ends = unknowns.done.iter().zip(&partition.ends);
@@ -436,7 +443,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         rows
     }
 
-    /// The division that `solution` stands for, its counts rounded, and its objective in ms.
+    /// Returns the partition of `solution`, its counts rounded, and its objective in ms.
     pub fn decode(&self, unknowns: &Unknowns, solution: &impl Solution) -> (Partition, f64) {
         let total = |variables: &Vec<Variable>| -> usize {
             variables.iter().map(|variable| solution.value(*variable).round().max(0.0) as usize).sum()

@@ -1,4 +1,5 @@
-//! The program against the memory count, the event graph, and all partitions one by one.
+//! Comparison of the program with the memory count, the event graph, and enumeration of all
+//! partitions.
 
 use super::*;
 use crate::{
@@ -19,7 +20,7 @@ use spipe_cost::Mode;
 use spipe_plan::{StageFootprint, System, footprint};
 use std::{cell::Cell, collections::HashMap};
 
-/// Checks `property` on the cases of `count` random instances.
+/// Checks `property` on the subproblems of `count` random instances.
 fn on_cases(count: u32, property: impl Fn(&Instance, &CostSums<'_>, &Subproblem) -> TestCaseResult) {
     on_cases_among(count, instance_of(6), property);
 }
@@ -78,7 +79,7 @@ fn partitions(costs: &CostSums<'_>, case: &Subproblem) -> Vec<Partition> {
     list
 }
 
-/// The values of all variables on which the needs of stages depend.
+/// Returns the values of all variables on which the memory of stages depends.
 fn values(master: &StageMilp<'_, '_>, unknowns: &Unknowns, partition: &Partition) -> HashMap<Variable, f64> {
     let mut values = HashMap::new();
     let overlap = |(first, count): (usize, usize), from: usize, to: usize| {
@@ -129,7 +130,7 @@ fn needs_of_either_socket_are_what_the_checker_counts() {
     on_cases_among(40, several_socket_instance_of(5, 1), needs_agree);
 }
 
-/// The head has a copy of the embedding's table wherever the embedding is on another device.
+/// The head has a copy of the embedding's table if the embedding is on another device.
 #[test]
 fn needs_of_shared_tables_are_what_the_checker_counts() {
     let model = "format-version = 1\nkind = \"transformer\"\nname = \"tied\"\nvocabulary = 20000\nseq-len = 128\n\
@@ -193,7 +194,8 @@ fn valid_inequalities_and_critical_cycles_bound_every_partition() {
     });
 }
 
-/// The optimum: solves and adds cuts until the solution's period is the objective.
+/// Returns the optimal period: solves and adds cuts until the period of the solution is the
+/// objective.
 fn least_period(costs: &CostSums<'_>, case: &Subproblem) -> Option<f64> {
     let graph = EventGraph::new(costs, case);
     let mut master = StageMilp::new(costs, case, 1.0);

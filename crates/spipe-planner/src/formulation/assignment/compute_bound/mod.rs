@@ -1,16 +1,16 @@
-//! What is certain at once, whatever the time: if all devices computed all the time.
+//! Compute bound: the iteration if all devices computed all the time. It is available at once.
 
 use crate::{
     costs::CostSums,
     space::{rules::DeviceSet, sharded::shares},
 };
 
-/// What no placement of any system takes less than, in ms.
+/// Returns a lower bound of every placement of any system, in ms.
 pub(crate) fn floor(costs: &CostSums<'_>) -> f64 {
     of(costs, DeviceSet::All)
 }
 
-/// The same where only some devices compute.
+/// Returns the bound where only the devices of `computing` compute, in ms.
 pub(crate) fn of(costs: &CostSums<'_>, computing: DeviceSet) -> f64 {
     let devices: Vec<usize> = (0..costs.devices.len()).filter(|device| computing.allows(*device, costs)).collect();
     if computing == DeviceSet::OneGpu {
@@ -19,15 +19,15 @@ pub(crate) fn of(costs: &CostSums<'_>, computing: DeviceSet) -> f64 {
     if_all_compute(costs, &devices)
 }
 
-/// The same where GPUs share everything, however many of them.
+/// Returns the bound of systems in which some number of GPUs share everything, in ms.
 pub(crate) fn of_shared(costs: &CostSums<'_>) -> f64 {
     let gpus: Vec<usize> = (0..costs.devices.len()).filter(|device| !costs.devices[*device].is_cpu).collect();
     let together = |count: usize| if_all_compute(costs, &gpus[..count]);
     shares(&costs.context).map(together).fold(f64::INFINITY, f64::min)
 }
 
-/// How long an iteration takes, in ms, if `devices` compute all the time. Beside the fastest of them, a device does as much of the work as in
-/// the layer that it is best at, at most.
+/// Returns the iteration, in ms, if `devices` compute all the time. Relative to the fastest device
+/// per layer, a device has at most the speed that it has in its best layer.
 fn if_all_compute(costs: &CostSums<'_>, devices: &[usize]) -> f64 {
     let pass = |device: usize, layer: usize| {
         let device = &costs.devices[device];

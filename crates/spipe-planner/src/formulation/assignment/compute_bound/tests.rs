@@ -1,4 +1,4 @@
-//! Two GPUs and a socket that is nine times slower, by hand.
+//! Two GPUs and a socket that is nine times slower, computed by hand.
 
 use super::*;
 use crate::{
@@ -42,6 +42,6 @@ fn what_computes_counts_as_much_as_it_is_fast() {
         let ratio = of(&costs, computing) * speed / alone;
         assert!((ratio - 1.0).abs() < 1e-9, "{computing:?}: {ratio}");
     }
-    // As many microbatches as there are GPUs, or all of them on one.
+    // All GPUs share the layers; fewer of them would take longer.
     assert!((of_shared(&costs) * GPUS as f64 / alone - 1.0).abs() < 1e-9);
 }
