@@ -1,4 +1,10 @@
-//! The cost table laid out for search: sums over any range of layers in constant time.
+//! Prefix sums over the cost table: time and bytes of any range of layers on any device in constant
+//! time.
+//!
+//! - here: [`CostSums`], all devices together, and [`P2pCost`], a copy between two of them
+//! - [`device`]: [`DeviceSums`], the sums of one device, with its memory count
+//! - [`stage`]: [`StageTimes`], [`HostOffload`] and [`StageSlot`], a stage as the search sees it
+//! - [`grouped`]: the same sums over groups of layers, for models of very many layers
 
 mod device;
 mod grouped;
@@ -16,64 +22,71 @@ use spipe_cost::{CostTable, Mode};
 use spipe_plan::{Context, Knob, transient_boundaries};
 use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
-/// A copy from one device's memory to another's, when nothing else moves.
+/// The cost of a copy from one device's memory to another's without contention.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct P2pCost {
-    /// In ms.
+    /// The latency, in ms.
     pub latency: f64,
-    /// In ms per byte over its slowest link.
+    /// The time on its slowest link, in ms per byte.
     pub per_byte: f64,
-    /// What it passes, each with its ms per byte.
+    /// The links on its route, each with its time in ms per byte.
     pub links: Vec<(LinkId, f64)>,
 }
 
 impl P2pCost {
-    /// Within one memory nothing needs to move.
+    /// The cost within one memory, where nothing moves.
     const NONE: Self = Self { latency: 0.0, per_byte: 0.0, links: Vec::new() };
 
-    /// How long `bytes` take, in ms.
+    /// The time of `bytes`, in ms.
     pub fn time(&self, bytes: u64) -> f64 {
         self.latency + self.per_byte * bytes as f64
     }
 }
 
-/// Everything that the search needs to know.
+/// The costs of a problem as prefix sums, with the options that bear on them. Layers may be groups
+/// of layers of the model ([`Self::coarse`]).
 pub(crate) struct CostSums<'a> {
     pub context: Context<'a>,
-    /// How many layers there are, or groups of them.
+    /// The number of layers, or of groups of layers.
     pub layers: usize,
-    /// The first layer of the model of each of them, and behind the last.
+    /// The first layer of the model in each of them, and the number of layers of the model at the
+    /// end.
     pub borders: Vec<usize>,
     pub microbatches: u64,
     pub training: bool,
-    /// Whether the host may help stages on GPUs.
+    /// Whether stages on GPUs may offload to the host.
     pub host_help: bool,
-    /// Whether sockets step first what the next iteration needs first, whatever else is chosen.
+    /// Whether a pin demands that sockets give priority to the optimizer steps that the next
+    /// iteration needs first.
     pub urgent: bool,
-    /// Whether steps are a phase of their own, whatever else is chosen.
+    /// Whether a pin demands that optimizer steps are a phase of their own.
     pub phased: bool,
-    /// By device.
+    /// The sums of each device.
     pub devices: Vec<DeviceSums>,
-    /// The first device that is like each device, wherever they are.
+    /// The first device that computes and holds like each device ([`alike`]).
     pub models: Vec<usize>,
-    /// How many of the first layers no gradient reaches, in training.
+    /// The number of layers at the front that no gradient reaches in training; 0 in inference.
     pub frozen: usize,
-    /// By device from and device to; none where they are not connected both ways.
+    /// The copies, by source and destination; `None` where the two are not connected in both
+    /// directions.
     p2p_both_ways: Vec<Vec<Option<P2pCost>>>,
-    /// Consecutive layers that cost the same: first layer and count.
+    /// The runs of equal layers: first layer and count.
     pub runs: Vec<(usize, usize)>,
-    /// How long a program may take that bounds iterations.
+    /// The time limit of one linear or integer program that bounds iterations.
     pub program_time: Duration,
 }
 
-/// Which part of the time limit a program may take that bounds iterations, and how much it may take at least and at most.
+/// The share of the time limit that one program that bounds iterations may take, as a divisor.
 const PROGRAMS: u32 = 20;
+/// The shortest and the longest time limit of such a program.
 const PROGRAM_TIMES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(10);
 
-/// Programs of so many runs of layers take next to no time.
+/// The most runs of layers with which a program takes next to no time, so that it is solved even
+/// after the deadline.
 const FEW_RUNS: usize = 32;
 
-/// Runs of layers that cost the same, and are the same in other ways: the first, and how many there are.
+/// Returns the runs of consecutive layers of the same kind that `same` does not distinguish, as
+/// first layer and count.
 pub(crate) fn runs(cost: &CostTable, same: &dyn Fn(usize, usize) -> bool) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for layer in cost.layers() {
@@ -90,31 +103,36 @@ pub(crate) fn runs(cost: &CostTable, same: &dyn Fn(usize, usize) -> bool) -> Vec
 }
 
 impl<'a> CostSums<'a> {
-    /// Whether there is no time for another program that bounds iterations, unless it takes next to none.
+    /// Whether to leave out another program that bounds iterations: the deadline is over and the
+    /// program has more than [`FEW_RUNS`] runs.
     pub fn late(&self, deadline: Option<&Deadline<'_>>) -> bool {
         self.runs.len() > FEW_RUNS && deadline.is_some_and(Deadline::over)
     }
 
-    /// How many boundaries pass between stages of one of so many devices at once, where they run in rounds.
+    /// The most boundary tensors of one microbatch that a device of a streamed system holds at a
+    /// time, if `devices` devices take part; 3 per microbatch where [`transient_boundaries`]
+    /// depends on the number of chunks.
     pub fn transient_boundaries(&self, devices: usize) -> u64 {
         transient_boundaries(&self.context, devices).unwrap_or(3 * self.microbatches)
     }
 
-    /// The costs of `context`, as far as `options` leave a choice.
+    /// The costs of `context` under `options`.
     pub fn new(context: Context<'a>, options: &Options) -> Self {
         Self::of(context, options, &|device| DeviceSums::new(&context, device, &options.pins))
     }
 
-    /// The same where nothing is stepped, saved or recomputed: whatever several stages on a device choose for their layers, one with these
-    /// layers takes no longer here and needs no more.
+    /// An optimistic copy, in which nothing is updated, saved or recomputed. Whatever several
+    /// stages on a device choose for their layers, one stage of these layers here takes no longer
+    /// and needs no more memory.
     pub fn ideal(&self, options: &Options) -> Self {
         let device = |device| DeviceSums::ideal(&self.context, device, &options.pins, options.host_help);
-        // What hosts could do is left out, and still tells devices apart.
+        // There are no host offloads here, but devices with different hosts stay distinguished.
         Self { host_help: false, models: self.models.clone(), ..Self::of(self.context, options, &device) }
     }
 
-    /// The same with the best way between devices that are like each two as the way between these: none takes longer, and devices that are
-    /// alike are so wherever they are.
+    /// A copy in which each copy between devices costs as little as the cheapest between any two
+    /// devices like them. No copy gets slower, and equal devices become interchangeable wherever
+    /// they are.
     pub fn blurred(self) -> Self {
         let mut best: BTreeMap<(usize, usize), P2pCost> = BTreeMap::new();
         let like = |from: usize, to: usize| (self.models[from], self.models[to]);
@@ -162,28 +180,29 @@ impl<'a> CostSums<'a> {
         }
     }
 
-    /// What the host can do for a stage on a device, nothing first.
+    /// The host offloads of a stage on `device`, none first.
     pub fn host_offloads(&self, device: usize) -> &'static [HostOffload] {
         HostOffload::of(self.hosts(device).count())
     }
 
-    /// The same, whoever does it.
+    /// The host offloads of a stage on `device` by its nearest host only, none first.
     pub fn kinds_of_host_offload(&self, device: usize) -> &'static [HostOffload] {
         HostOffload::of(self.hosts(device).count().min(1))
     }
 
-    /// Who may help a stage on a device, the nearest first.
+    /// The hosts to which a stage on `device` may offload, the nearest first; none in inference.
     pub fn hosts(&self, device: usize) -> impl Iterator<Item = Host> {
         let host_offloads = self.host_help && self.training;
         self.devices[device].hosts().take(if host_offloads { MOST_HOSTS } else { 0 })
     }
 
-    /// The copy between two devices, if they are connected both ways.
+    /// The cost of a copy between two devices; `None` unless they are connected in both directions.
     pub fn p2p(&self, from: usize, to: usize) -> Option<&P2pCost> {
         self.p2p_both_ways[from][to].as_ref()
     }
 
-    /// How long activations and gradients take from one device to another if a boundary is before layer `end`.
+    /// The times of activations and of gradients over a boundary before layer `end`, in ms;
+    /// infinite without a connection, and 0 for gradients in inference.
     pub fn transfers(&self, (from, to): (usize, usize), end: usize) -> (f64, f64) {
         let bytes = self.crossing(end - 1, from, to);
         match (self.p2p(from, to), self.p2p(to, from)) {
@@ -192,8 +211,8 @@ impl<'a> CostSums<'a> {
         }
     }
 
-    /// Bytes that cross from one device to another behind layer `layer`: its boundary in the narrower of the two devices'
-    /// precisions.
+    /// The bytes of one microbatch that cross between two devices after layer `layer`: its boundary
+    /// in the narrower of their precisions.
     pub fn crossing(&self, layer: usize, from: usize, to: usize) -> u64 {
         self.devices[from].bytes[layer].boundary.min(self.devices[to].bytes[layer].boundary).get()
     }
@@ -213,7 +232,7 @@ fn p2p(context: &Context<'_>, from: DeviceId, to: DeviceId) -> Option<P2pCost> {
     Some(P2pCost { latency: route.latency.to_ms(), per_byte: slowest.max(capped), links })
 }
 
-/// The first device that computes and holds like each device.
+/// Returns the first device that computes and holds like each device.
 fn models(devices: &[DeviceSums]) -> Vec<usize> {
     let first = |device: usize| (0..device).find(|other| alike(&devices[*other], &devices[device]));
     (0..devices.len()).map(|device| first(device).unwrap_or(device)).collect()

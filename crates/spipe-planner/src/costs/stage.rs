@@ -1,54 +1,56 @@
-//! A stage as the search sees it: its times, its seat in the pipeline, and what the host does for it.
+//! A stage as the search sees it: its times, its slot in the pipeline, and its host offload.
 
 use crate::hosts::MOST_HOSTS;
 
-/// How long one stage takes per microbatch, and its optimizer per iteration, in ms.
+/// The times of a stage, in ms: passes per microbatch, the optimizer step per iteration.
+///
+/// The optimizer step is either `optimizer` alone, or `out`, `step` and `back`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StageTimes {
     pub forward: f64,
     pub recompute: f64,
     pub backward: f64,
-    /// The step on the stage's own device, or …
+    /// The optimizer step on the stage's own device.
     pub optimizer: f64,
-    /// … gradients to the host,
+    /// The copy of gradients to the host, without latency.
     pub out: f64,
-    /// the step there,
+    /// The optimizer step on the host.
     pub step: f64,
-    /// and parameters back, without latencies.
+    /// The copy of parameters back to the device, without latency.
     pub back: f64,
 }
 
 impl StageTimes {
-    /// What one microbatch occupies the device for.
+    /// The time for which one microbatch occupies the device, in ms.
     pub fn busy(&self) -> f64 {
         self.forward + self.recompute + self.backward
     }
 
-    /// From the last backward to the next forward.
+    /// The time from the last backward to the next forward, in ms.
     pub fn stepped(&self) -> f64 {
         self.optimizer + self.out + self.step + self.back
     }
 }
 
-/// What the host does for a stage on a GPU.
+/// The host offload of a stage on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HostOffload {
-    /// A socket keeps its optimizer state and steps it.
+    /// Whether a socket holds the optimizer state and runs the optimizer step.
     pub optimizer: bool,
-    /// DRAM holds its activations between forward and backward.
+    /// Whether DRAM holds the activations between forward and backward.
     pub activations: bool,
-    /// Which of the device's hosts does that, the nearest first; the nearest where nothing is done.
+    /// The index of the host among those of the device, the nearest first; 0 without an offload.
     pub host: usize,
 }
 
 impl HostOffload {
-    /// Everything that so many hosts can do, nothing first.
+    /// The offloads to `hosts` hosts, none first.
     pub const fn of(hosts: usize) -> &'static [Self] {
         let known = if hosts < MOST_HOSTS { hosts } else { MOST_HOSTS };
         Self::ALL.split_at(1 + 3 * known).0
     }
 
-    /// Nothing, everything that the nearest host can do, then the next one.
+    /// No offload, the three offloads to the nearest host, those to the next one, and so on.
     const ALL: [Self; 1 + 3 * MOST_HOSTS] = {
         let mut all = [Self { optimizer: false, activations: false, host: 0 }; 1 + 3 * MOST_HOSTS];
         let mut host = 0;
@@ -61,47 +63,50 @@ impl HostOffload {
         all
     };
 
-    /// Nothing.
+    /// No offload.
     pub const NONE: Self = Self::ALL[0];
 
-    /// The step alone, by the nearest host.
+    /// The optimizer alone, on the nearest host.
     pub const STEP: Self = Self::ALL[1];
 
-    /// The same done by the nearest host.
+    /// The same offload to the nearest host.
     pub const fn nearest(self) -> Self {
         Self { host: 0, ..self }
     }
 
-    /// The same without the activations.
+    /// The same offload without the activations.
     pub const fn without_activations(self) -> Self {
         if self.optimizer { Self { activations: false, ..self } } else { Self::NONE }
     }
 }
 
-/// Where a stage stands in the pipeline, as far as its memory depends on that.
+/// The slot of a stage in the pipeline: everything beside its layers on which its memory depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct StageSlot {
     pub device: usize,
     pub in_flight: u64,
     pub first: bool,
     pub last: bool,
-    /// What the host does for it; undecided, it has the time and the memory of whatever suits it best.
+    /// Its host offload. `None` is undecided: the stage then counts with the time and the memory of
+    /// whichever suits it best.
     pub host_offload: Option<HostOffload>,
 }
 
 impl StageSlot {
-    /// A stage by itself with one microbatch in flight and no help.
+    /// The slot of a stage of its own, with one microbatch in flight and no host offload.
     pub fn alone(device: usize) -> Self {
         Self { device, in_flight: 1, first: true, last: true, host_offload: Some(HostOffload::NONE) }
     }
 }
 
-/// Slots for inputs of a stage that is not the first: one more input arriving, and where it passes a gradient on two of those leaving.
+/// The buffers for inputs of a stage after another one: one arriving input, and two leaving
+/// gradients if the stage passes a gradient on.
 pub(crate) const fn slots_in(passes: bool) -> u64 {
     if passes { 3 } else { 1 }
 }
 
-/// Slots for outputs of a stage that is not the last: two outputs leaving, and where a gradient returns two of those arriving.
+/// The buffers for outputs of a stage before another one: two leaving outputs, and two arriving
+/// gradients if a gradient returns.
 pub(crate) const fn slots_out(returns: bool) -> u64 {
     if returns { 4 } else { 2 }
 }

@@ -1,4 +1,4 @@
-//! The figures of a device for groups of layers.
+//! The sums of one device over groups of layers.
 
 use crate::costs::device::{DeviceSums, Helper, HostOffload, Sums, largest};
 use spipe_cost::LayerMemory;
@@ -11,7 +11,8 @@ impl<T: Copy> Sums<T> {
 }
 
 impl DeviceSums {
-    /// The same for groups of layers, each from one border to the next, which pins do not tell apart.
+    /// The sums over groups of layers, each from one border to the next. All layers of a group have
+    /// the same pins.
     pub(in crate::costs) fn coarse(&self, borders: &[usize]) -> Self {
         let groups = || borders.windows(2).map(|ends| ends[0]..ends[1]);
         let first = |list: &[Option<bool>]| groups().map(|group| list[group.start]).collect();
@@ -52,7 +53,8 @@ impl DeviceSums {
     }
 }
 
-/// Memory of neighbouring layers: the input is that of the first, the boundary that of the last.
+/// The memory of consecutive layers: the input of the first, the boundary of the last, the largest
+/// workspace, and sums of everything else.
 fn joined(layers: &[LayerMemory]) -> Option<LayerMemory> {
     layers.iter().copied().reduce(|one, other| LayerMemory {
         parameters: one.parameters + other.parameters,

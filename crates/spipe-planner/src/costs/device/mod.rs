@@ -1,4 +1,4 @@
-//! One device's times and bytes, summed.
+//! The prefix sums of one device: times and bytes of any range of its layers.
 
 mod grouped;
 
@@ -8,7 +8,7 @@ use spipe_base::{Bytes, DeviceId, LayerId, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Boundary, Context, OFFLOAD_SLOTS};
 
-/// Sums of the first 0, 1, 2, … of a list.
+/// The sums of the first 0, 1, 2, … items of a list.
 struct Sums<T>(Vec<T>);
 
 impl<T: Copy + Default + std::ops::Add<Output = T> + std::ops::Sub<Output = T>> Sums<T> {
@@ -20,23 +20,24 @@ impl<T: Copy + Default + std::ops::Add<Output = T> + std::ops::Sub<Output = T>> 
         Self(sums)
     }
 
-    /// Of items `from..to`, `to` excluded.
+    /// The sum of items `from..to`.
     fn over(&self, from: usize, to: usize) -> T {
         self.0[to] - self.0[from]
     }
 }
 
-/// A socket with its DRAM, as a GPU sees it.
+/// A socket with its DRAM, as seen by a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Host {
     pub socket: DeviceId,
     pub memory: MemoryId,
-    /// ms per byte to it, and back.
+    /// The times to it and back, in ms per byte.
     pub out: f64,
     pub back: f64,
 }
 
-/// Who may help a GPU, with the times of all layers in ms, one after the other: gradients out, the step, and parameters back.
+/// A host to which a GPU may offload its optimizer, with the prefix sums of all layers' times in
+/// ms: gradients out, the optimizer step there, and parameters back.
 struct Helper {
     host: Host,
     out: Sums<f64>,
@@ -44,46 +45,48 @@ struct Helper {
     back: Sums<f64>,
 }
 
-/// One device's times and bytes.
+/// The times and bytes of all layers on one device.
 pub(crate) struct DeviceSums {
     pub name: String,
     pub memory: MemoryId,
-    /// Bytes of its memory that a plan may use.
+    /// The usable bytes of its memory.
     pub usable: u64,
     pub is_cpu: bool,
-    /// Times of each layer in ms, the optimizer's included; none where the layer cannot run.
+    /// The times of each layer in ms, with an optimizer step on the device; `None` where the layer
+    /// cannot run or a pin forbids it.
     pub times: Vec<Option<StageTimes>>,
     pub bytes: Vec<LayerMemory>,
     forward: Sums<f64>,
     backward: Sums<f64>,
     optimizer: Sums<f64>,
-    /// By layer: whether it must be recomputed, or must not.
+    /// By layer: whether a pin demands that it is recomputed, or that it is not.
     pub wanted: Vec<Option<bool>>,
-    /// Whether that is so for no layer.
+    /// Whether no layer has such a pin.
     free: bool,
-    /// By pinned stage: whether it may be here.
+    /// By pinned stage: whether it may be on this device.
     pinned: Vec<bool>,
-    /// How many of the first layers do not allow each help that hosts may give, nothing first.
+    /// For each host offload, none first: prefix counts of the layers whose pins forbid it.
     forbidden: Vec<Sums<usize>>,
-    /// By layer: whether its parameters must be streamed, or must stay.
+    /// By layer: whether a pin demands that its parameters are streamed, or that they stay.
     pub streamed: Vec<Option<bool>>,
-    /// How many of the first layers no backward runs through: all of them outside of training.
+    /// The number of layers at the front without a backward: all of them in inference.
     without_backward: usize,
-    /// Who may help it, the nearest first.
+    /// The hosts to which it may offload, the nearest first.
     helpers: Vec<Helper>,
     unable: Sums<usize>,
     state: Sums<u64>,
     optimizer_state: Sums<u64>,
-    /// Gradients, and the parameters that are trained.
+    /// Gradients, and parameters of layers with gradients.
     gradients: Sums<u64>,
     trained: Sums<u64>,
     parameters: Sums<u64>,
     saved: Sums<u64>,
-    /// What parameters that the first and the last layer share come to beside their own: their gradients from the last layer
-    /// where the first one is, and with a copy of them where the last one is.
+    /// Additional bytes where the first and the last layer share parameters and are in different
+    /// stages: `lent` in the stage of the first layer, for the gradients from the last one, and
+    /// `borrowed` in the stage of the last layer, for these and a copy of the parameters.
     lent: u64,
     borrowed: u64,
-    /// The largest workspace of 2^k layers from each one on, by k.
+    /// The largest workspace of layers `i..i + 2^k`, by k and i.
     workspace: Vec<Vec<u64>>,
 }
 
@@ -96,7 +99,8 @@ impl DeviceSums {
         Self::of((context, id, pins), (bytes, times), (wanted, hosts(context, id)))
     }
 
-    /// The same where nothing is stepped, saved or recomputed, and what the host could hold instead of the device takes no room.
+    /// Optimistic sums, in which nothing is updated, saved or recomputed, and optimizer state takes
+    /// no room where a host could hold it.
     pub fn ideal(context: &Context<'_>, id: DeviceId, pins: &Pins, host_help: bool) -> Self {
         let helped = host_help && !hosts(context, id).is_empty();
         let bare = |layer: LayerId| {
@@ -144,7 +148,7 @@ impl DeviceSums {
             let chosen = pins.allows_step(layer, steps)
                 && pins.offload(layer).is_none_or(|wanted| wanted == host_offload.activations)
                 && host.is_none_or(|host| pins.allows_host(layer, host));
-            // Stages that are helped are not streamed.
+            // These stages keep their parameters, so that no layer pinned as streamed is in one.
             (chosen || !training) && pins.streamed(layer) != Some(true)
         };
         let forbids = |host_offload: &HostOffload| {
@@ -180,12 +184,12 @@ impl DeviceSums {
         }
     }
 
-    /// Whether it can run layers `from..to`.
+    /// Whether the device can run layers `from..to`.
     pub fn able(&self, from: usize, to: usize) -> bool {
         self.unable.over(from, to) == 0
     }
 
-    /// Times of the stage of layers `from..to` of which the first `recomputed` are recomputed.
+    /// The times of a stage of layers `from..to`, the first `recomputed` of which are recomputed.
     pub fn stage_times(&self, (from, to): (usize, usize), recomputed: usize, host_offload: HostOffload) -> StageTimes {
         let again = if self.returns(to) { recomputed } else { 0 };
         let times = StageTimes {
@@ -202,43 +206,45 @@ impl DeviceSums {
         }
     }
 
-    /// Whether layers `from..to` may be in a stage that is helped so.
+    /// Whether pins allow a stage of layers `from..to` with this host offload.
     pub fn allows(&self, host_offload: HostOffload, from: usize, to: usize) -> bool {
         let position = HostOffload::of(self.helpers.len()).iter().position(|other| *other == host_offload);
         position.is_some_and(|position| self.forbidden[position].over(from, to) == 0)
     }
 
-    /// Whether it does not matter to any layer who helps it and how.
+    /// Whether pins leave all host offloads open for all layers.
     pub fn is_indifferent(&self) -> bool {
         self.forbidden.iter().all(|forbidden| forbidden.over(0, self.times.len()) == 0)
     }
 
-    /// Who may help it, the nearest first.
+    /// The hosts to which it may offload, the nearest first.
     pub fn hosts(&self) -> impl Iterator<Item = Host> {
         self.helpers.iter().map(|helper| helper.host)
     }
 
-    /// Who helps it so, if anybody does.
+    /// The host of a host offload; `None` without one.
     pub fn host(&self, host_offload: HostOffload) -> Option<Host> {
         self.helpers.get(host_offload.host).map(|helper| helper.host).filter(|_| host_offload != HostOffload::NONE)
     }
 
-    /// What one microbatch takes through layers `from..to`, and back in training.
+    /// The time of one microbatch's forward through layers `from..to`, and of its backward in
+    /// training, in ms.
     pub fn pass(&self, (from, to): (usize, usize), training: bool) -> f64 {
         self.forward.over(from, to) + if training { self.backward.over(from, to) } else { 0.0 }
     }
 
-    /// Whether a backward runs through a stage that ends before layer `to`.
+    /// Whether a stage that ends before layer `to` has a backward.
     pub const fn returns(&self, to: usize) -> bool {
         to > self.without_backward
     }
 
-    /// Bytes of one microbatch of the input of a stage that starts at layer `from`.
+    /// The bytes of one microbatch of the input of layer `from`.
     pub fn input(&self, from: usize) -> u64 {
         from.checked_sub(1).map_or(self.bytes[0].input, |before| self.bytes[before].boundary).get()
     }
 
-    /// Parameters, gradients and optimizer state of layers `from..to` that stay on the device.
+    /// The bytes of parameters, gradients and optimizer state of layers `from..to` on the device.
+    /// An undecided host offload counts without optimizer state if there is a host.
     pub fn state(&self, from: usize, to: usize, host_offload: Option<HostOffload>) -> u64 {
         let leaves = match host_offload {
             Some(host_offload) => host_offload.optimizer,
@@ -247,7 +253,8 @@ impl DeviceSums {
         self.state.over(from, to) - if leaves { self.optimizer_state.over(from, to) } else { 0 }
     }
 
-    /// What a stage holds because the first and the last layer share parameters and are not both in it.
+    /// The additional bytes of a stage that has the first or the last layer of the model, but not
+    /// both, if these share parameters.
     pub fn shared(&self, seat: StageSlot) -> u64 {
         match (seat.first, seat.last) {
             (true, false) => self.lent,
@@ -256,7 +263,8 @@ impl DeviceSums {
         }
     }
 
-    /// What [`spipe_plan::footprint`] counts for layers `from..to`, in constant time.
+    /// The bytes that a stage of layers `from..to` needs on its device: the count of
+    /// [`spipe_plan::footprint`], in constant time.
     pub fn need(&self, seat: StageSlot, layers: (usize, usize), recomputed: usize) -> u64 {
         let outer = |end: bool| if end { Boundary::End } else { Boundary::Across };
         let (stays, transient) = self.parts(seat, layers, recomputed, [outer(seat.first), outer(seat.last)]);
@@ -264,8 +272,8 @@ impl DeviceSums {
         stays + leaving * copies + transient + self.shared(seat)
     }
 
-    /// What a stage offloads of each microbatch, and how many of these it has on their way at most, in slots that the stages of a device
-    /// share.
+    /// The bytes that a stage offloads per microbatch, and the most microbatches of it that are
+    /// being copied. The stages of a device share these copy slots.
     pub fn on_the_way(&self, seat: StageSlot, layers: (usize, usize), recomputed: usize) -> (u64, u64) {
         match seat.host_offload {
             Some(host_offload) if host_offload.activations => {
@@ -275,8 +283,9 @@ impl DeviceSums {
         }
     }
 
-    /// What of that stays and what is transient, of which only the largest of a device's stages counts, without what stages share and what
-    /// is on its way to the host.
+    /// The persistent and the transient bytes of a stage. Persistent bytes of a device's stages add
+    /// up; of transient bytes only the largest counts. Tied parameters and offload slots come on
+    /// top.
     pub fn parts(
         &self,
         seat: StageSlot,
@@ -297,38 +306,43 @@ impl DeviceSums {
             None if !self.helpers.is_empty() => kept.min(input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS)),
             _ => kept,
         };
-        // Within a device, the gradient that came and the one that goes on, or the output that the next stage reads.
+        // Within a device: the arrived gradient and the one that goes on, or the output that the
+        // next stage reads.
         let handed = if before == Boundary::Within && (passes || !returns) { input } else { 0 }
             + if behind == Boundary::Within { output * if returns { 2 } else { 1 } } else { 0 };
         let transient = self.saved.over(from, split) + self.workspace(from, to) + handed;
         (self.state(from, to, seat.host_offload) + held + slots, transient)
     }
 
-    /// What the stages of all layers hold because the first and the last layer share parameters and are in two of them in one memory.
+    /// The additional bytes of a device that has all layers in several stages, if the first and the
+    /// last layer share parameters.
     pub const fn shared_within(&self) -> u64 {
         self.lent
     }
 
-    /// How many of layers `from..to`, counted from the first, save no more than `bytes`.
+    /// The most layers at the front of `from..to` that together save at most `bytes` per
+    /// microbatch.
     pub fn within(&self, (from, to): (usize, usize), bytes: u64) -> usize {
         let sums = &self.saved.0[from + 1..=to];
         sums.partition_point(|sum| sum - self.saved.0[from] <= bytes)
     }
 
-    /// The largest workspace of layers `from..to`, which two overlapping powers of two cover.
+    /// The largest workspace of layers `from..to`, in bytes. Two overlapping powers of two cover
+    /// the range.
     pub fn workspace(&self, from: usize, to: usize) -> u64 {
         let power = (to - from).ilog2() as usize;
         self.workspace[power][from].max(self.workspace[power][to - (1 << power)])
     }
 
-    /// What one microbatch keeps beside its input, and may leave for the host. Layers without a backward save nothing.
+    /// The bytes that one microbatch saves beside the stage's input, all of which may be offloaded.
+    /// Layers without a backward save nothing.
     pub fn leaving(&self, (from, to): (usize, usize), recomputed: usize) -> u64 {
         let (kept, input) = (self.saved.over(from + recomputed, to), self.input(from));
         if recomputed == 0 { kept.saturating_sub(input) } else { kept }
     }
 
-    /// How long what the host does for a stage keeps its ways there busy, in ms per iteration: the busier direction of the link, or
-    /// the one stream on which activations leave and return.
+    /// The time for which a host offload occupies the link to the host, in ms per iteration: the
+    /// larger of the two directions, or the one stream on which activations go out and come back.
     pub fn link_time(
         &self,
         host_offload: HostOffload,
@@ -343,7 +357,8 @@ impl DeviceSums {
         stream.max(with(&self.gradients) * host.out).max(with(&self.trained) * host.back)
     }
 
-    /// What a stage needs of its host: optimizer state, gradients and parameters in passing, and activations.
+    /// The bytes that a stage needs on its host: optimizer state, with transient gradients and
+    /// parameters, and activations.
     pub fn need_of_host(
         &self,
         seat: StageSlot,
@@ -360,8 +375,8 @@ impl DeviceSums {
         (if host_offload.optimizer { stepped } else { 0 }) + (if host_offload.activations { saved } else { 0 })
     }
 
-    /// The least and the largest number of layers of `from..to` that may be recomputed, counted from the first; none if what must
-    /// be recomputed is behind what must not.
+    /// The least and the largest number of recomputed layers of a stage of layers `from..to`;
+    /// `None` if a layer that must be recomputed comes after one that must not.
     pub fn recomputes(&self, training: bool, from: usize, to: usize) -> Option<(usize, usize)> {
         if !training {
             return Some((0, 0));
@@ -375,10 +390,11 @@ impl DeviceSums {
         (least <= most).then_some((least, most))
     }
 
-    /// The least number of recomputed layers with which layers `from..to` fit, if any.
+    /// The least number of recomputed layers with which layers `from..to` fit; `None` if none does.
     ///
-    /// Each recomputed layer trades `in_flight` copies of what it saves for one, so that beyond the first, which adds the
-    /// stage's input, the need never grows. The search begins at `near`.
+    /// Each recomputed layer trades `in_flight` copies of its activations for one. Beyond the first
+    /// recomputed layer, which adds the stage's input, the need never grows, so bisection applies;
+    /// it starts at `near`.
     pub fn least_recompute(
         &self,
         training: bool,
@@ -401,7 +417,8 @@ impl DeviceSums {
     }
 }
 
-/// The sockets that may help a device and can be reached both ways, the nearest first.
+/// The sockets to which a device may offload, the nearest first, up to the first one that is not
+/// connected in both directions.
 fn hosts(context: &Context<'_>, id: DeviceId) -> Vec<Host> {
     let host = |socket: DeviceId| {
         let (out, back) = (p2p(context, id, socket)?, p2p(context, socket, id)?);
@@ -411,7 +428,8 @@ fn hosts(context: &Context<'_>, id: DeviceId) -> Vec<Host> {
     crate::hosts::sockets(context, id).into_iter().map_while(host).collect()
 }
 
-/// Gradients to the host, the step there, and parameters back, without latencies.
+/// The times of an offloaded optimizer step in ms, without latencies: gradients to the host, the
+/// step there, and parameters back.
 fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host)) -> StageTimes {
     let (cost, bytes) = (context.cost, context.cost.memory(layer, id));
     let parameters = cost.trained_parameters(layer);
@@ -426,7 +444,7 @@ fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host))
     }
 }
 
-/// Times of the layers that pins allow on a device.
+/// The times of the layers on a device; `None` where a pin forbids the device.
 fn allowed(context: &Context<'_>, id: DeviceId, pins: &Pins) -> Vec<Option<StageTimes>> {
     let allows = |layer: &LayerId| pins.allows_layer(layer.index(), id.index());
     let layers = context.cost.layers();
@@ -445,7 +463,7 @@ fn layer_times(context: &Context<'_>, layer: LayerId, device: DeviceId) -> Optio
     })
 }
 
-/// The largest workspace of 2^k layers from each one on, by k.
+/// Returns the largest workspace of layers `i..i + 2^k`, by k and i.
 fn largest(bytes: &[LayerMemory]) -> Vec<Vec<u64>> {
     let mut levels: Vec<Vec<u64>> = vec![bytes.iter().map(|bytes| bytes.workspace.get()).collect()];
     for power in 0..bytes.len().max(1).ilog2() as usize {
@@ -456,7 +474,7 @@ fn largest(bytes: &[LayerMemory]) -> Vec<Vec<u64>> {
     levels
 }
 
-/// Whether two devices compute and hold alike, wherever they are.
+/// Whether two devices have equal times, bytes, pins and hosts, wherever they are.
 pub(crate) fn alike(first: &DeviceSums, second: &DeviceSums) -> bool {
     first.is_cpu == second.is_cpu
         && first.usable == second.usable

@@ -1,11 +1,12 @@
-//! The figures of layers in groups.
+//! Cost sums over groups of layers.
 
 use crate::costs::CostSums;
 use crate::problem::pins::Pins;
 
 impl CostSums<'_> {
-    /// The same for groups of neighbouring layers, at most about so many, of which each counts as one layer: what fits and how long it takes
-    /// is the same, and only some of the stages are left, which begin and end with a group, and of which whole groups are recomputed.
+    /// The costs of at most about `most` groups of consecutive layers, each of which counts as one
+    /// layer. Memory and times of a stage of whole groups are the same; the stages that remain
+    /// begin and end with a group and recompute whole groups.
     pub fn coarse(&self, pins: &Pins, most: usize) -> Self {
         let width = self.layers.div_ceil(most).max(1);
         let without = self.context.cost.without_backward();
@@ -30,7 +31,7 @@ impl CostSums<'_> {
         }
     }
 
-    /// Consecutive groups of as many layers that all cost the same: the first, and how many there are.
+    /// Returns the runs of groups of the same length and cost, as first group and count.
     fn coarse_runs(&self, borders: &[usize]) -> Vec<(usize, usize)> {
         let run = |layer: usize| self.runs.partition_point(|(first, _)| *first <= layer);
         let mut runs: Vec<(usize, usize)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Grouped layers against the same layers one by one.
+//! Grouped cost sums against those of the same layers one by one.
 
 use crate::{
     common::{
@@ -21,7 +21,7 @@ fn close(one: &StageTimes, other: &StageTimes) -> bool {
     parts(one).iter().zip(parts(other)).all(|(one, other)| (one - other).abs() <= 1e-9 * one.abs().max(1.0))
 }
 
-/// Compares the times and the memory of stages of whole groups on each device.
+/// Compares times and memory of stages of whole groups on each device.
 fn compare(fine: &CostSums<'_>, coarse: &CostSums<'_>) -> Result<(), TestCaseError> {
     let borders = &coarse.borders;
     let stages = (0..coarse.layers).flat_map(|from| (from + 1..=coarse.layers).map(move |to| (from, to)));
