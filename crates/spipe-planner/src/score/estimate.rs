@@ -1,4 +1,5 @@
-//! About how long an iteration of stages takes, without simulating it: the search looks at what promises most first.
+//! An estimate of the iteration time in closed form, by which the search orders candidates before
+//! it simulates them.
 
 use crate::{
     costs::{CostSums, HostOffload},
@@ -8,52 +9,57 @@ use spipe_base::{DeviceId, StageId};
 use spipe_plan::{Dealing, Family, Placement, Stage, System};
 use std::collections::BTreeMap;
 
-/// What the stages of a device do for one microbatch and, in the step, for an iteration, in ms.
+/// The work of one device, all its stages together, in ms: passes per microbatch, steps and copies
+/// per iteration.
 #[derive(Clone, Copy, Debug, Default)]
 struct Turn {
     forward: f64,
     recompute: f64,
-    /// What of that needs no gradient: that of the last stage, whose backward comes first.
+    /// The part of `recompute` that needs no gradient: that of the device's last stage, the first
+    /// in the backward.
     ahead: f64,
     backward: f64,
-    /// Steps on the device itself.
+    /// Optimizer steps on the device itself.
     own: f64,
-    /// The longest that a socket steps for this turn and those before it.
+    /// The longest time for which a socket runs optimizer steps of this device and those before it.
     hosts: f64,
-    /// The stream on which activations leave and return, and gradients and parameters.
+    /// Host offloads: the link, or the stream on which activations go out and come back.
     link: f64,
-    /// To the next turn and back.
+    /// The copies to the next device and back.
     p2p_both_ways: f64,
 }
 
 impl Turn {
-    /// What one microbatch occupies the device for.
+    /// The time for which one microbatch occupies the device.
     const fn busy(&self) -> f64 {
         self.forward + self.recompute + self.backward
     }
 
-    /// The same for what comes after the gradient.
+    /// The part of [`Self::busy`] after the gradient has arrived.
     const fn returning(&self) -> f64 {
         self.recompute - self.ahead + self.backward
     }
 
-    /// What one microbatch takes there if the device has waited for its gradient.
+    /// The time of one microbatch on a device that has waited for its gradient.
     const fn pass(&self) -> f64 {
         self.forward + self.returning()
     }
 }
 
-/// About how long an iteration of `placement` takes, in ms; none for systems whose devices do not take one turn each, unless they share
-/// everything.
+/// Estimates the iteration time of `placement`, in ms. `None` in inference, and for systems other
+/// than sharded ones and pipelines with one run of consecutive stages per device.
 ///
-/// A device with a microbatches in flight, of m, waits for the devices behind it while its first a forwards leave nothing to do, and once
-/// more before its last a backwards. With F and B the times of its own passes on one microbatch, and R the sum of those behind it, this is
+/// A device with `a` of `m` microbatches in flight waits twice for the devices behind it: between
+/// its first `a` forwards and the first gradient, and before its last `a` backwards. With F, C and B
+/// the times of its own forward, recompute and backward of one microbatch, and R the sum over the
+/// devices behind it, copies included, the iteration takes
 ///
 /// ```text
-/// max(a F, F + R) + (m − a) max(F + recompute + B, (F + B + R) / a) + max(a (recompute + B), R + B)
+/// max(a F, F + R) + (m − a) max(F + C + B, (F + B + R) / a) + max(a (C + B), R + B)
 /// ```
 ///
-/// and between two iterations, for the devices before it or for steps. With GPipe all wait for the slowest forward and the slowest backward.
+/// plus the wait between two iterations: for the devices before it, or for optimizer steps. With
+/// GPipe all devices wait for the slowest forward and the slowest backward.
 pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f64> {
     let system = placement.system;
     if system.family() == Family::Sharded {
@@ -113,7 +119,7 @@ fn turns(costs: &CostSums<'_>, placement: &Placement) -> Vec<Turn> {
     turns
 }
 
-/// Adds what a stage does to the turn of its device.
+/// Adds the work of a stage to that of its device.
 fn add(
     costs: &CostSums<'_>,
     (placement, id): (&Placement, StageId),
@@ -137,7 +143,7 @@ fn add(
     turn.hosts = of_hosts.values().copied().fold(0.0, f64::max);
 }
 
-/// What the host does for a stage.
+/// Returns the host offload of a stage.
 fn host_offload(costs: &CostSums<'_>, stage: &Stage) -> HostOffload {
     if stage.optimizer.is_none() && stage.offload.is_none() {
         return HostOffload::NONE;
@@ -169,7 +175,7 @@ mod tests {
         Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(MICROBATCHES, Mode::Train))
     }
 
-    /// Each GPU with layers of its own.
+    /// One stage per GPU, which end before layers `ends`.
     fn on_gpus(instance: &Instance, ends: [usize; GPUS]) -> Vec<Stage> {
         let context = instance.context();
         let gpus = context.cost.devices().filter(|device| !context.is_cpu(*device));

@@ -1,21 +1,28 @@
-//! The iteration time of a division when nothing contends: the steady period of the order that its system prescribes.
+//! The event graph of a subproblem: the iteration time of a partition without contention, as the
+//! period of the order that its system prescribes.
 //!
 //! ```text
-//! stage 0   F0 F1 F2 ── B0 F3 ── B1 ── … B3 O ─► F0'
-//!              ↘a     ↗g                          the next iteration's first forward waits for the optimizer
-//! stage 1      F0 B0 F1 B1 … G ╌► S ╌► P ─► F0'       or for gradients out, the step on a socket and parameters back
+//! stage 0   F0 F1 F2 ── B0 F3 ── B1 ── … B3 O ─► F0'    the next iteration's first forward waits
+//!              ↘a     ↗g                                for the optimizer step O,
+//! stage 1      F0 B0 F1 B1 … G ╌► S ╌► P ─► F0'         or for gradients out (G), the step on a
+//!                                                       socket (S) and parameters back (P)
 //! ```
 //!
-//! Every system of the space is an order: per device a fixed sequence of forwards and backwards. Its actions form a
-//! graph whose edges are the lane order and the transfers between neighbouring stages, and whose node weights are the
-//! durations. Iterations are joined by the edge from a stage's optimizer step to its first forward. A simulated schedule
-//! honours all these edges, and contention for links and memory only delays it; hence its period is at least the weight
-//! of every cycle divided by the iterations that the cycle spans (Baccelli et al., Synchronization and Linearity, 1992,
-//! theorem 2.28: the period *is* the largest such ratio). A recompute is on the lane before its backward, but does not
-//! wait for the gradient. A socket steps its stages one after the other, the last stage first.
+//! A system prescribes for each device a fixed sequence of forwards and backwards. These actions
+//! are the nodes of the graph, weighted by their durations. Edges are the lane order and the
+//! transfers between neighbouring stages; an edge from each stage's optimizer step to its first
+//! forward joins iterations. A recompute is on the lane before its backward and does not wait for
+//! the gradient. A socket runs the optimizer steps of its stages one after the other, the last
+//! stage first.
 //!
-//! A cycle's weight is linear in the durations, and which actions exist depends on the case alone. So each critical
-//! cycle of one division is a valid lower bound for all divisions of the case: a [`CriticalCycle`], which the ILP adds as a cut.
+//! A simulated schedule honours all these edges, and contention for links and memory only delays
+//! it. So its period is at least the weight of any cycle divided by the number of iterations that
+//! the cycle spans; the largest such ratio is the period without contention (Baccelli et al.,
+//! Synchronization and Linearity, 1992, theorem 2.28).
+//!
+//! The weight of a cycle is linear in the durations, and the actions depend on the subproblem
+//! alone. So the critical cycle of one partition bounds all partitions of its subproblem from
+//! below: a [`CriticalCycle`], which the integer program adds as a cut.
 
 use crate::space::subproblem::Times;
 use crate::{
@@ -26,24 +33,24 @@ use spipe_base::DeviceId;
 use spipe_schedule::{Pass, Token, system_order};
 use std::collections::BTreeMap;
 
-/// How often a cycle passes each kind of work of a stage.
+/// The number of times that a cycle passes each kind of action of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Passes {
     pub forward: u32,
     pub recompute: u32,
     pub backward: u32,
     pub optimizer: u32,
-    /// Gradients to the host, the step there, and parameters back.
+    /// Gradients to the host, the optimizer step there, and parameters back.
     pub out: u32,
     pub step: u32,
     pub back: u32,
 }
 
 impl Passes {
-    /// The whole step of a stage, wherever it is.
+    /// The optimizer step of a stage, on its device or on the host.
     pub const STEP: Self = Self { forward: 0, recompute: 0, backward: 0, optimizer: 1, out: 1, step: 1, back: 1 };
 
-    /// How long all of them take, in ms.
+    /// The time of all these actions, in ms.
     pub fn time(&self, times: &StageTimes) -> f64 {
         f64::from(self.forward) * times.forward
             + f64::from(self.recompute) * times.recompute
@@ -65,7 +72,8 @@ impl Passes {
     }
 }
 
-/// A cycle: T × iterations ≥ Σ passes × duration.
+/// A cycle of the event graph. It bounds the period T of every partition: T × iterations ≥ Σ passes
+/// × duration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CriticalCycle {
     pub iterations: u32,
@@ -75,7 +83,7 @@ pub(crate) struct CriticalCycle {
 }
 
 impl CriticalCycle {
-    /// A cycle that passes nothing yet.
+    /// A cycle of one iteration that passes nothing.
     pub fn empty(stages: usize) -> Self {
         Self {
             iterations: 1,
@@ -85,7 +93,7 @@ impl CriticalCycle {
         }
     }
 
-    /// The period that it proves, in ms.
+    /// The bound on the period under these durations, in ms.
     pub fn period(&self, times: &Times) -> f64 {
         let stage = |(passes, times): (&Passes, &StageTimes)| passes.time(times);
         let wires = |passes: &[u32], times: &[f64]| -> f64 {
@@ -123,7 +131,7 @@ enum Part {
 enum Wire {
     Activation(usize),
     Gradient(usize),
-    /// Nothing moves.
+    /// No transfer.
     Here,
 }
 
@@ -133,11 +141,11 @@ struct Node {
     part: Part,
     /// The action before it on its lane.
     lane: Option<usize>,
-    /// The action that it has its input from, and over which boundary.
+    /// The action whose output it needs, and the boundary between them.
     data: Option<(usize, Wire)>,
 }
 
-/// The actions of one iteration of a case, each after those it waits for.
+/// The actions of one iteration of a subproblem, each after those for which it waits.
 pub(crate) struct EventGraph {
     stages: usize,
     nodes: Vec<Node>,
@@ -145,8 +153,8 @@ pub(crate) struct EventGraph {
     ends: Vec<(usize, usize)>,
 }
 
-/// What each stage does, in the order that its system prescribes: a recompute stands before every backward, in inference
-/// there are only forwards.
+/// Returns the actions of each stage in the order that its system prescribes: a recompute before
+/// every backward, and in inference forwards alone.
 fn lane_orders(case: &Subproblem, microbatches: usize, training: bool) -> Vec<Vec<(Part, usize)>> {
     let stages = case.stages();
     let head_start = |stage: usize| (case.seats[stage].in_flight as usize).saturating_sub(stages - stage);
@@ -175,7 +183,7 @@ impl EventGraph {
         let orders = lane_orders(case, count, training);
         let mut graph = Self { stages, nodes: Vec::new(), ends: vec![(0, 0); stages] };
         let mut next = vec![0; stages];
-        // Where each stage's forward and backward of each microbatch went.
+        // By stage and microbatch: the nodes of the forward and of the backward.
         let mut forward = vec![vec![None; count]; stages];
         let mut backward = vec![vec![None; count]; stages];
         let mut lane: Vec<Option<usize>> = vec![None; stages];
@@ -219,7 +227,7 @@ impl EventGraph {
         graph
     }
 
-    /// Adds the steps on sockets, each socket's one after the other.
+    /// Adds the optimizer steps on sockets, one after the other on each socket.
     fn steps_on_sockets(&mut self, costs: &CostSums<'_>, case: &Subproblem) {
         let mut steps: BTreeMap<DeviceId, usize> = BTreeMap::new();
         for stage in (0..self.stages).rev().filter(|stage| costs.training && case.host_offload(*stage).optimizer) {
@@ -228,7 +236,7 @@ impl EventGraph {
                 nodes.push(Node { stage, part, lane, data: after.map(|after| (after, Wire::Here)) });
                 nodes.len() - 1
             };
-            // A stage of frozen layers alone has no step that others could wait for.
+            // A stage of frozen layers alone has no optimizer step for which others could wait.
             let before = if stage < case.frozen { None } else { steps.get(&host.socket).copied() };
             let out = add(&mut self.nodes, Part::Out, Some(self.ends[stage].1), None);
             let step = add(&mut self.nodes, Part::Step, before, Some(out));
@@ -254,8 +262,9 @@ impl EventGraph {
         }
     }
 
-    /// When each action ends if `source` starts at 0 and only it and what waits for it is counted, with what each waited
-    /// for longest; actions that do not wait for it end at −∞.
+    /// Returns the longest path from `source` to each action: its end in ms, if `source` starts at
+    /// 0 and nothing else delays it, and its predecessor on that path. Actions that do not depend
+    /// on `source` end at −∞.
     fn longest(&self, source: usize, times: &Times) -> Vec<(f64, Option<usize>)> {
         let mut ends: Vec<(f64, Option<usize>)> = Vec::with_capacity(self.nodes.len());
         for (index, node) in self.nodes.iter().enumerate() {
@@ -278,7 +287,7 @@ impl EventGraph {
         ends
     }
 
-    /// What the path that ends with `node` passes.
+    /// Returns the path that ends with `node` as a cycle of one iteration.
     fn passes(&self, ends: &[(f64, Option<usize>)], node: usize) -> CriticalCycle {
         let mut cycle = CriticalCycle::empty(self.stages);
         let mut at = Some(node);
@@ -306,8 +315,12 @@ impl EventGraph {
         cycle
     }
 
-    /// The steady period, in ms, and critical cycles: the longest one through each stage's optimizer step within one
-    /// iteration, and the one that decides the period, if that spans several.
+    /// Returns the steady period in ms, and critical cycles: for each stage the longest one within
+    /// one iteration, from its first action to its last, and the cycle of the period if that spans
+    /// several iterations.
+    ///
+    /// The period starts as the longest of the former and grows to the mean weight of a cycle of
+    /// stages that exceeds it, until there is none.
     pub fn period(&self, times: &Times) -> (f64, Vec<CriticalCycle>) {
         let paths: Vec<_> = self.ends.iter().map(|(first, _)| self.longest(*first, times)).collect();
         let length = |from: usize, to: usize| paths[from][self.ends[to].1].0;
@@ -333,7 +346,7 @@ impl EventGraph {
     }
 }
 
-/// A cycle of positive weight in the complete graph of `count` nodes, by Bellman and Ford.
+/// Finds a cycle of positive weight in the complete graph of `count` nodes (Bellman–Ford).
 fn positive_cycle(count: usize, weight: impl Fn(usize, usize) -> f64) -> Option<Vec<usize>> {
     let mut distance = vec![0.0; count];
     let mut before = vec![None; count];
@@ -398,7 +411,8 @@ mod tests {
         period
     }
 
-    /// (m + p − 1)(F + B) for both (Narayanan et al., PipeDream-Flush, 2021, section 2.2), and the step.
+    /// (m + p − 1)(F + B) for both systems (Narayanan et al., PipeDream-Flush, 2021, section 2.2),
+    /// and the optimizer step.
     #[test]
     fn equal_stages_take_what_the_closed_forms_say() {
         for (stages, microbatches) in [(1, 1), (2, 4), (4, 8), (4, 3)] {

@@ -1,32 +1,34 @@
-//! Placements judged: pins and the checker accept them, and the simulator times them.
+//! Judged placements: pins and the checker accept them, and the simulator times them.
 
 use crate::{costs::CostSums, problem::Problem, score::sharded::busiest as busiest_of_shared};
 use spipe_base::SimTime;
 use spipe_plan::{Family, Placement, check};
 
-/// A placement with its simulated time.
+/// The simulated iteration time of a placement, and the placement.
 pub(crate) type Scored = (SimTime, Placement);
 
-/// The simulated time of `placement` if it is acceptable and runs.
+/// Returns the simulated time of `placement`; `None` if it is not [`acceptable`] or does not run.
 pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Scored> {
     let placement = acceptable(problem, placement)?;
     (problem.score)(&placement).map(|time| (time, placement))
 }
 
-/// The same, but perhaps none for one that takes longer than `limit`.
+/// Like [`judge`], but may return `None` for a placement that takes longer than `limit`.
 pub(crate) fn judge_within(problem: &Problem<'_>, placement: Placement, limit: SimTime) -> Option<Scored> {
     let placement = acceptable(problem, placement)?;
     problem.score_within(&placement, limit).map(|time| (time, placement))
 }
 
-/// `placement` with what pins say of all, if it holds the others and what is checked before anything runs.
+/// Returns `placement` with the pinned knobs that any placement may have; `None` if it breaks
+/// another pin or the checker refuses it.
 pub(crate) fn acceptable(problem: &Problem<'_>, placement: Placement) -> Option<Placement> {
     let placement = problem.options.pins.with_common_knobs(placement);
     let allowed = problem.options.pins.allow(&problem.context, &placement);
     (allowed && check(&problem.context, &placement).is_ok()).then_some(placement)
 }
 
-/// For how long the busiest device computes, or what else is busy where devices share everything, in ms: no iteration is shorter.
+/// Returns the time for which the busiest device computes per iteration, in ms; in sharded systems
+/// that of the busiest resource. No iteration is shorter.
 pub(crate) fn busiest(costs: &CostSums<'_>, placement: &Placement) -> f64 {
     if placement.system.family() == Family::Sharded {
         return busiest_of_shared(&costs.context, placement);
@@ -50,7 +52,7 @@ pub(crate) fn busiest(costs: &CostSums<'_>, placement: &Placement) -> f64 {
     busy.into_iter().fold(0.0, f64::max)
 }
 
-/// The faster of two; the first of two equally fast ones.
+/// Returns the faster of two placements, and the first of two equally fast ones.
 pub(crate) fn faster(first: Option<Scored>, second: Option<Scored>) -> Option<Scored> {
     match (first, second) {
         (Some(first), Some(second)) => Some(if second.0 < first.0 { second } else { first }),

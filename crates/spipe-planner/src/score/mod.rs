@@ -1,4 +1,9 @@
-//! What a placement is worth: checked and simulated, or estimated in closed form.
+//! The value of a placement: checked and simulated, estimated, or bounded from below.
+//!
+//! - [`judge`]: pins, checker and simulator, and the busiest device's time
+//! - [`estimate`]: the iteration time of a pipeline in closed form, by which candidates are ordered
+//! - [`event_graph`]: the exact period of a schedule without contention, and its critical cycles
+//! - [`sharded`]: loads and estimates of sharded placements
 
 pub(crate) mod estimate;
 pub(crate) mod event_graph;

@@ -1,4 +1,5 @@
-//! For how long an iteration keeps everything busy.
+//! The load of each resource of a sharded placement: the time for which one iteration keeps it
+//! busy, a lower bound on the iteration time.
 
 use crate::space::sharded::gathered;
 use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
@@ -6,37 +7,46 @@ use spipe_cost::{LayerMemory, LayerTime};
 use spipe_plan::{Context, Placement, Stage, Weights};
 use std::collections::BTreeMap;
 
-/// What may be busy.
+/// A resource with a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
-    /// Passes of a device, between which and those of the next iteration the first stage is reduced and gathered.
+    /// The passes of a device, and the scatter and gather of the first layer between the passes of
+    /// two iterations.
     Passes(DeviceId),
-    /// Passes and steps of a device, or steps of a socket.
+    /// The passes and optimizer steps of a device, or the optimizer steps of a socket.
     DeviceSet(DeviceId),
-    /// Steps of a socket, which come after a device's last gradients and before their parameters are used again: besides, it has all rounds
-    /// but one, and of that one the passes of the last stage: no gradients come before its backward, and whatever is stepped last, its forward
-    /// is yet to come. Where gradients are checked, they come between the last backward of an iteration and the first one of the next, which is
-    /// counted then, too; where they are a phase of their own, before the first forward, so that all rounds are.
+    /// The optimizer steps of a socket, and the passes that cannot run beside them. A step comes
+    /// after the device's last gradients of the stage and before its parameters are used again. So
+    /// no step runs beside
+    ///
+    /// - all rounds but one, and of that one the passes of the last stage: there are no gradients
+    ///   before its backward, and whichever stage is updated last, its forward is yet to come;
+    /// - where gradients are checked, also the backwards of all other stages of that round, since
+    ///   steps come after the last backward of an iteration;
+    /// - where steps are a phase of their own, all rounds, since steps come before the first
+    ///   forward.
     Stepping(DeviceId),
-    /// The ring, by the device that gets something.
+    /// The ring, by the device that receives.
     Collecting(DeviceId),
     Link(LinkId),
 }
 
-/// For how long everything is busy, in ms. With n devices, each of which has m ÷ n microbatches, every stage is gathered on each of them for
-/// each forward and each backward for which it is not there any more, and its gradients are scattered after the latter; of what a ring moves
-/// each device gets (n − 1)/n from the one before it.
+/// The loads of all resources, in ms per iteration.
+///
+/// Each of n devices has m ÷ n of the m microbatches. A stage is gathered on each device for each
+/// forward and backward that finds it evicted, and its gradients are scattered after each backward.
+/// In a ring, each device receives (n − 1)/n of the bytes from the one before it.
 pub(crate) struct Busy<'b, 'a> {
     pub context: &'b Context<'a>,
     pub devices: Vec<DeviceId>,
-    /// How many microbatches each device has.
+    /// The microbatches of each device.
     pub rounds: f64,
-    /// Whether steps are a phase of their own.
+    /// Whether optimizer steps are a phase of their own.
     phased: bool,
     pub lanes: BTreeMap<Lane, f64>,
 }
 
-/// No iteration of `placement` is shorter, in ms.
+/// Returns the load of the busiest resource, in ms. No iteration of `placement` is shorter.
 pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
     let mut busy = Busy::new(context, placement.participants(context.hardware), placement.knobs.synchronous_optimizer);
     let divided: Vec<LayerRange> = placement.stages.iter().map(|stage| stage.layers).collect();
@@ -56,12 +66,12 @@ impl<'b, 'a> Busy<'b, 'a> {
         *self.lanes.entry(lane).or_default() += ms;
     }
 
-    /// Adds what all devices do for a stage that each gathers so many times.
+    /// Adds the work of all devices for a stage that each gathers `gathers` times.
     pub fn stage(&mut self, stage: &Stage, gathers: f64) {
         (0..self.devices.len()).for_each(|at| self.on_device(at, (stage, gathers)));
     }
 
-    /// Adds what gathering so many bytes of parameters once takes, where they come from the host.
+    /// Adds the time to gather `bytes` of parameters once from the host.
     pub fn gathering(&mut self, bytes: f64) {
         for at in 0..self.devices.len() {
             let (here, count) = (self.devices[at], self.devices.len() as f64);
@@ -73,8 +83,8 @@ impl<'b, 'a> Busy<'b, 'a> {
         }
     }
 
-    /// Adds what is between the last pass of an iteration and the first one of the next: the gradients of the first layer are scattered, and
-    /// what came of them is gathered.
+    /// Adds the time between the last pass of an iteration and the first one of the next: the
+    /// gradients of the first layer are scattered and its new parameters gathered.
     pub fn between(&mut self) {
         let Some(first) = self.context.cost.layers().next() else { return };
         let returns = self.context.cost.needs_backward(first);
@@ -101,7 +111,8 @@ impl<'b, 'a> Busy<'b, 'a> {
         self.add(Lane::Passes(here), passes);
         self.add(Lane::DeviceSet(here), passes);
         let scatters = if returns { self.rounds } else { 0.0 };
-        // What stays goes to its optimizer and back.
+        // A stage that stays sends its gradients to its optimizer once, and gets its parameters
+        // back once.
         let of_host = if is_streamed(stage) { (gathers, scatters) } else { (f64::from(u8::from(returns)), 1.0) };
         self.transfers(at, stage, ((gathers, scatters), of_host));
         let memories = context.hardware.memories();
@@ -124,13 +135,14 @@ impl<'b, 'a> Busy<'b, 'a> {
         }
     }
 
-    /// Where a stage that a device does not keep in whole is, or its optimizer.
+    /// The host memory of a device's shard of a stage; `None` if the device holds both parameters
+    /// and optimizer state.
     fn host_of(&self, device: DeviceId, stage: &Stage) -> Option<MemoryId> {
         let host = self.context.hardware.host_memory(device);
         host.filter(|_| is_streamed(stage) || stage.optimizer.is_some())
     }
 
-    /// Who steps a device's part of a stage, and how long that takes, in ms.
+    /// The device on which a device's shard of a stage is updated, and the time of that, in ms.
     fn step(&self, device: DeviceId, stage: &Stage) -> (DeviceId, f64) {
         let context = self.context;
         let socket = self.host_of(device, stage).and_then(|host| context.hardware.memories()[host].device);
@@ -139,7 +151,8 @@ impl<'b, 'a> Busy<'b, 'a> {
         (steps, context.cost.optimizer_time(trained / self.devices.len() as u64, steps).to_ms())
     }
 
-    /// How long the busiest steps its parts of a stage, in ms, and whether a socket does.
+    /// The time for which the busiest device or socket updates its shards of a stage, in ms, and
+    /// whether sockets take part.
     pub fn stepping(&self, stage: &Stage) -> (f64, bool) {
         let mut busy: BTreeMap<DeviceId, f64> = BTreeMap::new();
         for device in &self.devices {
@@ -150,8 +163,8 @@ impl<'b, 'a> Busy<'b, 'a> {
         (busy.into_values().fold(0.0, f64::max), sockets)
     }
 
-    /// Adds what one device gets and gives of a stage that is gathered so many times and whose gradients are scattered so many times, in
-    /// the ring and between it and its host.
+    /// Adds the copies of one device for a stage that is gathered `gathers` times and whose
+    /// gradients are scattered `scatters` times: in the ring, and to and from its host.
     fn transfers(
         &mut self,
         at: usize,
@@ -175,7 +188,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         }
     }
 
-    /// How long a stage takes to be gathered on all devices at once, and its gradients to be scattered, in ms.
+    /// The time to gather a stage on all devices at once, and that to scatter its gradients, in ms.
     pub fn passing(&mut self, stage: &Stage) -> [f64; 2] {
         let streams = f64::from(u8::from(is_streamed(stage)));
         [(1.0, 0.0), (0.0, 1.0)].map(|(gathers, scatters)| {
@@ -187,19 +200,20 @@ impl<'b, 'a> Busy<'b, 'a> {
         })
     }
 
-    /// What a device gets of so many bytes in a ring.
+    /// The bytes that a device receives of `bytes` in a ring.
     fn ring(&self, bytes: Bytes) -> f64 {
         let count = self.devices.len() as u64;
         (bytes.get() / count * (count - 1)) as f64
     }
 
-    /// The memories from which, and to which, a device gets something in a ring.
+    /// The memories from which and to which a device receives in a ring.
     fn before(&self, at: usize) -> (MemoryId, MemoryId) {
         let (count, devices) = (self.devices.len(), self.context.hardware.devices());
         (devices[self.devices[(at + count - 1) % count]].memory, devices[self.devices[at]].memory)
     }
 
-    /// Adds bytes to all links from one memory to another; how long the slowest of them takes.
+    /// Adds `bytes` to all links from one memory to another, and returns the time of the slowest
+    /// link, in ms.
     fn moves(&mut self, ends: (MemoryId, MemoryId), bytes: f64) -> f64 {
         let (slowest, links) = self.route(ends, bytes);
         for (link, time) in links {
@@ -208,7 +222,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         slowest
     }
 
-    /// How long bytes take from one memory to another at least, and on each link.
+    /// The time of `bytes` on the slowest link from one memory to another, and on each link, in ms.
     fn route(&self, (from, to): (MemoryId, MemoryId), bytes: f64) -> (f64, Vec<(LinkId, f64)>) {
         let hardware = self.context.hardware;
         let Some(route) = hardware.route(from, to).filter(|_| from != to) else { return (0.0, Vec::new()) };

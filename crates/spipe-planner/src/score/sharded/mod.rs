@@ -1,4 +1,7 @@
-//! Placements that all GPUs share: how busy they keep each lane, and about how long an iteration takes.
+//! Scores of sharded placements, whose stages all GPUs share.
+//!
+//! - [`load`]: the time for which each resource is busy, a lower bound
+//! - [`walk`]: an estimate of the iteration time, step by step
 
 pub(crate) mod load;
 mod walk;

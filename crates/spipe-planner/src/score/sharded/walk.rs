@@ -1,40 +1,42 @@
-//! About how long an iteration of shared stages takes, without simulating it: one device computes, and gathers ahead as far as there is room.
+//! An estimate of the iteration time of a sharded placement: a walk through the passes of one
+//! device, which gathers ahead where there is room.
 
 use crate::score::sharded::load::Busy;
 use spipe_base::{DeviceId, LayerId};
 use spipe_cost::LayerTime;
 use spipe_plan::{Context, GRADIENT_SLOTS, Placement, Stage, Use, Window, round};
 
-/// Of an iteration so many rounds are walked through; those that are left out are like the last one.
+/// The most rounds of an iteration that are walked through: two consecutive ones after the first.
+/// All others are like the last.
 const ROUNDS: u64 = 3;
 
-/// What a stage takes on the slowest device, in ms.
+/// The times of a stage on the slowest device, in ms.
 struct Times {
     forward: f64,
-    /// With what is recomputed for it.
+    /// The backward, with recomputation.
     backward: f64,
     gather: f64,
     scatter: f64,
     step: f64,
-    /// Whether a socket steps it, and its parameters come from there afterwards.
+    /// Whether the optimizer step runs on a socket, so that the next gather waits for it.
     on_host: bool,
 }
 
-/// What an iteration is.
+/// The properties of an iteration beside the times of its stages.
 #[derive(Clone, Copy)]
 struct Shape {
     rounds: u64,
-    /// How many stages are there in whole.
+    /// The gathered stages per device.
     resident: usize,
     /// The first stage that has a backward.
     first: Option<usize>,
-    /// Whether what is needed first is stepped first.
+    /// Whether sockets give priority to the steps that the next iteration needs first.
     urgent: bool,
-    /// Whether no stage is stepped before the last gradient is there.
+    /// Whether all optimizer steps wait for the last gradient.
     together: bool,
 }
 
-/// About how long an iteration of `placement` takes, in ms.
+/// Estimates the iteration time of `placement`, in ms.
 pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
     let devices = placement.participants(context.hardware);
     let phased = placement.knobs.synchronous_optimizer;
@@ -62,7 +64,8 @@ fn of_stages(times: &[Times], shape: Shape) -> f64 {
         };
         (walk.computed, like_the_last)
     };
-    // What the first one begins with is not known.
+    // The state at the start of the first iteration is not steady, so that the second one is
+    // measured.
     let ((before, _), (last, like_the_last)) = (iteration(), iteration());
     last - before + like_the_last
 }
@@ -88,21 +91,21 @@ impl Busy<'_, '_> {
     }
 }
 
-/// What is where, and when: times in ms.
+/// The state of the walk; times in ms.
 struct Walk<'w> {
     times: &'w [Times],
     shape: Shape,
     window: Window,
-    /// Until when the device computes, and what comes and goes is on its way.
+    /// The ends of the last pass and of the last gather.
     computed: f64,
     gathered: f64,
-    /// When gradients had left, one stage after the other.
+    /// The ends of the scatters of gradients, in order.
     scattered: Vec<f64>,
-    /// By stage: when it was used last, when it is there, and when it has been stepped.
+    /// By stage: the end of its last use, of its last gather, and of its optimizer step.
     used: Vec<f64>,
     there: Vec<f64>,
     stepped: Vec<f64>,
-    /// When the iteration before ended.
+    /// The end of the iteration before.
     ended: f64,
 }
 
@@ -123,7 +126,8 @@ impl<'w> Walk<'w> {
         }
     }
 
-    /// All passes of a round, for which nothing is there yet if the iteration begins; when the last one ends.
+    /// Walks through all passes of a round and returns the end of the last one. The window is empty
+    /// if the iteration begins.
     fn round(&mut self, begins: bool) -> f64 {
         if begins {
             (self.window, self.ended) = (Window::new(self.shape.resident), self.computed);
@@ -155,7 +159,7 @@ impl<'w> Walk<'w> {
         self.computed
     }
 
-    /// The steps of all stages from the first that has one on, once their last gradients are there.
+    /// Walks through the optimizer steps of all stages with a backward, after their last gradients.
     fn step(&mut self) {
         let Some(first) = self.shape.first else { return };
         let count = self.times.len();
@@ -212,7 +216,8 @@ mod tests {
 
     #[test]
     fn a_slow_link_is_never_idle() {
-        // Of the twelve gathers of a round, the last two stages' are spared at its turn, and the first two's before the next one.
+        // A round has twelve gathers. The last two stages' are spared where it turns around, and
+        // the first two's before the next round.
         let gather = 100.0;
         let of = |rounds: u64| estimated(|_| Times { gather, ..stage() }, shape(rounds));
         let of_round = (of(12) - of(8)) / 4.0;
@@ -235,15 +240,15 @@ mod tests {
     fn all_rounds_but_one_are_computed_beside_no_steps() {
         let step = 100.0;
         let of = |shape: Shape| estimated(|_| Times { step, ..stage() }, shape);
-        // From the first step on, after the last stage's backward, to the last stage's forward.
+        // From the first step, after the last stage's backward, to the last stage's forward.
         let (steps, rounds) = (step * STAGES as f64, 4);
         let rest = (3 * STAGES) as f64 * (rounds - 1) as f64 + 3.0;
         let in_turn = of(shape(rounds));
         assert!((in_turn - steps - rest).abs() < 2.0, "{in_turn} {}", steps + rest);
-        // What waits for the last gradient comes after a whole backward.
+        // Steps that wait for the last gradient come after a whole backward.
         let together = of(Shape { together: true, ..shape(rounds) });
         assert!((together - in_turn - 2.0 * (STAGES - 1) as f64).abs() < 2.0, "{together} {in_turn}");
-        // On the device itself they take their turn.
+        // On the device itself, steps run between its passes.
         let own = estimated(|_| Times { step, on_host: false, ..stage() }, shape(rounds));
         equal(own, steps + (3 * STAGES) as f64 * rounds as f64);
     }
