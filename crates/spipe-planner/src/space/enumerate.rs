@@ -1,8 +1,9 @@
-//! Every placement of a system, where there are few enough to try them all.
+//! The enumeration of all placements of a system, where they are few.
 //!
-//! Layers are cut into stages in every way; each stage is on each device and with each choice that its system's [`SystemRules`] leaves it,
-//! what is on the host is on one node that its device may use; and the knobs that planners turn have every value that makes a
-//! difference. Of GPUs that are interchangeable the lower ones are used first.
+//! Layers are cut into stages in every way. Each stage is on each device, with each choice that its
+//! system's [`SystemRules`] allow and with its host data on each node that its device may use.
+//! Knobs that planners turn have every value that makes a difference. Interchangeable GPUs are used
+//! in ascending order.
 
 use crate::{
     costs::CostSums,
@@ -20,23 +21,24 @@ use spipe_plan::{
     check_shape,
 };
 
-/// Beyond so many devices placements are not counted.
+/// The most devices with which placements are counted.
 const MOST_DEVICES: usize = 16;
 
-/// Every placement of `system` that has the right shape, whether it fits or not; none where there are more than `most` ways to place its
-/// stages, or to place them and turn its knobs.
+/// Returns every placement of `system` with the right shape, whether it fits or not; `None` if
+/// there are more than `most`.
 pub fn every(context: Context<'_>, system: System, most: usize) -> Option<Vec<Placement>> {
     let options = Options::default();
     of_costs(&CostSums::new(context, &options), &options.pins, (system, most))
 }
 
-/// Whether there may be so few ways to place the stages of a model: each way to cut its layers into stages is one, but for systems that
-/// have a fixed number of stages.
+/// Whether there may be at most `most` ways to place the stages of a model on at most
+/// [`MOST_DEVICES`] devices. Each subset of the boundaries between layers is one way, except for
+/// systems with a fixed number of stages.
 pub(crate) fn few(costs: &CostSums<'_>, most: usize) -> bool {
     costs.layers <= most.max(1).ilog2() as usize + 1 && costs.devices.len() <= MOST_DEVICES
 }
 
-/// The same under the figures of a problem, with every placement that holds its pins.
+/// Like [`every`], with the costs of a problem, and every placement that satisfies its pins.
 pub(crate) fn of_costs(costs: &CostSums<'_>, pins: &Pins, (system, most): (System, usize)) -> Option<Vec<Placement>> {
     let context = &costs.context;
     if !costs.training && !system.infers() {
@@ -51,7 +53,7 @@ pub(crate) fn of_costs(costs: &CostSums<'_>, pins: &Pins, (system, most): (Syste
     let alone = || (0..costs.devices.len()).collect();
     // Pins name devices.
     let mut classes = if pins.is_empty() { classes(costs, Coverage::Exact) } else { alone() };
-    // Of sockets that are alike one may help GPUs.
+    // Equal sockets differ if GPUs offload to one of them.
     (0..classes.len()).filter(|device| costs.devices[*device].is_cpu).for_each(|socket| classes[socket] = socket);
     let mut walk = Walk { costs, system, rules, devices, classes, most, list: Vec::new() };
     walk.extend(&mut Vec::new())?;
@@ -59,10 +61,10 @@ pub(crate) fn of_costs(costs: &CostSums<'_>, pins: &Pins, (system, most): (Syste
     if !rules.apart {
         return with_knobs((costs, pins), system, &forward, most);
     }
-    // Devices that are interchangeable before the first pass are no longer so in the second.
+    // Devices that are interchangeable in the forward are no longer so in the backward.
     walk.classes = alone();
     walk.extend(&mut Vec::new())?;
-    // Parameters are where the backward has them.
+    // Parameters are where the stages of the backward have them.
     let near = |stages: &&Vec<Stage>| {
         stages.iter().all(|stage| socket_of(context, stage) == sockets(context, stage.device).first().copied())
     };
@@ -77,7 +79,7 @@ fn shaped(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
     list.into_iter().filter(|placement| check_shape(context, placement).is_ok()).collect()
 }
 
-/// Stages of both passes, with every knob.
+/// Returns the placements of these lists of stages with every value of the knobs.
 fn with_knobs(
     (costs, pins): (&CostSums<'_>, &Pins),
     system: System,
@@ -97,7 +99,8 @@ fn with_knobs(
     Some(shaped(&costs.context, all))
 }
 
-/// `placement` with every value of the knobs that say how the host helps: slots for what is offloaded, and the order of steps.
+/// Returns `placement` with every value of the knobs of host offloads: slots, and the order of
+/// optimizer steps.
 pub(crate) fn helped((context, pins): (&Context<'_>, &Pins), placement: &Placement) -> Vec<Placement> {
     let pinned = |knob: Knob| pins.knob(knob).filter(|_| knob.is_of(placement.system));
     let slots = pinned(Knob::OffloadSlots).map_or_else(|| slots(context, placement), |pinned| vec![Some(pinned)]);
@@ -107,7 +110,7 @@ pub(crate) fn helped((context, pins): (&Context<'_>, &Pins), placement: &Placeme
     each.map(|knobs| placement.clone().with_knobs(knobs)).collect()
 }
 
-/// Every value of the other knobs that planners turn.
+/// Returns every value of the other knobs that planners turn.
 fn knobs(costs: &CostSums<'_>, placement: &Placement) -> Vec<Knobs> {
     let (plain, stages) = (Knobs::default(), placement.stages.len() as u64);
     let shared = |shards: usize| {
@@ -134,14 +137,14 @@ fn knobs(costs: &CostSums<'_>, placement: &Placement) -> Vec<Knobs> {
     }
 }
 
-/// The slots for what is offloaded that are worth trying: the fewest, and more where stages of a device share them or one has as many
-/// microbatches to offload.
+/// Returns the numbers of offload slots worth a try: the fewest, and more if stages of a device
+/// share them or one stage has as many microbatches to offload.
 pub(crate) fn slots(context: &Context<'_>, placement: &Placement) -> Vec<Option<u64>> {
     let offloading = |device: DeviceId| {
         placement.stages.iter().filter(move |stage| stage.device == device && stage.offload.is_some()).count()
     };
     let microbatches = context.workload().microbatches;
-    // Where an order is made by an algorithm, as many may be in flight as there are.
+    // Where an algorithm makes the order, all microbatches may be in flight.
     let in_flight = |id: StageId| match placement.system {
         system if SYSTEMS.contains(&system) => {
             InFlight::of(placement, id, microbatches, |device| context.is_cpu(device)).0
@@ -160,7 +163,8 @@ pub(crate) fn slots(context: &Context<'_>, placement: &Placement) -> Vec<Option<
     std::iter::once(None).chain((FEWEST_OFFLOAD_SLOTS + 1..=used).filter(|_| has).map(Some)).collect()
 }
 
-/// Whether what is urgent may be stepped first, where a socket steps several stages: never, and always.
+/// Returns the orders of optimizer steps worth a try: by arrival, and by priority where a socket
+/// runs the steps of several stages.
 pub(crate) fn orders(placement: &Placement) -> &'static [bool] {
     let elsewhere = |stage: &Stage| stage.optimizer.filter(|socket| *socket != stage.device);
     let mut stepping: Vec<DeviceId> = placement.backward_stages().iter().filter_map(elsewhere).collect();
@@ -170,20 +174,20 @@ pub(crate) fn orders(placement: &Placement) -> &'static [bool] {
     if stepping.len() < all && Knob::UrgentSteps.is_of(placement.system) { &[false, true] } else { &[false] }
 }
 
-/// Lists of stages that cover the model.
+/// A walk through all lists of stages that cover the model.
 struct Walk<'f, 'a> {
     costs: &'f CostSums<'a>,
     system: System,
     rules: SystemRules,
     devices: Vec<DeviceId>,
-    /// The first device that each is interchangeable with.
+    /// The first device with which each is interchangeable.
     classes: Vec<usize>,
     most: usize,
     list: Vec<Vec<Stage>>,
 }
 
 impl Walk<'_, '_> {
-    /// Adds every list that begins with `stages`; none where there are too many.
+    /// Adds every list that begins with `stages`; `None` if there are too many.
     fn extend(&mut self, stages: &mut Vec<Stage>) -> Option<()> {
         let from = stages.last().map_or(0, |stage| stage.layers.last().index() + 1);
         if from == self.costs.layers {
@@ -225,13 +229,13 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Every way to have `layers` on `device`.
+    /// Returns every stage of `layers` on `device`.
     fn choices(&self, device: DeviceId, layers: LayerRange) -> Vec<Stage> {
         let (context, rules, count) = (&self.costs.context, self.rules, layers.count());
         let (training, is_cpu) = (self.costs.training, context.is_cpu(device));
         let plain = Stage::new(device, layers);
         let near = context.hardware.host_memory(device).zip(sockets(context, device).first().copied());
-        // Where the host may not help, systems that are made of its help still have it.
+        // Without host offloads, systems that rest on them keep them.
         let helped = self.costs.host_help || !SYSTEMS.contains(&self.system);
         let mut places: Vec<Stage> = Vec::new();
         if rules.streams != Permission::Forbidden {
@@ -263,7 +267,7 @@ impl Walk<'_, '_> {
             })
         };
         let near = places.into_iter().flat_map(with);
-        // Where all GPUs share everything, each has what it leaves on the host near it.
+        // A sharded stage has its host data on the host near each device.
         let others = |stage: &Stage| if rules.shared { Vec::new() } else { elsewhere(context, stage) };
         near.flat_map(|stage| std::iter::once(stage).chain(others(&stage))).collect()
     }
@@ -283,7 +287,8 @@ mod tests {
         every(instance.context(), system, most).map(|list| list.len())
     }
 
-    /// Three layers are one stage of three, two of one and two, or three of one; a stage of n recomputes up to n.
+    /// Three layers are one stage of three, two of one and two, or three of one; a stage of n
+    /// recomputes up to n.
     #[test]
     fn placements_of_three_layers_are_as_many_as_choices() {
         assert_eq!(count(1, System::GpuOnly, 9), Some(1 + 1 + 1 + 1));
@@ -291,11 +296,13 @@ mod tests {
         assert_eq!(count(1, System::ZbV, 99), Some(2 * (2 * 3)));
         // Streamed or kept, and k′ ≤ k ≤ stages.
         assert_eq!(count(1, System::Superpipeline, 999), Some(2 * 4 + 2 * (4 * 6) * 3 + 4 * 4 * 4 * 6));
-        // Stepped here or there, saved here or there, where there are three numbers of slots: on the GPU 2 (1 + 3) (n + 1) choices, on the
-        // socket n + 1; each comes once.
+        // The optimizer and the activations are on the GPU or the host, where there are three
+        // numbers of slots: 2 (1 + 3) (n + 1) choices on the GPU, n + 1 on the socket; each comes
+        // once.
         let one = 8 * 4 + 4;
-        // Where two stages of the GPU or more are stepped on the socket there are two orders. So two that recompute nothing have
-        // (1 + 3 · 3)(3 + 1 · 2) choices, three (1 + 7 · 3)(4 + 4 · 2).
+        // If a socket updates two or more stages of the GPU there are two orders. So two stages
+        // without recomputation have (1 + 3 · 3)(3 + 1 · 2) choices, and three have
+        // (1 + 7 · 3)(4 + 4 · 2).
         let two = 2 * (2 * 3 * 50 + 2 * 3 + 16 * 3 + 2 * 24);
         let three = 8 * (22 * 12) + 2 * 2 * 2 + 2 * (2 * 2 * 50 * 2 + 16 * 2 * 2);
         assert_eq!(count(1, System::Gpipe, 9999), Some(one + two + three));

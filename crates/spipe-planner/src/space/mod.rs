@@ -1,4 +1,12 @@
-//! The placements there are: what each system may do, the device orders, and how a stage is changed.
+//! The space of placements: the decisions of each system, device orders, and changes of stages.
+//!
+//! - [`rules`]: [`rules::SystemRules`], the decision space of each system
+//! - [`device_orders`]: the orders of devices up to symmetry
+//! - [`subproblem`]: a device order with a schedule, and a partition of the layers over it
+//! - [`sharded`]: stage lengths and modes of sharded systems
+//! - [`stage_edits`]: single changes of a stage
+//! - [`pinned`]: changes of a placement that make it satisfy pins
+//! - [`enumerate`]: all placements of a system, where they are few
 
 pub(crate) mod device_orders;
 pub(crate) mod enumerate;

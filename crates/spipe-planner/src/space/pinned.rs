@@ -1,4 +1,4 @@
-//! Placements changed so that they hold pins, as far as their system leaves that open.
+//! Changes of a placement that make it satisfy pins, as its system permits.
 
 use crate::problem::pins::Pins;
 use crate::{
@@ -10,7 +10,8 @@ use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage, Weights};
 
 impl Pins {
-    /// `placement` with devices exchanged for others of their kind, with other choices for stages with pinned layers, and with other knobs.
+    /// `placement` with devices exchanged for others of their kind, other choices for stages with
+    /// pinned layers, and pinned knobs.
     pub(crate) fn hold(&self, context: &Context<'_>, placement: &Placement) -> Placement {
         let mut held = placement.clone();
         if self.is_empty() {
@@ -27,7 +28,8 @@ impl Pins {
         held
     }
 
-    /// Exchanges devices for others of their kind, so that pinned layers and stages are where they may be.
+    /// Exchanges devices for others of their kind, so that pinned layers and stages are on allowed
+    /// devices.
     fn exchange(&self, context: &Context<'_>, held: &mut Placement) {
         let layers = self.layers.iter().map(|(layer, devices)| (Err(*layer), devices));
         for (pinned, devices) in layers.chain(self.stages.iter().map(|(stage, devices)| (Ok(*stage), devices))) {
@@ -51,10 +53,11 @@ impl Pins {
         }
     }
 
-    /// Chooses for a stage what is wanted of its layers; of those that want different things, the last one has its way.
+    /// Sets the choices of a stage as the pins of its layers demand. If these conflict, the last
+    /// layer wins.
     fn choose(&self, context: &Context<'_>, rules: &SystemRules, stage: &mut Stage) {
         let training = context.workload().mode == Mode::Train;
-        // What is shared is near each device.
+        // The host data of a sharded stage is near each device.
         let near = if rules.shared {
             socket(context, stage.device).into_iter().collect()
         } else {
@@ -95,8 +98,10 @@ impl Pins {
         }
     }
 
-    /// Whether a layer is to be streamed, where that is a choice: it, or one that shares parameters with it. Who is to step it says so, too:
-    /// streamed parameters are stepped on the host, and those that stay where they are, if all stages of a device take turns.
+    /// Whether pins demand that a layer, or one that shares its parameters, is streamed (`true`) or
+    /// stays (`false`); `None` without a demand and where streaming is not a choice. Pins of the
+    /// optimizer count too: streamed parameters are updated on the host, and resident ones on their
+    /// device if all stages of a device take turns.
     fn streamed_together(
         &self,
         context: &Context<'_>,
@@ -117,7 +122,7 @@ impl Pins {
         wanted(layer).or_else(|| groups.flatten().find_map(|other| wanted(other.index())))
     }
 
-    /// Recomputes as many more layers at the front of a stage, or fewer, as pins want.
+    /// Recomputes more or fewer layers at the front of a stage, as pins demand.
     fn recompute_in_front(&self, stage: &mut Stage) {
         let wanted: Vec<Option<bool>> = stage.layers.iter().map(|layer| self.recompute(layer.index())).collect();
         let least = wanted.iter().rposition(|wanted| *wanted == Some(true)).map_or(0, |last| last + 1);

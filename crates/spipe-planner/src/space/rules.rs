@@ -1,4 +1,4 @@
-//! What the placements of a system may do, as far as that bounds their time.
+//! The decision space of each system: the choices that bear on its time and memory.
 
 use crate::{
     costs::CostSums,
@@ -8,21 +8,21 @@ use spipe_base::Bytes;
 use spipe_cost::LayerMemory;
 use spipe_plan::{Activations, System};
 
-/// Which devices may compute.
+/// The devices that may compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DeviceSet {
     All,
     Gpus,
     FirstGpu,
-    /// Any of them, but only one.
+    /// Any one GPU.
     OneGpu,
-    /// This one.
+    /// One device.
     Only(usize),
     Sockets,
 }
 
 impl DeviceSet {
-    /// Whether it includes a device; of [`Self::OneGpu`] that is any GPU.
+    /// Whether the set includes a device. [`Self::OneGpu`] includes every GPU.
     pub fn allows(self, device: usize, costs: &CostSums<'_>) -> bool {
         let is_gpu = |device: usize| !costs.devices[device].is_cpu;
         match self {
@@ -35,7 +35,7 @@ impl DeviceSet {
     }
 }
 
-/// What always, never or sometimes happens.
+/// Whether a system never, always or optionally makes a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Permission {
     Forbidden,
@@ -43,47 +43,54 @@ pub(crate) enum Permission {
     Free,
 }
 
-/// How the microbatches of a chain of devices turn around.
+/// The warm-up of a chain of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Warmup {
-    /// All go forwards before the first goes back.
+    /// All forwards precede the first backward.
     GPipe,
-    /// The i-th device from the end has i microbatches between forward and backward, and so many more where a CPU is at or after it.
+    /// The i-th device from the end has i microbatches in flight, plus this head start if a CPU is
+    /// at or after it.
     OneFOneB(u64),
 }
 
-/// The placements of a system, as far as that bounds their time and memory.
+/// The decision space of a system: the choices that bear on its time and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SystemRules {
     pub computing: DeviceSet,
-    /// Whether a device has one stage only, whose layers hold at least one microbatch of what they save.
+    /// Whether a device has only one stage. Each of its layers then holds at least one microbatch
+    /// of activations.
     pub one_stage_each: bool,
     pub recomputes: Permission,
     pub offloads: Permission,
-    /// Whether parameters live on the host and are copied in; then they are stepped there, otherwise where they are.
+    /// Whether parameters live on the host and are copied in. If so they are updated there,
+    /// otherwise on their device.
     pub streams: Permission,
-    /// Whether a device may have room for one streamed stage only, so that nothing arrives while it is computed.
+    /// Whether a device may have room for a single streamed stage, so that nothing arrives while it
+    /// computes.
     pub one_resident: bool,
-    /// Whether all microbatches go through one stage before any goes through the next on its device.
+    /// Whether all microbatches pass one stage of a device before any passes its next stage.
     pub in_rounds: bool,
-    /// Whether optimizers are on CPU sockets.
+    /// Whether optimizer steps run on CPU sockets.
     pub steps_on_host: Permission,
-    /// Whether an iteration's forward needs the steps of the one before.
+    /// Whether the forwards of an iteration wait for the optimizer steps of the one before.
     pub synchronous: bool,
-    /// Whether gradients of weights are computed apart from those of inputs, aside from the way of a microbatch.
+    /// Whether the backward is split, so that gradients of weights are off the critical path of a
+    /// microbatch.
     pub splits: bool,
-    /// Whether backwards have stages of their own.
+    /// Whether the backward may have stages of its own.
     pub apart: bool,
-    /// Whether gradients may leave with each microbatch, so that they need no room on GPUs.
+    /// Whether gradients may be copied to the host after each microbatch, so that GPUs need no room
+    /// for them.
     pub gradients_leave: bool,
     /// Whether all GPUs share every stage.
     pub shared: bool,
-    /// How microbatches turn around where each device has neighbouring layers and all iterations end with a gradient at the first.
+    /// The warm-up, if each device has consecutive layers and every iteration ends with a gradient
+    /// at the first layer.
     pub turn: Option<Warmup>,
 }
 
 impl SystemRules {
-    /// Contiguous stages, one per device, that keep everything: what the planners of stages search.
+    /// Contiguous stages, one per device, without host offloads.
     pub const STAGES: Self = Self {
         computing: DeviceSet::All,
         one_stage_each: true,
@@ -101,30 +108,31 @@ impl SystemRules {
         turn: None,
     };
 
-    /// The same where the host may help.
+    /// Contiguous stages, one per device, with host offloads.
     pub const HELPED_STAGES: Self =
         Self { steps_on_host: Permission::Free, offloads: Permission::Free, ..Self::STAGES };
 
     /// Several stages per device, each with choices of its own.
     pub const CUT_STAGES: Self = Self { one_stage_each: false, ..Self::HELPED_STAGES };
 
-    /// Stages, one per device, with the host's help or without.
+    /// Contiguous stages, one per device, with or without host offloads.
     pub const fn of_stages(host_help: bool) -> Self {
         if host_help { Self::HELPED_STAGES } else { Self::STAGES }
     }
 
-    /// What a device has at once beside all that its layers hold, if `layer` is streamed to it, in bytes: its parameters, and in training its
-    /// gradients. Where more chunks are resident the others may be those of no other layer.
+    /// The bytes that a device holds at a time if `layer` is streamed to it, beside the persistent
+    /// bytes of its layers: parameters, and in training gradients. Other resident chunks may hold
+    /// no other layer.
     pub fn buffers(layer: &LayerMemory, training: bool) -> u64 {
         (layer.parameters + if training { layer.gradients } else { Bytes::ZERO }).get()
     }
 
-    /// How microbatches turn around, where every layer is trained.
+    /// The warm-up, if all layers are trained and iterations are synchronous.
     pub fn turns(&self, costs: &CostSums<'_>) -> Option<Warmup> {
         self.turn.filter(|_| costs.training && self.synchronous && costs.frozen == 0)
     }
 
-    /// Where what is saved may be kept, in training or not.
+    /// The treatments of activations that the system allows.
     pub fn keeps(&self, training: bool) -> Vec<Activations> {
         let may = |when: Permission| training && when != Permission::Forbidden;
         let all = [
@@ -135,11 +143,12 @@ impl SystemRules {
         all.into_iter().filter_map(|(may, kept)| may.then_some(kept)).collect()
     }
 
-    /// Those of `system` in a problem, for every head start, or for every GPU where it has one.
+    /// The rules of `system` in a problem: one for each head start, or for each GPU if it runs on
+    /// one GPU.
     pub fn in_problem(costs: &CostSums<'_>, system: System) -> Vec<Self> {
         let alone =
             |rules: Self| Self { steps_on_host: Permission::Forbidden, offloads: Permission::Forbidden, ..rules };
-        // Systems that are made of the host's help still have it.
+        // Systems that rest on host offloads keep them.
         let helped = costs.host_help || !SYSTEMS.contains(&system);
         let own = Self::of(system);
         let own = if helped { own } else { alone(own) };
@@ -155,7 +164,7 @@ impl SystemRules {
         }
     }
 
-    /// That of `system`.
+    /// The rules of `system`.
     pub fn of(system: System) -> Self {
         let gpus = Self { computing: DeviceSet::Gpus, one_stage_each: false, ..Self::STAGES };
         let streams = Self { steps_on_host: Permission::Required, in_rounds: true, ..gpus };

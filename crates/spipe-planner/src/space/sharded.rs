@@ -1,4 +1,4 @@
-//! What a stage may do that all share.
+//! The choices of sharded stages: their modes and their lengths.
 
 use crate::hosts::gpus;
 use crate::hosts::socket;
@@ -9,18 +9,19 @@ use spipe_cost::Mode;
 use spipe_plan::gathers;
 use spipe_plan::{Context, Stage, System};
 
-/// Where a stage's parameters and optimizer state are, and who steps it.
+/// The home of a stage's parameters and optimizer state. The optimizer step runs where its state
+/// is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// All on the devices.
+    /// Both on the devices.
     Device,
     /// Parameters on the devices, optimizer state on the host.
     Stepped,
-    /// All on the host.
+    /// Both on the host.
     Host,
 }
 
-/// What a stage does.
+/// The mode of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub home: Home,
@@ -28,7 +29,8 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Those of a system on so many devices, the ones that need least room first.
+    /// The modes of a system on `shards` devices, in ascending order of the memory that they need
+    /// on the devices.
     pub fn of((system, shards): (System, usize), context: &Context<'_>) -> Vec<Self> {
         let training = context.workload().mode == Mode::Train;
         let hosts = near(context).is_some_and(|(_, host)| host.is_some());
@@ -43,7 +45,8 @@ impl Choice {
         homes.flat_map(of_home).filter(|choice| training || !choice.recomputed).collect()
     }
 
-    /// The stage of these layers.
+    /// The stage of `layers` in this mode, named for the first GPU; `None` without a host that the
+    /// mode needs.
     pub fn stage(self, context: &Context<'_>, layers: LayerRange) -> Option<Stage> {
         let (first, host) = near(context)?;
         let stage = Stage::new(first, layers);
@@ -57,7 +60,8 @@ impl Choice {
     }
 }
 
-/// How many layers stages have. Where all are resident for a while, those at the beginning may have more: little is kept while they compute.
+/// The stage lengths that are tried. Tapered lengths suit several resident stages: little is saved
+/// while the stages at the front compute, so that these may be longer.
 const LENGTHS: [Length; 9] = [
     Length::Equal(1),
     Length::Equal(2),
@@ -70,16 +74,16 @@ const LENGTHS: [Length; 9] = [
     Length::Tapered(16, 4),
 ];
 
-/// How many layers the stages of a run have.
+/// The lengths of the stages of a run, in layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
-    /// As many each.
+    /// The same length everywhere.
     Equal(usize),
-    /// So many at its beginning, ever fewer, and about so many at its end.
+    /// Decreasing from the first length to about the second one.
     Tapered(usize, usize),
 }
 
-/// Those that make a difference.
+/// The lengths that make a difference for these runs.
 pub(crate) fn lengths(runs: &[(usize, usize)]) -> impl Iterator<Item = Length> {
     let longest = runs.iter().map(|(_, count)| *count).max().unwrap_or_default();
     LENGTHS.into_iter().filter(move |length| match length {
@@ -88,7 +92,7 @@ pub(crate) fn lengths(runs: &[(usize, usize)]) -> impl Iterator<Item = Length> {
     })
 }
 
-/// A run in stages, the last of them with what is left.
+/// The stages of a run; the last one has the remaining layers.
 pub(crate) fn units((first, count): (usize, usize), length: Length) -> Vec<LayerRange> {
     let mut units = Vec::new();
     let (mut from, end) = (first, first + count);
@@ -104,13 +108,14 @@ pub(crate) fn units((first, count): (usize, usize), length: Length) -> Vec<Layer
     units
 }
 
-/// How many GPUs may share: each has as many microbatches.
+/// The numbers of GPUs that may share stages: divisors of the number of microbatches.
 pub(crate) fn shares(context: &Context<'_>) -> impl Iterator<Item = usize> {
     let microbatches = context.workload().microbatches;
     (1..=gpus(context).len()).filter(move |shards| microbatches.is_multiple_of(*shards as u64))
 }
 
-/// How often each of these stages is gathered in an iteration of so many rounds, where so many are resident.
+/// The number of times that each stage is gathered in an iteration of `rounds` microbatches per
+/// device, with `resident` gathered stages.
 pub(crate) fn gathered(context: &Context<'_>, divided: &[LayerRange], (rounds, resident): (u64, usize)) -> Vec<u64> {
     let first = divided.iter().position(|layers| context.backward_of(*layers).is_some());
     gathers(divided.len(), first, (rounds, resident))

@@ -1,5 +1,5 @@
-//! A case: which device has which stage, under which system. What is left open is where the stages end and what they
-//! recompute.
+//! A subproblem of branch and bound: a device order with a schedule. It leaves open the stage
+//! boundaries, the numbers of recomputed layers, and undecided host offloads.
 
 use crate::{
     costs::{CostSums, DeviceSums, HostOffload, P2pCost, StageSlot, StageTimes},
@@ -8,7 +8,7 @@ use crate::{
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{InFlight, Knobs, Placement, Stage, System};
 
-/// A system with its knob.
+/// A system with its head start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ScheduleKind {
     pub system: System,
@@ -21,7 +21,7 @@ impl ScheduleKind {
     }
 }
 
-/// The disciplines that `problem` allows on a sequence with or without a CPU stage.
+/// The schedules of `systems` on a device order with or without a CPU socket.
 ///
 /// A hybrid without head start is 1F1B, and is left out where that is allowed.
 pub(crate) fn schedule_kinds(systems: &[System], has_cpu: bool) -> Vec<ScheduleKind> {
@@ -32,7 +32,7 @@ pub(crate) fn schedule_kinds(systems: &[System], has_cpu: bool) -> Vec<ScheduleK
             System::Hybrid if !has_cpu => continue,
             System::Hybrid => plain..=LARGEST_HEAD_START,
             System::Gpipe | System::OneForwardOneBackward => 0..=0,
-            // The others have planners of their own.
+            // The others have candidate generators.
             _ => continue,
         };
         list.extend(head_starts.map(|head_start| ScheduleKind { system, head_start }));
@@ -40,19 +40,19 @@ pub(crate) fn schedule_kinds(systems: &[System], has_cpu: bool) -> Vec<ScheduleK
     list
 }
 
-/// A device sequence under a discipline.
+/// A device order under a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Subproblem {
     /// Device of each stage, in model order.
     pub devices: Vec<usize>,
     pub schedule: ScheduleKind,
-    /// Where each stage stands.
+    /// The slot of each stage.
     pub seats: Vec<StageSlot>,
-    /// How many of the model's first layers no gradient reaches.
+    /// The number of layers at the front of the model that no gradient reaches.
     pub frozen: usize,
 }
 
-/// Where the stages of a case end, and how many of their first layers are recomputed.
+/// A partition of the layers into the stages of a subproblem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Partition {
     /// The layer after the last one of each stage.
@@ -61,7 +61,7 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
-    /// The layers of stage `stage`: the first, and the one after the last.
+    /// The layers of stage `stage`: the first one, and the one after the last.
     pub fn layers(&self, stage: usize) -> (usize, usize) {
         (if stage == 0 { 0 } else { self.ends[stage - 1] }, self.ends[stage])
     }
@@ -90,7 +90,7 @@ impl Subproblem {
         Self { devices: devices.to_vec(), schedule, seats, frozen: costs.frozen }
     }
 
-    /// The same with that help for every stage that can be helped.
+    /// The same subproblem with this host offload for every stage that has a choice.
     pub fn with_host_offload(mut self, costs: &CostSums<'_>, host_offload: Option<HostOffload>) -> Self {
         for seat in self.seats.iter_mut().filter(|seat| costs.host_offloads(seat.device).len() > 1) {
             seat.host_offload = host_offload;
@@ -98,12 +98,12 @@ impl Subproblem {
         self
     }
 
-    /// The first stage of which it is undecided what the host does for it.
+    /// The first stage whose host offload is undecided.
     pub fn undecided(&self) -> Option<usize> {
         self.seats.iter().position(|seat| seat.host_offload.is_none())
     }
 
-    /// The same with every help for stage `stage`.
+    /// The subproblem once for each host offload of stage `stage`.
     pub fn decided(&self, costs: &CostSums<'_>, stage: usize) -> Vec<Self> {
         let with = |host_offload: &HostOffload| {
             let mut case = self.clone();
@@ -121,18 +121,19 @@ impl Subproblem {
         &costs.devices[self.devices[stage]]
     }
 
-    /// The copy of activations over the boundary behind `stage`, and that of gradients back.
+    /// The costs of copying activations over the boundary after `stage`, and gradients back.
     pub fn p2p_both_ways<'f>(&self, costs: &'f CostSums<'_>, stage: usize) -> Option<(&'f P2pCost, &'f P2pCost)> {
         let (from, to) = (self.devices[stage], self.devices[stage + 1]);
         Some((costs.p2p(from, to)?, costs.p2p(to, from)?))
     }
 
-    /// How long activations and gradients take over the boundary behind `stage` if it ends before layer `end`.
+    /// The times of activations and gradients over the boundary after `stage`, in ms, if the stage
+    /// ends before layer `end`.
     pub fn transfers(&self, costs: &CostSums<'_>, stage: usize, end: usize) -> (f64, f64) {
         costs.transfers((self.devices[stage], self.devices[stage + 1]), end)
     }
 
-    /// All durations of a division.
+    /// All durations of a partition.
     pub fn times(&self, costs: &CostSums<'_>, partition: &Partition) -> Times {
         let stage = |stage: usize| -> StageTimes {
             let (from, to) = partition.layers(stage);
@@ -164,7 +165,7 @@ impl Subproblem {
         Placement::new(self.schedule.system, (0..self.stages()).map(stage)).with_knobs(self.schedule.knobs())
     }
 
-    /// What the host does for a stage, nothing where that is undecided.
+    /// The host offload of a stage; none if undecided.
     pub fn host_offload(&self, stage: usize) -> HostOffload {
         self.seats[stage].host_offload.unwrap_or_default()
     }
@@ -180,7 +181,7 @@ fn single(layer: usize) -> LayerRange {
     range.unwrap_or_else(|| unreachable!("a layer comes not after itself"))
 }
 
-/// Durations of a division, in ms.
+/// The durations of a partition, in ms.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Times {
     pub stages: Vec<StageTimes>,
@@ -189,7 +190,8 @@ pub(crate) struct Times {
     pub gradients: Vec<f64>,
 }
 
-/// Every sequence under every discipline that suits it, without help.
+/// The subproblems of every device order under every schedule that suits it and that pins allow,
+/// without host offloads.
 pub(crate) fn cases(problem: &Problem<'_>, costs: &CostSums<'_>, sequences: &[Vec<usize>]) -> Vec<Subproblem> {
     let pins = &problem.options.pins;
     let of_sequence = |devices: &Vec<usize>| {
