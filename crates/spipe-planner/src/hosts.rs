@@ -75,22 +75,6 @@ pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option
     Some(shared).filter(|shared| shared != placement)
 }
 
-/// `placement` with what each GPU leaves to sockets dealt out to all on which it may be, stage by stage, so that they step at the same
-/// time what it needs next. None where there is no choice.
-pub(crate) fn dealt_out(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
-    let mut dealt = placement.clone();
-    let mut counts: BTreeMap<DeviceId, usize> = BTreeMap::new();
-    for stage in dealt.stages.iter_mut().filter(|stage| stage.optimizer.is_some()) {
-        let sockets = sockets(context, stage.device);
-        let count = counts.entry(stage.device).or_default();
-        if let Some(socket) = sockets.get(*count % sockets.len().max(1)) {
-            *stage = on_socket(context, stage, *socket);
-        }
-        *count += 1;
-    }
-    Some(dealt).filter(|dealt| dealt != placement)
-}
-
 /// Moves what makes one socket fuller than those together on which its stages may have it to the emptiest of them, stage by stage.
 fn relieve(placement: &mut Placement, filled: &mut Filled<'_, '_>, fuller: DeviceId) {
     let context = filled.context;
@@ -191,24 +175,6 @@ pub(crate) fn on_device(context: &Context<'_>, stage: &Stage, device: DeviceId) 
     }
 }
 
-/// Every stage on the device that there is instead of its own.
-pub(crate) fn exchanged(
-    context: &Context<'_>,
-    placement: &Placement,
-    instead: &dyn Fn(DeviceId) -> DeviceId,
-) -> Placement {
-    let moved = |stage: &Stage| match instead(stage.device) {
-        device if device == stage.device => *stage,
-        device => on_device(context, stage, device),
-    };
-    let stages = |stages: &[Stage]| stages.iter().map(moved).collect();
-    Placement {
-        stages: stages(placement.stages.as_slice()),
-        backward: stages(placement.backward.as_slice()),
-        ..placement.clone()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,24 +190,6 @@ mod tests {
     fn instance(layers: &[LayerText], memory: u64, sockets: usize) -> Instance {
         let machine = MachineText { gpus: vec![(memory, 20); 2], root: 20, sockets: vec![8000; sockets] };
         Instance::new(&model_text(layers), &machine_text(&machine), &workload(4, Mode::Train))
-    }
-
-    /// On which sockets six layers are stepped, three on each GPU, of which the first is stepped there.
-    fn stepped(sockets: usize) -> Vec<Option<String>> {
-        let instance = instance(&[LAYER], 900, sockets);
-        let context = instance.context();
-        let stage = |layer: usize| {
-            let device = context.hardware.device(&format!("gpu{}", layer / 3)).unwrap();
-            let stage = Stage::new(device, LayerRange::new(layer.into(), layer.into()).unwrap());
-            let near = crate::hosts::socket(&context, device).unwrap();
-            if layer.is_multiple_of(3) { stage } else { stage.with_optimizer_on(near) }
-        };
-        let placement = Placement::new(System::OneForwardOneBackward, (0..6).map(stage));
-        let dealt = dealt_out(&context, &placement);
-        assert_eq!(dealt.is_some(), sockets > 1);
-        let name = |socket: DeviceId| context.hardware.devices()[socket].name.clone();
-        let of = |stage: &Stage| stage.optimizer.map(name);
-        dealt.unwrap_or(placement).stages.iter().map(of).collect()
     }
 
     /// Four layers of unlike sizes, all stepped on the first of three sockets.
@@ -268,17 +216,5 @@ mod tests {
             assert!((filled.held(socket(index)) - again.held(socket(index))).abs() < 0.5);
         }
         assert!((filled.of_stage(socket(1), StageId::new(2)) - again.of_stage(socket(1), StageId::new(2))).abs() < 0.5);
-    }
-
-    #[test]
-    fn what_a_gpu_leaves_is_dealt_out_to_all_sockets() {
-        let steps = stepped(2);
-        let steps: Vec<Option<&str>> = steps.iter().map(Option::as_deref).collect();
-        for of_gpu in steps.chunks(3) {
-            assert_eq!(of_gpu[0], None);
-            assert!(of_gpu[1].is_some() && of_gpu[2].is_some() && of_gpu[1] != of_gpu[2], "{steps:?}");
-        }
-        let steps = stepped(1);
-        assert_eq!(steps.iter().flatten().filter(|socket| *socket == "cpu0").count(), 4);
     }
 }

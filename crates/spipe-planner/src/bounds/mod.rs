@@ -1,13 +1,12 @@
-//! Proofs: iteration times below which no placement is.
+//! Lower bounds of the iteration time.
 
-pub(crate) mod one_stage_relaxation;
 pub(crate) mod partition_dp;
 
 use crate::costs::CostSums;
 use spipe_base::SimTime;
 
-/// A bound in ms on the simulator's clock, which rounds every action to whole nanoseconds: each of the actions of a cycle
-/// may be half a nanosecond shorter there.
+/// Converts a bound in ms to the simulator's clock, which rounds every action to whole nanoseconds.
+/// Each action of a cycle may be half a nanosecond shorter there.
 pub(crate) fn to_time(costs: &CostSums<'_>, bound: f64) -> SimTime {
     let stages = costs.devices.len().max(costs.layers) as f64;
     let actions = 5.0 * costs.microbatches as f64 * stages + 10.0;

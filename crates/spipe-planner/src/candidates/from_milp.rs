@@ -5,10 +5,7 @@
 
 use crate::candidates::residency;
 use crate::formulation::assignment::integral::counts;
-use crate::{
-    candidates::{streamed, topology_order::apart},
-    hosts::shared_out,
-};
+use crate::{candidates::streamed, hosts::shared_out};
 use crate::{
     costs::CostSums,
     formulation::assignment::{Counts, Limits, Share, Whole, seated},
@@ -85,10 +82,6 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
             Whole::Open { least } => (all.least, all.open) = (all.least.min(least), true),
         }
     }
-    let fits = |placement: &Placement| lacking(&costs.context, placement).iter().all(|bytes| *bytes == 0);
-    let others = all.placements.iter().map(|placement| apart(costs, placement));
-    let others: Vec<Placement> = others.filter(|other| fits(other) && !all.placements.contains(other)).collect();
-    all.placements.extend(others);
     all
 }
 

@@ -5,17 +5,13 @@ pub(crate) mod cuts;
 pub(crate) mod first_fit;
 pub(crate) mod from_milp;
 pub(crate) mod greedy;
-pub(crate) mod hinted;
-pub(crate) mod levelled;
 pub(crate) mod merge;
 pub(crate) mod mobius;
-pub(crate) mod packed;
 pub(crate) mod pipelines;
 pub(crate) mod repair;
 pub(crate) mod residency;
 pub(crate) mod sharded;
 pub(crate) mod streamed;
-pub(crate) mod topology_order;
 
 use crate::hosts::shared_out;
 use rayon::prelude::*;

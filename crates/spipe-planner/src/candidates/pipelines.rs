@@ -17,19 +17,6 @@ const MOST_CHUNKS: usize = 4;
 /// computed again needs room at a time.
 const BY_LAYER: [System; 4] = [System::ZeroOffload, System::ZeroOffloadDelayed, System::Checkpointing, System::CpuOnly];
 
-/// Layers of short stages.
-const SHORT: [usize; 2] = [1, 4];
-
-/// Whether short stages recompute, are stepped on the socket, and have their activations in host memory.
-const CHOICES: [(bool, bool, bool); 6] = [
-    (false, false, false),
-    (false, false, true),
-    (false, true, false),
-    (false, true, true),
-    (true, false, false),
-    (true, true, false),
-];
-
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let gpus = gpus(context);
     let sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
@@ -80,39 +67,6 @@ fn on_most(context: &Context<'_>, gpus: &[DeviceId], on: &dyn Fn(&[DeviceId]) ->
         list.extend(more);
         if possible {
             break;
-        }
-    }
-    list
-}
-
-/// Several stages of few layers on each GPU, for 1F1B and GPipe: recompute then needs the room of one of them only, and what is stepped
-/// on a socket leaves as soon as its own gradients are there.
-pub(crate) fn in_short_stages(context: &Context<'_>, system: System) -> Vec<Placement> {
-    let gpus = gpus(context);
-    let mut list = Vec::new();
-    for count in (1..=gpus.len()).filter(|count| *count == gpus.len() || count.is_power_of_two()) {
-        let Some(pieces) = gpus.first().and_then(|first| cuts::balanced(context, *first, count)) else { continue };
-        for length in SHORT {
-            for (recompute, steps, saves) in CHOICES {
-                let stage = |layers: LayerRange, device: DeviceId| -> Option<Stage> {
-                    let stage = Stage::new(device, layers);
-                    let stage = if recompute { stage.with_everything_recomputed() } else { stage };
-                    let stage = if steps { stage.with_optimizer_on(socket(context, device)?) } else { stage };
-                    Some(if saves { stage.with_activations_in(context.hardware.host_memory(device)?) } else { stage })
-                };
-                let of_piece = |(index, piece): (usize, &LayerRange)| {
-                    let (first, last) = (piece.first().index(), piece.last().index());
-                    let ends = move |from: usize| (from + length - 1).min(last);
-                    let ranges = (first..=last)
-                        .step_by(length)
-                        .filter_map(move |from| LayerRange::new(from.into(), ends(from).into()));
-                    ranges.map(move |layers| (layers, index)).collect::<Vec<_>>()
-                };
-                let parts: Vec<(LayerRange, usize)> = pieces.iter().enumerate().flat_map(of_piece).collect();
-                let stages: Option<Vec<Stage>> =
-                    parts.into_iter().map(|(layers, index)| stage(layers, gpus[index])).collect();
-                list.extend(stages.map(|stages| Placement::new(system, stages)));
-            }
         }
     }
     list

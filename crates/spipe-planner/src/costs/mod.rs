@@ -20,7 +20,7 @@ use crate::problem::{Deadline, Options};
 use spipe_base::{DeviceId, LayerId, LinkId};
 use spipe_cost::{CostTable, Mode};
 use spipe_plan::{Context, Knob, transient_boundaries};
-use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
+use std::{ops::RangeInclusive, time::Duration};
 
 /// The cost of a copy from one device's memory to another's without contention.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,38 +119,6 @@ impl<'a> CostSums<'a> {
     /// The costs of `context` under `options`.
     pub fn new(context: Context<'a>, options: &Options) -> Self {
         Self::of(context, options, &|device| DeviceSums::new(&context, device, &options.pins))
-    }
-
-    /// An optimistic copy, in which nothing is updated, saved or recomputed. Whatever several
-    /// stages on a device choose for their layers, one stage of these layers here takes no longer
-    /// and needs no more memory.
-    pub fn ideal(&self, options: &Options) -> Self {
-        let device = |device| DeviceSums::ideal(&self.context, device, &options.pins, options.host_help);
-        // There are no host offloads here, but devices with different hosts stay distinguished.
-        Self { host_help: false, models: self.models.clone(), ..Self::of(self.context, options, &device) }
-    }
-
-    /// A copy in which each copy between devices costs as little as the cheapest between any two
-    /// devices like them. No copy gets slower, and equal devices become interchangeable wherever
-    /// they are.
-    pub fn blurred(self) -> Self {
-        let mut best: BTreeMap<(usize, usize), P2pCost> = BTreeMap::new();
-        let like = |from: usize, to: usize| (self.models[from], self.models[to]);
-        for (from, p2p_both_ways) in self.p2p_both_ways.iter().enumerate() {
-            for (to, p2p) in p2p_both_ways.iter().enumerate().filter(|(to, _)| *to != from) {
-                let Some(p2p) = p2p else { continue };
-                let known = best.entry(like(from, to)).or_insert_with(|| P2pCost { links: Vec::new(), ..p2p.clone() });
-                (known.latency, known.per_byte) = (known.latency.min(p2p.latency), known.per_byte.min(p2p.per_byte));
-            }
-        }
-        let of_pair = |from: usize, (to, p2p): (usize, &Option<P2pCost>)| {
-            if from == to { p2p.clone() } else { best.get(&like(from, to)).cloned() }
-        };
-        let of_device = |(from, p2p_both_ways): (usize, &Vec<Option<P2pCost>>)| {
-            p2p_both_ways.iter().enumerate().map(|p2p| of_pair(from, p2p)).collect()
-        };
-        let p2p_both_ways = self.p2p_both_ways.iter().enumerate().map(of_device).collect();
-        Self { p2p_both_ways, ..self }
     }
 
     fn of(context: Context<'a>, options: &Options, device: &dyn Fn(DeviceId) -> DeviceSums) -> Self {

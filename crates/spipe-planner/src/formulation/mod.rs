@@ -1,11 +1,13 @@
 //! Integer programs: the variables, rows and objective of each, and the one module that calls the
 //! solver.
 //!
-//! | module | decides | serves |
-//! |---|---|---|
-//! | [`assignment`] | layers per run, position, device class and mode | bounds and candidates of every system but the sharded ones |
-//! | [`sharded`] | layers per run and mode, shared by all GPUs | bounds and candidates of FSDP and ZeRO-Infinity |
-//! | [`stage_milp`] | stage boundaries and modes of one device order | branch and bound over device orders |
+//! - [`assignment`] decides the layers per run, position, device class and mode. It serves bounds
+//!   and candidates of every system but the sharded ones.
+//! - [`sharded`] decides the layers per run and mode, shared by all GPUs. It serves bounds and
+//!   candidates of FSDP and ZeRO-Infinity.
+//! - [`stage_milp`] decides the stage boundaries and modes of one device order. It serves branch
+//!   and bound over device orders.
+//! - [`valid_inequalities`] are the initial cuts of [`stage_milp`].
 
 pub(crate) mod assignment;
 pub(crate) mod sharded;

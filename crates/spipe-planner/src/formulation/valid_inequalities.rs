@@ -10,7 +10,9 @@
 //! | G, P, C | gradients out, step on the socket, parameters back |
 //! | a, g | transfer of an activation and of a gradient over a boundary |
 //! | K_i | limit on microbatches between forward and backward |
-//! | S | Σ_j (F_j + B_j) + Σ_j (a_j + g_j) + O_0: one microbatch there and back, and the first stage's step |
+//!
+//! S = Σ_j (F_j + B_j) + Σ_j (a_j + g_j) + O_0 is one microbatch's path through all stages and
+//! back, with the first stage's step.
 //!
 //! A device is one lane. A stage starts an iteration when its optimizer step of the previous one
 //! has ended.

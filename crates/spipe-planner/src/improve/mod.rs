@@ -13,14 +13,11 @@
 //! an improvement is the next step, so that the result is the same on any number of threads. Where there is none, it is the neighbour that
 //! takes as long and computes least, if that is less: what one device no longer recomputes may shorten nothing until another one does so too.
 
-pub(crate) mod anneal;
 mod joint;
-pub(crate) mod partition;
 mod rebalance;
 mod residency;
 mod sharded;
 pub(crate) mod single_layer;
-mod socket_boundary;
 
 use crate::candidates::repair;
 use crate::hosts::on_device;
@@ -198,7 +195,6 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
         if SYSTEMS.contains(&placement.system) {
             list.extend(left_out(context, &placement.stages).into_iter().map(forward));
             list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
-            list.extend(socket_boundary::changed(context, placement, host_offload));
         }
     }
     list.extend(coarse);

@@ -135,11 +135,6 @@ impl Pins {
         self.named.iter().any(|named| !matches!(named.pin, Pin::Stage(..) | Pin::Knob(..)))
     }
 
-    /// Whether some pin names a stage.
-    pub(crate) fn count_stages(&self) -> bool {
-        !self.stages.is_empty()
-    }
-
     /// Whether layer `layer` may be on a device.
     pub(crate) fn allows_layer(&self, layer: usize, device: usize) -> bool {
         self.layers.get(&layer).is_none_or(|devices| devices.contains(&device))

@@ -1,14 +1,12 @@
 //! What the search begins with: the plans of heuristics for stages, so that no plan is worse than theirs, whatever the time limit.
 
-use crate::candidates::{from_milp, pipelines};
 use crate::{
     candidates::{balanced, greedy},
     costs::CostSums,
     problem::{Deadline, Options, Problem, SYSTEMS},
-    score::judge::{Scored, busiest, faster, judge, judge_within},
+    score::judge::{Scored, busiest, judge},
 };
 use rayon::prelude::*;
-use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
 
@@ -36,33 +34,6 @@ fn with_stages(problem: &Problem<'_>) -> Vec<System> {
     let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
     let systems: Vec<System> = problem.systems.iter().copied().filter(suits).collect();
     if systems.iter().any(|system| SYSTEMS.contains(system)) { systems } else { Vec::new() }
-}
-
-/// Placements with several stages on each GPU.
-fn short_stages((problem, costs): (&Problem<'_>, &CostSums<'_>), most: f64, deadline: &Deadline<'_>) -> Vec<Placement> {
-    let trains = problem.context.workload().mode == Mode::Train && problem.options.host_help;
-    let allowed = |system: &System| problem.systems.contains(system);
-    let system = [System::OneForwardOneBackward, System::Gpipe].into_iter().find(allowed).filter(|_| trains);
-    system.map_or_else(Vec::new, |system| {
-        let mut list = pipelines::in_short_stages(&problem.context, system);
-        let until = deadline.percent(from_milp::PERCENT);
-        list.extend(from_milp::placements(costs, system, (most, &until)).placements);
-        list
-    })
-}
-
-/// The best plan with several stages on each GPU, of which the planners of stages have one, if it may take less than `most` ms.
-pub(crate) fn in_short_stages(
-    (problem, costs): (&Problem<'_>, &CostSums<'_>),
-    most: f64,
-    deadline: &Deadline<'_>,
-) -> Option<Scored> {
-    let mut list = short_stages((problem, costs), most, deadline);
-    list.retain(|placement| busiest(costs, placement) < most);
-    let limit = SimTime::ns((most * 1e6) as u64);
-    let within = |placement| if deadline.over() { None } else { judge_within(problem, placement, limit) };
-    let judged: Vec<Option<Scored>> = list.into_par_iter().map(within).collect();
-    judged.into_iter().fold(None, faster)
 }
 
 /// Those of `placements` that run, but for some that take no less than another of them: the one whose busiest device has least to do is

@@ -1,16 +1,17 @@
-//! The device sequences worth telling apart.
+//! Device orders, up to symmetry.
 //!
-//! Two devices are interchangeable if swapping them leaves the machine unchanged: the same times, bytes and capacity, and
-//! the same way to every other device once the links that only they use are swapped. Such swaps generate all
-//! permutations of a class of interchangeable devices, so it is enough to try the sequences that use the devices of each
-//! class in ascending order.
+//! Two devices are interchangeable if swapping them leaves the machine unchanged: the same times,
+//! bytes and capacity, and the same route to every other device once the links that only they use
+//! are swapped too. Such swaps generate all permutations of a class of interchangeable devices. So
+//! it suffices to try the orders that use the devices of each class in ascending order.
 //!
-//! Of those, two sequences are the same if they *look* the same: equal devices in the same places, with equal ways between
-//! neighbours that share the same links in the same pattern. On a machine whose GPUs reach each other over one switch,
-//! for instance, it does not matter below which root complex a GPU is that has no CPU neighbour, unless a socket helps it.
+//! Two of these orders are equivalent if they *look* the same: equal devices in the same positions,
+//! and equal routes between neighbours that share the same links in the same pattern. If all GPUs
+//! reach each other over one switch, for instance, a GPU without a CPU neighbour and without a host
+//! offload may be below any root complex.
 //!
-//! Where that still leaves too many, sequences count as the same if only the pattern differs in which their ways share
-//! links: bounds that leave links out hold for all of them, simulations only for the one that was simulated.
+//! If too many orders remain, the pattern of shared links is ignored. Bounds that leave links out
+//! hold for all orders of a class then, simulations only for the simulated one.
 
 use crate::{
     costs::{CostSums, DeviceSums, HostOffload, P2pCost, alike},
@@ -19,33 +20,33 @@ use crate::{
 use spipe_base::{LinkId, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many sequences are looked at for each one that may be told apart.
+/// The most orders that are examined, as a multiple of the most that are listed.
 const LOOKS: usize = 25;
 
-/// What a list of sequences says of those that are not on it.
+/// The claim that a list of device orders makes about all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Coverage {
     /// Each is equivalent to one on the list.
     Exact,
-    /// Each is equivalent to one on the list but for the links that its ways share.
+    /// Each is equivalent to one on the list, except for the links that its routes share.
     UpToLinks,
-    /// Nothing.
+    /// None.
     Natural,
 }
 
-/// Sequences of devices, and what they stand for.
+/// A list of device orders, and its coverage of all others.
 pub(crate) struct Sequences {
     pub list: Vec<Vec<usize>>,
     pub coverage: Coverage,
 }
 
-/// The sequences of `costs`: as exact as `limit` of them allow, otherwise the natural ones.
+/// The device orders of `costs`: as exact as `limit` of them allow, otherwise the natural ones.
 pub(crate) fn sequences(costs: &CostSums<'_>, limit: usize, deadline: Option<&Deadline<'_>>) -> Sequences {
     within(costs, (limit, f64::INFINITY), deadline)
 }
 
-/// The same without those for which a device would have to take longer than `iteration` ms for a single layer. The natural ones where
-/// the deadline comes before all are found.
+/// Like [`sequences`], without the orders in which some device would take longer than `iteration`
+/// ms for any layer that it may have. Returns the natural ones if the deadline comes first.
 pub(crate) fn within(
     costs: &CostSums<'_>,
     (limit, iteration): (usize, f64),
@@ -72,7 +73,8 @@ pub(crate) fn within(
     Sequences { list: natural(costs), coverage: Coverage::Natural }
 }
 
-/// By device, the layers that a stage on it may have if its passes and its step are to take no longer than `iteration` ms.
+/// Returns, by device, the layers that it can run within `iteration` ms, their optimizer step
+/// included.
 fn able(costs: &CostSums<'_>, iteration: f64) -> Vec<Vec<usize>> {
     let m = costs.microbatches as f64;
     let within = |device: &DeviceSums, host_offloads: &[HostOffload], layer: usize| {
@@ -107,7 +109,8 @@ struct Walk<'f, 'a> {
 }
 
 impl Walk<'_, '_> {
-    /// Adds all that start with `sequence`; false when there are too many.
+    /// Adds all orders that start with `sequence`; `false` if there are too many or the deadline is
+    /// over.
     fn extend(&mut self, sequence: &mut Vec<usize>) -> bool {
         if sequence.len() == self.costs.layers {
             return true;
@@ -138,7 +141,8 @@ impl Walk<'_, '_> {
 }
 
 impl Walk<'_, '_> {
-    /// Whether every device can have a layer with at least one for each stage before and behind it.
+    /// Whether every device can have a layer, with at least one layer for each stage before and
+    /// after it.
     fn has_room(&self, sequence: &[usize]) -> bool {
         sequence.iter().enumerate().all(|(stage, device)| {
             let last = self.costs.layers - (sequence.len() - stage);
@@ -146,8 +150,9 @@ impl Walk<'_, '_> {
         })
     }
 
-    /// What a schedule can see of `sequence`: the model of each device, and the memories, DRAM channels and links that it
-    /// and its neighbours use, numbered by their first appearance, with the size of those of its hosts.
+    /// The part of `sequence` that a schedule can see: the kind of each device, and the memories,
+    /// DRAM channels and links that it, its hosts and its neighbours use, numbered by first
+    /// appearance, with the size of its hosts' memories.
     fn look(&self, sequence: &[usize]) -> Vec<u64> {
         let mut look = Vec::with_capacity(8 * sequence.len());
         let (mut memories, mut links) = (BTreeMap::<MemoryId, u64>::new(), BTreeMap::<LinkId, u64>::new());
@@ -188,8 +193,9 @@ fn connected(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
     costs.p2p(from, to).is_some() && costs.p2p(to, from).is_some()
 }
 
-/// The first GPUs in some orders, with the first sockets before them, after them, on both sides, or without them; and sockets alone. On
-/// machines of many devices not every number of them is taken.
+/// Natural device orders: the first GPUs by several criteria, with the first sockets before them,
+/// after them, on both sides, or absent; and sockets alone. On machines of many devices only some
+/// counts are taken.
 pub(crate) fn natural(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
     let of_kind = |cpu: bool| -> Vec<usize> {
         (0..costs.devices.len()).filter(|device| costs.devices[*device].is_cpu == cpu).collect()
@@ -213,8 +219,9 @@ pub(crate) fn natural(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
     list
 }
 
-/// The first so many GPUs in the machine's order. Where they are not alike, also the first so many of those that compute fastest, hold
-/// most or have the fastest links: these in front, at the end, and in the machine's order.
+/// The first n GPUs in the machine's order, for several n. If GPUs differ, also the n that compute
+/// fastest, have most memory or the fastest links: these in front, at the end, and in the machine's
+/// order.
 fn firsts(costs: &CostSums<'_>, gpus: &[usize]) -> Vec<Vec<usize>> {
     let counts = counts(gpus.len());
     let mut list: Vec<Vec<usize>> = counts.iter().map(|count| gpus[..*count].to_vec()).collect();
@@ -232,7 +239,7 @@ fn firsts(costs: &CostSums<'_>, gpus: &[usize]) -> Vec<Vec<usize>> {
             let first = best[..*count].to_vec();
             let (mut last, mut sorted) = (first.clone(), first.clone());
             sorted.sort_unstable();
-            // What is alike stays in the machine's order.
+            // Equal GPUs stay in the machine's order.
             last.sort_by(|one, other| key(*other).total_cmp(&key(*one)).then(one.cmp(other)));
             list.extend([first, last, sorted]);
         }
@@ -240,14 +247,14 @@ fn firsts(costs: &CostSums<'_>, gpus: &[usize]) -> Vec<Vec<usize>> {
     list
 }
 
-/// Every number up to eight, and eighths and powers of two of more.
+/// All counts from 0 to `most` if that is at most eight; otherwise eighths of it and powers of two.
 fn counts(most: usize) -> BTreeSet<usize> {
     let eighths = (0..=8).map(|part| most * part / 8);
     let powers = (0..usize::BITS).map(|power| 1 << power).take_while(|count| *count < most);
     if most <= 8 { (0..=most).collect() } else { eighths.chain(powers).collect() }
 }
 
-/// The class of each device, numbered by its first member.
+/// Returns the class of each device: the index of its first member.
 pub(crate) fn classes(costs: &CostSums<'_>, coverage: Coverage) -> Vec<usize> {
     let mut classes: Vec<usize> = Vec::new();
     for device in 0..costs.devices.len() {
@@ -264,7 +271,7 @@ fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Cover
     let host_offloads = |socket: usize| {
         (0..costs.devices.len()).any(|device| helpers(device).iter().any(|helper| helper.index() == socket))
     };
-    // Who helps is named by whom it helps.
+    // A host is distinguished by the devices that offload to it.
     let alike = costs.models[a] == costs.models[b]
         && alike(first, second)
         && first.memory != second.memory
@@ -283,7 +290,7 @@ fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Cover
     }) && swap.maps(costs.p2p(a, b), costs.p2p(b, a))
 }
 
-/// A swap of two devices, as far as it is known what happens to their links.
+/// A swap of two devices, with the swaps of links that it requires so far.
 struct Swap<'f, 'a> {
     costs: &'f CostSums<'a>,
     coverage: Coverage,
@@ -293,7 +300,7 @@ struct Swap<'f, 'a> {
 }
 
 impl Swap<'_, '_> {
-    /// Whether the swap turns one way into the other.
+    /// Whether the swap maps one route to the other.
     fn maps(&mut self, from: Option<&P2pCost>, to: Option<&P2pCost>) -> bool {
         let (from, to) = match (from, to) {
             (None, None) => return true,
@@ -321,7 +328,7 @@ impl Swap<'_, '_> {
         *self.partner.entry(one).or_insert(other) == other && *self.partner.entry(other).or_insert(one) == one
     }
 
-    /// Whether only ways from or to one of the two devices pass `link`.
+    /// Whether only routes from or to one of the two devices use `link`.
     fn private(&self, link: LinkId) -> bool {
         let devices = 0..self.costs.devices.len();
         let elsewhere = |device: &usize| *device != self.a && *device != self.b;
@@ -348,7 +355,8 @@ mod tests {
         look(&CostSums::new(of_layers((12, 0), &machine_text(machine)).context(), options))
     }
 
-    /// So many equal layers with so many parameters each, two microbatches of which take 0.6 ms on a GPU and twice that on a socket.
+    /// `count` equal layers with `parameters` parameters each. Two microbatches of one take 0.6 ms
+    /// on a GPU and twice that on a socket.
     fn of_layers((count, parameters): (usize, u64), machine: &str) -> Instance {
         let layer = LayerText { count, times: [1, 1, 1], slowdown: 2, parameters, boundary: 1, saved: 0, workspace: 0 };
         Instance::new(&model_text(&[layer]), machine, &workload(2, Mode::Train))
@@ -358,7 +366,7 @@ mod tests {
     fn equal_devices_are_interchangeable() {
         let machine =
             MachineText { gpus: vec![(100, 20), (100, 20), (100, 10), (90, 20)], root: 20, sockets: vec![100, 100] };
-        // A socket is known by the GPUs that it helps.
+        // A socket is distinguished by the GPUs that offload to it.
         assert_eq!(on(&machine, |costs| classes(costs, Coverage::Exact)), [0, 0, 2, 3, 4, 5]);
         let alone = Options { host_help: false, ..Options::default() };
         assert_eq!(with(&machine, &alone, |costs| classes(costs, Coverage::Exact)), [0, 0, 2, 3, 4, 4]);
@@ -381,50 +389,13 @@ mod tests {
         assert!(found.list.contains(&vec![8, 0, 1, 2]) && found.list.contains(&(0..9).collect()));
     }
 
-    /// Two nodes of four GPUs: who is in which no longer matters, and nothing takes longer.
-    #[test]
-    fn blurred_devices_are_alike_wherever_they_are() {
-        let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == "v100-32g-x8").unwrap();
-        let instance = of_layers((12, 0), machine);
-        let ideal = || CostSums::new(instance.context(), &Options::default()).ideal(&Options::default());
-        let (exact, blurred) = (ideal(), ideal().blurred());
-        // Sockets are too slow.
-        let count = |costs: &CostSums<'_>| within(costs, (1000, 1.0), None).list.len();
-        assert!(count(&exact) > 8 && count(&blurred) == 8, "{}", count(&exact));
-        let mut shorter = 0;
-        for (from, to) in (0..16).flat_map(|from| (0..16).map(move |to| (from, to))) {
-            let [exact, blurred] = [&exact, &blurred].map(|costs| costs.p2p(from, to).unwrap().time(1 << 20));
-            assert!(blurred <= exact);
-            shorter += usize::from(blurred < exact);
-        }
-        assert!(shorter > 0);
-    }
-
-    /// What hosts could do for them is none of the figures' here, but bounds ask for it.
-    #[test]
-    fn devices_with_unequal_ways_to_their_hosts_are_told_apart() {
-        let machine = |rates: [u32; 2]| MachineText {
-            gpus: rates.map(|rate| (100, rate)).to_vec(),
-            root: 40,
-            sockets: vec![100],
-        };
-        let count = |rates: [u32; 2]| {
-            let instance = of_layers((12, 1 << 20), &machine_text(&machine(rates)));
-            let ideal = || CostSums::new(instance.context(), &Options::default()).ideal(&Options::default());
-            // Sockets are too slow.
-            [ideal(), ideal().blurred()].map(|costs| within(&costs, (1000, 1.0), None).list.len())
-        };
-        // One of either, and both in either order.
-        assert_eq!((count([20, 20]), count([8, 32])), ([2, 2], [4, 4]));
-    }
-
     #[test]
     fn devices_that_are_too_slow_for_any_layer_are_in_no_sequence() {
         let profile = "a100-80g-x8-nvlink";
         let (_, machine) = spipe_hardware::shipped().iter().find(|(name, _)| *name == profile).unwrap();
         let instance = of_layers((82, 0), machine);
         let costs = CostSums::new(instance.context(), &Options::default());
-        // With sockets that help and compute there are more, until it is known that they are too slow to compute.
+        // With sockets that compute there are too many, until they are known to be too slow.
         assert_eq!(sequences(&costs, 4000, None).coverage, Coverage::Natural);
         let found = within(&costs, (4000, 1.0), None);
         assert_ne!(found.coverage, Coverage::Natural);

@@ -1,4 +1,4 @@
-//! The division that ways lead along.
+//! Backtracking: the partition that a label stands for.
 
 use crate::bounds::partition_dp::{Node, label::Behind};
 use crate::{
@@ -7,40 +7,37 @@ use crate::{
     space::subproblem::{Partition, Subproblem},
 };
 
-/// A division that meets all bounds.
+/// A partition that meets all bounds.
 #[derive(Clone, Debug)]
 pub(crate) struct Divided {
     pub partition: Partition,
-    /// The case in which everything is decided.
+    /// The subproblem with every host offload decided.
     pub case: Subproblem,
-    /// By stage, for how long hosts step for it where it is left open which layers they step, in ms.
-    pub hosted: Vec<f64>,
 }
 
-/// The division, and the decided case, that the shortest way from the first layer leads along, what so many sockets step included.
+/// Returns the partition and the decided subproblem of the label with the shortest paths at the
+/// first layer, including the steps on `sockets` sockets.
 pub(crate) fn trace(case: &Subproblem, first: &Node<'_>, sockets: f64) -> Option<Divided> {
     let ways = &first.ways[0].list;
     let least = |index: &usize| {
-        let Behind { passes, sum, cycle, .. } = ways[*index].behind;
-        passes.max(sum.max(cycle) / sockets.max(1.0))
+        let Behind { passes, sum, .. } = ways[*index].behind;
+        passes.max(sum / sockets.max(1.0))
     };
     let mut index = (0..ways.len()).min_by(|one, other| least(one).total_cmp(&least(other)))?;
     let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };
-    let (mut decided, mut hosted) = (case.clone(), Vec::new());
+    let mut decided = case.clone();
     let (mut node, mut from) = (Some(first), 0);
     while let Some(here) = node {
         let way = here.ways[from].list[index];
         decided.seats[partition.ends.len()].host_offload = Some(way.host_offload);
         partition.ends.push(way.to);
         partition.recomputed.push(way.recomputed);
-        hosted.push(way.hosted);
-
         (node, from, index) = (here.behind, way.to, way.next);
     }
-    Some(Divided { partition, case: decided, hosted })
+    Some(Divided { partition, case: decided })
 }
 
-/// A division that fits its devices, one by one.
+/// Returns a partition whose stages fit their devices, each considered alone.
 pub(crate) fn any(costs: &CostSums<'_>, partitioner: &Partitioner<'_, '_>, case: &Subproblem) -> Option<Divided> {
     let (layers, stages) = (costs.layers, case.stages());
     let mut next: Vec<Vec<Option<(usize, HostOffload, usize)>>> = vec![vec![None; layers + 1]; stages];
@@ -68,5 +65,5 @@ pub(crate) fn any(costs: &CostSums<'_>, partitioner: &Partitioner<'_, '_>, case:
         decided.seats[stage].host_offload = Some(host_offload);
         from = to;
     }
-    Some(Divided { partition, case: decided, hosted: vec![0.0; stages] })
+    Some(Divided { partition, case: decided })
 }

@@ -1,22 +1,22 @@
-//! What matters of the stages behind a layer, and which ways to go on from it are kept.
+//! Labels of the dynamic program: path lengths through the stages behind a layer, with dominance.
 
 use crate::costs::HostOffload;
 
-/// How finely ways to go on from a layer are told apart.
+/// Limits on the labels per layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Grain {
-    /// How many there are at most.
+    /// Limit on their number.
     pub most: usize,
-    /// Those that differ by less than this fraction of the iteration are the same.
+    /// Labels that differ by less than this fraction of the iteration are merged.
     pub slack: f64,
-    /// Whether the sockets are told apart.
+    /// Whether sockets are distinguished.
     pub sockets: bool,
-    /// Whether the least iteration is looked for where the limit refuses not all.
+    /// Whether the least iteration is bisected where the limit does not refuse everything.
     pub bisects: bool,
 }
 
 impl Grain {
-    /// From the one that is fast to the one that is exact.
+    /// From the fastest to the most exact.
     pub const ALL: [Self; 3] = [
         Self { most: 24, slack: 3e-4, sockets: false, bisects: true },
         Self { most: 64, slack: 1e-3, sockets: true, bisects: false },
@@ -24,24 +24,26 @@ impl Grain {
     ];
 }
 
-/// How many sockets are told apart; what is beyond counts only by itself.
+/// Limit on distinguished sockets; stages on other sockets are bounded one by one.
 pub(crate) const SOCKETS: usize = 2;
 
-/// How many microbatches further the longest ways to and fro are followed.
+/// Limit on the microbatches over which the longest round trips are followed.
 const TURNS: usize = 8;
 
-/// Z: the longest ways, in ms, from a forward to the backward behind which the forward of 1, 2, 3, … microbatches later comes.
+/// Z: the longest paths, in ms, from a forward to the backward that the forward of 1, 2, 3, …
+/// microbatches later follows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turns([f64; TURNS]);
 
 impl Turns {
-    /// Those that stay on one stage.
+    /// Returns the paths that stay on one stage.
     pub fn staying(busy: f64) -> Self {
         Self(std::array::from_fn(|turn| (turn + 1) as f64 * busy))
     }
 
-    /// Those on the stage before, which is `busy` for each microbatch, has `fewer` more of them in flight, and takes `way` there and back
-    /// with its own two passes.
+    /// Returns the paths from the stage before. It is busy for `busy` ms per microbatch, has
+    /// `fewer` more microbatches in flight, and takes `way` ms there and back including its own two
+    /// passes.
     pub fn before(&self, busy: f64, (way, fewer): (f64, usize)) -> Self {
         let mut turns = Self::staying(busy);
         for turn in 0..TURNS {
@@ -52,7 +54,7 @@ impl Turns {
         turns
     }
 
-    /// How long so many microbatches take at least.
+    /// Returns the least time, in ms, of the microbatches that `counts` divides.
     pub fn over(&self, counts: &Counts) -> f64 {
         let over = |(time, (whole, rest)): (&f64, &(f64, f64))| whole * time + rest * self.0[0];
         self.0.iter().zip(&counts.0).map(over).fold(0.0, f64::max)
@@ -65,7 +67,8 @@ impl Turns {
     }
 }
 
-/// How many whole ways of 1, 2, 3, … microbatches there are in a number of them, and how many microbatches are left.
+/// Division of a number of microbatches into whole paths of 1, 2, 3, … microbatches and a
+/// remainder.
 pub(crate) struct Counts([(f64, f64); TURNS]);
 
 impl Counts {
@@ -77,7 +80,7 @@ impl Counts {
     }
 }
 
-/// The longest ways through some stages, in ms, and what they hold.
+/// A label: the longest paths through some stages, in ms, and the bytes that they hold on hosts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Behind {
     /// U and L.
@@ -85,20 +88,18 @@ pub(crate) struct Behind {
     pub back: f64,
     /// V.
     pub passes: f64,
-    /// X, and the sum of X over all sockets.
+    /// X.
     pub between: f64,
-    pub around: f64,
-    /// The sum over all sockets of the longest way around: from the gradient of a stage's first microbatch to that of the next iteration.
-    pub cycle: f64,
     /// Z.
     pub turns: Turns,
     /// D and Y, by socket.
     pub last: [f64; SOCKETS],
     pub all: [f64; SOCKETS],
-    /// Y at the first stage that a socket steps, and the forwards and activations before that.
+    /// Y at the first stage that a socket updates, and the forwards and activations before that
+    /// stage.
     pub closed: [f64; SOCKETS],
     pub since: [f64; SOCKETS],
-    /// The sum of the former, or V.
+    /// Sum of `closed` over all sockets, with V for a socket that updates nothing.
     pub sum: f64,
     /// Bytes in the memory of each socket.
     pub held: [u64; SOCKETS],
@@ -110,8 +111,6 @@ impl Behind {
         back: 0.0,
         passes: 0.0,
         between: 0.0,
-        around: 0.0,
-        cycle: 0.0,
         turns: Turns([0.0; TURNS]),
         sum: 0.0,
         since: [0.0; SOCKETS],
@@ -121,22 +120,20 @@ impl Behind {
         held: [0; SOCKETS],
     };
 
-    /// What ways are told apart by, the sockets only if `sockets` says so.
+    /// Returns the components that dominance compares; those of sockets only if `sockets`.
     pub fn shape(&self, sockets: bool) -> Shape {
         let mut shape = [0.0; 8];
         let shared = [self.sum, self.passes, self.between].into_iter();
         let of_sockets = self.all.into_iter().chain(self.last).filter(|_| sockets);
-        let of_all = [self.around, self.cycle].into_iter().filter(|_| !sockets);
-        shape.iter_mut().zip(shared.chain(of_sockets).chain(of_all)).for_each(|(part, ms)| *part = ms as f32);
+        shape.iter_mut().zip(shared.chain(of_sockets)).for_each(|(part, ms)| *part = ms as f32);
         Shape(shape)
     }
 
-    /// What is as good as both.
+    /// Takes the minimum with `other` in every component.
     fn join(&mut self, other: &Self) {
         (self.first, self.back) = (self.first.min(other.first), self.back.min(other.back));
         self.passes = self.passes.min(other.passes);
-        (self.between, self.around) = (self.between.min(other.between), self.around.min(other.around));
-        (self.sum, self.cycle) = (self.sum.min(other.sum), self.cycle.min(other.cycle));
+        (self.between, self.sum) = (self.between.min(other.between), self.sum.min(other.sum));
         self.turns.join(&other.turns);
         for socket in 0..SOCKETS {
             self.last[socket] = self.last[socket].min(other.last[socket]);
@@ -148,18 +145,19 @@ impl Behind {
     }
 }
 
-/// What ways are told apart by, in ms. It only says which become one, so that it may be rounded; eight are compared at once.
+/// Components that dominance compares, in ms. They only decide which labels are merged, so they may
+/// be rounded; eight are compared at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape([f32; 8]);
 
 impl Shape {
-    /// Whether it is no worse in anything, but for `slack` ms.
+    /// Returns whether it is no worse in any component, up to `slack` ms.
     fn covers(&self, other: &Self, slack: f32) -> bool {
-        // Without a branch for each, which could not be foretold.
+        // Without a branch per component, which would be mispredicted.
         self.0.iter().zip(&other.0).fold(true, |covers, (one, other)| covers & (*one <= other + slack))
     }
 
-    /// How much is lost where the two become one, in ms.
+    /// Returns the loss if the two are merged, in ms.
     fn distance(&self, other: &Self) -> f32 {
         let lost = |(one, other): (&f32, &f32)| {
             if one.is_finite() && other.is_finite() { (one - other).abs() } else { 0.0 }
@@ -168,7 +166,8 @@ impl Shape {
     }
 }
 
-/// A way to go on from a layer: its first stage, and which of the ways from the end of that.
+/// A label with its first stage, and the index of the label at the end of that stage that it
+/// extends.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
     pub behind: Behind,
@@ -176,20 +175,19 @@ pub(crate) struct Way {
     pub next: usize,
     pub host_offload: HostOffload,
     pub recomputed: usize,
-    /// For how long hosts step what it is left open which layers it is of, in ms.
-    pub hosted: f64,
 }
 
-/// The ways to go on from a layer.
+/// The labels of a layer.
 #[derive(Clone, Default)]
 pub(crate) struct Ways {
     pub list: Vec<Way>,
-    /// By way, the shape of the first of all ways that became this one.
+    /// By label, the components of the first of all labels merged into it.
     shapes: Vec<Shape>,
 }
 
 impl Ways {
-    /// Adds a way, unless one of them is as good but for `slack` ms: then that becomes as good as both.
+    /// Inserts a label. If a known one dominates it up to `slack` ms, or the limit is reached, it
+    /// is merged into that one or the nearest one, which takes the minimum of both.
     pub fn keep(&mut self, mut way: Way, (grain, slack): (Grain, f64)) {
         let shape = way.behind.shape(grain.sockets);
         if let Some(index) = self.shapes.iter().position(|known| known.covers(&shape, slack as f32)) {

@@ -1,49 +1,61 @@
-//! Divisions that meet lower bounds for a given iteration, by dynamic programming from the last stage to the first.
+//! Label-setting dynamic program over partitions, from the last stage to the first: decides whether
+//! a subproblem has a partition that meets lower bounds for a given iteration.
 //!
-//! For m microbatches, K in flight on a stage, and per stage F, R (recompute) and B, with transfers a and g over the
-//! boundary behind it, every cycle of the order graph that goes once around is a lower bound. The longest ways through a stage and all
-//! behind it (the next one's marked with ′) are
+//! Notation: m microbatches, K of them in flight on a stage; F, R (recompute) and B of a stage; a
+//! and g, the transfers over the boundary behind it. Every cycle of the event graph that spans one
+//! iteration is a lower bound. The longest paths through a stage and all stages behind it are the
+//! following, with those of the next stage marked ′:
 //!
 //! ```text
-//! U  the first microbatch there and back: the longer of    F + a + U′ + g + B    K F + R + B     of the last stage F + R + B
-//! L  the last one there and back: the longer of            F + a + L′ + g + B    F + K (R + B)   the same
-//! V  the first one's arrival to the last one's gradient: the longest of
+//! U  first microbatch, there and back: the longer of
+//!        F + a + U′ + g + B           K F + R + B         (last stage: F + R + B)
+//! L  last microbatch, there and back: the longer of
+//!        F + a + L′ + g + B           F + K (R + B)       (last stage: F + R + B)
+//! V  from the first one's arrival to the last one's gradient: the longest of
 //!        m (F + R + B)                F + a + V′ + g + B
-//!        U + (m − K) F + (m − 1)(R + B)             (m − 1) F + (m − K)(R + B) + L
-//!        U + Z(m − K − 1) + L                       where m > K
-//! D  the last one's arrival to the end of all that socket s has to step for these stages:
-//!        the longer of F + a + D′ and L + out, and the step: the latter two if s steps this stage
-//! Y  the first one's arrival to that end: the longest of the following, and the step
-//!        F + a + Y′                   m F + (m − K)(R + B) + a + D′                            V + out
-//!        U + Z(m − K − 1) + F + a + D′              where m > K
-//! Z  from one forward between the first and the last to the backward behind which the forward of n microbatches later comes, where
-//!    d is how many more are in flight here than behind: the longest of
-//!        F + R + B                    where n = 1
+//!        U + (m − K) F + (m − 1)(R + B)
+//!        (m − 1) F + (m − K)(R + B) + L
+//!        U + Z(m − K − 1) + L         if m > K
+//! D  from the last one's arrival to the end of all steps of socket s for these stages:
+//!        the longer of F + a + D′ and L + out, plus the step;
+//!        L + out and the step only if s updates this stage
+//! Y  from the first one's arrival to that end: the longest of these, plus the step;
+//!    V + out and the step only if s updates this stage
+//!        F + a + Y′                   V + out
+//!        m F + (m − K)(R + B) + a + D′
+//!        U + Z(m − K − 1) + F + a + D′    if m > K
+//! Z  Z(n): from a forward between the first and the last to the backward that the forward of
+//!    n microbatches later follows, with d more in flight here than behind: the longest of
+//!        F + R + B                    if n = 1
 //!        Z(k) + Z(n − k)              F + a + Z′(n − d) + g + B
-//! X  the gradient of the first one to the activation of the last one, seen from before these stages: the longest of
-//!        F + a + X′ + g + B           U + L + the step on its own device           U + D + the parameters' way back
+//! X  from the last one's arrival to the first one's gradient in the next iteration: the longest of
+//!        F + a + X′ + g + B           U + L + the step on the own device
+//!        U + D + the parameters' way back
 //! ```
 //!
-//! and an iteration takes at least V and the step on the stage's own device, or what is between if it goes to a socket
-//! (gradients out, the step, parameters back); and Y and the parameters' way back, since a socket steps the stages behind before it
-//! steps this one; and at least X′ + g + B + Z(m − K − 1) + F + a, where m > K. In inference it takes m F.
+//! An iteration takes at least
 //!
-//! All that is about sockets holds where they step in the order in which stages end; what is left open ([`Dues`]) also where they step
-//! first what is urgent.
+//! - V plus the step on the stage's own device, or plus gradients out, the step and parameters back
+//!   if it goes to a socket;
+//! - Y plus the parameters' way back, since a socket updates the stages behind before this one;
+//! - X′ + g + B + Z(m − K − 1) + F + a, if m > K;
+//! - m F in inference.
 //!
-//! Sockets share what there is to step. So the sum over all sockets of Y at the first stage that each steps (or V, if it steps none) is
-//! followed as well: a stage that is stepped adds its step, and the forwards and activations since. Where it is left open who steps, so is
-//! the sum of X: from the last one's arrival to the end of what each socket steps, and from the next first one's arrival there to its
-//! gradient (or U + L); and where steps wait for all gradients then, every stage adds g + B to the former sum.
+//! The bounds that involve sockets hold where sockets update stages in the order in which stages
+//! end.
 //!
-//! These, and the bytes in host memories, are all that matters of the stages behind. Where several ways to divide the layers are
-//! each better in V, X or Y, or the sum of Y, some of them are kept, as the [`Grain`] says; others become one that is as good as both, so
-//! that what is refused is refused for certain. What stages behind have in common is worked out once for all cases.
+//! Sockets share the steps. A label therefore also has the sum over all sockets of Y at the first
+//! stage that each updates, or of V if it updates none: a stage that is updated adds its step, and
+//! the forwards and activations since.
+//!
+//! A label has these path lengths and the bytes in host memories: nothing else of the stages behind
+//! matters. Several labels may be best in V, X, Y or the sum of Y. The [`Grain`] limits how many
+//! are kept; the others are merged into one that is as good as both, so that a refusal is certain.
+//! Last stages that subproblems have in common are evaluated once.
 
 mod backtrack;
 mod hosts;
 mod label;
-pub(crate) mod memory_pressure;
 pub(crate) mod partitioner;
 
 use crate::{
@@ -61,30 +73,28 @@ mod tests;
 
 use crate::bounds::partition_dp::backtrack::trace;
 pub(crate) use crate::bounds::partition_dp::backtrack::{Divided, any};
-use crate::bounds::partition_dp::hosts::SocketEnds;
 pub(crate) use crate::bounds::partition_dp::label::Grain;
 use crate::bounds::partition_dp::label::{Behind, Counts, SOCKETS, Turns, Way, Ways};
-use crate::bounds::partition_dp::memory_pressure::{AtSeat, OnHosts};
 
-/// Beyond this many layers, fewer ways are told apart, down to so many.
+/// Number of layers above which fewer labels are kept, and the least number kept.
 const MANY: usize = 250;
 const FEWEST: usize = 4;
 
-/// Keeps rounding from declaring a bound unmet that is met exactly.
+/// Relative slack for rounding, so that a bound that is met exactly is not refused.
 const TOLERANCE: f64 = 1e-9;
 
-/// A stage with the ways to go on from each layer at which it may start, before the stages behind it.
+/// A stage with its labels by start layer, in front of the stages behind it.
 struct Node<'n> {
     seat: StageSlot,
     ways: Vec<Ways>,
     behind: Option<&'n Self>,
 }
 
-/// Where a stage may be in a case.
+/// Slot of a stage in a subproblem.
 #[derive(Clone, Copy)]
 struct Place {
     seat: StageSlot,
-    /// The layers at which it may start.
+    /// First and last layer at which it may start.
     first: usize,
     last: usize,
 }
@@ -94,50 +104,42 @@ struct Choice {
     host_offload: HostOffload,
     recomputed: usize,
     times: StageTimes,
-    /// Steps of which it is left open which layers they are of, in ms: on the device, and on sockets.
-    own: f64,
-    by_hosts: OnHosts,
-    ends: SocketEnds,
 }
 
 impl Choice {
-    /// From the last backward to the next forward.
+    /// Returns the time from the last backward to the next forward, in ms.
     fn stepped(&self) -> f64 {
-        self.times.stepped() + self.own
+        self.times.stepped()
     }
 }
 
-/// What is known of a stage before its layers are.
+/// Data of a stage that does not depend on its layers.
 struct At<'d> {
     seat: StageSlot,
     device: &'d DeviceSums,
-    /// The helps it may have, each with the least recompute of every range of layers.
+    /// Host offloads it may have, each with the least recompute of every range of layers.
     choices: Vec<(HostOffload, &'d [u16])>,
-    /// The socket that it is on.
+    /// Socket that it runs on, if any.
     home: Option<usize>,
-    /// What is due for its layers where that is not chosen for a whole stage.
-    dues: Option<AtSeat<'d>>,
-    /// Both transfers over the boundary behind it, by the layer after that.
+    /// Both transfers over the boundary behind it, in ms, by the layer after the boundary.
     wires: Vec<(f64, f64)>,
-    /// How many microbatches fewer are in flight behind it; none where there are more.
+    /// Microbatches in flight here minus those behind; none if negative.
     fewer: Option<usize>,
-    /// How many microbatches come between its first and its last one in flight, if any do.
+    /// Microbatches between its first and its last one in flight, if any.
     between: Option<Counts>,
 }
 
-/// The search for one iteration time.
+/// The dynamic program for one iteration time.
 pub(crate) struct Divide<'d, 'a> {
     costs: &'d CostSums<'a>,
     partitioner: &'d Partitioner<'d, 'a>,
     limit: f64,
-    /// And the slack in ms.
+    /// With the slack in ms.
     grain: (Grain, f64),
-    /// By layer, the least that the first microbatch takes through all layers before it, and back, in ms: what its stages wait for before
-    /// their first pass and behind their last one.
+    /// By layer, the least time of one microbatch through all earlier layers and back, in ms. A
+    /// stage waits for it before its first pass and after its last one.
     before: Vec<f64>,
-    /// Whether steps wait for all gradients, where it is left open who steps: otherwise gradients may leave while others are computed.
-    together: bool,
-    /// How many sockets there are, those that are told apart, and the usable bytes of their memories.
+    /// Number of sockets, those that are distinguished, and the usable bytes of their memories.
     all_sockets: f64,
     sockets: Vec<usize>,
     usable: [u64; SOCKETS],
@@ -145,7 +147,7 @@ pub(crate) struct Divide<'d, 'a> {
 
 impl<'d, 'a> Divide<'d, 'a> {
     pub fn new(costs: &'d CostSums<'a>, partitioner: &'d Partitioner<'d, 'a>, (limit, grain): (f64, Grain)) -> Self {
-        // The work grows with the square of the layers and that of the ways.
+        // The work grows with the square of the layers and of the labels.
         let most = (grain.most * MANY / costs.layers.max(MANY)).max(FEWEST);
         let grain = Grain { most, ..grain };
         let is_socket = |device: &usize| costs.devices[*device].is_cpu;
@@ -162,14 +164,13 @@ impl<'d, 'a> Divide<'d, 'a> {
             limit: limit * (1.0 + TOLERANCE),
             grain: (grain, limit * grain.slack),
             before: before(costs),
-            together: partitioner.dues.is_some() && (costs.phased || costs.context.workload().checks_gradients()),
             all_sockets,
             sockets,
             usable,
         }
     }
 
-    /// Each of `cases`, in order, as far as the deadline allows; none otherwise.
+    /// Returns the result of each subproblem, in order; none for those that the deadline left out.
     pub fn all(&self, cases: &[&Subproblem], deadline: Option<&Deadline<'_>>) -> Vec<Option<Option<Divided>>> {
         let group: Vec<usize> = (0..cases.len()).filter(|case| cases[*case].stages() <= self.costs.layers).collect();
         let mut list: Vec<Option<Option<Divided>>> =
@@ -181,8 +182,8 @@ impl<'d, 'a> Divide<'d, 'a> {
         list
     }
 
-    /// The seats of a case, the last one first, with devices that are as good as each other in one order, so that cases have as many of
-    /// their last stages in common as they can.
+    /// Returns the slots of a subproblem, last stage first. Interchangeable devices are put in one
+    /// order, so that subproblems share as many last stages as possible.
     fn backwards(&self, case: &Subproblem) -> Vec<Place> {
         let mut used: BTreeMap<usize, usize> = BTreeMap::new();
         let starts = self.starts(case);
@@ -196,7 +197,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         case.seats.iter().enumerate().rev().map(ordered).collect()
     }
 
-    /// The last layer at which each stage of a case can start: those before it have no time for more.
+    /// Returns the last layer at which each stage can start: earlier stages have no time for more.
     fn starts(&self, case: &Subproblem) -> Vec<usize> {
         let next = |start: &mut usize, seat: &StageSlot| {
             let here = *start;
@@ -206,7 +207,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         case.seats.iter().scan(0, next).collect()
     }
 
-    /// Those of `cases`, with their seats from the last one on, that have the same last `depth` stages, which lead to `behind`.
+    /// Evaluates the subproblems of `group`, whose last `depth` stages are those of `behind`.
     fn visit(
         &self,
         (cases, places): (&[&Subproblem], &[Vec<Place>]),
@@ -251,24 +252,23 @@ impl<'d, 'a> Divide<'d, 'a> {
             device,
             choices: self.partitioner.choices(seat)?,
             home: self.slot(seat.device),
-            dues: self.partitioner.dues.as_ref().and_then(|dues| dues.at(seat)),
             wires: (0..=self.costs.layers).map(wires).collect(),
             fewer: fewer.and_then(|fewer| usize::try_from(fewer).ok()),
             between: (self.costs.microbatches - seat.in_flight).checked_sub(1).map(Counts::new),
         })
     }
 
-    /// The number of a socket that is told apart.
+    /// Returns the index of a distinguished socket.
     fn slot(&self, device: usize) -> Option<usize> {
         self.sockets.iter().position(|socket| *socket == device)
     }
 
-    /// Whether gradients go all the way back, so that the stages wait for each other.
+    /// Returns whether gradients reach the first stage, so that stages wait for each other.
     const fn cycles(&self) -> bool {
         self.costs.training && self.costs.frozen == 0
     }
 
-    /// By the layer at which it starts, the ways to go on with a stage; none where the deadline came before.
+    /// Returns the labels of a stage by start layer; none if the deadline expired.
     fn ways(&self, place: Place, behind: Option<&Node<'_>>, deadline: Option<&Deadline<'_>>) -> Option<Vec<Ways>> {
         let layers = self.costs.layers;
         let Some(at) = self.at(place.seat, behind) else { return Some(vec![Ways::default(); layers + 1]) };
@@ -282,7 +282,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         (0..=layers).into_par_iter().map(of_start).collect()
     }
 
-    /// The ways to go on with a stage that starts at a layer.
+    /// Returns the labels of a stage that starts at layer `from`.
     fn ways_from(&self, at: &At<'_>, from: usize, behind: Option<&Node<'_>>) -> Ways {
         let mut ways = Ways::default();
         let nearest = if behind.is_none() { self.costs.layers } else { from + 1 };
@@ -292,10 +292,10 @@ impl<'d, 'a> Divide<'d, 'a> {
                 continue;
             }
             self.choices(at, (from, to), |choice| {
-                let Choice { host_offload, recomputed, by_hosts, .. } = choice;
+                let Choice { host_offload, recomputed, .. } = choice;
                 let mut take = |next: usize, rest: Option<&Behind>| {
                     if let Some(behind) = self.through(at, (from, to), &choice, rest) {
-                        ways.keep(Way { behind, to, next, host_offload, recomputed, hosted: by_hosts.all }, self.grain);
+                        ways.keep(Way { behind, to, next, host_offload, recomputed }, self.grain);
                     }
                 };
                 if behind.is_none() {
@@ -307,7 +307,8 @@ impl<'d, 'a> Divide<'d, 'a> {
         ways
     }
 
-    /// The last layer at which a stage that starts at `from` may end for its bytes and the work of its passes.
+    /// Returns the last layer at which a stage that starts at `from` may end, by its bytes and the
+    /// work of its passes.
     fn farthest(&self, seat: StageSlot, from: usize) -> usize {
         let (device, m) = (&self.costs.devices[seat.device], self.costs.microbatches as f64);
         let holds = |to: usize| {
@@ -315,15 +316,14 @@ impl<'d, 'a> Divide<'d, 'a> {
                 && device.state(from, to, seat.host_offload) <= device.usable
                 && m * device.pass((from, to), self.costs.training) + self.before[from] <= self.limit
         };
-        // Each of these is lost for good where it is lost.
+        // Each condition stays violated once it is violated.
         first_of((from + 1, self.costs.layers + 1), |to| !holds(to)) - 1
     }
 
-    /// What may be chosen for layers `from..to` on a stage, as far as the stage alone is concerned.
+    /// Passes to `take` the choices for layers `from..to` that meet the bounds of the stage alone.
     fn choices(&self, at: &At<'_>, (from, to): (usize, usize), mut take: impl FnMut(Choice)) {
         let m = self.costs.microbatches;
         let index = from * (self.costs.layers + 1) + to;
-        let ends = self.socket_ends(at, (from, to));
         for (host_offload, table) in &at.choices {
             let Some(mut recomputed) = some(table[index]) else { continue };
             if host_offload.activations {
@@ -342,33 +342,17 @@ impl<'d, 'a> Divide<'d, 'a> {
                 continue;
             }
             let times = at.device.stage_times((from, to), recomputed, *host_offload);
-            let mut each = |times: StageTimes, (own, by_hosts): (f64, OnHosts)| {
-                let choice = Choice { host_offload: *host_offload, recomputed, times, own, by_hosts, ends };
-                let alone = if self.costs.training {
-                    m as f64 * times.busy() + choice.stepped()
-                } else {
-                    m as f64 * times.forward
-                };
-                if alone <= self.limit {
-                    take(choice);
-                }
-            };
-            match at.dues {
-                Some(dues) => dues.each((from, to), (self.limit, self.stepped_at_most(at, (from, to))), |due| {
-                    each(StageTimes { recompute: due.recompute, optimizer: 0.0, ..times }, (due.own, due.by_hosts));
-                }),
-                None => each(times, (0.0, OnHosts::NONE)),
+            let choice = Choice { host_offload: *host_offload, recomputed, times };
+            let alone =
+                if self.costs.training { m as f64 * times.busy() + choice.stepped() } else { m as f64 * times.forward };
+            if alone <= self.limit {
+                take(choice);
             }
         }
     }
 
-    /// For how long hosts can step some layers at most, which they do behind the last gradient of the last one and before its first activation.
-    fn stepped_at_most(&self, at: &At<'_>, (from, to): (usize, usize)) -> f64 {
-        let busy = at.device.pass((from, to), self.cycles());
-        self.all_sockets * (self.limit - (self.costs.microbatches - 1) as f64 * busy)
-    }
-
-    /// The least recompute from `least` on with which what leaves for the host can do so in time.
+    /// Returns the least recompute from `least` on with which offloaded activations meet the limit
+    /// on their link.
     fn leaving(
         &self,
         at: &At<'_>,
@@ -381,11 +365,11 @@ impl<'d, 'a> Divide<'d, 'a> {
             return Some(least);
         }
         let (_, most) = device.recomputes(self.costs.training, from, to)?;
-        // Beyond the first, each recomputed layer leaves that much less.
+        // Beyond the first, each recomputed layer reduces what is offloaded.
         meets(most).then(|| first_of(((least + 1).min(most), most), meets))
     }
 
-    /// The ways through a stage and those behind it, if they meet the bounds.
+    /// Extends the label `next` by a stage; none if a bound is violated.
     fn through(
         &self,
         at: &At<'_>,
@@ -407,8 +391,7 @@ impl<'d, 'a> Divide<'d, 'a> {
                 Behind { first: busy, back: busy, passes: m * busy, turns: Turns::staying(busy), ..Behind::NOTHING }
             }
         };
-        let sum = behind.sum;
-        // What is urgent does not wait for what sockets step behind it.
+        // With `urgent-steps`, a stage does not wait for the socket's steps of later stages.
         if let Some(stepper) = stepper.filter(|_| !self.costs.urgent) {
             let (last, all) = (&mut behind.last[stepper], &mut behind.all[stepper]);
             *last = last.max(behind.back + times.out) + times.step;
@@ -427,14 +410,13 @@ impl<'d, 'a> Divide<'d, 'a> {
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
         let others = self.all_sockets - closed.len() as f64;
         behind.sum = behind.sum.max(closed.iter().map(most).sum::<f64>() + others * behind.passes);
-        self.step_by_hosts(at, (from, to), (choice, sum), &mut behind);
         let most = self.all_sockets * self.limit;
         let passed = behind.passes + choice.stepped().max(self.before[from]);
-        let met = passed <= self.limit && behind.sum <= most && behind.cycle <= most;
+        let met = passed <= self.limit && behind.sum <= most;
         met.then_some(Behind { held, ..behind })
     }
 
-    /// The same where there are stages behind, without the step.
+    /// Extends `next` by the passes of a stage, without its step; none if a bound is violated.
     fn onwards(&self, at: &At<'_>, (times, (there, back)): (&StageTimes, (f64, f64)), next: &Behind) -> Option<Behind> {
         let (m, rest) = (self.costs.microbatches as f64, (self.costs.microbatches - at.seat.in_flight) as f64);
         let (forward, again, backward) = (times.forward, times.recompute, times.backward);
@@ -451,21 +433,16 @@ impl<'d, 'a> Divide<'d, 'a> {
             Some(fewer) => next.turns.before(times.busy(), (way, fewer)),
             None => Turns::staying(times.busy()),
         };
-        let mut cycle = next.cycle;
         if let Some(between) = &at.between {
             let steady = turns.over(between);
             if next.between + way + steady > self.limit {
                 return None;
             }
-            cycle = cycle.max(next.around + self.all_sockets * (way + steady));
             passes = passes.max(first + steady + last);
             until_last = until_last.max(first + steady + forward);
         }
-        let (between, around) = (way + next.between, self.all_sockets * way + next.around);
-        // From the last gradient of the stages behind to that of this one.
-        let drain = if self.together { self.all_sockets * (back + backward) } else { 0.0 };
-        let sum = next.sum + drain;
-        let mut behind = Behind { first, back: last, passes, between, around, cycle, turns, sum, ..*next };
+        let between = way + next.between;
+        let mut behind = Behind { first, back: last, passes, between, turns, ..*next };
         for socket in 0..self.sockets.len() {
             if next.closed[socket].is_finite() {
                 behind.since[socket] += forward + there;
@@ -477,7 +454,8 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 }
 
-/// How long one microbatch takes at least through the layers before each, and back; nothing where none of them waits for gradients.
+/// Returns, by layer, the least time of one microbatch through all earlier layers and back, in ms;
+/// zero if no layer waits for gradients.
 fn before(costs: &CostSums<'_>) -> Vec<f64> {
     let waits = costs.training && costs.frozen == 0;
     let fastest = |layer: usize| {

@@ -1,8 +1,8 @@
-//! Divisions of a case that meet lower bounds for a given iteration, by dynamic programming; and the least recompute of every
-//! range of layers, which it needs.
+//! Partitions of a subproblem that meet lower bounds for a given iteration, with the tables of
+//! least recompute that the dynamic program needs.
 
 use crate::{
-    bounds::partition_dp::{Divide, Divided, Grain, any, memory_pressure::Dues},
+    bounds::partition_dp::{Divide, Divided, Grain, any},
     costs::{CostSums, HostOffload, StageSlot},
     problem::Deadline,
     space::{
@@ -13,29 +13,27 @@ use crate::{
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Finds divisions, with the least recompute of every range of layers in every seat worked out before.
+/// Finds partitions, with the least recompute of every range of layers in every slot precomputed.
 pub(crate) struct Partitioner<'f, 'a> {
     costs: &'f CostSums<'a>,
-    /// By device, all that are as good as it but for the links that their ways share.
+    /// By device, all devices that are interchangeable with it except for links shared by their
+    /// paths.
     classes: Vec<Vec<usize>>,
-    /// By seat on the first of all devices that are alike.
+    /// Tables of least recompute, by slot on the first of all equal devices.
     least: BTreeMap<StageSlot, Vec<u16>>,
-    /// What is due beside that.
-    pub dues: Option<Dues>,
 }
 
 impl<'f, 'a> Partitioner<'f, 'a> {
-    /// For `cases` and nothing else.
+    /// Creates the tables of `cases`.
     pub fn new(costs: &'f CostSums<'a>, cases: &[Subproblem]) -> Self {
         let first = classes(costs, Coverage::UpToLinks);
         let class = |device: usize| (0..first.len()).filter(|other| first[*other] == first[device]).collect();
-        let mut this =
-            Self { costs, classes: (0..first.len()).map(class).collect(), least: BTreeMap::new(), dues: None };
+        let mut this = Self { costs, classes: (0..first.len()).map(class).collect(), least: BTreeMap::new() };
         this.extend(cases);
         this
     }
 
-    /// For those as well.
+    /// Adds the tables of `cases`.
     pub fn extend(&mut self, cases: &[Subproblem]) {
         let decided = |seat: &StageSlot| {
             let host_offloads = match seat.host_offload {
@@ -53,13 +51,14 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         self.least.extend(tables);
     }
 
-    /// All devices that are as good as `device` but for the links that their ways share, itself among them.
+    /// Returns the devices that are interchangeable with `device` except for links shared by their
+    /// paths, including itself.
     pub fn class(&self, device: usize) -> &[usize] {
         &self.classes[device]
     }
 
-    /// Whether a stage is at an end of the pipeline follows from its layers, and what it needs of its device depends on no host, unless
-    /// pins say so.
+    /// Returns the key of a table. The layers say whether a stage is at an end of the pipeline, and
+    /// memory on the device depends on the host only through pins.
     fn key(&self, seat: StageSlot) -> StageSlot {
         let indifferent = self.costs.devices[seat.device].is_indifferent();
         let host_offload =
@@ -71,14 +70,15 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         self.costs.layers + 1
     }
 
-    /// The least recompute with which layers `from..to` fit on stage `stage` of `case`.
+    /// Returns the least recompute with which layers `from..to` fit on stage `stage` of `case`.
     pub fn least(&self, case: &Subproblem, stage: usize, from: usize, to: usize) -> Option<usize> {
         some(self.least.get(&self.key(case.seats[stage]))?[from * self.width() + to])
     }
 
-    /// For each case, with a division that meets all bounds for an iteration of `limit` ms, the case in which every undecided stage has
-    /// the help with which it does so; with one of infinity, any division whose stages fit their devices. None where the deadline
-    /// came before.
+    /// Returns, for each subproblem, a partition that meets all bounds for an iteration of `limit`
+    /// ms, with its host offloads decided. If `limit` is infinite, it is any partition whose stages
+    /// fit their devices. The inner option is none if there is no such partition, the outer one if
+    /// the deadline expired.
     pub fn divide(
         &self,
         cases: &[&Subproblem],
@@ -94,17 +94,17 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         Divide::new(self.costs, self, (limit, grain)).all(cases, deadline)
     }
 
-    /// The same for one case.
+    /// Returns such a partition of one subproblem, with its host offloads decided.
     pub fn decided(&self, case: &Subproblem, limit: f64) -> Option<Divided> {
         self.divide(&[case], (limit, Grain::ALL[1]), None).into_iter().flatten().flatten().next()
     }
 
-    /// A division of a case that meets them.
+    /// Returns such a partition of one subproblem.
     pub fn partition(&self, case: &Subproblem, limit: f64) -> Option<Partition> {
         self.decided(case, limit).map(|divided| divided.partition)
     }
 
-    /// What may be chosen for a stage, each with the least recompute of every range of layers.
+    /// Returns the host offloads of a slot, each with the least recompute of every range of layers.
     pub fn choices(&self, seat: StageSlot) -> Option<Vec<(HostOffload, &[u16])>> {
         let host_offloads = match seat.host_offload {
             Some(host_offload) => vec![host_offload],
@@ -119,7 +119,8 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         host_offloads.into_iter().map(table).collect()
     }
 
-    /// The division that the starts of the stages, by where they end, lead to, each with its least recompute.
+    /// Returns the partition given by the start of each stage for each end, with its least
+    /// recompute.
     pub fn least_of(&self, case: &Subproblem, from_of: &[Vec<usize>]) -> Partition {
         let mut partition = Partition { ends: vec![0; case.stages()], recomputed: vec![0; case.stages()] };
         let mut end = self.costs.layers;
@@ -133,14 +134,14 @@ impl<'f, 'a> Partitioner<'f, 'a> {
     }
 }
 
-/// Stands for a range that does not fit.
+/// Marks a range that does not fit.
 const NONE: u16 = u16::MAX;
 
 pub(crate) fn some(least: u16) -> Option<usize> {
     (least != NONE).then_some(usize::from(least))
 }
 
-/// The least recompute of layers `from..to` at `from × (layers + 1) + to`.
+/// Returns the least recompute of layers `from..to`, at index `from × (layers + 1) + to`.
 fn least_recompute(costs: &CostSums<'_>, seat: StageSlot) -> Vec<u16> {
     let (width, device) = (costs.layers + 1, &costs.devices[seat.device]);
     let mut table = vec![NONE; width * width];

@@ -120,7 +120,7 @@ fn least_period_is_accepted(instance: &Instance, costs: &CostSums<'_>, case: &Su
     Ok(())
 }
 
-/// The time in ms for which each stage's links to the host are busy, which the event graph leaves out.
+/// Returns the load, in ms, of each stage's links to the host, which the event graph leaves out.
 fn streams(costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> impl Iterator<Item = f64> {
     (0..case.stages()).map(|stage| {
         let (layers, recomputed) = (partition.layers(stage), partition.recomputed[stage]);

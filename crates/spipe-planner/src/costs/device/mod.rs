@@ -4,7 +4,7 @@ mod grouped;
 
 use crate::costs::{HostOffload, StageSlot, StageTimes, p2p, slots_in, slots_out};
 use crate::{bisect::first_near, problem::pins::Pins};
-use spipe_base::{Bytes, DeviceId, LayerId, MemoryId};
+use spipe_base::{DeviceId, LayerId, MemoryId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Boundary, Context, OFFLOAD_SLOTS};
 
@@ -97,23 +97,6 @@ impl DeviceSums {
         let times = allowed(context, id, pins);
         let wanted = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
         Self::of((context, id, pins), (bytes, times), (wanted, hosts(context, id)))
-    }
-
-    /// Optimistic sums, in which nothing is updated, saved or recomputed, and optimizer state takes
-    /// no room where a host could hold it.
-    pub fn ideal(context: &Context<'_>, id: DeviceId, pins: &Pins, host_help: bool) -> Self {
-        let helped = host_help && !hosts(context, id).is_empty();
-        let bare = |layer: LayerId| {
-            let bytes = *context.cost.memory(layer, id);
-            let optimizer = if helped { Bytes::ZERO } else { bytes.optimizer };
-            LayerMemory { saved: Bytes::ZERO, optimizer, ..bytes }
-        };
-        let bytes: Vec<LayerMemory> = context.cost.layers().map(bare).collect();
-        let unstepped = |times: StageTimes| StageTimes { optimizer: 0.0, ..times };
-        let times: Vec<Option<StageTimes>> =
-            allowed(context, id, pins).into_iter().map(|times| times.map(unstepped)).collect();
-        let free = vec![None; times.len()];
-        Self::of((context, id, &Pins::default()), (bytes, times), (free, Vec::new()))
     }
 
     fn of(

@@ -1,6 +1,6 @@
 //! Columns and rows of the assignment program.
 
-use crate::formulation::assignment::{Class, positions::Place, single_gpu::Alone, ways};
+use crate::formulation::assignment::{Class, positions::Place, ways};
 use crate::{
     costs::{CostSums, DeviceSums},
     space::rules::{Permission, SystemRules, Warmup},
@@ -30,11 +30,6 @@ pub(crate) struct Spread<'f, 'a> {
     pub before_turning: Expression,
     /// Runs of equal layers: first layer and count.
     pub runs: Vec<(usize, usize)>,
-    /// How a single device that has all layers streams some of them, where the cases are
-    /// distinguished.
-    alone: Option<Alone>,
-    /// Time for which transient chunks occupy the device, including their copies inbound.
-    pub serial: Expression,
     /// Bytes to leave free in each device's memory, if layers are whole.
     whole: Option<&'f [u64]>,
     pub rows: Vec<Constraint>,
@@ -88,7 +83,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         let (rows, shares, efforts) = (Vec::new(), Vec::new(), Vec::new());
         let (computed, returned, again, before_turning) = Default::default();
         let runs = costs.runs.clone();
-        let (whole, alone, serial) = (None, None, Expression::default());
+        let whole = None;
         Self {
             costs,
             rules,
@@ -98,8 +93,6 @@ impl<'f, 'a> Spread<'f, 'a> {
             places,
             before_turning,
             runs,
-            alone,
-            serial,
             whole,
             rows,
             shares,
@@ -113,16 +106,6 @@ impl<'f, 'a> Spread<'f, 'a> {
     /// Requires whole layers, and leaves `free` bytes on each device.
     pub fn whole(self, free: &'f [u64]) -> Self {
         Self { whole: Some(free), ..self }
-    }
-
-    /// Fixes how a single device streams.
-    pub fn alone(self, alone: Alone) -> Self {
-        Self { alone: Some(alone), ..self }
-    }
-
-    /// Restricts the program to these layers.
-    pub fn only(self, runs: &[(usize, usize)]) -> Self {
-        Self { runs: runs.to_vec(), ..self }
     }
 
     pub fn layers(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
@@ -155,9 +138,6 @@ impl<'f, 'a> Spread<'f, 'a> {
         }
         if self.turn.is_some() {
             self.chain_of_places((classes, &burdens), vars);
-        }
-        if let Some(alone) = self.alone {
-            self.streamed_alone(alone);
         }
         self.step_at_the_end(classes, &host);
         self.step_after_norm((classes, &burdens), &host);
@@ -331,17 +311,11 @@ impl<'f, 'a> Spread<'f, 'a> {
         let returns = layer >= costs.frozen;
         let saves = returns && (costs.frozen == 0 || self.rules.in_rounds);
         let copies = if saves { self.copies(choice) } else { 0.0 };
-        let alone = self.alone.filter(|_| choice.kept == Activations::Recomputed && streams && returns);
-        let input = alone.map_or(0.0, |alone| alone.input);
-        let held = state.to_gib() + copies * bytes.saved.to_gib() + input;
+        let held = state.to_gib() + copies * bytes.saved.to_gib();
         burden.held.add_mul(held, share);
         burden.whole.push((held, share));
         self.places[choice.place].busy.add_mul(busy, share);
         self.places[choice.place].held.add_mul(held, share);
-        if let Some(alone) = self.alone.filter(|_| streams) {
-            let arrives = bytes.parameters.as_f64() / 1e6 / alone.rate;
-            self.serial.add_mul(computed + arrives / self.unit, share);
-        }
         let mut copied = [0.0; 2];
         if choice.kept == Activations::Offloaded && costs.frozen == 0 {
             // A stage of one layer keeps its input on the device.
@@ -376,9 +350,6 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.efforts.push(burden.busy.clone() / count);
         self.rows.push(constraint!(burden.busy <= count * self.busiest));
         self.rows.push(constraint!(burden.held.clone() <= count * self.usable(class).to_gib()));
-        if let Some(alone) = self.alone {
-            self.room_to_compute((class, alone), &burden.held);
-        }
         self.whole_layers(count, self.usable(class).to_gib(), burden.whole);
         if device.is_cpu {
             host.held += burden.held;

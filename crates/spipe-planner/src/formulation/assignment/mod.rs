@@ -7,9 +7,7 @@ mod columns;
 pub(crate) mod compute_bound;
 mod host_steps;
 pub(crate) mod integral;
-mod pigeonhole;
 mod positions;
-mod single_gpu;
 
 pub(crate) use crate::formulation::assignment::integral::{Counts, Limits, Share, Whole, seated};
 
@@ -51,7 +49,7 @@ pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadl
     }
     let of = |rules: SystemRules| {
         let late = stopped || costs.late(deadline);
-        if late { compute_bound::of(costs, rules.computing) } else { relaxation(costs, &rules, deadline) }
+        if late { compute_bound::of(costs, rules.computing) } else { relaxation(costs, &rules) }
     };
     SystemRules::in_problem(costs, system).into_iter().map(of).fold(f64::INFINITY, f64::min)
 }
@@ -63,7 +61,7 @@ pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> f64 {
     let turns: BTreeSet<Option<Warmup>> =
         of_stages.flat_map(|system| SystemRules::in_problem(costs, *system)).map(|rules| rules.turn).collect();
     let stages = SystemRules::of_stages(costs.host_help);
-    let bounds = turns.into_iter().map(|turn| relaxation(costs, &SystemRules { turn, ..stages }, None));
+    let bounds = turns.into_iter().map(|turn| relaxation(costs, &SystemRules { turn, ..stages }));
     bounds.reduce(f64::min).unwrap_or(0.0)
 }
 
@@ -77,16 +75,13 @@ pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> f64 {
 ///   layers from the first trained one on, each on its fastest device: the next forward there waits
 ///   for the optimizer step. Gradients of weights are not on this path where backwards are split,
 ///   and a recompute waits for no gradient.
-/// - Large layers are whole: a device holds no more of them than fit
-///   ([`Spread::whole_layers`]). Some device has the largest layer, and of `k n + 1` layers on `n`
-///   devices some device has `k + 1` (module `pigeonhole`).
+/// - Large layers are whole: a device holds no more of them than fit ([`Spread::whole_layers`]).
 /// - Devices wait for the first microbatch ([`Spread::fill`]).
 /// - Where each device has consecutive layers, every position of the chain has a bound of its own
 ///   ([`Spread::chain_of_places`]).
 ///
-/// The result is infinite if nothing fits. If the solver has no answer or time is over, it is the
-/// bound of one pass alone.
-pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules, deadline: Option<&Deadline<'_>>) -> f64 {
+/// The result is infinite if nothing fits. Without an answer of the solver, it is one pass alone.
+pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules) -> f64 {
     let classes = classes(costs, rules);
     let chain = chain(costs, rules, &classes);
     if classes.is_empty() || !chain.is_finite() {
@@ -98,9 +93,7 @@ pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules, deadline: Op
     let turn = rules.turns(costs).filter(|_| small);
     let of_part = |classes: &Vec<Class>| spread(costs, rules, (classes, chain), turn);
     let parts = streaming_or_not(costs, rules, classes.clone());
-    let least = parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(costs, rules, chain));
-    let alone = single_gpu::least((costs, rules), (&classes, chain), deadline).unwrap_or(0.0);
-    least.max(alone).max(pigeonhole::least(costs, rules, (&classes, chain)))
+    parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(costs, rules, chain))
 }
 
 /// Returns the minimal load of the busiest resource, in ms; zero if the solver has no answer.

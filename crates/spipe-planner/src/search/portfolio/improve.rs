@@ -5,8 +5,8 @@ use crate::search::{
     portfolio::{Known, PROMISING, Search},
 };
 use crate::{
-    improve::{anneal, refine},
-    problem::{Deadline, SYSTEMS},
+    improve::refine,
+    problem::SYSTEMS,
     score::judge::{Scored, faster},
     space::enumerate::few,
 };
@@ -18,21 +18,6 @@ const REFINED: usize = 3;
 
 /// How many placements are simulated for a start before others have their turn.
 const FIRST_STEPS: usize = 160;
-
-/// How many times as many placements as for improving one step by step are simulated for annealing the best.
-const ANNEALED: usize = 4;
-
-/// How much of the time that is left in hundredths is for single changes, where the best placement is annealed afterwards.
-const STEP_BY_STEP: u32 = 6;
-
-/// The same where another system may gain several times as much as annealing.
-const MOSTLY_STEP_BY_STEP: u32 = 60;
-
-/// How many times as much that is.
-const MORE: f64 = 3.0;
-
-/// Placements that take no more than so many times as long as the best are worth annealing.
-const NEARLY: f64 = 1.05;
 
 /// A placement of a system, and how many more may be simulated to improve it.
 type Start = (usize, Scored, usize);
@@ -51,57 +36,15 @@ impl Search<'_, '_> {
         let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * PROMISING);
         let most = self.problem.options.refinements;
         starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start, most))));
-        let anneals = starts.iter().any(|(_, start, _)| self.near(start));
-        let until = self.deadline.percent(match anneals {
-            true if self.gains_more_elsewhere(&starts) => MOSTLY_STEP_BY_STEP,
-            true => STEP_BY_STEP,
-            false => 100,
-        });
         // The first steps say which of them lead far.
-        let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY), &until);
+        let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY));
         starts.extend(self.starts(&behind));
         let mut steps = FIRST_STEPS;
-        while !starts.is_empty() && !until.over() {
-            starts = self.step(starts, (steps, PROMISING), &until);
+        while !starts.is_empty() && !self.deadline.over() {
+            starts = self.step(starts, (steps, PROMISING));
             // Fewer than before would simulate the same neighbours again.
             steps *= 2;
         }
-    }
-
-    /// Whether a system whose placements are not annealed may gain several times as much as any that is.
-    fn gains_more_elsewhere(&self, starts: &[Start]) -> bool {
-        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        let most = |anneals: bool| {
-            let of = starts.iter().filter(|(_, start, _)| self.near(start) == anneals);
-            of.map(|(index, ..)| best - self.systems[*index].bound).fold(0.0, f64::max)
-        };
-        most(false) > MORE * most(true)
-    }
-
-    /// Anneals the fastest placement that can be, if it is nearly as fast as the best.
-    pub(crate) fn anneal(&mut self) {
-        let Some((index, start)) = self.annealed() else { return };
-        let most = ANNEALED * self.problem.options.refinements;
-        let (annealed, examined) = anneal::anneal((self.problem, &self.costs), &self.deadline, (start, most));
-        let known = &mut self.systems[index];
-        known.examined += examined;
-        known.best = faster(known.best.take(), Some(annealed));
-    }
-
-    /// Which system's placement is annealed, and that.
-    fn annealed(&self) -> Option<(usize, Scored)> {
-        let limit = self.limit();
-        let suits = |(index, known): (usize, &Known)| {
-            let start = known.best.clone().filter(|start| known.bound < limit && self.near(start))?;
-            Some((index, start))
-        };
-        self.systems.iter().enumerate().filter_map(suits).min_by_key(|(_, (time, _))| *time)
-    }
-
-    /// Whether a placement can be annealed and is nearly as fast as the best.
-    fn near(&self, (time, placement): &Scored) -> bool {
-        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        time.to_ms() < NEARLY * best && anneal::suits(&self.problem.context, placement)
     }
 
     /// The placements of `systems` to begin with.
@@ -119,7 +62,7 @@ impl Search<'_, '_> {
 
     /// Improves each of `starts` by simulating so many, the fastest first, and to the end those that take less than `near` times the best; what
     /// more may help.
-    fn step(&mut self, mut starts: Vec<Start>, (steps, near): (usize, f64), until: &Deadline<'_>) -> Vec<Start> {
+    fn step(&mut self, mut starts: Vec<Start>, (steps, near): (usize, f64)) -> Vec<Start> {
         starts.sort_by_key(|(_, (time, _), _)| *time);
         starts.dedup();
         let mut more = Vec::new();
@@ -127,15 +70,15 @@ impl Search<'_, '_> {
             let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
             let most = if start.0.to_ms() < best * near { left } else { left.min(steps) };
             if most > 0 && self.systems[index].bound < self.limit() {
-                more.extend(self.refine(index, (start, most), until).map(|refined| (index, refined, left - most)));
+                more.extend(self.refine(index, (start, most)).map(|refined| (index, refined, left - most)));
             }
         }
         more
     }
 
     /// Improves `start`, a placement of the `index`th system, by simulating so many; what it came to where more of them may help.
-    fn refine(&mut self, index: usize, (start, most): (Scored, usize), until: &Deadline<'_>) -> Option<Scored> {
-        let (refined, examined) = refine(self.problem, &self.costs, until, (start, most));
+    fn refine(&mut self, index: usize, (start, most): (Scored, usize)) -> Option<Scored> {
+        let (refined, examined) = refine(self.problem, &self.costs, &self.deadline, (start, most));
         let known = &mut self.systems[index];
         known.examined += examined;
         known.best = faster(known.best.take(), Some(refined.clone()));

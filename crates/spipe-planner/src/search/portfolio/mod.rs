@@ -13,10 +13,8 @@
 mod generate;
 mod improve;
 mod several;
-mod tight;
 
 use crate::formulation::assignment::compute_bound::floor;
-use crate::{bounds::one_stage_relaxation::Hint, candidates::candidates, feasibility::closest, search::heuristics};
 use crate::{
     bounds::to_time,
     costs::CostSums,
@@ -25,6 +23,7 @@ use crate::{
     score::judge::{Scored, faster, judge},
     search::fits::{self, Decision},
 };
+use crate::{candidates::candidates, feasibility::closest, search::heuristics};
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_cost::Mode;
@@ -57,9 +56,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         if !balanced {
             search.balance();
         }
-        search.shorten();
         search.fall_back();
-        search.fit_in_time(&planned);
         search.bound_stages(&planned);
         Ok(())
     })?;
@@ -78,7 +75,6 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         search.cut();
         search.improve();
         search.exhaust();
-        search.anneal();
         Ok(())
     })?;
     search.conclude()
@@ -144,7 +140,6 @@ struct Search<'s, 'a> {
     /// No placement of the systems whose stages are planned takes less, in ms, however many stages its devices have; and where stages may be
     /// that take little more.
     staged: Vec<(System, f64)>,
-    hints: Vec<Hint>,
     /// How many placements of them were examined before they were planned.
     looked: usize,
     /// Where what is known of these is.
@@ -173,24 +168,9 @@ impl<'s, 'a> Search<'s, 'a> {
         let systems = systems.iter().map(known).collect();
         let deadline = Deadline::new(problem);
         let (begun, spare, short, staged, refused) = (Vec::new(), None, Vec::new(), Vec::new(), None);
-        let (hints, looked, planned) = (Vec::new(), 0, None);
+        let (looked, planned) = (0, None);
         let (solves, cases) = (0, 0);
-        Self {
-            problem,
-            costs,
-            deadline,
-            systems,
-            begun,
-            spare,
-            short,
-            staged,
-            hints,
-            looked,
-            planned,
-            refused,
-            solves,
-            cases,
-        }
+        Self { problem, costs, deadline, systems, begun, spare, short, staged, looked, planned, refused, solves, cases }
     }
 
     /// Remembers a plan that fits, where one is found at once; says what is missing, where it is certain that there is none.
@@ -235,12 +215,6 @@ impl<'s, 'a> Search<'s, 'a> {
     fn balance(&mut self) {
         let most = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
         self.begun.extend(heuristics::balanced(self.problem, &self.costs, (most, &self.deadline)));
-    }
-
-    /// Remembers the best plan in short stages, if it may be improved beyond the best.
-    fn shorten(&mut self) {
-        let most = self.best().map_or(f64::INFINITY, |(time, _)| PROMISING * time.to_ms());
-        self.short.extend(heuristics::in_short_stages((self.problem, &self.costs), most, &self.deadline));
     }
 
     /// Takes the plan that fits where nothing better was found.

@@ -15,7 +15,6 @@ use crate::{
     costs::{CostSums, HostOffload},
     feasibility::shortage,
     formulation::assignment::least_of_stages,
-    improve::partition::polish,
     problem::{Deadline, PlanError, Problem, Solution},
     score::{
         event_graph::EventGraph,
@@ -35,9 +34,6 @@ const ROUND: usize = 8;
 
 /// How many of the most promising divisions are simulated first.
 const SEEDS: usize = 32;
-
-/// How many of them are improved first.
-const POLISHED: usize = 4;
 
 /// The common search over the iteration time ends at this fraction.
 const COARSE: f64 = 0.002;
@@ -268,14 +264,6 @@ impl<'s, 'a> Search<'s, 'a> {
             .collect();
         promising.sort_by(|a, b| a.0.total_cmp(&b.0));
         promising.truncate(SEEDS);
-        let polished: Vec<(f64, Partition, Subproblem)> = promising[..promising.len().min(POLISHED)]
-            .par_iter()
-            .map(|(_, partition, case)| {
-                let start = (partition.clone(), case.clone());
-                period(polish(self.costs, &self.partitioner, start, || self.deadline.over()))
-            })
-            .collect();
-        promising.extend(polished);
         let judged: Vec<Found> = promising
             .par_iter()
             .enumerate()
