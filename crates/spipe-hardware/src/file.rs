@@ -253,7 +253,7 @@ pub struct NvmeFile {
 pub struct NodeFile {
     /// Its name.
     pub name: String,
-    /// A description of the node, or the source of it.
+    /// A description or source of the node.
     pub source: Option<String>,
 }
 
