@@ -1,8 +1,9 @@
-//! The balanced dynamic program: for each device order the division whose busiest stage is least busy.
+//! Balanced dynamic program: for each device order, the partition that minimises the busiest stage.
 //!
-//! `best(i, e) = min over a < e of max(best(i−1, a), F + R + B of layers a..e on device i)`, with the least recompute R
-//! that fits in memory: O(L² p) per order (the linear partition problem; PipeDream's planner, Narayanan et al., SOSP 2019,
-//! section 3.1, without replication). The orders whose busiest stage is least busy are simulated.
+//! `best(i, e) = min over a < e of max(best(i−1, a), F + R + B of layers a..e on device i)`, with
+//! the least recompute R that fits in memory, takes O(L² p) per order. This is the linear partition
+//! problem (PipeDream's planner, Narayanan et al., SOSP 2019, section 3.1, without replication).
+//! The best-balanced orders are simulated.
 
 use crate::{
     bounds::{
@@ -26,10 +27,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// How many of the best-balanced cases are simulated.
+/// Number of best-balanced subproblems that are simulated.
 const CANDIDATES: usize = 32;
 
-/// The planner.
+/// The planner `dp`.
 pub(crate) struct Balanced;
 
 impl Planner for Balanced {
@@ -60,7 +61,8 @@ fn all_cases(problem: &Problem<'_>, costs: &CostSums<'_>, deadline: &Deadline<'_
     cases(problem, costs, &device_orders::sequences(costs, problem.options.sequence_limit, Some(deadline)).list)
 }
 
-/// The fastest of the best-balanced placements, if it may take less than `most` ms.
+/// Returns the fastest of the best-balanced placements whose busiest stage takes less than `most`
+/// ms.
 pub(crate) fn best(problem: &Problem<'_>, costs: &CostSums<'_>, most: f64, deadline: &Deadline<'_>) -> Option<Scored> {
     let cases = all_cases(problem, costs, deadline);
     let candidates = candidates(costs, &Partitioner::new(costs, &cases), (&cases, most), deadline);
@@ -114,15 +116,15 @@ fn solve(
     })
 }
 
-/// The best-balanced divisions, the best first, each with the index of its case, without those whose busiest stage is busy for `most` ms
-/// in an iteration.
+/// Returns the best-balanced partitions with the index of their subproblem, in ascending order of
+/// the busiest stage. Those whose busiest stage takes `most` ms or more per iteration are left out.
 pub(crate) fn candidates(
     costs: &CostSums<'_>,
     partitioner: &Partitioner<'_, '_>,
     (cases, most): (&[Subproblem], f64),
     deadline: &Deadline<'_>,
 ) -> Vec<(usize, Partition)> {
-    // Stages are balanced by both passes.
+    // Stages are balanced by both passes, which inference does not have.
     let most = if costs.training { most / costs.microbatches as f64 } else { f64::INFINITY };
     let best = Best { most, times: Mutex::default() };
     let divide = |(index, case): (usize, &Subproblem)| {
@@ -137,11 +139,12 @@ pub(crate) fn candidates(
     partitions.into_iter().map(|(_, index, partition)| (index, partition)).collect()
 }
 
-/// The least times of busiest stages so far, one for each candidate: a case above the largest of them cannot be among the best.
+/// The least busiest-stage times so far, one per candidate: a subproblem above the largest of them
+/// is not among the best.
 struct Best {
-    /// The most that is of interest.
+    /// Longest time of interest, in ms.
     most: f64,
-    /// As bits, which order times that are not negative.
+    /// As bits, whose order is that of non-negative times.
     times: Mutex<BinaryHeap<u64>>,
 }
 
@@ -154,7 +157,7 @@ impl Best {
         }
     }
 
-    /// What a case must not exceed to be among them.
+    /// Returns the time, in ms, that a subproblem must not exceed to be among the best.
     fn limit(&self) -> f64 {
         let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let last = times.peek().filter(|_| times.len() == CANDIDATES);
@@ -162,8 +165,8 @@ impl Best {
     }
 }
 
-/// The division of `case` whose busiest stage is least busy per microbatch, with that time in ms; none where it is busy for longer than
-/// `limit`.
+/// Returns the partition of `case` that minimises the busiest stage, and that stage's ms per
+/// microbatch; none if it exceeds `limit`.
 fn balance(
     costs: &CostSums<'_>,
     partitioner: &Partitioner<'_, '_>,
@@ -182,7 +185,7 @@ fn balance(
             let busy = |to: usize, recomputed: usize| {
                 case.device(costs, stage).stage_times((from, to), recomputed, case.host_offload(stage)).busy()
             };
-            // With more layers a stage is busy for longer.
+            // A stage's time grows with its layers.
             for to in (from + 1..=farthest).take_while(|to| busy(*to, 0) <= limit) {
                 let Some(recomputed) = some(table[from * (layers + 1) + to]) else { continue };
                 let busy = busy(to, recomputed);

@@ -1,28 +1,28 @@
-//! Layers cut into consecutive pieces whose largest takes least.
+//! Division of the layers into consecutive pieces that minimises the heaviest piece.
 
 use crate::bisect::first_of;
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::Context;
 
-/// What pieces are balanced in.
+/// Weight by which pieces are balanced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
     /// Time of one microbatch.
     Time,
-    /// Half of each, as parts of the whole.
+    /// Sum of both, each as a fraction of its total.
     Both,
-    /// What stays on the device, with what one microbatch saves.
+    /// State on the device, with the saved activations of one microbatch.
     Bytes,
 }
 
-/// `pieces` consecutive pieces of all layers, each with at least one, such that the slowest on `device` is as fast as
-/// possible. None if there are too few layers, or one cannot run there.
+/// Divides all layers into `pieces` consecutive pieces that minimise the time of the slowest on
+/// `device`. None if there are too few layers, or one cannot run there.
 pub(crate) fn balanced(context: &Context<'_>, device: DeviceId, pieces: usize) -> Option<Vec<LayerRange>> {
     balanced_in(context, (device, Weight::Time), pieces)
 }
 
-/// The same such that the heaviest piece is as light as possible.
+/// Divides all layers into `pieces` consecutive pieces that minimise the heaviest by `weight`.
 pub(crate) fn balanced_in(
     context: &Context<'_>,
     (device, weight): (DeviceId, Weight),
@@ -31,7 +31,8 @@ pub(crate) fn balanced_in(
     lightest(&weights(context, (device, weight))?, pieces)
 }
 
-/// So many pieces as balanced as can be, and one more of the last layer.
+/// Divides all layers but the last into `pieces` balanced pieces, and adds the last layer as a
+/// piece.
 pub(crate) fn with_the_last_alone(context: &Context<'_>, device: DeviceId, pieces: usize) -> Option<Vec<LayerRange>> {
     let weights = weights(context, (device, Weight::Time))?;
     let (_, others) = weights.split_last()?;
@@ -39,7 +40,7 @@ pub(crate) fn with_the_last_alone(context: &Context<'_>, device: DeviceId, piece
     Some([lightest(others, pieces)?, vec![last]].concat())
 }
 
-/// What each layer weighs on `device`; none if one cannot run there.
+/// Returns the weight of each layer on `device`; none if one cannot run there.
 fn weights(context: &Context<'_>, (device, weight): (DeviceId, Weight)) -> Option<Vec<f64>> {
     let training = context.workload().mode == Mode::Train;
     let mut weights = Vec::new();
@@ -58,8 +59,8 @@ fn weights(context: &Context<'_>, (device, weight): (DeviceId, Weight)) -> Optio
     Some(weights.iter().map(of).collect())
 }
 
-/// Consecutive pieces of which the heaviest is as light as possible: the linear partition problem, by dynamic programming in
-/// O(L p log L).
+/// Solves the linear partition problem, minimal heaviest piece, by dynamic programming in O(L p log
+/// L).
 fn lightest(weights: &[f64], pieces: usize) -> Option<Vec<LayerRange>> {
     let mut sums = vec![0.0];
     for weight in weights {
@@ -69,13 +70,15 @@ fn lightest(weights: &[f64], pieces: usize) -> Option<Vec<LayerRange>> {
     if pieces == 0 || pieces > layers {
         return None;
     }
-    // best[p][e]: the heaviest of p pieces of the first e layers; from[p][e]: where its last piece starts.
+    // best[p][e]: the heaviest of p pieces of the first e layers; from[p][e]: the start of its
+    // last.
     let mut best = vec![vec![f64::INFINITY; layers + 1]; pieces + 1];
     let mut from = vec![vec![0; layers + 1]; pieces + 1];
     best[0][0] = 0.0;
     for piece in 1..=pieces {
         for end in piece..=layers {
-            // The later the last piece starts, the less it takes, and the more those before it do: where these meet is the best.
+            // With a later start, the last piece gets lighter and the pieces before it heavier: the
+            // best start is where they meet.
             let meet = first_of((piece - 1, end), |start| best[piece - 1][start] >= sums[end] - sums[start]);
             let before = meet.checked_sub(1).filter(|before| *before + 1 >= piece);
             let before = before.map(|before| first_of((piece - 1, end), |start| sums[start] >= sums[before]));
@@ -96,7 +99,7 @@ fn lightest(weights: &[f64], pieces: usize) -> Option<Vec<LayerRange>> {
     ends.windows(2).map(|pair| LayerRange::new(pair[0].into(), (pair[1] - 1).into())).collect()
 }
 
-/// One piece per layer.
+/// Returns one piece per layer.
 pub(crate) fn single(context: &Context<'_>) -> Vec<LayerRange> {
     context.cost.layers().filter_map(|layer| LayerRange::new(layer, layer)).collect()
 }

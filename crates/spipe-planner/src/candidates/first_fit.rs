@@ -1,4 +1,5 @@
-//! Stages dealt out where there is room, for models with a layer far larger than the others, as a large embedding.
+//! First fit of stages to GPUs, for models with one layer far larger than the others, such as a
+//! large embedding.
 
 use crate::hosts::on_device;
 use crate::{
@@ -9,11 +10,11 @@ use spipe_base::{DeviceId, MemoryId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage, Weights, check, footprint, needed};
 
-/// Beyond so many stages it would take too long.
+/// Limit on stages, for the time it takes.
 const MOST_STAGES: usize = 256;
 
-/// The stages of `placement`, each on the next GPU in turn that has room for it beside those that it has, as has the DRAM near it or another
-/// one, and with as little recomputed as then fits; none where there is no room.
+/// Assigns each stage of `placement` to the next GPU with enough memory, using the nearest DRAM
+/// with enough memory, and then recomputes as little as fits; none if some stage fits nowhere.
 pub(crate) fn dealt(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let (gpus, stages) = (gpus(context), placement.stages.as_slice());
     if stages.len() > MOST_STAGES {
@@ -29,7 +30,7 @@ pub(crate) fn dealt(context: &Context<'_>, placement: &Placement) -> Option<Plac
             std::iter::once(near).chain(others).map(move |here| (turn, here))
         });
         let has_room = |(turn, here): &(usize, Stage)| {
-            // What leaves it for another device counts as well.
+            // Boundaries that leave for another device count as well.
             let behind = stages.get(index + 1).map(|behind| on_device(context, behind, gpus[(turn + 1) % gpus.len()]));
             let stages = dealt.iter().copied().chain([*here]).chain(behind).collect();
             has_room(context, &Placement { stages, ..placement.clone() }, *here)
@@ -46,7 +47,7 @@ pub(crate) fn dealt(context: &Context<'_>, placement: &Placement) -> Option<Plac
     Some(dealt).filter(|dealt| check(context, dealt).is_ok())
 }
 
-/// Whether the memories that a stage uses hold no more than they can.
+/// Returns whether the memories that `stage` uses hold everything in them.
 fn has_room(context: &Context<'_>, placement: &Placement, stage: Stage) -> bool {
     let needs = footprint(context, placement);
     let holds = |memory: MemoryId| needed(&needs, memory) <= context.hardware.memories()[memory].usable();
@@ -66,7 +67,8 @@ mod tests {
     };
     use spipe_plan::System;
 
-    /// A large layer and seven small ones, of 32 MiB of boundary for each of four microbatches, on three GPUs of so many MiB.
+    /// A large layer and seven small ones, with boundaries of 32 MiB for each of four microbatches,
+    /// on three GPUs of `memory` MiB.
     fn fitting(memory: u64) -> Vec<Placement> {
         let small = LayerText {
             count: 7,
@@ -96,7 +98,7 @@ mod tests {
         };
         assert_eq!(all_of(640), []);
         assert_eq!(all_of(700), [(Some(2), 1)]);
-        // With more room some come back to it.
+        // With more memory, some small layers stay on the first GPU.
         assert!(all_of(780).contains(&(Some(2), 2)) && !all_of(780).contains(&(Some(2), 3)));
         assert!(all_of(1200).contains(&(Some(2), 3)));
     }

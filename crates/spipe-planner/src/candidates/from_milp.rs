@@ -1,7 +1,9 @@
-//! Placements by integer program: how many layers of each run are streamed or stay, are saved, recomputed or offloaded, and where they are
-//! stepped, with several stages on each device.
+//! Candidates from the assignment program with whole layers: how many layers of each run are
+//! streamed or kept; saved, recomputed or offloaded; and updated on the device or the host, with
+//! several stages per device.
 //!
-//! The program counts what layers hold, and not what stages need beside them. What a placement lacks is left free the next time.
+//! The program counts the memory of layers, and not the further memory of stages. A placement's
+//! shortage is left free in the next solve.
 
 use crate::candidates::residency;
 use crate::formulation::assignment::integral::counts;
@@ -22,37 +24,38 @@ use spipe_plan::{
 };
 use std::time::Duration;
 
-/// Which part of the time that is left all programs may take together where systems are only tried, in hundredths.
+/// Percent of the remaining time that all programs together may take where systems are only tried.
 pub(crate) const PERCENT: u32 = 8;
 
-/// Which part of that one of them may take.
+/// Fraction 1 ÷ n of that time that one program may take.
 const PROGRAMS: u32 = 4;
 
-/// How often more is left free.
+/// Limit on solves per placement.
 const TRIES: usize = 4;
 
-/// How many layers short stages have at most, with how many slots for what they offload.
+/// Limits on the layers of a stage, with the number of slots for offloaded activations.
 const SHORT: [(usize, u64); 3] = [(1, FEWEST_OFFLOAD_SLOTS), (1, MOST_OFFLOAD_SLOTS), (4, FEWEST_OFFLOAD_SLOTS)];
 
-/// Solves the program with so many bytes left free on each device.
+/// Solves the program with the given bytes left free on each device.
 type Solve<'s> = dyn Fn(&[u64]) -> Option<Counts> + Sync + 's;
 
-/// Makes stages of counts.
+/// Builds a placement from an assignment.
 type Build<'b> = Box<dyn Fn(&Counts) -> Option<Placement> + Sync + 'b>;
 
-/// What the programs of a system lead to.
+/// Results of a system's programs.
 #[derive(Default)]
 pub(crate) struct Counted {
-    /// Those that fit.
+    /// Placements that fit.
     pub placements: Vec<Placement>,
-    /// No placement of the system takes less, in ms.
+    /// Lower bound of all placements of the system, in ms.
     pub least: f64,
-    /// Whether some program ended before all of its bound was known.
+    /// Whether some program stopped before its bound was final.
     pub open: bool,
 }
 
-/// The placements of `system` that its programs lead to, if any takes less than `most` ms, with the devices of each in two orders. All programs
-/// together have as much time as `deadline` leaves, and none of them more than a part of it. None for systems that leave no such choice.
+/// Returns the placements that the programs of `system` yield, if any may take less than `most` ms.
+/// The programs share the time that `deadline` leaves, each limited to a part of it. Empty for
+/// systems without such choices.
 pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline): (f64, &Deadline<'_>)) -> Counted {
     let rules_of_each = SystemRules::in_problem(costs, system).into_iter();
     let built: Vec<_> = rules_of_each.map(|rules| (rules, builds(costs, (system, rules)))).collect();
@@ -62,12 +65,13 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
     let solve = |rules: &SystemRules, free: &[u64]| {
         let until = deadline.at_most(deadline.limit() / PROGRAMS);
         let counts = counts(costs, rules, Limits { free, most, time: until.left() });
-        // What it has come to by then is not the same each time.
+        // A solution found by the time limit depends on the machine, so the result counts as
+        // truncated.
         until.poll();
         counts
     };
     let mut all = Counted { placements: Vec::new(), least: f64::INFINITY, open: false };
-    // What all programs bound comes before what one of them leads to.
+    // All bounds come first, then the placements.
     let first: Vec<Whole> = built.iter().map(|(rules, _)| solve(rules, &vec![0; costs.devices.len()])).collect();
     for ((rules, builds), first) in built.iter().zip(first) {
         match first {
@@ -85,14 +89,15 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
     all
 }
 
-/// What no placement of `system` takes less than, in ms, as far as that is known in so much time where the programs of [`placements`] ended before.
+/// Returns a lower bound of all placements of `system`, in ms, found within `time` by the
+/// relaxation [`seated`].
 pub(crate) fn least(costs: &CostSums<'_>, system: System, (most, time): (f64, Duration)) -> f64 {
     let limits = Limits { free: &[], most, time };
     let rules_of_each = SystemRules::in_problem(costs, system).into_iter();
     rules_of_each.map(|rules| seated(costs, &rules, limits)).reduce(f64::min).unwrap_or(0.0)
 }
 
-/// The ways to make stages of counts under `system`.
+/// Returns the functions that build placements of `system` from an assignment.
 fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -> Vec<Build<'b>> {
     let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single;
     if let Some(turn) = rules.turn.filter(|_| chain) {
@@ -116,10 +121,10 @@ fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -
     }
 }
 
-/// Builds from the `first` counts, and solves again with more left free until everything fits.
+/// Builds a placement from `first`, and solves again with the shortage left free until it fits.
 fn fitted(costs: &CostSums<'_>, first: &Counts, solve: &Solve<'_>, build: &Build<'_>) -> Option<Placement> {
     let mut free = vec![0; costs.devices.len()];
-    // The program counts all hosts as one.
+    // The program treats all hosts as one.
     let build = |counts: &Counts| {
         let near = build(counts)?;
         Some(shared_out(&costs.context, &near).unwrap_or(near))
@@ -139,7 +144,7 @@ fn fitted(costs: &CostSums<'_>, first: &Counts, solve: &Solve<'_>, build: &Build
     Some(placement).filter(fits)
 }
 
-/// What the memory of each device has too little.
+/// Returns the shortage of each device's memory, in bytes.
 fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
     let needs = footprint(context, placement);
     let lacks = |device: DeviceId| {
@@ -149,8 +154,8 @@ fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
     context.cost.devices().map(lacks).collect()
 }
 
-/// What is chosen for each layer of a run: those that stay before those that are streamed, those that are stepped on their device
-/// before the others, and those that wait longest for their backward recomputed.
+/// Returns the choice of each layer of a run, in order: kept before streamed, updated on the device
+/// before the host, and recomputed first, since the first layers wait longest for their backward.
 ///
 /// The backward ends with the first layers, whose steps on a socket nothing hides.
 fn in_order(counts: &Counts, run: usize) -> Vec<&Share> {
@@ -164,12 +169,13 @@ fn in_order(counts: &Counts, run: usize) -> Vec<&Share> {
     shares.into_iter().flat_map(|share| std::iter::repeat_n(share, share.layers)).collect()
 }
 
-/// What is chosen for each layer.
+/// Returns the choice of each layer.
 fn of_layers<'c>(costs: &CostSums<'_>, counts: &'c Counts) -> Vec<&'c Share> {
     (0..costs.runs.len()).flat_map(|run| in_order(counts, run)).collect()
 }
 
-/// Stages of `pieces` on `gpus` in turn: kept where at least half of their layers are.
+/// Returns the stages of `pieces` on `gpus`, round robin; a stage is kept if at least half of its
+/// layers are.
 fn dealt(costs: &CostSums<'_>, (gpus, pieces): (&[DeviceId], &[LayerRange]), counts: &Counts) -> Option<Placement> {
     let mut placement = streamed::superpipeline(&costs.context, (gpus, pieces), false)?;
     let choices = of_layers(costs, counts);
@@ -189,7 +195,7 @@ fn dealt(costs: &CostSums<'_>, (gpus, pieces): (&[DeviceId], &[LayerRange]), cou
     Some(placement)
 }
 
-/// Stages of at most so many layers of equal choices along the chain of devices.
+/// Returns stages of at most `most` layers with equal choices, along the chain of devices.
 fn chained(costs: &CostSums<'_>, (system, most): (System, usize), counts: &Counts) -> Option<Placement> {
     let choices = of_layers(costs, counts);
     let mut unused: Vec<std::slice::Iter<'_, usize>> = counts.classes.iter().map(|class| class.iter()).collect();
@@ -266,7 +272,7 @@ mod tests {
         list
     }
 
-    /// What is streamed is stepped on the host, which takes longer than to compute it again.
+    /// Streamed layers are updated on the host, which takes longer than recompute.
     #[test]
     fn as_much_is_kept_as_fits_beside_the_rest() {
         let kept = |memory: u64| {

@@ -1,4 +1,5 @@
-//! Greedy: GPUs are filled in layer order up to their memory, and what does not fit spills to CPU sockets.
+//! Greedy planner: fills GPUs in layer order up to their memory, and spills the rest to CPU
+//! sockets.
 //!
 //! The reference policy of the hybrid GPU + CPU pipeline (M. Diakonov, sPipe, 2026).
 
@@ -13,7 +14,7 @@ use crate::{
 };
 use spipe_plan::{OutcomeStatus, Placement, System, check};
 
-/// The planner.
+/// The planner `greedy`.
 pub(crate) struct Greedy;
 
 impl Planner for Greedy {
@@ -53,8 +54,8 @@ impl Planner for Greedy {
     }
 }
 
-/// The greedy division of the layers, under each discipline for which there is one: over the fewest devices that will do,
-/// without recompute if possible, otherwise with everything recomputed.
+/// Returns the greedy partition under each schedule that has one: on the fewest devices that
+/// suffice, without recompute if possible, otherwise with everything recomputed.
 pub(crate) fn placements(costs: &CostSums<'_>, systems: &[System]) -> Vec<Placement> {
     let order = device_order(costs);
     let mut list = Vec::new();
@@ -75,7 +76,7 @@ pub(crate) fn placements(costs: &CostSums<'_>, systems: &[System]) -> Vec<Placem
     list
 }
 
-/// GPUs, then sockets, without devices that can hold no layer at all.
+/// Returns GPUs, then sockets, without devices that can hold no layer.
 fn device_order(costs: &CostSums<'_>) -> Vec<usize> {
     let holds = |device: &usize| {
         (0..costs.layers).any(|layer| {
@@ -88,7 +89,7 @@ fn device_order(costs: &CostSums<'_>) -> Vec<usize> {
     order
 }
 
-/// Gives each stage as many layers as fit, as long as one is left for each stage after it.
+/// Gives each stage as many layers as fit, leaving at least one for each later stage.
 fn fill(costs: &CostSums<'_>, case: &Subproblem, recompute: bool) -> Option<Partition> {
     let stages = case.stages();
     let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };

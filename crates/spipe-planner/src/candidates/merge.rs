@@ -1,8 +1,9 @@
-//! Streamed stages joined, where that needs no more room than the largest of them anyway does.
+//! Merge of streamed stages, where the merged stage needs no more buffer than the largest stage
+//! anyway.
 //!
-//! A device holds the input of each of its stages on all microbatches, and has room for the parameters of the largest. So layers that are
-//! computed again leave more room in as few stages as that one allows, and fewer of them have to be. The first stage stays as it is:
-//! nothing hides its step.
+//! A device holds the input of each of its stages for all microbatches, and buffers for the
+//! parameters of the largest. Fewer stages leave more memory, so that fewer layers must be
+//! recomputed. The first stage stays as it is: nothing hides its optimizer step.
 
 use crate::{
     candidates::residency::{may_stay, streams, with_least_recompute},
@@ -12,11 +13,12 @@ use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::LayerMemory;
 use spipe_plan::{Context, Placement, Stage};
 
-/// How many layers of stages that keep their parameters are joined at most: what they compute again is there at once.
+/// Limits on the layers of merged stages that keep their parameters: all their recomputed
+/// activations are present at once.
 const KEPT: [usize; 4] = [1, 2, 3, 4];
 
-/// `placement`, whose stages are all on one device, with fewer streamed stages, and perhaps fewer of those that keep their parameters, and
-/// as little recomputed as then fits; nothing where that changes nothing or does not fit.
+/// Returns variants of `placement`, whose stages are all on one device, with fewer streamed stages,
+/// perhaps fewer kept ones, and the least recompute that fits; empty if nothing changes or fits.
 pub(crate) fn coarse(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let [device] = placement.devices()[..] else { return Vec::new() };
     let bytes = |stage: &Stage| bytes(context, stage, device);
@@ -43,7 +45,8 @@ pub(crate) fn coarse(context: &Context<'_>, placement: &Placement) -> Vec<Placem
     list
 }
 
-/// Neighbours that are both streamed or both not, and recomputed as a whole, as one stage.
+/// Returns two neighbours as one stage, if both are streamed or both kept, and both fully
+/// recomputed.
 fn joined(context: &Context<'_>, first: &Stage, second: &Stage) -> Option<Stage> {
     let may = |stage: &Stage| stage.recomputed == stage.layers.count() && may_stay(context, stage);
     let alike = streams(first) == streams(second) && may(first) && may(second);
@@ -51,7 +54,7 @@ fn joined(context: &Context<'_>, first: &Stage, second: &Stage) -> Option<Stage>
     Some(Stage { layers, ..*first }.with_everything_recomputed())
 }
 
-/// What a stage's parameters and gradients come to.
+/// Returns the bytes of a stage's parameters and gradients.
 fn bytes(context: &Context<'_>, stage: &Stage, device: DeviceId) -> u64 {
     let of = |memory: &LayerMemory| (memory.parameters + memory.gradients).get();
     stage.layers.iter().map(|layer| of(context.cost.memory(layer, device))).sum()

@@ -1,19 +1,24 @@
-//! The partition of Mobius by integer program: how many layers each of the stages that GPUs take turns with gets.
+//! Mobius' partition by integer program: how many layers each stage gets, with stages assigned to
+//! GPUs round robin.
 //!
-//! After Feng et al., Mobius (ASPLOS 2023), section 3.2. For S = F·N stages in turn on N GPUs, M microbatches, T_j and B_j the
-//! forward and backward of stage j on one microbatch, S_j its parameters with what it needs to run, G the memory of a GPU,
-//! W the rate of its link, P_j what is prefetched of stage j while stage j − N runs:
+//! After Feng et al., Mobius (ASPLOS 2023), section 3.2. With S = F·N stages on N GPUs and M
+//! microbatches: T_j and B_j are the forward and backward of stage j on one microbatch, S_j the
+//! size of its parameters and working memory, G the memory of a GPU, W the rate of its link, and
+//! P_j the part of stage j that is prefetched while stage j − N runs.
 //!
 //! ```text
-//! s_j ≥ s_{j−1} + T_{j−1} + a        the first microbatch arrives      e_j ≥ e_{j−1} + T_{j−1} + a   … and the last
-//! s_j ≥ e_{j−N} + T_{j−N} + (S_j − P_j)/W   the rest of its parameters  e_j ≥ s_j + (M − 1) T_j
+//! s_j ≥ s_{j−1} + T_{j−1} + a                 the first microbatch arrives
+//! s_j ≥ e_{j−N} + T_{j−N} + (S_j − P_j)/W     the rest of its parameters has arrived
+//! e_j ≥ e_{j−1} + T_{j−1} + a                 the last microbatch arrives
+//! e_j ≥ s_j + (M − 1) T_j
 //! P_j ≤ S_j,  P_j ≤ G − S_{j−N},  P_j ≤ W (e_{j−N} + T_{j−N} − s_{j−N}),  S_j + S_{j−N} ≤ G
 //! ```
 //!
-//! and mirrored for the backward, which follows the last forward. Because all microbatches of a stage take equally long, a
-//! longest path changes stages at the first or at the last microbatch, so that the starts of these two are enough. Within each
-//! turn the stages have equally many layers, up to one. Beyond the paper, every stage fits twice, which is a little more than the two
-//! neighbours that are there together need. The objective is the end of the last backward.
+//! The backward is the mirror image, after the last forward. All microbatches of a stage take
+//! equally long, so a longest path changes stages at the first or at the last microbatch, and the
+//! starts of these two suffice. Within a round, the numbers of layers per stage differ by at most
+//! one. Beyond the paper, every stage fits twice, which is slightly more than two neighbouring
+//! stages need. The objective is the end of the last backward.
 
 use crate::{
     candidates::streamed::{cross_mapped, equally_slow, in_turn},
@@ -28,22 +33,24 @@ use rayon::prelude::*;
 use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_plan::Placement;
 
-/// The most stages per GPU that are tried.
+/// Limit on stages per GPU.
 const MOST_TURNS: usize = 6;
 
-/// Beyond so many stages a program takes longer than its cuts are worth: layers are then divided by time alone.
+/// Limit on stages above which a program takes longer than its cuts are worth. Layers are then
+/// balanced in time alone.
 const MOST_STAGES: usize = 96;
 
-/// Which part of the time limit a program may take.
+/// Fraction 1 ÷ n of the time limit that a program may take.
 const SHARES: u32 = 24;
 
-/// How many nodes of its tree it visits at most.
+/// Limit on the nodes of the search tree.
 const NODES: i32 = 100;
 
-/// How far from the optimum of a program the search may stop.
+/// Relative gap at which the search may stop.
 const GAP: f64 = 0.01;
 
-/// The placement of every number of turns, by its program; of equally slow stages where that is large, or ends without a solution.
+/// Returns a placement per number of stages on a GPU: by its program, or with stages balanced in
+/// time if the program is large or ends without a solution.
 pub(crate) fn candidates(costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
     let gpus = cross_mapped(&costs.context);
     let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= costs.layers).collect();
@@ -53,7 +60,8 @@ pub(crate) fn candidates(costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<P
         let small = turns * gpus.len() <= MOST_STAGES;
         let until = deadline.at_most(time_limit);
         let ends = if small && !costs.late(Some(&until)) { cuts(costs, &gpus, *turns, &settings) } else { None };
-        // What it has come to by then is not the same each time.
+        // A solution found by the time limit depends on the machine, so the result counts as
+        // truncated.
         until.poll();
         ends.and_then(|ends| placement(costs, &gpus, &ends))
             .or_else(|| in_turn(&costs.context, &gpus, &equally_slow(&costs.context, turns * gpus.len())?))
@@ -71,13 +79,13 @@ fn placement(costs: &CostSums<'_>, gpus: &[DeviceId], ends: &[usize]) -> Option<
     in_turn(&costs.context, gpus, &pieces)
 }
 
-/// The variables; j counts stages, k runs of equal layers.
+/// Variables; j is a stage, k a run of equal layers.
 struct Unknowns {
     /// y_jk: layers of run k in stages 0..=j, for all stages but the last.
     done: Vec<Vec<Variable>>,
     /// Whether any layer of run k is in stages 0..=j.
     begun: Vec<Vec<Variable>>,
-    /// s_j, e_j, P_j of the forward, and of the backward.
+    /// s_j, e_j, P_j of the forward and of the backward.
     starts: [Vec<Variable>; 2],
     lasts: [Vec<Variable>; 2],
     ahead: [Vec<Variable>; 2],
@@ -89,16 +97,16 @@ struct Program<'f, 'a> {
     device: &'f DeviceSums,
     gpus: usize,
     stages: usize,
-    /// How many ms are 1.
+    /// Milliseconds that are 1.
     unit: f64,
-    /// GiB of a GPU that parameters and work may have, and GiB per unit of time over its link.
+    /// GiB of a GPU for parameters and work, and GiB per unit of time over its link.
     memory: f64,
     rate: f64,
-    /// Between neighbouring stages.
+    /// Transfer between neighbouring stages, in units.
     transfer: f64,
 }
 
-/// Where the stages end, if the program has a solution.
+/// Returns the ends of the stages, if the program has a solution.
 fn cuts(costs: &CostSums<'_>, gpus: &[DeviceId], turns: usize, settings: &Settings) -> Option<Vec<usize>> {
     let program = Program::new(costs, gpus, turns)?;
     let mut vars = variables!();
@@ -132,7 +140,8 @@ impl<'f, 'a> Program<'f, 'a> {
         let boundary = device.bytes.iter().map(|bytes| bytes.boundary).max()?;
         let work: f64 = device.times.iter().flatten().map(|times| times.busy()).sum();
         let unit = (work * costs.microbatches as f64 / gpus.len() as f64).max(1e-6) / 100.0;
-        // In training, inputs of all stages of a GPU for all microbatches; and what passes between stages.
+        // The inputs of all stages of a GPU for all microbatches (training), and transient
+        // boundaries.
         let inputs = if costs.training { costs.microbatches * turns as u64 } else { 0 };
         let held = boundary * (inputs + costs.transient_boundaries(gpus.len()));
         Some(Self {
@@ -164,7 +173,7 @@ impl<'f, 'a> Program<'f, 'a> {
         Unknowns { done, begun, starts, lasts, ahead, end: vars.add(variable().min(0.0)) }
     }
 
-    /// Σ_k per_layer(k) × layers of run k in stage j.
+    /// Returns Σ_k per_layer(k) × layers of run k in stage j.
     fn sum(&self, unknowns: &Unknowns, stage: usize, per_layer: impl Fn(usize) -> f64) -> Expression {
         let mut sum = Expression::from(0.0);
         for (run, (first, count)) in self.costs.runs.iter().enumerate() {
@@ -180,7 +189,7 @@ impl<'f, 'a> Program<'f, 'a> {
         sum
     }
 
-    /// Runs are used up in order, and every stage has a layer.
+    /// Order of the layers: runs are used up in order, and every stage has a layer.
     fn order(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for (stage, (done, begun)) in unknowns.done.iter().zip(&unknowns.begun).enumerate() {
@@ -199,7 +208,7 @@ impl<'f, 'a> Program<'f, 'a> {
         rows
     }
 
-    /// Within a turn, every stage has as many layers as the first one, or one more.
+    /// Balance: within a round, every stage has as many layers as the first one, or one more.
     fn balance(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let layers = |stage: usize| self.sum(unknowns, stage, |_| 1.0);
         let others = (0..self.stages).filter(|stage| stage % self.gpus > 0);
@@ -210,7 +219,8 @@ impl<'f, 'a> Program<'f, 'a> {
         rows.collect()
     }
 
-    /// S_j in GiB: parameters, in the backward gradients, and what the largest of its layers needs for itself.
+    /// Returns S_j in GiB: parameters, saved activations and gradients during the backward, and the
+    /// largest workspace of any layer.
     fn size(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
         let workspace = self.device.bytes.iter().map(|bytes| bytes.workspace.to_gib()).fold(0.0, f64::max);
         let bytes = |layer: usize| {
@@ -221,7 +231,8 @@ impl<'f, 'a> Program<'f, 'a> {
         self.sum(unknowns, stage, bytes) + workspace
     }
 
-    /// The second buffers of the parameters and gradients of stage j, in GiB: those of another one beside it, as if it were as large.
+    /// Returns the GiB of the second buffers for parameters and gradients, as if the other stage
+    /// were as large as stage j.
     fn buffers(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
         self.sum(unknowns, stage, |layer| {
             let bytes = &self.device.bytes[layer];
@@ -229,7 +240,7 @@ impl<'f, 'a> Program<'f, 'a> {
         })
     }
 
-    /// The stage that runs on the same GPU before `stage`, in the direction of the pass.
+    /// Returns the stage that runs on the same GPU before `stage`, in the direction of the pass.
     fn before(&self, stage: usize, backward: bool) -> Option<usize> {
         if backward { Some(stage + self.gpus).filter(|next| *next < self.stages) } else { stage.checked_sub(self.gpus) }
     }
@@ -246,14 +257,15 @@ impl<'f, 'a> Program<'f, 'a> {
                     rows.push(constraint!(size(stage) + size(before) <= self.memory));
                     rows.push(constraint!(ahead + size(before) <= self.memory));
                 }
-                // The first stage of a GPU is there when the forward starts; the last one stays for the backward.
+                // A GPU's first stage is present when the forward starts; its last one stays for
+                // the backward.
                 None => rows.push(constraint!(ahead >= size(stage))),
             }
         }
         rows
     }
 
-    /// One microbatch of a stage.
+    /// Returns the time of one microbatch of a stage, in units.
     fn time(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
         self.sum(unknowns, stage, |layer| {
             let times = self.device.times[layer].unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Placements of the systems that have a shape of their own: generated, checked, simulated, and improved step by step.
+//! Constructive heuristics: placements of each system, generated without simulation.
 
 pub(crate) mod balanced;
 pub(crate) mod cuts;
@@ -18,7 +18,8 @@ use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Placement, System};
 
-/// Everything worth trying under `system`: with what is on the host near its device, and where there is a choice shared out over the sockets.
+/// Returns the generated placements of `system`: with host state near each device, and where
+/// sockets can be chosen also with that state shared among them.
 pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
     if context.workload().mode != Mode::Train && !system.infers() {
         return Vec::new();

@@ -1,4 +1,5 @@
-//! Stages that keep their parameters: one per device, dealt out in turn, or down the devices and up again.
+//! Placements of resident pipelines: one stage per device, round robin, or down the devices and up
+//! again.
 
 use crate::{
     candidates::{
@@ -10,11 +11,11 @@ use crate::{
 use spipe_base::{DeviceId, LayerRange};
 use spipe_plan::{Context, Dealing, Knob, Knobs, Placement, Stage, System, check};
 
-/// The most chunks per device that are tried.
+/// Limit on chunks per device.
 const MOST_CHUNKS: usize = 4;
 
-/// Systems that also have one stage per layer: gradients leave and parameters return while others compute, or only one layer that is
-/// computed again needs room at a time.
+/// Systems that also try one stage per layer: gradients leave and parameters return while other
+/// layers compute, or only one recomputed layer needs memory at a time.
 const BY_LAYER: [System; 4] = [System::ZeroOffload, System::ZeroOffloadDelayed, System::Checkpointing, System::CpuOnly];
 
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
@@ -52,13 +53,14 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     Some(placements)
 }
 
-/// Those on the GPUs in each of their [`gpu_orders`].
+/// Returns the placements on the GPUs in each of their [`gpu_orders`].
 fn in_orders(context: &Context<'_>, on: &dyn Fn(&[DeviceId]) -> Vec<Placement>) -> Vec<Placement> {
     let of_order = |gpus: Vec<DeviceId>| on_most(context, &gpus, on);
     gpu_orders(context, &gpus(context)).into_iter().flat_map(of_order).collect()
 }
 
-/// Those on as many of `gpus` as there are any for that are possible, since models may have few layers and batches few microbatches.
+/// Returns the placements on the largest number of `gpus` for which one fits: models may have few
+/// layers, and batches few microbatches.
 fn on_most(context: &Context<'_>, gpus: &[DeviceId], on: &dyn Fn(&[DeviceId]) -> Vec<Placement>) -> Vec<Placement> {
     let mut list = Vec::new();
     for count in (1..=gpus.len()).rev() {
@@ -72,7 +74,8 @@ fn on_most(context: &Context<'_>, gpus: &[DeviceId], on: &dyn Fn(&[DeviceId]) ->
     list
 }
 
-/// Adds to placements whose gradients may leave with each microbatch those where they do.
+/// Adds, for each placement whose gradients may leave with each microbatch, the variant in which
+/// they do.
 pub(crate) fn leaving_or_not(list: &mut Vec<Placement>) {
     let may = |placement: &&Placement| Knob::GradientsLeave.is_of(placement.system) && !placement.knobs.gradients_leave;
     let leave =
@@ -81,8 +84,8 @@ pub(crate) fn leaving_or_not(list: &mut Vec<Placement>) {
     list.extend(leaving);
 }
 
-/// The variants of so many pieces that are balanced in time, and where none of them fits, of pieces that are balanced in bytes as well,
-/// or in nothing else.
+/// Returns the variants of `count` pieces balanced in time. If none fits, also those balanced in
+/// time and bytes, then those in bytes alone.
 fn fitting(
     context: &Context<'_>,
     system: System,
@@ -101,7 +104,8 @@ fn fitting(
     list
 }
 
-/// The stages of `pieces`, with everything saved and with everything recomputed.
+/// Returns the placements of `pieces` with everything saved and with everything recomputed, as the
+/// system allows.
 fn variants(
     context: &Context<'_>,
     system: System,
@@ -156,7 +160,8 @@ mod tests {
     const LAYER: LayerText =
         LayerText { count: 4, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 1, workspace: 0 };
 
-    /// Recomputed layer by layer, what a microbatch saves in one of them is there at a time.
+    /// With recompute layer by layer, only one layer's saved activations of one microbatch are
+    /// present.
     #[test]
     fn a_socket_that_holds_one_layer_at_a_time_has_a_plan() {
         let layer = LayerText { parameters: 1_000_000, saved: 40, ..LAYER };
@@ -176,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Slow layers without parameters before quick ones that fill a GPU two by two.
+    /// Slow layers without parameters before fast ones, two of which fill a GPU.
     #[test]
     fn pieces_are_balanced_in_bytes_where_time_alone_leaves_no_room() {
         let slow = LayerText { times: [20, 20, 20], ..LAYER };

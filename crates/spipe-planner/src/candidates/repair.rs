@@ -1,15 +1,16 @@
-//! Changes with as little recomputed as then fits: a layer that moves takes memory along, of which its old device has more now and its new
-//! one less.
+//! Repair of a changed placement: as little recompute as then fits. A layer that moves takes its
+//! memory along, so its old device may recompute less and its new one more.
 
 use crate::{bisect::first_of, candidates::residency::with_recomputed_layers, costs::CostSums};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Dealing, Family, Footprint, Placement, Stage, System, footprint, needed};
 
-/// Of more stages, to count what they hold takes too long.
+/// Limit on stages above which counting their memory takes too long.
 const MOST_STAGES: usize = 96;
 
-/// `changed` with as little recomputed as fits on the devices whose stages are not those of `placement`; none where that is nothing else.
+/// Returns `changed` with the least recompute that fits on the devices whose stages differ from
+/// those of `placement`; none if this changes nothing.
 pub(crate) fn fitted(costs: &CostSums<'_>, placement: &Placement, changed: &Placement) -> Option<Placement> {
     let context = &costs.context;
     let suits = match changed.system.family() {
@@ -35,7 +36,7 @@ pub(crate) fn fitted(costs: &CostSums<'_>, placement: &Placement, changed: &Plac
     (fitted != *changed).then_some(fitted)
 }
 
-/// Recomputes as few layers of a device as fits, those first that take least for what they save.
+/// Recomputes as few layers of a device as fits: first those with the least time per saved byte.
 pub(crate) fn fit(costs: &CostSums<'_>, placement: &mut Placement, device: DeviceId) {
     let context = &costs.context;
     let of_device = &costs.devices[device.index()];
@@ -56,13 +57,13 @@ pub(crate) fn fit(costs: &CostSums<'_>, placement: &mut Placement, device: Devic
     *placement = with(first_of((0, total), fits));
 }
 
-/// The bytes that what memories must hold leaves on a device; none where that is too much.
+/// Returns the bytes that `needs` leaves free on a device; none if they exceed its memory.
 pub(crate) fn left(context: &Context<'_>, needs: &Footprint, device: DeviceId) -> Option<u64> {
     let memory = context.hardware.devices()[device].memory;
     context.hardware.memories()[memory].usable().get().checked_sub(needed(needs, memory).get())
 }
 
-/// The bytes of the optimizer's state of a stage.
+/// Returns the bytes of a stage's optimizer state.
 pub(crate) fn optimizer_state(context: &Context<'_>, stage: &Stage) -> u64 {
     stage.layers.iter().map(|layer| context.cost.memory(layer, stage.device).optimizer.get()).sum()
 }

@@ -1,7 +1,9 @@
-//! Stages whose parameters stay on their device although others are streamed: no copies, and no step on a socket.
+//! Residency: which stages keep their parameters on their device while others are streamed. A kept
+//! stage needs no copies and no optimizer step on a socket.
 //!
-//! The backward ends with the first stages, whose steps on a socket nothing hides: these are kept first. Where a device has larger
-//! stages than others, as that of an embedding, the smallest are also tried first, of which more may fit.
+//! The backward ends with the first stages, whose steps on a socket nothing hides, so these are
+//! kept first. Where stages differ in size, for example because of an embedding, the smallest first
+//! are tried as well: more of them may fit.
 
 use crate::bisect::first_of;
 use crate::hosts::{self, socket};
@@ -9,10 +11,12 @@ use spipe_base::{DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Context, Placement, Stage, Weights, streamed_device_bytes};
 
-/// How many counts of kept stages are tried where more of them leave less room for activations.
+/// Number of shares of kept stages that are tried, since more kept stages leave less memory for
+/// activations.
 const SHARES: usize = 4;
 
-/// `placement` with as many stages kept on each device as fit; none if not one does, or its system keeps none.
+/// Returns `placement` with as many stages kept on each device as fit; empty if none does, or the
+/// system keeps none.
 pub(crate) fn as_many_as_fit(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let full = |(base, smallest): (&Placement, bool)| {
         let mut full = base.clone();
@@ -27,15 +31,15 @@ pub(crate) fn as_many_as_fit(context: &Context<'_>, placement: &Placement) -> Ve
     distinct(context, all.filter(|full| full != placement).collect())
 }
 
-/// `placement`, and if that fits with those stages kept that share parameters.
+/// Returns `placement`, and also with the stages that share parameters kept, if that fits.
 fn with_ends_or_not(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let fits = |kept: &Placement| kept.devices().into_iter().all(|device| fits(context, kept, device));
     let kept = other_ends(context, placement).filter(|kept| kept.stages.iter().any(|stage| !streams(stage)));
     std::iter::once(placement.clone()).chain(kept.filter(fits)).collect()
 }
 
-/// `placement` with several shares of the stages kept that fit where everything is recomputed, and as little recomputed as then fits; none
-/// if its system keeps none.
+/// Returns `placement` with several shares of the stages kept that fit with full recompute, and
+/// then the least recompute that fits; empty if the system keeps none.
 pub(crate) fn mixed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     if context.workload().mode != Mode::Train {
         return as_many_as_fit(context, placement);
@@ -60,7 +64,7 @@ pub(crate) fn mixed(context: &Context<'_>, placement: &Placement) -> Vec<Placeme
     distinct(context, list)
 }
 
-/// Those that fit, each once.
+/// Returns the placements that fit, without duplicates.
 fn distinct(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
     let mut distinct: Vec<Placement> = Vec::new();
     for placement in list {
@@ -71,7 +75,8 @@ fn distinct(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
     distinct
 }
 
-/// As many of the streamed stages of a device as it can keep, the first ones or the smallest ones.
+/// Returns the largest prefix of a device's streamed stages that it can keep, in model order or by
+/// size.
 fn most(context: &Context<'_>, (placement, device): (&Placement, DeviceId), smallest: bool) -> Vec<StageId> {
     let mut stages = streamed(context, placement, device);
     if smallest {
@@ -86,13 +91,14 @@ fn most(context: &Context<'_>, (placement, device): (&Placement, DeviceId), smal
         keep(&mut kept, &stages[..count]);
         fits(context, &kept, device)
     };
-    // Where all are kept, nothing arrives that would need room.
+    // If all stages are kept, no streaming buffers are needed.
     let count = if with(stages.len()) { stages.len() } else { first_of((1, stages.len()), |count| !with(count)) - 1 };
     stages.truncate(count);
     stages
 }
 
-/// Recomputes as few layers of a device as fits, from the front; all of them where even that does not fit.
+/// Recomputes as few layers of a device as fits, in model order; all of them if even that does not
+/// fit.
 pub(crate) fn with_least_recompute(context: &Context<'_>, placement: &mut Placement, device: DeviceId) {
     let own: Vec<StageId> = of_device(placement, device).map(|(id, _)| id).collect();
     let layers: usize = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
@@ -100,7 +106,7 @@ pub(crate) fn with_least_recompute(context: &Context<'_>, placement: &mut Placem
     *placement = with(first_of((0, layers), |count| fits(context, &with(count), device)));
 }
 
-/// The same placement with so many layers of some of its stages recomputed, those of the first of these first.
+/// Returns `placement` with the first `count` layers of `stages` recomputed.
 pub(crate) fn with_recomputed_layers(placement: &Placement, stages: &[StageId], count: usize) -> Placement {
     let (mut with, mut left) = (placement.clone(), count);
     for id in stages {
@@ -112,7 +118,7 @@ pub(crate) fn with_recomputed_layers(placement: &Placement, stages: &[StageId], 
     with
 }
 
-/// Keeps stages.
+/// Keeps the parameters of `stages` on their devices.
 pub(crate) fn keep(placement: &mut Placement, stages: &[StageId]) {
     for id in stages {
         let stage = placement.stages[*id];
@@ -120,24 +126,25 @@ pub(crate) fn keep(placement: &mut Placement, stages: &[StageId]) {
     }
 }
 
-/// The stages of a device that could be kept, and are not.
+/// Returns the streamed stages of a device that could be kept.
 pub(crate) fn streamed(context: &Context<'_>, placement: &Placement, device: DeviceId) -> Vec<StageId> {
     let may = |stage: &Stage| placement.system.may_keep() && streams(stage) && may_stay(context, stage);
     of_device(placement, device).filter(|(_, stage)| may(stage)).map(|(id, _)| id).collect()
 }
 
-/// Whether a stage may be kept or streamed by itself: it shares no parameters with another stage.
+/// Returns whether a stage may be kept or streamed by itself: it shares no parameters with another
+/// stage.
 pub(crate) fn may_stay(context: &Context<'_>, stage: &Stage) -> bool {
     context.model.borrows(stage.layers).is_none() && context.model.lends(stage.layers).is_none()
 }
 
-/// The stages that share parameters with others, which are kept or streamed together.
+/// Returns the stages that share parameters with others; they are kept or streamed together.
 pub(crate) fn ends(context: &Context<'_>, placement: &Placement) -> Vec<StageId> {
     placement.stages.enumerate().filter(|(_, stage)| !may_stay(context, stage)).map(|(id, _)| id).collect()
 }
 
-/// `placement` with the stages that share parameters kept where they are streamed, or the other way round; none where its system keeps none,
-/// or no stage shares any.
+/// Returns `placement` with the stages that share parameters switched between kept and streamed;
+/// none if the system keeps none, or no stage shares any.
 pub(crate) fn other_ends(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let ends = ends(context, placement);
     let first = ends.first().filter(|_| placement.system.may_keep())?;
@@ -160,7 +167,7 @@ pub(crate) fn stream(context: &Context<'_>, placement: &mut Placement, id: Stage
     }
 }
 
-/// The stages of a device that are kept, and could be streamed by themselves.
+/// Returns the kept stages of a device that could be streamed by themselves.
 pub(crate) fn kept(context: &Context<'_>, placement: &Placement, device: DeviceId) -> Vec<StageId> {
     let stays = |stage: &Stage| !streams(stage) && may_stay(context, stage);
     of_device(placement, device).filter(|(_, stage)| stays(stage)).map(|(id, _)| id).collect()
@@ -174,7 +181,7 @@ pub(crate) const fn streams(stage: &Stage) -> bool {
     matches!(stage.weights, Weights::Streamed(_))
 }
 
-/// Whether a device has room for its part of `placement`.
+/// Returns whether a device has memory for its part of `placement`.
 fn fits(context: &Context<'_>, placement: &Placement, device: DeviceId) -> bool {
     let memory = &context.hardware.memories()[context.hardware.devices()[device].memory];
     streamed_device_bytes(context, placement, device) <= memory.usable()

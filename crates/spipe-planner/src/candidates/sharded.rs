@@ -1,8 +1,10 @@
-//! Everything shared by all GPUs: FSDP with all parameters on them, ZeRO-Infinity with parameters in DRAM.
+//! Placements in which all GPUs share every layer: FSDP with parameters on them, ZeRO-Infinity with
+//! parameters in DRAM.
 //!
-//! Any division of the layers will do, and every stage has choices of its own. What they come to depends on how many layers make which
-//! choice, and hardly on where these are. So an integer program counts them ([`program`]): with stages of so many layers for placements,
-//! and with all that a division may save left out for a bound ([`least`]).
+//! Any division of the layers is possible, and every stage has choices of its own. Its time depends
+//! on the number of layers with each choice, and hardly on which ones. An integer program
+//! determines these numbers ([`Program`]): for stages of a given length it yields placements, and
+//! for any division a bound ([`least`](crate::formulation::sharded::least)).
 
 use crate::formulation::sharded::{Program, Room, Solved};
 use crate::score::sharded::{busiest, estimate};
@@ -21,25 +23,29 @@ use rayon::prelude::*;
 use spipe_base::{Bytes, LayerRange};
 use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
 
-/// How many stages are resident at a time.
+/// Numbers of resident stages that are tried.
 const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
 
-/// Into how many stages all layers are cut whatever they are: stages that recompute have one input each.
+/// Numbers of stages into which all layers are cut regardless of runs: stages that recompute keep
+/// one input each.
 const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
-/// How many placements are simulated: those that are estimated to take least, and as many whose busiest device or link is busy least.
+/// Limit on simulated placements: half of them are those with the least estimated time, half those
+/// with the least load of the busiest device or link.
 const MOST_TRIED: usize = 24;
 
-/// How many stages are made to recompute for a placement to fit.
+/// Limit on stages that are changed to recompute so that a placement fits.
 const MOST_MENDED: usize = 4;
 
-/// How often a program is solved with less room, where what it finds does not fit: it does not know where stages are.
+/// Limit on solves of a program, each with less memory if its solution does not fit: the program
+/// does not know the order of the stages.
 const MOST_TIGHTENED: usize = 4;
 
-/// How many of these are simulated with steps in either order.
+/// Number of placements that are simulated with both orders of the host's steps.
 const BOTH_TRIED: usize = 8;
 
-/// All layers doing the same, for all numbers of devices and lengths of stages.
+/// Returns placements with the same choice for all layers, for all numbers of devices and lengths
+/// of stages.
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let runs = runs(context.cost, &|_, _| true);
     let mut placements = Vec::new();
@@ -59,7 +65,8 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     Some(placements)
 }
 
-/// The placements whose programs say that they may take less than `most` ms, as far as time allows.
+/// Returns the placements whose programs allow less than `most` ms, as time permits, in ascending
+/// order of that bound.
 pub(crate) fn placements(
     (costs, pins): (&CostSums<'_>, &Pins),
     (system, most): (System, f64),
@@ -75,7 +82,7 @@ pub(crate) fn placements(
     };
     let all: Vec<(usize, Length, usize)> = shares(&costs.context).flat_map(of_shards).collect();
     let of_division = |(shards, length, resident): (usize, Length, usize)| {
-        // What is tapered comes on top, if there is time.
+        // Tapered stages are only tried if there is time.
         let tapered = matches!(length, Length::Tapered(..));
         let late = || costs.late(Some(deadline)) || (tapered && deadline.over());
         of_division((costs, pins), (system, shards, most), (length, resident), &late)
@@ -87,7 +94,8 @@ pub(crate) fn placements(
     list.into_iter().map(|(_, placement)| placement).collect()
 }
 
-/// Those of stages of some length, so many of which are resident, shared by so many GPUs, unless it is late.
+/// Returns the placements of stages of `length`, `resident` at a time, shared by `shards` GPUs,
+/// with the bound of their program; none once `late`.
 fn of_division(
     (costs, pins): (&CostSums<'_>, &Pins),
     (system, shards, most): (System, usize, f64),
@@ -122,10 +130,10 @@ fn of_division(
     list
 }
 
-/// In which order the stages of a run make their choices.
+/// Orders the choices of a run's stages.
 type Order = fn(&[(Choice, usize)]) -> Vec<Choice>;
 
-/// The placement with what was solved, made to fit if a little is missing.
+/// Returns the placement of a solution, repaired if it lacks little.
 fn ordered(
     context: &Context<'_>,
     (system, shards, resident): (System, usize, usize),
@@ -137,7 +145,7 @@ fn ordered(
     Some(made_to_fit(context, placement))
 }
 
-/// What the GPU lacks that lacks most.
+/// Returns the largest shortage of memory on any GPU.
 fn missing(context: &Context<'_>, placement: &Placement) -> Bytes {
     let gpus = gpus(context).into_iter().map(|gpu| context.hardware.devices()[gpu].memory);
     let needs = footprint(context, placement);
@@ -146,7 +154,8 @@ fn missing(context: &Context<'_>, placement: &Placement) -> Bytes {
     missing.max().unwrap_or_default()
 }
 
-/// With a stage or a few more that recompute, where that is what it lacks to fit.
+/// Repairs `placement` by recompute in a few more stages; returns it unchanged if this does not
+/// suffice.
 fn made_to_fit(context: &Context<'_>, placement: Placement) -> Placement {
     let mut fitting = placement.clone();
     for _ in 0..MOST_MENDED {
@@ -154,22 +163,24 @@ fn made_to_fit(context: &Context<'_>, placement: Placement) -> Placement {
             return fitting;
         }
         let saves = |stage: &&mut Stage| stage.recomputed == 0 && context.backward_of(stage.layers).is_some();
-        // What the first layer keeps is next to nothing.
+        // The first stage keeps almost nothing.
         let Some(first) = fitting.stages.iter_mut().skip(1).find(saves) else { break };
         *first = first.with_everything_recomputed();
     }
     if check(context, &fitting).is_ok() { fitting } else { placement }
 }
 
-/// Those of `list` that fit and may be the fastest, and all of it if none fits; where the host steps several stages, what is urgent first,
-/// and of the first few also as they come.
+/// Returns the placements of `list` that fit and are most promising, or all of it if none fits. If
+/// the host updates several stages, it first updates those that the next iteration needs first; the
+/// first few placements are also returned with the other order.
 pub(crate) fn promising((context, pins): (&Context<'_>, &Pins), list: Vec<Placement>) -> Vec<Placement> {
     let fits = |placement: &&Placement| check(context, placement).is_ok();
     let rated = |placement: &Placement| (estimate(context, placement), busiest(context, placement));
     let mut fitting: Vec<((f64, f64), Placement)> =
         list.par_iter().filter(fits).map(|placement| (rated(placement), placement.clone())).collect();
     fitting.sort_by(|((one, _), _), ((other, _), _)| one.total_cmp(other));
-    // Where many devices and links are busy at once the estimate may be wrong, and what is busiest says more.
+    // With many busy devices and links the estimate may be wrong; the load of the busiest is a
+    // second criterion.
     let mut others = fitting.split_off(fitting.len().min(MOST_TRIED / 2));
     others.sort_by(|((_, one), _), ((_, other), _)| one.total_cmp(other));
     fitting.extend(others);
@@ -196,14 +207,15 @@ fn placement(system: System, (shards, resident): (usize, usize), stages: Vec<Sta
     (!stages.is_empty()).then(|| Placement::new(system, stages).with_knobs(knobs))
 }
 
-/// The units of a run one choice after the other, those first that recompute: they do while what the others save is not there.
+/// Orders the stages of a run by choice, those with recompute first: they run before the others'
+/// activations are saved.
 fn in_turn(counts: &[(Choice, usize)]) -> Vec<Choice> {
     let mut list = listed(counts.iter());
     list.sort_by_key(|choice| !choice.recomputed);
     list
 }
 
-/// The same with the homes the other way round.
+/// Does the same with the homes in reverse order.
 fn reversed(counts: &[(Choice, usize)]) -> Vec<Choice> {
     let mut list = listed(counts.iter().rev());
     list.sort_by_key(|choice| !choice.recomputed);
@@ -214,8 +226,8 @@ fn listed<'a>(counts: impl Iterator<Item = &'a (Choice, usize)>) -> Vec<Choice> 
     counts.flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count)).collect()
 }
 
-/// Each choice as evenly over the run as can be, but for the last one: where anything is saved it is, so that there is room for what the
-/// others recompute.
+/// Spreads each choice evenly over the run. The last stage is one that saves, if any does, so that
+/// its activations do not take memory from the others' recompute.
 fn mixed(counts: &[(Choice, usize)]) -> Vec<Choice> {
     let place = |count: usize, index: usize| (2 * index + 1) as f64 / (2 * count) as f64;
     let each = |(choice, count): &(Choice, usize)| {

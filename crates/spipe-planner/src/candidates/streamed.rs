@@ -1,4 +1,5 @@
-//! Stages that stream their parameters: SPipe, Mobius, Superpipeline, naive swap. Where the room allows, some keep them.
+//! Placements that stream parameters: SPipe, Mobius, Superpipeline and naive swap. Where memory
+//! allows, some stages keep their parameters.
 
 use crate::candidates::residency;
 use crate::{
@@ -14,25 +15,26 @@ use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, System};
 use std::collections::BTreeSet;
 
-/// Beyond this many GPUs the mapping of stages to GPUs is not searched.
+/// Limit on GPUs above which the mapping of stages to GPUs is not searched.
 const MOST_MAPPED: usize = 8;
 
-/// How many forward chunks of SPipe each GPU has at most, unless only more of them fit.
+/// Limit on SPipe's forward chunks per GPU, unless only more of them fit.
 const MOST_CHUNKS: usize = 3;
 
-/// How often microbatches come to each GPU at most.
+/// Limit on Mobius' stages per GPU.
 const MOST_TURNS: usize = 6;
 
-/// How often they do where some stages are kept.
+/// Stages per GPU that are tried where some stages are kept.
 const TURNS: [usize; 5] = [1, 2, 3, 4, 6];
 
-/// Beyond so many turns not every number of them is tried.
+/// Limit on stages per GPU up to which every number is tried.
 const MANY_TURNS: usize = 64;
 
-/// k and k′ that are tried, as far as the model has so many layers.
+/// Values of k and k′ that are tried, up to the number of layers.
 const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
 
-/// Placements on all GPUs; where none fits, also on those that are larger than the smallest, and so on.
+/// Returns placements on all GPUs. If none fits, also those without the GPUs of the smallest
+/// memory, repeatedly.
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let mut gpus = gpus(context);
     let mut list = on(context, (&gpus, system))?;
@@ -41,7 +43,7 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
         let smallest = gpus.iter().map(|gpu| room_of(context, *gpu)).min();
         let largest: Vec<DeviceId> =
             gpus.iter().copied().filter(|gpu| Some(room_of(context, *gpu)) > smallest).collect();
-        // What passes between devices needs room as well.
+        // Fewer equal GPUs may help: transient boundaries between devices need memory as well.
         gpus = if largest.is_empty() { gpus[..1].to_vec() } else { largest };
         list.extend(on(context, (&gpus, system))?);
     }
@@ -66,15 +68,16 @@ fn on(context: &Context<'_>, (gpus, system): (&[DeviceId], System)) -> Option<Ve
     }
 }
 
-/// As many of `gpus` as may take turns: no more than there are microbatches, or layers.
+/// Truncates `gpus` to the number of microbatches and of layers.
 fn with_work(context: &Context<'_>, mut gpus: Vec<DeviceId>) -> Vec<DeviceId> {
     let most = context.model.layers().len().min(usize::try_from(context.workload().microbatches).unwrap_or(usize::MAX));
     gpus.truncate(most);
     gpus
 }
 
-/// F forward and B backward chunks per GPU: forward chunk i·N + r on GPU r, backward chunk j·N + (N − 1 − r). Where none of a few of them
-/// fit, as few as fit of equally large ones.
+/// Returns SPipe's placements with F forward and B backward chunks per GPU: forward chunk i·N + r
+/// is on GPU r, and backward chunk j·N + r on GPU N − 1 − r. If none with few chunks fits, the
+/// smallest number of chunks balanced in bytes that does.
 fn spipe(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Placement> {
     let orders: Vec<Vec<DeviceId>> =
         gpu_orders(context, gpus).into_iter().map(|gpus| with_work(context, gpus)).collect();
@@ -93,7 +96,7 @@ fn spipe(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Placement> {
     let most = context.model.layers().len() / orders.first().map_or(1, |gpus| gpus.len().max(1));
     let more = (1..usize::BITS).map(|power| 1 << power).take_while(|forward| *forward < most).chain([most]);
     let lean = more.map(|forward| of(Weight::Bytes, forward)).find(any_fits);
-    // What is missing is least of the finest.
+    // If nothing fits, the finest chunks lack least.
     [few, lean.unwrap_or_else(|| of(Weight::Bytes, most))].concat()
 }
 
@@ -105,7 +108,8 @@ fn spipe_on(context: &Context<'_>, gpus: &[DeviceId], (weight, chunks): (Weight,
     Some(Placement::new(System::Spipe, ahead).with_backward(back))
 }
 
-/// S stages in turn on GPUs whose order keeps neighbours under different root complexes.
+/// Returns Mobius' placements: stages round robin on GPUs, whose order puts neighbours under
+/// different root complexes.
 fn mobius(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> {
     let gpus = cross_mapping(context, &with_work(context, gpus.to_vec()));
     let first = *gpus.first()?;
@@ -118,37 +122,38 @@ fn mobius(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> {
         let doubled = (1..usize::BITS).map(|power| MANY_TURNS << power).take_while(|turns| *turns < most);
         let turns = (1..=most.min(MANY_TURNS)).chain(doubled).chain((most > MANY_TURNS).then_some(most));
         let mut lean = turns.filter_map(|turns| in_turn(context, &gpus, &lean(turns)?));
-        // Where the host has no room for all of them, some may stay on their GPUs.
+        // If the host cannot hold all stages, some may stay on their GPUs.
         let fits = |placement: &Placement| {
             fits(context, placement) || !residency::as_many_as_fit(context, placement).is_empty()
         };
         streamed.extend(lean.find(fits));
-        // Of smaller stages more may stay.
+        // More of the smaller stages may stay.
         streamed.extend(lean.last().filter(fits));
     }
     let kept: Vec<Placement> = streamed.iter().flat_map(|one| residency::as_many_as_fit(context, one)).collect();
     Some([streamed, kept].concat())
 }
 
-/// Stages of `pieces` on `gpus` in turn.
+/// Returns the stages of `pieces` on `gpus`, round robin.
 pub(crate) fn in_turn(context: &Context<'_>, gpus: &[DeviceId], pieces: &[LayerRange]) -> Option<Placement> {
     let recompute = context.workload().mode == Mode::Train;
     let stages = stages(context, pieces, &|chunk| gpus[chunk % gpus.len()], recompute);
     stages.map(|stages| Placement::new(System::Mobius, stages))
 }
 
-/// All layers in so many pieces of which the slowest on a GPU is as fast as can be.
+/// Returns all layers in `pieces` consecutive pieces that minimise the time of the slowest.
 pub(crate) fn equally_slow(context: &Context<'_>, pieces: usize) -> Option<Vec<LayerRange>> {
     cuts::balanced(context, *gpus(context).first()?, pieces)
 }
 
-/// The GPUs of the machine in the order of [`cross_mapping`].
+/// Returns the GPUs of the machine in the order of [`cross_mapping`].
 pub(crate) fn cross_mapped(context: &Context<'_>) -> Vec<DeviceId> {
     cross_mapping(context, &gpus(context))
 }
 
-/// The order of GPUs that minimises Σ over i < j of shared(i, j) ÷ (j − i), where shared counts the GPUs under a common root
-/// complex: neighbouring stages, whose transfers coincide, then load different ones (Feng et al., Mobius, 2023).
+/// Returns the order of GPUs that minimises Σ_{i<j} shared(i, j) ÷ (j − i), where shared counts the
+/// GPUs under a common root complex. The transfers of neighbouring stages coincide, and then load
+/// different root complexes (Feng et al., Mobius, 2023).
 pub(crate) fn cross_mapping(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<DeviceId> {
     if gpus.len() > MOST_MAPPED {
         return gpus.to_vec();
@@ -186,8 +191,8 @@ fn permute(order: &mut Vec<usize>, from: usize, visit: &mut dyn FnMut(&[usize]))
     }
 }
 
-/// Every layer a unit on one GPU: all (k, k′) of the grid, and where some may be kept, as many as fit, or fewer,
-/// beside as little recompute as then fits.
+/// Returns placements with one stage per layer on one GPU: all (k, k′) of the grid, and where
+/// stages may be kept, several numbers of kept stages with the least recompute that fits.
 fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec<Placement>> {
     let layers = cuts::single(context);
     let count = layers.len() as u64;
@@ -218,7 +223,8 @@ fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec
     Some(placements)
 }
 
-/// The finest units of several layers that fit: a device keeps the input of each of them.
+/// Returns the placement with the most stages of several layers that fits: a device keeps the input
+/// of every stage.
 fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Placement> {
     let counts = std::iter::successors(Some(context.model.layers().len()), |count| Some(count - count.div_ceil(8)));
     let of_count = |count: usize| {
@@ -227,7 +233,7 @@ fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<P
         let swap = Some(1).filter(|_| system == System::Superpipeline);
         let with = |resident| Knobs { resident: Some(resident), swap, ..Knobs::default() };
         let all = [2, 1].map(|resident| Placement::new(system, stages.clone()).with_knobs(with(resident)));
-        // Where the host has no room for all of them, some may stay.
+        // If the host cannot hold all stages, some may stay.
         let kept = all.clone().into_iter().filter(|_| system.may_keep());
         let kept = kept.flat_map(|placement| residency::as_many_as_fit(context, &placement));
         all.into_iter().chain(kept).find(|placement| fits(context, placement))
@@ -235,8 +241,9 @@ fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<P
     counts.take_while(|count| *count > 0).find_map(of_count)
 }
 
-/// Stages on the first GPU, or on all in turn, two of them resident, and as many kept as fit, or fewer; where none can be kept, all streamed.
-/// Where nothing fits, stages are dealt out where there is room; and where that does not help, the same with one resident stage.
+/// Returns Superpipeline's placements on the first GPU or round robin on all: two stages resident,
+/// and as many kept as fit, or fewer. If none can be kept, all are streamed. If nothing fits,
+/// stages are placed first fit; if that fails too, the same with one resident stage.
 fn in_turns(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> {
     let shapes = shapes_on(context, gpus);
     let mut placements = Vec::new();
@@ -267,9 +274,14 @@ fn in_turns(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> 
     Some(placements)
 }
 
-/// Layers cut into stages, with the GPUs that they are dealt out to in turn: on all GPUs, from one stage to as many as can be, because
-/// what arrives and what leaves needs least room then, also with one stage more of the last layer, as that of a large head, on the GPU
-/// that begins first; and each layer a stage, on all in turn and on the first one. GPUs come in each of their [`gpu_orders`].
+/// Returns the divisions of the layers into stages, with the GPUs that take them round robin:
+///
+/// - on all GPUs, from one stage each up to the most possible, because small stages have small
+///   buffers; also with the last layer, for example a large head, as a stage of its own on the
+///   first GPU;
+/// - one stage per layer, on all GPUs and on the first one.
+///
+/// GPUs come in each of their [`gpu_orders`].
 pub(crate) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
     shapes_on(context, &gpus(context))
 }
@@ -285,8 +297,8 @@ fn shapes_on(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<(Vec<DeviceId>, Ve
     shapes
 }
 
-/// GPUs in the machine's order, and where they are not alike, those first that compute fastest, hold most, or reach the host
-/// fastest.
+/// Returns orders of GPUs: the machine's, and where GPUs differ, those sorted by compute time,
+/// memory, and rate from the host.
 pub(crate) fn gpu_orders(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Vec<DeviceId>> {
     let hardware = context.hardware;
     let time = |gpu: DeviceId| -> f64 {
@@ -329,7 +341,7 @@ fn shapes_of(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<(Vec<DeviceId>, Ve
     shapes
 }
 
-/// Stages of `pieces` on `gpus` in turn, all streamed, two of them resident.
+/// Returns the stages of `pieces` on `gpus`, round robin, all streamed, two of them resident.
 pub(crate) fn superpipeline(
     context: &Context<'_>,
     (gpus, pieces): (&[DeviceId], &[LayerRange]),
@@ -360,7 +372,7 @@ mod tests {
     use super::*;
     use crate::common::{Instance, LayerText, model_text, workload};
 
-    /// Two GPUs below each of two root complexes: neighbours are below different ones.
+    /// Two GPUs under each of two root complexes: neighbours are under different ones.
     #[test]
     fn neighbours_are_below_different_root_complexes() {
         let profile = "rtx3090-x4-two-sockets";
