@@ -1,6 +1,7 @@
-//! Where something begins to hold that then goes on to hold.
+//! Bisection on monotone predicates.
 
-/// The first number of `from..to` for which something holds that then holds for all behind it; `to` if there is none.
+/// Returns the first number of `from..to` for which `holds`, or `to` if there is none. `holds` must
+/// stay true once it is true.
 pub(crate) fn first_of((mut from, mut to): (usize, usize), holds: impl Fn(usize) -> bool) -> usize {
     while from < to {
         let middle = from.midpoint(to);
@@ -13,7 +14,7 @@ pub(crate) fn first_of((mut from, mut to): (usize, usize), holds: impl Fn(usize)
     from
 }
 
-/// The same, looked for from `near` on in growing steps.
+/// Like [`first_of`], with a search in growing steps from `near`.
 pub(crate) fn first_near((from, to): (usize, usize), near: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (from, to);
     let mut step = 1;

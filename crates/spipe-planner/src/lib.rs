@@ -1,39 +1,60 @@
-//! Planners: who gets which layers, and how sure we are.
+//! Planners: algorithms that choose a system, and for each layer a device and a treatment of its
+//! memory, and that prove how far the plan may be from the best.
 //!
 //! ```text
 //!            ┌ greedy       fills GPUs in layer order, spills to sockets     heuristic
 //! Problem ──►┤ dp           balances the stages of each device order         heuristic
-//!            │ ilp          proves a lower bound, simulates what may win     optimal within the gap
-//!            ├ exhaustive   simulates everything, on small cases             optimal
+//!            │ ilp          proves a lower bound, simulates contenders       optimal within gap
+//!            ├ exhaustive   simulates every placement of a small problem     optimal
 //!            └ mobius-mip   cuts Mobius' stages by its integer program       heuristic
 //! ```
 //!
-//! The space of placements: contiguous stages, at most one per device, any of the machine's devices in any order, per
-//! stage the number of its first layers that are recomputed and what the host does for it on a GPU (the optimizer,
-//! the activations between the passes, both, or nothing), and a system: GPipe, 1F1B, or the hybrid with a head start
-//! of up to [`LARGEST_HEAD_START`] where a CPU socket has a stage. A plan is judged by the iteration time that the
-//! problem's [`Score`] returns for it (a simulation), under the memory count of [`spipe_plan::footprint`].
+//! The space of a planner: contiguous stages, at most one per device, on any of the machine's
+//! devices in any order. Each stage recomputes some layers at its front and, on a GPU, may offload
+//! the optimizer, the activations or both to the host. The system is GPipe, 1F1B, or the hybrid
+//! with a head start of up to [`LARGEST_HEAD_START`] where a CPU socket has a stage. A plan must
+//! fit by the memory count of [`spipe_plan::footprint`], and is judged by the iteration time that
+//! the problem's [`Score`] returns, a simulation.
 //!
-//! How the ILP planner works:
+//! The ILP planner is a branch and bound:
 //!
 //! ```text
-//! device sequences, up to symmetry ─► × systems = cases ─► bound over all choices ─┬─ cannot beat the best plan: skipped
-//!                                                                                  └─ ILP of the case ◄── critical-path cuts, no-goods
-//!                                                                                     └─► candidate ─► score ─► best plan
+//! device orders up to symmetry × schedules = subproblems
+//!   └─► lower bound of each ─┬─ no better than the best plan: skipped
+//!                            └─ ILP ─► candidate ─► score ─► best plan
+//!                                ▲                    │
+//!                                └────────────────────┘  critical cycles as cuts, no-goods
 //! ```
 //!
-//! Whether anything fits at all, [`fits`] decides before any search: what the layers of a device need, however they are cut into stages
-//! there, depends on how many devices are behind it and not on which, so that a dynamic program over counts of devices finds stages that
-//! fit, or shows that none do.
+//! [`fits`] decides before any search whether anything fits. The bytes that layers need on a device
+//! depend on the number of devices after it, not on which these are. So a dynamic program over
+//! counts of devices finds stages that fit, or shows that there are none.
 //!
-//! [`plan_all`] searches over all systems: it bounds each, leaves stages to the ILP, generates and simulates placements of
-//! the others, improves the best few by single changes, tries everything of systems that have few placements, and anneals the best
-//! pipeline. The bound is a linear program over layers by their run, device, and what is chosen for them. With whole layers it bounds more
-//! tightly, and decides how many are streamed, kept, recomputed, offloaded and stepped on the host where a device has several stages;
-//! these are no faster than a single one that steps, saves and recomputes nothing, which bounds them too. What the ILP proves is about one
-//! stage per device; what [`plan_all`] claims is about all placements, with any number of stages on a device.
+//! [`plan_all`] searches all systems. It bounds each by a linear program over the layers by run,
+//! device and mode; leaves GPipe, 1F1B and the hybrid to a planner; generates and simulates
+//! candidates of the others; improves the best by local search; and enumerates systems with few
+//! placements. With integer variables the program also yields tighter bounds, and candidates with
+//! several stages per device. The bound of a planner holds for one stage per device, that of
+//! [`plan_all`] for any number.
 //!
-//! Results are the same for any number of threads, unless the time limit or the stop signal struck.
+//! Results are the same for any number of threads, unless the time limit or the stop signal ends
+//! the search.
+//!
+//! The modules, lowest first:
+//!
+//! - `bisect`: bisection on monotone predicates
+//! - `hosts`: the NUMA nodes of stages' host data
+//! - `problem`: the problem with options and pins, the solution, errors, and deadlines
+//! - `costs`: time and memory of any range of layers on any device, as prefix sums
+//! - `space`: the decision space of each system, device orders, subproblems, enumeration
+//! - `score`: the checked and simulated time of a placement, estimates, event graphs
+//! - `formulation`: the integer programs, and the solver
+//! - `bounds`: the dynamic program over partitions: is there one within a given period?
+//! - `feasibility`: the capacity of the memories for stages, and the bytes that are missing
+//! - `candidates`: constructive heuristics, among them the planners greedy and dp, and repair
+//! - `improve`: local search
+//! - `search`: the portfolio of all systems, branch and bound, exhaustive search
+//! - `remedies`: changes of machine, workload or system that make a plan possible
 
 mod bisect;
 mod bounds;

@@ -1,11 +1,12 @@
-//! What would make something fit: changes each of which is enough by itself, and no smaller one of its kind.
+//! Remedies: single changes of machine, workload or system that make a plan possible, each the
+//! smallest of its kind.
 //!
 //! ```text
-//! memory      how much more one memory needs, or every memory of a kind   bisected between what is too little and what is enough
-//! microbatch  the largest one that fits                                   looked for among those that divide the batch
-//! seq-len     the longest sequence that fits                              bisected
-//! batch       as many sequences as fit, without training                  bisected: each has a cache
-//! system      one that was not allowed                                    the first that fits
+//! memory      the least growth of one memory, or of all of a kind    bisection
+//! microbatch  the largest size that fits                             divisors of the batch, in turn
+//! seq-len     the longest sequence that fits                         bisection
+//! batch       the most sequences that fit, in inference              bisection: each has a cache
+//! system      one that was not allowed                               the first that fits
 //! ```
 
 use spipe_base::{Bytes, MemoryId};
@@ -14,45 +15,50 @@ use spipe_hardware::{Hardware, Memory};
 use spipe_plan::System;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Whether anything fits a machine under a workload with one of some systems; none where there is no time to find out.
+/// Returns whether anything fits a machine under a workload with one of some systems; `None` if
+/// there was no time to find out.
 pub type Fits<'a> = dyn Fn(&Hardware, &Workload, &[System]) -> Option<bool> + 'a;
 
-/// What nothing fits.
+/// A problem that nothing fits.
 #[derive(Clone, Copy, Debug)]
 pub struct Refused<'a> {
     /// The machine.
     pub hardware: &'a Hardware,
-    /// The workloads that were tried: one for each size of microbatches.
+    /// The workloads that were tried, one for each size of microbatches.
     pub workloads: &'a [Workload],
     /// The systems that were tried.
     pub systems: &'a [System],
 }
 
-/// One change with which some plan fits, while none does with less of it.
+/// A change with which some plan fits, while none does with less of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Each of these memories is larger by that much, which is printed without rounding.
+    /// Each of these memories is larger by these bytes, a number that prints without rounding.
     Memory(Vec<MemoryId>, Bytes),
-    /// Microbatches have no more sequences than that.
+    /// Microbatches have at most this number of sequences.
     Microbatch(u64),
-    /// Sequences have no more tokens than that.
+    /// Sequences have at most this number of tokens.
     SeqLen(u64),
-    /// There are no more sequences in all than that.
+    /// A batch has at most this number of sequences.
     GlobalBatch(u64),
-    /// That system may be used.
+    /// This system is allowed.
     System(System),
 }
 
-/// No memory is made larger by more than this power of two.
+/// Memories grow by at most 2 to this power in bytes: 1 PiB.
 const LARGEST: u32 = 50;
 
-/// The systems that are looked at first: those that are fast where they fit, and then those that need the least memory.
+/// The systems to try first: those that are fast where they fit, then those that need the least
+/// memory.
 const FIRST: [System; 5] =
     [System::OneForwardOneBackward, System::Hybrid, System::ZeroOffload, System::Superpipeline, System::ZeroInfinity];
 
-/// Everything that helps, as far as there is time to find out: memories one by one, of those that are alike the first; all that are
-/// alike; the microbatch where only one was tried; the length of sequences, and their number in inference; and another system. Nothing where
-/// something fits.
+/// Returns all remedies that there is time to find, and nothing if something fits:
+///
+/// - more memory: for one memory of each kind, then for all of a kind;
+/// - smaller microbatches, if only one size was tried;
+/// - shorter sequences, and in inference fewer of them;
+/// - another system.
 pub fn remedies(refused: &Refused<'_>, fits: &Fits<'_>) -> Vec<Remedy> {
     if refused.fits_with(|workload| workload, fits) != Some(false) {
         return Vec::new();
@@ -88,7 +94,7 @@ impl Refused<'_> {
     }
 }
 
-/// The memories that devices compute from, those of the same size and kind together.
+/// Returns the memories from which devices compute, grouped by kind and size.
 fn kinds(hardware: &Hardware) -> Vec<Vec<MemoryId>> {
     let mut kinds: BTreeMap<(bool, Bytes, Bytes), BTreeSet<MemoryId>> = BTreeMap::new();
     for device in hardware.devices() {
@@ -98,13 +104,14 @@ fn kinds(hardware: &Hardware) -> Vec<Vec<MemoryId>> {
     kinds.into_values().map(|kind| kind.into_iter().collect()).collect()
 }
 
-/// How much more each of `memories` needs for something to fit; none if nothing fits however large they are.
+/// Returns the least growth of each of `memories` with which something fits; `None` if nothing fits
+/// however large they are.
 fn least_more(refused: &Refused<'_>, memories: &[MemoryId], fits: &Fits<'_>) -> Option<Bytes> {
     let enough = |more: Bytes| {
         let larger = refused.hardware.with_larger(memories, more).ok()?;
         refused.any(|workload| fits(&larger, workload, refused.systems))
     };
-    // The least power of two that is enough, and then what lies between it and the one before.
+    // First the least power of two that is enough, then bisection down to the one before.
     let (mut too_little, mut powers) = (0, LARGEST);
     if !enough(Bytes::new(1 << powers))? {
         return None;
@@ -136,7 +143,7 @@ fn least_more(refused: &Refused<'_>, memories: &[MemoryId], fits: &Fits<'_>) -> 
     }
 }
 
-/// The largest smaller microbatch that fits, of those that divide the batch.
+/// Returns the largest smaller microbatch that fits and divides the batch.
 fn smaller_microbatch(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
     let [workload] = refused.workloads else { return None };
     let batch = workload.global_batch();
@@ -149,7 +156,7 @@ fn smaller_microbatch(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
     None
 }
 
-/// The longest shorter sequence that fits.
+/// Returns the longest shorter sequence that fits.
 fn shorter(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
     let (mut low, mut high) = (0, refused.workloads.first()?.seq_len);
     while high - low > 1 {
@@ -163,7 +170,7 @@ fn shorter(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
     (low > 0).then_some(low)
 }
 
-/// As many sequences as fit in inference, in microbatches of the smallest size.
+/// Returns the most sequences that fit in inference, in microbatches of the smallest size.
 fn fewer(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
     let smallest = refused.workloads.iter().min_by_key(|workload| workload.microbatch)?;
     if smallest.mode == Mode::Train {
@@ -181,7 +188,7 @@ fn fewer(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
     (low > 0).then_some(low * smallest.microbatch)
 }
 
-/// A system that was not allowed and fits.
+/// Returns the first system that was not allowed and fits.
 fn other_system(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<System> {
     let training = refused.workloads.iter().all(|workload| workload.mode == Mode::Train);
     let mut systems = FIRST.into_iter().chain(System::ALL.into_iter().filter(|system| !FIRST.contains(system)));
