@@ -1,16 +1,17 @@
-//! Where on the host a stage on a GPU has what it leaves there: its optimizer state, its streamed parameters, its activations.
+//! The host data of a stage on a GPU: its optimizer state, streamed parameters and offloaded
+//! activations.
 //!
-//! All of that is on one NUMA node: the one nearest to the GPU, or another one of its machine, whose cores and whose DRAM would otherwise
-//! have nothing to do where all GPUs are near the first.
+//! All host data of a stage is on one NUMA node: the one nearest to the GPU, or another one, whose
+//! cores and DRAM would be idle where all GPUs are near the first.
 
 use spipe_base::{DeviceId, MemoryId, StageId};
 use spipe_plan::{Context, Family, Footprint, Placement, Stage, Weights, check, footprint, needed};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Between how many hosts a GPU has a choice: the NUMA nodes of two sockets of four.
+/// The most hosts among which a GPU has a choice: the NUMA nodes of two sockets of four each.
 pub(crate) const MOST_HOSTS: usize = 8;
 
-/// The sockets on which a GPU may have something, the nearest first; none for a socket.
+/// Returns the sockets that may have host data of `device`, the nearest first; none for a socket.
 pub(crate) fn sockets(context: &Context<'_>, device: DeviceId) -> Vec<DeviceId> {
     let hardware = context.hardware;
     if context.is_cpu(device) {
@@ -20,7 +21,7 @@ pub(crate) fn sockets(context: &Context<'_>, device: DeviceId) -> Vec<DeviceId> 
     hardware.host_memories(device).iter().filter_map(socket).take(MOST_HOSTS).collect()
 }
 
-/// `stage` with everything that it has on the host on that socket.
+/// Returns `stage` with all its host data on `socket`.
 pub(crate) fn on_socket(context: &Context<'_>, stage: &Stage, socket: DeviceId) -> Stage {
     let home = context.hardware.devices()[socket].memory;
     Stage {
@@ -34,7 +35,7 @@ pub(crate) fn on_socket(context: &Context<'_>, stage: &Stage, socket: DeviceId) 
     }
 }
 
-/// The socket on which a stage has something, if it has anything on the host.
+/// Returns the socket with the host data of a stage, if it has any.
 pub(crate) fn socket_of(context: &Context<'_>, stage: &Stage) -> Option<DeviceId> {
     let home = match stage.weights {
         Weights::Streamed(home) => Some(home),
@@ -47,21 +48,23 @@ pub(crate) fn socket_of(context: &Context<'_>, stage: &Stage) -> Option<DeviceId
     stage.optimizer.or_else(|| home.and_then(at))
 }
 
-/// `stage` on each other socket on which it may have what it has on the host.
+/// Returns `stage` once for each other socket that may have its host data.
 pub(crate) fn elsewhere(context: &Context<'_>, stage: &Stage) -> Vec<Stage> {
     let Some(here) = socket_of(context, stage) else { return Vec::new() };
     let others = sockets(context, stage.device).into_iter().filter(|socket| *socket != here);
     others.map(|socket| on_socket(context, stage, socket)).collect()
 }
 
-/// Whether `placement` fits, perhaps with what it has on the host shared out.
+/// Whether `placement` fits, as it is or with its host data spread over the sockets
+/// ([`shared_out`]).
 pub(crate) fn fits(context: &Context<'_>, placement: &Placement) -> bool {
     let holds = |placement: &Placement| check(context, placement).is_ok();
     holds(placement) || shared_out(context, placement).is_some_and(|shared| holds(&shared))
 }
 
-/// `placement` with some of what its stages have on fuller sockets on emptier ones, so that these are as full and step for as long: every so
-/// manyth of the stages, for all to step at once. None where there is no choice.
+/// Returns `placement` with host data moved from fuller sockets to emptier ones, so that all are
+/// about equally full and run optimizer steps for as long. The stages that move are evenly spaced,
+/// so that all sockets work at the same time. `None` if nothing moves.
 pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let choice = |stage: &Stage| socket_of(context, stage).is_some() && sockets(context, stage.device).len() > 1;
     if placement.system.family() == Family::Sharded || !placement.all_stages().any(choice) {
@@ -75,7 +78,8 @@ pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option
     Some(shared).filter(|shared| shared != placement)
 }
 
-/// Moves what makes one socket fuller than those together on which its stages may have it to the emptiest of them, stage by stage.
+/// Moves host data from `fuller`, stage by stage, to the emptiest other socket that may have it,
+/// until `fuller` is as full as the average of these sockets.
 fn relieve(placement: &mut Placement, filled: &mut Filled<'_, '_>, fuller: DeviceId) {
     let context = filled.context;
     let list = if placement.backward.is_empty() { &mut placement.stages } else { &mut placement.backward };
@@ -93,7 +97,7 @@ fn relieve(placement: &mut Placement, filled: &mut Filled<'_, '_>, fuller: Devic
         due += held * (surplus / all).clamp(0.0, 1.0);
         let others = sockets(context, list[id].device).into_iter().filter(|socket| *socket != fuller);
         let emptiest = others.min_by(|one, other| filled.part(*one).total_cmp(&filled.part(*other)));
-        // What is due by half of a stage is due.
+        // A stage moves once half of it is due.
         if let Some(emptiest) = emptiest.filter(|_| held > 0.0 && due * 2.0 >= held) {
             list[id] = on_socket(context, &list[id], emptiest);
             filled.move_stage(id, (fuller, emptiest));
@@ -102,7 +106,7 @@ fn relieve(placement: &mut Placement, filled: &mut Filled<'_, '_>, fuller: Devic
     }
 }
 
-/// What a placement needs of the memory of each socket, in bytes.
+/// The bytes that a placement needs in each memory.
 struct Filled<'c, 'a> {
     context: &'c Context<'a>,
     needs: Footprint,
@@ -137,7 +141,7 @@ impl<'c, 'a> Filled<'c, 'a> {
         need.map_or(0.0, |need| need.total().as_f64())
     }
 
-    /// Counts what a stage has on one socket as on another.
+    /// Moves the bytes of a stage from one socket's memory to another's.
     fn move_stage(&mut self, id: StageId, (from, to): (DeviceId, DeviceId)) {
         let bytes = self.of_stage(from, id);
         let (from, to) = (self.memory(from), self.memory(to));
@@ -149,18 +153,18 @@ impl<'c, 'a> Filled<'c, 'a> {
     }
 }
 
-/// The GPUs of the machine.
+/// Returns the GPUs of the machine.
 pub(crate) fn gpus(context: &Context<'_>) -> Vec<DeviceId> {
     context.hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id).collect()
 }
 
-/// The CPU socket nearest to a device.
+/// Returns the CPU socket nearest to `device`.
 pub(crate) fn socket(context: &Context<'_>, device: DeviceId) -> Option<DeviceId> {
     let host = context.hardware.host_memory(device)?;
     context.hardware.memories()[host].device.filter(|socket| context.is_cpu(*socket))
 }
 
-/// `stage` on another device, what is on the host near that.
+/// Returns `stage` on another device, with its host data near that.
 pub(crate) fn on_device(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stage {
     let home = context.hardware.host_memory(device);
     Stage {
@@ -186,13 +190,13 @@ mod tests {
     const LAYER: LayerText =
         LayerText { count: 6, times: [1, 1, 1], slowdown: 9, parameters: 9, boundary: 1, saved: 1, workspace: 0 };
 
-    /// Layers, two GPUs of so many MiB, and sockets.
+    /// The layers, two GPUs of `memory` MiB, and sockets.
     fn instance(layers: &[LayerText], memory: u64, sockets: usize) -> Instance {
         let machine = MachineText { gpus: vec![(memory, 20); 2], root: 20, sockets: vec![8000; sockets] };
         Instance::new(&model_text(layers), &machine_text(&machine), &workload(4, Mode::Train))
     }
 
-    /// Four layers of unlike sizes, all stepped on the first of three sockets.
+    /// Four layers of unlike sizes, all updated on the first of three sockets.
     #[test]
     fn what_is_shared_out_is_counted_where_it_goes() {
         let layers = [1, 2, 3, 4].map(|factor| LayerText { parameters: factor * 9_000_000, count: 1, ..LAYER });

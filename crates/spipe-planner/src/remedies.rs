@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! memory      the least growth of one memory, or of all of a kind    bisection
-//! microbatch  the largest size that fits                             divisors of the batch, in turn
+//! microbatch  the largest size that fits                             divisors of the batch
 //! seq-len     the longest sequence that fits                         bisection
 //! batch       the most sequences that fit, in inference              bisection: each has a cache
 //! system      one that was not allowed                               the first that fits
