@@ -4,6 +4,10 @@
 /// and that select a version when called. All versions give the same bits: the compiler neither
 /// reorders nor fuses float arithmetic, so wider vectors only do more of the same operations at a
 /// time. Functions called inside must be `#[inline(always)]`.
+///
+/// The body is a function without features, inlined into each version. The `multiversion` crate
+/// compiles the body with the features of each version; the closures have them too, and calls such
+/// as `array::map` with them are not inlined: the product of one row takes a quarter longer.
 macro_rules! for_each_width {
     ($(
         $(#[$attribute:meta])*
