@@ -7,11 +7,11 @@
 //! Plan                                                  the input of scheduling
 //! ```
 //!
-//! A planner's result is a claim. [`check`] tests it without knowing how it was found: stages are
+//! A planner's result is a claim. [`check()`] tests it without knowing how it was found: stages are
 //! contiguous and cover the model, their devices exist, can run their layers and are connected, and
 //! the footprint fits in every memory.
 //!
-//! [`footprint`] is the only memory count of the project. Planners optimise under it, the checker
+//! [`footprint()`] is the only memory count of the project. Planners optimise under it, the checker
 //! tests it, and lowering adds precedences such that the simulated peak does not exceed it.
 
 mod check;
