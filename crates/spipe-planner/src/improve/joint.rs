@@ -1,5 +1,5 @@
-//! Changes of several stages at once, where one of them alone gains nothing: two sockets that step equally long must both have less to do
-//! before an iteration is shorter.
+//! Joint changes of several stages, where one alone gains nothing: if two sockets are equally busy
+//! with optimizer steps, both must have fewer before the iteration is shorter.
 
 use crate::problem::SYSTEMS;
 use crate::space::stage_edits::{saved_in_host, stepped_on_socket};
@@ -7,10 +7,10 @@ use spipe_base::DeviceId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage};
 
-/// What a stage is changed to; none where it cannot be.
+/// A change of a stage; none where it is impossible.
 type Change = fn(&Context<'_>, &Stage) -> Option<Stage>;
 
-/// Every choice of a stage on a GPU.
+/// All choices of a stage on a GPU.
 const CHANGES: [Change; 5] = [
     |_, stage| Some(Stage { optimizer: None, ..*stage }),
     stepped_on_socket,
@@ -19,11 +19,12 @@ const CHANGES: [Change; 5] = [
     |_, stage| Some(Stage { offload: None, ..stage.with_everything_recomputed() }),
 ];
 
-/// Which of a device's stages, by their number and how many there are.
+/// Selections of a device's stages, by index and count: all, the front half, the back half.
 const PARTS: [fn(usize, usize) -> bool; 3] =
     [|_, _| true, |index, count| index < count / 2, |index, count| index >= count / 2];
 
-/// The same change for the stages of each device from one on, for the front or the back half of them, or for all.
+/// Applies each change to the stages of all devices from each one on: to all of them, or to the
+/// front or back half.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
     let stages = placement.stages.as_slice();
     let devices = devices(stages);
@@ -51,7 +52,7 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Vec<S
     list
 }
 
-/// The devices of `stages`, in the order in which a microbatch meets them.
+/// Returns the devices of `stages`, in the order in which a microbatch passes them.
 fn devices(stages: &[Stage]) -> Vec<DeviceId> {
     let mut devices = Vec::new();
     for stage in stages {

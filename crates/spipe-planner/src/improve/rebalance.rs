@@ -1,4 +1,4 @@
-//! Stages that leave the busiest GPU of those that take turns.
+//! Rebalancing of Superpipeline: stages leave the busiest GPU.
 
 use crate::candidates::residency::with_least_recompute;
 use crate::{hosts::on_device, space::stage_edits::cut_at};
@@ -6,8 +6,8 @@ use spipe_base::DeviceId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage, System};
 
-/// Each stage of the busiest device, or its first or last layer, on the least busy one or on the one that begins first, which waits for no
-/// other, with as little recomputed on both as then fits.
+/// Moves each stage of the busiest device, or its first or last layer, to the least busy device or
+/// to the one that begins first and waits for no other, with the least recompute that fits on both.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     if placement.system != System::Superpipeline {
         return Vec::new();
@@ -49,7 +49,7 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
     list
 }
 
-/// What one microbatch takes, in ms.
+/// Returns the time of one microbatch in a stage, in ms.
 fn time(context: &Context<'_>, stage: &Stage) -> Option<f64> {
     let layer = |(index, layer)| {
         let time = context.cost.time(layer, stage.device)?;

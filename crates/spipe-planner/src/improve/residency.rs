@@ -1,4 +1,4 @@
-//! More, fewer or other stages whose parameters stay on their device although others are streamed.
+//! Changes of residency: more, fewer or other stages keep their parameters on their device.
 
 use crate::candidates::residency::{ends, keep, kept, other_ends, stream, streamed, streams, with_least_recompute};
 use crate::space::stage_edits::equal_parts;
@@ -6,8 +6,8 @@ use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage, System};
 
-/// On all devices one, two or four stages more or fewer kept, on each device one, or another one; and the same with as little recomputed
-/// there as then fits.
+/// Keeps one, two or four stages more or fewer on all devices, or one more, fewer or another on
+/// each device; each also with the least recompute that fits.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     if !placement.system.may_keep() {
         return Vec::new();
@@ -43,7 +43,8 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
     list
 }
 
-/// The stages that share parameters kept, and up to four others of their devices streamed for them, or the other way round.
+/// Keeps the stages that share parameters and streams up to four others of their devices, or the
+/// reverse.
 fn with_other_ends(context: &Context<'_>, placement: &Placement, recomputes: bool) -> Vec<Placement> {
     let Some(other) = other_ends(context, placement) else { return Vec::new() };
     let mut devices: Vec<DeviceId> =
@@ -69,14 +70,15 @@ fn with_other_ends(context: &Context<'_>, placement: &Placement, recomputes: boo
     list
 }
 
-/// Keeps more of the first streamed stages, and streams others: the last ones that are kept, or in exchange the first ones.
+/// Keeps the first `more` streamed stages and streams `fewer` others: the last kept ones, or the
+/// first ones if both change.
 fn change(context: &Context<'_>, (placement, device): (&mut Placement, DeviceId), (more, fewer): (usize, usize)) {
     let (streamed, kept) = (streamed(context, placement, device), kept(context, placement, device));
     let fewer = fewer.min(kept.len());
     let gone: &[StageId] = if more > 0 { &kept[..fewer] } else { &kept[kept.len() - fewer..] };
     gone.iter().for_each(|gone| stream(context, placement, *gone));
     keep(placement, &streamed[..more.min(streamed.len())]);
-    // One layer after the other they need least room.
+    // Cut into single layers, the newly streamed stages need the smallest buffers.
     if placement.devices().len() == 1 {
         let each = |(id, stage): (StageId, &Stage)| {
             let parts = if gone.contains(&id) { stage.layers.count() } else { 1 };

@@ -1,9 +1,9 @@
-//! Neighbours of a placement that all GPUs share.
+//! Changes of a placement that all GPUs share.
 
 use crate::space::sharded::Choice;
 use spipe_plan::{Context, Placement};
 
-/// Each stage with another choice.
+/// Gives each stage another choice.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let shards = placement.participants(context.hardware).len();
     let choices = Choice::of((placement.system, shards), context);

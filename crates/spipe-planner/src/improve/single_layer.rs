@@ -1,5 +1,6 @@
-//! The stages of each device cut as finely as layers allow, so that each layer has choices of its own: what is offloaded then takes little
-//! room on its way, and what a device has left steps its first layers, whose steps nothing hides.
+//! Cuts of all stages into single layers, each with choices of its own. Offloaded activations then
+//! need small buffers, and a device's free memory can hold the optimizer state of its first layers,
+//! whose steps nothing hides.
 
 use crate::{
     candidates::repair::{left, optimizer_state},
@@ -10,11 +11,12 @@ use spipe_base::StageId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, footprint};
 
-/// Beyond so many layers not.
+/// Limit on layers.
 const MOST_LAYERS: usize = 256;
 
-/// Every stage cut into single layers; and the same where as many of the first layers of each GPU as fit are stepped there and all others
-/// on a socket, with every number of slots for what is offloaded.
+/// Cuts every stage into single layers. With `host_offload`, also runs the optimizer steps of as
+/// many first layers of each GPU as fit there and of all others on a socket, for every number of
+/// slots for offloaded activations.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Placement> {
     let Some(fine) = fine(context, placement) else { return Vec::new() };
     let mut list = vec![fine.clone()];
@@ -26,14 +28,15 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement, host_offload
     list
 }
 
-/// Every stage cut into single layers, where that may help and there are not too many.
+/// Cuts every stage into single layers, where this may help and there are not too many.
 pub(crate) fn fine(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let few = context.model.layers().len() <= MOST_LAYERS && SYSTEMS.contains(&placement.system);
     let stages = || placement.stages.iter().flat_map(|stage| equal_parts(stage, stage.layers.count())).collect();
     (few && context.workload().mode == Mode::Train).then(|| Placement { stages: stages(), ..placement.clone() })
 }
 
-/// As many first stages of each GPU as fit stepped there, the others on a socket.
+/// Runs the optimizer steps of as many first stages of each GPU as fit there, and of the others on
+/// a socket.
 fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let on_socket = |stage: &Stage| stepped_on_socket(context, stage).filter(|_| !context.is_cpu(stage.device));
     let mut changed = placement.clone();
