@@ -1,4 +1,4 @@
-//! Systems of which every placement is tried, because there are few: what remains is the best, and proven.
+//! Enumeration of systems with few placements, which proves the best one optimal.
 
 use crate::{
     costs::CostSums,
@@ -9,28 +9,29 @@ use crate::{
 use rayon::prelude::*;
 use spipe_plan::{Knob, Placement, System};
 
-/// How many are simulated before what they found keeps others from being simulated.
+/// Number of placements that are simulated before their best limits the others.
 const BATCH: usize = 64;
 
-/// What came of trying them.
+/// Result of an enumeration.
 #[derive(Default)]
 pub(crate) struct Tried {
-    /// The fastest that takes less than the limit.
+    /// The fastest placement below the limit.
     pub best: Option<Scored>,
-    /// How many were simulated.
+    /// Number of simulated placements.
     pub examined: usize,
-    /// Whether there is no faster one.
+    /// Whether no placement is faster.
     pub complete: bool,
 }
 
-/// Whether every value of the knobs that may be turned is among the placements that are tried.
+/// Returns whether the enumeration covers every value of the knobs that may vary.
 pub(crate) fn has_every_knob(pins: &Pins, system: System) -> bool {
     let limits = [Knob::MemoryLimit, Knob::Group];
     let pinned = [Knob::HeadStart, Knob::Resident, Knob::Swap, Knob::SynchronousOptimizer];
     !limits.iter().any(|knob| knob.is_of(system)) && pinned.iter().all(|knob| pins.knob(*knob).is_none())
 }
 
-/// Tries the placements of `system` that may take less than `limit` ms. Not complete where there are too many to try, or no time.
+/// Simulates the placements of `system` that may take less than `limit` ms, in ascending order of
+/// their busiest device. Incomplete if there are too many, or too little time.
 pub(crate) fn fastest(
     (problem, costs): (&Problem<'_>, &CostSums<'_>),
     deadline: &Deadline<'_>,

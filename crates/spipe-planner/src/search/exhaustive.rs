@@ -1,4 +1,5 @@
-//! Exhaustive search: every placement of a small case, by simulated time. The reference for the other planners.
+//! Exhaustive search: simulates every placement of a small problem. The reference for the other
+//! planners.
 
 use crate::{
     costs::CostSums,
@@ -13,10 +14,10 @@ use crate::{
 use rayon::prelude::*;
 use spipe_plan::{OutcomeStatus, System};
 
-/// How many placements are simulated between looks at the stop signal.
+/// Number of placements that are simulated between checks of the stop signal.
 const BATCH: usize = 256;
 
-/// The planner.
+/// The planner `exhaustive`.
 pub(crate) struct Exhaustive;
 
 impl Planner for Exhaustive {
@@ -107,7 +108,7 @@ fn solution(
     }
 }
 
-/// `case` with every help for every stage.
+/// Returns `case` with every combination of host offloads.
 fn decided(costs: &CostSums<'_>, case: Subproblem) -> Vec<Subproblem> {
     match case.undecided() {
         None => vec![case],
@@ -115,10 +116,13 @@ fn decided(costs: &CostSums<'_>, case: Subproblem) -> Vec<Subproblem> {
     }
 }
 
-/// How many placements there are, whether they fit or not: per number of stages p and discipline, the device
-/// sequences, each with every help that its stages may have, which number p! times the ways to choose p devices (the elementary
-/// symmetric polynomial of degree p of how many helps each device has), times the ways to cut L layers into p stages of n_i layers with n_i + 1 recompute choices each, where one
-/// stage more multiplies the ways that end at a layer by the choices behind it.
+/// Returns the number of placements, whether they fit or not. It is the product, summed over the
+/// number of stages p and the schedules, of
+///
+/// - the device orders with host offloads: p! times the elementary symmetric polynomial of degree p
+///   of the number of host offloads per device;
+/// - the partitions of L layers into p stages of n_i layers with n_i + 1 recompute choices each,
+///   counted stage by stage.
 fn count(problem: &Problem<'_>, costs: &CostSums<'_>) -> u64 {
     let devices = costs.devices.len();
     let has_cpu = costs.devices.iter().any(|device| device.is_cpu);
@@ -149,7 +153,7 @@ fn count(problem: &Problem<'_>, costs: &CostSums<'_>) -> u64 {
     total
 }
 
-/// Every sequence of different devices, neighbours connected.
+/// Returns every order of distinct devices in which neighbours are connected.
 fn all_sequences(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
     let mut list: Vec<Vec<usize>> = vec![Vec::new()];
     let mut next = 0;
@@ -172,7 +176,8 @@ fn all_sequences(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
     list
 }
 
-/// Every division of `case` that fits its devices, in lexicographic order of ends and recompute.
+/// Returns every partition of `case` that fits its devices, in lexicographic order of ends and
+/// recompute.
 fn partitions(costs: &CostSums<'_>, case: &Subproblem) -> Vec<Partition> {
     let stages = case.stages();
     let mut list = vec![Partition { ends: Vec::new(), recomputed: Vec::new() }];

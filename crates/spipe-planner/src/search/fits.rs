@@ -1,4 +1,4 @@
-//! Whether anything fits at all, without looking for the best.
+//! Feasibility: whether any placement fits, without a search for the best.
 
 use crate::space::subproblem::cases;
 use crate::{
@@ -22,20 +22,20 @@ use spipe_cost::Mode;
 use spipe_plan::{Family, Placement, System};
 use std::cmp::Reverse;
 
-/// Whether anything fits.
+/// Result of the feasibility test.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fit {
     /// This placement fits and runs.
     Found(Placement),
-    /// No placement does.
+    /// No placement fits.
     Never,
-    /// None was found, which proves nothing.
+    /// None was found, without proof.
     NotFound,
-    /// The same, and with more time one might have been.
+    /// None was found, without proof, and more time might have found one.
     Late,
 }
 
-/// Whether a placement of one of the problem's systems fits and runs.
+/// Tests whether a placement of one of the problem's systems fits and runs.
 pub fn fits(problem: &Problem<'_>) -> Fit {
     let deadline = Deadline::new(problem);
     match decide(problem, &|system| candidates(&problem.context, system), &deadline) {
@@ -47,7 +47,7 @@ pub fn fits(problem: &Problem<'_>) -> Fit {
     }
 }
 
-/// Whether all placements were tried of each system whose stages are not searched, or it has no more than are generated.
+/// Returns whether all placements of every system outside [`SYSTEMS`] were enumerated.
 fn all_are_few(problem: &Problem<'_>) -> bool {
     let costs = CostSums::new(problem.context, &problem.options);
     let (pins, most) = (&problem.options.pins, problem.options.every_limit);
@@ -56,23 +56,24 @@ fn all_are_few(problem: &Problem<'_>) -> bool {
     problem.systems.iter().all(|system| SYSTEMS.contains(system) || (few && all(system)))
 }
 
-/// What can be said without a search.
+/// Result of the feasibility test without a search.
 pub(crate) enum Decision {
     /// This placement fits and runs.
     Fits(Placement),
-    /// None of one stage or several per device does, none that is generated, and none of systems that have few.
+    /// No placement with one or several stages per device fits, no generated one, and none of the
+    /// enumerated systems.
     Never,
-    /// Nothing is found, and a search would find nothing either ([`Capacity::Unfound`]).
+    /// None was found, and a search would find none either ([`Capacity::Unfound`]).
     Unfound,
-    /// It is not certain for stages of these systems.
+    /// Undecided for stages of these systems.
     Open(Vec<System>),
 }
 
-/// Makes the candidates of a system.
+/// Generates the candidates of a system.
 pub(crate) type Candidates<'a> = dyn Fn(System) -> Vec<Placement> + Sync + 'a;
 
-/// What can be said without a search, with the candidates of each system that is not searched; the deadline remembers whether more time might
-/// have said more.
+/// Decides feasibility without a search, with the generated candidates of each system outside
+/// [`SYSTEMS`]. `deadline` is marked as truncated if more time might have decided more.
 pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>, deadline: &Deadline<'_>) -> Decision {
     let (planned, other): (Vec<System>, Vec<System>) =
         problem.systems.iter().partition(|system| SYSTEMS.contains(system));
@@ -83,7 +84,7 @@ pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>, deadlin
     let scored = |placement: Placement| judge(problem, placement).map(|(_, placement)| Decision::Fits(placement));
     let held = |placement: Placement| problem.options.pins.hold(&problem.context, &placement);
     let found = other.par_iter().find_map_first(|system| candidates(*system).into_iter().map(held).find_map(scored));
-    // Where neither all layers can be on GPUs nor all on the host, some may be here and some there.
+    // If neither the GPUs nor the host can hold all layers, a mixture may fit.
     let found = found.or_else(|| {
         let costs = CostSums::new(problem.context, &problem.options);
         let shared = other.par_iter().filter(|system| system.family() == Family::Sharded);
@@ -94,7 +95,8 @@ pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>, deadlin
     found.or_else(|| every(problem, &other).map(Decision::Fits)).unwrap_or(of_stages)
 }
 
-/// The first placement of one of `systems` that fits and runs, where there are few enough to try them all.
+/// Returns the first placement of one of `systems` that fits and runs, where there are few enough
+/// to enumerate.
 fn every(problem: &Problem<'_>, systems: &[System]) -> Option<Placement> {
     let (options, deadline) = (&problem.options, Deadline::new(problem));
     let costs = CostSums::new(problem.context, options);
@@ -106,14 +108,16 @@ fn every(problem: &Problem<'_>, systems: &[System]) -> Option<Placement> {
     systems.iter().filter(|_| few(&costs, options.every_limit)).find_map(of_system)
 }
 
-/// As few of `systems` as it takes: what fits under any of them fits under the one whose stages have the fewest microbatches in flight.
+/// Reduces `systems` to the one with the fewest microbatches in flight: if a placement fits under
+/// any of them, it fits under that one.
 fn leanest(problem: &Problem<'_>, systems: Vec<System>) -> Vec<System> {
     let leanest = System::OneForwardOneBackward;
     let training = problem.context.workload().mode == Mode::Train;
     if training && systems.contains(&leanest) { vec![leanest] } else { systems }
 }
 
-/// A placement of `systems`, whose stages are searched, that fits with passes that take no device longer than `most` ms, if one is found.
+/// Returns a placement of `systems`, all of them in [`SYSTEMS`], that fits and in which no device's
+/// passes take longer than `most` ms, if one is found.
 pub(crate) fn in_time(
     (problem, costs): (&Problem<'_>, &CostSums<'_>),
     systems: &[System],
@@ -126,23 +130,23 @@ pub(crate) fn in_time(
     leanest(problem, systems.to_vec()).into_iter().find_map(one)
 }
 
-/// How many groups of layers are told apart where something that fits is to be found soon.
+/// Number of groups of layers into which long models are coarsened for a quick test.
 pub(crate) const GROUPS: usize = 128;
 
-/// How many hundredths of the time for what several stages need it may take to find out what those of groups do.
+/// Percent of the time for several stages per device that the test of groups may take.
 const PERCENT_OF_GROUPS: u32 = 50;
 
-/// How many hundredths of the time limit it may take to find out what several stages on a device need.
+/// Percent of the time limit that the test of several stages per device may take.
 const PERCENT_OF_CUTS: u32 = 25;
 
-/// The same for the systems whose stages are searched.
+/// Decides feasibility of the systems in [`SYSTEMS`].
 fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) -> Decision {
     let systems = leanest(problem, systems);
     let costs = CostSums::new(problem.context, &problem.options);
     if systems.is_empty() || shortage::lonely_layers(&costs).is_err() {
         return Decision::Never;
     }
-    // Where there is room enough, the first filling will do.
+    // With enough memory, the greedy placement fits.
     let pins = &problem.options.pins;
     let mut filled =
         greedy::placements(&costs, &systems).into_iter().map(|placement| pins.with_common_knobs(placement));
@@ -172,10 +176,11 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) 
     }
 }
 
-/// Which part of the time limit such a search may take: whoever asks whether something fits asks more than once.
+/// Fraction 1 ÷ n of the time limit that such a search may take: callers test feasibility more than
+/// once.
 const SHARE: u32 = 10;
 
-/// The first plan that the search of the integer program finds.
+/// Returns the first plan that branch and bound finds.
 fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
     let time_limit = problem.options.time_limit / SHARE;
     let options = Options { gap: 1.0, time_limit, ..problem.options.clone() };
@@ -183,17 +188,17 @@ fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
     crate::search::planner("ilp")?.plan(&problem).ok().map(|solution| solution.placement)
 }
 
-/// Over how many ranges of layers sequences of devices are looked at for what they lack.
+/// Limit on ranges of layers over all device orders that are examined for their shortage.
 const MOST_RANGES: usize = 5_000_000;
 
-/// What the closest stages of the problem's systems lack where none fit.
+/// Returns the shortage of the closest stages of the problem's systems, where none fit.
 pub(crate) fn shortage_of_stages(problem: &Problem<'_>, costs: &CostSums<'_>) -> PlanError {
     if let Err(error) = shortage::obvious(costs) {
         return error;
     }
     let few = device_orders::sequences(costs, branch_and_bound::FEW, None);
     let mut list = if few.coverage == Coverage::Exact { few.list } else { device_orders::natural(costs) };
-    // Those of more devices lack less.
+    // Orders of more devices lack less.
     list.sort_by_key(|sequence| Reverse(sequence.len()));
     list.truncate(1 + MOST_RANGES / (costs.layers * costs.layers));
     let cases = cases(problem, costs, &list).into_iter().map(|case| case.with_host_offload(costs, None));

@@ -1,4 +1,5 @@
-//! What the search begins with: the plans of heuristics for stages, so that no plan is worse than theirs, whatever the time limit.
+//! Plans of simple heuristics, with which the search starts, so that no plan is worse than theirs
+//! under any time limit.
 
 use crate::{
     candidates::{balanced, greedy},
@@ -10,34 +11,35 @@ use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Placement, System};
 
-/// What is filled greedily, of those of the problem's systems whose stages are planned, the best of it among them.
+/// Returns the greedy placements of the problem's systems that run, including the fastest.
 pub(crate) fn filled(problem: &Problem<'_>, costs: &CostSums<'_>) -> Vec<Scored> {
     let systems = with_stages(problem);
     if systems.is_empty() { Vec::new() } else { those_that_run((problem, costs), greedy::placements(costs, &systems)) }
 }
 
-/// The best-balanced plan of the same, if it may take less than `most` ms.
+/// Returns the best-balanced plan of these systems, if it may take less than `most` ms.
 pub(crate) fn balanced(
     problem: &Problem<'_>,
     costs: &CostSums<'_>,
     (most, deadline): (f64, &Deadline<'_>),
 ) -> Option<Scored> {
     let systems = Some(with_stages(problem)).filter(|systems| !systems.is_empty())?;
-    // It needs little of the time, but for machines of many devices, and may take as much of it as by itself.
+    // It takes little time except on machines with many devices, and may use as much as the planner
+    // alone.
     let options = Options { time_limit: deadline.left(), ..problem.options.clone() };
     let staged = Problem { context: problem.context, systems, options, ..*problem };
     balanced::best(&staged, costs, most, &Deadline::new(&staged))
 }
 
-/// Those of the problem's systems that suit it, where heuristics know one of them.
+/// Returns the problem's systems that suit its mode; empty if none of [`SYSTEMS`] is among them.
 fn with_stages(problem: &Problem<'_>) -> Vec<System> {
     let suits = |system: &System| problem.context.workload().mode == Mode::Train || system.infers();
     let systems: Vec<System> = problem.systems.iter().copied().filter(suits).collect();
     if systems.iter().any(|system| SYSTEMS.contains(system)) { systems } else { Vec::new() }
 }
 
-/// Those of `placements` that run, but for some that take no less than another of them: the one whose busiest device has least to do is
-/// simulated first.
+/// Simulates `placements` and returns those that run. The one with the least busy device is first,
+/// and others whose busiest device exceeds its time are left out.
 fn those_that_run((problem, costs): (&Problem<'_>, &CostSums<'_>), placements: Vec<Placement>) -> Vec<Scored> {
     let of = |placement: Placement| (busiest(costs, &placement), placement);
     let mut list: Vec<(f64, Placement)> = placements.into_iter().map(of).collect();

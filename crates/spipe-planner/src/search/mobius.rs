@@ -1,4 +1,4 @@
-//! Mobius' partition as a planner: the placements of its integer program, simulated.
+//! Mobius' partition as a planner: simulates the placements of its integer programs.
 
 use crate::{
     bounds::to_time,
@@ -11,7 +11,7 @@ use crate::{
 };
 use spipe_plan::{OutcomeStatus, System};
 
-/// The planner.
+/// The planner `mobius-mip`.
 pub(crate) struct Mobius;
 
 impl Planner for Mobius {
@@ -36,7 +36,7 @@ impl Planner for Mobius {
         let examined = placements.len();
         let best: Option<Scored> = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);
         let Some((simulated, placement)) = best else {
-            // The balanced cuts say what is missing.
+            // The balanced cuts report the shortage.
             let systems = vec![System::Mobius];
             let options = problem.options.clone();
             return generated(&Problem { context: problem.context, systems, options, ..*problem })

@@ -1,4 +1,5 @@
-//! The searches: over device orders for stages, over all systems, and exhaustive ones.
+//! Searches: branch and bound over device orders, the portfolio over all systems, exhaustive
+//! search, and the feasibility test.
 
 mod branch_and_bound;
 mod exhaust;
@@ -13,10 +14,10 @@ use crate::{
     problem::Planner,
 };
 
-/// The names that [`planner`] knows.
+/// Names that [`planner`] knows.
 pub const NAMES: [&str; 5] = ["ilp", "dp", "greedy", "exhaustive", "mobius-mip"];
 
-/// The planner with that name.
+/// Returns the planner with that name.
 pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
     Some(match name {
         "ilp" => Box::new(branch_and_bound::Ilp::default()),

@@ -1,16 +1,21 @@
-//! The ILP planner: proves a bound for every case, and simulates what may beat the best plan.
+//! Branch and bound over device orders (planner `ilp`): proves a bound for every subproblem, and
+//! simulates partitions that may beat the incumbent.
 //!
-//! 1. Every case (device sequence × discipline; what the host does for its stages is left open) is tested with the bounds of
-//!    [`crate::bounds::partition_dp`]; a common search over the iteration time finds the cases of the least bound. Their divisions, and
-//!    the plans of the heuristics, are simulated first.
-//! 2. A case whose bound cannot beat the best simulated plan by more than the gap is done. The bounds of the others are raised, and
-//!    the divisions that leave most room below the best plan simulated, until that finds nothing better.
-//! 3. What is left is decided stage by stage, and goes, the most promising first, to its integer program, which is solved for
-//!    iterations that would beat the best plan. Each solution teaches it: its critical cycles become cuts, and what has been simulated
-//!    is excluded. When nothing is left below the limit, the case is done and the limit is its bound.
+//! 1. A subproblem is a device order with a schedule; the host offload of its stages is undecided.
+//!    [`crate::bounds::partition_dp`] bounds each, and a common bisection over the iteration time
+//!    finds the lowest bounds. Their partitions, and the plans of the heuristics, are simulated
+//!    first.
+//! 2. A subproblem whose bound does not beat the incumbent by more than the gap is pruned. The
+//!    bounds of the others are raised, and the partitions furthest below the incumbent are
+//!    simulated until no better plan is found.
+//! 3. The remaining subproblems are branched on the host offload of their stages. Each then goes,
+//!    in ascending order of bound, to its integer program, restricted to iterations that beat the
+//!    incumbent. The critical cycles of each solution become cuts, and simulated partitions become
+//!    no-goods. When the program is infeasible, the subproblem is closed with the limit as its
+//!    bound.
 //!
-//! Cases are searched in rounds of fixed size, each with what was known before the round, and merged in order: so the
-//! plan does not depend on the number of threads.
+//! Subproblems are solved in rounds of fixed size, each with the incumbent from before the round,
+//! and merged in order: the plan does not depend on the number of threads.
 
 mod tree;
 
@@ -31,7 +36,7 @@ use crate::{
     },
 };
 
-/// The planner.
+/// The planner `ilp`.
 pub(crate) struct Ilp<'s> {
     solver: &'s Solver<'s>,
 }
@@ -59,7 +64,8 @@ impl Planner for Ilp<'_> {
     }
 }
 
-/// Up to so many sequences are searched without looking first which of them may matter.
+/// Number of device orders up to which all are searched at once, without a first search that prunes
+/// them.
 pub(crate) const FEW: usize = 100;
 
 fn plan(
@@ -79,7 +85,7 @@ fn plan(
     let natural = device_orders::natural(costs);
     let mut first = search(&natural);
     first.begin()?;
-    // What all sequences could come to takes long to look up for long chains.
+    // The bounds of all device orders take long to compute for long chains.
     if deadline.over() {
         return first.run(Coverage::Natural);
     }

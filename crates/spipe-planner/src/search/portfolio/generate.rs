@@ -1,4 +1,5 @@
-//! Generated placements of the systems that have a shape of their own, simulated: those that compute least first.
+//! Simulation of the generated candidates of each system, in ascending order of their busiest
+//! device.
 
 use crate::{
     candidates::mobius,
@@ -15,24 +16,27 @@ use spipe_base::SimTime;
 use spipe_plan::{Family, Placement, System, check};
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
-/// How many hundredths of the time that is left may pass until all systems are bounded, where programs take more than a moment.
+/// Percent of the remaining time that the bounds of all systems may take, where programs take more
+/// than a moment.
 const PERCENT_OF_BOUNDS: u32 = 25;
 
-/// How many hundredths of the time that is left generated placements may take where programs for Mobius come after them.
+/// Percent of the remaining time that generated placements may take if Mobius' programs follow.
 const PERCENT_BEFORE_PROGRAMS: u32 = 80;
 
-/// How many placements are simulated before what they come to limits the others, at first and at most; not the number of threads, on
-/// which nothing may depend.
+/// First and largest number of placements that are simulated before their best limits the others.
+/// It must not depend on the number of threads.
 const BATCHES: RangeInclusive<usize> = 2..=16;
 
-/// How many candidates of a system are improved beside its best.
+/// Number of candidates of a system that are improved besides its best.
 const OTHERS: usize = 5;
 
-/// The same at first where everything is shared: only the most promising are left then, and each of them twice, with steps in either order.
+/// First batch of sharded systems: their candidates are already a selection, the first of them with
+/// both orders of the host's steps.
 const FIRST_SHARED: usize = 8;
 
 impl Search<'_, '_> {
-    /// Bounds every system, and simulates the candidates of those that may beat the best plan, the lowest bound first.
+    /// Bounds every system, and simulates the candidates of those that may beat the incumbent, in
+    /// ascending order of bound.
     pub(crate) fn generate(&mut self) {
         let (costs, pins, deadline) = (&self.costs, &self.problem.options.pins, &self.deadline);
         let bounding = deadline.percent(PERCENT_OF_BOUNDS);
@@ -50,7 +54,8 @@ impl Search<'_, '_> {
                 self.systems[index].best = begun;
                 continue;
             }
-            // Whatever the time limit, a plan that is far from all bounds is not the last word; but for one that is there already.
+            // Without an incumbent from outside, a system far below the best plan is tried after
+            // the deadline too.
             let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound)
                 && self.problem.options.incumbent.is_none();
             if until.over() && !(far && until.allows(looks)) {
@@ -68,7 +73,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Makes the candidates of a system.
+    /// Generates the candidates of a system, and raises its bound by its programs.
     fn list(&mut self, index: usize) {
         let (costs, pins) = (&self.costs, &self.problem.options.pins);
         let (limit, until) = (self.limit(), self.deadline.percent(from_milp::PERCENT));
@@ -85,21 +90,21 @@ impl Search<'_, '_> {
         known.candidates = candidates.into();
     }
 
-    /// Simulates those of `candidates` that fit, but for some that are slower than others of them: all as far as time allows, and
-    /// the first ones whatever the time.
+    /// Simulates the candidates that fit, except those whose busiest device exceeds the reach of
+    /// the best: all while time permits, and the first batch in any case.
     fn simulated(&self, candidates: &[Placement], family: Family, until: &Deadline<'_>) -> Simulated {
         let work = |(index, placement): (usize, &Placement)| {
             let fits = check(&self.problem.context, placement).is_ok();
             fits.then(|| (busiest(&self.costs, placement), index))
         };
         let mut fitting: Vec<(f64, usize)> = candidates.par_iter().enumerate().filter_map(work).collect();
-        // What is shared comes in the order of what it is estimated to take.
+        // Sharded candidates come in ascending order of estimated time.
         if family != Family::Sharded {
             fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
         }
-        // Those that are nearly as fast are improved as well.
+        // Candidates that are nearly as fast are improved as well.
         let reach = reach(family);
-        // What does not fit takes no time worth a limit.
+        // Placements that do not fit take no time worth limiting.
         let (unfit, mut looks) = (candidates.len() - fitting.len(), 0);
         let mut list: Vec<(usize, Scored)> = Vec::new();
         let first = if family == Family::Sharded { FIRST_SHARED } else { *BATCHES.start() };
@@ -110,7 +115,7 @@ impl Search<'_, '_> {
             let best = list.iter().map(|(_, (time, _))| *time).min();
             let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
             let promising: Vec<_> = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9)).collect();
-            // Without the first ones all would have been made for nothing.
+            // Without the first batch, all candidates would have been generated for nothing.
             let first = list.is_empty();
             let tried = |(_, index): &(f64, usize)| {
                 let time = !until.over() || (first && !until.stopped());
@@ -120,12 +125,13 @@ impl Search<'_, '_> {
             looks += tried.len();
             list.extend(tried.into_iter().filter_map(|(index, scored)| Some((index, scored?))));
         }
-        // Of equally fast ones the first.
+        // Among equals, the first one is best.
         list.sort_by_key(|(index, _)| *index);
         Simulated { list: list.into_iter().map(|(_, scored)| scored).collect(), looks, examined: unfit + looks }
     }
 
-    /// Simulates what the programs for Mobius lead to, if it may beat the best plan: a baseline, whose plans are never better.
+    /// Simulates the placements of Mobius' programs, if the system may beat the incumbent: a
+    /// baseline, whose plans must not be better.
     pub(crate) fn try_programs(&mut self) {
         let limit = self.limit();
         let may = |known: &&mut Known| known.system == System::Mobius && known.bound < limit;
@@ -138,14 +144,15 @@ impl Search<'_, '_> {
     }
 }
 
-/// Placements that run, with their times, how many were simulated, and how many were looked at.
+/// Placements that run with their times, the number of simulations, and the number of examined
+/// candidates.
 struct Simulated {
     list: Vec<Scored>,
     looks: usize,
     examined: usize,
 }
 
-/// How many times as long as the best candidate of a family those take at most that are improved beside it.
+/// Returns the factor above the best candidate of a family up to which others are improved.
 const fn reach(family: Family) -> f64 {
     match family {
         Family::Pipeline => 1.0,
@@ -154,8 +161,8 @@ const fn reach(family: Family) -> f64 {
     }
 }
 
-/// Beside the best of all, the best with each number of stages, or of those that are resident where everything is shared, if they are
-/// nearly as fast, the fastest first.
+/// Returns the best candidate per number of stages, or of resident stages for sharded systems,
+/// without the best of all and those beyond the reach, the fastest first.
 fn others(family: Family, scored: &[Scored]) -> Vec<Scored> {
     let mut of_each: BTreeMap<usize, Option<Scored>> = BTreeMap::new();
     for (time, placement) in scored {

@@ -1,4 +1,5 @@
-//! What the search does with the best it has: changes it step by step, and tries everything where that is little.
+//! Improvement of the best placements by local search, and enumeration of systems with few
+//! placements.
 
 use crate::search::{
     exhaust,
@@ -13,18 +14,19 @@ use crate::{
 use spipe_base::SimTime;
 use spipe_plan::System;
 
-/// How many systems' best placements are improved.
+/// Number of systems whose best placements are improved first.
 const REFINED: usize = 3;
 
-/// How many placements are simulated for a start before others have their turn.
+/// Number of simulations per start before the next start's turn.
 const FIRST_STEPS: usize = 160;
 
-/// A placement of a system, and how many more may be simulated to improve it.
+/// Index of a system, one of its placements, and the number of simulations left to improve it.
 type Start = (usize, Scored, usize);
 
 impl Search<'_, '_> {
-    /// Improves the best placements of the best few systems, and those with several stages on a device that are nearly as fast, the fastest
-    /// first; then those of all other systems that may still be faster.
+    /// Improves the best placements of the best few systems and nearly as fast ones with several
+    /// stages per device, the fastest first; then those of all other systems that may still be
+    /// faster.
     pub(crate) fn improve(&mut self) {
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         let time = |known: &Known| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
@@ -36,18 +38,18 @@ impl Search<'_, '_> {
         let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * PROMISING);
         let most = self.problem.options.refinements;
         starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start, most))));
-        // The first steps say which of them lead far.
+        // The first simulations show which starts are promising.
         let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY));
         starts.extend(self.starts(&behind));
         let mut steps = FIRST_STEPS;
         while !starts.is_empty() && !self.deadline.over() {
             starts = self.step(starts, (steps, PROMISING));
-            // Fewer than before would simulate the same neighbours again.
+            // Fewer would simulate the same neighbours again.
             steps *= 2;
         }
     }
 
-    /// The placements of `systems` to begin with.
+    /// Returns the placements of `systems` to start from.
     fn starts(&mut self, systems: &[usize]) -> Vec<Start> {
         let most = self.problem.options.refinements;
         let of = |index: &usize| self.systems[*index].best.clone().map(|start| (*index, start, most));
@@ -60,8 +62,9 @@ impl Search<'_, '_> {
         starts
     }
 
-    /// Improves each of `starts` by simulating so many, the fastest first, and to the end those that take less than `near` times the best; what
-    /// more may help.
+    /// Improves each of `starts` by `steps` simulations, the fastest first. Those below `near`
+    /// times the incumbent get all their remaining simulations. Returns those that more simulations
+    /// may improve.
     fn step(&mut self, mut starts: Vec<Start>, (steps, near): (usize, f64)) -> Vec<Start> {
         starts.sort_by_key(|(_, (time, _), _)| *time);
         starts.dedup();
@@ -76,7 +79,8 @@ impl Search<'_, '_> {
         more
     }
 
-    /// Improves `start`, a placement of the `index`th system, by simulating so many; what it came to where more of them may help.
+    /// Improves `start`, a placement of the `index`th system, by at most `most` simulations;
+    /// returns the result if more may improve it.
     fn refine(&mut self, index: usize, (start, most): (Scored, usize)) -> Option<Scored> {
         let (refined, examined) = refine(self.problem, &self.costs, &self.deadline, (start, most));
         let known = &mut self.systems[index];
@@ -86,7 +90,7 @@ impl Search<'_, '_> {
         (examined >= most).then_some(refined)
     }
 
-    /// Tries everything that systems with few placements can do and that may still be faster.
+    /// Enumerates the placements of systems that have few and may still be faster.
     pub(crate) fn exhaust(&mut self) {
         if self.deadline.over() || !few(&self.costs, self.problem.options.every_limit) {
             return;
@@ -105,8 +109,8 @@ impl Search<'_, '_> {
         known.bound = known.bound.max(least);
     }
 
-    /// Tries all placements of a system whose bound is below the best plan, where these are few; the bound that is then known. What is
-    /// found counts for the `index`th system.
+    /// Enumerates the placements of a system whose bound is below the incumbent, if these are few,
+    /// and returns the resulting bound. The results count for the `index`th system.
     fn try_all(&mut self, index: usize, (system, bound): (System, f64)) -> f64 {
         if bound >= self.limit() {
             return bound;

@@ -1,13 +1,12 @@
-//! The search over systems: bounded first, then tried in the order of their bounds, and the best of them improved.
+//! Portfolio over systems: each is bounded, tried in ascending order of its bound, and the best
+//! placements are improved.
 //!
 //! ```text
-//! stages filled greedily, and balanced where that is not far from what is possible ─► the best plan so far;
-//!     where that is far since memory is scarce: stages that fit with little to do for each device
-//! systems ─► lower bound of each ─┬─ cannot beat the best plan: skipped
-//!                                 ├─ generated candidates, the programs of Mobius ───────┐
-//!                                 └─ stages, by the planner, and several on a device: ───┴─► the best few ─► improved ─┐
-//!                                    these first where all plans are far from the bound                                │
-//! best plan ◄─ annealed ◄─ everything tried, where that is little ◄────────────────────────────────────────────────────┘
+//! greedy stages, balanced stages if greedy is near the compute bound ─► incumbent
+//! systems ─► lower bound of each ─┬─ cannot beat the incumbent: skipped
+//!                                 ├─ generated candidates, programs of Mobius ──────┐
+//!                                 └─ one stage per device (planner), then several ──┴─► best few
+//! best few ─► local search ─► enumeration of systems with few placements ─► best plan
 //! ```
 
 mod generate;
@@ -30,17 +29,17 @@ use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System};
 use std::sync::OnceLock;
 
-/// A plan that takes so many times as long as what is possible at best is far from it.
+/// Factor above a lower bound from which a plan counts as far from it.
 const FAR: f64 = 3.0;
 
-/// Several stages on a device are improved where they take no more than so many times as long as the best plan.
+/// Factor above the incumbent up to which placements are improved to the end.
 const PROMISING: f64 = 1.02;
 
-/// The best plan of all systems that `problem` allows: those of [`SYSTEMS`] are left to `planner`, the others generated. None of
-/// the heuristics' plans is better.
+/// Returns the best plan of all systems that `problem` allows. Those of [`SYSTEMS`] are planned by
+/// `planner`, the others generated. None of the heuristics' plans is better.
 ///
 /// # Errors
-/// Why no system has a plan: what the closest candidate of any of them lacks.
+/// Returns why no system has a plan, with the shortage of the closest candidate.
 pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution, PlanError> {
     let (planned, other): (Vec<System>, Vec<System>) =
         problem.systems.iter().partition(|system| SYSTEMS.contains(system));
@@ -63,7 +62,8 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     if !planned.is_empty() {
         let mut options = problem.options.clone();
         options.incumbent = search.best().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
-        // What is left of the time is for several stages on a device and for improving what was found, which inference gains little by.
+        // The remaining time is for several stages per device and for local search, which gain
+        // little in inference.
         let more = search.costs.training || !other.is_empty();
         options.time_limit = search.deadline.left() / if more { 4 } else { 1 };
         let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
@@ -80,10 +80,10 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     search.conclude()
 }
 
-/// The best generated placement of the problem's systems.
+/// Returns the best generated placement of the problem's systems.
 ///
 /// # Errors
-/// Why there is none.
+/// Returns why there is none.
 pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
     let mut search = Search::new(problem, &problem.systems);
     in_pool(problem, || {
@@ -95,15 +95,15 @@ pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
     search.conclude()
 }
 
-/// What is known of one system.
+/// State of one system.
 struct Known {
     system: System,
-    /// Once they are made.
+    /// Generated placements, once they are made.
     candidates: OnceLock<Vec<Placement>>,
-    /// No placement takes less, in ms; infinite if none fits.
+    /// Lower bound of its placements, in ms; infinite if none fits.
     bound: f64,
     best: Option<Scored>,
-    /// Candidates with other numbers of stages that take little longer.
+    /// Candidates with other numbers of stages that are nearly as fast.
     others: Vec<Scored>,
     examined: usize,
     skipped: bool,
@@ -115,7 +115,7 @@ impl Known {
     }
 }
 
-/// The candidates of `system` that hold the pins.
+/// Returns the candidates of `system` that satisfy the pins.
 fn allowed(problem: &Problem<'_>, system: System) -> Vec<Placement> {
     let pins = &problem.options.pins;
     let held = |placement: Placement| pins.hold(&problem.context, &placement);
@@ -130,21 +130,20 @@ struct Search<'s, 'a> {
     costs: CostSums<'a>,
     deadline: Deadline<'s>,
     systems: Vec<Known>,
-    /// The plans of the heuristics.
+    /// Plans of the heuristics.
     begun: Vec<Scored>,
     /// A placement that fits.
     spare: Option<Placement>,
-    /// Plans with several stages on a device, which would keep the planner of stages from finding plans that can be improved beyond
-    /// them.
+    /// Plans with several stages per device. As incumbents they would keep the planner from finding
+    /// plans that local search improves beyond them.
     short: Vec<Scored>,
-    /// No placement of the systems whose stages are planned takes less, in ms, however many stages its devices have; and where stages may be
-    /// that take little more.
+    /// Lower bounds, in ms, of the planned systems, with any number of stages per device.
     staged: Vec<(System, f64)>,
-    /// How many placements of them were examined before they were planned.
+    /// Number of their placements that were simulated outside the planner.
     looked: usize,
-    /// Where what is known of these is.
+    /// Index of their state in `systems`.
     planned: Option<usize>,
-    /// Why the planner of stages has nothing.
+    /// Error of the planner.
     refused: Option<PlanError>,
     solves: usize,
     cases: usize,
@@ -173,7 +172,7 @@ impl<'s, 'a> Search<'s, 'a> {
         Self { problem, costs, deadline, systems, begun, spare, short, staged, looked, planned, refused, solves, cases }
     }
 
-    /// Remembers a plan that fits, where one is found at once; says what is missing, where it is certain that there is none.
+    /// Keeps a placement that fits, if one is found at once; returns the shortage, if none exists.
     fn decide(&mut self, planned: &[System]) -> Result<(), PlanError> {
         let (problem, options) = (self.problem, &self.problem.options);
         let known = options.incumbent.is_some() || options.start.is_some();
@@ -199,8 +198,9 @@ impl<'s, 'a> Search<'s, 'a> {
         Ok(())
     }
 
-    /// Begins with the plans of heuristics for stages: of the one that needs more time only where the other's is not far from what is
-    /// possible, since other systems are faster there. Whether it was made.
+    /// Starts with the plans of heuristics. The balanced one takes longer, so it is made only if
+    /// the greedy one is near the compute bound; otherwise other systems are faster. Returns
+    /// whether it was made.
     fn begin(&mut self) -> bool {
         self.begun = heuristics::filled(self.problem, &self.costs);
         let near = |(time, _): Scored| time.to_ms() < FAR * floor(&self.costs);
@@ -211,19 +211,19 @@ impl<'s, 'a> Search<'s, 'a> {
         balanced
     }
 
-    /// Takes the best-balanced plan.
+    /// Adds the best-balanced plan.
     fn balance(&mut self) {
         let most = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
         self.begun.extend(heuristics::balanced(self.problem, &self.costs, (most, &self.deadline)));
     }
 
-    /// Takes the plan that fits where nothing better was found.
+    /// Adds the placement that fits, if nothing else was found.
     fn fall_back(&mut self) {
         let spare = self.spare.take().filter(|_| self.best().is_none());
         self.begun.extend(spare.and_then(|spare| judge(self.problem, spare)));
     }
 
-    /// The fastest plan of the heuristics for one of `systems`.
+    /// Returns the fastest plan of the heuristics for one of `systems`.
     fn begun(&self, systems: &[System]) -> Option<Scored> {
         let begun = self.begun.iter().filter(|(_, placement)| systems.contains(&placement.system));
         begun.map(|scored| Some(scored.clone())).fold(None, faster)
@@ -234,15 +234,15 @@ impl<'s, 'a> Search<'s, 'a> {
         self.begun.iter().map(|scored| Some(scored.clone())).chain(known).fold(None, faster)
     }
 
-    /// What a plan must stay below to matter, in ms.
+    /// Returns the iteration, in ms, that a plan must beat.
     fn limit(&self) -> f64 {
         let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
-        // Less what rounding bounds to the simulator's clock takes from them.
+        // Less the error of rounding bounds to the simulator's clock.
         let less = |time: f64| time * (1.0 - self.problem.options.gap.max(0.0)) - (time * 1e-6).max(1e-4);
         best.map_or(f64::INFINITY, |time| less(time.to_ms()))
     }
 
-    /// Adds what the planner of stages found.
+    /// Adds the result of the planner.
     fn join(&mut self, planned: &[System], found: Result<Solution, PlanError>) -> Result<(), PlanError> {
         let begun = self.begun(planned);
         let mut known = Known {
@@ -281,8 +281,10 @@ impl<'s, 'a> Search<'s, 'a> {
             Err(error) => return Err(error),
         }
         known.examined += self.looked;
-        // The planner's bound is about one stage per device. Several gain by choices of their own, of which inference has none, and where a
-        // slot for outputs has the last microbatch of an iteration and the first one of the next: only one of several waits for it.
+        // The planner's bound is for one stage per device. Several stages gain by choices of their
+        // own, which inference does not have. They also gain where an output slot holds the last
+        // microbatch of one iteration and the first one of the next, since only one of them waits
+        // for it.
         let several_gain = self.costs.training || self.costs.microbatches % 2 == 1;
         let over_all = self.least_of_staged();
         known.bound = if several_gain { over_all } else { known.bound.max(over_all) };
@@ -294,7 +296,8 @@ impl<'s, 'a> Search<'s, 'a> {
     fn conclude(self) -> Result<Solution, PlanError> {
         let limit = self.limit();
         let examined = self.systems.iter().map(|known| known.examined).sum();
-        // A plan to begin with has an entry of its own; where its system is the only one, both bound all placements.
+        // A plan to start with has an entry of its own. If its system is the only one, both entries
+        // bound all placements.
         let bounds = self.systems.iter().map(|known| known.bound);
         let alone = self.problem.systems.len() == 1;
         let least = if alone { bounds.fold(0.0, f64::max) } else { bounds.fold(f64::INFINITY, f64::min) };
@@ -311,7 +314,8 @@ impl<'s, 'a> Search<'s, 'a> {
                 refused => self.refusal(refused, examined),
             });
         };
-        // A plan that was given may be one that no planner makes: what beats a bound is not among what it is about.
+        // A plan to start with may be outside the space: if it beats a bound, the bound does not
+        // apply.
         let given = self.problem.options.start.as_ref() == Some(&placement);
         let beaten = given && bound > simulated;
         let (bound, least) = if beaten { (SimTime::ZERO, 0.0) } else { (bound.min(simulated), least) };
@@ -322,7 +326,7 @@ impl<'s, 'a> Search<'s, 'a> {
         };
         let considered = |known: &Known| {
             let simulated = known.best.as_ref().map(|(time, _)| *time);
-            // Where no other placement fits, its best is the bound.
+            // If no other placement fits, its best is the bound.
             let bound = known.bound.is_finite().then(|| to_time(&self.costs, known.bound));
             let bound = [bound, simulated].into_iter().flatten().min();
             Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
@@ -340,7 +344,8 @@ impl<'s, 'a> Search<'s, 'a> {
         })
     }
 
-    /// Why no system has a plan: the shortage of the candidate that lacks least, or what the planner of stages says.
+    /// Returns why no system has a plan: the shortage of the closest candidate, or the planner's
+    /// error.
     fn refusal(&self, refused: Option<PlanError>, examined: usize) -> PlanError {
         if let Err(error) = shortage::lonely_layers(&self.costs) {
             return error;
@@ -357,7 +362,7 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 }
 
-/// What is known of each system, once: a plan to begin with is improved beside what is planned for its system.
+/// Merges the entries of each system: a plan to start with is improved apart from the planned ones.
 fn each_once(all: impl Iterator<Item = Considered>) -> Vec<Considered> {
     let mut list: Vec<Considered> = Vec::new();
     for next in all {

@@ -1,4 +1,4 @@
-//! Several stages on a device: what bounds them, and where they may be.
+//! Several stages per device: their bounds and candidates.
 
 use crate::{
     candidates::from_milp,
@@ -12,27 +12,27 @@ use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_plan::{Placement, System};
 
-/// How many hundredths of the time that is left programs of counts may take that place several stages on devices of planned systems.
+/// Percent of the remaining time that the assignment programs of a planned system may take.
 const PERCENT_OF_CUTS: u32 = 16;
 
-/// Which part of the time that is left may be taken by what then bounds them.
+/// Fraction 1 ÷ n of the remaining time that their bound may then take.
 const PART_OF_BOUND: u32 = 8;
 
 impl Search<'_, '_> {
-    /// No placement of stages takes less, in ms, however many of them its devices have.
+    /// Returns a lower bound of the planned systems, in ms, with any number of stages per device.
     pub(crate) fn least_of_staged(&self) -> f64 {
         self.staged.iter().map(|(_, least)| *least).fold(f64::INFINITY, f64::min)
     }
 
-    /// Bounds those systems whose stages are planned, and finds where their stages may be. Where all plans are far from that, those with
-    /// several stages on a device come first: what one stage on each can do would not be worth the time.
+    /// Bounds the planned systems, with any number of stages per device.
     pub(crate) fn bound_stages(&mut self, planned: &[System]) {
         let pins = &self.problem.options.pins;
         let of_system = |system: &System| least((&self.costs, pins), *system, Some(&self.deadline));
         self.staged = planned.iter().map(|system| (*system, of_system(system))).collect();
     }
 
-    /// Places several stages on the devices of those systems whose stages are planned and for which that may still be faster.
+    /// Simulates candidates with several stages per device for the planned systems that may still
+    /// be faster.
     pub(crate) fn cut(&mut self) {
         let Some(index) = self.planned.filter(|_| self.costs.training) else { return };
         self.looked = 0;
@@ -49,13 +49,13 @@ impl Search<'_, '_> {
             self.looked += self.try_short(counted.placements);
         }
         self.short.sort_by_key(|(time, _)| *time);
-        // The search may have begun with one of them.
+        // The search may have started with one of them.
         self.short.dedup();
         self.systems[index].examined += self.looked;
         self.systems[index].bound = self.least_of_staged();
     }
 
-    /// Simulates placements with several stages on a device; how many.
+    /// Simulates placements with several stages per device; returns their number.
     fn try_short(&mut self, placements: Vec<Placement>) -> usize {
         let best = self.best().into_iter().chain(self.short.iter().cloned()).map(|(time, _)| time).min();
         let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((PROMISING * best.as_ns() as f64) as u64));

@@ -1,4 +1,4 @@
-//! What a search amounts to.
+//! Conclusion of the search: its solution or error.
 
 use crate::bounds::to_time;
 use crate::search::branch_and_bound::tree::{Known, Search};
@@ -9,7 +9,7 @@ use crate::{
 use spipe_plan::OutcomeStatus;
 
 impl Search<'_, '_> {
-    /// No placement takes less, in ms.
+    /// Returns a lower bound of every placement, in ms.
     fn least(&self) -> f64 {
         let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
         match self.coverage {
@@ -19,7 +19,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// What the search amounts to.
+    /// Returns the solution; `ended` says whether the search ran to its end.
     pub(crate) fn conclude(self, ended: bool) -> Result<Solution, PlanError> {
         let target = self.limit(self.found.best.as_ref());
         let least = self.least();
@@ -32,7 +32,7 @@ impl Search<'_, '_> {
                 let what = known.trouble.clone()?;
                 Some(PlanError::Numerical { devices: case.names(self.costs), what })
             });
-            // Others may run where some were not looked at.
+            // Placements that were not examined may run.
             let all = ended && self.coverage != Coverage::Natural && self.known.iter().all(|known| !known.open);
             return Err(match trouble {
                 Some(error) => error,

@@ -1,4 +1,4 @@
-//! The search over the cases.
+//! The search tree over subproblems.
 
 mod conclude;
 mod visit;
@@ -29,35 +29,35 @@ use crate::{
 
 use rayon::prelude::*;
 
-/// How many cases are searched before what they found is shared.
+/// Number of subproblems that are solved before their results are shared.
 const ROUND: usize = 8;
 
-/// How many of the most promising divisions are simulated first.
+/// Limit on partitions that are simulated at a time.
 const SEEDS: usize = 32;
 
-/// The common search over the iteration time ends at this fraction.
+/// Relative gap at which the common bisection over the iteration time ends.
 const COARSE: f64 = 0.002;
 
-/// How many cases may be added to any number.
+/// Number of subproblems that may always be added by branching.
 const SPARE: usize = 256;
 
-/// Of how many ways of the host to help a division all are simulated.
+/// Limit on host variants of a partition up to which all are simulated.
 const MOST_HELPS: usize = 8;
 
-/// How often the bound of a case is halved before its turn is decided.
+/// Number of bisections of a subproblem's bound before the queue is ordered.
 const HALVINGS: usize = 4;
 
-/// A case with a division, and what was chosen for its undecided stages.
+/// The index of a subproblem, with a partition and the subproblem in which its stages are decided.
 type Fit = (usize, (Partition, Subproblem));
 
-/// What is known of a case.
+/// State of a subproblem.
 #[derive(Clone, Debug)]
 struct Known {
-    /// Every division of the case takes at least so many ms, or has been simulated.
+    /// Lower bound, in ms, of every partition that has not been simulated.
     bound: f64,
-    /// The least period, in ms, of the divisions that have been simulated and excluded.
+    /// Least period, in ms, of the partitions that have been simulated and excluded.
     excluded: f64,
-    /// The same of those that were not simulated with all that the host may do for them.
+    /// Least period, in ms, of those for which not all host variants were simulated.
     untried: f64,
     /// Whether the search gave up on it.
     open: bool,
@@ -70,7 +70,7 @@ impl From<f64> for Known {
     }
 }
 
-/// What the search of a case found.
+/// Results of solving a subproblem.
 #[derive(Default)]
 struct Found {
     best: Option<Scored>,
@@ -85,7 +85,8 @@ impl Found {
         self.solves += other.solves;
     }
 
-    /// Simulates a division with every way of the host to help it, if these are few, and says whether they are.
+    /// Simulates a partition with all its host variants, if these are few, and returns whether they
+    /// are.
     fn judge(problem: &Problem<'_>, costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> (Self, bool) {
         let all = helped((&costs.context, &problem.options.pins), &case.placement(costs, partition));
         let tried = if all.len() <= MOST_HELPS { all.len() } else { 1 };
@@ -94,23 +95,23 @@ impl Found {
     }
 }
 
-/// The search of the ILP planner.
+/// State of branch and bound.
 pub(crate) struct Search<'s, 'a> {
     problem: &'s Problem<'a>,
     costs: &'s CostSums<'a>,
     cases: Vec<Subproblem>,
     deadline: &'s Deadline<'s>,
     partitioner: Partitioner<'s, 'a>,
-    /// A bound of every placement, in ms.
+    /// Lower bound of every placement, in ms.
     floor: f64,
     coverage: Coverage,
-    /// What is not among the cases takes at least so many ms.
+    /// Lower bound, in ms, of the subproblems that were left out.
     left_out: f64,
-    /// How many cases there are at most where the limit has less than a few to spare.
+    /// Limit on subproblems that holds if `help_limit` is smaller.
     roots: usize,
     known: Vec<Known>,
     found: Found,
-    /// How finely cases are divided.
+    /// Label limits of the partition bounds.
     grain: Grain,
     solver: &'s Solver<'s>,
 }
@@ -143,12 +144,12 @@ impl<'s, 'a> Search<'s, 'a> {
         }
     }
 
-    /// The same with another solver.
+    /// Replaces the solver.
     pub fn solved_by(self, solver: &'s Solver<'s>) -> Self {
         Self { solver, ..self }
     }
 
-    /// Simulates what is most promising.
+    /// Simulates the most promising partitions.
     pub fn begin(&mut self) -> Result<(), PlanError> {
         if self.deadline.stopped() {
             return Err(PlanError::StoppedWithoutPlan { examined: 0 });
@@ -158,19 +159,20 @@ impl<'s, 'a> Search<'s, 'a> {
         Ok(())
     }
 
-    /// What a plan must stay below to matter, in ms.
+    /// Returns the iteration, in ms, that a plan must beat.
     pub fn least_of_interest(&self) -> f64 {
         self.limit(self.found.best.as_ref())
     }
 
-    /// Goes on from what another search of the same problem has found, all of which that could not matter to it is left out here.
+    /// Continues from another search of the same problem, whose limit bounds everything left out
+    /// here.
     pub fn with(mut self, other: Self) -> Self {
         self.left_out = other.least_of_interest();
         self.found = other.found;
         self
     }
 
-    /// Searches, and says how it ended, where the cases stand for the others as `coverage` says.
+    /// Runs the search to its end; `coverage` says how its subproblems represent all device orders.
     pub fn run(mut self, coverage: Coverage) -> Result<Solution, PlanError> {
         self.coverage = coverage;
         if self.deadline.stopped() {
@@ -187,7 +189,7 @@ impl<'s, 'a> Search<'s, 'a> {
             self.fitting()
         };
         if fitting.is_empty() && self.found.best.is_none() && self.known.iter().all(|known| !known.open) {
-            // Where a plan is there already, nothing that fits was asked for, only what may beat it.
+            // With an incumbent, the test was for partitions that beat it, not for any that fit.
             let over = self.deadline.over();
             return if limit.is_finite() {
                 self.conclude(!over)
@@ -209,8 +211,8 @@ impl<'s, 'a> Search<'s, 'a> {
         self.conclude(ended)
     }
 
-    /// Looks for the least bound of the cases that may beat the best plan, and simulates on the way the divisions that leave most room
-    /// below it, as long as that finds better plans.
+    /// Raises the bounds of `cases` as long as the partitions simulated on the way improve the
+    /// incumbent.
     fn sound(&mut self, cases: &[usize]) {
         let limit = self.least_of_interest();
         let mut open: Vec<usize> = cases.iter().copied().filter(|case| self.known[*case].bound < limit).collect();
@@ -235,8 +237,8 @@ impl<'s, 'a> Search<'s, 'a> {
         }
     }
 
-    /// Finds the least iteration for which some of `active` are possible, which they are for `high` ms; simulates what they are
-    /// possible with on the way.
+    /// Bisects the least iteration for which some of `active` are possible, as they are for `high`
+    /// ms, and simulates the partitions found on the way.
     fn bisect(&mut self, mut active: Vec<usize>, mut high: f64) {
         let least = |known: f64, case: &usize| known.min(self.known[*case].bound);
         let mut low = active.iter().fold(f64::INFINITY, least).max(self.floor);
@@ -253,7 +255,7 @@ impl<'s, 'a> Search<'s, 'a> {
         }
     }
 
-    /// Simulates the most promising of what was found.
+    /// Simulates the partitions of `found` with the shortest periods.
     fn simulate(&mut self, found: Vec<(Partition, Subproblem)>) {
         let period = |(partition, case): (Partition, Subproblem)| (self.period(&case, &partition), partition, case);
         let mut promising: Vec<(f64, Partition, Subproblem)> = found
@@ -273,14 +275,16 @@ impl<'s, 'a> Search<'s, 'a> {
         judged.into_iter().for_each(|judged| self.found.merge(judged));
     }
 
-    /// Whether to look at the `index`th of several: without time only at some, and only where there is no plan yet.
+    /// Returns whether to examine the `index`th item: after the deadline only some, and only
+    /// without an incumbent.
     fn goes_on(&self, index: usize) -> bool {
         let found = self.found.best.is_some() || self.problem.options.incumbent.is_some();
         if found { !self.deadline.over() } else { self.deadline.allows(index) }
     }
 
-    /// Decides stage by stage what the host does in those of `undecided` that may beat the best plan; the decided cases that
-    /// may. What there are too many of stays open, with a bound.
+    /// Branches on the host offload of each stage of `undecided`, and returns the decided
+    /// subproblems that may beat the incumbent. If there are too many, the rest stays open, with a
+    /// bound.
     fn decide(&mut self, mut undecided: Vec<usize>) -> Vec<usize> {
         let mut decided = Vec::new();
         while !undecided.is_empty() {
@@ -300,12 +304,13 @@ impl<'s, 'a> Search<'s, 'a> {
         decided
     }
 
-    /// In how many ways hosts may help a stage at most.
+    /// Returns the largest number of host offloads of any device.
     fn most_helps(&self) -> usize {
         (0..self.costs.devices.len()).map(|device| self.costs.host_offloads(device).len()).max().unwrap_or(1)
     }
 
-    /// Puts the cases in the place of one, in which its first undecided stage is decided; returns them.
+    /// Replaces a subproblem by its children, in which the first undecided stage is decided;
+    /// returns these.
     fn branch(&mut self, case: usize) -> Vec<usize> {
         let parent = &self.cases[case];
         let Some(stage) = parent.undecided() else { return vec![case] };
@@ -318,7 +323,7 @@ impl<'s, 'a> Search<'s, 'a> {
         (first..self.cases.len()).collect()
     }
 
-    /// Leaves `cases` open, with the best bound that their divisions have.
+    /// Leaves `cases` open, with the best bound of their partitions.
     fn leave(&mut self, cases: Vec<usize>, limit: f64) {
         for case in &cases {
             self.known[*case].open = true;
@@ -326,7 +331,8 @@ impl<'s, 'a> Search<'s, 'a> {
         self.bisect(cases, limit);
     }
 
-    /// A bound of a case between what is known and `limit`, and the least limit at which it was found possible.
+    /// Bisects the bound of a subproblem below `limit`. Returns the bound and the least limit that
+    /// was found possible.
     fn halve(&self, (case, times): (usize, usize), limit: f64) -> (f64, f64) {
         let (mut low, mut high) = (self.known[case].bound, limit);
         if high.is_infinite() || low >= high {
@@ -345,7 +351,8 @@ impl<'s, 'a> Search<'s, 'a> {
         (low, high)
     }
 
-    /// The cases of which some division fits in memory, with such a division; the bound of the others is infinite.
+    /// Returns the subproblems with a partition that fits in memory, and such a partition; the
+    /// bound of the others is set to infinity.
     fn fitting(&mut self) -> Vec<Fit> {
         let list: Vec<&Subproblem> = self.cases.iter().collect();
         let fits = self.partitioner.divide(&list, (f64::INFINITY, self.grain), Some(self.deadline));
@@ -360,8 +367,8 @@ impl<'s, 'a> Search<'s, 'a> {
         fitting
     }
 
-    /// The iteration that a plan must stay below to matter, in ms: the best one less the gap, and less what rounding to
-    /// nanoseconds may pretend.
+    /// Returns the iteration, in ms, that a plan must beat: the incumbent's less the gap, and less
+    /// the error of rounding to nanoseconds.
     fn limit(&self, best: Option<&Scored>) -> f64 {
         let best = best.map(|(time, _)| *time).into_iter().chain(self.problem.options.incumbent).min();
         best.map_or(f64::INFINITY, |time| {
@@ -370,7 +377,8 @@ impl<'s, 'a> Search<'s, 'a> {
         })
     }
 
-    /// Finds the cases of least bound, and simulates their divisions and the heuristics' plans.
+    /// Finds the subproblems with the lowest bounds, and simulates their partitions and the
+    /// heuristics' plans.
     fn seed(&mut self, partitions: Vec<Fit>) {
         for placement in greedy::placements(self.costs, &self.problem.systems) {
             if !self.goes_on(0) {
@@ -396,8 +404,8 @@ impl<'s, 'a> Search<'s, 'a> {
         self.simulate(balanced.into_iter().map(|(case, partition)| (partition, plain[case].clone())).collect());
     }
 
-    /// Which of `cases` have a division that meets the bounds for `limit`; the limit is a bound of the others, unless time ran
-    /// out before they were tested.
+    /// Returns the subproblems of `cases` with a partition that meets the bounds for `limit`. The
+    /// bound of the others is raised to `limit`, unless the deadline came first.
     fn possible(&mut self, cases: &[usize], limit: f64) -> Vec<Fit> {
         let list: Vec<&Subproblem> = cases.iter().map(|case| &self.cases[*case]).collect();
         let tested = self.partitioner.divide(&list, (limit, self.grain), Some(self.deadline));
@@ -416,7 +424,7 @@ impl<'s, 'a> Search<'s, 'a> {
         EventGraph::new(self.costs, case).period(&case.times(self.costs, partition)).0
     }
 
-    /// Searches the cases that may beat the best plan; whether it got through all of them.
+    /// Solves the subproblems that may beat the incumbent; returns whether all were solved.
     fn rounds(&mut self, fitting: &[usize]) -> bool {
         let mut queue = self.promising(fitting);
         while !queue.is_empty() {
@@ -439,7 +447,8 @@ impl<'s, 'a> Search<'s, 'a> {
         !self.deadline.over()
     }
 
-    /// The cases of `fitting` whose partition bounds leave room below the best plan, the lowest bound first.
+    /// Returns the subproblems of `fitting` whose partition bounds are below the incumbent, in
+    /// ascending order of bound.
     fn promising(&mut self, fitting: &[usize]) -> Vec<usize> {
         let limit = self.limit(self.found.best.as_ref());
         let mut queue: Vec<usize> = self.possible(fitting, limit).into_iter().map(|(case, _)| case).collect();
@@ -454,7 +463,7 @@ impl<'s, 'a> Search<'s, 'a> {
         queue
     }
 
-    /// Searches one case, given the best plan so far.
+    /// Solves one subproblem, given the incumbent.
     fn search(&self, index: usize, best: Option<Scored>) -> (Known, Found) {
         let case = &self.cases[index];
         let mut known = self.known[index].clone();

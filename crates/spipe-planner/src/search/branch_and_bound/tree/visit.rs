@@ -1,4 +1,5 @@
-//! The search of one case: its integer program is solved, and taught by what came out, until nothing below the limit is left.
+//! Cutting-plane loop of one subproblem: its integer program is solved and extended by cuts and
+//! no-goods until nothing below the limit is left.
 
 use crate::search::branch_and_bound::tree::{Found, Known, Search};
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
     space::subproblem::{Partition, Subproblem},
 };
 
-/// The search of one case.
+/// The cutting-plane loop of one subproblem.
 pub(crate) struct Visit<'v, 's, 'a> {
     pub search: &'v Search<'s, 'a>,
     pub case: &'v Subproblem,
@@ -21,7 +22,7 @@ pub(crate) struct Visit<'v, 's, 'a> {
 }
 
 impl Visit<'_, '_, '_> {
-    /// Solves once and learns from it; whether to go on.
+    /// Solves once and adds cuts; returns whether to continue.
     pub fn step(&mut self) -> bool {
         let search = self.search;
         let limit = search.limit(self.found.best.as_ref());
@@ -47,7 +48,7 @@ impl Visit<'_, '_, '_> {
             }
             Answer::Solved(solution) => {
                 let (partition, objective) = self.master.decode(&unknowns, &solution);
-                // The solver keeps its constraints to 10⁻⁶ of numbers around 1000.
+                // The solver's feasibility tolerance is 10⁻⁶ for values near 1000.
                 self.known.bound = self.known.bound.max((objective * (1.0 - gap - 1e-8)).min(limit));
                 self.take(partition, limit)
             }
@@ -62,7 +63,7 @@ impl Visit<'_, '_, '_> {
         }
     }
 
-    /// Judges what the solver returned; whether to go on.
+    /// Evaluates the solver's partition; returns whether to continue.
     fn take(&mut self, partition: Partition, limit: f64) -> bool {
         if let Err(faults) =
             spipe_plan::check(&self.search.problem.context, &self.case.placement(self.search.costs, &partition))
@@ -94,7 +95,7 @@ impl Visit<'_, '_, '_> {
         self.master.exclude(partition);
     }
 
-    /// Tries again with other settings, once.
+    /// Retries once with other settings.
     fn again(&mut self, what: String) -> bool {
         if self.master.cautious {
             return self.give_up(Some(what));
