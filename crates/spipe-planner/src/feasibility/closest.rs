@@ -1,4 +1,4 @@
-//! Why nothing fits: the candidate that lacks least, and what would help it.
+//! The generated candidate that lacks the fewest bytes, as the reason why nothing fits.
 
 use crate::{
     feasibility::shortage::listed,
@@ -8,19 +8,19 @@ use spipe_base::{Bytes, MemoryId, StageId};
 use spipe_plan::{Context, Placement, StageFootprint, check, check_shape, footprint};
 use std::collections::BTreeMap;
 
-/// What a placement lacks.
+/// The bytes that a placement lacks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Shortage {
     placement: Placement,
-    /// What the memory that lacks most lacks.
+    /// The bytes that the worst memory lacks.
     pub missing: Bytes,
-    /// What each memory lacks that is too small.
+    /// The bytes that each memory lacks, of those that are too small.
     memories: Vec<(MemoryId, Bytes)>,
-    /// Activations in the memory that lacks most.
+    /// The bytes of activations in the worst memory.
     activations: Bytes,
 }
 
-/// The shortage of the placement of `candidates` that lacks least, of those that are wrong in nothing else.
+/// Returns the least shortage of `candidates` that are sound in everything but memory.
 pub(crate) fn closest(context: &Context<'_>, candidates: &[Placement]) -> Option<Shortage> {
     let sound = candidates.iter().filter(|placement| check_shape(context, placement).is_ok());
     sound
@@ -44,7 +44,7 @@ fn shortage(context: &Context<'_>, placement: &Placement) -> Option<Shortage> {
 }
 
 impl Shortage {
-    /// The refusal that quotes the smaller of two shortages.
+    /// Returns `error` or the error for this shortage, whichever has fewer missing bytes.
     pub(crate) fn or_closer(&self, error: PlanError, context: &Context<'_>) -> PlanError {
         match error {
             PlanError::Infeasible { missing: Some(missing), .. } if missing <= self.missing => error,
@@ -52,7 +52,7 @@ impl Shortage {
         }
     }
 
-    /// The refusal that quotes it.
+    /// The error for this shortage.
     pub fn error(&self, context: &Context<'_>) -> PlanError {
         let devices = self.placement.devices().into_iter();
         let devices: Vec<&str> = devices.map(|device| context.hardware.devices()[device].name.as_str()).collect();
@@ -72,7 +72,8 @@ impl Shortage {
         }
     }
 
-    /// More of every memory that lacks some; or smaller microbatches.
+    /// Two remedies: more of every memory that is too small, and smaller activations where these
+    /// would do.
     fn hint<'n>(&self, context: &Context<'_>, name: &dyn Fn(&MemoryId) -> &'n str) -> String {
         let mut alike: BTreeMap<Bytes, Vec<&str>> = BTreeMap::new();
         for (memory, missing) in &self.memories {
@@ -91,7 +92,8 @@ impl Shortage {
     }
 }
 
-/// Why none of `candidates` will do although none lacks memory: what the checker says, or that none runs.
+/// Returns the reason why none of `candidates` is a plan although none lacks memory: a fault that
+/// the checker found, or that none runs.
 pub(crate) fn without_shortage(problem: &Problem<'_>, candidates: &[Placement], examined: usize) -> PlanError {
     let faults = candidates.iter().map(|placement| check(&problem.context, placement).err());
     let Some(faults) = faults.collect::<Option<Vec<_>>>() else { return PlanError::NothingRuns { examined } };

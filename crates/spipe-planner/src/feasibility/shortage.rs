@@ -1,4 +1,4 @@
-//! Why nothing fits, and what would help.
+//! Reasons why no partition fits, with remedies.
 
 use crate::{
     costs::{CostSums, HostOffload, StageSlot},
@@ -10,7 +10,11 @@ use spipe_base::{Bytes, LayerId, MemoryId};
 use spipe_plan::System;
 use std::collections::BTreeMap;
 
-/// What can be said before any search: a layer that fits nowhere, or a model that all memories together cannot hold.
+/// Checks that every layer fits some device, and that all memories together can hold the model.
+///
+/// # Errors
+///
+/// The layer, or the missing bytes.
 pub(crate) fn obvious(costs: &CostSums<'_>) -> Result<(), PlanError> {
     lonely_layers(costs)?;
     let state = |layer: usize| {
@@ -44,13 +48,13 @@ pub(crate) fn obvious(costs: &CostSums<'_>) -> Result<(), PlanError> {
     })
 }
 
-/// That every layer fits on some device by itself.
+/// Checks that every layer fits some device by itself.
 pub(crate) fn lonely_layers(costs: &CostSums<'_>) -> Result<(), PlanError> {
     (0..costs.layers).try_for_each(|layer| lonely(costs, layer))
 }
 
-/// That layer `layer` fits on some device, whatever its stage has beside it, which may have another input: with its state, and what one
-/// microbatch saves and works with.
+/// Checks that layer `layer` fits some device by itself: its state, and the activations and
+/// workspace of one microbatch. The input is left out, since it depends on the stage.
 fn lonely(costs: &CostSums<'_>, layer: usize) -> Result<(), PlanError> {
     let need = |index: usize| {
         let device = &costs.devices[index];
@@ -93,7 +97,7 @@ fn lonely(costs: &CostSums<'_>, layer: usize) -> Result<(), PlanError> {
     })
 }
 
-/// That no division of any case fits: the least by which all of them miss.
+/// Returns the reason why no partition of any subproblem fits: the one with the least shortage.
 pub(crate) fn closest(costs: &CostSums<'_>, cases: &[Subproblem]) -> PlanError {
     let shortages: Vec<_> = cases.par_iter().map(|case| least_shortage(costs, case)).collect();
     let closest = shortages
@@ -117,7 +121,8 @@ pub(crate) fn closest(costs: &CostSums<'_>, cases: &[Subproblem]) -> PlanError {
     let devices = listed(&case.names(costs).split(", ").collect::<Vec<_>>());
     let closest = format!("the closest one, over {devices} under `{}`,", case.schedule.system);
     let lacks = match missing {
-        // Shortages are those of single stages, which share memory with others, and what the host keeps for them.
+        // The shortages are those of single stages. These share memory with others, and hosts hold
+        // a part of them.
         0 => "has room for each stage, but not for all of them and what hosts keep for them".into(),
         missing => format!("lacks {} in `{name}`", Bytes::new(missing)),
     };
@@ -129,7 +134,7 @@ pub(crate) fn closest(costs: &CostSums<'_>, cases: &[Subproblem]) -> PlanError {
     }
 }
 
-/// That the greedy filling found nothing, though another planner may.
+/// Returns the reason why greedy filling has no plan, although another planner may have one.
 pub(crate) fn greedy(costs: &CostSums<'_>, systems: &[System], examined: usize) -> PlanError {
     if systems.is_empty() {
         return PlanError::NoSystem;
@@ -145,7 +150,8 @@ pub(crate) fn greedy(costs: &CostSums<'_>, systems: &[System], examined: usize) 
     }
 }
 
-/// The least of the largest shortage of a stage over all divisions of `case`, and the device that has it.
+/// Returns the fewest bytes that the worst stage of a partition lacks, and the device of that
+/// stage. `None` if the devices of `case` cannot run all layers.
 fn least_shortage(costs: &CostSums<'_>, case: &Subproblem) -> Option<(u64, usize)> {
     let (layers, stages) = (costs.layers, case.stages());
     let mut best: Vec<Option<(u64, usize)>> = vec![None; layers + 1];
@@ -157,7 +163,7 @@ fn least_shortage(costs: &CostSums<'_>, case: &Subproblem) -> Option<(u64, usize
         for (from, before) in best.iter().enumerate() {
             let Some(before) = before else { continue };
             for to in (from + 1..=farthest).take_while(|to| device.able(from, *to)) {
-                // Shortages only grow from stage to stage.
+                // The worst shortage never shrinks from stage to stage.
                 if next[to].is_some_and(|(least, _)| least <= before.0) {
                     continue;
                 }
@@ -177,21 +183,23 @@ fn least_shortage(costs: &CostSums<'_>, case: &Subproblem) -> Option<(u64, usize
     best[layers]
 }
 
-/// The usable bytes of each memory that a device computes from.
+/// Returns the usable bytes of each memory from which a device computes.
 fn memories(costs: &CostSums<'_>) -> BTreeMap<MemoryId, u64> {
     costs.devices.iter().map(|device| (device.memory, device.usable)).collect()
 }
 
-/// The names of `memories`, those that differ in consecutive numbers from the first to the last.
+/// Returns the names of `memories` as [`listed`] joins them.
 fn names(costs: &CostSums<'_>, memories: &BTreeMap<MemoryId, u64>) -> String {
     let names = memories.keys().map(|memory| costs.context.hardware.memories()[*memory].name.as_str());
     listed(&names.collect::<Vec<_>>())
 }
 
-/// Names in backticks, those that differ in consecutive numbers from the first to the last.
+/// Joins names in backticks; a run of names with consecutive numbers is given by its first and its
+/// last.
 ///
 /// ```
-/// assert_eq!(spipe_planner::listed(&["gpu0", "gpu1", "gpu2", "dram0"]), "`gpu0` to `gpu2` and `dram0`");
+/// let names = ["gpu0", "gpu1", "gpu2", "dram0"];
+/// assert_eq!(spipe_planner::listed(&names), "`gpu0` to `gpu2` and `dram0`");
 /// ```
 pub fn listed(names: &[&str]) -> String {
     let parts = |name: &str| {
@@ -231,8 +239,8 @@ mod tests {
     };
     use spipe_cost::Mode;
 
-    /// What is said of stages of four layers, each with 128 MiB of state and 33 MiB that it saves, on the first so many of two GPUs with
-    /// those MiB.
+    /// Returns the reason for chains of the first GPUs of two, with `memories` in MiB. Each of four
+    /// layers has 128 MiB of state and saves 33 MiB.
     fn of_gpus(memories: [u64; 2], chains: &[usize]) -> String {
         let layer = LayerText {
             count: 4,
@@ -253,14 +261,15 @@ mod tests {
         closest(&costs, &cases).to_string()
     }
 
-    /// Two layers recomputed have their state, what both save, an input of either of two microbatches and slots of 1 MiB.
+    /// Two recomputed layers need their state, the activations of both, an input for each of two
+    /// microbatches, and slots of 1 MiB.
     #[test]
     fn the_closest_division_says_what_it_lacks() {
         let said = |lacks: &str, devices: &str| {
             format!("no division of the 4 layers fits: the closest one, over {devices} under `1f1b`, lacks {lacks}")
         };
         assert_eq!(of_gpus([300, 300], &[2, 1]), said("28.0 MiB in `gpu0`", "`gpu0` and `gpu1`"));
-        // Three layers there; with two of them 226 MiB would be missing on the other.
+        // Three layers are on the first GPU; with two there, the other would lack 226 MiB.
         assert_eq!(of_gpus([300, 100], &[2, 1]), said("189.0 MiB in `gpu0`", "`gpu0` and `gpu1`"));
         assert_eq!(of_gpus([300, 300], &[1]), said("344.0 MiB in `gpu0`", "`gpu0`"));
     }

@@ -50,8 +50,8 @@ impl Turn {
 /// than sharded ones and pipelines with one run of consecutive stages per device.
 ///
 /// A device with `a` of `m` microbatches in flight waits twice for the devices behind it: between
-/// its first `a` forwards and the first gradient, and before its last `a` backwards. With F, C and B
-/// the times of its own forward, recompute and backward of one microbatch, and R the sum over the
+/// its first `a` forwards and the first gradient, and before its last `a` backwards. With F, C and
+/// B the times of its own forward, recompute and backward of one microbatch, and R the sum over the
 /// devices behind it, copies included, the iteration takes
 ///
 /// ```text

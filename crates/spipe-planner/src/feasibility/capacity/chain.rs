@@ -1,4 +1,5 @@
-//! The chains of devices by how many of each kind are behind, and what is needed of the hosts.
+//! The dynamic program over chains of devices: states count the devices of each kind behind, labels
+//! the bytes that hosts hold.
 
 use crate::feasibility::capacity::{
     Hosts, Question,
@@ -14,23 +15,24 @@ use crate::{
 use spipe_plan::{Placement, System};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many sums of what hosts hold are followed.
+/// The most sums per label: one for each class of hosts, and one for each measure.
 const SLOTS: usize = 6;
 
-/// Beyond so many pairs of devices behind and a layer, and so many comparisons of ways, nothing is decided.
+/// The most pairs of a state and a layer, and the most comparisons of labels; beyond these nothing
+/// is decided.
 const MOST_PAIRS: usize = 1 << 21;
 const MOST_STEPS: usize = 1 << 27;
 
-/// The same where several sums are followed for hosts that are alike.
+/// The most comparisons if measures beside bytes are followed.
 const MOST_STEPS_BY_CLASS: usize = 1 << 24;
 
-/// Devices that hold alike, and the classes of the hosts of which each has one.
+/// Devices that hold the same layers in the same bytes, and the classes of hosts that each may use.
 struct Kind {
     members: Vec<usize>,
     classes: Vec<usize>,
 }
 
-/// A sum of what hosts of a class hold, in one measure.
+/// A sum over the hosts of a class in one measure, with its limit.
 #[derive(Clone, Copy)]
 struct Slot {
     class: usize,
@@ -38,17 +40,18 @@ struct Slot {
     room: u64,
 }
 
-/// The last stages of a chain, with what they need of the hosts.
+/// A label: the last stages of a chain, by the sums of the hosts.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
     held: [u64; SLOTS],
-    /// Of the first of them: the kind of its device, the layer after its last one, and the way that goes on there.
+    /// The kind of the first device, the layer after its last one, and the index of the label that
+    /// goes on there.
     kind: usize,
     to: usize,
     next: usize,
 }
 
-/// The ways by state, then by their first layer.
+/// The labels by state, then by their first layer.
 pub(crate) type Ways = Vec<Vec<Vec<Way>>>;
 
 pub(crate) struct Chain<'q, 'f, 'a> {
@@ -56,7 +59,7 @@ pub(crate) struct Chain<'q, 'f, 'a> {
     /// Whether hosts may be used.
     pub hosts: bool,
     kinds: Vec<Kind>,
-    /// What one device more of each kind adds to the number of a state, in which the counts of all kinds are digits.
+    /// The stride of each kind in the number of a state, whose digits are the counts of all kinds.
     strides: Vec<usize>,
     states: usize,
     classes: Vec<Class>,
@@ -64,7 +67,7 @@ pub(crate) struct Chain<'q, 'f, 'a> {
 }
 
 impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
-    /// None where there is too much to tell apart.
+    /// Returns `None` if there are too many states or sums.
     pub fn new(question: &'q Question<'q, 'f, 'a>, hosts: &Hosts) -> Option<Self> {
         let (costs, alike) = (question.costs, &question.holds.alike);
         let classes = match hosts {
@@ -104,17 +107,17 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         Some(Self { question, hosts: *hosts != Hosts::Unused, kinds, strides, states, classes, slots })
     }
 
-    /// How many devices of a kind a state has.
+    /// The number of devices of a kind in a state.
     fn count(&self, state: usize, kind: usize) -> usize {
         state / self.strides[kind] % (self.kinds[kind].members.len() + 1)
     }
 
-    /// How many devices it has.
+    /// The number of devices in a state.
     fn devices(&self, state: usize) -> usize {
         (0..self.kinds.len()).map(|kind| self.count(state, kind)).sum()
     }
 
-    /// None where that takes too many steps.
+    /// Computes all labels; `None` if that takes too many steps.
     pub fn ways(&self) -> Option<Ways> {
         let layers = self.question.costs.layers;
         let nothing = Way { held: [0; SLOTS], kind: 0, to: layers, next: 0 };
@@ -132,7 +135,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
                     let entries = self.question.holds.ending(self.kinds[kind].members[0], behind, to).iter();
                     for (from, held) in entries.filter_map(|entry| Some((entry.from, self.held(kind, entry)?))) {
                         for (next, way) in ways.iter().enumerate() {
-                            // A way is compared with all that are there.
+                            // A label is compared with all that are there.
                             steps += 1 + here[0][from].len();
                             if steps > most {
                                 return None;
@@ -148,10 +151,11 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         Some(all)
     }
 
-    /// How much layers on each device may need of hosts, all of them together, for all layers to fit.
+    /// Returns, for all layers on each device, the most host bytes with which all layers may still
+    /// fit. Hosts count as one.
     pub fn most(&self, ways: &Ways) -> BTreeMap<Place, u64> {
         let (layers, holds) = (self.question.costs.layers, self.question.holds);
-        // What the devices and layers before need at least, by those behind.
+        // By state and layer: the least host bytes of the devices and layers before.
         let mut before: Vec<Vec<Option<u64>>> = vec![vec![None; layers + 1]; self.states];
         let mut most: BTreeMap<Place, u64> = BTreeMap::new();
         for state in (1..self.states).rev() {
@@ -177,14 +181,15 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         most
     }
 
-    /// What layers on a device of a kind need of its host, as far as that counts.
+    /// The host bytes of layers on a device of a kind; `None` if they are unknown or no host may be
+    /// used.
     fn held(&self, kind: usize, entry: &Entry) -> Option<u64> {
         let held = if self.question.sure { entry.found? } else { entry.least };
         let is_cpu = self.question.costs.devices[self.kinds[kind].members[0]].is_cpu;
         (self.hosts || is_cpu || held == 0).then_some(held)
     }
 
-    /// What hosts hold with `more` for a device of a kind on each of those that have the room.
+    /// The sums with `more` bytes for a device of a kind, once for each class with the room.
     fn with(&self, held: [u64; SLOTS], kind: usize, more: u64) -> Vec<[u64; SLOTS]> {
         let classes = &self.kinds[kind].classes;
         if more == 0 || classes.is_empty() {
@@ -193,7 +198,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         classes.iter().filter_map(|class| self.on(held, (kind, *class), more)).collect()
     }
 
-    /// The same on a host of a class, if it has the room.
+    /// The sums with `more` bytes on a host of a class, if it has the room.
     fn on(&self, mut held: [u64; SLOTS], (kind, class): (usize, usize), more: u64) -> Option<[u64; SLOTS]> {
         let members = &self.kinds[kind].members;
         for (held, slot) in held.iter_mut().zip(&self.slots).filter(|(_, slot)| slot.class == class) {
@@ -210,7 +215,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         Some(held)
     }
 
-    /// The ways that begin with the first layer, each by state and index, those that need least of the hosts first.
+    /// The labels of all layers, by state and index, in ascending order of host bytes.
     pub fn complete(&self, ways: &Ways) -> Vec<(usize, usize)> {
         let needs_cpu = self.question.schedule.system == System::Hybrid;
         let is_cpu = |kind: &Kind| self.question.costs.devices[kind.members[0]].is_cpu;
@@ -226,13 +231,13 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         list.into_iter().map(|(_, state, index)| (state, index)).collect()
     }
 
-    /// What hosts hold, all together.
+    /// The bytes of all hosts together.
     fn bytes(&self, way: &Way) -> u64 {
         let sums = way.held.iter().zip(&self.slots).filter(|(_, slot)| slot.measure == Measure::Sum);
         sums.fold(0, |sum, (held, _)| sum.saturating_add(*held))
     }
 
-    /// The kinds of a way's devices, the first layers first, each with what it holds and how.
+    /// The kinds of a label's devices in layer order, each with its stages and host bytes.
     fn groups(&self, ways: &Ways, mut state: usize, mut index: usize) -> Option<Vec<(usize, Hold)>> {
         let (costs, holds) = (self.question.costs, self.question.holds);
         let (mut from, mut groups) = (0, Vec::new());
@@ -245,7 +250,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         Some(groups)
     }
 
-    /// The placement of a way, if it can be spread over the hosts.
+    /// The placement of a label, if it can be packed onto the hosts.
     pub fn place(&self, ways: &Ways, state: usize, index: usize) -> Option<Placement> {
         let groups = self.groups(ways, state, index)?;
         let kinds = self.kinds.iter().map(|kind| kind.members.as_slice()).collect();
@@ -256,7 +261,8 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         Some(placement(self.question.costs, self.question.schedule, &stages))
     }
 
-    /// What a way breaks that cannot be spread over the hosts of a class.
+    /// The class and the measure that a label exceeds if it cannot be packed onto the hosts of a
+    /// class.
     pub fn broken(&self, ways: &Ways, state: usize, index: usize) -> Option<(usize, Measure)> {
         let groups = self.groups(ways, state, index)?;
         (0..self.classes.len()).find_map(|class| {
@@ -268,7 +274,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     }
 }
 
-/// The placement with those stages on each device, which have what leaves it on one of its hosts.
+/// The placement with these stages on each device, and their host data on one of its hosts.
 fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(Seated, &[Choice])]) -> Placement {
     let stages = stages.iter().flat_map(|(seated, stages)| stages.iter().map(move |stage| (*seated, stage)));
     let devices: Vec<usize> = stages.clone().map(|(seated, _)| seated.device).collect();
@@ -284,7 +290,8 @@ fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(Seated, &[
     case.placement(costs, &partition)
 }
 
-/// Adds `way` unless one of `ways` needs no more of any host, and takes out those that need no less of all.
+/// Inserts `way` unless one of `ways` dominates it in every sum, and removes those that it
+/// dominates.
 fn keep(ways: &mut Vec<Way>, way: Way) {
     let no_more = |one: &Way, other: &Way| one.held.iter().zip(&other.held).all(|(one, other)| one <= other);
     if ways.iter().any(|other| no_more(other, &way)) {

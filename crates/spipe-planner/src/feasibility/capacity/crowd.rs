@@ -1,18 +1,19 @@
-//! Whether there are more layers of one kind than all devices together can hold, each host with the devices that share its memory,
-//! or all hosts together where devices have a choice.
+//! A quick test by state alone: a run of equal layers that is longer than all devices together can
+//! hold. Hosts count one by one with the devices that share them, or all together where devices
+//! have a choice.
 
 use crate::feasibility::capacity::{CostSums, MemoryId, host_memories, hosts_of, rooms};
 use std::collections::BTreeMap;
 
-/// Whether, by what their parameters, gradients and optimizer state alone need, some run of equal layers finds no room.
+/// Whether parameters, gradients and optimizer state of some run of equal layers find no room.
 pub(crate) fn too_many(costs: &CostSums<'_>) -> bool {
     costs.runs.iter().any(|(first, count)| most(costs, *first, *count) < *count)
 }
 
-/// How many of `count` layers like layer `layer` all devices together can hold at most.
+/// Returns the most layers like layer `layer`, up to `count`, that all devices together can hold.
 fn most(costs: &CostSums<'_>, layer: usize, count: usize) -> usize {
     let devices = || 0..costs.devices.len();
-    // Where devices have a choice of hosts, these are as good as one.
+    // If devices have a choice of hosts, these count as one.
     let all: Vec<MemoryId> = host_memories(costs).into_keys().collect();
     let joined = devices().any(|device| rooms(costs, device).len() > 1);
     let mut groups: BTreeMap<Vec<MemoryId>, Vec<usize>> = BTreeMap::new();
@@ -26,7 +27,7 @@ fn most(costs: &CostSums<'_>, layer: usize, count: usize) -> usize {
             .iter()
             .filter_map(|memory| hosts.get(memory))
             .fold(0, |room: u64, host| room.saturating_add(*host));
-        // least[n]: what n layers need of the host at least.
+        // least[n]: the least host bytes of n layers.
         let mut least: Vec<u64> = vec![0];
         for device in devices {
             let more = needs(costs, device, layer, (count, room));
@@ -43,7 +44,7 @@ fn most(costs: &CostSums<'_>, layer: usize, count: usize) -> usize {
     groups.into_iter().map(of_group).fold(0, usize::saturating_add)
 }
 
-/// What 0, 1, 2, … layers on a device need of its host at least, as far as they fit.
+/// Returns the least host bytes of 0, 1, 2, … layers on a device, up to the most that fit.
 fn needs(costs: &CostSums<'_>, index: usize, layer: usize, (count, room): (usize, u64)) -> Vec<u64> {
     let (device, bytes) = (&costs.devices[index], &costs.devices[index].bytes[layer]);
     let state = bytes.state().get();
@@ -55,7 +56,7 @@ fn needs(costs: &CostSums<'_>, index: usize, layer: usize, (count, room): (usize
         if excess == 0 {
             return Some(0);
         }
-        // In stages of their own, as few as will do are stepped on the host.
+        // In stages of their own, the fewest that suffice are updated on the host.
         let stepped = excess.div_ceil(bytes.optimizer.get().max(1));
         costs.hosts(index).next().filter(|_| stepped <= layers)?;
         let copied = if device.returns(layer + 1) { bytes.parameters.get() } else { 0 };

@@ -1,4 +1,4 @@
-//! What neighbouring layers on one device need of its host at least, in one stage or in several.
+//! Tables of the least host bytes of consecutive layers on a device, in one stage or in several.
 
 use crate::feasibility::capacity::{
     CostSums, HostOffload, ScheduleKind, StageSlot, Subproblem,
@@ -13,67 +13,68 @@ use crate::{
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
-/// What layers need of the host, and in which stages.
+/// The host bytes of layers, and the stages in which they need these.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub of_host: u64,
     pub stages: Vec<Choice>,
 }
 
-/// Layers that end somewhere: the first of them, and what they need of the host.
+/// A table entry for layers with a given end: their first one, and their host bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub from: usize,
-    /// No less than this.
+    /// A lower bound.
     pub least: u64,
-    /// This will do.
+    /// An amount that suffices.
     pub found: Option<u64>,
-    /// In several stages, which are found so.
+    /// The parameters that find the stages again, if there are several.
     several: Option<Found>,
 }
 
 impl Entry {
-    /// A bound.
+    /// An entry with a bound alone.
     const fn bound(from: usize, least: u64) -> Self {
         Self { from, least, found: None, several: None }
     }
 
-    /// What is needed in one stage.
+    /// An entry for one stage.
     const fn whole(from: usize, of_host: u64) -> Self {
         Self { from, least: of_host, found: Some(of_host), several: None }
     }
 }
 
-/// By the layer behind the last, the shortest first.
+/// Entries by the layer after the last, the shortest first.
 type Table = Vec<Vec<Entry>>;
 
-/// A device, microbatches in flight, and layers on it.
+/// A device, and layers on it with microbatches in flight.
 pub(crate) type Place = (usize, Part);
 
-/// What layers need on devices that hold alike.
+/// The host bytes of layers on each device.
 pub(crate) struct Holds {
     /// The first device that holds like each device.
     pub alike: Vec<usize>,
-    /// By how many devices are behind.
+    /// The microbatches in flight, by the number of devices behind.
     in_flight: Vec<u64>,
     /// By device and microbatches in flight.
     tables: BTreeMap<(usize, u64), Table>,
 }
 
 impl Holds {
-    /// What layers need however they are cut: bounds, which take no search.
+    /// Bounds that hold for every cut into stages and take no search.
     pub fn bounds(costs: &CostSums<'_>, (schedule, within): (ScheduleKind, f64)) -> Self {
         let of = |(device, part): Place| Some(Entry::bound(part.from, bound(costs, device, part)?));
         Self::default_for(costs, schedule).filled((costs, within), &of)
     }
 
-    /// What they need in one stage.
+    /// The host bytes in one stage.
     pub fn whole(costs: &CostSums<'_>, (schedule, within): (ScheduleKind, f64)) -> Self {
         let of = |(device, part): Place| Some(Entry::whole(part.from, whole(costs, device, part)?.0));
         Self::default_for(costs, schedule).filled((costs, within), &of)
     }
 
-    /// What they need in one stage or in several, for those that matter if they need no more than is said.
+    /// The host bytes in one stage or in several. `most` names the layers that matter, with the
+    /// most host bytes at which they do.
     pub fn cut(
         costs: &CostSums<'_>,
         (schedule, within): (ScheduleKind, f64),
@@ -118,7 +119,8 @@ impl Holds {
         Self { alike, in_flight, tables: BTreeMap::new() }
     }
 
-    /// The same with an entry for all layers that may fit a device, and whose passes take it no longer than so many ms.
+    /// Fills the tables with an entry for all layers that may fit a device and whose passes take it
+    /// at most `within` ms.
     fn filled(mut self, (costs, within): (&CostSums<'_>, f64), of: &(dyn Fn(Place) -> Option<Entry> + Sync)) -> Self {
         let firsts = (0..self.alike.len()).filter(|device| self.alike[*device] == *device);
         let keys = firsts.flat_map(|device| self.in_flight.iter().map(move |in_flight| (device, *in_flight)));
@@ -142,22 +144,23 @@ impl Holds {
         self
     }
 
-    /// Whether what is found is the least everywhere.
+    /// Whether all bounds are reached.
     pub fn exact(&self) -> bool {
         self.tables.values().flatten().flatten().all(|entry| entry.found == Some(entry.least))
     }
 
-    /// The layers that end before layer `to` and fit a device with so many devices behind.
+    /// The entries of layers that end before layer `to` and fit a device with `behind` devices
+    /// behind.
     pub fn ending(&self, device: usize, behind: usize, to: usize) -> &[Entry] {
         &self.tables[&(self.alike[device], self.in_flight[behind])][to]
     }
 
-    /// Layers on a device with so many devices behind.
+    /// The key of layers on a device with `behind` devices behind.
     pub fn at(&self, (device, behind): (usize, usize), (from, to): (usize, usize)) -> Place {
         (self.alike[device], Part { from, to, in_flight: self.in_flight[behind] })
     }
 
-    /// What was found for layers `from..to`, and in which stages.
+    /// The host bytes and the stages found for layers `from..to`.
     pub fn hold(&self, costs: &CostSums<'_>, seat: (usize, usize), layers: (usize, usize)) -> Option<Hold> {
         let entry = self.ending(seat.0, seat.1, layers.1).iter().find(|entry| entry.from == layers.0)?;
         let (of_host, (device, part)) = (entry.found?, self.at(seat, layers));
@@ -171,7 +174,7 @@ impl Holds {
     }
 }
 
-/// The first part that needs as much: equal layers behind the second of their run.
+/// Returns the first part with the same needs: equal layers from the second one of their run.
 fn like(costs: &CostSums<'_>, device: usize, part: Part) -> Part {
     let (run, _) = run(costs, part.from);
     let (from, device) = (run + 1, &costs.devices[device]);
@@ -184,7 +187,7 @@ fn like(costs: &CostSums<'_>, device: usize, part: Part) -> Part {
     if alike { moved } else { part }
 }
 
-/// The run of equal layers that a layer is in: the first, and how many.
+/// Returns the run of equal layers around `layer`: its first layer and count.
 fn run(costs: &CostSums<'_>, layer: usize) -> (usize, usize) {
     costs.runs[costs.runs.partition_point(|(first, _)| *first <= layer) - 1]
 }
@@ -195,10 +198,11 @@ pub(crate) fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
     to <= first + count
 }
 
-/// No less than what a part needs of the host, in however many stages; none if it does not fit the device.
+/// Returns a lower bound on the host bytes of a part, in any number of stages; `None` if it does
+/// not fit the device.
 fn bound(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part) -> Option<u64> {
     let device = &costs.devices[index];
-    // The first stage keeps its input, and what is copied to other devices and from them has its slots.
+    // The first stage keeps its input, and copies to and from other devices have their slots.
     let seat = StageSlot { in_flight, first: from == 0, last: to == costs.layers, ..StageSlot::alone(index) };
     let arriving = if seat.first { 0 } else { device.input(from) * slots_in(device.returns(from)) };
     let leaving = if seat.last { 0 } else { device.bytes[to - 1].boundary.get() * slots_out(device.returns(to)) };
@@ -214,10 +218,11 @@ fn bound(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part)
     least_for(costs, (index, in_flight), need - device.usable).filter(|least| enough && *least <= room)
 }
 
-/// What a part needs of the host at least in one stage, and how; a socket's own need is of its host. None if it does not fit the
-/// device.
+/// Returns the least host bytes of a part in one stage, and that stage; `None` if it does not fit
+/// the device. On a socket all bytes are host bytes.
 ///
-/// Beyond the first, each recomputed layer lessens all needs, so that only the fewest and the most matter.
+/// Beyond the first, each recomputed layer lessens all needs, so that only the fewest and the most
+/// matter.
 fn whole(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part) -> Option<(u64, Choice)> {
     let device = &costs.devices[index];
     let (fewest, most) = device.recomputes(costs.training, from, to)?;

@@ -1,45 +1,49 @@
-//! How stages are spread over many hosts: those that are alike are told apart only by what they hold.
+//! The packing of stages onto many hosts, where hosts of a class are distinguished only by the
+//! bytes that they hold.
 //!
-//! Hosts are alike if they have the same room and share it with the same devices. Of a class of H hosts with room R each all stages
-//! together need at most H·R, which is not enough: two may need too much to share a host. With x and y what two kinds of devices on a
-//! host need of it, g devices of the first kind and a number t,
+//! Hosts form a class if they have equal memory and share it with equal devices. The stages on a
+//! class of H hosts with R bytes each need at most H·R together, but that does not suffice: two
+//! stages may need too much to share a host. Let x and y be the host bytes of two kinds of devices,
+//! g the devices of the first kind per host, and t a number. Then
 //!
 //! ```text
-//! #{x > t} + g·#{y ≥ R − t} ≤ H·g       no host has one of either
+//! #{x > t} + g·#{y ≥ R − t} ≤ H·g       no host has one of each
 //! #{x > t}                  ≤ H·⌊R / (t + 1)⌋
 //! ```
 //!
-//! hold for whatever can be spread, and of hosts with two devices also the other way round (Hall's condition for pairs below a threshold).
-//! Each of them is one more sum of the same kind as that of what is needed. What cannot be spread names the one that it breaks.
+//! hold for every packing, and for hosts with two devices also the converse (Hall's condition for
+//! pairs below a threshold). Each of them is one more sum ([`Measure`]) beside that of bytes. A
+//! failed packing names the one that it breaks.
 
 use crate::feasibility::capacity::{CostSums, MemoryId, host_memories, hosts_of};
 use std::collections::BTreeMap;
 
-/// How many ways to put one stage on a host are tried.
+/// The most placements of a stage on a host that one search tries.
 const MOST_TRIES: usize = 1 << 9;
 
-/// Hosts that are alike.
+/// A class of equal hosts.
 pub(crate) struct Class {
-    /// How often there is such a room.
+    /// The number of memories of this size.
     rooms: u64,
     room: u64,
     pub hosts: Vec<MemoryId>,
-    /// How many devices that hold alike share each of them, by the first of these.
+    /// The number of devices per host, by the first device that holds like them.
     devices: BTreeMap<usize, u64>,
 }
 
-/// What is needed of a class of hosts, counted in a way that no host can hold more of than its share.
+/// A quantity of which each host of a class can have only a limited share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measure {
     /// Bytes.
     Sum,
-    /// Devices that need more than so much.
+    /// The number of devices that need more than these bytes.
     Count(u64),
-    /// Devices that hold like one and need more than so much, and others beside which they then have no room.
+    /// Devices like this one that need more than these bytes, and other devices that then have no
+    /// room beside them.
     Beside(usize, u64),
 }
 
-/// The classes of hosts, where `alike` names the first device that holds like each.
+/// Returns the classes of hosts; `alike` names the first device that holds like each.
 pub(crate) fn classes(costs: &CostSums<'_>, alike: &[usize]) -> Vec<Class> {
     let mut classes: Vec<Class> = Vec::new();
     for (host, room) in host_memories(costs) {
@@ -59,7 +63,7 @@ pub(crate) fn classes(costs: &CostSums<'_>, alike: &[usize]) -> Vec<Class> {
 }
 
 impl Class {
-    /// All hosts as if they were one.
+    /// All hosts as one.
     pub fn all(costs: &CostSums<'_>) -> Vec<Self> {
         let (hosts, rooms): (Vec<MemoryId>, Vec<u64>) = host_memories(costs).into_iter().unzip();
         let room = rooms.into_iter().fold(0, u64::saturating_add);
@@ -72,7 +76,7 @@ impl Class {
         host_memories(costs).into_iter().map(of).collect()
     }
 
-    /// What a device that holds like `device` counts for if it needs so much.
+    /// The weight of a device that holds like `device` and needs `of_host` bytes.
     pub fn weight(&self, measure: Measure, device: usize, of_host: u64) -> u64 {
         match measure {
             Measure::Sum => of_host,
@@ -82,7 +86,7 @@ impl Class {
         }
     }
 
-    /// How much all hosts have room for.
+    /// The limit of all hosts of the class together.
     pub fn room(&self, measure: Measure) -> u64 {
         let hosts = self.rooms;
         match measure {
@@ -99,7 +103,8 @@ impl Class {
         self.devices.get(&device).copied().unwrap_or(0)
     }
 
-    /// The measure by which what devices need is most too much, each with the first that holds like it.
+    /// The measure that the needs of devices exceed by the largest factor, if any. Each device is
+    /// given by the first one that holds like it.
     pub fn broken(&self, needs: &[(usize, u64)]) -> Option<Measure> {
         let candidates = needs
             .iter()
@@ -119,19 +124,19 @@ impl Class {
     }
 }
 
-/// A device, and which of its hosts has what leaves it.
+/// A device, and the index of the host with its host data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seated {
     pub device: usize,
     pub host: usize,
 }
 
-/// What stages need of hosts, to be spread over devices.
+/// A packing of stages onto devices and hosts, by depth-first search.
 pub(crate) struct Spread<'f, 'a> {
     costs: &'f CostSums<'a>,
     /// The devices of each kind.
     kinds: Vec<&'f [usize]>,
-    /// The kind of device that each stage is on, and what it needs of the host.
+    /// The kind of device of each stage, and its host bytes.
     stages: Vec<(usize, u64)>,
     left: BTreeMap<MemoryId, u64>,
     seats: Vec<Option<Seated>>,
@@ -144,14 +149,15 @@ impl<'f, 'a> Spread<'f, 'a> {
         Self { costs, kinds, left: host_memories(costs), stages, seats, tries: 0 }
     }
 
-    /// The device and the host of each stage, if a way is found that hosts have room for.
+    /// The device and the host of each stage, if a packing is found.
     pub fn seats(mut self) -> Option<Vec<Seated>> {
         let mut order: Vec<usize> = (0..self.stages.len()).collect();
         order.sort_by_key(|stage| std::cmp::Reverse(self.stages[*stage].1));
         if self.put(&order) { self.seats.into_iter().collect() } else { None }
     }
 
-    /// Puts stages on devices, those that need most first, each first where least is left beside it.
+    /// Places stages in descending order of their needs, each first where the least room is left
+    /// beside it (best fit).
     fn put(&mut self, order: &[usize]) -> bool {
         let Some((stage, others)) = order.split_first() else { return true };
         let (kind, need) = self.stages[*stage];
@@ -161,7 +167,7 @@ impl<'f, 'a> Spread<'f, 'a> {
             .flat_map(|device| self.seats_on(*device, need))
             .filter(|(left, _)| left.map_or(need == 0, |left| left >= need))
             .collect();
-        // What needs nothing takes no room from others, whichever it is beside.
+        // A stage without host data takes no room from others, whichever it is beside.
         free.sort_by_key(|(left, seated)| (*left, seated.device, seated.host));
         let mut seen: Vec<(Option<u64>, Vec<usize>)> = Vec::new();
         for (left, seated) in free {
@@ -194,8 +200,8 @@ impl<'f, 'a> Spread<'f, 'a> {
         self.seats.iter().flatten().any(|seated| seated.device == device)
     }
 
-    /// The hosts on which a stage may be that is on a device, each with what is left there: one where it needs nothing, and none where there
-    /// is none.
+    /// The hosts for a stage on a device, each with its free bytes: the nearest alone if the stage
+    /// needs none, and a placeholder if the device has no host.
     fn seats_on(&self, device: usize, need: u64) -> Vec<(Option<u64>, Seated)> {
         let hosts = hosts_of(self.costs, device);
         let count = if need == 0 { hosts.len().min(1) } else { hosts.len() };
@@ -204,7 +210,7 @@ impl<'f, 'a> Spread<'f, 'a> {
         (0..count.max(1)).map(on).collect()
     }
 
-    /// Which kinds of devices of a host are free, by the lists that stages may be on.
+    /// The number of free devices of a host, by kind.
     fn beside(&self, memory: Option<MemoryId>) -> Vec<usize> {
         let of_host = |device: usize| match memory {
             Some(memory) => hosts_of(self.costs, device).contains(&memory),

@@ -1,30 +1,35 @@
-//! Whether stages fit the memories at all, whichever devices they are on, in whichever order, one on each or several.
+//! The feasibility of pipelines: whether stages fit the memories, on any devices in any order, with
+//! one or several stages per device.
 //!
-//! What layers need on a device depends on its kind, on the layers and how they are cut into stages, and on how many microbatches are
-//! in flight, which without a head start only the number of devices behind decides. So it does not matter in which order the devices of
-//! a kind are, only how many of each are behind:
-//!
-//! ```text
-//! ways(one more of kind k, from) = { way + what layers from..to on k need of its host : way ∈ ways(those behind, to) }
-//! ```
-//!
-//! by dynamic programming from the last layer to the first. Of the ways with the same devices and layers only those are kept of which
-//! none needs less of every host. What layers need of the host is looked up ([`hold`]), and found out more and more exactly:
+//! The bytes that layers need on a device depend on its kind, on the layers and their cut into
+//! stages, and on the microbatches in flight, which without a head start only the number of devices
+//! behind decides. So the order of devices of a kind does not matter, only their number behind:
 //!
 //! ```text
-//! in one stage       where that fits, it is a plan
-//! a bound            where even that does not fit, nothing does
-//! cut into several   exact, but for very many layers on a device ([`cut`]) or in all
+//! ways(one more of kind k, from) = { way + host bytes of layers from..to on k :
+//!                                    way ∈ ways(those behind, to) }
 //! ```
 //!
-//! Hosts count, one after the other,
+//! This is a dynamic program ([`chain`]) from the last layer to the first. A label (`way`) is
+//! dropped if another one of its state needs no more of any host. The host bytes of layers are
+//! looked up ([`hold`]), in tables of increasing precision:
 //!
 //! ```text
-//! not at all     nothing leaves the GPUs: where that fits, it is a plan
-//! all together   where that does not fit, nothing does; a way that can be spread over the hosts is a plan
-//! each by itself exact, where they are few and no stages of one device are on two of them
-//! by class      those that are alike told apart only by what they hold ([`spread`])
+//! in one stage       if that fits, it is a plan
+//! a bound            if even that does not fit, nothing does
+//! cut into several   exact ([`cut`], [`way`]), except for very many layers
 //! ```
+//!
+//! Hosts are modelled in turn as
+//!
+//! ```text
+//! unused            nothing leaves the GPUs: if that fits, it is a plan
+//! one               if that does not fit, nothing does; what can be packed onto them is a plan
+//! each by itself    exact, if hosts are few and each device's host data is on one of them
+//! classes           equal hosts, distinguished only by the bytes they hold ([`host_packing`])
+//! ```
+//!
+//! Before all this, a count of layers by their state alone ([`crowd`]) is tried.
 
 mod chain;
 mod crowd;
@@ -46,40 +51,42 @@ use crate::feasibility::capacity::chain::Chain;
 use crate::feasibility::capacity::hold::{Holds, Place};
 use crate::feasibility::capacity::host_packing::Measure;
 
-/// How many hosts are told apart.
+/// The most hosts that are distinguished. More are grouped into classes.
 const HOSTS: usize = 4;
 
-/// Beyond so many layers it is not found out what stages of several choices need.
+/// The most layers for which several stages per device are examined, to keep the time limit with
+/// thousands of layers.
 const MOST_LAYERS: usize = 1024;
 
-/// How many ways are tried to be spread over the hosts.
+/// The most labels that are tried to be packed onto the hosts.
 const TRIES: usize = 64;
 
-/// What can be said of a discipline.
+/// The answer for a schedule.
 #[derive(Debug)]
 pub(crate) enum Capacity {
     /// This placement fits.
     Fits(Placement),
     /// No placement fits.
     Never,
-    /// Neither is certain, and there is a reason to search.
+    /// Undecided, and worth a search.
     Open,
-    /// Neither is certain, and a search would find nothing: stages fit all hosts together, but no way is found to spread them over the hosts;
-    /// or only several stages on a device may fit, of too many layers.
+    /// Undecided, and a search would find nothing: stages fit all hosts together, but no packing
+    /// onto the hosts is found; or only several stages per device may fit, of too many layers.
     Unfound,
 }
 
-/// How the memories of hosts count.
+/// The model of the hosts' memories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hosts {
     Unused,
     Together,
     Apart,
-    /// Each class with its measures.
+    /// One sum of bytes per class, and these measures.
     ByClass(Vec<(usize, Measure)>),
 }
 
-/// Whether a placement fits under `schedule`, which has no head start, as far as that is found out before the deadline.
+/// Decides, within the deadline, whether a placement fits under `schedule`, which has no head
+/// start.
 pub(crate) fn capacity(
     costs: &CostSums<'_>,
     schedule: ScheduleKind,
@@ -88,7 +95,8 @@ pub(crate) fn capacity(
     capacity_with(costs, (schedule, f64::INFINITY), (pins, HOSTS), Some(deadline))
 }
 
-/// A placement that fits where no device needs longer than `most` ms for the passes of all microbatches, if one is found.
+/// Returns a placement that fits and whose devices take at most `most` ms for the passes of all
+/// microbatches, if one is found.
 pub(crate) fn fitting(
     costs: &CostSums<'_>,
     (schedule, most): (ScheduleKind, f64),
@@ -100,7 +108,8 @@ pub(crate) fn fitting(
     }
 }
 
-/// What can be said of placements whose devices need no longer than `most` ms for all passes, where no more than so many hosts are told apart.
+/// Decides whether a placement fits whose devices take at most `most` ms for all passes. At most
+/// `apart` hosts are distinguished.
 fn capacity_with(
     costs: &CostSums<'_>,
     (schedule, most): (ScheduleKind, f64),
@@ -141,26 +150,26 @@ fn capacity_with(
     }
 }
 
-/// Whether something fits with what is known of the needs of layers.
+/// The question of feasibility under one table of host bytes.
 struct Question<'q, 'f, 'a> {
     costs: &'f CostSums<'a>,
     schedule: ScheduleKind,
     pins: &'q Pins,
-    /// Whether hosts are told apart.
+    /// Whether hosts are so few that each is distinguished.
     few: bool,
     holds: &'q Holds,
-    /// Whether what was found counts, or only bounds of it.
+    /// Whether amounts that suffice count, or only bounds.
     sure: bool,
     /// Whether stages of one device may be on several hosts.
     apart: bool,
 }
 
-/// What one way to count hosts comes to.
+/// The answer under one model of hosts.
 enum Answer {
     Certain(Capacity),
-    /// Something fits hosts that count so, which other hosts may not have room for.
+    /// Something fits these modelled hosts, but perhaps not the real ones.
     Perhaps,
-    /// The same, and this is what it breaks.
+    /// The same; the packing exceeds this measure of this class.
     Breaks(usize, Measure),
 }
 
@@ -178,14 +187,14 @@ impl Question<'_, '_, '_> {
                 _ => Capacity::Open,
             };
         }
-        // Bounds are no ways that can be spread.
+        // Labels of bounds cannot be packed.
         if !self.sure {
             return Capacity::Unfound;
         }
         let mut measures: Vec<(usize, Measure)> = Vec::new();
         loop {
             match self.with(&Hosts::ByClass(measures.clone())) {
-                // Classes count as if each device had all that it leaves on one host.
+                // Sums by class assume that each device has its host data on one host.
                 Answer::Certain(Capacity::Never) if self.apart => return Capacity::Open,
                 Answer::Certain(answer) => return answer,
                 Answer::Breaks(class, measure) if !measures.contains(&(class, measure)) => {
@@ -196,9 +205,9 @@ impl Question<'_, '_, '_> {
         }
     }
 
-    /// What can be said if hosts count so.
+    /// The answer under one model of hosts.
     fn with(&self, hosts: &Hosts) -> Answer {
-        // Where there are too many sums to follow, a search would not do better.
+        // With too many sums to follow, a search would not do better.
         let followed = matches!(hosts, Hosts::ByClass(measures) if !measures.is_empty());
         let chain = Chain::new(self, hosts).and_then(|chain| chain.ways().map(|ways| (chain, ways)));
         let Some((chain, ways)) = chain else {
@@ -225,14 +234,15 @@ impl Question<'_, '_, '_> {
         }
         let by_class = matches!(hosts, Hosts::ByClass(_));
         match complete.iter().take(TRIES).find_map(|(state, index)| chain.broken(&ways, *state, *index)) {
-            // What else the checker or a pin refuses may have other ways.
+            // The checker or a pin refuses a packing; a search may find another one.
             _ if by_class && spread => Answer::Certain(Capacity::Open),
             Some((class, measure)) if by_class => Answer::Breaks(class, measure),
             _ => Answer::Perhaps,
         }
     }
 
-    /// For all layers on devices that are part of a placement that may fit, how much they may need of hosts, all hosts together.
+    /// For layers on each device that may be part of a placement that fits: the most host bytes
+    /// that they may need, with all hosts as one.
     fn most(&self) -> Option<BTreeMap<Place, u64>> {
         let chain = Chain::new(self, &Hosts::Together)?;
         let ways = chain.ways()?;
@@ -240,24 +250,25 @@ impl Question<'_, '_, '_> {
     }
 }
 
-/// The usable bytes of each memory of a socket.
+/// Returns the usable bytes of each socket's memory.
 fn host_memories(costs: &CostSums<'_>) -> BTreeMap<MemoryId, u64> {
     let sockets = costs.devices.iter().filter(|device| device.is_cpu);
     sockets.map(|device| (device.memory, device.usable)).collect()
 }
 
-/// The memory of a socket, or of those that may help a GPU, the nearest first.
+/// Returns the memory of a socket, or those of the hosts of a GPU, the nearest first.
 fn hosts_of(costs: &CostSums<'_>, device: usize) -> Vec<MemoryId> {
     let own = &costs.devices[device];
     if own.is_cpu { vec![own.memory] } else { costs.hosts(device).map(|host| host.memory).collect() }
 }
 
-/// The rooms of those that may help a GPU, the nearest first.
+/// Returns the usable bytes of the hosts of a GPU, the nearest first.
 fn rooms(costs: &CostSums<'_>, device: usize) -> Vec<u64> {
     costs.hosts(device).map(|host| costs.devices[host.socket.index()].usable).collect()
 }
 
-/// Whether two devices hold the same layers in the same bytes, and have hosts of the same size or none.
+/// Whether two devices need the same bytes for the same layers, and have hosts of equal size or
+/// none.
 fn hold_alike(costs: &CostSums<'_>, one: usize, other: usize) -> bool {
     let (first, second) = (&costs.devices[one], &costs.devices[other]);
     let able = |device: &DeviceSums| device.times.iter().map(Option::is_some).collect::<Vec<bool>>();

@@ -1,4 +1,4 @@
-//! Ways to cut the first layers of a device into stages, by what they need.
+//! Labels of the cuts of a device's first layers into stages.
 
 use crate::feasibility::capacity::HostOffload;
 use spipe_plan::OFFLOAD_SLOTS;
@@ -12,7 +12,8 @@ pub(crate) struct Choice {
     pub recomputed: usize,
 }
 
-/// The same with what it keeps on its device, the copies that it has on their way, and what it needs of the host.
+/// A stage with its bytes: persistent on the device, per copied microbatch with the number of
+/// copies, and on the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub choice: Choice,
@@ -21,8 +22,8 @@ pub(crate) struct Piece {
     pub of_host: u64,
 }
 
-/// Stages that need so much of the host are found among those that need no more than `limit` in passing, if of each copy on its way what
-/// is beyond `slot` counts.
+/// The parameters with which a cut is found again: its host bytes, the limit on transient bytes,
+/// and the slot size beyond which copies count as weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub of_host: u64,
@@ -30,15 +31,16 @@ pub(crate) struct Found {
     pub slot: u64,
 }
 
-/// What a way needs, the host first.
+/// The resources of a label, the host first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Needs {
     pub of_host: u64,
-    /// What it keeps on its device, and what copies on their way have beyond a slot.
+    /// Persistent bytes on the device, and the bytes of copies beyond the slot size.
     pub weight: u64,
 }
 
-/// A way to cut the first layers, by what it needs, its last stage, and the way before that: by layer and number.
+/// A label: a cut of the first layers, with its needs and its last stage. The predecessor is given
+/// by layer and index.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
     pub needs: Needs,
@@ -48,19 +50,19 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// No layers.
+    /// The label of no layers.
     pub const fn start() -> Self {
         Self { needs: Needs { of_host: 0, weight: 0 }, stays: 0, moving: Moving::NONE, last: None }
     }
 
-    /// What it needs with the stage behind it, with slots of so much.
+    /// The needs with one more stage and slots of `slot` bytes.
     pub fn needs_with(&self, piece: &Piece, slot: u64) -> Needs {
         let (bytes, copies) = piece.moving;
         let weight = self.needs.weight + piece.stays + bytes.saturating_sub(slot) * copies;
         Needs { of_host: self.needs.of_host + piece.of_host, weight }
     }
 
-    /// With the stage behind it, which starts at `last`, and needs that are known.
+    /// The label with one more stage, which has these needs; `last` is its predecessor.
     pub fn with(&self, piece: &Piece, needs: Needs, last: (usize, usize)) -> Self {
         Self {
             needs,
@@ -70,19 +72,21 @@ impl Way {
         }
     }
 
-    /// How it is found again under a limit under which it fits: with its least full slot, its weight is what it holds.
+    /// The parameters with which it is found again under a limit under which it fits. With the
+    /// least full slot as slot size, weight and slots add up to its bytes on the device.
     pub fn found(&self, limit: u64) -> Found {
         Found { of_host: self.needs.of_host, limit, slot: self.moving.least() }
     }
 
-    /// What is held on the device.
+    /// The bytes held on the device.
     pub fn held(&self) -> u64 {
         self.stays + self.moving.total()
     }
 }
 
-/// Adds the way with those needs unless one of `ways` needs no more, and takes out those that need no less; whether there was room for it.
-/// They are in the order of what they need of the host, of which the next one needs more, and the device less.
+/// Inserts the label with these needs unless one of `ways` dominates it, and removes those that it
+/// dominates. Returns `false` if more than `most` would remain. `ways` is sorted by ascending host
+/// bytes and descending weight.
 pub(crate) fn keep(ways: &mut Vec<Way>, most: usize, needs: Needs, way: impl FnOnce() -> Way) -> bool {
     let behind = ways.partition_point(|other| other.needs.of_host <= needs.of_host);
     let last = behind.checked_sub(1).map(|last| ways[last].needs);
@@ -98,15 +102,15 @@ pub(crate) fn keep(ways: &mut Vec<Way>, most: usize, needs: Needs, way: impl FnO
     true
 }
 
-/// What the stages of a device have on its way to the host and back, in slots that they share and in which the largest count: the bytes in
-/// each slot, the most first.
+/// The offload slots of a device, which its stages share: the bytes in each slot, in descending
+/// order. The largest copies of all stages fill them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moving([u64; OFFLOAD_SLOTS as usize]);
 
 impl Moving {
     pub const NONE: Self = Self([0; OFFLOAD_SLOTS as usize]);
 
-    /// The same with so many copies of what another stage offloads.
+    /// The slots with `copies` more copies of `bytes` each.
     pub fn with(mut self, (bytes, copies): (u64, u64)) -> Self {
         let first = self.0.partition_point(|other| *other >= bytes);
         let all = self.0.len();
@@ -116,12 +120,12 @@ impl Moving {
         self
     }
 
-    /// What is in the last slot.
+    /// The bytes in the least full slot.
     const fn least(&self) -> u64 {
         self.0[self.0.len() - 1]
     }
 
-    /// All of it.
+    /// The bytes in all slots.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -145,7 +149,8 @@ mod tests {
             prop_assert_eq!(of(&list).total(), all.iter().take(OFFLOAD_SLOTS as usize).sum::<u64>());
         }
 
-        /// For slots of any size the weight and what fills the slots are no less than what is held, and for one they are that.
+        /// For each slot size, weight plus slots is at least the bytes held, and equal for one
+        /// size.
         #[test]
         fn the_best_slot_counts_what_is_held(list in prop::collection::vec((0u64..9, 0u64..9, 0u64..6), 0..5)) {
             let choice = Choice { to: 0, host_offload: HostOffload::NONE, recomputed: 0 };

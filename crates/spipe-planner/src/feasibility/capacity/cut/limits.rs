@@ -1,28 +1,31 @@
-//! Everything that stages of a device may need in passing, and offload.
+//! The values that transient bytes and offloaded bytes of stages can take.
 
 use crate::costs::{CostSums, StageSlot};
 use crate::feasibility::capacity::cut::{Part, same};
 use spipe_plan::{Boundary, OFFLOAD_SLOTS};
 use std::collections::BTreeMap;
 
-/// Into how many equal parts what stages need in passing is divided where to list it would take more than so many steps.
+/// The number of equal intervals that replace the list of values where listing them would take more
+/// than [`MOST_LISTED`] steps.
 const PARTS: u64 = 1 << 12;
 const MOST_LISTED: usize = 1 << 19;
 
-/// A limit on what stages need in passing, and the least that any of them needs beyond the limit before; the same for copies on their way.
+/// An interval of limits: `high` is a limit on transient bytes, or a slot size, and `low` the least
+/// value above the previous limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     pub low: u64,
     pub high: u64,
 }
 
-/// Everything that stages may need in passing, and everything that they may offload of a microbatch, or nothing.
+/// The limits on transient bytes, and the slot sizes for offloaded bytes of one microbatch, zero
+/// included.
 pub(crate) struct Limits {
     pub passing: Vec<Limit>,
     pub slots: Vec<Limit>,
 }
 
-/// All that stages of `parts` come to, or as many equal steps where that is very much.
+/// Returns all values for stages of `parts`, or equal intervals where these are very many.
 pub(crate) fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> Limits {
     let (device, seat) = (&costs.devices[index], StageSlot::alone(index));
     let first = parts.keys().map(|part| part.from).min().unwrap_or(0);
@@ -33,7 +36,7 @@ pub(crate) fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<Part, 
     let mut listed = 0;
     for from in first..last {
         for to in from + 1..=last.min(from + longest) {
-            // Stages that are like those one layer earlier are there already.
+            // Stages like those one layer earlier are there already.
             if from >= first + 2 && to < costs.layers && same(costs, from - 2, to) {
                 continue;
             }
@@ -56,14 +59,14 @@ pub(crate) fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<Part, 
     Limits { passing: listed_limits(values), slots: listed_limits(slots) }
 }
 
-/// A limit for each of `values`.
+/// Returns a limit for each of `values`.
 fn listed_limits(mut values: Vec<u64>) -> Vec<Limit> {
     values.sort_unstable();
     values.dedup();
     values.into_iter().map(|value| Limit { low: value, high: value }).collect()
 }
 
-/// What may be around a stage, as far as what it needs in passing depends on that.
+/// The boundaries of a stage on which its transient bytes depend.
 const AROUND: [[Boundary; 2]; 4] = [
     [Boundary::End, Boundary::End],
     [Boundary::End, Boundary::Within],
@@ -71,7 +74,7 @@ const AROUND: [[Boundary; 2]; 4] = [
     [Boundary::Within, Boundary::Within],
 ];
 
-/// Limits of equal distance up to `most`.
+/// Returns equally spaced limits up to `most`.
 fn equal(most: u64) -> Vec<Limit> {
     let at = |part: u64| (u128::from(most) * u128::from(part) / u128::from(PARTS)) as u64;
     (0..PARTS).map(|part| Limit { low: if part == 0 { 0 } else { at(part) + 1 }, high: at(part + 1) }).collect()

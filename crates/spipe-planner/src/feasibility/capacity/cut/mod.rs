@@ -1,20 +1,27 @@
-//! What neighbouring layers on one device need of its host at least, cut into stages with choices of their own.
+//! The least host bytes of consecutive layers on one device, cut into stages with choices of their
+//! own.
 //!
-//! The stages of a device take their turn together, so that each has as many microbatches in flight as one stage of all the layers
-//! would have. What they keep adds up, of what they need in passing only the largest counts, and of what is on its way to the host and
-//! back what fills the four slots that they share. Of copies x the four largest are the least of `4 S + Σ max(0, x − S)`, which is reached
-//! where S is one of them, or zero. So with a limit T on what stages need in passing, and with S, what they keep at least without the host
-//! is a shortest path, and what they then need of the host is one with two weights:
+//! The stages of a device take turns together, so that each has as many microbatches in flight as
+//! one stage of all the layers would have. Their persistent bytes add up, of their transient bytes
+//! the largest counts, and copies to and from the host fill four slots that they share. The sum of
+//! the four largest of copies x is the minimum over S of `4 S + Σ max(0, x − S)`, which is reached
+//! where S is one of them or zero. So for a limit T on transient bytes and a slot size S, the least
+//! persistent bytes without host offloads are a shortest path, and the least host bytes are a
+//! shortest path with two weights:
 //!
 //! ```text
-//! ways(to) = { way + what stage from..to keeps, and has on its way beyond S, and needs of its host :
-//!              way ∈ ways(from), the stage needs at most T in passing }
+//! ways(to) = { way + persistent bytes, copies beyond S, and host bytes of stage from..to :
+//!              way ∈ ways(from), the stage has at most T transient bytes }
 //! ```
 //!
-//! of which only those ways count of which none needs less of both. The larger T, the less is kept, so that for all T of an interval
-//! what is kept under the largest, with the smallest in passing, is a bound, by which most of them need no look; and the same for all S of
-//! an interval, of the largest of which copies keep what is beyond, in slots of the smallest. What is left is exact,
-//! but for very many layers on a device: what is found then fits, and the least is a bound.
+//! where dominated labels are dropped.
+//!
+//! The larger T, the fewer bytes persist. So for an interval of T, the persistent bytes at the
+//! largest T and the transient bytes at the smallest give a bound, which settles most intervals at
+//! once. The same holds for an interval of S: the largest S leaves the fewest bytes beyond the
+//! slots, and the smallest takes the fewest for them. The remaining pairs (T, S) are solved one by
+//! one, so that the result is exact, except for very many layers on a device: there a cut that is
+//! found fits, and the least is a bound.
 
 mod limits;
 
@@ -30,15 +37,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::feasibility::capacity::cut::limits::{Limit, Limits, limits};
 
-/// How many steps the parts that begin with the same layer may take, with so many microbatches in flight.
+/// The most steps for the parts that begin with the same layer and have the same microbatches in
+/// flight.
 const MOST_LOOKS: u64 = 1 << 20;
 
-/// How many ways to cut the same layers are told apart at most: as many as take so many steps, but within these.
+/// The most labels for the same layers: as many as take [`STEPS`] steps for all layers of a part,
+/// but between [`FEWEST_WAYS`] and [`MOST_WAYS`].
 const STEPS: usize = 1 << 22;
 const FEWEST_WAYS: usize = 8;
 const MOST_WAYS: usize = 256;
 
-/// Layers, with so many microbatches in flight.
+/// Consecutive layers with a number of microbatches in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Part {
     pub from: usize,
@@ -46,7 +55,7 @@ pub(crate) struct Part {
     pub in_flight: u64,
 }
 
-/// What a part needs of the host: no less than `least`, and no more than is found.
+/// The host bytes of a part: at least `least`, and at most those of `found`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     pub least: u64,
@@ -57,18 +66,19 @@ impl Known {
     const NOTHING: Self = Self { least: 0, found: None };
 }
 
-/// Intervals of limits, and of slots, by the number of the first and the last.
+/// An interval of limits and one of slot sizes, by the first and the last index.
 #[derive(Clone, Copy)]
 struct Range {
     limits: (usize, usize),
     slots: (usize, usize),
 }
 
-/// Parts that start with one layer, by microbatches in flight, each with the most that it may need.
+/// The parts that start with one layer, by microbatches in flight, each with the most host bytes of
+/// interest.
 type Rows = BTreeMap<u64, Vec<(Part, u64)>>;
 
-/// What each of `parts` of a device needs, if that is no more than what is given with it. Of those that it is not found out for in time
-/// nothing is known.
+/// Returns the host bytes of each of `parts` of a device, if they are at most those given with it.
+/// For parts after the deadline nothing is known.
 pub(crate) fn known(
     costs: &CostSums<'_>,
     (index, parts): (usize, &BTreeMap<Part, u64>),
@@ -94,7 +104,7 @@ pub(crate) fn known(
     starts.par_iter().flat_map_iter(of_start).collect()
 }
 
-/// The stages of `part` that are found so.
+/// Returns the stages of `part` that `found` describes.
 pub(crate) fn stages(costs: &CostSums<'_>, index: usize, part: Part, found: Found) -> Option<Vec<Choice>> {
     let row = Row::new(costs, index, (part.from, part.in_flight));
     let room = costs.devices[index].usable.checked_sub(found.limit + OFFLOAD_SLOTS * found.slot)?;
@@ -117,21 +127,23 @@ struct Start<'s, 'f, 'a> {
     from: usize,
     all: &'s Limits,
     ends: BTreeSet<usize>,
-    /// By limit and microbatches in flight: what the layers up to each end keep at least without help.
+    /// By limit and microbatches in flight: the least persistent bytes of the layers up to each
+    /// end, without host offloads.
     kept: BTreeMap<(usize, u64), BTreeMap<usize, u64>>,
 }
 
-/// The layers up to one of the ends, and what is known of them.
+/// The layers up to one of the ends, with the known limits of their host bytes.
 struct Asked {
     to: usize,
-    /// More than this does not help.
+    /// The most host bytes of interest.
     most: u64,
     least: u64,
     found: Option<Found>,
 }
 
 impl Start<'_, '_, '_> {
-    /// What is needed with so many microbatches in flight: bounds of ever smaller intervals of limits and slots.
+    /// The host bytes with `in_flight` microbatches in flight, by branch and bound over intervals
+    /// of limits and slot sizes.
     fn known(&mut self, in_flight: u64, parts: &[(Part, u64)]) -> Vec<(Part, Known)> {
         let asked = |(part, most): &(Part, u64)| Asked { to: part.to, most: *most, least: u64::MAX, found: None };
         let mut asked: Vec<Asked> = parts.iter().map(asked).collect();
@@ -158,7 +170,8 @@ impl Start<'_, '_, '_> {
         parts.iter().map(|(part, _)| *part).zip(asked.into_iter().map(known)).collect()
     }
 
-    /// The upper and the lower half of what leaves more open; none where nothing is left open.
+    /// The upper and the lower half of the wider of the two intervals; `None` if both are single
+    /// values.
     fn halves(&self, range: Range) -> Option<[Range; 2]> {
         let Range { limits, slots } = range;
         let width = |list: &[Limit], (first, last): (usize, usize)| list[last].high - list[first].low;
@@ -176,7 +189,8 @@ impl Start<'_, '_, '_> {
         }
     }
 
-    /// For all that may need less than is known, what they need at least within some limits and slots; what fits is remembered.
+    /// Returns a bound on the host bytes for some limits and slot sizes, for each end that may
+    /// still improve; cuts that fit are recorded.
     fn bounds(&mut self, row: &Row<'_, '_>, range: Range, asked: &mut [Asked], looks: &mut u64) -> Vec<(usize, u64)> {
         let (low, high) = (self.all.passing[range.limits.0].low, self.all.passing[range.limits.1].high);
         let (least_slot, slot) = (self.all.slots[range.slots.0].low, self.all.slots[range.slots.1].high);
@@ -200,7 +214,7 @@ impl Start<'_, '_, '_> {
         if bounds.is_empty() || *looks == 0 || self.costs.hosts(self.index).next().is_none() {
             return bounds;
         }
-        // The same with ways that leave enough to the host.
+        // A tighter bound by labels with enough bytes on the host.
         let reach = bounds.iter().map(|(index, _)| asked[*index].to).max().unwrap_or(self.from);
         let most = bounds.iter().map(|(index, _)| asked[*index].wanted()).max().unwrap_or(0);
         let Some(room) = row.device.usable.checked_sub(low + OFFLOAD_SLOTS * least_slot) else { return Vec::new() };
@@ -219,8 +233,9 @@ impl Start<'_, '_, '_> {
         bounds
     }
 
-    /// What the layers up to each end keep at least under a limit, without help. Where all stages have a backward, the cuts that keep
-    /// least are the same for any number of microbatches.
+    /// The least persistent bytes of the layers up to each end under a limit, without host
+    /// offloads. If all stages have a backward, the best cuts are the same for any number of
+    /// microbatches in flight.
     fn kept(&mut self, row: &Row<'_, '_>, limit: usize, looks: &mut u64) -> &BTreeMap<usize, u64> {
         let in_flight = row.in_flight_that_matters();
         let (costs, index, from) = (self.costs, self.index, self.from);
@@ -239,7 +254,7 @@ impl Asked {
         }
     }
 
-    /// The most that is worth looking for.
+    /// The most host bytes that would be an improvement.
     fn wanted(&self) -> u64 {
         self.found.map_or(self.most, |found| self.most.min(found.of_host.saturating_sub(1)))
     }
@@ -249,13 +264,13 @@ impl Asked {
     }
 }
 
-/// What a host holds at least for `excess` bytes to leave a device; none if nothing can.
+/// Returns the least host bytes with which `excess` bytes leave a device; `None` if none can.
 pub(crate) fn least_for(costs: &CostSums<'_>, (index, in_flight): (usize, u64), excess: u64) -> Option<u64> {
     costs.hosts(index).next()?;
     let stepped = costs.devices[index].bytes.iter().filter(|bytes| bytes.optimizer.get() > 0);
     let of_layer =
         stepped.map(|bytes| ((bytes.optimizer + bytes.gradients + bytes.parameters).get(), bytes.optimizer.get()));
-    // Beside other stages that offload more, nothing of a stage needs a slot.
+    // Beside stages that offload more, a stage needs no slot of its own.
     let saved = (in_flight > 0).then_some((1, 1));
     let product = |one: u64, other: u64| u128::from(one) * u128::from(other);
     let cheaper = |one: &(u64, u64), other: &(u64, u64)| product(one.0, other.1).cmp(&product(other.0, one.1));
@@ -263,12 +278,12 @@ pub(crate) fn least_for(costs: &CostSums<'_>, (index, in_flight): (usize, u64), 
     u64::try_from(product(excess, of_host).div_ceil(u128::from(freed))).ok()
 }
 
-/// How many ways are told apart for so many layers.
+/// Returns the most labels for a part of `layers` layers.
 fn most_ways(layers: usize) -> usize {
     (STEPS / (layers * layers).max(1)).clamp(FEWEST_WAYS, MOST_WAYS)
 }
 
-/// The layers behind one on a device with so many microbatches in flight.
+/// The layers from one on, on a device with microbatches in flight.
 struct Row<'f, 'a> {
     costs: &'f CostSums<'a>,
     device: &'f DeviceSums,
@@ -282,24 +297,26 @@ impl<'f, 'a> Row<'f, 'a> {
         Self { costs, device: &costs.devices[index], index, from, in_flight }
     }
 
-    /// What the stages up to layer `to` hold because the first and the last layer share parameters.
+    /// The additional bytes of the stages up to layer `to` for parameters that the first and the
+    /// last layer share.
     fn shared(&self, to: usize) -> u64 {
         let seat = StageSlot { first: self.from == 0, last: to == self.costs.layers, ..StageSlot::alone(self.index) };
         if seat.first && seat.last { self.device.shared_within() } else { self.device.shared(seat) }
     }
 
-    /// With how many microbatches in flight it is found out what is kept at least.
+    /// The microbatches in flight with which the least persistent bytes are computed.
     fn in_flight_that_matters(&self) -> u64 {
         if self.device.returns(self.from + 1) { 1 } else { self.in_flight }
     }
 
-    /// What the stages up to layer `to` keep that with so many would keep `kept`.
+    /// The persistent bytes of the stages up to layer `to`, given those with
+    /// [`Self::in_flight_that_matters`].
     fn total(&self, to: usize, kept: u64) -> u64 {
         let of_each = kept.saturating_sub(self.fixed(to));
         kept + of_each * (self.in_flight - self.in_flight_that_matters()) + self.shared(to)
     }
 
-    /// What they keep whatever is in flight.
+    /// Their persistent bytes that do not depend on the microbatches in flight.
     fn fixed(&self, to: usize) -> u64 {
         let seat = StageSlot { in_flight: 0, ..StageSlot::alone(self.index) };
         let outer = |edge: bool| if edge { Boundary::End } else { Boundary::Across };
@@ -307,7 +324,8 @@ impl<'f, 'a> Row<'f, 'a> {
         self.device.parts(seat, (self.from, to), 0, around).0
     }
 
-    /// The least that stages up to each of `ends` keep under a limit, without help.
+    /// The least persistent bytes of stages up to each of `ends` under a limit on transient bytes,
+    /// without host offloads.
     fn kept(&self, limit: u64, ends: &BTreeSet<usize>, looks: &mut u64) -> BTreeMap<usize, u64> {
         let reach = ends.last().copied().unwrap_or(self.from);
         let mut kept: Vec<Option<u64>> = vec![None; reach + 1 - self.from];
@@ -329,9 +347,10 @@ impl<'f, 'a> Row<'f, 'a> {
         ends.iter().filter_map(|to| Some((*to, least(&kept, (*to, true), looks)?))).collect()
     }
 
-    /// The ways to cut the layers up to each one before `reach` under a limit on what stages need in passing, with slots of so much, and
-    /// so much room for what they keep; no more of each than are told apart and none that needs more than `most` of the host; and whether
-    /// these are all that matter.
+    /// Computes the labels of the layers up to each one before `reach`, under a limit on transient
+    /// bytes, with slots of `slot` bytes and `room` for persistent bytes. At most `apart` labels
+    /// are kept for each, none with more than `most` host bytes. Also returns whether no label of
+    /// interest was lost.
     fn ways(
         &self,
         ((limit, slot), room): ((u64, u64), u64),
@@ -350,7 +369,7 @@ impl<'f, 'a> Row<'f, 'a> {
                 self.each((limit, host_offloads), ((from, to), false), looks, |piece| {
                     for (index, way) in ways.iter().enumerate() {
                         let needs = way.needs_with(&piece, slot);
-                        // Those behind need more of the host.
+                        // Later labels need more of the host.
                         if needs.of_host > most {
                             break;
                         }
@@ -365,7 +384,8 @@ impl<'f, 'a> Row<'f, 'a> {
         (ways, all)
     }
 
-    /// Of the ways that go on with one stage up to `to` and fit, the one that needs least of the host, and then of the device.
+    /// Returns the label that adds one stage up to `to`, fits, and needs the fewest host bytes,
+    /// then the fewest on the device.
     fn complete(
         &self,
         ways: &[Vec<Way>],
@@ -379,7 +399,7 @@ impl<'f, 'a> Row<'f, 'a> {
             self.each((limit, self.costs.kinds_of_host_offload(self.index)), ((from, to), true), &mut 0, |piece| {
                 for (index, way) in before.iter().enumerate() {
                     let needs = way.needs_with(&piece, slot);
-                    // Those behind need more of the host.
+                    // Later labels need more of the host.
                     if best.is_some_and(|best| best.needs.of_host < needs.of_host) {
                         break;
                     }
@@ -393,11 +413,14 @@ impl<'f, 'a> Row<'f, 'a> {
         best
     }
 
-    /// Every stage of layers `from..to` that needs at most `limit` in passing, but for those that need no less than another.
+    /// Visits every stage of layers `from..to` with at most `limit` transient bytes, except
+    /// dominated ones.
     ///
-    /// Beyond the first, each recomputed layer lessens what is kept, here and on the host, so that only the fewest and the most
-    /// that the limit allows matter; where that is all of them, nothing else keeps less. On either side are other stages of the
-    /// device, but before the first of its layers, and where `end` is set behind. All of the model is not cut into one stage.
+    /// Beyond the first, each recomputed layer lessens the persistent bytes here and on the host,
+    /// so that only the fewest and the most within the limit matter; if the most is all layers,
+    /// nothing else keeps less. On either side are other stages of the device, except before its
+    /// first layer, and after its last one where `end` is set. The whole model in one stage is left
+    /// out.
     fn each(
         &self,
         (limit, host_offloads): (u64, &[HostOffload]),
@@ -439,7 +462,7 @@ impl<'f, 'a> Row<'f, 'a> {
         }
     }
 
-    /// What lies around stage `from..to`, which has the last of the layers if `end` is set.
+    /// The boundaries of stage `from..to`, which has the last layer of the part if `end` is set.
     fn around(&self, (from, to): (usize, usize), end: bool) -> [Boundary; 2] {
         let outer = |edge: bool| if edge { Boundary::End } else { Boundary::Across };
         [
