@@ -1,8 +1,8 @@
 //! Emulates links of limited bandwidth.
 //!
 //! Flows share channels max-min fairly, as in the simulator. The fluid model is advanced whenever a
-//! flow joins or a thread looks. A flow that has ended in the model frees its bandwidth at that
-//! very moment, even if its own thread wakes up a little later.
+//! flow starts or a thread asks for its flow's end. A flow that has ended in the model frees its
+//! bandwidth at that moment, even if its own thread wakes up later.
 
 use spipe_base::{BytesPerSecond, LinkId};
 use spipe_schedule::{Channel, Demand, FairShare, Flow, Share};
@@ -66,7 +66,7 @@ pub(crate) struct Ticket(u64);
 
 /// How long before a flow's end its thread stops sleeping: a sleep ends up to this much late.
 const SPIN: Duration = Duration::from_micros(80);
-/// How often a sleeping thread looks whether the run has failed.
+/// How often a sleeping thread checks whether the run has failed.
 const GLANCE: Duration = Duration::from_millis(20);
 /// Time before a flow's end that counts as zero, in seconds: times are whole nanoseconds.
 const NOTHING: f64 = 2e-9;
@@ -180,8 +180,8 @@ impl Fluid {
         let mut fair = vec![0.0; demands.len()];
         FairShare::new(rates.len()).rates(&limits, &demands, |index, rate| fair[index] = rate);
         for (flow, rate) in self.active.values_mut().filter(|flow| is_open(flow)).zip(fair) {
-            // Every open flow moves, so that it ends: one that gets nothing at least a byte per second, and one
-            // without limits at a rate that ends it at once.
+            // Every open flow moves, so that it ends: one that gets nothing at a byte per second,
+            // one without limits at a rate that ends it at once.
             flow.rate = if rate.is_finite() { rate.max(1.0) } else { 1e15 };
         }
     }
@@ -237,8 +237,7 @@ mod tests {
         near(times(&[flow(&[0], 1000, 0)]), &[10.0]);
         near(times(&[flow(&[0, 1], 1000, 500)]), &[10.5]);
         near(times(&[flow(&[0], 1000, 0), flow(&[0], 1000, 0)]), &[20.0, 20.0]);
-        // The second has the channel to itself once the first has ended: 5 MB/s·ms shared, then
-        // alone.
+        // They share the channel until the first ends; then the second has it to itself.
         near(times(&[flow(&[0], 500, 0), flow(&[0], 1000, 0)]), &[10.0, 15.0]);
         near(times(&[flow(&[0], 1000, 0), flow(&[1], 1000, 0)]), &[10.0, 1.0]);
         // A channel that is crossed twice carries each byte twice.

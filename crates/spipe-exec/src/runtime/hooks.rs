@@ -1,9 +1,9 @@
-//! Faults that tests inject into a run.
+//! The parts of a run that tests replace, to inject faults.
 
 use crate::persist::checkpoint::{Disk, RealDisk};
 use spipe_base::{ActionId, LayerId};
 
-/// Faults that tests inject into a run.
+/// The parts of a run that tests replace, to inject faults.
 pub(crate) struct Hooks<'a> {
     /// Called before each action; may panic.
     pub before: &'a (dyn Fn(u32, ActionId) + Sync),
@@ -16,7 +16,7 @@ pub(crate) struct Hooks<'a> {
 }
 
 impl Hooks<'_> {
-    /// No faults.
+    /// The parts of every run outside of tests.
     pub const NONE: Self =
         Self { before: &|_, _| {}, disk: &RealDisk, inject_nan: |_, _| false, discrete_memory: false };
 }
