@@ -1,17 +1,27 @@
-//! Steps from a placement to a faster one: what one change of it brings, by simulated time.
+//! Local search over placements: repeatedly simulates the neighbours of a placement and moves to a
+//! faster one.
 //!
-//! The changes: a layer or more crosses a boundary; a stage recomputes more or less, offloads its activations or does not,
-//! is stepped on its device or on the socket near it, has what it leaves to the host on another socket, or all stages share them; a
-//! stage is cut in two on one device, each part with choices of its own, or two become one; the stages of a device are cut into equal parts;
-//! more or fewer stages keep their parameters; those that are streamed to one GPU, or kept there, become fewer; a stage moves to the
-//! neighbouring device, which may leave its own without any, the first one to a socket, some over the border of one, one of the busiest GPU
-//! to another; the stages of several devices change alike, or all are cut into single layers; k and k′, and slots for what is offloaded,
-//! grow or shrink, and what is urgent is stepped first. Each change also comes with as little recomputed as then fits on the devices that
-//! it changes.
+//! The neighbourhood of a placement consists of these changes, each of them also with a repair that
+//! recomputes as little as then fits on the changed devices:
 //!
-//! Neighbours are looked at in the order of what they are estimated to take, in batches of fixed size, and the best of the first batch with
-//! an improvement is the next step, so that the result is the same on any number of threads. Where there is none, it is the neighbour that
-//! takes as long and computes least, if that is less: what one device no longer recomputes may shorten nothing until another one does so too.
+//! - some layers move over a stage boundary;
+//! - a stage recomputes more or less, keeps or offloads its activations, runs its optimizer step on
+//!   its device or on a socket, or uses another socket; or all stages share the sockets;
+//! - a stage is split in two on its device, each part with choices of its own; two stages of a
+//!   device merge; or the stages of a device are cut into equal parts or single layers;
+//! - more, fewer or other stages keep their parameters, and streamed or kept stages of one GPU
+//!   merge;
+//! - a stage moves to a neighbouring device, which may leave its own device unused, the first stage
+//!   to an unused socket, or one of the busiest GPU to another;
+//! - the stages of several devices change jointly;
+//! - a knob changes: k, k′, the head start, slots for offloaded activations, the order of the
+//!   host's steps, or whether gradients leave.
+//!
+//! Neighbours are ordered by estimated time and simulated in batches of fixed size. The best of the
+//! first batch with an improvement is the next placement, so that the result does not depend on the
+//! number of threads. If there is none, the search moves to the equally fast neighbour with the
+//! least computation, if that is less: a device that recomputes less may only shorten the iteration
+//! once another one does too.
 
 mod joint;
 mod rebalance;
@@ -43,22 +53,23 @@ use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, Knob, Knobs, Placement, Stage, System};
 
-/// How many neighbours are simulated before the best of them is taken.
+/// Number of neighbours that are simulated before the best of them is taken.
 const BATCH: usize = 16;
 
-/// Into how many parts the stages of a device are cut at once.
+/// Numbers of parts into which the stages of a device are cut.
 const PARTS: [usize; 3] = [2, 4, 8];
 
-/// Neighbours that are estimated to take so many times as long are left out.
+/// Neighbours whose estimate exceeds that of the placement by this factor are left out.
 const WORSE: f64 = 1.1;
 
-/// Beyond so many stages the list of all neighbours takes gigabytes.
+/// Limit on stages above which the list of all neighbours takes gigabytes.
 const MOST_STAGES: usize = 1500;
 
-/// One that is as fast is the next step if it computes no more than this part.
+/// Fraction of the computation that an equally fast neighbour may have at most.
 const LESS: f64 = 0.999;
 
-/// Improves `start` until no change helps or `most` placements have been simulated; the result, and how many were.
+/// Improves `start` until no neighbour is better or `most` placements have been simulated. Returns
+/// the result and the number of simulations.
 pub(crate) fn refine(
     problem: &Problem<'_>,
     costs: &CostSums<'_>,
@@ -108,7 +119,7 @@ pub(crate) fn refine(
     }
 }
 
-/// What all devices compute for a microbatch together, in ms.
+/// Returns the computation of all devices for one microbatch, in ms.
 fn work(costs: &CostSums<'_>, placement: &Placement) -> f64 {
     let of_stage = |stage: &Stage| {
         let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
@@ -117,7 +128,7 @@ fn work(costs: &CostSums<'_>, placement: &Placement) -> f64 {
     placement.stages.iter().map(of_stage).sum()
 }
 
-/// The neighbours of a placement, those first that the estimate says most of.
+/// The neighbours of a placement, in ascending order of estimated time.
 struct Promising<'s, 'a> {
     problem: &'s Problem<'a>,
     left: std::vec::IntoIter<Placement>,
@@ -132,7 +143,7 @@ impl<'s, 'a> Promising<'s, 'a> {
     ) -> Self {
         let most = estimate(costs, of).map_or(f64::INFINITY, |time| time * WORSE);
         let least = |placement: &Placement| estimate(costs, placement).unwrap_or(0.0);
-        // Nobody asks for what comes after the end.
+        // Neighbours need no estimate once the time is over.
         let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
         let fitted = |placement: Placement| {
             let fitted = (!deadline.over()).then(|| repair::fitted(costs, of, &placement)).flatten();
@@ -145,7 +156,7 @@ impl<'s, 'a> Promising<'s, 'a> {
         Self { problem, left: left.into_iter() }
     }
 
-    /// The next few that fit, if any are left.
+    /// Returns the next few neighbours that fit.
     fn batch(&mut self, deadline: &Deadline<'_>) -> Vec<Placement> {
         let mut batch: Vec<Placement> = Vec::new();
         while batch.len() < BATCH && !deadline.over() {
@@ -161,7 +172,7 @@ impl<'s, 'a> Promising<'s, 'a> {
     }
 }
 
-/// Every placement one change away, what the host does for stages included if `host_offload` says so.
+/// Returns the neighbours of a placement, including changes of host offload if `host_offload`.
 pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Placement> {
     let mut list = Vec::new();
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
@@ -177,7 +188,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     if host_offload {
         list.extend(joint::changed(context, placement).into_iter().map(forward));
     }
-    // What gains nothing on one socket may do so on several.
+    // A change that gains nothing on one socket may gain when shared among several.
     let shared: Vec<Placement> =
         std::iter::once(placement).chain(&list).filter_map(|placement| shared_out(context, placement)).collect();
     let kept = residency::changed(context, placement);
@@ -202,7 +213,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     list
 }
 
-/// One, two or four layers over each boundary, either way.
+/// Moves one, two or four layers over each boundary, either way.
 fn moved_layers(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
     let mut list = Vec::new();
@@ -225,7 +236,7 @@ fn moved_layers(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     list
 }
 
-/// Each stage with more or less recomputed, its activations elsewhere, or its optimizer elsewhere, or both on another socket.
+/// Changes one stage: recompute, activations, optimizer, or the socket that it uses.
 fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Vec<Stage>> {
     let mut list = Vec::new();
     if context.workload().mode != Mode::Train {
@@ -259,7 +270,7 @@ fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: boo
     list
 }
 
-/// The stages of one device, or of all, each in so many parts.
+/// Cuts the stages of one device, or of all, into equal parts.
 fn in_parts(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
     let mut devices: Vec<DeviceId> = stages.iter().map(|stage| stage.device).collect();
@@ -280,7 +291,8 @@ fn in_parts(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     list
 }
 
-/// Each stage in two parts, alike or with one of them stepped or saved elsewhere; and neighbours on one device joined.
+/// Splits each stage in two, alike or with another optimizer device or activations in one part, and
+/// merges neighbours on one device.
 fn cut_and_joined(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Vec<Stage>> {
     let stages = placement.stages.as_slice();
     let mut list = Vec::new();
@@ -315,7 +327,8 @@ fn cut_and_joined(context: &Context<'_>, placement: &Placement, host_offload: bo
     list
 }
 
-/// The last stage of a device on the next one, and the first of the next one on this, where each keeps another.
+/// Moves the last stage of a device to the next one, or the first of the next one to this one,
+/// where another stage stays.
 fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
     let mut list = Vec::new();
@@ -337,7 +350,7 @@ fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Ve
     list
 }
 
-/// The only stage of a device on that of a neighbour, so that the device is left out.
+/// Moves the only stage of a device to a neighbour's device, so that its own is unused.
 fn left_out(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
     let mut list = Vec::new();
@@ -353,7 +366,7 @@ fn left_out(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<St
     list
 }
 
-/// The first stage on each socket that has none, where its device keeps another.
+/// Moves the first stage to each unused socket, where its device has another stage.
 fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
     let [first, next, ..] = stages else { return Vec::new() };
@@ -369,7 +382,8 @@ fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Ve
     context.cost.devices().filter(free).map(moved).collect()
 }
 
-/// k and k′ and the head start one up or down, other slots for what is offloaded, and steps in the other order.
+/// Changes a knob: k, k′ and the head start by one, the slots for offloaded activations, the order
+/// of the host's steps, and whether gradients leave.
 fn other_knobs(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let knobs = placement.knobs;
     let with = |knobs| Placement { knobs, ..placement.clone() };

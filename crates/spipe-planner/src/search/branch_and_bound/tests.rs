@@ -1,4 +1,4 @@
-//! What the search makes of the solver's answers.
+//! How the search handles the solver's answers.
 
 use crate::{
     common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
@@ -32,16 +32,17 @@ fn instance() -> Instance {
     Instance::new(&model_text(&[layer]), &machine_text(&machine), &workload(4, Mode::Train))
 }
 
-/// What a stand-in for the solver may set.
+/// Signals that a stand-in for the solver may set.
 #[derive(Default)]
 struct Signals {
     stop: AtomicBool,
-    /// Whether placements run.
+    /// Whether placements run in simulation.
     run: AtomicBool,
 }
 
 impl Signals {
-    /// The solver's own answer. Only now do placements run, so that a plan can only be one of its solutions.
+    /// Returns the real solver's answer. Placements run only from now on, so a plan can only be one
+    /// of its solutions.
     fn really(&self, problem: HighsProblem) -> Answer {
         self.run.store(true, Ordering::Relaxed);
         solve(problem, &Settings::default())
@@ -52,7 +53,8 @@ impl Signals {
     }
 }
 
-/// What a solver that answers its first, second … call like that leads to, and whether each call was a second try.
+/// Returns the plan found with a solver that answers its n-th call by `answer`, and whether each
+/// call was a second try.
 fn plan(answer: impl Fn(usize, &Signals, HighsProblem) -> Answer + Sync) -> (Result<Solution, PlanError>, Vec<bool>) {
     let instance = instance();
     let (signals, second_tries) = (Signals::default(), Mutex::new(Vec::new()));
