@@ -50,8 +50,10 @@ pub(crate) fn families(costs: &CostSums<'_>, case: &Subproblem) -> Vec<CriticalC
 
 /// Socket steps in sequence, for each socket s that updates stages up to i:
 ///
-/// `T ≥ C_f + Σ_{f≤j<i} (F_j + a_j) + m (F_i + R_i + B_i) + Σ_{l≤j<i} (g_j + B_j) + G_l + Σ_{f≤j≤l,
-/// on s} P_j`
+/// ```text
+/// T ≥ C_f + Σ_{f≤j<i} (F_j + a_j) + m (F_i + R_i + B_i) + Σ_{l≤j<i} (g_j + B_j) + G_l
+///       + Σ_{f≤j≤l, on s} P_j
+/// ```
 ///
 /// Here l is the last and f the first of these stages. After the last backward of stage i, its
 /// gradient travels back to stage l, whose gradients go to the socket. The socket updates stage l

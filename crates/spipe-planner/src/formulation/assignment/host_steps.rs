@@ -15,10 +15,10 @@ impl Spread<'_, '_> {
     /// last microbatch's backward and the first one's forward of the next iteration.
     ///
     /// All other passes of the device come on top. The last layer's gradients come first, and its
-    /// parameters are needed last. With a and b for the transfers of these two, `T ≥ (m − 1) (F +
-    /// B) + B_last + a + steps + F_last`, and b of the smallest layer. Where gradients are checked,
-    /// no step starts before the whole backward has ended: B replaces B_last, and a and F_last are
-    /// of the smallest layer as well.
+    /// parameters are needed last. With a and b for the transfers of these two,
+    /// `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest layer. Where
+    /// gradients are checked, no step starts before the whole backward has ended: B replaces
+    /// B_last, and a and F_last are of the smallest layer as well.
     pub(crate) fn step_at_the_end(&mut self, classes: &[Class], host: &Burden) {
         let SystemRules { synchronous, steps_on_host, streams, splits, .. } = *self.rules;
         let [class] = classes else { return };
@@ -64,10 +64,11 @@ impl Spread<'_, '_> {
     /// Bounds the iteration where every optimizer step waits for the norm of all gradients.
     ///
     /// Every step comes after all backwards of its iteration and before all backwards of the next
-    /// one, since each microbatch has passed all layers by then: `T ≥ steps of a socket + work of a
-    /// device from its first backward on`. Both are at least the mean, over all sockets and over
-    /// the devices of a class. The first recompute of a device may precede the steps of later
-    /// layers, unless the device is alone. Where steps are a phase, they also precede all forwards.
+    /// one, since each microbatch has passed all layers by then:
+    /// `T ≥ steps of a socket + work of a device from its first backward on`. Both are at least the
+    /// mean, over all sockets and over the devices of a class. The first recompute of a device may
+    /// precede the steps of later layers, unless the device is alone. Where steps are a phase, they
+    /// also precede all forwards.
     pub(crate) fn step_after_norm(&mut self, (classes, burdens): (&[Class], &[Burden]), host: &Burden) {
         let SystemRules { synchronous, apart, .. } = *self.rules;
         let rate = self.step_rate();

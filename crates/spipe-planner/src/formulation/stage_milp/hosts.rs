@@ -6,8 +6,9 @@ use spipe_base::{Bytes, DeviceId};
 use std::collections::BTreeMap;
 
 impl StageMilp<'_, '_> {
-    /// Returns the GiB that stage i needs on its host: `Σ_k (optimizer + gradients + parameters)_k
-    /// x_ik − s_i` for the optimizer, and `K_i (M_i + a°_i − a_i)` for the activations.
+    /// Returns the GiB that stage i needs on its host:
+    /// `Σ_k (optimizer + gradients + parameters)_k x_ik − s_i` for the optimizer, and
+    /// `K_i (M_i + a°_i − a_i)` for the activations.
     pub(crate) fn need_of_host(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let (device, host_offload) = (self.device(stage), self.case.host_offload(stage));
         let mut need = Expression::from(0.0);
@@ -38,8 +39,8 @@ impl StageMilp<'_, '_> {
         loads.into_values().map(|load| constraint!(load <= unknowns.iteration)).collect()
     }
 
-    /// Load of the one stream on which a stage's activations leave and return: `T ≥ m (M_i + a°_i −
-    /// a_i) (out + back)`.
+    /// Load of the one stream on which a stage's activations leave and return:
+    /// `T ≥ m (M_i + a°_i − a_i) (out + back)`.
     pub(crate) fn streams(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let stream = |stage: usize| {
             let host_offload = self.case.host_offload(stage);

@@ -239,8 +239,9 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         rows
     }
 
-    /// Recompute of the first layers of a stage: `r_ik ≤ x_ik`, `r_{i,k+1} ≤ n_{k+1} w_ik`, `x_ik −
-    /// r_ik ≤ n_k (1 − w_ik)`, and `r_ik ≤ n_k ρ_i`. Pinned runs have `r_ik = x_ik` or `r_ik = 0`.
+    /// Recompute of the first layers of a stage: `r_ik ≤ x_ik`, `r_{i,k+1} ≤ n_{k+1} w_ik`,
+    /// `x_ik − r_ik ≤ n_k (1 − w_ik)`, and `r_ik ≤ n_k ρ_i`. Pinned runs have `r_ik = x_ik` or
+    /// `r_ik = 0`.
     fn recompute_in_front(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for (stage, recomputed) in unknowns.recomputed.iter().enumerate() {
@@ -275,8 +276,8 @@ impl<'f, 'a> StageMilp<'f, 'a> {
 
     /// Activations per microbatch: those saved by the layers that are not recomputed, and the
     /// input, which is one of them where nothing is recomputed. With κ_i = Σ_k saved_k (x_ik −
-    /// r_ik) and input a_i, `M_i ≥ κ_i`, `M_i ≥ a_i − a°_i`, `M_i ≥ κ_i + a_i − a°_i − max a (1 −
-    /// ρ_i)`.
+    /// r_ik) and input a_i, `M_i ≥ κ_i`, `M_i ≥ a_i − a°_i`,
+    /// `M_i ≥ κ_i + a_i − a°_i − max a (1 − ρ_i)`.
     fn activations(&self, unknowns: &Unknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for stage in 0..self.stages() {
@@ -307,11 +308,13 @@ impl<'f, 'a> StageMilp<'f, 'a> {
         rows
     }
 
-    /// Returns the GiB that stage i needs on its device: `Σ_k state_k x_ik + K_i M_i + a°_i + slots
-    /// + Σ_k saved_k r_ik + W_i`, and its part of parameters that two stages share.
+    /// Returns the GiB that stage i needs on its device:
+    /// `Σ_k state_k x_ik + K_i M_i + a°_i + slots + Σ_k saved_k r_ik + W_i`, and its part of
+    /// parameters that two stages share.
     ///
-    /// With activations on the host, `K_i (a_i − a°_i) + min(K_i, OFFLOAD_SLOTS) (M_i + a°_i −
-    /// a_i)` replaces `K_i M_i`. With the optimizer on the host, the optimizer state is left out.
+    /// With activations on the host,
+    /// `K_i (a_i − a°_i) + min(K_i, OFFLOAD_SLOTS) (M_i + a°_i − a_i)` replaces `K_i M_i`. With the
+    /// optimizer on the host, the optimizer state is left out.
     pub(crate) fn need(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let (device, training, host_offload) = (self.device(stage), self.costs.training, self.case.host_offload(stage));
         let bytes = |layer: usize| &device.bytes[layer];
@@ -423,9 +426,9 @@ impl<'f, 'a> StageMilp<'f, 'a> {
     }
 
     /// No-good: some stage ends elsewhere or recomputes another number of layers. With ends e_i and
-    /// recomputed q_i, and e*_i and q*_i those of `partition`, the binaries b_i and c_i have `e_i ≤
-    /// L − (L − e*_i + 1) b_i` and `e_i ≥ (e*_i + 1) c_i`. The same holds for q, and all binaries
-    /// add up to at least 1.
+    /// recomputed q_i, and e*_i and q*_i those of `partition`, the binaries b_i and c_i have
+    /// `e_i ≤ L − (L − e*_i + 1) b_i` and `e_i ≥ (e*_i + 1) c_i`. The same holds for q, and all
+    /// binaries add up to at least 1.
     fn exclusion(&self, unknowns: &Unknowns, vars: &mut ProblemVariables, partition: &Partition) -> Vec<Constraint> {
         let layers = self.costs.layers as f64;
         let ends = unknowns.done.iter().zip(&partition.ends);
