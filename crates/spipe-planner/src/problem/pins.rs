@@ -125,7 +125,7 @@ impl Pins {
         })
     }
 
-    /// Whether there are none.
+    /// Whether there are no pins.
     pub fn is_empty(&self) -> bool {
         self.named.is_empty()
     }
@@ -150,7 +150,8 @@ impl Pins {
         self.stages.values().map(|devices| devices.contains(&device)).collect()
     }
 
-    /// Whether every pinned stage is one of `stages`, each on a device that it may be on.
+    /// Whether stages on `devices`, in stage order, include every pinned one, each on an allowed
+    /// device.
     pub(crate) fn allows_devices(&self, devices: &[usize]) -> bool {
         self.stages.keys().all(|stage| *stage < devices.len())
             && devices.iter().enumerate().all(|(stage, device)| self.allows_stage(stage, *device))

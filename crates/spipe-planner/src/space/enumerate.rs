@@ -51,7 +51,7 @@ pub(crate) fn of_costs(costs: &CostSums<'_>, pins: &Pins, (system, most): (Syste
     let computes = |device: &DeviceId| rules.computing.allows(device.index(), costs);
     let devices: Vec<DeviceId> = context.cost.devices().filter(computes).collect();
     let alone = || (0..costs.devices.len()).collect();
-    // Pins name devices.
+    // Pins name devices, so that none is interchangeable.
     let mut classes = if pins.is_empty() { classes(costs, Coverage::Exact) } else { alone() };
     // Equal sockets differ if GPUs offload to one of them.
     (0..classes.len()).filter(|device| costs.devices[*device].is_cpu).for_each(|socket| classes[socket] = socket);

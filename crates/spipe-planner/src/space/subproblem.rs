@@ -43,7 +43,7 @@ pub(crate) fn schedule_kinds(systems: &[System], has_cpu: bool) -> Vec<ScheduleK
 /// A device order under a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Subproblem {
-    /// Device of each stage, in model order.
+    /// The device of each stage, in model order.
     pub devices: Vec<usize>,
     pub schedule: ScheduleKind,
     /// The slot of each stage.
@@ -185,7 +185,7 @@ fn single(layer: usize) -> LayerRange {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Times {
     pub stages: Vec<StageTimes>,
-    /// By boundary.
+    /// The times of activations over each boundary; `gradients` likewise.
     pub activations: Vec<f64>,
     pub gradients: Vec<f64>,
 }
