@@ -159,6 +159,6 @@ pub fn fraction(given: &str) -> Result<f64, Failure> {
         None => given.trim().parse::<f64>(),
     };
     parsed.ok().filter(|fraction| (0.0..=1.0).contains(fraction)).ok_or_else(|| {
-        Failure::argument(format!("`{given}` is no fraction from 0 to 1"), "write it like 0.5% or 0.005")
+        Failure::argument(format!("`{given}` is not a fraction from 0 to 1"), "write it like 0.5% or 0.005")
     })
 }

@@ -49,10 +49,10 @@ pub struct Calibrate {
     /// Sequences per microbatch for these layers
     #[arg(long, default_value_t = 1)]
     pub microbatch: u64,
-    /// Memory of an emulated accelerator
+    /// Memory of each accelerator in the profile: of an emulated one all, of a GPU a cap
     #[arg(long, default_value = "1 GiB")]
     pub emulated_memory: Bytes,
-    /// Bandwidth of its link, each way
+    /// Bandwidth of an emulated accelerator's link, each way
     #[arg(long, default_value = "2 GB/s")]
     pub emulated_link: BytesPerSecond,
     /// Time to measure

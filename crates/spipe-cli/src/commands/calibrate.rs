@@ -20,7 +20,7 @@ const SEQUENCES: [u64; 4] = [1, 2, 4, 8];
 
 /// Measures and writes a profile.
 pub fn run(what: &args::Calibrate, given: &Given, format: Format) -> Result<(), Failure> {
-    let emulated = what.devices.iter().any(|device| device.starts_with("emulated"));
+    let alone = what.devices.iter().all(|device| device.starts_with("cpu"));
     Idle::among(given)
         .options_if(
             what.model.is_none(),
@@ -29,9 +29,9 @@ pub fn run(what: &args::Calibrate, given: &Given, format: Format) -> Result<(), 
             "name a model, or leave it out",
         )
         .options_if(
-            !emulated,
+            alone,
             &["emulated-memory", "emulated-link"],
-            "without an emulated device",
+            "without an accelerator",
             "add one, such as `--devices emulated:0,cpu:0`, or leave it out",
         )
         .refuse()?;

@@ -202,7 +202,7 @@ const LATEST: f64 = 1e9;
 fn copy(hardware: &Hardware, flow: &str) -> Result<Transfer, Failure> {
     let bad = |why: String| {
         Failure::argument(
-            format!("`{flow}` is no copy: {why}"),
+            format!("`{flow}` is not a copy: {why}"),
             "write dram0:gpu0:2GiB, or dram0:gpu0:2GiB@10ms to start it later; append *2 to double its weight, ^1 to raise its priority",
         )
     };
@@ -232,12 +232,12 @@ fn copy(hardware: &Hardware, flow: &str) -> Result<Transfer, Failure> {
                 copy.start = SimTime::from_seconds(start);
             }
             '*' => {
-                let weight = text.parse().map_err(|_| bad(format!("weight `{text}` is no whole number from 1")))?;
+                let weight = text.parse().map_err(|_| bad(format!("weight `{text}` is not a whole number from 1")))?;
                 copy.share.weight = weight;
             }
             _ => {
                 let priority =
-                    text.parse().map_err(|_| bad(format!("priority `{text}` is no number from 0 to 255")))?;
+                    text.parse().map_err(|_| bad(format!("priority `{text}` is not a number from 0 to 255")))?;
                 copy.share.priority = priority;
             }
         }

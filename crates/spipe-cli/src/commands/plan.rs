@@ -37,7 +37,7 @@ pub fn run(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failu
 fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure> {
     let (time_limit, stop) = (input::limit(what.time_limit)?, interrupt::flag());
     if what.threads == Some(0) {
-        return Err(Failure::argument("there are no threads to search with", "use at least one, or leave it out"));
+        return Err(Failure::argument("`--threads` is zero", "use at least one, or leave it out"));
     }
     let threads = what.threads.map_or_else(planning::cores, |threads| threads.min(planning::cores()));
     let inputs: Vec<&str> = what.model.as_deref().into_iter().chain(what.hardware.as_deref()).collect();

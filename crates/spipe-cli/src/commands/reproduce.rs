@@ -89,7 +89,7 @@ fn chosen(what: &args::Reproduce) -> Result<Vec<(&'static Table, String, String)
         let mut names: Vec<&str> = TABLES.iter().map(|table| table.group).collect();
         names.dedup();
         return Err(Failure::argument(
-            format!("`{}` is no published table", what.name),
+            format!("`{}` is not a published table", what.name),
             format!("use one of {}, or all", names.join(", ")),
         ));
     }

@@ -105,7 +105,7 @@ pub fn systems(given: &str) -> Result<Vec<System>, Failure> {
     }
     if given.split(',').any(|name| name.trim() == "auto") {
         return Err(Failure::argument(
-            format!("`{given}` names systems beside `auto`"),
+            format!("`{given}` names systems besides `auto`"),
             "`auto` is all of them; leave out the others",
         ));
     }

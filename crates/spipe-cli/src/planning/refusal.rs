@@ -18,7 +18,7 @@ pub fn failure(error: &PlanError) -> Failure {
     }
 }
 
-/// What would help, where that is known.
+/// The remedy, where one is known.
 pub fn hint(error: &PlanError) -> Option<&str> {
     match error {
         PlanError::Infeasible { hint, .. } => Some(hint),

@@ -78,7 +78,7 @@ impl Sizes {
         self.refusals.values().find(open).or_else(closest).cloned()
     }
 
-    /// The lower bound of every plan, whatever its size of microbatches.
+    /// The lower bound of every plan with any size of microbatches.
     pub fn bound(&self) -> SimTime {
         self.sizes.values().map(|size| size.bound).min().unwrap_or(SimTime::MAX)
     }
@@ -196,7 +196,7 @@ mod tests {
         assert!(sizes.take(other, Err(PlanError::NothingRuns { examined: 1 })).is_ok());
         assert_eq!(sizes.refusal(), Some(numerical()), "an undecided refusal comes before an infeasible one");
         assert_eq!((sizes.proven(), sizes.stopped(), sizes.bound()), (false, true, SimTime::ZERO));
-        // A search that has come to its end was not stopped, whatever it found.
+        // A search that has come to its end was not stopped, even if it found nothing better.
         let solution = Solution {
             placement: Placement::new(System::GpuOnly, []),
             status: OutcomeStatus::Feasible,

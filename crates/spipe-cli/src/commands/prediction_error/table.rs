@@ -47,16 +47,15 @@ pub(super) fn markdown(what: &args::PredictionError, report: &Report) -> String 
     let mut text = format!(
         "# Predicted and measured iterations\n\n`spipe prediction-error --model {} --backend {} --rounds {} --steps {}`, {}, {} \
          cores. Accelerators are emulated: CPU cores with a memory cap and a paced link of {}.\n\n\
-         In each of {} rounds each system's devices were measured anew for {}, with all at work that share no core, and then it \
-         ran: the median of {} steps after {WARM_UP} to warm up. Other tenants of the machine slow its memory for minutes at a time; \
-         where that begins or ends between the measurement of the devices and the run, a round says nothing of the \
-         prediction. So a row is the round whose error is the median, and beside it stand the least and the largest error of all \
-         rounds.\n\n\
-         The spread is half the distance of the 10th and the 90th percentile of the steps over their median. Compute lanes are \
-         summed; paced links match by construction. The share of the busiest lane says how near a run is to the longer of compute \
-         and copies. What it misses of 100 % is mostly the order's own: order alone is the share of the measured iteration that the \
-         same plan is predicted to take where copies take no time. Prompts are forwards of whole sequences, each time with new \
-         memory as in a run that reads them once; token by token, an iteration finds one token for each sequence, by its cache.\n\n",
+         In each of {} rounds, the devices of each system were measured for {}, those that share no core at the same time. Then the \
+         system ran: the median of {} steps after {WARM_UP} warm-up steps. Other tenants of the machine slow its memory for minutes \
+         at a time. Where that begins or ends between measurement and run, a round says nothing about the prediction. So each row is \
+         the round with the median error, beside the least and the largest error of all rounds.\n\n\
+         The spread is half the distance between the 10th and the 90th percentile of the steps, over their median. Compute lanes are \
+         summed; paced links match by construction. The share of the busiest lane shows how close a run is to the longer of compute \
+         and copies. The rest to 100 % is mostly idle time of the order: order alone is the predicted iteration without copies, over \
+         the measured one. Prompts are forwards of whole sequences, with new memory each time, as in a run that reads them once. Token \
+         by token, an iteration generates one token for each sequence from its cache.\n\n",
         what.model,
         report.backend,
         what.rounds,

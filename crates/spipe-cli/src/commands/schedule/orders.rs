@@ -165,7 +165,7 @@ fn offloading(what: &args::Schedule, times: &StageTimes, default: usize, chunks:
     let work = times.forward + times.backward_input + times.backward_weight;
     let copy = Seconds::new(ratio / 2.0 * work.to_seconds().get()).ok_or_else(|| {
         let hint = "it is the time of a round trip over that of forward and backward of one chunk";
-        Failure::argument(format!("`--offload-ratio {ratio}` is no ratio"), hint)
+        Failure::argument(format!("`--offload-ratio {ratio}` is not a ratio"), hint)
     })?;
     let shape = [what.devices, chunks, what.microbatches];
     let offloaded = offloaded(shape, times, what.offload_chunks.unwrap_or(default), SimTime::from_seconds(copy));
@@ -185,7 +185,7 @@ fn memory_limit(what: &args::Schedule) -> Result<Option<Bytes>, Failure> {
     if bytes.is_finite() && bytes >= 0.0 {
         return Ok(Some(Bytes::new(bytes as u64)));
     }
-    Err(Failure::argument(format!("`--memory-limit {units}` is no amount"), "give a number of activations"))
+    Err(Failure::argument(format!("`--memory-limit {units}` is not an amount"), "give a number of activations"))
 }
 
 /// A limit that no schedule keeps is infeasible, not a wrong argument.

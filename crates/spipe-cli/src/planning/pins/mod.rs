@@ -93,12 +93,12 @@ pub fn read(
 fn knob(key: &str, value: &str, word: &str) -> Result<Pin, Diagnostic> {
     let Some(knob) = Knob::ALL.into_iter().find(|knob| knob.name() == key) else {
         let knobs = Knob::ALL.map(Knob::name).join(", ");
-        return Err(Diagnostic::error(format!("`{word}` is no pin")).hint(format!(
+        return Err(Diagnostic::error(format!("`{word}` is not a pin")).hint(format!(
             "write layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, offload=4..7, optimizer=0..3:cpu, stream=0..3, \
              keep=0..3, host=0..3:cpu1, system=1f1b, microbatch=2 or a knob ({knobs}) such as head-start=1"
         )));
     };
-    let number: u64 = value.parse().map_err(|_| Diagnostic::error(format!("`{value}` is no number for `{key}`")))?;
+    let number: u64 = value.parse().map_err(|_| Diagnostic::error(format!("`{value}` is not a number for `{key}`")))?;
     if knob.is_switch() && number > 1 {
         return Err(Diagnostic::error(format!("`{key}` cannot be {number}")).hint("write 1 for on and 0 for off"));
     }
@@ -154,7 +154,7 @@ fn on_sockets(value: &str, hardware: &Hardware) -> Result<(String, BTreeSet<usiz
     let gpu = hardware.devices().enumerate().find(|(id, device)| devices.contains(&id.index()) && device.is_gpu());
     match gpu {
         Some((_, gpu)) => {
-            Err(Diagnostic::error(format!("`{}` is no socket", gpu.name)).hint("write cpu0, or cpu for any"))
+            Err(Diagnostic::error(format!("`{}` is not a socket", gpu.name)).hint("write cpu0, or cpu for any"))
         }
         None => Ok((what, devices)),
     }

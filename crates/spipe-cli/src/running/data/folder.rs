@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 pub fn images(path: &str, shape: ImageShape) -> Result<Images, Failure> {
     if !Path::new(path).is_dir() {
         let hint = format!("name a folder with a folder of images for each class, or `{SYNTHETIC}`");
-        return Err(Failure::input(Diagnostic::error(format!("`{path}` is no folder of images")).hint(hint)));
+        return Err(Failure::input(Diagnostic::error(format!("`{path}` is not a folder of images")).hint(hint)));
     }
     let (classes, others): (Vec<PathBuf>, Vec<PathBuf>) =
         entries(Path::new(path))?.into_iter().partition(|entry| entry.is_dir());
@@ -138,7 +138,7 @@ mod tests {
     fn other_things_are_no_folders() {
         let shape = ImageShape { channels: 3, side: 2, classes: None };
         let missing = super::images("missing", shape).unwrap_err().to_string();
-        assert!(missing.contains("`missing` is no folder of images\nhint: name a folder"), "{missing}");
+        assert!(missing.contains("`missing` is not a folder of images\nhint: name a folder"), "{missing}");
         let empty = tempfile::tempdir().unwrap();
         let none = super::images(&empty.path().display().to_string(), shape).unwrap_err().to_string();
         assert!(none.contains("there are no images"), "{none}");
