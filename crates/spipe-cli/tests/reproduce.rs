@@ -147,7 +147,7 @@ fn all_bad_rows_are_named_at_their_place() {
 
 #[test]
 fn rows_say_which_table_they_are_for() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/pipeoffload-peaks.toml");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../spipe-reproduce/data/pipeoffload-peaks.toml");
     let rows = std::fs::read_to_string(data).unwrap();
     assert_eq!(reproduce("pipeoffload", Some(&rows)).unwrap()[0]["table"], "pipeoffload-peaks");
     let err = reproduce("spipe", Some(&rows)).unwrap_err();
