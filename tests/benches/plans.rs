@@ -1,4 +1,4 @@
-//! How long it takes to prove the best plan of one system to one percent, with everything that the host can do for it.
+//! The time to prove a plan of one system optimal to one percent, with all help of the host.
 
 #![expect(clippy::unwrap_used, reason = "a bench that cannot run must say so")]
 
@@ -8,9 +8,10 @@ mod instances;
 use criterion::{Criterion, criterion_group, criterion_main};
 use instances::{Instance, LayerText, MachineText, machine_text, model_text, workload};
 use spipe_cost::Mode;
-use spipe_plan::{Placement, System};
-use spipe_planner::{Options, Problem, Solution, planner};
-use std::{hint::black_box, sync::atomic::AtomicBool};
+use spipe_plan::System;
+use spipe_planner::{Options, Solution, planner};
+use spipe_tests::with_problem;
+use std::hint::black_box;
 
 /// An embedding, `blocks` equal blocks and a head, with `parameters` per block.
 fn transformer(blocks: usize, parameters: u64) -> String {
@@ -35,7 +36,7 @@ fn transformer(blocks: usize, parameters: u64) -> String {
     model_text(&[ends.clone(), block, LayerText { times: [20, 20, 20], ..ends }])
 }
 
-/// `count` layers of which no two are alike.
+/// `count` layers, no two of them alike.
 fn unlike(count: usize) -> String {
     let layer = |index: usize| {
         let from = |least: u64, steps: u64, step: u64| least + (index as u64 * step) % steps;
@@ -58,17 +59,9 @@ fn on(model: &str, (gpus, memory, sockets): (usize, u64, usize), microbatches: u
 }
 
 fn plan(instance: &Instance) -> Solution {
-    let context = instance.context();
-    let score = |placement: &Placement| {
-        spipe_schedule::lower(&context, placement).ok().as_ref().and_then(spipe_sim::iteration_time)
-    };
-    let stop = AtomicBool::new(false);
     let options = Options { gap: 0.01, threads: 2, ..Options::default() };
-    let systems = vec![System::OneForwardOneBackward];
-    planner("ilp")
-        .unwrap()
-        .plan(&Problem { context, systems, options, score: &score, insight: None, stop: &stop })
-        .unwrap()
+    let systems = [System::OneForwardOneBackward];
+    with_problem(instance.context(), &systems, options, |problem| planner("ilp").unwrap().plan(problem)).unwrap()
 }
 
 fn plans(criterion: &mut Criterion) {

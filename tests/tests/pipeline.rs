@@ -1,4 +1,4 @@
-//! From model and machine to a simulated iteration: what must hold between the crates, for any input.
+//! From a model and a machine to a simulated iteration: the invariants between the crates.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,6 +10,7 @@ use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Context, Knobs, Placement, Plan, Stage, StageFootprint, System, check, footprint};
 use spipe_schedule::{lower, order_of};
 use spipe_sim::{Options, simulate};
+use spipe_tests::{simulated, with_problem};
 use std::fmt::Write;
 
 fn workload(microbatches: u64, mode: Mode) -> Workload {
@@ -25,8 +26,8 @@ fn workload(microbatches: u64, mode: Mode) -> Workload {
     }
 }
 
-/// A chain of layers with made-up times: forward in tenths of a millisecond on a GPU (a CPU takes ten times as long), boundary in
-/// MiB, saved activations in MiB.
+/// A chain of layers with invented times: forward in tenths of a millisecond on a GPU (a CPU takes
+/// ten times as long), boundary in MiB, saved activations in MiB.
 fn model(layers: &[(u64, u64, u64)]) -> Model {
     let mut text =
         "format-version = 1\nkind = \"profiled\"\nname = \"chain\"\nmicrobatch = 1\nseq-len = 1024\n".to_owned();
@@ -56,7 +57,7 @@ fn machine(name: &str) -> Hardware {
     Hardware::from_toml(name, shipped(spipe_hardware::shipped(), name)).unwrap()
 }
 
-/// Devices that the random placements use, in this order: two GPUs around a socket.
+/// The devices of the random placements, in this order: two GPUs around a socket.
 const DEVICES: [&str; 3] = ["gpu0", "cpu0", "gpu1"];
 
 fn place(hardware: &Hardware, layers: usize, cuts: &[usize], recomputed: &[usize], system: System) -> Placement {
@@ -84,8 +85,8 @@ fn system() -> impl Strategy<Value = System> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever is placed where: the program is well-formed, it runs, it never holds more than the footprint says, its idle
-    /// time adds up, and its iteration is at least the work of its busiest lane.
+    /// For any placement the program is well-formed, it runs, it never holds more than the footprint
+    /// says, its idle time adds up, and its iteration is at least the work of its busiest lane.
     #[test]
     fn a_placement_that_fits_runs_within_its_footprint(
         layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..7),
@@ -132,7 +133,7 @@ proptest! {
         prop_assert_eq!(spipe_trace::to_json(trace), spipe_trace::to_json(&again.trace));
     }
 
-    /// A plan file says the same when it is read again.
+    /// A plan file that is read again has the same content.
     #[test]
     fn plans_round_trip(
         layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..7),
@@ -149,7 +150,6 @@ proptest! {
     }
 }
 
-/// Every shipped transformer that a machine can hold is planned, lowered and simulated; the simulated time is at least the bound.
 #[test]
 fn a_dram_and_its_pageable_view_are_one_memory() {
     let (model, hardware) = (model(&[(1, 1, 1024), (1, 1, 1088)]), machine("one-gpu"));
@@ -176,6 +176,8 @@ fn a_dram_and_its_pageable_view_are_one_memory() {
     }
 }
 
+/// Shipped models on machines that can hold them are planned, lowered and simulated. The simulated
+/// time is at least the bound.
 #[test]
 fn shipped_models_on_shipped_machines() {
     let mut ran = 0;
@@ -192,22 +194,15 @@ fn shipped_models_on_shipped_machines() {
         let workload = Workload { seq_len: model.seq_len(), ..workload(8, Mode::Train) };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
-        let score = |placement: &Placement| spipe_sim::iteration_time(&lower(&context, placement).ok()?);
-        let stop = std::sync::atomic::AtomicBool::new(false);
-        let problem = spipe_planner::Problem {
-            context,
-            systems: spipe_planner::SYSTEMS.to_vec(),
-            options: spipe_planner::Options::default(),
-            score: &score,
-            insight: None,
-            stop: &stop,
-        };
+        let (systems, options) = (&spipe_planner::SYSTEMS, spipe_planner::Options::default());
         for planner in ["dp", "greedy"] {
-            let solution = spipe_planner::planner(planner).unwrap().plan(&problem);
+            let solution = with_problem(context, systems, options.clone(), |problem| {
+                spipe_planner::planner(planner).unwrap().plan(problem)
+            });
             let solution =
                 solution.unwrap_or_else(|error| panic!("{planner}: {model_name} on {machine_name}: {error}"));
             assert_eq!(check(&context, &solution.placement), Ok(()));
-            assert_eq!(score(&solution.placement), Some(solution.simulated));
+            assert_eq!(simulated(&context, &solution.placement), Some(solution.simulated));
             assert!(solution.bound <= solution.simulated, "{planner}: {model_name} on {machine_name}");
             ran += 1;
         }

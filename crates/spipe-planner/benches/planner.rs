@@ -59,8 +59,7 @@ fn plan(instance: &Instance) -> Solution {
     let score = |placement: &Placement| simulate(&context, placement, 2);
     let stop = AtomicBool::new(false);
     let options = Options { gap: 0.01, threads: 2, host_help: false, ..Options::default() };
-    let problem =
-        Problem { context, systems: System::ALL.to_vec(), options, score: &score, insight: None, stop: &stop };
+    let problem = Problem { context, systems: System::ALL.to_vec(), options, evaluator: &score, stop: &stop };
     planner("ilp").unwrap().plan(&problem).unwrap()
 }
 

@@ -14,7 +14,7 @@
 //! the optimizer, the activations or both to the host. The system is GPipe, 1F1B, or the hybrid
 //! with a head start of up to [`LARGEST_HEAD_START`] where a CPU socket has a stage. A plan must
 //! fit by the memory count of [`spipe_plan::footprint`], and is judged by the iteration time that
-//! the problem's [`Score`] returns, a simulation.
+//! the problem's [`Evaluator`] returns, usually by simulation.
 //!
 //! The ILP planner is a branch and bound:
 //!
@@ -80,8 +80,8 @@ mod runner;
 pub use candidates::candidates;
 pub use feasibility::shortage::listed;
 pub use problem::{
-    Claim, Considered, Insight, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem, SYSTEMS,
-    Score, Solution, Waits, Within,
+    Claim, Considered, Evaluator, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem,
+    SYSTEMS, Solution,
     pins::{Contradiction, Named, Pin, Pins},
 };
 pub use remedies::{Fits, Refused, Remedy, remedies};

@@ -26,8 +26,7 @@ const CLOCK: SimTime = SimTime::ns(1000);
 fn plan(instance: &Instance, name: &str, options: Options) -> Result<Solution, PlanError> {
     let context = instance.context();
     let score = |placement: &spipe_plan::Placement| simulate(&context, placement, 12);
-    let problem =
-        Problem { context, systems: System::ALL.to_vec(), options, score: &score, insight: None, stop: &NEVER };
+    let problem = Problem { context, systems: System::ALL.to_vec(), options, evaluator: &score, stop: &NEVER };
     planner(name).unwrap().plan(&problem)
 }
 

@@ -11,7 +11,7 @@ use common::{
 use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System};
-use spipe_planner::{NAMES, Options, PlanError, Problem, Score, Solution, planner};
+use spipe_planner::{Evaluator, NAMES, Options, PlanError, Problem, Solution, planner};
 use std::{sync::atomic::AtomicBool, time::Duration};
 
 /// Four equal layers of 16 million parameters each: 244 MiB of training state on a GPU, 16 MiB of
@@ -40,19 +40,13 @@ fn plan_scored(
     instance: &Instance,
     name: &str,
     (options, stop): (Options, bool),
-    score: &Score<'_>,
+    score: &dyn Evaluator,
 ) -> Result<Solution, PlanError> {
     let stop = AtomicBool::new(stop);
     // The list schedule cannot simulate help of the host.
     let options = Options { host_help: false, ..options };
-    let problem = Problem {
-        context: instance.context(),
-        systems: System::ALL.to_vec(),
-        options,
-        score,
-        insight: None,
-        stop: &stop,
-    };
+    let problem =
+        Problem { context: instance.context(), systems: System::ALL.to_vec(), options, evaluator: score, stop: &stop };
     planner(name).unwrap().plan(&problem)
 }
 
@@ -143,19 +137,12 @@ fn no_systems_and_no_running_plans_are_errors() {
     let context = instance.context();
     let (score, stop) = (|_: &Placement| Some(SimTime::ms(1)), AtomicBool::new(false));
     for name in NAMES {
-        let problem = Problem {
-            context,
-            systems: vec![],
-            options: Options::default(),
-            score: &score,
-            insight: None,
-            stop: &stop,
-        };
+        let problem = Problem { context, systems: vec![], options: Options::default(), evaluator: &score, stop: &stop };
         assert_eq!(planner(name).unwrap().plan(&problem), Err(PlanError::NoSystem), "`{name}`");
         if name == "mobius-mip" {
             continue;
         }
-        let broken = plan_scored(&instance, name, (Options::default(), false), &|_| None);
+        let broken = plan_scored(&instance, name, (Options::default(), false), &|_: &Placement| None);
         // The ILP simulates a limited number of partitions of a subproblem, and leaves the others.
         let all = matches!(broken, Err(PlanError::NothingRuns { .. }));
         let some = matches!(broken, Err(PlanError::StoppedWithoutPlan { examined: 1.. }));

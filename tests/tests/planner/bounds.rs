@@ -1,13 +1,14 @@
-//! No placement is faster than the bound of its system, nor than what a search has proven.
+//! Bounds of systems: no placement is faster than the bound of its system, or than a proven plan.
 
 use super::{
     CLOCK,
-    draws::{dealt, drawn, shared},
+    draws::{random_sharded, random_stages, random_streamed},
+    generate,
     instances::{
         Instance, LayerText, MachineText, crowded_instance, frozen, frozen_instance_of, instance_of, machine_text,
         model_text, one_gpu_instance, several_socket_instance_of, tied_instance_of, workload,
     },
-    run, run_on, simulated, solve,
+    run, simulated, solve,
 };
 use proptest::prelude::*;
 use spipe_base::SimTime;
@@ -16,23 +17,24 @@ use spipe_plan::{Family, OutcomeStatus, System, Weights, check};
 use spipe_planner::{Options, PlanError, candidates};
 use std::cell::Cell;
 
-/// Whatever a system can do on a machine takes at least its bound, and a refused system has nothing that fits.
+/// No candidate of a system is faster than its bound, and a refused system has no candidate that
+/// fits.
 #[test]
 fn no_candidate_of_any_system_beats_its_bound() {
-    run(60, bounded);
+    run(60, instance_of(6), bounded);
 }
 
-/// The same where the first layers are frozen, or some behind them.
+/// The same with frozen layers: the first ones, and perhaps some behind them.
 #[test]
 fn no_candidate_for_frozen_layers_beats_its_bound() {
-    run_on(60, frozen_instance_of(6), bounded);
+    run(60, frozen_instance_of(6), bounded);
 }
 
 fn bounded(instance: Instance) -> Result<(), TestCaseError> {
     let context = instance.context();
     for system in System::ALL.into_iter().filter(|system| !spipe_planner::SYSTEMS.contains(system)) {
-        let found =
-            solve(&instance, &[system], Options { refinements: 60, every_limit: 0, ..Options::default() }, false);
+        let options = Options { refinements: 60, every_limit: 0, ..Options::default() };
+        let found = generate(&instance, &[system], options);
         let times: Vec<SimTime> = candidates(&context, system)
             .iter()
             .filter(|placement| check(&context, placement).is_ok())
@@ -54,23 +56,23 @@ fn bounded(instance: Instance) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// No placement that shares everything is faster than its system's bound, however it is divided, and whatever its stages recompute, have
-/// stepped on the host, or stream.
+/// Sharded systems: no placement is faster than the bound, with any stages that recompute, stream,
+/// or update on the host.
 #[test]
-fn no_placement_that_shares_everything_beats_its_bound() {
-    shared_bounds(150, instance_of(6));
+fn no_sharded_placement_beats_its_bound() {
+    sharded_bounds(150, instance_of(6));
 }
 
-/// The same with frozen layers, and with ends that are tied.
+/// The same with frozen layers, and with a first and a last layer that share parameters.
 #[test]
-fn no_frozen_or_tied_layers_that_are_shared_beat_their_bound() {
-    shared_bounds(60, prop_oneof![frozen_instance_of(6), tied_instance_of(4)]);
+fn no_sharded_placement_of_frozen_or_tied_layers_beats_its_bound() {
+    sharded_bounds(60, prop_oneof![frozen_instance_of(6), tied_instance_of(4)]);
 }
 
-/// The same of more layers, with inputs that are as large as what is saved, or next to nothing: what stages that recompute hold depends
-/// on where they begin.
+/// The same with more layers, whose inputs are either as large as their saved activations or tiny:
+/// the memory of a stage that recomputes depends on its first layer.
 #[test]
-fn no_layers_of_unlike_inputs_that_are_shared_beat_their_bound() {
+fn no_sharded_placement_of_layers_with_unlike_inputs_beats_its_bound() {
     let layer = |boundary: u64| LayerText {
         count: 1,
         times: [2, 2, 2],
@@ -85,22 +87,22 @@ fn no_layers_of_unlike_inputs_that_are_shared_beat_their_bound() {
         let machine = MachineText { gpus: vec![(memory, 20)], root: 20, sockets: vec![4000] };
         Instance::new(&model_text(&layers), &machine_text(&machine), &workload(microbatches, Mode::Train))
     });
-    shared_bounds(80, on);
+    sharded_bounds(80, on);
 }
 
-fn shared_bounds(cases: u32, on: impl Strategy<Value = Instance>) {
+fn sharded_bounds(cases: u32, on: impl Strategy<Value = Instance>) {
     let seen = Cell::new(0);
     let draws = prop::collection::vec(prop::collection::vec(any::<u8>(), 12), 24);
-    run_on(cases, (on, draws), |(instance, draws)| {
+    run(cases, (on, draws), |(instance, draws)| {
         let context = instance.context();
         for system in System::ALL.into_iter().filter(|system| system.family() == Family::Sharded) {
-            let drawn = draws.iter().map(|draws| shared(&context, system, draws));
+            let drawn = draws.iter().map(|draws| random_sharded(&context, system, draws));
             let all = candidates(&context, system).into_iter().chain(drawn);
             let fit = all.filter(|placement| check(&context, placement).is_ok());
             let times: Vec<SimTime> = fit.filter_map(|placement| simulated(&instance, &placement)).collect();
             let options = Options { every_limit: 0, ..Options::default() };
             let incumbent = Options { incumbent: Some(SimTime::ns(1)), ..options.clone() };
-            match solve(&instance, &[system], incumbent, false) {
+            match generate(&instance, &[system], incumbent) {
                 Err(PlanError::NothingBetter { bound, .. }) => {
                     let all = times.iter().all(|time| bound <= *time + CLOCK);
                     prop_assert!(all, "{}: {} but {:?}", system, bound, times);
@@ -109,7 +111,7 @@ fn shared_bounds(cases: u32, on: impl Strategy<Value = Instance>) {
                 }
                 other => prop_assert!(times.is_empty(), "{}: {:?} but {:?}", system, other, times),
             }
-            if let Ok(found) = solve(&instance, &[system], options.clone(), false) {
+            if let Ok(found) = generate(&instance, &[system], options.clone()) {
                 let least = found.simulated.to_ms() * (1.0 - options.gap);
                 let best = found.status == OutcomeStatus::Optimal;
                 prop_assert!(!best || times.iter().all(|time| least <= (*time + CLOCK).to_ms()), "{:?}", times);
@@ -120,37 +122,38 @@ fn shared_bounds(cases: u32, on: impl Strategy<Value = Instance>) {
     assert!(seen.get() >= cases / 4, "few bounds are close: {}", seen.get());
 }
 
-/// No placement with several stages on a device is faster than its system's bound, whatever is recomputed, stepped or saved elsewhere.
+/// Several stages on a device: no placement is faster than its system's bound, whatever it
+/// recomputes, offloads, or updates on the host.
 #[test]
-fn no_stages_on_any_devices_beat_the_bound_of_their_system() {
-    staged_bounds((400, 20), instance_of(6));
+fn no_placement_of_stages_beats_the_bound_of_its_system() {
+    stage_bounds((400, 20), instance_of(6));
 }
 
-/// The same where what they have on the host is on one of several sockets.
+/// The same with several sockets, on any of which a stage may keep its offloaded state.
 #[test]
-fn no_stages_beside_several_sockets_beat_the_bound_of_their_system() {
-    staged_bounds((500, 10), prop_oneof![several_socket_instance_of(6, 1), several_socket_instance_of(5, 2)]);
+fn no_placement_beside_several_sockets_beats_the_bound_of_its_system() {
+    stage_bounds((500, 10), prop_oneof![several_socket_instance_of(6, 1), several_socket_instance_of(5, 2)]);
 }
 
-/// The same where the first layer and the last use the same parameters.
+/// The same with a first and a last layer that share parameters.
 #[test]
-fn no_stages_with_tied_ends_beat_the_bound_of_their_system() {
-    staged_bounds((300, 10), tied_instance_of(4));
+fn no_placement_of_tied_ends_beats_the_bound_of_its_system() {
+    stage_bounds((300, 10), tied_instance_of(4));
 }
 
-fn staged_bounds((cases, close): (u32, u32), on: impl Strategy<Value = Instance>) {
+fn stage_bounds((cases, close): (u32, u32), on: impl Strategy<Value = Instance>) {
     let seen = Cell::new(0);
-    run_on(cases, (on, prop::collection::vec(any::<u8>(), 12)), |(instance, draws)| {
+    run(cases, (on, prop::collection::vec(any::<u8>(), 12)), |(instance, draws)| {
         let context = instance.context();
         for system in [System::OneForwardOneBackward, System::Gpipe, System::Hybrid] {
-            let placement = drawn(&context, system, &draws);
+            let placement = random_stages(&context, system, &draws);
             if check(&context, &placement).is_err() {
                 continue;
             }
             let Some(time) = simulated(&instance, &placement) else { continue };
             let incumbent = Some(SimTime::ns(1));
             let options = Options { incumbent, start: Some(placement.clone()), ..Options::default() };
-            let Err(PlanError::NothingBetter { bound, .. }) = solve(&instance, &[system], options, false) else {
+            let Err(PlanError::NothingBetter { bound, .. }) = generate(&instance, &[system], options) else {
                 return Err(TestCaseError::fail("nothing is faster than a nanosecond"));
             };
             prop_assert!(bound <= time + CLOCK, "{} but {}: {:?}", bound, time, placement);
@@ -162,35 +165,37 @@ fn staged_bounds((cases, close): (u32, u32), on: impl Strategy<Value = Instance>
     assert!(seen.get() >= close, "{} bounds of several stages on a device were close", seen.get());
 }
 
-/// No placement with several stages on a device is faster than what a search has proven of its system, or than a plan that it calls the best.
+/// Searched systems: no placement of stages is faster than the proven bound, or than a plan that is
+/// called optimal.
 #[test]
-fn no_stages_on_any_devices_beat_what_is_proven_of_their_system() {
-    proven_of_staged(30, (20, 8), instance_of(6));
+fn no_placement_of_stages_beats_the_proven_bound() {
+    proven_bounds(30, (20, 8), instance_of(6));
 }
 
-/// The same where what they have on the host is on one of several sockets.
+/// The same with several sockets, on any of which a stage may keep its offloaded state.
 #[test]
-fn no_stages_beside_several_sockets_beat_what_is_proven_of_their_system() {
-    proven_of_staged(50, (20, 8), several_socket_instance_of(5, 1));
+fn no_placement_beside_several_sockets_beats_the_proven_bound() {
+    proven_bounds(50, (20, 8), several_socket_instance_of(5, 1));
 }
 
-/// The same of layers that devices cannot step by themselves, with microbatches enough for the longest ways around.
+/// The same with layers whose optimizer state does not fit on the GPUs, and with microbatches
+/// enough for the longest cycles of the event graph.
 #[test]
-fn no_stages_that_a_socket_steps_beat_what_is_proven_of_their_system() {
-    proven_of_staged(10, (1, 0), crowded_instance());
+fn no_placement_with_host_updates_beats_the_proven_bound() {
+    proven_bounds(10, (1, 0), crowded_instance());
 }
 
-fn proven_of_staged(cases: u32, (close, optimal): (u32, u32), on: impl Strategy<Value = Instance>) {
+fn proven_bounds(cases: u32, (close, optimal): (u32, u32), on: impl Strategy<Value = Instance>) {
     let (seen, proven) = (Cell::new(0), Cell::new(0));
     let draws = prop::collection::vec(prop::collection::vec(any::<u8>(), 12), 24);
-    run_on(cases, (on, draws), |(instance, draws)| {
+    run(cases, (on, draws), |(instance, draws)| {
         let context = instance.context();
         for system in [System::OneForwardOneBackward, System::Gpipe, System::Hybrid] {
             let options = Options { every_limit: 0, refinements: 400, ..Options::default() };
-            let Ok(found) = solve(&instance, &[system], options.clone(), true) else { continue };
+            let Ok(found) = solve(&instance, &[system], options.clone()) else { continue };
             let best = found.status == OutcomeStatus::Optimal;
             proven.set(proven.get() + u32::from(best));
-            for placement in draws.iter().map(|draws| drawn(&context, system, draws)) {
+            for placement in draws.iter().map(|draws| random_stages(&context, system, draws)) {
                 // Without a CPU stage it is 1F1B.
                 let named =
                     system != System::Hybrid || placement.devices().iter().any(|device| context.is_cpu(*device));
@@ -209,39 +214,42 @@ fn proven_of_staged(cases: u32, (close, optimal): (u32, u32), on: impl Strategy<
     assert!(proven.get() >= optimal, "{} plans were proven", proven.get());
 }
 
-/// No placement with some layers streamed and others kept is faster than its system's bound, which counts whole layers.
+/// Streamed systems: no placement with some layers streamed and others resident is faster than its
+/// system's bound, which counts whole layers.
 #[test]
-fn no_layers_kept_or_streamed_beat_the_bound_of_their_system() {
-    dealt_bounds((800, [10; 2]), instance_of(6));
+fn no_streamed_placement_beats_the_bound_of_its_system() {
+    streamed_bounds((800, [10; 2]), instance_of(6));
 }
 
-/// The same where they are streamed from one of several sockets.
+/// The same with layers that are streamed from any of several sockets.
 #[test]
-fn no_layers_streamed_from_several_sockets_beat_the_bound_of_their_system() {
-    dealt_bounds((400, [10; 2]), prop_oneof![several_socket_instance_of(6, 1), several_socket_instance_of(5, 2)]);
+fn no_placement_streamed_from_several_sockets_beats_the_bound_of_its_system() {
+    streamed_bounds((400, [10; 2]), prop_oneof![several_socket_instance_of(6, 1), several_socket_instance_of(5, 2)]);
 }
 
-/// The same on one GPU, where it is told apart how they are streamed.
+/// The same on one GPU, which has a tighter bound by cases of how layers are streamed.
 #[test]
-fn no_layers_streamed_to_one_gpu_beat_the_bound_of_their_system() {
-    dealt_bounds((1500, [10; 2]), one_gpu_instance());
+fn no_placement_streamed_to_one_gpu_beats_the_bound_of_its_system() {
+    streamed_bounds((1500, [10; 2]), one_gpu_instance());
 }
 
-/// The same where the first layers are frozen, or some behind them.
+/// The same with frozen layers: the first ones, and perhaps some behind them.
 #[test]
-fn no_frozen_layers_streamed_to_one_gpu_beat_the_bound_of_their_system() {
-    dealt_bounds((1000, [10; 2]), frozen(one_gpu_instance()));
+fn no_placement_of_frozen_layers_streamed_to_one_gpu_beats_the_bound_of_its_system() {
+    streamed_bounds((1000, [10; 2]), frozen(one_gpu_instance()));
 }
 
-/// The same where the first layer and the last use the same parameters, so that both are streamed or neither is.
+/// The same with a first and a last layer that share parameters: either both are streamed or
+/// neither is.
 #[test]
-fn no_layers_beside_tied_ends_beat_the_bound_of_their_system() {
-    dealt_bounds((1000, [10; 2]), tied_instance_of(4));
+fn no_streamed_placement_of_tied_ends_beats_the_bound_of_its_system() {
+    streamed_bounds((1000, [10; 2]), tied_instance_of(4));
 }
 
-/// The same where some layers save too much and have to be recomputed, which a device may do while it waits for its first gradient.
+/// The same with some layers that save too much and have to be recomputed, which a device may do
+/// while it waits for its first gradient.
 #[test]
-fn no_layers_of_which_some_are_recomputed_beat_the_bound_of_their_system() {
+fn no_streamed_placement_with_recompute_beats_the_bound_of_its_system() {
     let layer = |(forward, backward, large): (u32, u32, bool)| LayerText {
         count: 1,
         times: [forward, backward, backward],
@@ -256,21 +264,21 @@ fn no_layers_of_which_some_are_recomputed_beat_the_bound_of_their_system() {
         let machine = MachineText { gpus: vec![(4096, 20); 2], root: 40, sockets: vec![65_536] };
         Instance::new(&model_text(&layers), &machine_text(&machine), &workload(microbatches, Mode::Train))
     });
-    dealt_bounds((600, [10, 0]), on);
+    streamed_bounds((600, [10, 0]), on);
 }
 
-fn dealt_bounds((cases, close): (u32, [u32; 2]), on: impl Strategy<Value = Instance>) {
+fn streamed_bounds((cases, close): (u32, [u32; 2]), on: impl Strategy<Value = Instance>) {
     let seen = Cell::new([0; 2]);
-    run_on(cases, (on, prop::collection::vec(any::<u8>(), 12)), |(instance, draws)| {
+    run(cases, (on, prop::collection::vec(any::<u8>(), 12)), |(instance, draws)| {
         let context = instance.context();
         for (index, system) in [System::Superpipeline, System::Mobius].into_iter().enumerate() {
-            let placement = dealt(&context, system, &draws);
+            let placement = random_streamed(&context, system, &draws);
             let checked = placement.filter(|placement| check(&context, placement).is_ok());
             let Some(placement) = checked else { continue };
             let Some(time) = simulated(&instance, &placement) else { continue };
             let options =
                 Options { incumbent: Some(SimTime::ns(1)), start: Some(placement.clone()), ..Options::default() };
-            let Err(PlanError::NothingBetter { bound, .. }) = solve(&instance, &[system], options, false) else {
+            let Err(PlanError::NothingBetter { bound, .. }) = generate(&instance, &[system], options) else {
                 return Err(TestCaseError::fail("nothing is faster than a nanosecond"));
             };
             prop_assert!(bound <= time + CLOCK, "{} but {}: {:?}", bound, time, placement);

@@ -1,12 +1,14 @@
-//! Placements and pins drawn at random.
+//! Random placements and pins. Each function decodes random bytes, `draws`, so that failures
+//! shrink.
 
 use super::instances::Instance;
 use spipe_base::{DeviceId, LayerRange, MemoryId};
 use spipe_plan::{Activations, Context, Knobs, Placement, Stage, System};
 use spipe_planner::{Named, Pin, Pins};
 
-/// Stages of one or more layers on the first GPU or on all in turn, kept or streamed, as `draws` say.
-pub fn dealt(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Placement> {
+/// A placement of a streamed system: stages of one or more layers, resident or streamed, on the
+/// first GPU or on all GPUs in turn.
+pub fn random_streamed(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Placement> {
     let gpus: Vec<DeviceId> = context.cost.devices().filter(|device| !context.is_cpu(*device)).collect();
     let gpus = if draws[10] & 1 == 0 { &gpus[..1] } else { gpus.as_slice() };
     let mut pieces: Vec<(LayerRange, u8)> = Vec::new();
@@ -31,7 +33,7 @@ pub fn dealt(context: &Context<'_>, system: System, draws: &[u8]) -> Option<Plac
     Some(if system == System::Superpipeline { placement.with_knobs(knobs) } else { placement })
 }
 
-/// The DRAM nearest to a device, or where a machine has two that of either socket.
+/// The DRAM nearest to a device, or of either socket where the machine has two.
 fn home(context: &Context<'_>, device: DeviceId, draw: u8) -> Option<MemoryId> {
     let near = context.hardware.host_memory(device)?;
     let sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
@@ -40,14 +42,15 @@ fn home(context: &Context<'_>, device: DeviceId, draw: u8) -> Option<MemoryId> {
     Some(other.filter(|_| sockets.len() == 2 && draw & 1 == 0).unwrap_or(near))
 }
 
-/// The socket that computes in `memory`.
+/// The socket whose DRAM is `memory`.
 fn socket_at(context: &Context<'_>, memory: MemoryId) -> Option<DeviceId> {
     let at = |device: &DeviceId| context.is_cpu(*device) && context.hardware.devices()[*device].memory == memory;
     context.cost.devices().find(at)
 }
 
-/// Neighbouring stages of one or more layers, each on the device of the one before or the next free one, as `draws` say.
-pub fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
+/// A placement of a pipeline: stages of one or more layers, each on the device of the stage before
+/// or on the next free device.
+pub fn random_stages(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
     let mut devices: Vec<DeviceId> = context.cost.devices().collect();
     devices.rotate_left(usize::from(draws[11]) % context.cost.devices().len());
     let mut free = devices.into_iter();
@@ -77,8 +80,8 @@ pub fn drawn(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
     Placement::new(system, stages).with_knobs(Knobs { head_start, offload_slots, urgent_steps, ..Knobs::default() })
 }
 
-/// Stages of one or more layers, shared by some GPUs, as `draws` say.
-pub fn shared(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
+/// A placement of a sharded system: stages of one or more layers, shared by some of the GPUs.
+pub fn random_sharded(context: &Context<'_>, system: System, draws: &[u8]) -> Placement {
     let gpus: Vec<DeviceId> = context.cost.devices().filter(|device| !context.is_cpu(*device)).collect();
     let near = home(context, gpus[0], 1).and_then(|home| Some((home, socket_at(context, home)?)));
     let mut stages: Vec<Stage> = Vec::new();
@@ -106,8 +109,8 @@ pub fn shared(context: &Context<'_>, system: System, draws: &[u8]) -> Placement 
     Placement::new(system, stages).with_knobs(Knobs { shards, resident, urgent_steps, ..Knobs::default() })
 }
 
-/// One or two pins of the first or the last layer, as `draws` say.
-pub fn pinned(instance: &Instance, draws: &[u8]) -> Pins {
+/// One or two pins of the first or the last layer.
+pub fn random_pins(instance: &Instance, draws: &[u8]) -> Pins {
     let last = instance.model.layers().len() - 1;
     let devices = instance.hardware.devices();
     let sockets: Vec<usize> = devices.ids().map(|id| id.index()).filter(|id| !devices[(*id).into()].is_gpu()).collect();

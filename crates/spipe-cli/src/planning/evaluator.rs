@@ -1,10 +1,11 @@
 //! The evaluator of placements: it lowers them to programs and simulates these.
 
 use crate::Failure;
-use spipe_base::{Bytes, MemoryId, SimTime, StageId};
+use spipe_base::{Bytes, MemoryId, SimTime};
 use spipe_plan::{Context, Placement, Plan, check};
+use spipe_planner::Evaluator as _;
 use spipe_schedule::{Program, lower};
-use spipe_sim::{Options, Simulation, is_ok, iteration_time, iteration_time_within, simulate, waits};
+use spipe_sim::{Options, Simulation, is_ok, iteration_time, iteration_time_within, simulate};
 use std::collections::BTreeMap;
 
 /// Evaluates placements of one model on one machine under one workload.
@@ -23,25 +24,10 @@ impl<'a> Evaluator<'a> {
         lower(&self.context, placement).ok()
     }
 
-    /// The simulated iteration; none if the placement does not run.
-    pub fn iteration(&self, placement: &Placement) -> Option<SimTime> {
-        iteration_time(&self.program(placement)?)
-    }
-
-    /// The same; perhaps none if the iteration takes longer than `limit`.
-    pub fn iteration_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
-        iteration_time_within(&self.program(placement)?, limit)
-    }
-
     /// The simulated iteration of a placement that the checker accepts.
     pub fn checked_iteration(&self, placement: &Placement) -> Option<SimTime> {
         check(&self.context, placement).ok()?;
         self.iteration(placement)
-    }
-
-    /// The time for which the iteration waits for each stage, besides its passes.
-    pub fn waits(&self, placement: &Placement) -> BTreeMap<StageId, SimTime> {
-        self.program(placement).as_ref().map(waits).unwrap_or_default()
     }
 
     /// The simulation of a placement that the checker accepts and that runs.
@@ -55,6 +41,16 @@ impl<'a> Evaluator<'a> {
         let trace = simulate(&lower(&self.context, placement)?, &Options::default()).trace;
         let tracks = trace.memories.iter().filter(|track| track.peak > Bytes::ZERO);
         Ok(tracks.filter_map(|track| Some((self.context.hardware.memory(&track.name)?, track.peak))).collect())
+    }
+}
+
+impl spipe_planner::Evaluator for Evaluator<'_> {
+    fn iteration(&self, placement: &Placement) -> Option<SimTime> {
+        iteration_time(&self.program(placement)?)
+    }
+
+    fn iteration_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
+        iteration_time_within(&self.program(placement)?, limit)
     }
 }
 

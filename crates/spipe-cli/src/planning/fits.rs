@@ -4,7 +4,7 @@ use super::Evaluator;
 use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Context, Placement, System};
+use spipe_plan::{Context, System};
 use spipe_planner::{Fit, Options, Pins, Problem};
 use std::{sync::atomic::AtomicBool, time::Duration};
 
@@ -17,9 +17,8 @@ pub fn fits(
     let Ok(cost) = CostTable::new(model, hardware, workload) else { return Fit::Never };
     let context = Context { model, hardware, cost: &cost };
     let evaluator = Evaluator::new(context);
-    let score = |placement: &Placement| evaluator.iteration(placement);
     let stop = AtomicBool::new(false);
     let options = Options { pins: pins.clone(), time_limit: limit, ..Options::default() };
-    let problem = Problem { context, systems: systems.to_vec(), options, score: &score, insight: None, stop: &stop };
+    let problem = Problem { context, systems: systems.to_vec(), options, evaluator: &evaluator, stop: &stop };
     spipe_planner::fits(&problem)
 }

@@ -8,7 +8,7 @@ use crate::Failure;
 use spipe_base::SimTime;
 use spipe_cost::{CostTable, Workload};
 use spipe_plan::{Context, OutcomeStatus, Placement};
-use spipe_planner::{Claim, Insight, Options, PlanError, Planner, Problem, Solution};
+use spipe_planner::{Claim, Options, PlanError, Planner, Problem, Solution};
 use std::{
     sync::atomic::Ordering,
     time::{Duration, Instant},
@@ -150,7 +150,7 @@ impl Search<'_> {
     }
 }
 
-/// The refusal of pins that no allowed system can satisfy, whatever the memory.
+/// The refusal of pins that no allowed system can satisfy, with any amount of memory.
 fn no_pinned() -> PlanError {
     PlanError::Infeasible {
         reason: "no placement of the allowed systems satisfies all pins".into(),
@@ -181,17 +181,11 @@ fn one_size(
     })?;
     let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
     let evaluator = Evaluator::new(context);
-    let score = |placement: &Placement| evaluator.iteration(placement);
-    let waits = |placement: &Placement| evaluator.waits(placement);
-    let within = |placement: &Placement, limit: SimTime| evaluator.iteration_within(placement, limit);
-    let insight = Some(Insight { waits: &waits, within: &within });
     let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
-    let problem = Problem { context, systems, options, score: &score, insight, stop: request.stop };
-    // The heuristics place pipeline stages; the other systems have candidates of their own.
-    let stages = request.systems.iter().any(|system| spipe_planner::SYSTEMS.contains(system));
-    match (planner.claim(), stages) {
-        (Claim::OptimalWithinGap, _) => spipe_planner::plan_all(&problem, planner),
-        (_, true) => planner.plan(&problem),
-        (_, false) => spipe_planner::generated(&problem),
+    let problem = Problem { context, systems, options, evaluator: &evaluator, stop: request.stop };
+    if planner.claim() == Claim::OptimalWithinGap {
+        spipe_planner::plan_all(&problem, planner)
+    } else {
+        planner.plan(&problem)
     }
 }

@@ -230,8 +230,7 @@ mod tests {
         let instance = Instance::new(&model, &machine_text(&machine), &workload(4, Mode::Train));
         let (stop, score) = (AtomicBool::new(false), |_: &spipe_plan::Placement| None);
         let (context, systems) = (instance.context(), SYSTEMS.to_vec());
-        let problem =
-            Problem { context, systems, options: Options::default(), score: &score, insight: None, stop: &stop };
+        let problem = Problem { context, systems, options: Options::default(), evaluator: &score, stop: &stop };
         let (costs, deadline) = (CostSums::new(context, &problem.options), Deadline::new(&problem));
         let cases = all_cases(&problem, &costs, &deadline);
         let partitioner = Partitioner::new(&costs, &cases);

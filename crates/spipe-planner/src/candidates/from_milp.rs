@@ -257,14 +257,8 @@ mod tests {
         let instance = Instance::new(&model_text(&[equal]), &machine_text(&machine), &workload(4, Mode::Train));
         let context = instance.context();
         let score = |_: &Placement| Some(SimTime::ms(1));
-        let problem = Problem {
-            context,
-            systems: vec![system],
-            options: Options::default(),
-            score: &score,
-            insight: None,
-            stop: &NEVER,
-        };
+        let problem =
+            Problem { context, systems: vec![system], options: Options::default(), evaluator: &score, stop: &NEVER };
         let costs = CostSums::new(context, &problem.options);
         let Counted { placements: list, least, .. } =
             placements(&costs, system, (f64::INFINITY, &Deadline::new(&problem)));

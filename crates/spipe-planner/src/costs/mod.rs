@@ -160,8 +160,8 @@ impl<'a> CostSums<'a> {
 
     /// The hosts to which a stage on `device` may offload, the nearest first; none in inference.
     pub fn hosts(&self, device: usize) -> impl Iterator<Item = Host> {
-        let host_offloads = self.host_help && self.training;
-        self.devices[device].hosts().take(if host_offloads { MOST_HOSTS } else { 0 })
+        let helps = self.host_help && self.training;
+        self.devices[device].hosts().take(if helps { MOST_HOSTS } else { 0 })
     }
 
     /// The cost of a copy between two devices; `None` unless they are connected in both directions.

@@ -97,7 +97,8 @@ pub(crate) fn refine(
             }
             examined += batch.len();
             let in_time = |placement: Placement| {
-                let simulated = (!deadline.over()).then(|| problem.score_within(&placement, best.0)).flatten();
+                let simulated =
+                    (!deadline.over()).then(|| problem.evaluator.iteration_within(&placement, best.0)).flatten();
                 simulated.map(|time| (time, placement))
             };
             let scored: Vec<Option<Scored>> = batch.into_par_iter().map(in_time).collect();

@@ -1,39 +1,20 @@
 //! The problem that a planner gets and the solution or error that it returns.
 //!
-//! - here: [`Problem`] with its [`Options`] and evaluators, [`Solution`], [`PlanError`],
-//!   [`Planner`]
+//! - here: [`Problem`] with its [`Options`], [`Solution`], [`PlanError`], [`Planner`]
+//! - [`evaluator`]: the interface to the simulator
 //! - [`deadline`]: the time limit and the stop signal
 //! - [`pins`]: constraints that the user sets on the plan
 
 mod deadline;
+mod evaluator;
 pub(crate) mod pins;
 
 use self::pins::Pins;
 pub(crate) use deadline::Deadline;
-use spipe_base::{Bytes, SimTime, StageId};
+pub use evaluator::Evaluator;
+use spipe_base::{Bytes, SimTime};
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
-use std::{collections::BTreeMap, sync::atomic::AtomicBool, time::Duration};
-
-/// Returns the simulated iteration time of a placement; `None` if it does not run.
-pub type Score<'a> = dyn Fn(&Placement) -> Option<SimTime> + Sync + 'a;
-
-/// Returns, by stage, for how long the simulated iteration waits for work of that stage other than
-/// its forwards and backwards, such as recomputation, copies and the optimizer step.
-pub type Waits<'a> = dyn Fn(&Placement) -> BTreeMap<StageId, SimTime> + Sync + 'a;
-
-/// Like [`Score`], but may stop the simulation and return `None` for a placement that takes longer
-/// than the given limit.
-pub type Within<'a> = dyn Fn(&Placement, SimTime) -> Option<SimTime> + Sync + 'a;
-
-/// Optional services of the simulator: they guide local search and let it abandon slow candidates
-/// early.
-#[derive(Clone, Copy)]
-pub struct Insight<'a> {
-    /// The stages for which the iteration waits.
-    pub waits: &'a Waits<'a>,
-    /// The iteration time up to a limit.
-    pub within: &'a Within<'a>,
-}
+use std::{sync::atomic::AtomicBool, time::Duration};
 
 /// The systems whose stages branch and bound and the dynamic program search; all others have
 /// candidate generators.
@@ -53,20 +34,10 @@ pub struct Problem<'a> {
     pub systems: Vec<System>,
     /// The limits of the search and the constraints on the plan.
     pub options: Options,
-    /// Returns the iteration time of a candidate.
-    pub score: &'a Score<'a>,
-    /// More of the simulator, if the caller has it.
-    pub insight: Option<Insight<'a>>,
+    /// The judge of candidates.
+    pub evaluator: &'a dyn Evaluator,
     /// The stop signal: set by the caller to end the search early, and polled between solves.
     pub stop: &'a AtomicBool,
-}
-
-impl Problem<'_> {
-    /// The simulated iteration time of a placement; may be `None` for one that takes longer than
-    /// `limit`.
-    pub(crate) fn score_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
-        self.insight.map_or_else(|| (self.score)(placement), |insight| (insight.within)(placement, limit))
-    }
 }
 
 /// The limits of the search and the constraints on the plan.
@@ -131,7 +102,7 @@ pub enum Claim {
     OptimalSimulated,
     /// No placement in the space can be faster by more than the stated gap, which is proven.
     OptimalWithinGap,
-    /// Nothing.
+    /// No claim.
     Heuristic,
 }
 
@@ -181,7 +152,7 @@ impl Solution {
     }
 }
 
-/// Why there is no plan.
+/// The reason why there is no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// No placement fits.
@@ -209,7 +180,7 @@ pub enum PlanError {
     /// The time limit or the stop signal ended the search before there was a plan.
     #[error("the search stopped before it had found a plan; {examined} placements were simulated")]
     StoppedWithoutPlan {
-        /// How many placements were simulated.
+        /// The number of placements that were simulated.
         examined: usize,
     },
     /// The solver failed, with other settings too.

@@ -327,17 +327,16 @@ impl EventGraph {
         let mut cycles: Vec<CriticalCycle> =
             (0..self.stages).map(|stage| self.passes(&paths[stage], self.ends[stage].1)).collect();
         let mut period = (0..self.stages).map(|stage| length(stage, stage)).fold(0.0, f64::max);
-        while let Some(p2p_both_ways) = positive_cycle(self.stages, |from, to| length(from, to) - period) {
-            let next = |p2p: usize| p2p_both_ways[(p2p + 1) % p2p_both_ways.len()];
-            let total: f64 = (0..p2p_both_ways.len()).map(|p2p| length(p2p_both_ways[p2p], next(p2p))).sum();
-            let mean = total / p2p_both_ways.len() as f64;
+        while let Some(nodes) = positive_cycle(self.stages, |from, to| length(from, to) - period) {
+            let next = |node: usize| nodes[(node + 1) % nodes.len()];
+            let total: f64 = (0..nodes.len()).map(|node| length(nodes[node], next(node))).sum();
+            let mean = total / nodes.len() as f64;
             if mean <= period * (1.0 + 1e-12) {
                 break;
             }
-            let mut cycle =
-                CriticalCycle { iterations: p2p_both_ways.len() as u32, ..CriticalCycle::empty(self.stages) };
-            for p2p in 0..p2p_both_ways.len() {
-                cycle.add(&self.passes(&paths[p2p_both_ways[p2p]], self.ends[next(p2p)].1));
+            let mut cycle = CriticalCycle { iterations: nodes.len() as u32, ..CriticalCycle::empty(self.stages) };
+            for node in 0..nodes.len() {
+                cycle.add(&self.passes(&paths[nodes[node]], self.ends[next(node)].1));
             }
             cycles.push(cycle);
             period = mean;

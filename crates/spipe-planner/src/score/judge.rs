@@ -10,13 +10,13 @@ pub(crate) type Scored = (SimTime, Placement);
 /// Returns the simulated time of `placement`; `None` if it is not [`acceptable`] or does not run.
 pub(crate) fn judge(problem: &Problem<'_>, placement: Placement) -> Option<Scored> {
     let placement = acceptable(problem, placement)?;
-    (problem.score)(&placement).map(|time| (time, placement))
+    problem.evaluator.iteration(&placement).map(|time| (time, placement))
 }
 
 /// Like [`judge`], but may return `None` for a placement that takes longer than `limit`.
 pub(crate) fn judge_within(problem: &Problem<'_>, placement: Placement, limit: SimTime) -> Option<Scored> {
     let placement = acceptable(problem, placement)?;
-    problem.score_within(&placement, limit).map(|time| (time, placement))
+    problem.evaluator.iteration_within(&placement, limit).map(|time| (time, placement))
 }
 
 /// Returns `placement` with the pinned knobs that any placement may have; `None` if it breaks

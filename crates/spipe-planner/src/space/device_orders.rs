@@ -268,7 +268,7 @@ pub(crate) fn classes(costs: &CostSums<'_>, coverage: Coverage) -> Vec<usize> {
 fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Coverage) -> bool {
     let (first, second) = (&costs.devices[a], &costs.devices[b]);
     let helpers = |device: usize| costs.hosts(device).map(|host| host.socket).collect::<Vec<_>>();
-    let host_offloads = |socket: usize| {
+    let hosts_a_device = |socket: usize| {
         (0..costs.devices.len()).any(|device| helpers(device).iter().any(|helper| helper.index() == socket))
     };
     // A host is distinguished by the devices that offload to it.
@@ -276,8 +276,8 @@ fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Cover
         && alike(first, second)
         && first.memory != second.memory
         && helpers(a) == helpers(b)
-        && !host_offloads(a)
-        && !host_offloads(b);
+        && !hosts_a_device(a)
+        && !hosts_a_device(b);
     let shares = |device: usize, memory| {
         (0..costs.devices.len()).any(|other| other != device && costs.devices[other].memory == memory)
     };

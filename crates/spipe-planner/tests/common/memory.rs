@@ -14,7 +14,7 @@ fn runs(_: &Placement) -> Option<SimTime> {
 
 pub fn with_problem<T>(context: Context<'_>, systems: &[System], ask: impl FnOnce(&Problem<'_>) -> T) -> T {
     let (systems, options) = (systems.to_vec(), Options::default());
-    ask(&Problem { context, systems, options, score: &runs, insight: None, stop: &NEVER })
+    ask(&Problem { context, systems, options, evaluator: &runs, stop: &NEVER })
 }
 
 /// One of the systems whose stages are searched exactly, or all of them.

@@ -1,4 +1,4 @@
-//! Many hosts as interchangeable bins, against the same hosts told apart.
+//! Many hosts as interchangeable bins, against the same hosts distinguished.
 
 use super::*;
 use crate::{
@@ -11,7 +11,8 @@ use spipe_cost::Mode;
 use spipe_plan::System;
 use std::{cell::Cell, fmt::Write, sync::atomic::AtomicBool, time::Duration};
 
-/// Nodes with a socket and GPUs each, given by their memories in MiB. Each node is below a root of its own, and network cards join them.
+/// Nodes with a socket and GPUs each, given by their memories in MiB. Each node is below a root of
+/// its own, and network cards connect them.
 fn nodes(nodes: &[(u64, Vec<u64>)]) -> String {
     let mut text = "format-version = 1\nname = \"nodes\"\n".to_string();
     let mut links = String::new();
@@ -77,7 +78,8 @@ fn interchangeable_hosts_hold_the_same_as_distinct_ones() {
             (_, Capacity::Unfound) => add(&unspread),
             _ => return Err(TestCaseError::fail(format!("{apart:?} but {alike:?}"))),
         }
-        // Some stages fit all hosts together but cannot be packed onto them: bounds of the packing matter there.
+        // Some stages fit all hosts together but cannot be packed onto them: bounds of the packing
+        // matter there.
         let bounds = Holds::whole(&costs, (schedule, f64::INFINITY));
         let question =
             Question { costs: &costs, schedule, pins: &pins, few: false, holds: &bounds, sure: true, apart: false };
@@ -91,8 +93,8 @@ fn interchangeable_hosts_hold_the_same_as_distinct_ones() {
     assert!(unspread.get() <= 150, "{} cases are undecided", unspread.get());
 }
 
-/// A hundred unlike layers of at least `parameters` million parameters each, on fifteen GPUs beside a socket. Memory is so scarce
-/// that the optimizer state of most layers has to be in DRAM.
+/// A hundred unlike layers of at least `parameters` million parameters each, on fifteen GPUs beside
+/// a socket. Memory is so scarce that the optimizer state of most layers has to be in DRAM.
 fn scarce(parameters: usize) -> Instance {
     let from = |least: usize, steps: usize, step: usize, index: usize| least + index * step % steps;
     let layer = |index: usize| LayerText {
@@ -145,7 +147,7 @@ fn an_undecided_problem_is_not_called_infeasible() {
     let plan = |time_limit: Duration| {
         let options = Options { time_limit, ..Options::default() };
         let systems = vec![System::OneForwardOneBackward];
-        let problem = Problem { context, systems, options, score: &|_| None, insight: None, stop: &stop };
+        let problem = Problem { context, systems, options, evaluator: &|_: &Placement| None, stop: &stop };
         crate::plan_all(&problem, crate::search::planner("ilp").unwrap().as_ref())
     };
     // The memory bound of several stages on a device takes seconds.

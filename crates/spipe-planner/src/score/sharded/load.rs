@@ -14,7 +14,7 @@ pub(crate) enum Lane {
     /// two iterations.
     Passes(DeviceId),
     /// The passes and optimizer steps of a device, or the optimizer steps of a socket.
-    DeviceSet(DeviceId),
+    Compute(DeviceId),
     /// The optimizer steps of a socket, and the passes that cannot run beside them. A step comes
     /// after the device's last gradients of the stage and before its parameters are used again. So
     /// no step runs beside
@@ -109,7 +109,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         let back = if returns { again + time(|time| time.backward().to_ms()) } else { 0.0 };
         let passes = self.rounds * (time(|time| time.forward.to_ms()) + back);
         self.add(Lane::Passes(here), passes);
-        self.add(Lane::DeviceSet(here), passes);
+        self.add(Lane::Compute(here), passes);
         let scatters = if returns { self.rounds } else { 0.0 };
         // A stage that stays sends its gradients to its optimizer once, and gets its parameters
         // back once.
@@ -128,7 +128,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         }
         if returns {
             let (steps, step) = self.step(here, stage);
-            self.add(Lane::DeviceSet(steps), step);
+            self.add(Lane::Compute(steps), step);
             if steps != here {
                 self.add(Lane::Stepping(steps), step);
             }

@@ -69,8 +69,7 @@ fn plan(answer: impl Fn(usize, &Signals, HighsProblem) -> Answer + Sync) -> (Res
     };
     let options = Options { gap: 0.0, host_help: false, candidates_per_case: 2, ..Options::default() };
     let systems = vec![System::OneForwardOneBackward];
-    let problem =
-        Problem { context: instance.context(), systems, options, score: &score, insight: None, stop: &signals.stop };
+    let problem = Problem { context: instance.context(), systems, options, evaluator: &score, stop: &signals.stop };
     let found = Ilp { solver: &solver }.plan(&problem);
     if let Ok(solution) = &found {
         assert_eq!(check(&instance.context(), &solution.placement), Ok(()));
