@@ -10,7 +10,7 @@ use crate::formulation::assignment::integral::counts;
 use crate::{candidates::streamed, hosts::shared_out};
 use crate::{
     costs::CostSums,
-    formulation::assignment::{Counts, Limits, Share, Whole, seated},
+    formulation::assignment::{IntegralOutcome, LayerCounts, Share, SolveLimits, seated},
     problem::{Deadline, MOST_OFFLOAD_SLOTS},
     space::{
         enumerate::slots,
@@ -37,10 +37,10 @@ const TRIES: usize = 4;
 const SHORT: [(usize, u64); 3] = [(1, FEWEST_OFFLOAD_SLOTS), (1, MOST_OFFLOAD_SLOTS), (4, FEWEST_OFFLOAD_SLOTS)];
 
 /// Solves the program with the given bytes left free on each device.
-type Solve<'s> = dyn Fn(&[u64]) -> Option<Counts> + Sync + 's;
+type Solve<'s> = dyn Fn(&[u64]) -> Option<LayerCounts> + Sync + 's;
 
 /// Builds a placement from an assignment.
-type Build<'b> = Box<dyn Fn(&Counts) -> Option<Placement> + Sync + 'b>;
+type Build<'b> = Box<dyn Fn(&LayerCounts) -> Option<Placement> + Sync + 'b>;
 
 /// Results of a system's programs.
 #[derive(Default)]
@@ -64,7 +64,7 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
     }
     let solve = |rules: &SystemRules, free: &[u64]| {
         let until = deadline.at_most(deadline.limit() / PROGRAMS);
-        let counts = counts(costs, rules, Limits { free, most, time: until.left() });
+        let counts = counts(costs, rules, SolveLimits { free, most, time: until.left() });
         // A solution found by the time limit depends on the machine, so the result counts as
         // truncated.
         until.poll();
@@ -72,18 +72,19 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
     };
     let mut all = Counted { placements: Vec::new(), least: f64::INFINITY, open: false };
     // All bounds come first, then the placements.
-    let first: Vec<Whole> = built.iter().map(|(rules, _)| solve(rules, &vec![0; costs.devices.len()])).collect();
+    let first: Vec<IntegralOutcome> =
+        built.iter().map(|(rules, _)| solve(rules, &vec![0; costs.devices.len()])).collect();
     for ((rules, builds), first) in built.iter().zip(first) {
         match first {
-            Whole::Found { counts, least, closed } => {
+            IntegralOutcome::Found { counts, least, closed } => {
                 all.open |= !closed;
                 let again = |free: &[u64]| if deadline.over() { None } else { solve(rules, free).counts() };
                 let fitted = |build: &Build<'_>| fitted(costs, &counts, &again, build);
                 all.placements.extend(builds.par_iter().filter_map(fitted).collect::<Vec<_>>());
                 all.least = all.least.min(least);
             }
-            Whole::Never => all.least = all.least.min(most),
-            Whole::Open { least } => (all.least, all.open) = (all.least.min(least), true),
+            IntegralOutcome::Never => all.least = all.least.min(most),
+            IntegralOutcome::Open { least } => (all.least, all.open) = (all.least.min(least), true),
         }
     }
     all
@@ -92,7 +93,7 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
 /// Returns a lower bound of all placements of `system`, in ms, found within `time` by the
 /// relaxation [`seated`].
 pub(crate) fn least(costs: &CostSums<'_>, system: System, (most, time): (f64, Duration)) -> f64 {
-    let limits = Limits { free: &[], most, time };
+    let limits = SolveLimits { free: &[], most, time };
     let rules_of_each = SystemRules::in_problem(costs, system).into_iter();
     rules_of_each.map(|rules| seated(costs, &rules, limits)).reduce(f64::min).unwrap_or(0.0)
 }
@@ -122,10 +123,10 @@ fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -
 }
 
 /// Builds a placement from `first`, and solves again with the shortage left free until it fits.
-fn fitted(costs: &CostSums<'_>, first: &Counts, solve: &Solve<'_>, build: &Build<'_>) -> Option<Placement> {
+fn fitted(costs: &CostSums<'_>, first: &LayerCounts, solve: &Solve<'_>, build: &Build<'_>) -> Option<Placement> {
     let mut free = vec![0; costs.devices.len()];
     // The program treats all hosts as one.
-    let build = |counts: &Counts| {
+    let build = |counts: &LayerCounts| {
         let near = build(counts)?;
         Some(shared_out(&costs.context, &near).unwrap_or(near))
     };
@@ -158,7 +159,7 @@ fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
 /// before the host, and recomputed first, since the first layers wait longest for their backward.
 ///
 /// The backward ends with the first layers, whose steps on a socket nothing hides.
-fn in_order(counts: &Counts, run: usize) -> Vec<&Share> {
+fn in_order(counts: &LayerCounts, run: usize) -> Vec<&Share> {
     let mut shares: Vec<&Share> = counts.shares.iter().filter(|share| share.run == run).collect();
     let leaving = |kept: Activations| match kept {
         Activations::Recomputed => 0,
@@ -170,13 +171,17 @@ fn in_order(counts: &Counts, run: usize) -> Vec<&Share> {
 }
 
 /// Returns the choice of each layer.
-fn of_layers<'c>(costs: &CostSums<'_>, counts: &'c Counts) -> Vec<&'c Share> {
+fn of_layers<'c>(costs: &CostSums<'_>, counts: &'c LayerCounts) -> Vec<&'c Share> {
     (0..costs.runs.len()).flat_map(|run| in_order(counts, run)).collect()
 }
 
 /// Returns the stages of `pieces` on `gpus`, round robin; a stage is kept if at least half of its
 /// layers are.
-fn dealt(costs: &CostSums<'_>, (gpus, pieces): (&[DeviceId], &[LayerRange]), counts: &Counts) -> Option<Placement> {
+fn dealt(
+    costs: &CostSums<'_>,
+    (gpus, pieces): (&[DeviceId], &[LayerRange]),
+    counts: &LayerCounts,
+) -> Option<Placement> {
     let mut placement = streamed::superpipeline(&costs.context, (gpus, pieces), false)?;
     let choices = of_layers(costs, counts);
     let chosen = |stage: &Stage, choice: &dyn Fn(&Share) -> bool| {
@@ -196,7 +201,7 @@ fn dealt(costs: &CostSums<'_>, (gpus, pieces): (&[DeviceId], &[LayerRange]), cou
 }
 
 /// Returns stages of at most `most` layers with equal choices, along the chain of devices.
-fn chained(costs: &CostSums<'_>, (system, most): (System, usize), counts: &Counts) -> Option<Placement> {
+fn chained(costs: &CostSums<'_>, (system, most): (System, usize), counts: &LayerCounts) -> Option<Placement> {
     let choices = of_layers(costs, counts);
     let mut unused: Vec<std::slice::Iter<'_, usize>> = counts.classes.iter().map(|class| class.iter()).collect();
     let mut stages: Vec<Stage> = Vec::new();

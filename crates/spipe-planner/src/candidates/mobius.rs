@@ -80,7 +80,7 @@ fn placement(costs: &CostSums<'_>, gpus: &[DeviceId], ends: &[usize]) -> Option<
 }
 
 /// Variables; j is a stage, k a run of equal layers.
-struct Unknowns {
+struct PartitionUnknowns {
     /// y_jk: layers of run k in stages 0..=j, for all stages but the last.
     done: Vec<Vec<Variable>>,
     /// Whether any layer of run k is in stages 0..=j.
@@ -92,7 +92,7 @@ struct Unknowns {
     end: Variable,
 }
 
-struct Program<'f, 'a> {
+struct PartitionMilp<'f, 'a> {
     costs: &'f CostSums<'a>,
     device: &'f DeviceSums,
     gpus: usize,
@@ -108,7 +108,7 @@ struct Program<'f, 'a> {
 
 /// Returns the ends of the stages, if the program has a solution.
 fn cuts(costs: &CostSums<'_>, gpus: &[DeviceId], turns: usize, settings: &Settings) -> Option<Vec<usize>> {
-    let program = Program::new(costs, gpus, turns)?;
+    let program = PartitionMilp::new(costs, gpus, turns)?;
     let mut vars = variables!();
     let unknowns = program.unknowns(&mut vars);
     let mut rows = program.order(&unknowns);
@@ -130,7 +130,7 @@ fn cuts(costs: &CostSums<'_>, gpus: &[DeviceId], turns: usize, settings: &Settin
     Some(ends.chain([costs.layers]).collect())
 }
 
-impl<'f, 'a> Program<'f, 'a> {
+impl<'f, 'a> PartitionMilp<'f, 'a> {
     fn new(costs: &'f CostSums<'a>, gpus: &[DeviceId], turns: usize) -> Option<Self> {
         let first = gpus.first()?;
         let device = &costs.devices[first.index()];
@@ -156,7 +156,7 @@ impl<'f, 'a> Program<'f, 'a> {
         })
     }
 
-    fn unknowns(&self, vars: &mut ProblemVariables) -> Unknowns {
+    fn unknowns(&self, vars: &mut ProblemVariables) -> PartitionUnknowns {
         let runs = &self.costs.runs;
         let mut counts = |binary: bool| -> Vec<Vec<Variable>> {
             let cell = |count: usize| {
@@ -170,11 +170,11 @@ impl<'f, 'a> Program<'f, 'a> {
         let starts = [list(), list()];
         let lasts = [list(), list()];
         let ahead = [list(), list()];
-        Unknowns { done, begun, starts, lasts, ahead, end: vars.add(variable().min(0.0)) }
+        PartitionUnknowns { done, begun, starts, lasts, ahead, end: vars.add(variable().min(0.0)) }
     }
 
     /// Returns Σ_k per_layer(k) × layers of run k in stage j.
-    fn sum(&self, unknowns: &Unknowns, stage: usize, per_layer: impl Fn(usize) -> f64) -> Expression {
+    fn sum(&self, unknowns: &PartitionUnknowns, stage: usize, per_layer: impl Fn(usize) -> f64) -> Expression {
         let mut sum = Expression::from(0.0);
         for (run, (first, count)) in self.costs.runs.iter().enumerate() {
             let each = per_layer(*first);
@@ -190,7 +190,7 @@ impl<'f, 'a> Program<'f, 'a> {
     }
 
     /// Order of the layers: runs are used up in order, and every stage has a layer.
-    fn order(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+    fn order(&self, unknowns: &PartitionUnknowns) -> Vec<Constraint> {
         let mut rows = Vec::new();
         for (stage, (done, begun)) in unknowns.done.iter().zip(&unknowns.begun).enumerate() {
             for (run, (_, count)) in self.costs.runs.iter().enumerate() {
@@ -209,7 +209,7 @@ impl<'f, 'a> Program<'f, 'a> {
     }
 
     /// Balance: within a round, every stage has as many layers as the first one, or one more.
-    fn balance(&self, unknowns: &Unknowns) -> Vec<Constraint> {
+    fn balance(&self, unknowns: &PartitionUnknowns) -> Vec<Constraint> {
         let layers = |stage: usize| self.sum(unknowns, stage, |_| 1.0);
         let others = (0..self.stages).filter(|stage| stage % self.gpus > 0);
         let rows = others.flat_map(|stage| {
@@ -221,7 +221,7 @@ impl<'f, 'a> Program<'f, 'a> {
 
     /// Returns S_j in GiB: parameters, saved activations and gradients during the backward, and the
     /// largest workspace of any layer.
-    fn size(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
+    fn size(&self, unknowns: &PartitionUnknowns, stage: usize, backward: bool) -> Expression {
         let workspace = self.device.bytes.iter().map(|bytes| bytes.workspace.to_gib()).fold(0.0, f64::max);
         let bytes = |layer: usize| {
             let bytes = &self.device.bytes[layer];
@@ -233,7 +233,7 @@ impl<'f, 'a> Program<'f, 'a> {
 
     /// Returns the GiB of the second buffers for parameters and gradients, as if the other stage
     /// were as large as stage j.
-    fn buffers(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
+    fn buffers(&self, unknowns: &PartitionUnknowns, stage: usize, backward: bool) -> Expression {
         self.sum(unknowns, stage, |layer| {
             let bytes = &self.device.bytes[layer];
             (bytes.parameters + if backward { bytes.gradients } else { Bytes::ZERO }).to_gib()
@@ -245,7 +245,7 @@ impl<'f, 'a> Program<'f, 'a> {
         if backward { Some(stage + self.gpus).filter(|next| *next < self.stages) } else { stage.checked_sub(self.gpus) }
     }
 
-    fn memory(&self, unknowns: &Unknowns, backward: bool) -> Vec<Constraint> {
+    fn memory(&self, unknowns: &PartitionUnknowns, backward: bool) -> Vec<Constraint> {
         let mut rows = Vec::new();
         let size = |stage: usize| self.size(unknowns, stage, backward);
         for stage in 0..self.stages {
@@ -266,14 +266,14 @@ impl<'f, 'a> Program<'f, 'a> {
     }
 
     /// Returns the time of one microbatch of a stage, in units.
-    fn time(&self, unknowns: &Unknowns, stage: usize, backward: bool) -> Expression {
+    fn time(&self, unknowns: &PartitionUnknowns, stage: usize, backward: bool) -> Expression {
         self.sum(unknowns, stage, |layer| {
             let times = self.device.times[layer].unwrap_or_default();
             (if backward { times.forward + times.backward } else { times.forward }) / self.unit
         })
     }
 
-    fn times(&self, unknowns: &Unknowns, backward: bool) -> Vec<Constraint> {
+    fn times(&self, unknowns: &PartitionUnknowns, backward: bool) -> Vec<Constraint> {
         let pass = usize::from(backward);
         let (starts, lasts, ahead) = (&unknowns.starts[pass], &unknowns.lasts[pass], &unknowns.ahead[pass]);
         let time = |stage: usize| self.time(unknowns, stage, backward);

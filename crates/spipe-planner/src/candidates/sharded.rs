@@ -3,13 +3,13 @@
 //!
 //! Any division of the layers is possible, and every stage has choices of its own. Its time depends
 //! on the number of layers with each choice, and hardly on which ones. An integer program
-//! determines these numbers ([`Program`]): for stages of a given length it yields placements, and
+//! determines these numbers ([`ShardedProgram`]): for stages of a given length it yields placements, and
 //! for any division a bound ([`least`](crate::formulation::sharded::least)).
 
-use crate::formulation::sharded::{Program, Room, Solved};
+use crate::formulation::sharded::{Room, ShardedProgram, Solved};
 use crate::score::sharded::{busiest, estimate};
-use crate::space::sharded::Choice;
 use crate::space::sharded::Length;
+use crate::space::sharded::ShardedMode;
 use crate::space::sharded::lengths;
 use crate::space::sharded::shares;
 use crate::space::sharded::units;
@@ -54,9 +54,9 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     let mut partitions: Vec<Vec<LayerRange>> = lengths(&runs).map(of_length).collect();
     partitions.extend(PIECES.into_iter().filter_map(|pieces| cuts::balanced(context, first, pieces)));
     for shards in shares(context) {
-        let choices = Choice::of((system, shards), context);
+        let choices = ShardedMode::of((system, shards), context);
         for partition in &partitions {
-            let alike = |choice: &Choice| partition.iter().map(|layers| choice.stage(context, *layers)).collect();
+            let alike = |choice: &ShardedMode| partition.iter().map(|layers| choice.stage(context, *layers)).collect();
             let stages = choices.iter().filter_map(alike);
             let few = FEWEST_RESIDENT as usize;
             placements.extend(stages.filter_map(|stages| placement(system, (shards, few), stages)));
@@ -106,7 +106,7 @@ fn of_division(
     if late() {
         return list;
     }
-    let mut program = Program::new(costs, pins, (system, shards), Room::Stages { length, resident });
+    let mut program = ShardedProgram::new(costs, pins, (system, shards), Room::Stages { length, resident });
     let mut orders: Vec<Order> = vec![in_turn, reversed, mixed];
     for _ in 0..MOST_TIGHTENED {
         if late() {
@@ -131,7 +131,7 @@ fn of_division(
 }
 
 /// Orders the choices of a run's stages.
-type Order = fn(&[(Choice, usize)]) -> Vec<Choice>;
+type Order = fn(&[(ShardedMode, usize)]) -> Vec<ShardedMode>;
 
 /// Returns the placement of a solution, repaired if it lacks little.
 fn ordered(
@@ -209,34 +209,34 @@ fn placement(system: System, (shards, resident): (usize, usize), stages: Vec<Sta
 
 /// Orders the stages of a run by choice, those with recompute first: they run before the others'
 /// activations are saved.
-fn in_turn(counts: &[(Choice, usize)]) -> Vec<Choice> {
+fn in_turn(counts: &[(ShardedMode, usize)]) -> Vec<ShardedMode> {
     let mut list = listed(counts.iter());
     list.sort_by_key(|choice| !choice.recomputed);
     list
 }
 
 /// Does the same with the homes in reverse order.
-fn reversed(counts: &[(Choice, usize)]) -> Vec<Choice> {
+fn reversed(counts: &[(ShardedMode, usize)]) -> Vec<ShardedMode> {
     let mut list = listed(counts.iter().rev());
     list.sort_by_key(|choice| !choice.recomputed);
     list
 }
 
-fn listed<'a>(counts: impl Iterator<Item = &'a (Choice, usize)>) -> Vec<Choice> {
+fn listed<'a>(counts: impl Iterator<Item = &'a (ShardedMode, usize)>) -> Vec<ShardedMode> {
     counts.flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count)).collect()
 }
 
 /// Spreads each choice evenly over the run. The last stage is one that saves, if any does, so that
 /// its activations do not take memory from the others' recompute.
-fn mixed(counts: &[(Choice, usize)]) -> Vec<Choice> {
+fn mixed(counts: &[(ShardedMode, usize)]) -> Vec<ShardedMode> {
     let place = |count: usize, index: usize| (2 * index + 1) as f64 / (2 * count) as f64;
-    let each = |(choice, count): &(Choice, usize)| {
+    let each = |(choice, count): &(ShardedMode, usize)| {
         let (choice, count) = (*choice, *count);
         (0..count).map(move |index| (place(count, index), choice))
     };
-    let mut list: Vec<(f64, Choice)> = counts.iter().flat_map(each).collect();
+    let mut list: Vec<(f64, ShardedMode)> = counts.iter().flat_map(each).collect();
     list.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    let mut list: Vec<Choice> = list.into_iter().map(|(_, choice)| choice).collect();
+    let mut list: Vec<ShardedMode> = list.into_iter().map(|(_, choice)| choice).collect();
     if let Some(saves) = list.iter().rposition(|choice| !choice.recomputed) {
         let last = list.remove(saves);
         list.push(last);

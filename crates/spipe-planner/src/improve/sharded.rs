@@ -1,12 +1,12 @@
 //! Changes of a placement that all GPUs share.
 
-use crate::space::sharded::Choice;
+use crate::space::sharded::ShardedMode;
 use spipe_plan::{Context, Placement};
 
 /// Gives each stage another choice.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let shards = placement.participants(context.hardware).len();
-    let choices = Choice::of((placement.system, shards), context);
+    let choices = ShardedMode::of((placement.system, shards), context);
     let mut list = Vec::new();
     for (id, stage) in placement.stages.enumerate() {
         let others = choices.iter().filter_map(|choice| choice.stage(context, stage.layers));

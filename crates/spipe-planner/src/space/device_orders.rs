@@ -54,7 +54,7 @@ pub(crate) fn within(
 ) -> Sequences {
     let able = able(costs, iteration);
     for coverage in [Coverage::Exact, Coverage::UpToLinks] {
-        let mut walk = Walk {
+        let mut walk = OrderWalk {
             costs,
             coverage,
             able: &able,
@@ -92,7 +92,7 @@ fn able(costs: &CostSums<'_>, iteration: f64) -> Vec<Vec<usize>> {
     costs.devices.iter().enumerate().map(of).collect()
 }
 
-struct Walk<'f, 'a> {
+struct OrderWalk<'f, 'a> {
     costs: &'f CostSums<'a>,
     coverage: Coverage,
     /// The layers that each device may have.
@@ -108,7 +108,7 @@ struct Walk<'f, 'a> {
     deadline: Option<&'f Deadline<'f>>,
 }
 
-impl Walk<'_, '_> {
+impl OrderWalk<'_, '_> {
     /// Adds all orders that start with `sequence`; `false` if there are too many or the deadline is
     /// over.
     fn extend(&mut self, sequence: &mut Vec<usize>) -> bool {
@@ -140,7 +140,7 @@ impl Walk<'_, '_> {
     }
 }
 
-impl Walk<'_, '_> {
+impl OrderWalk<'_, '_> {
     /// Whether every device can have a layer, with at least one layer for each stage before and
     /// after it.
     fn has_room(&self, sequence: &[usize]) -> bool {

@@ -55,7 +55,7 @@ pub(crate) fn of_costs(costs: &CostSums<'_>, pins: &Pins, (system, most): (Syste
     let mut classes = if pins.is_empty() { classes(costs, Coverage::Exact) } else { alone() };
     // Equal sockets differ if GPUs offload to one of them.
     (0..classes.len()).filter(|device| costs.devices[*device].is_cpu).for_each(|socket| classes[socket] = socket);
-    let mut walk = Walk { costs, system, rules, devices, classes, most, list: Vec::new() };
+    let mut walk = PlacementWalk { costs, system, rules, devices, classes, most, list: Vec::new() };
     walk.extend(&mut Vec::new())?;
     let forward = std::mem::take(&mut walk.list);
     if !rules.apart {
@@ -175,7 +175,7 @@ pub(crate) fn orders(placement: &Placement) -> &'static [bool] {
 }
 
 /// A walk through all lists of stages that cover the model.
-struct Walk<'f, 'a> {
+struct PlacementWalk<'f, 'a> {
     costs: &'f CostSums<'a>,
     system: System,
     rules: SystemRules,
@@ -186,7 +186,7 @@ struct Walk<'f, 'a> {
     list: Vec<Vec<Stage>>,
 }
 
-impl Walk<'_, '_> {
+impl PlacementWalk<'_, '_> {
     /// Adds every list that begins with `stages`; `None` if there are too many.
     fn extend(&mut self, stages: &mut Vec<Stage>) -> Option<()> {
         let from = stages.last().map_or(0, |stage| stage.layers.last().index() + 1);

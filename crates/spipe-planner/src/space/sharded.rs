@@ -23,12 +23,12 @@ pub(crate) enum Home {
 
 /// The mode of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Choice {
+pub(crate) struct ShardedMode {
     pub home: Home,
     pub recomputed: bool,
 }
 
-impl Choice {
+impl ShardedMode {
     /// The modes of a system on `shards` devices, in ascending order of the memory that they need
     /// on the devices.
     pub fn of((system, shards): (System, usize), context: &Context<'_>) -> Vec<Self> {

@@ -1,6 +1,6 @@
 //! Backtracking: the partition that a label stands for.
 
-use crate::bounds::partition_dp::{Node, label::Behind};
+use crate::bounds::partition_dp::{StageNode, label::Suffix};
 use crate::{
     bounds::partition_dp::partitioner::{Partitioner, some},
     costs::{CostSums, HostOffload},
@@ -9,7 +9,7 @@ use crate::{
 
 /// A partition that meets all bounds.
 #[derive(Clone, Debug)]
-pub(crate) struct Divided {
+pub(crate) struct DecidedPartition {
     pub partition: Partition,
     /// The subproblem with every host offload decided.
     pub case: Subproblem,
@@ -17,10 +17,10 @@ pub(crate) struct Divided {
 
 /// Returns the partition and the decided subproblem of the label with the shortest paths at the
 /// first layer, including the steps on `sockets` sockets.
-pub(crate) fn trace(case: &Subproblem, first: &Node<'_>, sockets: f64) -> Option<Divided> {
+pub(crate) fn trace(case: &Subproblem, first: &StageNode<'_>, sockets: f64) -> Option<DecidedPartition> {
     let ways = &first.ways[0].list;
     let least = |index: &usize| {
-        let Behind { passes, sum, .. } = ways[*index].behind;
+        let Suffix { passes, sum, .. } = ways[*index].behind;
         passes.max(sum / sockets.max(1.0))
     };
     let mut index = (0..ways.len()).min_by(|one, other| least(one).total_cmp(&least(other)))?;
@@ -34,11 +34,15 @@ pub(crate) fn trace(case: &Subproblem, first: &Node<'_>, sockets: f64) -> Option
         partition.recomputed.push(way.recomputed);
         (node, from, index) = (here.behind, way.to, way.next);
     }
-    Some(Divided { partition, case: decided })
+    Some(DecidedPartition { partition, case: decided })
 }
 
 /// Returns a partition whose stages fit their devices, each considered alone.
-pub(crate) fn any(costs: &CostSums<'_>, partitioner: &Partitioner<'_, '_>, case: &Subproblem) -> Option<Divided> {
+pub(crate) fn any(
+    costs: &CostSums<'_>,
+    partitioner: &Partitioner<'_, '_>,
+    case: &Subproblem,
+) -> Option<DecidedPartition> {
     let (layers, stages) = (costs.layers, case.stages());
     let mut next: Vec<Vec<Option<(usize, HostOffload, usize)>>> = vec![vec![None; layers + 1]; stages];
     for stage in (0..stages.min(layers)).rev() {
@@ -65,5 +69,5 @@ pub(crate) fn any(costs: &CostSums<'_>, partitioner: &Partitioner<'_, '_>, case:
         decided.seats[stage].host_offload = Some(host_offload);
         from = to;
     }
-    Some(Divided { partition, case: decided })
+    Some(DecidedPartition { partition, case: decided })
 }

@@ -1,16 +1,16 @@
 //! Bytes that the stages of a partition need in host memories.
 
-use crate::bounds::partition_dp::{At, Behind, Choice, Divide, SOCKETS};
+use crate::bounds::partition_dp::{At, PartitionSearch, SOCKETS, StageChoice, Suffix};
 
-impl Divide<'_, '_> {
+impl PartitionSearch<'_, '_> {
     /// Returns the bytes in host memories; none where they do not fit. A stage that shares a memory
     /// may recompute more than it would alone, so the smaller need counts.
     pub(super) fn held(
         &self,
         at: &At<'_>,
         (from, to): (usize, usize),
-        (choice, helper): (&Choice, Option<usize>),
-        next: Option<&Behind>,
+        (choice, helper): (&StageChoice, Option<usize>),
+        next: Option<&Suffix>,
     ) -> Option<[u64; SOCKETS]> {
         let mut held = next.map_or([0; SOCKETS], |next| next.held);
         let (_, most) = at.device.recomputes(self.costs.training, from, to)?;

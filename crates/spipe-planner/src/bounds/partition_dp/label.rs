@@ -4,7 +4,7 @@ use crate::costs::HostOffload;
 
 /// Limits on the labels per layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Grain {
+pub(crate) struct LabelLimits {
     /// Limit on their number.
     pub most: usize,
     /// Labels that differ by less than this fraction of the iteration are merged.
@@ -15,7 +15,7 @@ pub(crate) struct Grain {
     pub bisects: bool,
 }
 
-impl Grain {
+impl LabelLimits {
     /// From the fastest to the most exact.
     pub const ALL: [Self; 3] = [
         Self { most: 24, slack: 3e-4, sockets: false, bisects: true },
@@ -55,7 +55,7 @@ impl Turns {
     }
 
     /// Returns the least time, in ms, of the microbatches that `counts` divides.
-    pub fn over(&self, counts: &Counts) -> f64 {
+    pub fn over(&self, counts: &TurnCounts) -> f64 {
         let over = |(time, (whole, rest)): (&f64, &(f64, f64))| whole * time + rest * self.0[0];
         self.0.iter().zip(&counts.0).map(over).fold(0.0, f64::max)
     }
@@ -69,9 +69,9 @@ impl Turns {
 
 /// Division of a number of microbatches into whole paths of 1, 2, 3, … microbatches and a
 /// remainder.
-pub(crate) struct Counts([(f64, f64); TURNS]);
+pub(crate) struct TurnCounts([(f64, f64); TURNS]);
 
-impl Counts {
+impl TurnCounts {
     pub fn new(microbatches: u64) -> Self {
         Self(std::array::from_fn(|turn| {
             let length = turn as u64 + 1;
@@ -82,7 +82,7 @@ impl Counts {
 
 /// A label: the longest paths through some stages, in ms, and the bytes that they hold on hosts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Behind {
+pub(crate) struct Suffix {
     /// U and L.
     pub first: f64,
     pub back: f64,
@@ -105,7 +105,7 @@ pub(crate) struct Behind {
     pub held: [u64; SOCKETS],
 }
 
-impl Behind {
+impl Suffix {
     pub const NOTHING: Self = Self {
         first: 0.0,
         back: 0.0,
@@ -121,12 +121,12 @@ impl Behind {
     };
 
     /// Returns the components that dominance compares; those of sockets only if `sockets`.
-    pub fn shape(&self, sockets: bool) -> Shape {
+    pub fn shape(&self, sockets: bool) -> DominanceKey {
         let mut shape = [0.0; 8];
         let shared = [self.sum, self.passes, self.between].into_iter();
         let of_sockets = self.all.into_iter().chain(self.last).filter(|_| sockets);
         shape.iter_mut().zip(shared.chain(of_sockets)).for_each(|(part, ms)| *part = ms as f32);
-        Shape(shape)
+        DominanceKey(shape)
     }
 
     /// Takes the minimum with `other` in every component.
@@ -148,9 +148,9 @@ impl Behind {
 /// Components that dominance compares, in ms. They only decide which labels are merged, so they may
 /// be rounded; eight are compared at once.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape([f32; 8]);
+pub(crate) struct DominanceKey([f32; 8]);
 
-impl Shape {
+impl DominanceKey {
     /// Returns whether it is no worse in any component, up to `slack` ms.
     fn covers(&self, other: &Self, slack: f32) -> bool {
         // Without a branch per component, which would be mispredicted.
@@ -169,8 +169,8 @@ impl Shape {
 /// A label with its first stage, and the index of the label at the end of that stage that it
 /// extends.
 #[derive(Clone, Copy)]
-pub(crate) struct Way {
-    pub behind: Behind,
+pub(crate) struct Label {
+    pub behind: Suffix,
     pub to: usize,
     pub next: usize,
     pub host_offload: HostOffload,
@@ -179,16 +179,16 @@ pub(crate) struct Way {
 
 /// The labels of a layer.
 #[derive(Clone, Default)]
-pub(crate) struct Ways {
-    pub list: Vec<Way>,
+pub(crate) struct LabelSet {
+    pub list: Vec<Label>,
     /// By label, the components of the first of all labels merged into it.
-    shapes: Vec<Shape>,
+    shapes: Vec<DominanceKey>,
 }
 
-impl Ways {
+impl LabelSet {
     /// Inserts a label. If a known one dominates it up to `slack` ms, or the limit is reached, it
     /// is merged into that one or the nearest one, which takes the minimum of both.
-    pub fn keep(&mut self, mut way: Way, (grain, slack): (Grain, f64)) {
+    pub fn keep(&mut self, mut way: Label, (grain, slack): (LabelLimits, f64)) {
         let shape = way.behind.shape(grain.sockets);
         if let Some(index) = self.shapes.iter().position(|known| known.covers(&shape, slack as f32)) {
             self.list[index].behind.join(&way.behind);
@@ -206,7 +206,7 @@ impl Ways {
             self.list.push(way);
             return;
         }
-        let distance = |known: &Way| known.behind.shape(grain.sockets).distance(&shape);
+        let distance = |known: &Label| known.behind.shape(grain.sockets).distance(&shape);
         let distances = self.list.iter().map(distance).enumerate();
         if let Some((nearest, _)) = distances.min_by(|(_, one), (_, other)| one.total_cmp(other)) {
             self.list[nearest].behind.join(&way.behind);

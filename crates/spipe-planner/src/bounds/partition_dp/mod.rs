@@ -49,7 +49,7 @@
 //! the forwards and activations since.
 //!
 //! A label has these path lengths and the bytes in host memories: nothing else of the stages behind
-//! matters. Several labels may be best in V, X, Y or the sum of Y. The [`Grain`] limits how many
+//! matters. Several labels may be best in V, X, Y or the sum of Y. The [`LabelLimits`] limits how many
 //! are kept; the others are merged into one that is as good as both, so that a refusal is certain.
 //! Last stages that subproblems have in common are evaluated once.
 
@@ -72,9 +72,9 @@ use std::collections::BTreeMap;
 mod tests;
 
 use crate::bounds::partition_dp::backtrack::trace;
-pub(crate) use crate::bounds::partition_dp::backtrack::{Divided, any};
-pub(crate) use crate::bounds::partition_dp::label::Grain;
-use crate::bounds::partition_dp::label::{Behind, Counts, SOCKETS, Turns, Way, Ways};
+pub(crate) use crate::bounds::partition_dp::backtrack::{DecidedPartition, any};
+pub(crate) use crate::bounds::partition_dp::label::LabelLimits;
+use crate::bounds::partition_dp::label::{Label, LabelSet, SOCKETS, Suffix, TurnCounts, Turns};
 
 /// Number of layers above which fewer labels are kept, and the least number kept.
 const MANY: usize = 250;
@@ -84,15 +84,15 @@ const FEWEST: usize = 4;
 const TOLERANCE: f64 = 1e-9;
 
 /// A stage with its labels by start layer, in front of the stages behind it.
-struct Node<'n> {
+struct StageNode<'n> {
     seat: StageSlot,
-    ways: Vec<Ways>,
+    ways: Vec<LabelSet>,
     behind: Option<&'n Self>,
 }
 
 /// Slot of a stage in a subproblem.
 #[derive(Clone, Copy)]
-struct Place {
+struct StagePlace {
     seat: StageSlot,
     /// First and last layer at which it may start.
     first: usize,
@@ -100,13 +100,13 @@ struct Place {
 }
 
 /// One choice for a stage.
-struct Choice {
+struct StageChoice {
     host_offload: HostOffload,
     recomputed: usize,
     times: StageTimes,
 }
 
-impl Choice {
+impl StageChoice {
     /// Returns the time from the last backward to the next forward, in ms.
     fn stepped(&self) -> f64 {
         self.times.stepped()
@@ -126,16 +126,16 @@ struct At<'d> {
     /// Microbatches in flight here minus those behind; none if negative.
     fewer: Option<usize>,
     /// Microbatches between its first and its last one in flight, if any.
-    between: Option<Counts>,
+    between: Option<TurnCounts>,
 }
 
 /// The dynamic program for one iteration time.
-pub(crate) struct Divide<'d, 'a> {
+pub(crate) struct PartitionSearch<'d, 'a> {
     costs: &'d CostSums<'a>,
     partitioner: &'d Partitioner<'d, 'a>,
     limit: f64,
     /// With the slack in ms.
-    grain: (Grain, f64),
+    grain: (LabelLimits, f64),
     /// By layer, the least time of one microbatch through all earlier layers and back, in ms. A
     /// stage waits for it before its first pass and after its last one.
     before: Vec<f64>,
@@ -145,11 +145,15 @@ pub(crate) struct Divide<'d, 'a> {
     usable: [u64; SOCKETS],
 }
 
-impl<'d, 'a> Divide<'d, 'a> {
-    pub fn new(costs: &'d CostSums<'a>, partitioner: &'d Partitioner<'d, 'a>, (limit, grain): (f64, Grain)) -> Self {
+impl<'d, 'a> PartitionSearch<'d, 'a> {
+    pub fn new(
+        costs: &'d CostSums<'a>,
+        partitioner: &'d Partitioner<'d, 'a>,
+        (limit, grain): (f64, LabelLimits),
+    ) -> Self {
         // The work grows with the square of the layers and of the labels.
         let most = (grain.most * MANY / costs.layers.max(MANY)).max(FEWEST);
-        let grain = Grain { most, ..grain };
+        let grain = LabelLimits { most, ..grain };
         let is_socket = |device: &usize| costs.devices[*device].is_cpu;
         let mut sockets: Vec<usize> = (0..costs.devices.len()).filter(is_socket).collect();
         let all_sockets = sockets.len() as f64;
@@ -171,11 +175,11 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 
     /// Returns the result of each subproblem, in order; none for those that the deadline left out.
-    pub fn all(&self, cases: &[&Subproblem], deadline: Option<&Deadline<'_>>) -> Vec<Option<Option<Divided>>> {
+    pub fn all(&self, cases: &[&Subproblem], deadline: Option<&Deadline<'_>>) -> Vec<Option<Option<DecidedPartition>>> {
         let group: Vec<usize> = (0..cases.len()).filter(|case| cases[*case].stages() <= self.costs.layers).collect();
-        let mut list: Vec<Option<Option<Divided>>> =
+        let mut list: Vec<Option<Option<DecidedPartition>>> =
             cases.iter().map(|case| (case.stages() > self.costs.layers).then_some(None)).collect();
-        let places: Vec<Vec<Place>> = cases.iter().map(|case| self.backwards(case)).collect();
+        let places: Vec<Vec<StagePlace>> = cases.iter().map(|case| self.backwards(case)).collect();
         for (case, divided) in self.visit((cases, &places), group, (0, None), deadline) {
             list[case] = Some(divided);
         }
@@ -184,7 +188,7 @@ impl<'d, 'a> Divide<'d, 'a> {
 
     /// Returns the slots of a subproblem, last stage first. Interchangeable devices are put in one
     /// order, so that subproblems share as many last stages as possible.
-    fn backwards(&self, case: &Subproblem) -> Vec<Place> {
+    fn backwards(&self, case: &Subproblem) -> Vec<StagePlace> {
         let mut used: BTreeMap<usize, usize> = BTreeMap::new();
         let starts = self.starts(case);
         let ordered = |(stage, seat): (usize, &StageSlot)| {
@@ -192,7 +196,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             let next = used.entry(class[0]).or_default();
             let device = class[*next];
             *next += 1;
-            Place { seat: StageSlot { device, ..*seat }, first: stage, last: starts[stage] }
+            StagePlace { seat: StageSlot { device, ..*seat }, first: stage, last: starts[stage] }
         };
         case.seats.iter().enumerate().rev().map(ordered).collect()
     }
@@ -210,11 +214,11 @@ impl<'d, 'a> Divide<'d, 'a> {
     /// Evaluates the subproblems of `group`, whose last `depth` stages are those of `behind`.
     fn visit(
         &self,
-        (cases, places): (&[&Subproblem], &[Vec<Place>]),
+        (cases, places): (&[&Subproblem], &[Vec<StagePlace>]),
         group: Vec<usize>,
-        (depth, behind): (usize, Option<&Node<'_>>),
+        (depth, behind): (usize, Option<&StageNode<'_>>),
         deadline: Option<&Deadline<'_>>,
-    ) -> Vec<(usize, Option<Divided>)> {
+    ) -> Vec<(usize, Option<DecidedPartition>)> {
         if deadline.is_some_and(Deadline::over) {
             return Vec::new();
         }
@@ -226,8 +230,8 @@ impl<'d, 'a> Divide<'d, 'a> {
         let of_group = |(seat, group): (StageSlot, Vec<usize>)| {
             let first = group.iter().map(|case| places[*case][depth].first).min().unwrap_or(0);
             let last = group.iter().map(|case| places[*case][depth].last).max().unwrap_or(0);
-            let Some(ways) = self.ways(Place { seat, first, last }, behind, deadline) else { return Vec::new() };
-            let node = Node { seat, ways, behind };
+            let Some(ways) = self.ways(StagePlace { seat, first, last }, behind, deadline) else { return Vec::new() };
+            let node = StageNode { seat, ways, behind };
             if seat.first {
                 return group.into_iter().map(|case| (case, trace(cases[case], &node, self.all_sockets))).collect();
             }
@@ -239,7 +243,7 @@ impl<'d, 'a> Divide<'d, 'a> {
         groups.into_par_iter().flat_map_iter(of_group).collect()
     }
 
-    fn at(&self, seat: StageSlot, behind: Option<&Node<'_>>) -> Option<At<'d>> {
+    fn at(&self, seat: StageSlot, behind: Option<&StageNode<'_>>) -> Option<At<'d>> {
         let device = &self.costs.devices[seat.device];
         let next = behind.map(|behind| behind.seat.device);
         let fewer = seat.in_flight.checked_sub(behind.map_or(0, |behind| behind.seat.in_flight));
@@ -254,7 +258,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             home: self.slot(seat.device),
             wires: (0..=self.costs.layers).map(wires).collect(),
             fewer: fewer.and_then(|fewer| usize::try_from(fewer).ok()),
-            between: (self.costs.microbatches - seat.in_flight).checked_sub(1).map(Counts::new),
+            between: (self.costs.microbatches - seat.in_flight).checked_sub(1).map(TurnCounts::new),
         })
     }
 
@@ -269,33 +273,38 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 
     /// Returns the labels of a stage by start layer; none if the deadline expired.
-    fn ways(&self, place: Place, behind: Option<&Node<'_>>, deadline: Option<&Deadline<'_>>) -> Option<Vec<Ways>> {
+    fn ways(
+        &self,
+        place: StagePlace,
+        behind: Option<&StageNode<'_>>,
+        deadline: Option<&Deadline<'_>>,
+    ) -> Option<Vec<LabelSet>> {
         let layers = self.costs.layers;
-        let Some(at) = self.at(place.seat, behind) else { return Some(vec![Ways::default(); layers + 1]) };
+        let Some(at) = self.at(place.seat, behind) else { return Some(vec![LabelSet::default(); layers + 1]) };
         let starts = if place.seat.first { 0..=0 } else { place.first.max(1)..=place.last.min(layers - 1) };
         let of_start = |from: usize| {
             if deadline.is_some_and(Deadline::over) {
                 return None;
             }
-            Some(if starts.contains(&from) { self.ways_from(&at, from, behind) } else { Ways::default() })
+            Some(if starts.contains(&from) { self.ways_from(&at, from, behind) } else { LabelSet::default() })
         };
         (0..=layers).into_par_iter().map(of_start).collect()
     }
 
     /// Returns the labels of a stage that starts at layer `from`.
-    fn ways_from(&self, at: &At<'_>, from: usize, behind: Option<&Node<'_>>) -> Ways {
-        let mut ways = Ways::default();
+    fn ways_from(&self, at: &At<'_>, from: usize, behind: Option<&StageNode<'_>>) -> LabelSet {
+        let mut ways = LabelSet::default();
         let nearest = if behind.is_none() { self.costs.layers } else { from + 1 };
         for to in nearest..=self.farthest(at.seat, from) {
-            let next: &[Way] = behind.map_or(&[], |behind| &behind.ways[to].list);
+            let next: &[Label] = behind.map_or(&[], |behind| &behind.ways[to].list);
             if behind.is_some() && next.is_empty() {
                 continue;
             }
             self.choices(at, (from, to), |choice| {
-                let Choice { host_offload, recomputed, .. } = choice;
-                let mut take = |next: usize, rest: Option<&Behind>| {
+                let StageChoice { host_offload, recomputed, .. } = choice;
+                let mut take = |next: usize, rest: Option<&Suffix>| {
                     if let Some(behind) = self.through(at, (from, to), &choice, rest) {
-                        ways.keep(Way { behind, to, next, host_offload, recomputed }, self.grain);
+                        ways.keep(Label { behind, to, next, host_offload, recomputed }, self.grain);
                     }
                 };
                 if behind.is_none() {
@@ -321,7 +330,7 @@ impl<'d, 'a> Divide<'d, 'a> {
     }
 
     /// Passes to `take` the choices for layers `from..to` that meet the bounds of the stage alone.
-    fn choices(&self, at: &At<'_>, (from, to): (usize, usize), mut take: impl FnMut(Choice)) {
+    fn choices(&self, at: &At<'_>, (from, to): (usize, usize), mut take: impl FnMut(StageChoice)) {
         let m = self.costs.microbatches;
         let index = from * (self.costs.layers + 1) + to;
         for (host_offload, table) in &at.choices {
@@ -342,7 +351,7 @@ impl<'d, 'a> Divide<'d, 'a> {
                 continue;
             }
             let times = at.device.stage_times((from, to), recomputed, *host_offload);
-            let choice = Choice { host_offload: *host_offload, recomputed, times };
+            let choice = StageChoice { host_offload: *host_offload, recomputed, times };
             let alone =
                 if self.costs.training { m as f64 * times.busy() + choice.stepped() } else { m as f64 * times.forward };
             if alone <= self.limit {
@@ -374,13 +383,13 @@ impl<'d, 'a> Divide<'d, 'a> {
         &self,
         at: &At<'_>,
         (from, to): (usize, usize),
-        choice: &Choice,
-        next: Option<&Behind>,
-    ) -> Option<Behind> {
+        choice: &StageChoice,
+        next: Option<&Suffix>,
+    ) -> Option<Suffix> {
         let helper = at.device.host(choice.host_offload).and_then(|host| self.slot(host.socket.index()));
         let held = self.held(at, (from, to), (choice, helper), next)?;
         if !self.cycles() {
-            return Some(Behind { held, ..Behind::NOTHING });
+            return Some(Suffix { held, ..Suffix::NOTHING });
         }
         let stepper = helper.filter(|_| choice.host_offload.optimizer);
         let (times, wires) = (&choice.times, at.wires[to]);
@@ -388,7 +397,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             Some(next) => self.onwards(at, (times, wires), next)?,
             None => {
                 let (busy, m) = (times.busy(), self.costs.microbatches as f64);
-                Behind { first: busy, back: busy, passes: m * busy, turns: Turns::staying(busy), ..Behind::NOTHING }
+                Suffix { first: busy, back: busy, passes: m * busy, turns: Turns::staying(busy), ..Suffix::NOTHING }
             }
         };
         // With `urgent-steps`, a stage does not wait for the socket's steps of later stages.
@@ -413,11 +422,11 @@ impl<'d, 'a> Divide<'d, 'a> {
         let most = self.all_sockets * self.limit;
         let passed = behind.passes + choice.stepped().max(self.before[from]);
         let met = passed <= self.limit && behind.sum <= most;
-        met.then_some(Behind { held, ..behind })
+        met.then_some(Suffix { held, ..behind })
     }
 
     /// Extends `next` by the passes of a stage, without its step; none if a bound is violated.
-    fn onwards(&self, at: &At<'_>, (times, (there, back)): (&StageTimes, (f64, f64)), next: &Behind) -> Option<Behind> {
+    fn onwards(&self, at: &At<'_>, (times, (there, back)): (&StageTimes, (f64, f64)), next: &Suffix) -> Option<Suffix> {
         let (m, rest) = (self.costs.microbatches as f64, (self.costs.microbatches - at.seat.in_flight) as f64);
         let (forward, again, backward) = (times.forward, times.recompute, times.backward);
         let (turned, in_flight) = (again + backward, m - rest);
@@ -442,7 +451,7 @@ impl<'d, 'a> Divide<'d, 'a> {
             until_last = until_last.max(first + steady + forward);
         }
         let between = way + next.between;
-        let mut behind = Behind { first, back: last, passes, between, turns, ..*next };
+        let mut behind = Suffix { first, back: last, passes, between, turns, ..*next };
         for socket in 0..self.sockets.len() {
             if next.closed[socket].is_finite() {
                 behind.since[socket] += forward + there;

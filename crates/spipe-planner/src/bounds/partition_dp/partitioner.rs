@@ -2,7 +2,7 @@
 //! least recompute that the dynamic program needs.
 
 use crate::{
-    bounds::partition_dp::{Divide, Divided, Grain, any},
+    bounds::partition_dp::{DecidedPartition, LabelLimits, PartitionSearch, any},
     costs::{CostSums, HostOffload, StageSlot},
     problem::Deadline,
     space::{
@@ -82,21 +82,21 @@ impl<'f, 'a> Partitioner<'f, 'a> {
     pub fn divide(
         &self,
         cases: &[&Subproblem],
-        (limit, grain): (f64, Grain),
+        (limit, grain): (f64, LabelLimits),
         deadline: Option<&Deadline<'_>>,
-    ) -> Vec<Option<Option<Divided>>> {
+    ) -> Vec<Option<Option<DecidedPartition>>> {
         if limit.is_infinite() {
             let fit = |(index, case): (usize, &&Subproblem)| {
                 deadline.is_none_or(|deadline| deadline.allows(index)).then(|| any(self.costs, self, case))
             };
             return cases.par_iter().enumerate().map(fit).collect();
         }
-        Divide::new(self.costs, self, (limit, grain)).all(cases, deadline)
+        PartitionSearch::new(self.costs, self, (limit, grain)).all(cases, deadline)
     }
 
     /// Returns such a partition of one subproblem, with its host offloads decided.
-    pub fn decided(&self, case: &Subproblem, limit: f64) -> Option<Divided> {
-        self.divide(&[case], (limit, Grain::ALL[1]), None).into_iter().flatten().flatten().next()
+    pub fn decided(&self, case: &Subproblem, limit: f64) -> Option<DecidedPartition> {
+        self.divide(&[case], (limit, LabelLimits::ALL[1]), None).into_iter().flatten().flatten().next()
     }
 
     /// Returns such a partition of one subproblem.

@@ -107,13 +107,13 @@ fn least_period_is_accepted(instance: &Instance, costs: &CostSums<'_>, case: &Su
         }
         partitioner.extend(&[case]);
     }
-    for grain in Grain::ALL {
+    for grain in LabelLimits::ALL {
         let found = |limit: f64| partitioner.divide(&[case], (limit, grain), None)[0].clone().unwrap();
         if least.is_finite() {
             let possible = found(least * (1.0 + 1e-6)).is_some();
             prop_assert!(possible, "{grain:?}: {least} is refused for {case:?}");
         }
-        if let Some(Divided { partition, case: decided, .. }) = found(f64::INFINITY) {
+        if let Some(DecidedPartition { partition, case: decided, .. }) = found(f64::INFINITY) {
             prop_assert!(decided.undecided().is_none() && partition.ends.len() == case.stages());
         }
     }

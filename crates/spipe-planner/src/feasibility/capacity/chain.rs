@@ -3,10 +3,10 @@
 
 use crate::feasibility::capacity::{
     Hosts, Question,
-    hold::{Entry, Hold, Place},
-    host_packing::{Class, Measure, Seated, Spread, classes},
+    hold::{Entry, HeldStage, Hold},
+    host_packing::{HostClass, HostPacking, Measure, Seated, classes},
     hosts_of,
-    way::Choice,
+    way::CutStage,
 };
 use crate::{
     costs::{CostSums, HostOffload},
@@ -42,7 +42,7 @@ struct Slot {
 
 /// A label: the last stages of a chain, by the sums of the hosts.
 #[derive(Clone, Copy)]
-pub(crate) struct Way {
+pub(crate) struct ChainLabel {
     held: [u64; SLOTS],
     /// The kind of the first device, the layer after its last one, and the index of the label that
     /// goes on there.
@@ -52,7 +52,7 @@ pub(crate) struct Way {
 }
 
 /// The labels by state, then by their first layer.
-pub(crate) type Ways = Vec<Vec<Vec<Way>>>;
+pub(crate) type ChainLabels = Vec<Vec<Vec<ChainLabel>>>;
 
 pub(crate) struct Chain<'q, 'f, 'a> {
     question: &'q Question<'q, 'f, 'a>,
@@ -62,7 +62,7 @@ pub(crate) struct Chain<'q, 'f, 'a> {
     /// The stride of each kind in the number of a state, whose digits are the counts of all kinds.
     strides: Vec<usize>,
     states: usize,
-    classes: Vec<Class>,
+    classes: Vec<HostClass>,
     slots: Vec<Slot>,
 }
 
@@ -72,8 +72,8 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         let (costs, alike) = (question.costs, &question.holds.alike);
         let classes = match hosts {
             Hosts::Unused => Vec::new(),
-            Hosts::Together => Class::all(costs),
-            Hosts::Apart => Class::each(costs),
+            Hosts::Together => HostClass::all(costs),
+            Hosts::Apart => HostClass::each(costs),
             Hosts::ByClass(_) => classes(costs, alike),
         };
         let of_host = |device: usize| -> Vec<usize> {
@@ -118,10 +118,10 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     }
 
     /// Computes all labels; `None` if that takes too many steps.
-    pub fn ways(&self) -> Option<Ways> {
+    pub fn ways(&self) -> Option<ChainLabels> {
         let layers = self.question.costs.layers;
-        let nothing = Way { held: [0; SLOTS], kind: 0, to: layers, next: 0 };
-        let mut all: Ways = vec![vec![Vec::new(); layers + 1]; self.states];
+        let nothing = ChainLabel { held: [0; SLOTS], kind: 0, to: layers, next: 0 };
+        let mut all: ChainLabels = vec![vec![Vec::new(); layers + 1]; self.states];
         all[0][layers].push(nothing);
         let by_class = self.slots.iter().any(|slot| slot.measure != Measure::Sum);
         let most = if by_class { MOST_STEPS_BY_CLASS } else { MOST_STEPS };
@@ -130,7 +130,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
             let behind = self.devices(state) - 1;
             for kind in (0..self.kinds.len()).filter(|kind| self.count(state, *kind) > 0) {
                 let (before, here) = all.split_at_mut(state);
-                let nonempty = |(_, ways): &(usize, &Vec<Way>)| !ways.is_empty();
+                let nonempty = |(_, ways): &(usize, &Vec<ChainLabel>)| !ways.is_empty();
                 for (to, ways) in before[state - self.strides[kind]].iter().enumerate().filter(nonempty) {
                     let entries = self.question.holds.ending(self.kinds[kind].members[0], behind, to).iter();
                     for (from, held) in entries.filter_map(|entry| Some((entry.from, self.held(kind, entry)?))) {
@@ -141,7 +141,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
                                 return None;
                             }
                             for held in self.with(way.held, kind, held) {
-                                keep(&mut here[0][from], Way { held, kind, to, next });
+                                keep(&mut here[0][from], ChainLabel { held, kind, to, next });
                             }
                         }
                     }
@@ -153,11 +153,11 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
 
     /// Returns, for all layers on each device, the most host bytes with which all layers may still
     /// fit. Hosts count as one.
-    pub fn most(&self, ways: &Ways) -> BTreeMap<Place, u64> {
+    pub fn most(&self, ways: &ChainLabels) -> BTreeMap<HeldStage, u64> {
         let (layers, holds) = (self.question.costs.layers, self.question.holds);
         // By state and layer: the least host bytes of the devices and layers before.
         let mut before: Vec<Vec<Option<u64>>> = vec![vec![None; layers + 1]; self.states];
-        let mut most: BTreeMap<Place, u64> = BTreeMap::new();
+        let mut most: BTreeMap<HeldStage, u64> = BTreeMap::new();
         for state in (1..self.states).rev() {
             before[state][0] = Some(0);
             let behind = self.devices(state) - 1;
@@ -216,7 +216,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     }
 
     /// The labels of all layers, by state and index, in ascending order of host bytes.
-    pub fn complete(&self, ways: &Ways) -> Vec<(usize, usize)> {
+    pub fn complete(&self, ways: &ChainLabels) -> Vec<(usize, usize)> {
         let needs_cpu = self.question.schedule.system == System::Hybrid;
         let is_cpu = |kind: &Kind| self.question.costs.devices[kind.members[0]].is_cpu;
         let on_cpu = |state: usize| {
@@ -232,13 +232,13 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     }
 
     /// The bytes of all hosts together.
-    fn bytes(&self, way: &Way) -> u64 {
+    fn bytes(&self, way: &ChainLabel) -> u64 {
         let sums = way.held.iter().zip(&self.slots).filter(|(_, slot)| slot.measure == Measure::Sum);
         sums.fold(0, |sum, (held, _)| sum.saturating_add(*held))
     }
 
     /// The kinds of a label's devices in layer order, each with its stages and host bytes.
-    fn groups(&self, ways: &Ways, mut state: usize, mut index: usize) -> Option<Vec<(usize, Hold)>> {
+    fn groups(&self, ways: &ChainLabels, mut state: usize, mut index: usize) -> Option<Vec<(usize, Hold)>> {
         let (costs, holds) = (self.question.costs, self.question.holds);
         let (mut from, mut groups) = (0, Vec::new());
         while from < costs.layers {
@@ -251,19 +251,19 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     }
 
     /// The placement of a label, if it can be packed onto the hosts.
-    pub fn place(&self, ways: &Ways, state: usize, index: usize) -> Option<Placement> {
+    pub fn place(&self, ways: &ChainLabels, state: usize, index: usize) -> Option<Placement> {
         let groups = self.groups(ways, state, index)?;
         let kinds = self.kinds.iter().map(|kind| kind.members.as_slice()).collect();
         let needs = groups.iter().map(|(kind, hold)| (*kind, hold.of_host)).collect();
-        let seats = Spread::new(self.question.costs, kinds, needs).seats()?;
-        let stages: Vec<(Seated, &[Choice])> =
+        let seats = HostPacking::new(self.question.costs, kinds, needs).seats()?;
+        let stages: Vec<(Seated, &[CutStage])> =
             seats.into_iter().zip(&groups).map(|(seat, (_, hold))| (seat, hold.stages.as_slice())).collect();
         Some(placement(self.question.costs, self.question.schedule, &stages))
     }
 
     /// The class and the measure that a label exceeds if it cannot be packed onto the hosts of a
     /// class.
-    pub fn broken(&self, ways: &Ways, state: usize, index: usize) -> Option<(usize, Measure)> {
+    pub fn broken(&self, ways: &ChainLabels, state: usize, index: usize) -> Option<(usize, Measure)> {
         let groups = self.groups(ways, state, index)?;
         (0..self.classes.len()).find_map(|class| {
             let own = groups.iter().filter(|(kind, _)| self.kinds[*kind].classes.contains(&class));
@@ -275,7 +275,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
 }
 
 /// The placement with these stages on each device, and their host data on one of its hosts.
-fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(Seated, &[Choice])]) -> Placement {
+fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(Seated, &[CutStage])]) -> Placement {
     let stages = stages.iter().flat_map(|(seated, stages)| stages.iter().map(move |stage| (*seated, stage)));
     let devices: Vec<usize> = stages.clone().map(|(seated, _)| seated.device).collect();
     let mut case = Subproblem::new(costs, &devices, schedule);
@@ -292,8 +292,9 @@ fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(Seated, &[
 
 /// Inserts `way` unless one of `ways` dominates it in every sum, and removes those that it
 /// dominates.
-fn keep(ways: &mut Vec<Way>, way: Way) {
-    let no_more = |one: &Way, other: &Way| one.held.iter().zip(&other.held).all(|(one, other)| one <= other);
+fn keep(ways: &mut Vec<ChainLabel>, way: ChainLabel) {
+    let no_more =
+        |one: &ChainLabel, other: &ChainLabel| one.held.iter().zip(&other.held).all(|(one, other)| one <= other);
     if ways.iter().any(|other| no_more(other, &way)) {
         return;
     }

@@ -2,9 +2,9 @@
 
 use crate::feasibility::capacity::{
     CostSums, HostOffload, ScheduleKind, StageSlot, Subproblem,
-    cut::{self, Known, Part, least_for},
+    cut::{self, LayerRangeNeeds, LeastNeeds, least_for},
     hold_alike, rooms,
-    way::{Choice, Found},
+    way::{CutStage, FoundCut},
 };
 use crate::{
     costs::{slots_in, slots_out},
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub of_host: u64,
-    pub stages: Vec<Choice>,
+    pub stages: Vec<CutStage>,
 }
 
 /// A table entry for layers with a given end: their first one, and their host bytes.
@@ -29,7 +29,7 @@ pub(crate) struct Entry {
     /// An amount that suffices.
     pub found: Option<u64>,
     /// The parameters that find the stages again, if there are several.
-    several: Option<Found>,
+    several: Option<FoundCut>,
 }
 
 impl Entry {
@@ -48,7 +48,7 @@ impl Entry {
 type Table = Vec<Vec<Entry>>;
 
 /// A device, and layers on it with microbatches in flight.
-pub(crate) type Place = (usize, Part);
+pub(crate) type HeldStage = (usize, LayerRangeNeeds);
 
 /// The host bytes of layers on each device.
 pub(crate) struct Holds {
@@ -63,13 +63,13 @@ pub(crate) struct Holds {
 impl Holds {
     /// Bounds that hold for every cut into stages and take no search.
     pub fn bounds(costs: &CostSums<'_>, (schedule, within): (ScheduleKind, f64)) -> Self {
-        let of = |(device, part): Place| Some(Entry::bound(part.from, bound(costs, device, part)?));
+        let of = |(device, part): HeldStage| Some(Entry::bound(part.from, bound(costs, device, part)?));
         Self::default_for(costs, schedule).filled((costs, within), &of)
     }
 
     /// The host bytes in one stage.
     pub fn whole(costs: &CostSums<'_>, (schedule, within): (ScheduleKind, f64)) -> Self {
-        let of = |(device, part): Place| Some(Entry::whole(part.from, whole(costs, device, part)?.0));
+        let of = |(device, part): HeldStage| Some(Entry::whole(part.from, whole(costs, device, part)?.0));
         Self::default_for(costs, schedule).filled((costs, within), &of)
     }
 
@@ -78,9 +78,9 @@ impl Holds {
     pub fn cut(
         costs: &CostSums<'_>,
         (schedule, within): (ScheduleKind, f64),
-        (most, deadline): (&BTreeMap<Place, u64>, Option<&Deadline<'_>>),
+        (most, deadline): (&BTreeMap<HeldStage, u64>, Option<&Deadline<'_>>),
     ) -> Self {
-        let mut asked: BTreeMap<usize, BTreeMap<Part, u64>> = BTreeMap::new();
+        let mut asked: BTreeMap<usize, BTreeMap<LayerRangeNeeds, u64>> = BTreeMap::new();
         for ((device, part), most) in most {
             let like = like(costs, *device, *part);
             let better = match whole(costs, *device, like) {
@@ -93,10 +93,11 @@ impl Holds {
                 *most = better.max(*most);
             }
         }
-        let of_device =
-            |(device, parts): (&usize, &BTreeMap<Part, u64>)| (*device, cut::known(costs, (*device, parts), deadline));
-        let known: BTreeMap<usize, BTreeMap<Part, Known>> = asked.iter().map(of_device).collect();
-        let of = |(device, part): Place| {
+        let of_device = |(device, parts): (&usize, &BTreeMap<LayerRangeNeeds, u64>)| {
+            (*device, cut::known(costs, (*device, parts), deadline))
+        };
+        let known: BTreeMap<usize, BTreeMap<LayerRangeNeeds, LeastNeeds>> = asked.iter().map(of_device).collect();
+        let of = |(device, part): HeldStage| {
             most.get(&(device, part))?;
             let like = like(costs, device, part);
             let whole = whole(costs, device, like).map(|(of_host, _)| of_host);
@@ -121,7 +122,11 @@ impl Holds {
 
     /// Fills the tables with an entry for all layers that may fit a device and whose passes take it
     /// at most `within` ms.
-    fn filled(mut self, (costs, within): (&CostSums<'_>, f64), of: &(dyn Fn(Place) -> Option<Entry> + Sync)) -> Self {
+    fn filled(
+        mut self,
+        (costs, within): (&CostSums<'_>, f64),
+        of: &(dyn Fn(HeldStage) -> Option<Entry> + Sync),
+    ) -> Self {
         let firsts = (0..self.alike.len()).filter(|device| self.alike[*device] == *device);
         let keys = firsts.flat_map(|device| self.in_flight.iter().map(move |in_flight| (device, *in_flight)));
         let mut keys: Vec<(usize, u64)> = keys.collect();
@@ -135,7 +140,7 @@ impl Holds {
                         && own.state(*from, to, None) <= own.usable
                         && costs.microbatches as f64 * own.pass((*from, to), costs.training) <= within
                 };
-                let entry = |from: usize| of((device, Part { from, to, in_flight }));
+                let entry = |from: usize| of((device, LayerRangeNeeds { from, to, in_flight }));
                 (0..to).rev().take_while(may).filter_map(entry).collect()
             };
             (0..=costs.layers).map(ending).collect()
@@ -156,8 +161,8 @@ impl Holds {
     }
 
     /// The key of layers on a device with `behind` devices behind.
-    pub fn at(&self, (device, behind): (usize, usize), (from, to): (usize, usize)) -> Place {
-        (self.alike[device], Part { from, to, in_flight: self.in_flight[behind] })
+    pub fn at(&self, (device, behind): (usize, usize), (from, to): (usize, usize)) -> HeldStage {
+        (self.alike[device], LayerRangeNeeds { from, to, in_flight: self.in_flight[behind] })
     }
 
     /// The host bytes and the stages found for layers `from..to`.
@@ -175,11 +180,11 @@ impl Holds {
 }
 
 /// Returns the first part with the same needs: equal layers from the second one of their run.
-fn like(costs: &CostSums<'_>, device: usize, part: Part) -> Part {
+fn like(costs: &CostSums<'_>, device: usize, part: LayerRangeNeeds) -> LayerRangeNeeds {
     let (run, _) = run(costs, part.from);
     let (from, device) = (run + 1, &costs.devices[device]);
     let Some(shift) = part.from.checked_sub(from).filter(|_| same(costs, part.from, part.to)) else { return part };
-    let moved = Part { from, to: part.to - shift, ..part };
+    let moved = LayerRangeNeeds { from, to: part.to - shift, ..part };
     let alike = part.to < costs.layers
         && device.returns(moved.from) == device.returns(part.from)
         && device.returns(moved.to) == device.returns(part.to)
@@ -200,7 +205,7 @@ pub(crate) fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
 
 /// Returns a lower bound on the host bytes of a part, in any number of stages; `None` if it does
 /// not fit the device.
-fn bound(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part) -> Option<u64> {
+fn bound(costs: &CostSums<'_>, index: usize, LayerRangeNeeds { from, to, in_flight }: LayerRangeNeeds) -> Option<u64> {
     let device = &costs.devices[index];
     // The first stage keeps its input, and copies to and from other devices have their slots.
     let seat = StageSlot { in_flight, first: from == 0, last: to == costs.layers, ..StageSlot::alone(index) };
@@ -223,11 +228,15 @@ fn bound(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part)
 ///
 /// Beyond the first, each recomputed layer lessens all needs, so that only the fewest and the most
 /// matter.
-fn whole(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part) -> Option<(u64, Choice)> {
+fn whole(
+    costs: &CostSums<'_>,
+    index: usize,
+    LayerRangeNeeds { from, to, in_flight }: LayerRangeNeeds,
+) -> Option<(u64, CutStage)> {
     let device = &costs.devices[index];
     let (fewest, most) = device.recomputes(costs.training, from, to)?;
     let room = rooms(costs, index).into_iter().max().unwrap_or(u64::MAX);
-    let mut best: Option<(u64, Choice)> = None;
+    let mut best: Option<(u64, CutStage)> = None;
     for host_offload in costs.kinds_of_host_offload(index) {
         for recomputed in [fewest, most] {
             let seat = StageSlot {
@@ -241,7 +250,7 @@ fn whole(costs: &CostSums<'_>, index: usize, Part { from, to, in_flight }: Part)
             let of_host =
                 if device.is_cpu { need } else { device.need_of_host(seat, *host_offload, (from, to), recomputed) };
             if need <= device.usable && of_host <= room && best.is_none_or(|(least, _)| of_host < least) {
-                best = Some((of_host, Choice { to, host_offload: *host_offload, recomputed }));
+                best = Some((of_host, CutStage { to, host_offload: *host_offload, recomputed }));
             }
         }
     }

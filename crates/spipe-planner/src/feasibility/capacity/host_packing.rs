@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 const MOST_TRIES: usize = 1 << 9;
 
 /// A class of equal hosts.
-pub(crate) struct Class {
+pub(crate) struct HostClass {
     /// The number of memories of this size.
     rooms: u64,
     room: u64,
@@ -44,8 +44,8 @@ pub(crate) enum Measure {
 }
 
 /// Returns the classes of hosts; `alike` names the first device that holds like each.
-pub(crate) fn classes(costs: &CostSums<'_>, alike: &[usize]) -> Vec<Class> {
-    let mut classes: Vec<Class> = Vec::new();
+pub(crate) fn classes(costs: &CostSums<'_>, alike: &[usize]) -> Vec<HostClass> {
+    let mut classes: Vec<HostClass> = Vec::new();
     for (host, room) in host_memories(costs) {
         let mut devices: BTreeMap<usize, u64> = BTreeMap::new();
         for device in (0..alike.len()).filter(|device| hosts_of(costs, *device).contains(&host)) {
@@ -56,13 +56,13 @@ pub(crate) fn classes(costs: &CostSums<'_>, alike: &[usize]) -> Vec<Class> {
                 class.rooms += 1;
                 class.hosts.push(host);
             }
-            None => classes.push(Class { rooms: 1, room, hosts: vec![host], devices }),
+            None => classes.push(HostClass { rooms: 1, room, hosts: vec![host], devices }),
         }
     }
     classes
 }
 
-impl Class {
+impl HostClass {
     /// All hosts as one.
     pub fn all(costs: &CostSums<'_>) -> Vec<Self> {
         let (hosts, rooms): (Vec<MemoryId>, Vec<u64>) = host_memories(costs).into_iter().unzip();
@@ -132,7 +132,7 @@ pub(crate) struct Seated {
 }
 
 /// A packing of stages onto devices and hosts, by depth-first search.
-pub(crate) struct Spread<'f, 'a> {
+pub(crate) struct HostPacking<'f, 'a> {
     costs: &'f CostSums<'a>,
     /// The devices of each kind.
     kinds: Vec<&'f [usize]>,
@@ -143,7 +143,7 @@ pub(crate) struct Spread<'f, 'a> {
     tries: usize,
 }
 
-impl<'f, 'a> Spread<'f, 'a> {
+impl<'f, 'a> HostPacking<'f, 'a> {
     pub fn new(costs: &'f CostSums<'a>, kinds: Vec<&'f [usize]>, stages: Vec<(usize, u64)>) -> Self {
         let seats = vec![None; stages.len()];
         Self { costs, kinds, left: host_memories(costs), stages, seats, tries: 0 }

@@ -48,7 +48,7 @@ use spipe_plan::{Placement, check};
 use std::collections::BTreeMap;
 
 use crate::feasibility::capacity::chain::Chain;
-use crate::feasibility::capacity::hold::{Holds, Place};
+use crate::feasibility::capacity::hold::{HeldStage, Holds};
 use crate::feasibility::capacity::host_packing::Measure;
 
 /// The most hosts that are distinguished. More are grouped into classes.
@@ -165,7 +165,7 @@ struct Question<'q, 'f, 'a> {
 }
 
 /// The answer under one model of hosts.
-enum Answer {
+enum CapacityAnswer {
     Certain(Capacity),
     /// Something fits these modelled hosts, but perhaps not the real ones.
     Perhaps,
@@ -176,14 +176,14 @@ enum Answer {
 impl Question<'_, '_, '_> {
     fn answer(&self) -> Capacity {
         for hosts in [Hosts::Unused, Hosts::Together] {
-            if let Answer::Certain(answer) = self.with(&hosts) {
+            if let CapacityAnswer::Certain(answer) = self.with(&hosts) {
                 return answer;
             }
         }
         if self.few {
             return match self.with(&Hosts::Apart) {
-                Answer::Certain(Capacity::Never) if self.apart => Capacity::Open,
-                Answer::Certain(answer) => answer,
+                CapacityAnswer::Certain(Capacity::Never) if self.apart => Capacity::Open,
+                CapacityAnswer::Certain(answer) => answer,
                 _ => Capacity::Open,
             };
         }
@@ -195,9 +195,9 @@ impl Question<'_, '_, '_> {
         loop {
             match self.with(&Hosts::ByClass(measures.clone())) {
                 // Sums by class assume that each device has its host data on one host.
-                Answer::Certain(Capacity::Never) if self.apart => return Capacity::Open,
-                Answer::Certain(answer) => return answer,
-                Answer::Breaks(class, measure) if !measures.contains(&(class, measure)) => {
+                CapacityAnswer::Certain(Capacity::Never) if self.apart => return Capacity::Open,
+                CapacityAnswer::Certain(answer) => return answer,
+                CapacityAnswer::Breaks(class, measure) if !measures.contains(&(class, measure)) => {
                     measures.push((class, measure));
                 }
                 _ => return Capacity::Unfound,
@@ -206,19 +206,19 @@ impl Question<'_, '_, '_> {
     }
 
     /// The answer under one model of hosts.
-    fn with(&self, hosts: &Hosts) -> Answer {
+    fn with(&self, hosts: &Hosts) -> CapacityAnswer {
         // With too many sums to follow, a search would not do better.
         let followed = matches!(hosts, Hosts::ByClass(measures) if !measures.is_empty());
         let chain = Chain::new(self, hosts).and_then(|chain| chain.ways().map(|ways| (chain, ways)));
         let Some((chain, ways)) = chain else {
-            return Answer::Certain(if followed { Capacity::Unfound } else { Capacity::Open });
+            return CapacityAnswer::Certain(if followed { Capacity::Unfound } else { Capacity::Open });
         };
         let complete = chain.complete(&ways);
         if complete.is_empty() {
-            return if chain.hosts { Answer::Certain(Capacity::Never) } else { Answer::Perhaps };
+            return if chain.hosts { CapacityAnswer::Certain(Capacity::Never) } else { CapacityAnswer::Perhaps };
         }
         if !self.sure {
-            return Answer::Perhaps;
+            return CapacityAnswer::Perhaps;
         }
         let fits = |placement: &Placement| {
             self.pins.allow(&self.costs.context, placement) && check(&self.costs.context, placement).is_ok()
@@ -228,22 +228,22 @@ impl Question<'_, '_, '_> {
             let Some(placement) = chain.place(&ways, *state, *index) else { continue };
             let placement = self.pins.with_common_knobs(placement);
             if fits(&placement) {
-                return Answer::Certain(Capacity::Fits(placement));
+                return CapacityAnswer::Certain(Capacity::Fits(placement));
             }
             spread = true;
         }
         let by_class = matches!(hosts, Hosts::ByClass(_));
         match complete.iter().take(TRIES).find_map(|(state, index)| chain.broken(&ways, *state, *index)) {
             // The checker or a pin refuses a packing; a search may find another one.
-            _ if by_class && spread => Answer::Certain(Capacity::Open),
-            Some((class, measure)) if by_class => Answer::Breaks(class, measure),
-            _ => Answer::Perhaps,
+            _ if by_class && spread => CapacityAnswer::Certain(Capacity::Open),
+            Some((class, measure)) if by_class => CapacityAnswer::Breaks(class, measure),
+            _ => CapacityAnswer::Perhaps,
         }
     }
 
     /// For layers on each device that may be part of a placement that fits: the most host bytes
     /// that they may need, with all hosts as one.
-    fn most(&self) -> Option<BTreeMap<Place, u64>> {
+    fn most(&self) -> Option<BTreeMap<HeldStage, u64>> {
         let chain = Chain::new(self, &Hosts::Together)?;
         let ways = chain.ways()?;
         Some(chain.most(&ways))

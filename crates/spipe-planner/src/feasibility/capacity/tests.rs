@@ -83,7 +83,7 @@ fn interchangeable_hosts_hold_the_same_as_distinct_ones() {
         let bounds = Holds::whole(&costs, (schedule, f64::INFINITY));
         let question =
             Question { costs: &costs, schedule, pins: &pins, few: false, holds: &bounds, sure: true, apart: false };
-        if matches!(apart, Capacity::Never) && matches!(question.with(&Hosts::Together), Answer::Perhaps) {
+        if matches!(apart, Capacity::Never) && matches!(question.with(&Hosts::Together), CapacityAnswer::Perhaps) {
             add(&between);
         }
         Ok(())

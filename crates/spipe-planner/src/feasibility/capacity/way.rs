@@ -5,7 +5,7 @@ use spipe_plan::OFFLOAD_SLOTS;
 
 /// One of the stages of a device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Choice {
+pub(crate) struct CutStage {
     /// The layer after its last one.
     pub to: usize,
     pub host_offload: HostOffload,
@@ -16,7 +16,7 @@ pub(crate) struct Choice {
 /// copies, and on the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
-    pub choice: Choice,
+    pub choice: CutStage,
     pub stays: u64,
     pub moving: (u64, u64),
     pub of_host: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Piece {
 /// The parameters with which a cut is found again: its host bytes, the limit on transient bytes,
 /// and the slot size beyond which copies count as weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FoundCut {
     pub of_host: u64,
     pub limit: u64,
     pub slot: u64,
@@ -42,14 +42,14 @@ pub(crate) struct Needs {
 /// A label: a cut of the first layers, with its needs and its last stage. The predecessor is given
 /// by layer and index.
 #[derive(Clone, Copy)]
-pub(crate) struct Way {
+pub(crate) struct CutLabel {
     pub needs: Needs,
     stays: u64,
     moving: Moving,
-    pub last: Option<(Choice, usize, usize)>,
+    pub last: Option<(CutStage, usize, usize)>,
 }
 
-impl Way {
+impl CutLabel {
     /// The label of no layers.
     pub const fn start() -> Self {
         Self { needs: Needs { of_host: 0, weight: 0 }, stays: 0, moving: Moving::NONE, last: None }
@@ -74,8 +74,8 @@ impl Way {
 
     /// The parameters with which it is found again under a limit under which it fits. With the
     /// least full slot as slot size, weight and slots add up to its bytes on the device.
-    pub fn found(&self, limit: u64) -> Found {
-        Found { of_host: self.needs.of_host, limit, slot: self.moving.least() }
+    pub fn found(&self, limit: u64) -> FoundCut {
+        FoundCut { of_host: self.needs.of_host, limit, slot: self.moving.least() }
     }
 
     /// The bytes held on the device.
@@ -87,7 +87,7 @@ impl Way {
 /// Inserts the label with these needs unless one of `ways` dominates it, and removes those that it
 /// dominates. Returns `false` if more than `most` would remain. `ways` is sorted by ascending host
 /// bytes and descending weight.
-pub(crate) fn keep(ways: &mut Vec<Way>, most: usize, needs: Needs, way: impl FnOnce() -> Way) -> bool {
+pub(crate) fn keep(ways: &mut Vec<CutLabel>, most: usize, needs: Needs, way: impl FnOnce() -> CutLabel) -> bool {
     let behind = ways.partition_point(|other| other.needs.of_host <= needs.of_host);
     let last = behind.checked_sub(1).map(|last| ways[last].needs);
     if last.is_some_and(|last| last.weight <= needs.weight) {
@@ -153,18 +153,18 @@ mod tests {
         /// size.
         #[test]
         fn the_best_slot_counts_what_is_held(list in prop::collection::vec((0u64..9, 0u64..9, 0u64..6), 0..5)) {
-            let choice = Choice { to: 0, host_offload: HostOffload::NONE, recomputed: 0 };
-            let add = |way: Way, slot: u64| {
+            let choice = CutStage { to: 0, host_offload: HostOffload::NONE, recomputed: 0 };
+            let add = |way: CutLabel, slot: u64| {
                 list.iter().fold(way, |way, (stays, bytes, copies)| {
                     let piece = Piece { choice, stays: *stays, moving: (*bytes, *copies), of_host: 0 };
                     way.with(&piece, way.needs_with(&piece, slot), (0, 0))
                 })
             };
-            let counted = |slot: u64| add(Way::start(), slot).needs.weight + OFFLOAD_SLOTS * slot;
+            let counted = |slot: u64| add(CutLabel::start(), slot).needs.weight + OFFLOAD_SLOTS * slot;
             let slots = list.iter().map(|(_, bytes, _)| *bytes).chain([0]);
-            prop_assert_eq!(slots.map(counted).min(), Some(add(Way::start(), 0).held()));
-            prop_assert!((0..12).all(|slot| counted(slot) >= add(Way::start(), slot).held()));
-            prop_assert_eq!(counted(add(Way::start(), 0).found(0).slot), add(Way::start(), 0).held());
+            prop_assert_eq!(slots.map(counted).min(), Some(add(CutLabel::start(), 0).held()));
+            prop_assert!((0..12).all(|slot| counted(slot) >= add(CutLabel::start(), slot).held()));
+            prop_assert_eq!(counted(add(CutLabel::start(), 0).found(0).slot), add(CutLabel::start(), 0).held());
         }
 
         #[test]
@@ -172,7 +172,7 @@ mod tests {
             let mut ways = Vec::new();
             for (weight, of_host) in &needs {
                 let needs = Needs { of_host: *of_host, weight: *weight };
-                let kept = keep(&mut ways, usize::MAX, needs, || Way { needs, ..Way::start() });
+                let kept = keep(&mut ways, usize::MAX, needs, || CutLabel { needs, ..CutLabel::start() });
                 prop_assert!(kept);
             }
             let better = |one: &(u64, u64), other: &(u64, u64)| one != other && one.0 <= other.0 && one.1 <= other.1;

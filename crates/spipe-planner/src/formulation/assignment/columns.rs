@@ -1,6 +1,6 @@
 //! Columns and rows of the assignment program.
 
-use crate::formulation::assignment::{Class, positions::Place, ways};
+use crate::formulation::assignment::{DeviceClass, positions::Position, ways};
 use crate::{
     costs::{CostSums, DeviceSums},
     space::rules::{Permission, SystemRules, Warmup},
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const FINEST: f64 = 32.0;
 
 /// The assignment program: its variables, and the rows that bound an iteration from below.
-pub(crate) struct Spread<'f, 'a> {
+pub(crate) struct AssignmentProgram<'f, 'a> {
     pub costs: &'f CostSums<'a>,
     pub rules: &'f SystemRules,
     /// Milliseconds that are 1 in the program.
@@ -24,7 +24,7 @@ pub(crate) struct Spread<'f, 'a> {
     /// Warm-up of a chain of devices.
     pub turn: Option<Warmup>,
     /// Load of each position in the chain of devices; one entry where devices form no chain.
-    pub places: Vec<Place>,
+    pub places: Vec<Position>,
     /// Forwards of the last position before its first backward, besides that of the first
     /// microbatch.
     pub before_turning: Expression,
@@ -34,7 +34,7 @@ pub(crate) struct Spread<'f, 'a> {
     whole: Option<&'f [u64]>,
     pub rows: Vec<Constraint>,
     /// Number of layers of each run with each choice: run, class, choice and variable.
-    pub shares: Vec<(usize, usize, Choice<'f>, Variable)>,
+    pub shares: Vec<(usize, usize, LayerMode<'f>, Variable)>,
     /// Loads of each class of devices, its links and the sockets.
     pub efforts: Vec<Expression>,
     /// All passes, recompute included; the backwards with their recompute; the recompute of one
@@ -46,7 +46,7 @@ pub(crate) struct Spread<'f, 'a> {
 
 /// Mode of a layer on a device.
 #[derive(Clone, Copy)]
-pub(crate) struct Choice<'d> {
+pub(crate) struct LayerMode<'d> {
     pub device: &'d DeviceSums,
     pub streams: bool,
     pub steps_on_host: bool,
@@ -56,7 +56,7 @@ pub(crate) struct Choice<'d> {
 
 /// Load of a class of devices, or of the host: time and bytes.
 #[derive(Default)]
-pub(crate) struct Burden {
+pub(crate) struct ResourceLoad {
     pub busy: Expression,
     /// Work after the first microbatch has turned around.
     pub turned: Expression,
@@ -69,16 +69,16 @@ pub(crate) struct Burden {
     copied: [Expression; 2],
 }
 
-impl<'f, 'a> Spread<'f, 'a> {
+impl<'f, 'a> AssignmentProgram<'f, 'a> {
     /// Creates an empty program for an iteration of `busiest` × `unit` ms.
     pub fn new(
         (costs, rules): (&'f CostSums<'a>, &'f SystemRules),
         (unit, busiest): (f64, Variable),
         turn: Option<Warmup>,
-        classes: &[Class],
+        classes: &[DeviceClass],
     ) -> Self {
         let devices: usize = classes.iter().map(|class| class.count).sum();
-        let place = || Place::new(classes.len());
+        let place = || Position::new(classes.len());
         let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
         let (rows, shares, efforts) = (Vec::new(), Vec::new(), Vec::new());
         let (computed, returned, again, before_turning) = Default::default();
@@ -108,9 +108,9 @@ impl<'f, 'a> Spread<'f, 'a> {
         Self { whole: Some(free), ..self }
     }
 
-    pub fn layers(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
-        let mut burdens: Vec<Burden> = classes.iter().map(|_| Burden::default()).collect();
-        let mut host = Burden::default();
+    pub fn layers(&mut self, classes: &[DeviceClass], vars: &mut ProblemVariables) {
+        let mut burdens: Vec<ResourceLoad> = classes.iter().map(|_| ResourceLoad::default()).collect();
+        let mut host = ResourceLoad::default();
         for (run, (first, count)) in self.runs.clone().iter().enumerate() {
             let mut total = Expression::from(0.0);
             for (index, (class, burden)) in classes.iter().zip(&mut burdens).enumerate() {
@@ -125,7 +125,7 @@ impl<'f, 'a> Spread<'f, 'a> {
                         let share = variable().min(0.0).name(name);
                         let whole = self.whole.is_some();
                         let share = vars.add(if whole { share.integer().max(*count as f64) } else { share });
-                        let choice = Choice { device, streams, steps_on_host, kept, place };
+                        let choice = LayerMode { device, streams, steps_on_host, kept, place };
                         self.shares.push((run, index, choice, share));
                         self.places[place].layers[index] += share;
                         self.layer(*first, (&choice, share), (burden, &mut host));
@@ -161,7 +161,7 @@ impl<'f, 'a> Spread<'f, 'a> {
     ///
     /// The bound is weakest with all devices used, provided that there is enough work for all of
     /// them. Positions of a chain have bounds of their own instead.
-    pub fn fill(&mut self, classes: &[Class]) {
+    pub fn fill(&mut self, classes: &[DeviceClass]) {
         let first_trained = self.costs.context.cost.trained_parameters(0.into()) > 0;
         let SystemRules { synchronous, splits, apart, in_rounds, .. } = *self.rules;
         if self.turn.is_some() || !self.costs.training || !synchronous || splits || apart || !first_trained {
@@ -190,13 +190,13 @@ impl<'f, 'a> Spread<'f, 'a> {
 
     /// Returns the passes of all microbatches through one layer, in units, without its optimizer
     /// step.
-    pub fn computed_in(&self, layer: usize, choice: &Choice<'_>) -> f64 {
+    pub fn computed_in(&self, layer: usize, choice: &LayerMode<'_>) -> f64 {
         let busy = choice.device.times[layer].unwrap_or_default().busy() + self.again(choice, layer);
         self.ms_of_all(busy)
     }
 
     /// Returns the bytes that a device of a class may hold.
-    pub fn usable(&self, class: &Class) -> Bytes {
+    pub fn usable(&self, class: &DeviceClass) -> Bytes {
         let device = &self.costs.devices[class.members[0]];
         let free = class.members.iter().filter_map(|member| self.whole.map(|free| free[*member])).max();
         Bytes::new(device.usable.saturating_sub(class.beside).saturating_sub(free.unwrap_or(0)))
@@ -204,7 +204,7 @@ impl<'f, 'a> Spread<'f, 'a> {
 
     /// Returns the modes of `layer` on a class: (streamed, optimizer step on the host), and where
     /// its activations are.
-    fn choices(&self, class: &Class, layer: usize) -> Vec<((bool, bool), Activations)> {
+    fn choices(&self, class: &DeviceClass, layer: usize) -> Vec<((bool, bool), Activations)> {
         let device = &self.costs.devices[class.members[0]];
         let trains = self.costs.training && !device.is_cpu;
         let streams = SystemRules::buffers(&device.bytes[layer], self.costs.training) < class.streams_below;
@@ -227,7 +227,7 @@ impl<'f, 'a> Spread<'f, 'a> {
 
     /// Returns the minimal number of microbatches of a layer's saved activations that its device
     /// holds at once.
-    fn copies(&self, choice: &Choice<'_>) -> f64 {
+    fn copies(&self, choice: &LayerMode<'_>) -> f64 {
         let (m, rules) = (self.costs.microbatches, self.rules);
         let in_flight = match self.turn {
             // Where the next layer may be on any device, a stage may hold less than the sum of its
@@ -249,7 +249,7 @@ impl<'f, 'a> Spread<'f, 'a> {
     }
 
     /// Adds the times of one layer at its position.
-    fn at(&mut self, layer: usize, (choice, share): (&Choice<'_>, Variable), burden: &mut Burden) {
+    fn at(&mut self, layer: usize, (choice, share): (&LayerMode<'_>, Variable), burden: &mut ResourceLoad) {
         let times = choice.device.times[layer].unwrap_or_default();
         let (again, following) = (self.again(choice, layer), self.following(choice));
         let back = (self.costs.microbatches - 1) as f64 * (times.backward + again);
@@ -278,7 +278,7 @@ impl<'f, 'a> Spread<'f, 'a> {
     }
 
     /// Returns the recompute of one microbatch, in ms.
-    pub fn again(&self, choice: &Choice<'_>, layer: usize) -> f64 {
+    pub fn again(&self, choice: &LayerMode<'_>, layer: usize) -> f64 {
         let recomputes =
             choice.kept == Activations::Recomputed && self.costs.training && choice.device.returns(layer + 1);
         if recomputes { choice.device.times[layer].unwrap_or_default().forward } else { 0.0 }
@@ -288,10 +288,10 @@ impl<'f, 'a> Spread<'f, 'a> {
     fn layer(
         &mut self,
         layer: usize,
-        (choice, share): (&Choice<'_>, Variable),
-        (burden, host): (&mut Burden, &mut Burden),
+        (choice, share): (&LayerMode<'_>, Variable),
+        (burden, host): (&mut ResourceLoad, &mut ResourceLoad),
     ) {
-        let (costs, Choice { device, steps_on_host, streams, .. }) = (self.costs, *choice);
+        let (costs, LayerMode { device, steps_on_host, streams, .. }) = (self.costs, *choice);
         let (times, bytes) = (device.times[layer].unwrap_or_default(), &device.bytes[layer]);
         let step = if steps_on_host { 0.0 } else { times.optimizer };
         let computed = self.computed_in(layer, choice);
@@ -345,7 +345,7 @@ impl<'f, 'a> Spread<'f, 'a> {
     }
 
     /// Adds the rows of a class: time, memory and copies of its members together.
-    fn limit(&mut self, class: &Class, burden: Burden, host: &mut Burden) {
+    fn limit(&mut self, class: &DeviceClass, burden: ResourceLoad, host: &mut ResourceLoad) {
         let (count, device) = (class.count as f64, &self.costs.devices[class.members[0]]);
         self.efforts.push(burden.busy.clone() / count);
         self.rows.push(constraint!(burden.busy <= count * self.busiest));
@@ -386,7 +386,7 @@ impl<'f, 'a> Spread<'f, 'a> {
 
     /// Adds the rows of the host: parameters that all sockets update, and bytes that all DRAM
     /// holds.
-    fn limit_host(&mut self, host: Burden) {
+    fn limit_host(&mut self, host: ResourceLoad) {
         let rate = self.step_rate();
         let sockets = || self.costs.devices.iter().enumerate().filter(|(_, device)| device.is_cpu);
         let free = |index: usize| self.whole.map_or(0, |free| free[index]);

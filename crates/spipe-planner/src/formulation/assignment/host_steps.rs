@@ -2,15 +2,15 @@
 //! forwards of the next.
 
 use crate::formulation::assignment::{
-    Class,
-    columns::{Burden, Spread},
+    DeviceClass,
+    columns::{AssignmentProgram, ResourceLoad},
 };
 use crate::space::rules::{Permission, SystemRules};
 use good_lp::{Expression, constraint};
 use spipe_base::{Bytes, DeviceId};
 use spipe_cost::LayerMemory;
 
-impl Spread<'_, '_> {
+impl AssignmentProgram<'_, '_> {
     /// Bounds the iteration of a single device whose optimizer steps run on the host: between the
     /// last microbatch's backward and the first one's forward of the next iteration.
     ///
@@ -19,7 +19,7 @@ impl Spread<'_, '_> {
     /// `T ≥ (m − 1) (F + B) + B_last + a + steps + F_last`, and b of the smallest layer. Where
     /// gradients are checked, no step starts before the whole backward has ended: B replaces
     /// B_last, and a and F_last are of the smallest layer as well.
-    pub(crate) fn step_at_the_end(&mut self, classes: &[Class], host: &Burden) {
+    pub(crate) fn step_at_the_end(&mut self, classes: &[DeviceClass], host: &ResourceLoad) {
         let SystemRules { synchronous, steps_on_host, streams, splits, .. } = *self.rules;
         let [class] = classes else { return };
         let (costs, device) = (self.costs, &self.costs.devices[class.members[0]]);
@@ -69,7 +69,11 @@ impl Spread<'_, '_> {
     /// mean, over all sockets and over the devices of a class. The first recompute of a device may
     /// precede the steps of later layers, unless the device is alone. Where steps are a phase, they
     /// also precede all forwards.
-    pub(crate) fn step_after_norm(&mut self, (classes, burdens): (&[Class], &[Burden]), host: &Burden) {
+    pub(crate) fn step_after_norm(
+        &mut self,
+        (classes, burdens): (&[DeviceClass], &[ResourceLoad]),
+        host: &ResourceLoad,
+    ) {
         let SystemRules { synchronous, apart, .. } = *self.rules;
         let rate = self.step_rate();
         let waits = self.checks() || self.costs.phased;

@@ -1,7 +1,7 @@
 //! Assignment program with whole layers: how many layers of each run go to which device class, at
 //! which position of the chain, and in which mode.
 
-use crate::formulation::assignment::{Class, LARGEST, chain, classes, columns::Spread, unit};
+use crate::formulation::assignment::{DeviceClass, LARGEST, chain, classes, columns::AssignmentProgram, unit};
 use crate::{
     costs::CostSums,
     formulation::solver::{Minimum, Settings, minimise},
@@ -44,7 +44,7 @@ pub(crate) struct Share {
 
 /// Assignment of all layers.
 #[derive(Clone, Debug)]
-pub(crate) struct Counts {
+pub(crate) struct LayerCounts {
     pub shares: Vec<Share>,
     /// Devices of each class.
     pub classes: Vec<Vec<usize>>,
@@ -52,19 +52,19 @@ pub(crate) struct Counts {
 
 /// Result of the program with whole layers.
 #[derive(Clone, Debug)]
-pub(crate) enum Whole {
+pub(crate) enum IntegralOutcome {
     /// The best assignment found, a lower bound of every placement in ms, and whether only the gap
     /// is open.
-    Found { counts: Counts, least: f64, closed: bool },
+    Found { counts: LayerCounts, least: f64, closed: bool },
     /// No placement takes less than the limit.
     Never,
     /// No assignment was found in time; the bound, in ms, holds nevertheless.
     Open { least: f64 },
 }
 
-impl Whole {
+impl IntegralOutcome {
     /// Returns the assignment, if one was found.
-    pub fn counts(self) -> Option<Counts> {
+    pub fn counts(self) -> Option<LayerCounts> {
         match self {
             Self::Found { counts, .. } => Some(counts),
             Self::Never | Self::Open { .. } => None,
@@ -74,7 +74,7 @@ impl Whole {
 
 /// Limits of the program: bytes to leave free on each device, longest iteration, and solver time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits<'l> {
+pub(crate) struct SolveLimits<'l> {
     pub free: &'l [u64],
     /// Longest iteration of interest, in ms.
     pub most: f64,
@@ -86,24 +86,26 @@ pub(crate) struct Limits<'l> {
 ///
 /// The objective is z = T + ε Σ w, with w for the load of each of p resources. No w exceeds T, so a
 /// lower bound of z divided by 1 + ε p bounds T, wherever the search ends.
-pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: Limits<'_>) -> Whole {
-    let Some(program) = Program::new((costs, rules), limits) else { return Whole::Open { least: 0.0 } };
+pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLimits<'_>) -> IntegralOutcome {
+    let Some(program) = IntegralProgram::new((costs, rules), limits) else {
+        return IntegralOutcome::Open { least: 0.0 };
+    };
     let (vars, mut spread) = program.spread(true);
     let parts = spread.efforts.len() as f64;
     let objective = spread.busiest + spread.effort() * EFFORT;
     let Minimum { values, bound, closed } = program.solve(vars, (std::mem::take(&mut spread.rows), objective), NODES);
     if bound == f64::INFINITY {
-        return Whole::Never;
+        return IntegralOutcome::Never;
     }
     // The solver's tolerance is 10⁻⁷ for values near one.
     let least = (bound * unit(program.chain) * (1.0 - 1e-6) / (1.0 + EFFORT * parts)).max(0.0);
-    let Some(first) = values else { return Whole::Open { least } };
+    let Some(first) = values else { return IntegralOutcome::Open { least } };
     let again = program.with_least_effort(&first);
     let solution = again.as_ref().unwrap_or(&first);
     let share = |(run, class, choice, variable): &(
         usize,
         usize,
-        crate::formulation::assignment::columns::Choice<'_>,
+        crate::formulation::assignment::columns::LayerMode<'_>,
         Variable,
     )| Share {
         run: *run,
@@ -121,35 +123,35 @@ pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: Limits<'
     });
     let classes = program.classes.iter().map(|class| class.members.clone()).collect();
     if !whole {
-        return Whole::Open { least };
+        return IntegralOutcome::Open { least };
     }
-    Whole::Found { counts: Counts { shares, classes }, least, closed }
+    IntegralOutcome::Found { counts: LayerCounts { shares, classes }, least, closed }
 }
 
 /// Returns a lower bound of every placement, in ms, with one class per position but fractional
 /// layers in any order. This relaxation is solved sooner than [`counts`]. Zero where the time is
 /// too short even for that.
-pub(crate) fn seated(costs: &CostSums<'_>, rules: &SystemRules, limits: Limits<'_>) -> f64 {
-    let Some(program) = Program::new((costs, rules), limits) else { return 0.0 };
+pub(crate) fn seated(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLimits<'_>) -> f64 {
+    let Some(program) = IntegralProgram::new((costs, rules), limits) else { return 0.0 };
     let (vars, spread) = program.spread(false);
     let Minimum { bound, .. } = program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX);
     // Infinite where no placement is within `limits.most`.
     (bound * unit(program.chain) * (1.0 - 1e-6)).clamp(0.0, limits.most)
 }
 
-struct Program<'p, 'a> {
+struct IntegralProgram<'p, 'a> {
     costs: &'p CostSums<'a>,
     rules: &'p SystemRules,
-    limits: Limits<'p>,
-    classes: Vec<Class>,
+    limits: SolveLimits<'p>,
+    classes: Vec<DeviceClass>,
     /// Least time of one microbatch, in ms.
     chain: f64,
     turn: Option<Warmup>,
 }
 
-impl<'p, 'a> Program<'p, 'a> {
+impl<'p, 'a> IntegralProgram<'p, 'a> {
     /// Returns none where the program would be too large, or positions cannot be assigned.
-    fn new((costs, rules): (&'p CostSums<'a>, &'p SystemRules), limits: Limits<'p>) -> Option<Self> {
+    fn new((costs, rules): (&'p CostSums<'a>, &'p SystemRules), limits: SolveLimits<'p>) -> Option<Self> {
         let classes = classes(costs, rules);
         let chain = chain(costs, rules, &classes);
         let devices: usize = classes.iter().map(|class| class.count).sum();
@@ -161,11 +163,11 @@ impl<'p, 'a> Program<'p, 'a> {
 
     /// Returns variables and rows, always in the same order: with whole layers in model order, or
     /// with fractions.
-    fn spread(&self, whole: bool) -> (ProblemVariables, Spread<'p, 'a>) {
+    fn spread(&self, whole: bool) -> (ProblemVariables, AssignmentProgram<'p, 'a>) {
         let mut vars = variables!();
         let busiest = vars.add(variable().min(0.0).name("busiest"));
         let unit = unit(self.chain);
-        let spread = Spread::new((self.costs, self.rules), (unit, busiest), self.turn, &self.classes);
+        let spread = AssignmentProgram::new((self.costs, self.rules), (unit, busiest), self.turn, &self.classes);
         let mut spread = if whole { spread.whole(self.limits.free) } else { spread };
         spread.layers(&self.classes, &mut vars);
         spread.fill(&self.classes);

@@ -9,9 +9,9 @@ mod host_steps;
 pub(crate) mod integral;
 mod positions;
 
-pub(crate) use crate::formulation::assignment::integral::{Counts, Limits, Share, Whole, seated};
+pub(crate) use crate::formulation::assignment::integral::{IntegralOutcome, LayerCounts, Share, SolveLimits, seated};
 
-use crate::formulation::assignment::columns::{Spread, rate};
+use crate::formulation::assignment::columns::{AssignmentProgram, rate};
 use crate::{
     costs::{CostSums, alike},
     formulation::{
@@ -75,10 +75,10 @@ pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> f64 {
 ///   layers from the first trained one on, each on its fastest device: the next forward there waits
 ///   for the optimizer step. Gradients of weights are not on this path where backwards are split,
 ///   and a recompute waits for no gradient.
-/// - Large layers are whole: a device holds no more of them than fit ([`Spread::whole_layers`]).
-/// - Devices wait for the first microbatch ([`Spread::fill`]).
+/// - Large layers are whole: a device holds no more of them than fit ([`AssignmentProgram::whole_layers`]).
+/// - Devices wait for the first microbatch ([`AssignmentProgram::fill`]).
 /// - Where each device has consecutive layers, every position of the chain has a bound of its own
-///   ([`Spread::chain_of_places`]).
+///   ([`AssignmentProgram::chain_of_places`]).
 ///
 /// The result is infinite if nothing fits. Without an answer of the solver, it is one pass alone.
 pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules) -> f64 {
@@ -91,17 +91,22 @@ pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules) -> f64 {
     // A larger program would take longer than its bound is worth.
     let small = devices <= MOST_PLACES && devices * classes.len() * costs.runs.len() <= LARGEST;
     let turn = rules.turns(costs).filter(|_| small);
-    let of_part = |classes: &Vec<Class>| spread(costs, rules, (classes, chain), turn);
+    let of_part = |classes: &Vec<DeviceClass>| spread(costs, rules, (classes, chain), turn);
     let parts = streaming_or_not(costs, rules, classes.clone());
     parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(costs, rules, chain))
 }
 
 /// Returns the minimal load of the busiest resource, in ms; zero if the solver has no answer.
-fn spread(costs: &CostSums<'_>, rules: &SystemRules, (classes, chain): (&[Class], f64), turn: Option<Warmup>) -> f64 {
+fn spread(
+    costs: &CostSums<'_>,
+    rules: &SystemRules,
+    (classes, chain): (&[DeviceClass], f64),
+    turn: Option<Warmup>,
+) -> f64 {
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
     let unit = unit(chain);
-    let mut spread = Spread::new((costs, rules), (unit, busiest), turn, classes);
+    let mut spread = AssignmentProgram::new((costs, rules), (unit, busiest), turn, classes);
     spread.layers(classes, &mut vars);
     spread.fill(classes);
     solved(spread, vars, (None, costs.program_time))
@@ -110,7 +115,11 @@ fn spread(costs: &CostSums<'_>, rules: &SystemRules, (classes, chain): (&[Class]
 /// Returns the minimal load of the busiest resource, in ms. The integer program is solved to `gap`,
 /// or exactly without one. Infinite if nothing fits, zero if the solver has no answer within
 /// `time_limit`.
-fn solved(spread: Spread<'_, '_>, vars: ProblemVariables, (gap, time_limit): (Option<f64>, Duration)) -> f64 {
+fn solved(
+    spread: AssignmentProgram<'_, '_>,
+    vars: ProblemVariables,
+    (gap, time_limit): (Option<f64>, Duration),
+) -> f64 {
     let (busiest, unit) = (spread.busiest, spread.unit);
     let mut problem = vars.minimise(busiest).using(highs);
     for row in spread.rows {
@@ -138,7 +147,7 @@ fn chain_or_zero(costs: &CostSums<'_>, rules: &SystemRules, chain: f64) -> f64 {
 
 /// A class of devices with equal times and bytes.
 #[derive(Clone)]
-struct Class {
+struct DeviceClass {
     /// Devices of the class that the program may use, whichever members they are.
     count: usize,
     members: Vec<usize>,
@@ -150,8 +159,8 @@ struct Class {
     rates: [f64; 2],
 }
 
-fn classes(costs: &CostSums<'_>, rules: &SystemRules) -> Vec<Class> {
-    let mut classes: Vec<Class> = Vec::new();
+fn classes(costs: &CostSums<'_>, rules: &SystemRules) -> Vec<DeviceClass> {
+    let mut classes: Vec<DeviceClass> = Vec::new();
     for (index, device) in costs.devices.iter().enumerate() {
         if !rules.computing.allows(index, costs) {
             continue;
@@ -161,7 +170,7 @@ fn classes(costs: &CostSums<'_>, rules: &SystemRules) -> Vec<Class> {
                 class.members.push(index);
                 class.count += 1;
             }
-            None => classes.push(Class {
+            None => classes.push(DeviceClass {
                 count: 1,
                 members: vec![index],
                 streams_below: u64::MAX,
@@ -206,7 +215,7 @@ fn passing_gradients(layers: &[LayerMemory], alone: bool) -> u64 {
 /// streaming buffers for a layer of the most frequent size, and `small` devices to which only
 /// smaller layers are streamed. Returns both classes for every value of `small`
 /// ([`SystemRules::buffers`]).
-fn streaming_or_not(costs: &CostSums<'_>, rules: &SystemRules, classes: Vec<Class>) -> Vec<Vec<Class>> {
+fn streaming_or_not(costs: &CostSums<'_>, rules: &SystemRules, classes: Vec<DeviceClass>) -> Vec<Vec<DeviceClass>> {
     let [class] = classes.as_slice() else { return vec![classes] };
     if rules.streams == Permission::Forbidden || class.count > MOST_SPLIT {
         return vec![classes];
@@ -218,8 +227,8 @@ fn streaming_or_not(costs: &CostSums<'_>, rules: &SystemRules, classes: Vec<Clas
     }
     let most = counts.iter().max_by_key(|(_, count)| **count).map_or(0, |(buffers, _)| *buffers);
     let part = |small: usize| {
-        let with = Class { count: class.count - small, beside: class.beside + most, ..class.clone() };
-        let without = Class { count: small, streams_below: most, ..class.clone() };
+        let with = DeviceClass { count: class.count - small, beside: class.beside + most, ..class.clone() };
+        let without = DeviceClass { count: small, streams_below: most, ..class.clone() };
         [with, without].into_iter().filter(|class| class.count > 0).collect()
     };
     (0..=class.count).map(part).collect()
@@ -227,7 +236,7 @@ fn streaming_or_not(costs: &CostSums<'_>, rules: &SystemRules, classes: Vec<Clas
 
 /// Returns the time of one microbatch, in ms, through the layers from the first trained one on,
 /// each on its fastest device; infinite if some layer runs nowhere.
-fn chain(costs: &CostSums<'_>, rules: &SystemRules, classes: &[Class]) -> f64 {
+fn chain(costs: &CostSums<'_>, rules: &SystemRules, classes: &[DeviceClass]) -> f64 {
     let ways = ways(costs, rules, classes);
     if ways.iter().any(|way| way.is_infinite()) {
         return f64::INFINITY;
@@ -239,9 +248,9 @@ fn chain(costs: &CostSums<'_>, rules: &SystemRules, classes: &[Class]) -> f64 {
 
 /// Returns the time of one microbatch in each layer, forward and backward, in ms, on the fastest
 /// device; infinite for a layer that runs nowhere.
-fn ways(costs: &CostSums<'_>, rules: &SystemRules, classes: &[Class]) -> Vec<f64> {
+fn ways(costs: &CostSums<'_>, rules: &SystemRules, classes: &[DeviceClass]) -> Vec<f64> {
     let cost = costs.context.cost;
-    let way = |layer: usize, class: &Class| {
+    let way = |layer: usize, class: &DeviceClass| {
         let device = class.members[0];
         let times = costs.devices[device].times[layer]?;
         let input = cost.time(layer.into(), device.into())?.backward_input.to_ms();

@@ -2,15 +2,15 @@
 //! iteration there.
 
 use crate::formulation::assignment::{
-    Class,
-    columns::{Burden, Choice, Spread, rate},
+    DeviceClass,
+    columns::{AssignmentProgram, LayerMode, ResourceLoad, rate},
 };
 use crate::space::rules::Warmup;
 use good_lp::{Expression, ProblemVariables, constraint, variable};
 
 /// Load of one position.
 #[derive(Default)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     /// Forward, backward and recompute of one microbatch.
     pub forward: Expression,
     pub backward: Expression,
@@ -28,7 +28,7 @@ pub(crate) struct Place {
     pub held: Expression,
 }
 
-impl Place {
+impl Position {
     /// Creates an empty position that a device of one of `classes` classes may take.
     pub fn new(classes: usize) -> Self {
         Self { layers: vec![Expression::default(); classes], ..Self::default() }
@@ -41,10 +41,10 @@ impl Place {
     }
 }
 
-impl Spread<'_, '_> {
+impl AssignmentProgram<'_, '_> {
     /// Returns the extra forwards of a position before its first backward, compared with a chain of
     /// GPUs. The hybrid grants its head start where a CPU is at or after the position.
-    pub fn head_start(&self, choice: &Choice<'_>) -> f64 {
+    pub fn head_start(&self, choice: &LayerMode<'_>) -> f64 {
         match self.turn {
             Some(Warmup::OneFOneB(ahead)) if choice.device.is_cpu => ahead.min(self.costs.microbatches - 1) as f64,
             _ => 0.0,
@@ -53,7 +53,7 @@ impl Spread<'_, '_> {
 
     /// Returns the limit on microbatches between forward and backward at a position. With `most`,
     /// open choices count in its favour.
-    pub fn ahead(&self, choice: &Choice<'_>, most: bool) -> u64 {
+    pub fn ahead(&self, choice: &LayerMode<'_>, most: bool) -> u64 {
         let behind = (self.places.len() - choice.place) as u64;
         let Some(Warmup::OneFOneB(ahead)) = self.turn else { return self.costs.microbatches };
         let certain = choice.device.is_cpu;
@@ -63,7 +63,7 @@ impl Spread<'_, '_> {
 
     /// Returns the forwards that remain at a position when the first microbatch returns to it; for
     /// GPipe, those after the first.
-    pub fn following(&self, choice: &Choice<'_>) -> f64 {
+    pub fn following(&self, choice: &LayerMode<'_>) -> f64 {
         let m = self.costs.microbatches;
         match self.turn {
             None => 0.0,
@@ -96,9 +96,13 @@ impl Spread<'_, '_> {
     /// all sockets at once,
     ///
     /// `T ≥ Σ_{j>i} (F_j + B_j) + (m − K_i) F_i + (m − 1) B_i + (m − 2) R_i + H`.
-    pub fn chain_of_places(&mut self, (classes, burdens): (&[Class], &[Burden]), vars: &mut ProblemVariables) {
+    pub fn chain_of_places(
+        &mut self,
+        (classes, burdens): (&[DeviceClass], &[ResourceLoad]),
+        vars: &mut ProblemVariables,
+    ) {
         let m = self.costs.microbatches as f64;
-        let pass = |places: &[Place]| -> Expression { places.iter().map(Place::pass).sum() };
+        let pass = |places: &[Position]| -> Expression { places.iter().map(Position::pass).sum() };
         let all = pass(&self.places) + self.before_turning.clone();
         // `slowest`: the largest remainder after the turnaround over the positions from here on;
         // GPipe has one for forwards and one for backwards. `there`: the largest time to reach a
@@ -142,7 +146,7 @@ impl Spread<'_, '_> {
                 classes.iter().flat_map(|class| &class.members).filter(|member| !self.costs.devices[**member].is_cpu);
             let fastest = gpus.map(|gpu| rate(self.costs, &[*gpu], way == 0)).fold(0.0, f64::max);
             if fastest > 0.0 && fastest.is_finite() {
-                let time = |place: &Place| place.copied[way].clone() / (fastest * self.unit / 1e3);
+                let time = |place: &Position| place.copied[way].clone() / (fastest * self.unit / 1e3);
                 rows.extend(self.places.iter().map(time));
             }
         }
@@ -155,7 +159,7 @@ impl Spread<'_, '_> {
 
     /// Assigns at most one class to every position, unused positions first, and to each class at
     /// most as many positions as it has devices.
-    pub fn seat(&mut self, classes: &[Class], vars: &mut ProblemVariables) {
+    pub fn seat(&mut self, classes: &[DeviceClass], vars: &mut ProblemVariables) {
         let layers = self.costs.layers as f64;
         let mut before = Expression::from(0.0);
         let mut seats: Vec<Expression> = vec![Expression::default(); classes.len()];

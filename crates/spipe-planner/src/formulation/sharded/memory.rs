@@ -2,8 +2,8 @@
 
 use crate::costs::CostSums;
 use crate::{
-    formulation::sharded::Program,
-    space::sharded::{Choice, Home, Length, gathered, units},
+    formulation::sharded::ShardedProgram,
+    space::sharded::{Home, Length, ShardedMode, gathered, units},
 };
 use spipe_base::{Bytes, DeviceId, LayerId, LayerRange};
 use spipe_cost::{LayerMemory, Mode};
@@ -13,7 +13,7 @@ use spipe_plan::{Stage, held_while_computing, sharded_footprint};
 const NEAR_THE_END: usize = 3;
 
 /// Gathered stages.
-pub(crate) enum Whole {
+pub(crate) enum StageDivision {
     Divided {
         divided: Vec<LayerRange>,
         /// Gathers of each stage per iteration.
@@ -49,16 +49,21 @@ pub(crate) struct Any {
     pub gradients: f64,
 }
 
-impl Program<'_, '_> {
+impl ShardedProgram<'_, '_> {
     /// Divides all layers into stages, at most `resident` of which are gathered at a time.
-    pub(crate) fn divided(&self, costs: &CostSums<'_>, (length, resident): (Length, usize), home: Home) -> Whole {
+    pub(crate) fn divided(
+        &self,
+        costs: &CostSums<'_>,
+        (length, resident): (Length, usize),
+        home: Home,
+    ) -> StageDivision {
         let divided: Vec<LayerRange> = costs.runs.iter().flat_map(|run| units(*run, length)).collect();
         let gathers = gathered(self.context, &divided, (self.rounds(), resident));
         let held = |device: &DeviceId| {
-            [false, true].map(|recomputed| self.held(*device, (Choice { home, recomputed }, resident), &divided))
+            [false, true].map(|recomputed| self.held(*device, (ShardedMode { home, recomputed }, resident), &divided))
         };
         let held = self.devices.iter().map(held).collect();
-        Whole::Divided { divided, gathers, held }
+        StageDivision::Divided { divided, gathers, held }
     }
 
     /// Returns the memory of one of `count` equal stages. `held` has the bytes while each stage
@@ -77,7 +82,7 @@ impl Program<'_, '_> {
     }
 
     /// Returns the bytes held while each stage computes, where all stages are streamed that may be.
-    fn held(&self, device: DeviceId, (choice, resident): (Choice, usize), divided: &[LayerRange]) -> Vec<Bytes> {
+    fn held(&self, device: DeviceId, (choice, resident): (ShardedMode, usize), divided: &[LayerRange]) -> Vec<Bytes> {
         let footprint = |layers: &LayerRange| {
             let stage = choice.stage(self.context, *layers)?;
             Some(sharded_footprint(self.context, (device, self.devices.len()), &stage))
@@ -90,7 +95,7 @@ impl Program<'_, '_> {
     pub(crate) fn least_need(
         &self,
         device: DeviceId,
-        choice: Choice,
+        choice: ShardedMode,
         (units, recomputed): (&[LayerRange], usize),
     ) -> Need {
         let (Some(first), Some(last)) = (units.first(), units.last()) else { return Need::default() };

@@ -10,9 +10,9 @@ use crate::{
     problem::pins::Pins,
 };
 use crate::{
-    formulation::sharded::memory::{Any, Need, Whole},
+    formulation::sharded::memory::{Any, Need, StageDivision},
     score::sharded::load::{Busy, Lane},
-    space::sharded::{Choice, Home, Length, units},
+    space::sharded::{Home, Length, ShardedMode, units},
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
 use rayon::prelude::*;
@@ -51,7 +51,7 @@ pub(crate) enum Room {
 
 /// Load and memory of a stage with a choice.
 struct Load {
-    choice: Choice,
+    choice: ShardedMode,
     lanes: BTreeMap<Lane, f64>,
     /// By participant.
     needs: Vec<Need>,
@@ -66,7 +66,7 @@ struct Run {
 /// The stages of a run, and the number of them with each choice.
 pub(crate) struct Chosen {
     pub units: Vec<LayerRange>,
-    pub choices: Vec<(Choice, usize)>,
+    pub choices: Vec<(ShardedMode, usize)>,
 }
 
 /// Solution: the choices of all stages.
@@ -76,7 +76,7 @@ pub(crate) struct Solved {
     pub runs: Vec<Chosen>,
 }
 
-pub(crate) struct Program<'p, 'a> {
+pub(crate) struct ShardedProgram<'p, 'a> {
     pub context: &'p Context<'a>,
     pub devices: Vec<DeviceId>,
     phased: bool,
@@ -90,14 +90,14 @@ pub(crate) struct Program<'p, 'a> {
     time: Duration,
 }
 
-impl<'p, 'a> Program<'p, 'a> {
+impl<'p, 'a> ShardedProgram<'p, 'a> {
     pub fn new(costs: &'p CostSums<'a>, pins: &Pins, (system, shards): (System, usize), room: Room) -> Self {
         let context = &costs.context;
         let devices: Vec<DeviceId> = crate::hosts::gpus(context).into_iter().take(shards).collect();
         let mut busy = Busy::new(context, devices.clone(), costs.phased);
         busy.between();
         let between = busy.lanes;
-        let choices = Choice::of((system, shards), context);
+        let choices = ShardedMode::of((system, shards), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
         let length = if let Room::Stages { length, .. } = room { length } else { Length::Equal(1) };
         let (phased, time) = (costs.phased, costs.program_time);
@@ -106,13 +106,13 @@ impl<'p, 'a> Program<'p, 'a> {
             Self { context, devices, phased, runs: Vec::new(), between, any: None, left: Bytes::ZERO, time };
         let whole = match room {
             Room::Stages { resident, .. } => program.divided(costs, (length, resident), farthest),
-            Room::Any { recomputed } => Whole::Any { recomputed },
+            Room::Any { recomputed } => StageDivision::Any { recomputed },
         };
         for (first, count) in &costs.runs {
             let all = units((*first, *count), length);
             for units in all.chunk_by(|one, other| one.count() == other.count()) {
-                let allowed = |choice: &&Choice| !pinned && program.allows(pins, **choice, *first);
-                let load = |choice: &Choice| program.load(*choice, units, &whole);
+                let allowed = |choice: &&ShardedMode| !pinned && program.allows(pins, **choice, *first);
+                let load = |choice: &ShardedMode| program.load(*choice, units, &whole);
                 let loads = choices.iter().filter(allowed).filter_map(load).collect();
                 program.runs.push(Run { units: units.to_vec(), loads });
             }
@@ -138,7 +138,7 @@ impl<'p, 'a> Program<'p, 'a> {
         self.left += bytes;
     }
 
-    fn allows(&self, pins: &Pins, choice: Choice, layer: usize) -> bool {
+    fn allows(&self, pins: &Pins, choice: ShardedMode, layer: usize) -> bool {
         let Some(layers) = LayerRange::new(layer.into(), layer.into()) else { return false };
         choice.stage(self.context, layers).is_some_and(|stage| {
             pins.allow_shared(self.context, self.devices.iter().copied(), &stage)
@@ -147,17 +147,17 @@ impl<'p, 'a> Program<'p, 'a> {
     }
 
     /// Returns the load and memory of one of `units`; none where the choice is impossible.
-    fn load(&self, choice: Choice, units: &[LayerRange], room: &Whole) -> Option<Load> {
+    fn load(&self, choice: ShardedMode, units: &[LayerRange], room: &StageDivision) -> Option<Load> {
         let stage = choice.stage(self.context, *units.first()?)?;
         let mut busy = Busy::new(self.context, self.devices.clone(), self.phased);
         let gathers = match room {
-            Whole::Divided { divided, gathers, .. } => {
+            StageDivision::Divided { divided, gathers, .. } => {
                 let first = divided.iter().position(|layers| units.first() == Some(layers)).unwrap_or_default();
                 let gathers = gathers[first..first + units.len()].iter().sum::<u64>();
                 gathers as f64 / units.len() as f64
             }
             // It is unknown which layers are gathered once for several uses.
-            Whole::Any { .. } => busy.rounds * if self.saves(&stage) { 2.0 } else { 1.0 },
+            StageDivision::Any { .. } => busy.rounds * if self.saves(&stage) { 2.0 } else { 1.0 },
         };
         busy.stage(&stage, gathers);
         let able =
@@ -166,11 +166,11 @@ impl<'p, 'a> Program<'p, 'a> {
             return None;
         }
         let need = |(at, device): (usize, &DeviceId)| match room {
-            Whole::Divided { divided, held, .. } => {
+            StageDivision::Divided { divided, held, .. } => {
                 let last = divided.iter().position(|layers| units.last() == Some(layers)).unwrap_or_default();
                 self.need_of(*device, &stage, (units.len(), &held[at][usize::from(choice.recomputed)][..=last]))
             }
-            Whole::Any { recomputed } => self.least_need(*device, choice, (units, *recomputed)),
+            StageDivision::Any { recomputed } => self.least_need(*device, choice, (units, *recomputed)),
         };
         Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().enumerate().map(need).collect() })
     }
@@ -193,7 +193,7 @@ impl<'p, 'a> Program<'p, 'a> {
         let value = |variable: &Variable| values.get(variable).copied().unwrap_or(0.0);
         let of_run = |(run, counts): (&Run, &Vec<Variable>)| {
             let whole = |count: &Variable| (value(count) + WHOLE).floor() as usize;
-            let mut choices: Vec<(Choice, usize)> =
+            let mut choices: Vec<(ShardedMode, usize)> =
                 run.loads.iter().zip(counts).map(|(load, count)| (load.choice, whole(count))).collect();
             // Stages left over by rounding get the first fractional choice: choices are ordered by
             // memory.
@@ -370,7 +370,7 @@ pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadl
     let all: Vec<(usize, Room)> =
         shares(&costs.context).flat_map(|shards| rooms.clone().map(move |room| (shards, room))).collect();
     let of_program = |(shards, room)| {
-        if costs.late(deadline) { 0.0 } else { Program::new(costs, pins, (system, shards), room).least() }
+        if costs.late(deadline) { 0.0 } else { ShardedProgram::new(costs, pins, (system, shards), room).least() }
     };
     all.into_par_iter().map(of_program).reduce(|| f64::INFINITY, f64::min)
 }

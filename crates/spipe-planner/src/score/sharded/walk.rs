@@ -11,7 +11,7 @@ use spipe_plan::{Context, GRADIENT_SLOTS, Placement, Stage, Use, Window, round};
 const ROUNDS: u64 = 3;
 
 /// The times of a stage on the slowest device, in ms.
-struct Times {
+struct SharedStageTimes {
     forward: f64,
     /// The backward, with recomputation.
     backward: f64,
@@ -24,7 +24,7 @@ struct Times {
 
 /// The properties of an iteration beside the times of its stages.
 #[derive(Clone, Copy)]
-struct Shape {
+struct IterationShape {
     rounds: u64,
     /// The gathered stages per device.
     resident: usize,
@@ -40,7 +40,7 @@ struct Shape {
 pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
     let devices = placement.participants(context.hardware);
     let phased = placement.knobs.synchronous_optimizer;
-    let shape = Shape {
+    let shape = IterationShape {
         rounds: context.workload().microbatches / devices.len().max(1) as u64,
         resident: placement.resident_stages(),
         first: placement.stages.iter().position(|stage| context.backward_of(stage.layers).is_some()),
@@ -48,12 +48,12 @@ pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
         together: phased || context.workload().checks_gradients(),
     };
     let mut busy = Busy::new(context, devices, phased);
-    let times: Vec<Times> = placement.stages.iter().map(|stage| busy.times(stage)).collect();
+    let times: Vec<SharedStageTimes> = placement.stages.iter().map(|stage| busy.times(stage)).collect();
     of_stages(&times, shape)
 }
 
-fn of_stages(times: &[Times], shape: Shape) -> f64 {
-    let mut walk = Walk::new(times, shape);
+fn of_stages(times: &[SharedStageTimes], shape: IterationShape) -> f64 {
+    let mut walk = ShardedWalk::new(times, shape);
     let shown = shape.rounds.min(ROUNDS);
     let mut iteration = || {
         let rounds: Vec<f64> = (0..shown).map(|index| walk.round(index == 0)).collect();
@@ -71,7 +71,7 @@ fn of_stages(times: &[Times], shape: Shape) -> f64 {
 }
 
 impl Busy<'_, '_> {
-    fn times(&mut self, stage: &Stage) -> Times {
+    fn times(&mut self, stage: &Stage) -> SharedStageTimes {
         let context = self.context;
         let again = stage.recomputed_layers();
         let on = |part: &dyn Fn(&LayerTime) -> f64, layers: &mut dyn Iterator<Item = LayerId>| {
@@ -87,14 +87,14 @@ impl Busy<'_, '_> {
         let forward = on(&forward, &mut stage.layers.iter());
         let [gather, scatter] = self.passing(stage);
         let (step, on_host) = self.stepping(stage);
-        Times { forward, backward, gather, scatter, step, on_host }
+        SharedStageTimes { forward, backward, gather, scatter, step, on_host }
     }
 }
 
 /// The state of the walk; times in ms.
-struct Walk<'w> {
-    times: &'w [Times],
-    shape: Shape,
+struct ShardedWalk<'w> {
+    times: &'w [SharedStageTimes],
+    shape: IterationShape,
     window: Window,
     /// The ends of the last pass and of the last gather.
     computed: f64,
@@ -109,8 +109,8 @@ struct Walk<'w> {
     ended: f64,
 }
 
-impl<'w> Walk<'w> {
-    fn new(times: &'w [Times], shape: Shape) -> Self {
+impl<'w> ShardedWalk<'w> {
+    fn new(times: &'w [SharedStageTimes], shape: IterationShape) -> Self {
         let none = vec![0.0; times.len()];
         Self {
             times,
@@ -191,15 +191,15 @@ mod tests {
 
     const STAGES: usize = 6;
 
-    fn stage() -> Times {
-        Times { forward: 1.0, backward: 2.0, gather: 0.0, scatter: 0.0, step: 0.0, on_host: true }
+    fn stage() -> SharedStageTimes {
+        SharedStageTimes { forward: 1.0, backward: 2.0, gather: 0.0, scatter: 0.0, step: 0.0, on_host: true }
     }
 
-    fn shape(rounds: u64) -> Shape {
-        Shape { rounds, resident: 2, first: Some(0), urgent: true, together: false }
+    fn shape(rounds: u64) -> IterationShape {
+        IterationShape { rounds, resident: 2, first: Some(0), urgent: true, together: false }
     }
 
-    fn estimated(times: impl Fn(usize) -> Times, shape: Shape) -> f64 {
+    fn estimated(times: impl Fn(usize) -> SharedStageTimes, shape: IterationShape) -> f64 {
         of_stages(&(0..STAGES).map(times).collect::<Vec<_>>(), shape)
     }
 
@@ -219,19 +219,20 @@ mod tests {
         // A round has twelve gathers. The last two stages' are spared where it turns around, and
         // the first two's before the next round.
         let gather = 100.0;
-        let of = |rounds: u64| estimated(|_| Times { gather, ..stage() }, shape(rounds));
+        let of = |rounds: u64| estimated(|_| SharedStageTimes { gather, ..stage() }, shape(rounds));
         let of_round = (of(12) - of(8)) / 4.0;
         assert!((of_round / gather - 8.0).abs() < 0.2, "{of_round}");
         // More room spares more.
-        let roomy =
-            |rounds: u64| estimated(|_| Times { gather, ..stage() }, Shape { resident: STAGES, ..shape(rounds) });
+        let roomy = |rounds: u64| {
+            estimated(|_| SharedStageTimes { gather, ..stage() }, IterationShape { resident: STAGES, ..shape(rounds) })
+        };
         equal((roomy(12) - roomy(8)) / 4.0, (3 * STAGES) as f64);
     }
 
     #[test]
     fn gradients_wait_for_slots() {
         let scatter = 100.0;
-        let of = |rounds: u64| estimated(|_| Times { scatter, ..stage() }, shape(rounds));
+        let of = |rounds: u64| estimated(|_| SharedStageTimes { scatter, ..stage() }, shape(rounds));
         let of_round = (of(12) - of(8)) / 4.0;
         assert!((of_round / scatter / STAGES as f64 - 1.0).abs() < 0.05, "{of_round}");
     }
@@ -239,17 +240,17 @@ mod tests {
     #[test]
     fn all_rounds_but_one_are_computed_beside_no_steps() {
         let step = 100.0;
-        let of = |shape: Shape| estimated(|_| Times { step, ..stage() }, shape);
+        let of = |shape: IterationShape| estimated(|_| SharedStageTimes { step, ..stage() }, shape);
         // From the first step, after the last stage's backward, to the last stage's forward.
         let (steps, rounds) = (step * STAGES as f64, 4);
         let rest = (3 * STAGES) as f64 * (rounds - 1) as f64 + 3.0;
         let in_turn = of(shape(rounds));
         assert!((in_turn - steps - rest).abs() < 2.0, "{in_turn} {}", steps + rest);
         // Steps that wait for the last gradient come after a whole backward.
-        let together = of(Shape { together: true, ..shape(rounds) });
+        let together = of(IterationShape { together: true, ..shape(rounds) });
         assert!((together - in_turn - 2.0 * (STAGES - 1) as f64).abs() < 2.0, "{together} {in_turn}");
         // On the device itself, steps run between its passes.
-        let own = estimated(|_| Times { step, on_host: false, ..stage() }, shape(rounds));
+        let own = estimated(|_| SharedStageTimes { step, on_host: false, ..stage() }, shape(rounds));
         equal(own, steps + (3 * STAGES) as f64 * rounds as f64);
     }
 }

@@ -24,7 +24,7 @@ mod tests;
 
 use crate::formulation::solver::Solver;
 use crate::problem::in_pool;
-use crate::search::branch_and_bound::tree::Search;
+use crate::search::branch_and_bound::tree::Tree;
 use crate::space::subproblem::cases;
 use crate::{
     costs::CostSums,
@@ -77,7 +77,7 @@ fn plan(
     let open = |list: &[Vec<usize>]| -> Vec<Subproblem> {
         cases(problem, costs, list).into_iter().map(|case| case.with_host_offload(costs, None)).collect()
     };
-    let search = |list: &[Vec<usize>]| Search::new(problem, costs, open(list), deadline).solved_by(solver);
+    let search = |list: &[Vec<usize>]| Tree::new(problem, costs, open(list), deadline).solved_by(solver);
     let few = device_orders::sequences(costs, FEW, Some(deadline));
     if few.coverage == Coverage::Exact {
         return search(&few.list).run(few.coverage);

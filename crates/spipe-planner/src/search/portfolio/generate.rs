@@ -9,7 +9,7 @@ use crate::{
 };
 use crate::{
     candidates::{from_milp, pipelines, sharded},
-    search::portfolio::{FAR, Known, Search, allowed},
+    search::portfolio::{FAR, Portfolio, SystemState, allowed},
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
@@ -34,13 +34,13 @@ const OTHERS: usize = 5;
 /// both orders of the host's steps.
 const FIRST_SHARED: usize = 8;
 
-impl Search<'_, '_> {
+impl Portfolio<'_, '_> {
     /// Bounds every system, and simulates the candidates of those that may beat the incumbent, in
     /// ascending order of bound.
     pub(crate) fn generate(&mut self) {
         let (costs, pins, deadline) = (&self.costs, &self.problem.options.pins, &self.deadline);
         let bounding = deadline.percent(PERCENT_OF_BOUNDS);
-        let bound = |known: &mut Known| known.bound = least((costs, pins), known.system, Some(&bounding));
+        let bound = |known: &mut SystemState| known.bound = least((costs, pins), known.system, Some(&bounding));
         self.systems.par_iter_mut().for_each(bound);
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
@@ -134,7 +134,7 @@ impl Search<'_, '_> {
     /// baseline, whose plans must not be better.
     pub(crate) fn try_programs(&mut self) {
         let limit = self.limit();
-        let may = |known: &&mut Known| known.system == System::Mobius && known.bound < limit;
+        let may = |known: &&mut SystemState| known.system == System::Mobius && known.bound < limit;
         let Some(known) = self.systems.iter_mut().find(may) else { return };
         let placements = mobius::candidates(&self.costs, &self.deadline);
         known.examined += placements.len();

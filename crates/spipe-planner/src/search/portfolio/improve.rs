@@ -3,7 +3,7 @@
 
 use crate::search::{
     exhaust,
-    portfolio::{Known, PROMISING, Search},
+    portfolio::{PROMISING, Portfolio, SystemState},
 };
 use crate::{
     improve::refine,
@@ -21,15 +21,15 @@ const REFINED: usize = 3;
 const FIRST_STEPS: usize = 160;
 
 /// Index of a system, one of its placements, and the number of simulations left to improve it.
-type Start = (usize, Scored, usize);
+type RefinementStart = (usize, Scored, usize);
 
-impl Search<'_, '_> {
+impl Portfolio<'_, '_> {
     /// Improves the best placements of the best few systems and nearly as fast ones with several
     /// stages per device, the fastest first; then those of all other systems that may still be
     /// faster.
     pub(crate) fn improve(&mut self) {
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
-        let time = |known: &Known| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
+        let time = |known: &SystemState| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
         order.sort_by_key(|index| (time(&self.systems[*index]), *index));
         order.retain(|index| self.systems[*index].bound < self.limit());
         let behind = order.split_off(REFINED.min(order.len()));
@@ -50,10 +50,10 @@ impl Search<'_, '_> {
     }
 
     /// Returns the placements of `systems` to start from.
-    fn starts(&mut self, systems: &[usize]) -> Vec<Start> {
+    fn starts(&mut self, systems: &[usize]) -> Vec<RefinementStart> {
         let most = self.problem.options.refinements;
         let of = |index: &usize| self.systems[*index].best.clone().map(|start| (*index, start, most));
-        let mut starts: Vec<Start> = systems.iter().filter_map(of).collect();
+        let mut starts: Vec<RefinementStart> = systems.iter().filter_map(of).collect();
         for index in systems {
             starts.extend(
                 std::mem::take(&mut self.systems[*index].others).into_iter().map(|start| (*index, start, most)),
@@ -65,7 +65,7 @@ impl Search<'_, '_> {
     /// Improves each of `starts` by `steps` simulations, the fastest first. Those below `near`
     /// times the incumbent get all their remaining simulations. Returns those that more simulations
     /// may improve.
-    fn step(&mut self, mut starts: Vec<Start>, (steps, near): (usize, f64)) -> Vec<Start> {
+    fn step(&mut self, mut starts: Vec<RefinementStart>, (steps, near): (usize, f64)) -> Vec<RefinementStart> {
         starts.sort_by_key(|(_, (time, _), _)| *time);
         starts.dedup();
         let mut more = Vec::new();
@@ -96,7 +96,7 @@ impl Search<'_, '_> {
             return;
         }
         for index in 0..self.systems.len() {
-            let Known { system, bound, .. } = self.systems[index];
+            let SystemState { system, bound, .. } = self.systems[index];
             if !SYSTEMS.contains(&system) {
                 self.systems[index].bound = self.try_all(index, (system, bound));
             }

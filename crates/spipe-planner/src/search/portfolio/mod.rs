@@ -46,7 +46,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     let of_start = problem.options.start.as_ref().map(|start| start.system);
     let of_start = of_start.filter(|start| SYSTEMS.contains(start) && planned.contains(start));
     let generated: Vec<System> = other.iter().copied().chain(of_start).collect();
-    let mut search = Search::new(problem, &generated);
+    let mut search = Portfolio::new(problem, &generated);
     in_pool(problem, || {
         search.decide(&planned)?;
         let balanced = search.begin();
@@ -85,7 +85,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
 /// # Errors
 /// Returns why there is none.
 pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
-    let mut search = Search::new(problem, &problem.systems);
+    let mut search = Portfolio::new(problem, &problem.systems);
     in_pool(problem, || {
         search.generate();
         search.improve();
@@ -96,7 +96,7 @@ pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
 }
 
 /// State of one system.
-struct Known {
+struct SystemState {
     system: System,
     /// Generated placements, once they are made.
     candidates: OnceLock<Vec<Placement>>,
@@ -109,7 +109,7 @@ struct Known {
     skipped: bool,
 }
 
-impl Known {
+impl SystemState {
     fn candidates(&self, problem: &Problem<'_>) -> &Vec<Placement> {
         self.candidates.get_or_init(|| allowed(problem, self.system))
     }
@@ -125,11 +125,11 @@ fn allowed(problem: &Problem<'_>, system: System) -> Vec<Placement> {
     list
 }
 
-struct Search<'s, 'a> {
+struct Portfolio<'s, 'a> {
     problem: &'s Problem<'a>,
     costs: CostSums<'a>,
     deadline: Deadline<'s>,
-    systems: Vec<Known>,
+    systems: Vec<SystemState>,
     /// Plans of the heuristics.
     begun: Vec<Scored>,
     /// A placement that fits.
@@ -149,13 +149,13 @@ struct Search<'s, 'a> {
     cases: usize,
 }
 
-impl<'s, 'a> Search<'s, 'a> {
+impl<'s, 'a> Portfolio<'s, 'a> {
     fn new(problem: &'s Problem<'a>, systems: &[System]) -> Self {
         let mode = problem.context.workload().mode;
         let suits = |system: &&System| mode == Mode::Train || system.infers();
         let systems: Vec<System> = systems.iter().filter(suits).copied().collect();
         let costs = CostSums::new(problem.context, &problem.options);
-        let known = |system: &System| Known {
+        let known = |system: &System| SystemState {
             system: *system,
             candidates: OnceLock::new(),
             bound: 0.0,
@@ -245,7 +245,7 @@ impl<'s, 'a> Search<'s, 'a> {
     /// Adds the result of the planner.
     fn join(&mut self, planned: &[System], found: Result<Solution, PlanError>) -> Result<(), PlanError> {
         let begun = self.begun(planned);
-        let mut known = Known {
+        let mut known = SystemState {
             system: begun.as_ref().map_or(planned[0], |(_, placement)| placement.system),
             candidates: OnceLock::new(),
             bound: f64::INFINITY,
@@ -324,7 +324,7 @@ impl<'s, 'a> Search<'s, 'a> {
             (false, false) => OutcomeStatus::Feasible,
             (false, true) => OutcomeStatus::Stopped,
         };
-        let considered = |known: &Known| {
+        let considered = |known: &SystemState| {
             let simulated = known.best.as_ref().map(|(time, _)| *time);
             // If no other placement fits, its best is the bound.
             let bound = known.bound.is_finite().then(|| to_time(&self.costs, known.bound));
@@ -350,7 +350,7 @@ impl<'s, 'a> Search<'s, 'a> {
         if let Err(error) = shortage::lonely_layers(&self.costs) {
             return error;
         }
-        let of = |known: &Known| known.candidates(self.problem).clone();
+        let of = |known: &SystemState| known.candidates(self.problem).clone();
         let candidates: Vec<Placement> = self.systems.par_iter().flat_map(of).collect();
         let closest = closest::closest(&self.problem.context, &candidates);
         match (closest, refused) {

@@ -2,7 +2,7 @@
 
 use crate::{
     candidates::from_milp,
-    search::portfolio::{PROMISING, Search},
+    search::portfolio::{PROMISING, Portfolio},
 };
 use crate::{
     formulation::assignment::least,
@@ -18,7 +18,7 @@ const PERCENT_OF_CUTS: u32 = 16;
 /// Fraction 1 ÷ n of the remaining time that their bound may then take.
 const PART_OF_BOUND: u32 = 8;
 
-impl Search<'_, '_> {
+impl Portfolio<'_, '_> {
     /// Returns a lower bound of the planned systems, in ms, with any number of stages per device.
     pub(crate) fn least_of_staged(&self) -> f64 {
         self.staged.iter().map(|(_, least)| *least).fold(f64::INFINITY, f64::min)

@@ -1,7 +1,7 @@
 //! The values that transient bytes and offloaded bytes of stages can take.
 
 use crate::costs::{CostSums, StageSlot};
-use crate::feasibility::capacity::cut::{Part, same};
+use crate::feasibility::capacity::cut::{LayerRangeNeeds, same};
 use spipe_plan::{Boundary, OFFLOAD_SLOTS};
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ pub(crate) struct Limit {
 
 /// The limits on transient bytes, and the slot sizes for offloaded bytes of one microbatch, zero
 /// included.
-pub(crate) struct Limits {
+pub(crate) struct CutLimits {
     pub passing: Vec<Limit>,
     pub slots: Vec<Limit>,
 }
 
 /// Returns all values for stages of `parts`, or equal intervals where these are very many.
-pub(crate) fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<Part, u64>) -> Limits {
+pub(crate) fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<LayerRangeNeeds, u64>) -> CutLimits {
     let (device, seat) = (&costs.devices[index], StageSlot::alone(index));
     let first = parts.keys().map(|part| part.from).min().unwrap_or(0);
     let last = parts.keys().map(|part| part.to).max().unwrap_or(0);
@@ -44,7 +44,7 @@ pub(crate) fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<Part, 
             listed += AROUND.len() * (most + 1 - fewest);
             if listed > MOST_LISTED {
                 let slots = if helped { equal(device.usable / OFFLOAD_SLOTS) } else { listed_limits(vec![0]) };
-                return Limits { passing: equal(device.usable), slots };
+                return CutLimits { passing: equal(device.usable), slots };
             }
             if helped {
                 slots.extend((fewest..=most).map(|recomputed| device.leaving((from, to), recomputed)));
@@ -56,7 +56,7 @@ pub(crate) fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<Part, 
         }
     }
     slots.retain(|slot| *slot <= device.usable / OFFLOAD_SLOTS);
-    Limits { passing: listed_limits(values), slots: listed_limits(slots) }
+    CutLimits { passing: listed_limits(values), slots: listed_limits(slots) }
 }
 
 /// Returns a limit for each of `values`.

@@ -28,14 +28,14 @@ mod limits;
 use crate::feasibility::capacity::{
     CostSums, HostOffload, StageSlot,
     hold::same,
-    way::{Choice, Found, Piece, Way, keep},
+    way::{CutLabel, CutStage, FoundCut, Piece, keep},
 };
 use crate::{costs::DeviceSums, problem::Deadline};
 use rayon::prelude::*;
 use spipe_plan::{Boundary, OFFLOAD_SLOTS};
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::feasibility::capacity::cut::limits::{Limit, Limits, limits};
+use crate::feasibility::capacity::cut::limits::{CutLimits, Limit, limits};
 
 /// The most steps for the parts that begin with the same layer and have the same microbatches in
 /// flight.
@@ -49,7 +49,7 @@ const MOST_WAYS: usize = 256;
 
 /// Consecutive layers with a number of microbatches in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Part {
+pub(crate) struct LayerRangeNeeds {
     pub from: usize,
     pub to: usize,
     pub in_flight: u64,
@@ -57,12 +57,12 @@ pub(crate) struct Part {
 
 /// The host bytes of a part: at least `least`, and at most those of `found`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct LeastNeeds {
     pub least: u64,
-    pub found: Option<Found>,
+    pub found: Option<FoundCut>,
 }
 
-impl Known {
+impl LeastNeeds {
     const NOTHING: Self = Self { least: 0, found: None };
 }
 
@@ -75,15 +75,15 @@ struct Range {
 
 /// The parts that start with one layer, by microbatches in flight, each with the most host bytes of
 /// interest.
-type Rows = BTreeMap<u64, Vec<(Part, u64)>>;
+type Rows = BTreeMap<u64, Vec<(LayerRangeNeeds, u64)>>;
 
 /// Returns the host bytes of each of `parts` of a device, if they are at most those given with it.
 /// For parts after the deadline nothing is known.
 pub(crate) fn known(
     costs: &CostSums<'_>,
-    (index, parts): (usize, &BTreeMap<Part, u64>),
+    (index, parts): (usize, &BTreeMap<LayerRangeNeeds, u64>),
     deadline: Option<&Deadline<'_>>,
-) -> BTreeMap<Part, Known> {
+) -> BTreeMap<LayerRangeNeeds, LeastNeeds> {
     let limits = limits(costs, index, parts);
     let mut starts: BTreeMap<usize, Rows> = BTreeMap::new();
     for (part, most) in parts {
@@ -92,20 +92,25 @@ pub(crate) fn known(
     let starts: Vec<_> = starts.into_iter().collect();
     let of_start = |(from, rows): &(usize, Rows)| {
         let ends = rows.values().flatten().map(|(part, _)| part.to).collect();
-        let mut start = Start { costs, index, from: *from, all: &limits, ends, kept: BTreeMap::new() };
-        let of_row = |(in_flight, parts): (&u64, &Vec<(Part, u64)>)| {
+        let mut start = CutStart { costs, index, from: *from, all: &limits, ends, kept: BTreeMap::new() };
+        let of_row = |(in_flight, parts): (&u64, &Vec<(LayerRangeNeeds, u64)>)| {
             if deadline.is_some_and(Deadline::over) {
-                return parts.iter().map(|(part, _)| (*part, Known::NOTHING)).collect();
+                return parts.iter().map(|(part, _)| (*part, LeastNeeds::NOTHING)).collect();
             }
             start.known(*in_flight, parts)
         };
-        rows.iter().flat_map(of_row).collect::<Vec<(Part, Known)>>()
+        rows.iter().flat_map(of_row).collect::<Vec<(LayerRangeNeeds, LeastNeeds)>>()
     };
     starts.par_iter().flat_map_iter(of_start).collect()
 }
 
 /// Returns the stages of `part` that `found` describes.
-pub(crate) fn stages(costs: &CostSums<'_>, index: usize, part: Part, found: Found) -> Option<Vec<Choice>> {
+pub(crate) fn stages(
+    costs: &CostSums<'_>,
+    index: usize,
+    part: LayerRangeNeeds,
+    found: FoundCut,
+) -> Option<Vec<CutStage>> {
     let row = Row::new(costs, index, (part.from, part.in_flight));
     let room = costs.devices[index].usable.checked_sub(found.limit + OFFLOAD_SLOTS * found.slot)?;
     let sizes = (found.limit, found.slot);
@@ -121,11 +126,11 @@ pub(crate) fn stages(costs: &CostSums<'_>, index: usize, part: Part, found: Foun
 }
 
 /// The parts of a device that begin with the same layer.
-struct Start<'s, 'f, 'a> {
+struct CutStart<'s, 'f, 'a> {
     costs: &'f CostSums<'a>,
     index: usize,
     from: usize,
-    all: &'s Limits,
+    all: &'s CutLimits,
     ends: BTreeSet<usize>,
     /// By limit and microbatches in flight: the least persistent bytes of the layers up to each
     /// end, without host offloads.
@@ -138,14 +143,15 @@ struct Asked {
     /// The most host bytes of interest.
     most: u64,
     least: u64,
-    found: Option<Found>,
+    found: Option<FoundCut>,
 }
 
-impl Start<'_, '_, '_> {
+impl CutStart<'_, '_, '_> {
     /// The host bytes with `in_flight` microbatches in flight, by branch and bound over intervals
     /// of limits and slot sizes.
-    fn known(&mut self, in_flight: u64, parts: &[(Part, u64)]) -> Vec<(Part, Known)> {
-        let asked = |(part, most): &(Part, u64)| Asked { to: part.to, most: *most, least: u64::MAX, found: None };
+    fn known(&mut self, in_flight: u64, parts: &[(LayerRangeNeeds, u64)]) -> Vec<(LayerRangeNeeds, LeastNeeds)> {
+        let asked =
+            |(part, most): &(LayerRangeNeeds, u64)| Asked { to: part.to, most: *most, least: u64::MAX, found: None };
         let mut asked: Vec<Asked> = parts.iter().map(asked).collect();
         let row = Row::new(self.costs, self.index, (self.from, in_flight));
         let mut looks = MOST_LOOKS;
@@ -166,7 +172,7 @@ impl Start<'_, '_, '_> {
                 }
             }
         }
-        let known = |asked: Asked| Known { least: asked.least, found: asked.found };
+        let known = |asked: Asked| LeastNeeds { least: asked.least, found: asked.found };
         parts.iter().map(|(part, _)| *part).zip(asked.into_iter().map(known)).collect()
     }
 
@@ -202,7 +208,11 @@ impl Start<'_, '_, '_> {
             let total = row.total(asked.to, *kept);
             let need = |passing: u64| total + passing;
             if need(high) <= row.device.usable {
-                asked.improve(Found { of_host: if row.device.is_cpu { need(high) } else { 0 }, limit: high, slot: 0 });
+                asked.improve(FoundCut {
+                    of_host: if row.device.is_cpu { need(high) } else { 0 },
+                    limit: high,
+                    slot: 0,
+                });
             }
             let bound = match (need(low).saturating_sub(row.device.usable), row.device.is_cpu) {
                 (0, true) => Some(need(low)),
@@ -247,7 +257,7 @@ impl Start<'_, '_, '_> {
 }
 
 impl Asked {
-    fn improve(&mut self, found: Found) {
+    fn improve(&mut self, found: FoundCut) {
         if self.wants(found.of_host) {
             self.found = Some(found);
             self.least = self.least.min(found.of_host);
@@ -357,11 +367,11 @@ impl<'f, 'a> Row<'f, 'a> {
         reach: usize,
         (apart, most): (usize, u64),
         looks: &mut u64,
-    ) -> (Vec<Vec<Way>>, bool) {
+    ) -> (Vec<Vec<CutLabel>>, bool) {
         let host_offloads = self.costs.kinds_of_host_offload(self.index);
         let mut all = true;
-        let mut ways: Vec<Vec<Way>> = vec![Vec::new(); reach + 1 - self.from];
-        ways[0].push(Way::start());
+        let mut ways: Vec<Vec<CutLabel>> = vec![Vec::new(); reach + 1 - self.from];
+        ways[0].push(CutLabel::start());
         for to in self.from + 1..reach {
             let (before, here) = ways.split_at_mut(to - self.from);
             for (offset, ways) in before.iter().enumerate().filter(|(_, ways)| !ways.is_empty()) {
@@ -388,12 +398,12 @@ impl<'f, 'a> Row<'f, 'a> {
     /// then the fewest on the device.
     fn complete(
         &self,
-        ways: &[Vec<Way>],
+        ways: &[Vec<CutLabel>],
         (limit, slot): (u64, u64),
         to: usize,
-        fits: impl Fn(&Way) -> bool,
-    ) -> Option<Way> {
-        let mut best: Option<Way> = None;
+        fits: impl Fn(&CutLabel) -> bool,
+    ) -> Option<CutLabel> {
+        let mut best: Option<CutLabel> = None;
         for from in self.from..to {
             let before = &ways[from - self.from];
             self.each((limit, self.costs.kinds_of_host_offload(self.index)), ((from, to), true), &mut 0, |piece| {
@@ -455,7 +465,7 @@ impl<'f, 'a> Row<'f, 'a> {
             };
             for host_offload in host_offloads.iter().filter(useful) {
                 let of_host = device.need_of_host(seat(*host_offload), *host_offload, layers, recomputed);
-                let choice = Choice { to, host_offload: *host_offload, recomputed };
+                let choice = CutStage { to, host_offload: *host_offload, recomputed };
                 let moving = device.on_the_way(seat(*host_offload), layers, recomputed);
                 visit(Piece { choice, stays: parts(*host_offload, recomputed).0, moving, of_host });
             }

@@ -1,17 +1,17 @@
 //! Conclusion of the search: its solution or error.
 
 use crate::bounds::to_time;
-use crate::search::branch_and_bound::tree::{Known, Search};
+use crate::search::branch_and_bound::tree::{SubproblemState, Tree};
 use crate::{
     problem::{PlanError, Solution},
     space::device_orders::Coverage,
 };
 use spipe_plan::OutcomeStatus;
 
-impl Search<'_, '_> {
+impl Tree<'_, '_> {
     /// Returns a lower bound of every placement, in ms.
     fn least(&self) -> f64 {
-        let least = |of: fn(&Known) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
+        let least = |of: fn(&SubproblemState) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
         match self.coverage {
             Coverage::Exact => least(|known| known.bound.min(known.untried)).min(self.left_out),
             Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)).min(self.left_out),

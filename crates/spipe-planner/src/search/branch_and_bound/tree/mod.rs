@@ -10,7 +10,7 @@ use crate::formulation::{
 };
 use crate::search::branch_and_bound::tree::visit::Visit;
 use crate::{
-    bounds::partition_dp::{Grain, partitioner::Partitioner},
+    bounds::partition_dp::{LabelLimits, partitioner::Partitioner},
     candidates::{balanced, greedy},
     costs::{CostSums, HostOffload},
     feasibility::shortage,
@@ -48,11 +48,11 @@ const MOST_HELPS: usize = 8;
 const HALVINGS: usize = 4;
 
 /// The index of a subproblem, with a partition and the subproblem in which its stages are decided.
-type Fit = (usize, (Partition, Subproblem));
+type FittingPartition = (usize, (Partition, Subproblem));
 
 /// State of a subproblem.
 #[derive(Clone, Debug)]
-struct Known {
+struct SubproblemState {
     /// Lower bound, in ms, of every partition that has not been simulated.
     bound: f64,
     /// Least period, in ms, of the partitions that have been simulated and excluded.
@@ -64,7 +64,7 @@ struct Known {
     trouble: Option<String>,
 }
 
-impl From<f64> for Known {
+impl From<f64> for SubproblemState {
     fn from(bound: f64) -> Self {
         Self { bound, excluded: f64::INFINITY, untried: f64::INFINITY, open: false, trouble: None }
     }
@@ -72,13 +72,13 @@ impl From<f64> for Known {
 
 /// Results of solving a subproblem.
 #[derive(Default)]
-struct Found {
+struct TreeResult {
     best: Option<Scored>,
     examined: usize,
     solves: usize,
 }
 
-impl Found {
+impl TreeResult {
     fn merge(&mut self, other: Self) {
         self.best = faster(self.best.take(), other.best);
         self.examined += other.examined;
@@ -96,7 +96,7 @@ impl Found {
 }
 
 /// State of branch and bound.
-pub(crate) struct Search<'s, 'a> {
+pub(crate) struct Tree<'s, 'a> {
     problem: &'s Problem<'a>,
     costs: &'s CostSums<'a>,
     cases: Vec<Subproblem>,
@@ -109,14 +109,14 @@ pub(crate) struct Search<'s, 'a> {
     left_out: f64,
     /// Limit on subproblems that holds if `help_limit` is smaller.
     roots: usize,
-    known: Vec<Known>,
-    found: Found,
+    known: Vec<SubproblemState>,
+    found: TreeResult,
     /// Label limits of the partition bounds.
-    grain: Grain,
+    grain: LabelLimits,
     solver: &'s Solver<'s>,
 }
 
-impl<'s, 'a> Search<'s, 'a> {
+impl<'s, 'a> Tree<'s, 'a> {
     pub fn new(
         problem: &'s Problem<'a>,
         costs: &'s CostSums<'a>,
@@ -124,7 +124,7 @@ impl<'s, 'a> Search<'s, 'a> {
         deadline: &'s Deadline<'s>,
     ) -> Self {
         let floor = if deadline.over() { floor(costs) } else { least_of_stages(costs, &problem.systems) };
-        let known = vec![Known::from(floor); cases.len()];
+        let known = vec![SubproblemState::from(floor); cases.len()];
         let roots = cases.len() + SPARE;
         let partitioner = Partitioner::new(costs, &cases);
         Self {
@@ -138,8 +138,8 @@ impl<'s, 'a> Search<'s, 'a> {
             left_out: f64::INFINITY,
             roots,
             known,
-            found: Found::default(),
-            grain: Grain::ALL[0],
+            found: TreeResult::default(),
+            grain: LabelLimits::ALL[0],
             solver: &solve,
         }
     }
@@ -199,7 +199,7 @@ impl<'s, 'a> Search<'s, 'a> {
         }
         let cases: Vec<usize> = fitting.iter().map(|(case, _)| *case).collect();
         self.seed(fitting);
-        for grain in Grain::ALL {
+        for grain in LabelLimits::ALL {
             self.grain = grain;
             self.sound(&cases);
         }
@@ -266,11 +266,11 @@ impl<'s, 'a> Search<'s, 'a> {
             .collect();
         promising.sort_by(|a, b| a.0.total_cmp(&b.0));
         promising.truncate(SEEDS);
-        let judged: Vec<Found> = promising
+        let judged: Vec<TreeResult> = promising
             .par_iter()
             .enumerate()
             .filter(|(index, _)| self.goes_on(*index))
-            .map(|(_, (_, partition, case))| Found::judge(self.problem, self.costs, case, partition).0)
+            .map(|(_, (_, partition, case))| TreeResult::judge(self.problem, self.costs, case, partition).0)
             .collect();
         judged.into_iter().for_each(|judged| self.found.merge(judged));
     }
@@ -318,7 +318,7 @@ impl<'s, 'a> Search<'s, 'a> {
         let bound = std::mem::replace(&mut self.known[case].bound, f64::INFINITY);
         self.partitioner.extend(&children);
         let first = self.cases.len();
-        self.known.extend(children.iter().map(|_| Known::from(bound)));
+        self.known.extend(children.iter().map(|_| SubproblemState::from(bound)));
         self.cases.extend(children);
         (first..self.cases.len()).collect()
     }
@@ -353,7 +353,7 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Returns the subproblems with a partition that fits in memory, and such a partition; the
     /// bound of the others is set to infinity.
-    fn fitting(&mut self) -> Vec<Fit> {
+    fn fitting(&mut self) -> Vec<FittingPartition> {
         let list: Vec<&Subproblem> = self.cases.iter().collect();
         let fits = self.partitioner.divide(&list, (f64::INFINITY, self.grain), Some(self.deadline));
         let mut fitting = Vec::new();
@@ -379,7 +379,7 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Finds the subproblems with the lowest bounds, and simulates their partitions and the
     /// heuristics' plans.
-    fn seed(&mut self, partitions: Vec<Fit>) {
+    fn seed(&mut self, partitions: Vec<FittingPartition>) {
         for placement in greedy::placements(self.costs, &self.problem.systems) {
             if !self.goes_on(0) {
                 return;
@@ -388,9 +388,9 @@ impl<'s, 'a> Search<'s, 'a> {
                 continue;
             }
             let best = judge(self.problem, placement);
-            self.found.merge(Found { best, examined: 1, solves: 0 });
+            self.found.merge(TreeResult { best, examined: 1, solves: 0 });
         }
-        let period = |(index, (_, (partition, case))): (usize, &Fit)| {
+        let period = |(index, (_, (partition, case))): (usize, &FittingPartition)| {
             if self.goes_on(index) { self.period(case, partition) } else { f64::INFINITY }
         };
         let high = partitions.par_iter().enumerate().map(period).reduce(|| self.least_of_interest(), f64::min);
@@ -406,7 +406,7 @@ impl<'s, 'a> Search<'s, 'a> {
 
     /// Returns the subproblems of `cases` with a partition that meets the bounds for `limit`. The
     /// bound of the others is raised to `limit`, unless the deadline came first.
-    fn possible(&mut self, cases: &[usize], limit: f64) -> Vec<Fit> {
+    fn possible(&mut self, cases: &[usize], limit: f64) -> Vec<FittingPartition> {
         let list: Vec<&Subproblem> = cases.iter().map(|case| &self.cases[*case]).collect();
         let tested = self.partitioner.divide(&list, (limit, self.grain), Some(self.deadline));
         let mut possible = Vec::new();
@@ -436,7 +436,8 @@ impl<'s, 'a> Search<'s, 'a> {
             }
             let rest = queue.split_off(queue.len().min(ROUND));
             let best = self.found.best.clone();
-            let searched: Vec<(Known, Found)> = queue.par_iter().map(|case| self.search(*case, best.clone())).collect();
+            let searched: Vec<(SubproblemState, TreeResult)> =
+                queue.par_iter().map(|case| self.search(*case, best.clone())).collect();
             for (case, (known, found)) in queue.into_iter().zip(searched) {
                 self.known[case] = known;
                 self.found.merge(found);
@@ -464,10 +465,10 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     /// Solves one subproblem, given the incumbent.
-    fn search(&self, index: usize, best: Option<Scored>) -> (Known, Found) {
+    fn search(&self, index: usize, best: Option<Scored>) -> (SubproblemState, TreeResult) {
         let case = &self.cases[index];
         let mut known = self.known[index].clone();
-        let mut found = Found { best, ..Found::default() };
+        let mut found = TreeResult { best, ..TreeResult::default() };
         let limit = self.limit(found.best.as_ref());
         let Some(partition) = self.partitioner.partition(case, limit) else {
             known.bound = known.bound.max(limit);

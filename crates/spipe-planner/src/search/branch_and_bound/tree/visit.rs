@@ -1,7 +1,7 @@
 //! Cutting-plane loop of one subproblem: its integer program is solved and extended by cuts and
 //! no-goods until nothing below the limit is left.
 
-use crate::search::branch_and_bound::tree::{Found, Known, Search};
+use crate::search::branch_and_bound::tree::{SubproblemState, Tree, TreeResult};
 use crate::{
     formulation::{
         solver::{Answer, Settings},
@@ -13,12 +13,12 @@ use crate::{
 
 /// The cutting-plane loop of one subproblem.
 pub(crate) struct Visit<'v, 's, 'a> {
-    pub search: &'v Search<'s, 'a>,
+    pub search: &'v Tree<'s, 'a>,
     pub case: &'v Subproblem,
     pub graph: EventGraph,
     pub master: StageMilp<'v, 'a>,
-    pub known: &'v mut Known,
-    pub found: &'v mut Found,
+    pub known: &'v mut SubproblemState,
+    pub found: &'v mut TreeResult,
 }
 
 impl Visit<'_, '_, '_> {
@@ -86,7 +86,7 @@ impl Visit<'_, '_, '_> {
     }
 
     pub fn simulate(&mut self, partition: Partition, period: f64) {
-        let (found, all) = Found::judge(self.search.problem, self.search.costs, self.case, &partition);
+        let (found, all) = TreeResult::judge(self.search.problem, self.search.costs, self.case, &partition);
         self.known.excluded = self.known.excluded.min(period);
         if !all {
             self.known.untried = self.known.untried.min(period);
