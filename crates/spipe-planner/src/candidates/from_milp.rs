@@ -7,6 +7,7 @@
 
 use crate::candidates::residency;
 use crate::formulation::assignment::integral::counts;
+use crate::problem::budget;
 use crate::{candidates::streamed, hosts::shared_out};
 use crate::{
     costs::CostSums,
@@ -23,12 +24,6 @@ use spipe_plan::{
     Activations, Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knobs, Placement, Stage, System, footprint, needed,
 };
 use std::time::Duration;
-
-/// Percent of the remaining time that all programs together may take where systems are only tried.
-pub(crate) const PERCENT: u32 = 8;
-
-/// Fraction 1 ÷ n of that time that one program may take.
-const PROGRAMS: u32 = 4;
 
 /// Limit on solves per placement.
 const TRIES: usize = 4;
@@ -63,7 +58,7 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
         return Counted { open: true, ..Counted::default() };
     }
     let solve = |rules: &SystemRules, free: &[u64]| {
-        let until = deadline.at_most(deadline.limit() / PROGRAMS);
+        let until = deadline.at_most(budget::share(deadline.limit(), budget::COUNTED_PROGRAM));
         let counts = counts(costs, rules, SolveLimits { free, most, time: until.left() });
         // A solution found by the time limit depends on the machine, so the result counts as
         // truncated.

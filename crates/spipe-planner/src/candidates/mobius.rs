@@ -20,6 +20,7 @@
 //! one. Beyond the paper, every stage fits twice, which is slightly more than two neighbouring
 //! stages need. The objective is the end of the last backward.
 
+use crate::problem::budget;
 use crate::{
     candidates::streamed::{cross_mapped, equally_slow, in_turn},
     costs::{CostSums, DeviceSums},
@@ -40,9 +41,6 @@ const MOST_TURNS: usize = 6;
 /// balanced in time alone.
 const MOST_STAGES: usize = 96;
 
-/// Fraction 1 ÷ n of the time limit that a program may take.
-const SHARES: u32 = 24;
-
 /// Limit on the nodes of the search tree.
 const NODES: i32 = 100;
 
@@ -54,7 +52,7 @@ const GAP: f64 = 0.01;
 pub(crate) fn candidates(costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
     let gpus = cross_mapped(&costs.context);
     let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= costs.layers).collect();
-    let time_limit = deadline.limit() / SHARES;
+    let time_limit = budget::share(deadline.limit(), budget::MOBIUS_PROGRAM);
     let settings = Settings { gap: GAP, time_limit, nodes: NODES, ..Settings::default() };
     let cut = |turns: &usize| {
         let small = turns * gpus.len() <= MOST_STAGES;

@@ -16,11 +16,12 @@ pub(crate) use crate::{
     hosts::MOST_HOSTS,
 };
 
+use crate::problem::budget;
 use crate::problem::{Deadline, Options};
 use spipe_base::{DeviceId, LayerId, LinkId};
 use spipe_cost::{CostTable, Mode};
 use spipe_plan::{Context, Knob, transient_boundaries};
-use std::{ops::RangeInclusive, time::Duration};
+use std::time::Duration;
 
 /// The cost of a copy from one device's memory to another's without contention.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,11 +77,6 @@ pub(crate) struct CostSums<'a> {
     pub program_time: Duration,
 }
 
-/// The share of the time limit that one program that bounds iterations may take, as a divisor.
-const PROGRAMS: u32 = 20;
-/// The shortest and the longest time limit of such a program.
-const PROGRAM_TIMES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(10);
-
 /// The most runs of layers with which a program takes next to no time, so that it is solved even
 /// after the deadline.
 const FEW_RUNS: usize = 32;
@@ -133,7 +129,8 @@ impl<'a> CostSums<'a> {
             borders: (0..=cost.layers().len()).collect(),
             microbatches: context.workload().microbatches,
             training,
-            program_time: (options.time_limit / PROGRAMS).clamp(*PROGRAM_TIMES.start(), *PROGRAM_TIMES.end()),
+            program_time: budget::share(options.time_limit, budget::BOUND_PROGRAM)
+                .clamp(*budget::BOUND_PROGRAM_TIMES.start(), *budget::BOUND_PROGRAM_TIMES.end()),
             models: models(&devices),
             frozen,
             devices,

@@ -1,6 +1,7 @@
 //! The time limit and the stop signal of a search.
 
 use crate::problem::Problem;
+use crate::problem::budget;
 use std::{
     sync::{
         Arc,
@@ -33,7 +34,7 @@ impl<'a> Deadline<'a> {
 
     /// A deadline after `percent` % of the time that is left.
     pub fn percent(&self, percent: u32) -> Self {
-        self.at_most(self.left() * percent / 100)
+        self.at_most(budget::share(self.left(), percent))
     }
 
     /// A deadline after `time`, and no later than this one.

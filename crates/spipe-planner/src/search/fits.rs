@@ -1,5 +1,6 @@
 //! Feasibility: whether any placement fits, without a search for the best.
 
+use crate::problem::budget;
 use crate::space::subproblem::cases;
 use crate::{
     candidates::{candidates, greedy, sharded::placements as shared_placements},
@@ -133,12 +134,6 @@ pub(crate) fn in_time(
 /// Number of groups of layers into which long models are coarsened for a quick test.
 pub(crate) const GROUPS: usize = 128;
 
-/// Percent of the time for several stages per device that the test of groups may take.
-const PERCENT_OF_GROUPS: u32 = 50;
-
-/// Percent of the time limit that the test of several stages per device may take.
-const PERCENT_OF_CUTS: u32 = 25;
-
 /// Decides feasibility of the systems in [`SYSTEMS`].
 fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) -> Decision {
     let systems = leanest(problem, systems);
@@ -153,9 +148,9 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) 
     if let Some(placement) = filled.find(|placement| pins.allow(&problem.context, placement)) {
         return Decision::Fits(placement);
     }
-    let deadline = deadline.percent(PERCENT_OF_CUTS);
+    let deadline = deadline.percent(budget::FEASIBILITY);
     if costs.layers > GROUPS {
-        let (coarse, until) = (costs.coarse(pins, GROUPS), deadline.percent(PERCENT_OF_GROUPS));
+        let (coarse, until) = (costs.coarse(pins, GROUPS), deadline.percent(budget::GROUPS));
         if let Some(placement) = in_time((problem, &coarse), &systems, (f64::INFINITY, &until)) {
             return Decision::Fits(placement);
         }
@@ -176,13 +171,9 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) 
     }
 }
 
-/// Fraction 1 ÷ n of the time limit that such a search may take: callers test feasibility more than
-/// once.
-const SHARE: u32 = 10;
-
 /// Returns the first plan that branch and bound finds.
 fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
-    let time_limit = problem.options.time_limit / SHARE;
+    let time_limit = budget::share(problem.options.time_limit, budget::FIRST_PLAN);
     let options = Options { gap: 1.0, time_limit, ..problem.options.clone() };
     let problem = Problem { context: problem.context, systems, options, ..*problem };
     crate::search::planner("ilp")?.plan(&problem).ok().map(|solution| solution.placement)

@@ -1,6 +1,7 @@
 //! Simulation of the generated candidates of each system, in ascending order of their busiest
 //! device.
 
+use crate::problem::budget;
 use crate::{
     candidates::mobius,
     formulation::assignment::least,
@@ -15,13 +16,6 @@ use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_plan::{Family, Placement, System, check};
 use std::{collections::BTreeMap, ops::RangeInclusive};
-
-/// Percent of the remaining time that the bounds of all systems may take, where programs take more
-/// than a moment.
-const PERCENT_OF_BOUNDS: u32 = 25;
-
-/// Percent of the remaining time that generated placements may take if Mobius' programs follow.
-const PERCENT_BEFORE_PROGRAMS: u32 = 80;
 
 /// First and largest number of placements that are simulated before their best limits the others.
 /// It must not depend on the number of threads.
@@ -39,13 +33,13 @@ impl Portfolio<'_, '_> {
     /// ascending order of bound.
     pub(crate) fn generate(&mut self) {
         let (costs, pins, deadline) = (&self.costs, &self.problem.options.pins, &self.deadline);
-        let bounding = deadline.percent(PERCENT_OF_BOUNDS);
+        let bounding = deadline.percent(budget::BOUNDS);
         let bound = |known: &mut SystemState| known.bound = least((costs, pins), known.system, Some(&bounding));
         self.systems.par_iter_mut().for_each(bound);
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
         let programs = self.systems.iter().any(|known| known.system == System::Mobius);
-        let until = self.deadline.percent(if programs { PERCENT_BEFORE_PROGRAMS } else { 100 });
+        let until = self.deadline.percent(if programs { budget::BEFORE_MOBIUS } else { 100 });
         let mut looks = 0;
         for index in order {
             let begun = self.begun(&[self.systems[index].system]);
@@ -76,7 +70,7 @@ impl Portfolio<'_, '_> {
     /// Generates the candidates of a system, and raises its bound by its programs.
     fn list(&mut self, index: usize) {
         let (costs, pins) = (&self.costs, &self.problem.options.pins);
-        let (limit, until) = (self.limit(), self.deadline.percent(from_milp::PERCENT));
+        let (limit, until) = (self.limit(), self.deadline.percent(budget::COUNTED));
         let known = &mut self.systems[index];
         let mut candidates = known.candidates.take().unwrap_or_else(|| allowed(self.problem, known.system));
         let counted = from_milp::placements(costs, known.system, (limit, &until));

@@ -14,6 +14,7 @@ mod improve;
 mod several;
 
 use crate::formulation::assignment::compute_bound::floor;
+use crate::problem::budget;
 use crate::{
     bounds::to_time,
     costs::CostSums,
@@ -65,7 +66,7 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         // The remaining time is for several stages per device and for local search, which gain
         // little in inference.
         let more = search.costs.training || !other.is_empty();
-        options.time_limit = search.deadline.left() / if more { 4 } else { 1 };
+        options.time_limit = budget::share(search.deadline.left(), if more { budget::BRANCH_AND_BOUND } else { 100 });
         let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
         let late = search.deadline.over() && search.best().is_some();
         let nothing = PlanError::NothingBetter { bound: SimTime::ZERO, examined: 0, stopped: true };

@@ -1,5 +1,6 @@
 //! Several stages per device: their bounds and candidates.
 
+use crate::problem::budget;
 use crate::{
     candidates::from_milp,
     search::portfolio::{PROMISING, Portfolio},
@@ -11,12 +12,6 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_plan::{Placement, System};
-
-/// Percent of the remaining time that the assignment programs of a planned system may take.
-const PERCENT_OF_CUTS: u32 = 16;
-
-/// Fraction 1 ÷ n of the remaining time that their bound may then take.
-const PART_OF_BOUND: u32 = 8;
 
 impl Portfolio<'_, '_> {
     /// Returns a lower bound of the planned systems, in ms, with any number of stages per device.
@@ -41,9 +36,15 @@ impl Portfolio<'_, '_> {
             if least >= limit || self.deadline.over() {
                 continue;
             }
-            let until = self.deadline.percent(PERCENT_OF_CUTS);
+            let until = self.deadline.percent(budget::SEVERAL);
             let counted = from_milp::placements(&self.costs, system, (limit, &until));
-            let bound = || from_milp::least(&self.costs, system, (limit, self.deadline.left() / PART_OF_BOUND));
+            let bound = || {
+                from_milp::least(
+                    &self.costs,
+                    system,
+                    (limit, budget::share(self.deadline.left(), budget::SEVERAL_BOUND)),
+                )
+            };
             let others = if counted.open { bound() } else { 0.0 };
             self.staged[number].1 = least.max(counted.least).max(others);
             self.looked += self.try_short(counted.placements);
