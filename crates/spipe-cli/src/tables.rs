@@ -1,7 +1,7 @@
 //! Tables that fit the terminal.
 
-use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle};
-use std::io::IsTerminal;
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Row, TableStyle};
+use std::{fmt, io::IsTerminal};
 
 /// A line under the headings, and none between rows.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
@@ -9,10 +9,19 @@ const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().f
 /// The width of tables where there is no terminal, in columns.
 const WIDTH: u16 = 100;
 
-/// A table with these headings. The columns in `right` are aligned to the right and stay on one
-/// line; the others wrap where the table would be wider than the terminal.
+/// The width that a column of text keeps beside columns of numbers: most names are no longer.
+const LEAST: usize = 10;
+
+/// A table that is printed no wider than the terminal. Its columns of text wrap; where that is not
+/// enough, its columns of numbers do too.
+pub struct Table {
+    table: comfy_table::Table,
+    right: Vec<usize>,
+}
+
+/// A table with these headings. The columns in `right` are aligned to the right.
 pub fn table(headings: &[&str], right: &[usize]) -> Table {
-    let mut table = Table::new();
+    let mut table = comfy_table::Table::new();
     table.load_style(STYLE);
     table.set_content_arrangement(ContentArrangement::Dynamic);
     table.set_width(width());
@@ -20,19 +29,61 @@ pub fn table(headings: &[&str], right: &[usize]) -> Table {
     for index in right {
         if let Some(column) = table.column_mut(*index) {
             column.set_cell_alignment(CellAlignment::Right);
-            column.set_constraint(ColumnConstraint::ContentWidth);
         }
     }
-    table
+    Table { table, right: right.to_vec() }
 }
 
 /// The same for many columns of numbers, with a single space between columns.
 pub fn dense_table(headings: &[&str], right: &[usize]) -> Table {
     let mut table = table(headings, right);
-    table.column_iter_mut().for_each(|column| {
-        column.set_padding((0, 1));
-    });
+    table.tighten();
     table
+}
+
+impl Table {
+    /// Adds a row.
+    pub fn add_row(&mut self, row: impl Into<Row>) {
+        self.table.add_row(row);
+    }
+
+    /// Whether it has no rows.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Leaves a single space between columns.
+    fn tighten(&mut self) {
+        self.table.column_iter_mut().for_each(|column| {
+            column.set_padding((0, 1));
+        });
+    }
+
+    /// Whether the columns of numbers leave the columns of text their least width.
+    fn has_room(&self) -> bool {
+        let widths = self.table.column_max_content_widths();
+        let padding: usize = self.table.column_iter().map(|column| usize::from(column.padding_width())).sum();
+        let content = widths.iter().map(|width| usize::from(*width)).enumerate();
+        let needed = content.map(|(index, width)| if self.right.contains(&index) { width } else { width.min(LEAST) });
+        needed.sum::<usize>() + padding <= usize::from(self.table.width().unwrap_or(WIDTH))
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fitted = Self { table: self.table.clone(), right: self.right.clone() };
+        if !fitted.has_room() {
+            fitted.tighten();
+        }
+        if fitted.has_room() {
+            for index in &self.right {
+                if let Some(column) = fitted.table.column_mut(*index) {
+                    column.set_constraint(ColumnConstraint::ContentWidth);
+                }
+            }
+        }
+        fitted.table.fmt(f)
+    }
 }
 
 /// `COLUMNS` where it is set, otherwise the width of the terminal, or 100 where there is none.

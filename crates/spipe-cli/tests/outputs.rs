@@ -110,7 +110,7 @@ fn a_plan_in_bf16_runs_on_cpu_cores() {
 
 #[cfg(unix)]
 #[test]
-fn whoever_ends_a_search_finds_nothing_left() {
+fn a_killed_search_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let args = "plan --model gpt3-175b --hardware v100-32g-x32 --precision fp16 --global-batch 64 --time-limit 60s -o plan.json";
     let mut search = Command::new(env!("CARGO_BIN_EXE_spipe"))
@@ -121,7 +121,7 @@ fn whoever_ends_a_search_finds_nothing_left() {
         .unwrap();
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(search.try_wait().unwrap(), None, "it is still searching");
-    let sent = Command::new("kill").args(["-TERM", &search.id().to_string()]).status().unwrap();
+    let sent = Command::new("kill").args(["-KILL", &search.id().to_string()]).status().unwrap();
     assert!(sent.success() && !search.wait().unwrap().success());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -378,7 +378,9 @@ fn plans_that_their_system_does_not_allow_are_refused() {
 
 #[test]
 fn bounds_say_what_they_are_about() {
-    for (planner, of) in [("ilp", "none takes less"), ("dp", "none with one stage on each device takes less")] {
+    for (planner, of) in
+        [("ilp", "Lower bound of any plan: "), ("dp", "Lower bound of any plan with one stage on each device: ")]
+    {
         let model = fixture("good/six-layers.toml");
         let machine = fixture("good/small-gpu.toml");
         let args = ["plan", "--model", &model, "--hardware", &machine, "--global-batch", "8", "--planner", planner];
@@ -386,9 +388,9 @@ fn bounds_say_what_they_are_about() {
         assert_eq!((code, out.contains(of)), (Some(0), true), "{err}{out}");
     }
     let (code, _, err) = plan(&["--system", "auto,fsdp"]);
-    assert_eq!((code, err.contains("beside `auto`")), (Some(2), true), "{err}");
+    assert_eq!((code, err.contains("besides `auto`")), (Some(2), true), "{err}");
     let (code, _, err) = plan(&["--gap", "150%"]);
-    assert_eq!((code, err.contains("no fraction from 0 to 1")), (Some(2), true), "{err}");
+    assert_eq!((code, err.contains("not a fraction from 0 to 1")), (Some(2), true), "{err}");
 }
 
 #[test]

@@ -243,7 +243,7 @@ fn images_are_embedded() {
     let training = self::folder(VIT, "4 GB/s");
     let run = spipe(training.path(), args).output().unwrap();
     assert_eq!(run.status.code(), Some(2), "{}", text(&run.stderr));
-    assert!(text(&run.stderr).starts_with("error: `--save-outputs` is for plans that infer"), "{}", text(&run.stderr));
+    assert!(text(&run.stderr).starts_with("error: `--save-outputs` does nothing in training"), "{}", text(&run.stderr));
 }
 
 #[test]

@@ -155,7 +155,6 @@ fn human(hardware: &Hardware, data: &Shown) -> String {
         let held = format!("{} {}", memory.name, memory.capacity);
         devices.add_row(vec![name, held, peaks.join(", "), device.memory_bandwidth.to_string(), device.source.clone()]);
     }
-    devices.set_content_arrangement(comfy_table::ContentArrangement::Dynamic).set_width(120);
     let mut ways = table(&["from", "to", "bandwidth", "latency", "over"], &[2, 3]);
     let rate = |rate: Option<f64>| {
         rate.and_then(spipe_base::BytesPerSecond::new).map_or_else(|| "–".into(), |rate| rate.to_string())
