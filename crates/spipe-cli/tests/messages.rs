@@ -1,5 +1,5 @@
-//! What the command says to bad input: one clear error with its place and a hint, the exit code
-//! that fits, and nothing written.
+//! The refusals of bad input: one clear error with its place and a hint, the right exit code, and
+//! nothing written.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -167,7 +167,7 @@ fn plans_edited_by_hand_to_keep_one_end() {
     insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
 }
 
-/// What GPUs share is near each of them, whatever socket a stage names.
+/// Shared state is on the host near each GPU, whatever socket a stage names.
 #[test]
 fn plans_edited_by_hand_to_share_elsewhere() {
     let (folder, ..) = good();
@@ -198,7 +198,7 @@ fn plans_edited_by_hand_to_share_elsewhere() {
     insta::assert_snapshot!(refusal_of(folder.path(), "edited.json", &edited, &["simulate", "edited.json"]));
 }
 
-/// What cannot have been proven of a plan.
+/// Bounds and gaps that no search can have proven.
 #[test]
 fn plans_with_impossible_figures() {
     let (folder, plan, _) = good();

@@ -61,7 +61,7 @@ fn links_and_pipes_stay_what_they_are() {
     assert!(fs::symlink_metadata(at("pipe")).unwrap().file_type().is_fifo());
 }
 
-/// What no machine could do is refused before anything is made that large.
+/// Requests beyond any machine are refused before memory is allocated for them.
 #[test]
 fn absurd_figures_are_refused() {
     let folder = planned();

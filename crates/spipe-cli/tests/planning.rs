@@ -1,5 +1,5 @@
-//! What `spipe plan` can be asked beside a plan: pins, a plan to improve, the largest that fits,
-//! and what more would gain.
+//! The options of `spipe plan`: pins, a plan to improve, the largest value that fits, and the gain
+//! from more of each resource.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -215,7 +215,7 @@ fn knobs_of_other_systems_are_refused_at_once() {
     assert_eq!((code, found["system"].as_str()), (Some(0), Some("hybrid")), "{err}");
 }
 
-/// What is worth saying about plans that are accepted.
+/// Remarks on plans that are accepted.
 #[test]
 fn remarks_are_made() {
     let small =
@@ -338,7 +338,7 @@ fn no_time_and_no_room_are_refused() {
     assert!(refused["hint"].as_str().unwrap().contains("give `gpu0`"), "{refused}");
 }
 
-/// What systems do not do is refused in plans that somebody has changed by hand.
+/// Choices that a system does not have are refused in plans edited by hand.
 #[test]
 fn plans_that_their_system_does_not_allow_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -18,8 +18,8 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// What is planned is simulated to the time that the plan states, and holds no more than its
-/// machine has.
+/// Plans for each of `systems`: the simulation agrees with the time in the plan, and no memory holds
+/// more than the machine has.
 fn plans(systems: &[&str], model: &str, machine: &str, more: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     for system in systems {
@@ -269,9 +269,9 @@ fn rates_of_a_known_machine_are_found() {
 
 const ONE_V100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/good/one-v100.toml");
 
-/// What ZeRO-Offload was published to train on one V100 of 32 GB (Ren et al. 2021; DeepSpeed's
-/// tutorial): 10 billion parameters with 10 sequences of 1024 tokens, and 13 billion; with
-/// everything recomputed, and nothing but parameters on the GPU.
+/// The published capacity of ZeRO-Offload on one V100 of 32 GB (Ren et al. 2021; DeepSpeed's
+/// tutorial): 10 billion parameters with 10 sequences of 1024 tokens, and 13 billion, with everything
+/// recomputed and only parameters on the GPU.
 #[test]
 fn zero_offload_trains_what_is_published_on_one_gpu() {
     let folder = tempfile::tempdir().unwrap();

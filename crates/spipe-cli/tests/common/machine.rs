@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 pub struct Machine<'a> {
-    /// Of the socket's core.
+    /// The arithmetic rate of the socket's core.
     pub peak: &'a str,
     pub accelerators: usize,
     /// Of each accelerator.
