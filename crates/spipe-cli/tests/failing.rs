@@ -44,7 +44,7 @@ fn spipe(folder: &Path, args: &str) -> Command {
     command
 }
 
-/// What a command says by the time that it has ended, which it does.
+/// The output of a command, which must end.
 fn ended(mut command: Command) -> Output {
     let began = Instant::now();
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -53,7 +53,7 @@ pub(crate) const BRANCH_AND_BOUND: u32 = 25;
 /// Integer programs for several stages per device.
 pub(crate) const SEVERAL: u32 = 16;
 
-/// What bounds these where the programs were left open.
+/// The bound of these where the programs were left open.
 pub(crate) const SEVERAL_BOUND: u32 = 12;
 
 /// One program that bounds a system.

@@ -92,7 +92,7 @@ impl Row {
 /// The row of `model` on the machine called `machine`, with plans that `plan` finds.
 ///
 /// # Errors
-/// Those of `plan`.
+/// The errors of `plan`.
 pub fn row<E>(
     model: &Model,
     (machine, hardware): (&str, &Hardware),

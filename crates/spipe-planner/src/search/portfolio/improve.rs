@@ -3,7 +3,7 @@
 
 use crate::search::{
     exhaust,
-    portfolio::{PROMISING, Portfolio, SystemState},
+    portfolio::{NEARBY, PROMISING, Portfolio, SystemState},
 };
 use crate::{
     improve::refine,
@@ -35,7 +35,7 @@ impl Portfolio<'_, '_> {
         let behind = order.split_off(REFINED.min(order.len()));
         let mut starts = self.starts(&order);
         let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * PROMISING);
+        let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * NEARBY);
         let most = self.problem.options.refinements;
         starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start, most))));
         // The first simulations show which starts are promising.

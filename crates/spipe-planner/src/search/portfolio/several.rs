@@ -3,7 +3,7 @@
 use crate::problem::budget;
 use crate::{
     candidates::from_milp,
-    search::portfolio::{PROMISING, Portfolio},
+    search::portfolio::{NEARBY, Portfolio},
 };
 use crate::{
     formulation::assignment::least,
@@ -59,7 +59,7 @@ impl Portfolio<'_, '_> {
     /// Simulates placements with several stages per device; returns their number.
     fn try_short(&mut self, placements: Vec<Placement>) -> usize {
         let best = self.best().into_iter().chain(self.short.iter().cloned()).map(|(time, _)| time).min();
-        let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((PROMISING * best.as_ns() as f64) as u64));
+        let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((NEARBY * best.as_ns() as f64) as u64));
         let look = |placement| (!self.deadline.over()).then(|| judge_within(self.problem, placement, limit));
         let tried: Vec<Option<Scored>> = placements.into_par_iter().filter_map(look).collect();
         let looked = tried.len();

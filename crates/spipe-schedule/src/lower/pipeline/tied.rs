@@ -32,7 +32,7 @@ pub(super) struct Borrowed {
 }
 
 impl Borrowed {
-    /// Those of all stages.
+    /// The borrowed gradients of all stages.
     pub fn all(lowering: &mut Lowering<'_>) -> BTreeMap<StageId, Self> {
         let stages: Vec<StageId> = lowering.stations.ids().collect();
         stages.into_iter().filter_map(|stage| Some((stage, Self::of(lowering, stage)?))).collect()
