@@ -22,11 +22,12 @@ pub(crate) fn wide<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     cast(tensor, FloatDType::F32)
 }
 
-/// The float type of `width`: a 16-bit type, otherwise f32.
+/// The float type of `width`; f32 if `width` is none of these.
 pub(crate) const fn float(width: DType) -> FloatDType {
     match width {
         DType::F16 => FloatDType::F16,
         DType::BF16 => FloatDType::BF16,
+        DType::F64 => FloatDType::F64,
         _ => FloatDType::F32,
     }
 }
