@@ -37,7 +37,7 @@ impl Portfolio<'_, '_> {
                 continue;
             }
             let until = self.deadline.percent(budget::SEVERAL);
-            let counted = from_milp::placements(&self.costs, system, (limit, &until));
+            let counted = from_milp::placements(&self.costs, system, (NEARBY * limit, &until));
             let bound = || {
                 from_milp::least(
                     &self.costs,
