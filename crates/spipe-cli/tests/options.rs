@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 fn spipe(args: &str, columns: Option<&str>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
     command.args(args.split_whitespace()).env("NO_COLOR", "1").env_remove("COLUMNS");
-    columns.into_iter().for_each(|columns| drop(command.env("COLUMNS", columns)));
+    command.envs(columns.map(|columns| ("COLUMNS", columns)));
     command.output().unwrap()
 }
 
