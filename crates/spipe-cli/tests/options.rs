@@ -90,7 +90,7 @@ fn tables_fit_the_terminal() {
         "hardware list".to_owned(),
         "hardware show a100-80g-x8-nvlink".to_owned(),
         "hardware transfer one-gpu --flow dram0:gpu0:2GiB".to_owned(),
-        "baseline tensor-data --model llama2-70b --hardware a100-80g-x8-nvlink --global-batch 64".to_owned(),
+        "baseline tensor-data --model llama2-7b --hardware a100-80g-x8-nvlink --global-batch 64".to_owned(),
         "schedule zb-v --devices 8".to_owned(),
         plan("one-gpu"),
         plan("rtx3090-x4-two-sockets"),
