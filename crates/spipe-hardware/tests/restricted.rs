@@ -1,7 +1,5 @@
 //! Parts of machines: every shipped machine without each of its devices, and with each alone.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use spipe_hardware::{Hardware, shipped};
 
 fn names(machine: &Hardware) -> Vec<String> {
