@@ -21,8 +21,8 @@ pub(crate) enum Lane {
     ///
     /// - all rounds but one, and of that one the passes of the last stage: there are no gradients
     ///   before its backward, and whichever stage is updated last, its forward is yet to come;
-    /// - where gradients are checked, also the backwards of all other stages of that round, since
-    ///   steps come after the last backward of an iteration;
+    /// - where gradients are checked, also the backwards of that round that the norm waits for,
+    ///   since steps come after it;
     /// - where steps are a phase of their own, all rounds, since steps come before the first
     ///   forward.
     Stepping(DeviceId),
@@ -121,8 +121,8 @@ impl<'b, 'a> Busy<'b, 'a> {
             let ends = stage.layers.last().index() + 1 == context.cost.layers().len();
             let first = match (self.phased || ends, context.workload().checks_gradients()) {
                 (true, _) => passes / self.rounds,
-                (false, true) => back,
-                (false, false) => 0.0,
+                (false, true) if self.delays_norm(stage) => back,
+                (false, _) => 0.0,
             };
             self.add(Lane::Stepping(socket), passes * (1.0 - 1.0 / self.rounds) + first);
         }
@@ -133,6 +133,14 @@ impl<'b, 'a> Busy<'b, 'a> {
                 self.add(Lane::Stepping(steps), step);
             }
         }
+    }
+
+    /// Whether the global norm waits for the backward of a stage: no gradient comes from layers
+    /// before the first one with trained parameters.
+    fn delays_norm(&self, stage: &Stage) -> bool {
+        let cost = self.context.cost;
+        let first = cost.layers().find(|layer| cost.trained_parameters(*layer) > 0);
+        first.is_some_and(|first| first <= stage.layers.first())
     }
 
     /// The host memory of a device's shard of a stage; `None` if the device holds both parameters
