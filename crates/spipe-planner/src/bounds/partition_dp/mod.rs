@@ -106,13 +106,6 @@ struct StageChoice {
     times: StageTimes,
 }
 
-impl StageChoice {
-    /// Returns the time from the last backward to the next forward, in ms.
-    fn stepped(&self) -> f64 {
-        self.times.stepped()
-    }
-}
-
 /// Data of a stage that does not depend on its layers.
 struct At<'d> {
     seat: StageSlot,
@@ -352,8 +345,11 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
             }
             let times = at.device.stage_times((from, to), recomputed, *host_offload);
             let choice = StageChoice { host_offload: *host_offload, recomputed, times };
-            let alone =
-                if self.costs.training { m as f64 * times.busy() + choice.stepped() } else { m as f64 * times.forward };
+            let alone = if self.costs.training {
+                m as f64 * times.busy() + choice.times.stepped()
+            } else {
+                m as f64 * times.forward
+            };
             if alone <= self.limit {
                 take(choice);
             }
@@ -413,14 +409,14 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
             behind.sum += behind.since[stepper] + times.step;
             behind.since[stepper] = 0.0;
         } else {
-            behind.between = behind.between.max(behind.first + behind.back + choice.stepped());
+            behind.between = behind.between.max(behind.first + behind.back + choice.times.stepped());
         }
         let closed = &behind.closed[..self.sockets.len()];
         let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
         let others = self.all_sockets - closed.len() as f64;
         behind.sum = behind.sum.max(closed.iter().map(most).sum::<f64>() + others * behind.passes);
         let most = self.all_sockets * self.limit;
-        let passed = behind.passes + choice.stepped().max(self.before[from]);
+        let passed = behind.passes + choice.times.stepped().max(self.before[from]);
         let met = passed <= self.limit && behind.sum <= most;
         met.then_some(Suffix { held, ..behind })
     }

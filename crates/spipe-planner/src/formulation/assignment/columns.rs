@@ -28,8 +28,6 @@ pub(crate) struct AssignmentProgram<'f, 'a> {
     /// Forwards of the last position before its first backward, besides that of the first
     /// microbatch.
     pub before_turning: Expression,
-    /// Runs of equal layers: first layer and count.
-    pub runs: Vec<(usize, usize)>,
     /// Bytes to leave free in each device's memory, if layers are whole.
     whole: Option<&'f [u64]>,
     pub rows: Vec<Constraint>,
@@ -82,7 +80,6 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
         let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
         let (rows, shares, efforts) = (Vec::new(), Vec::new(), Vec::new());
         let (computed, returned, again, before_turning) = Default::default();
-        let runs = costs.runs.clone();
         let whole = None;
         Self {
             costs,
@@ -92,7 +89,6 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
             turn,
             places,
             before_turning,
-            runs,
             whole,
             rows,
             shares,
@@ -111,7 +107,7 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
     pub fn layers(&mut self, classes: &[DeviceClass], vars: &mut ProblemVariables) {
         let mut burdens: Vec<ResourceLoad> = classes.iter().map(|_| ResourceLoad::default()).collect();
         let mut host = ResourceLoad::default();
-        for (run, (first, count)) in self.runs.clone().iter().enumerate() {
+        for (run, (first, count)) in self.costs.runs.iter().enumerate() {
             let mut total = Expression::from(0.0);
             for (index, (class, burden)) in classes.iter().zip(&mut burdens).enumerate() {
                 let costs = self.costs;
