@@ -3,9 +3,9 @@
 use crate::Failure;
 use spipe_base::{Bytes, Diagnostic, Position, Seconds};
 use spipe_cost::Mode;
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, Provenance, Runtime};
 use spipe_model::{Architecture, Model};
-use spipe_plan::Plan;
+use spipe_plan::{Plan, System};
 use spipe_trace::{ReadTraceError, Trace};
 use std::{io::Read, time::Duration};
 
@@ -93,6 +93,31 @@ pub fn attends(model: &Model) -> bool {
 pub fn hardware(given: &str) -> Result<Hardware, Failure> {
     let (file, text) = find(given, "hardware profile", spipe_hardware::shipped())?;
     Ok(Hardware::from_toml(&file, &text)?)
+}
+
+/// A runtime by path or name.
+pub fn runtime(given: &str) -> Result<Runtime, Failure> {
+    let (file, text) = find(given, "runtime", spipe_hardware::shipped_runtimes())?;
+    Ok(Runtime::from_toml(&file, &text)?)
+}
+
+/// The given runtime, or the one that executes `systems` on `hardware`: the framework to which all of
+/// them belong, if the machine's GPUs are real and were not measured by this program.
+pub fn runtime_for(given: Option<&str>, systems: &[System], hardware: &Hardware) -> Result<Runtime, Failure> {
+    if let Some(given) = given {
+        return runtime(given);
+    }
+    let mut frameworks = systems.iter().map(|system| system.framework());
+    let first = frameworks.next().flatten();
+    let framework = first.filter(|_| frameworks.all(|other| other == first) && has_foreign_gpus(hardware));
+    framework.map_or_else(|| Ok(Runtime::default()), runtime)
+}
+
+/// Whether a machine has GPUs, none of them emulated or measured by this program.
+pub fn has_foreign_gpus(hardware: &Hardware) -> bool {
+    let mut gpus = hardware.devices().iter().filter(|device| device.is_gpu()).peekable();
+    let foreign = |provenance: &Provenance| !matches!(provenance, Provenance::Measured { .. });
+    gpus.peek().is_some() && gpus.all(|gpu| !gpu.emulated && foreign(gpu.provenance()))
 }
 
 /// The part of a machine with these devices; all of it if none are named.

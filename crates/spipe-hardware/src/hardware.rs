@@ -1,7 +1,7 @@
 //! The checked, immutable machine.
 
-use crate::{Device, HardwareFile, Link, Memory, Route, route::Routes};
-use spipe_base::{DeviceId, Faults, IdVec, LinkId, MemoryId};
+use crate::{Device, HardwareFile, Link, Memory, MemoryKind, Route, Runtime, route::Routes};
+use spipe_base::{Bytes, DeviceId, Faults, IdVec, LinkId, MemoryId};
 
 /// A checked machine: devices, memories, links, and the route between any two memories.
 ///
@@ -26,9 +26,15 @@ pub struct Hardware {
     links: IdVec<LinkId, Link>,
     routes: Routes,
     warnings: Faults,
+    runtime: Runtime,
+    /// The share of each memory that is left free.
+    head_room: f64,
+    /// The reserved part of each memory as the file states it.
+    reserved: IdVec<MemoryId, Bytes>,
 }
 
-/// Machines are equal if their devices, memories, links and routes are, even if their files differ.
+/// Machines are equal if their devices, memories, links, routes and runtimes are, even if their
+/// files differ.
 impl PartialEq for Hardware {
     fn eq(&self, other: &Self) -> bool {
         self.name() == other.name()
@@ -36,6 +42,7 @@ impl PartialEq for Hardware {
             && self.memories == other.memories
             && self.links == other.links
             && self.routes == other.routes
+            && self.runtime == other.runtime
     }
 }
 
@@ -45,11 +52,62 @@ impl Hardware {
         (devices, memories, links): (IdVec<DeviceId, Device>, IdVec<MemoryId, Memory>, IdVec<LinkId, Link>),
         routes: Routes,
     ) -> Self {
-        Self { file, devices, memories, links, routes, warnings: Faults::new() }
+        let reserved = memories.iter().map(|memory| memory.reserved).collect();
+        let (warnings, runtime) = (Faults::new(), Runtime::default());
+        Self { file, devices, memories, links, routes, warnings, runtime, head_room: 0.0, reserved }
     }
 
     pub(crate) fn with_warnings(self, warnings: Faults) -> Self {
         Self { warnings, ..self }
+    }
+
+    /// Returns the same machine as `runtime` finds it: each memory is smaller by what the runtime
+    /// holds or cannot use. Contexts and communicators that the file reserves are not counted
+    /// twice; the larger count holds.
+    #[must_use]
+    pub fn under(mut self, runtime: Runtime) -> Self {
+        self.runtime = runtime;
+        self.shrink_memories();
+        self
+    }
+
+    /// Returns the same machine with the share `head_room` of each memory left free, from 0 to 1.
+    #[must_use]
+    pub fn with_head_room(mut self, head_room: f64) -> Self {
+        self.head_room = head_room.clamp(0.0, 1.0);
+        self.shrink_memories();
+        self
+    }
+
+    fn shrink_memories(&mut self) {
+        let is_real = |memory: &Memory| memory.device.is_some_and(|device| !self.devices[device].emulated);
+        let gpus = self.devices.iter().filter(|device| device.is_gpu()).count();
+        let (context, buckets) = (self.runtime.context(gpus), self.runtime.buckets());
+        let shrunk = |(id, memory): (MemoryId, &Memory)| {
+            let stated = self.reserved[id];
+            let (held, lost) = match memory.kind {
+                MemoryKind::Gpu if is_real(memory) => (stated.max(context) + buckets, self.runtime.allocator_share()),
+                MemoryKind::Dram => (stated, self.runtime.host_share()),
+                MemoryKind::Gpu | MemoryKind::Nvme => (stated, 0.0),
+            };
+            let usable = memory.capacity.saturating_sub(held);
+            let left = usable.as_f64() * (1.0 - lost) * (1.0 - self.head_room);
+            // Whole bytes of a figure that nothing shrinks stay exact.
+            let whole = lost == 0.0 && self.head_room == 0.0;
+            let left = if whole { usable } else { Bytes::new(left as u64) };
+            Memory { reserved: memory.capacity - left, ..memory.clone() }
+        };
+        self.memories = self.memories.enumerate().map(shrunk).collect();
+    }
+
+    /// Returns what executes plans on the machine.
+    pub const fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Returns the share of each memory that is left free.
+    pub const fn head_room(&self) -> f64 {
+        self.head_room
     }
 
     /// Formats the machine as a file that reads back as an equal machine.

@@ -11,6 +11,8 @@
 //! [`Hardware::from_toml`] refuses a file with all of its faults, each with its position. Memories
 //! are `gpu0`, `dram0` (pinned host memory), `dram0-pageable` (the same bytes, slower to copy) and
 //! `nvme0`. Links are directed: a file's link `pcie0` becomes `pcie0.up` and `pcie0.down`.
+//!
+//! A [`Runtime`] is what executes a plan on the machine; [`Hardware::under`] joins the two.
 
 mod build;
 mod check;
@@ -24,6 +26,7 @@ mod profiles;
 mod read;
 mod report;
 mod route;
+mod runtime;
 mod topology;
 mod words;
 
@@ -35,5 +38,9 @@ pub use file::{
 };
 pub use hardware::Hardware;
 pub use profiles::shipped;
+pub use runtime::{
+    AttentionKernel, CollectiveRates, Constant, FactorsFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile,
+    LossKernel, NormKernel, ProductRates, Runtime, RuntimeFile, runtime_schema, shipped_runtimes,
+};
 pub use spipe_base::DataType;
 pub use words::VectorExtension;

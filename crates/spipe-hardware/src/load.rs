@@ -50,7 +50,16 @@ impl Hardware {
         for dram in file.socket.iter_mut().map(|socket| &mut socket.dram).filter(|dram| larger(&dram.name)) {
             dram.capacity.0 += more;
         }
-        Self::from_file(self.name(), file)
+        self.changed(file)
+    }
+
+    /// Returns the machine of another `file`, under the same runtime and with the same head-room.
+    ///
+    /// # Errors
+    /// All faults of the machine.
+    pub fn changed(&self, file: HardwareFile) -> Result<Self, Faults> {
+        let changed = Self::from_file(&file.name.clone(), file)?;
+        Ok(changed.under(self.runtime().clone()).with_head_room(self.head_room()))
     }
 
     /// Returns the part of the machine with the `devices` of these names. The other sockets keep
@@ -81,7 +90,7 @@ impl Hardware {
         file.link = parts.links.into_iter().map(|part| part.item).collect();
         file.link.retain(|link| !removed.iter().any(|gpu| link.between.contains(&gpu.name)));
         drop_dead_ends(&mut file);
-        Self::from_file(self.name(), file)
+        self.changed(file)
     }
 
     fn checked(file: HardwareFile, mut report: Report<'_>) -> Result<Self, Faults> {

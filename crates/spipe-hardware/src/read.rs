@@ -2,8 +2,9 @@
 //! reports each one, substitutes a placeholder, and continues.
 
 use crate::{
-    DataType, DramFile, EfficiencyFile, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MeasuredFile, NodeFile,
-    NvmeFile, SocketFile, VectorExtension,
+    AttentionKernel, CollectiveRates, DataType, DramFile, EfficiencyFile, FactorsFile, GpuFile, HardwareFile,
+    HoldingsFile, HostFile, KernelsFile, LaunchesFile, LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NodeFile,
+    NormKernel, NvmeFile, ProductRates, RuntimeFile, SocketFile, VectorExtension,
     report::{Report, Source},
     words::Word,
 };
@@ -49,14 +50,23 @@ impl HardwareFile {
     }
 }
 
-/// Reads the tables of a file, or returns its syntax errors.
+/// Reads the tables of a hardware file, or returns its syntax errors.
 pub(crate) fn parse(report: &mut Report<'_>, syntax: &[toml::de::Error]) -> Result<HardwareFile, Faults> {
+    parse_table(report, syntax)
+}
+
+/// Reads the tables of a runtime file, or returns its syntax errors.
+pub(crate) fn parse_runtime(report: &mut Report<'_>, syntax: &[toml::de::Error]) -> Result<RuntimeFile, Faults> {
+    parse_table(report, syntax)
+}
+
+fn parse_table<T: ReadTable>(report: &mut Report<'_>, syntax: &[toml::de::Error]) -> Result<T, Faults> {
     for error in syntax {
         let offset = error.span().map_or(0, |span| span.start);
         report.push_at(offset, Diagnostic::error(error.message().trim_end()));
     }
     match report.source.root {
-        Some(root) if syntax.is_empty() => Ok(HardwareFile::read_table(root.get_ref(), root.span().start, report)),
+        Some(root) if syntax.is_empty() => Ok(T::read_table(root.get_ref(), root.span().start, report)),
         _ => Err(std::mem::take(&mut report.faults)),
     }
 }
@@ -227,7 +237,15 @@ macro_rules! read_words {
     )+};
 }
 
-read_words! { DataType "data type" VectorExtension "vector extension" }
+read_words! {
+    DataType "data type"
+    VectorExtension "vector extension"
+    ProductRates "rate of products"
+    AttentionKernel "attention kernel"
+    NormKernel "kind of elementwise kernels"
+    LossKernel "kind of loss"
+    CollectiveRates "rate of collectives"
+}
 
 impl<T: Read> Read for Option<T> {
     const WANTED: &'static str = T::WANTED;
@@ -421,4 +439,14 @@ tables! {
     NvmeFile "nvme" { name capacity read write reserved latency source }
     NodeFile "node" { name source }
     LinkFile "link" { name between up down bandwidth latency source }
+    RuntimeFile "runtime" { format_version name description host kernels efficiency memory fitted_from }
+    HostFile "table of the host" { launch iteration waits_for_copies source }
+    KernelsFile "table of kernels" {
+        block embedding head per_operation optimizer products attention norms loss collectives source
+    }
+    LaunchesFile "table of launches" { forward backward }
+    FactorsFile "table of factors" { products attention links optimizer source }
+    HoldingsFile "table of memory" {
+        context communicators buckets gradient_copy_bytes allocator_share host_share source
+    }
 }

@@ -51,6 +51,8 @@ macro_rules! words {
     };
 }
 
+pub(crate) use words;
+
 impl Word for DataType {
     const WHAT: &'static str = "data type";
 

@@ -4,7 +4,7 @@ use crate::{Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, Sys
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
 use std::collections::BTreeMap;
 
@@ -69,6 +69,12 @@ pub struct PlanFile {
     pub model: Embedded,
     /// The machine.
     pub hardware: Embedded,
+    /// What executes the plan; by default the runtime `spipe`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<Embedded>,
+    /// The share of each memory that the planner left free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_room: Option<f64>,
 }
 
 /// The JSON schema of plan files.
@@ -93,6 +99,10 @@ impl Plan {
         }
         let model = Model::from_toml(&format!("{file}#model"), &parsed.model.toml)?;
         let hardware = Hardware::from_toml(&format!("{file}#hardware"), &parsed.hardware.toml)?;
+        let runtime = parsed.runtime.as_ref();
+        let runtime =
+            runtime.map(|runtime| Runtime::from_toml(&format!("{file}#runtime"), &runtime.toml)).transpose()?;
+        let hardware = hardware.under(runtime.unwrap_or_default()).with_head_room(parsed.head_room.unwrap_or(0.0));
         let placement = place(file, text, &parsed, &hardware)?;
         check_figures(file, text, &parsed)?;
         let position = |stage: StageId| Some(stage_position(file, text, stage.index()));
@@ -134,6 +144,11 @@ impl Plan {
                 .collect(),
             model: Embedded { name: self.model.name().into(), toml: self.model.to_toml() },
             hardware: Embedded { name: self.hardware.name().into(), toml: self.hardware.to_toml() },
+            runtime: Some(Embedded {
+                name: self.hardware.runtime().name().into(),
+                toml: self.hardware.runtime().to_toml(),
+            }),
+            head_room: Some(self.hardware.head_room()).filter(|share| *share > 0.0),
         }
     }
 
@@ -166,6 +181,7 @@ fn check_figures(file: &str, text: &str, parsed: &PlanFile) -> Result<(), Faults
         ("objective-ms", parsed.objective_ms, f64::INFINITY, "0 or more"),
         ("gap", parsed.gap, 1.0, "from 0 to 1"),
         ("simulated-iteration-ms", parsed.simulated_iteration_ms, f64::INFINITY, "0 or more"),
+        ("head-room", parsed.head_room, 1.0, "from 0 to 1"),
     ];
     let mut faults = Faults::new();
     for (key, figure, most, range) in figures {

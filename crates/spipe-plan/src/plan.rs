@@ -4,7 +4,7 @@ use crate::{Context, Family, Placement, StageFootprint, check::check_at, footpri
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, MemoryId, Position, StageId};
 use spipe_cost::{CostTable, Mode, Workload};
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,6 +95,15 @@ impl Plan {
     /// Every fault of the placement under `workload`.
     pub fn with_workload(&self, workload: Workload) -> Result<Self, Faults> {
         Self::new(self.model.clone(), self.hardware.clone(), workload, self.placement.clone())
+    }
+
+    /// The same placement under another runtime, checked anew.
+    ///
+    /// # Errors
+    /// Every fault of the placement under `runtime`.
+    pub fn under(&self, runtime: Runtime) -> Result<Self, Faults> {
+        let hardware = self.hardware.clone().under(runtime);
+        Self::new(self.model.clone(), hardware, *self.cost.workload(), self.placement.clone())
     }
 
     /// The same plan with a planner's report on it.

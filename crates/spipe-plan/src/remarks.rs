@@ -3,12 +3,13 @@
 //! - The devices compute in a wider type than the workload's ([`precision_remark`]).
 //! - A contrastive loss is split over microbatches ([`contrast_remark`]).
 //! - A generation plan has no memory for the prompts ([`prompt_remark`]).
+//! - A plan fills nearly all of a memory ([`fullness_remarks`]).
 //! - A pipeline over GPUs and CPU sockets has one of four faults ([`hybrid_remarks`]): a socket is
 //!   so slow that the GPUs starve; a socket is on the far side of the machine; adjacent CPU stages
 //!   could be merged; or a boundary takes longer to copy than its stages take to compute.
 
 use crate::{Context, Placement, Plan, Stage};
-use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId};
+use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId, readable::percent};
 use spipe_cost::{Mode, Workload};
 use spipe_model::LayerKind;
 use std::collections::BTreeMap;
@@ -166,4 +167,20 @@ fn copy(context: &Context<'_>, (from, to): (MemoryId, MemoryId), bytes: Bytes) -
     let links = route.links.iter().map(|link| context.hardware.links()[*link].bandwidth.get());
     let rate = links.chain(route.rate_cap.map(|cap| cap.get())).fold(f64::INFINITY, f64::min);
     Seconds::new(bytes.as_f64() / rate).map(|time| time + route.latency)
+}
+
+/// The share of a memory above which a plan gets a remark: allocators lose some of the rest.
+const FULL: f64 = 0.95;
+
+/// A remark on each memory of which `plan` fills nearly all.
+pub fn fullness_remarks(plan: &Plan) -> Vec<Diagnostic> {
+    let context = plan.context();
+    let remark = |(id, peak): (MemoryId, Bytes)| {
+        let memory = &context.hardware.memories()[id];
+        let share = peak.as_f64() / memory.usable().as_f64().max(1.0);
+        let message = || format!("the plan fills {} of `{}`", percent(share), memory.name);
+        let hint = "leave room with `--head-room 10%` where a run may hold more than the schedule";
+        (share > FULL).then(|| Diagnostic::warning(message()).hint(hint))
+    };
+    plan.peaks().into_iter().filter_map(remark).collect()
 }

@@ -98,6 +98,16 @@ pub enum Dealing {
 }
 
 impl System {
+    /// Returns the name of the runtime that executes the system on GPUs, if it is a framework's: the
+    /// others leave choices to the plan that only the runtime `spipe` executes.
+    pub const fn framework(self) -> Option<&'static str> {
+        match self {
+            Self::Fsdp => Some("pytorch"),
+            Self::ZeroOffload | Self::ZeroOffloadDelayed | Self::ZeroInfinity => Some("deepspeed"),
+            _ => None,
+        }
+    }
+
     /// Every system.
     pub const ALL: [Self; 26] = [
         Self::Gpipe,

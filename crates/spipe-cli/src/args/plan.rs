@@ -19,6 +19,13 @@ pub struct Plan {
     /// memory
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<String>,
+    /// What executes the plan: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// megatron, deepspeed) or a file; by default the one that runs the system on this machine
+    #[arg(long)]
+    pub runtime: Option<String>,
+    /// Leave this share of each memory free, such as 10%
+    #[arg(long)]
+    pub head_room: Option<String>,
     /// A plan file to improve, with its model, machine and workload
     #[arg(long, conflicts_with_all = [
         "model", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
@@ -105,6 +112,10 @@ pub struct TensorData {
     /// The devices to use, such as gpu0,gpu1; all if not given
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<String>,
+    /// What executes it: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// megatron, deepspeed) or a file; by default the one that trains on this machine
+    #[arg(long)]
+    pub runtime: Option<String>,
     /// Degree of tensor parallelism; if not given, every degree that uses all GPUs
     #[arg(long)]
     pub tensor: Option<u64>,

@@ -7,6 +7,10 @@ use clap::Args as Group;
 pub struct Simulate {
     /// The plan
     pub plan: String,
+    /// What executes the plan, instead of the runtime that the plan names: spipe, pytorch,
+    /// pytorch-compiled, megatron, deepspeed or a file
+    #[arg(long)]
+    pub runtime: Option<String>,
     /// Simulate a single iteration that begins and ends with idle devices, as a run of prompts
     /// does, not the steady state
     #[arg(long)]

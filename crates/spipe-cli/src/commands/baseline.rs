@@ -10,7 +10,7 @@ use crate::{
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, readable::per_second};
 use spipe_cost::{Mode, ParallelCost, ParallelError, Parallelism, Workload};
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Attention, Model, Recompute};
 
 /// Computes every configuration that was asked for and prints it.
@@ -19,6 +19,9 @@ pub fn run(what: &args::Baseline, given: &Given, format: Format) -> Result<(), F
         args::Baseline::TensorData(what) => tensor_data(what, given, format),
     }
 }
+
+/// The runtime that trains with tensor parallelism on GPUs.
+const FRAMEWORK: &str = "megatron";
 
 /// A configuration with its cost.
 struct Priced {
@@ -41,6 +44,12 @@ impl Priced {
 fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result<(), Failure> {
     let model = input::model(&what.model)?;
     let hardware = input::part(input::hardware(&what.hardware)?, &what.devices)?;
+    let runtime = match &what.runtime {
+        Some(given) => input::runtime(given)?,
+        None if input::has_foreign_gpus(&hardware) => input::runtime(FRAMEWORK)?,
+        None => Runtime::default(),
+    };
+    let hardware = hardware.under(runtime);
     Idle::among(given)
         .options_if(what.mode != Mode::Train, &["optimizer", "recompute"], "in inference", "leave it out")
         .options_if(
@@ -75,7 +84,11 @@ fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result
             refused.map_or_else(|| "no two degrees multiply to the number of GPUs".into(), |error| error.to_string());
         return Err(Failure::Infeasible(Diagnostic::error(reason).hint("give other degrees, or another batch")));
     };
-    output::report(format, &human(&priced, best), &data((&model, &hardware), &priced, best))?;
+    output::report(
+        format,
+        &human(hardware.runtime().name(), &priced, best),
+        &data((&model, &hardware), &priced, best),
+    )?;
     if priced[best].cost.fits() {
         return Ok(());
     }
@@ -144,6 +157,7 @@ struct Data<'a> {
     status: &'static str,
     model: &'a str,
     hardware: &'a str,
+    runtime: &'a str,
     /// The index of the best configuration.
     best: usize,
     configurations: Vec<Configuration>,
@@ -199,6 +213,7 @@ fn data<'a>((model, hardware): (&'a Model, &'a Hardware), priced: &[Priced], bes
         status: if priced[best].cost.fits() { "ok" } else { "out-of-memory" },
         model: model.name(),
         hardware: hardware.name(),
+        runtime: hardware.runtime().name(),
         best,
         configurations: priced.iter().map(configuration).collect(),
     }
@@ -209,7 +224,7 @@ fn rate(priced: &Priced) -> f64 {
     priced.workload.tokens() as f64 / priced.cost.iteration.get()
 }
 
-fn human(priced: &[Priced], best: usize) -> String {
+fn human(runtime: &str, priced: &[Priced], best: usize) -> String {
     let headings = [
         "tensor\n× data",
         "recompute",
@@ -249,6 +264,6 @@ fn human(priced: &[Priced], best: usize) -> String {
     let usable = priced[best].cost.usable;
     format!(
         "{rows}\n\nTimes are in ms, without overlap: compute, all-reduces in layers, all-reduce of gradients and optimizer add up. Each \
-         GPU has {usable}.\n"
+         GPU has {usable} under the runtime `{runtime}`.\n"
     )
 }

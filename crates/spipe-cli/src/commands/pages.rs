@@ -8,12 +8,13 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
     let schema = match what.name.as_str() {
         "model" => spipe_model::schema(),
         "hardware" => spipe_hardware::schema(),
+        "runtime" => spipe_hardware::runtime_schema(),
         "plan" => spipe_plan::schema(),
         "trace" => schemars::schema_for!(spipe_trace::Trace),
         other => {
             return Err(Failure::argument(
                 format!("there is no format `{other}`"),
-                "use model, hardware, plan or trace",
+                "use model, hardware, runtime, plan or trace",
             ));
         }
     };

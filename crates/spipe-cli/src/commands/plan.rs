@@ -46,6 +46,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let whose = (&task.model, &task.hardware, task.template.mode);
     let pinned = pins::read(&what.pin, (&what.system, &what.microbatch), whose)?;
     let systems = planning::systems(&pinned.system)?;
+    let task = task.under(what, &systems)?;
     idle(what, given, (&task, &systems))?;
     let question = Question {
         model: &task.model,
@@ -89,7 +90,8 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
         spipe_plan::contrast_remark(&context),
         spipe_plan::prompt_remark(&found.plan),
     ];
-    for remark in remarks.into_iter().flatten() {
+    let full = spipe_plan::fullness_remarks(&found.plan);
+    for remark in remarks.into_iter().flatten().chain(full) {
         output::talk(&remark.to_string());
     }
     let json = found.plan.to_json();
@@ -176,9 +178,12 @@ impl Task {
         if let Some(path) = &what.improve {
             let plan = input::plan(path)?;
             let context = plan.context();
+            let runtime = what.runtime.as_deref().map(input::runtime).transpose()?;
+            let hardware = context.hardware.clone();
+            let hardware = runtime.into_iter().fold(hardware, Hardware::under);
             return Ok(Self {
                 model: context.model.clone(),
-                hardware: context.hardware.clone(),
+                hardware: roomy(hardware, what)?,
                 template: *context.workload(),
                 global_batch: context.workload().global_batch(),
                 start: Some(plan.placement().clone()),
@@ -208,6 +213,25 @@ impl Task {
         };
         Ok(Self { model, hardware, template, global_batch, start: None })
     }
+
+    /// The same task on the machine as its runtime finds it.
+    fn under(self, what: &args::Plan, systems: &[System]) -> Result<Self, Failure> {
+        if self.start.is_some() {
+            return Ok(self);
+        }
+        let runtime = input::runtime_for(what.runtime.as_deref(), systems, &self.hardware)?;
+        Ok(Self { hardware: roomy(self.hardware.under(runtime), what)?, ..self })
+    }
+}
+
+/// The machine with the head-room that was asked for.
+fn roomy(hardware: Hardware, what: &args::Plan) -> Result<Hardware, Failure> {
+    let Some(given) = &what.head_room else { return Ok(hardware) };
+    let share = input::fraction(given)?;
+    if share < 1.0 {
+        return Ok(hardware.with_head_room(share));
+    }
+    Err(Failure::argument("the head-room is all of the memory", "leave less, such as 10%"))
 }
 
 /// The largest value that fits, or the refusal if none does.

@@ -12,6 +12,10 @@ use std::collections::BTreeMap;
 pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     let target = what.output.as_deref().map(|path| Target::beside(path, &[&what.plan])).transpose()?;
     let plan = input::plan(&what.plan)?;
+    let plan = match &what.runtime {
+        Some(given) => plan.under(input::runtime(given)?)?,
+        None => plan,
+    };
     let program = planning::program(&plan)?;
     let options = Options::default();
     let iterations = if what.once { Iterations::One } else { options.iterations };
@@ -25,7 +29,7 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
         target.write(spipe_trace::to_json(&simulation.trace).as_bytes())?;
     }
     if !to_stdout {
-        let data = data(&simulation, program.actions().len(), &remarks);
+        let data = data((&plan, &simulation), program.actions().len(), &remarks);
         output::report(format, &human(&simulation.trace), &data)?;
     }
     match &simulation.trace.status {
@@ -45,6 +49,7 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
 struct Data {
     format_version: u32,
     status: &'static str,
+    runtime: String,
     iteration_ms: f64,
     tokens_per_second: Option<f64>,
     bubble_fraction: f64,
@@ -95,7 +100,7 @@ fn remarks(plan: &Plan, trace: &Trace) -> Vec<Diagnostic> {
     all
 }
 
-fn data(simulation: &Simulation, actions: usize, remarks: &[Diagnostic]) -> Data {
+fn data((plan, simulation): (&Plan, &Simulation), actions: usize, remarks: &[Diagnostic]) -> Data {
     let trace = &simulation.trace;
     let metrics = Metrics::of(trace);
     let causes = |causes: &BTreeMap<spipe_base::IdleCause, SimTime>| {
@@ -107,6 +112,7 @@ fn data(simulation: &Simulation, actions: usize, remarks: &[Diagnostic]) -> Data
             Status::Ok => "ok",
             Status::OutOfMemory(_) => "out-of-memory",
         },
+        runtime: plan.context().hardware.runtime().name().into(),
         iteration_ms: metrics.iteration.to_ms(),
         // A simulation that ends early has no rate.
         tokens_per_second: metrics.tokens_per_second.filter(|_| trace.status == Status::Ok),

@@ -79,7 +79,7 @@ pub fn with_gains(request: &Request<'_>, found: Found) -> Result<Found, Failure>
     let larger = RESOURCES.iter().map(|(_, change)| {
         let mut file = request.hardware.file().clone();
         change(&mut file);
-        Hardware::from_file(&file.name.clone(), file)
+        request.hardware.changed(file)
     });
     let larger: Vec<Hardware> = larger.collect::<Result<_, _>>()?;
     let start = Some(found.solution.placement.clone());

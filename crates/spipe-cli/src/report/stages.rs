@@ -64,7 +64,7 @@ pub fn human(plan: &Plan) -> String {
     let leave = if placement.knobs.gradients_leave { ", gradients leave with each microbatch" } else { "" };
     let microbatches = if workload.microbatches == 1 { "microbatch" } else { "microbatches" };
     format!(
-        "{} on {}: system {}{by}{head_start}{resident}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}\n\n{stages}\n{part}{apart}\n{memories}\n",
+        "{} on {}: system {}{by}{head_start}{resident}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}, runtime {}\n\n{stages}\n{part}{apart}\n{memories}\n",
         context.model.name(),
         context.hardware.name(),
         placement.system,
@@ -72,6 +72,7 @@ pub fn human(plan: &Plan) -> String {
         workload.microbatch,
         workload.seq_len,
         workload.precision,
+        context.hardware.runtime().name(),
     )
 }
 

@@ -1,0 +1,63 @@
+//! The enumerations of runtime files.
+
+use crate::words::{Word, words};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+words! {
+    /// The rate of matrix products.
+    ProductRates, "rate of products" {
+        /// A function of the operations of a product ([`Efficiency`](crate::Efficiency)).
+        Work = "work",
+        /// A function of its smallest dimension ([`Efficiency::dimension_share`](crate::Efficiency)).
+        SmallestDimension = "smallest-dimension",
+    }
+}
+
+words! {
+    /// The kernel of fused attention.
+    AttentionKernel, "attention kernel" {
+        /// At the rate of products; all scores count.
+        Products = "products",
+        /// Scores are written to memory; all of them count.
+        Materialised = "materialised",
+        /// FlashAttention (2022); causal halves count.
+        Flash1 = "flash-1",
+        /// FlashAttention 2 (2023) and its kin.
+        Flash2 = "flash-2",
+        /// The fastest kernel of 2025: FlashAttention 3 on Hopper, cuDNN on Blackwell.
+        Flash3 = "flash-3",
+    }
+}
+
+words! {
+    /// The kernels of norms, activation functions and sums.
+    NormKernel, "kind of elementwise kernels" {
+        /// One kernel for each, which reads and writes once.
+        Fused = "fused",
+        /// Casts, biases and masks are kernels of their own.
+        Unfused = "unfused",
+    }
+}
+
+words! {
+    /// The kernels of the loss.
+    LossKernel, "kind of loss" {
+        /// Logits in 32 bits, read twice.
+        Fused = "fused",
+        /// Casts, normaliser and gradient are kernels of their own.
+        Unfused = "unfused",
+        /// Logits of one chunk of tokens at a time.
+        Chunked = "chunked",
+    }
+}
+
+words! {
+    /// The rate of collectives.
+    CollectiveRates, "rate of collectives" {
+        /// Rings over the links of the machine.
+        Rings = "rings",
+        /// Bus bandwidth and latency as the machine states them; rings where it does not.
+        Measured = "measured",
+    }
+}
