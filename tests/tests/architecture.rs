@@ -23,7 +23,7 @@ use std::{
 };
 
 /// The dependencies that each crate may have, besides those of its dependencies.
-const MAY_USE: [(&str, &[&str]); 13] = [
+const MAY_USE: [(&str, &[&str]); 14] = [
     ("spipe-base", &[]),
     ("spipe-model", &["spipe-base"]),
     ("spipe-hardware", &["spipe-base"]),
@@ -35,7 +35,8 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("spipe-planner", &["spipe-schedule"]),
     ("spipe-timeline", &["spipe-trace"]),
     ("spipe-exec", &["spipe-schedule", "spipe-trace"]),
-    ("spipe-reproduce", &["spipe-sim", "spipe-planner", "spipe-timeline"]),
+    ("spipe-fit", &["spipe-sim", "spipe-planner"]),
+    ("spipe-reproduce", &["spipe-fit", "spipe-timeline"]),
     ("spipe", &["spipe-reproduce", "spipe-exec"]),
 ];
 

@@ -101,6 +101,16 @@ pub fn runtime(given: &str) -> Result<Runtime, Failure> {
     Ok(Runtime::from_toml(&file, &text)?)
 }
 
+/// The machine as `runtime` finds it, with the constants that it was fitted to have under it.
+pub fn under(hardware: Hardware, runtime: Runtime) -> Result<Hardware, Failure> {
+    let fitted = spipe_fit::fitted_runtime(&hardware, runtime);
+    let fitted = fitted.map_err(|error| {
+        let message = format!("`[[fitted]]` of `{}`: {error}", hardware.name());
+        Failure::input(Diagnostic::error(message).hint(error.hint()))
+    })?;
+    Ok(hardware.under(fitted))
+}
+
 /// The given runtime, or the one that executes `systems` on `hardware`: the framework to which all of
 /// them belong, if the machine's GPUs are real and were not measured by this program.
 pub fn runtime_for(given: Option<&str>, systems: &[System], hardware: &Hardware) -> Result<Runtime, Failure> {

@@ -15,7 +15,7 @@
 //! `between = ["gpu{0..3}", "root{0..6/2}"]` joins `gpu0` with `root0`, `gpu1` with `root2` and so
 //! on. All ranges of a table have the same length; names without a range are repeated.
 
-use crate::{DataType, VectorExtension};
+use crate::{DataType, FittedFile, VectorExtension};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
@@ -64,6 +64,9 @@ pub struct HardwareFile {
     /// Links between any two of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub link: Vec<LinkFile>,
+    /// Constants fitted on measured runs, with their errors.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fitted: Vec<FittedFile>,
 }
 
 /// The cores of one NUMA node with its DRAM.
@@ -291,6 +294,7 @@ impl HardwareFile {
             switch: Vec::new(),
             nic: Vec::new(),
             link: Vec::new(),
+            fitted: Vec::new(),
         }
     }
 

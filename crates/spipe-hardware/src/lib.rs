@@ -20,6 +20,7 @@ mod device;
 mod efficiency;
 mod expand;
 mod file;
+mod fitted;
 mod hardware;
 mod load;
 mod profiles;
@@ -36,6 +37,7 @@ pub use file::{
     DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile, HardwareFile, LayerTimeFile, LinkFile,
     MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
 };
+pub use fitted::FittedFile;
 pub use hardware::Hardware;
 pub use profiles::shipped;
 pub use runtime::{

@@ -2,9 +2,9 @@
 //! reports each one, substitutes a placeholder, and continues.
 
 use crate::{
-    AttentionKernel, CollectiveRates, DataType, DramFile, EfficiencyFile, FactorsFile, GpuFile, HardwareFile,
-    HoldingsFile, HostFile, KernelsFile, LaunchesFile, LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NodeFile,
-    NormKernel, NvmeFile, ProductRates, RuntimeFile, SocketFile, VectorExtension,
+    AttentionKernel, CollectiveRates, DataType, DramFile, EfficiencyFile, FactorsFile, FittedFile, GpuFile,
+    HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile, LayerTimeFile, LinkFile, LossKernel, MeasuredFile,
+    NodeFile, NormKernel, NvmeFile, ProductRates, RuntimeFile, SocketFile, VectorExtension,
     report::{Report, Source},
     words::Word,
 };
@@ -354,6 +354,27 @@ impl<T: Read> Read for BTreeMap<DataType, T> {
     }
 }
 
+/// Numbers by name.
+impl Read for BTreeMap<String, f64> {
+    const WANTED: &'static str = "a table like { product-efficiency = 0.9 }";
+
+    fn read(value: &Value<'_>, report: &mut Report<'_>) -> Self {
+        let DeValue::Table(table) = value.get_ref() else {
+            mismatch(value, Self::WANTED, report);
+            return Self::stand_in();
+        };
+        table.iter().map(|(key, value)| (key.get_ref().to_string(), f64::read(value, report))).collect()
+    }
+
+    fn stand_in() -> Self {
+        Self::new()
+    }
+
+    fn absent() -> Option<Self> {
+        Some(Self::new())
+    }
+}
+
 /// Adds the hint "did you mean" if a similar word is known.
 fn meant<'a>(fault: Diagnostic, word: &str, known: impl IntoIterator<Item = &'a str>) -> Diagnostic {
     match similar_word(word, known) {
@@ -421,7 +442,7 @@ macro_rules! tables {
 }
 
 tables! {
-    HardwareFile "hardware file" { format_version name description socket gpu nvme root_complex switch nic link }
+    HardwareFile "hardware file" { format_version name description socket gpu nvme root_complex switch nic link fitted }
     SocketFile "socket" {
         name memory_only cores peak optimizer_rate dram numa_node memory_channels vector_extensions launch_floor
         efficiency matmul elementwise matvec layer_time measured source
@@ -449,4 +470,5 @@ tables! {
     HoldingsFile "table of memory" {
         context communicators buckets gradient_copy_bytes allocator_share host_share source
     }
+    FittedFile "fitted" { runtime class count predicted mean_error largest_error constants source }
 }

@@ -1,8 +1,8 @@
 //! The kinds of network, each described by a few numbers, and the layers built from them.
 
 use crate::{
-    Batch, Block, Contrast, Embedding, Head, Layer, LayerKind, PatchEmbedding, Positions, ProfiledLayer, Projection,
-    Unet,
+    Batch, Block, Contrast, Embedding, Encoder, Head, Layer, LayerKind, PatchEmbedding, Positions, ProfiledLayer,
+    Projection, Unet,
 };
 use spipe_base::{IdVec, LayerId};
 use std::collections::BTreeMap;
@@ -12,6 +12,8 @@ use std::collections::BTreeMap;
 pub enum Architecture {
     /// A language model: embedding, blocks, head.
     Transformer(Transformer),
+    /// A text encoder: embedding, blocks, the head of a task.
+    Encoder(Encoder),
     /// An image encoder: patch embedding, blocks, then a classifier or a projection.
     Vision(Vision),
     /// A text encoder and an image encoder joined by a contrastive loss.
@@ -119,6 +121,7 @@ impl Architecture {
     pub fn seq_len(&self) -> u64 {
         match self {
             Self::Transformer(transformer) => transformer.seq_len,
+            Self::Encoder(encoder) => encoder.seq_len,
             Self::Vision(vision) => vision.embedding.tokens(),
             Self::TwoTowers(towers) => towers.text.seq_len,
             Self::Unet(unet) => unet.latent * unet.latent,
@@ -130,6 +133,7 @@ impl Architecture {
         let mut layers = Layers::default();
         match self {
             Self::Transformer(transformer) => transformer.build(&mut layers),
+            Self::Encoder(encoder) => encoder.build(&mut layers),
             Self::Vision(vision) => vision.build(&mut layers, ""),
             Self::TwoTowers(towers) => towers.build(&mut layers),
             Self::Unet(unet) => unet.build(&mut layers),
@@ -184,6 +188,7 @@ impl Transformer {
             vocabulary: self.vocabulary,
             hidden: self.block.hidden,
             places: places(&self.block),
+            token_types: 0,
             norm: self.embedding_norm.then_some((self.block.norm, self.block.norm_epsilon)),
             dropout: self.block.dropout,
         }
@@ -212,6 +217,29 @@ impl Transformer {
         if self.tied {
             layers.layers[last].tied_to = Some(first);
             layers.layers[last].tied_parameters = head.projection_parameters();
+        }
+    }
+}
+
+impl Encoder {
+    fn build(&self, layers: &mut Layers) {
+        let embedding = Embedding {
+            vocabulary: self.vocabulary,
+            hidden: self.block.hidden,
+            places: places(&self.block),
+            token_types: self.token_types,
+            norm: Some((self.block.norm, self.block.norm_epsilon)),
+            dropout: self.block.dropout,
+        };
+        let first = layers.add("embedding".into(), LayerKind::Embedding(embedding), embedding.parameters());
+        for index in 0..self.layers {
+            layers.add_block(format!("block.{index}"), self.block);
+        }
+        let head = self.head();
+        let last = layers.add("head".into(), LayerKind::EncoderHead(head), head.parameters());
+        if head.is_tied() {
+            layers.layers[last].tied_to = Some(first);
+            layers.layers[last].tied_parameters = head.tied_parameters();
         }
     }
 }
@@ -273,6 +301,7 @@ impl TwoTowers {
             vocabulary: text.vocabulary,
             hidden: text.block.hidden,
             places: places(&text.block),
+            token_types: 0,
             norm: None,
             dropout: text.block.dropout,
         };

@@ -15,7 +15,9 @@ pub struct Embedding {
     pub hidden: u64,
     /// The number of learned positions, whose vectors are added to the tokens'; 0 without.
     pub places: u64,
-    /// A norm with its epsilon after the table (BLOOM).
+    /// The kinds of segments, whose vectors are added to the tokens'; 0 without (BERT: 2).
+    pub token_types: u64,
+    /// A norm with its epsilon after the table (BLOOM, BERT).
     pub norm: Option<(Norm, f64)>,
     /// Whether training applies dropout to the output.
     pub dropout: bool,
@@ -84,7 +86,7 @@ pub struct Contrast {
 /// Bytes of a token id.
 const TOKEN_ID: u64 = 4;
 /// Bytes of a logit and of a loss: cross-entropy is computed in 32 bits.
-const LOGIT: u64 = 4;
+pub(crate) const LOGIT: u64 = 4;
 
 fn norm_parameters(norm: Option<(Norm, f64)>, width: u64) -> u64 {
     norm.map_or(0, |(norm, _)| norm.parameters(width))
@@ -92,7 +94,7 @@ fn norm_parameters(norm: Option<(Norm, f64)>, width: u64) -> u64 {
 
 impl Embedding {
     pub(crate) fn parameters(&self) -> u64 {
-        (self.vocabulary + self.places) * self.hidden + norm_parameters(self.norm, self.hidden)
+        (self.vocabulary + self.places + self.token_types) * self.hidden + norm_parameters(self.norm, self.hidden)
     }
 
     /// The forward gathers rows. The weight gradient reads the output's gradient and adds it to
@@ -100,7 +102,7 @@ impl Embedding {
     pub(crate) fn work(&self, batch: Batch) -> LayerWork {
         let elements = product(&[batch.tokens(), self.hidden]);
         let mut work = LayerWork::default();
-        let tables = if self.places > 0 { 2 } else { 1 };
+        let tables = 1 + u64::from(self.places > 0) + u64::from(self.token_types > 0);
         work.forward.push(Op::Elementwise { elements: product(&[3 * tables - 1, elements]), kernels: tables as u32 });
         if self.norm.is_some() {
             work.norm(elements);
@@ -123,7 +125,8 @@ impl Embedding {
     pub(crate) fn signature(&self) -> String {
         let norm = if self.norm.is_some() { " norm" } else { "" };
         let dropout = if self.dropout { " dropout" } else { "" };
-        format!("embedding v{} h{} p{}{norm}{dropout}", self.vocabulary, self.hidden, self.places)
+        let types = if self.token_types > 0 { format!(" t{}", self.token_types) } else { String::new() };
+        format!("embedding v{} h{} p{}{types}{norm}{dropout}", self.vocabulary, self.hidden, self.places)
     }
 }
 

@@ -1,8 +1,8 @@
 //! One layer of a model and its costs.
 
 use crate::{
-    Attention, Batch, Block, Contrast, Embedding, Head, LayerWork, Op, PatchEmbedding, Precision, ProfiledLayer,
-    ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes, op::product,
+    Attention, Batch, Block, Contrast, Embedding, EncoderHead, Head, LayerWork, Op, PatchEmbedding, Precision,
+    ProfiledLayer, ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes, op::product,
 };
 use spipe_base::{Bytes, LayerId};
 
@@ -47,6 +47,8 @@ pub enum LayerKind {
     Block(Block),
     /// The last norm, the projection to classes, and the loss.
     Head(Head),
+    /// The head of a text encoder, with its loss.
+    EncoderHead(EncoderHead),
     /// The end of a tower.
     Projection(Projection),
     /// The loss over two towers.
@@ -72,6 +74,7 @@ impl Layer {
             LayerKind::PatchEmbedding(embedding) => embedding.work(batch),
             LayerKind::Block(block) => block.work(batch),
             LayerKind::Head(head) => head.work(batch),
+            LayerKind::EncoderHead(head) => head.work(batch),
             LayerKind::Projection(projection) => projection.work(batch),
             LayerKind::Contrast(contrast) => contrast.work(batch),
             LayerKind::Unet(layer) => {
@@ -139,6 +142,7 @@ impl Layer {
             LayerKind::PatchEmbedding(embedding) => embedding.saved(batch, precision, keep_all),
             LayerKind::Block(block) => block.saved(batch, precision, recompute, attention),
             LayerKind::Head(head) => head.saved(batch, precision, keep_all),
+            LayerKind::EncoderHead(head) => head.saved(batch, precision, keep_all),
             LayerKind::Projection(projection) => projection.saved(batch, precision, keep_all),
             LayerKind::Contrast(contrast) => contrast.saved(batch, precision, keep_all),
             LayerKind::Unet(layer) => layer.saved(batch.microbatch, precision, recompute, attention),
@@ -169,7 +173,7 @@ impl Layer {
             LayerKind::Embedding(embedding) => activation(embedding.hidden),
             LayerKind::PatchEmbedding(embedding) => activation(embedding.hidden),
             LayerKind::Block(block) => activation(block.hidden),
-            LayerKind::Head(_) | LayerKind::Contrast(_) => loss_bytes(batch),
+            LayerKind::Head(_) | LayerKind::EncoderHead(_) | LayerKind::Contrast(_) => loss_bytes(batch),
             LayerKind::Projection(projection) => {
                 Bytes::new(product(&[batch.microbatch, projection.outputs, precision.bytes()]))
             }
@@ -191,6 +195,7 @@ impl Layer {
             }
             LayerKind::Block(block) => block.workspace(batch, precision, attention),
             LayerKind::Head(head) => head.workspace(batch, precision),
+            LayerKind::EncoderHead(head) => head.workspace(batch, precision),
             LayerKind::Contrast(contrast) => contrast.workspace(batch),
             LayerKind::Unet(layer) => layer.workspace(batch.microbatch, precision, attention),
             LayerKind::Profiled(layer) => layer.scaled(layer.workspace, scaled),
@@ -206,6 +211,7 @@ impl Layer {
             LayerKind::PatchEmbedding(embedding) => embedding.signature(),
             LayerKind::Block(block) => block.signature(),
             LayerKind::Head(head) => head.signature(),
+            LayerKind::EncoderHead(head) => head.signature(),
             LayerKind::Projection(projection) => projection.signature(),
             LayerKind::Contrast(contrast) => contrast.signature(),
             LayerKind::Unet(layer) => layer.signature(),

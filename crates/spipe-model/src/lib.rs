@@ -30,6 +30,7 @@ mod block;
 mod block_memory;
 mod block_work;
 mod check;
+mod encoder;
 mod ends;
 mod file;
 mod hugging_face;
@@ -44,6 +45,7 @@ mod unet;
 
 pub use architecture::{Architecture, Profiled, ProfiledGroup, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
 pub use block::{Block, Experts, Mlp, Norm, Positions};
+pub use encoder::{Encoder, EncoderEnd, EncoderHead};
 pub use ends::{Contrast, Embedding, Head, PatchEmbedding, Projection};
 pub use file::schema;
 pub use layer::{Layer, LayerKind};

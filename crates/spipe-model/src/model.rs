@@ -79,6 +79,7 @@ impl Model {
     pub fn places(&self) -> Option<u64> {
         let positions = match &self.architecture {
             Architecture::Transformer(transformer) => transformer.block.positions,
+            Architecture::Encoder(encoder) => encoder.block.positions,
             Architecture::TwoTowers(towers) => towers.text.block.positions,
             _ => return None,
         };

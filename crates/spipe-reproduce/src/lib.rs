@@ -30,6 +30,7 @@ mod pipeoffload;
 mod plots;
 mod reproduction;
 mod rows;
+pub mod runs;
 mod source;
 mod spipe;
 mod superpipeline;

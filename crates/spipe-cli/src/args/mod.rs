@@ -1,5 +1,6 @@
 //! The arguments: the command here, those of each subcommand in a file by topic.
 
+mod fit;
 mod given;
 mod machine;
 mod model;
@@ -10,6 +11,7 @@ mod run;
 mod schedule;
 mod simulate;
 
+pub use fit::Fit;
 pub use given::Given;
 pub use machine::{Calibrate, Hardware, HardwareShow, HardwareTransfer};
 pub use model::{Model, ModelImport, ModelShow};
@@ -92,6 +94,8 @@ pub enum Command {
     PredictionError(PredictionError),
     /// Show the schedule of a system from stage times alone
     Schedule(Schedule),
+    /// Fit constants of a machine on measured runs, and show the errors of predictions
+    Fit(Fit),
     /// Compare published tables with predictions
     Reproduce(Reproduce),
     /// Print the JSON schema of a file format

@@ -4,14 +4,15 @@ use crate::{
     Failure, args,
     args::{Format, Given},
     idle::Idle,
-    input, output, planning,
+    input, output,
+    planning::tensor_data::{self, Priced},
     tables::dense_table,
 };
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, readable::per_second};
-use spipe_cost::{Mode, ParallelCost, ParallelError, Parallelism, Workload};
-use spipe_hardware::{Hardware, Runtime};
-use spipe_model::{Attention, Model, Recompute};
+use spipe_cost::{Mode, ParallelCost};
+use spipe_hardware::Hardware;
+use spipe_model::{Model, Recompute};
 
 /// Computes every configuration that was asked for and prints it.
 pub fn run(what: &args::Baseline, given: &Given, format: Format) -> Result<(), Failure> {
@@ -20,36 +21,10 @@ pub fn run(what: &args::Baseline, given: &Given, format: Format) -> Result<(), F
     }
 }
 
-/// The runtime that trains with tensor parallelism on GPUs.
-const FRAMEWORK: &str = "megatron";
-
-/// A configuration with its cost.
-struct Priced {
-    spread: Parallelism,
-    workload: Workload,
-    cost: ParallelCost,
-}
-
-impl Priced {
-    /// Whether it is faster and fits, or if none fits, needs less memory.
-    fn better_than(&self, other: &Self) -> bool {
-        match (self.cost.fits(), other.cost.fits()) {
-            (true, true) => self.cost.iteration < other.cost.iteration,
-            (false, false) => self.cost.memory < other.cost.memory,
-            (fits, _) => fits,
-        }
-    }
-}
-
 fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result<(), Failure> {
     let model = input::model(&what.model)?;
     let hardware = input::part(input::hardware(&what.hardware)?, &what.devices)?;
-    let runtime = match &what.runtime {
-        Some(given) => input::runtime(given)?,
-        None if input::has_foreign_gpus(&hardware) => input::runtime(FRAMEWORK)?,
-        None => Runtime::default(),
-    };
-    let hardware = hardware.under(runtime);
+    let hardware = input::under(hardware.clone(), tensor_data::runtime(what, &hardware)?)?;
     Idle::among(given)
         .options_if(what.mode != Mode::Train, &["optimizer", "recompute"], "in inference", "leave it out")
         .options_if(
@@ -59,27 +34,8 @@ fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result
             "leave it out",
         )
         .refuse()?;
-    let template = Workload {
-        mode: input::mode(&model, what.mode)?,
-        seq_len: input::seq_len(&model, what.seq_len)?,
-        microbatch: 1,
-        microbatches: 1,
-        precision: what.precision,
-        optimizer: what.optimizer,
-        attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
-        clip_norm: None,
-    };
-    let workloads = planning::workloads(template, what.global_batch, &what.microbatch)?;
-    let (mut priced, mut refused) = (Vec::new(), None);
-    for spread in spreads(what, &hardware)? {
-        match price(spread, (&model, &hardware), &workloads) {
-            Ok(found) => priced.push(found),
-            Err(error) => refused = refused.or(Some(error)),
-        }
-    }
-    let best =
-        (0..priced.len()).reduce(|best, other| if priced[other].better_than(&priced[best]) { other } else { best });
-    let Some(best) = best else {
+    let (priced, refused) = tensor_data::priced(what, (&model, &hardware))?;
+    let Some(best) = tensor_data::best(&priced) else {
         let reason =
             refused.map_or_else(|| "no two degrees multiply to the number of GPUs".into(), |error| error.to_string());
         return Err(Failure::Infeasible(Diagnostic::error(reason).hint("give other degrees, or another batch")));
@@ -97,57 +53,6 @@ fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result
     Err(Failure::Check(
         Diagnostic::error(message).hint("plan a pipeline, or one that streams: spipe plan --system auto"),
     ))
-}
-
-/// The configurations of the given degrees. Degrees that are not given take every value that uses
-/// all GPUs.
-fn spreads(what: &args::TensorData, hardware: &Hardware) -> Result<Vec<Parallelism>, Failure> {
-    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
-    let degrees: Vec<(u64, u64)> = match (what.tensor, what.data) {
-        (Some(tensor), Some(data)) => vec![(tensor, data)],
-        (tensor, data) => {
-            let divisors = (1..=gpus).filter(|divisor| gpus.is_multiple_of(*divisor));
-            let pairs = divisors.map(|divisor| (divisor, gpus / divisor));
-            pairs
-                .filter(|pair| tensor.is_none_or(|own| own == pair.0) && data.is_none_or(|own| own == pair.1))
-                .collect()
-        }
-    };
-    if gpus == 0 {
-        let message = format!("`{}` has no GPU", hardware.name());
-        return Err(Failure::argument(message, "name a machine that has some: spipe hardware list"));
-    }
-    if degrees.is_empty() {
-        let given = what.tensor.or(what.data).unwrap_or_default();
-        let message = format!("{given} does not divide the {gpus} GPUs of `{}`", hardware.name());
-        return Err(Failure::argument(message, "give both degrees to leave GPUs idle"));
-    }
-    let choices = what.recompute.map_or_else(|| Recompute::ALL.to_vec(), |given| vec![given.into()]);
-    let spread =
-        |(tensor, data)| choices.iter().map(move |recompute| Parallelism { tensor, data, recompute: *recompute });
-    Ok(degrees.into_iter().flat_map(spread).collect())
-}
-
-/// A configuration with its best size of microbatches.
-fn price(
-    spread: Parallelism,
-    (model, hardware): (&Model, &Hardware),
-    workloads: &[Workload],
-) -> Result<Priced, ParallelError> {
-    let mut best: Option<Priced> = None;
-    let mut refused = ParallelError::Zero;
-    for workload in workloads {
-        match spread.cost(model, hardware, workload) {
-            Ok(cost) => {
-                let priced = Priced { spread, workload: *workload, cost };
-                if best.as_ref().is_none_or(|best| priced.better_than(best)) {
-                    best = Some(priced);
-                }
-            }
-            Err(error) => refused = error,
-        }
-    }
-    best.ok_or(refused)
 }
 
 #[derive(Serialize)]

@@ -4,6 +4,7 @@ mod baseline;
 mod calibrate;
 mod compare;
 mod demo;
+mod fit;
 mod hardware;
 mod model;
 mod pages;
@@ -36,6 +37,7 @@ pub fn run(args: &Args, given: &Given) -> Result<(), Failure> {
         Command::Timeline(what) => timeline::run(what, given),
         Command::Compare(what) => compare::run(what, format),
         Command::Schedule(what) => schedule::run(what, given, format),
+        Command::Fit(what) => fit::run(what, format),
         Command::Reproduce(what) => reproduce::run(what, given, format),
         Command::Schema(what) => pages::schema(what),
         Command::Completions(what) => pages::completions(what, given),

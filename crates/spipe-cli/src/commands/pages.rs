@@ -11,10 +11,11 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
         "runtime" => spipe_hardware::runtime_schema(),
         "plan" => spipe_plan::schema(),
         "trace" => schemars::schema_for!(spipe_trace::Trace),
+        "runs" => spipe_fit::schema(),
         other => {
             return Err(Failure::argument(
                 format!("there is no format `{other}`"),
-                "use model, hardware, runtime, plan or trace",
+                "use model, hardware, runtime, plan, trace or runs",
             ));
         }
     };

@@ -3,21 +3,18 @@
 use crate::{
     Failure, args,
     args::{Format, Given, Unknown},
-    idle::Idle,
     input, interrupt, output,
     output::Target,
     planning::{
         self, Found, Request, pareto, pins, sensitivity,
         solve_for::{self, Largest, Question},
+        task::Task,
     },
     report,
 };
 use serde::Serialize;
 use spipe_base::Diagnostic;
-use spipe_cost::{Mode, Workload};
-use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model};
-use spipe_plan::{OutcomeStatus, Placement, System};
+use spipe_plan::{OutcomeStatus, System};
 use std::time::Duration;
 
 /// Finds a plan, prints and writes it, or reports why there is none.
@@ -47,7 +44,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let pinned = pins::read(&what.pin, (&what.system, &what.microbatch), whose)?;
     let systems = planning::systems(&pinned.system)?;
     let task = task.under(what, &systems)?;
-    idle(what, given, (&task, &systems))?;
+    planning::task::idle(what, given, (&task, &systems))?;
     let question = Question {
         model: &task.model,
         hardware: &task.hardware,
@@ -113,43 +110,6 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     }
 }
 
-/// Refuses options that do nothing in this mode, for this model, these systems, or this unknown.
-fn idle(what: &args::Plan, given: &Given, (task, systems): (&Task, &[System])) -> Result<(), Failure> {
-    let planner_has_a_system = match what.planner.as_str() {
-        "dp" | "greedy" | "exhaustive" => systems.iter().any(|system| spipe_planner::SYSTEMS.contains(system)),
-        "mobius-mip" => systems.contains(&System::Mobius),
-        _ => true,
-    };
-    let solves_for = |unknown| what.solve_for == Some(unknown);
-    if solves_for(Unknown::Microbatch) && what.pin.iter().any(|pin| pin.starts_with("microbatch=")) {
-        return Err(Failure::argument("a pin of the microbatch does nothing when it is solved for", "drop the pin"));
-    }
-    let solved = "when it is solved for";
-    Idle::among(given)
-        .options_if(
-            task.template.mode != Mode::Train,
-            &["optimizer", "clip-norm", "freeze"],
-            "in inference",
-            "leave it out, or plan with `--mode train`",
-        )
-        .options_if(
-            !input::attends(&task.model),
-            &["materialised-attention"],
-            "to a model without known attention",
-            "leave it out",
-        )
-        .options_if(
-            !planner_has_a_system,
-            &["planner"],
-            "to these systems",
-            "`dp`, `greedy` and `exhaustive` plan `gpipe`, `1f1b` and `hybrid`, `mobius-mip` plans `mobius`; leave it out",
-        )
-        .options_if(solves_for(Unknown::Microbatch), &["microbatch"], solved, "leave it out")
-        .options_if(solves_for(Unknown::SeqLen), &["seq-len"], solved, "leave it out")
-        .options_if(solves_for(Unknown::GlobalBatch), &["global-batch"], solved, "leave it out")
-        .refuse()
-}
-
 /// The part of the time limit that the Pareto front may take in addition.
 const PART_OF_FRONT: u32 = 4;
 
@@ -161,77 +121,6 @@ fn front(found: &Found, time_limit: Duration) -> String {
     }
     let front = pareto::front(&found.plan, time_limit / PART_OF_FRONT);
     report::pareto::human(front.as_ref(), found.plan.context().model.layers().len())
-}
-
-/// The model, machine and workload to plan for.
-struct Task {
-    model: Model,
-    hardware: Hardware,
-    template: Workload,
-    global_batch: u64,
-    /// The plan to start from.
-    start: Option<Placement>,
-}
-
-impl Task {
-    fn new(what: &args::Plan) -> Result<Self, Failure> {
-        if let Some(path) = &what.improve {
-            let plan = input::plan(path)?;
-            let context = plan.context();
-            let runtime = what.runtime.as_deref().map(input::runtime).transpose()?;
-            let hardware = context.hardware.clone();
-            let hardware = runtime.into_iter().fold(hardware, Hardware::under);
-            return Ok(Self {
-                model: context.model.clone(),
-                hardware: roomy(hardware, what)?,
-                template: *context.workload(),
-                global_batch: context.workload().global_batch(),
-                start: Some(plan.placement().clone()),
-            });
-        }
-        let given = |value: &Option<String>| value.clone().unwrap_or_default();
-        let model = frozen(input::model(&given(&what.model))?, &what.freeze)?;
-        let hardware = input::part(input::hardware(&given(&what.hardware))?, &what.devices)?;
-        let mode = input::mode(&model, what.mode)?;
-        let global_batch = match (what.global_batch, what.solve_for) {
-            (Some(given), _) => given,
-            (None, Some(Unknown::GlobalBatch)) => 1,
-            (None, _) => {
-                let hint = "add `--global-batch`, the sequences per iteration";
-                return Err(Failure::argument("the global batch is not given", hint));
-            }
-        };
-        let template = Workload {
-            mode,
-            seq_len: input::seq_len(&model, what.seq_len)?,
-            microbatch: 1,
-            microbatches: 1,
-            precision: what.precision,
-            optimizer: what.optimizer,
-            attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
-            clip_norm: what.clip_norm,
-        };
-        Ok(Self { model, hardware, template, global_batch, start: None })
-    }
-
-    /// The same task on the machine as its runtime finds it.
-    fn under(self, what: &args::Plan, systems: &[System]) -> Result<Self, Failure> {
-        if self.start.is_some() {
-            return Ok(self);
-        }
-        let runtime = input::runtime_for(what.runtime.as_deref(), systems, &self.hardware)?;
-        Ok(Self { hardware: roomy(self.hardware.under(runtime), what)?, ..self })
-    }
-}
-
-/// The machine with the head-room that was asked for.
-fn roomy(hardware: Hardware, what: &args::Plan) -> Result<Hardware, Failure> {
-    let Some(given) = &what.head_room else { return Ok(hardware) };
-    let share = input::fraction(given)?;
-    if share < 1.0 {
-        return Ok(hardware.with_head_room(share));
-    }
-    Err(Failure::argument("the head-room is all of the memory", "leave less, such as 10%"))
 }
 
 /// The largest value that fits, or the refusal if none does.
@@ -295,23 +184,4 @@ struct Refused<'a> {
     status: OutcomeStatus,
     reason: &'a str,
     hint: Option<&'a str>,
-}
-
-/// `model` with these layers frozen too.
-fn frozen(model: Model, more: &[String]) -> Result<Model, Failure> {
-    if more.is_empty() {
-        return Ok(model);
-    }
-    let mut ranges = model.frozen();
-    for text in more {
-        let range = model.layer_range(text).ok_or_else(|| {
-            let last = model.layers().len().saturating_sub(1);
-            Failure::argument(
-                format!("`{text}` names no layers of `{}`", model.name()),
-                format!("write 0..{last}, or names such as `spipe model show` prints"),
-            )
-        })?;
-        ranges.push(range);
-    }
-    Ok(model.with_frozen(&ranges)?)
 }

@@ -6,16 +6,18 @@ use crate::{
     idle::Idle,
     input,
     output::{self, Target},
-    planning::{self, Found, Request},
+    planning::{self, Found, Request, measured},
     tables::table,
 };
 use rayon::prelude::*;
 use spipe_base::{Diagnostic, Faults};
+use spipe_hardware::Hardware;
+use spipe_model::Model;
 use spipe_planner::Pins;
 use spipe_reproduce::{
     Library, Picture, Reproduction, Source, TABLES, Table,
     matrix::{self, Answer, Question, Row},
-    pictures, table_of,
+    pictures, runs, table_of,
 };
 use spipe_timeline::{DrawError, plot_png, plot_svg};
 use std::{path::Path, sync::atomic::AtomicBool};
@@ -25,6 +27,12 @@ pub fn run(what: &args::Reproduce, given: &Given, format: Format) -> Result<(), 
     if what.name == "planner" {
         Idle::among(given).options(&["rows"], "to the planner's table", "leave it out").refuse()?;
         return planner(what, format);
+    }
+    if what.name == "runs" {
+        Idle::among(given)
+            .options(&["rows"], "to the measured runs", "use `spipe fit` on a file of other runs")
+            .refuse()?;
+        return runs(what, format);
     }
     let folder = Path::new(&what.output);
     let mut made = Vec::new();
@@ -90,7 +98,7 @@ fn chosen(what: &args::Reproduce) -> Result<Vec<(&'static Table, String, String)
         names.dedup();
         return Err(Failure::argument(
             format!("`{}` is not a published table", what.name),
-            format!("use one of {}, or all", names.join(", ")),
+            format!("use one of {}, planner, runs, or all", names.join(", ")),
         ));
     }
     let Some(path) = &what.rows else {
@@ -110,6 +118,37 @@ fn chosen(what: &args::Reproduce) -> Result<Vec<(&'static Table, String, String)
         None => &tables[0],
     };
     Ok(vec![(*table, path.clone(), text)])
+}
+
+/// Predicts the committed measured runs, and writes their page and plots.
+fn runs(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
+    let folder = Path::new(&what.output);
+    let reader = measured::Reader {
+        model: &|name| match runs::MODELS.iter().find(|(known, _)| *known == name) {
+            Some((known, text)) => Ok(Model::from_toml(&format!("{known}.toml"), text)?),
+            None => input::model(name),
+        },
+        hardware: &|name| match runs::MACHINES.iter().find(|(known, _)| Some(*known) == name) {
+            Some((known, text)) => Ok(Hardware::from_toml(&format!("{known}.toml"), text)?),
+            None => input::hardware(name.unwrap_or_default()),
+        },
+        runtime: &input::runtime,
+    };
+    let mut made = Vec::new();
+    for group in runs::GROUPS {
+        made.push(runs::make(group, &|run| measured::prepare(run, &reader))?);
+        output::talk(&format!("{}: done", group.name));
+    }
+    for one in &made {
+        let failed = |error: DrawError| Failure::Bug(format!("cannot draw `{}`: {error}", one.name));
+        let plot = plot_svg(&runs::scatter(one.title, &one.fitted)).map_err(failed)?;
+        Target::in_folder(folder, &format!("runs-{}.svg", one.name))?.write(plot.as_bytes())?;
+    }
+    let reports: Vec<spipe_fit::Report> = made.iter().map(|one| spipe_fit::report(&one.fitted, &one.runtime)).collect();
+    let page = runs::markdown(&made);
+    Target::in_folder(folder, "runs.json")?.write(output::to_json(&reports)?.as_bytes())?;
+    Target::in_folder(folder, "runs.md")?.write(page.as_bytes())?;
+    output::report(format, &page, &reports)
 }
 
 /// Plans every shipped model on every shipped machine and writes the table of the plans.

@@ -13,7 +13,10 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     let target = what.output.as_deref().map(|path| Target::beside(path, &[&what.plan])).transpose()?;
     let plan = input::plan(&what.plan)?;
     let plan = match &what.runtime {
-        Some(given) => plan.under(input::runtime(given)?)?,
+        Some(given) => {
+            let fitted = input::under(plan.context().hardware.clone(), input::runtime(given)?)?;
+            plan.under(fitted.runtime().clone())?
+        }
         None => plan,
     };
     let program = planning::program(&plan)?;

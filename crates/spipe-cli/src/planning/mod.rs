@@ -6,12 +6,16 @@
 //!                        └─ nothing fits ─► remedies                          │
 //!                                  sensitivity (10 % more of each resource) ◄─┤
 //!                                                      pareto (less memory) ◄─┘
+//! measured   the plans of measured runs, for `spipe fit`
+//! task       model, machine and workload, from the options of `spipe plan`
+//! tensor_data  the configurations that the options of `spipe baseline` describe
 //! pins       the words of `--pin`
 //! solve_for  the largest value for which a plan fits
 //! ```
 
 mod evaluator;
 mod fits;
+pub mod measured;
 mod microbatch_search;
 pub mod pareto;
 pub mod pins;
@@ -20,6 +24,8 @@ mod remedies;
 pub mod sensitivity;
 mod sizes;
 pub mod solve_for;
+pub mod task;
+pub mod tensor_data;
 mod workloads;
 
 pub use evaluator::{Evaluator, program};

@@ -3,7 +3,9 @@
 
 mod unet;
 
-use crate::{Block, PatchEmbedding, Positions, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
+use crate::{
+    Block, Encoder, EncoderEnd, PatchEmbedding, Positions, TextTower, Transformer, TwoTowers, Vision, VisionEnd,
+};
 use spipe_base::{Diagnostic, Faults, Position};
 
 /// The largest size that a file may state: products of a few sizes fit in 64 bits.
@@ -157,6 +159,23 @@ impl<'a> Check<'a> {
             self.error("full-attention-layers", message);
         }
         self.parameters(block, transformer.layers, 2.0 * transformer.vocabulary as f64 * block.hidden as f64);
+    }
+
+    pub(crate) fn encoder(&mut self, encoder: &Encoder) {
+        let block = &encoder.block;
+        self.sizes(&[("vocabulary", encoder.vocabulary)]);
+        if encoder.token_types > LARGEST {
+            self.size("token-types", encoder.token_types, LARGEST);
+        }
+        match encoder.end {
+            EncoderEnd::Vocabulary => {}
+            EncoderEnd::Tokens(classes) => self.size("token-classes", classes, LARGEST),
+            EncoderEnd::Classes(classes) => self.size("classes", classes, LARGEST),
+        }
+        self.layers(encoder.layers);
+        self.block(block);
+        self.sequence(encoder.seq_len, block);
+        self.parameters(block, encoder.layers, 2.0 * encoder.vocabulary as f64 * block.hidden as f64);
     }
 
     pub(crate) fn vision(&mut self, vision: &Vision) {

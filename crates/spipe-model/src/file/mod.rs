@@ -3,6 +3,7 @@
 //! schema), options, sizes.
 
 mod document;
+mod encoder;
 mod profiled;
 mod transformer;
 mod unet;
@@ -14,6 +15,7 @@ pub(crate) use vision::encoder_block;
 
 use crate::{Architecture, Model, check::Check};
 use document::{Document, advice};
+use encoder::EncoderFile;
 use profiled::ProfiledFile;
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde::{Serialize, de::DeserializeOwned};
@@ -26,13 +28,14 @@ use vision::{TowersFile, VisionFile};
 /// The format version of model files.
 const FORMAT_VERSION: u32 = 1;
 
-const KINDS: [&str; 5] = ["transformer", "vit", "clip", "unet", "profiled"];
+const KINDS: [&str; 6] = ["transformer", "bert", "vit", "clip", "unet", "profiled"];
 
 /// Returns the JSON schema of model files.
 pub fn schema() -> schemars::Schema {
     let mut generator = SchemaGenerator::new(SchemaSettings::draft2020_12());
     let kinds = [
         generator.subschema_for::<TransformerFile>(),
+        generator.subschema_for::<EncoderFile>(),
         generator.subschema_for::<VisionFile>(),
         generator.subschema_for::<TowersFile>(),
         generator.subschema_for::<UnetFile>(),
@@ -77,6 +80,7 @@ impl Model {
         check_version(&document)?;
         match kind(&document)? {
             "transformer" => TransformerFile::read(&document, file, text),
+            "bert" => EncoderFile::read(&document, file, text),
             "vit" => VisionFile::read(&document, file, text),
             "clip" => TowersFile::read(&document, file, text),
             "unet" => UnetFile::read(&document, file, text),
@@ -91,6 +95,9 @@ impl Model {
         match self.architecture() {
             Architecture::Transformer(transformer) => {
                 write(&TransformerFile { frozen, ..TransformerFile::from_transformer(name, source, transformer) })
+            }
+            Architecture::Encoder(encoder) => {
+                write(&EncoderFile { frozen, ..EncoderFile::from_encoder(name, source, encoder) })
             }
             Architecture::Vision(vision) => {
                 write(&VisionFile { frozen, ..VisionFile::from_vision(name, source, vision) })
@@ -206,6 +213,22 @@ impl Kind for TransformerFile {
         let transformer = self.resolve(check);
         check.transformer(&transformer);
         Architecture::Transformer(transformer)
+    }
+
+    fn title(&self) -> (&str, Option<&str>) {
+        (&self.name, self.source.as_deref())
+    }
+
+    fn frozen(&self) -> &[String] {
+        &self.frozen
+    }
+}
+
+impl Kind for EncoderFile {
+    fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture {
+        let encoder = self.resolve(check);
+        check.encoder(&encoder);
+        Architecture::Encoder(encoder)
     }
 
     fn title(&self) -> (&str, Option<&str>) {

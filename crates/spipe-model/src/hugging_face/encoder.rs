@@ -1,14 +1,15 @@
-//! Image encoders and two towers. Defaults are those of the config classes of transformers 5.23.
+//! Encoders of text and images, and two towers. Defaults are those of the config classes of transformers 5.23.
 
 use super::{config::Config, decoder::gelu};
 use crate::{
-    Block, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check, file::encoder_block,
+    Block, Encoder, EncoderEnd, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check,
+    file::encoder_block,
 };
 
 const HEADS: &[&str] = &["num_attention_heads"];
 
 /// The defaults of a class of `transformers`.
-struct Encoder {
+struct Defaults {
     hidden: u64,
     layers: u64,
     heads: u64,
@@ -16,13 +17,13 @@ struct Encoder {
     epsilon: f64,
 }
 
-const VIT: Encoder = Encoder { hidden: 768, layers: 12, heads: 12, intermediate: 3072, epsilon: 1e-12 };
-const CLIP_VISION: Encoder = Encoder { epsilon: 1e-5, ..VIT };
-const CLIP_TEXT: Encoder = Encoder { hidden: 512, layers: 12, heads: 8, intermediate: 2048, epsilon: 1e-5 };
+const VIT: Defaults = Defaults { hidden: 768, layers: 12, heads: 12, intermediate: 3072, epsilon: 1e-12 };
+const CLIP_VISION: Defaults = Defaults { epsilon: 1e-5, ..VIT };
+const CLIP_TEXT: Defaults = Defaults { hidden: 512, layers: 12, heads: 8, intermediate: 2048, epsilon: 1e-5 };
 
 /// Returns the shape and the number of an encoder's blocks. Later checks report faults of the head
 /// width.
-fn blocks(config: &mut Config<'_>, defaults: &Encoder) -> (Block, u64) {
+fn blocks(config: &mut Config<'_>, defaults: &Defaults) -> (Block, u64) {
     let hidden = config.stated_size(&["hidden_size"], defaults.hidden);
     let heads = config.stated_size(HEADS, defaults.heads);
     let intermediate = config.stated_size(&["intermediate_size"], defaults.intermediate);
@@ -51,6 +52,53 @@ pub(super) fn vit(config: &mut Config<'_>) -> Vision {
         layers,
         block: Block { mlp: gelu(config, "hidden_act", block.mlp), qkv_bias: config.flag("qkv_bias", true), ..block },
         end: VisionEnd::Classes(classes),
+    }
+}
+
+/// The defaults of a class of text encoders of `transformers`.
+pub(super) struct TextEncoder {
+    epsilon: f64,
+    vocabulary: u64,
+    places: u64,
+}
+
+pub(super) const BERT: TextEncoder = TextEncoder { epsilon: 1e-12, vocabulary: 30_522, places: 512 };
+pub(super) const ROBERTA: TextEncoder = TextEncoder { epsilon: 1e-12, vocabulary: 50_265, places: 512 };
+
+/// Reads a text encoder. The class in `architectures` says the task; without one, masked tokens are
+/// predicted.
+pub(super) fn text(config: &mut Config<'_>, defaults: &TextEncoder) -> Encoder {
+    let (block, layers) = blocks(config, &Defaults { epsilon: defaults.epsilon, ..VIT });
+    let places = config.size(&["max_position_embeddings"], defaults.places);
+    let dropout = ["hidden_dropout_prob", "attention_probs_dropout_prob"];
+    let dropout = dropout.into_iter().any(|key| config.number(&[key], 0.1) > 0.0);
+    let labels = config.entries("id2label").unwrap_or_else(|| config.size(&["num_labels"], 2));
+    let class = config.words("architectures").and_then(|classes| classes.first().copied()).unwrap_or_default();
+    let end = match class {
+        _ if class.ends_with("ForQuestionAnswering") => EncoderEnd::Tokens(2),
+        _ if class.ends_with("ForTokenClassification") => EncoderEnd::Tokens(labels),
+        _ if class.ends_with("ForSequenceClassification") => EncoderEnd::Classes(labels),
+        _ => EncoderEnd::Vocabulary,
+    };
+    if !(class.is_empty() || class.ends_with("ForMaskedLM") || end != EncoderEnd::Vocabulary) {
+        config.warn("architectures", format!("`{class}` is treated as a model that predicts masked tokens"));
+    }
+    let decoder = "is_decoder";
+    if config.flag(decoder, false) {
+        config.refuse(decoder, "a text encoder that is used as a decoder is not read".into());
+    }
+    Encoder {
+        vocabulary: config.size(&["vocab_size"], defaults.vocabulary),
+        token_types: config.size(&["type_vocab_size"], 2),
+        layers,
+        block: Block {
+            mlp: gelu(config, "hidden_act", block.mlp),
+            positions: Positions::Learned { places },
+            dropout,
+            ..block
+        },
+        seq_len: places,
+        end,
     }
 }
 

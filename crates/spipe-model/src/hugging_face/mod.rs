@@ -14,8 +14,22 @@ use spipe_base::{Diagnostic, Faults, Position, position_of};
 /// The class name that `diffusers` writes in place of a model type.
 const DENOISER: &str = "UNet2DConditionModel";
 
-const KNOWN: [&str; 12] =
-    ["bloom", "clip", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "vit"];
+const KNOWN: [&str; 14] = [
+    "bert",
+    "bloom",
+    "clip",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "roberta",
+    "vit",
+];
 
 impl Model {
     /// Reads a Hugging Face config; `file` is its name in messages.
@@ -75,6 +89,8 @@ fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architectur
         "gpt_neox" => decoder::gpt_neox(config),
         "bloom" => decoder::bloom(config),
         DENOISER => return Ok(Architecture::Unet(denoiser::unet(config))),
+        "bert" => return Ok(Architecture::Encoder(encoder::text(config, &encoder::BERT))),
+        "roberta" => return Ok(Architecture::Encoder(encoder::text(config, &encoder::ROBERTA))),
         "vit" => return Ok(Architecture::Vision(encoder::vit(config))),
         "clip" => return Ok(Architecture::TwoTowers(encoder::clip(config))),
         unknown => {
@@ -91,10 +107,15 @@ fn warn(config: &mut Config<'_>, architecture: &Architecture) {
         config
             .warn("quantization_config", "the weights are quantized; sizes are computed for the precision of the run");
     }
+    if let Architecture::Encoder(_) = architecture {
+        return;
+    }
     let expected = match architecture {
         Architecture::Vision(_) => "ForImageClassification",
         Architecture::TwoTowers(_) => "CLIPModel",
-        Architecture::Transformer(_) | Architecture::Unet(_) | Architecture::Profiled(_) => "LM",
+        Architecture::Transformer(_) | Architecture::Encoder(_) | Architecture::Unet(_) | Architecture::Profiled(_) => {
+            "LM"
+        }
     };
     let other = config.words("architectures").and_then(|classes| {
         let fits = |class: &&str| class.ends_with(expected) || class.ends_with("LMHeadModel");
@@ -120,6 +141,10 @@ fn check_architecture(check: &mut Check<'_>, architecture: &Architecture, head_d
         Architecture::Transformer(transformer) => {
             share(check, &transformer.block);
             check.transformer(transformer);
+        }
+        Architecture::Encoder(encoder) => {
+            share(check, &encoder.block);
+            check.encoder(encoder);
         }
         Architecture::Vision(vision) => {
             share(check, &vision.block);

@@ -178,6 +178,7 @@ impl Arithmetic {
             LayerKind::PatchEmbedding(embedding) => Ok(Self::Patches(PatchUnit::new(embedding))),
             LayerKind::Block(block) => BlockUnit::new(block).map(|unit| Self::Block(Box::new(unit))),
             LayerKind::Head(head) => Ok(Self::Head(HeadUnit::new(head))),
+            LayerKind::EncoderHead(_) => Err("heads of text encoders are planned only"),
             LayerKind::Projection(_) | LayerKind::Contrast(_) => Err("contrastive losses are not computed"),
             LayerKind::Unet(shape) => Ok(Self::Unet(UnetUnit::new(shape), Box::new(layer.clone()))),
             LayerKind::Profiled(_) => Err("it is known by measurements only"),

@@ -1,0 +1,92 @@
+//! Measured runs of others beside our predictions, with constants fitted on a part of them.
+//!
+//! ```text
+//! data/runs/*.toml ─► Runs ─(plans from a function)─► predicted without a fit, and fitted ─► page, plots
+//! ```
+
+mod page;
+
+pub use page::{markdown, scatter};
+
+use spipe_base::{Diagnostic, Faults};
+use spipe_fit::{Errors, Fitted, Outcome, Refusal, Run, Runs, Stated, Usage, Work};
+use std::collections::BTreeMap;
+
+/// A group of committed runs.
+#[derive(Clone, Copy)]
+pub struct Group {
+    /// Its name, that of its file.
+    pub name: &'static str,
+    /// The heading on the page.
+    pub title: &'static str,
+    /// The runs, as TOML.
+    pub rows: &'static str,
+}
+
+macro_rules! groups {
+    ($($name:literal $title:literal;)+) => {
+        &[$(Group { name: $name, title: $title, rows: include_str!(concat!("../../data/runs/", $name, ".toml")) }),+]
+    };
+}
+
+/// All groups, in the order of the page.
+pub const GROUPS: &[Group] = groups! {
+    "megatron-pipeline" "Megatron-DeepSpeed, pipelines of 2 and 4 (A100)";
+    "megatron-tensor-data" "Megatron-DeepSpeed, tensor × data parallelism (A100)";
+};
+
+macro_rules! files {
+    ($folder:literal: $($name:literal)*) => {
+        &[$(($name, include_str!(concat!("../../data/runs/", $folder, "/", $name, ".toml")))),*]
+    };
+}
+
+/// The models of these runs that are not shipped: name and text.
+pub const MODELS: &[(&str, &str)] = files! { "models":
+    "gpt-1024-12" "gpt-1024-16" "gpt-1024-20" "gpt-1024-24" "gpt-2048-12" "gpt-2048-16" "gpt-2048-20" "gpt-2048-24"
+};
+
+/// The machines of these runs that are not shipped: name and text.
+pub const MACHINES: &[(&str, &str)] = files! { "machines": };
+
+/// A group with its predictions.
+pub struct Made {
+    /// The heading on the page.
+    pub title: &'static str,
+    /// The name of the group.
+    pub name: &'static str,
+    /// The runtime of all its runs.
+    pub runtime: String,
+    /// The runs as the shipped machine and runtime predict them.
+    pub shipped: Vec<Outcome>,
+    /// The runs with fitted constants.
+    pub fitted: Fitted,
+    /// The sources of the runs.
+    pub sources: Vec<String>,
+}
+
+impl Made {
+    /// Returns the errors without a fit, of the runs of this use or of all.
+    pub fn shipped_errors(&self, usage: Option<Usage>) -> Errors {
+        let wanted = self.shipped.iter().filter(|run| usage.is_none_or(|usage| run.usage == usage));
+        Errors::of(wanted.filter_map(Outcome::error))
+    }
+}
+
+/// Predicts the runs of a group without and with a fit. `prepare` plans a run.
+///
+/// # Errors
+/// Every fault of the rows.
+pub fn make(group: &Group, prepare: &dyn Fn(&Stated) -> Result<Work, Refusal>) -> Result<Made, Faults> {
+    let runs = Runs::read(&format!("{}.toml", group.name), group.rows)?;
+    let (ready, left_out) = spipe_fit::prepared(&runs, prepare)?;
+    let fault = |error: spipe_fit::FitError| Faults::from(error.diagnostic());
+    let shipped = spipe_fit::predicted(&ready, &BTreeMap::new()).map_err(fault)?;
+    let fitted = spipe_fit::fit(&ready, runs.constants.as_deref(), left_out).map_err(fault)?;
+    let runtime = ready.first().map(|run: &Run| run.work.hardware().runtime().name().to_owned());
+    let runtime = runtime.ok_or_else(|| Diagnostic::error(format!("`{}` has no runs", group.name)))?;
+    let mut sources: Vec<String> = runs.runs.iter().filter_map(|run| run.source.clone()).collect();
+    sources.sort();
+    sources.dedup();
+    Ok(Made { title: group.title, name: group.name, runtime, shipped, fitted, sources })
+}
