@@ -1,9 +1,8 @@
 //! Fitted profiles: `[[fitted]]` tables in hardware files.
 
 use crate::{Class, ConstantError, Fitted, Usage, constants::named};
-use spipe_base::{Faults, readable::percent};
+use spipe_base::Faults;
 use spipe_hardware::{FittedFile, Hardware, HardwareFile, Runtime};
-use std::fmt;
 
 /// Returns the profile of `hardware` with the tables of a fit. Tables of other runtimes stay; those of
 /// this runtime are replaced. The errors of a class are those of its predicted runs, or of the fitted
@@ -42,23 +41,6 @@ pub struct ErrorOfClass {
     /// The number of runs, their mean and their largest absolute error; none if no run of the class was
     /// measured.
     pub known: Option<(u32, f64, f64)>,
-}
-
-impl fmt::Display for ErrorOfClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let class = self.class;
-        match self.known {
-            Some((count, mean, largest)) => write!(
-                f,
-                "the machine's constants are fitted: {count} measured {} of class {class} differ from their predictions by {} on \
-                 average, and by {} at most",
-                if count == 1 { "run" } else { "runs" },
-                percent(mean),
-                percent(largest),
-            ),
-            None => write!(f, "the machine's constants are fitted on runs of other classes than {class}"),
-        }
-    }
 }
 
 /// Returns the error of runs of `class` under `runtime`; none if the machine is not fitted for it.

@@ -1,6 +1,6 @@
 //! Plan files: JSON that contains the plan with its model and machine.
 
-use crate::{Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System};
+use crate::{ExpectedError, Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
@@ -57,6 +57,9 @@ pub struct PlanFile {
     /// The gain from more of each resource.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sensitivity: Vec<Gain>,
+    /// The error that its class of runs had, if the machine's constants are fitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_error: Option<ExpectedError>,
     /// The devices that compute or run an optimizer step. For information only: they follow from the
     /// stages.
     #[serde(default)]
@@ -115,6 +118,7 @@ impl Plan {
                 gap: parsed.gap,
                 simulated_iteration_ms: parsed.simulated_iteration_ms,
                 sensitivity: parsed.sensitivity,
+                expected_error: parsed.expected_error,
             }),
             _ => plan,
         })
@@ -136,6 +140,7 @@ impl Plan {
             gap: outcome.and_then(|outcome| outcome.gap),
             simulated_iteration_ms: outcome.and_then(|outcome| outcome.simulated_iteration_ms),
             sensitivity: outcome.map(|outcome| outcome.sensitivity.clone()).unwrap_or_default(),
+            expected_error: outcome.and_then(|outcome| outcome.expected_error.clone()),
             devices: self.devices().into_iter().map(|id| self.hardware.devices()[id].name.clone()).collect(),
             peak_bytes: self
                 .peaks()

@@ -36,6 +36,20 @@ pub struct Gain {
     pub speedup: f64,
 }
 
+/// The error that measured runs of a plan's class had on a fitted machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct ExpectedError {
+    /// The class of runs, such as `pipeline`.
+    pub class: String,
+    /// The number of its measured runs; 0 if constants were fitted on other classes alone.
+    pub runs: u32,
+    /// The mean absolute error of their predicted iterations, as a fraction.
+    pub mean: f64,
+    /// The largest absolute error.
+    pub largest: f64,
+}
+
 /// A planner's report on its plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -53,6 +67,9 @@ pub struct Outcome {
     /// The gain from more of each resource, if a sensitivity analysis was asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sensitivity: Vec<Gain>,
+    /// The error that its class of runs had, if the machine's constants are fitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected_error: Option<ExpectedError>,
 }
 
 /// A plan that the checker has accepted: the only kind that can be scheduled.

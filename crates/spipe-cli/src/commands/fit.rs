@@ -1,8 +1,6 @@
 //! `spipe fit`: constants from measured runs, and the errors of predictions.
 
-use crate::{
-    Failure, args, args::Format, input, output, output::Target, planning::measured, report, report::fit as tables,
-};
+use crate::{Failure, args, args::Format, input, output, output::Target, planning::measured, report::fit as tables};
 use spipe_base::Diagnostic;
 use spipe_fit::{Runs, torch};
 use spipe_hardware::Hardware;

@@ -35,9 +35,10 @@ pub use workloads::workloads;
 use crate::Failure;
 use spipe_base::SimTime;
 use spipe_cost::Workload;
+use spipe_fit::Class;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Outcome, Placement, Plan, System};
+use spipe_plan::{ExpectedError, Outcome, Placement, Plan, System};
 use spipe_planner::{Pins, Solution};
 use std::{collections::BTreeSet, sync::atomic::AtomicBool, time::Duration};
 
@@ -98,10 +99,19 @@ impl Found {
             gap: Some(solution.gap),
             simulated_iteration_ms: Some(solution.simulated.to_ms()),
             sensitivity: Vec::new(),
+            expected_error: expected_error(&plan),
         };
         let peaks = Evaluator::new(plan.context()).peaks(plan.placement())?;
         Ok(Self { plan: plan.with_outcome(outcome).with_simulated_peaks(peaks), solution, ended })
     }
+}
+
+/// The error that runs of the plan's class had, if the machine's constants are fitted.
+fn expected_error(plan: &Plan) -> Option<ExpectedError> {
+    let hardware = plan.context().hardware;
+    let error = spipe_fit::error_of_class(hardware, hardware.runtime().name(), Class::of_plan(plan))?;
+    let (runs, mean, largest) = error.known.unwrap_or_default();
+    Some(ExpectedError { class: error.class.name().into(), runs, mean, largest })
 }
 
 /// The systems that `--system` allows.

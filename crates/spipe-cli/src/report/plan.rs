@@ -9,7 +9,7 @@ use spipe_base::{
     SimTime,
     readable::{per_second, percent},
 };
-use spipe_plan::{OutcomeStatus, System};
+use spipe_plan::{ExpectedError, OutcomeStatus, System};
 use spipe_planner::{LARGEST_HEAD_START, Solution};
 
 /// The plan, its rivals and its proof. `front` is the text of the Pareto front, `output` the file
@@ -19,12 +19,27 @@ pub fn human(found: &Found, front: &str, output: Option<&str>) -> String {
     let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::human(gains)) };
     let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
     format!(
-        "{}\n{}{front}{}\n{gains}{}{}\n",
+        "{}\n{}{front}{}\n{}{gains}{}{}\n",
         stages::human(&found.plan),
         considered(&found.solution),
         proof(found),
+        found.plan.outcome().and_then(|outcome| outcome.expected_error.as_ref()).map(error).unwrap_or_default(),
         written.unwrap_or_default(),
         ended(found.ended),
+    )
+}
+
+/// The error that measured runs of the plan's class had.
+fn error(known: &ExpectedError) -> String {
+    let ExpectedError { class, runs, mean, largest } = known;
+    if *runs == 0 {
+        return format!("The machine's constants are fitted, on runs of other classes than {class}.\n");
+    }
+    let which = if *runs == 1 { "run" } else { "runs" };
+    let (mean, largest) = (percent(*mean), percent(*largest));
+    format!(
+        "The machine's constants are fitted: {runs} measured {which} of class {class} differed from predictions by {mean} on average, \
+         {largest} at most.\n"
     )
 }
 

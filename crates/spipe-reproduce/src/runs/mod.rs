@@ -33,6 +33,8 @@ macro_rules! groups {
 pub const GROUPS: &[Group] = groups! {
     "megatron-pipeline" "Megatron-DeepSpeed, pipelines of 2 and 4 (A100)";
     "megatron-tensor-data" "Megatron-DeepSpeed, tensor × data parallelism (A100)";
+    "bert-large" "BERT-large, data parallel (nine GPUs)";
+    "mpt-fsdp" "MPT, FSDP (A100, H100)";
 };
 
 macro_rules! files {
@@ -43,11 +45,16 @@ macro_rules! files {
 
 /// The models of these runs that are not shipped: name and text.
 pub const MODELS: &[(&str, &str)] = files! { "models":
-    "gpt-1024-12" "gpt-1024-16" "gpt-1024-20" "gpt-1024-24" "gpt-2048-12" "gpt-2048-16" "gpt-2048-20" "gpt-2048-24"
+    "bert-large-squad" "gpt-1024-12" "gpt-1024-16" "gpt-1024-20" "gpt-1024-24" "gpt-2048-12"
+    "gpt-2048-16" "gpt-2048-20" "gpt-2048-24" "mpt-125m" "mpt-30b" "mpt-30b-8192" "mpt-350m"
+    "mpt-3b" "mpt-760m" "mpt-7b" "mpt-7b-32768" "mpt-7b-65536" "mpt-7b-8192"
 };
 
 /// The machines of these runs that are not shipped: name and text.
-pub const MACHINES: &[(&str, &str)] = files! { "machines": };
+pub const MACHINES: &[(&str, &str)] = files! { "machines":
+    "a100-40g-x8" "a100-80g-pcie-x2" "a100-80g-sxm-x8" "b200-sxm-x8" "h100-96g-sxm-x8"
+    "h100-pcie-x8" "h100-sxm-x8" "h200-sxm-x8" "rtx3090-x4" "rtx4090-x2" "rtxa6000-x8" "v100-16g-x8"
+};
 
 /// A group with its predictions.
 pub struct Made {
