@@ -161,9 +161,9 @@ fn layers_have_names_of_their_own() {
 fn configs() {
     let refused = |text: &str| Model::from_hugging_face("config.json", text).expect_err("at fault").to_string();
     assert_eq!(
-        refused("{\n  \"model_type\": \"bert\"\n}"),
-        "error: unknown model type `bert`\n  --> config.json:2:3\n\
-         hint: known: bloom, clip, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe, vit"
+        refused("{\n  \"model_type\": \"t5\"\n}"),
+        "error: unknown model type `t5`\n  --> config.json:2:3\n\
+         hint: known: bert, bloom, clip, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe, roberta, vit"
     );
     let text = "{\n  \"model_type\": \"llama\",\n  \"hidden_size\": 100,\n  \"num_attention_heads\": 7,\n  \
                 \"num_hidden_layers\": \"32\",\n  \"intermediate_size\": 0,\n  \"vocab_size\": 10\n}";
