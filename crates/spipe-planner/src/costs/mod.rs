@@ -4,10 +4,8 @@
 //! - here: [`CostSums`], all devices together, and [`P2pCost`], a copy between two of them
 //! - [`device`]: [`DeviceSums`], the sums of one device, with its memory count
 //! - [`stage`]: [`StageTimes`], [`HostOffload`] and [`StageSlot`], a stage as the search sees it
-//! - [`grouped`]: the same sums over groups of layers, for models of very many layers
 
 mod device;
-mod grouped;
 mod stage;
 
 pub(crate) use crate::costs::device::{DeviceSums, Host, alike};
@@ -44,15 +42,11 @@ impl P2pCost {
     }
 }
 
-/// The costs of a problem as prefix sums, with the options that bear on them. Layers may be groups
-/// of layers of the model ([`Self::coarse`]).
+/// The costs of a problem as prefix sums, with the options that bear on them.
 pub(crate) struct CostSums<'a> {
     pub context: Context<'a>,
-    /// The number of layers, or of groups of layers.
+    /// The number of layers.
     pub layers: usize,
-    /// The first layer of the model in each of them, and the number of layers of the model at the
-    /// end.
-    pub borders: Vec<usize>,
     pub microbatches: u64,
     pub training: bool,
     /// Whether stages on GPUs may offload to the host.
@@ -114,19 +108,14 @@ impl<'a> CostSums<'a> {
 
     /// The costs of `context` under `options`.
     pub fn new(context: Context<'a>, options: &Options) -> Self {
-        Self::of(context, options, &|device| DeviceSums::new(&context, device, &options.pins))
-    }
-
-    fn of(context: Context<'a>, options: &Options, device: &dyn Fn(DeviceId) -> DeviceSums) -> Self {
         let (cost, pins) = (context.cost, &options.pins);
         let runs = runs(cost, &|one, other| pins.same(one, other));
         let training = context.workload().mode == Mode::Train;
-        let devices: Vec<DeviceSums> = cost.devices().map(device).collect();
+        let devices: Vec<DeviceSums> = cost.devices().map(|device| DeviceSums::new(&context, device, pins)).collect();
         let frozen = cost.layers().take_while(|layer| training && !cost.needs_backward(*layer)).count();
         Self {
             context,
             layers: cost.layers().len(),
-            borders: (0..=cost.layers().len()).collect(),
             microbatches: context.workload().microbatches,
             training,
             program_time: budget::share(options.time_limit, budget::BOUND_PROGRAM)

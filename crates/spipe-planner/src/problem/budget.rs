@@ -7,7 +7,6 @@
 //! | stage | share | of |
 //! |---|---|---|
 //! | whether anything fits, for several stages per device | [`FEASIBILITY`] | the time left |
-//! | … of groups of layers first, in models of many layers | [`GROUPS`] | that time |
 //! | the first plan, where only feasibility is asked for | [`FIRST_PLAN`] | the time limit |
 //! | lower bounds of all systems | [`BOUNDS`] | the time left |
 //! | candidates of systems, where Mobius' programs come after them | [`BEFORE_MOBIUS`] | the time left |
@@ -25,9 +24,6 @@ use std::{ops::RangeInclusive, time::Duration};
 
 /// Whether several stages per device fit: whoever asks wants a plan in the rest of the time.
 pub(crate) const FEASIBILITY: u32 = 25;
-
-/// The same for groups of layers, which finds a plan soon or not at all.
-pub(crate) const GROUPS: u32 = 50;
 
 /// The first plan where only feasibility is asked for, which is asked more than once.
 pub(crate) const FIRST_PLAN: u32 = 10;

@@ -6,7 +6,7 @@ use crate::{
     candidates::{candidates, greedy, sharded::placements as shared_placements},
     costs::CostSums,
     feasibility::{
-        capacity::{self, Capacity, capacity},
+        capacity::{Capacity, capacity},
         shortage,
     },
     problem::{Deadline, Options, PlanError, Problem, SYSTEMS},
@@ -117,23 +117,6 @@ fn leanest(problem: &Problem<'_>, systems: Vec<System>) -> Vec<System> {
     if training && systems.contains(&leanest) { vec![leanest] } else { systems }
 }
 
-/// Returns a placement of `systems`, all of them in [`SYSTEMS`], that fits and in which no device's
-/// passes take longer than `most` ms, if one is found.
-pub(crate) fn in_time(
-    (problem, costs): (&Problem<'_>, &CostSums<'_>),
-    systems: &[System],
-    (most, deadline): (f64, &Deadline<'_>),
-) -> Option<Placement> {
-    let one = |system: System| {
-        let schedule = ScheduleKind { system, head_start: 0 };
-        capacity::fitting(costs, (schedule, most), (&problem.options.pins, deadline))
-    };
-    leanest(problem, systems.to_vec()).into_iter().find_map(one)
-}
-
-/// Number of groups of layers into which long models are coarsened for a quick test.
-pub(crate) const GROUPS: usize = 128;
-
 /// Decides feasibility of the systems in [`SYSTEMS`].
 fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) -> Decision {
     let systems = leanest(problem, systems);
@@ -149,12 +132,6 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) 
         return Decision::Fits(placement);
     }
     let deadline = deadline.percent(budget::FEASIBILITY);
-    if costs.layers > GROUPS {
-        let (coarse, until) = (costs.coarse(pins, GROUPS), deadline.percent(budget::GROUPS));
-        if let Some(placement) = in_time((problem, &coarse), &systems, (f64::INFINITY, &until)) {
-            return Decision::Fits(placement);
-        }
-    }
     let (mut open, mut unfound) = (Vec::new(), false);
     for system in systems {
         match capacity(&costs, ScheduleKind { system, head_start: 0 }, (pins, &deadline)) {

@@ -147,11 +147,10 @@ impl Subproblem {
 
     pub fn placement(&self, costs: &CostSums<'_>, partition: &Partition) -> Placement {
         let stage = |stage: usize| {
-            let ((first, end), borders) = (partition.layers(stage), &costs.borders);
-            let (from, to, again) = (borders[first], borders[end], borders[first + partition.recomputed[stage]]);
+            let (from, to) = partition.layers(stage);
             let layers = LayerRange::new(from.into(), (to - 1).into()).unwrap_or_else(|| single(from));
             let plain = Stage::new(DeviceId::from(self.devices[stage]), layers);
-            let stage_of = plain.with_recomputed(again - from);
+            let stage_of = plain.with_recomputed(partition.recomputed[stage]);
             let host_offload = self.host_offload(stage);
             match self.device(costs, stage).host(host_offload) {
                 Some(host) => Stage {

@@ -2,48 +2,35 @@
 //! the bytes that hosts hold.
 
 use crate::feasibility::capacity::{
-    Hosts, Question,
+    HOSTS, Hosts, Question,
+    cut::CutStage,
     hold::{Entry, HeldStage, Hold},
-    host_packing::{HostClass, HostPacking, Measure, Seated, classes},
-    hosts_of,
-    way::CutStage,
+    host_memories, hosts_of,
+    packing::{Packing, Seated},
 };
 use crate::{
     costs::{CostSums, HostOffload},
     space::subproblem::{Partition, ScheduleKind, Subproblem},
 };
+use spipe_base::MemoryId;
 use spipe_plan::{Placement, System};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The most sums per label: one for each class of hosts, and one for each measure.
-const SLOTS: usize = 6;
 
 /// The most pairs of a state and a layer, and the most comparisons of labels; beyond these nothing
 /// is decided.
 const MOST_PAIRS: usize = 1 << 21;
 const MOST_STEPS: usize = 1 << 27;
 
-/// The most comparisons if measures beside bytes are followed.
-const MOST_STEPS_BY_CLASS: usize = 1 << 24;
-
-/// Devices that hold the same layers in the same bytes, and the classes of hosts that each may use.
+/// Devices that hold the same layers in the same bytes, and the modelled hosts that each may use.
 struct Kind {
     members: Vec<usize>,
-    classes: Vec<usize>,
+    hosts: Vec<usize>,
 }
 
-/// A sum over the hosts of a class in one measure, with its limit.
-#[derive(Clone, Copy)]
-struct Slot {
-    class: usize,
-    measure: Measure,
-    room: u64,
-}
-
-/// A label: the last stages of a chain, by the sums of the hosts.
+/// A label: the last stages of a chain, by the bytes on each modelled host.
 #[derive(Clone, Copy)]
 pub(crate) struct ChainLabel {
-    held: [u64; SLOTS],
+    held: [u64; HOSTS],
     /// The kind of the first device, the layer after its last one, and the index of the label that
     /// goes on there.
     kind: usize,
@@ -56,45 +43,38 @@ pub(crate) type ChainLabels = Vec<Vec<Vec<ChainLabel>>>;
 
 pub(crate) struct Chain<'q, 'f, 'a> {
     question: &'q Question<'q, 'f, 'a>,
-    /// Whether hosts may be used.
-    pub hosts: bool,
     kinds: Vec<Kind>,
     /// The stride of each kind in the number of a state, whose digits are the counts of all kinds.
     strides: Vec<usize>,
     states: usize,
-    classes: Vec<HostClass>,
-    slots: Vec<Slot>,
+    /// The bytes of each modelled host.
+    rooms: Vec<u64>,
 }
 
 impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
-    /// Returns `None` if there are too many states or sums.
-    pub fn new(question: &'q Question<'q, 'f, 'a>, hosts: &Hosts) -> Option<Self> {
+    /// Returns `None` if there are too many states.
+    pub fn new(question: &'q Question<'q, 'f, 'a>, hosts: Hosts) -> Option<Self> {
         let (costs, alike) = (question.costs, &question.holds.alike);
-        let classes = match hosts {
+        let memories = host_memories(costs);
+        let rooms: Vec<u64> = match hosts {
             Hosts::Unused => Vec::new(),
-            Hosts::Together => HostClass::all(costs),
-            Hosts::Apart => HostClass::each(costs),
-            Hosts::ByClass(_) => classes(costs, alike),
+            Hosts::Together => vec![memories.values().fold(0, |all, room| all.saturating_add(*room))],
+            Hosts::Apart => memories.values().copied().collect(),
         };
-        let of_host = |device: usize| -> Vec<usize> {
-            let memories = hosts_of(costs, device).into_iter();
-            let of_memory = |memory| classes.iter().position(|class| class.hosts.contains(&memory));
-            memories.filter_map(of_memory).collect::<BTreeSet<usize>>().into_iter().collect()
+        let of_memory = |memory: MemoryId| match hosts {
+            Hosts::Unused => None,
+            Hosts::Together => Some(0),
+            Hosts::Apart => memories.keys().position(|host| *host == memory),
         };
-        let sums = (0..classes.len()).map(|class| (class, Measure::Sum));
-        let measures = match hosts {
-            Hosts::ByClass(measures) => measures.as_slice(),
-            _ => &[],
-        };
-        let slot = |(class, measure): (usize, Measure)| Slot { class, measure, room: classes[class].room(measure) };
-        let slots: Vec<Slot> = sums.chain(measures.iter().copied()).map(slot).collect();
+        let hosts_of =
+            |device: usize| -> BTreeSet<usize> { hosts_of(costs, device).into_iter().filter_map(of_memory).collect() };
         let mut kinds: Vec<Kind> = Vec::new();
         for device in 0..costs.devices.len() {
-            let classes = of_host(device);
-            let like = |kind: &&mut Kind| kind.classes == classes && alike[kind.members[0]] == alike[device];
+            let hosts: Vec<usize> = hosts_of(device).into_iter().collect();
+            let like = |kind: &&mut Kind| kind.hosts == hosts && alike[kind.members[0]] == alike[device];
             match kinds.iter_mut().find(like) {
                 Some(kind) => kind.members.push(device),
-                None => kinds.push(Kind { members: vec![device], classes }),
+                None => kinds.push(Kind { members: vec![device], hosts }),
             }
         }
         let mut strides = Vec::new();
@@ -103,8 +83,8 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
             strides.push(states);
             states = states.checked_mul(kind.members.len() + 1)?;
         }
-        states.checked_mul(costs.layers + 1).filter(|pairs| *pairs <= MOST_PAIRS && slots.len() <= SLOTS)?;
-        Some(Self { question, hosts: *hosts != Hosts::Unused, kinds, strides, states, classes, slots })
+        states.checked_mul(costs.layers + 1).filter(|pairs| *pairs <= MOST_PAIRS)?;
+        Some(Self { question, kinds, strides, states, rooms })
     }
 
     /// The number of devices of a kind in a state.
@@ -120,11 +100,9 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     /// Computes all labels; `None` if that takes too many steps.
     pub fn ways(&self) -> Option<ChainLabels> {
         let layers = self.question.costs.layers;
-        let nothing = ChainLabel { held: [0; SLOTS], kind: 0, to: layers, next: 0 };
+        let nothing = ChainLabel { held: [0; HOSTS], kind: 0, to: layers, next: 0 };
         let mut all: ChainLabels = vec![vec![Vec::new(); layers + 1]; self.states];
         all[0][layers].push(nothing);
-        let by_class = self.slots.iter().any(|slot| slot.measure != Measure::Sum);
-        let most = if by_class { MOST_STEPS_BY_CLASS } else { MOST_STEPS };
         let mut steps = 0;
         for state in 1..self.states {
             let behind = self.devices(state) - 1;
@@ -137,7 +115,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
                         for (next, way) in ways.iter().enumerate() {
                             // A label is compared with all that are there.
                             steps += 1 + here[0][from].len();
-                            if steps > most {
+                            if steps > MOST_STEPS {
                                 return None;
                             }
                             for held in self.with(way.held, kind, held) {
@@ -169,7 +147,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
                         let Some(ahead) = before[state][entry.from] else { continue };
                         let here = ahead.saturating_add(entry.least);
                         before[next][to] = Some(before[next][to].map_or(here, |least| least.min(here)));
-                        let left = self.slots[0].room.checked_sub(ahead.saturating_add(after));
+                        let left = self.rooms[0].checked_sub(ahead.saturating_add(after));
                         if let Some(left) = left.filter(|left| entry.least <= *left) {
                             let most = most.entry(holds.at((device, behind), (entry.from, to))).or_default();
                             *most = left.max(*most);
@@ -186,33 +164,21 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     fn held(&self, kind: usize, entry: &Entry) -> Option<u64> {
         let held = if self.question.sure { entry.found? } else { entry.least };
         let is_cpu = self.question.costs.devices[self.kinds[kind].members[0]].is_cpu;
-        (self.hosts || is_cpu || held == 0).then_some(held)
+        (!self.rooms.is_empty() || is_cpu || held == 0).then_some(held)
     }
 
-    /// The sums with `more` bytes for a device of a kind, once for each class with the room.
-    fn with(&self, held: [u64; SLOTS], kind: usize, more: u64) -> Vec<[u64; SLOTS]> {
-        let classes = &self.kinds[kind].classes;
-        if more == 0 || classes.is_empty() {
+    /// The bytes with `more` for a device of a kind, once for each host with the room.
+    fn with(&self, held: [u64; HOSTS], kind: usize, more: u64) -> Vec<[u64; HOSTS]> {
+        let hosts = &self.kinds[kind].hosts;
+        if more == 0 || hosts.is_empty() {
             return vec![held];
         }
-        classes.iter().filter_map(|class| self.on(held, (kind, *class), more)).collect()
-    }
-
-    /// The sums with `more` bytes on a host of a class, if it has the room.
-    fn on(&self, mut held: [u64; SLOTS], (kind, class): (usize, usize), more: u64) -> Option<[u64; SLOTS]> {
-        let members = &self.kinds[kind].members;
-        for (held, slot) in held.iter_mut().zip(&self.slots).filter(|(_, slot)| slot.class == class) {
-            let class = &self.classes[slot.class];
-            let weight = match slot.measure {
-                Measure::Sum => more,
-                measure => class.weight(measure, self.question.holds.alike[members[0]], more),
-            };
-            *held = held.saturating_add(weight);
-            if *held > slot.room {
-                return None;
-            }
-        }
-        Some(held)
+        let on = |host: &usize| {
+            let mut held = held;
+            held[*host] = held[*host].saturating_add(more);
+            (held[*host] <= self.rooms[*host]).then_some(held)
+        };
+        hosts.iter().filter_map(on).collect()
     }
 
     /// The labels of all layers, by state and index, in ascending order of host bytes.
@@ -225,16 +191,10 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
         let mut list: Vec<(u64, usize, usize)> = Vec::new();
         for state in (1..self.states).filter(|state| !needs_cpu || on_cpu(*state)) {
             let ways = ways[state][0].iter().enumerate();
-            list.extend(ways.map(|(index, way)| (self.bytes(way), state, index)));
+            list.extend(ways.map(|(index, way)| (way.held.iter().copied().fold(0, u64::saturating_add), state, index)));
         }
         list.sort_unstable();
         list.into_iter().map(|(_, state, index)| (state, index)).collect()
-    }
-
-    /// The bytes of all hosts together.
-    fn bytes(&self, way: &ChainLabel) -> u64 {
-        let sums = way.held.iter().zip(&self.slots).filter(|(_, slot)| slot.measure == Measure::Sum);
-        sums.fold(0, |sum, (held, _)| sum.saturating_add(*held))
     }
 
     /// The kinds of a label's devices in layer order, each with its stages and host bytes.
@@ -253,24 +213,11 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     /// The placement of a label, if it can be packed onto the hosts.
     pub fn place(&self, ways: &ChainLabels, state: usize, index: usize) -> Option<Placement> {
         let groups = self.groups(ways, state, index)?;
-        let kinds = self.kinds.iter().map(|kind| kind.members.as_slice()).collect();
-        let needs = groups.iter().map(|(kind, hold)| (*kind, hold.of_host)).collect();
-        let seats = HostPacking::new(self.question.costs, kinds, needs).seats()?;
+        let needs = groups.iter().map(|(kind, hold)| (self.kinds[*kind].members.as_slice(), hold.of_host)).collect();
+        let seats = Packing::new(self.question.costs, needs).seats()?;
         let stages: Vec<(Seated, &[CutStage])> =
             seats.into_iter().zip(&groups).map(|(seat, (_, hold))| (seat, hold.stages.as_slice())).collect();
         Some(placement(self.question.costs, self.question.schedule, &stages))
-    }
-
-    /// The class and the measure that a label exceeds if it cannot be packed onto the hosts of a
-    /// class.
-    pub fn broken(&self, ways: &ChainLabels, state: usize, index: usize) -> Option<(usize, Measure)> {
-        let groups = self.groups(ways, state, index)?;
-        (0..self.classes.len()).find_map(|class| {
-            let own = groups.iter().filter(|(kind, _)| self.kinds[*kind].classes.contains(&class));
-            let alike = |kind: usize| self.question.holds.alike[self.kinds[kind].members[0]];
-            let needs: Vec<(usize, u64)> = own.map(|(kind, hold)| (alike(*kind), hold.of_host)).collect();
-            Some((class, self.classes[class].broken(&needs)?))
-        })
     }
 }
 

@@ -2,16 +2,15 @@
 
 use crate::feasibility::capacity::{
     CostSums, HostOffload, ScheduleKind, StageSlot, Subproblem,
-    cut::{self, LayerRangeNeeds, LeastNeeds, least_for},
+    cut::{self, CutNeeds, CutStage, LayerRangeNeeds},
     hold_alike, rooms,
-    way::{CutStage, FoundCut},
 };
 use crate::{
     costs::{slots_in, slots_out},
     problem::Deadline,
 };
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The host bytes of layers, and the stages in which they need these.
 #[derive(Clone, Debug)]
@@ -21,15 +20,15 @@ pub(crate) struct Hold {
 }
 
 /// A table entry for layers with a given end: their first one, and their host bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub from: usize,
     /// A lower bound.
     pub least: u64,
     /// An amount that suffices.
     pub found: Option<u64>,
-    /// The parameters that find the stages again, if there are several.
-    several: Option<FoundCut>,
+    /// The stages of that amount, if there are several; layers count from the first like these.
+    several: Option<Arc<[CutStage]>>,
 }
 
 impl Entry {
@@ -62,23 +61,23 @@ pub(crate) struct Holds {
 
 impl Holds {
     /// Bounds that hold for every cut into stages and take no search.
-    pub fn bounds(costs: &CostSums<'_>, (schedule, within): (ScheduleKind, f64)) -> Self {
+    pub fn bounds(costs: &CostSums<'_>, schedule: ScheduleKind) -> Self {
         let of = |(device, part): HeldStage| Some(Entry::bound(part.from, bound(costs, device, part)?));
-        Self::default_for(costs, schedule).filled((costs, within), &of)
+        Self::default_for(costs, schedule).filled(costs, &of)
     }
 
     /// The host bytes in one stage.
-    pub fn whole(costs: &CostSums<'_>, (schedule, within): (ScheduleKind, f64)) -> Self {
+    pub fn whole(costs: &CostSums<'_>, schedule: ScheduleKind) -> Self {
         let of = |(device, part): HeldStage| Some(Entry::whole(part.from, whole(costs, device, part)?.0));
-        Self::default_for(costs, schedule).filled((costs, within), &of)
+        Self::default_for(costs, schedule).filled(costs, &of)
     }
 
     /// The host bytes in one stage or in several. `most` names the layers that matter, with the
     /// most host bytes at which they do.
     pub fn cut(
         costs: &CostSums<'_>,
-        (schedule, within): (ScheduleKind, f64),
-        (most, deadline): (&BTreeMap<HeldStage, u64>, Option<&Deadline<'_>>),
+        schedule: ScheduleKind,
+        (most, deadline): (&BTreeMap<HeldStage, u64>, &Deadline<'_>),
     ) -> Self {
         let mut asked: BTreeMap<usize, BTreeMap<LayerRangeNeeds, u64>> = BTreeMap::new();
         for ((device, part), most) in most {
@@ -96,19 +95,19 @@ impl Holds {
         let of_device = |(device, parts): (&usize, &BTreeMap<LayerRangeNeeds, u64>)| {
             (*device, cut::known(costs, (*device, parts), deadline))
         };
-        let known: BTreeMap<usize, BTreeMap<LayerRangeNeeds, LeastNeeds>> = asked.iter().map(of_device).collect();
+        let known: BTreeMap<usize, BTreeMap<LayerRangeNeeds, CutNeeds>> = asked.iter().map(of_device).collect();
         let of = |(device, part): HeldStage| {
             most.get(&(device, part))?;
             let like = like(costs, device, part);
             let whole = whole(costs, device, like).map(|(of_host, _)| of_host);
             let known = known.get(&device).and_then(|parts| parts.get(&like));
-            let least = known.map(|known| known.least).into_iter().chain(whole).min()?;
-            let several = known.and_then(|known| known.found);
-            let found = several.map(|several| several.of_host).or(whole);
-            let entry = Entry { from: part.from, least, found, several };
-            (least < u64::MAX).then_some(entry)
+            let several = known.and_then(|known| known.found.as_ref());
+            let found = several.map(|(of_host, _)| *of_host).or(whole);
+            let open = known.filter(|known| !known.exact).and_then(|_| bound(costs, device, like));
+            let least = open.into_iter().chain(found).min()?;
+            Some(Entry { from: part.from, least, found, several: several.map(|(_, stages)| stages.as_slice().into()) })
         };
-        Self::default_for(costs, schedule).filled((costs, within), &of)
+        Self::default_for(costs, schedule).filled(costs, &of)
     }
 
     fn default_for(costs: &CostSums<'_>, schedule: ScheduleKind) -> Self {
@@ -120,13 +119,8 @@ impl Holds {
         Self { alike, in_flight, tables: BTreeMap::new() }
     }
 
-    /// Fills the tables with an entry for all layers that may fit a device and whose passes take it
-    /// at most `within` ms.
-    fn filled(
-        mut self,
-        (costs, within): (&CostSums<'_>, f64),
-        of: &(dyn Fn(HeldStage) -> Option<Entry> + Sync),
-    ) -> Self {
+    /// Fills the tables with an entry for all layers that may fit a device.
+    fn filled(mut self, costs: &CostSums<'_>, of: &(dyn Fn(HeldStage) -> Option<Entry> + Sync)) -> Self {
         let firsts = (0..self.alike.len()).filter(|device| self.alike[*device] == *device);
         let keys = firsts.flat_map(|device| self.in_flight.iter().map(move |in_flight| (device, *in_flight)));
         let mut keys: Vec<(usize, u64)> = keys.collect();
@@ -135,11 +129,7 @@ impl Holds {
         let table = |(device, in_flight): (usize, u64)| -> Table {
             let own = &costs.devices[device];
             let ending = |to: usize| {
-                let may = |from: &usize| {
-                    own.able(*from, to)
-                        && own.state(*from, to, None) <= own.usable
-                        && costs.microbatches as f64 * own.pass((*from, to), costs.training) <= within
-                };
+                let may = |from: &usize| own.able(*from, to) && own.state(*from, to, None) <= own.usable;
                 let entry = |from: usize| of((device, LayerRangeNeeds { from, to, in_flight }));
                 (0..to).rev().take_while(may).filter_map(entry).collect()
             };
@@ -170,8 +160,8 @@ impl Holds {
         let entry = self.ending(seat.0, seat.1, layers.1).iter().find(|entry| entry.from == layers.0)?;
         let (of_host, (device, part)) = (entry.found?, self.at(seat, layers));
         let like = like(costs, device, part);
-        let mut stages = match entry.several {
-            Some(found) => cut::stages(costs, device, like, found)?,
+        let mut stages = match &entry.several {
+            Some(stages) => stages.to_vec(),
             None => vec![whole(costs, device, like)?.1],
         };
         stages.iter_mut().for_each(|stage| stage.to += part.from - like.from);
@@ -198,7 +188,7 @@ fn run(costs: &CostSums<'_>, layer: usize) -> (usize, usize) {
 }
 
 /// Whether layers `from..to` are all equal.
-pub(crate) fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
+fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
     let (first, count) = run(costs, from);
     to <= first + count
 }
@@ -255,4 +245,18 @@ fn whole(
         }
     }
     best
+}
+
+/// Returns the least host bytes with which `excess` bytes leave a device; `None` if none can.
+fn least_for(costs: &CostSums<'_>, (index, in_flight): (usize, u64), excess: u64) -> Option<u64> {
+    costs.hosts(index).next()?;
+    let stepped = costs.devices[index].bytes.iter().filter(|bytes| bytes.optimizer.get() > 0);
+    let of_layer =
+        stepped.map(|bytes| ((bytes.optimizer + bytes.gradients + bytes.parameters).get(), bytes.optimizer.get()));
+    // Beside stages that offload more, a stage needs no slot of its own.
+    let saved = (in_flight > 0).then_some((1, 1));
+    let product = |one: u64, other: u64| u128::from(one) * u128::from(other);
+    let cheaper = |one: &(u64, u64), other: &(u64, u64)| product(one.0, other.1).cmp(&product(other.0, one.1));
+    let (of_host, freed) = of_layer.chain(saved).min_by(cheaper)?;
+    u64::try_from(product(excess, of_host).div_ceil(u128::from(freed))).ok()
 }

@@ -17,16 +17,15 @@
 //! ```text
 //! in one stage       if that fits, it is a plan
 //! a bound            if even that does not fit, nothing does
-//! cut into several   exact ([`cut`], [`way`]), except for very many layers
+//! cut into several   exact ([`cut`]), except for very many layers
 //! ```
 //!
 //! Hosts are modelled in turn as
 //!
 //! ```text
-//! unused            nothing leaves the GPUs: if that fits, it is a plan
-//! one               if that does not fit, nothing does; what can be packed onto them is a plan
-//! each by itself    exact, if hosts are few and each device's host data is on one of them
-//! classes           equal hosts, distinguished only by the bytes they hold ([`host_packing`])
+//! unused     nothing leaves the GPUs: if that fits, it is a plan
+//! together   as one: if that does not fit, nothing does; what can be packed onto them is a plan
+//! apart      each by itself: exact, if each device's host data is on one of them
 //! ```
 //!
 //! Before all this, a count of layers by their state alone ([`crowd`]) is tried.
@@ -35,8 +34,7 @@ mod chain;
 mod crowd;
 mod cut;
 mod hold;
-mod host_packing;
-mod way;
+mod packing;
 
 use crate::{
     costs::{CostSums, DeviceSums, HostOffload, StageSlot},
@@ -49,9 +47,9 @@ use std::collections::BTreeMap;
 
 use crate::feasibility::capacity::chain::Chain;
 use crate::feasibility::capacity::hold::{HeldStage, Holds};
-use crate::feasibility::capacity::host_packing::Measure;
 
-/// The most hosts that are distinguished. More are grouped into classes.
+/// The most hosts that are distinguished: two sockets of two NUMA nodes. With more of them, stages that
+/// fit all hosts together but cannot be packed onto them are undecided.
 const HOSTS: usize = 4;
 
 /// The most layers for which several stages per device are examined, to keep the time limit with
@@ -76,13 +74,11 @@ pub(crate) enum Capacity {
 }
 
 /// The model of the hosts' memories.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hosts {
     Unused,
     Together,
     Apart,
-    /// One sum of bytes per class, and these measures.
-    ByClass(Vec<(usize, Measure)>),
 }
 
 /// Decides, within the deadline, whether a placement fits under `schedule`, which has no head
@@ -92,46 +88,22 @@ pub(crate) fn capacity(
     schedule: ScheduleKind,
     (pins, deadline): (&Pins, &Deadline<'_>),
 ) -> Capacity {
-    capacity_with(costs, (schedule, f64::INFINITY), (pins, HOSTS), Some(deadline))
-}
-
-/// Returns a placement that fits and whose devices take at most `most` ms for the passes of all
-/// microbatches, if one is found.
-pub(crate) fn fitting(
-    costs: &CostSums<'_>,
-    (schedule, most): (ScheduleKind, f64),
-    (pins, deadline): (&Pins, &Deadline<'_>),
-) -> Option<Placement> {
-    match capacity_with(costs, (schedule, most), (pins, HOSTS), Some(deadline)) {
-        Capacity::Fits(placement) => Some(placement),
-        Capacity::Never | Capacity::Open | Capacity::Unfound => None,
-    }
-}
-
-/// Decides whether a placement fits whose devices take at most `most` ms for all passes. At most
-/// `apart` hosts are distinguished.
-fn capacity_with(
-    costs: &CostSums<'_>,
-    (schedule, most): (ScheduleKind, f64),
-    (pins, apart): (&Pins, usize),
-    deadline: Option<&Deadline<'_>>,
-) -> Capacity {
     if crowd::too_many(costs) {
         return Capacity::Never;
     }
-    let few = host_memories(costs).len() <= apart;
     let choice = (0..costs.devices.len()).any(|device| costs.hosts(device).count() > 1);
-    let question = |holds: &Holds, sure: bool, cut: bool| {
-        let apart = cut && choice;
-        Question { costs, schedule, pins, few, holds, sure, apart }.answer()
+    let question = |holds, sure, several: bool| {
+        let choice = several && choice;
+        Question { costs, schedule, pins, holds, sure, choice }
     };
-    let ask = |holds: &Holds, sure: bool| question(holds, sure, true);
-    let whole = question(&Holds::whole(costs, (schedule, most)), true, false);
+    let whole = Holds::whole(costs, schedule);
+    let whole = question(&whole, true, false).answer();
     if matches!(whole, Capacity::Fits(_)) {
         return whole;
     }
-    let bounds = Holds::bounds(costs, (schedule, most));
-    if costs.training && matches!(ask(&bounds, false), Capacity::Never) {
+    let bounds = Holds::bounds(costs, schedule);
+    let bounded = question(&bounds, false, true);
+    if costs.training && matches!(bounded.answer(), Capacity::Never) {
         return Capacity::Never;
     }
     // Without a backward, several stages need no less than one.
@@ -141,11 +113,10 @@ fn capacity_with(
     if costs.layers > MOST_LAYERS {
         return Capacity::Unfound;
     }
-    let question = Question { costs, schedule, pins, few, holds: &bounds, sure: false, apart: choice };
-    let Some(needs) = question.most() else { return Capacity::Open };
-    let holds = Holds::cut(costs, (schedule, most), (&needs, deadline));
-    match ask(&holds, true) {
-        Capacity::Never if !holds.exact() => ask(&holds, false),
+    let Some(needs) = bounded.most() else { return Capacity::Open };
+    let holds = Holds::cut(costs, schedule, (&needs, deadline));
+    match question(&holds, true, true).answer() {
+        Capacity::Never if !holds.exact() => question(&holds, false, true).answer(),
         answer => answer,
     }
 }
@@ -155,96 +126,52 @@ struct Question<'q, 'f, 'a> {
     costs: &'f CostSums<'a>,
     schedule: ScheduleKind,
     pins: &'q Pins,
-    /// Whether hosts are so few that each is distinguished.
-    few: bool,
     holds: &'q Holds,
     /// Whether amounts that suffice count, or only bounds.
     sure: bool,
     /// Whether stages of one device may be on several hosts.
-    apart: bool,
-}
-
-/// The answer under one model of hosts.
-enum CapacityAnswer {
-    Certain(Capacity),
-    /// Something fits these modelled hosts, but perhaps not the real ones.
-    Perhaps,
-    /// The same; the packing exceeds this measure of this class.
-    Breaks(usize, Measure),
+    choice: bool,
 }
 
 impl Question<'_, '_, '_> {
     fn answer(&self) -> Capacity {
         for hosts in [Hosts::Unused, Hosts::Together] {
-            if let CapacityAnswer::Certain(answer) = self.with(&hosts) {
+            if let Some(answer) = self.with(hosts) {
                 return answer;
             }
         }
-        if self.few {
-            return match self.with(&Hosts::Apart) {
-                CapacityAnswer::Certain(Capacity::Never) if self.apart => Capacity::Open,
-                CapacityAnswer::Certain(answer) => answer,
-                _ => Capacity::Open,
-            };
-        }
-        // Labels of bounds cannot be packed.
-        if !self.sure {
+        if host_memories(self.costs).len() > HOSTS {
             return Capacity::Unfound;
         }
-        let mut measures: Vec<(usize, Measure)> = Vec::new();
-        loop {
-            match self.with(&Hosts::ByClass(measures.clone())) {
-                // Sums by class assume that each device has its host data on one host.
-                CapacityAnswer::Certain(Capacity::Never) if self.apart => return Capacity::Open,
-                CapacityAnswer::Certain(answer) => return answer,
-                CapacityAnswer::Breaks(class, measure) if !measures.contains(&(class, measure)) => {
-                    measures.push((class, measure));
-                }
-                _ => return Capacity::Unfound,
-            }
+        match self.with(Hosts::Apart) {
+            Some(Capacity::Never) if self.choice => Capacity::Open,
+            answer => answer.unwrap_or(Capacity::Open),
         }
     }
 
-    /// The answer under one model of hosts.
-    fn with(&self, hosts: &Hosts) -> CapacityAnswer {
-        // With too many sums to follow, a search would not do better.
-        let followed = matches!(hosts, Hosts::ByClass(measures) if !measures.is_empty());
-        let chain = Chain::new(self, hosts).and_then(|chain| chain.ways().map(|ways| (chain, ways)));
-        let Some((chain, ways)) = chain else {
-            return CapacityAnswer::Certain(if followed { Capacity::Unfound } else { Capacity::Open });
+    /// The answer under one model of hosts; `None` if something fits these modelled hosts, but
+    /// perhaps not the real ones.
+    fn with(&self, hosts: Hosts) -> Option<Capacity> {
+        let Some((chain, ways)) = Chain::new(self, hosts).and_then(|chain| chain.ways().map(|ways| (chain, ways)))
+        else {
+            return Some(Capacity::Open);
         };
         let complete = chain.complete(&ways);
         if complete.is_empty() {
-            return if chain.hosts { CapacityAnswer::Certain(Capacity::Never) } else { CapacityAnswer::Perhaps };
-        }
-        if !self.sure {
-            return CapacityAnswer::Perhaps;
+            return (hosts != Hosts::Unused).then_some(Capacity::Never);
         }
         let fits = |placement: &Placement| {
             self.pins.allow(&self.costs.context, placement) && check(&self.costs.context, placement).is_ok()
         };
-        let mut spread = false;
-        for (state, index) in complete.iter().take(TRIES) {
-            let Some(placement) = chain.place(&ways, *state, *index) else { continue };
-            let placement = self.pins.with_common_knobs(placement);
-            if fits(&placement) {
-                return CapacityAnswer::Certain(Capacity::Fits(placement));
-            }
-            spread = true;
-        }
-        let by_class = matches!(hosts, Hosts::ByClass(_));
-        match complete.iter().take(TRIES).find_map(|(state, index)| chain.broken(&ways, *state, *index)) {
-            // The checker or a pin refuses a packing; a search may find another one.
-            _ if by_class && spread => CapacityAnswer::Certain(Capacity::Open),
-            Some((class, measure)) if by_class => CapacityAnswer::Breaks(class, measure),
-            _ => CapacityAnswer::Perhaps,
-        }
+        let tries = complete.iter().take(TRIES).filter(|_| self.sure);
+        let placements = tries.filter_map(|(state, index)| chain.place(&ways, *state, *index));
+        placements.map(|placement| self.pins.with_common_knobs(placement)).find(fits).map(Capacity::Fits)
     }
 
     /// For layers on each device that may be part of a placement that fits: the most host bytes
     /// that they may need, with all hosts as one.
     fn most(&self) -> Option<BTreeMap<HeldStage, u64>> {
-        let chain = Chain::new(self, &Hosts::Together)?;
+        let chain = Chain::new(self, Hosts::Together)?;
         let ways = chain.ways()?;
         Some(chain.most(&ways))
     }

@@ -1,7 +1,5 @@
 //! The prefix sums of one device: times and bytes of any range of its layers.
 
-mod grouped;
-
 use crate::costs::{HostOffload, StageSlot, StageTimes, p2p, slots_in, slots_out};
 use crate::{bisect::first_near, problem::pins::Pins};
 use spipe_base::{DeviceId, LayerId, MemoryId};
@@ -95,16 +93,8 @@ impl DeviceSums {
         let cost = context.cost;
         let bytes: Vec<LayerMemory> = cost.layers().map(|layer| *cost.memory(layer, id)).collect();
         let times = allowed(context, id, pins);
-        let wanted = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
-        Self::of((context, id, pins), (bytes, times), (wanted, hosts(context, id)))
-    }
-
-    fn of(
-        (context, id, pins): (&Context<'_>, DeviceId, &Pins),
-        (bytes, times): (Vec<LayerMemory>, Vec<Option<StageTimes>>),
-        (wanted, hosts): (Vec<Option<bool>>, Vec<Host>),
-    ) -> Self {
-        let (cost, device) = (context.cost, &context.hardware.devices()[id]);
+        let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
+        let device = &context.hardware.devices()[id];
         let memory = &context.hardware.memories()[device.memory];
         let trained = |bytes: &LayerMemory| if bytes.gradients.get() > 0 { bytes.parameters.get() } else { 0 };
         let all = || times.iter().map(|times| times.unwrap_or_default());
@@ -120,7 +110,7 @@ impl DeviceSums {
                 back: times(|times| times.back),
             }
         };
-        let helpers: Vec<Helper> = hosts.into_iter().map(helper).collect();
+        let helpers: Vec<Helper> = hosts(context, id).into_iter().map(helper).collect();
         let allows = |host_offload: HostOffload, layer: usize| {
             let host = helpers
                 .get(host_offload.host)
