@@ -3,6 +3,7 @@
 pub(crate) mod partition_dp;
 
 use crate::costs::CostSums;
+use crate::problem::tolerances::TIE;
 use spipe_base::SimTime;
 
 /// Converts a bound in ms to the simulator's clock, which rounds every action to whole nanoseconds.
@@ -10,6 +11,6 @@ use spipe_base::SimTime;
 pub(crate) fn to_time(costs: &CostSums<'_>, bound: f64) -> SimTime {
     let stages = costs.devices.len().max(costs.layers) as f64;
     let actions = 5.0 * costs.microbatches as f64 * stages + 10.0;
-    let ns = (bound * 1e6 * (1.0 - 1e-12) - 0.5 * actions).max(0.0);
+    let ns = (bound * 1e6 * (1.0 - TIE) - 0.5 * actions).max(0.0);
     if ns < u64::MAX as f64 { SimTime::ns(ns as u64) } else { SimTime::MAX }
 }

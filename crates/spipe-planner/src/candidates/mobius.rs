@@ -21,6 +21,7 @@
 //! stages need. The objective is the end of the last backward.
 
 use crate::problem::budget;
+use crate::problem::tolerances::{LEAST_PER_GIB, LEAST_UNIT};
 use crate::{
     candidates::streamed::{cross_mapped, equally_slow, in_turn},
     costs::{CostSums, DeviceSums},
@@ -137,7 +138,7 @@ impl<'f, 'a> PartitionMilp<'f, 'a> {
         let neighbour = gpus.get(1).and_then(|next| costs.p2p(first.index(), next.index()));
         let boundary = device.bytes.iter().map(|bytes| bytes.boundary).max()?;
         let work: f64 = device.times.iter().flatten().map(|times| times.busy()).sum();
-        let unit = (work * costs.microbatches as f64 / gpus.len() as f64).max(1e-6) / 100.0;
+        let unit = (work * costs.microbatches as f64 / gpus.len() as f64).max(LEAST_UNIT) / 100.0;
         // The inputs of all stages of a GPU for all microbatches (training), and transient
         // boundaries.
         let inputs = if costs.training { costs.microbatches * turns as u64 } else { 0 };
@@ -149,7 +150,7 @@ impl<'f, 'a> PartitionMilp<'f, 'a> {
             stages: turns * gpus.len(),
             unit,
             memory: Bytes::new(device.usable).saturating_sub(held).to_gib(),
-            rate: unit / (p2p.per_byte * Bytes::gib(1).as_f64()).max(1e-12),
+            rate: unit / (p2p.per_byte * Bytes::gib(1).as_f64()).max(LEAST_PER_GIB),
             transfer: neighbour.map_or(0.0, |p2p| p2p.time(boundary.get())) / unit,
         })
     }

@@ -2,6 +2,7 @@
 //! allows, some stages keep their parameters.
 
 use crate::candidates::residency;
+use crate::problem::tolerances::TIE;
 use crate::{
     candidates::{
         cuts::{self, Weight},
@@ -172,7 +173,7 @@ pub(crate) fn cross_mapping(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Dev
     let mut best = (cost(&order), order.clone());
     permute(&mut order, 0, &mut |order| {
         let cost = cost(order);
-        if cost < best.0 - 1e-12 {
+        if cost < best.0 - TIE {
             best = (cost, order.to_vec());
         }
     });

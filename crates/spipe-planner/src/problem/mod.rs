@@ -9,6 +9,7 @@ pub(crate) mod budget;
 mod deadline;
 mod evaluator;
 pub(crate) mod pins;
+pub(crate) mod tolerances;
 
 use self::pins::Pins;
 pub(crate) use deadline::Deadline;

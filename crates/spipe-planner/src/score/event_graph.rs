@@ -24,6 +24,7 @@
 //! alone. So the critical cycle of one partition bounds all partitions of its subproblem from
 //! below: a [`CriticalCycle`], which the integer program adds as a cut.
 
+use crate::problem::tolerances::{LONGER, TIE};
 use crate::space::subproblem::Times;
 use crate::{
     costs::{CostSums, StageTimes},
@@ -331,7 +332,7 @@ impl EventGraph {
             let next = |node: usize| nodes[(node + 1) % nodes.len()];
             let total: f64 = (0..nodes.len()).map(|node| length(nodes[node], next(node))).sum();
             let mean = total / nodes.len() as f64;
-            if mean <= period * (1.0 + 1e-12) {
+            if mean <= period * (1.0 + TIE) {
                 break;
             }
             let mut cycle = CriticalCycle { iterations: nodes.len() as u32, ..CriticalCycle::empty(self.stages) };
@@ -355,7 +356,7 @@ fn positive_cycle(count: usize, weight: impl Fn(usize, usize) -> f64) -> Option<
         for from in 0..count {
             for to in 0..count {
                 let through = distance[from] + weight(from, to);
-                if through > distance[to] + 1e-9 {
+                if through > distance[to] + LONGER {
                     (distance[to], before[to], changed) = (through, Some(from), Some(to));
                 }
             }

@@ -1,6 +1,7 @@
 //! Labels of the dynamic program: path lengths through the stages behind a layer, with dominance.
 
 use crate::costs::HostOffload;
+use crate::problem::tolerances::{LABELS, LABELS_OF_SOCKETS};
 
 /// Limits on the labels per layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,9 +19,9 @@ pub(crate) struct LabelLimits {
 impl LabelLimits {
     /// From the fastest to the most exact.
     pub const ALL: [Self; 3] = [
-        Self { most: 24, slack: 3e-4, sockets: false, bisects: true },
-        Self { most: 64, slack: 1e-3, sockets: true, bisects: false },
-        Self { most: 256, slack: 3e-4, sockets: true, bisects: true },
+        Self { most: 24, slack: LABELS, sockets: false, bisects: true },
+        Self { most: 64, slack: LABELS_OF_SOCKETS, sockets: true, bisects: false },
+        Self { most: 256, slack: LABELS, sockets: true, bisects: true },
     ];
 }
 

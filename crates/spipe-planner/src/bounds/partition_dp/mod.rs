@@ -58,6 +58,7 @@ mod hosts;
 mod label;
 pub(crate) mod partitioner;
 
+use crate::problem::tolerances::ROUNDING;
 use crate::{
     bisect::first_of,
     bounds::partition_dp::partitioner::{Partitioner, some},
@@ -79,9 +80,6 @@ use crate::bounds::partition_dp::label::{Label, LabelSet, SOCKETS, Suffix, TurnC
 /// Number of layers above which fewer labels are kept, and the least number kept.
 const MANY: usize = 250;
 const FEWEST: usize = 4;
-
-/// Relative slack for rounding, so that a bound that is met exactly is not refused.
-const TOLERANCE: f64 = 1e-9;
 
 /// A stage with its labels by start layer, in front of the stages behind it.
 struct StageNode<'n> {
@@ -158,7 +156,7 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
         Self {
             costs,
             partitioner,
-            limit: limit * (1.0 + TOLERANCE),
+            limit: limit * (1.0 + ROUNDING),
             grain: (grain, limit * grain.slack),
             before: before(costs),
             all_sockets,

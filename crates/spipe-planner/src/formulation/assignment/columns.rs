@@ -1,6 +1,7 @@
 //! Columns and rows of the assignment program.
 
 use crate::formulation::assignment::{DeviceClass, positions::Position, ways};
+use crate::problem::tolerances::ROUNDING;
 use crate::{
     costs::{CostSums, DeviceSums},
     space::rules::{Permission, SystemRules, Warmup},
@@ -369,8 +370,7 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
         while let Some((held, share)) = layers.next() {
             larger += share;
             if layers.peek().is_none_or(|(next, _)| *next < held) {
-                // The slack covers rounding.
-                self.rows.push(constraint!(larger.clone() <= count * (room / held * (1.0 + 1e-9)).floor()));
+                self.rows.push(constraint!(larger.clone() <= count * (room / held * (1.0 + ROUNDING)).floor()));
             }
         }
     }

@@ -2,6 +2,7 @@
 //! which position of the chain, and in which mode.
 
 use crate::formulation::assignment::{DeviceClass, LARGEST, chain, classes, columns::AssignmentProgram, unit};
+use crate::problem::tolerances::{ASSIGNMENT_LOAD, PROGRAM};
 use crate::{
     costs::CostSums,
     formulation::solver::{Minimum, Settings, minimise},
@@ -25,9 +26,6 @@ const GAP: f64 = 0.005;
 
 /// Limit on the nodes of the search tree.
 const NODES: i32 = 200;
-
-/// Weight of the sum of all loads in the objective, relative to the load of the busiest resource.
-const EFFORT: f64 = 1e-3;
 
 /// A number of layers of a run with one choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,13 +90,12 @@ pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLim
     };
     let (vars, mut spread) = program.spread(true);
     let parts = spread.efforts.len() as f64;
-    let objective = spread.busiest + spread.effort() * EFFORT;
+    let objective = spread.busiest + spread.effort() * ASSIGNMENT_LOAD;
     let Minimum { values, bound, closed } = program.solve(vars, (std::mem::take(&mut spread.rows), objective), NODES);
     if bound == f64::INFINITY {
         return IntegralOutcome::Never;
     }
-    // The solver's tolerance is 10⁻⁷ for values near one.
-    let least = (bound * unit(program.chain) * (1.0 - 1e-6) / (1.0 + EFFORT * parts)).max(0.0);
+    let least = (bound * unit(program.chain) * (1.0 - PROGRAM) / (1.0 + ASSIGNMENT_LOAD * parts)).max(0.0);
     let Some(first) = values else { return IntegralOutcome::Open { least } };
     let again = program.with_least_effort(&first);
     let solution = again.as_ref().unwrap_or(&first);
@@ -136,7 +133,7 @@ pub(crate) fn seated(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLim
     let (vars, spread) = program.spread(false);
     let Minimum { bound, .. } = program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX);
     // Infinite where no placement is within `limits.most`.
-    (bound * unit(program.chain) * (1.0 - 1e-6)).clamp(0.0, limits.most)
+    (bound * unit(program.chain) * (1.0 - PROGRAM)).clamp(0.0, limits.most)
 }
 
 struct IntegralProgram<'p, 'a> {
@@ -198,7 +195,7 @@ impl<'p, 'a> IntegralProgram<'p, 'a> {
             *count += first.value(*variable);
         }
         spread.rows.extend(layers.into_values().map(|(sum, count)| constraint!(sum == count.round())));
-        spread.rows.push(constraint!(spread.busiest <= first.value(spread.busiest) * (1.0 + 1e-6)));
+        spread.rows.push(constraint!(spread.busiest <= first.value(spread.busiest) * (1.0 + PROGRAM)));
         let effort = spread.effort();
         self.solve(vars, (spread.rows, effort), NODES).values
     }

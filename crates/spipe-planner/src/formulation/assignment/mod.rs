@@ -12,6 +12,7 @@ mod positions;
 pub(crate) use crate::formulation::assignment::integral::{IntegralOutcome, LayerCounts, Share, SolveLimits, seated};
 
 use crate::formulation::assignment::columns::{AssignmentProgram, rate};
+use crate::problem::tolerances::PROGRAM;
 use crate::{
     costs::{CostSums, alike},
     formulation::{
@@ -126,8 +127,7 @@ fn solved(
         problem.add_constraint(row);
     }
     let settings = Settings { gap: gap.unwrap_or(0.0), time_limit, ..Settings::default() };
-    // The solver's tolerance is 10⁻⁷ for values near one.
-    let off = gap.map_or(1e-6, |gap| 2.0 * gap);
+    let off = gap.map_or(PROGRAM, |gap| 2.0 * gap);
     match solve(problem, &settings) {
         Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - off),
         Answer::Infeasible => f64::INFINITY,

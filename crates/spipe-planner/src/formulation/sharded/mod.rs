@@ -3,6 +3,7 @@
 mod memory;
 
 use crate::problem::Deadline;
+use crate::problem::tolerances::{LEAST_UNIT, PROGRAM, SHARDED_LOAD, WHOLE};
 use crate::space::sharded::shares;
 use crate::{
     costs::CostSums,
@@ -28,15 +29,6 @@ const MOST_WHOLE: usize = 64;
 
 /// Limit on the nodes of the search tree, so that the solver always stops at the same node.
 const NODES: i32 = 2000;
-
-/// Integrality tolerance of the solver.
-const WHOLE: f64 = 1e-6;
-
-/// Relative tolerance of the solver, for bounds and memories.
-const TOLERANCE: f64 = 1e-6;
-
-/// Weight of the total load in the objective, relative to the load of the busiest resource.
-const LITTLE: f64 = 1e-5;
 
 /// Division of the layers for which memory is counted.
 #[derive(Clone, Copy)]
@@ -183,7 +175,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
     /// Returns a lower bound of every placement, in ms; infinite if none fits.
     pub fn least(&self) -> f64 {
         let (minimum, variables) = self.solve();
-        (minimum.bound * variables.unit * (1.0 - TOLERANCE)).max(0.0)
+        (minimum.bound * variables.unit * (1.0 - PROGRAM)).max(0.0)
     }
 
     /// Returns the counts of the best solution, if there is one.
@@ -226,7 +218,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
         }
         self.lanes(&all, &mut rows);
         self.memories(&all, (&mut vars, whole), &mut rows);
-        let little = if self.any.is_some() { 0.0 } else { LITTLE };
+        let little = if self.any.is_some() { 0.0 } else { SHARDED_LOAD };
         let work = |load: &Load| load.lanes.values().sum::<f64>() * little / all.unit;
         let objective: Expression = self.each(&all).map(|(load, count)| work(load) * count).sum();
         let settings = Settings { nodes: NODES, time_limit: self.time, ..Settings::default() };
@@ -239,7 +231,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
             let busiest = |load: &Load| load.lanes.values().copied().fold(0.0, f64::max);
             run.units.len() as f64 * run.loads.iter().map(busiest).fold(0.0, f64::max)
         };
-        self.runs.iter().map(of_run).sum::<f64>().max(1e-6)
+        self.runs.iter().map(of_run).sum::<f64>().max(LEAST_UNIT)
     }
 
     fn each<'s>(&'s self, all: &'s Variables) -> impl Iterator<Item = (&'s Load, Variable)> {
@@ -283,7 +275,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
 
     /// Adds the capacities of all memories.
     fn memories(&self, all: &Variables, (vars, whole): (&mut ProblemVariables, bool), rows: &mut Vec<Constraint>) {
-        let slack = if self.any.is_some() { 1.0 + TOLERANCE } else { 1.0 };
+        let slack = if self.any.is_some() { 1.0 + PROGRAM } else { 1.0 };
         let memories = self.context.hardware.memories();
         let mut seen = BTreeSet::new();
         // Whether some stage of a run has the choice.

@@ -8,6 +8,7 @@ mod frozen;
 mod hosts;
 
 use crate::formulation::valid_inequalities::families;
+use crate::problem::tolerances::SLACK_GIB;
 use crate::{
     costs::{CostSums, DeviceSums, slots_in, slots_out},
     score::event_graph::{CriticalCycle, Passes},
@@ -26,9 +27,6 @@ mod tests;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Slack that the solver may ignore in a memory, in GiB: ten times its feasibility tolerance.
-const TOLERANCE: f64 = 1e-5;
-
 /// The integer program of a subproblem, with the cuts and no-goods found so far.
 pub(crate) struct StageMilp<'f, 'a> {
     costs: &'f CostSums<'a>,
@@ -41,7 +39,7 @@ pub(crate) struct StageMilp<'f, 'a> {
     pub unit: f64,
     /// Whether the program has rows for the loads of links.
     pub links: bool,
-    /// Whether memories are reduced by [`TOLERANCE`].
+    /// Whether memories are reduced by [`SLACK_GIB`].
     pub cautious: bool,
 }
 
@@ -359,7 +357,7 @@ impl<'f, 'a> StageMilp<'f, 'a> {
                 *need += self.need_of_host(unknowns, stage);
             }
         }
-        let slack = if self.cautious { TOLERANCE } else { 0.0 };
+        let slack = if self.cautious { SLACK_GIB } else { 0.0 };
         needs.into_values().map(|(need, usable)| constraint!(need <= usable - slack)).collect()
     }
 

@@ -2,6 +2,7 @@
 //! device.
 
 use crate::problem::budget;
+use crate::problem::tolerances::ROUNDING;
 use crate::{
     candidates::mobius,
     formulation::assignment::least,
@@ -108,7 +109,8 @@ impl Portfolio<'_, '_> {
             (left, size) = (behind, (2 * size).min(*BATCHES.end()));
             let best = list.iter().map(|(_, (time, _))| *time).min();
             let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
-            let promising: Vec<_> = batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + 1e-9)).collect();
+            let promising: Vec<_> =
+                batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + ROUNDING)).collect();
             // Without the first batch, all candidates would have been generated for nothing.
             let first = list.is_empty();
             let tried = |(_, index): &(f64, usize)| {

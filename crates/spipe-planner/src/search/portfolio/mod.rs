@@ -15,6 +15,7 @@ mod several;
 
 use crate::formulation::assignment::compute_bound::floor;
 use crate::problem::budget;
+use crate::problem::tolerances::clock_error;
 use crate::{
     bounds::to_time,
     costs::CostSums,
@@ -247,7 +248,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
     fn limit(&self) -> f64 {
         let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
         // Less the error of rounding bounds to the simulator's clock.
-        let less = |time: f64| time * (1.0 - self.problem.options.gap.max(0.0)) - (time * 1e-6).max(1e-4);
+        let less = |time: f64| time * (1.0 - self.problem.options.gap.max(0.0)) - clock_error(time);
         best.map_or(f64::INFINITY, |time| less(time.to_ms()))
     }
 

@@ -1,6 +1,7 @@
 //! Conclusion of the search: its solution or error.
 
 use crate::bounds::to_time;
+use crate::problem::tolerances::ROUNDING;
 use crate::search::branch_and_bound::tree::{SubproblemState, Tree};
 use crate::{
     problem::{PlanError, Solution},
@@ -42,7 +43,7 @@ impl Tree<'_, '_> {
         };
         let bound = to_time(self.costs, least).min(simulated);
         let gap = Solution::gap_of(simulated, bound);
-        let status = match (least * (1.0 + 1e-9) >= target, ended) {
+        let status = match (least * (1.0 + ROUNDING) >= target, ended) {
             (true, _) => OutcomeStatus::Optimal,
             (false, true) => OutcomeStatus::Feasible,
             (false, false) => OutcomeStatus::Stopped,

@@ -8,6 +8,7 @@ use crate::formulation::{
     solver::{Solver, solve},
     stage_milp::StageMilp,
 };
+use crate::problem::tolerances::{LEAST_UNIT, clock_error_of_stages};
 use crate::search::branch_and_bound::tree::visit::Visit;
 use crate::{
     bounds::partition_dp::{LabelLimits, partitioner::Partitioner},
@@ -373,7 +374,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         let best = best.map(|(time, _)| *time).into_iter().chain(self.problem.options.incumbent).min();
         best.map_or(f64::INFINITY, |time| {
             let time = time.to_ms();
-            time * (1.0 - self.problem.options.gap.max(0.0)) - (time * 1e-7).max(1e-5)
+            time * (1.0 - self.problem.options.gap.max(0.0)) - clock_error_of_stages(time)
         })
     }
 
@@ -476,7 +477,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         };
         let graph = EventGraph::new(self.costs, case);
         let (period, cycles) = graph.period(&case.times(self.costs, &partition));
-        let mut master = StageMilp::new(self.costs, case, period.max(1e-6) / 1000.0);
+        let mut master = StageMilp::new(self.costs, case, period.max(LEAST_UNIT) / 1000.0);
         master.links = self.coverage == Coverage::Exact;
         for cycle in cycles {
             master.learn(cycle);

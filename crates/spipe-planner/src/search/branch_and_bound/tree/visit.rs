@@ -1,6 +1,7 @@
 //! Cutting-plane loop of one subproblem: its integer program is solved and extended by cuts and
 //! no-goods until nothing below the limit is left.
 
+use crate::problem::tolerances::{ROUNDING, STAGE_PROGRAM};
 use crate::search::branch_and_bound::tree::{SubproblemState, Tree, TreeResult};
 use crate::{
     formulation::{
@@ -48,8 +49,7 @@ impl Visit<'_, '_, '_> {
             }
             Answer::Solved(solution) => {
                 let (partition, objective) = self.master.decode(&unknowns, &solution);
-                // The solver's feasibility tolerance is 10⁻⁶ for values near 1000.
-                self.known.bound = self.known.bound.max((objective * (1.0 - gap - 1e-8)).min(limit));
+                self.known.bound = self.known.bound.max((objective * (1.0 - gap - STAGE_PROGRAM)).min(limit));
                 self.take(partition, limit)
             }
             Answer::Stopped(solution) => {
@@ -75,7 +75,7 @@ impl Visit<'_, '_, '_> {
         let (period, cycles) = self.graph.period(&times);
         let mut learned = false;
         for cycle in cycles {
-            if cycle.period(&times) > self.known.bound * (1.0 + 1e-9) {
+            if cycle.period(&times) > self.known.bound * (1.0 + ROUNDING) {
                 learned |= self.master.learn(cycle);
             }
         }
