@@ -15,7 +15,7 @@ use crate::{
     problem::{Deadline, MOST_OFFLOAD_SLOTS},
     space::{
         enumerate::slots,
-        rules::{SystemRules, Warmup},
+        rules::{Streaming, SystemRules, SystemSpec, Warmup},
     },
 };
 use rayon::prelude::*;
@@ -107,7 +107,7 @@ fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -
             })
         };
         SHORT.into_iter().map(short).collect()
-    } else if system == System::Superpipeline {
+    } else if SystemSpec::of(system).streaming == Some(Streaming::Mixed) {
         let shapes = streamed::shapes(&costs.context).into_iter();
         shapes
             .map(|(gpus, pieces)| -> Build<'b> { Box::new(move |counts| dealt(costs, (&gpus, &pieces), counts)) })

@@ -10,7 +10,10 @@ use crate::{
     formulation::assignment::least_of_stages,
     problem::{Claim, Deadline, PlanError, Planner, Problem, Solution},
     score::judge::{faster, judge},
-    space::subproblem::{Partition, Subproblem, schedule_kinds},
+    space::{
+        rules::SystemSpec,
+        subproblem::{Partition, Subproblem, schedule_kinds},
+    },
 };
 use spipe_plan::{OutcomeStatus, Placement, System, check};
 
@@ -64,8 +67,8 @@ pub(crate) fn placements(costs: &CostSums<'_>, systems: &[System]) -> Vec<Placem
             [false, true].into_iter().flat_map(|recompute| (1..=order.len()).map(move |count| (recompute, count)));
         let placement = |(recompute, count): (bool, usize)| {
             let case = Subproblem::new(costs, &order[..count], schedule);
-            let suits =
-                schedule.system != System::Hybrid || order[..count].iter().any(|device| costs.devices[*device].is_cpu);
+            let has_cpu = order[..count].iter().any(|device| costs.devices[*device].is_cpu);
+            let suits = has_cpu || !SystemSpec::of(schedule.system).needs_cpu;
             let joined = (0..count - 1).all(|stage| case.p2p_both_ways(costs, stage).is_some());
             let partition = if suits && joined { fill(costs, &case, recompute) } else { None }?;
             let placement = case.placement(costs, &partition);

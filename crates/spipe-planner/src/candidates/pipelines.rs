@@ -7,6 +7,7 @@ use crate::{
         streamed::gpu_orders,
     },
     hosts::{gpus, socket},
+    space::rules::{DeviceSet, OffloadedChunks, Permission, SystemSpec},
 };
 use spipe_base::{DeviceId, LayerRange};
 use spipe_plan::{Context, Dealing, Knob, Knobs, Placement, Stage, System, check};
@@ -14,14 +15,10 @@ use spipe_plan::{Context, Dealing, Knob, Knobs, Placement, Stage, System, check}
 /// Limit on chunks per device.
 const MOST_CHUNKS: usize = 4;
 
-/// Systems that also try one stage per layer: gradients leave and parameters return while other
-/// layers compute, or only one recomputed layer needs memory at a time.
-const BY_LAYER: [System; 4] = [System::ZeroOffload, System::ZeroOffloadDelayed, System::Checkpointing, System::CpuOnly];
-
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
-    let gpus = gpus(context);
+    let (spec, gpus) = (SystemSpec::of(system), gpus(context));
     let sockets: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();
-    let devices = if system == System::CpuOnly { sockets } else { gpus };
+    let devices = if spec.rules.computing == DeviceSet::Sockets { sockets } else { gpus };
     let first = *devices.first()?;
     let mut placements = Vec::new();
     match system.dealing() {
@@ -29,7 +26,7 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
             for count in 1..=devices.len() {
                 let pieces = cuts::balanced(context, first, count).unwrap_or_default();
                 placements.extend(fitting(context, system, (first, count), &|index| devices[index]));
-                if BY_LAYER.contains(&system) {
+                if spec.by_layer {
                     let of_layer = |layer: &LayerRange| {
                         let index = pieces.iter().position(|piece| piece.contains(layer.first()));
                         devices[index.unwrap_or(0)]
@@ -115,6 +112,7 @@ fn variants(
     if pieces.is_empty() {
         return Vec::new();
     }
+    let spec = SystemSpec::of(system);
     let devices: std::collections::BTreeSet<DeviceId> = (0..pieces.len()).map(device).collect();
     let chunks = pieces.len().div_ceil(devices.len());
     let stage = |index: usize, recompute: bool| -> Option<Stage> {
@@ -123,24 +121,22 @@ fn variants(
         if recompute {
             stage = stage.with_everything_recomputed();
         }
-        let offloaded = match system {
-            System::PoH => chunks.div_ceil(2),
-            System::PoF => chunks,
-            _ => 0,
+        let offloaded = match spec.offloaded {
+            OffloadedChunks::None => 0,
+            OffloadedChunks::Half => chunks.div_ceil(2),
+            OffloadedChunks::All => chunks,
         };
         // The chunks with the lowest numbers wait longest for their backward.
         if index / devices.len() < offloaded {
             stage = stage.with_activations_in(context.hardware.host_memory(here)?);
         }
-        match system {
-            system if system.steps_on_host() => Some(stage.with_optimizer_on(socket(context, here)?)),
-            _ => Some(stage),
-        }
+        let steps_on_host = spec.rules.steps_on_host == Permission::Required;
+        Some(if steps_on_host { stage.with_optimizer_on(socket(context, here)?) } else { stage })
     };
-    let recomputes: &[bool] = match system {
-        System::Checkpointing => &[true],
-        System::GpuOnly | System::PoH | System::PoF => &[false],
-        _ => &[false, true],
+    let recomputes: &[bool] = match spec.rules.recomputes {
+        Permission::Required => &[true],
+        Permission::Free if spec.offloaded == OffloadedChunks::None => &[false, true],
+        _ => &[false],
     };
     recomputes
         .iter()

@@ -1,10 +1,12 @@
 //! Repair of a changed placement: as little recompute as then fits. A layer that moves takes its
 //! memory along, so its old device may recompute less and its new one more.
 
-use crate::{bisect::first_of, candidates::residency::with_recomputed_layers, costs::CostSums};
+use crate::{
+    bisect::first_of, candidates::residency::with_recomputed_layers, costs::CostSums, space::rules::SystemSpec,
+};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Dealing, Family, Footprint, Placement, Stage, System, footprint, needed};
+use spipe_plan::{Context, Dealing, Family, Footprint, Placement, Stage, footprint, needed};
 
 /// Limit on stages above which counting their memory takes too long.
 const MOST_STAGES: usize = 96;
@@ -18,9 +20,7 @@ pub(crate) fn fitted(costs: &CostSums<'_>, placement: &Placement, changed: &Plac
         Family::Sharded => true,
         Family::Streamed => false,
     };
-    let chooses = context.workload().mode == Mode::Train
-        && suits
-        && !matches!(changed.system, System::Checkpointing | System::GpuOnly);
+    let chooses = context.workload().mode == Mode::Train && suits && SystemSpec::of(changed.system).recompute_varies();
     if !chooses || changed.stages.len() > MOST_STAGES {
         return None;
     }

@@ -10,6 +10,7 @@ use crate::{
         merge::coarse,
     },
     hosts::{fits, gpus, socket},
+    space::rules::{Streaming, SystemSpec},
 };
 use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_cost::Mode;
@@ -56,10 +57,10 @@ fn room_of(context: &Context<'_>, gpu: DeviceId) -> Bytes {
 }
 
 fn on(context: &Context<'_>, (gpus, system): (&[DeviceId], System)) -> Option<Vec<Placement>> {
-    match system {
-        System::Spipe => Some(spipe(context, gpus)),
-        System::Mobius => mobius(context, gpus),
-        System::Superpipeline if gpus.len() > 1 => in_turns(context, gpus),
+    match SystemSpec::of(system).streaming {
+        Some(Streaming::Apart) => Some(spipe(context, gpus)),
+        Some(Streaming::RoundRobin) => mobius(context, gpus),
+        Some(Streaming::Mixed) if gpus.len() > 1 => in_turns(context, gpus),
         _ => {
             let orders = gpu_orders(context, gpus);
             let firsts: BTreeSet<DeviceId> = orders.iter().filter_map(|order| order.first().copied()).collect();
@@ -199,21 +200,20 @@ fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec
     let count = layers.len() as u64;
     let grid: Vec<u64> = RESIDENT.into_iter().filter(|resident| *resident < count).chain([count]).collect();
     let recomputes: &[bool] = if context.workload().mode == Mode::Train { &[false, true] } else { &[false] };
+    let mixed = SystemSpec::of(system).streaming == Some(Streaming::Mixed);
     let mut placements = Vec::new();
     for recompute in recomputes {
         let stages = stages(context, &layers, &|_| gpu, *recompute)?;
         for resident in &grid {
-            let swaps: Vec<Option<u64>> = match system {
-                System::Superpipeline => grid.iter().filter(|swap| *swap <= resident).map(|swap| Some(*swap)).collect(),
-                _ => vec![None],
-            };
+            let smaller = grid.iter().filter(|swap| *swap <= resident).map(|swap| Some(*swap));
+            let swaps: Vec<Option<u64>> = if mixed { smaller.collect() } else { vec![None] };
             for swap in swaps {
                 let knobs = Knobs { resident: Some(*resident), swap, ..Knobs::default() };
                 placements.push(Placement::new(system, stages.clone()).with_knobs(knobs));
             }
         }
     }
-    if system.may_keep() {
+    if mixed {
         let mixed = residency::mixed(context, &superpipeline(context, (&[gpu], &layers), false)?);
         placements.extend(mixed.iter().flat_map(|mixed| coarse(context, mixed)));
         placements.extend(mixed);
@@ -231,11 +231,12 @@ fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<P
     let of_count = |count: usize| {
         let pieces = cuts::balanced_in(context, (gpu, Weight::Bytes), count)?;
         let stages = stages(context, &pieces, &|_| gpu, context.workload().mode == Mode::Train)?;
-        let swap = Some(1).filter(|_| system == System::Superpipeline);
+        let mixed = SystemSpec::of(system).streaming == Some(Streaming::Mixed);
+        let swap = Some(1).filter(|_| mixed);
         let with = |resident| Knobs { resident: Some(resident), swap, ..Knobs::default() };
         let all = [2, 1].map(|resident| Placement::new(system, stages.clone()).with_knobs(with(resident)));
         // If the host cannot hold all stages, some may stay.
-        let kept = all.clone().into_iter().filter(|_| system.may_keep());
+        let kept = all.clone().into_iter().filter(|_| mixed);
         let kept = kept.flat_map(|placement| residency::as_many_as_fit(context, &placement));
         all.into_iter().chain(kept).find(|placement| fits(context, placement))
     };

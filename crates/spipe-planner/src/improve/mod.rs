@@ -46,12 +46,15 @@ use crate::{
         estimate::estimate,
         judge::{Scored, acceptable, faster},
     },
-    space::enumerate::{orders, slots},
+    space::{
+        enumerate::{orders, slots},
+        rules::{Streaming, SystemSpec},
+    },
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, Knob, Knobs, Placement, Stage, System};
+use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, Knob, Knobs, Placement, Stage};
 
 /// Number of neighbours that are simulated before the best of them is taken.
 const BATCH: usize = 16;
@@ -192,9 +195,9 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     // A change that gains nothing on one socket may gain when shared among several.
     let shared: Vec<Placement> =
         std::iter::once(placement).chain(&list).filter_map(|placement| shared_out(context, placement)).collect();
-    let kept = residency::changed(context, placement);
+    let (spec, kept) = (SystemSpec::of(placement.system), residency::changed(context, placement));
     let coarse = std::iter::once(placement).chain(&kept).flat_map(|placement| coarse(context, placement));
-    let coarse: Vec<Placement> = coarse.filter(|_| placement.system == System::Superpipeline).collect();
+    let coarse: Vec<Placement> = coarse.filter(|_| spec.streaming == Some(Streaming::Mixed)).collect();
     list.extend(kept);
     list.extend(rebalance::changed(context, placement));
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
@@ -244,10 +247,10 @@ fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: boo
         return list;
     }
     let system = placement.system;
-    let fixed = matches!(system, System::Checkpointing | System::GpuOnly | System::Spipe | System::Mobius);
+    let varies = SystemSpec::of(system).recompute_varies();
     for (index, stage) in placement.stages.as_slice().iter().enumerate() {
         let mut others = Vec::new();
-        if !fixed {
+        if varies {
             let (now, all) = (stage.recomputed, stage.layers.count());
             let mut counts = vec![0, now / 2, now.saturating_sub(1), (now + 1).min(all), now.midpoint(all), all];
             counts.sort_unstable();
@@ -403,10 +406,9 @@ fn other_knobs(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
         let others = around(swap).filter(|other| (1..=resident).contains(other));
         list.extend(others.map(|swap| with(Knobs { swap: Some(swap), ..knobs })));
     }
-    if placement.system == System::Hybrid {
-        let others = around(knobs.head_start).filter(|other| *other <= crate::problem::LARGEST_HEAD_START);
-        list.extend(others.map(|head_start| with(Knobs { head_start, ..knobs })));
-    }
+    let most = SystemSpec::of(placement.system).largest_head_start();
+    let others = around(knobs.head_start).filter(|other| *other <= most);
+    list.extend(others.map(|head_start| with(Knobs { head_start, ..knobs })));
     let slots = slots(context, placement).into_iter().filter(|slots| *slots != knobs.offload_slots);
     list.extend(slots.map(|offload_slots| with(Knobs { offload_slots, ..knobs })));
     let orders = orders(placement).iter().filter(|urgent| **urgent != knobs.urgent_steps);

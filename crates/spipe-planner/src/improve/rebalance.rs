@@ -1,15 +1,21 @@
-//! Rebalancing of Superpipeline: stages leave the busiest GPU.
+//! Rebalancing of stages that are streamed or kept: they leave the busiest GPU.
 
 use crate::candidates::residency::with_least_recompute;
-use crate::{hosts::on_device, space::stage_edits::cut_at};
+use crate::{
+    hosts::on_device,
+    space::{
+        rules::{Streaming, SystemSpec},
+        stage_edits::cut_at,
+    },
+};
 use spipe_base::DeviceId;
 use spipe_cost::Mode;
-use spipe_plan::{Context, Placement, Stage, System};
+use spipe_plan::{Context, Placement, Stage};
 
 /// Moves each stage of the busiest device, or its first or last layer, to the least busy device or
 /// to the one that begins first and waits for no other, with the least recompute that fits on both.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
-    if placement.system != System::Superpipeline {
+    if SystemSpec::of(placement.system).streaming != Some(Streaming::Mixed) {
         return Vec::new();
     }
     let stages = placement.stages.as_slice();

@@ -1,10 +1,10 @@
 //! Changes of residency: more, fewer or other stages keep their parameters on their device.
 
 use crate::candidates::residency::{ends, keep, kept, other_ends, stream, streamed, streams, with_least_recompute};
-use crate::space::stage_edits::equal_parts;
+use crate::space::{rules::SystemSpec, stage_edits::equal_parts};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Placement, Stage, System};
+use spipe_plan::{Context, Placement, Stage};
 
 /// Keeps one, two or four stages more or fewer on all devices, or one more, fewer or another on
 /// each device; each also with the least recompute that fits.
@@ -13,7 +13,7 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
         return Vec::new();
     }
     let devices = placement.devices();
-    let recomputes = context.workload().mode == Mode::Train && placement.system != System::Mobius;
+    let recomputes = context.workload().mode == Mode::Train && SystemSpec::of(placement.system).recompute_varies();
     let mut list: Vec<Placement> = Vec::new();
     let mut add = |devices: &[DeviceId], (more, fewer): (usize, usize)| {
         let mut other = placement.clone();

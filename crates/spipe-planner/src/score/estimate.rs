@@ -4,9 +4,10 @@
 use crate::{
     costs::{CostSums, HostOffload},
     score::sharded::estimate as estimate_of_shared,
+    space::rules::{SystemRules, Warmup},
 };
 use spipe_base::{DeviceId, StageId};
-use spipe_plan::{Dealing, Family, Placement, Stage, System};
+use spipe_plan::{Dealing, Family, Placement, Stage};
 use std::collections::BTreeMap;
 
 /// The work of one device, all its stages together, in ms: passes per microbatch, steps and copies
@@ -62,6 +63,7 @@ impl Turn {
 /// GPipe all devices wait for the slowest forward and the slowest backward.
 pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f64> {
     let system = placement.system;
+    let all_forwards_first = SystemRules::of(system).turn == Some(Warmup::GPipe);
     if system.family() == Family::Sharded {
         return Some(estimate_of_shared(&costs.context, placement));
     }
@@ -81,7 +83,7 @@ pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f6
     let of_turn = |(index, turn): (usize, &Turn)| {
         let rest = behind[index];
         let between = before[index].max(turn.own).max(turn.hosts - turn.pass());
-        if system == System::Gpipe {
+        if all_forwards_first {
             return (apart + turn.pass() + rest + between).max(turn.link);
         }
         let in_flight = costs.microbatches.min((turns.len() - index) as u64 + placement.knobs.head_start) as f64;
@@ -163,6 +165,7 @@ mod tests {
     };
     use spipe_base::LayerRange;
     use spipe_cost::Mode;
+    use spipe_plan::System;
 
     const GPUS: usize = 3;
     const MICROBATCHES: u64 = 7;

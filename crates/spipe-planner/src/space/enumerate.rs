@@ -8,10 +8,10 @@
 use crate::{
     costs::CostSums,
     hosts::{elsewhere, socket_of, sockets},
-    problem::{LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, SYSTEMS, pins::Pins},
+    problem::{MOST_OFFLOAD_SLOTS, Options, SYSTEMS, pins::Pins},
     space::{
         device_orders::{Coverage, classes},
-        rules::{DeviceSet, Permission, SystemRules},
+        rules::{DeviceSet, Permission, Streaming, SystemRules, SystemSpec},
         sharded::shares,
     },
 };
@@ -119,22 +119,24 @@ fn knobs(costs: &CostSums<'_>, placement: &Placement) -> Vec<Knobs> {
         resident.map(move |resident| Knobs { shards: Some(shards as u64), resident, ..plain })
     };
     let resident = |resident: u64| Knobs { resident: Some(resident), ..plain };
-    match placement.system {
-        // Without a CPU stage there is no head start.
-        System::Hybrid if placement.stages.iter().any(|stage| costs.context.is_cpu(stage.device)) => {
-            (0..=LARGEST_HEAD_START).map(|head_start| Knobs { head_start, ..plain }).collect()
-        }
-        System::Fsdp | System::ZeroInfinity => shares(&costs.context).flat_map(shared).collect(),
-        System::NaiveSwap => (1..=stages).map(resident).collect(),
-        System::Superpipeline => {
-            let swaps = |k: u64| (1..=k).map(move |swap| Knobs { swap: Some(swap), ..resident(k) });
-            (1..=stages).flat_map(swaps).collect()
-        }
-        system if system.steps_on_host() => {
-            [false, true].map(|gradients_leave| Knobs { gradients_leave, ..plain }).to_vec()
-        }
-        _ => vec![plain],
+    let spec = SystemSpec::of(placement.system);
+    if spec.rules.shared {
+        return shares(&costs.context).flat_map(shared).collect();
     }
+    if spec.streaming == Some(Streaming::OneByOne) {
+        return (1..=stages).map(resident).collect();
+    }
+    if spec.streaming == Some(Streaming::Mixed) {
+        let swaps = |k: u64| (1..=k).map(move |swap| Knobs { swap: Some(swap), ..resident(k) });
+        return (1..=stages).flat_map(swaps).collect();
+    }
+    if Knob::GradientsLeave.is_of(placement.system) {
+        return [false, true].map(|gradients_leave| Knobs { gradients_leave, ..plain }).to_vec();
+    }
+    // Without a CPU stage there is no head start.
+    let has_cpu = placement.stages.iter().any(|stage| costs.context.is_cpu(stage.device));
+    let most = if has_cpu { spec.largest_head_start() } else { 0 };
+    (0..=most).map(|head_start| Knobs { head_start, ..plain }).collect()
 }
 
 /// Returns the numbers of offload slots worth a try: the fewest, and more if stages of a device

@@ -166,32 +166,105 @@ impl SystemRules {
 
     /// The rules of `system`.
     pub fn of(system: System) -> Self {
-        let gpus = Self { computing: DeviceSet::Gpus, one_stage_each: false, ..Self::STAGES };
-        let streams = Self { steps_on_host: Permission::Required, in_rounds: true, ..gpus };
-        let streams =
-            Self { streams: if system.may_keep() { Permission::Free } else { Permission::Required }, ..streams };
-        let chain = Self { turn: Some(Warmup::OneFOneB(0)), ..gpus };
+        SystemSpec::of(system).rules
+    }
+}
+
+/// The way in which streamed stages are dealt to GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Streaming {
+    /// One stage per layer on one GPU, of which some are resident at a time.
+    OneByOne,
+    /// Round robin, all of them streamed; also cut by an integer program.
+    RoundRobin,
+    /// Round robin, each of them streamed or kept.
+    Mixed,
+    /// Round robin in the forward, and otherwise in the backward.
+    Apart,
+}
+
+/// The chunks of each device whose activations candidates offload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OffloadedChunks {
+    None,
+    Half,
+    All,
+}
+
+/// A system: its decision space, and how its candidates are made. One row of [`SystemSpec::of`] is
+/// all that the planner knows of a system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SystemSpec {
+    pub rules: SystemRules,
+    /// Whether some stage must be on a CPU socket.
+    pub needs_cpu: bool,
+    /// Whether candidates also have one stage per layer: gradients leave and parameters return while
+    /// other layers compute, or only one recomputed layer needs memory at a time.
+    pub by_layer: bool,
+    pub offloaded: OffloadedChunks,
+    /// The way of streamed systems.
+    pub streaming: Option<Streaming>,
+}
+
+impl SystemSpec {
+    /// A system of resident stages with these rules.
+    const fn resident(rules: SystemRules) -> Self {
+        Self { rules, needs_cpu: false, by_layer: false, offloaded: OffloadedChunks::None, streaming: None }
+    }
+
+    /// The row of `system`.
+    pub fn of(system: System) -> Self {
+        use Permission::{Forbidden, Free, Required};
+        let resident = Self::resident;
+        let gpus = SystemRules { computing: DeviceSet::Gpus, one_stage_each: false, ..SystemRules::STAGES };
+        let chain = SystemRules { turn: Some(Warmup::OneFOneB(0)), ..gpus };
+        let cut = |turn| resident(SystemRules { turn: Some(turn), ..SystemRules::CUT_STAGES });
         // Stages are named for the first of the devices that share them.
-        let shared = Self { computing: DeviceSet::FirstGpu, steps_on_host: Permission::Free, shared: true, ..gpus };
+        let shared = SystemRules { computing: DeviceSet::FirstGpu, steps_on_host: Free, shared: true, ..gpus };
+        let by_layer = |rules| Self { by_layer: true, ..resident(rules) };
+        let offloads = |offloaded| Self { offloaded, ..resident(SystemRules { offloads: Free, splits: true, ..gpus }) };
+        let streams = SystemRules { steps_on_host: Required, in_rounds: true, streams: Required, ..gpus };
+        let streamed = |streaming, rules| Self { streaming: Some(streaming), ..resident(rules) };
         match system {
-            System::Fsdp => shared,
-            System::ZeroInfinity => Self { streams: Permission::Free, ..shared },
-            System::Gpipe => Self { turn: Some(Warmup::GPipe), ..Self::CUT_STAGES },
-            System::OneForwardOneBackward => Self { turn: Some(Warmup::OneFOneB(0)), ..Self::CUT_STAGES },
-            System::Hybrid => Self { turn: Some(Warmup::OneFOneB(LARGEST_HEAD_START)), ..Self::CUT_STAGES },
-            System::PoH | System::PoF => Self { offloads: Permission::Free, splits: true, ..gpus },
-            System::GpuOnly => Self { recomputes: Permission::Forbidden, ..chain },
-            System::Checkpointing => Self { recomputes: Permission::Required, ..chain },
-            System::CpuOnly => Self { computing: DeviceSet::Sockets, ..chain },
-            System::ZeroOffload => Self { steps_on_host: Permission::Required, gradients_leave: true, ..chain },
+            System::Fsdp => resident(shared),
+            System::ZeroInfinity => resident(SystemRules { streams: Free, ..shared }),
+            System::Gpipe => cut(Warmup::GPipe),
+            System::OneForwardOneBackward => cut(Warmup::OneFOneB(0)),
+            System::Hybrid => Self { needs_cpu: true, ..cut(Warmup::OneFOneB(LARGEST_HEAD_START)) },
+            System::PoH => offloads(OffloadedChunks::Half),
+            System::PoF => offloads(OffloadedChunks::All),
+            System::GpuOnly => resident(SystemRules { recomputes: Forbidden, ..chain }),
+            System::Checkpointing => by_layer(SystemRules { recomputes: Required, ..chain }),
+            System::CpuOnly => by_layer(SystemRules { computing: DeviceSet::Sockets, ..chain }),
+            System::ZeroOffload => by_layer(SystemRules { steps_on_host: Required, gradients_leave: true, ..chain }),
             System::ZeroOffloadDelayed => {
-                Self { steps_on_host: Permission::Required, synchronous: false, gradients_leave: true, ..gpus }
+                by_layer(SystemRules { steps_on_host: Required, synchronous: false, gradients_leave: true, ..gpus })
             }
-            System::Spipe => Self { recomputes: Permission::Required, apart: true, ..streams },
-            System::Mobius => Self { recomputes: Permission::Required, ..streams },
-            System::NaiveSwap => Self { computing: DeviceSet::OneGpu, one_resident: true, ..streams },
-            System::Superpipeline => Self { one_resident: true, ..streams },
-            _ => Self { splits: system.splits_backward(), ..gpus },
+            System::Spipe => streamed(Streaming::Apart, SystemRules { recomputes: Required, apart: true, ..streams }),
+            System::Mobius => {
+                streamed(Streaming::RoundRobin, SystemRules { recomputes: Required, streams: Free, ..streams })
+            }
+            System::NaiveSwap => streamed(
+                Streaming::OneByOne,
+                SystemRules { computing: DeviceSet::OneGpu, one_resident: true, ..streams },
+            ),
+            System::Superpipeline => {
+                streamed(Streaming::Mixed, SystemRules { one_resident: true, streams: Free, ..streams })
+            }
+            _ => resident(SystemRules { splits: system.splits_backward(), ..gpus }),
+        }
+    }
+
+    /// Whether each stage may recompute more or fewer layers.
+    pub fn recompute_varies(&self) -> bool {
+        self.rules.recomputes == Permission::Free
+    }
+
+    /// The numbers of forwards by which the warm-up may exceed 1F1B's.
+    pub const fn largest_head_start(&self) -> u64 {
+        match self.rules.turn {
+            Some(Warmup::OneFOneB(ahead)) => ahead,
+            _ => 0,
         }
     }
 }

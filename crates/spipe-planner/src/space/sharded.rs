@@ -2,6 +2,7 @@
 
 use crate::hosts::gpus;
 use crate::hosts::socket;
+use crate::space::rules::{Permission, SystemRules};
 use spipe_base::DeviceId;
 use spipe_base::LayerRange;
 use spipe_base::MemoryId;
@@ -34,11 +35,12 @@ impl ShardedMode {
     pub fn of((system, shards): (System, usize), context: &Context<'_>) -> Vec<Self> {
         let training = context.workload().mode == Mode::Train;
         let hosts = near(context).is_some_and(|(_, host)| host.is_some());
-        let stays = system != System::ZeroInfinity || shards > 1;
+        let streams = SystemRules::of(system).streams != Permission::Forbidden;
+        let stays = !streams || shards > 1;
         let allowed = |home: &Home| match home {
             Home::Device => stays,
             Home::Stepped => stays && hosts && training,
-            Home::Host => hosts && system == System::ZeroInfinity,
+            Home::Host => hosts && streams,
         };
         let homes = [Home::Host, Home::Stepped, Home::Device].into_iter().filter(allowed);
         let of_home = |home: Home| [true, false].map(|recomputed| Self { home, recomputed });

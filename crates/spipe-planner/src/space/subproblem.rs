@@ -3,7 +3,8 @@
 
 use crate::{
     costs::{CostSums, DeviceSums, HostOffload, P2pCost, StageSlot, StageTimes},
-    problem::{LARGEST_HEAD_START, Problem},
+    problem::{Problem, SYSTEMS},
+    space::rules::SystemSpec,
 };
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{InFlight, Knobs, Placement, Stage, System};
@@ -27,14 +28,13 @@ impl ScheduleKind {
 pub(crate) fn schedule_kinds(systems: &[System], has_cpu: bool) -> Vec<ScheduleKind> {
     let mut list = Vec::new();
     for system in System::ALL.into_iter().filter(|system| systems.contains(system)) {
-        let plain = usize::from(systems.contains(&System::OneForwardOneBackward)) as u64;
-        let head_starts = match system {
-            System::Hybrid if !has_cpu => continue,
-            System::Hybrid => plain..=LARGEST_HEAD_START,
-            System::Gpipe | System::OneForwardOneBackward => 0..=0,
-            // The others have candidate generators.
-            _ => continue,
-        };
+        // The others have candidate generators.
+        let spec = SystemSpec::of(system);
+        if !SYSTEMS.contains(&system) || (spec.needs_cpu && !has_cpu) {
+            continue;
+        }
+        let least = u64::from(spec.needs_cpu && systems.contains(&System::OneForwardOneBackward));
+        let head_starts = least..=spec.largest_head_start();
         list.extend(head_starts.map(|head_start| ScheduleKind { system, head_start }));
     }
     list

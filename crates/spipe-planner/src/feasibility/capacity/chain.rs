@@ -10,10 +10,13 @@ use crate::feasibility::capacity::{
 };
 use crate::{
     costs::{CostSums, HostOffload},
-    space::subproblem::{Partition, ScheduleKind, Subproblem},
+    space::{
+        rules::SystemSpec,
+        subproblem::{Partition, ScheduleKind, Subproblem},
+    },
 };
 use spipe_base::MemoryId;
-use spipe_plan::{Placement, System};
+use spipe_plan::Placement;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most pairs of a state and a layer, and the most comparisons of labels; beyond these nothing
@@ -183,7 +186,7 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
 
     /// The labels of all layers, by state and index, in ascending order of host bytes.
     pub fn complete(&self, ways: &ChainLabels) -> Vec<(usize, usize)> {
-        let needs_cpu = self.question.schedule.system == System::Hybrid;
+        let needs_cpu = SystemSpec::of(self.question.schedule.system).needs_cpu;
         let is_cpu = |kind: &Kind| self.question.costs.devices[kind.members[0]].is_cpu;
         let on_cpu = |state: usize| {
             self.kinds.iter().enumerate().any(|(index, kind)| is_cpu(kind) && self.count(state, index) > 0)
