@@ -7,6 +7,7 @@
 
 use crate::candidates::residency;
 use crate::formulation::assignment::integral::counts;
+use crate::problem::bound::Bound;
 use crate::problem::budget;
 use crate::{candidates::streamed, hosts::shared_out};
 use crate::{
@@ -38,12 +39,11 @@ type Solve<'s> = dyn Fn(&[u64]) -> Option<LayerCounts> + Sync + 's;
 type Build<'b> = Box<dyn Fn(&LayerCounts) -> Option<Placement> + Sync + 'b>;
 
 /// Results of a system's programs.
-#[derive(Default)]
 pub(crate) struct Counted {
     /// Placements that fit.
     pub placements: Vec<Placement>,
-    /// Lower bound of all placements of the system, in ms.
-    pub least: f64,
+    /// Lower bound of all placements of the system.
+    pub least: Bound,
     /// Whether some program stopped before its bound was final.
     pub open: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
     let rules_of_each = SystemRules::in_problem(costs, system).into_iter();
     let built: Vec<_> = rules_of_each.map(|rules| (rules, builds(costs, (system, rules)))).collect();
     if built.iter().all(|(_, builds)| builds.is_empty()) {
-        return Counted { open: true, ..Counted::default() };
+        return Counted { placements: Vec::new(), least: Bound::NONE, open: true };
     }
     let solve = |rules: &SystemRules, free: &[u64]| {
         let until = deadline.at_most(budget::share(deadline.limit(), budget::COUNTED_PROGRAM));
@@ -65,7 +65,7 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
         until.poll();
         counts
     };
-    let mut all = Counted { placements: Vec::new(), least: f64::INFINITY, open: false };
+    let mut all = Counted { placements: Vec::new(), least: Bound::Infeasible, open: false };
     // All bounds come first, then the placements.
     let first: Vec<IntegralOutcome> =
         built.iter().map(|(rules, _)| solve(rules, &vec![0; costs.devices.len()])).collect();
@@ -78,19 +78,19 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
                 all.placements.extend(builds.par_iter().filter_map(fitted).collect::<Vec<_>>());
                 all.least = all.least.min(least);
             }
-            IntegralOutcome::Never => all.least = all.least.min(most),
+            IntegralOutcome::Never => all.least = all.least.min(Bound::of_limit(most)),
             IntegralOutcome::Open { least } => (all.least, all.open) = (all.least.min(least), true),
         }
     }
     all
 }
 
-/// Returns a lower bound of all placements of `system`, in ms, found within `time` by the
+/// Returns a lower bound of all placements of `system`, found within `time` by the
 /// relaxation [`seated`].
-pub(crate) fn least(costs: &CostSums<'_>, system: System, (most, time): (f64, Duration)) -> f64 {
+pub(crate) fn least(costs: &CostSums<'_>, system: System, (most, time): (f64, Duration)) -> Bound {
     let limits = SolveLimits { free: &[], most, time };
     let rules_of_each = SystemRules::in_problem(costs, system).into_iter();
-    rules_of_each.map(|rules| seated(costs, &rules, limits)).reduce(f64::min).unwrap_or(0.0)
+    rules_of_each.map(|rules| seated(costs, &rules, limits)).reduce(Bound::min).unwrap_or(Bound::NONE)
 }
 
 /// Returns the functions that build placements of `system` from an assignment.
@@ -262,7 +262,7 @@ mod tests {
         let costs = CostSums::new(context, &problem.options);
         let Counted { placements: list, least, .. } =
             placements(&costs, system, (f64::INFINITY, &Deadline::new(&problem)));
-        assert!(least > 0.0 && list.iter().all(|placement| check(&context, placement).is_ok()), "{least} {list:?}");
+        assert!(least > 0.0 && list.iter().all(|placement| check(&context, placement).is_ok()), "{least:?} {list:?}");
         list
     }
 

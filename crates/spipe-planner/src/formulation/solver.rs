@@ -1,5 +1,6 @@
 //! Adapter of the HiGHS solver: all integer and linear programs are solved here.
 
+use crate::problem::bound::Bound;
 use good_lp::{
     Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolutionStatus, SolverModel, Variable,
     solvers::highs::{HighsOptionValue, HighsProblem, HighsSolution, highs},
@@ -61,16 +62,15 @@ impl Settings {
 pub(crate) struct Minimum {
     /// Values of the best solution found.
     pub values: Option<HashMap<Variable, f64>>,
-    /// Proven lower bound of the objective: −∞ if nothing is known, ∞ if there is no feasible
-    /// solution.
-    pub bound: f64,
+    /// Proven lower bound of the objective, which is not negative.
+    pub bound: Bound,
     /// Whether the search finished within the requested gap.
     pub closed: bool,
 }
 
 impl Minimum {
     /// No solution and no bound.
-    const OPEN: Self = Self { values: None, bound: f64::NEG_INFINITY, closed: false };
+    const OPEN: Self = Self { values: None, bound: Bound::NONE, closed: false };
 }
 
 /// Minimises `objective` over `vars` subject to `rows`, deterministically as [`solve`] does.
@@ -91,7 +91,7 @@ pub(crate) fn minimise(
     }
     let Ok(solved) = model.try_solve() else { return Minimum::OPEN };
     let closed = match solved.status() {
-        HighsModelStatus::Infeasible => return Minimum { bound: f64::INFINITY, closed: true, ..Minimum::OPEN },
+        HighsModelStatus::Infeasible => return Minimum { bound: Bound::Infeasible, closed: true, ..Minimum::OPEN },
         HighsModelStatus::Optimal => true,
         HighsModelStatus::ReachedTimeLimit | HighsModelStatus::ReachedSolutionLimit => false,
         _ => return Minimum::OPEN,
@@ -102,8 +102,9 @@ pub(crate) fn minimise(
     let bound = match solved.double_info_value(c"mip_dual_bound") {
         Ok(bound) if solved.mip_gap().is_finite() || !closed => bound,
         _ if closed => solved.objective_value(),
-        _ => f64::NEG_INFINITY,
+        _ => 0.0,
     };
+    let bound = Bound::AtLeast(bound.max(0.0));
     Minimum { values, bound, closed }
 }
 
@@ -204,11 +205,11 @@ mod tests {
         let best = burden(900.0, &Settings::default());
         assert!(best.closed && best.values.is_some(), "{best:?}");
         let early = burden(900.0, &Settings { nodes: 1, ..Settings::default() });
-        assert!(early.bound > 0.0 && early.bound <= best.bound + 1e-6, "{early:?} but {best:?}");
+        assert!(early.bound > 0.0 && early.bound <= best.bound.ms_or(0.0) + 1e-6, "{early:?} but {best:?}");
         let none = burden(900.0, &Settings { time_limit: Duration::ZERO, ..Settings::default() });
-        assert!(!none.closed && none.bound <= best.bound, "{none:?}");
+        assert!(!none.closed && none.bound <= best.bound.ms_or(0.0), "{none:?}");
         let never = burden(1e9, &Settings::default());
-        assert!(never.closed && never.values.is_none() && never.bound.is_infinite(), "{never:?}");
+        assert!(never.closed && never.values.is_none() && !never.bound.is_feasible(), "{never:?}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! - [`deadline`]: the time limit and the stop signal
 //! - [`pins`]: constraints that the user sets on the plan
 
+pub(crate) mod bound;
 pub(crate) mod budget;
 mod deadline;
 mod evaluator;

@@ -2,6 +2,7 @@
 //! which position of the chain, and in which mode.
 
 use crate::formulation::assignment::{DeviceClass, LARGEST, chain, classes, columns::AssignmentProgram, unit};
+use crate::problem::bound::Bound;
 use crate::problem::tolerances::{ASSIGNMENT_LOAD, PROGRAM};
 use crate::{
     costs::CostSums,
@@ -51,13 +52,13 @@ pub(crate) struct LayerCounts {
 /// Result of the program with whole layers.
 #[derive(Clone, Debug)]
 pub(crate) enum IntegralOutcome {
-    /// The best assignment found, a lower bound of every placement in ms, and whether only the gap
-    /// is open.
-    Found { counts: LayerCounts, least: f64, closed: bool },
+    /// The best assignment found, a lower bound of every placement, and whether only the gap is
+    /// open.
+    Found { counts: LayerCounts, least: Bound, closed: bool },
     /// No placement takes less than the limit.
     Never,
-    /// No assignment was found in time; the bound, in ms, holds nevertheless.
-    Open { least: f64 },
+    /// No assignment was found in time; the bound holds nevertheless.
+    Open { least: Bound },
 }
 
 impl IntegralOutcome {
@@ -86,16 +87,16 @@ pub(crate) struct SolveLimits<'l> {
 /// lower bound of z divided by 1 + ε p bounds T, wherever the search ends.
 pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLimits<'_>) -> IntegralOutcome {
     let Some(program) = IntegralProgram::new((costs, rules), limits) else {
-        return IntegralOutcome::Open { least: 0.0 };
+        return IntegralOutcome::Open { least: Bound::NONE };
     };
     let (vars, mut spread) = program.spread(true);
     let parts = spread.efforts.len() as f64;
     let objective = spread.busiest + spread.effort() * ASSIGNMENT_LOAD;
     let Minimum { values, bound, closed } = program.solve(vars, (std::mem::take(&mut spread.rows), objective), NODES);
-    if bound == f64::INFINITY {
+    if bound == Bound::Infeasible {
         return IntegralOutcome::Never;
     }
-    let least = (bound * unit(program.chain) * (1.0 - PROGRAM) / (1.0 + ASSIGNMENT_LOAD * parts)).max(0.0);
+    let least = bound.times(unit(program.chain) * (1.0 - PROGRAM) / (1.0 + ASSIGNMENT_LOAD * parts));
     let Some(first) = values else { return IntegralOutcome::Open { least } };
     let again = program.with_least_effort(&first);
     let solution = again.as_ref().unwrap_or(&first);
@@ -125,15 +126,14 @@ pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLim
     IntegralOutcome::Found { counts: LayerCounts { shares, classes }, least, closed }
 }
 
-/// Returns a lower bound of every placement, in ms, with one class per position but fractional
-/// layers in any order. This relaxation is solved sooner than [`counts`]. Zero where the time is
-/// too short even for that.
-pub(crate) fn seated(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLimits<'_>) -> f64 {
-    let Some(program) = IntegralProgram::new((costs, rules), limits) else { return 0.0 };
+/// Returns a lower bound of every placement, with one class per position but fractional
+/// layers in any order. This relaxation is solved sooner than [`counts`].
+pub(crate) fn seated(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLimits<'_>) -> Bound {
+    let Some(program) = IntegralProgram::new((costs, rules), limits) else { return Bound::NONE };
     let (vars, spread) = program.spread(false);
     let Minimum { bound, .. } = program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX);
-    // Infinite where no placement is within `limits.most`.
-    (bound * unit(program.chain) * (1.0 - PROGRAM)).clamp(0.0, limits.most)
+    // Infeasible where no placement is within `limits.most`.
+    bound.times(unit(program.chain) * (1.0 - PROGRAM)).min(Bound::of_limit(limits.most))
 }
 
 struct IntegralProgram<'p, 'a> {

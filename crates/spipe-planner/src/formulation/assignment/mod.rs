@@ -12,24 +12,22 @@ mod positions;
 pub(crate) use crate::formulation::assignment::integral::{IntegralOutcome, LayerCounts, Share, SolveLimits, seated};
 
 use crate::formulation::assignment::columns::{AssignmentProgram, rate};
+use crate::problem::bound::Bound;
 use crate::problem::tolerances::PROGRAM;
 use crate::{
     costs::{CostSums, alike},
     formulation::{
         sharded::least as least_of_shared,
-        solver::{Answer, Settings, solve},
+        solver::{Minimum, Settings, minimise},
     },
     problem::{Deadline, SYSTEMS, pins::Pins},
     space::rules::{Permission, SystemRules, Warmup},
 };
-use good_lp::{ProblemVariables, SolverModel, highs, variable, variables};
+use good_lp::{variable, variables};
 use spipe_base::Bytes;
 use spipe_cost::LayerMemory;
 use spipe_plan::{Family, GRADIENT_SLOTS, System};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Limits above which the positions of devices are not distinguished: columns (device × class ×
 /// run) and devices.
@@ -40,33 +38,33 @@ const MOST_PLACES: usize = 40;
 /// streamed.
 const MOST_SPLIT: usize = 64;
 
-/// Returns a lower bound, in ms, of the iteration of every placement of `system`; infinite if none
-/// fits. The bound is weaker if `deadline` has expired.
-pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> f64 {
+/// Returns a lower bound of the iteration of every placement of `system`, which is weaker if
+/// `deadline` has expired.
+pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> Bound {
     let stopped = deadline.is_some_and(Deadline::stopped);
     if system.family() == Family::Sharded {
-        let least = if stopped { 0.0 } else { least_of_shared((costs, pins), system, deadline) };
+        let least = if stopped { Bound::NONE } else { least_of_shared((costs, pins), system, deadline) };
         return least.max(compute_bound::of_shared(costs));
     }
     let of = |rules: SystemRules| {
         let late = stopped || costs.late(deadline);
         if late { compute_bound::of(costs, rules.computing) } else { relaxation(costs, &rules) }
     };
-    SystemRules::in_problem(costs, system).into_iter().map(of).fold(f64::INFINITY, f64::min)
+    SystemRules::in_problem(costs, system).into_iter().map(of).fold(Bound::Infeasible, Bound::min)
 }
 
-/// Returns a lower bound, in ms, of the iteration of every placement with one stage per device
-/// under any of `systems`.
-pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> f64 {
+/// Returns a lower bound of the iteration of every placement with one stage per device under any of
+/// `systems`.
+pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> Bound {
     let of_stages = systems.iter().filter(|system| SYSTEMS.contains(system));
     let turns: BTreeSet<Option<Warmup>> =
         of_stages.flat_map(|system| SystemRules::in_problem(costs, *system)).map(|rules| rules.turn).collect();
     let stages = SystemRules::of_stages(costs.host_help);
     let bounds = turns.into_iter().map(|turn| relaxation(costs, &SystemRules { turn, ..stages }));
-    bounds.reduce(f64::min).unwrap_or(0.0)
+    bounds.reduce(Bound::min).unwrap_or(Bound::NONE)
 }
 
-/// Returns a lower bound of the iteration, in ms: the load of the busiest device, link or optimizer
+/// Returns a lower bound of the iteration: the load of the busiest device, link or optimizer
 /// if each run of layers may be divided among all devices.
 ///
 /// Every placement is a feasible solution. It has T ≥ m (F_i + B_i) + O_i for each of its devices
@@ -81,12 +79,12 @@ pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> f64 {
 /// - Where each device has consecutive layers, every position of the chain has a bound of its own
 ///   ([`AssignmentProgram::chain_of_places`]).
 ///
-/// The result is infinite if nothing fits. Without an answer of the solver, it is one pass alone.
-pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules) -> f64 {
+/// Without an answer of the solver, it is one pass alone.
+pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules) -> Bound {
     let classes = classes(costs, rules);
     let chain = chain(costs, rules, &classes);
     if classes.is_empty() || !chain.is_finite() {
-        return f64::INFINITY;
+        return Bound::Infeasible;
     }
     let devices: usize = classes.iter().map(|class| class.count).sum();
     // A larger program would take longer than its bound is worth.
@@ -94,44 +92,27 @@ pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules) -> f64 {
     let turn = rules.turns(costs).filter(|_| small);
     let of_part = |classes: &Vec<DeviceClass>| spread(costs, rules, (classes, chain), turn);
     let parts = streaming_or_not(costs, rules, classes.clone());
-    parts.iter().map(of_part).fold(f64::INFINITY, f64::min).max(chain_or_zero(costs, rules, chain))
+    let pass = Bound::AtLeast(chain_or_zero(costs, rules, chain));
+    parts.iter().map(of_part).fold(Bound::Infeasible, Bound::min).max(pass)
 }
 
-/// Returns the minimal load of the busiest resource, in ms; zero if the solver has no answer.
+/// Returns the minimal load of the busiest resource.
 fn spread(
     costs: &CostSums<'_>,
     rules: &SystemRules,
     (classes, chain): (&[DeviceClass], f64),
     turn: Option<Warmup>,
-) -> f64 {
+) -> Bound {
     let mut vars = variables!();
     let busiest = vars.add(variable().min(0.0).name("busiest"));
     let unit = unit(chain);
     let mut spread = AssignmentProgram::new((costs, rules), (unit, busiest), turn, classes);
     spread.layers(classes, &mut vars);
     spread.fill(classes);
-    solved(spread, vars, (None, costs.program_time))
-}
-
-/// Returns the minimal load of the busiest resource, in ms. The integer program is solved to `gap`,
-/// or exactly without one. Infinite if nothing fits, zero if the solver has no answer within
-/// `time_limit`.
-fn solved(
-    spread: AssignmentProgram<'_, '_>,
-    vars: ProblemVariables,
-    (gap, time_limit): (Option<f64>, Duration),
-) -> f64 {
-    let (busiest, unit) = (spread.busiest, spread.unit);
-    let mut problem = vars.minimise(busiest).using(highs);
-    for row in spread.rows {
-        problem.add_constraint(row);
-    }
-    let settings = Settings { gap: gap.unwrap_or(0.0), time_limit, ..Settings::default() };
-    let off = gap.map_or(PROGRAM, |gap| 2.0 * gap);
-    match solve(problem, &settings) {
-        Answer::Solved(solution) => good_lp::Solution::value(&solution, busiest) * unit * (1.0 - off),
-        Answer::Infeasible => f64::INFINITY,
-        _ => 0.0,
+    let settings = Settings { time_limit: costs.program_time, ..Settings::default() };
+    match minimise(vars, (spread.rows, busiest.into()), &settings) {
+        Minimum { bound, closed: true, .. } => bound.times(unit * (1.0 - PROGRAM)),
+        _ => Bound::NONE,
     }
 }
 

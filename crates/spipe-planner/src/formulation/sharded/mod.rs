@@ -3,6 +3,7 @@
 mod memory;
 
 use crate::problem::Deadline;
+use crate::problem::bound::Bound;
 use crate::problem::tolerances::{LEAST_UNIT, PROGRAM, SHARDED_LOAD, WHOLE};
 use crate::space::sharded::shares;
 use crate::{
@@ -172,10 +173,10 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
         self.context.backward_of(stage.layers).is_some()
     }
 
-    /// Returns a lower bound of every placement, in ms; infinite if none fits.
-    pub fn least(&self) -> f64 {
+    /// Returns a lower bound of every placement.
+    pub fn least(&self) -> Bound {
         let (minimum, variables) = self.solve();
-        (minimum.bound * variables.unit * (1.0 - PROGRAM)).max(0.0)
+        minimum.bound.times(variables.unit * (1.0 - PROGRAM))
     }
 
     /// Returns the counts of the best solution, if there is one.
@@ -354,15 +355,19 @@ struct Variables {
     unit: f64,
 }
 
-/// Returns a lower bound of every placement of `system`, in ms; infinite if none fits. Programs for
-/// which `deadline` leaves no time count as zero.
-pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> f64 {
+/// Returns a lower bound of every placement of `system`. Programs for which `deadline` leaves no time
+/// bound nothing.
+pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> Bound {
     let longest = costs.layers.max(1).ilog2();
     let rooms = (0..=longest).map(|power| Room::Any { recomputed: 1 << power });
     let all: Vec<(usize, Room)> =
         shares(&costs.context).flat_map(|shards| rooms.clone().map(move |room| (shards, room))).collect();
     let of_program = |(shards, room)| {
-        if costs.late(deadline) { 0.0 } else { ShardedProgram::new(costs, pins, (system, shards), room).least() }
+        if costs.late(deadline) {
+            Bound::NONE
+        } else {
+            ShardedProgram::new(costs, pins, (system, shards), room).least()
+        }
     };
-    all.into_par_iter().map(of_program).reduce(|| f64::INFINITY, f64::min)
+    all.into_par_iter().map(of_program).reduce(|| Bound::Infeasible, Bound::min)
 }

@@ -45,13 +45,13 @@ impl Portfolio<'_, '_> {
         for index in order {
             let begun = self.begun(&[self.systems[index].system]);
             if self.systems[index].bound >= self.limit() {
-                self.systems[index].skipped = self.systems[index].bound.is_finite() && begun.is_none();
+                self.systems[index].skipped = self.systems[index].bound.is_feasible() && begun.is_none();
                 self.systems[index].best = begun;
                 continue;
             }
             // Without an incumbent from outside, a system far below the best plan is tried after
             // the deadline too.
-            let far = self.best().is_none_or(|(time, _)| time.to_ms() > FAR * self.systems[index].bound)
+            let far = self.best().is_none_or(|(time, _)| self.systems[index].bound < time.to_ms() / FAR)
                 && self.problem.options.incumbent.is_none();
             if until.over() && !(far && until.allows(looks)) {
                 self.systems[index].best = begun;

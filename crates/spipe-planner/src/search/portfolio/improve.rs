@@ -1,6 +1,7 @@
 //! Improvement of the best placements by local search, and enumeration of systems with few
 //! placements.
 
+use crate::problem::bound::Bound;
 use crate::search::{
     exhaust,
     portfolio::{NEARBY, PROMISING, Portfolio, SystemState},
@@ -111,14 +112,14 @@ impl Portfolio<'_, '_> {
 
     /// Enumerates the placements of a system whose bound is below the incumbent, if these are few,
     /// and returns the resulting bound. The results count for the `index`th system.
-    fn try_all(&mut self, index: usize, (system, bound): (System, f64)) -> f64 {
+    fn try_all(&mut self, index: usize, (system, bound): (System, Bound)) -> Bound {
         if bound >= self.limit() {
             return bound;
         }
         let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
         let limit = best.map_or(f64::INFINITY, SimTime::to_ms);
         let tried = exhaust::fastest((self.problem, &self.costs), &self.deadline, (system, limit));
-        let proven = tried.best.as_ref().map_or(limit, |(time, _)| time.to_ms());
+        let proven = Bound::of_limit(tried.best.as_ref().map_or(limit, |(time, _)| time.to_ms()));
         let known = &mut self.systems[index];
         known.examined += tried.examined;
         known.best = faster(known.best.take(), tried.best);

@@ -14,6 +14,7 @@ mod improve;
 mod several;
 
 use crate::formulation::assignment::compute_bound::floor;
+use crate::problem::bound::Bound;
 use crate::problem::budget;
 use crate::problem::tolerances::clock_error;
 use crate::{
@@ -110,8 +111,8 @@ struct SystemState {
     system: System,
     /// Generated placements, once they are made.
     candidates: OnceLock<Vec<Placement>>,
-    /// Lower bound of its placements, in ms; infinite if none fits.
-    bound: f64,
+    /// Lower bound of its placements.
+    bound: Bound,
     best: Option<Scored>,
     /// Candidates with other numbers of stages that are nearly as fast.
     others: Vec<Scored>,
@@ -147,8 +148,8 @@ struct Portfolio<'s, 'a> {
     /// Plans with several stages per device. As incumbents they would keep the planner from finding
     /// plans that local search improves beyond them.
     short: Vec<Scored>,
-    /// Lower bounds, in ms, of the planned systems, with any number of stages per device.
-    staged: Vec<(System, f64)>,
+    /// Lower bounds of the planned systems, with any number of stages per device.
+    staged: Vec<(System, Bound)>,
     /// Number of their placements that were simulated outside the planner.
     looked: usize,
     /// Index of their state in `systems`.
@@ -168,7 +169,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         let known = |system: &System| SystemState {
             system: *system,
             candidates: OnceLock::new(),
-            bound: 0.0,
+            bound: Bound::NONE,
             best: None,
             others: Vec::new(),
             examined: 0,
@@ -258,7 +259,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         let mut known = SystemState {
             system: begun.as_ref().map_or(planned[0], |(_, placement)| placement.system),
             candidates: OnceLock::new(),
-            bound: f64::INFINITY,
+            bound: Bound::Infeasible,
             best: begun,
             others: Vec::new(),
             examined: 0,
@@ -269,7 +270,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
                 if solution.status == OutcomeStatus::Stopped {
                     self.deadline.mark_truncated();
                 }
-                known.bound = solution.bound.to_ms();
+                known.bound = Bound::AtLeast(solution.bound.to_ms());
                 known.examined = solution.examined;
                 known.best = faster(known.best, Some((solution.simulated, solution.placement)));
                 known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
@@ -279,13 +280,14 @@ impl<'s, 'a> Portfolio<'s, 'a> {
                 if stopped {
                     self.deadline.mark_truncated();
                 }
-                (known.bound, known.examined, known.skipped) = (bound.to_ms(), examined, known.best.is_none());
+                known.bound = Bound::AtLeast(bound.to_ms());
+                (known.examined, known.skipped) = (examined, known.best.is_none());
             }
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
                 self.refused = Some(error);
             }
             Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
-                known.bound = 0.0;
+                known.bound = Bound::NONE;
                 self.refused = Some(error);
             }
             Err(error) => return Err(error),
@@ -310,7 +312,8 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         // bound all placements.
         let bounds = self.systems.iter().map(|known| known.bound);
         let alone = self.problem.systems.len() == 1;
-        let least = if alone { bounds.fold(0.0, f64::max) } else { bounds.fold(f64::INFINITY, f64::min) };
+        let least =
+            if alone { bounds.fold(Bound::NONE, Bound::max) } else { bounds.fold(Bound::Infeasible, Bound::min) };
         let (over, best) = (self.deadline.was_truncated(), self.best());
         let bound = to_time(&self.costs, least);
         let Some((simulated, placement)) = best else {
@@ -328,7 +331,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         // apply.
         let given = self.problem.options.start.as_ref() == Some(&placement);
         let beaten = given && bound > simulated;
-        let (bound, least) = if beaten { (SimTime::ZERO, 0.0) } else { (bound.min(simulated), least) };
+        let (bound, least) = if beaten { (SimTime::ZERO, Bound::NONE) } else { (bound.min(simulated), least) };
         let status = match (least >= limit, over) {
             (true, _) => OutcomeStatus::Optimal,
             (false, false) => OutcomeStatus::Feasible,
@@ -337,7 +340,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         let considered = |known: &SystemState| {
             let simulated = known.best.as_ref().map(|(time, _)| *time);
             // If no other placement fits, its best is the bound.
-            let bound = known.bound.is_finite().then(|| to_time(&self.costs, known.bound));
+            let bound = known.bound.is_feasible().then(|| to_time(&self.costs, known.bound));
             let bound = [bound, simulated].into_iter().flatten().min();
             Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
         };

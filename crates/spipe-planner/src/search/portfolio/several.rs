@@ -1,5 +1,6 @@
 //! Several stages per device: their bounds and candidates.
 
+use crate::problem::bound::Bound;
 use crate::problem::budget;
 use crate::{
     candidates::from_milp,
@@ -14,9 +15,9 @@ use spipe_base::SimTime;
 use spipe_plan::{Placement, System};
 
 impl Portfolio<'_, '_> {
-    /// Returns a lower bound of the planned systems, in ms, with any number of stages per device.
-    pub(crate) fn least_of_staged(&self) -> f64 {
-        self.staged.iter().map(|(_, least)| *least).fold(f64::INFINITY, f64::min)
+    /// Returns a lower bound of the planned systems, with any number of stages per device.
+    pub(crate) fn least_of_staged(&self) -> Bound {
+        self.staged.iter().map(|(_, least)| *least).fold(Bound::Infeasible, Bound::min)
     }
 
     /// Bounds the planned systems, with any number of stages per device.
@@ -45,7 +46,7 @@ impl Portfolio<'_, '_> {
                     (limit, budget::share(self.deadline.left(), budget::SEVERAL_BOUND)),
                 )
             };
-            let others = if counted.open { bound() } else { 0.0 };
+            let others = if counted.open { bound() } else { Bound::NONE };
             self.staged[number].1 = least.max(counted.least).max(others);
             self.looked += self.try_short(counted.placements);
         }

@@ -1,5 +1,6 @@
 //! Compute bound: the iteration if all devices computed all the time. It is available at once.
 
+use crate::problem::bound::Bound;
 use crate::{
     costs::CostSums,
     space::{rules::DeviceSet, sharded::shares},
@@ -7,23 +8,28 @@ use crate::{
 
 /// Returns a lower bound of every placement of any system, in ms.
 pub(crate) fn floor(costs: &CostSums<'_>) -> f64 {
-    of(costs, DeviceSet::All)
+    let all: Vec<usize> = (0..costs.devices.len()).collect();
+    if_all_compute(costs, &all)
 }
 
-/// Returns the bound where only the devices of `computing` compute, in ms.
-pub(crate) fn of(costs: &CostSums<'_>, computing: DeviceSet) -> f64 {
+/// Returns the bound where only the devices of `computing` compute.
+pub(crate) fn of(costs: &CostSums<'_>, computing: DeviceSet) -> Bound {
     let devices: Vec<usize> = (0..costs.devices.len()).filter(|device| computing.allows(*device, costs)).collect();
     if computing == DeviceSet::OneGpu {
-        return devices.iter().map(|gpu| if_all_compute(costs, &[*gpu])).fold(f64::INFINITY, f64::min);
+        return least(devices.iter().map(|gpu| if_all_compute(costs, &[*gpu])));
     }
-    if_all_compute(costs, &devices)
+    Bound::AtLeast(if_all_compute(costs, &devices))
 }
 
-/// Returns the bound of systems in which some number of GPUs share everything, in ms.
-pub(crate) fn of_shared(costs: &CostSums<'_>) -> f64 {
+/// Returns the bound of systems in which some number of GPUs share everything.
+pub(crate) fn of_shared(costs: &CostSums<'_>) -> Bound {
     let gpus: Vec<usize> = (0..costs.devices.len()).filter(|device| !costs.devices[*device].is_cpu).collect();
     let together = |count: usize| if_all_compute(costs, &gpus[..count]);
-    shares(&costs.context).map(together).fold(f64::INFINITY, f64::min)
+    least(shares(&costs.context).map(together))
+}
+
+fn least(bounds: impl Iterator<Item = f64>) -> Bound {
+    bounds.map(Bound::AtLeast).fold(Bound::Infeasible, Bound::min)
 }
 
 /// Returns the iteration, in ms, if `devices` compute all the time. Relative to the fastest device

@@ -1,6 +1,7 @@
 //! Conclusion of the search: its solution or error.
 
 use crate::bounds::to_time;
+use crate::problem::bound::Bound;
 use crate::problem::tolerances::ROUNDING;
 use crate::search::branch_and_bound::tree::{SubproblemState, Tree};
 use crate::{
@@ -10,9 +11,9 @@ use crate::{
 use spipe_plan::OutcomeStatus;
 
 impl Tree<'_, '_> {
-    /// Returns a lower bound of every placement, in ms.
-    fn least(&self) -> f64 {
-        let least = |of: fn(&SubproblemState) -> f64| self.known.iter().map(of).fold(f64::INFINITY, f64::min);
+    /// Returns a lower bound of every placement.
+    fn least(&self) -> Bound {
+        let least = |of: fn(&SubproblemState) -> Bound| self.known.iter().map(of).fold(Bound::Infeasible, Bound::min);
         match self.coverage {
             Coverage::Exact => least(|known| known.bound.min(known.untried)).min(self.left_out),
             Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)).min(self.left_out),
@@ -43,7 +44,7 @@ impl Tree<'_, '_> {
         };
         let bound = to_time(self.costs, least).min(simulated);
         let gap = Solution::gap_of(simulated, bound);
-        let status = match (least * (1.0 + ROUNDING) >= target, ended) {
+        let status = match (least >= target / (1.0 + ROUNDING), ended) {
             (true, _) => OutcomeStatus::Optimal,
             (false, true) => OutcomeStatus::Feasible,
             (false, false) => OutcomeStatus::Stopped,

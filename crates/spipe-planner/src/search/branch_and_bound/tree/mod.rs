@@ -8,6 +8,7 @@ use crate::formulation::{
     solver::{Solver, solve},
     stage_milp::StageMilp,
 };
+use crate::problem::bound::Bound;
 use crate::problem::tolerances::{LEAST_UNIT, clock_error_of_stages};
 use crate::search::branch_and_bound::tree::visit::Visit;
 use crate::{
@@ -54,20 +55,20 @@ type FittingPartition = (usize, (Partition, Subproblem));
 /// State of a subproblem.
 #[derive(Clone, Debug)]
 struct SubproblemState {
-    /// Lower bound, in ms, of every partition that has not been simulated.
-    bound: f64,
-    /// Least period, in ms, of the partitions that have been simulated and excluded.
-    excluded: f64,
-    /// Least period, in ms, of those for which not all host variants were simulated.
-    untried: f64,
+    /// Lower bound of every partition that has not been simulated.
+    bound: Bound,
+    /// Least period of the partitions that have been simulated and excluded.
+    excluded: Bound,
+    /// Least period of those for which not all host variants were simulated.
+    untried: Bound,
     /// Whether the search gave up on it.
     open: bool,
     trouble: Option<String>,
 }
 
-impl From<f64> for SubproblemState {
-    fn from(bound: f64) -> Self {
-        Self { bound, excluded: f64::INFINITY, untried: f64::INFINITY, open: false, trouble: None }
+impl From<Bound> for SubproblemState {
+    fn from(bound: Bound) -> Self {
+        Self { bound, excluded: Bound::Infeasible, untried: Bound::Infeasible, open: false, trouble: None }
     }
 }
 
@@ -103,11 +104,11 @@ pub(crate) struct Tree<'s, 'a> {
     cases: Vec<Subproblem>,
     deadline: &'s Deadline<'s>,
     partitioner: Partitioner<'s, 'a>,
-    /// Lower bound of every placement, in ms.
-    floor: f64,
+    /// Lower bound of every placement.
+    floor: Bound,
     coverage: Coverage,
-    /// Lower bound, in ms, of the subproblems that were left out.
-    left_out: f64,
+    /// Lower bound of the subproblems that were left out.
+    left_out: Bound,
     /// Limit on subproblems that holds if `help_limit` is smaller.
     roots: usize,
     known: Vec<SubproblemState>,
@@ -124,7 +125,8 @@ impl<'s, 'a> Tree<'s, 'a> {
         cases: Vec<Subproblem>,
         deadline: &'s Deadline<'s>,
     ) -> Self {
-        let floor = if deadline.over() { floor(costs) } else { least_of_stages(costs, &problem.systems) };
+        let floor =
+            if deadline.over() { Bound::AtLeast(floor(costs)) } else { least_of_stages(costs, &problem.systems) };
         let known = vec![SubproblemState::from(floor); cases.len()];
         let roots = cases.len() + SPARE;
         let partitioner = Partitioner::new(costs, &cases);
@@ -136,7 +138,7 @@ impl<'s, 'a> Tree<'s, 'a> {
             partitioner,
             floor,
             coverage: Coverage::Exact,
-            left_out: f64::INFINITY,
+            left_out: Bound::Infeasible,
             roots,
             known,
             found: TreeResult::default(),
@@ -168,7 +170,7 @@ impl<'s, 'a> Tree<'s, 'a> {
     /// Continues from another search of the same problem, whose limit bounds everything left out
     /// here.
     pub fn with(mut self, other: Self) -> Self {
-        self.left_out = other.least_of_interest();
+        self.left_out = Bound::of_limit(other.least_of_interest());
         self.found = other.found;
         self
     }
@@ -241,8 +243,8 @@ impl<'s, 'a> Tree<'s, 'a> {
     /// Bisects the least iteration for which some of `active` are possible, as they are for `high`
     /// ms, and simulates the partitions found on the way.
     fn bisect(&mut self, mut active: Vec<usize>, mut high: f64) {
-        let least = |known: f64, case: &usize| known.min(self.known[*case].bound);
-        let mut low = active.iter().fold(f64::INFINITY, least).max(self.floor);
+        let least = |known: Bound, case: &usize| known.min(self.known[*case].bound);
+        let mut low = active.iter().fold(Bound::Infeasible, least).max(self.floor).ms_or(high);
         while high > low * (1.0 + COARSE) && !self.deadline.over() {
             let middle = if low > 0.0 { (low * high).sqrt() } else { high / 2.0 };
             let possible = self.possible(&active, middle);
@@ -316,7 +318,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         let parent = &self.cases[case];
         let Some(stage) = parent.undecided() else { return vec![case] };
         let children = parent.decided(self.costs, stage);
-        let bound = std::mem::replace(&mut self.known[case].bound, f64::INFINITY);
+        let bound = std::mem::replace(&mut self.known[case].bound, Bound::Infeasible);
         self.partitioner.extend(&children);
         let first = self.cases.len();
         self.known.extend(children.iter().map(|_| SubproblemState::from(bound)));
@@ -332,15 +334,11 @@ impl<'s, 'a> Tree<'s, 'a> {
         self.bisect(cases, limit);
     }
 
-    /// Bisects the bound of a subproblem below `limit`. Returns the bound and the least limit that
-    /// was found possible.
-    fn halve(&self, (case, times): (usize, usize), limit: f64) -> (f64, f64) {
-        let (mut low, mut high) = (self.known[case].bound, limit);
-        if high.is_infinite() || low >= high {
-            return (low, high);
-        }
-        for _ in 0..times {
-            if self.deadline.over() {
+    /// Bisects the bound of a subproblem below `limit` a few times.
+    fn halve(&self, case: usize, limit: f64) -> Bound {
+        let (mut low, mut high) = (self.known[case].bound.ms_or(limit), limit);
+        for _ in 0..HALVINGS {
+            if low >= high || self.deadline.over() {
                 break;
             }
             let middle = low.midpoint(high);
@@ -349,11 +347,11 @@ impl<'s, 'a> Tree<'s, 'a> {
                 None => low = middle,
             }
         }
-        (low, high)
+        Bound::AtLeast(low)
     }
 
     /// Returns the subproblems with a partition that fits in memory, and such a partition; the
-    /// bound of the others is set to infinity.
+    /// others are infeasible.
     fn fitting(&mut self) -> Vec<FittingPartition> {
         let list: Vec<&Subproblem> = self.cases.iter().collect();
         let fits = self.partitioner.divide(&list, (f64::INFINITY, self.grain), Some(self.deadline));
@@ -361,7 +359,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         for (case, (known, fits)) in self.known.iter_mut().zip(fits).enumerate() {
             match fits {
                 Some(Some(divided)) => fitting.push((case, (divided.partition, divided.case))),
-                Some(None) => known.bound = f64::INFINITY,
+                Some(None) => known.bound = Bound::Infeasible,
                 None => known.open = true,
             }
         }
@@ -414,7 +412,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         for (case, divided) in cases.iter().zip(tested) {
             match divided {
                 Some(Some(divided)) => possible.push((*case, (divided.partition, divided.case))),
-                Some(None) => self.known[*case].bound = self.known[*case].bound.max(limit),
+                Some(None) => self.known[*case].bound = self.known[*case].bound.max(Bound::of_limit(limit)),
                 None => {}
             }
         }
@@ -455,8 +453,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         let limit = self.limit(self.found.best.as_ref());
         let mut queue: Vec<usize> = self.possible(fitting, limit).into_iter().map(|(case, _)| case).collect();
         if limit.is_finite() && queue.len() > ROUND {
-            let bounds: Vec<(usize, f64)> =
-                queue.par_iter().map(|case| (*case, self.halve((*case, HALVINGS), limit).0)).collect();
+            let bounds: Vec<(usize, Bound)> = queue.par_iter().map(|case| (*case, self.halve(*case, limit))).collect();
             for (case, bound) in bounds {
                 self.known[case].bound = bound;
             }
@@ -472,7 +469,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         let mut found = TreeResult { best, ..TreeResult::default() };
         let limit = self.limit(found.best.as_ref());
         let Some(partition) = self.partitioner.partition(case, limit) else {
-            known.bound = known.bound.max(limit);
+            known.bound = known.bound.max(Bound::of_limit(limit));
             return (known, found);
         };
         let graph = EventGraph::new(self.costs, case);

@@ -1,6 +1,7 @@
 //! Cutting-plane loop of one subproblem: its integer program is solved and extended by cuts and
 //! no-goods until nothing below the limit is left.
 
+use crate::problem::bound::Bound;
 use crate::problem::tolerances::{ROUNDING, STAGE_PROGRAM};
 use crate::search::branch_and_bound::tree::{SubproblemState, Tree, TreeResult};
 use crate::{
@@ -44,12 +45,13 @@ impl Visit<'_, '_, '_> {
         self.found.solves += 1;
         match (search.solver)(problem, &settings) {
             Answer::Infeasible => {
-                self.known.bound = self.known.bound.max(limit);
+                self.known.bound = self.known.bound.max(Bound::of_limit(limit));
                 false
             }
             Answer::Solved(solution) => {
                 let (partition, objective) = self.master.decode(&unknowns, &solution);
-                self.known.bound = self.known.bound.max((objective * (1.0 - gap - STAGE_PROGRAM)).min(limit));
+                let proven = (objective * (1.0 - gap - STAGE_PROGRAM)).min(limit);
+                self.known.bound = self.known.bound.max(Bound::AtLeast(proven));
                 self.take(partition, limit)
             }
             Answer::Stopped(solution) => {
@@ -75,7 +77,7 @@ impl Visit<'_, '_, '_> {
         let (period, cycles) = self.graph.period(&times);
         let mut learned = false;
         for cycle in cycles {
-            if cycle.period(&times) > self.known.bound * (1.0 + ROUNDING) {
+            if self.known.bound < cycle.period(&times) / (1.0 + ROUNDING) {
                 learned |= self.master.learn(cycle);
             }
         }
@@ -87,9 +89,9 @@ impl Visit<'_, '_, '_> {
 
     pub fn simulate(&mut self, partition: Partition, period: f64) {
         let (found, all) = TreeResult::judge(self.search.problem, self.search.costs, self.case, &partition);
-        self.known.excluded = self.known.excluded.min(period);
+        self.known.excluded = self.known.excluded.min(Bound::AtLeast(period));
         if !all {
-            self.known.untried = self.known.untried.min(period);
+            self.known.untried = self.known.untried.min(Bound::AtLeast(period));
         }
         self.found.merge(found);
         self.master.exclude(partition);
