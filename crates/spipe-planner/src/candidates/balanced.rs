@@ -95,25 +95,16 @@ fn solve(
         return Err(if all { error() } else { PlanError::StoppedWithoutPlan { examined: 0 } });
     }
     let examined = candidates.len();
-    let Some((simulated, placement)) = fastest((problem, costs), cases, &candidates, deadline) else {
+    let Some(best) = fastest((problem, costs), cases, &candidates, deadline) else {
         return Err(if deadline.stopped() {
             PlanError::StoppedWithoutPlan { examined }
         } else {
             PlanError::NothingRuns { examined }
         });
     };
-    let bound = to_time(costs, least_of_stages(costs, &problem.systems)).min(simulated);
-    Ok(Solution {
-        placement,
-        status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
-        bound,
-        simulated,
-        gap: Solution::gap_of(simulated, bound),
-        examined,
-        solves: 0,
-        cases: cases.len(),
-        considered: Vec::new(),
-    })
+    let bound = to_time(costs, least_of_stages(costs, &problem.systems));
+    let status = if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
+    Ok(Solution { examined, cases: cases.len(), ..Solution::new(best, bound, status) })
 }
 
 /// Returns the best-balanced partitions with the index of their subproblem, in ascending order of

@@ -39,21 +39,12 @@ impl Planner for Greedy {
         let placements = placements(&costs, &problem.systems);
         let examined = placements.len();
         let best = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);
-        let Some((simulated, placement)) = best else {
+        let Some(best) = best else {
             return Err(shortage::greedy(&costs, &problem.systems, examined));
         };
-        let bound = to_time(&costs, least_of_stages(&costs, &problem.systems)).min(simulated);
-        Ok(Solution {
-            placement,
-            status: if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
-            bound,
-            simulated,
-            gap: Solution::gap_of(simulated, bound),
-            examined,
-            solves: 0,
-            cases: examined,
-            considered: Vec::new(),
-        })
+        let bound = to_time(&costs, least_of_stages(&costs, &problem.systems));
+        let status = if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
+        Ok(Solution { examined, cases: examined, ..Solution::new(best, bound, status) })
     }
 }
 

@@ -149,9 +149,12 @@ pub struct Considered {
 }
 
 impl Solution {
-    /// (simulated − bound) ÷ simulated; 0 for an empty iteration.
-    pub(crate) fn gap_of(simulated: SimTime, bound: SimTime) -> f64 {
-        if simulated == SimTime::ZERO { 0.0 } else { simulated.saturating_sub(bound).to_ms() / simulated.to_ms() }
+    /// A plan with its simulated time and a bound, of which nothing has been counted.
+    pub(crate) fn new((simulated, placement): (SimTime, Placement), bound: SimTime, status: OutcomeStatus) -> Self {
+        let bound = bound.min(simulated);
+        let gap = simulated.saturating_sub(bound).to_ms() / simulated.max(SimTime::ns(1)).to_ms();
+        let (examined, solves, cases, considered) = (0, 0, 0, Vec::new());
+        Self { placement, status, bound, simulated, gap, examined, solves, cases, considered }
     }
 }
 

@@ -2,8 +2,10 @@
 //! planners.
 
 use crate::{
+    bounds::to_time,
     costs::CostSums,
     feasibility::shortage,
+    formulation::assignment::least_of_stages,
     problem::{Claim, Deadline, PlanError, Planner, Problem, Solution, in_pool},
     score::judge::{Scored, faster, judge},
     space::{
@@ -82,7 +84,7 @@ fn search(
 }
 
 fn solution(
-    (simulated, placement): Scored,
+    best: Scored,
     costs: &CostSums<'_>,
     cases: &[Subproblem],
     examined: usize,
@@ -90,22 +92,10 @@ fn solution(
 ) -> Solution {
     let systems: Vec<System> = cases.iter().map(|case| case.schedule.system).collect();
     let proven = match status {
-        OutcomeStatus::Optimal => simulated,
-        _ => crate::bounds::to_time(costs, crate::formulation::assignment::least_of_stages(costs, &systems))
-            .min(simulated),
+        OutcomeStatus::Optimal => best.0,
+        _ => to_time(costs, least_of_stages(costs, &systems)),
     };
-    let gap = Solution::gap_of(simulated, proven);
-    Solution {
-        placement,
-        status,
-        bound: proven,
-        simulated,
-        gap,
-        examined,
-        solves: 0,
-        cases: cases.len(),
-        considered: Vec::new(),
-    }
+    Solution { examined, cases: cases.len(), ..Solution::new(best, proven, status) }
 }
 
 /// Returns `case` with every combination of host offloads.

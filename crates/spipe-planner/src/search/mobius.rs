@@ -35,24 +35,15 @@ impl Planner for Mobius {
         let placements = in_pool(problem, || Ok(candidates(&costs, &deadline)))?;
         let examined = placements.len();
         let best: Option<Scored> = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);
-        let Some((simulated, placement)) = best else {
+        let Some(best) = best else {
             // The balanced cuts report the shortage.
             let systems = vec![System::Mobius];
             let options = problem.options.clone();
             return generated(&Problem { context: problem.context, systems, options, ..*problem })
                 .and(Err(PlanError::NothingRuns { examined }));
         };
-        let bound = to_time(&costs, least((&costs, &problem.options.pins), System::Mobius, None)).min(simulated);
-        Ok(Solution {
-            placement,
-            status: if deadline.was_truncated() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible },
-            bound,
-            simulated,
-            gap: Solution::gap_of(simulated, bound),
-            examined,
-            solves: examined,
-            cases: examined,
-            considered: Vec::new(),
-        })
+        let bound = to_time(&costs, least((&costs, &problem.options.pins), System::Mobius, None));
+        let status = if deadline.was_truncated() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
+        Ok(Solution { examined, solves: examined, cases: examined, ..Solution::new(best, bound, status) })
     }
 }

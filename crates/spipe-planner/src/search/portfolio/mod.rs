@@ -331,7 +331,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         // apply.
         let given = self.problem.options.start.as_ref() == Some(&placement);
         let beaten = given && bound > simulated;
-        let (bound, least) = if beaten { (SimTime::ZERO, Bound::NONE) } else { (bound.min(simulated), least) };
+        let (bound, least) = if beaten { (SimTime::ZERO, Bound::NONE) } else { (bound, least) };
         let status = match (least >= limit, over) {
             (true, _) => OutcomeStatus::Optimal,
             (false, false) => OutcomeStatus::Feasible,
@@ -345,15 +345,11 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
         };
         Ok(Solution {
-            placement,
-            status,
-            bound,
-            simulated,
-            gap: Solution::gap_of(simulated, bound),
             examined,
             solves: self.solves,
             cases: self.cases.max(self.systems.len()),
             considered: each_once(self.systems.iter().map(considered)),
+            ..Solution::new((simulated, placement), bound, status)
         })
     }
 

@@ -25,7 +25,7 @@ impl Tree<'_, '_> {
     pub(crate) fn conclude(self, ended: bool) -> Result<Solution, PlanError> {
         let target = self.limit(self.found.best.as_ref());
         let least = self.least();
-        let Some((simulated, placement)) = self.found.best else {
+        let Some(best) = self.found.best else {
             let examined = self.found.examined;
             if self.problem.options.incumbent.is_some() && self.known.iter().all(|known| known.trouble.is_none()) {
                 return Err(PlanError::NothingBetter { bound: to_time(self.costs, least), examined, stopped: !ended });
@@ -42,24 +42,13 @@ impl Tree<'_, '_> {
                 None => PlanError::NothingRuns { examined },
             });
         };
-        let bound = to_time(self.costs, least).min(simulated);
-        let gap = Solution::gap_of(simulated, bound);
         let status = match (least >= target / (1.0 + ROUNDING), ended) {
             (true, _) => OutcomeStatus::Optimal,
             (false, true) => OutcomeStatus::Feasible,
             (false, false) => OutcomeStatus::Stopped,
         };
-        let (examined, solves) = (self.found.examined, self.found.solves);
-        Ok(Solution {
-            placement,
-            status,
-            bound,
-            simulated,
-            gap,
-            examined,
-            solves,
-            cases: self.cases.len(),
-            considered: Vec::new(),
-        })
+        let bound = to_time(self.costs, least);
+        let (examined, solves, cases) = (self.found.examined, self.found.solves, self.cases.len());
+        Ok(Solution { examined, solves, cases, ..Solution::new(best, bound, status) })
     }
 }
