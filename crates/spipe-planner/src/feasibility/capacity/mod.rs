@@ -27,11 +27,8 @@
 //! together   as one: if that does not fit, nothing does; what can be packed onto them is a plan
 //! apart      each by itself: exact, if each device's host data is on one of them
 //! ```
-//!
-//! Before all this, a count of layers by their state alone ([`crowd`]) is tried.
 
 mod chain;
-mod crowd;
 mod cut;
 mod hold;
 mod packing;
@@ -88,9 +85,6 @@ pub(crate) fn capacity(
     schedule: ScheduleKind,
     (pins, deadline): (&Pins, &Deadline<'_>),
 ) -> Capacity {
-    if crowd::too_many(costs) {
-        return Capacity::Never;
-    }
     let choice = (0..costs.devices.len()).any(|device| costs.hosts(device).count() > 1);
     let question = |holds, sure, several: bool| {
         let choice = several && choice;
