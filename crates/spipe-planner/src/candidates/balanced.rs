@@ -171,7 +171,7 @@ fn balance(
     for (stage, starts) in from_of.iter_mut().enumerate() {
         let mut next = vec![f64::INFINITY; layers + 1];
         let farthest = layers.checked_sub(stages - 1 - stage)?;
-        let (_, table) = *partitioner.choices(case.seats[stage])?.first()?;
+        let (_, table) = *partitioner.choices(case.stage_slots[stage])?.first()?;
         for from in (stage..farthest).filter(|from| best[*from].is_finite()) {
             let busy = |to: usize, recomputed: usize| {
                 case.device(costs, stage).stage_times((from, to), recomputed, case.host_offload(stage)).busy()

@@ -12,7 +12,7 @@ use crate::problem::budget;
 use crate::{candidates::streamed, hosts::shared_out};
 use crate::{
     costs::CostSums,
-    formulation::assignment::{IntegralOutcome, LayerCounts, Share, SolveLimits, seated},
+    formulation::assignment::{IntegralOutcome, LayerCounts, Share, SolveLimits, one_class_per_position},
     problem::{Deadline, MOST_OFFLOAD_SLOTS},
     space::{
         enumerate::slots,
@@ -86,11 +86,11 @@ pub(crate) fn placements(costs: &CostSums<'_>, system: System, (most, deadline):
 }
 
 /// Returns a lower bound of all placements of `system`, found within `time` by the
-/// relaxation [`seated`].
+/// relaxation [`one_class_per_position`].
 pub(crate) fn least(costs: &CostSums<'_>, system: System, (most, time): (f64, Duration)) -> Bound {
     let limits = SolveLimits { free: &[], most, time };
     let rules_of_each = SystemRules::in_problem(costs, system).into_iter();
-    rules_of_each.map(|rules| seated(costs, &rules, limits)).reduce(Bound::min).unwrap_or(Bound::NONE)
+    rules_of_each.map(|rules| one_class_per_position(costs, &rules, limits)).reduce(Bound::min).unwrap_or(Bound::NONE)
 }
 
 /// Returns the functions that build placements of `system` from an assignment.

@@ -74,8 +74,8 @@ pub(crate) fn placements(costs: &CostSums<'_>, systems: &[System]) -> Vec<Placem
 fn device_order(costs: &CostSums<'_>) -> Vec<usize> {
     let holds = |device: &usize| {
         (0..costs.layers).any(|layer| {
-            let seat = StageSlot::alone(*device);
-            costs.devices[*device].least_recompute(costs.training, seat, (layer, layer + 1), 0).is_some()
+            let stage_slot = StageSlot::alone(*device);
+            costs.devices[*device].least_recompute(costs.training, stage_slot, (layer, layer + 1), 0).is_some()
         })
     };
     let mut order: Vec<usize> = (0..costs.devices.len()).filter(holds).collect();
@@ -99,7 +99,7 @@ fn fill(costs: &CostSums<'_>, case: &Subproblem, recompute: bool) -> Option<Part
         let fits = |to: &usize| {
             device.able(from, *to)
                 && may(*to)
-                && device.need(case.seats[stage], (from, *to), recomputed(*to)) <= device.usable
+                && device.need(case.stage_slots[stage], (from, *to), recomputed(*to)) <= device.usable
         };
         let nearest = if stage + 1 == stages { costs.layers } else { from + 1 };
         let to = (nearest.max(from + 1)..=farthest).take_while(fits).last()?;

@@ -19,7 +19,7 @@ const KEPT: [usize; 4] = [1, 2, 3, 4];
 
 /// Returns variants of `placement`, whose stages are all on one device, with fewer streamed stages,
 /// perhaps fewer kept ones, and the least recompute that fits; empty if nothing changes or fits.
-pub(crate) fn coarse(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+pub(crate) fn merged(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let [device] = placement.devices()[..] else { return Vec::new() };
     let bytes = |stage: &Stage| bytes(context, stage, device);
     let most = placement.stages.iter().filter(|stage| streams(stage)).map(bytes).max().unwrap_or(0);
@@ -35,13 +35,13 @@ pub(crate) fn coarse(context: &Context<'_>, placement: &Placement) -> Vec<Placem
                 _ => stages.push(*stage),
             }
         }
-        let mut coarse = Placement { stages: stages.into_iter().collect(), ..placement.clone() };
-        with_least_recompute(context, &mut coarse, device);
-        coarse
+        let mut merged = Placement { stages: stages.into_iter().collect(), ..placement.clone() };
+        with_least_recompute(context, &mut merged, device);
+        merged
     };
     let mut list: Vec<Placement> = KEPT.into_iter().map(with).collect();
     list.dedup();
-    list.retain(|coarse| coarse.stages.len() < placement.stages.len() && fits(context, coarse));
+    list.retain(|merged| merged.stages.len() < placement.stages.len() && fits(context, merged));
     list
 }
 

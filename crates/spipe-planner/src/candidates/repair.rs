@@ -13,7 +13,7 @@ const MOST_STAGES: usize = 96;
 
 /// Returns `changed` with the least recompute that fits on the devices whose stages differ from
 /// those of `placement`; none if this changes nothing.
-pub(crate) fn fitted(costs: &CostSums<'_>, placement: &Placement, changed: &Placement) -> Option<Placement> {
+pub(crate) fn repaired(costs: &CostSums<'_>, placement: &Placement, changed: &Placement) -> Option<Placement> {
     let context = &costs.context;
     let suits = match changed.system.family() {
         Family::Pipeline => changed.system.dealing() == Dealing::Single,
@@ -27,17 +27,17 @@ pub(crate) fn fitted(costs: &CostSums<'_>, placement: &Placement, changed: &Plac
     let of = |placement: &Placement, device: DeviceId| -> Vec<Stage> {
         placement.stages.iter().filter(|stage| stage.device == device).copied().collect()
     };
-    let mut fitted = changed.clone();
+    let mut repaired = changed.clone();
     for device in changed.devices() {
         if of(placement, device) != of(changed, device) {
-            fit(costs, &mut fitted, device);
+            recompute_least(costs, &mut repaired, device);
         }
     }
-    (fitted != *changed).then_some(fitted)
+    (repaired != *changed).then_some(repaired)
 }
 
 /// Recomputes as few layers of a device as fits: first those with the least time per saved byte.
-pub(crate) fn fit(costs: &CostSums<'_>, placement: &mut Placement, device: DeviceId) {
+pub(crate) fn recompute_least(costs: &CostSums<'_>, placement: &mut Placement, device: DeviceId) {
     let context = &costs.context;
     let of_device = &costs.devices[device.index()];
     let layers = |id: &StageId| {
@@ -53,12 +53,12 @@ pub(crate) fn fit(costs: &CostSums<'_>, placement: &mut Placement, device: Devic
     own.sort_by(|one, other| rate(one).total_cmp(&rate(other)));
     let total = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
     let with = |count: usize| with_recomputed_layers(placement, &own, count);
-    let fits = |count: usize| left(context, &footprint(context, &with(count)), device).is_some();
+    let fits = |count: usize| free_bytes(context, &footprint(context, &with(count)), device).is_some();
     *placement = with(first_of((0, total), fits));
 }
 
 /// Returns the bytes that `needs` leaves free on a device; none if they exceed its memory.
-pub(crate) fn left(context: &Context<'_>, needs: &Footprint, device: DeviceId) -> Option<u64> {
+pub(crate) fn free_bytes(context: &Context<'_>, needs: &Footprint, device: DeviceId) -> Option<u64> {
     let memory = context.hardware.devices()[device].memory;
     context.hardware.memories()[memory].usable().get().checked_sub(needed(needs, memory).get())
 }

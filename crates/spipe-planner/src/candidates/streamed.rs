@@ -7,7 +7,7 @@ use crate::{
     candidates::{
         cuts::{self, Weight},
         first_fit,
-        merge::coarse,
+        merge::merged,
     },
     hosts::{fits, gpus, socket},
     space::rules::{Streaming, SystemSpec},
@@ -215,7 +215,7 @@ fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec
     }
     if mixed {
         let mixed = residency::mixed(context, &superpipeline(context, (&[gpu], &layers), false)?);
-        placements.extend(mixed.iter().flat_map(|mixed| coarse(context, mixed)));
+        placements.extend(mixed.iter().flat_map(|mixed| merged(context, mixed)));
         placements.extend(mixed);
     }
     if !placements.iter().any(|placement| fits(context, placement)) {

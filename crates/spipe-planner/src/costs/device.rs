@@ -228,8 +228,8 @@ impl DeviceSums {
 
     /// The additional bytes of a stage that has the first or the last layer of the model, but not
     /// both, if these share parameters.
-    pub fn shared(&self, seat: StageSlot) -> u64 {
-        match (seat.first, seat.last) {
+    pub fn shared(&self, stage_slot: StageSlot) -> u64 {
+        match (stage_slot.first, stage_slot.last) {
             (true, false) => self.lent,
             (false, true) => self.borrowed,
             _ => 0,
@@ -238,19 +238,20 @@ impl DeviceSums {
 
     /// The bytes that a stage of layers `from..to` needs on its device: the count of
     /// [`spipe_plan::footprint`], in constant time.
-    pub fn need(&self, seat: StageSlot, layers: (usize, usize), recomputed: usize) -> u64 {
+    pub fn need(&self, stage_slot: StageSlot, layers: (usize, usize), recomputed: usize) -> u64 {
         let outer = |end: bool| if end { Boundary::End } else { Boundary::Across };
-        let (stays, transient) = self.parts(seat, layers, recomputed, [outer(seat.first), outer(seat.last)]);
-        let (leaving, copies) = self.on_the_way(seat, layers, recomputed);
-        stays + leaving * copies + transient + self.shared(seat)
+        let (stays, transient) =
+            self.parts(stage_slot, layers, recomputed, [outer(stage_slot.first), outer(stage_slot.last)]);
+        let (leaving, copies) = self.on_the_way(stage_slot, layers, recomputed);
+        stays + leaving * copies + transient + self.shared(stage_slot)
     }
 
     /// The bytes that a stage offloads per microbatch, and the most microbatches of it that are
     /// being copied. The stages of a device share these copy slots.
-    pub fn on_the_way(&self, seat: StageSlot, layers: (usize, usize), recomputed: usize) -> (u64, u64) {
-        match seat.host_offload {
+    pub fn on_the_way(&self, stage_slot: StageSlot, layers: (usize, usize), recomputed: usize) -> (u64, u64) {
+        match stage_slot.host_offload {
             Some(host_offload) if host_offload.activations => {
-                (self.leaving(layers, recomputed), seat.in_flight.min(OFFLOAD_SLOTS))
+                (self.leaving(layers, recomputed), stage_slot.in_flight.min(OFFLOAD_SLOTS))
             }
             _ => (0, 0),
         }
@@ -261,7 +262,7 @@ impl DeviceSums {
     /// top.
     pub fn parts(
         &self,
-        seat: StageSlot,
+        stage_slot: StageSlot,
         (from, to): (usize, usize),
         recomputed: usize,
         [before, behind]: [Boundary; 2],
@@ -269,12 +270,12 @@ impl DeviceSums {
         let split = from + recomputed;
         let (input, output) = (self.input(from), self.bytes[to - 1].boundary.get());
         let (returns, passes) = (self.returns(to), self.returns(from));
-        let in_flight = if returns { seat.in_flight } else { 1 };
+        let in_flight = if returns { stage_slot.in_flight } else { 1 };
         let slots = if before == Boundary::Across { input * slots_in(passes) } else { 0 }
             + if behind == Boundary::Across { output * slots_out(returns) } else { 0 };
         let leaving = self.leaving((from, to), recomputed);
         let kept = (input + leaving) * in_flight;
-        let held = match seat.host_offload {
+        let held = match stage_slot.host_offload {
             Some(host_offload) if host_offload.activations => input * in_flight,
             None if !self.helpers.is_empty() => kept.min(input * in_flight + leaving * in_flight.min(OFFLOAD_SLOTS)),
             _ => kept,
@@ -284,7 +285,7 @@ impl DeviceSums {
         let handed = if before == Boundary::Within && (passes || !returns) { input } else { 0 }
             + if behind == Boundary::Within { output * if returns { 2 } else { 1 } } else { 0 };
         let transient = self.saved.over(from, split) + self.workspace(from, to) + handed;
-        (self.state(from, to, seat.host_offload) + held + slots, transient)
+        (self.state(from, to, stage_slot.host_offload) + held + slots, transient)
     }
 
     /// The additional bytes of a device that has all layers in several stages, if the first and the
@@ -334,7 +335,7 @@ impl DeviceSums {
     /// parameters, and activations.
     pub fn need_of_host(
         &self,
-        seat: StageSlot,
+        stage_slot: StageSlot,
         host_offload: HostOffload,
         (from, to): (usize, usize),
         recomputed: usize,
@@ -344,7 +345,7 @@ impl DeviceSums {
         }
         let stepped =
             self.optimizer_state.over(from, to) + self.gradients.over(from, to) + self.parameters.over(from, to);
-        let saved = self.leaving((from, to), recomputed) * seat.in_flight;
+        let saved = self.leaving((from, to), recomputed) * stage_slot.in_flight;
         (if host_offload.optimizer { stepped } else { 0 }) + (if host_offload.activations { saved } else { 0 })
     }
 
@@ -371,11 +372,11 @@ impl DeviceSums {
     pub fn least_recompute(
         &self,
         training: bool,
-        seat: StageSlot,
+        stage_slot: StageSlot,
         (from, to): (usize, usize),
         near: usize,
     ) -> Option<usize> {
-        let fits = |recomputed| self.need(seat, (from, to), recomputed) <= self.usable;
+        let fits = |recomputed| self.need(stage_slot, (from, to), recomputed) <= self.usable;
         if !self.able(from, to) {
             return None;
         }

@@ -169,8 +169,8 @@ fn least_shortage(costs: &CostSums<'_>, case: &Subproblem) -> Option<(u64, usize
                 }
                 let Some((least, most)) = device.recomputes(costs.training, from, to) else { continue };
                 let choices = [least, most];
-                let seat = StageSlot { last: to == layers, ..case.seats[stage] };
-                let need = |recomputed: usize| device.need(seat, (from, to), recomputed);
+                let stage_slot = StageSlot { last: to == layers, ..case.stage_slots[stage] };
+                let need = |recomputed: usize| device.need(stage_slot, (from, to), recomputed);
                 let missing = choices.map(need).into_iter().min()?.saturating_sub(device.usable);
                 let worst = if missing > before.0 { (missing, case.devices[stage]) } else { *before };
                 if next[to].is_none_or(|(least, _)| worst.0 < least) {

@@ -40,7 +40,7 @@ pub(crate) fn families(costs: &CostSums<'_>, case: &Subproblem) -> Vec<CriticalC
     }
     cycles.extend((1..stages).map(|stage| chain(stages, stage, m)));
     for stage in 0..stages {
-        let rest = m - case.seats[stage].in_flight as u32;
+        let rest = m - case.stage_slots[stage].in_flight as u32;
         cycles.push(turnaround(stages, stage, (rest, m - 1)));
         cycles.push(turnaround(stages, stage, (m - 1, rest)));
     }

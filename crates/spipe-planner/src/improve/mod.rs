@@ -37,7 +37,7 @@ use crate::space::stage_edits::over;
 use crate::space::stage_edits::saved_elsewhere;
 use crate::space::stage_edits::stepped_elsewhere;
 use crate::{
-    candidates::merge::coarse,
+    candidates::merge::merged,
     costs::{CostSums, HostOffload},
     hosts::{elsewhere, shared_out},
     improve::sharded::changed as changed_shared,
@@ -149,11 +149,12 @@ impl<'s, 'a> Promising<'s, 'a> {
         let least = |placement: &Placement| estimate(costs, placement).unwrap_or(0.0);
         // Neighbours need no estimate once the time is over.
         let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
-        let fitted = |placement: Placement| {
-            let fitted = (!deadline.over()).then(|| repair::fitted(costs, of, &placement)).flatten();
-            fitted.into_iter().chain([placement])
+        let with_repair = |placement: Placement| {
+            let repaired = (!deadline.over()).then(|| repair::repaired(costs, of, &placement)).flatten();
+            repaired.into_iter().chain([placement])
         };
-        let mut rated: Vec<(f64, Placement)> = neighbours.into_par_iter().flat_map_iter(fitted).map(rated).collect();
+        let mut rated: Vec<(f64, Placement)> =
+            neighbours.into_par_iter().flat_map_iter(with_repair).map(rated).collect();
         rated.retain(|(time, _)| *time <= most);
         rated.sort_by(|one, other| one.0.total_cmp(&other.0));
         let left: Vec<Placement> = rated.into_iter().map(|(_, placement)| placement).collect();
@@ -196,8 +197,8 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     let shared: Vec<Placement> =
         std::iter::once(placement).chain(&list).filter_map(|placement| shared_out(context, placement)).collect();
     let (spec, kept) = (SystemSpec::of(placement.system), residency::changed(context, placement));
-    let coarse = std::iter::once(placement).chain(&kept).flat_map(|placement| coarse(context, placement));
-    let coarse: Vec<Placement> = coarse.filter(|_| spec.streaming == Some(Streaming::Mixed)).collect();
+    let merged_stages = std::iter::once(placement).chain(&kept).flat_map(|placement| merged(context, placement));
+    let merged_stages: Vec<Placement> = merged_stages.filter(|_| spec.streaming == Some(Streaming::Mixed)).collect();
     list.extend(kept);
     list.extend(rebalance::changed(context, placement));
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
@@ -212,7 +213,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
             list.extend(first_on_sockets(context, &placement.stages).into_iter().map(forward));
         }
     }
-    list.extend(coarse);
+    list.extend(merged_stages);
     list.extend(shared);
     list
 }

@@ -3,7 +3,7 @@
 //! whose steps nothing hides.
 
 use crate::{
-    candidates::repair::{left, optimizer_state},
+    candidates::repair::{free_bytes, optimizer_state},
     space::stage_edits::{equal_parts, stepped_on_socket},
 };
 use crate::{problem::SYSTEMS, space::enumerate::slots};
@@ -43,7 +43,7 @@ fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     changed.stages.iter_mut().for_each(|stage| *stage = on_socket(stage).unwrap_or(*stage));
     let needs = footprint(context, &changed);
     for device in placement.devices().into_iter().filter(|device| !context.is_cpu(*device)) {
-        let mut left = left(context, &needs, device)?;
+        let mut left = free_bytes(context, &needs, device)?;
         let own: Vec<StageId> =
             changed.stages.enumerate().filter(|(_, stage)| stage.device == device).map(|(id, _)| id).collect();
         for id in own {

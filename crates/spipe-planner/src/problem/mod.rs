@@ -67,7 +67,7 @@ pub struct Options {
     /// host.
     pub host_help: bool,
     /// The most subproblems that branching on host offloads may create.
-    pub help_limit: usize,
+    pub branching_limit: usize,
     /// The constraints that the plan must satisfy.
     pub pins: Pins,
     /// A plan to start from.
@@ -89,7 +89,7 @@ impl Default for Options {
             exhaustive_limit: 1_000_000,
             every_limit: 20_000,
             host_help: true,
-            help_limit: 4000,
+            branching_limit: 4000,
             pins: Pins::default(),
             start: None,
             refinements: 3000,

@@ -158,7 +158,7 @@ pub(crate) struct EventGraph {
 /// every backward, and in inference forwards alone.
 fn lane_orders(case: &Subproblem, microbatches: usize, training: bool) -> Vec<Vec<(Part, usize)>> {
     let stages = case.stages();
-    let head_start = |stage: usize| (case.seats[stage].in_flight as usize).saturating_sub(stages - stage);
+    let head_start = |stage: usize| (case.stage_slots[stage].in_flight as usize).saturating_sub(stages - stage);
     let head_starts: Vec<usize> = (0..stages).map(head_start).collect();
     let order = system_order(case.schedule.system, stages, microbatches, &head_starts);
     let lane = |(stage, tokens): (usize, &Vec<Token>)| {

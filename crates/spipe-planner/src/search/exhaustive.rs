@@ -181,7 +181,7 @@ fn partitions(costs: &CostSums<'_>, case: &Subproblem) -> Vec<Partition> {
             for to in nearest..=farthest {
                 let recomputes = device.recomputes(costs.training, from, to);
                 for recomputed in recomputes.into_iter().flat_map(|(least, most)| least..=most) {
-                    let need = device.need(case.seats[stage], (from, to), recomputed);
+                    let need = device.need(case.stage_slots[stage], (from, to), recomputed);
                     // Host memory is shared: the checker counts it.
                     if device.able(from, to) && need <= device.usable {
                         let mut partition = partition.clone();

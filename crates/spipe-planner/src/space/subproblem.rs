@@ -47,7 +47,7 @@ pub(crate) struct Subproblem {
     pub devices: Vec<usize>,
     pub schedule: ScheduleKind,
     /// The slot of each stage.
-    pub seats: Vec<StageSlot>,
+    pub stage_slots: Vec<StageSlot>,
     /// The number of layers at the front of the model that no gradient reaches.
     pub frozen: usize,
 }
@@ -79,35 +79,37 @@ impl Subproblem {
             })
             .0
         };
-        let seat = |(index, device): (usize, &usize)| StageSlot {
+        let stage_slot = |(index, device): (usize, &usize)| StageSlot {
             device: *device,
             in_flight: in_flight(index),
             first: index == 0,
             last: index + 1 == stages,
             host_offload: Some(HostOffload::NONE),
         };
-        let seats = devices.iter().enumerate().map(seat).collect();
-        Self { devices: devices.to_vec(), schedule, seats, frozen: costs.frozen }
+        let stage_slots = devices.iter().enumerate().map(stage_slot).collect();
+        Self { devices: devices.to_vec(), schedule, stage_slots, frozen: costs.frozen }
     }
 
     /// The same subproblem with this host offload for every stage that has a choice.
     pub fn with_host_offload(mut self, costs: &CostSums<'_>, host_offload: Option<HostOffload>) -> Self {
-        for seat in self.seats.iter_mut().filter(|seat| costs.host_offloads(seat.device).len() > 1) {
-            seat.host_offload = host_offload;
+        for stage_slot in
+            self.stage_slots.iter_mut().filter(|stage_slot| costs.host_offloads(stage_slot.device).len() > 1)
+        {
+            stage_slot.host_offload = host_offload;
         }
         self
     }
 
     /// The first stage whose host offload is undecided.
     pub fn undecided(&self) -> Option<usize> {
-        self.seats.iter().position(|seat| seat.host_offload.is_none())
+        self.stage_slots.iter().position(|stage_slot| stage_slot.host_offload.is_none())
     }
 
     /// The subproblem once for each host offload of stage `stage`.
     pub fn decided(&self, costs: &CostSums<'_>, stage: usize) -> Vec<Self> {
         let with = |host_offload: &HostOffload| {
             let mut case = self.clone();
-            case.seats[stage].host_offload = Some(*host_offload);
+            case.stage_slots[stage].host_offload = Some(*host_offload);
             case
         };
         costs.host_offloads(self.devices[stage]).iter().map(with).collect()
@@ -166,7 +168,7 @@ impl Subproblem {
 
     /// The host offload of a stage; none if undecided.
     pub fn host_offload(&self, stage: usize) -> HostOffload {
-        self.seats[stage].host_offload.unwrap_or_default()
+        self.stage_slots[stage].host_offload.unwrap_or_default()
     }
 
     /// The names of its devices, in stage order.

@@ -29,7 +29,7 @@ pub(crate) fn trace(case: &Subproblem, first: &StageNode<'_>, sockets: f64) -> O
     let (mut node, mut from) = (Some(first), 0);
     while let Some(here) = node {
         let way = here.ways[from].list[index];
-        decided.seats[partition.ends.len()].host_offload = Some(way.host_offload);
+        decided.stage_slots[partition.ends.len()].host_offload = Some(way.host_offload);
         partition.ends.push(way.to);
         partition.recomputed.push(way.recomputed);
         (node, from, index) = (here.behind, way.to, way.next);
@@ -46,7 +46,7 @@ pub(crate) fn any(
     let (layers, stages) = (costs.layers, case.stages());
     let mut next: Vec<Vec<Option<(usize, HostOffload, usize)>>> = vec![vec![None; layers + 1]; stages];
     for stage in (0..stages.min(layers)).rev() {
-        let choices = partitioner.choices(case.seats[stage])?;
+        let choices = partitioner.choices(case.stage_slots[stage])?;
         let farthest = layers.checked_sub(stages - 1 - stage)?;
         for from in if stage == 0 { 0..1 } else { stage..layers } {
             let nearest = if stage + 1 == stages { layers } else { from + 1 };
@@ -66,7 +66,7 @@ pub(crate) fn any(
         let (to, host_offload, recomputed) = next[from]?;
         partition.ends.push(to);
         partition.recomputed.push(recomputed);
-        decided.seats[stage].host_offload = Some(host_offload);
+        decided.stage_slots[stage].host_offload = Some(host_offload);
         from = to;
     }
     Some(DecidedPartition { partition, case: decided })

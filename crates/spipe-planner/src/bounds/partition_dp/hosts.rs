@@ -15,11 +15,11 @@ impl PartitionSearch<'_, '_> {
         let mut held = next.map_or([0; SOCKETS], |next| next.held);
         let (_, most) = at.device.recomputes(self.costs.training, from, to)?;
         if let Some(home) = at.home {
-            let need = |recomputed: usize| at.device.need(at.seat, (from, to), recomputed);
+            let need = |recomputed: usize| at.device.need(at.stage_slot, (from, to), recomputed);
             held[home] += need(choice.recomputed).min(need(most));
         }
         if let Some(helper) = helper {
-            held[helper] += at.device.need_of_host(at.seat, choice.host_offload, (from, to), most);
+            held[helper] += at.device.need_of_host(at.stage_slot, choice.host_offload, (from, to), most);
         }
         held.iter().zip(&self.usable).all(|(held, usable)| held <= usable).then_some(held)
     }

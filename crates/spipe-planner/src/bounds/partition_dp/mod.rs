@@ -83,7 +83,7 @@ const FEWEST: usize = 4;
 
 /// A stage with its labels by start layer, in front of the stages behind it.
 struct StageNode<'n> {
-    seat: StageSlot,
+    stage_slot: StageSlot,
     ways: Vec<LabelSet>,
     behind: Option<&'n Self>,
 }
@@ -91,7 +91,7 @@ struct StageNode<'n> {
 /// Slot of a stage in a subproblem.
 #[derive(Clone, Copy)]
 struct StagePlace {
-    seat: StageSlot,
+    stage_slot: StageSlot,
     /// First and last layer at which it may start.
     first: usize,
     last: usize,
@@ -106,7 +106,7 @@ struct StageChoice {
 
 /// Data of a stage that does not depend on its layers.
 struct At<'d> {
-    seat: StageSlot,
+    stage_slot: StageSlot,
     device: &'d DeviceSums,
     /// Host offloads it may have, each with the least recompute of every range of layers.
     choices: Vec<(HostOffload, &'d [u16])>,
@@ -182,24 +182,24 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
     fn backwards(&self, case: &Subproblem) -> Vec<StagePlace> {
         let mut used: BTreeMap<usize, usize> = BTreeMap::new();
         let starts = self.starts(case);
-        let ordered = |(stage, seat): (usize, &StageSlot)| {
-            let class = self.partitioner.class(seat.device);
+        let ordered = |(stage, stage_slot): (usize, &StageSlot)| {
+            let class = self.partitioner.class(stage_slot.device);
             let next = used.entry(class[0]).or_default();
             let device = class[*next];
             *next += 1;
-            StagePlace { seat: StageSlot { device, ..*seat }, first: stage, last: starts[stage] }
+            StagePlace { stage_slot: StageSlot { device, ..*stage_slot }, first: stage, last: starts[stage] }
         };
-        case.seats.iter().enumerate().rev().map(ordered).collect()
+        case.stage_slots.iter().enumerate().rev().map(ordered).collect()
     }
 
     /// Returns the last layer at which each stage can start: earlier stages have no time for more.
     fn starts(&self, case: &Subproblem) -> Vec<usize> {
-        let next = |start: &mut usize, seat: &StageSlot| {
+        let next = |start: &mut usize, stage_slot: &StageSlot| {
             let here = *start;
-            *start = if here < self.costs.layers { self.farthest(*seat, here).max(here) } else { here };
+            *start = if here < self.costs.layers { self.farthest(*stage_slot, here).max(here) } else { here };
             Some(here)
         };
-        case.seats.iter().scan(0, next).collect()
+        case.stage_slots.iter().scan(0, next).collect()
     }
 
     /// Evaluates the subproblems of `group`, whose last `depth` stages are those of `behind`.
@@ -213,17 +213,19 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
         if deadline.is_some_and(Deadline::over) {
             return Vec::new();
         }
-        let mut by_seat: BTreeMap<StageSlot, Vec<usize>> = BTreeMap::new();
+        let mut by_slot: BTreeMap<StageSlot, Vec<usize>> = BTreeMap::new();
         for case in group {
-            by_seat.entry(places[case][depth].seat).or_default().push(case);
+            by_slot.entry(places[case][depth].stage_slot).or_default().push(case);
         }
-        let groups: Vec<(StageSlot, Vec<usize>)> = by_seat.into_iter().collect();
-        let of_group = |(seat, group): (StageSlot, Vec<usize>)| {
+        let groups: Vec<(StageSlot, Vec<usize>)> = by_slot.into_iter().collect();
+        let of_group = |(stage_slot, group): (StageSlot, Vec<usize>)| {
             let first = group.iter().map(|case| places[*case][depth].first).min().unwrap_or(0);
             let last = group.iter().map(|case| places[*case][depth].last).max().unwrap_or(0);
-            let Some(ways) = self.ways(StagePlace { seat, first, last }, behind, deadline) else { return Vec::new() };
-            let node = StageNode { seat, ways, behind };
-            if seat.first {
+            let Some(ways) = self.ways(StagePlace { stage_slot, first, last }, behind, deadline) else {
+                return Vec::new();
+            };
+            let node = StageNode { stage_slot, ways, behind };
+            if stage_slot.first {
                 return group.into_iter().map(|case| (case, trace(cases[case], &node, self.all_sockets))).collect();
             }
             if node.ways.iter().all(|ways| ways.list.is_empty()) {
@@ -234,22 +236,22 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
         groups.into_par_iter().flat_map_iter(of_group).collect()
     }
 
-    fn at(&self, seat: StageSlot, behind: Option<&StageNode<'_>>) -> Option<At<'d>> {
-        let device = &self.costs.devices[seat.device];
-        let next = behind.map(|behind| behind.seat.device);
-        let fewer = seat.in_flight.checked_sub(behind.map_or(0, |behind| behind.seat.in_flight));
+    fn at(&self, stage_slot: StageSlot, behind: Option<&StageNode<'_>>) -> Option<At<'d>> {
+        let device = &self.costs.devices[stage_slot.device];
+        let next = behind.map(|behind| behind.stage_slot.device);
+        let fewer = stage_slot.in_flight.checked_sub(behind.map_or(0, |behind| behind.stage_slot.in_flight));
         let wires = |end: usize| match (next, end) {
             (None, _) | (_, 0) => (0.0, 0.0),
-            (Some(next), end) => self.costs.transfers((seat.device, next), end),
+            (Some(next), end) => self.costs.transfers((stage_slot.device, next), end),
         };
         Some(At {
-            seat,
+            stage_slot,
             device,
-            choices: self.partitioner.choices(seat)?,
-            home: self.slot(seat.device),
+            choices: self.partitioner.choices(stage_slot)?,
+            home: self.slot(stage_slot.device),
             wires: (0..=self.costs.layers).map(wires).collect(),
             fewer: fewer.and_then(|fewer| usize::try_from(fewer).ok()),
-            between: (self.costs.microbatches - seat.in_flight).checked_sub(1).map(TurnCounts::new),
+            between: (self.costs.microbatches - stage_slot.in_flight).checked_sub(1).map(TurnCounts::new),
         })
     }
 
@@ -271,8 +273,8 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
         deadline: Option<&Deadline<'_>>,
     ) -> Option<Vec<LabelSet>> {
         let layers = self.costs.layers;
-        let Some(at) = self.at(place.seat, behind) else { return Some(vec![LabelSet::default(); layers + 1]) };
-        let starts = if place.seat.first { 0..=0 } else { place.first.max(1)..=place.last.min(layers - 1) };
+        let Some(at) = self.at(place.stage_slot, behind) else { return Some(vec![LabelSet::default(); layers + 1]) };
+        let starts = if place.stage_slot.first { 0..=0 } else { place.first.max(1)..=place.last.min(layers - 1) };
         let of_start = |from: usize| {
             if deadline.is_some_and(Deadline::over) {
                 return None;
@@ -286,7 +288,7 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
     fn ways_from(&self, at: &At<'_>, from: usize, behind: Option<&StageNode<'_>>) -> LabelSet {
         let mut ways = LabelSet::default();
         let nearest = if behind.is_none() { self.costs.layers } else { from + 1 };
-        for to in nearest..=self.farthest(at.seat, from) {
+        for to in nearest..=self.farthest(at.stage_slot, from) {
             let next: &[Label] = behind.map_or(&[], |behind| &behind.ways[to].list);
             if behind.is_some() && next.is_empty() {
                 continue;
@@ -309,11 +311,11 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
 
     /// Returns the last layer at which a stage that starts at `from` may end, by its bytes and the
     /// work of its passes.
-    fn farthest(&self, seat: StageSlot, from: usize) -> usize {
-        let (device, m) = (&self.costs.devices[seat.device], self.costs.microbatches as f64);
+    fn farthest(&self, stage_slot: StageSlot, from: usize) -> usize {
+        let (device, m) = (&self.costs.devices[stage_slot.device], self.costs.microbatches as f64);
         let holds = |to: usize| {
             device.able(from, to)
-                && device.state(from, to, seat.host_offload) <= device.usable
+                && device.state(from, to, stage_slot.host_offload) <= device.usable
                 && m * device.pass((from, to), self.costs.training) + self.before[from] <= self.limit
         };
         // Each condition stays violated once it is violated.
@@ -421,7 +423,7 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
 
     /// Extends `next` by the passes of a stage, without its step; none if a bound is violated.
     fn onwards(&self, at: &At<'_>, (times, (there, back)): (&StageTimes, (f64, f64)), next: &Suffix) -> Option<Suffix> {
-        let (m, rest) = (self.costs.microbatches as f64, (self.costs.microbatches - at.seat.in_flight) as f64);
+        let (m, rest) = (self.costs.microbatches as f64, (self.costs.microbatches - at.stage_slot.in_flight) as f64);
         let (forward, again, backward) = (times.forward, times.recompute, times.backward);
         let (turned, in_flight) = (again + backward, m - rest);
         let way = forward + there + back + backward;

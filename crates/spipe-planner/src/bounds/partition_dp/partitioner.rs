@@ -35,18 +35,25 @@ impl<'f, 'a> Partitioner<'f, 'a> {
 
     /// Adds the tables of `cases`.
     pub fn extend(&mut self, cases: &[Subproblem]) {
-        let decided = |seat: &StageSlot| {
-            let host_offloads = match seat.host_offload {
+        let decided = |stage_slot: &StageSlot| {
+            let host_offloads = match stage_slot.host_offload {
                 Some(host_offload) => vec![host_offload],
-                None => self.costs.host_offloads(seat.device).to_vec(),
+                None => self.costs.host_offloads(stage_slot.device).to_vec(),
             };
-            let seat = *seat;
-            host_offloads.into_iter().map(move |host_offload| StageSlot { host_offload: Some(host_offload), ..seat })
+            let stage_slot = *stage_slot;
+            host_offloads
+                .into_iter()
+                .map(move |host_offload| StageSlot { host_offload: Some(host_offload), ..stage_slot })
         };
-        let seats: BTreeSet<StageSlot> =
-            cases.iter().flat_map(|case| &case.seats).flat_map(decided).map(|seat| self.key(seat)).collect();
-        let missing: Vec<StageSlot> = seats.into_iter().filter(|seat| !self.least.contains_key(seat)).collect();
-        let table = |seat: StageSlot| (seat, least_recompute(self.costs, seat));
+        let stage_slots: BTreeSet<StageSlot> = cases
+            .iter()
+            .flat_map(|case| &case.stage_slots)
+            .flat_map(decided)
+            .map(|stage_slot| self.key(stage_slot))
+            .collect();
+        let missing: Vec<StageSlot> =
+            stage_slots.into_iter().filter(|stage_slot| !self.least.contains_key(stage_slot)).collect();
+        let table = |stage_slot: StageSlot| (stage_slot, least_recompute(self.costs, stage_slot));
         let tables: Vec<(StageSlot, Vec<u16>)> = missing.into_par_iter().map(table).collect();
         self.least.extend(tables);
     }
@@ -59,11 +66,17 @@ impl<'f, 'a> Partitioner<'f, 'a> {
 
     /// Returns the key of a table. The layers say whether a stage is at an end of the pipeline, and
     /// memory on the device depends on the host only through pins.
-    fn key(&self, seat: StageSlot) -> StageSlot {
-        let indifferent = self.costs.devices[seat.device].is_indifferent();
+    fn key(&self, stage_slot: StageSlot) -> StageSlot {
+        let indifferent = self.costs.devices[stage_slot.device].is_indifferent();
         let host_offload =
-            seat.host_offload.map(|host_offload| if indifferent { host_offload.nearest() } else { host_offload });
-        StageSlot { first: false, last: false, device: self.costs.models[seat.device], host_offload, ..seat }
+            stage_slot.host_offload.map(|host_offload| if indifferent { host_offload.nearest() } else { host_offload });
+        StageSlot {
+            first: false,
+            last: false,
+            device: self.costs.models[stage_slot.device],
+            host_offload,
+            ..stage_slot
+        }
     }
 
     fn width(&self) -> usize {
@@ -72,7 +85,7 @@ impl<'f, 'a> Partitioner<'f, 'a> {
 
     /// Returns the least recompute with which layers `from..to` fit on stage `stage` of `case`.
     pub fn least(&self, case: &Subproblem, stage: usize, from: usize, to: usize) -> Option<usize> {
-        some(self.least.get(&self.key(case.seats[stage]))?[from * self.width() + to])
+        some(self.least.get(&self.key(case.stage_slots[stage]))?[from * self.width() + to])
     }
 
     /// Returns, for each subproblem, a partition that meets all bounds for an iteration of `limit`
@@ -105,15 +118,15 @@ impl<'f, 'a> Partitioner<'f, 'a> {
     }
 
     /// Returns the host offloads of a slot, each with the least recompute of every range of layers.
-    pub fn choices(&self, seat: StageSlot) -> Option<Vec<(HostOffload, &[u16])>> {
-        let host_offloads = match seat.host_offload {
+    pub fn choices(&self, stage_slot: StageSlot) -> Option<Vec<(HostOffload, &[u16])>> {
+        let host_offloads = match stage_slot.host_offload {
             Some(host_offload) => vec![host_offload],
-            None => self.costs.host_offloads(seat.device).to_vec(),
+            None => self.costs.host_offloads(stage_slot.device).to_vec(),
         };
         let table = |host_offload: HostOffload| {
             Some((
                 host_offload,
-                self.least.get(&self.key(StageSlot { host_offload: Some(host_offload), ..seat }))?.as_slice(),
+                self.least.get(&self.key(StageSlot { host_offload: Some(host_offload), ..stage_slot }))?.as_slice(),
             ))
         };
         host_offloads.into_iter().map(table).collect()
@@ -142,18 +155,18 @@ pub(crate) fn some(least: u16) -> Option<usize> {
 }
 
 /// Returns the least recompute of layers `from..to`, at index `from × (layers + 1) + to`.
-fn least_recompute(costs: &CostSums<'_>, seat: StageSlot) -> Vec<u16> {
-    let (width, device) = (costs.layers + 1, &costs.devices[seat.device]);
+fn least_recompute(costs: &CostSums<'_>, stage_slot: StageSlot) -> Vec<u16> {
+    let (width, device) = (costs.layers + 1, &costs.devices[stage_slot.device]);
     let mut table = vec![NONE; width * width];
     for from in 0..costs.layers {
         let mut near = 0;
         for to in from + 1..=costs.layers {
-            let allowed = seat.host_offload.is_none_or(|host_offload| device.allows(host_offload, from, to));
-            if !allowed || !device.able(from, to) || device.state(from, to, seat.host_offload) > device.usable {
+            let allowed = stage_slot.host_offload.is_none_or(|host_offload| device.allows(host_offload, from, to));
+            if !allowed || !device.able(from, to) || device.state(from, to, stage_slot.host_offload) > device.usable {
                 break;
             }
-            let seat = StageSlot { first: from == 0, last: to == costs.layers, ..seat };
-            let least = device.least_recompute(costs.training, seat, (from, to), near);
+            let stage_slot = StageSlot { first: from == 0, last: to == costs.layers, ..stage_slot };
+            let least = device.least_recompute(costs.training, stage_slot, (from, to), near);
             near = least.unwrap_or(near);
             table[from * width + to] = least.and_then(|least| u16::try_from(least).ok()).unwrap_or(NONE);
         }

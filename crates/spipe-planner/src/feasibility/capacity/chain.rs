@@ -6,7 +6,7 @@ use crate::feasibility::capacity::{
     cut::CutStage,
     hold::{Entry, HeldStage, Hold},
     host_memories, hosts_of,
-    packing::{Packing, Seated},
+    packing::{PackedStage, Packing},
 };
 use crate::{
     costs::{CostSums, HostOffload},
@@ -217,23 +217,23 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
     pub fn place(&self, ways: &ChainLabels, state: usize, index: usize) -> Option<Placement> {
         let groups = self.groups(ways, state, index)?;
         let needs = groups.iter().map(|(kind, hold)| (self.kinds[*kind].members.as_slice(), hold.of_host)).collect();
-        let seats = Packing::new(self.question.costs, needs).seats()?;
-        let stages: Vec<(Seated, &[CutStage])> =
-            seats.into_iter().zip(&groups).map(|(seat, (_, hold))| (seat, hold.stages.as_slice())).collect();
+        let packed = Packing::new(self.question.costs, needs).packed()?;
+        let stages: Vec<(PackedStage, &[CutStage])> =
+            packed.into_iter().zip(&groups).map(|(packed, (_, hold))| (packed, hold.stages.as_slice())).collect();
         Some(placement(self.question.costs, self.question.schedule, &stages))
     }
 }
 
 /// The placement with these stages on each device, and their host data on one of its hosts.
-fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(Seated, &[CutStage])]) -> Placement {
-    let stages = stages.iter().flat_map(|(seated, stages)| stages.iter().map(move |stage| (*seated, stage)));
-    let devices: Vec<usize> = stages.clone().map(|(seated, _)| seated.device).collect();
+fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(PackedStage, &[CutStage])]) -> Placement {
+    let stages = stages.iter().flat_map(|(packed, stages)| stages.iter().map(move |stage| (*packed, stage)));
+    let devices: Vec<usize> = stages.clone().map(|(packed, _)| packed.device).collect();
     let mut case = Subproblem::new(costs, &devices, schedule);
     let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };
-    for (seat, (seated, stage)) in case.seats.iter_mut().zip(stages) {
+    for (stage_slot, (packed, stage)) in case.stage_slots.iter_mut().zip(stages) {
         let helped = stage.host_offload != HostOffload::NONE;
-        seat.host_offload =
-            Some(if helped { HostOffload { host: seated.host, ..stage.host_offload } } else { HostOffload::NONE });
+        stage_slot.host_offload =
+            Some(if helped { HostOffload { host: packed.host, ..stage.host_offload } } else { HostOffload::NONE });
         partition.ends.push(stage.to);
         partition.recomputed.push(stage.recomputed);
     }

@@ -94,7 +94,7 @@ struct Limits {
 /// Returns the limits for stages of `parts`, in an order in which any number of the first are about
 /// evenly spaced.
 fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<LayerRangeNeeds, u64>) -> Limits {
-    let (device, seat) = (&costs.devices[index], StageSlot::alone(index));
+    let (device, stage_slot) = (&costs.devices[index], StageSlot::alone(index));
     let ends = |part: fn(&LayerRangeNeeds) -> usize| parts.keys().map(part);
     let (first, last) = (ends(|part| part.from).min().unwrap_or(0), ends(|part| part.to).max().unwrap_or(0));
     let longest = ends(|part| part.to - part.from).max().unwrap_or(0);
@@ -110,7 +110,7 @@ fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<LayerRangeNeeds, 
             break;
         }
         for around in AROUND {
-            let transient = |recomputed: usize| device.parts(seat, (from, to), recomputed, around).1;
+            let transient = |recomputed: usize| device.parts(stage_slot, (from, to), recomputed, around).1;
             list.extend((fewest..=most).map(transient).take_while(|transient| *transient <= device.usable));
         }
     }
@@ -288,8 +288,9 @@ impl Row<'_, '_> {
     /// The additional bytes of the stages up to layer `to` for parameters that the first and the
     /// last layer share.
     fn shared(&self, to: usize) -> u64 {
-        let seat = StageSlot { first: self.from == 0, last: to == self.costs.layers, ..StageSlot::alone(self.index) };
-        if seat.first && seat.last { self.device.shared_within() } else { self.device.shared(seat) }
+        let stage_slot =
+            StageSlot { first: self.from == 0, last: to == self.costs.layers, ..StageSlot::alone(self.index) };
+        if stage_slot.first && stage_slot.last { self.device.shared_within() } else { self.device.shared(stage_slot) }
     }
 
     /// Visits every stage of layers `from..to` with at most `limit` transient bytes, except
@@ -305,13 +306,14 @@ impl Row<'_, '_> {
         let everything = end && from == 0 && to == self.costs.layers;
         let Some((fewest, most)) = device.recomputes(self.costs.training, from, to) else { return };
         let around = self.around(layers, end);
-        let seat = |host_offload: HostOffload| StageSlot {
+        let stage_slot = |host_offload: HostOffload| StageSlot {
             in_flight: self.in_flight,
             host_offload: Some(host_offload),
             ..StageSlot::alone(self.index)
         };
-        let parts =
-            |host_offload: HostOffload, recomputed: usize| device.parts(seat(host_offload), layers, recomputed, around);
+        let parts = |host_offload: HostOffload, recomputed: usize| {
+            device.parts(stage_slot(host_offload), layers, recomputed, around)
+        };
         let Some(left) = limit.checked_sub(parts(HostOffload::NONE, 0).1) else { return };
         let largest = device.within(layers, left).min(most);
         if everything || largest < fewest || !device.able(from, to) {
@@ -326,9 +328,9 @@ impl Row<'_, '_> {
                     && (!host_offload.optimizer || state(HostOffload::STEP) < state(HostOffload::NONE))
             };
             for host_offload in self.costs.kinds_of_host_offload(self.index).iter().filter(useful) {
-                let of_host = device.need_of_host(seat(*host_offload), *host_offload, layers, recomputed);
+                let of_host = device.need_of_host(stage_slot(*host_offload), *host_offload, layers, recomputed);
                 let stage = CutStage { to, host_offload: *host_offload, recomputed };
-                let moving = device.on_the_way(seat(*host_offload), layers, recomputed);
+                let moving = device.on_the_way(stage_slot(*host_offload), layers, recomputed);
                 visit(Piece { stage, stays: parts(*host_offload, recomputed).0, moving, of_host });
             }
         }

@@ -112,8 +112,8 @@ impl Holds {
 
     fn default_for(costs: &CostSums<'_>, schedule: ScheduleKind) -> Self {
         let all: Vec<usize> = (0..costs.devices.len()).collect();
-        let seats = Subproblem::new(costs, &all, schedule).seats;
-        let in_flight: Vec<u64> = seats.iter().rev().map(|seat| seat.in_flight).collect();
+        let stage_slots = Subproblem::new(costs, &all, schedule).stage_slots;
+        let in_flight: Vec<u64> = stage_slots.iter().rev().map(|stage_slot| stage_slot.in_flight).collect();
         let like = |device: &usize| (0..*device).find(|other| hold_alike(costs, *other, *device)).unwrap_or(*device);
         let alike: Vec<usize> = all.iter().map(like).collect();
         Self { alike, in_flight, tables: BTreeMap::new() }
@@ -156,9 +156,9 @@ impl Holds {
     }
 
     /// The host bytes and the stages found for layers `from..to`.
-    pub fn hold(&self, costs: &CostSums<'_>, seat: (usize, usize), layers: (usize, usize)) -> Option<Hold> {
-        let entry = self.ending(seat.0, seat.1, layers.1).iter().find(|entry| entry.from == layers.0)?;
-        let (of_host, (device, part)) = (entry.found?, self.at(seat, layers));
+    pub fn hold(&self, costs: &CostSums<'_>, stage_slot: (usize, usize), layers: (usize, usize)) -> Option<Hold> {
+        let entry = self.ending(stage_slot.0, stage_slot.1, layers.1).iter().find(|entry| entry.from == layers.0)?;
+        let (of_host, (device, part)) = (entry.found?, self.at(stage_slot, layers));
         let like = like(costs, device, part);
         let mut stages = match &entry.several {
             Some(stages) => stages.to_vec(),
@@ -198,12 +198,12 @@ fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
 fn bound(costs: &CostSums<'_>, index: usize, LayerRangeNeeds { from, to, in_flight }: LayerRangeNeeds) -> Option<u64> {
     let device = &costs.devices[index];
     // The first stage keeps its input, and copies to and from other devices have their slots.
-    let seat = StageSlot { in_flight, first: from == 0, last: to == costs.layers, ..StageSlot::alone(index) };
-    let arriving = if seat.first { 0 } else { device.input(from) * slots_in(device.returns(from)) };
-    let leaving = if seat.last { 0 } else { device.bytes[to - 1].boundary.get() * slots_out(device.returns(to)) };
+    let stage_slot = StageSlot { in_flight, first: from == 0, last: to == costs.layers, ..StageSlot::alone(index) };
+    let arriving = if stage_slot.first { 0 } else { device.input(from) * slots_in(device.returns(from)) };
+    let leaving = if stage_slot.last { 0 } else { device.bytes[to - 1].boundary.get() * slots_out(device.returns(to)) };
     let inputs = device.input(from) * if device.returns(from + 1) { in_flight } else { 1 };
     let state = device.state(from, to, Some(HostOffload::NONE));
-    let need = state + device.shared(seat) + inputs + arriving + leaving + device.workspace(from, to);
+    let need = state + device.shared(stage_slot) + inputs + arriving + leaving + device.workspace(from, to);
     if need <= device.usable {
         return Some(if device.is_cpu { need } else { 0 });
     }
@@ -229,16 +229,19 @@ fn whole(
     let mut best: Option<(u64, CutStage)> = None;
     for host_offload in costs.kinds_of_host_offload(index) {
         for recomputed in [fewest, most] {
-            let seat = StageSlot {
+            let stage_slot = StageSlot {
                 device: index,
                 in_flight,
                 first: from == 0,
                 last: to == costs.layers,
                 host_offload: Some(*host_offload),
             };
-            let need = device.need(seat, (from, to), recomputed);
-            let of_host =
-                if device.is_cpu { need } else { device.need_of_host(seat, *host_offload, (from, to), recomputed) };
+            let need = device.need(stage_slot, (from, to), recomputed);
+            let of_host = if device.is_cpu {
+                need
+            } else {
+                device.need_of_host(stage_slot, *host_offload, (from, to), recomputed)
+            };
             if need <= device.usable && of_host <= room && best.is_none_or(|(least, _)| of_host < least) {
                 best = Some((of_host, CutStage { to, host_offload: *host_offload, recomputed }));
             }

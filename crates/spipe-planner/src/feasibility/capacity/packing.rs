@@ -8,7 +8,7 @@ const MOST_TRIES: usize = 1 << 9;
 
 /// A device, and the index of the host with its host data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seated {
+pub(crate) struct PackedStage {
     pub device: usize,
     pub host: usize,
 }
@@ -19,21 +19,21 @@ pub(crate) struct Packing<'f, 'a> {
     /// The devices on which each stage may be, and its host bytes.
     stages: Vec<(&'f [usize], u64)>,
     left: BTreeMap<MemoryId, u64>,
-    seats: Vec<Option<Seated>>,
+    packed: Vec<Option<PackedStage>>,
     tries: usize,
 }
 
 impl<'f, 'a> Packing<'f, 'a> {
     pub fn new(costs: &'f CostSums<'a>, stages: Vec<(&'f [usize], u64)>) -> Self {
-        let seats = vec![None; stages.len()];
-        Self { costs, left: host_memories(costs), stages, seats, tries: 0 }
+        let packed = vec![None; stages.len()];
+        Self { costs, left: host_memories(costs), stages, packed, tries: 0 }
     }
 
     /// The device and the host of each stage, if a packing is found.
-    pub fn seats(mut self) -> Option<Vec<Seated>> {
+    pub fn packed(mut self) -> Option<Vec<PackedStage>> {
         let mut order: Vec<usize> = (0..self.stages.len()).collect();
         order.sort_by_key(|stage| std::cmp::Reverse(self.stages[*stage].1));
-        if self.put(&order) { self.seats.into_iter().collect() } else { None }
+        if self.put(&order) { self.packed.into_iter().collect() } else { None }
     }
 
     /// Places stages in descending order of their needs, each first where the least room is left
@@ -41,12 +41,13 @@ impl<'f, 'a> Packing<'f, 'a> {
     fn put(&mut self, order: &[usize]) -> bool {
         let Some((stage, others)) = order.split_first() else { return true };
         let (devices, need) = self.stages[*stage];
-        let free = devices.iter().filter(|device| !self.seats.iter().flatten().any(|seat| seat.device == **device));
-        let mut places: Vec<(Option<u64>, Option<MemoryId>, Seated)> =
+        let free =
+            devices.iter().filter(|device| !self.packed.iter().flatten().any(|packed| packed.device == **device));
+        let mut places: Vec<(Option<u64>, Option<MemoryId>, PackedStage)> =
             free.flat_map(|device| self.places(*device, need)).collect();
-        places.sort_by_key(|(left, _, seated)| (*left, seated.device, seated.host));
+        places.sort_by_key(|(left, _, packed)| (*left, packed.device, packed.host));
         let mut seen: Vec<Option<MemoryId>> = Vec::new();
-        for (left, memory, seated) in places {
+        for (left, memory, packed) in places {
             // The devices of a host are interchangeable.
             if seen.contains(&memory) {
                 continue;
@@ -58,11 +59,11 @@ impl<'f, 'a> Packing<'f, 'a> {
             }
             let before = memory.zip(left);
             self.left.extend(before.map(|(memory, left)| (memory, left - need)));
-            self.seats[*stage] = Some(seated);
+            self.packed[*stage] = Some(packed);
             if self.put(others) {
                 return true;
             }
-            self.seats[*stage] = None;
+            self.packed[*stage] = None;
             self.left.extend(before);
         }
         false
@@ -70,12 +71,12 @@ impl<'f, 'a> Packing<'f, 'a> {
 
     /// The hosts with room for a stage on a device, each with its free bytes: the nearest alone if
     /// the stage needs none, and a placeholder if the device has no host.
-    fn places(&self, device: usize, need: u64) -> Vec<(Option<u64>, Option<MemoryId>, Seated)> {
+    fn places(&self, device: usize, need: u64) -> Vec<(Option<u64>, Option<MemoryId>, PackedStage)> {
         let hosts = hosts_of(self.costs, device);
         let count = if need == 0 { hosts.len().min(1) } else { hosts.len() };
         let place = |host: usize| {
             let memory = hosts.get(host).copied();
-            (memory.and_then(|memory| self.left.get(&memory)).copied(), memory, Seated { device, host })
+            (memory.and_then(|memory| self.left.get(&memory)).copied(), memory, PackedStage { device, host })
         };
         let has_room = |(left, _, _): &(Option<u64>, _, _)| left.map_or(need == 0, |left| left >= need);
         (0..count.max(1)).map(place).filter(has_room).collect()

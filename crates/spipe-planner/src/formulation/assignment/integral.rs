@@ -128,7 +128,7 @@ pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLim
 
 /// Returns a lower bound of every placement, with one class per position but fractional
 /// layers in any order. This relaxation is solved sooner than [`counts`].
-pub(crate) fn seated(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLimits<'_>) -> Bound {
+pub(crate) fn one_class_per_position(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLimits<'_>) -> Bound {
     let Some(program) = IntegralProgram::new((costs, rules), limits) else { return Bound::NONE };
     let (vars, spread) = program.spread(false);
     let Minimum { bound, .. } = program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX);
@@ -169,7 +169,7 @@ impl<'p, 'a> IntegralProgram<'p, 'a> {
         spread.layers(&self.classes, &mut vars);
         spread.fill(&self.classes);
         if self.turn.is_some() {
-            spread.seat(&self.classes, &mut vars);
+            spread.assign_classes(&self.classes, &mut vars);
             if whole {
                 spread.in_order(&mut vars);
             }

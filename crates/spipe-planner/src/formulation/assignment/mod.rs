@@ -9,7 +9,9 @@ mod host_steps;
 pub(crate) mod integral;
 mod positions;
 
-pub(crate) use crate::formulation::assignment::integral::{IntegralOutcome, LayerCounts, Share, SolveLimits, seated};
+pub(crate) use crate::formulation::assignment::integral::{
+    IntegralOutcome, LayerCounts, Share, SolveLimits, one_class_per_position,
+};
 
 use crate::formulation::assignment::columns::{AssignmentProgram, rate};
 use crate::problem::bound::Bound;

@@ -159,18 +159,18 @@ impl AssignmentProgram<'_, '_> {
 
     /// Assigns at most one class to every position, unused positions first, and to each class at
     /// most as many positions as it has devices.
-    pub fn seat(&mut self, classes: &[DeviceClass], vars: &mut ProblemVariables) {
+    pub fn assign_classes(&mut self, classes: &[DeviceClass], vars: &mut ProblemVariables) {
         let layers = self.costs.layers as f64;
         let mut before = Expression::from(0.0);
-        let mut seats: Vec<Expression> = vec![Expression::default(); classes.len()];
+        let mut positions: Vec<Expression> = vec![Expression::default(); classes.len()];
         for (index, place) in self.places.iter().enumerate() {
             let (mut taken, mut usable) = (Expression::default(), Expression::default());
             for (number, class) in classes.iter().enumerate() {
-                let seat = vars.add(variable().binary().name(format!("seat_{index}_{number}")));
-                self.rows.push(constraint!(place.layers[number].clone() <= layers * seat));
-                usable.add_mul(self.usable(class).to_gib(), seat);
-                taken += seat;
-                seats[number] += seat;
+                let here = vars.add(variable().binary().name(format!("taken_{index}_{number}")));
+                self.rows.push(constraint!(place.layers[number].clone() <= layers * here));
+                usable.add_mul(self.usable(class).to_gib(), here);
+                taken += here;
+                positions[number] += here;
             }
             self.rows.push(constraint!(taken.clone() <= 1.0));
             self.rows.push(constraint!(before <= taken.clone()));
@@ -178,8 +178,8 @@ impl AssignmentProgram<'_, '_> {
             self.rows.push(constraint!(place.busy.clone() <= self.busiest));
             before = taken;
         }
-        for (seats, class) in seats.into_iter().zip(classes) {
-            self.rows.push(constraint!(seats <= class.count as f64));
+        for (positions, class) in positions.into_iter().zip(classes) {
+            self.rows.push(constraint!(positions <= class.count as f64));
         }
     }
 

@@ -20,7 +20,7 @@ impl StageMilp<'_, '_> {
             need -= self.stays(unknowns, stage);
         }
         if host_offload.activations {
-            need += self.leaving(unknowns, stage) * self.case.seats[stage].in_flight as f64;
+            need += self.leaving(unknowns, stage) * self.case.stage_slots[stage].in_flight as f64;
         }
         need
     }

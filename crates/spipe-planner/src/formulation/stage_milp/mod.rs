@@ -316,12 +316,12 @@ impl<'f, 'a> StageMilp<'f, 'a> {
     pub(crate) fn need(&self, unknowns: &Unknowns, stage: usize) -> Expression {
         let (device, training, host_offload) = (self.device(stage), self.costs.training, self.case.host_offload(stage));
         let bytes = |layer: usize| &device.bytes[layer];
-        let in_flight = if training { self.case.seats[stage].in_flight } else { 1 };
+        let in_flight = if training { self.case.stage_slots[stage].in_flight } else { 1 };
         let mut need = self.sum(unknowns, stage, |layer| {
             let leaves = if host_offload.optimizer { bytes(layer).optimizer } else { Bytes::ZERO };
             (bytes(layer).state() - leaves).as_f64() / GIB
         });
-        need += Bytes::new(device.shared(self.case.seats[stage])).to_gib();
+        need += Bytes::new(device.shared(self.case.stage_slots[stage])).to_gib();
         if host_offload.activations {
             need += (self.input(unknowns, stage) - self.once(unknowns, stage)) * in_flight as f64;
             need += self.leaving(unknowns, stage) * in_flight.min(OFFLOAD_SLOTS) as f64;

@@ -80,12 +80,12 @@ fn partitions(costs: &CostSums<'_>, case: &Subproblem) -> Vec<Partition> {
 }
 
 /// Returns the values of all variables on which the memory of stages depends.
-fn values(master: &StageMilp<'_, '_>, unknowns: &Unknowns, partition: &Partition) -> HashMap<Variable, f64> {
+fn values(milp: &StageMilp<'_, '_>, unknowns: &Unknowns, partition: &Partition) -> HashMap<Variable, f64> {
     let mut values = HashMap::new();
     let overlap = |(first, count): (usize, usize), from: usize, to: usize| {
         (first + count).min(to).saturating_sub(first.max(from)) as f64
     };
-    for (run, span) in master.runs().iter().enumerate() {
+    for (run, span) in milp.runs().iter().enumerate() {
         for (stage, done) in unknowns.done.iter().enumerate() {
             let layers = overlap(*span, 0, partition.ends[stage]);
             values.insert(done[run], layers);
@@ -96,9 +96,9 @@ fn values(master: &StageMilp<'_, '_>, unknowns: &Unknowns, partition: &Partition
             values.insert(recomputed[run], overlap(*span, from, from + partition.recomputed[stage]));
         }
     }
-    for stage in 0..master.stages() {
+    for stage in 0..milp.stages() {
         let (from, to) = partition.layers(stage);
-        let (device, recomputed) = (master.device(stage), partition.recomputed[stage]);
+        let (device, recomputed) = (milp.device(stage), partition.recomputed[stage]);
         let kept: f64 = (from + recomputed..to).map(|layer| device.bytes[layer].saved.as_f64()).sum();
         let (input, returns) = (device.input(from) as f64, device.returns(to));
         let held = if recomputed > 0 { kept + input } else { kept.max(input) };
@@ -145,21 +145,21 @@ fn needs_of_shared_tables_are_what_the_checker_counts() {
 }
 
 fn needs_agree(instance: &Instance, costs: &CostSums<'_>, case: &Subproblem) -> TestCaseResult {
-    let master = StageMilp::new(costs, case, 1.0);
-    let (unknowns, _) = master.problem(f64::INFINITY);
+    let milp = StageMilp::new(costs, case, 1.0);
+    let (unknowns, _) = milp.problem(f64::INFINITY);
     for partition in partitions(costs, case).iter().step_by(7) {
         let placement = case.placement(costs, partition);
-        let values = values(&master, &unknowns, partition);
+        let values = values(&milp, &unknowns, partition);
         let mut needs: BTreeMap<MemoryId, f64> = BTreeMap::new();
-        for (stage, seat) in case.seats.iter().enumerate() {
-            let need = master.need(&unknowns, stage).eval_with(&values);
-            *needs.entry(master.device(stage).memory).or_default() += need;
-            if let Some(host) = master.device(stage).host(case.host_offload(stage)) {
-                let of_host = master.need_of_host(&unknowns, stage).eval_with(&values);
+        for (stage, stage_slot) in case.stage_slots.iter().enumerate() {
+            let need = milp.need(&unknowns, stage).eval_with(&values);
+            *needs.entry(milp.device(stage).memory).or_default() += need;
+            if let Some(host) = milp.device(stage).host(case.host_offload(stage)) {
+                let of_host = milp.need_of_host(&unknowns, stage).eval_with(&values);
                 *needs.entry(host.memory).or_default() += of_host;
             }
             let (from, to) = partition.layers(stage);
-            let fast = master.device(stage).need(*seat, (from, to), partition.recomputed[stage]);
+            let fast = milp.device(stage).need(*stage_slot, (from, to), partition.recomputed[stage]);
             prop_assert!((need - Bytes::new(fast).to_gib()).abs() < 1e-9, "{need} GiB but {fast} B");
         }
         for (memory, stages) in footprint(&instance.context(), &placement) {
@@ -198,13 +198,13 @@ fn valid_inequalities_and_critical_cycles_bound_every_partition() {
 /// objective.
 fn least_period(costs: &CostSums<'_>, case: &Subproblem) -> Option<f64> {
     let graph = EventGraph::new(costs, case);
-    let mut master = StageMilp::new(costs, case, 1.0);
+    let mut milp = StageMilp::new(costs, case, 1.0);
     loop {
-        let (unknowns, problem) = master.problem(f64::INFINITY);
+        let (unknowns, problem) = milp.problem(f64::INFINITY);
         let Answer::Solved(solution) = solve(problem, &Settings::default()) else { return None };
-        let (partition, objective) = master.decode(&unknowns, &solution);
+        let (partition, objective) = milp.decode(&unknowns, &solution);
         let (period, cycles) = graph.period(&case.times(costs, &partition));
-        let learned = cycles.into_iter().filter(|cycle| master.learn(cycle.clone())).count();
+        let learned = cycles.into_iter().filter(|cycle| milp.learn(cycle.clone())).count();
         if learned == 0 || objective >= period * (1.0 - 1e-7) {
             return Some(objective);
         }
@@ -283,14 +283,14 @@ fn an_excluded_partition_does_not_come_back() {
         if costs.layers > 4 || case.schedule != (ScheduleKind { system: System::Gpipe, head_start: 0 }) {
             return Ok(());
         }
-        let mut master = StageMilp::new(costs, case, 1.0);
+        let mut milp = StageMilp::new(costs, case, 1.0);
         let mut seen = BTreeSet::new();
         loop {
-            let (unknowns, problem) = master.problem(f64::INFINITY);
+            let (unknowns, problem) = milp.problem(f64::INFINITY);
             let Answer::Solved(solution) = solve(problem, &Settings::default()) else { break };
-            let (partition, _) = master.decode(&unknowns, &solution);
+            let (partition, _) = milp.decode(&unknowns, &solution);
             prop_assert!(seen.insert(partition.clone()), "{partition:?} came back");
-            master.exclude(partition);
+            milp.exclude(partition);
         }
         let fits =
             |partition: &&Partition| spipe_plan::check(&instance.context(), &case.placement(costs, partition)).is_ok();

@@ -109,7 +109,7 @@ pub(crate) struct Tree<'s, 'a> {
     coverage: Coverage,
     /// Lower bound of the subproblems that were left out.
     left_out: Bound,
-    /// Limit on subproblems that holds if `help_limit` is smaller.
+    /// Limit on subproblems that holds if `branching_limit` is smaller.
     roots: usize,
     known: Vec<SubproblemState>,
     found: TreeResult,
@@ -297,7 +297,7 @@ impl<'s, 'a> Tree<'s, 'a> {
             let (full, parts): (Vec<usize>, Vec<usize>) =
                 open.into_iter().partition(|case| self.cases[*case].undecided().is_none());
             decided.extend(full);
-            let most = self.problem.options.help_limit;
+            let most = self.problem.options.branching_limit;
             if self.deadline.over() || self.cases.len() + self.most_helps() * parts.len() > most.max(self.roots) {
                 self.leave(parts, limit);
                 break;
@@ -474,12 +474,12 @@ impl<'s, 'a> Tree<'s, 'a> {
         };
         let graph = EventGraph::new(self.costs, case);
         let (period, cycles) = graph.period(&case.times(self.costs, &partition));
-        let mut master = StageMilp::new(self.costs, case, period.max(LEAST_UNIT) / 1000.0);
-        master.links = self.coverage == Coverage::Exact;
+        let mut milp = StageMilp::new(self.costs, case, period.max(LEAST_UNIT) / 1000.0);
+        milp.links = self.coverage == Coverage::Exact;
         for cycle in cycles {
-            master.learn(cycle);
+            milp.learn(cycle);
         }
-        let mut visit = Visit { search: self, case, graph, master, known: &mut known, found: &mut found };
+        let mut visit = Visit { search: self, case, graph, milp, known: &mut known, found: &mut found };
         if period < limit {
             visit.simulate(partition, period);
         }

@@ -18,7 +18,7 @@ pub(crate) struct Visit<'v, 's, 'a> {
     pub search: &'v Tree<'s, 'a>,
     pub case: &'v Subproblem,
     pub graph: EventGraph,
-    pub master: StageMilp<'v, 'a>,
+    pub milp: StageMilp<'v, 'a>,
     pub known: &'v mut SubproblemState,
     pub found: &'v mut TreeResult,
 }
@@ -35,13 +35,9 @@ impl Visit<'_, '_, '_> {
             return self.give_up(None);
         }
         let gap = search.problem.options.gap.max(0.0) / 4.0;
-        let settings = Settings {
-            gap,
-            time_limit: search.deadline.left(),
-            second_try: self.master.cautious,
-            ..Settings::default()
-        };
-        let (unknowns, problem) = self.master.problem(limit);
+        let settings =
+            Settings { gap, time_limit: search.deadline.left(), second_try: self.milp.cautious, ..Settings::default() };
+        let (unknowns, problem) = self.milp.problem(limit);
         self.found.solves += 1;
         match (search.solver)(problem, &settings) {
             Answer::Infeasible => {
@@ -49,14 +45,14 @@ impl Visit<'_, '_, '_> {
                 false
             }
             Answer::Solved(solution) => {
-                let (partition, objective) = self.master.decode(&unknowns, &solution);
+                let (partition, objective) = self.milp.decode(&unknowns, &solution);
                 let proven = (objective * (1.0 - gap - STAGE_PROGRAM)).min(limit);
                 self.known.bound = self.known.bound.max(Bound::AtLeast(proven));
                 self.take(partition, limit)
             }
             Answer::Stopped(solution) => {
                 if let Some(solution) = solution {
-                    let (partition, _) = self.master.decode(&unknowns, &solution);
+                    let (partition, _) = self.milp.decode(&unknowns, &solution);
                     self.take(partition, limit);
                 }
                 self.give_up(None)
@@ -78,7 +74,7 @@ impl Visit<'_, '_, '_> {
         let mut learned = false;
         for cycle in cycles {
             if self.known.bound < cycle.period(&times) / (1.0 + ROUNDING) {
-                learned |= self.master.learn(cycle);
+                learned |= self.milp.learn(cycle);
             }
         }
         if period < limit || !learned {
@@ -94,15 +90,15 @@ impl Visit<'_, '_, '_> {
             self.known.untried = self.known.untried.min(Bound::AtLeast(period));
         }
         self.found.merge(found);
-        self.master.exclude(partition);
+        self.milp.exclude(partition);
     }
 
     /// Retries once with other settings.
     fn again(&mut self, what: String) -> bool {
-        if self.master.cautious {
+        if self.milp.cautious {
             return self.give_up(Some(what));
         }
-        self.master.cautious = true;
+        self.milp.cautious = true;
         true
     }
 
