@@ -172,30 +172,47 @@ fn no_heuristic_beats_the_plan_over_all_systems() {
     assert!(compared.get() >= 40, "{} plans were compared", compared.get());
 }
 
-/// A refusal states how much memory the closest candidate lacks, and a remedy.
+/// Six layers on a GPU and a socket with so many MiB.
+fn six_layers(memory: u64, dram: u64) -> Instance {
+    let layer = instances::LayerText {
+        count: 6,
+        times: [10, 10, 10],
+        slowdown: 5,
+        parameters: 16_000_000,
+        boundary: 16,
+        saved: 16,
+        workspace: 0,
+    };
+    let machine = instances::MachineText { gpus: vec![(memory, 20)], root: 20, sockets: vec![dram] };
+    let model = instances::model_text(&[layer]);
+    Instance::new(&model, &instances::machine_text(&machine), &instances::workload(4, Mode::Train))
+}
+
+/// A refusal states how much memory the closest candidate lacks, and a remedy. With that much more in
+/// each memory there is a plan; where the sum of all memories is too small, without it there is none.
 #[test]
 fn a_refusal_says_how_much_is_missing() {
-    let mut refused = 0;
-    for memory in [20, 40, 60, 80] {
-        let layer = instances::LayerText {
-            count: 6,
-            times: [10, 10, 10],
-            slowdown: 5,
-            parameters: 16_000_000,
-            boundary: 16,
-            saved: 16,
-            workspace: 0,
-        };
-        let machine = instances::MachineText { gpus: vec![(memory, 20)], root: 20, sockets: vec![300] };
-        let model = instances::model_text(&[layer]);
-        let instance = Instance::new(&model, &instances::machine_text(&machine), &instances::workload(4, Mode::Train));
-        let error = solve(&instance, &System::ALL, Options::default()).unwrap_err();
-        let PlanError::Infeasible { missing, reason, hint, .. } = error else { panic!("{error}") };
-        assert!(missing.is_some_and(|missing| missing.get() > 0), "{reason}");
+    let (mut sums, mut closest) = (0, 0);
+    let scarce = [20, 40, 60, 80].map(|memory| (memory, 300));
+    let close = [(300, 1400), (80, 1400), (100, 1600), (60, 1600), (100, 1450), (200, 1300), (40, 1550)];
+    for (memory, dram) in scarce.into_iter().chain(close) {
+        let error = solve(&six_layers(memory, dram), &System::ALL, Options::default()).unwrap_err();
+        let PlanError::Infeasible { missing, reason, hint, certain } = error else { panic!("{error}") };
         assert!(!hint.is_empty() && reason.contains('`'), "{reason}: {hint}");
-        refused += 1;
+        let missing = missing.unwrap_or_default().get();
+        assert!(missing > 0, "{reason}");
+        let with = |more: u64| solve(&six_layers(memory + more, dram + more), &System::ALL, Options::default());
+        if certain {
+            // All of it would be needed in one memory; half of it in each of two is not enough.
+            assert!(with((missing >> 20) / 2 - 1).is_err(), "{reason}");
+            sums += 1;
+        } else {
+            let enough = with(missing.div_ceil(1 << 20));
+            assert!(enough.is_ok(), "{reason}, but {enough:?}");
+            closest += 1;
+        }
     }
-    assert_eq!(refused, 4);
+    assert!(sums >= 4 && closest >= 4, "{sums} sums and {closest} candidates");
 }
 
 /// A system by itself is refused only where none of its placements fits.

@@ -2,12 +2,13 @@
 
 use crate::{
     costs::{CostSums, HostOffload, StageSlot},
+    feasibility::closest::closest as shortage_of_closest,
     problem::PlanError,
-    space::subproblem::Subproblem,
+    space::subproblem::{Partition, Subproblem},
 };
 use rayon::prelude::*;
 use spipe_base::{Bytes, LayerId, MemoryId};
-use spipe_plan::System;
+use spipe_plan::{Placement, System};
 use std::collections::BTreeMap;
 
 /// Checks that every layer fits some device, and that all memories together can hold the model.
@@ -97,40 +98,24 @@ fn lonely(costs: &CostSums<'_>, layer: usize) -> Result<(), PlanError> {
     })
 }
 
-/// Returns the reason why no partition of any subproblem fits: the one with the least shortage.
+/// Returns the reason why no partition of any subproblem fits: the one with the least shortage,
+/// without host offloads.
 pub(crate) fn closest(costs: &CostSums<'_>, cases: &[Subproblem]) -> PlanError {
-    let shortages: Vec<_> = cases.par_iter().map(|case| least_shortage(costs, case)).collect();
-    let closest = shortages
-        .into_iter()
-        .zip(cases)
-        .filter_map(|(shortage, case)| shortage.map(|(missing, device)| (missing, device, case)))
-        .min_by_key(|(missing, _, _)| *missing);
-    let Some((missing, device, case)) = closest else {
-        return PlanError::Infeasible {
-            reason: format!(
-                "no chain of connected devices of `{}` can run the layers of `{}` in order",
-                costs.context.hardware.name(),
-                costs.context.model.name()
-            ),
-            hint: "add the missing times to the model file, or the missing links to the hardware file".into(),
-            missing: None,
-            certain: true,
-        };
-    };
-    let name = &costs.context.hardware.memories()[costs.devices[device].memory].name;
-    let devices = listed(&case.names(costs).split(", ").collect::<Vec<_>>());
-    let closest = format!("the closest one, over {devices} under `{}`,", case.schedule.system);
-    let lacks = match missing {
-        // The shortages are those of single stages. These share memory with others, and hosts hold
-        // a part of them.
-        0 => "has room for each stage, but not for all of them and what hosts keep for them".into(),
-        missing => format!("lacks {} in `{name}`", Bytes::new(missing)),
-    };
+    let placements: Vec<Placement> = cases.par_iter().filter_map(|case| least_short(costs, case)).collect();
+    if let Some(shortage) = shortage_of_closest(&costs.context, &placements) {
+        return shortage.error(&costs.context);
+    }
+    let (model, hardware) = (costs.context.model.name(), costs.context.hardware.name());
     PlanError::Infeasible {
-        reason: format!("no division of the {} layers fits: {closest} {lacks}", costs.layers),
-        hint: "use more memory or devices, a smaller microbatch, or a shorter sequence".into(),
-        missing: Some(Bytes::new(missing)).filter(|missing| *missing > Bytes::ZERO),
-        certain: false,
+        reason: if placements.is_empty() {
+            format!("no chain of connected devices of `{hardware}` can run the layers of `{model}` in order")
+        } else {
+            format!("no division of the {} layers of `{model}` over `{hardware}` is allowed", costs.layers)
+        },
+        hint: "add the missing times to the model file, or the missing links to the hardware file, or drop a pin"
+            .into(),
+        missing: None,
+        certain: placements.is_empty(),
     }
 }
 
@@ -150,37 +135,44 @@ pub(crate) fn greedy(costs: &CostSums<'_>, systems: &[System], examined: usize) 
     }
 }
 
-/// Returns the fewest bytes that the worst stage of a partition lacks, and the device of that
-/// stage. `None` if the devices of `case` cannot run all layers.
-fn least_shortage(costs: &CostSums<'_>, case: &Subproblem) -> Option<(u64, usize)> {
+/// Returns the partition of `case` without host offloads whose worst stage lacks the fewest bytes.
+/// `None` if the devices of `case` cannot run all layers.
+fn least_short(costs: &CostSums<'_>, case: &Subproblem) -> Option<Placement> {
+    let case = case.clone().with_host_offload(costs, Some(HostOffload::NONE));
     let (layers, stages) = (costs.layers, case.stages());
-    let mut best: Vec<Option<(u64, usize)>> = vec![None; layers + 1];
-    best[0] = Some((0, case.devices[0]));
+    // By stage and end: the shortage of the worst stage so far, the start of the last one, and its
+    // recompute.
+    let mut table: Vec<Vec<Option<(u64, usize, usize)>>> = vec![vec![None; layers + 1]; stages + 1];
+    table[0][0] = Some((0, 0, 0));
     for stage in 0..stages {
         let device = case.device(costs, stage);
-        let mut next: Vec<Option<(u64, usize)>> = vec![None; layers + 1];
+        let (before, next) = table.split_at_mut(stage + 1);
         let farthest = layers.checked_sub(stages - 1 - stage)?;
-        for (from, before) in best.iter().enumerate() {
-            let Some(before) = before else { continue };
+        for (from, before) in before[stage].iter().enumerate() {
+            let Some((worst, _, _)) = before else { continue };
             for to in (from + 1..=farthest).take_while(|to| device.able(from, *to)) {
                 // The worst shortage never shrinks from stage to stage.
-                if next[to].is_some_and(|(least, _)| least <= before.0) {
+                if next[0][to].is_some_and(|(least, _, _)| least <= *worst) {
                     continue;
                 }
                 let Some((least, most)) = device.recomputes(costs.training, from, to) else { continue };
-                let choices = [least, most];
-                let stage_slot = StageSlot { last: to == layers, ..case.stage_slots[stage] };
-                let need = |recomputed: usize| device.need(stage_slot, (from, to), recomputed);
-                let missing = choices.map(need).into_iter().min()?.saturating_sub(device.usable);
-                let worst = if missing > before.0 { (missing, case.devices[stage]) } else { *before };
-                if next[to].is_none_or(|(least, _)| worst.0 < least) {
-                    next[to] = Some(worst);
+                let slot = StageSlot { last: to == layers, ..case.stage_slots[stage] };
+                let need = |recomputed: usize| (device.need(slot, (from, to), recomputed), recomputed);
+                let (need, recomputed) = need(least).min(need(most));
+                let worst = need.saturating_sub(device.usable).max(*worst);
+                if next[0][to].is_none_or(|(least, _, _)| worst < least) {
+                    next[0][to] = Some((worst, from, recomputed));
                 }
             }
         }
-        best = next;
     }
-    best[layers]
+    let (mut partition, mut end) = (Partition { ends: vec![0; stages], recomputed: vec![0; stages] }, layers);
+    for stage in (0..stages).rev() {
+        let (_, from, recomputed) = table[stage + 1][end]?;
+        (partition.ends[stage], partition.recomputed[stage]) = (end, recomputed);
+        end = from;
+    }
+    Some(case.placement(costs, &partition))
 }
 
 /// Returns the usable bytes of each memory from which a device computes.
@@ -266,12 +258,12 @@ mod tests {
     #[test]
     fn the_closest_division_says_what_it_lacks() {
         let said = |lacks: &str, devices: &str| {
-            format!("no division of the 4 layers fits: the closest one, over {devices} under `1f1b`, lacks {lacks}")
+            format!("no placement fits: the closest one, system `1f1b` on {devices}, needs {lacks}")
         };
-        assert_eq!(of_gpus([300, 300], &[2, 1]), said("28.0 MiB in `gpu0`", "`gpu0` and `gpu1`"));
+        assert_eq!(of_gpus([300, 300], &[2, 1]), said("28.0 MiB more in `gpu0`", "`gpu0` and `gpu1`"));
         // Three layers are on the first GPU; with two there, the other would lack 226 MiB.
-        assert_eq!(of_gpus([300, 100], &[2, 1]), said("189.0 MiB in `gpu0`", "`gpu0` and `gpu1`"));
-        assert_eq!(of_gpus([300, 300], &[1]), said("344.0 MiB in `gpu0`", "`gpu0`"));
+        assert_eq!(of_gpus([300, 100], &[2, 1]), said("189.0 MiB more in `gpu0`", "`gpu0` and `gpu1`"));
+        assert_eq!(of_gpus([300, 300], &[1]), said("344.0 MiB more in `gpu0`", "`gpu0`"));
     }
 
     #[test]

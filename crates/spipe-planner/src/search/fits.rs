@@ -169,7 +169,6 @@ pub(crate) fn shortage_of_stages(problem: &Problem<'_>, costs: &CostSums<'_>) ->
     // Orders of more devices lack less.
     list.sort_by_key(|sequence| Reverse(sequence.len()));
     list.truncate(1 + MOST_RANGES / (costs.layers * costs.layers));
-    let cases = cases(problem, costs, &list).into_iter().map(|case| case.with_host_offload(costs, None));
-    let cases: Vec<_> = cases.collect();
+    let cases = cases(problem, costs, &list);
     if cases.is_empty() { PlanError::NoSystem } else { shortage::closest(costs, &cases) }
 }
