@@ -307,7 +307,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
 
     fn conclude(self) -> Result<Solution, PlanError> {
         let limit = self.limit();
-        let examined = self.systems.iter().map(|known| known.examined).sum();
+        let examined = self.begun.len() + self.systems.iter().map(|known| known.examined).sum::<usize>();
         // A plan to start with has an entry of its own. If its system is the only one, both entries
         // bound all placements.
         let bounds = self.systems.iter().map(|known| known.bound);
@@ -344,11 +344,17 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             let bound = [bound, simulated].into_iter().flatten().min();
             Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
         };
+        let mut considered = each_once(self.systems.iter().map(considered));
+        // Plans of the heuristics are simulated as well.
+        for known in &mut considered {
+            let heuristic = |(_, placement): &&Scored| placement.system == known.system;
+            known.examined += self.begun.iter().filter(heuristic).count();
+        }
         Ok(Solution {
             examined,
             solves: self.solves,
             cases: self.cases.max(self.systems.len()),
-            considered: each_once(self.systems.iter().map(considered)),
+            considered,
             ..Solution::new((simulated, placement), bound, status)
         })
     }
