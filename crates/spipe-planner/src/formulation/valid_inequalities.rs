@@ -22,10 +22,9 @@ use crate::{
     score::event_graph::{CriticalCycle, Passes},
     space::subproblem::Subproblem,
 };
-use spipe_base::DeviceId;
-use std::collections::BTreeMap;
 
-/// Returns the valid inequalities of all families for every stage.
+/// Returns the valid inequalities of all families for every stage. Optimizer steps of several stages on
+/// one socket are left to the critical cycles of solutions.
 pub(crate) fn families(costs: &CostSums<'_>, case: &Subproblem) -> Vec<CriticalCycle> {
     let (m, training) = (costs.microbatches as u32, costs.training);
     let stages = case.stages();
@@ -44,44 +43,7 @@ pub(crate) fn families(costs: &CostSums<'_>, case: &Subproblem) -> Vec<CriticalC
         cycles.push(turnaround(stages, stage, (rest, m - 1)));
         cycles.push(turnaround(stages, stage, (m - 1, rest)));
     }
-    cycles.extend((0..stages).flat_map(|stage| in_turn(costs, case, stage)));
     cycles
-}
-
-/// Socket steps in sequence, for each socket s that updates stages up to i:
-///
-/// ```text
-/// T ≥ C_f + Σ_{f≤j<i} (F_j + a_j) + m (F_i + R_i + B_i) + Σ_{l≤j<i} (g_j + B_j) + G_l
-///       + Σ_{f≤j≤l, on s} P_j
-/// ```
-///
-/// Here l is the last and f the first of these stages. After the last backward of stage i, its
-/// gradient travels back to stage l, whose gradients go to the socket. The socket updates stage l
-/// and then the stages before it, down to stage f. Neither f nor i can start the next iteration
-/// before that.
-fn in_turn(costs: &CostSums<'_>, case: &Subproblem, stage: usize) -> Vec<CriticalCycle> {
-    let m = costs.microbatches as u32;
-    let mut sockets: BTreeMap<DeviceId, Vec<usize>> = BTreeMap::new();
-    for before in (0..=stage).filter(|before| case.host_offload(*before).optimizer) {
-        if let Some(host) = case.device(costs, before).host(case.host_offload(before)) {
-            sockets.entry(host.socket).or_default().push(before);
-        }
-    }
-    let cycle = |stepped: Vec<usize>| {
-        let (first, last) = (*stepped.first()?, *stepped.last()?);
-        let mut cycle = CriticalCycle::empty(case.stages());
-        for before in first..stage {
-            (cycle.stages[before].forward, cycle.activations[before]) = (1, 1);
-        }
-        for before in last..stage {
-            (cycle.stages[before].backward, cycle.gradients[before]) = (1, 1);
-        }
-        cycle.stages[stage] = Passes { forward: m, recompute: m, backward: m, ..Passes::default() };
-        (cycle.stages[first].back, cycle.stages[last].out) = (1, 1);
-        stepped.into_iter().for_each(|stepped| cycle.stages[stepped].step = 1);
-        Some(cycle)
-    };
-    sockets.into_values().filter_map(cycle).collect()
 }
 
 /// Work of one device: `T ≥ m (F_i + R_i + B_i) + O_i`, all on one lane in every iteration.
