@@ -27,7 +27,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Number of best-balanced subproblems that are simulated.
+/// Number of best-balanced subproblems that are simulated: as many as branch and bound simulates at a
+/// time.
 const CANDIDATES: usize = 32;
 
 /// The planner `dp`.

@@ -26,7 +26,7 @@ use spipe_plan::{
 };
 use std::time::Duration;
 
-/// Limit on solves per placement.
+/// Limit on solves per placement: each leaves free what the last one lacked.
 const TRIES: usize = 4;
 
 /// Limits on the layers of a stage, with the number of slots for offloaded activations.

@@ -35,17 +35,17 @@ use rayon::prelude::*;
 use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_plan::Placement;
 
-/// Limit on stages per GPU.
+/// Limit on stages per GPU, as in the generated placements.
 const MOST_TURNS: usize = 6;
 
 /// Limit on stages above which a program takes longer than its cuts are worth. Layers are then
 /// balanced in time alone.
 const MOST_STAGES: usize = 96;
 
-/// Limit on the nodes of the search tree.
+/// Limit on the nodes of the search tree, so that the solver always stops at the same node.
 const NODES: i32 = 100;
 
-/// Relative gap at which the search may stop.
+/// Relative gap at which the search may stop: closer cuts differ by less than the program's model errs.
 const GAP: f64 = 0.01;
 
 /// Returns a placement per number of stages on a GPU: by its program, or with stages balanced in

@@ -12,7 +12,7 @@ use crate::{
 use spipe_base::{DeviceId, LayerRange};
 use spipe_plan::{Context, Dealing, Knob, Knobs, Placement, Stage, System, check};
 
-/// Limit on chunks per device.
+/// Limit on chunks per device: c chunks leave 1/c of the bubble, so that a fifth one saves a twentieth.
 const MOST_CHUNKS: usize = 4;
 
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {

@@ -23,7 +23,7 @@ use rayon::prelude::*;
 use spipe_base::{Bytes, LayerRange};
 use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
 
-/// Numbers of resident stages that are tried.
+/// Numbers of resident stages that are tried, at most a factor of two apart.
 const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
 
 /// Numbers of stages into which all layers are cut regardless of runs: stages that recompute keep
@@ -34,14 +34,15 @@ const PIECES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// with the least load of the busiest device or link.
 const MOST_TRIED: usize = 24;
 
-/// Limit on stages that are changed to recompute so that a placement fits.
+/// Limit on stages that are changed to recompute so that a placement fits. If it lacks more, its program
+/// is solved again with less memory.
 const MOST_MENDED: usize = 4;
 
 /// Limit on solves of a program, each with less memory if its solution does not fit: the program
 /// does not know the order of the stages.
 const MOST_TIGHTENED: usize = 4;
 
-/// Number of placements that are simulated with both orders of the host's steps.
+/// Number of placements that are simulated with both orders of the host's steps: the first batch.
 const BOTH_TRIED: usize = 8;
 
 /// Returns placements with the same choice for all layers, for all numbers of devices and lengths

@@ -17,22 +17,23 @@ use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, System};
 use std::collections::BTreeSet;
 
-/// Limit on GPUs above which the mapping of stages to GPUs is not searched.
+/// Limit on GPUs above which the mapping of stages to GPUs is not searched: it tries all 8! = 40,320
+/// orders.
 const MOST_MAPPED: usize = 8;
 
 /// Limit on SPipe's forward chunks per GPU, unless only more of them fit.
 const MOST_CHUNKS: usize = 3;
 
-/// Limit on Mobius' stages per GPU.
+/// Limit on Mobius' stages per GPU, unless only more of them fit.
 const MOST_TURNS: usize = 6;
 
-/// Stages per GPU that are tried where some stages are kept.
+/// Stages per GPU that are tried where some stages are kept, at most a factor of two apart.
 const TURNS: [usize; 5] = [1, 2, 3, 4, 6];
 
-/// Limit on stages per GPU up to which every number is tried.
+/// Limit on stages per GPU up to which every number is tried; beyond it, powers of two.
 const MANY_TURNS: usize = 64;
 
-/// Values of k and k′ that are tried, up to the number of layers.
+/// Values of k and k′ that are tried, up to the number of layers and at most a factor of two apart.
 const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
 
 /// Returns placements on all GPUs. If none fits, also those without the GPUs of the smallest

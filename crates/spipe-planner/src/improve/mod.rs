@@ -56,19 +56,22 @@ use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, Knob, Knobs, Placement, Stage};
 
-/// Number of neighbours that are simulated before the best of them is taken.
+/// Number of neighbours that are simulated before the best of them is taken. It must not depend on the
+/// number of threads.
 const BATCH: usize = 16;
 
 /// Numbers of parts into which the stages of a device are cut.
 const PARTS: [usize; 3] = [2, 4, 8];
 
-/// Neighbours whose estimate exceeds that of the placement by this factor are left out.
+/// Neighbours whose estimate exceeds that of the placement by this factor are left out: the estimate
+/// knows no contention for links.
 const WORSE: f64 = 1.1;
 
 /// Limit on stages above which the list of all neighbours takes gigabytes.
 const MOST_STAGES: usize = 1500;
 
-/// Fraction of the computation that an equally fast neighbour may have at most.
+/// Fraction of the computation that an equally fast neighbour may have at most, so that a walk among
+/// equals ends.
 const LESS: f64 = 0.999;
 
 /// Improves `start` until no neighbour is better or `most` placements have been simulated. Returns

@@ -11,7 +11,7 @@ use spipe_base::StageId;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Knobs, Placement, Stage, footprint};
 
-/// Limit on layers.
+/// Limit on layers, since each becomes a stage that is counted and simulated.
 const MOST_LAYERS: usize = 256;
 
 /// Cuts every stage into single layers. With `host_offload`, also runs the optimizer steps of as

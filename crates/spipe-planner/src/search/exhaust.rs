@@ -9,7 +9,8 @@ use crate::{
 use rayon::prelude::*;
 use spipe_plan::{Knob, Placement, System};
 
-/// Number of placements that are simulated before their best limits the others.
+/// Number of placements that are simulated before their best limits the others. It must not depend on
+/// the number of threads.
 const BATCH: usize = 64;
 
 /// Result of an enumeration.

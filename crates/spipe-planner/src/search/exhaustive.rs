@@ -16,7 +16,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_plan::{OutcomeStatus, System};
 
-/// Number of placements that are simulated between checks of the stop signal.
+/// Number of placements that are simulated between checks of the stop signal: less than a second.
 const BATCH: usize = 256;
 
 /// The planner `exhaustive`.

@@ -20,7 +20,8 @@ use crate::{
 use spipe_base::{LinkId, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most orders that are examined, as a multiple of the most that are listed.
+/// The most orders that are examined, as a multiple of the most that are listed: most of them look alike
+/// on machines of many equal devices.
 const LOOKS: usize = 25;
 
 /// The claim that a list of device orders makes about all others.

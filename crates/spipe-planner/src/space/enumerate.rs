@@ -21,7 +21,7 @@ use spipe_plan::{
     check_shape,
 };
 
-/// The most devices with which placements are counted.
+/// The most devices with which placements are counted: with more, most systems have too many.
 const MOST_DEVICES: usize = 16;
 
 /// Returns every placement of `system` with the right shape, whether it fits or not; `None` if

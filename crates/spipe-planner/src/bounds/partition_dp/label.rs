@@ -25,10 +25,12 @@ impl LabelLimits {
     ];
 }
 
-/// Limit on distinguished sockets; stages on other sockets are bounded one by one.
+/// Limit on distinguished sockets, as most machines have at most two; the memories of others are not
+/// counted.
 pub(crate) const SOCKETS: usize = 2;
 
-/// Limit on the microbatches over which the longest round trips are followed.
+/// Limit on the microbatches over which the longest round trips are followed: eight devices of 1F1B have
+/// at most eight in flight.
 const TURNS: usize = 8;
 
 /// Z: the longest paths, in ms, from a forward to the backward that the forward of 1, 2, 3, …

@@ -77,7 +77,8 @@ pub(crate) use crate::bounds::partition_dp::backtrack::{DecidedPartition, any};
 pub(crate) use crate::bounds::partition_dp::label::LabelLimits;
 use crate::bounds::partition_dp::label::{Label, LabelSet, SOCKETS, Suffix, TurnCounts, Turns};
 
-/// Number of layers above which fewer labels are kept, and the least number kept.
+/// Number of layers above which fewer labels are kept, since the work grows with the square of both, and
+/// the least number kept.
 const MANY: usize = 250;
 const FEWEST: usize = 4;
 

@@ -53,7 +53,7 @@ const HOSTS: usize = 4;
 /// thousands of layers.
 const MOST_LAYERS: usize = 1024;
 
-/// The most labels that are tried to be packed onto the hosts.
+/// The most labels that are tried to be packed onto the hosts, those with the fewest bytes first.
 const TRIES: usize = 64;
 
 /// The answer for a schedule.

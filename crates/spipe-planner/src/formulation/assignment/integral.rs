@@ -22,10 +22,10 @@ type Values = HashMap<Variable, f64>;
 /// Limit on devices above which assigning classes to positions would take too long.
 const FEW: usize = 12;
 
-/// Relative gap at which the search may stop.
+/// Relative gap at which the search may stop: that at which searches for plans end.
 const GAP: f64 = 0.005;
 
-/// Limit on the nodes of the search tree.
+/// Limit on the nodes of the search tree, so that the solver always stops at the same node.
 const NODES: i32 = 200;
 
 /// A number of layers of a run with one choice.

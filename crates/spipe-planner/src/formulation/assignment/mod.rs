@@ -37,7 +37,7 @@ const LARGEST: usize = 1000;
 const MOST_PLACES: usize = 40;
 
 /// Limit on devices above which the program does not decide to how many of them large layers are
-/// streamed.
+/// streamed: that takes one program for each number.
 const MOST_SPLIT: usize = 64;
 
 /// Returns a lower bound of the iteration of every placement of `system`, which is weaker if

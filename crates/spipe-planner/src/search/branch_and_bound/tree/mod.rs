@@ -31,22 +31,26 @@ use crate::{
 
 use rayon::prelude::*;
 
-/// Number of subproblems that are solved before their results are shared.
+/// Number of subproblems that are solved before their results are shared. It must not depend on the
+/// number of threads.
 const ROUND: usize = 8;
 
 /// Limit on partitions that are simulated at a time.
 const SEEDS: usize = 32;
 
-/// Relative gap at which the common bisection over the iteration time ends.
+/// Relative gap at which the common bisection over the iteration time ends: less than half of that at
+/// which searches end.
 const COARSE: f64 = 0.002;
 
-/// Number of subproblems that may always be added by branching.
+/// Number of subproblems that may always be added by branching, so that small problems are decided.
 const SPARE: usize = 256;
 
-/// Limit on host variants of a partition up to which all are simulated.
+/// Limit on host variants of a partition up to which all are simulated: four numbers of slots with two
+/// orders of steps.
 const MOST_HELPS: usize = 8;
 
-/// Number of bisections of a subproblem's bound before the queue is ordered.
+/// Number of bisections of a subproblem's bound before the queue is ordered: they leave a sixteenth of
+/// its gap.
 const HALVINGS: usize = 4;
 
 /// The index of a subproblem, with a partition and the subproblem in which its stages are decided.
