@@ -45,7 +45,7 @@ const COARSE: f64 = 0.002;
 /// Number of subproblems that may always be added by branching, so that small problems are decided.
 const SPARE: usize = 256;
 
-/// Limit on host variants of a partition up to which all are simulated: four numbers of slots with two
+/// Limit on host variants of a partition up to which all are simulated: all numbers of slots with both
 /// orders of steps.
 const MOST_HELPS: usize = 8;
 
