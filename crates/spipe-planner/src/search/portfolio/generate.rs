@@ -43,10 +43,10 @@ impl Portfolio<'_, '_> {
         let until = self.deadline.percent(if programs { budget::BEFORE_MOBIUS } else { 100 });
         let mut looks = 0;
         for index in order {
-            let begun = self.begun(&[self.systems[index].system]);
+            let heuristic = self.best_heuristic(&[self.systems[index].system]);
             if self.systems[index].bound >= self.limit() {
-                self.systems[index].skipped = self.systems[index].bound.is_feasible() && begun.is_none();
-                self.systems[index].best = begun;
+                self.systems[index].skipped = self.systems[index].bound.is_feasible() && heuristic.is_none();
+                self.systems[index].best = heuristic;
                 continue;
             }
             // Without an incumbent from outside, a system far below the best plan is tried after
@@ -54,7 +54,7 @@ impl Portfolio<'_, '_> {
             let far = self.best().is_none_or(|(time, _)| self.systems[index].bound < time.to_ms() / FAR)
                 && self.problem.options.incumbent.is_none();
             if until.over() && !(far && until.allows(looks)) {
-                self.systems[index].best = begun;
+                self.systems[index].best = heuristic;
                 continue;
             }
             self.list(index);
@@ -64,7 +64,7 @@ impl Portfolio<'_, '_> {
             known.examined = scored.examined;
             looks += scored.looks;
             known.others = others(known.system.family(), &scored.list);
-            known.best = scored.list.into_iter().map(Some).fold(begun, faster);
+            known.best = scored.list.into_iter().map(Some).fold(heuristic, faster);
         }
     }
 

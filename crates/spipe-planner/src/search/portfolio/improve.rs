@@ -36,9 +36,10 @@ impl Portfolio<'_, '_> {
         let behind = order.split_off(REFINED.min(order.len()));
         let mut starts = self.starts(&order);
         let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        let short = std::mem::take(&mut self.short).into_iter().filter(|(time, _)| time.to_ms() < best * NEARBY);
+        let near =
+            std::mem::take(&mut self.multi_stage_plans).into_iter().filter(|(time, _)| time.to_ms() < best * NEARBY);
         let most = self.problem.options.refinements;
-        starts.extend(self.planned.into_iter().flat_map(|index| short.clone().map(move |start| (index, start, most))));
+        starts.extend(self.planned.into_iter().flat_map(|index| near.clone().map(move |start| (index, start, most))));
         // The first simulations show which starts are promising.
         let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY));
         starts.extend(self.starts(&behind));
@@ -103,10 +104,10 @@ impl Portfolio<'_, '_> {
             }
         }
         let Some(index) = self.planned else { return };
-        for number in 0..self.staged.len() {
-            self.staged[number].1 = self.try_all(index, self.staged[number]);
+        for number in 0..self.stage_bounds.len() {
+            self.stage_bounds[number].1 = self.try_all(index, self.stage_bounds[number]);
         }
-        let (least, known) = (self.least_of_staged(), &mut self.systems[index]);
+        let (least, known) = (self.least_of_stage_bounds(), &mut self.systems[index]);
         known.bound = known.bound.max(least);
     }
 

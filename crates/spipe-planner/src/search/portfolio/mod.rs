@@ -142,16 +142,16 @@ struct Portfolio<'s, 'a> {
     deadline: Deadline<'s>,
     systems: Vec<SystemState>,
     /// Plans of the heuristics.
-    begun: Vec<Scored>,
+    heuristic_plans: Vec<Scored>,
     /// A placement that fits.
-    spare: Option<Placement>,
+    fallback: Option<Placement>,
     /// Plans with several stages per device. As incumbents they would keep the planner from finding
     /// plans that local search improves beyond them.
-    short: Vec<Scored>,
+    multi_stage_plans: Vec<Scored>,
     /// Lower bounds of the planned systems, with any number of stages per device.
-    staged: Vec<(System, Bound)>,
+    stage_bounds: Vec<(System, Bound)>,
     /// Number of their placements that were simulated outside the planner.
-    looked: usize,
+    multi_stage_examined: usize,
     /// Index of their state in `systems`.
     planned: Option<usize>,
     /// Error of the planner.
@@ -177,10 +177,25 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         };
         let systems = systems.iter().map(known).collect();
         let deadline = Deadline::new(problem);
-        let (begun, spare, short, staged, refused) = (Vec::new(), None, Vec::new(), Vec::new(), None);
-        let (looked, planned) = (0, None);
+        let (heuristic_plans, fallback, multi_stage_plans, stage_bounds, refused) =
+            (Vec::new(), None, Vec::new(), Vec::new(), None);
+        let (multi_stage_examined, planned) = (0, None);
         let (solves, cases) = (0, 0);
-        Self { problem, costs, deadline, systems, begun, spare, short, staged, looked, planned, refused, solves, cases }
+        Self {
+            problem,
+            costs,
+            deadline,
+            systems,
+            heuristic_plans,
+            fallback,
+            multi_stage_plans,
+            stage_bounds,
+            multi_stage_examined,
+            planned,
+            refused,
+            solves,
+            cases,
+        }
     }
 
     /// Keeps a placement that fits, if one is found at once; returns the shortage, if none exists.
@@ -196,12 +211,12 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             known.map_or_else(Vec::new, |known| known.candidates(problem).clone())
         };
         match fits::decide(problem, &candidates, &self.deadline) {
-            Decision::Fits(placement) => self.spare = Some(placement),
+            Decision::Fits(placement) => self.fallback = Some(placement),
             Decision::Never => {
                 let systems = planned.to_vec();
-                let staged =
+                let of_stages =
                     Problem { context: problem.context, systems, options: problem.options.clone(), ..*problem };
-                let refused = (!planned.is_empty()).then(|| fits::shortage_of_stages(&staged, &self.costs));
+                let refused = (!planned.is_empty()).then(|| fits::shortage_of_stages(&of_stages, &self.costs));
                 return Err(self.refusal(refused, 0));
             }
             Decision::Unfound | Decision::Open(_) => {}
@@ -213,7 +228,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
     /// the greedy one is near the compute bound; otherwise other systems are faster. Returns
     /// whether it was made.
     fn begin(&mut self) -> bool {
-        self.begun = heuristics::filled(self.problem, &self.costs);
+        self.heuristic_plans = heuristics::filled(self.problem, &self.costs);
         let near = |(time, _): Scored| time.to_ms() < FAR * floor(&self.costs);
         let balanced = self.best().is_some_and(near);
         if balanced {
@@ -225,24 +240,24 @@ impl<'s, 'a> Portfolio<'s, 'a> {
     /// Adds the best-balanced plan.
     fn balance(&mut self) {
         let most = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        self.begun.extend(heuristics::balanced(self.problem, &self.costs, (most, &self.deadline)));
+        self.heuristic_plans.extend(heuristics::balanced(self.problem, &self.costs, (most, &self.deadline)));
     }
 
     /// Adds the placement that fits, if nothing else was found.
     fn fall_back(&mut self) {
-        let spare = self.spare.take().filter(|_| self.best().is_none());
-        self.begun.extend(spare.and_then(|spare| judge(self.problem, spare)));
+        let fallback = self.fallback.take().filter(|_| self.best().is_none());
+        self.heuristic_plans.extend(fallback.and_then(|fallback| judge(self.problem, fallback)));
     }
 
     /// Returns the fastest plan of the heuristics for one of `systems`.
-    fn begun(&self, systems: &[System]) -> Option<Scored> {
-        let begun = self.begun.iter().filter(|(_, placement)| systems.contains(&placement.system));
-        begun.map(|scored| Some(scored.clone())).fold(None, faster)
+    fn best_heuristic(&self, systems: &[System]) -> Option<Scored> {
+        let heuristic = self.heuristic_plans.iter().filter(|(_, placement)| systems.contains(&placement.system));
+        heuristic.map(|scored| Some(scored.clone())).fold(None, faster)
     }
 
     fn best(&self) -> Option<Scored> {
         let known = self.systems.iter().map(|known| known.best.clone());
-        self.begun.iter().map(|scored| Some(scored.clone())).chain(known).fold(None, faster)
+        self.heuristic_plans.iter().map(|scored| Some(scored.clone())).chain(known).fold(None, faster)
     }
 
     /// Returns the iteration, in ms, that a plan must beat.
@@ -255,12 +270,12 @@ impl<'s, 'a> Portfolio<'s, 'a> {
 
     /// Adds the result of the planner.
     fn join(&mut self, planned: &[System], found: Result<Solution, PlanError>) -> Result<(), PlanError> {
-        let begun = self.begun(planned);
+        let heuristic = self.best_heuristic(planned);
         let mut known = SystemState {
-            system: begun.as_ref().map_or(planned[0], |(_, placement)| placement.system),
+            system: heuristic.as_ref().map_or(planned[0], |(_, placement)| placement.system),
             candidates: OnceLock::new(),
             bound: Bound::Infeasible,
-            best: begun,
+            best: heuristic,
             others: Vec::new(),
             examined: 0,
             skipped: false,
@@ -292,13 +307,13 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             }
             Err(error) => return Err(error),
         }
-        known.examined += self.looked;
+        known.examined += self.multi_stage_examined;
         // The planner's bound is for one stage per device. Several stages gain by choices of their
         // own, which inference does not have. They also gain where an output slot holds the last
         // microbatch of one iteration and the first one of the next, since only one of them waits
         // for it.
         let several_gain = self.costs.training || self.costs.microbatches % 2 == 1;
-        let over_all = self.least_of_staged();
+        let over_all = self.least_of_stage_bounds();
         known.bound = if several_gain { over_all } else { known.bound.max(over_all) };
         self.planned = Some(self.systems.len());
         self.systems.push(known);
@@ -307,7 +322,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
 
     fn conclude(self) -> Result<Solution, PlanError> {
         let limit = self.limit();
-        let examined = self.begun.len() + self.systems.iter().map(|known| known.examined).sum::<usize>();
+        let examined = self.heuristic_plans.len() + self.systems.iter().map(|known| known.examined).sum::<usize>();
         // A plan to start with has an entry of its own. If its system is the only one, both entries
         // bound all placements.
         let bounds = self.systems.iter().map(|known| known.bound);
@@ -348,7 +363,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         // Plans of the heuristics are simulated as well.
         for known in &mut considered {
             let heuristic = |(_, placement): &&Scored| placement.system == known.system;
-            known.examined += self.begun.iter().filter(heuristic).count();
+            known.examined += self.heuristic_plans.iter().filter(heuristic).count();
         }
         Ok(Solution {
             examined,

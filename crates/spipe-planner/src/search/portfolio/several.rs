@@ -16,24 +16,24 @@ use spipe_plan::{Placement, System};
 
 impl Portfolio<'_, '_> {
     /// Returns a lower bound of the planned systems, with any number of stages per device.
-    pub(crate) fn least_of_staged(&self) -> Bound {
-        self.staged.iter().map(|(_, least)| *least).fold(Bound::Infeasible, Bound::min)
+    pub(crate) fn least_of_stage_bounds(&self) -> Bound {
+        self.stage_bounds.iter().map(|(_, least)| *least).fold(Bound::Infeasible, Bound::min)
     }
 
     /// Bounds the planned systems, with any number of stages per device.
     pub(crate) fn bound_stages(&mut self, planned: &[System]) {
         let pins = &self.problem.options.pins;
         let of_system = |system: &System| least((&self.costs, pins), *system, Some(&self.deadline));
-        self.staged = planned.iter().map(|system| (*system, of_system(system))).collect();
+        self.stage_bounds = planned.iter().map(|system| (*system, of_system(system))).collect();
     }
 
     /// Simulates candidates with several stages per device for the planned systems that may still
     /// be faster.
     pub(crate) fn cut(&mut self) {
         let Some(index) = self.planned.filter(|_| self.costs.training) else { return };
-        self.looked = 0;
-        for number in 0..self.staged.len() {
-            let ((system, least), limit) = (self.staged[number], self.limit());
+        self.multi_stage_examined = 0;
+        for number in 0..self.stage_bounds.len() {
+            let ((system, least), limit) = (self.stage_bounds[number], self.limit());
             if least >= limit || self.deadline.over() {
                 continue;
             }
@@ -47,24 +47,24 @@ impl Portfolio<'_, '_> {
                 )
             };
             let others = if counted.open { bound() } else { Bound::NONE };
-            self.staged[number].1 = least.max(counted.least).max(others);
-            self.looked += self.try_short(counted.placements);
+            self.stage_bounds[number].1 = least.max(counted.least).max(others);
+            self.multi_stage_examined += self.try_multi_stage(counted.placements);
         }
-        self.short.sort_by_key(|(time, _)| *time);
+        self.multi_stage_plans.sort_by_key(|(time, _)| *time);
         // The search may have started with one of them.
-        self.short.dedup();
-        self.systems[index].examined += self.looked;
-        self.systems[index].bound = self.least_of_staged();
+        self.multi_stage_plans.dedup();
+        self.systems[index].examined += self.multi_stage_examined;
+        self.systems[index].bound = self.least_of_stage_bounds();
     }
 
     /// Simulates placements with several stages per device; returns their number.
-    fn try_short(&mut self, placements: Vec<Placement>) -> usize {
-        let best = self.best().into_iter().chain(self.short.iter().cloned()).map(|(time, _)| time).min();
+    fn try_multi_stage(&mut self, placements: Vec<Placement>) -> usize {
+        let best = self.best().into_iter().chain(self.multi_stage_plans.iter().cloned()).map(|(time, _)| time).min();
         let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((NEARBY * best.as_ns() as f64) as u64));
         let look = |placement| (!self.deadline.over()).then(|| judge_within(self.problem, placement, limit));
         let tried: Vec<Option<Scored>> = placements.into_par_iter().filter_map(look).collect();
-        let looked = tried.len();
-        self.short.extend(tried.into_iter().flatten());
-        looked
+        let examined = tried.len();
+        self.multi_stage_plans.extend(tried.into_iter().flatten());
+        examined
     }
 }
