@@ -17,6 +17,7 @@
 
 use crate::{
     costs::{CostSums, DeviceSums, HostOffload, StageSlot},
+    feasibility::capacity::hold::same,
     problem::Deadline,
 };
 use rayon::prelude::*;
@@ -32,7 +33,7 @@ const MOST_LABELS: usize = 64;
 
 /// The most stages whose transient bytes are listed. Beyond them the limits are this many equal
 /// steps.
-const MOST_LISTED: usize = 1 << 14;
+const MOST_LISTED: usize = 1 << 17;
 const EQUAL_LIMITS: u64 = 1 << 7;
 
 /// Consecutive layers with a number of microbatches in flight.
@@ -102,6 +103,10 @@ fn limits(costs: &CostSums<'_>, index: usize, parts: &BTreeMap<LayerRangeNeeds, 
     let mut list: Vec<u64> = Vec::new();
     let (mut listed, mut all) = (0, true);
     for (from, to) in ranges {
+        // Stages like those one layer earlier are there already.
+        if from >= first + 2 && to < costs.layers && same(costs, from - 2, to) {
+            continue;
+        }
         let Some((fewest, most)) = device.recomputes(costs.training, from, to) else { continue };
         listed += AROUND.len() * (most + 1 - fewest);
         if listed > MOST_LISTED {

@@ -188,7 +188,7 @@ fn run(costs: &CostSums<'_>, layer: usize) -> (usize, usize) {
 }
 
 /// Whether layers `from..to` are all equal.
-fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
+pub(crate) fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
     let (first, count) = run(costs, from);
     to <= first + count
 }
