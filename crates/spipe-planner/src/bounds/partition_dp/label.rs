@@ -25,8 +25,8 @@ impl LabelLimits {
     ];
 }
 
-/// Limit on distinguished sockets, as most machines have at most two; the memories of others are not
-/// counted.
+/// Limit on distinguished sockets, as most machines have at most two; stages on others are bounded one
+/// by one.
 pub(crate) const SOCKETS: usize = 2;
 
 /// Limit on the microbatches over which the longest round trips are followed: eight devices of 1F1B have
