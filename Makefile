@@ -59,6 +59,19 @@ update-schemas: build
 demo-short: build
 	./target/release/spipe demo --steps 3 -o target/demo-short
 
+.PHONY: test-torch
+PYTHON_TESTS := crates/spipe-export/tests/python
+TORCH_ENV := target/torch-env
+## Exports run by PyTorch itself, from PyPI, in a virtual environment of its own: losses, logits, traces, refusals.
+test-torch: build $(TORCH_ENV)/ready
+	cd $(PYTHON_TESTS) && OMP_NUM_THREADS=1 SPIPE=$(CURDIR)/target/release/spipe \
+	  timeout 900 $(CURDIR)/$(TORCH_ENV)/bin/python -B -m unittest -v
+
+$(TORCH_ENV)/ready: $(PYTHON_TESTS)/requirements.txt
+	python3 -m venv $(TORCH_ENV)
+	$(TORCH_ENV)/bin/pip install --quiet --progress-bar off -r $<
+	touch $@
+
 ## The features of GPUs build without a CUDA toolkit; all of them are in the executor, whose build does not need HiGHS again.
 cuda-check: setup
 	$(CARGO) check --release --locked -p spipe-exec --features cuda,wgpu

@@ -16,6 +16,7 @@ pub mod args;
 mod calibration;
 mod commands;
 mod executors;
+mod exporting;
 mod failure;
 mod idle;
 mod input;

@@ -1,6 +1,7 @@
 //! The arguments: the command here, those of each subcommand in a file by topic.
 
 mod fit;
+mod export;
 mod given;
 mod machine;
 mod model;
@@ -10,8 +11,10 @@ mod reproduce;
 mod run;
 mod schedule;
 mod simulate;
+mod trace;
 
 pub use fit::Fit;
+pub use export::{Export, ExportTorch};
 pub use given::Given;
 pub use machine::{Calibrate, Hardware, HardwareShow, HardwareTransfer};
 pub use model::{Model, ModelImport, ModelShow};
@@ -21,6 +24,7 @@ pub use reproduce::{PredictionError, Reproduce};
 pub use run::{Demo, Run};
 pub use schedule::Schedule;
 pub use simulate::{Compare, Simulate, Timeline};
+pub use trace::{Trace, TraceImport};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
@@ -96,6 +100,12 @@ pub enum Command {
     Schedule(Schedule),
     /// Fit constants of a machine on measured runs, and show the errors of predictions
     Fit(Fit),
+    /// Write a plan as a folder that another engine runs
+    #[command(subcommand)]
+    Export(Export),
+    /// Read the traces of other programs
+    #[command(subcommand)]
+    Trace(Trace),
     /// Compare published tables with predictions
     Reproduce(Reproduce),
     /// Print the JSON schema of a file format

@@ -30,8 +30,9 @@ pub struct Demo {
 pub struct Run {
     /// The plan
     pub plan: String,
-    /// The data: a text; for models that read images a folder with a folder of images for each
-    /// class, or `synthetic`. Inference continues the text, encodes the images, or denoises
+    /// The data: a text, or a .safetensors file with the tokens of each step; for models that read
+    /// images a folder with a folder of images for each class, or `synthetic`. Inference continues
+    /// the text, encodes the images, or denoises
     #[arg(long)]
     pub data: String,
     /// The tokenizer of the text: a tokenizer.json of Hugging Face, or a folder with one; bytes if

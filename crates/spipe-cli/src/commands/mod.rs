@@ -5,6 +5,7 @@ mod calibrate;
 mod compare;
 mod demo;
 mod fit;
+mod export;
 mod hardware;
 mod model;
 mod pages;
@@ -15,6 +16,7 @@ mod run;
 mod schedule;
 mod simulate;
 mod timeline;
+mod trace;
 
 use crate::{
     Failure,
@@ -38,6 +40,8 @@ pub fn run(args: &Args, given: &Given) -> Result<(), Failure> {
         Command::Compare(what) => compare::run(what, format),
         Command::Schedule(what) => schedule::run(what, given, format),
         Command::Fit(what) => fit::run(what, format),
+        Command::Export(what) => export::run(what),
+        Command::Trace(what) => trace::run(what, format),
         Command::Reproduce(what) => reproduce::run(what, given, format),
         Command::Schema(what) => pages::schema(what),
         Command::Completions(what) => pages::completions(what, given),

@@ -46,7 +46,7 @@ pub fn run(what: &args::Run, given: &Given, format: Format) -> Result<(), Failur
         .options_if(trains, &["save-outputs"], "in training", "leave it out, or plan with `--mode infer`")
         .refuse()?;
     let encoding = Encoding::new(what.tokenizer.as_deref())?;
-    let data = data::read(&what.data, &encoding, plan.context().model, plan.context().workload().seq_len)?;
+    let data = data::read(&what.data, &encoding, plan.context().model, plan.context().workload())?;
     let program = planning::program(&plan)?;
     let run = Run {
         plan: &plan,

@@ -66,6 +66,22 @@ pub enum DataError {
         /// Tokens that it takes.
         needed: u64,
     },
+    /// A file of listed tokens that cannot be read.
+    #[error("this is no safetensors file with the tokens of each step: {reason}")]
+    Listed {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Listed tokens that are no whole number of steps.
+    #[error("{found} tokens are no whole number of steps of {sequences} sequences of {seq_len} tokens and one")]
+    Steps {
+        /// Tokens of the list.
+        found: u64,
+        /// Sequences of a step.
+        sequences: u64,
+        /// Tokens of a sequence.
+        seq_len: u64,
+    },
     /// The sequence length is zero.
     #[error("the sequence length is zero")]
     NoLength,

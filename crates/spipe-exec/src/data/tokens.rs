@@ -1,6 +1,7 @@
 //! A text as tokens, and the batches drawn from it.
 
 use super::{DataError, Draw, choice};
+use safetensors::{Dtype, SafeTensors};
 
 /// A text as tokens, cut into sequences at random places.
 #[derive(Clone, Debug)]
@@ -16,13 +17,15 @@ enum Numbers {
     Bytes(Vec<u8>),
     /// The ids of a tokenizer with `known` tokens.
     Ids { ids: Vec<u32>, known: u64 },
+    /// The sequences of each step, one after the other, each with the token after it.
+    Listed { ids: Vec<u32>, sequences: usize },
 }
 
 impl Numbers {
     const fn len(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
-            Self::Ids { ids, .. } => ids.len(),
+            Self::Ids { ids, .. } | Self::Listed { ids, .. } => ids.len(),
         }
     }
 
@@ -30,7 +33,9 @@ impl Numbers {
     fn window(&self, first: usize, count: usize) -> Vec<i32> {
         match self {
             Self::Bytes(bytes) => bytes[first..first + count].iter().map(|byte| i32::from(*byte)).collect(),
-            Self::Ids { ids, .. } => ids[first..first + count].iter().map(|id| id.cast_signed()).collect(),
+            Self::Ids { ids, .. } | Self::Listed { ids, .. } => {
+                ids[first..first + count].iter().map(|id| id.cast_signed()).collect()
+            }
         }
     }
 
@@ -40,7 +45,9 @@ impl Numbers {
             Self::Bytes(bytes) => {
                 bytes.iter().map(|byte| u32::from(*byte)).enumerate().find(|(_, id)| u64::from(*id) >= end)
             }
-            Self::Ids { ids, .. } => ids.iter().copied().enumerate().find(|(_, id)| u64::from(*id) >= end),
+            Self::Ids { ids, .. } | Self::Listed { ids, .. } => {
+                ids.iter().copied().enumerate().find(|(_, id)| u64::from(*id) >= end)
+            }
         }
     }
 
@@ -48,7 +55,7 @@ impl Numbers {
     const fn unit(&self) -> &'static str {
         match self {
             Self::Bytes(_) => "byte",
-            Self::Ids { .. } => "token",
+            Self::Ids { .. } | Self::Listed { .. } => "token",
         }
     }
 
@@ -57,6 +64,7 @@ impl Numbers {
         match self {
             Self::Bytes(_) => 256,
             Self::Ids { known, .. } => *known,
+            Self::Listed { .. } => 1 << 32,
         }
     }
 }
@@ -101,6 +109,40 @@ impl Tokens {
         Self::new(Numbers::Ids { ids, known }, seq_len)
     }
 
+    /// The tokens of each step, listed: `ids` has `steps × sequences × (seq-len + 1)` numbers, of
+    /// which the last of each sequence is only a target. After the last step comes the first again.
+    ///
+    /// # Errors
+    /// No whole step.
+    pub fn listed(ids: Vec<u32>, sequences: u64, seq_len: u64) -> Result<Self, DataError> {
+        let each = sequences.saturating_mul(seq_len.saturating_add(1));
+        let found = ids.len() as u64;
+        if each == 0 || found == 0 || !found.is_multiple_of(each) {
+            return Err(DataError::Steps { found, sequences, seq_len });
+        }
+        Self::new(Numbers::Listed { ids, sequences: sequences as usize }, seq_len)
+    }
+
+    /// The tokens of each step from a safetensors file: its `tokens` are i32 of the shape steps ×
+    /// sequences × tokens and one.
+    ///
+    /// # Errors
+    /// No such file, and steps of other sizes than `sequences` of `seq_len` tokens.
+    pub fn from_safetensors(file: &[u8], sequences: u64, seq_len: u64) -> Result<Self, DataError> {
+        let broken = |reason: String| DataError::Listed { reason };
+        let tensors = SafeTensors::deserialize(file).map_err(|error| broken(error.to_string()))?;
+        let tokens = tensors.tensor("tokens").map_err(|error| broken(error.to_string()))?;
+        if tokens.dtype() != Dtype::I32 {
+            return Err(broken(format!("its `tokens` are {:?}, not I32", tokens.dtype())));
+        }
+        if tokens.shape().get(1..) != Some(&[sequences as usize, seq_len as usize + 1][..]) {
+            let shape = tokens.shape();
+            return Err(broken(format!("its `tokens` are {shape:?}, not steps × {sequences} × {}", seq_len + 1)));
+        }
+        let (fours, _) = tokens.data().as_chunks::<4>();
+        Self::listed(fours.iter().map(|four| u32::from_le_bytes(*four)).collect(), sequences, seq_len)
+    }
+
     fn new(numbers: Numbers, seq_len: u64) -> Result<Self, DataError> {
         if seq_len == 0 {
             return Err(DataError::NoLength);
@@ -137,7 +179,14 @@ impl Tokens {
         };
         let places = (self.len() - self.seq_len) as u64;
         for sequence in 0..sequences {
-            let place = choice(draw.key(sequence, sequences), places) as usize;
+            let place = match &self.numbers {
+                Numbers::Listed { ids, sequences: each } => {
+                    let width = self.seq_len + 1;
+                    let step = draw.step as usize % (ids.len() / (each * width)).max(1);
+                    (step * each + (draw.microbatch * sequences + sequence) % each) * width
+                }
+                _ => choice(draw.key(sequence, sequences), places) as usize,
+            };
             let window = self.numbers.window(place, self.seq_len + 1);
             batch.inputs.extend(&window[..self.seq_len]);
             batch.targets.extend(&window[1..]);
@@ -161,7 +210,9 @@ impl Tokens {
     pub(super) fn sum(&self, sum: &mut crc32fast::Hasher) {
         match &self.numbers {
             Numbers::Bytes(bytes) => sum.update(bytes),
-            Numbers::Ids { ids, .. } => ids.iter().for_each(|id| sum.update(&id.to_le_bytes())),
+            Numbers::Ids { ids, .. } | Numbers::Listed { ids, .. } => {
+                ids.iter().for_each(|id| sum.update(&id.to_le_bytes()));
+            }
         }
     }
 }
@@ -195,6 +246,18 @@ mod tests {
         assert_ne!(batch, tokens.batch(draw(3, 2), 4));
         let halves = [2, 3].map(|microbatch| tokens.batch(draw(3, microbatch), 2).inputs);
         assert_eq!(batch.inputs, halves.concat(), "a step's sequences do not depend on its microbatches");
+    }
+
+    #[test]
+    fn listed_steps_are_read_in_order_and_again() {
+        // Two steps of two sequences of two tokens and the one after them.
+        let tokens = Tokens::listed((0..12).collect(), 2, 2).unwrap();
+        let both = tokens.batch(draw(1, 0), 2);
+        assert_eq!((both.inputs, both.targets), (vec![6, 7, 9, 10], vec![7, 8, 10, 11]));
+        assert_eq!(tokens.batch(draw(1, 1), 1).inputs, [9, 10], "the second microbatch of one sequence");
+        assert_eq!(tokens.batch(draw(2, 0), 1).inputs, [0, 1], "after the last step comes the first");
+        let message = Tokens::listed(vec![1, 2, 3], 2, 2).map(|_| ()).map_err(|error| error.to_string());
+        assert_eq!(message, Err("3 tokens are no whole number of steps of 2 sequences of 2 tokens and one".into()));
     }
 
     #[test]

@@ -18,4 +18,4 @@ pub(crate) use infer::{Lengths, all_prompts, inference};
 #[cfg(test)]
 pub(crate) use run::run_with;
 pub(crate) use run::{Job, named_gradients};
-pub use run::{run, save_weights};
+pub use run::{check_weights, run, save_initial_weights, save_weights};

@@ -7,7 +7,7 @@ use crate::{
     error::RunError,
     host::{Growth, Watch},
     inference::Inference,
-    nn::layers::{Unit, units},
+    nn::layers::{Unit, initial, units},
     options::Options,
     persist::{
         checkpoint::{Checkpoint, TrainingState, Writer},
@@ -29,6 +29,7 @@ use crate::{
 use burn::tensor::TensorData;
 use spipe_base::{ActionId, Bytes, Diagnostic, LaneId, LayerId};
 use spipe_cost::Mode;
+use spipe_model::Model;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
 use std::{
@@ -69,6 +70,28 @@ pub fn save_weights(plan: &Plan, data: &Data, options: &Options) -> Result<Vec<S
     let numbers = &mut |layer: LayerId, index: usize| state.parameter(layer, &parameters[layer.index()][index]);
     weights::save(folder, (model, &parameters), numbers, MOST_BYTES)?;
     Ok(warnings)
+}
+
+/// Saves the weights with which a run without weights and with `seed` starts, in the layout of
+/// transformers.
+///
+/// # Errors
+/// A model that cannot be executed or has no known layout, or a folder that cannot be written.
+pub fn save_initial_weights(model: &Model, seed: u64, folder: &Path) -> Result<(), RunError> {
+    let parameters: Vec<_> = units(model).map_err(RunError::Unsupported)?.iter().map(Unit::parameters).collect();
+    weights::prepare(folder, model)?;
+    let numbers = &mut |layer: LayerId, index: usize| Ok(initial(seed, layer, &parameters[layer.index()][index]));
+    Ok(weights::save(folder, (model, &parameters), numbers, MOST_BYTES)?)
+}
+
+/// Checks that the weights at `path`, a file or a folder, are those of `model`.
+///
+/// # Errors
+/// Tensors that are missing or have another shape.
+pub fn check_weights(path: &Path, model: &Model) -> Result<(), RunError> {
+    let parameters: Vec<_> = units(model).map_err(RunError::Unsupported)?.iter().map(Unit::parameters).collect();
+    weights::Weights::open(path, model, parameters.iter().map(Vec::as_slice))?;
+    Ok(())
 }
 
 /// The same as [`run`], with faults injected.

@@ -5,6 +5,7 @@ mod folder;
 use super::tokenizer::{Encoding, position_after};
 use crate::{Failure, input};
 use spipe_base::{Diagnostic, Faults, Position};
+use spipe_cost::Workload;
 use spipe_exec::{Data, DataError, ImageShape, Images, RunError, Tokens};
 use spipe_model::{Architecture, Model};
 use std::path::{Path, PathBuf};
@@ -12,11 +13,12 @@ use std::path::{Path, PathBuf};
 /// The word for synthetic images.
 const SYNTHETIC: &str = "synthetic";
 
-/// The data that `given` names for `model`: a text in `encoding`, or for a model that reads images
-/// a folder with a folder of images for each class, or `synthetic`.
-pub fn read(given: &str, encoding: &Encoding, model: &Model, seq_len: u64) -> Result<Data, Failure> {
+/// The data that `given` names for `model`: a text in `encoding` or a list of the tokens of each
+/// step, or for a model that reads images a folder with a folder of images for each class, or
+/// `synthetic`.
+pub fn read(given: &str, encoding: &Encoding, model: &Model, workload: &Workload) -> Result<Data, Failure> {
     match ImageShape::of(model) {
-        None => text(given, encoding, model, seq_len),
+        None => text(given, encoding, model, (workload.global_batch(), workload.seq_len)),
         Some(_) if matches!(encoding, Encoding::Tokenizer { .. }) => Err(Failure::argument(
             format!("`--tokenizer` is for models that read text, `{}` reads images", model.name()),
             "leave it out",
@@ -26,12 +28,20 @@ pub fn read(given: &str, encoding: &Encoding, model: &Model, seq_len: u64) -> Re
     }
 }
 
+/// The end of the name of a file that lists the tokens of each step.
+const LISTED: &str = ".safetensors";
+
 /// The tokens of a text file, all of which the model must know.
-fn text(path: &str, encoding: &Encoding, model: &Model, seq_len: u64) -> Result<Data, Failure> {
+fn text(path: &str, encoding: &Encoding, model: &Model, (sequences, seq_len): (u64, u64)) -> Result<Data, Failure> {
     let text = input::bytes(path)?;
     let start = || Position { file: path.into(), line: 1, column: 1 };
     let refuse = |error: DataError, position: Position| placed(&position, RunError::from(error).into());
-    let data: Data = encoding.read_text((path, &text), seq_len, &|error| refuse(error, start()))?.into();
+    let data: Data = if path.ends_with(LISTED) {
+        let listed = Tokens::from_safetensors(&text, sequences, seq_len);
+        listed.map_err(|error| refuse(error, start()))?.into()
+    } else {
+        encoding.read_text((path, &text), seq_len, &|error| refuse(error, start()))?.into()
+    };
     if matches!(model.architecture(), Architecture::Profiled(_)) {
         let message = format!("`{}` cannot be executed: its layers are known by measurements only", model.name());
         let hint = "plan for a model whose architecture is known; `spipe simulate` predicts this one";
@@ -39,7 +49,7 @@ fn text(path: &str, encoding: &Encoding, model: &Model, seq_len: u64) -> Result<
     }
     data.check(model, seq_len).map_err(|error| {
         let position = match &error {
-            DataError::Vocabulary { offset, .. } => {
+            DataError::Vocabulary { offset, .. } if !path.ends_with(LISTED) => {
                 position_after(path, &text[..encoding.begin(&text, *offset).min(text.len())])
             }
             _ => start(),

@@ -1,0 +1,45 @@
+//! The arguments of `spipe export`.
+
+use clap::{Args as Group, Subcommand};
+
+/// The engines that run exported plans.
+#[derive(Debug, Subcommand)]
+pub enum Export {
+    /// PyTorch's pipeline runtime: a folder that torchrun starts, one process per device
+    Torch(ExportTorch),
+}
+
+/// An export to PyTorch's pipelines.
+#[derive(Debug, Group)]
+pub struct ExportTorch {
+    /// The plan
+    pub plan: String,
+    /// The folder to write, whole or not at all; it must be new or empty
+    #[arg(short, long)]
+    pub output: String,
+    /// Weights to start from, in the format of transformers: a folder, whose safetensors files are
+    /// linked or copied into the export
+    #[arg(long)]
+    pub weights: Option<String>,
+    /// A text, whose tokens for each step are written to tokens.safetensors; `spipe run --data`
+    /// reads them too
+    #[arg(long)]
+    pub data: Option<String>,
+    /// The tokenizer of the text: a tokenizer.json of Hugging Face, or a folder with one; bytes if
+    /// not given
+    #[arg(long, requires = "data")]
+    pub tokenizer: Option<String>,
+    /// Steps whose tokens are written
+    #[arg(long, default_value_t = 100, requires = "data", value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// Write the random weights with which `spipe run --seed` starts, in f32; without them the
+    /// scripts draw their own
+    #[arg(long, conflicts_with = "weights")]
+    pub initial_weights: bool,
+    /// Seed of the initial weights and of the order of the data
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Another order of the plan's stages, one line per device, such as 0F0,0B0
+    #[arg(long)]
+    pub order: Option<String>,
+}

@@ -1,0 +1,35 @@
+//! The files of an export.
+
+use spipe_base::Faults;
+use std::collections::BTreeMap;
+
+/// An exported folder.
+#[derive(Clone, Debug, Default)]
+pub struct Folder {
+    /// The text of each file, by its name in the folder.
+    pub files: BTreeMap<String, String>,
+    /// What runs otherwise than planned.
+    pub warnings: Faults,
+}
+
+impl Folder {
+    /// Adds a file.
+    pub(crate) fn add(&mut self, name: &str, text: impl Into<String>) {
+        self.files.insert(name.into(), text.into());
+    }
+}
+
+/// `template` with the text of each `{{name}}`.
+pub(crate) fn filled(template: &str, values: &[(&str, String)]) -> String {
+    values.iter().fold(template.to_owned(), |text, (name, value)| text.replace(&format!("{{{{{name}}}}}"), value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_replaced_by_their_values() {
+        assert_eq!(filled("a {{x}} b {{y}} {{x}}", &[("x", "1".into()), ("y", "2".into())]), "a 1 b 2 1");
+    }
+}

@@ -1,0 +1,22 @@
+//! The exchange of plans and traces with the engines of others.
+//!
+//! ```text
+//! Plan ──► torch ───► schedule.csv, plan.json, *.py, README.md ──► torchrun, one process per device
+//!                                                                      │
+//! Trace ◄─ import ◄── files of PyTorch's profiler, one per process ◄───┘
+//! ```
+//!
+//! An export is a pure function of the plan: the files of the folder, and warnings about what runs
+//! otherwise than planned. What an engine cannot express is refused, with the reason and the
+//! nearest plan that can be exported. The scripts are in `templates/`, as they are run.
+
+mod folder;
+mod network;
+mod profiler;
+mod torch;
+mod weights;
+
+pub use folder::Folder;
+pub use profiler::{ImportError, Imported, ProfilerFile, import};
+pub use torch::torch;
+pub use weights::{different_fields, listed_tokens};

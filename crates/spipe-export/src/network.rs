@@ -1,0 +1,112 @@
+//! The networks that the exported scripts can build.
+
+use serde::Serialize;
+use spipe_base::Diagnostic;
+use spipe_model::{Architecture, Block, Mlp, Model, Norm, Positions, Transformer};
+
+/// The sizes of a decoder, as `model.py` reads them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Network {
+    family: &'static str,
+    name: String,
+    vocabulary: u64,
+    layers: u64,
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    head_dim: u64,
+    intermediate: u64,
+    norm_epsilon: f64,
+    rotary_base: Option<f64>,
+    places: Option<u64>,
+    mlp: Mlp,
+    qkv_bias: bool,
+    output_bias: bool,
+    mlp_bias: bool,
+    qk_norm: bool,
+    sliding_window: Option<u64>,
+    full_attention_layers: u64,
+    tied: bool,
+}
+
+impl Network {
+    /// The network of `model`.
+    ///
+    /// # Errors
+    /// A model of another kind than Llama, Mistral, Qwen2, Qwen3 and GPT-2, with the first property
+    /// that the scripts do not have.
+    pub fn of(model: &Model) -> Result<Self, Diagnostic> {
+        let refuse = |what: &str| {
+            Diagnostic::error(format!("`{}` cannot be exported: {what}", model.name()))
+                .hint("Llama and its kin, Mistral, Qwen2, Qwen3 and GPT-2 can; `spipe simulate` predicts this one")
+        };
+        let Architecture::Transformer(transformer) = model.architecture() else {
+            return Err(refuse(match model.architecture() {
+                Architecture::Profiled(_) => "its layers are known by measurements only",
+                Architecture::Unet(_) => "it is a denoising network with skip connections",
+                Architecture::TwoTowers(_) => "it has two towers",
+                _ => "it reads images",
+            }));
+        };
+        let block = &transformer.block;
+        let family = family(transformer).map_err(refuse)?;
+        let (rotary_base, places) = match block.positions {
+            Positions::Rotary { base, .. } => (Some(base), None),
+            Positions::Learned { places } => (None, Some(places)),
+            Positions::Alibi | Positions::None => (None, None),
+        };
+        Ok(Self {
+            family,
+            name: model.name().into(),
+            vocabulary: transformer.vocabulary,
+            layers: transformer.layers,
+            hidden: block.hidden,
+            heads: block.heads,
+            kv_heads: block.kv_heads,
+            head_dim: block.head_dim,
+            intermediate: block.intermediate,
+            norm_epsilon: block.norm_epsilon,
+            rotary_base,
+            places,
+            mlp: block.mlp,
+            qkv_bias: block.qkv_bias,
+            output_bias: block.output_bias,
+            mlp_bias: block.mlp_bias,
+            qk_norm: block.qk_norm,
+            sliding_window: block.sliding_window,
+            full_attention_layers: transformer.full_attention_layers,
+            tied: transformer.tied,
+        })
+    }
+}
+
+/// The family of scripts that builds the model, or the property that none of them has.
+fn family(transformer: &Transformer) -> Result<&'static str, &'static str> {
+    let block: &Block = &transformer.block;
+    if block.experts.is_some() {
+        return Err("it has experts");
+    }
+    if block.parallel_residual {
+        return Err("its attention and feed-forward network read one input (GPT-NeoX)");
+    }
+    if transformer.embedding_norm {
+        return Err("a norm follows its embedding (BLOOM)");
+    }
+    if !block.causal {
+        return Err("its attention is not causal");
+    }
+    match (block.norm, block.mlp, block.positions) {
+        (Norm::RmsNorm, Mlp::Swiglu, Positions::Rotary { fraction, .. }) if fraction < 1.0 => {
+            Err("only a part of each head is rotated")
+        }
+        (Norm::RmsNorm, Mlp::Swiglu, Positions::Rotary { .. }) => Ok("llama"),
+        (Norm::LayerNorm, Mlp::Gelu | Mlp::GeluTanh, Positions::Learned { .. })
+            if block.qkv_bias && block.output_bias && block.mlp_bias && block.kv_heads == block.heads =>
+        {
+            Ok("gpt2")
+        }
+        (_, _, Positions::Alibi) => Err("its positions are biases of the scores (BLOOM)"),
+        _ => Err("its norms, feed-forward network and positions are those of no known family"),
+    }
+}

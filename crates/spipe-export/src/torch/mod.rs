@@ -1,0 +1,98 @@
+//! PyTorch's pipeline runtime: one process per device, and the order as `schedule.csv`.
+
+mod order;
+mod refusal;
+mod settings;
+
+use crate::{
+    folder::{Folder, filled},
+    network::Network,
+};
+use order::Exported;
+use settings::Settings;
+use spipe_base::{Diagnostic, Faults};
+use spipe_model::Architecture;
+use spipe_plan::Plan;
+use spipe_schedule::{Order, order_of};
+
+const SCRIPTS: [(&str, &str); 5] = [
+    ("train.py", include_str!("../../templates/torch/train.py")),
+    ("pipeline.py", include_str!("../../templates/torch/pipeline.py")),
+    ("model.py", include_str!("../../templates/torch/model.py")),
+    ("optimizer.py", include_str!("../../templates/torch/optimizer.py")),
+    ("storage.py", include_str!("../../templates/torch/storage.py")),
+];
+
+/// The folder that `torchrun` runs: scripts, settings and the order of `plan`, or another order of
+/// its stages.
+///
+/// # Errors
+/// What PyTorch cannot express, with the reason and the nearest plan that it can; faults of
+/// `custom`.
+pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
+    refusal::check(plan)?;
+    let (context, placement) = (plan.context(), plan.placement());
+    let network = Network::of(context.model)?;
+    let order = match custom {
+        Some(order) => order.clone(),
+        None => order_of(&context, placement)?,
+    };
+    let mut folder = Folder::default();
+    let exported = Exported::new(plan, &order, &mut folder.warnings)?;
+    let settings = Settings::new(plan, &network, &exported);
+    folder.warnings.extend(warnings(plan, &settings));
+    folder.add("schedule.csv", exported.order.to_string());
+    let json = serde_json::to_string_pretty(&settings).map_err(|error| Diagnostic::error(error.to_string()))?;
+    folder.add("plan.json", json + "\n");
+    for (name, text) in SCRIPTS {
+        folder.add(name, text);
+    }
+    folder.add("README.md", readme(plan, &settings));
+    Ok(folder)
+}
+
+/// What runs otherwise than planned.
+fn warnings(plan: &Plan, settings: &Settings) -> Faults {
+    let mut warnings = Faults::new();
+    if settings.is_mixed() {
+        warnings.push(
+            Diagnostic::warning("pipelines of GPUs and CPU sockets are untested on a GPU")
+                .hint("boundary tensors go through host memory over gloo; `--cpu` runs all ranks on cores"),
+        );
+    }
+    if settings.offloads() {
+        warnings.push(
+            Diagnostic::warning("PyTorch's hooks copy offloaded activations without overlap")
+                .hint("expect longer steps than predicted"),
+        );
+    }
+    let dropout = match plan.context().model.architecture() {
+        Architecture::Transformer(transformer) => transformer.block.dropout,
+        _ => false,
+    };
+    if dropout {
+        warnings.push(Diagnostic::warning("the model has dropout, which the scripts leave out"));
+    }
+    warnings
+}
+
+/// The page of the folder: what it is, and the commands for one machine, two nodes and Slurm.
+fn readme(plan: &Plan, settings: &Settings) -> String {
+    let (context, placement) = (plan.context(), plan.placement());
+    let ranks = settings.ranks();
+    let nodes = if ranks.len() > 1 { 2 } else { 1 };
+    let state = if settings.has_gpus() { "GPU ranks use NCCL where all ranks are GPUs, gloo otherwise." } else { "" };
+    filled(
+        include_str!("../../templates/torch/README.md"),
+        &[
+            ("model", context.model.name().into()),
+            ("machine", context.hardware.name().into()),
+            ("system", placement.system.to_string()),
+            ("ranks", ranks.len().to_string()),
+            ("half", ranks.len().div_ceil(nodes).to_string()),
+            ("nodes", nodes.to_string()),
+            ("table", settings.table()),
+            ("state", state.into()),
+        ],
+    )
+}

@@ -1,0 +1,65 @@
+//! Plans that PyTorch's pipeline runtime cannot express.
+
+use spipe_base::{Diagnostic, Faults};
+use spipe_cost::Mode;
+use spipe_plan::{Family, Plan, System, Weights};
+
+/// Refuses what the runtime cannot express.
+///
+/// # Errors
+/// One fault for each reason, with the nearest plan that can be exported.
+pub fn check(plan: &Plan) -> Result<(), Faults> {
+    let (context, placement) = (plan.context(), plan.placement());
+    let (system, knobs) = (placement.system, &placement.knobs);
+    let mut faults = Faults::new();
+    let mut refuse = |reason: &str, nearest: &str| {
+        faults.push(Diagnostic::error(format!("this plan of `{system}` cannot be exported: {reason}")).hint(nearest));
+    };
+    if context.workload().mode != Mode::Train {
+        refuse("the scripts train, and the plan is for inference", "plan with `--mode train`");
+    }
+    match system.family() {
+        Family::Sharded => refuse(
+            "its parameters are sharded over all GPUs, which is no pipeline",
+            "use `spipe export fsdp` or `spipe export deepspeed`",
+        ),
+        Family::Streamed => refuse(
+            "its parameters are streamed from the host across passes, and PyTorch's stages keep theirs on the device",
+            "nearest: a plan with `--system zero-offload` or `1f1b` here, or one with `--system zero-infinity` for \
+             `spipe export deepspeed`",
+        ),
+        Family::Pipeline => {}
+    }
+    match system {
+        System::ZeroOffloadDelayed => {
+            refuse("its optimizer steps use gradients one iteration old", "nearest: `--system zero-offload`");
+        }
+        System::PoH | System::PoF => refuse(
+            "its offloads take turns between devices, and PyTorch's hooks copy each activation at once",
+            "nearest: `--system gis-h`, which has the same order without offloads",
+        ),
+        _ => {}
+    }
+    if knobs.gradients_leave {
+        refuse(
+            "its gradients leave the GPU with each microbatch, and PyTorch adds them up on the device",
+            "nearest: `--system zero-offload` without `gradients-leave`",
+        );
+    }
+    if !placement.backward.is_empty() && system.family() == Family::Pipeline {
+        refuse("its backward has stages of its own", "nearest: a plan with the same stages in both passes");
+    }
+    if system.family() == Family::Pipeline {
+        if placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_))) {
+            refuse("a stage streams its parameters", "nearest: `--pin` without `stream`");
+        }
+        let frozen = placement.stages.enumerate().find(|(_, stage)| context.backward_of(stage.layers).is_none());
+        if let Some((id, _)) = frozen.filter(|_| context.workload().mode == Mode::Train) {
+            refuse(
+                &format!("stage `{id}` has no backward, and PyTorch's runtime wants one for every microbatch"),
+                "nearest: stages that each have a layer that trains, or fewer devices",
+            );
+        }
+    }
+    faults.or(())
+}

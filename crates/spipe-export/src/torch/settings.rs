@@ -1,0 +1,152 @@
+//! The settings that the scripts read: `plan.json`.
+
+use super::order::Exported;
+use crate::network::Network;
+use serde::Serialize;
+use spipe_base::{DataType, StageId};
+use spipe_cost::compute_type;
+use spipe_plan::{Plan, Stage};
+
+/// Everything that the scripts take from the plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Settings {
+    format_version: u32,
+    system: String,
+    fingerprint: String,
+    model: Network,
+    ranks: Vec<Rank>,
+    stages: Vec<StageSettings>,
+    batch: Batch,
+    precision: &'static str,
+    clip_norm: Option<f64>,
+    overlaps: bool,
+}
+
+/// A process and its device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Rank {
+    device: String,
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct StageSettings {
+    rank: usize,
+    first_layer: usize,
+    last_layer: usize,
+    recomputed: usize,
+    offloads: bool,
+    frozen: Vec<usize>,
+    optimizer_on_host: bool,
+    computes_in: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Batch {
+    microbatch: u64,
+    microbatches: u64,
+    sequences: u64,
+    seq_len: u64,
+}
+
+impl Settings {
+    /// The settings of a plan with this order.
+    pub fn new(plan: &Plan, network: &Network, exported: &Exported) -> Self {
+        let (context, placement) = (plan.context(), plan.placement());
+        let workload = context.workload();
+        let devices = context.hardware.devices();
+        let rank = |id| {
+            let device = &devices[id];
+            // Emulated accelerators are cores.
+            Rank { device: device.name.clone(), kind: if device.is_gpu() && !device.emulated { "gpu" } else { "cpu" } }
+        };
+        let stages: Vec<StageSettings> =
+            placement.stages.enumerate().map(|(id, stage)| stage_settings(plan, exported, (id, stage))).collect();
+        Self {
+            format_version: 1,
+            system: placement.system.to_string(),
+            fingerprint: fingerprint(exported, &stages),
+            model: network.clone(),
+            ranks: exported.ranks.iter().copied().map(rank).collect(),
+            stages,
+            batch: Batch {
+                microbatch: workload.microbatch,
+                microbatches: workload.microbatches,
+                sequences: workload.global_batch(),
+                seq_len: workload.seq_len,
+            },
+            precision: workload.precision.name(),
+            clip_norm: workload.clip_norm.map(f64::from),
+            overlaps: !placement.knobs.synchronous_optimizer,
+        }
+    }
+
+    /// The processes.
+    pub fn ranks(&self) -> &[Rank] {
+        &self.ranks
+    }
+
+    /// Whether any rank is a GPU.
+    pub fn has_gpus(&self) -> bool {
+        self.ranks.iter().any(|rank| rank.kind == "gpu")
+    }
+
+    /// Whether some ranks are GPUs and others are not.
+    pub fn is_mixed(&self) -> bool {
+        self.has_gpus() && self.ranks.iter().any(|rank| rank.kind != "gpu")
+    }
+
+    /// Whether any stage offloads activations.
+    pub fn offloads(&self) -> bool {
+        self.stages.iter().any(|stage| stage.offloads)
+    }
+
+    /// Ranks and stages as a table of Markdown.
+    pub fn table(&self) -> String {
+        let mut table =
+            String::from("| stage | rank | device | layers | recomputed | optimizer |\n|---|---|---|---|---|---|\n");
+        for (index, stage) in self.stages.iter().enumerate() {
+            let Rank { device, kind } = &self.ranks[stage.rank];
+            let optimizer = if stage.optimizer_on_host { "host" } else { "device" };
+            table += &format!(
+                "| {index} | {} | {device} ({kind}) | {}..{} | {} | {optimizer} |\n",
+                stage.rank, stage.first_layer, stage.last_layer, stage.recomputed
+            );
+        }
+        table
+    }
+}
+
+fn stage_settings(plan: &Plan, exported: &Exported, (id, stage): (StageId, &Stage)) -> StageSettings {
+    let context = plan.context();
+    let layers = context.model.layers();
+    let device = &context.hardware.devices()[stage.device];
+    StageSettings {
+        rank: exported.ranks.iter().position(|rank| *rank == stage.device).unwrap_or(id.index()),
+        first_layer: stage.layers.first().index(),
+        last_layer: stage.layers.last().index(),
+        recomputed: stage.recomputed,
+        offloads: stage.offload.is_some(),
+        frozen: stage.layers.iter().filter(|layer| !layers[*layer].trains).map(|layer| layer.index()).collect(),
+        optimizer_on_host: context.steps(stage) != stage.device,
+        computes_in: match compute_type(device, context.workload().precision) {
+            DataType::Bf16 => "bf16",
+            DataType::F16 => "fp16",
+            _ => "fp32",
+        },
+    }
+}
+
+/// A short name of the order and the stages, by which a trace is known to be of this plan.
+fn fingerprint(exported: &Exported, stages: &[StageSettings]) -> String {
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(exported.order.to_string().as_bytes());
+    for stage in stages {
+        sum.update(format!("{stage:?}").as_bytes());
+    }
+    format!("{:08x}", sum.finalize())
+}

@@ -1,0 +1,77 @@
+"""The command, machines and plans of the tests."""
+
+import json
+import os
+
+from processes import command
+
+SPIPE = os.environ.get("SPIPE", os.path.join(os.path.dirname(__file__), "../../../../target/release/spipe"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+TEXT = os.path.join(HERE, "processes.py")
+
+
+def spipe(*arguments, code=0, limit=120):
+    return command(SPIPE, *arguments, code=code, limit=limit)
+
+
+def machine(folder, accelerators, memory="2 GiB"):
+    """A machine of emulated accelerators beside a socket."""
+    text = """
+format-version = 1
+name = "test"
+[[socket]]
+name = "cpu0"
+cores = 1
+peak = { f32 = "50 GFLOP/s" }
+optimizer-rate = "0.2 Gparam/s"
+dram = { name = "dram0", capacity = "16 GiB", bandwidth = "10 GB/s" }
+source = "estimate: a test"
+"""
+    for index in range(accelerators):
+        text += f"""
+[[gpu]]
+name = "gpu{index}"
+emulated = true
+cores = 1
+memory = "{memory}"
+memory-bandwidth = "10 GB/s"
+peak = {{ f32 = "50 GFLOP/s" }}
+source = "estimate: a test"
+[[link]]
+name = "pcie{index}"
+between = ["gpu{index}", "dram0"]
+bandwidth = "4 GB/s"
+latency = "10 us"
+source = "estimate: a test"
+"""
+    path = os.path.join(folder, f"machine{accelerators}.toml")
+    with open(path, "w") as file:
+        file.write(text)
+    return path
+
+
+def plan(folder, system, accelerators, *options, model="demo", batch=8, seq_len=32, name=None):
+    """A plan of a system on all accelerators of a machine."""
+    path = os.path.join(folder, f"{name or system}-{accelerators}.json")
+    devices = ",".join(f"gpu{index}" for index in range(accelerators))
+    spipe("plan", "--model", model, "--hardware", machine(folder, accelerators), "--devices", devices, "--system", system,
+          "--precision", "fp32", "--materialised-attention", "--seq-len", seq_len, "--global-batch", batch, "--microbatch", 1,
+          "--time-limit", "2s", "-o", path, *options)
+    return path
+
+
+def losses(texts):
+    """The losses that scripts printed, by step."""
+    lines = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith('{"event": "step"')]
+    return [line["loss"] for line in sorted(lines, key=lambda line: line["step"])]
+
+
+def rows(folder):
+    """The order of an export: the actions of each rank."""
+    with open(os.path.join(folder, "schedule.csv")) as file:
+        return [line.split(",") for line in file.read().splitlines()]
+
+
+def stages(folder):
+    with open(os.path.join(folder, "plan.json")) as file:
+        return json.load(file)["stages"]

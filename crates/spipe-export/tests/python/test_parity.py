@@ -1,0 +1,139 @@
+"""Exported pipelines train as one process does, and as `spipe run` does."""
+
+import glob
+import json
+import os
+import re
+import tempfile
+import unittest
+
+from processes import script
+from spipe import TEXT, losses, plan, rows, spipe, stages
+
+STEPS = 10
+# The systems that PyTorch's actions can express; the last is PyTorch's looped BFS over the stages of the interleaved plan.
+SYSTEMS = ["gpipe", "1f1b", "interleaved-1f1b", "zb-1p", "zb-h1", "zb-v", "v-half", "v-min", "custom"]
+EXPORT = ["--data", TEXT, "--steps", STEPS, "--initial-weights"]
+
+
+def looped_bfs(ranks, microbatches):
+    """All microbatches through each stage of a rank in turn, backwards in reverse (arXiv 2211.05953)."""
+    lines = []
+    for rank in range(ranks):
+        own = [rank, rank + ranks]
+        forward = [f"{stage}F{microbatch}" for stage in own for microbatch in range(microbatches)]
+        backward = [f"{stage}B{microbatch}" for stage in reversed(own) for microbatch in reversed(range(microbatches))]
+        lines.append(",".join(forward + backward))
+    return "\n".join(lines) + "\n"
+
+
+def tensors(folder):
+    from safetensors.torch import load_file
+
+    found = {}
+    for file in glob.glob(os.path.join(folder, "*.safetensors")):
+        found.update(load_file(file))
+    return found
+
+
+def labels(trace):
+    """The computations of a rank's trace, in the order in which they began."""
+    with open(trace) as file:
+        text = file.read()
+    events = json.loads(text)["traceEvents"]
+    marks = [event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("PP:")]
+    names = [event["name"][3:] for event in sorted(marks, key=lambda event: event["ts"])]
+    return text, [name for name in names if re.fullmatch(r"\d+[FBIW]\d+", name)]
+
+
+class Parity(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.root = cls.folder.name
+        cls.plans = {(system, ranks): cls.planned(system, ranks) for ranks in (2, 4) for system in SYSTEMS}
+        # The references: one process of PyTorch with all stages, and the executor of the command.
+        one = cls.exported("1f1b", 2)
+        cls.one_process, cls.one_weights = cls.trained(one, 1, "--one-process")
+        lines = spipe("run", cls.plans["1f1b", 2], "--data", os.path.join(one, "tokens.safetensors"), "--weights",
+                      os.path.join(one, "weights"), "--steps", STEPS, "--save-weights", os.path.join(cls.root, "ours"),
+                      "--format", "json").splitlines()
+        events = [json.loads(line) for line in lines]
+        cls.ours = [event["loss"] for event in events if event["event"] == "step"]
+        cls.our_weights = tensors(os.path.join(cls.root, "ours"))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    @classmethod
+    def planned(cls, system, ranks):
+        if system == "custom":
+            return cls.plans["interleaved-1f1b", ranks] if hasattr(cls, "plans") else plan(cls.root, "interleaved-1f1b", ranks)
+        return plan(cls.root, system, ranks)
+
+    @classmethod
+    def exported(cls, system, ranks):
+        folder = os.path.join(cls.root, f"{system}-{ranks}")
+        options = []
+        if system == "custom":
+            order = os.path.join(cls.root, f"bfs{ranks}.csv")
+            with open(order, "w") as file:
+                file.write(looped_bfs(ranks, 8))
+            options = ["--order", order]
+        if not os.path.exists(folder):
+            spipe("export", "torch", cls.plans[system, ranks], "-o", folder, *EXPORT, *options)
+        return folder
+
+    @classmethod
+    def trained(cls, folder, world, *options):
+        weights = os.path.join(folder, f"after-{world}")
+        codes, texts = script(folder, world, ["--steps", str(STEPS), "--save-weights", weights, *options])
+        assert codes == [0] * world, (codes, texts)
+        return losses(texts), tensors(weights)
+
+    def largest(self, one, other):
+        self.assertEqual(one.keys(), other.keys())
+        return max((one[name] - other[name]).abs().max().item() for name in one)
+
+    def test_losses_fall_and_are_those_of_spipe_run(self):
+        self.assertEqual(len(self.ours), STEPS)
+        self.assertLess(self.one_process[-1], 0.95 * self.one_process[0])
+        for here, there in zip(self.one_process, self.ours):
+            self.assertLess(abs(here - there), 1e-4)
+        self.assertLess(self.largest(self.one_weights, self.our_weights), 1e-4)
+
+    def check(self, system, ranks):
+        folder = self.exported(system, ranks)
+        trace = os.path.join(folder, "trace")
+        found, weights = self.trained(folder, ranks, "--trace", trace)
+        self.assertEqual(len(found), STEPS)
+        for here, one, ours in zip(found, self.one_process, self.ours):
+            self.assertLess(abs(here - one), 1e-5)
+            self.assertLess(abs(here - ours), 1e-4)
+        self.assertLess(self.largest(weights, self.our_weights), 1e-4)
+        order = rows(folder)
+        self.assertEqual(len(order), ranks)
+        for rank, row in enumerate(order):
+            text, seen = labels(os.path.join(trace, f"rank{rank}.json"))
+            self.assertEqual(seen, row, f"{system}, rank {rank}")
+            self.assertNotIn(os.uname().nodename, text)
+            self.assertNotIn(self.root, text)
+
+    def test_a_step_of_another_microbatch_count_is_refused(self):
+        folder = os.path.join(self.root, "refused")
+        order = os.path.join(self.root, "short.csv")
+        with open(order, "w") as file:
+            file.write(looped_bfs(2, 4))
+        said = spipe("export", "torch", self.plans["interleaved-1f1b", 2], "-o", folder, "--order", order, code=3)
+        self.assertIn("the order has 4 microbatches, the plan has 8", said)
+        self.assertFalse(os.path.exists(folder))
+
+
+def case(system, ranks):
+    return lambda self: self.check(system, ranks)
+
+
+for ranks in (2, 4):
+    for system in SYSTEMS:
+        setattr(Parity, f"test_{system}_in_{ranks}".replace("-", "_"), case(system, ranks))
