@@ -1,7 +1,8 @@
 //! The exchange of plans and traces with the engines of others.
 //!
 //! ```text
-//! Plan ──► torch ───► schedule.csv, plan.json, *.py, README.md ──► torchrun, one process per device
+//! Plan ─┬► fsdp, deepspeed ──► plan.json, ds_config.json, *.py, README.md
+//!       └► torch ───► schedule.csv, plan.json, *.py, README.md ──► torchrun, one process per device
 //!                                                                      │
 //! Trace ◄─ import ◄── files of PyTorch's profiler, one per process ◄───┘
 //! ```
@@ -10,13 +11,18 @@
 //! otherwise than planned. What an engine cannot express is refused, with the reason and the
 //! nearest plan that can be exported. The scripts are in `templates/`, as they are run.
 
+mod deepspeed;
 mod folder;
+mod fsdp;
 mod network;
 mod profiler;
+mod sharded;
 mod torch;
 mod weights;
 
+pub use deepspeed::deepspeed;
 pub use folder::Folder;
+pub use fsdp::fsdp;
 pub use profiler::{ImportError, Imported, ProfilerFile, import};
 pub use torch::torch;
 pub use weights::{different_fields, listed_tokens};

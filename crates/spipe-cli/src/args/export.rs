@@ -7,11 +7,35 @@ use clap::{Args as Group, Subcommand};
 pub enum Export {
     /// PyTorch's pipeline runtime: a folder that torchrun starts, one process per device
     Torch(ExportTorch),
+    /// FSDP2 of PyTorch: plans of fsdp and zero-infinity
+    Fsdp(ExportFolder),
+    /// DeepSpeed: plans of zero-offload, zero-infinity and fsdp
+    Deepspeed(ExportDeepspeed),
 }
 
 /// An export to PyTorch's pipelines.
 #[derive(Debug, Group)]
 pub struct ExportTorch {
+    #[command(flatten)]
+    pub folder: ExportFolder,
+    /// Another order of the plan's stages, one line per device, such as 0F0,0B0
+    #[arg(long)]
+    pub order: Option<String>,
+}
+
+/// An export to DeepSpeed.
+#[derive(Debug, Group)]
+pub struct ExportDeepspeed {
+    #[command(flatten)]
+    pub folder: ExportFolder,
+    /// Mount point of the drive on which ZeRO-Infinity keeps its shards
+    #[arg(long)]
+    pub nvme: Option<String>,
+}
+
+/// A plan, and the folder of its export.
+#[derive(Debug, Group)]
+pub struct ExportFolder {
     /// The plan
     pub plan: String,
     /// The folder to write, whole or not at all; it must be new or empty
@@ -39,7 +63,4 @@ pub struct ExportTorch {
     /// Seed of the initial weights and of the order of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Another order of the plan's stages, one line per device, such as 0F0,0B0
-    #[arg(long)]
-    pub order: Option<String>,
 }

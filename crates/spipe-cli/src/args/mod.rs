@@ -13,8 +13,8 @@ mod schedule;
 mod simulate;
 mod trace;
 
+pub use export::{Export, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
-pub use export::{Export, ExportTorch};
 pub use given::Given;
 pub use machine::{Calibrate, Hardware, HardwareShow, HardwareTransfer};
 pub use model::{Model, ModelImport, ModelShow};

@@ -1,46 +1,50 @@
 //! `spipe export`.
 
 use crate::{
-    Failure, args,
-    args::{Export, ExportTorch},
+    Failure,
+    args::{Export, ExportDeepspeed, ExportFolder, ExportTorch},
     exporting::{Destination, Extras},
     input, output,
 };
+use spipe_base::Faults;
 use spipe_export::Folder;
+use spipe_plan::Plan;
 use spipe_schedule::Order;
 
 /// Writes a plan as a folder that another engine runs.
 pub fn run(what: &Export) -> Result<(), Failure> {
     match what {
-        Export::Torch(what) => torch(what),
+        Export::Torch(ExportTorch { folder, order }) => {
+            let order = match order.as_deref() {
+                Some(path) => Some(Order::parse(path, &input::text(path)?)?),
+                None => None,
+            };
+            export(folder, &|plan| spipe_export::torch(plan, order.as_ref()))
+        }
+        Export::Fsdp(folder) => export(folder, &spipe_export::fsdp),
+        Export::Deepspeed(ExportDeepspeed { folder, nvme }) => {
+            export(folder, &|plan| spipe_export::deepspeed(plan, nvme.as_deref()))
+        }
     }
 }
 
-fn torch(what: &args::ExportTorch) -> Result<(), Failure> {
+/// Writes the folder that `make` makes of the plan.
+fn export(what: &ExportFolder, make: &dyn Fn(&Plan) -> Result<Folder, Faults>) -> Result<(), Failure> {
     let destination = Destination::open(&what.output)?;
     let plan = input::plan(&what.plan)?;
-    let order = match what.order.as_deref() {
-        Some(path) => Some(Order::parse(path, &input::text(path)?)?),
-        None => None,
-    };
-    let folder = spipe_export::torch(&plan, order.as_ref())?;
-    warn(&folder);
-    let ExportTorch { weights, initial_weights, data, tokenizer, steps, seed, .. } = what;
+    let folder = make(&plan)?;
+    for warning in folder.warnings.iter() {
+        output::talk(&warning.to_string());
+    }
     let extras = Extras {
-        weights: weights.as_deref(),
-        draws_weights: *initial_weights,
-        data: data.as_deref(),
-        tokenizer: tokenizer.as_deref(),
-        steps: *steps,
-        seed: *seed,
+        weights: what.weights.as_deref(),
+        draws_weights: what.initial_weights,
+        data: what.data.as_deref(),
+        tokenizer: what.tokenizer.as_deref(),
+        steps: what.steps,
+        seed: what.seed,
     };
     destination.write(&folder, &plan, &extras)?;
     output::talk(&format!("wrote `{}`; its README.md has the commands", what.output));
     Ok(())
-}
-
-fn warn(folder: &Folder) {
-    for warning in folder.warnings.iter() {
-        output::talk(&warning.to_string());
-    }
 }

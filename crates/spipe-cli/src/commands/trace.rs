@@ -3,8 +3,8 @@
 use crate::{Failure, args, args::Format, input, output, output::Target, planning, report::trace::human};
 use serde::Serialize;
 use spipe_base::{ActionKind, Diagnostic, Position, Subject};
-use spipe_plan::Plan;
 use spipe_export::{ImportError, Imported, ProfilerFile, import};
+use spipe_plan::Plan;
 use spipe_trace::Metrics;
 use std::collections::BTreeSet;
 

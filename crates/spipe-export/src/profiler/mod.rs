@@ -88,7 +88,8 @@ pub fn import(files: &[ProfilerFile<'_>]) -> Result<Imported, ImportError> {
     let mut processes: Vec<Process> = Vec::new();
     for (index, file) in files.iter().enumerate() {
         let document = Document::read(file)?;
-        let process = Process::new(&document, index).ok_or_else(|| ImportError::NoActions { file: file.name.into() })?;
+        let process =
+            Process::new(&document, index).ok_or_else(|| ImportError::NoActions { file: file.name.into() })?;
         if processes.iter().any(|other| other.device == process.device) {
             return Err(ImportError::Twice { file: file.name.into(), device: process.device });
         }

@@ -11,6 +11,8 @@ from processes import script
 from spipe import TEXT, losses, plan, rows, spipe, stages
 
 STEPS = 10
+# AdamW moves a parameter whose gradient vanishes by as much as the learning rate, in a direction that rounding decides.
+RATE = "1e-4"
 # The systems that PyTorch's actions can express; the last is PyTorch's looped BFS over the stages of the interleaved plan.
 SYSTEMS = ["gpipe", "1f1b", "interleaved-1f1b", "zb-1p", "zb-h1", "zb-v", "v-half", "v-min", "custom"]
 EXPORT = ["--data", TEXT, "--steps", STEPS, "--initial-weights"]
@@ -56,7 +58,7 @@ class Parity(unittest.TestCase):
         one = cls.exported("1f1b", 2)
         cls.one_process, cls.one_weights = cls.trained(one, 1, "--one-process")
         lines = spipe("run", cls.plans["1f1b", 2], "--data", os.path.join(one, "tokens.safetensors"), "--weights",
-                      os.path.join(one, "weights"), "--steps", STEPS, "--save-weights", os.path.join(cls.root, "ours"),
+                      os.path.join(one, "weights"), "--steps", STEPS, "--learning-rate", RATE, "--save-weights", os.path.join(cls.root, "ours"),
                       "--format", "json").splitlines()
         events = [json.loads(line) for line in lines]
         cls.ours = [event["loss"] for event in events if event["event"] == "step"]
@@ -88,7 +90,7 @@ class Parity(unittest.TestCase):
     @classmethod
     def trained(cls, folder, world, *options):
         weights = os.path.join(folder, f"after-{world}")
-        codes, texts = script(folder, world, ["--steps", str(STEPS), "--save-weights", weights, *options])
+        codes, texts = script(folder, world, ["--steps", str(STEPS), "--learning-rate", RATE, "--save-weights", weights, *options])
         assert codes == [0] * world, (codes, texts)
         return losses(texts), tensors(weights)
 

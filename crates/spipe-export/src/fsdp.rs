@@ -1,0 +1,46 @@
+//! FSDP2: every process has a shard of each layer's parameters, gradients and optimizer state.
+
+use crate::{
+    folder::{Folder, filled},
+    network::Network,
+    sharded::{Sharded, check_training},
+};
+use spipe_base::{Diagnostic, Faults};
+use spipe_plan::{Plan, System};
+
+const SCRIPTS: [(&str, &str); 3] = [
+    ("train.py", include_str!("../templates/fsdp/train.py")),
+    ("model.py", include_str!("../templates/torch/model.py")),
+    ("storage.py", include_str!("../templates/torch/storage.py")),
+];
+
+/// The folder that `torchrun` runs: scripts and settings of a plan of FSDP, or of ZeRO-Infinity,
+/// whose shards are in host memory.
+///
+/// # Errors
+/// Plans of other systems, and what FSDP2 cannot express, with the nearest plan that it can.
+pub fn fsdp(plan: &Plan) -> Result<Folder, Faults> {
+    let placement = plan.placement();
+    let mut faults = check_training(plan, "FSDP");
+    if !matches!(placement.system, System::Fsdp | System::ZeroInfinity) {
+        let message = format!("this plan of `{}` shards no parameters over devices", placement.system);
+        faults.push(Diagnostic::error(message).hint("use `spipe export torch`, or plan with `--system fsdp`"));
+    }
+    faults.or(())?;
+    let settings = Sharded::new(plan, &Network::of(plan.context().model)?);
+    let mut folder = Folder::default();
+    folder.add("plan.json", settings.to_json()?);
+    for (name, text) in SCRIPTS {
+        folder.add(name, text);
+    }
+    let values = [
+        ("model", plan.context().model.name().into()),
+        ("machine", plan.context().hardware.name().into()),
+        ("ranks", settings.ranks.to_string()),
+        ("table", settings.table()),
+        ("home", if settings.offloads { "host memory, and so is AdamW" } else { "the devices" }.into()),
+        ("prefetch", settings.prefetch.to_string()),
+    ];
+    folder.add("README.md", filled(include_str!("../templates/fsdp/README.md"), &values));
+    Ok(folder)
+}

@@ -1,0 +1,123 @@
+//! Sharded plans: the settings that FSDP2's and DeepSpeed's scripts read.
+
+use crate::network::Network;
+use serde::Serialize;
+use spipe_base::{Diagnostic, Faults};
+use spipe_cost::Mode;
+use spipe_model::Precision;
+use spipe_plan::{Plan, Stage, Weights};
+
+/// What the scripts take from a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Sharded {
+    format_version: u32,
+    system: String,
+    model: Network,
+    kind: &'static str,
+    /// The processes of the plan.
+    pub ranks: u64,
+    stages: Vec<Group>,
+    batch: Batch,
+    precision: &'static str,
+    clip_norm: Option<f64>,
+    /// Whether shards and their optimizer are in host memory.
+    pub offloads: bool,
+    /// Groups that are gathered ahead of the one in computation.
+    pub prefetch: u64,
+}
+
+/// Layers that are gathered together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Group {
+    first_layer: usize,
+    last_layer: usize,
+    recomputed: usize,
+    offloads: bool,
+    frozen: Vec<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Batch {
+    microbatch: u64,
+    microbatches: u64,
+    sequences: u64,
+    seq_len: u64,
+}
+
+impl Sharded {
+    /// The settings of a plan whose layers all devices share.
+    pub fn new(plan: &Plan, network: &Network) -> Self {
+        let (context, placement) = (plan.context(), plan.placement());
+        let workload = context.workload();
+        let gpus = placement.participants(context.hardware);
+        let devices = if gpus.is_empty() { placement.devices() } else { gpus };
+        let real = |id| {
+            let device = &context.hardware.devices()[id];
+            device.is_gpu() && !device.emulated
+        };
+        let group = |stage: &Stage| Group {
+            first_layer: stage.layers.first().index(),
+            last_layer: stage.layers.last().index(),
+            recomputed: stage.recomputed,
+            offloads: stage.offload.is_some(),
+            frozen: stage
+                .layers
+                .iter()
+                .filter(|layer| !context.model.layers()[*layer].trains)
+                .map(|id| id.index())
+                .collect(),
+        };
+        Self {
+            format_version: 1,
+            system: placement.system.to_string(),
+            model: network.clone(),
+            kind: if devices.iter().copied().any(real) { "gpu" } else { "cpu" },
+            ranks: devices.len() as u64,
+            stages: placement.stages.iter().map(group).collect(),
+            batch: Batch {
+                microbatch: workload.microbatch,
+                microbatches: workload.microbatches,
+                sequences: workload.global_batch(),
+                seq_len: workload.seq_len,
+            },
+            precision: workload.precision.name(),
+            clip_norm: workload.clip_norm.map(f64::from),
+            offloads: placement.stages.iter().any(|stage| context.steps(stage) != stage.device)
+                || placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_))),
+            prefetch: placement.resident_stages().saturating_sub(1) as u64,
+        }
+    }
+
+    /// The settings as a file.
+    pub fn to_json(&self) -> Result<String, Diagnostic> {
+        let json = serde_json::to_string_pretty(self).map_err(|error| Diagnostic::error(error.to_string()))?;
+        Ok(json + "\n")
+    }
+
+    /// Ranks and groups as a table of Markdown.
+    pub fn table(&self) -> String {
+        let mut table = String::from("| group | layers | recomputed |\n|---|---|---|\n");
+        for (index, group) in self.stages.iter().enumerate() {
+            table += &format!("| {index} | {}..{} | {} |\n", group.first_layer, group.last_layer, group.recomputed);
+        }
+        table
+    }
+}
+
+/// Faults that hold for every script that trains.
+pub fn check_training(plan: &Plan, engine: &str) -> Faults {
+    let mut faults = Faults::new();
+    let workload = *plan.context().workload();
+    if workload.mode != Mode::Train {
+        let message = format!("the plan is for inference, and the script of {engine} trains");
+        faults.push(Diagnostic::error(message).hint("plan with `--mode train`"));
+    }
+    if workload.precision == Precision::Fp16 && engine == "FSDP" {
+        let message = "fp16 needs scaled losses, which the script of FSDP does not have";
+        faults.push(Diagnostic::error(message).hint("nearest: `--precision bf16`"));
+    }
+    faults
+}
