@@ -130,6 +130,11 @@ pub fn has_foreign_gpus(hardware: &Hardware) -> bool {
     gpus.peek().is_some() && gpus.all(|gpu| !gpu.emulated && foreign(gpu.provenance()))
 }
 
+/// The text of a machine by path or name.
+pub fn hardware_text(given: &str) -> Result<String, Failure> {
+    Ok(find(given, "hardware profile", spipe_hardware::shipped())?.1)
+}
+
 /// The part of a machine with these devices; all of it if none are named.
 pub fn part(hardware: Hardware, devices: &[String]) -> Result<Hardware, Failure> {
     if devices.is_empty() { Ok(hardware) } else { hardware.restricted_to(devices).map_err(Failure::Arguments) }

@@ -17,6 +17,7 @@ mod fsdp;
 mod network;
 mod profiler;
 mod sharded;
+mod topology;
 mod torch;
 mod weights;
 
@@ -24,5 +25,6 @@ pub use deepspeed::deepspeed;
 pub use folder::Folder;
 pub use fsdp::fsdp;
 pub use profiler::{ImportError, Imported, ProfilerFile, import};
+pub use topology::{Printed, hardware_from_topology};
 pub use torch::torch;
 pub use weights::{different_fields, listed_tokens};

@@ -12,6 +12,28 @@ pub enum Hardware {
     Transfer(HardwareTransfer),
     /// List the shipped profiles
     List,
+    /// Write a profile of a machine from what nvidia-smi, lscpu and numactl print about it
+    Import(HardwareImport),
+}
+
+/// A machine as its tools print it.
+#[derive(Debug, Group)]
+pub struct HardwareImport {
+    /// The output of `nvidia-smi topo -m`
+    #[arg(long)]
+    pub topo: String,
+    /// The output of `lscpu`
+    #[arg(long)]
+    pub lscpu: Option<String>,
+    /// The output of `numactl --hardware`
+    #[arg(long)]
+    pub numactl: Option<String>,
+    /// A profile with the same GPU, whose rates are taken: the tools print none
+    #[arg(long)]
+    pub like: String,
+    /// The profile to write, - for stdout
+    #[arg(short, long)]
+    pub output: String,
 }
 
 /// A machine.

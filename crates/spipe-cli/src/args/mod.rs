@@ -16,7 +16,7 @@ mod trace;
 pub use export::{Export, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
 pub use given::Given;
-pub use machine::{Calibrate, Hardware, HardwareShow, HardwareTransfer};
+pub use machine::{Calibrate, Hardware, HardwareImport, HardwareShow, HardwareTransfer};
 pub use model::{Model, ModelImport, ModelShow};
 pub use pages::{Completions, Schema};
 pub use plan::{Baseline, Plan, RecomputeChoice, TensorData, Unknown};

@@ -1,8 +1,9 @@
 //! `spipe hardware`.
 
-use crate::{Failure, args, args::Format, input, output, tables::table};
+use crate::{Failure, args, args::Format, input, output, output::Target, tables::table};
 use serde::Serialize;
 use spipe_base::{Bytes, LinkId, SimTime};
+use spipe_export::{Printed, hardware_from_topology};
 use spipe_hardware::{Device, DeviceKind, Hardware};
 use spipe_schedule::Share;
 use spipe_sim::Transfer;
@@ -14,7 +15,32 @@ pub fn run(what: &args::Hardware, format: Format) -> Result<(), Failure> {
         args::Hardware::Show(show) => self::show(show, format),
         args::Hardware::Transfer(transfer) => self::transfer(transfer, format),
         args::Hardware::List => list(format),
+        args::Hardware::Import(import) => self::import(import),
     }
+}
+
+/// Writes a profile from what tools print about a machine.
+fn import(what: &args::HardwareImport) -> Result<(), Failure> {
+    let given: Vec<&str> = [Some(&what.topo), what.lscpu.as_ref(), what.numactl.as_ref(), Some(&what.like)]
+        .into_iter()
+        .flatten()
+        .map(String::as_str)
+        .collect();
+    let target = Target::beside(&what.output, &given)?;
+    let text = |path: Option<&String>| path.map(|path| input::text(path)).transpose();
+    let (lscpu, numactl) = (text(what.lscpu.as_ref())?, text(what.numactl.as_ref())?);
+    let matrix = input::text(&what.topo)?;
+    let like = input::hardware_text(&what.like)?;
+    let printed = Printed {
+        matrix: (&what.topo, &matrix),
+        lscpu: lscpu.as_deref(),
+        numactl: numactl.as_deref(),
+        like: (&what.like, &like),
+    };
+    let stem = std::path::Path::new(&what.output).file_stem().and_then(|stem| stem.to_str()).unwrap_or("machine");
+    let profile = hardware_from_topology(&printed, if stem == "-" { "machine" } else { stem })?;
+    Hardware::from_toml(&what.output, &profile)?;
+    target.write(profile.as_bytes())
 }
 
 #[derive(Serialize)]

@@ -107,7 +107,7 @@ fn on_gpu(document: &Document) -> bool {
 }
 
 /// The events of a category of annotations: those of the GPU if there are any.
-fn annotations<'d>(document: &'d Document) -> impl Iterator<Item = &'d Event> {
+fn annotations(document: &Document) -> impl Iterator<Item = &Event> {
     let wanted = if on_gpu(document) { "gpu_user_annotation" } else { "user_annotation" };
     document.slices().filter(move |event| event.cat == wanted)
 }

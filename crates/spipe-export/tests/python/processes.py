@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 
-LIMIT = 120
+LIMIT = 300
 
 
 def port():

@@ -10,7 +10,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TEXT = os.path.join(HERE, "processes.py")
 
 
-def spipe(*arguments, code=0, limit=120):
+def spipe(*arguments, code=0, limit=300):
     return command(SPIPE, *arguments, code=code, limit=limit)
 
 

@@ -8,7 +8,7 @@ import tempfile
 import unittest
 
 from processes import script
-from spipe import TEXT, losses, plan, rows, spipe, stages
+from spipe import TEXT, losses, plan, rows, spipe
 
 STEPS = 10
 # AdamW moves a parameter whose gradient vanishes by as much as the learning rate, in a direction that rounding decides.
@@ -18,11 +18,13 @@ SYSTEMS = ["gpipe", "1f1b", "interleaved-1f1b", "zb-1p", "zb-h1", "zb-v", "v-hal
 EXPORT = ["--data", TEXT, "--steps", STEPS, "--initial-weights"]
 
 
-def looped_bfs(ranks, microbatches):
+def looped_bfs(path, ranks, microbatches):
     """All microbatches through each stage of a rank in turn, backwards in reverse (arXiv 2211.05953)."""
+    with open(path) as file:
+        count = len(json.load(file)["stages"])
     lines = []
     for rank in range(ranks):
-        own = [rank, rank + ranks]
+        own = range(rank, count, ranks)
         forward = [f"{stage}F{microbatch}" for stage in own for microbatch in range(microbatches)]
         backward = [f"{stage}B{microbatch}" for stage in reversed(own) for microbatch in reversed(range(microbatches))]
         lines.append(",".join(forward + backward))
@@ -81,7 +83,7 @@ class Parity(unittest.TestCase):
         if system == "custom":
             order = os.path.join(cls.root, f"bfs{ranks}.csv")
             with open(order, "w") as file:
-                file.write(looped_bfs(ranks, 8))
+                file.write(looped_bfs(cls.plans[system, ranks], ranks, 8))
             options = ["--order", order]
         if not os.path.exists(folder):
             spipe("export", "torch", cls.plans[system, ranks], "-o", folder, *EXPORT, *options)
@@ -126,7 +128,7 @@ class Parity(unittest.TestCase):
         folder = os.path.join(self.root, "refused")
         order = os.path.join(self.root, "short.csv")
         with open(order, "w") as file:
-            file.write(looped_bfs(2, 4))
+            file.write(looped_bfs(self.plans["interleaved-1f1b", 2], 2, 4))
         said = spipe("export", "torch", self.plans["interleaved-1f1b", 2], "-o", folder, "--order", order, code=3)
         self.assertIn("the order has 4 microbatches, the plan has 8", said)
         self.assertFalse(os.path.exists(folder))

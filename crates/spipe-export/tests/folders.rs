@@ -1,0 +1,165 @@
+//! Exported folders, and the plans that are refused.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::{Value, json};
+use spipe_base::LayerRange;
+use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_export::{Folder, deepspeed, fsdp, torch};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model, Precision};
+use spipe_plan::{Knobs, Placement, Plan, Stage, System};
+use spipe_schedule::Order;
+
+const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"m\"\nvocabulary = 64\nseq-len = 16\nhidden = 32\n\
+                     layers = 6\nheads = 4\nintermediate = 48\n";
+
+/// A machine of a socket and two GPUs.
+fn machine() -> Hardware {
+    let mut text = String::from(
+        "format-version = 1\nname = \"test\"\n[[socket]]\nname = \"cpu0\"\ncores = 4\npeak = { f32 = \"50 GFLOP/s\" }\n\
+         optimizer-rate = \"0.2 Gparam/s\"\nsource = \"estimate: a test\"\n\
+         dram = { name = \"dram0\", capacity = \"16 GiB\", bandwidth = \"10 GB/s\" }\n",
+    );
+    for index in 0..2 {
+        text += &format!(
+            "[[gpu]]\nname = \"gpu{index}\"\nmemory = \"4 GiB\"\nmemory-bandwidth = \"100 GB/s\"\n\
+             peak = {{ f32 = \"10 TFLOP/s\", bf16 = \"20 TFLOP/s\" }}\nsource = \"estimate: a test\"\n\
+             [[link]]\nname = \"pcie{index}\"\nbetween = [\"gpu{index}\", \"dram0\"]\nbandwidth = \"10 GB/s\"\n\
+             latency = \"10 us\"\nsource = \"estimate: a test\"\n"
+        );
+    }
+    Hardware::from_toml("machine.toml", &text).unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+fn workload() -> Workload {
+    Workload {
+        mode: Mode::Train,
+        seq_len: 16,
+        microbatch: 1,
+        microbatches: 4,
+        precision: Precision::Fp32,
+        optimizer: Optimizer::Adamw,
+        attention: Attention::Materialised,
+        clip_norm: None,
+    }
+}
+
+/// A plan with a stage for each device, and equal numbers of layers.
+fn plan(system: System, devices: &[&str], change: &dyn Fn(Stage, &Hardware) -> Stage, knobs: Knobs) -> Plan {
+    let (model, hardware) = (Model::from_toml("m.toml", MODEL).unwrap(), machine());
+    let (layers, count) = (model.layers().len(), devices.len());
+    let stage = |(index, name): (usize, &&str)| {
+        let range = LayerRange::new((index * layers / count).into(), ((index + 1) * layers / count - 1).into());
+        change(Stage::new(hardware.device(name).unwrap(), range.unwrap()), &hardware)
+    };
+    let stages: Vec<Stage> = devices.iter().enumerate().map(stage).collect();
+    let placement = Placement::new(system, stages).with_knobs(knobs);
+    Plan::new(model, hardware.clone(), workload(), placement).unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+fn same(stage: Stage, _: &Hardware) -> Stage {
+    stage
+}
+
+fn settings(folder: &Folder) -> Value {
+    serde_json::from_str(&folder.files["plan.json"]).unwrap()
+}
+
+#[test]
+fn a_pipeline_has_its_order_and_a_process_per_device() {
+    let folder = torch(&plan(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same, Knobs::default()), None).unwrap();
+    let order = "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n";
+    assert_eq!(folder.files["schedule.csv"], order);
+    let settings = settings(&folder);
+    let ranks = json!([{ "device": "gpu0", "kind": "gpu" }, { "device": "gpu1", "kind": "gpu" }]);
+    assert_eq!(settings["ranks"], ranks);
+    assert_eq!(settings["batch"], json!({ "microbatch": 1, "microbatches": 4, "sequences": 4, "seq-len": 16 }));
+    assert_eq!(settings["stages"][1]["first-layer"], 4);
+    assert!(folder.warnings.is_empty(), "{}", folder.warnings);
+    for name in ["train.py", "pipeline.py", "model.py", "optimizer.py", "storage.py", "README.md"] {
+        assert!(folder.files.contains_key(name), "{name}");
+    }
+    assert!(!folder.files["README.md"].contains("{{"), "every name in it has a value");
+    // The only mention of code in model folders is that there is none.
+    assert!(folder.files.values().all(|text| !text.contains("trust_remote_code") && !text.contains("pickle.load")));
+}
+
+#[test]
+fn the_host_steps_where_the_plan_says_so_and_mixed_pipelines_are_called_untested() {
+    let on_host = |stage: Stage, hardware: &Hardware| stage.with_optimizer_on(hardware.device("cpu0").unwrap());
+    let folder = torch(&plan(System::ZeroOffload, &["gpu0"], &on_host, Knobs::default()), None).unwrap();
+    assert_eq!(settings(&folder)["stages"][0]["optimizer-on-host"], true);
+    let folder = torch(&plan(System::Hybrid, &["gpu0", "cpu0"], &same, Knobs::default()), None).unwrap();
+    assert!(folder.warnings.to_string().contains("untested on a GPU"), "{}", folder.warnings);
+    assert_eq!(settings(&folder)["ranks"][1]["kind"], "cpu");
+}
+
+#[test]
+fn recomputed_stages_with_split_backwards_are_fused() {
+    let recomputed = |stage: Stage, _: &Hardware| stage.with_recomputed(1);
+    let plan = plan(System::ZbH1, &["gpu0", "gpu1"], &recomputed, Knobs::default());
+    let folder = torch(&plan, None).unwrap();
+    let order: Order = folder.files["schedule.csv"].parse().unwrap();
+    let text = order.to_string();
+    assert!(text.contains("0I0") && text.contains("0W0") && text.contains("1B0") && !text.contains("1W0"), "{text}");
+    assert!(folder.warnings.to_string().contains("recompute split ones three times"), "{}", folder.warnings);
+}
+
+#[test]
+fn an_order_of_ones_own_is_checked_against_the_plan() {
+    let plan = plan(System::Gpipe, &["gpu0", "gpu1"], &same, Knobs::default());
+    let own: Order = "0F0,0F1,0F2,0F3,0B3,0B2,0B1,0B0\n1F0,1F1,1F2,1F3,1B3,1B2,1B1,1B0\n".parse().unwrap();
+    assert_eq!(torch(&plan, Some(&own)).unwrap().files["schedule.csv"], own.to_string());
+    let say = |text: &str| torch(&plan, Some(&text.parse().unwrap())).unwrap_err().to_string();
+    assert!(say("0F0,0B0\n1F0,1B0\n").contains("the order has 1 microbatches, the plan has 4"));
+    let rows: Vec<String> =
+        (0..4).map(|microbatch| format!("0F{microbatch},1F{microbatch},1B{microbatch},0B{microbatch}")).collect();
+    assert!(say(&(rows.join(",") + "\n")).contains("row 0 has stages of `gpu0` and of `gpu1`"));
+}
+
+#[test]
+fn plans_that_cannot_be_expressed_are_refused_with_the_nearest_that_can() {
+    let streamed = |stage: Stage, hardware: &Hardware| stage.with_weights_in(hardware.memory("dram0").unwrap());
+    let on_host = |stage: Stage, hardware: &Hardware| stage.with_optimizer_on(hardware.device("cpu0").unwrap());
+    let leave = Knobs { gradients_leave: true, ..Knobs::default() };
+    let cases: [(Plan, &str, &str); 4] = [
+        (
+            plan(System::Mobius, &["gpu0", "gpu1"], &streamed, Knobs::default()),
+            "streamed from the host",
+            "zero-offload",
+        ),
+        (plan(System::ZeroOffloadDelayed, &["gpu0"], &on_host, Knobs::default()), "one iteration old", "zero-offload"),
+        (plan(System::ZeroOffload, &["gpu0"], &on_host, leave), "with each microbatch", "without `gradients-leave`"),
+        (plan(System::Fsdp, &["gpu0", "gpu0"], &same, Knobs::default()), "no pipeline", "spipe export fsdp"),
+    ];
+    for (plan, reason, nearest) in &cases {
+        let said = torch(plan, None).unwrap_err().to_string();
+        assert!(said.contains(reason) && said.contains(nearest), "{said}");
+    }
+    let said = fsdp(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, Knobs::default())).unwrap_err().to_string();
+    assert!(said.contains("use `spipe export torch`"), "{said}");
+    let said =
+        deepspeed(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, Knobs::default()), None).unwrap_err().to_string();
+    assert!(said.contains("is none of DeepSpeed's"), "{said}");
+}
+
+#[test]
+fn deepspeed_gathers_as_far_ahead_as_the_plan() {
+    let knobs = Knobs { resident: Some(3), ..Knobs::default() };
+    let plan = plan(System::Fsdp, &["gpu0"; 4], &same, knobs);
+    let folder = deepspeed(&plan, None).unwrap();
+    let config: Value = serde_json::from_str(&folder.files["ds_config.json"]).unwrap();
+    assert_eq!(config["gradient_accumulation_steps"], 2, "four microbatches over two GPUs");
+    assert!(config.get("train_batch_size").is_none());
+    let layers = plan.context().model.layers();
+    let group = |stage: &Stage| stage.layers.iter().map(|layer| layers[layer].parameters).sum::<u64>();
+    let largest = plan.placement().stages.iter().map(group).max().unwrap();
+    let zero = &config["zero_optimization"];
+    assert_eq!(zero["stage3_prefetch_bucket_size"], 2 * largest);
+    assert_eq!(zero["stage3_max_live_parameters"], 3 * largest);
+    assert_eq!(zero.get("offload_param"), None);
+    assert!(deepspeed(&plan, Some("/mnt")).unwrap_err().to_string().contains("keeps nothing on a drive"));
+    let folder = fsdp(&plan).unwrap();
+    assert_eq!((settings(&folder)["ranks"].clone(), settings(&folder)["prefetch"].clone()), (json!(2), json!(2)));
+}

@@ -1,0 +1,71 @@
+//! Profiles from what tools print about a machine.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use spipe_export::{Printed, hardware_from_topology};
+use spipe_hardware::Hardware;
+
+const LIKE: &str = include_str!("../../../hardware-profiles/rtx3090-x4-two-sockets.toml");
+
+/// Four GPUs in pairs behind switches, two of them with NVLinks, on two nodes.
+const MATRIX: &str = "\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n\
+    GPU0\t X \tPIX\tSYS\tSYS\tPHB\t0-15\t0\t\tN/A\n\
+    GPU1\tPIX\t X \tSYS\tSYS\tPHB\t0-15\t0\t\tN/A\n\
+    GPU2\tSYS\tSYS\t X \tNV4\tSYS\t16-31\t1\t\tN/A\n\
+    GPU3\tSYS\tSYS\tNV4\t X \tSYS\t16-31\t1\t\tN/A\n\
+    NIC0\tPHB\tPHB\tSYS\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n";
+const LSCPU: &str = "Core(s) per socket:   12\nSocket(s):            2\nNUMA node(s):         2\n";
+const NUMACTL: &str = "available: 2 nodes (0-1)\nnode 0 size: 64000 MB\nnode 1 size: 65000 MB\n";
+
+fn profile(matrix: &str) -> String {
+    let printed = Printed {
+        matrix: ("topo.txt", matrix),
+        lscpu: Some(LSCPU),
+        numactl: Some(NUMACTL),
+        like: ("rtx3090-x4-two-sockets", LIKE),
+    };
+    hardware_from_topology(&printed, "mine").unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+#[test]
+fn the_wiring_is_that_of_the_matrix_and_rates_say_where_they_are_from() {
+    let text = profile(MATRIX);
+    let hardware = Hardware::from_toml("mine.toml", &text).unwrap_or_else(|faults| panic!("{faults}\n{text}"));
+    assert_eq!(hardware.devices().len(), 6);
+    for index in 0..4 {
+        assert!(hardware.device(&format!("gpu{index}")).is_some());
+    }
+    let capacity = |name: &str| hardware.memories()[hardware.memory(name).unwrap()].capacity.get() >> 20;
+    assert_eq!((capacity("dram0"), capacity("dram1")), (64_000, 65_000));
+    assert!(text.contains("cores = 12"));
+    let parsed: toml::Table = text.parse().unwrap();
+    let links: Vec<(String, String)> = parsed["link"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|link| {
+            let end = |index: usize| link["between"][index].as_str().unwrap().to_owned();
+            (end(0), end(1))
+        })
+        .collect();
+    let has = |from: &str, to: &str| links.contains(&(from.to_owned(), to.to_owned()));
+    assert!(has("gpu0", "switch0") && has("gpu1", "switch0") && has("switch0", "root0"), "{links:?}");
+    assert!(has("gpu2", "root1") && has("gpu2", "gpu3") && has("dram0", "dram1"), "{links:?}");
+    for kind in ["gpu", "socket"] {
+        for table in parsed[kind].as_array().unwrap() {
+            assert!(table["source"].as_str().unwrap().starts_with("figures of `rtx3090-x4-two-sockets`: "));
+        }
+    }
+}
+
+#[test]
+fn a_matrix_that_cannot_be_read_is_refused_with_line_and_column() {
+    let printed = Printed {
+        matrix: ("topo.txt", "\tGPU0\tGPU1\nGPU0\t X \tPIZ\nGPU1\tPIX\t X \n"),
+        lscpu: None,
+        numactl: None,
+        like: ("rtx3090-x4-two-sockets", LIKE),
+    };
+    let said = hardware_from_topology(&printed, "mine").unwrap_err().to_string();
+    assert!(said.contains("`PIZ` is no connection\n  --> topo.txt:2:10"), "{said}");
+}
