@@ -16,6 +16,7 @@ pub enum Export {
 /// An export to PyTorch's pipelines.
 #[derive(Debug, Group)]
 pub struct ExportTorch {
+    /// The plan and the folder
     #[command(flatten)]
     pub folder: ExportFolder,
     /// Another order of the plan's stages, one line per device, such as 0F0,0B0
@@ -26,6 +27,7 @@ pub struct ExportTorch {
 /// An export to DeepSpeed.
 #[derive(Debug, Group)]
 pub struct ExportDeepspeed {
+    /// The plan and the folder
     #[command(flatten)]
     pub folder: ExportFolder,
     /// Mount point of the drive on which ZeRO-Infinity keeps its shards
