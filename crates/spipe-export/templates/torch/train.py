@@ -177,10 +177,11 @@ class Training:
         os.makedirs(folder, exist_ok=True)
         file = f"model-{self.world.rank + 1:05}-of-{self.world.size:05}.safetensors"
         storage.write(os.path.join(folder, file), tensors)
-        files = [None] * self.world.size
-        dist.all_gather_object(files, {name: file for name in tensors})
+        dist.barrier()
         if self.world.rank == 0:
-            homes = {name: file for part in files for name, file in part.items()}
+            # Collectives of objects need numpy; the files of all processes say the same.
+            files = sorted(name for name in os.listdir(folder) if name.endswith(f"-of-{self.world.size:05}.safetensors"))
+            homes = {name: file for file in files for name in storage.Safetensors(os.path.join(folder, file)).header}
             with open(os.path.join(folder, storage.INDEX), "w") as file:
                 json.dump({"metadata": {}, "weight_map": homes}, file, indent=1)
 
