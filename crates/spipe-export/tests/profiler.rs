@@ -132,7 +132,7 @@ fn other_files_are_refused_by_name() {
     let ImportError::Json { line, column, .. } = say(&[("x.json", "{\n  \"traceEvents\": [}\n")]) else {
         panic!("broken JSON is refused")
     };
-    assert_eq!((line, column), (2, 20));
+    assert_eq!((line, column), (2, 19));
     let nothing = ImportError::NoActions { file: "x.json".into() };
     assert_eq!(say(&[("x.json", r#"{"traceEvents": []}"#)]), nothing);
     let one = file(0, 0.0, &first());
