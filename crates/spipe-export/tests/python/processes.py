@@ -9,6 +9,8 @@ import sys
 import time
 import traceback
 
+import torch  # noqa: F401  (imported before processes are forked, so that each of them has it)
+
 LIMIT = 300
 
 
