@@ -15,12 +15,14 @@
 //!   `launch floor × kernels + max(FLOPs ÷ rate(FLOPs), bytes ÷ bandwidth(bytes))`, where both
 //!   rates depend on the size of the operation as the hardware profile states.
 //!
-//! [`Source`] names the one used.
+//! [`Source`] names the one used. Under a runtime that states kernel launches, a roofline's time is at
+//! least the host's ([`Hardware::runtime`](spipe_hardware::Hardware::runtime)).
 //!
 //! [`Parallelism`] is the baseline without a pipeline: tensor and data parallelism over the
 //! machine's GPUs.
 
 mod error;
+mod launches;
 mod memory;
 mod parallel;
 mod roofline;

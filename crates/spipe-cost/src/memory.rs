@@ -2,7 +2,8 @@
 
 use crate::{Mode, Workload};
 use spipe_base::{Bytes, LayerId};
-use spipe_model::{Layer, Model, Precision, Recompute};
+use spipe_hardware::{LossKernel, Runtime};
+use spipe_model::{Batch, Layer, LayerKind, Model, Precision, Recompute};
 
 /// The bytes of a layer on the device that runs it. AdamW takes 2 + 2 + 12 bytes per parameter in
 /// 16-bit training and 4 + 4 + 8 in f32 (Rajbhandari et al., ZeRO, 2020, section 3.1).
@@ -37,7 +38,12 @@ pub struct LayerMemory {
 
 impl LayerMemory {
     /// Computes the memory of layer `id` when parameters and activations are stored in `precision`.
-    pub(crate) fn of(model: &Model, id: LayerId, workload: &Workload, precision: Precision) -> Self {
+    pub(crate) fn of(
+        model: &Model,
+        id: LayerId,
+        (workload, runtime): (&Workload, &Runtime),
+        precision: Precision,
+    ) -> Self {
         let outputs = model.crossing(id).map(|id| output(&model.layers()[id], workload, precision));
         let layer = &model.layers()[id];
         let tied = Bytes::new(layer.tied_parameters * precision.bytes());
@@ -46,25 +52,38 @@ impl LayerMemory {
             boundary: outputs.sum(),
             tied_parameters: tied,
             tied_gradients: if trains { tied } else { Bytes::ZERO },
-            ..Self::alone(layer, workload, precision)
+            ..Self::alone(layer, (workload, runtime), precision)
         }
     }
 
     /// Computes the memory of `layer` if only its own output crosses the cut after it.
-    pub(crate) fn alone(layer: &Layer, workload: &Workload, precision: Precision) -> Self {
+    pub(crate) fn alone(layer: &Layer, (workload, runtime): (&Workload, &Runtime), precision: Precision) -> Self {
         let batch = workload.batch();
         let width = precision.bytes();
         let training = workload.mode == Mode::Train;
         let when = |wanted: bool, bytes: Bytes| if training && wanted { bytes } else { Bytes::ZERO };
-        let saved =
-            |recompute| when(layer.needs_backward, layer.saved(batch, precision, recompute, workload.attention));
-        let generating = workload.mode == Mode::Generate;
+        // Of the logits in 32 bits, a chunked loss holds one chunk.
+        let logits = logits(layer, workload);
+        let chunked = training && runtime.loss() == LossKernel::Chunked;
+        let saved = |recompute| {
+            let all = layer.saved(batch, precision, recompute, workload.attention);
+            let unheld = if chunked && recompute != Recompute::Full { logits } else { Bytes::ZERO };
+            when(layer.needs_backward, all.saturating_sub(unheld))
+        };
+        let copies = if width < 4 { runtime.gradient_copy_bytes() } else { 0 };
+        let state = workload.optimizer.state_bytes(width) + copies;
+        let workspace = layer.workspace(seen(layer, workload), precision, workload.attention);
+        let workspace = match runtime.loss() {
+            _ if !training => workspace,
+            LossKernel::Fused => workspace,
+            LossKernel::Unfused => workspace + Bytes::new(logits.get() / 2 * 3),
+            LossKernel::Chunked => workspace.saturating_sub(logits) + Bytes::new(logits.get() / CHUNKS),
+        };
         let cache = if training { Bytes::ZERO } else { layer.cache(batch, precision) * workload.microbatches };
-        let seen = if generating { layer.generated(batch) } else { batch };
         Self {
             parameters: Bytes::new(layer.parameters * width),
             gradients: when(layer.trains, Bytes::new(layer.parameters * width)),
-            optimizer: when(layer.trains, Bytes::new(layer.parameters * workload.optimizer.state_bytes(width))),
+            optimizer: when(layer.trains, Bytes::new(layer.parameters * state)),
             tied_parameters: Bytes::ZERO,
             tied_gradients: Bytes::ZERO,
             cache,
@@ -72,7 +91,7 @@ impl LayerMemory {
             saved_selective: saved(Recompute::Selective),
             input: saved(Recompute::Full),
             boundary: output(layer, workload, precision),
-            workspace: layer.workspace(seen, precision, workload.attention),
+            workspace,
         }
     }
 
@@ -80,6 +99,23 @@ impl LayerMemory {
     pub fn state(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer + self.cache
     }
+}
+
+/// The chunks of tokens of a chunked loss: torchtune's and Liger's default is 8.
+const CHUNKS: u64 = 8;
+
+/// Returns the bytes of the logits of one microbatch in 32 bits; zero without a head. Kernels that are
+/// not fused hold them in 16 bits, the 32-bit gradient, and its 16-bit cast beside them (half as much
+/// again as the logits, three times).
+fn logits(layer: &Layer, workload: &Workload) -> Bytes {
+    let LayerKind::Head(head) = &layer.kind else { return Bytes::ZERO };
+    let rows = if head.every_token { workload.batch().tokens() } else { workload.microbatch };
+    Bytes::new(4u64.saturating_mul(rows).saturating_mul(head.classes))
+}
+
+/// Returns the batch that a pass of `layer` sees.
+fn seen(layer: &Layer, workload: &Workload) -> Batch {
+    if workload.mode == Mode::Generate { layer.generated(workload.batch()) } else { workload.batch() }
 }
 
 /// Returns the output bytes of `layer` for one microbatch.

@@ -17,7 +17,7 @@
 
 use crate::{LayerMemory, Mode, Workload, memory::output, table};
 use spipe_base::{Bytes, DeviceId, LinkId, ParamsPerSecond, Seconds};
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Layer, LayerKind, Model, Precision, Recompute};
 use std::collections::BTreeMap;
 
@@ -32,7 +32,8 @@ pub struct Parallelism {
     pub recompute: Recompute,
 }
 
-/// The cost of an iteration; the times add up to `iteration`.
+/// The cost of an iteration; the times and the runtime's constant per iteration add up to
+/// `iteration`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParallelCost {
     /// The whole iteration.
@@ -154,14 +155,16 @@ impl Parallelism {
         if !workload.microbatches.is_multiple_of(self.data) {
             return Err(ParallelError::Microbatches { microbatches: workload.microbatches, data: self.data });
         }
-        let workload = Workload { microbatches: workload.microbatches / self.data, ..*workload };
+        let runtime = hardware.runtime();
+        let workload = table::attending(workload, runtime);
+        let workload = Workload { microbatches: workload.microbatches / self.data, ..workload };
         let shards = self.shards(model)?;
         let rounds = workload.microbatches as f64;
         let (mut compute, mut optimizer) = (Seconds::ZERO, Seconds::ZERO);
         let trained: u64 = shards.iter().filter(|layer| layer.trains).map(|layer| layer.parameters).sum();
         for gpu in &gpus {
             compute = compute.max(self.compute(&shards, hardware, *gpu, &workload)? * rounds);
-            let rate: ParamsPerSecond = table::optimizer_rate(&hardware.devices()[*gpu], &workload);
+            let rate: ParamsPerSecond = table::optimizer_rate(&hardware.devices()[*gpu], &workload, hardware.runtime());
             if workload.mode == Mode::Train {
                 optimizer = optimizer.max(Seconds::s(trained as f64 / rate.get()));
             }
@@ -175,16 +178,17 @@ impl Parallelism {
             let once = all_reduce(hardware, &tensor, output_of(layer, &workload, width))?;
             tensor_reductions = tensor_reductions + once * (self.reductions(layer, workload.mode) as f64 * rounds);
         }
-        let gradients: Bytes = shards.iter().map(|layer| LayerMemory::alone(layer, &workload, width).gradients).sum();
+        let gradients: Bytes =
+            shards.iter().map(|layer| LayerMemory::alone(layer, (&workload, runtime), width).gradients).sum();
         let data_reduction = all_reduce(hardware, &self.replicas(&gpus), gradients)?;
         let usable = gpus.iter().map(|gpu| hardware.memories()[hardware.devices()[*gpu].memory].usable()).min();
         Ok(ParallelCost {
-            iteration: compute + tensor_reductions + data_reduction + optimizer,
+            iteration: compute + tensor_reductions + data_reduction + optimizer + runtime.iteration(),
             compute,
             tensor_reductions,
             data_reduction,
             optimizer,
-            memory: self.memory(&shards, &workload, width),
+            memory: self.memory(&shards, (&workload, runtime), width),
             usable: usable.unwrap_or(Bytes::ZERO),
         })
     }
@@ -232,7 +236,7 @@ impl Parallelism {
         let mut total = Seconds::ZERO;
         for layer in shards {
             let nowhere = || ParallelError::Nowhere { layer: layer.name.clone(), device: device.name.clone() };
-            let time = table::layer_time(layer, device, workload).ok_or_else(nowhere)?;
+            let time = table::layer_time(layer, device, (workload, hardware.runtime())).ok_or_else(nowhere)?;
             let again = match self.recompute {
                 _ if workload.mode != Mode::Train || !layer.needs_backward => Seconds::ZERO,
                 Recompute::None => Seconds::ZERO,
@@ -259,8 +263,9 @@ impl Parallelism {
 
     /// Returns the sum of the state, the saved activations of one microbatch, the largest
     /// recomputed activations, and the largest workspace with its output.
-    fn memory(&self, shards: &[Layer], workload: &Workload, precision: Precision) -> Bytes {
-        let all: Vec<LayerMemory> = shards.iter().map(|layer| LayerMemory::alone(layer, workload, precision)).collect();
+    fn memory(&self, shards: &[Layer], (workload, runtime): (&Workload, &Runtime), precision: Precision) -> Bytes {
+        let all: Vec<LayerMemory> =
+            shards.iter().map(|layer| LayerMemory::alone(layer, (workload, runtime), precision)).collect();
         let kept = |memory: &LayerMemory| match self.recompute {
             Recompute::None => memory.saved,
             Recompute::Selective => memory.saved_selective,

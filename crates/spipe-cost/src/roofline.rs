@@ -1,7 +1,7 @@
 //! The time of an operation, computed from its size.
 
-use spipe_base::{Bytes, Seconds};
-use spipe_hardware::{DataType, Device};
+use spipe_base::{Bytes, Flops, FlopsPerSecond, Seconds};
+use spipe_hardware::{AttentionKernel, AttentionShape, Constant, DataType, Device, NormKernel, ProductRates, Runtime};
 use spipe_model::{Attention, Op};
 
 /// The conditions under which operations run on one device.
@@ -11,11 +11,19 @@ pub(crate) struct Roofline<'a> {
     /// Bytes of one element in memory.
     pub element: u64,
     pub attention: Attention,
+    pub runtime: &'a Runtime,
+    /// The factor on the bytes of memory-bound operations, for kernels that are not fused.
+    pub passes: f64,
 }
+
+/// The bytes that unfused kernels move, relative to fused ones: estimate from the kernels of an eager
+/// block, where casts, biases and dropout masks each read and write their tensor once more.
+pub(crate) const UNFUSED: f64 = 1.5;
 
 impl Roofline<'_> {
     /// Returns `launch floor × kernels + max(FLOPs ÷ rate, bytes ÷ bandwidth)`; `None` if the
-    /// device has no peak for the data type.
+    /// device has no peak for the data type. Where the host's launches are counted
+    /// ([`launches`](crate::launches)), the floor is theirs.
     pub fn time(&self, op: &Op) -> Option<Seconds> {
         let bytes = Bytes::new(op.elements_moved(self.attention) * self.element);
         let rate = match op {
@@ -23,13 +31,73 @@ impl Roofline<'_> {
             _ => self.device.elementwise_rate(bytes),
         };
         let moving = if bytes == Bytes::ZERO { Seconds::ZERO } else { bytes / rate };
+        let floor = if self.launches() { Seconds::ZERO } else { self.device.launch_floor };
+        let kernels = f64::from(op.kernels(self.attention));
         let flops = op.flops();
-        let computing = match op {
-            Op::Elementwise { .. } => Seconds::ZERO,
-            _ if flops.get() == 0.0 => Seconds::ZERO,
-            _ => flops / self.device.matmul_rate(self.data_type, flops)?,
+        let busy = match op {
+            Op::Elementwise { .. } => moving * self.passes,
+            _ if flops.get() == 0.0 => moving,
+            Op::Attention { .. } if self.by_dimension() => self.attention_time(op, moving)?,
+            _ => moving.max(flops / self.product_rate(op, flops)?),
         };
-        Some(self.device.launch_floor * f64::from(op.kernels(self.attention)) + moving.max(computing))
+        Some(floor * kernels + busy)
+    }
+
+    /// Whether the device waits for its host: a real GPU under a runtime that states launches.
+    pub fn launches(&self) -> bool {
+        self.device.is_gpu() && !self.device.emulated && self.runtime.launch() > Seconds::ZERO
+    }
+
+    /// Whether the rates of products follow their smallest dimension.
+    fn by_dimension(&self) -> bool {
+        let measured = self.device.efficiency.matmul_points.contains_key(&self.data_type);
+        let real = self.device.is_gpu() && !self.device.emulated && !measured;
+        real && self.runtime.products() == ProductRates::SmallestDimension
+    }
+
+    fn product_rate(&self, op: &Op, flops: Flops) -> Option<FlopsPerSecond> {
+        let factor = self.runtime.constant(Constant::Products);
+        let rate = match op {
+            Op::MatMul { m, n, k, .. } if self.by_dimension() => self.share_of_peak((*m).min(*n).min(*k))?,
+            _ => self.device.matmul_rate(self.data_type, flops)?,
+        };
+        FlopsPerSecond::new(rate.get() * factor)
+    }
+
+    fn share_of_peak(&self, dimension: u64) -> Option<FlopsPerSecond> {
+        let peak = self.device.peak.get(&self.device.arithmetic_type(self.data_type)?)?;
+        FlopsPerSecond::new(peak.get() * self.device.efficiency.dimension_share(dimension))
+    }
+
+    /// Returns the time of an attention by the runtime's kernel. A fused kernel skips the masked half
+    /// of causal scores, and recomputes the scores in its backward: five products instead of four.
+    /// Materialised scores are moved by kernels of their own, between the products.
+    fn attention_time(&self, op: &Op, moving: Seconds) -> Option<Seconds> {
+        let Op::Attention { batch, heads, seq_q, seq_k, head_dim, causal, backward, .. } = *op else {
+            return Some(moving);
+        };
+        let factor = self.runtime.constant(Constant::Attention);
+        let kernel = self.runtime.attention();
+        let fused = matches!(kernel, AttentionKernel::Flash1 | AttentionKernel::Flash2 | AttentionKernel::Flash3);
+        if self.attention == Attention::Materialised || !fused {
+            let rate = self.share_of_peak(seq_q.min(seq_k).min(head_dim))?;
+            let computing = Seconds::s(op.flops().get() / (rate.get() * factor));
+            let unfused = self.runtime.norms() == NormKernel::Unfused;
+            let moving = if unfused { moving * UNFUSED } else { moving };
+            return Some(if self.attention == Attention::Materialised {
+                computing + moving
+            } else {
+                moving.max(computing)
+            });
+        }
+        let peak = self.device.peak.get(&self.device.arithmetic_type(self.data_type)?)?;
+        let shape =
+            AttentionShape { heads: batch.saturating_mul(heads), head_dim, queries: seq_q, keys: seq_k, backward };
+        let efficiency = &self.device.efficiency;
+        let share = efficiency.attention.share(kernel, shape, efficiency.largest_share());
+        let counted = if causal { 0.5 } else { 1.0 } * if backward { 1.25 } else { 1.0 };
+        let computing = Seconds::s(op.flops().get() * counted / (peak.get() * share * factor));
+        Some(moving.max(computing))
     }
 
     /// Returns the bytes that the operations move through memory.

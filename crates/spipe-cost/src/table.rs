@@ -1,9 +1,15 @@
 //! The cost table: computed once per kind of layer and device, and indexed by layer and device.
 
-use crate::{CostError, LayerMemory, Mode, Workload, compute_type, roofline::Roofline};
+use crate::{
+    CostError, LayerMemory, Mode, Workload, compute_type,
+    launches::launches,
+    roofline::{Roofline, UNFUSED},
+};
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
-use spipe_hardware::{DataType, Device, DeviceKind, Hardware, MeasuredLayer};
-use spipe_model::{Layer, LayerWork, Model, Op, Precision, Recompute};
+use spipe_hardware::{
+    AttentionKernel, Constant, DataType, Device, DeviceKind, Hardware, LossKernel, MeasuredLayer, NormKernel, Runtime,
+};
+use spipe_model::{Attention, Layer, LayerKind, LayerWork, Model, Op, Precision, Recompute};
 use std::collections::BTreeMap;
 
 /// The source of a time.
@@ -34,6 +40,9 @@ pub struct LayerTime {
     pub backward_traffic: Bytes,
     /// The fraction of the forward that a selective recompute repeats.
     pub selective_share: f64,
+    /// The additional time of forward, backward-input and backward-weight if the device's queue is
+    /// empty when the pass begins, so that host and device times add up.
+    pub queueing: [Seconds; 3],
     /// The source of the times.
     pub source: Source,
 }
@@ -76,7 +85,11 @@ impl CostTable {
             without_backward: model.layers().iter().take_while(|layer| !layer.needs_backward).count(),
             times: Vec::new(),
             memories: Vec::new(),
-            optimizer_rates: hardware.devices().iter().map(|device| optimizer_rate(device, workload)).collect(),
+            optimizer_rates: hardware
+                .devices()
+                .iter()
+                .map(|device| optimizer_rate(device, workload, hardware.runtime()))
+                .collect(),
             storage: hardware.devices().iter().map(|device| storage(device, workload.precision)).collect(),
             bandwidths: hardware.devices().iter().map(|device| device.memory_bandwidth).collect(),
         };
@@ -98,7 +111,10 @@ impl CostTable {
 
     fn add_kind(&mut self, model: &Model, id: LayerId, hardware: &Hardware) -> Result<(), CostError> {
         let layer = &model.layers()[id];
-        let times: Vec<_> = hardware.devices().iter().map(|device| layer_time(layer, device, &self.workload)).collect();
+        let runtime = hardware.runtime();
+        let workload = attending(&self.workload, runtime);
+        let times: Vec<_> =
+            hardware.devices().iter().map(|device| layer_time(layer, device, (&workload, runtime))).collect();
         if times.iter().all(Option::is_none) {
             return Err(CostError::Nowhere { layer: layer.name.clone(), hardware: hardware.name().into() });
         }
@@ -107,7 +123,7 @@ impl CostTable {
             hardware
                 .devices()
                 .iter()
-                .map(|device| LayerMemory::of(model, id, &self.workload, storage(device, self.workload.precision)))
+                .map(|device| LayerMemory::of(model, id, (&workload, runtime), storage(device, workload.precision)))
                 .collect(),
         );
         Ok(())
@@ -217,25 +233,60 @@ pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
 
 /// Returns the optimizer rate in parameters per second: a socket's own figure, or a GPU's memory
 /// bandwidth divided by the bytes that a step moves per parameter.
-pub(crate) fn optimizer_rate(device: &Device, workload: &Workload) -> ParamsPerSecond {
-    match &device.kind {
+pub(crate) fn optimizer_rate(device: &Device, workload: &Workload, runtime: &Runtime) -> ParamsPerSecond {
+    let rate = match &device.kind {
         DeviceKind::Socket { optimizer_rate, .. } => *optimizer_rate,
         DeviceKind::Gpu => {
             let moved = workload.optimizer.step_bytes(storage(device, workload.precision).bytes());
             ParamsPerSecond::params(device.memory_bandwidth.get() / moved as f64)
         }
+    };
+    ParamsPerSecond::new(rate.get() * runtime.constant(Constant::Optimizer)).unwrap_or(rate)
+}
+
+/// Returns the workload with the attention of the runtime: materialised if either is. Generation reads
+/// a cache, one query at a time.
+pub(crate) fn attending(workload: &Workload, runtime: &Runtime) -> Workload {
+    let materialised = runtime.attention() == AttentionKernel::Materialised && workload.mode != Mode::Generate;
+    let attention = if materialised { Attention::Materialised } else { workload.attention };
+    Workload { attention, ..*workload }
+}
+
+/// Estimate of the passes over the logits of an unfused loss, relative to a fused one: a cast, a
+/// normaliser, a difference, a gather and their gradients each read and write them.
+const UNFUSED_LOSS: f64 = 3.5;
+
+/// Returns the factor on the bytes of a layer's memory-bound operations.
+fn passes(layer: &Layer, device: &Device, runtime: &Runtime) -> f64 {
+    match (&layer.kind, runtime.norms(), runtime.loss()) {
+        _ if !device.is_gpu() || device.emulated => 1.0,
+        (LayerKind::Head(_), _, LossKernel::Unfused) => UNFUSED_LOSS,
+        (LayerKind::Head(_), _, _) => 1.0,
+        (_, NormKernel::Unfused, _) => UNFUSED,
+        (_, NormKernel::Fused, _) => 1.0,
     }
 }
 
-pub(crate) fn layer_time(layer: &Layer, device: &Device, workload: &Workload) -> Option<LayerTime> {
+pub(crate) fn layer_time(
+    layer: &Layer,
+    device: &Device,
+    (workload, runtime): (&Workload, &Runtime),
+) -> Option<LayerTime> {
     let roofline = Roofline {
         device,
         data_type: compute_type(device, workload.precision),
         element: storage(device, workload.precision).bytes(),
         attention: workload.attention,
+        runtime,
+        passes: passes(layer, device, runtime),
     };
     let work = work(layer, workload);
     let (times, source) = times(layer, workload, &work, &roofline)?;
+    // Measured times include their launches.
+    let host = if source == Source::Roofline { launches(layer, &work, &roofline) } else { [Seconds::ZERO; 3] };
+    let shorter = |pass: usize| if times[pass] < host[pass] { times[pass] } else { host[pass] };
+    let queueing = [shorter(0), shorter(1), shorter(2)];
+    let times = [times[0].max(host[0]), times[1].max(host[1]), times[2].max(host[2])];
     let replay = measured(layer, workload, &roofline).map_or(Seconds::ZERO, |time| time.replay);
     let training = workload.mode == Mode::Train;
     let [forward, backward_input, backward_weight] = times;
@@ -250,6 +301,7 @@ pub(crate) fn layer_time(layer: &Layer, device: &Device, workload: &Workload) ->
         forward_traffic: roofline.traffic(&work.forward),
         backward_traffic: moved(passes, &work.backward_input) + moved(trains, &work.backward_weight),
         selective_share: selective_share(layer, workload, &roofline),
+        queueing: [queueing[0], when(passes, queueing[1]), when(trains, queueing[2])],
         source,
     })
 }

@@ -1,7 +1,7 @@
 //! Construction of a machine from a checked file: ids in file order, the graph, the routes.
 
 use crate::{
-    Device, DeviceKind, Efficiency, ElementwisePoints, GpuFile, Hardware, HardwareFile, LayerTimeFile, Link,
+    Attention, Device, DeviceKind, Efficiency, ElementwisePoints, GpuFile, Hardware, HardwareFile, LayerTimeFile, Link,
     MatmulPoints, MeasuredFile, MeasuredLayer, Memory, MemoryKind, Peak, Provenance, SocketFile,
     check::pageable,
     expand::{Parts, Placed},
@@ -202,6 +202,7 @@ impl Builder<'_> {
 
 fn gpu(file: &GpuFile, memory: MemoryId) -> Device {
     let mut efficiency = Efficiency::new(file.efficiency.as_ref(), false);
+    efficiency.attention = Attention::new(file.attention.as_ref());
     measured_points(&mut efficiency, &file.matmul, [&file.elementwise, &file.matvec]);
     Device {
         name: file.name.clone(),

@@ -1,8 +1,8 @@
 //! Checks of a machine: unique names, possible numbers, links with known ends.
 
 use crate::{
-    EfficiencyFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile,
-    NvmeFile, Peak, SocketFile,
+    AttentionFile, EfficiencyFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MatmulPoints,
+    MeasuredFile, NvmeFile, Peak, SocketFile,
     expand::{Parts, Placed},
     file::FORMAT_VERSION,
     report::Report,
@@ -163,6 +163,37 @@ impl Table<'_, '_> {
                 );
             }
         }
+        self.curve("efficiency", (&efficiency.rows, "rows"), (&efficiency.fraction, "fraction"));
+    }
+
+    fn attention(&mut self, attention: Option<&AttentionFile>) {
+        let Some(attention) = attention else { return };
+        let lengths = (attention.length.as_slice(), "length");
+        self.curve("attention", lengths, (&attention.head_128, "head-128"));
+        if !attention.head_64.is_empty() {
+            self.curve("attention", lengths, (&attention.head_64, "head-64"));
+        }
+        if let Some(factor) = attention.flash_2.filter(|factor| !(*factor > 0.0 && *factor <= 1.0)) {
+            self.error(
+                "attention.flash-2",
+                &format!("has a `flash-2` of {factor}, which is not above 0 and at most 1"),
+            );
+        }
+    }
+
+    /// Checks a share of the peak at each of some ascending sizes.
+    fn curve(&mut self, table: &str, (sizes, size): (&[u32], &str), (shares, share): (&[f64], &str)) {
+        if sizes.len() != shares.len() {
+            let message = format!("has {} {size} but {} values of `{share}`", sizes.len(), shares.len());
+            self.error(&format!("{table}.{share}"), &message);
+        }
+        if sizes.first() == Some(&0) || sizes.windows(2).any(|pair| pair[0] >= pair[1]) {
+            self.error(&format!("{table}.{size}"), &format!("has `{size}` that are not positive and ascending"));
+        }
+        if let Some(wrong) = shares.iter().find(|share| !(**share > 0.0 && **share <= 1.0)) {
+            let message = format!("has a `{share}` of {wrong}, which is not above 0 and at most 1");
+            self.error(&format!("{table}.{share}"), &message);
+        }
     }
 
     fn layer_times(&mut self, times: &[LayerTimeFile]) {
@@ -209,6 +240,7 @@ fn gpu(Placed { path, item }: &Placed<GpuFile>, report: &mut Report<'_>) {
     table.capacity(("memory", *item.memory), ("reserved", item.reserved));
     table.rates(&item.peak, &item.matmul, [&item.elementwise, &item.matvec]);
     table.efficiency(item.efficiency.as_ref());
+    table.attention(item.attention.as_ref());
     table.layer_times(&item.layer_time);
     table.positive("cores", item.cores);
     if item.cores.is_some() && !item.emulated {

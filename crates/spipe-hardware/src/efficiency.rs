@@ -5,7 +5,7 @@
 //! Parallel Computers, 1981): an operation of `n` units takes `startup + n / r∞`, so the rate is
 //! `r∞ · n / (n + n½)` with `n½ = r∞ · startup`, where `r∞` is a fraction of the peak.
 
-use crate::{DataType, EfficiencyFile};
+use crate::{Attention, DataType, EfficiencyFile};
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
 
@@ -23,6 +23,13 @@ pub struct Efficiency {
     /// Measured bandwidths of products of a row with a matrix read from memory, ascending in bytes
     /// of the matrix.
     pub matvec_points: Vec<(Bytes, BytesPerSecond)>,
+    /// The share of the peak by smallest dimension of a product, ascending; empty if the file does
+    /// not state it.
+    pub rows: Vec<(f64, f64)>,
+    /// The rates of fused attention kernels.
+    pub attention: Attention,
+    /// Whether the fraction of products is the default of its kind of device.
+    pub defaults: bool,
 }
 
 /// A rate that approaches a fraction of the peak as operations grow.
@@ -46,6 +53,14 @@ impl Saturation {
         (self.fraction * amount / (amount + half_size)).max(LEAST_SHARE)
     }
 }
+
+/// The shares of an A100 SXM by smallest dimension: medians of aiconfigurator's measured products
+/// (2025), the other dimensions at least 4,096.
+const KIN: [(f64, f64); 7] =
+    [(64.0, 0.31), (128.0, 0.55), (256.0, 0.74), (512.0, 0.79), (1024.0, 0.83), (4096.0, 0.89), (8192.0, 0.90)];
+
+/// The largest of these shares.
+const KIN_LARGEST: f64 = 0.90;
 
 /// The assumptions about a kind of device without an `efficiency` table.
 struct Defaults {
@@ -79,7 +94,33 @@ impl Efficiency {
             matmul_points: BTreeMap::new(),
             elementwise_points: Vec::new(),
             matvec_points: Vec::new(),
+            rows: file.map_or_else(Vec::new, |file| {
+                file.rows.iter().map(|rows| f64::from(*rows)).zip(file.fraction.iter().copied()).collect()
+            }),
+            attention: Attention::default(),
+            defaults: matmul.0.is_none(),
         }
+    }
+
+    /// Returns the share of the peak that a product reaches whose smallest dimension is `dimension`:
+    /// interpolated between the points of the file, proportional to the dimension below the least.
+    /// Without points it is the share of large products times the curve of an A100, its kin.
+    pub fn dimension_share(&self, dimension: u64) -> f64 {
+        let least = self.rows.first().map_or(KIN[0].0, |(least, _)| *least);
+        let part = (dimension as f64 / least).clamp(LEAST_SHARE, 1.0);
+        let kin = || interpolate(KIN.into_iter(), dimension as f64) * self.matmul.fraction / KIN_LARGEST;
+        let share = if self.rows.is_empty() { kin() } else { interpolate(self.rows.iter().copied(), dimension as f64) };
+        share * part
+    }
+
+    /// Returns the share of the peak that the largest products reach.
+    pub fn largest_share(&self) -> f64 {
+        self.rows.iter().map(|(_, share)| *share).reduce(f64::max).unwrap_or(self.matmul.fraction)
+    }
+
+    /// Whether the file states neither fractions, nor shares, nor measured points of products.
+    pub fn is_estimate(&self) -> bool {
+        self.defaults && self.rows.is_empty() && self.matmul_points.is_empty()
     }
 
     pub(crate) fn matmul_rate(&self, data_type: DataType, flops: Flops) -> Option<FlopsPerSecond> {
@@ -103,7 +144,7 @@ fn bandwidth(points: &[(Bytes, BytesPerSecond)], bytes: Bytes) -> Option<BytesPe
 
 /// Interpolates the rate at `size` between points in ascending order: linear over ln(size),
 /// constant beyond the ends.
-fn interpolate(points: impl Iterator<Item = (f64, f64)>, size: f64) -> f64 {
+pub(crate) fn interpolate(points: impl Iterator<Item = (f64, f64)>, size: f64) -> f64 {
     let mut below: Option<(f64, f64)> = None;
     for (at, rate) in points {
         if size <= at {

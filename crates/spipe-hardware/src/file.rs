@@ -162,6 +162,8 @@ pub struct GpuFile {
     pub cores: Option<u32>,
     /// The efficiency of operations relative to the peaks.
     pub efficiency: Option<EfficiencyFile>,
+    /// The rates of fused attention kernels.
+    pub attention: Option<AttentionFile>,
     /// Measured rates of matmuls.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub matmul: MatmulPoints,
@@ -181,6 +183,24 @@ pub struct GpuFile {
     pub source: Option<String>,
 }
 
+/// The shares of the arithmetic peak that fused attention kernels reach in a forward, counting the
+/// causal half alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct AttentionFile {
+    /// Lengths of sequences, ascending.
+    pub length: Vec<u32>,
+    /// The share at each length with heads of 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub head_64: Vec<f64>,
+    /// The share at each length with heads of 128.
+    pub head_128: Vec<f64>,
+    /// The factor on these shares of the kernel `flash-2`; 1 if not given.
+    pub flash_2: Option<f64>,
+    /// The source of these numbers.
+    pub source: Option<String>,
+}
+
 /// The efficiency of operations without measured points: their rate is
 /// `fraction × work / (work + fraction × peak × startup)` times the peak.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -195,6 +215,13 @@ pub struct EfficiencyFile {
     pub elementwise_fraction: Option<f64>,
     /// The time of such a kernel in addition to its bytes at that bandwidth.
     pub elementwise_startup: Option<Text<Seconds>>,
+    /// Smallest dimensions of products, ascending, for the shares of `fraction`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<u32>,
+    /// The share of the arithmetic peak that products with these smallest dimensions reach, used by
+    /// runtimes whose `products` are by `smallest-dimension`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fraction: Vec<f64>,
     /// The source of these numbers.
     pub source: Option<String>,
 }
@@ -359,6 +386,7 @@ impl GpuFile {
             emulated: false,
             cores: None,
             efficiency: None,
+            attention: None,
             matmul: MatmulPoints::new(),
             elementwise: ElementwisePoints::new(),
             matvec: ElementwisePoints::new(),

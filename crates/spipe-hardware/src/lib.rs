@@ -14,6 +14,7 @@
 //!
 //! A [`Runtime`] is what executes a plan on the machine; [`Hardware::under`] joins the two.
 
+mod attention;
 mod build;
 mod check;
 mod device;
@@ -31,11 +32,12 @@ mod runtime;
 mod topology;
 mod words;
 
+pub use attention::{Attention, AttentionShape};
 pub use device::{Device, DeviceKind, Link, MeasuredLayer, Memory, MemoryKind, Provenance, Route};
 pub use efficiency::{Efficiency, Saturation};
 pub use file::{
-    DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile, HardwareFile, LayerTimeFile, LinkFile,
-    MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
+    AttentionFile, DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile, HardwareFile, LayerTimeFile,
+    LinkFile, MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
 };
 pub use fitted::FittedFile;
 pub use hardware::Hardware;

@@ -2,9 +2,9 @@
 //! reports each one, substitutes a placeholder, and continues.
 
 use crate::{
-    AttentionKernel, CollectiveRates, DataType, DramFile, EfficiencyFile, FactorsFile, FittedFile, GpuFile,
-    HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile, LayerTimeFile, LinkFile, LossKernel, MeasuredFile,
-    NodeFile, NormKernel, NvmeFile, ProductRates, RuntimeFile, SocketFile, VectorExtension,
+    AttentionFile, AttentionKernel, CollectiveRates, DataType, DramFile, EfficiencyFile, FactorsFile, FittedFile,
+    GpuFile, HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile, LayerTimeFile, LinkFile, LossKernel,
+    MeasuredFile, NodeFile, NormKernel, NvmeFile, ProductRates, RuntimeFile, SocketFile, VectorExtension,
     report::{Report, Source},
     words::Word,
 };
@@ -449,12 +449,13 @@ tables! {
     }
     DramFile "dram" { name capacity bandwidth reserved pageable_bandwidth }
     GpuFile "gpu" {
-        name memory memory_bandwidth peak reserved launch_floor peer_access emulated cores efficiency matmul
+        name memory memory_bandwidth peak reserved launch_floor peer_access emulated cores efficiency attention matmul
         elementwise matvec layer_time measured source
     }
     EfficiencyFile "table of efficiencies" {
-        matmul_fraction matmul_startup elementwise_fraction elementwise_startup source
+        matmul_fraction matmul_startup elementwise_fraction elementwise_startup rows fraction source
     }
+    AttentionFile "table of attention" { length head_64 head_128 flash_2 source }
     LayerTimeFile "layer time" { layer data_type forward backward_input backward_weight replay }
     MeasuredFile "measurement" { date command spread }
     NvmeFile "nvme" { name capacity read write reserved latency source }

@@ -40,7 +40,9 @@ pub use footprint::{
 pub use knob::Knob;
 pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Knobs, Placement};
 pub use plan::{ExpectedError, Gain, Outcome, OutcomeStatus, Plan};
-pub use remarks::{contrast_remark, fullness_remarks, hybrid_remarks, precision_remark, prompt_remark};
+pub use remarks::{
+    contrast_remark, estimate_remark, fullness_remarks, hybrid_remarks, precision_remark, prompt_remark,
+};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
 pub use system::{Dealing, Family, System};

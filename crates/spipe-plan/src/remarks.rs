@@ -3,6 +3,7 @@
 //! - The devices compute in a wider type than the workload's ([`precision_remark`]).
 //! - A contrastive loss is split over microbatches ([`contrast_remark`]).
 //! - A generation plan has no memory for the prompts ([`prompt_remark`]).
+//! - The rates of a GPU are defaults ([`estimate_remark`]).
 //! - A plan fills nearly all of a memory ([`fullness_remarks`]).
 //! - A pipeline over GPUs and CPU sockets has one of four faults ([`hybrid_remarks`]): a socket is
 //!   so slow that the GPUs starve; a socket is on the far side of the machine; adjacent CPU stages
@@ -10,7 +11,8 @@
 
 use crate::{Context, Placement, Plan, Stage};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId, readable::percent};
-use spipe_cost::{Mode, Workload};
+use spipe_cost::{Mode, Source, Workload};
+use spipe_hardware::Device;
 use spipe_model::LayerKind;
 use std::collections::BTreeMap;
 
@@ -183,4 +185,17 @@ pub fn fullness_remarks(plan: &Plan) -> Vec<Diagnostic> {
         (share > FULL).then(|| Diagnostic::warning(message()).hint(hint))
     };
     plan.peaks().into_iter().filter_map(remark).collect()
+}
+
+/// A remark if the rates of a GPU that computes layers from their shapes are defaults.
+pub fn estimate_remark(context: &Context<'_>) -> Option<Diagnostic> {
+    let computed = |device: DeviceId| {
+        let source = |layer| context.cost.time(layer, device).map(|time| time.source);
+        context.cost.layers().any(|layer| source(layer) == Some(Source::Roofline))
+    };
+    let guessed =
+        |(id, device): &(DeviceId, &Device)| device.is_gpu() && device.efficiency.is_estimate() && computed(*id);
+    let (_, device) = context.hardware.devices().enumerate().find(guessed)?;
+    let message = format!("the rates of `{}` are estimates: its profile states no `efficiency`", device.name);
+    Some(Diagnostic::warning(message).hint("state what its products reach, or measure them with `spipe calibrate`"))
 }

@@ -1,6 +1,6 @@
 //! The work of a stage on one microbatch.
 
-use spipe_base::{Bytes, LayerId, Seconds};
+use spipe_base::{Bytes, LayerId, LayerRange, Seconds};
 use spipe_cost::LayerTime;
 use spipe_model::Recompute;
 use spipe_plan::{Context, Stage};
@@ -44,6 +44,23 @@ impl StageWork {
             backward_input: (input_time + replay, input_traffic),
             backward_weight: sum(all, &|time| (time.backward_weight, half(time))),
         }
+    }
+
+    /// The computations of `stage` where its host waits for the copies before each pass: the device's
+    /// queue is empty, and the times of host and device add up.
+    pub fn after_copies(context: &Context<'_>, stage: &Stage) -> Self {
+        let mut work = Self::of(context, stage);
+        let queueing = |layers: LayerRange, pass: usize| -> Seconds {
+            let times = layers.iter().filter_map(|layer| context.cost.time(layer, stage.device));
+            times.map(|time| time.queueing[pass]).sum()
+        };
+        work.forward.0 = work.forward.0 + queueing(stage.layers, 0);
+        if let Some(again) = stage.recomputed_layers() {
+            work.recompute.0 = work.recompute.0 + queueing(again, 0);
+        }
+        work.backward_input.0 = work.backward_input.0 + queueing(stage.layers, 1);
+        work.backward_weight.0 = work.backward_weight.0 + queueing(stage.layers, 2);
+        work
     }
 
     /// The fused backward.

@@ -85,6 +85,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let remarks = [
         spipe_plan::precision_remark(&context, placement),
         spipe_plan::contrast_remark(&context),
+        spipe_plan::estimate_remark(&context),
         spipe_plan::prompt_remark(&found.plan),
     ];
     let full = spipe_plan::fullness_remarks(&found.plan);

@@ -1,7 +1,7 @@
 //! The machine of a placement as the frame of its program.
 
 use crate::{Channel, ProgramBuilder, Shape};
-use spipe_base::{IdVec, LinkId};
+use spipe_base::{IdVec, LinkId, SimTime};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Placement};
 
@@ -41,6 +41,11 @@ pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBu
         hardware.links().iter().map(|link| Channel { name: link.name.clone(), bandwidth: link.bandwidth }).collect();
     for channel in &channels {
         builder.channel(&channel.name, channel.bandwidth);
+    }
+    let pause = SimTime::from_seconds(hardware.runtime().iteration());
+    let paused = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu() && !device.emulated);
+    if pause > SimTime::ZERO {
+        paused.for_each(|(id, _)| builder.pause(id, pause));
     }
     builder
 }

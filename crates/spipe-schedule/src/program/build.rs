@@ -23,6 +23,8 @@ pub struct ProgramBuilder {
     turns: Vec<Vec<ActionId>>,
     /// The lanes of each device by the last word of their name.
     lanes_of: BTreeMap<DeviceId, Vec<(String, LaneId)>>,
+    /// See [`ProgramBuilder::pause`].
+    pauses: BTreeMap<DeviceId, SimTime>,
 }
 
 impl ProgramBuilder {
@@ -40,7 +42,13 @@ impl ProgramBuilder {
             precedences: Vec::new(),
             leaving: Vec::new(),
         };
-        Self { program, edges: Vec::new(), turns: Vec::new(), lanes_of: BTreeMap::new() }
+        Self { program, edges: Vec::new(), turns: Vec::new(), lanes_of: BTreeMap::new(), pauses: BTreeMap::new() }
+    }
+
+    /// Lets the compute lane of `device` end each iteration `time` later: its last action takes longer
+    /// by as much.
+    pub fn pause(&mut self, device: DeviceId, time: SimTime) {
+        self.pauses.insert(device, time);
     }
 
     /// Adds a memory.
@@ -155,6 +163,7 @@ impl ProgramBuilder {
             }
             Err(fault) => faults.push(fault),
         }
+        add_pauses(&mut program, &self.pauses);
         faults.extend(check::program(&program));
         faults.or(program)
     }
@@ -194,6 +203,14 @@ fn order_lanes(program: &mut Program, turns: &[Vec<ActionId>]) -> Result<Vec<Edg
         }
     }
     Ok(edges)
+}
+
+fn add_pauses(program: &mut Program, pauses: &BTreeMap<DeviceId, SimTime>) {
+    for lane in program.lanes.iter().filter(|lane| lane.role == LaneRole::Compute) {
+        if let (Some(last), Some(pause)) = (lane.queue.last(), pauses.get(&lane.device)) {
+            program.actions[*last].work += *pause;
+        }
+    }
 }
 
 /// The edges of a program that feeds back: the first layer of each microbatch waits for the last

@@ -96,7 +96,18 @@ impl Station {
             backward,
             passes_gradient: context.passes_gradient(layers),
             cache,
-            work: StageWork::of(context, &stage),
+            work: if waits(context, placement, id) {
+                StageWork::after_copies(context, &stage)
+            } else {
+                StageWork::of(context, &stage)
+            },
         }
     }
+}
+
+/// Whether the host of a stage waits for copies before the passes of the stage: under a runtime that
+/// does, where a neighbour is on another device.
+fn waits(context: &Context<'_>, placement: &Placement, id: StageId) -> bool {
+    let crosses = Boundary::around(placement, id).contains(&Boundary::Across);
+    crosses && context.hardware.runtime().waits_for_copies()
 }
