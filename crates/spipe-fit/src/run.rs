@@ -147,8 +147,19 @@ impl Work {
         }
     }
 
-    /// Returns the peak of each memory, by name.
+    /// Returns the peak of each memory as tools of the system show it, by name: with contexts,
+    /// communicators, buckets, and the share that allocators lose.
     pub fn peaks(&self) -> BTreeMap<String, Bytes> {
+        let hardware = self.hardware();
+        let counted = self.counted_peaks().into_iter();
+        let shown = |(memory, bytes): (String, Bytes)| {
+            let peak = shown_peak(hardware, &memory, bytes);
+            (memory, peak)
+        };
+        counted.map(shown).collect()
+    }
+
+    fn counted_peaks(&self) -> BTreeMap<String, Bytes> {
         match self {
             Self::Planned(plan) => {
                 let memories = plan.context().hardware.memories();
@@ -164,6 +175,19 @@ impl Work {
             }
         }
     }
+}
+
+/// Returns what the system shows for `memory` if `counted` bytes of it are used.
+fn shown_peak(hardware: &Hardware, memory: &str, counted: Bytes) -> Bytes {
+    let Some(memory) = hardware.memory(memory).map(|id| &hardware.memories()[id]) else { return counted };
+    let runtime = hardware.runtime();
+    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
+    let (beside, lost) = match memory.kind {
+        MemoryKind::Gpu => (runtime.context(gpus) + runtime.buckets(), runtime.allocator_share()),
+        MemoryKind::Dram => (Bytes::ZERO, runtime.host_share()),
+        MemoryKind::Nvme => (Bytes::ZERO, 0.0),
+    };
+    if lost > 0.0 { Bytes::from_f64(counted.as_f64() / (1.0 - lost)) + beside } else { counted + beside }
 }
 
 /// A measured run that can be predicted.

@@ -120,8 +120,11 @@ fn shared(options: &[String], run: &Stated, (model, hardware, runtime): On) -> R
         return Err(Failure::argument(reason, "give other degrees, or another batch"));
     };
     let best = &priced[best];
-    if !best.cost.fits() {
-        let message = format!("each GPU needs at least {} and has {}", best.cost.memory, best.cost.usable);
+    // The run was measured: what its runtime may lose does not count against it.
+    let gpus = hardware.devices().iter().filter(|device| device.is_gpu());
+    let capacity = gpus.map(|gpu| hardware.memories()[gpu.memory].capacity).min().unwrap_or_default();
+    if best.cost.memory > capacity {
+        let message = format!("each GPU needs at least {} and has {capacity}", best.cost.memory);
         return Err(Failure::Infeasible(Diagnostic::error(message)));
     }
     let (workload, spread) = (best.workload, best.spread);
