@@ -38,6 +38,14 @@ pub fn talk(message: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{message}");
 }
 
+/// Shows what is under way on the last line of a terminal, in place of what was shown before;
+/// nothing where stderr is no terminal.
+pub fn progress(message: &str) {
+    if std::io::stderr().is_terminal() {
+        let _ = write!(std::io::stderr().lock(), "\r\x1b[K{message}");
+    }
+}
+
 /// Prints data to stdout.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();

@@ -25,7 +25,7 @@ use spipe_trace::{Holder, MemoryTrack};
 use std::collections::{BTreeMap, BTreeSet};
 
 const PAGE: &str = include_str!("html/page.html");
-const STYLE: &str = include_str!("html/style.css");
+const STYLE: &str = concat!(include_str!("html/colors.css"), include_str!("html/style.css"));
 const SCRIPT: &str =
     concat!(include_str!("html/model.js"), include_str!("html/view.js"), include_str!("html/controls.js"));
 

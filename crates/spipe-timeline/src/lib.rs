@@ -37,6 +37,7 @@
 //! # Ok::<(), spipe_timeline::DrawError>(())
 //! ```
 
+mod bars;
 mod canvas;
 mod chart;
 mod error;
@@ -47,12 +48,16 @@ mod picture;
 mod plot;
 mod scale;
 mod scene;
+mod strip;
+mod systems;
 mod text;
 
+pub use bars::{Bar, Bars, bars_png, bars_svg};
 pub use chart::{png, svg};
 pub use error::DrawError;
 pub use html::html;
 pub use perfetto::perfetto;
 pub use picture::Picture;
 pub use plot::{Axis, Plot, Scale, Series, plot_png, plot_svg};
+pub use systems::{SystemCell, SystemRow, Systems, systems_page};
 pub use text::text;

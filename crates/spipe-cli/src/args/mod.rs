@@ -2,6 +2,7 @@
 
 mod fit;
 mod export;
+mod compare_systems;
 mod given;
 mod machine;
 mod model;
@@ -15,6 +16,7 @@ mod trace;
 
 pub use export::{Export, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
+pub use compare_systems::CompareSystems;
 pub use given::Given;
 pub use machine::{Calibrate, Hardware, HardwareImport, HardwareShow, HardwareTransfer};
 pub use model::{Model, ModelImport, ModelShow};
@@ -86,6 +88,8 @@ pub enum Command {
     /// Predict tensor and data parallelism, in closed form
     #[command(subcommand)]
     Baseline(Baseline),
+    /// Plan and predict every system on one model and machine, side by side
+    CompareSystems(CompareSystems),
     /// Predict the iteration of a plan
     Simulate(Simulate),
     /// Draw one trace, or two on the same time axis

@@ -3,6 +3,7 @@
 mod baseline;
 mod calibrate;
 mod compare;
+mod compare_systems;
 mod demo;
 mod fit;
 mod export;
@@ -34,6 +35,7 @@ pub fn run(args: &Args, given: &Given) -> Result<(), Failure> {
         Command::Hardware(what) => hardware::run(what, format),
         Command::Plan(what) => plan::run(what, given, format),
         Command::Baseline(what) => baseline::run(what, given, format),
+        Command::CompareSystems(what) => compare_systems::run(what, given, format),
         Command::Simulate(what) => simulate::run(what, format),
         Command::Run(what) => run::run(what, given, format),
         Command::Timeline(what) => timeline::run(what, given),

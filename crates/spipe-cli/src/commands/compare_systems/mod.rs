@@ -1,0 +1,160 @@
+//! `spipe compare-systems`: every system on one model and machine, side by side.
+
+mod data_parallel;
+mod figures;
+mod pictures;
+mod table;
+
+use crate::{
+    Failure, args,
+    args::{Format, Given},
+    idle::Idle,
+    input, interrupt, output,
+    output::Target,
+    planning::{self, Request},
+};
+use figures::{Compared, Planned};
+use serde::Serialize;
+use spipe_cost::{Mode, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model};
+use spipe_plan::System;
+use spipe_planner::Pins;
+use spipe_sim::{Options, simulate};
+use std::{collections::BTreeSet, str::FromStr, sync::atomic::Ordering};
+
+/// The gap at which the search of one system ends early: that of `spipe plan`.
+const GAP: f64 = 0.005;
+
+/// The name of plain data parallelism, which is no system of plans.
+const DATA_PARALLEL: &str = "data-parallel";
+
+/// Plans and simulates each system, and prints and draws their figures.
+pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result<(), Failure> {
+    let (limit, stop) = (input::limit(what.time_limit)?, interrupt::flag());
+    let inputs = [what.model.as_str(), what.hardware.as_str()];
+    let page = what.output.as_deref().map(|path| pictures::page_target(path, &inputs)).transpose()?;
+    let plot = what.plot.as_deref().map(|path| pictures::plot_target(path, &inputs)).transpose()?;
+    let case = Case::new(what, given)?;
+    let threads = what.threads.map_or_else(planning::cores, |threads| threads.clamp(1, planning::cores()));
+    let mut all = Vec::new();
+    for system in &case.systems {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        output::progress(&format!("{system} …"));
+        let request = Request {
+            model: &case.model,
+            hardware: &case.hardware,
+            workloads: case.workloads.clone(),
+            systems: vec![*system],
+            planner: "ilp",
+            time_limit: limit,
+            gap: GAP,
+            threads,
+            stop: &stop,
+            pins: Pins::default(),
+            start: None,
+            host_help: true,
+        };
+        all.push(compared(*system, &request)?);
+    }
+    if case.data_parallel {
+        all.push(data_parallel::compared(&case.model, &case.hardware, &case.workloads));
+    }
+    output::progress("");
+    if let Some(target) = page {
+        target.write(pictures::page(&case.title(), &all).as_bytes())?;
+    }
+    if let Some((target, kind)) = plot {
+        target.write(&pictures::plot(kind, &case.title(), &all)?)?;
+    }
+    let data = Data { format_version: 1, model: case.model.name(), hardware: case.hardware.name(), systems: &all };
+    if matches!(what.output.as_deref(), Some("-")) {
+        return Ok(());
+    }
+    output::report(format, &table::human(&case.title(), &all), &data)
+}
+
+/// The figures of one system, or why it has none.
+fn compared(system: System, request: &Request<'_>) -> Result<Compared, Failure> {
+    let found = match planning::search(request) {
+        Ok(found) => found,
+        Err(failure) => return Compared::refused(system.name(), failure),
+    };
+    let program = planning::program(&found.plan)?;
+    let simulation = simulate(&program, &Options::default());
+    Ok(Compared::of(system.name(), Planned { plan: &found.plan, program: &program }, simulation.trace))
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Data<'a> {
+    format_version: u32,
+    model: &'a str,
+    hardware: &'a str,
+    systems: &'a [Compared],
+}
+
+/// The model, machine, workloads and systems to compare.
+struct Case {
+    model: Model,
+    hardware: Hardware,
+    template: Workload,
+    workloads: Vec<Workload>,
+    systems: Vec<System>,
+    data_parallel: bool,
+}
+
+impl Case {
+    fn new(what: &args::CompareSystems, given: &Given) -> Result<Self, Failure> {
+        let model = input::model(&what.model)?;
+        let hardware = input::part(input::hardware(&what.hardware)?, &what.devices)?;
+        let mode = input::mode(&model, what.mode)?;
+        Idle::among(given)
+            .options_if(mode != Mode::Train, &["optimizer", "clip-norm"], "in inference", "leave it out")
+            .options_if(
+                !input::attends(&model),
+                &["materialised-attention"],
+                "to a model without known attention",
+                "leave it out",
+            )
+            .refuse()?;
+        let template = Workload {
+            mode,
+            seq_len: input::seq_len(&model, what.seq_len)?,
+            microbatch: 1,
+            microbatches: 1,
+            precision: what.precision,
+            optimizer: what.optimizer,
+            attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
+            clip_norm: what.clip_norm,
+        };
+        let workloads = planning::workloads(template, what.global_batch, &what.microbatch)?;
+        let (systems, data_parallel) = systems(&what.system)?;
+        Ok(Self { model, hardware, template, workloads, systems, data_parallel })
+    }
+
+    fn title(&self) -> String {
+        let (batch, verb) = (self.workloads.first().map_or(0, Workload::global_batch), self.template.mode);
+        format!("{} on {}, {verb}, {batch} × {} tokens", self.model.name(), self.hardware.name(), self.template.seq_len)
+    }
+}
+
+/// The systems with these names, in the order of `System::ALL`, and whether data parallelism is
+/// among them; all if there are no names.
+fn systems(names: &[String]) -> Result<(Vec<System>, bool), Failure> {
+    if names.is_empty() || names.iter().any(|name| name.trim() == "auto") {
+        return Ok((System::ALL.to_vec(), true));
+    }
+    let (mut chosen, mut data_parallel) = (BTreeSet::new(), false);
+    for name in names.iter().map(|name| name.trim()) {
+        if name == DATA_PARALLEL {
+            data_parallel = true;
+            continue;
+        }
+        let hint = format!("or {DATA_PARALLEL}; leave `--system` out to compare all");
+        chosen.insert(System::from_str(name).map_err(|message| Failure::argument(message, hint))?);
+    }
+    Ok((System::ALL.into_iter().filter(|system| chosen.contains(system)).collect(), data_parallel))
+}
