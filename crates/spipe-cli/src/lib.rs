@@ -4,6 +4,7 @@
 //! ```text
 //! args ─► commands ─┬─ input         models, profiles, plans and traces, by path or shipped name
 //!                   ├─ planning      the search for a plan, and questions that need several searches
+//!                   ├─ explaining    changes and pitfalls of a plan, judged by the simulator
 //!                   ├─ calibration   a profile of this machine
 //!                   ├─ running       a plan on real devices, with data, progress and checkpoints
 //!                   ├─ report        tables and sentences for people
@@ -17,6 +18,7 @@ mod calibration;
 mod commands;
 mod executors;
 mod exporting;
+mod explaining;
 mod failure;
 mod idle;
 mod input;

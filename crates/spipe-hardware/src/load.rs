@@ -32,18 +32,25 @@ impl Hardware {
         Self::checked(parsed, Report::new(Source { file, text: "", root: None }))
     }
 
+    /// Returns its file with a table for each GPU, socket and link, so that one of several equal items
+    /// can be changed.
+    pub fn expanded(&self) -> HardwareFile {
+        let source = Source { file: self.name(), text: "", root: None };
+        let parts = Parts::new(self.file(), &mut Report::new(source));
+        let mut file = self.file().clone();
+        file.gpu = parts.gpus.into_iter().map(|part| part.item).collect();
+        file.socket = parts.sockets.into_iter().map(|part| part.item).collect();
+        file.link = parts.links.into_iter().map(|part| part.item).collect();
+        file
+    }
+
     /// Returns the same machine with `more` bytes in each of the `memories` of GPUs and sockets.
     ///
     /// # Errors
     /// All faults of the larger machine.
     pub fn with_larger(&self, memories: &[MemoryId], more: Bytes) -> Result<Self, Faults> {
-        let source = Source { file: self.name(), text: "", root: None };
-        // Tables that stand for several equal items are expanded, so that one item can differ.
-        let parts = Parts::new(self.file(), &mut Report::new(source));
         let larger = |name: &str| memories.iter().any(|memory| self.memories()[*memory].name == name);
-        let mut file = self.file().clone();
-        file.gpu = parts.gpus.into_iter().map(|part| part.item).collect();
-        file.socket = parts.sockets.into_iter().map(|part| part.item).collect();
+        let mut file = self.expanded();
         for gpu in file.gpu.iter_mut().filter(|gpu| larger(&gpu.name)) {
             gpu.memory.0 += more;
         }

@@ -1,19 +1,28 @@
 //! The critical cycle of a steady iteration: actions that each start when the one before permits.
 
-use crate::{Options, engine::Engine, report};
+use crate::{
+    Options,
+    engine::{Engine, State},
+    report,
+};
 use spipe_base::{ActionId, ActionKind, SimTime, StageId};
 use spipe_schedule::{Anchor, Precedence, Program};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The most actions with equal or earlier ends that are looked at for a stand-in.
+const LOOK_BACK: usize = 64;
 
 /// An action of the iteration that is the given number of iterations before the last one.
-type At = (i64, ActionId);
+pub(crate) type At = (i64, ActionId);
 
 /// Steady iterations, traversed backwards.
-struct Steady<'e, 'a> {
+pub(crate) struct Steady<'e, 'a> {
     program: &'a Program,
     engine: &'e Engine<'a>,
     /// In ns.
     period: i64,
+    /// Whether the last iteration repeats the one before.
+    repeats: bool,
     /// By action, the precedences that it waits for.
     before: Vec<Vec<&'a Precedence>>,
     /// By action, its predecessor on its lane, and the number of iterations in between.
@@ -47,7 +56,7 @@ const fn passes(kind: ActionKind) -> bool {
 }
 
 impl<'e, 'a> Steady<'e, 'a> {
-    fn new(program: &'a Program, engine: &'e Engine<'a>, period: SimTime) -> Self {
+    pub fn new(program: &'a Program, engine: &'e Engine<'a>, period: SimTime) -> Self {
         let mut before = vec![Vec::new(); program.actions().len()];
         for precedence in program.precedences() {
             before[precedence.to.index()].push(precedence);
@@ -62,20 +71,86 @@ impl<'e, 'a> Steady<'e, 'a> {
             }
         }
         let period = period.as_ns() as i64;
-        let mut this = Self { program, engine, period, before, in_lane, ends: Vec::new() };
+        let repeats = engine.repeats();
+        let mut this = Self { program, engine, period, repeats, before, in_lane, ends: Vec::new() };
         this.ends = program.actions().ids().map(|action| (this.end((0, action)), action)).collect();
         this.ends.sort_unstable();
         this
     }
 
-    fn start(&self, (back, action): At) -> i64 {
-        let last = &self.engine.rounds[self.engine.whole() as usize - 1];
-        last.states[action.index()].start.as_ns() as i64 - back * self.period
+    /// The state of an action `back` iterations before the last one, and the time by which that of
+    /// another iteration differs from it. Iterations that do not repeat are known as far as they are
+    /// kept.
+    fn state(&self, (back, action): At) -> (&State, i64) {
+        let last = self.engine.whole() as usize - 1;
+        let kept = usize::try_from(back).ok().filter(|back| !self.repeats && *back <= last);
+        let round = kept.map(|back| &self.engine.rounds[last - back]).filter(|round| !round.states.is_empty());
+        match round {
+            Some(round) => (&round.states[action.index()], 0),
+            None => (&self.engine.rounds[last].states[action.index()], -back * self.period),
+        }
     }
 
-    fn end(&self, (back, action): At) -> i64 {
-        let last = &self.engine.rounds[self.engine.whole() as usize - 1];
-        last.states[action.index()].end.as_ns() as i64 - back * self.period
+    /// The start of an action on the clock, in ns.
+    pub fn start(&self, at: At) -> i64 {
+        let (state, shift) = self.state(at);
+        state.start.as_ns() as i64 + shift
+    }
+
+    /// The end of an action on the clock, in ns.
+    pub fn end(&self, at: At) -> i64 {
+        let (state, shift) = self.state(at);
+        state.end.as_ns() as i64 + shift
+    }
+
+    /// Whether the guard of an action was not met.
+    pub fn is_skipped(&self, action: ActionId) -> bool {
+        self.state((0, action)).0.skipped
+    }
+
+    /// Whether the iteration of an action exists: a single one has none before or after it.
+    pub fn exists(&self, (back, _): At) -> bool {
+        back == 0 || self.engine.whole() > 1
+    }
+
+    /// The start of the last iteration on the clock, in ns.
+    pub fn origin(&self) -> Option<i64> {
+        let last = self.engine.whole().checked_sub(1)?;
+        self.engine.rounds[last as usize].first.map(|first| first.as_ns() as i64)
+    }
+
+    /// The action at the end of the critical path, with the end of the path: of repeating iterations
+    /// the first action of the next one, which starts there; otherwise the one that ends last.
+    pub fn last(&self, length: i64) -> Option<(At, i64)> {
+        let runs = |action: &ActionId| !self.is_skipped(*action);
+        if self.repeats {
+            let first = self.program.actions().ids().filter(runs).min_by_key(|action| self.start((0, *action)))?;
+            return Some(((-1, first), self.start((0, first)) + length));
+        }
+        let last = self.program.actions().ids().filter(runs).max_by_key(|action| self.end((0, *action)))?;
+        Some(((0, last), self.end((0, last))))
+    }
+
+    /// Whether `before` let `at` start, with a latency in between.
+    pub fn lets(&self, before: At, (back, action): At) -> bool {
+        let from = |precedence: &&&Precedence| (back + i64::from(precedence.distance), precedence.from) == before;
+        self.before[action.index()].iter().any(|precedence| from(&precedence))
+    }
+
+    /// The action that let another one start, none of `but`.
+    pub fn let_start_but(&self, at: At, but: &BTreeSet<At>) -> Option<At> {
+        self.let_start_among(at, &|before| !but.contains(&before) && self.exists(before))
+    }
+
+    /// The action that ends last at or before `moment` and starts before it, none of `but`: a stand-in
+    /// where nothing let an action start at its very time.
+    pub fn latest_end(&self, moment: i64, but: &BTreeSet<At>) -> Option<At> {
+        let of = |back: i64| {
+            let place = self.ends.partition_point(|(end, _)| end - back * self.period <= moment);
+            let earlier = self.ends[..place].iter().rev().map(|(_, action)| (back, *action));
+            earlier.take(LOOK_BACK).find(|at| self.start(*at) < moment && !but.contains(at))
+        };
+        (-1..=2).filter(|back| self.exists((*back, ActionId::new(0)))).filter_map(of).max_by_key(|at| self.end(*at))
     }
 
     /// The actions of a critical cycle, each with the time from its start to that of the next one,
@@ -106,7 +181,12 @@ impl<'e, 'a> Steady<'e, 'a> {
     }
 
     /// The action that let another one start: by a precedence, on its lane, or by releasing memory.
-    fn let_start(&self, (back, action): At) -> Option<At> {
+    fn let_start(&self, at: At) -> Option<At> {
+        self.let_start_among(at, &|_| true)
+    }
+
+    /// The same among the actions that `may` accepts.
+    fn let_start_among(&self, (back, action): At, may: &dyn Fn(At) -> bool) -> Option<At> {
         let start = self.start((back, action));
         let from = |precedence: &Precedence| (back + i64::from(precedence.distance), precedence.from);
         let met = |precedence: &&&Precedence| {
@@ -116,12 +196,14 @@ impl<'e, 'a> Steady<'e, 'a> {
             };
             at + precedence.lag.as_ns() as i64 == start
         };
-        let by_data = self.before[action.index()].iter().find(met).map(|precedence| from(precedence));
+        let allowed = |precedence: &&&Precedence| may(from(precedence));
+        let by_data = self.before[action.index()].iter().filter(allowed).find(met).map(|precedence| from(precedence));
         let in_lane = || {
             let (before, distance) = self.in_lane[action.index()]?;
-            Some((back + distance, before)).filter(|before| self.end(*before) == start)
+            Some((back + distance, before)).filter(|before| may(*before) && self.end(*before) == start)
         };
-        let by_memory = || (back - 1..=back + 2).find_map(|back| self.ended(start, (back, action)));
+        let by_memory =
+            || (back - 1..=back + 2).find_map(|back| self.ended(start, (back, action)).filter(|before| may(*before)));
         by_data.or_else(in_lane).or_else(by_memory)
     }
 

@@ -19,14 +19,16 @@
 mod critical;
 mod engine;
 mod lanes;
+mod load;
 mod memory;
 mod network;
 mod options;
 mod report;
 mod simulate;
 mod transfer;
+mod why;
 
 pub use options::{Iterations, Options};
 pub use report::Simulation;
-pub use simulate::{is_ok, iteration_time, iteration_time_within, simulate, waits};
+pub use simulate::{is_ok, iteration_time, iteration_time_within, simulate, simulate_explained, waits};
 pub use transfer::{Transfer, TransferError, transfers};

@@ -62,6 +62,7 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
         arrows,
         idle,
         memories: memories(program, &engine.memories, origin, origin + window),
+        explanation: None,
     };
     Simulation { trace, steady, actions: engine.simulated }
 }

@@ -4,6 +4,7 @@ use crate::{
     Options, critical,
     engine::{End, Engine},
     report::{self, Simulation},
+    why,
 };
 use spipe_base::{SimTime, StageId};
 use spipe_schedule::Program;
@@ -15,6 +16,18 @@ pub fn simulate(program: &Program, options: &Options) -> Simulation {
     let mut engine = Engine::new(program, options);
     let end = engine.run();
     report::simulation(program, options, &engine, &end)
+}
+
+/// Runs `program`, and explains its last iteration in the trace: what lanes wait for, and the
+/// critical path. An iteration that ran out of memory has no explanation.
+pub fn simulate_explained(program: &Program, options: &Options) -> Simulation {
+    let mut engine = Engine::new(program, options);
+    let end = engine.run();
+    let mut simulation = report::simulation(program, options, &engine, &end);
+    if matches!(end, End::Done { .. }) {
+        simulation.trace.explanation = Some(why::explanation((program, options), &engine, &simulation));
+    }
+    simulation
 }
 
 /// The steady iteration time of `program`; `None` if it runs out of memory.

@@ -87,6 +87,7 @@ mod tests {
             arrows: Vec::new(),
             idle: Vec::new(),
             memories: Vec::new(),
+            explanation: None,
         }
     }
 

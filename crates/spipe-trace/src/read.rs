@@ -129,6 +129,7 @@ mod tests {
             arrows: Vec::new(),
             idle: vec![idle],
             memories: Vec::new(),
+            explanation: None,
         };
         from_json(&to_json(&trace)).err().map(|error| error.to_string())
     }

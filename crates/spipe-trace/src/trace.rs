@@ -1,5 +1,6 @@
 //! The trace record.
 
+use crate::Explanation;
 use serde::{Deserialize, Serialize};
 use spipe_base::{ActionKind, Bytes, IdleCause, LaneId, LaneRole, SimTime, Subject};
 
@@ -45,6 +46,9 @@ pub struct Trace {
     pub idle: Vec<Idle>,
     /// The memories.
     pub memories: Vec<MemoryTrack>,
+    /// Why the iteration takes as long as it does, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<Explanation>,
 }
 
 /// Whether an iteration finished.

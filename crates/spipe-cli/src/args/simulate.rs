@@ -15,6 +15,13 @@ pub struct Simulate {
     /// does, not the steady state
     #[arg(long)]
     pub once: bool,
+    /// Explain the iteration: what lanes wait for and why, the critical path, changes that help, and
+    /// pitfalls. With `--output`, the explanation is in the trace
+    #[arg(long, conflicts_with = "once")]
+    pub explain: bool,
+    /// The folder to write the plan of each change that helps into
+    #[arg(long, requires = "explain")]
+    pub changes: Option<String>,
     /// The trace to write
     #[arg(short, long)]
     pub output: Option<String>,

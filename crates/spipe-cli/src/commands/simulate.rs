@@ -1,12 +1,20 @@
 //! `spipe simulate`.
 
-use crate::{Failure, args, args::Format, input, output, output::Target, planning, report::trace::human};
+use crate::{
+    Failure, args,
+    args::Format,
+    explaining, input, interrupt, output,
+    output::Target,
+    planning,
+    report::{explanation, trace::human},
+};
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, LaneId, LaneRole, SimTime, readable::percent};
 use spipe_plan::Plan;
-use spipe_sim::{Iterations, Options, Simulation, simulate};
-use spipe_trace::{Metrics, Status, Trace};
-use std::collections::BTreeMap;
+use spipe_schedule::Program;
+use spipe_sim::{Iterations, Options, Simulation, simulate, simulate_explained};
+use spipe_trace::{Explanation, Metrics, Status, Trace};
+use std::{collections::BTreeMap, path::Path};
 
 /// Simulates a plan, prints the result and writes the trace.
 pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
@@ -22,7 +30,12 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     let program = planning::program(&plan)?;
     let options = Options::default();
     let iterations = if what.once { Iterations::One } else { options.iterations };
-    let simulation = simulate(&program, &Options { iterations, ..options });
+    let options = Options { iterations, ..options };
+    let simulation = if what.explain {
+        explained(what, (&plan, &program), simulate_explained(&program, &options))?
+    } else {
+        simulate(&program, &options)
+    };
     let remarks = remarks(&plan, &simulation.trace);
     for remark in &remarks {
         output::talk(&remark.to_string());
@@ -33,7 +46,9 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     }
     if !to_stdout {
         let data = data((&plan, &simulation), program.actions().len(), &remarks);
-        output::report(format, &human(&simulation.trace), &data)?;
+        let iteration = simulation.trace.iteration.to_ms();
+        let why = simulation.trace.explanation.as_ref().map(|explained| explanation::human(explained, iteration));
+        output::report(format, &(human(&simulation.trace) + &why.unwrap_or_default()), &data)?;
     }
     match &simulation.trace.status {
         Status::Ok => Ok(()),
@@ -45,6 +60,30 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
             .hint("plan again, or recompute more layers"),
         )),
     }
+}
+
+/// A simulation with the changes and pitfalls of its plan in the explanation of its trace.
+fn explained(
+    what: &args::Simulate,
+    (plan, program): (&Plan, &Program),
+    mut simulation: Simulation,
+) -> Result<Simulation, Failure> {
+    let Some(mut explanation) = simulation.trace.explanation.take() else { return Ok(simulation) };
+    let stop = interrupt::flag();
+    let case = explaining::Explained { plan, iteration: simulation.trace.iteration, stop: &stop };
+    output::progress("trying changes …");
+    for (number, mut tried) in explaining::changes(case).into_iter().enumerate() {
+        if let Some(folder) = &what.changes {
+            let name = format!("change-{}.json", number + 1);
+            Target::in_folder(Path::new(folder), &name)?.write(tried.plan.to_json().as_bytes())?;
+            tried.change.replay = Some(format!("spipe simulate {}", Path::new(folder).join(name).display()));
+        }
+        explanation.changes.push(tried.change);
+    }
+    explanation.pitfalls = explaining::pitfalls(case, program);
+    output::progress("");
+    simulation.trace.explanation = Some(explanation);
+    Ok(simulation)
 }
 
 #[derive(Serialize)]
@@ -61,6 +100,8 @@ struct Data {
     actions: usize,
     steady: bool,
     remarks: Vec<Remark>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explanation: Option<Explanation>,
 }
 
 #[derive(Serialize)]
@@ -132,5 +173,6 @@ fn data((plan, simulation): (&Plan, &Simulation), actions: usize, remarks: &[Dia
             .iter()
             .map(|remark| Remark { message: remark.message.clone(), hint: remark.hint.clone() })
             .collect(),
+        explanation: trace.explanation.clone(),
     }
 }

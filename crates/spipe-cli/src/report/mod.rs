@@ -2,6 +2,7 @@
 
 pub mod calibration;
 pub mod comparison;
+pub mod explanation;
 pub mod fit;
 pub mod pareto;
 pub mod picture;

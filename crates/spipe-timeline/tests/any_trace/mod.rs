@@ -150,6 +150,7 @@ pub fn any_trace() -> impl Strategy<Value = Trace> {
             arrows,
             idle,
             memories,
+            explanation: None,
         },
     )
 }

@@ -1,0 +1,16 @@
+//! What would make a plan faster, and what makes it slow: changes and pitfalls, each judged by the
+//! simulator.
+//!
+//! ```text
+//! Plan ─┬─ changes    tried on plan or machine: planned again, simulated ─► the best three
+//!       └─ pitfalls   the iteration less the iteration with a cause removed
+//! ```
+
+mod changes;
+mod machines;
+mod pitfalls;
+mod trial;
+
+pub use changes::changes;
+pub use pitfalls::pitfalls;
+pub use trial::Explained;
