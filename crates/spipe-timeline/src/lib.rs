@@ -60,4 +60,4 @@ pub use perfetto::perfetto;
 pub use picture::Picture;
 pub use plot::{Axis, Plot, Scale, Series, plot_png, plot_svg};
 pub use systems::{SystemCell, SystemRow, Systems, systems_page};
-pub use text::text;
+pub use text::{Window, text, text_in};

@@ -1,8 +1,9 @@
 //! Colours, letters and names of actions and idle causes.
 //!
-//! The colours are those of Okabe and Ito ("Color Universal Design", 2008), with lighter and darker
-//! tones for groups: blue for forward, warm for backward, purple for transfers, green for the
-//! optimizer. Tones of one group differ in lightness, so they are distinguishable without hue.
+//! The colours are close to those of Okabe and Ito ("Color Universal Design", 2008), with lighter and
+//! darker tones for groups: blue for forward, warm for backward, purple for transfers, green for the
+//! optimizer. They were moved as little as possible until any two differ by a CIEDE2000 of 11 for
+//! people with protanopia, deuteranopia and tritanopia.
 
 use spipe_base::{ActionKind, IdleCause, Payload};
 
@@ -78,15 +79,15 @@ impl Family {
     /// Returns the fill colour of its bars.
     pub(crate) const fn color(self) -> Color {
         match self {
-            Self::Forward => [0x00, 0x72, 0xB2],
+            Self::Forward => [0x09, 0x74, 0xB5],
             Self::Recompute => [0x56, 0xB4, 0xE9],
             Self::Backward => [0xD5, 0x5E, 0x00],
-            Self::BackwardInput => [0xE6, 0x9F, 0x00],
-            Self::BackwardWeight => [0xF0, 0xE4, 0x42],
-            Self::Boundary => [0xCC, 0x79, 0xA7],
-            Self::Weights => [0xA0, 0x2C, 0x80],
+            Self::BackwardInput => [0xE7, 0xA0, 0x04],
+            Self::BackwardWeight => [0xF2, 0xEA, 0x3F],
+            Self::Boundary => [0xCD, 0x76, 0xA6],
+            Self::Weights => [0x98, 0x31, 0x6D],
             Self::Offload => [0xEF, 0xC8, 0xDD],
-            Self::Collective => [0x4E, 0x3D, 0xB4],
+            Self::Collective => [0x46, 0x37, 0xAF],
             Self::Optimizer => [0x00, 0x9E, 0x73],
             Self::Control => [0x40, 0x40, 0x40],
         }
@@ -179,26 +180,79 @@ pub(crate) fn hex(color: Color) -> String {
 mod tests {
     use super::*;
 
-    /// Simulates how a dichromat sees a colour (Viénot, Brettel and Mollon 1999, on linear light).
+    /// Simulates how a dichromat sees a colour, in CIELAB under D65: a matrix on linear light.
     fn seen_by(matrix: [[f64; 3]; 3], color: Color) -> [f64; 3] {
-        let linear = color.map(|part| (f64::from(part) / 255.0).powf(2.2));
-        matrix
-            .map(|row| row.iter().zip(linear).map(|(weight, part)| weight * part).sum::<f64>().max(0.0).powf(1.0 / 2.2))
+        let linear = color.map(|part| {
+            let part = f64::from(part) / 255.0;
+            if part <= 0.04045 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
+        });
+        let product = |rows: [[f64; 3]; 3], column: [f64; 3]| {
+            rows.map(|row| row.iter().zip(column).map(|(weight, part)| weight * part).sum::<f64>())
+        };
+        let seen = product(matrix, linear).map(|part| part.clamp(0.0, 1.0));
+        let to_xyz = [
+            [0.412_456_4, 0.357_576_1, 0.180_437_5],
+            [0.212_672_9, 0.715_152_2, 0.072_175],
+            [0.019_333_9, 0.119_192, 0.950_304_1],
+        ];
+        let [x, y, z] = product(to_xyz, seen);
+        let root = |t: f64| if t > 216.0 / 24389.0 { t.cbrt() } else { (24389.0 / 27.0 * t + 16.0) / 116.0 };
+        let [x, y, z] = [root(x / 0.950_47), root(y), root(z / 1.088_83)];
+        [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
     }
 
-    fn distance(left: [f64; 3], right: [f64; 3]) -> f64 {
-        left.iter().zip(right).map(|(left, right)| (left - right).powi(2)).sum::<f64>().sqrt()
+    /// The difference of two colours in CIELAB (Sharma, Wu and Dalal, "The CIEDE2000 color-difference
+    /// formula", 2005).
+    fn ciede2000([l1, a1, b1]: [f64; 3], [l2, a2, b2]: [f64; 3]) -> f64 {
+        let seventh = |c: f64| (c.powi(7) / (c.powi(7) + 25f64.powi(7))).sqrt();
+        let g = 0.5 * (1.0 - seventh(a1.hypot(b1).midpoint(a2.hypot(b2))));
+        let (a1, a2) = (a1 * (1.0 + g), a2 * (1.0 + g));
+        let (c1, c2) = (a1.hypot(b1), a2.hypot(b2));
+        let hue = |a: f64, b: f64| b.atan2(a).to_degrees().rem_euclid(360.0);
+        let (h1, h2) = (hue(a1, b1), hue(a2, b2));
+        let turn = (h2 - h1 + 180.0).rem_euclid(360.0) - 180.0;
+        let grey = c1 * c2 <= 0.0;
+        let dh = if grey { 0.0 } else { 2.0 * (c1 * c2).sqrt() * (turn / 2.0).to_radians().sin() };
+        let (l, c) = (l1.midpoint(l2), c1.midpoint(c2));
+        let h = if grey { h1 + h2 } else { (h1 + turn / 2.0).rem_euclid(360.0) };
+        let cos = |angle: f64| angle.to_radians().cos();
+        let t = 1.0 - 0.17 * cos(h - 30.0) + 0.24 * cos(2.0 * h) + 0.32 * cos(3.0 * h + 6.0) - 0.2 * cos(4.0 * h - 63.0);
+        let rotation = -2.0 * seventh(c) * (60.0 * (-((h - 275.0) / 25.0).powi(2)).exp()).to_radians().sin();
+        let sl = 1.0 + 0.015 * (l - 50.0).powi(2) / (20.0 + (l - 50.0).powi(2)).sqrt();
+        let (dl, dc) = ((l2 - l1) / sl, (c2 - c1) / (1.0 + 0.045 * c));
+        let dh = dh / (1.0 + 0.015 * c * t);
+        (dl * dl + dc * dc + dh * dh + rotation * dc * dh).sqrt()
+    }
+
+    #[test]
+    fn differences_are_those_of_the_published_pairs() {
+        // Pairs of table 1 of Sharma et al.
+        for (one, other, difference) in [
+            ([50.0, 2.6772, -79.7751], [50.0, 0.0, -82.7485], 2.0425),
+            ([50.0, 0.0, 0.0], [50.0, -1.0, 2.0], 2.3669),
+            ([60.2574, -34.0099, 36.2677], [60.4626, -34.1751, 39.4387], 1.2644),
+        ] {
+            assert!((ciede2000(one, other) - difference).abs() < 1e-4, "{}", ciede2000(one, other));
+        }
     }
 
     #[test]
     fn families_stay_apart_for_dichromats() {
-        let deuteranopia = [[0.292_75, 0.707_25, 0.0], [0.292_75, 0.707_25, 0.0], [-0.022_34, 0.022_34, 1.0]];
-        let protanopia = [[0.112_38, 0.887_62, 0.0], [0.112_38, 0.887_62, 0.0], [0.004_01, -0.004_01, 1.0]];
-        for matrix in [deuteranopia, protanopia] {
+        let all = [
+            ("everybody", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+            // Machado, Oliveira and Fernandes 2009, table 1, severity 1.0.
+            ("protanopia", [[0.152_286, 1.052_583, -0.204_868], [0.114_503, 0.786_281, 0.099_216], [-0.003_882, -0.048_116, 1.051_998]]),
+            ("deuteranopia", [[0.367_322, 0.860_646, -0.227_968], [0.280_085, 0.672_501, 0.047_413], [-0.011_82, 0.042_94, 0.968_881]]),
+            ("tritanopia", [[1.255_528, -0.076_749, -0.178_779], [-0.078_411, 0.930_809, 0.147_602], [0.004_733, 0.691_367, 0.303_9]]),
+            // Viénot, Brettel and Mollon 1999.
+            ("protanopia, 1999", [[0.112_38, 0.887_62, 0.0], [0.112_38, 0.887_62, 0.0], [0.004_01, -0.004_01, 1.0]]),
+            ("deuteranopia, 1999", [[0.292_75, 0.707_25, 0.0], [0.292_75, 0.707_25, 0.0], [-0.022_34, 0.022_34, 1.0]]),
+        ];
+        for (eyes, matrix) in all {
             for (index, left) in Family::ALL.iter().enumerate() {
                 for right in &Family::ALL[index + 1..] {
-                    let apart = distance(seen_by(matrix, left.color()), seen_by(matrix, right.color()));
-                    assert!(apart > 0.14, "{left:?} and {right:?} are only {apart:.3} apart");
+                    let apart = ciede2000(seen_by(matrix, left.color()), seen_by(matrix, right.color()));
+                    assert!(apart >= 10.0, "{left:?} and {right:?} are only {apart:.1} apart with {eyes}");
                 }
             }
         }

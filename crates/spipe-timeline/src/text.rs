@@ -12,12 +12,13 @@
 
 use crate::{
     Picture,
-    palette::Family,
+    palette::{Color, Family, cause_color, ink_on},
     scale::{duration, percent, ticks},
     scene::{Scene, Track, clean},
+    strip::Shown,
 };
 use spipe_base::{Bytes, LaneId, LaneRole, SimTime};
-use spipe_trace::{MemoryTrack, Span};
+use spipe_trace::{MemoryTrack, Span, Trace};
 use std::{collections::BTreeSet, fmt::Write as _};
 
 /// The smallest number of columns of the chart.
@@ -29,17 +30,36 @@ const LITTLE: char = ',';
 /// The width of the busy share at the end of a line.
 const SHARE: usize = 9;
 
+/// The window in which a chart is drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Its width, in characters.
+    pub width: usize,
+    /// The most lanes that are drawn; `None` for all. Below them is the number of the others.
+    pub lanes: Option<usize>,
+    /// Whether bars have the colours of their actions, in the 256 colours of terminals. Letters stay,
+    /// so that the chart can be read without.
+    pub colored: bool,
+}
+
 /// Draws the chart in lines of about `width` characters.
 pub fn text(picture: &Picture, width: usize) -> String {
+    text_in(picture, Window { width, lanes: None, colored: false })
+}
+
+/// Draws the chart in a window.
+pub fn text_in(picture: &Picture, window: Window) -> String {
     let scene = Scene::of(picture);
-    let page = Page::new(&scene, width);
+    let width = window.width;
+    let page = Page::new(&scene, window);
     let notes = scene.notes().into_iter().map(|note| format!("note: {note}"));
     let words = std::iter::once(scene.title.clone()).chain(scene.facts()).chain(notes).chain(scene.faults());
     let mut lines: Vec<String> = words.flat_map(|line| wrap(&line, width)).collect();
     lines.push(String::new());
     lines.extend(page.ruler());
     let (mut device, mut short) = (None, false);
-    for row in &scene.rows {
+    let most = window.lanes.unwrap_or(usize::MAX);
+    for row in scene.rows.iter().take(most) {
         if device.is_some_and(|device| device != &row.device) {
             lines.push(String::new());
         }
@@ -48,9 +68,12 @@ pub fn text(picture: &Picture, width: usize) -> String {
             let name = if index == 0 { row.name.as_str() } else { "" };
             let share = track.busy_share(lane).map(percent).unwrap_or_default();
             let bars = page.bars(track, lane, row.role);
-            short |= bars.contains(LITTLE);
-            lines.push(page.line(name, number, &bars, &share));
+            short |= bars.iter().any(|cell| cell.letter == LITTLE);
+            lines.push(page.line(name, number, &page.painted(&bars), &share));
         }
+    }
+    if scene.rows.len() > most {
+        lines.push(format!("… and {} more lanes", scene.rows.len() - most));
     }
     if !scene.memories.is_empty() {
         lines.push(String::new());
@@ -63,12 +86,23 @@ pub fn text(picture: &Picture, width: usize) -> String {
         }
     }
     lines.push(String::new());
-    lines.extend(legend(&scene, short).into_iter().chain(summary(&scene)).flat_map(|line| wrap(&line, width)));
+    lines.extend(page.legend(short).into_iter().chain(summary(&scene)).flat_map(|line| wrap(&line, width)));
     let mut text = String::new();
     for line in lines {
         let _infallible = writeln!(text, "{}", line.trim_end());
     }
     text
+}
+
+/// The number of characters of `text` outside escape sequences, each of which ends with an `m`.
+fn visible(text: &str) -> usize {
+    let mut escaped = false;
+    let shows = |letter: char| {
+        let hidden = escaped || letter == '\x1b';
+        escaped = hidden && letter != 'm';
+        !hidden
+    };
+    text.chars().map(shows).filter(|shown| *shown).count()
 }
 
 /// Breaks a line into lines of at most `width` characters; lines after the first are indented.
@@ -78,7 +112,7 @@ fn wrap(line: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in line.split(' ') {
         match lines.last_mut() {
-            Some(last) if last.chars().count() + 1 + word.chars().count() <= width => {
+            Some(last) if visible(last) + 1 + visible(word) <= width => {
                 last.push(' ');
                 last.push_str(word);
             }
@@ -96,10 +130,41 @@ struct Page<'s> {
     names: usize,
     labels: usize,
     columns: usize,
+    colored: bool,
+}
+
+/// A character of a bar, with what it shows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Cell {
+    letter: char,
+    shown: Option<Shown>,
+}
+
+impl Cell {
+    /// The escape sequence before it: actions on their colour, bubbles in that of their cause.
+    fn escape(self) -> String {
+        match self.shown {
+            Some(Shown::Busy(family)) => {
+                let ink = if ink_on(family.color()) == [0; 3] { 16 } else { 231 };
+                format!("\x1b[48;5;{};38;5;{ink}m", xterm(family.color()))
+            }
+            Some(Shown::Idle(cause)) => format!("\x1b[38;5;{}m", xterm(cause_color(cause))),
+            None => String::new(),
+        }
+    }
+}
+
+/// The nearest colour of the 6 × 6 × 6 cube of terminals with 256 colours; its levels are 0, 95, 135,
+/// 175, 215 and 255.
+fn xterm(color: Color) -> u8 {
+    const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
+    let level = |part: u8| (0u8..6).min_by_key(|level| LEVELS[usize::from(*level)].abs_diff(part)).unwrap_or(0);
+    let [red, green, blue] = color.map(level);
+    16 + 36 * red + 6 * green + blue
 }
 
 impl<'s> Page<'s> {
-    fn new(scene: &'s Scene<'s>, width: usize) -> Self {
+    fn new(scene: &'s Scene<'s>, Window { width, colored, .. }: Window) -> Self {
         let length = |text: &str| text.chars().count();
         let lanes = scene.rows.iter().map(|row| length(&row.name));
         let memories = scene.memories.iter().map(|row| length(&row.name) + 7);
@@ -110,7 +175,7 @@ impl<'s> Page<'s> {
             0
         };
         let columns = width.saturating_sub(names + labels + 2 + SHARE).clamp(LEAST, 10_000);
-        Self { scene, names, labels, columns }
+        Self { scene, names, labels, columns, colored }
     }
 
     fn line(&self, name: &str, track: usize, bars: &str, share: &str) -> String {
@@ -154,29 +219,41 @@ impl<'s> Page<'s> {
         [format!("{unit:<indent$}{}", labels.trim_end()), format!("{:<indent$}{marks}  busy", "")]
     }
 
+    /// The characters of cells, with colours if the page has any.
+    fn painted(&self, cells: &[Cell]) -> String {
+        let same = |one: &Cell, next: &Cell| one.shown == next.shown;
+        let run = |run: &[Cell]| {
+            let letters: String = run.iter().map(|cell| cell.letter).collect();
+            let escape = if self.colored { run[0].escape() } else { String::new() };
+            if escape.is_empty() { letters } else { format!("{escape}{letters}\x1b[0m") }
+        };
+        cells.chunk_by(same).map(run).collect()
+    }
+
     /// Draws the bars and bubbles of a lane.
-    fn bars(&self, track: &Track, lane: LaneId, role: LaneRole) -> String {
+    fn bars(&self, track: &Track, lane: LaneId, role: LaneRole) -> Vec<Cell> {
         let spans: Vec<&Span> = track.spans(lane).map(|(_, span)| span).collect();
         // Short transfers are shown; short actions between bubbles would hide the bubbles.
         let least = if role == LaneRole::Compute { 2 } else { u64::MAX };
         let owners = self.owners(&spans, least);
-        let mut line = vec![' '; self.columns];
+        let mut line = vec![Cell { letter: ' ', shown: None }; self.columns];
         for interval in track.idle(lane) {
             let (from, to) = (self.column(interval.start), self.column(interval.end));
-            line[from..to].fill('.');
+            line[from..to].fill(Cell { letter: '.', shown: Some(Shown::Idle(interval.cause)) });
         }
         let mut column = 0;
         while column < self.columns {
             let owner = owners[column];
             let length = owners[column..].iter().take_while(|other| **other == owner).count();
             if let Some(owner) = owner {
+                let shown = Some(Shown::Busy(Family::of(spans[owner.span].kind)));
                 for (place, letter) in line[column..column + length].iter_mut().zip(owner.letters(&spans)) {
-                    *place = letter;
+                    *place = Cell { letter, shown };
                 }
             }
             column += length;
         }
-        line.into_iter().collect()
+        line
     }
 
     /// Returns the span that takes most of each column, if spans take at least one `least`-th of
@@ -253,29 +330,37 @@ fn bar(span: &Span) -> impl Iterator<Item = char> {
     std::iter::once(first).chain(number).chain(std::iter::repeat(rest))
 }
 
-/// Explains the characters in use; `short` if there are short transfers.
-fn legend(scene: &Scene, short: bool) -> Option<String> {
-    let spans = scene.tracks.iter().flat_map(|track| &track.trace.spans);
-    let families: BTreeSet<Family> = spans.map(|span| Family::of(span.kind)).collect();
-    let mut words: Vec<(char, &str)> = Vec::new();
-    for family in families {
-        let word = family.name().split(" (").next().unwrap_or_default();
-        let (letter, word) = (family.letters().0, if family.letters().0 == TRANSFER { "transfer" } else { word });
-        if !words.contains(&(letter, word)) {
-            words.push((letter, word));
+impl Page<'_> {
+    /// Explains the characters in use; `short` if there are short transfers. With colours, each family
+    /// has an entry of its own.
+    fn legend(&self, short: bool) -> Option<String> {
+        let scene = self.scene;
+        let spans = scene.tracks.iter().flat_map(|track| &track.trace.spans);
+        let families: BTreeSet<Family> = spans.map(|span| Family::of(span.kind)).collect();
+        let mut words: Vec<(char, &str, Option<Family>)> = Vec::new();
+        for family in families {
+            let (letter, word) = (family.letters().0, family.name().split(" (").next().unwrap_or_default());
+            let word = if letter == TRANSFER && !self.colored { "transfer" } else { word };
+            if !words.iter().any(|known| (known.0, known.1) == (letter, word)) {
+                words.push((letter, word, Some(family)));
+            }
         }
+        if let Some(transfer) = words.iter().position(|(letter, ..)| *letter == TRANSFER).filter(|_| short) {
+            words.insert(transfer + 1, (LITTLE, "short transfers", None));
+        }
+        if scene.tracks.iter().any(|track| !track.trace.idle.is_empty()) {
+            words.push(('.', "idle", None));
+        }
+        let word = |(letter, word, family): (char, &str, Option<Family>)| {
+            let letter = self.painted(&[Cell { letter, shown: family.map(Shown::Busy) }]);
+            format!("{letter} {word}")
+        };
+        let mut words: Vec<String> = words.into_iter().map(word).collect();
+        if !scene.memories.is_empty() {
+            words.push("0 to 9, # tenths of a memory".into());
+        }
+        (!words.is_empty()).then(|| words.join("   "))
     }
-    if let Some(transfer) = words.iter().position(|(letter, _)| *letter == TRANSFER).filter(|_| short) {
-        words.insert(transfer + 1, (LITTLE, "short transfers"));
-    }
-    if scene.tracks.iter().any(|track| !track.trace.idle.is_empty()) {
-        words.push(('.', "idle"));
-    }
-    let mut words: Vec<String> = words.into_iter().map(|(letter, word)| format!("{letter} {word}")).collect();
-    if !scene.memories.is_empty() {
-        words.push("0 to 9, # tenths of a memory".into());
-    }
-    (!words.is_empty()).then(|| words.join("   "))
 }
 
 /// Lists idle time by cause and memory peaks for each track.
@@ -284,6 +369,7 @@ fn summary(scene: &Scene) -> Vec<String> {
     for track in &scene.tracks {
         let label = if scene.is_double() { format!("{} ", track.label) } else { String::new() };
         lines.extend(idle_line(track).map(|causes| format!("{label}idle: {causes}")));
+        lines.extend(waits(track.trace).into_iter().map(|wait| format!("{label}{wait}")));
         for memory in &track.trace.memories {
             let of = memory.capacity.map(|capacity| format!(" of {capacity}")).unwrap_or_default();
             let holders: Vec<String> = memory
@@ -297,6 +383,17 @@ fn summary(scene: &Scene) -> Vec<String> {
         }
     }
     lines
+}
+
+/// The longest waits of a trace that was explained, each with the resource behind it.
+fn waits(trace: &Trace) -> Vec<String> {
+    const MOST: usize = 4;
+    let explained = trace.explanation.iter().flat_map(|explanation| &explanation.waits);
+    let wait = |wait: &spipe_trace::Wait| {
+        let by = wait.resource.as_ref().map(|resource| format!(", by way of {}", clean(resource)));
+        format!("{} waits {:.1} ms: {}{}", clean(&wait.lane), wait.ms, wait.cause, by.unwrap_or_default())
+    };
+    explained.take(MOST).map(wait).collect()
 }
 
 fn idle_line(track: &Track) -> Option<String> {

@@ -34,9 +34,10 @@ pub struct Timeline {
     pub trace: String,
     /// Another trace, drawn below it on the same time axis
     pub second: Option<String>,
-    /// The picture to write: .svg, .png, .html, .txt or .perfetto.json; - for text on stdout
+    /// The picture to write: .svg, .png, .html, .txt or .perfetto.json; - for text on stdout. Without
+    /// it, a chart that fits the terminal is printed, in colour unless NO_COLOR is set
     #[arg(short, long)]
-    pub output: String,
+    pub output: Option<String>,
 }
 
 /// Two traces.
