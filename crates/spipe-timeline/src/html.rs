@@ -4,6 +4,7 @@
 //! | part | file |
 //! |---|---|
 //! | words, legend, tables | `html/page.html`, a minijinja template |
+//! | explanations, differences of two traces | `html/panels.rs` |
 //! | light, dark and printed looks | `html/style.css` |
 //! | the traces and what can be asked of them | `html/model.js` |
 //! | drawing what is visible | `html/view.js` |
@@ -12,6 +13,8 @@
 //! The traces are embedded as JSON columns, with one number per span and column, so 50,000 spans
 //! take a few megabytes. The page's content security policy forbids network access.
 
+mod panels;
+
 use crate::{
     Picture,
     palette::{Family, cause_code, cause_color, cause_meaning, hex, ink_on},
@@ -19,6 +22,7 @@ use crate::{
     scene::{Row, Scene, Track, clean},
 };
 use minijinja::Environment;
+use panels::{Differences, ExplanationPanel, differences, explanations};
 use serde::Serialize;
 use spipe_base::{ActionKind, Bytes, IdleCause, LaneId, SimTime};
 use spipe_trace::{Holder, MemoryTrack};
@@ -27,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const PAGE: &str = include_str!("html/page.html");
 const STYLE: &str = concat!(include_str!("html/colors.css"), include_str!("html/style.css"));
 const SCRIPT: &str =
-    concat!(include_str!("html/model.js"), include_str!("html/view.js"), include_str!("html/controls.js"));
+    concat!(include_str!("html/model.js"), include_str!("html/view.js"), include_str!("html/controls.js"), include_str!("systems/sort.js"));
 
 /// Draws the page.
 pub fn html(picture: &Picture) -> String {
@@ -55,6 +59,8 @@ struct Page {
     causes: Vec<CauseEntry>,
     rows: Vec<LaneEntry>,
     memories: Vec<MemoryEntry>,
+    explanations: Vec<ExplanationPanel>,
+    differences: Option<Differences>,
     style: &'static str,
     script: &'static str,
     data: String,
@@ -113,6 +119,8 @@ impl Page {
             causes,
             rows,
             memories,
+            explanations: explanations(scene),
+            differences: differences(scene),
             style: STYLE,
             script: SCRIPT,
             data: Data::of(scene).to_script(),

@@ -184,7 +184,14 @@ function wheel(event) {
 
 function keyDown(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const typing = event.target.closest("input, textarea, select"), pressing = event.target.closest("button, summary, a");
+  if (typing || (pressing && ["Enter", " "].includes(event.key))) return;
+  const scrolls = lanes.box.scrollHeight > lanes.box.clientHeight + 1;
+  if (["ArrowUp", "ArrowDown"].includes(event.key) && !event.shiftKey && !scrolls) return;
   const actions = {
+    w: () => zoom(0.7, state.time ?? middle()), s: () => zoom(1 / 0.7, state.time ?? middle()), a: () => pan(-0.15), d: () => pan(0.15),
+    "?": () => { const help = byId("help"); help.open = !help.open; },
+    "/": () => byId("search").focus(),
     "+": () => zoom(0.7, middle()), "=": () => zoom(0.7, middle()), "-": () => zoom(1 / 0.7, middle()),
     "0": () => show(0, END), Home: () => show(0, state.to - state.from), End: () => show(END, 2 * END),
     ArrowLeft: () => event.shiftKey ? step(-1, 0) : pan(-0.15),
@@ -198,9 +205,10 @@ function keyDown(event) {
       show(track.start[span] - 2 * length, track.end[span] + 2 * length);
     },
   };
-  if (actions[event.key]) {
+  const action = actions[event.key] || actions[event.key.toLowerCase()];
+  if (action) {
     event.preventDefault();
-    actions[event.key]();
+    action();
   }
 }
 
@@ -238,7 +246,39 @@ for (const pane of panes) {
   canvas.addEventListener("pointercancel", stop);
   canvas.addEventListener("pointerleave", () => { state.hover = state.time = null; tip.hidden = true; redraw(); });
 }
-lanes.canvas.addEventListener("keydown", keyDown);
+document.addEventListener("keydown", keyDown);
+
+// Actions whose label, kind or lane contains the words, in the order of lanes and time.
+let matches = [], match = -1;
+function search(words) {
+  matches = [];
+  match = -1;
+  const wanted = words.trim().toLowerCase();
+  if (wanted) {
+    for (const track of tracks) {
+      for (const span of track.order) {
+        const text = `${track.labelOf(span)} ${track.kindOf(span).name} ${laneOf(track, span)}`;
+        if (text.toLowerCase().includes(wanted)) matches.push({ track, span });
+      }
+    }
+  }
+  byId("found").textContent = wanted ? `${matches.length} found` : "";
+  if (matches.length) nextMatch(1);
+  else choose(null);
+}
+
+function nextMatch(by) {
+  if (!matches.length) return;
+  match = (match + by + matches.length) % matches.length;
+  byId("found").textContent = `${match + 1} of ${matches.length}`;
+  choose(matches[match], true);
+}
+
+byId("search").addEventListener("input", (event) => search(event.target.value));
+byId("search").addEventListener("keydown", (event) => {
+  if (event.key === "Enter") nextMatch(event.shiftKey ? -1 : 1);
+  if (event.key === "Escape") event.target.blur();
+});
 
 for (const button of document.querySelectorAll(".legend button")) {
   const [kind, number] = button.dataset.family !== undefined ? ["family", button.dataset.family] : ["cause", button.dataset.cause];

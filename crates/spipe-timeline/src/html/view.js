@@ -2,7 +2,7 @@
 const root = document.documentElement;
 const byId = (id) => document.getElementById(id);
 const chart = byId("chart"), axis = byId("axis");
-const RIGHT = 66, AXIS = 30, BAR = double ? 19 : 24, GAP = 5, DEVICE_GAP = 9, MEMORY = 58;
+const AXIS = 30, BAR = double ? 19 : 24, GAP = 5, DEVICE_GAP = 9, MEMORY = 58;
 const FONT = 'system-ui, "DejaVu Sans", Verdana, sans-serif';
 const pen = document.createElement("canvas").getContext("2d");
 
@@ -51,7 +51,7 @@ function hatch(color) {
 pen.font = `600 12px ${FONT}`;
 const DEVICES = Math.min(150, Math.max(0, ...data.rows.map((row) => pen.measureText(row.device).width), 0)) + 12;
 pen.font = `12px ${FONT}`;
-const TRACKS = double ? Math.max(...tracks.map((track) => pen.measureText(track.label).width * 0.8)) + 10 : 0;
+const TRACKS = double ? Math.max(...tracks.map((track) => pen.measureText(track.label).width)) + 10 : 0;
 const names = data.rows.map((row) => pen.measureText(row.short).width);
 const LEFT = 12 + Math.max(DEVICES + Math.min(180, Math.max(60, ...names)) + 10 + TRACKS, 130);
 
@@ -108,7 +108,9 @@ function prepare(canvas, width, height) {
 
 // Reading the width forces a layout of the page, so it is read once per drawing.
 let paneWidth = 0;
-const plotWidth = () => Math.max(50, paneWidth - LEFT - RIGHT);
+// On a narrow screen the chart has the room of the busy shares; the table has them too.
+const right = () => paneWidth < 480 ? 8 : 72;
+const plotWidth = () => Math.max(50, paneWidth - LEFT - right());
 const toX = (time) => LEFT + (time - state.from) / (state.to - state.from) * plotWidth();
 const toTime = (x) => state.from + (x - LEFT) / plotWidth() * (state.to - state.from);
 
@@ -173,16 +175,16 @@ function paintName(ink, width, placed, top) {
   ink.fillStyle = theme.quiet;
   tracks.forEach((track) => {
     const share = placed.row.share[track.index], y = top + (track.index + 0.5) * BAR;
-    ink.font = `10px ${FONT}`;
+    ink.font = `12px ${FONT}`;
     if (double && placed.row.lanes[track.index] !== null) ink.fillText(track.label, LEFT - 7, y);
-    ink.font = `11px ${FONT}`;
-    if (share !== null) ink.fillText(percent(share), width - 10, y);
+    ink.font = `12px ${FONT}`;
+    if (share !== null && right() > 8) ink.fillText(percent(share), width - 10, y);
   });
 }
 
 function paintBubbles(ink, track, row, top) {
   const idle = track.rows[row].idle, bottom = top + BAR - 1;
-  ink.font = `10px ${FONT}`;
+  ink.font = `12px ${FONT}`;
   ink.textAlign = "center";
   let last = -1;
   for (let at = track.firstIdleAfter(row, state.from); at < idle.length && idle[at][1] < state.to; at += 1) {
@@ -216,7 +218,7 @@ function paintBubbles(ink, track, row, top) {
 
 function paintBars(ink, track, row, top) {
   const { spans } = track.rows[row], height = BAR - 1;
-  ink.font = `11px ${FONT}`;
+  ink.font = `12px ${FONT}`;
   ink.textAlign = "center";
   let lastPixel = -1, lastFamily = -1;
   for (let at = track.firstAfter(row, state.from); at < spans.length && track.start[spans[at]] < state.to; at += 1) {
@@ -319,11 +321,11 @@ function paintGrid(ink, height) {
 function paintAxis() {
   const width = paneWidth, ink = prepare(axis, width, AXIS);
   const { unit, marks } = ticks(state.from, state.to, (state.to - state.from) / plotWidth() * 90);
-  ink.font = `11px ${FONT}`;
+  ink.font = `12px ${FONT}`;
   ink.fillStyle = theme.quiet;
   ink.textAlign = "right";
   ink.fillText(`time in ${unit}`, LEFT - 14, 15);
-  ink.fillText("busy", width - 10, 15);
+  if (right() > 8) ink.fillText("busy", width - 10, 15);
   ink.textAlign = "center";
   ink.strokeStyle = theme.line;
   for (const [at, label] of marks) {
@@ -359,7 +361,7 @@ function paintMemory(ink, memory, top) {
   ink.font = `600 12px ${FONT}`;
   ink.fillStyle = theme.ink;
   ink.fillText(memory.name, 12, top + 6, LEFT - 20);
-  ink.font = `11px ${FONT}`;
+  ink.font = `12px ${FONT}`;
   memory.curves.forEach((curve, index) => {
     if (!curve) return;
     const now = state.time === null ? `peak ${size(curve.peak)}` : `${size(heldAt(curve, state.time))} at pointer`;

@@ -1,0 +1,164 @@
+// Opens the pages that spipe writes in headless Chromium: node pages.mjs SPIPE FOLDER
+// SPIPE is the command, FOLDER holds the pages, which are made anew. CHROMIUM names the browser.
+import { execFileSync } from "node:child_process";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { resolve } from "node:path";
+import { chromium } from "playwright-core";
+
+const [spipe, folder] = process.argv.slice(2).map((path) => resolve(path));
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const faults = [];
+const check = (holds, what) => {
+  if (!holds) faults.push(what);
+  console.log(`${holds ? "ok  " : "FAIL"} ${what}`);
+};
+
+function run(...args) {
+  return execFileSync(spipe, args, { cwd: folder, stdio: ["ignore", "pipe", "pipe"] });
+}
+
+// The pages: one trace, two traces, many spans, names with markup, and systems side by side.
+function make() {
+  mkdirSync(folder, { recursive: true });
+  const workload = ["--model", "gpt2", "--hardware", "rtx3090-x4-two-sockets", "--global-batch", "8", "--time-limit", "2s"];
+  for (const system of ["1f1b", "zb-h1"]) {
+    run("plan", ...workload, "--system", system, "-o", `${system}.json`);
+    run("simulate", `${system}.json`, "-o", `${system}-trace.json`);
+  }
+  run("timeline", "1f1b-trace.json", "-o", "one.html");
+  run("timeline", "1f1b-trace.json", "zb-h1-trace.json", "-o", "two.html");
+  run("schedule", "1f1b", "--devices", "16", "--microbatches", "3200", "-o", "many.html");
+  const trace = JSON.parse(readFileSync(`${folder}/1f1b-trace.json`));
+  const evil = '</script><img src=x onerror="window.hacked=1">';
+  trace.name = evil;
+  trace.lanes.forEach((lane) => { lane.name += evil; });
+  writeFileSync(`${folder}/evil-trace.json`, JSON.stringify(trace));
+  run("timeline", "evil-trace.json", "-o", "evil.html");
+  run("compare-systems", ...workload, "--system", "1f1b,zb-h1,gpu-only,fsdp,data-parallel", "-o", "systems.html");
+}
+
+const browser = await (async () => {
+  make();
+  return chromium.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox", "--disable-gpu"] });
+})();
+
+async function open(name, { width = 1280, height = 900, scheme = "light" } = {}) {
+  const page = await browser.newPage({ viewport: { width, height }, colorScheme: scheme });
+  page.said = [];
+  page.on("console", (message) => page.said.push(message.text()));
+  page.on("pageerror", (error) => page.said.push(error.message));
+  await page.goto(`file://${folder}/${name}.html`);
+  await page.waitForTimeout(200);
+  return page;
+}
+
+const NAMES = ["one", "two", "systems", "evil"];
+
+for (const name of NAMES) {
+  for (const scheme of ["light", "dark"]) {
+    const page = await open(name, { scheme });
+    // The page forbids scripts that it does not bring, so the checker comes through the debugger.
+    await page.evaluate(axe);
+    const { violations } = await page.evaluate(() => window.axe.run());
+    const serious = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
+    const words = serious.map(({ id, nodes }) => `${id}: ${nodes[0].html.slice(0, 120)}`).join("; ");
+    check(serious.length === 0, `${name}, ${scheme}: axe finds nothing serious ${words}`);
+    check(page.said.length === 0, `${name}, ${scheme}: nothing on the console ${page.said.join("; ")}`);
+    await page.screenshot({ path: `${folder}/${name}-${scheme}.png` });
+    await page.close();
+  }
+  const page = await open(name, { width: 360, height: 800 });
+  const [wide, small] = await page.evaluate(() => {
+    const texts = [...document.querySelectorAll("body *")].filter((element) =>
+      [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()) && element.getClientRects().length);
+    return [document.documentElement.scrollWidth, Math.min(...texts.map((element) => parseFloat(getComputedStyle(element).fontSize)))];
+  });
+  check(wide <= 360, `${name}: no sideways scrolling at 360 pixels (${wide})`);
+  check(small >= 12, `${name}: text of at least 12 px (${small})`);
+  await page.screenshot({ path: `${folder}/${name}-small.png` });
+  await page.close();
+}
+
+{
+  const page = await open("one");
+  const span = () => page.evaluate(() => [state.from, state.to]);
+  const whole = await span();
+  await page.keyboard.press("w");
+  const zoomed = await span();
+  check(zoomed[1] - zoomed[0] < whole[1] - whole[0], "W zooms in without a click");
+  await page.keyboard.press("d");
+  check((await span())[0] > zoomed[0], "D pans without a click");
+  await page.keyboard.press("ArrowLeft");
+  await page.keyboard.press("s");
+  check(JSON.stringify(await span()) === JSON.stringify(whole), "the left arrow and S go back");
+  await page.keyboard.press("?");
+  check(await page.evaluate(() => byId("help").open), "? opens the help");
+  await page.keyboard.press("?");
+  await page.keyboard.press("/");
+  await page.keyboard.type("optimizer");
+  check(/^1 of \d+$/.test(await page.textContent("#found")), "/ searches");
+  check((await page.textContent("#details")).includes("optimizer-step"), "the search selects what it finds");
+  await page.keyboard.press("Escape");
+  const box = await page.locator("#lanes canvas").boundingBox();
+  for (let x = 200; x < 900 && await page.locator("#tip").isHidden(); x += 10) await page.mouse.move(box.x + x, box.y + 18);
+  check(await page.locator("#tip").isVisible(), "hovering shows a bar's details");
+  await page.mouse.wheel(0, -300);
+  check((await span())[1] - (await span())[0] < whole[1] - whole[0], "the wheel zooms");
+  await page.emulateMedia({ media: "print" });
+  check(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "the page fits on paper");
+  check((await page.textContent("main + section")).includes("Where the time goes"), "there is a panel of waits and critical path");
+  await page.close();
+}
+
+for (const [name, column] of [["two", 4], ["systems", 2]]) {
+  const page = await open(name);
+  const table = page.locator("table").first(), heading = table.locator("thead th").nth(column).locator("button");
+  const orders = async () => (await table.locator(`tbody tr > :nth-child(${column + 1})`).evaluateAll((cells) => cells.map((cell) => cell.dataset.order)))
+    .filter((order) => order !== undefined).map(Number);
+  await heading.click();
+  const rising = await orders();
+  await heading.click();
+  const falling = await orders();
+  check(rising.every((order, at) => at === 0 || rising[at - 1] <= order), `${name}: a heading sorts`);
+  check(falling.every((order, at) => at === 0 || falling[at - 1] >= order) && falling.length > 1, `${name}: a second click turns it round`);
+  await page.close();
+}
+
+{
+  const page = await open("evil");
+  check(await page.evaluate(() => window.hacked === undefined && !document.querySelector("img")), "markup in names is text");
+  await page.close();
+}
+
+{
+  const started = Date.now();
+  const page = await open("many", { width: 1920, height: 1080 });
+  const [spans, drawn] = await page.evaluate(() => {
+    const before = performance.now();
+    drawNow();
+    return [tracks[0].count, performance.now() - before];
+  });
+  check(spans >= 100000 && Date.now() - started < 2200, `${spans} spans are there after ${Date.now() - started} ms, drawn in ${drawn.toFixed(0)} ms`);
+  const frames = await page.evaluate(async () => {
+    zoom(0.2, middle());
+    const times = [];
+    let last = null;
+    for (let step = 0; step < 61; step += 1) {
+      pan(step % 20 < 10 ? 0.05 : -0.05);
+      const now = await new Promise((done) => requestAnimationFrame(() => { drawNow(); done(performance.now()); }));
+      if (last !== null) times.push(now - last);
+      last = now;
+    }
+    return times.sort((a, b) => a - b);
+  });
+  const [median, high] = [frames[30], frames[56]];
+  check(median <= 33 && high <= 66, `60 steps of panning: median ${median.toFixed(1)} ms, p95 ${high.toFixed(1)} ms`);
+  await page.close();
+}
+
+await browser.close();
+if (faults.length) {
+  console.error(`${faults.length} checks failed:\n${faults.join("\n")}`);
+  process.exit(1);
+}
