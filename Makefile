@@ -96,6 +96,19 @@ bench-pytorch: setup
 prediction-error: build
 	./target/release/spipe prediction-error
 
+.PHONY: gallery
+## The chart of every system, with what to see in it: reports/gallery.md.
+gallery: build
+	SPIPE=target/release/spipe crates/gallery.sh
+
+.PHONY: pages-check
+## Reports and timelines in headless Chromium (Debian: chromium, nodejs, npm). Screenshots in target/pages/.
+pages-check: build
+	@command -v node > /dev/null || { echo "node is missing (Debian: nodejs npm)"; exit 1; }
+	@test -x "$${CHROMIUM:-/usr/bin/chromium}" || { echo "Chromium is missing (Debian: chromium), or name it with CHROMIUM"; exit 1; }
+	cd crates/spipe-timeline/browser && npm install --no-package-lock --no-audit --no-fund --silent
+	node crates/spipe-timeline/browser/pages.mjs target/release/spipe target/pages
+
 .PHONY: gpu-check
 DEVICE ?= cuda:0
 ## Rates, parity, memory cap, prediction error and tokens/s of a device, with the built binary: reports/gpu/. Untested on a GPU.
