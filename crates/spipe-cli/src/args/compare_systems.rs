@@ -18,6 +18,10 @@ pub struct CompareSystems {
     /// memory
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<String>,
+    /// What executes the plans: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// megatron, deepspeed) or a file; spipe if not given
+    #[arg(long)]
+    pub runtime: Option<String>,
     /// The systems to compare, separated by commas; all, and plain data parallelism, if not given
     #[arg(long, value_delimiter = ',')]
     pub system: Vec<String>,

@@ -1,7 +1,7 @@
 //! Machines that differ in one thing.
 
 use spipe_base::{Bytes, BytesPerSecond, MemoryId, Text};
-use spipe_hardware::{Hardware, HardwareFile, LinkFile, MemoryKind};
+use spipe_hardware::{Constant, Hardware, HardwareFile, LinkFile, MemoryKind};
 use std::collections::BTreeSet;
 
 /// A bandwidth that never limits, in multiples of the real one.
@@ -41,7 +41,7 @@ fn times(rate: &mut Text<BytesPerSecond>, factor: f64) {
 fn edited(hardware: &Hardware, edit: impl FnOnce(&mut HardwareFile)) -> Option<Hardware> {
     let mut file = hardware.expanded();
     edit(&mut file);
-    Hardware::from_file(hardware.name(), file).ok()
+    hardware.changed(file).ok()
 }
 
 /// The machine with the links of one kind `factor` times as fast; `None` if it has none.
@@ -104,6 +104,16 @@ pub fn with_fast_sockets(hardware: &Hardware) -> Option<Hardware> {
             socket.dram.bandwidth = Text(BytesPerSecond::new(fast).unwrap_or(socket.dram.bandwidth.0));
         }
     })
+}
+
+/// The machine whose host launches kernels at once; `None` if its runtime counts no time for that.
+pub fn with_instant_launches(hardware: &Hardware) -> Option<Hardware> {
+    const INSTANT: f64 = 1e-12;
+    let runtime = hardware.runtime();
+    (runtime.constant(Constant::Launch) > INSTANT)
+        .then(|| runtime.with_constant(Constant::Launch, INSTANT).ok())
+        .flatten()
+        .map(|runtime| hardware.clone().under(runtime))
 }
 
 /// The links of a kind, with the slower direction of each.

@@ -10,6 +10,7 @@
 //! | `numa-crossing` | links between sockets never limit |
 //! | `too-many-stages` | two neighbouring stages joined on one of their devices |
 //! | `pcie-3` | links of at most 16 GB/s between GPUs and host with twice the bandwidth |
+//! | `host-bound-launches` | the host launches kernels at once |
 //! | `no-peer-access` | GPUs read each other's memory |
 //! | `pageable-copies` | host data in pinned memory |
 //! | `data-parallel-is-faster` | data parallelism in closed form |
@@ -44,6 +45,7 @@ pub fn pitfalls(explained: Explained<'_>, program: &Program) -> Vec<Pitfall> {
         case.numa_crossing(),
         case.too_many_stages(),
         case.pcie_3(),
+        case.host_bound_launches(),
         case.no_peer_access(),
         case.pageable_copies(),
         case.data_parallel_is_faster(),
@@ -155,6 +157,15 @@ impl Case<'_> {
         let faster = machines::next_generation(self.explained.hardware(), LinkKind::Host)?;
         let words = "links as slow as PCIe 3: check that cards run at their generation and with all lanes";
         self.named("pcie-3", links.join(", "), (self.explained.time_on(&faster), words))
+    }
+
+    fn host_bound_launches(&self) -> Option<Pitfall> {
+        let instant = machines::with_instant_launches(self.explained.hardware())?;
+        let devices = self.explained.plan.devices();
+        let gpus = devices.into_iter().map(|id| &self.explained.hardware().devices()[id]).filter(|device| device.is_gpu());
+        let names: Vec<&str> = gpus.map(|gpu| gpu.name.as_str()).collect();
+        let words = "the host launches kernels more slowly than the GPU runs them: use larger microbatches, or CUDA graphs";
+        self.named("host-bound-launches", names.join(", "), (self.explained.time_on(&instant), words))
     }
 
     fn no_peer_access(&self) -> Option<Pitfall> {

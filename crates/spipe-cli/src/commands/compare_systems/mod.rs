@@ -110,6 +110,9 @@ impl Case {
     fn new(what: &args::CompareSystems, given: &Given) -> Result<Self, Failure> {
         let model = input::model(&what.model)?;
         let hardware = input::part(input::hardware(&what.hardware)?, &what.devices)?;
+        // One runtime for all, so that systems differ and not what executes them.
+        let runtime = what.runtime.as_deref().map(input::runtime).transpose()?.unwrap_or_default();
+        let hardware = input::under(hardware, runtime)?;
         let mode = input::mode(&model, what.mode)?;
         Idle::among(given)
             .options_if(mode != Mode::Train, &["optimizer", "clip-norm"], "in inference", "leave it out")
