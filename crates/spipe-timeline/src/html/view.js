@@ -48,6 +48,31 @@ function hatch(color) {
   return tile;
 }
 
+// A pattern beside the colour, by family: for eyes and printers that see no hue. Forward, backward,
+// transfers between stages and checks are plain.
+const MARKS = { 1: "/", 3: "|", 4: "-", 6: "\\", 7: "x", 8: "=", 9: "." };
+const patterns = new Map();
+function patternOf(number, ink) {
+  const mark = MARKS[number], key = `${mark}${ink}`;
+  if (!mark) return null;
+  if (!patterns.has(key)) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const brush = tile.getContext("2d");
+    brush.globalAlpha = 0.3;
+    brush.strokeStyle = brush.fillStyle = ink;
+    const stroke = (x0, y0, x1, y1) => { brush.beginPath(); brush.moveTo(x0, y0); brush.lineTo(x1, y1); brush.stroke(); };
+    if ("/x".includes(mark)) for (const at of [-6, 0, 6]) stroke(at - 1, 7, at + 7, -1);
+    if ("\\x".includes(mark)) for (const at of [-6, 0, 6]) stroke(at - 1, -1, at + 7, 7);
+    if (mark === "|") stroke(2.5, 0, 2.5, 6);
+    if ("-=".includes(mark)) stroke(0, 1.5, 6, 1.5);
+    if (mark === "=") stroke(0, 3.5, 6, 3.5);
+    if (mark === ".") brush.fillRect(2, 2, 2, 2);
+    patterns.set(key, pen.createPattern(tile, "repeat"));
+  }
+  return patterns.get(key);
+}
+
 pen.font = `600 12px ${FONT}`;
 const DEVICES = Math.min(150, Math.max(0, ...data.rows.map((row) => pen.measureText(row.device).width), 0)) + 12;
 pen.font = `12px ${FONT}`;
@@ -232,6 +257,11 @@ function paintBars(ink, track, row, top) {
     ink.fillStyle = familyColor(family);
     ink.fillRect(left, top, Math.max(width - (width > 4 ? 1 : 0), 0.8), height);
     if (width < 8) continue;
+    const pattern = patternOf(number, family.ink);
+    if (pattern) {
+      ink.fillStyle = pattern;
+      ink.fillRect(left, top, Math.max(width - 1, 0.8), height);
+    }
     const [from, to] = [Math.max(left, LEFT), Math.min(right, LEFT + plotWidth())];
     const label = labels(track, span).find((label) => label && fits(ink, label, to - from - 4));
     if (label) {
