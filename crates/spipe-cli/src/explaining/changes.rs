@@ -143,10 +143,10 @@ fn boundaries_moved(explained: Explained<'_>, base: SimTime) -> Vec<Tried> {
 /// would lose its last one.
 fn moved(placement: &Placement, behind: StageId, later: bool) -> Option<Placement> {
     let before = StageId::from(behind.index() - 1);
-    let shift = |index: usize| if later { index + 1 } else { index.wrapping_sub(1) };
+    let shift = |index: usize| if later { Some(index + 1) } else { index.checked_sub(1) };
     let (one, other) = (placement.stages[before], placement.stages[behind]);
-    let first = LayerRange::new(one.layers.first(), shift(one.layers.last().index()).into())?;
-    let second = LayerRange::new(shift(other.layers.first().index()).into(), other.layers.last())?;
+    let first = LayerRange::new(one.layers.first(), shift(one.layers.last().index())?.into())?;
+    let second = LayerRange::new(shift(other.layers.first().index())?.into(), other.layers.last())?;
     let resized = |stage: Stage, layers: LayerRange| {
         let all = stage.recomputed == stage.layers.count();
         let recomputed = if all { layers.count() } else { stage.recomputed.min(layers.count()) };
