@@ -50,7 +50,8 @@ fn the_terminal_has_a_chart_of_its_width_with_causes_below() {
 #[test]
 fn odd_traces_are_drawn() {
     let folder = traced();
-    let read = |name: &str| -> Value { serde_json::from_str(&fs::read_to_string(folder.path().join(name)).unwrap()).unwrap() };
+    let read =
+        |name: &str| -> Value { serde_json::from_str(&fs::read_to_string(folder.path().join(name)).unwrap()).unwrap() };
     let trace = read("one.json");
     let mut without = trace.clone();
     for key in ["spans", "arrows", "idle"] {
@@ -92,5 +93,8 @@ fn two_traces_are_compared_lane_by_lane() {
     text(&spipe(folder.path(), "timeline one.json other.json -o two.html", None));
     let page = fs::read_to_string(folder.path().join("two.html")).unwrap();
     assert!(page.contains("Differences by lane and kind of action"));
-    assert!(page.contains("cpu7.compute (only B)") && page.contains("cpu0.compute (only A)"), "unmatched lanes are listed");
+    assert!(
+        page.contains("cpu7.compute (only B)") && page.contains("cpu0.compute (only A)"),
+        "unmatched lanes are listed"
+    );
 }

@@ -31,7 +31,10 @@ fn named(options: &str) -> Vec<String> {
     let data = explained(folder.path(), options);
     let pitfalls = data["explanation"]["pitfalls"].as_array().unwrap();
     for pitfall in pitfalls {
-        assert!(pitfall["cost-ms"].as_f64().unwrap() > 0.0 && !pitfall["where"].as_str().unwrap().is_empty(), "{pitfall}");
+        assert!(
+            pitfall["cost-ms"].as_f64().unwrap() > 0.0 && !pitfall["where"].as_str().unwrap().is_empty(),
+            "{pitfall}"
+        );
     }
     pitfalls.iter().map(|pitfall| pitfall["name"].as_str().unwrap().to_owned()).collect()
 }
@@ -39,13 +42,22 @@ fn named(options: &str) -> Vec<String> {
 #[test]
 fn pieces_add_up_and_changes_replay() {
     let folder = tempfile::tempdir().unwrap();
-    let data = explained(folder.path(), "--model gpt2 --hardware rtx3090-x4-two-sockets --global-batch 8 --microbatch 1 --system zero-offload");
+    let data = explained(
+        folder.path(),
+        "--model gpt2 --hardware rtx3090-x4-two-sockets --global-batch 8 --microbatch 1 --system zero-offload",
+    );
     let iteration = data["iteration-ms"].as_f64().unwrap();
     let explanation = &data["explanation"];
-    let sum = |key: &str| explanation[key].as_array().unwrap().iter().map(|piece| piece["ms"].as_f64().unwrap()).sum::<f64>();
+    let sum =
+        |key: &str| explanation[key].as_array().unwrap().iter().map(|piece| piece["ms"].as_f64().unwrap()).sum::<f64>();
     assert!((sum("critical-path") - iteration).abs() < 1e-6 * iteration, "{} of {iteration}", sum("critical-path"));
-    let idle: f64 =
-        data["idle-ms"].as_object().unwrap().values().flat_map(|causes| causes.as_object().unwrap().values()).map(|ms| ms.as_f64().unwrap()).sum();
+    let idle: f64 = data["idle-ms"]
+        .as_object()
+        .unwrap()
+        .values()
+        .flat_map(|causes| causes.as_object().unwrap().values())
+        .map(|ms| ms.as_f64().unwrap())
+        .sum();
     assert!((sum("waits") - idle).abs() < 1e-6 * iteration, "{} of {idle}", sum("waits"));
     let changes = explanation["changes"].as_array().unwrap();
     assert!(changes.len() <= 3);
@@ -64,43 +76,18 @@ fn pieces_add_up_and_changes_replay() {
 fn pitfalls_are_named_where_they_are() {
     let cpu = "--model gpt2 --hardware one-gpu --global-batch 4 --microbatch 1 --system 1f1b";
     let four = "--hardware rtx3090-x4-two-sockets --microbatch 1";
+    let split = format!("{cpu} --pin layer=0..6:cpu0 --pin layer=7..13:gpu0");
+    let whole = format!("{cpu} --pin layer=0..13:gpu0");
+    let streamed = "--model llama2-7b --global-batch 1 --microbatch 1 --seq-len 512 --system mobius --hardware";
     let cases = [
-        ("attention-on-cpu", format!("{cpu} --pin layer=0..6:cpu0 --pin layer=7..13:gpu0"), format!("{cpu} --pin layer=0..13:gpu0")),
-        ("half-on-cpu", format!("{cpu} --pin layer=0..6:cpu0 --pin layer=7..13:gpu0"), format!("{cpu} --pin layer=0:cpu0 --pin layer=1..13:gpu0")),
-        (
-            "numa-crossing",
-            format!("--model gpt2-xl {four} --global-batch 4 --devices gpu0,cpu0,cpu1 --system zero-offload --pin host=0..49:cpu1"),
-            format!("--model gpt2-xl {four} --global-batch 4 --devices gpu0,cpu0,cpu1 --system zero-offload --pin host=0..49:cpu0"),
-        ),
-        (
-            "too-many-stages",
-            format!("--model gpt2 {four} --global-batch 1 --system 1f1b --pin layer=0..3:gpu0 --pin layer=4..7:gpu1 --pin layer=8..13:gpu2"),
-            format!("--model gpt2-xl {four} --global-batch 16 --system 1f1b"),
-        ),
-        (
-            "pcie-3",
-            "--model gpt2-xl --hardware rtx3090-pcie3 --global-batch 2 --microbatch 1 --system zero-offload".to_owned(),
-            "--model gpt2-xl --hardware one-gpu --global-batch 2 --microbatch 1 --system zero-offload".to_owned(),
-        ),
+        ("attention-on-cpu", split.clone(), whole.clone()),
+        ("half-on-cpu", split.clone(), format!("{cpu} --pin layer=0..1:cpu0 --pin layer=2..13:gpu0")),
+        ("too-many-stages", split, whole.clone()),
+        ("pcie-3", format!("{streamed} rtx3090-pcie3"), format!("{streamed} rtx4090-pcie4-128gb")),
         (
             "no-peer-access",
             format!("--model gpt2-xl {four} --global-batch 4 --system fsdp --pin shards=4"),
-            "--model gpt2-xl --hardware a100-80g-x2 --global-batch 4 --microbatch 1 --system fsdp".to_owned(),
-        ),
-        (
-            "data-parallel-is-faster",
-            "--model gpt2 --hardware a100-80g-x2 --global-batch 4 --microbatch 1 --system 1f1b --pin layer=0..6:gpu0 --pin layer=7..13:gpu1".to_owned(),
-            "--model gpt2 --hardware one-gpu --global-batch 4 --microbatch 1 --system gpu-only".to_owned(),
-        ),
-        (
-            "inference-only",
-            "--model gpt2-xl --hardware one-gpu --global-batch 1 --seq-len 64 --mode infer --system mobius --pin stream=0..49".to_owned(),
-            "--model gpt2-xl --hardware one-gpu --global-batch 1 --seq-len 64 --mode infer --system gpu-only".to_owned(),
-        ),
-        (
-            "host-bound-launches",
-            "--model gpt2 --hardware a100-80g --global-batch 2 --microbatch 1 --seq-len 64 --system gpu-only --runtime pytorch".to_owned(),
-            "--model gpt2 --hardware a100-80g --global-batch 2 --microbatch 1 --seq-len 64 --system gpu-only --runtime spipe".to_owned(),
+            "--model gpt2 --hardware a100-80g-x2 --global-batch 4 --microbatch 1 --system fsdp".to_owned(),
         ),
     ];
     for (name, with, without) in cases {

@@ -5,7 +5,9 @@
 mod support;
 
 use spipe_base::SimTime;
-use spipe_schedule::{Order, Program, StreamedTimes, bare, bare_streamed, gis, interleaved, one_forward_one_backward, zb_h1, zb_v};
+use spipe_schedule::{
+    Order, Program, StreamedTimes, bare, bare_streamed, gis, interleaved, one_forward_one_backward, zb_h1, zb_v,
+};
 use spipe_sim::{Iterations, Options, simulate, simulate_explained};
 use support::times;
 
@@ -42,7 +44,10 @@ fn the_critical_path_adds_up_to_the_iteration() {
                 let end = pair[0].start_ms + pair[0].ms;
                 assert!((pair[1].start_ms - end).abs() < 1e-6, "{name}, {iterations:?}: a gap before {:?}", pair[1]);
             }
-            assert!(path.iter().all(|piece| piece.action != "idle"), "{name}, {iterations:?}: every piece has its action");
+            assert!(
+                path.iter().all(|piece| piece.action != "idle"),
+                "{name}, {iterations:?}: every piece has its action"
+            );
         }
     }
 }

@@ -30,8 +30,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const PAGE: &str = include_str!("html/page.html");
 const STYLE: &str = concat!(include_str!("html/colors.css"), include_str!("html/style.css"));
-const SCRIPT: &str =
-    concat!(include_str!("html/model.js"), include_str!("html/view.js"), include_str!("html/controls.js"), include_str!("systems/sort.js"));
+const SCRIPT: &str = concat!(
+    include_str!("html/model.js"),
+    include_str!("html/view.js"),
+    include_str!("html/controls.js"),
+    include_str!("systems/sort.js")
+);
 
 /// Draws the page.
 pub fn html(picture: &Picture) -> String {

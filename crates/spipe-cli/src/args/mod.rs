@@ -1,8 +1,8 @@
 //! The arguments: the command here, those of each subcommand in a file by topic.
 
-mod fit;
-mod export;
 mod compare_systems;
+mod export;
+mod fit;
 mod given;
 mod machine;
 mod model;
@@ -14,9 +14,9 @@ mod schedule;
 mod simulate;
 mod trace;
 
+pub use compare_systems::CompareSystems;
 pub use export::{Export, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
-pub use compare_systems::CompareSystems;
 pub use given::Given;
 pub use machine::{Calibrate, Hardware, HardwareImport, HardwareShow, HardwareTransfer};
 pub use model::{Model, ModelImport, ModelShow};

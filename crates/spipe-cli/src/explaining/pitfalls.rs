@@ -162,9 +162,11 @@ impl Case<'_> {
     fn host_bound_launches(&self) -> Option<Pitfall> {
         let instant = machines::with_instant_launches(self.explained.hardware())?;
         let devices = self.explained.plan.devices();
-        let gpus = devices.into_iter().map(|id| &self.explained.hardware().devices()[id]).filter(|device| device.is_gpu());
+        let gpus =
+            devices.into_iter().map(|id| &self.explained.hardware().devices()[id]).filter(|device| device.is_gpu());
         let names: Vec<&str> = gpus.map(|gpu| gpu.name.as_str()).collect();
-        let words = "the host launches kernels more slowly than the GPU runs them: use larger microbatches, or CUDA graphs";
+        let words =
+            "the host launches kernels more slowly than the GPU runs them: use larger microbatches, or CUDA graphs";
         self.named("host-bound-launches", names.join(", "), (self.explained.time_on(&instant), words))
     }
 

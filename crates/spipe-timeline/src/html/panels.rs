@@ -126,8 +126,12 @@ fn path(pieces: &[Piece], iteration: SimTime) -> Vec<PathEntry> {
     let mut all: Vec<_> = total.into_iter().collect();
     all.sort_by(|one, other| other.1.total_cmp(&one.1));
     let whole = iteration.to_ms().max(f64::MIN_POSITIVE);
-    let entry =
-        |((lane, kind), ms): ((String, String), f64)| PathEntry { lane, kind, time: milliseconds(ms), share: percent(ms / whole) };
+    let entry = |((lane, kind), ms): ((String, String), f64)| PathEntry {
+        lane,
+        kind,
+        time: milliseconds(ms),
+        share: percent(ms / whole),
+    };
     all.into_iter().take(MOST).map(entry).collect()
 }
 
@@ -178,7 +182,10 @@ pub(super) fn differences(scene: &Scene) -> Option<Differences> {
                 lane: row.name.clone(),
                 kind: kind.name(),
                 times: [one, other].map(|time| Time { ms: time.to_ms(), text: milliseconds(time.to_ms()) }),
-                difference: Time { ms, text: format!("{}{}", if ms < 0.0 { "−" } else { "+" }, milliseconds(ms.abs())) },
+                difference: Time {
+                    ms,
+                    text: format!("{}{}", if ms < 0.0 { "−" } else { "+" }, milliseconds(ms.abs())),
+                },
             }
         }));
     }
