@@ -211,17 +211,16 @@ function paintBubbles(ink, track, row, top) {
   const idle = track.rows[row].idle, bottom = top + BAR - 1;
   ink.font = `12px ${FONT}`;
   ink.textAlign = "center";
-  let last = -1;
   for (let at = track.firstIdleAfter(row, state.from); at < idle.length && idle[at][1] < state.to; at += 1) {
     const [, start, end, number] = idle[at];
     if (state.hidden.cause.has(number)) continue;
     const left = Math.max(toX(start), LEFT - 2), right = Math.min(toX(end), LEFT + plotWidth() + 2);
     const cause = data.causes[number], color = causeColor(cause);
     if (right - left < 1) {
-      if (Math.floor(left) === last) continue;
-      last = Math.floor(left);
       ink.fillStyle = color;
       ink.fillRect(left, bottom - 3, 1, 3);
+      // The others within this pixel would be drawn over each other.
+      at = Math.max(at, track.firstIdleAfter(row, toTime(Math.floor(left) + 1)) - 1);
       continue;
     }
     ink.fillStyle = right - left < 8 ? theme.tint[number] : theme.hatch[number];
@@ -245,17 +244,15 @@ function paintBars(ink, track, row, top) {
   const { spans } = track.rows[row], height = BAR - 1;
   ink.font = `12px ${FONT}`;
   ink.textAlign = "center";
-  let lastPixel = -1, lastFamily = -1;
   for (let at = track.firstAfter(row, state.from); at < spans.length && track.start[spans[at]] < state.to; at += 1) {
     const span = spans[at], number = track.familyOf(span);
     if (state.hidden.family.has(number)) continue;
     const left = toX(track.start[span]), right = toX(track.end[span]), width = right - left;
-    if (width < 0.7 && Math.floor(left) === lastPixel && number === lastFamily) continue;
-    lastPixel = Math.floor(left);
-    lastFamily = number;
     const family = data.families[number];
     ink.fillStyle = familyColor(family);
     ink.fillRect(left, top, Math.max(width - (width > 4 ? 1 : 0), 0.8), height);
+    // The others within this pixel would be drawn over each other.
+    if (width < 0.7) at = Math.max(at, track.firstAfter(row, toTime(Math.floor(left) + 1)) - 1);
     if (width < 8) continue;
     const pattern = patternOf(number, family.ink);
     if (pattern) {
