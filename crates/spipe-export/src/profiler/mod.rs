@@ -160,5 +160,6 @@ fn joined(mut processes: Vec<Process>, notes: Vec<String>) -> Trace {
         spans,
         arrows: Vec::new(),
         memories,
+        explanation: None,
     }
 }
