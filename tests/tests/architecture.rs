@@ -23,7 +23,7 @@ use std::{
 };
 
 /// The dependencies that each crate may have, besides those of its dependencies.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("spipe-base", &[]),
     ("spipe-model", &["spipe-base"]),
     ("spipe-hardware", &["spipe-base"]),
@@ -34,11 +34,12 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("spipe-sim", &["spipe-schedule", "spipe-trace"]),
     ("spipe-planner", &["spipe-schedule"]),
     ("spipe-timeline", &["spipe-trace"]),
+    ("spipe-market", &["spipe-hardware"]),
     ("spipe-exec", &["spipe-schedule", "spipe-trace"]),
     ("spipe-export", &["spipe-schedule", "spipe-trace"]),
     ("spipe-fit", &["spipe-sim", "spipe-planner"]),
     ("spipe-reproduce", &["spipe-fit", "spipe-timeline"]),
-    ("spipe", &["spipe-reproduce", "spipe-exec", "spipe-export"]),
+    ("spipe", &["spipe-reproduce", "spipe-market", "spipe-exec", "spipe-export"]),
 ];
 
 /// The packages that only the crate named beside them may depend on.

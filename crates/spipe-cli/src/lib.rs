@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! args ─► commands ─┬─ input         models, profiles, plans and traces, by path or shipped name
+//!                   ├─ market        parts and prices
 //!                   ├─ planning      the search for a plan, and questions that need several searches
 //!                   ├─ explaining    changes and pitfalls of a plan, judged by the simulator
 //!                   ├─ calibration   a profile of this machine
@@ -23,6 +24,7 @@ mod failure;
 mod idle;
 mod input;
 mod interrupt;
+mod market;
 mod output;
 mod planning;
 mod report;

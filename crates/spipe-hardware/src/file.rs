@@ -43,6 +43,9 @@ pub struct HardwareFile {
     pub name: String,
     /// A description in one or two sentences.
     pub description: Option<String>,
+    /// The parts of a catalogue that it was composed of, such as "2 x rtx3090".
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<String>,
     /// CPU sockets; a socket with several NUMA nodes has one table per node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub socket: Vec<SocketFile>,
@@ -314,6 +317,7 @@ impl HardwareFile {
             format_version: FORMAT_VERSION,
             name: name.into(),
             description: None,
+            parts: Vec::new(),
             socket: Vec::new(),
             gpu: Vec::new(),
             nvme: Vec::new(),

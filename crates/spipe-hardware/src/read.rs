@@ -442,7 +442,7 @@ macro_rules! tables {
 }
 
 tables! {
-    HardwareFile "hardware file" { format_version name description socket gpu nvme root_complex switch nic link fitted }
+    HardwareFile "hardware file" { format_version name description parts socket gpu nvme root_complex switch nic link fitted }
     SocketFile "socket" {
         name memory_only cores peak optimizer_rate dram numa_node memory_channels vector_extensions launch_floor
         efficiency matmul elementwise matvec layer_time measured source

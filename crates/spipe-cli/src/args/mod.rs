@@ -5,6 +5,7 @@ mod export;
 mod fit;
 mod given;
 mod machine;
+mod market;
 mod model;
 mod pages;
 mod plan;
@@ -19,6 +20,10 @@ pub use export::{Export, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
 pub use given::Given;
 pub use machine::{Calibrate, Hardware, HardwareImport, HardwareShow, HardwareTransfer};
+pub use market::{
+    Catalogue, CatalogueCheck, CatalogueCompose, CatalogueList, CataloguePrice, CatalogueShow,
+    Source as CatalogueSource,
+};
 pub use model::{Model, ModelImport, ModelShow};
 pub use pages::{Completions, Schema};
 pub use plan::{Baseline, Plan, RecomputeChoice, TensorData, Unknown};
@@ -81,6 +86,9 @@ pub enum Command {
     /// Show a machine, or the end times of copies on it
     #[command(subcommand)]
     Hardware(Hardware),
+    /// Parts and prices, and machines composed of them
+    #[command(subcommand)]
+    Catalogue(Catalogue),
     /// Measure this machine and write a hardware profile
     Calibrate(Calibrate),
     /// Find the best plan for a model on a machine

@@ -2,6 +2,7 @@
 
 mod baseline;
 mod calibrate;
+mod catalogue;
 mod compare;
 mod compare_systems;
 mod demo;
@@ -32,6 +33,7 @@ pub fn run(args: &Args, given: &Given) -> Result<(), Failure> {
         Command::PredictionError(what) => prediction_error::run(what, format),
         Command::Calibrate(what) => calibrate::run(what, given, format),
         Command::Model(what) => model::run(what, given, format),
+        Command::Catalogue(what) => catalogue::run(what, format),
         Command::Hardware(what) => hardware::run(what, format),
         Command::Plan(what) => plan::run(what, given, format),
         Command::Baseline(what) => baseline::run(what, given, format),

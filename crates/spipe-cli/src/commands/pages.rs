@@ -9,13 +9,14 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
         "model" => spipe_model::schema(),
         "hardware" => spipe_hardware::schema(),
         "runtime" => spipe_hardware::runtime_schema(),
+        "catalogue" => spipe_market::schema(),
         "plan" => spipe_plan::schema(),
         "trace" => schemars::schema_for!(spipe_trace::Trace),
         "runs" => spipe_fit::schema(),
         other => {
             return Err(Failure::argument(
                 format!("there is no format `{other}`"),
-                "use model, hardware, runtime, plan, trace or runs",
+                "use model, hardware, runtime, catalogue, plan, trace or runs",
             ));
         }
     };

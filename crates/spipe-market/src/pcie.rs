@@ -1,0 +1,19 @@
+//! Rates of PCIe connectors.
+
+use crate::PcieFile;
+use spipe_base::BytesPerSecond;
+
+/// The share of the raw rate that pinned copies reach: estimate, 25 of the 31.5 GB/s of PCIe 4.0 x16.
+const REACHED: f64 = 0.8;
+
+/// Returns the raw rate in each direction: 0.985 GB/s per lane in generation 3 (8 GT/s with 128b/130b
+/// coding), and a factor of two for each generation from there.
+pub fn raw(connector: PcieFile) -> BytesPerSecond {
+    let steps = connector.generation as i32 - 3;
+    BytesPerSecond::gb(0.985 * 2f64.powi(steps) * f64::from(connector.lanes.max(1)))
+}
+
+/// Returns the rate that pinned copies reach.
+pub fn reached(connector: PcieFile) -> BytesPerSecond {
+    raw(connector) * REACHED
+}
