@@ -33,13 +33,15 @@ pub enum ParseQuantityError {
         /// The units of that quantity.
         known: String,
     },
-    /// A number that the quantity cannot have: negative, too large, or zero for a rate.
-    #[error("`{text}` is out of range for a {quantity}")]
+    /// A number outside of the quantity's range, a denormal one, or none at all.
+    #[error("`{text}` is out of range for a {quantity} ({range})")]
     OutOfRange {
         /// The text as given.
         text: String,
         /// The expected quantity.
         quantity: &'static str,
+        /// The least and the largest value.
+        range: &'static str,
     },
 }
 
@@ -49,8 +51,17 @@ pub(crate) struct Units {
     pub quantity: &'static str,
     /// A valid example for messages.
     pub example: &'static str,
+    /// The least and the largest value that may be written, for messages.
+    pub range: &'static str,
     /// Each unit with its factor to the base unit.
     pub table: &'static [(&'static str, f64)],
+}
+
+impl Units {
+    /// The refusal of `text`, which is outside of the range.
+    pub fn out_of_range(&self, text: &str) -> ParseQuantityError {
+        ParseQuantityError::OutOfRange { text: text.into(), quantity: self.quantity, range: self.range }
+    }
 }
 
 /// Parses `text` and returns its value in the base unit.
@@ -75,11 +86,7 @@ pub(crate) fn parse(text: &str, units: &Units) -> Result<f64, ParseQuantityError
         }
     })?;
     let scaled = scale(value, factor);
-    if scaled.is_finite() && scaled >= 0.0 {
-        Ok(scaled)
-    } else {
-        Err(ParseQuantityError::OutOfRange { text: text.into(), quantity: units.quantity })
-    }
+    if scaled.is_finite() && scaled >= 0.0 { Ok(scaled) } else { Err(units.out_of_range(text)) }
 }
 
 /// Converts `value` units of `factor` base units each. Small units divide, so that `18.522 ms` is

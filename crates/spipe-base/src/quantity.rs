@@ -1,5 +1,10 @@
 //! Quantities: each holds one private number. Constructors and accessors are named after units, and
 //! only the operators with a physical meaning exist.
+//!
+//! Each type has one range for what people write (text, files, options): rates from 1 to 10¹⁸ per
+//! second, durations up to 10⁹ s, sizes up to 2⁶² bytes, work up to 10³⁰ operations. Values outside,
+//! denormal ones, infinities and NaN are refused with the range. Computed values may leave it; they
+//! saturate instead of overflowing.
 
 use crate::{
     parse::{ParseQuantityError, Units, parse, scale, write_scaled},
@@ -8,12 +13,12 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::{cmp::Ordering, fmt, iter::Sum, str::FromStr};
 
-/// A size in memory or on a wire.
+/// A size in memory or on a wire: 0 to 2⁶² bytes where it is written, more where it is computed.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(transparent)]
-pub struct Bytes(u64);
+pub struct Bytes(#[serde(deserialize_with = "written_bytes")] u64);
 
 impl Bytes {
     /// Zero bytes.
@@ -39,12 +44,15 @@ impl Bytes {
         Self(n << 30)
     }
 
-    /// Rounds a computed size up to whole bytes.
+    /// The largest size that may be written: 2⁶² bytes.
+    pub const LARGEST: Self = Self(1 << 62);
+
+    /// Rounds a computed size up to whole bytes; at most 2⁶⁴ − 1.
     ///
     /// # Panics
-    /// If `bytes` is negative, not finite, or at least 2⁶⁴.
+    /// If `bytes` is negative or not a number.
     pub fn from_f64(bytes: f64) -> Self {
-        assert!(bytes >= 0.0 && bytes < u64::MAX as f64, "{bytes} is not a size in bytes");
+        assert!(bytes >= 0.0, "{bytes} is not a size in bytes");
         Self(bytes.ceil() as u64)
     }
 
@@ -92,9 +100,18 @@ impl Bytes {
     }
 }
 
+fn written_bytes<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let bytes = u64::deserialize(deserializer)?;
+    if bytes > Bytes::LARGEST.0 {
+        return Err(serde::de::Error::custom(BYTES.out_of_range(&bytes.to_string())));
+    }
+    Ok(bytes)
+}
+
 const BYTES: Units = Units {
     quantity: "size",
     example: "24 GiB",
+    range: "0 B to 2^62 B",
     table: &[
         ("B", 1.0),
         ("KB", 1e3),
@@ -114,8 +131,8 @@ impl FromStr for Bytes {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let value = parse(text, &BYTES)?;
-        if value >= u64::MAX as f64 {
-            return Err(ParseQuantityError::OutOfRange { text: text.into(), quantity: BYTES.quantity });
+        if value > Self::LARGEST.as_f64() {
+            return Err(BYTES.out_of_range(text));
         }
         Ok(Self(value.round() as u64))
     }
@@ -142,13 +159,13 @@ impl std::ops::Add for Bytes {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
+        Self(self.0.saturating_add(other.0))
     }
 }
 
 impl std::ops::AddAssign for Bytes {
     fn add_assign(&mut self, other: Self) {
-        self.0 += other.0;
+        self.0 = self.0.saturating_add(other.0);
     }
 }
 
@@ -170,7 +187,7 @@ impl std::ops::Mul<u64> for Bytes {
     type Output = Self;
 
     fn mul(self, times: u64) -> Self {
-        Self(self.0 * times)
+        Self(self.0.saturating_mul(times))
     }
 }
 
@@ -184,15 +201,20 @@ impl std::ops::Div<BytesPerSecond> for Bytes {
     type Output = Seconds;
 
     fn div(self, rate: BytesPerSecond) -> Seconds {
-        Seconds(self.as_f64() / rate.0)
+        Seconds::s(self.as_f64() / rate.0)
     }
 }
 
+/// The largest computed value. Products of a few such values with counts are still finite.
+const LARGEST_COMPUTED: f64 = 1e100;
+
 /// Defines a quantity held as a finite, non-negative `f64` in its base unit. A rate cannot be zero,
-/// because it divides.
+/// because it divides. `range` holds the least and largest value that may be written, in the base
+/// unit and in words.
 macro_rules! quantity {
     (
-        $(#[$doc:meta])* $name:ident, $least:tt zero, $quantity:literal, $example:literal,
+        $(#[$doc:meta])* $name:ident, $quantity:literal, $example:literal,
+        range: $least:literal, $most:literal, $range:literal,
         units: [$($unit:literal = $factor:literal),+],
         display: [$($shown:literal = $scale:literal),+],
         $($(#[$cdoc:meta])* $ctor:ident = $cfactor:literal),*
@@ -204,22 +226,32 @@ macro_rules! quantity {
         pub struct $name(f64);
 
         impl $name {
-            /// Creates a quantity from `value` in the base unit; `None` if `value` is not finite or
-            /// out of range.
+            #[doc = concat!("Creates a quantity from `value` in the base unit; `None` outside of ", $range, ", or if denormal.")]
             pub fn new(value: f64) -> Option<Self> {
-                (value.is_finite() && value $least 0.0).then_some(Self(value))
+                let in_range = value >= $least && value <= $most && !value.is_subnormal();
+                in_range.then_some(Self(value + 0.0))
+            }
+
+            /// The computed `value` in the base unit. It saturates at 10¹⁰⁰, and above zero for a
+            /// rate.
+            ///
+            /// # Panics
+            /// If `value` is negative or not a number.
+            fn computed(value: f64) -> Self {
+                assert!(value >= 0.0, "{value} is out of range for a {}", $quantity);
+                let least: f64 = if $least > 0.0 { 1.0 / LARGEST_COMPUTED } else { 0.0 };
+                Self(value.clamp(least, LARGEST_COMPUTED))
             }
 
             $(
                 $(#[$cdoc])*
                 ///
+                /// A computed value may lie outside of the range of written ones; it saturates.
+                ///
                 /// # Panics
-                /// If `value` is negative, not finite, or zero for a rate.
+                /// If `value` is negative or not a number.
                 pub fn $ctor(value: f64) -> Self {
-                    match Self::new(scale(value, $cfactor)) {
-                        Some(quantity) => quantity,
-                        None => panic!("{value} is out of range for a {}", $quantity),
-                    }
+                    Self::computed(scale(value, $cfactor))
                 }
             )*
 
@@ -229,7 +261,7 @@ macro_rules! quantity {
             }
 
             const UNITS: Units =
-                Units { quantity: $quantity, example: $example, table: &[$(($unit, $factor)),+] };
+                Units { quantity: $quantity, example: $example, range: $range, table: &[$(($unit, $factor)),+] };
         }
 
         impl Eq for $name {}
@@ -250,8 +282,8 @@ macro_rules! quantity {
             type Error = ParseQuantityError;
 
             fn try_from(value: f64) -> Result<Self, Self::Error> {
-                Self::new(value)
-                    .ok_or(ParseQuantityError::OutOfRange { text: value.to_string(), quantity: $quantity })
+                let base = Self::UNITS.table[0].0;
+                Self::new(value).ok_or_else(|| Self::UNITS.out_of_range(&format!("{value:e} {base}")))
             }
         }
 
@@ -266,8 +298,7 @@ macro_rules! quantity {
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 let value = parse(text, &Self::UNITS)?;
-                Self::new(value)
-                    .ok_or(ParseQuantityError::OutOfRange { text: text.into(), quantity: $quantity })
+                Self::new(value).ok_or_else(|| Self::UNITS.out_of_range(text))
             }
         }
 
@@ -291,10 +322,7 @@ macro_rules! quantity {
             type Output = Self;
 
             fn mul(self, factor: f64) -> Self {
-                match Self::new(self.0 * factor) {
-                    Some(quantity) => quantity,
-                    None => panic!("{self} times {factor} is out of range for a {}", $quantity),
-                }
+                Self::computed(self.0 * factor)
             }
         }
 
@@ -302,7 +330,7 @@ macro_rules! quantity {
             type Output = Self;
 
             fn add(self, other: Self) -> Self {
-                Self(self.0 + other.0)
+                Self::computed(self.0 + other.0)
             }
         }
 
@@ -319,7 +347,8 @@ macro_rules! quantity {
 quantity! {
     /// A duration in seconds, computed or measured. The simulator's clock is
     /// [`SimTime`](crate::SimTime).
-    Seconds, >= zero, "duration", "18.5 ms",
+    Seconds, "duration", "18.5 ms",
+    range: 0.0, 1e9, "0 s to 1e9 s",
     units: ["s" = 1.0, "ms" = 1e-3, "us" = 1e-6, "µs" = 1e-6, "μs" = 1e-6, "ns" = 1e-9, "min" = 60.0, "m" = 60.0, "h" = 3600.0],
     display: ["s" = 1.0, "ms" = 1e-3, "us" = 1e-6, "ns" = 1e-9],
     /// Creates a duration of `value` seconds.
@@ -332,7 +361,8 @@ quantity! {
 
 quantity! {
     /// Floating-point operations; a multiply-add counts as two.
-    Flops, >= zero, "number of operations", "4 GFLOP",
+    Flops, "number of operations", "4 GFLOP",
+    range: 0.0, 1e30, "0 FLOP to 1e30 FLOP",
     units: ["FLOP" = 1.0, "kFLOP" = 1e3, "MFLOP" = 1e6, "GFLOP" = 1e9, "TFLOP" = 1e12, "PFLOP" = 1e15],
     display: ["PFLOP" = 1e15, "TFLOP" = 1e12, "GFLOP" = 1e9, "MFLOP" = 1e6, "FLOP" = 1.0],
     /// Creates a count of `value` operations.
@@ -341,9 +371,10 @@ quantity! {
 
 quantity! {
     /// A bandwidth. Bits and bytes are distinguished: 1 Gb/s is an eighth of 1 GB/s.
-    BytesPerSecond, > zero, "bandwidth", "32 GB/s",
+    BytesPerSecond, "bandwidth", "32 GB/s",
+    range: 1.0, 1e18, "1 B/s to 1 EB/s",
     units: ["B/s" = 1.0, "KB/s" = 1e3, "MB/s" = 1e6, "GB/s" = 1e9, "TB/s" = 1e12, "KiB/s" = 1024.0, "MiB/s" = 1_048_576.0,
-        "GiB/s" = 1_073_741_824.0, "TiB/s" = 1_099_511_627_776.0, "Mb/s" = 125e3, "Gb/s" = 125e6],
+        "GiB/s" = 1_073_741_824.0, "TiB/s" = 1_099_511_627_776.0, "PB/s" = 1e15, "EB/s" = 1e18, "Mb/s" = 125e3, "Gb/s" = 125e6],
     display: ["TB/s" = 1e12, "GB/s" = 1e9, "MB/s" = 1e6, "KB/s" = 1e3, "B/s" = 1.0],
     /// Creates a bandwidth of `value` bytes per second.
     bytes = 1.0,
@@ -353,8 +384,9 @@ quantity! {
 
 quantity! {
     /// An arithmetic rate.
-    FlopsPerSecond, > zero, "arithmetic rate", "165 TFLOP/s",
-    units: ["FLOP/s" = 1.0, "MFLOP/s" = 1e6, "GFLOP/s" = 1e9, "TFLOP/s" = 1e12, "PFLOP/s" = 1e15],
+    FlopsPerSecond, "arithmetic rate", "165 TFLOP/s",
+    range: 1.0, 1e18, "1 FLOP/s to 1 EFLOP/s",
+    units: ["FLOP/s" = 1.0, "MFLOP/s" = 1e6, "GFLOP/s" = 1e9, "TFLOP/s" = 1e12, "PFLOP/s" = 1e15, "EFLOP/s" = 1e18],
     display: ["PFLOP/s" = 1e15, "TFLOP/s" = 1e12, "GFLOP/s" = 1e9, "MFLOP/s" = 1e6, "FLOP/s" = 1.0],
     /// Creates a rate of `value` operations per second.
     flops = 1.0,
@@ -364,7 +396,8 @@ quantity! {
 
 quantity! {
     /// The number of parameters that an optimizer updates per second.
-    ParamsPerSecond, > zero, "optimizer rate", "2 Gparam/s",
+    ParamsPerSecond, "optimizer rate", "2 Gparam/s",
+    range: 1.0, 1e18, "1 param/s to 1e18 param/s",
     units: ["param/s" = 1.0, "Mparam/s" = 1e6, "Gparam/s" = 1e9],
     display: ["Gparam/s" = 1e9, "Mparam/s" = 1e6, "param/s" = 1.0],
     /// Creates a rate of `value` parameters per second.
@@ -404,7 +437,7 @@ impl std::ops::Div<FlopsPerSecond> for Flops {
     type Output = Seconds;
 
     fn div(self, rate: FlopsPerSecond) -> Seconds {
-        Seconds(self.0 / rate.0)
+        Seconds::s(self.0 / rate.0)
     }
 }
 
@@ -439,7 +472,7 @@ mod tests {
             message("24 GHz"),
             Err("`GHz` is not a unit of size (known: B, KB, kB, MB, GB, TB, KiB, MiB, GiB, TiB)".into())
         );
-        assert_eq!(message("-1 GiB"), Err("`-1 GiB` is out of range for a size".into()));
+        assert_eq!(message("-1 GiB"), Err("`-1 GiB` is out of range for a size (0 B to 2^62 B)".into()));
         assert_eq!(
             message("lots"),
             Err("`lots` is not a size: it does not start with a number (write it like \"24 GiB\")".into())
@@ -471,5 +504,35 @@ mod tests {
         assert_eq!(Seconds::new(f64::NAN), None);
         assert_eq!(Seconds::new(-1.0), None);
         assert_eq!(BytesPerSecond::new(0.0), None);
+    }
+
+    #[test]
+    fn every_type_states_its_range() {
+        let refused = |error: ParseQuantityError| error.to_string();
+        for text in ["1e-320 GB/s", "0.9 B/s", "1.1 EB/s", "1e400 GB/s", "-0 B/s", "-1 GB/s"] {
+            let expected = format!("`{text}` is out of range for a bandwidth (1 B/s to 1 EB/s)");
+            assert_eq!(text.parse::<BytesPerSecond>().map_err(refused), Err(expected));
+        }
+        for text in ["1e300 s", "1.1e9 s", "1e-320 s", "-1 ms"] {
+            let expected = format!("`{text}` is out of range for a duration (0 s to 1e9 s)");
+            assert_eq!(text.parse::<Seconds>().map_err(refused), Err(expected));
+        }
+        for text in ["8388608 TiB", "1e30 B"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+        assert!("4194304 TiB".parse::<Bytes>().is_ok_and(|size| size == Bytes::LARGEST));
+        assert!(["1 B/s", "1 EB/s"].iter().all(|text| text.parse::<BytesPerSecond>().is_ok()));
+        assert!("0.5 FLOP/s".parse::<FlopsPerSecond>().is_err());
+        assert!("0.5 param/s".parse::<ParamsPerSecond>().is_err());
+        assert!("1e31 FLOP".parse::<Flops>().is_err());
+    }
+
+    #[test]
+    fn computed_values_saturate() {
+        let long = Bytes::LARGEST / BytesPerSecond::bytes(1.0);
+        assert!(long > Seconds::s(1e9), "{long}");
+        assert_eq!(Bytes::LARGEST * 9, Bytes::new(u64::MAX));
+        assert!((long * 1e300 + long).get().is_finite());
+        assert!((Flops::flop(1e30) / (FlopsPerSecond::flops(1e18) * 0.0)).get().is_finite());
     }
 }

@@ -72,12 +72,12 @@ fn all_faults_are_reported_at_once() {
       --> m.toml:8:37
     error: gpu `gpu0` has no memory
       --> m.toml:12:10
-    error: `GiB` is not a unit of bandwidth (known: B/s, KB/s, MB/s, GB/s, TB/s, KiB/s, MiB/s, GiB/s, TiB/s, Mb/s, Gb/s)
+    error: `GiB` is not a unit of bandwidth (known: B/s, KB/s, MB/s, GB/s, TB/s, KiB/s, MiB/s, GiB/s, TiB/s, PB/s, EB/s, Mb/s, Gb/s)
       --> m.toml:13:20
     error: unknown data type `bf61` (known: f32, tf32, f16, bf16, fp8, int8)
       --> m.toml:14:10
     hint: did you mean `bf16`
-    error: `-25 GB/s` is out of range for a bandwidth
+    error: `-25 GB/s` is out of range for a bandwidth (1 B/s to 1 EB/s)
       --> m.toml:19:6
     error: link `pcie0` has an `up` but no `down`
       --> m.toml:19:6
@@ -174,7 +174,7 @@ fn rates_are_stated_once_per_direction() {
       --> m.toml:19:13
     ");
     assert_snapshot!(spoiled(&[("\"25 GB/s\"", "\"0 GB/s\"")]), @"
-    error: `0 GB/s` is out of range for a bandwidth
+    error: `0 GB/s` is out of range for a bandwidth (1 B/s to 1 EB/s)
       --> m.toml:19:13
     ");
 }
