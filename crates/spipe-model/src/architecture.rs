@@ -25,7 +25,7 @@ pub enum Architecture {
 }
 
 /// A decoder-only language model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Transformer {
     /// The size of the vocabulary, in tokens.
     pub vocabulary: u64,
@@ -35,6 +35,10 @@ pub struct Transformer {
     pub block: Block,
     /// The number of leading blocks without the sliding window (Qwen2's `max_window_layers`).
     pub full_attention_layers: u64,
+    /// The blocks that have one feed-forward network in place of experts, in ascending order.
+    pub dense_layers: Vec<u64>,
+    /// Inner width of the feed-forward network of these blocks.
+    pub dense_intermediate: u64,
     /// The default sequence length, in tokens.
     pub seq_len: u64,
     /// Whether a norm follows the embedding.
@@ -179,6 +183,9 @@ impl Transformer {
     /// Returns the block with this index.
     pub fn block(&self, index: u64) -> Block {
         let sliding_window = self.block.sliding_window.filter(|_| index >= self.full_attention_layers);
+        if self.dense_layers.binary_search(&index).is_ok() {
+            return Block { sliding_window, experts: None, intermediate: self.dense_intermediate, ..self.block };
+        }
         Block { sliding_window, ..self.block }
     }
 

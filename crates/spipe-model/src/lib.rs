@@ -48,6 +48,7 @@ pub use block::{Block, Experts, Mlp, Norm, Positions};
 pub use encoder::{Encoder, EncoderEnd, EncoderHead};
 pub use ends::{Contrast, Embedding, Head, PatchEmbedding, Projection};
 pub use file::schema;
+pub use hugging_face::{Adapter, Component, components};
 pub use layer::{Layer, LayerKind};
 pub use model::{Imported, Model, Tie};
 pub use op::{LayerWork, Op};

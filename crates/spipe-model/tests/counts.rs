@@ -219,3 +219,38 @@ fn experts_are_used_in_part() {
     // The paper says 13 B (Mixtral of Experts, arXiv 2401.04088).
     assert_eq!(active / 100_000_000, 128);
 }
+
+/// Qwen3-MoE with some dense blocks: attention 2 × 4 × 8 × 8 (no biases) + 16 for the norms of heads, two norms
+/// of 8 …, counted here by hand.
+#[test]
+fn dense_blocks_among_experts_count_exactly() {
+    let config = |more: &str| {
+        format!(
+            "{{\"model_type\": \"qwen3_moe\", \"hidden_size\": 8, \"num_hidden_layers\": 4, \"num_attention_heads\": 2, \
+             \"num_key_value_heads\": 1, \"head_dim\": 4, \"intermediate_size\": 32, \"moe_intermediate_size\": 16, \
+             \"num_experts\": 4, \"num_experts_per_tok\": 2, \"vocab_size\": 10{more}}}"
+        )
+    };
+    // q 8·8, k and v 8·4 each, o 8·8, norms of heads 2·4, norms of the block 2·8.
+    let attention = 64 + 32 + 32 + 64 + 8 + 16;
+    let (sparse, dense) = (attention + 4 * 3 * 8 * 16 + 4 * 8, attention + 3 * 8 * 32);
+    let ends = 2 * 10 * 8 + 8;
+    for (more, dense_blocks) in [
+        ("", 0),
+        (", \"decoder_sparse_step\": 2", 2),
+        (", \"decoder_sparse_step\": 3", 3),
+        (", \"mlp_only_layers\": [0]", 1),
+        (", \"mlp_only_layers\": [1, 2], \"decoder_sparse_step\": 2", 3),
+        (", \"decoder_sparse_step\": 5", 4),
+    ] {
+        let imported =
+            Model::from_hugging_face("config.json", &config(more)).unwrap_or_else(|faults| panic!("{faults}"));
+        let expected = ends + (4 - dense_blocks) * sparse + dense_blocks * dense;
+        assert_eq!(imported.model.parameters(), expected, "{more}");
+        assert!(imported.warnings.is_empty(), "{}", imported.warnings);
+        let text = imported.model.to_toml();
+        assert_eq!(Model::from_toml("again.toml", &text).as_ref(), Ok(&imported.model), "{text}");
+    }
+    let refused = Model::from_hugging_face("config.json", &config(", \"decoder_sparse_step\": 0")).unwrap_err();
+    assert!(refused.to_string().contains("`decoder_sparse_step` is zero"), "{refused}");
+}

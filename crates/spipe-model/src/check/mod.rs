@@ -158,6 +158,7 @@ impl<'a> Check<'a> {
             );
             self.error("full-attention-layers", message);
         }
+        self.dense(transformer);
         self.parameters(block, transformer.layers, 2.0 * transformer.vocabulary as f64 * block.hidden as f64);
     }
 
@@ -176,6 +177,27 @@ impl<'a> Check<'a> {
         self.block(block);
         self.sequence(encoder.seq_len, block);
         self.parameters(block, encoder.layers, 2.0 * encoder.vocabulary as f64 * block.hidden as f64);
+    }
+
+    /// Checks the blocks without experts.
+    fn dense(&mut self, transformer: &Transformer) {
+        let dense = &transformer.dense_layers;
+        if dense.is_empty() {
+            return;
+        }
+        self.size("dense-intermediate", transformer.dense_intermediate, LARGEST);
+        if transformer.block.experts.is_none() {
+            self.error("dense-layers", "`dense-layers` has no effect without `experts`".into());
+        }
+        if let Some(beyond) = dense.iter().find(|index| **index >= transformer.layers) {
+            let message = format!("block {beyond} is to be dense, but the model has {} blocks", transformer.layers);
+            self.error("dense-layers", message);
+        }
+        if dense.windows(2).any(|pair| pair[0] >= pair[1]) {
+            self.error("dense-layers", "`dense-layers` is not in ascending order".into());
+        }
+        let widest = Block { experts: None, intermediate: transformer.dense_intermediate, ..transformer.block };
+        self.parameters(&widest, dense.len() as u64, 0.0);
     }
 
     pub(crate) fn vision(&mut self, vision: &Vision) {

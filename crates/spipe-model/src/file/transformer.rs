@@ -85,6 +85,12 @@ pub(crate) struct TransformerFile {
     pub experts: Option<u64>,
     /// The number of experts that each token uses; required with `experts`.
     pub experts_per_token: Option<u64>,
+    /// The blocks that have one feed-forward network in place of experts, counted from 0, in
+    /// ascending order; none if absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dense_layers: Vec<u64>,
+    /// Inner width of the feed-forward network of these blocks; required with `dense-layers`.
+    pub dense_intermediate: Option<u64>,
     /// Whether training applies dropout, which keeps masks; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dropout: bool,
@@ -163,11 +169,17 @@ impl TransformerFile {
             let message = "`full-attention-layers` has no effect without `sliding-window`";
             check.error("full-attention-layers", message.into());
         }
+        if self.dense_layers.is_empty() != self.dense_intermediate.is_none() {
+            let key = if self.dense_layers.is_empty() { "dense-intermediate" } else { "dense-layers" };
+            check.error(key, "`dense-layers` and `dense-intermediate` belong together".into());
+        }
         Transformer {
             vocabulary: self.vocabulary,
             layers: self.layers,
             block,
             full_attention_layers: self.full_attention_layers.unwrap_or(0),
+            dense_layers: self.dense_layers.clone(),
+            dense_intermediate: self.dense_intermediate.unwrap_or(self.intermediate),
             seq_len: self.seq_len,
             embedding_norm: self.embedding_norm,
             tied: self.tied,
@@ -253,6 +265,8 @@ impl TransformerFile {
                 .filter(|layers| *layers > 0 && block.sliding_window.is_some()),
             experts: block.experts.map(|experts| experts.count),
             experts_per_token: block.experts.map(|experts| experts.per_token),
+            dense_layers: transformer.dense_layers.clone(),
+            dense_intermediate: Some(transformer.dense_intermediate).filter(|_| !transformer.dense_layers.is_empty()),
             dropout: block.dropout,
         }
     }

@@ -112,6 +112,11 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// Returns the value of `key`, if there is one.
+    pub(super) fn value(&self, key: &str) -> Option<&'a Value> {
+        self.table.get(key)
+    }
+
     /// Returns a string, if there is one.
     pub(super) fn word(&self, key: &str) -> Option<&'a str> {
         self.table.get(key)?.as_str()

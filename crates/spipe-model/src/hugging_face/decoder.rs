@@ -1,7 +1,7 @@
 //! Decoder-only language models. Defaults are those of the config classes of transformers 5.23.
 
 use super::config::Config;
-use crate::{Block, Experts, Mlp, Norm, Positions, Transformer};
+use crate::{Block, Experts, Mlp, Norm, Positions, Transformer, check::MOST_LAYERS};
 
 const HIDDEN: &[&str] = &["hidden_size", "n_embd", "n_embed"];
 const LAYERS: &[&str] = &["num_hidden_layers", "n_layer"];
@@ -60,15 +60,19 @@ const QWEN2: Llama = Llama { vocabulary: 151_936, intermediate: 22_016, kv_heads
 
 const QWEN3: Llama = Llama { head_dim: Some(128), ..QWEN2 };
 
-/// The width of the experts is `moe_intermediate_size`.
+/// The width of the experts is `moe_intermediate_size`; `intermediate_size` is that of blocks without
+/// experts.
 const QWEN3_MOE: Llama = Llama {
     layers: 24,
     hidden: 2048,
-    intermediate: 768,
+    intermediate: 6144,
     kv_heads: Some(4),
     experts: Some(Experts { count: 128, per_token: 8 }),
     ..QWEN2
 };
+
+/// The default of `moe_intermediate_size`.
+const QWEN3_EXPERT: u64 = 768;
 
 const PHI3: Llama =
     Llama { vocabulary: 32_064, hidden: 3072, intermediate: 8192, places: 4096, epsilon: 1e-5, ..LLAMA };
@@ -115,14 +119,32 @@ pub(super) fn qwen3_moe(config: &mut Config<'_>) -> Transformer {
     let bias = config.flag("attention_bias", false);
     let block = &mut transformer.block;
     (block.qkv_bias, block.output_bias, block.qk_norm) = (bias, bias, true);
-    block.intermediate = config.size(&["moe_intermediate_size"], QWEN3_MOE.intermediate);
-    let without = config.sizes("mlp_only_layers", 0).is_some_and(|layers| !layers.is_empty());
-    if without || config.size(&["decoder_sparse_step"], 1) != 1 {
-        let key = if without { "mlp_only_layers" } else { "decoder_sparse_step" };
-        config.warn(key, "some blocks have no experts; all are assumed to have them");
+    block.intermediate = config.size(&["moe_intermediate_size"], QWEN3_EXPERT);
+    transformer.dense_layers = dense_layers(config, transformer.layers);
+    if transformer.dense_layers.len() as u64 == transformer.layers {
+        // A network of dense blocks alone.
+        transformer.block.experts = None;
+        transformer.block.intermediate = transformer.dense_intermediate;
+        transformer.dense_layers.clear();
+    }
+    if transformer.dense_layers.is_empty() {
+        transformer.dense_intermediate = transformer.block.intermediate;
     }
     qwen_window(config, &mut transformer);
     transformer
+}
+
+/// Returns the blocks without experts: those in `mlp_only_layers`, and all whose number, counted
+/// from 1, is not a multiple of `decoder_sparse_step` (`Qwen3MoeDecoderLayer` of transformers 5.23).
+fn dense_layers(config: &mut Config<'_>, layers: u64) -> Vec<u64> {
+    let named = config.sizes("mlp_only_layers", 0).unwrap_or_default();
+    let step = config.size(&["decoder_sparse_step"], 1);
+    if step == 0 {
+        config.refuse("decoder_sparse_step", "`decoder_sparse_step` is zero, not a step from block to block".into());
+        return Vec::new();
+    }
+    let dense = |index: &u64| named.contains(index) || !(index + 1).is_multiple_of(step);
+    (0..layers.min(MOST_LAYERS)).filter(dense).collect()
 }
 
 pub(super) fn phi3(config: &mut Config<'_>) -> Transformer {
@@ -194,6 +216,8 @@ fn llama_like(config: &mut Config<'_>, defaults: &Llama) -> Transformer {
         layers: config.stated_size(LAYERS, defaults.layers),
         block,
         full_attention_layers: 0,
+        dense_layers: Vec::new(),
+        dense_intermediate: block.intermediate,
         seq_len: places,
         embedding_norm: false,
         tied: config.flag("tie_word_embeddings", false),
@@ -310,6 +334,8 @@ pub(super) fn gpt2(config: &mut Config<'_>) -> Transformer {
         layers: config.stated_size(&["n_layer", "num_hidden_layers"], 12),
         block: Block { mlp, dropout: dropout(config, &rates), ..block },
         full_attention_layers: 0,
+        dense_layers: Vec::new(),
+        dense_intermediate: intermediate,
         seq_len: places,
         embedding_norm: false,
         tied: config.flag("tie_word_embeddings", true),
@@ -331,6 +357,8 @@ pub(super) fn gpt_neox(config: &mut Config<'_>) -> Transformer {
         layers: config.stated_size(LAYERS, 44),
         block: Block { mlp, qkv_bias: bias, output_bias: bias, parallel_residual, dropout, ..block },
         full_attention_layers: 0,
+        dense_layers: Vec::new(),
+        dense_intermediate: intermediate,
         seq_len: config.size(&["max_position_embeddings"], 2048),
         embedding_norm: false,
         tied: config.flag("tie_word_embeddings", false),
@@ -342,12 +370,15 @@ pub(super) fn bloom(config: &mut Config<'_>) -> Transformer {
     let heads = config.stated_size(&["n_head", "num_attention_heads"], 8);
     let epsilon = config.number(&["layer_norm_epsilon"], 1e-5);
     let block = gpt_block((hidden, heads, hidden.saturating_mul(4)), epsilon, Positions::Alibi);
+    let intermediate = block.intermediate;
     let dropout = dropout(config, &[("attention_dropout", 0.0), ("hidden_dropout", 0.0)]);
     Transformer {
         vocabulary: config.stated_size(&["vocab_size"], 250_880),
         layers: config.stated_size(&["n_layer", "num_hidden_layers"], 2),
         block: Block { mlp: Mlp::GeluTanh, dropout, ..block },
         full_attention_layers: 0,
+        dense_layers: Vec::new(),
+        dense_intermediate: intermediate,
         seq_len: config.size(&["seq_length"], 2048),
         embedding_norm: true,
         tied: config.flag("tie_word_embeddings", true),

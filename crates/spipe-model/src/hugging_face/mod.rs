@@ -1,10 +1,18 @@
 //! Hugging Face `config.json` files. Absent sizes have the defaults of their class. The spellings
 //! of `transformers` before and since version 5 are understood.
 
+mod adapter;
 mod config;
 mod decoder;
 mod denoiser;
 mod encoder;
+mod index;
+mod nearest;
+mod quantization;
+mod wrapper;
+
+pub use adapter::Adapter;
+pub use index::{Component, components};
 
 use crate::{Architecture, Block, Imported, Model, check::Check, file::head_dim};
 use config::Config;
@@ -46,22 +54,31 @@ impl Model {
     /// # Errors
     /// If the text is not a config of a known `model_type`: every fault of its values.
     pub fn from_hugging_face(file: &str, text: &str) -> Result<Imported, Faults> {
-        let value: Value = serde_json::from_str(text).map_err(|error| {
-            let position = Position { file: file.into(), line: error.line(), column: error.column() };
-            Diagnostic::error(format!("not JSON: {error}")).at(position)
-        })?;
+        let mut value = parse(file, text)?;
         let start = position_of(file, text, 0);
+        let wrapped = wrapper::inner(&mut value, &KNOWN);
         let Some(table) = value.as_object() else {
             return Err(Diagnostic::error("a config is a JSON object").at(start).into());
         };
-        let mut config = Config::new(file, text, table);
-        let denoiser = config.word("_class_name").filter(|class| *class == DENOISER);
-        let Some(model_type) = config.word("model_type").or(denoiser) else {
-            let missing = Diagnostic::error("the key `model_type` is missing").at(start);
-            return Err(missing.hint(format!("known: {}", KNOWN.join(", "))).into());
+        let outer = Config::new(file, text, table);
+        if let Some(fault) = adapter::refusal(&outer).or_else(|| index::refusal(&outer)) {
+            return Err(fault.at(start).into());
+        }
+        let mut config = match wrapped {
+            Some(key) => outer.child(&[key]).unwrap_or(Config::new(file, text, table)),
+            None => Config::new(file, text, table),
         };
+        let Some(model_type) = type_of(&config) else { return Err(nearest::no_type(&outer).at(start).into()) };
+        if let Some(key) = wrapped {
+            let wrapper = outer.word("model_type").unwrap_or("the file");
+            let message = format!("`{wrapper}` wraps a `{model_type}`: that is read, and the rest is left out");
+            config.faults.push(Diagnostic::warning(message).at(outer.locate(&[key])));
+        }
         let architecture = architecture(&mut config, model_type)?;
         warn(&mut config, &architecture);
+        if wrapped.is_some() {
+            config.faults.extend(quantization::warning(&outer).map(Faults::from).unwrap_or_default());
+        }
         let mut faults = std::mem::take(&mut config.faults);
         let locate = |path: &str| Some(locate(&config, path));
         let mut check = Check::new(&locate);
@@ -74,6 +91,19 @@ impl Model {
         let model = Model::freeze(name(&config, file, model_type), Some(source), architecture);
         Ok(Imported { model, warnings: faults })
     }
+}
+
+/// Parses the text of a config.
+fn parse(file: &str, text: &str) -> Result<Value, Faults> {
+    serde_json::from_str(text).map_err(|error| {
+        let position = Position { file: file.into(), line: error.line(), column: error.column() };
+        Diagnostic::error(format!("not JSON: {error}")).at(position).into()
+    })
+}
+
+/// Returns the model type, or the class of `diffusers`.
+fn type_of<'a>(config: &Config<'a>) -> Option<&'a str> {
+    config.word("model_type").or_else(|| config.word("_class_name").filter(|class| *class == DENOISER))
 }
 
 fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architecture, Faults> {
@@ -93,19 +123,14 @@ fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architectur
         "roberta" => return Ok(Architecture::Encoder(encoder::text(config, &encoder::ROBERTA))),
         "vit" => return Ok(Architecture::Vision(encoder::vit(config))),
         "clip" => return Ok(Architecture::TwoTowers(encoder::clip(config))),
-        unknown => {
-            let fault = Diagnostic::error(format!("unknown model type `{unknown}`"));
-            let hint = format!("known: {}", KNOWN.join(", "));
-            return Err(fault.at(config.locate(&["model_type"])).hint(hint).into());
-        }
+        unknown => return Err(nearest::unknown(config, unknown).into()),
     }))
 }
 
 /// Warns of settings of the network that the model cannot express.
 fn warn(config: &mut Config<'_>, architecture: &Architecture) {
-    if config.has("quantization_config") {
-        config
-            .warn("quantization_config", "the weights are quantized; sizes are computed for the precision of the run");
+    if let Some(warning) = quantization::warning(config) {
+        config.faults.push(warning);
     }
     if let Architecture::Encoder(_) = architecture {
         return;
@@ -195,15 +220,21 @@ fn locate(config: &Config<'_>, path: &str) -> Position {
     table.map_or_else(|| config.locate(&[]), |table| table.locate(keys(key)))
 }
 
-/// Returns the name in the config, otherwise that of the file, otherwise the model type.
+/// Returns the name in the config, otherwise that of the file or of its folder, otherwise the model
+/// type.
 fn name(config: &Config<'_>, file: &str, model_type: &str) -> String {
     let last = |path: &str| path.rsplit(['/', '\\']).next().unwrap_or("").to_owned();
     let stated = config.word("_name_or_path").map(last);
     let stem = last(file);
     let stem = stem.strip_suffix(".json").unwrap_or(&stem).to_owned();
-    let usable = |name: &String| !name.trim().is_empty() && !name.starts_with('.');
+    let folder = file.trim_end_matches(|c| !matches!(c, '/' | '\\'));
+    let folder = last(folder.trim_end_matches(['/', '\\']));
+    // A hash names a snapshot in a cache, not the model.
+    let hash = |name: &String| name.len() >= 32 && name.chars().all(|c| c.is_ascii_hexdigit());
+    let usable = |name: &String| !name.trim().is_empty() && !name.starts_with('.') && !hash(name);
     stated
         .filter(usable)
         .or_else(|| Some(stem).filter(|stem| usable(stem) && stem != "config" && stem != "-"))
+        .or_else(|| Some(folder).filter(usable))
         .unwrap_or_else(|| model_type.into())
 }

@@ -1,0 +1,46 @@
+//! Refusals of unknown architectures, with the nearest known ones.
+
+use super::{DENOISER, KNOWN, config::Config};
+use spipe_base::{Diagnostic, similar_word};
+
+/// The fewest leading letters that make two types relatives: `qwen2_vl` and `qwen2`.
+const FAMILY: usize = 4;
+
+/// The refusal of the model type `unknown`.
+pub(super) fn unknown(config: &Config<'_>, unknown: &str) -> Diagnostic {
+    let fault = Diagnostic::error(format!("unknown model type `{unknown}`"));
+    fault.at(config.locate(&["model_type"])).hint(advice(&nearest(config, unknown)))
+}
+
+/// The refusal of a config without a model type.
+pub(super) fn no_type(config: &Config<'_>) -> Diagnostic {
+    match config.word("_class_name") {
+        Some(class) => Diagnostic::error(format!("unknown class `{class}`"))
+            .hint(format!("the known class of `diffusers` is {DENOISER}")),
+        None => Diagnostic::error("the key `model_type` is missing").hint(format!("known: {}", KNOWN.join(", "))),
+    }
+}
+
+fn advice(nearest: &[&str]) -> String {
+    format!("the nearest known: {} (known: {})", nearest.join(", "), KNOWN.join(", "))
+}
+
+/// The known types that are nearest to `unknown`: by name, otherwise by the keys of the config.
+fn nearest(config: &Config<'_>, unknown: &str) -> Vec<&'static str> {
+    let word = unknown.to_ascii_lowercase();
+    let shared = |known: &str| known.bytes().zip(word.bytes()).take_while(|(one, other)| one == other).count();
+    let most = KNOWN.iter().map(|known| shared(known)).max().unwrap_or(0);
+    if most >= FAMILY {
+        return KNOWN.into_iter().filter(|known| shared(known) == most).collect();
+    }
+    if let Some(similar) = similar_word(&word, KNOWN) {
+        return vec![similar];
+    }
+    if ["num_experts", "num_local_experts", "n_routed_experts"].into_iter().any(|key| config.has(key)) {
+        return vec!["mixtral", "qwen3_moe"];
+    }
+    if ["image_size", "patch_size"].into_iter().any(|key| config.has(key)) {
+        return vec!["vit", "clip"];
+    }
+    if config.has("rms_norm_eps") { vec!["llama", "mistral", "qwen2"] } else { vec!["gpt2", "gpt_neox", "llama"] }
+}

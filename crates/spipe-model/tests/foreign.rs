@@ -1,0 +1,104 @@
+//! Files around models: wrappers, quantized weights, adapters, pipelines, unknown architectures.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use spipe_model::{Adapter, Imported, Model, components};
+
+const LLAMA: &str = "\"hidden_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, \
+                     \"intermediate_size\": 128, \"vocab_size\": 100";
+
+fn read(text: &str) -> Imported {
+    Model::from_hugging_face("config.json", text).unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+fn refused(text: &str) -> String {
+    Model::from_hugging_face("config.json", text).unwrap_err().to_string()
+}
+
+#[test]
+fn wrappers_are_read_as_the_model_inside() {
+    let plain = read(&format!("{{\"model_type\": \"llama\", {LLAMA}}}")).model;
+    for key in ["text_config", "llm_config", "language_config"] {
+        let text = format!("{{\"model_type\": \"wrapper\",\n \"{key}\": {{\"model_type\": \"llama\", {LLAMA}}}}}");
+        let imported = read(&text);
+        assert_eq!(imported.model.parameters(), plain.parameters(), "{key}");
+        let said = imported.warnings.to_string();
+        assert!(said.contains("`wrapper` wraps a `llama`") && said.contains("config.json:2:2"), "{said}");
+    }
+    let tied = format!(
+        "{{\"model_type\": \"wrapper\", \"tie_word_embeddings\": true, \"text_config\": {{\"model_type\": \"llama\", {LLAMA}}}}}"
+    );
+    assert_eq!(read(&tied).model.parameters() + 64 * 100, plain.parameters());
+    // A tower of CLIP is no wrapped model.
+    assert!(
+        read("{\"model_type\": \"clip\", \"text_config\": {\"model_type\": \"llama\"}}").model.parameters() > 1 << 26
+    );
+}
+
+#[test]
+fn unknown_architectures_name_the_nearest_known_ones() {
+    for (config, nearest) in [
+        ("\"model_type\": \"qwen2_vl\"", "the nearest known: qwen2 "),
+        ("\"model_type\": \"lama\"", "the nearest known: llama "),
+        ("\"model_type\": \"deepseek_v3\", \"n_routed_experts\": 256", "the nearest known: mixtral, qwen3_moe "),
+        ("\"model_type\": \"zz\", \"rms_norm_eps\": 1e-6", "the nearest known: llama, mistral, qwen2 "),
+        ("\"model_type\": \"zz\", \"patch_size\": 16", "the nearest known: vit, clip "),
+    ] {
+        let said = refused(&format!("{{{config}}}"));
+        assert!(said.contains("unknown model type") && said.contains(nearest), "{said}");
+    }
+    let said = refused("{\"_class_name\": \"FluxTransformer2DModel\"}");
+    assert!(said.contains("unknown class `FluxTransformer2DModel`") && said.contains("UNet2DConditionModel"), "{said}");
+}
+
+#[test]
+fn quantized_weights_are_said() {
+    for (config, words) in [
+        (
+            "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 128}",
+            "gptq: 4 bits, groups of 128, about 4.156 bits",
+        ),
+        (
+            "{\"quant_method\": \"bitsandbytes\", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", \
+             \"bnb_4bit_use_double_quant\": true}",
+            "bitsandbytes: nf4, doubly quantized, about 4.127 bits",
+        ),
+        ("{\"quant_method\": \"bitsandbytes\", \"load_in_8bit\": true}", "bitsandbytes: int8, about 8.000 bits"),
+        ("{\"quant_method\": \"fp8\"}", "fp8: 8 bits"),
+    ] {
+        let said = read(&format!("{{\"model_type\": \"llama\", {LLAMA}, \"quantization_config\": {config}}}"))
+            .warnings
+            .to_string();
+        assert!(said.contains(words) && said.contains("precision of the run"), "{said}");
+    }
+}
+
+#[test]
+fn adapters_say_what_they_change() {
+    let text = "{\"peft_type\": \"LORA\", \"r\": 4, \"base_model_name_or_path\": \"org/base\", \
+                \"target_modules\": [\"q_proj\", \"down_proj\"]}";
+    let said = refused(text);
+    assert!(
+        said.contains("an adapter of kind LORA") && said.contains("name the config or the folder of `org/base`"),
+        "{said}"
+    );
+    let adapter = Adapter::from_json("adapter_config.json", text).unwrap();
+    let model = read(&format!("{{\"model_type\": \"llama\", {LLAMA}}}")).model;
+    // Two blocks, rank 4: q is 64 × 64, down 128 × 64.
+    assert_eq!(adapter.parameters(&model), Some(2 * 4 * (64 + 64 + 128 + 64)));
+    let remark = adapter.remark(&model).to_string();
+    assert!(remark.contains("LoRA of rank 4 on q_proj, down_proj") && remark.contains("2 560 trained"), "{remark}");
+}
+
+#[test]
+fn pipelines_have_parts() {
+    let text = "{\"_class_name\": \"StableDiffusionPipeline\", \"_diffusers_version\": \"0.6.0\",\n\
+                \"scheduler\": [\"diffusers\", \"PNDMScheduler\"], \"tokenizer\": [\"transformers\", \"CLIPTokenizer\"],\n\
+                \"safety_checker\": [null, null], \"unet\": [\"diffusers\", \"UNet2DConditionModel\"]}";
+    let parts = components("model_index.json", text).unwrap();
+    let names: Vec<(&str, bool)> = parts.iter().map(|part| (part.name.as_str(), part.has_parameters())).collect();
+    assert_eq!(names, [("scheduler", false), ("tokenizer", false), ("unet", true)]);
+    assert!(components("x", "{\"a\": 1}").unwrap_err().to_string().contains("no key is a part"));
+    assert!(components("x", "[").is_err());
+    assert!(refused(text).contains("pipeline of several models"));
+}
