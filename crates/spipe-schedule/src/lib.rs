@@ -26,12 +26,13 @@ mod work;
 
 pub use fair_share::{Demand, FairShare};
 pub use lower::{
-    StreamedTimes, UnitTimes, bare, bare_offloaded, bare_streamed, bare_superpipeline, bare_superpipeline_after, lower,
+    StreamedTimes, UnitTimes, bare, bare_offloaded, bare_offloaded_with_stage_times, bare_streamed, bare_superpipeline,
+    bare_superpipeline_after, bare_with_stage_times, lower,
 };
 pub use order::{
-    Barrier, Offloading, Order, Pass, StageTimes, Step, Token, automatic, gis, gis_warning, gpipe, in_flight,
-    interleaved, offloaded, one_forward_one_backward, order_of, system_order, uniform, v_half, v_min, v_of_stages,
-    zb_h1, zb_h2, zb_v,
+    Barrier, Offloading, Order, Pass, Skipped, StageTimes, Step, Token, automatic, gis, gis_warning, gpipe, in_flight,
+    interleaved, offloaded, offloaded_with_stage_times, one_forward_one_backward, order_of, system_order, uniform,
+    v_half, v_min, v_of_stages, zb_h1, zb_h2, zb_v,
 };
 pub use program::{
     Access, Action, Anchor, Buffer, Channel, Content, Device, Edge, Flow, Guard, Lane, LaneOrder, Lifetime, Outcome,

@@ -19,7 +19,23 @@ use std::collections::{BTreeMap, BTreeSet};
 /// # Errors
 /// The faults of `order`, or a share above 1.
 pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Faults> {
+    program(name, order, std::slice::from_ref(times), None)
+}
+
+/// The same with `times` for each stage, in model order. Latency and memory are those of the first.
+///
+/// # Errors
+/// The faults of `order`, a share above 1, or times for another number of stages.
+pub fn bare_with_stage_times(name: &str, order: &Order, times: &[StageTimes]) -> Result<Program, Faults> {
+    matches_stages(order, times)?;
     program(name, order, times, None)
+}
+
+fn matches_stages(order: &Order, times: &[StageTimes]) -> Result<(), Faults> {
+    if times.len() == order.stages() {
+        return Ok(());
+    }
+    Err(Diagnostic::error(format!("there are times for {} stages, and {} stages", times.len(), order.stages())).into())
 }
 
 /// The program of an order with offloads and reloads, on one lane `offload` per device. The end of
@@ -29,11 +45,26 @@ pub fn bare(name: &str, order: &Order, times: &StageTimes) -> Result<Program, Fa
 /// # Errors
 /// The faults of the order, or a share above 1.
 pub fn bare_offloaded(name: &str, offloading: &Offloading, times: &StageTimes) -> Result<Program, Faults> {
+    program(name, &offloading.order, std::slice::from_ref(times), Some(offloading))
+}
+
+/// The same with `times` for each stage, in model order. Latency and memory are those of the first.
+///
+/// # Errors
+/// The faults of the order, a share above 1, or times for another number of stages.
+pub fn bare_offloaded_with_stage_times(
+    name: &str,
+    offloading: &Offloading,
+    times: &[StageTimes],
+) -> Result<Program, Faults> {
+    matches_stages(&offloading.order, times)?;
     program(name, &offloading.order, times, Some(offloading))
 }
 
-fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Offloading>) -> Result<Program, Faults> {
+/// The program with times for all stages, one for each or the same one for all.
+fn program(name: &str, order: &Order, each: &[StageTimes], offloading: Option<&Offloading>) -> Result<Program, Faults> {
     order.validate()?;
+    let Some(times) = each.first() else { return Err(Diagnostic::error("there are no stage times").into()) };
     if times.weight_gradient_memory > StageTimes::UNIT.get() {
         return Err(Diagnostic::error("the share of memory kept for the weight gradient is more than 1").into());
     }
@@ -57,6 +88,7 @@ fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Of
     let copies = offloading.iter().flat_map(|offloading| offloading.copies.iter().flatten());
     let mut bare = Bare {
         times,
+        each,
         builder: &mut builder,
         device_of,
         added: BTreeMap::new(),
@@ -81,7 +113,7 @@ fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Of
             bare.add(device, token);
         }
     }
-    bare.join(stages);
+    bare.join(order);
     if let Some(offloading) = offloading {
         let host = bare.builder.memory("dram", None);
         bare.copy(offloading, host);
@@ -91,7 +123,10 @@ fn program(name: &str, order: &Order, times: &StageTimes, offloading: Option<&Of
 
 /// The state of lowering an order.
 struct Bare<'a> {
+    /// The times of the first stage, whose latency and memory are those of all.
     times: &'a StageTimes,
+    /// The times of each stage, or of all.
+    each: &'a [StageTimes],
     builder: &'a mut ProgramBuilder,
     device_of: BTreeMap<StageId, usize>,
     added: BTreeMap<Step, ActionId>,
@@ -137,7 +172,7 @@ impl Bare<'_> {
             subject: Subject::work(token.stage, token.microbatch),
             reads,
             writes,
-            work: self.times.of(token.pass),
+            work: self.each.get(token.stage.index()).unwrap_or(self.times).of(token.pass),
             flows: Vec::new(),
             guard: None,
         });
@@ -202,26 +237,29 @@ impl Bare<'_> {
         }
     }
 
-    /// Adds the data dependencies between stages, with latency between devices.
-    fn join(&mut self, stages: usize) {
-        let edges: Vec<Edge> = self
-            .added
-            .iter()
-            .filter_map(|(token, id)| {
-                let Step::Pass(token) = token else { return None };
-                let (from, cause) = self.source(token, stages)?;
+    /// Adds the data dependencies between stages, with latency between devices. Both parts of an
+    /// overlapped pair start after the inputs of both, and their readers after the end of both.
+    fn join(&mut self, order: &Order) {
+        let pairs: BTreeMap<Token, Token> = order.overlapped().map(|[forward, backward]| (forward, backward)).collect();
+        let passes =
+            self.added.keys().filter_map(|step| if let Step::Pass(token) = step { Some(*token) } else { None });
+        let mut edges = Vec::new();
+        for token in passes {
+            let partner = pairs.get(&token);
+            for input in [Some(token), partner.copied()].into_iter().flatten() {
+                let Some((source, cause)) = self.source(&input, order.stages()) else { continue };
+                let from = pairs.get(&source).copied().unwrap_or(source);
                 let same = self.device_of[&from.stage] == self.device_of[&token.stage];
-                let lag = if same { SimTime::ZERO } else { self.times.latency };
-                Some(Edge {
+                edges.push(Edge {
                     from: self.added[&Step::Pass(from)],
-                    to: *id,
+                    to: self.added[&Step::Pass(token)],
                     anchor: Anchor::EndToStart,
                     distance: 0,
-                    lag,
+                    lag: if same { SimTime::ZERO } else { self.times.latency },
                     cause,
-                })
-            })
-            .collect();
+                });
+            }
+        }
         for edge in edges {
             self.builder.edge(edge);
         }

@@ -8,7 +8,7 @@ mod sharded;
 mod steps;
 mod streamed;
 
-pub use bare::{bare, bare_offloaded};
+pub use bare::{bare, bare_offloaded, bare_offloaded_with_stage_times, bare_with_stage_times};
 pub use streamed::{StreamedTimes, UnitTimes, bare_streamed, bare_superpipeline, bare_superpipeline_after};
 
 use crate::Program;

@@ -21,15 +21,16 @@ pub use choose::order_of;
 pub use grouped::{gis, gis_warning, uniform};
 pub use in_flight::in_flight;
 pub use interleaved::interleaved;
-pub use offload::{Barrier, Offloading, Step, offloaded};
+pub use offload::{Barrier, Offloading, Step, offloaded, offloaded_with_stage_times};
 pub(crate) use slots::slots_of;
 pub use stage_times::StageTimes;
 pub use systems::{gpipe, one_forward_one_backward, system_order};
+pub use text::Skipped;
 pub use v_shape::{v_half, v_min, v_of_stages, zb_v};
 pub use zero_bubble::{zb_h1, zb_h2};
 
 use spipe_base::{Diagnostic, Faults, MicrobatchId, StageId};
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 /// A computation of a stage on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -93,12 +94,21 @@ impl fmt::Display for Token {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     devices: Vec<Vec<Token>>,
+    /// The forwards that are one action with the backward behind them.
+    overlapped: BTreeSet<Token>,
 }
 
 impl Order {
     /// An order with one list of tokens per device.
     pub const fn new(devices: Vec<Vec<Token>>) -> Self {
-        Self { devices }
+        Self { devices, overlapped: BTreeSet::new() }
+    }
+
+    /// The pairs of a forward and the backward behind it that are one action (`OVERLAP_F_B`), which
+    /// starts when the inputs of both have arrived and takes as long as both.
+    pub fn overlapped(&self) -> impl Iterator<Item = [Token; 2]> {
+        let pairs = self.devices.iter().flat_map(|tokens| tokens.windows(2).map(|pair| [pair[0], pair[1]]));
+        pairs.filter(|pair| self.overlapped.contains(&pair[0]))
     }
 
     /// The tokens of each device.

@@ -45,29 +45,38 @@ impl Order {
         }
     }
 
+    /// Faults of the same kind are one error with their count.
     fn check_counts(&self, faults: &mut Faults) {
         let mut passes: BTreeMap<(StageId, MicrobatchId), Vec<Pass>> = BTreeMap::new();
         for token in self.devices().iter().flatten() {
             passes.entry((token.stage, token.microbatch)).or_default().push(token.pass);
         }
-        let microbatches = self.microbatches();
-        for stage in (0..self.stages()).map(StageId::from) {
-            for microbatch in (0..microbatches).map(MicrobatchId::from) {
-                let found = passes.get(&(stage, microbatch)).map_or(&[][..], Vec::as_slice);
-                let good = matches!(
-                    found,
-                    [Pass::Forward, Pass::Backward] | [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight]
-                );
-                if !good {
-                    let letters: String = found.iter().map(|pass| pass.letter()).collect();
-                    let marked: Vec<Token> =
-                        found.iter().map(|pass| Token { stage, pass: *pass, microbatch }).collect();
-                    let found = if letters.is_empty() { "nothing".into() } else { format!("`{letters}`") };
-                    let message =
-                        format!("stage `{stage}`, microbatch `{microbatch}`: {found} where `FB` or `FIW` belongs");
-                    faults.push(self.fault(message, &marked));
-                }
+        let mut kinds: BTreeMap<&[Pass], (usize, (StageId, MicrobatchId))> = BTreeMap::new();
+        for (at, found) in &passes {
+            let good = matches!(
+                found[..],
+                [Pass::Forward, Pass::Backward] | [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight]
+            );
+            if !good {
+                kinds.entry(found).or_insert((0, *at)).0 += 1;
             }
+        }
+        let (stages, microbatches) = (self.stages(), self.microbatches());
+        let missing = stages.saturating_mul(microbatches) - passes.len();
+        let mut all = (0..stages).flat_map(|stage| (0..microbatches).map(move |one| (stage.into(), one.into())));
+        if let Some(first) = all.find(|at| missing > 0 && !passes.contains_key(at)) {
+            kinds.insert(&[], (missing, first));
+        }
+        let mut kinds: Vec<_> = kinds.into_iter().collect();
+        kinds.sort_by_key(|(_, (_, first))| *first);
+        for (found, (count, (stage, microbatch))) in kinds {
+            let letters: String = found.iter().map(|pass| pass.letter()).collect();
+            let marked: Vec<Token> = found.iter().map(|pass| Token { stage, pass: *pass, microbatch }).collect();
+            let found = if letters.is_empty() { "nothing".into() } else { format!("`{letters}`") };
+            let more = if count > 1 { format!(" (the first of {count} like this)") } else { String::new() };
+            let message =
+                format!("stage `{stage}`, microbatch `{microbatch}`: {found} where `FB` or `FIW` belongs{more}");
+            faults.push(self.fault(message, &marked));
         }
     }
 
@@ -79,9 +88,12 @@ impl Order {
         loop {
             let mut moved = false;
             for (device, tokens) in self.devices().iter().enumerate() {
-                while let Some(token) = tokens.get(next[device]).filter(|token| startable(token, last, &done)) {
-                    done.insert(*token);
-                    next[device] += 1;
+                while let Some(action) = self.action_at(tokens, next[device]) {
+                    if !action.iter().all(|token| startable(token, last, &done)) {
+                        break;
+                    }
+                    done.extend(action);
+                    next[device] += action.len();
                     moved = true;
                 }
             }
@@ -102,6 +114,13 @@ impl Order {
         }
     }
 
+    /// The tokens of the action at `position`: one, or an overlapped pair.
+    fn action_at<'a>(&self, tokens: &'a [Token], position: usize) -> Option<&'a [Token]> {
+        let first = tokens.get(position)?;
+        let end = (position + 1 + usize::from(self.overlapped.contains(first))).min(tokens.len());
+        Some(&tokens[position..end])
+    }
+
     /// A cycle of tokens at the heads of devices that wait for each other, found from `from`. Each
     /// comes with the token that it needs, and with the head of the device where that token is
     /// queued, which is the next of the cycle.
@@ -110,8 +129,9 @@ impl Order {
         let mut seen: Vec<(Token, Token, Token)> = Vec::new();
         let mut at = from;
         while seen.iter().all(|(head, ..)| *head != at) {
-            let missing =
-                needs(&at, last).into_iter().find(|options| !options.iter().any(|token| done.contains(token)));
+            let partner = self.overlapped().find(|pair| pair[0] == at).map(|pair| pair[1]);
+            let all = needs(&at, last).into_iter().chain(partner.iter().flat_map(|partner| needs(partner, last)));
+            let missing = { all }.find(|options| !options.iter().any(|token| done.contains(token)));
             let queued = |token: &Token| self.devices().iter().position(|tokens| tokens.contains(token));
             let blocked = missing.iter().flatten().find_map(|token| Some((*token, heads[queued(token)?]?)));
             let Some((needed, before)) = blocked else { break };

@@ -93,6 +93,20 @@ pub enum Content {
 }
 
 impl Content {
+    /// The part of a memory that the content belongs to, as reports name it.
+    pub const fn part(&self) -> &'static str {
+        match self {
+            Self::Parameters(_) | Self::Shared(_) => "weights",
+            Self::Gradients(_) | Self::SharedGradients(_) => "gradients",
+            Self::OptimizerState(_) => "optimizer-state",
+            Self::Saved(..) | Self::Recomputed(..) | Self::Reloaded(..) | Self::Checkpoint(..) => "activations",
+            Self::Cache(_) => "cache",
+            Self::Norm(_) | Self::Activation(..) | Self::Gradient(..) | Self::UndoLog(_) | Self::Workspace(..) => {
+                "buffers"
+            }
+        }
+    }
+
     /// The name of the content without its microbatch, for reports: "saved activations of layers
     /// 0..3".
     pub fn group(&self) -> String {

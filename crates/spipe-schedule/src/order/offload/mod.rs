@@ -37,19 +37,42 @@ pub struct Offloading {
 /// directions are in use (the same paper, section 4).
 const ALONE_PERCENT: u64 = 70;
 
-/// The uniform order with the first `offloaded` chunks of every device offloaded, because they wait
-/// longest for their backward. `copy` is the time of copying one activation in one direction.
+/// The uniform order with at most the first `offloaded` chunks of every device offloaded, because
+/// they wait longest for their backward. `copy` is the time of copying one activation in one
+/// direction.
 ///
 /// Two neighbouring GPUs share a switch. Forwards that no backward waits for yet are delayed.
-/// Several delays, and several rankings of the copies of the two GPUs, are tried, and those with
-/// the smallest peaks are kept. No pass is delayed beyond its time in [`uniform`]: activations that
-/// cannot be copied out and back in time stay on the device.
+/// Several delays, several rankings of the copies of the two GPUs, and fewer offloaded chunks are
+/// tried, and those with the smallest peaks are kept: where copies take as long as computing,
+/// another chunk may displace copies that save more. No pass is delayed beyond its time in
+/// [`uniform`]: activations that cannot be copied out and back in time stay on the device.
 ///
 /// # Errors
 /// Zero amounts, or more offloaded chunks than there are.
-pub fn offloaded(
+pub fn offloaded(shape: [usize; 3], times: &StageTimes, offloaded: usize, copy: SimTime) -> Result<Offloading, Faults> {
+    best_offload(shape, |stages| vec![*times; stages], offloaded, copy)
+}
+
+/// The same with `times` for each stage, in model order.
+///
+/// # Errors
+/// Zero amounts, more offloaded chunks than there are, or times for another number of stages.
+pub fn offloaded_with_stage_times(
+    shape: [usize; 3],
+    times: &[StageTimes],
+    offloaded: usize,
+    copy: SimTime,
+) -> Result<Offloading, Faults> {
+    if times.len() != shape[0] * shape[1] {
+        let fault = format!("there are times for {} stages, and {} stages", times.len(), shape[0] * shape[1]);
+        return Err(Diagnostic::error(fault).into());
+    }
+    best_offload(shape, |_| times.to_vec(), offloaded, copy)
+}
+
+fn best_offload(
     [devices, chunks, microbatches]: [usize; 3],
-    times: &StageTimes,
+    times: impl Fn(usize) -> Vec<StageTimes>,
     offloaded: usize,
     copy: SimTime,
 ) -> Result<Offloading, Faults> {
@@ -58,10 +81,13 @@ pub fn offloaded(
         let fault = format!("{offloaded} chunks to offload are more than the {chunks} chunks of a device");
         return Err(Diagnostic::error(fault).hint(format!("offload at most {chunks}")).into());
     }
-    let copies = CopyTimes { shared: copy, alone: SimTime::ns(copy.as_ns() * ALONE_PERCENT / 100) };
-    let of_stages = vec![*times; order.stages()];
+    let copies = CopyTimes {
+        shared: copy,
+        alone: SimTime::ns(copy.as_ns() / 100 * ALONE_PERCENT + copy.as_ns() % 100 * ALONE_PERCENT / 100),
+    };
+    let of_stages = times(order.stages());
     let soonest = Timing::of(&order, &of_stages);
-    let variant = |ahead| {
+    let variant = |(offloaded, ahead): (usize, u64)| {
         let timing = soonest.with_late_forwards(&order, ahead);
         let switches: Vec<Switch> = (0..devices)
             .step_by(2)
@@ -73,10 +99,9 @@ pub fn offloaded(
         let peaks: Vec<usize> = switches.iter().flat_map(|switch| switch.peaks.clone()).collect();
         (timing, switches, peaks)
     };
-    let best = [0, 2, 4]
-        .map(variant)
-        .into_iter()
-        .min_by_key(|(_, _, peaks)| (peaks.iter().max().copied(), peaks.iter().sum::<usize>()));
+    let choices = (0..=offloaded).rev().flat_map(|offloaded| [0, 2, 4].map(|ahead| (offloaded, ahead)));
+    let best =
+        choices.map(variant).min_by_key(|(_, _, peaks)| (peaks.iter().max().copied(), peaks.iter().sum::<usize>()));
     let Some((timing, switches, peaks)) = best else { return Err(Faults::new()) };
     let mut copies = Vec::new();
     let mut barriers = Vec::new();
@@ -106,7 +131,7 @@ impl Switch {
         offloaded: impl Fn(&Token) -> bool,
         copies: CopyTimes,
     ) -> Self {
-        // All stages have the same times.
+        // The ranking needs a typical time, not that of each stage.
         let times = timing.times[0];
         let half = SimTime::ns(times.forward.as_ns() / 2);
         let mut best: Option<Self> = None;
