@@ -32,6 +32,14 @@ unit: setup
 fuzz: setup
 	env -u PROPTEST_RNG_SEED $(CARGO) test --release --locked --workspace --no-fail-fast
 
+.PHONY: fuzz-coverage
+## Each fuzz target for SECONDS, guided by coverage, from the corpus; findings are left in crates/fuzz/artifacts. It needs a
+## C++ compiler. Inputs found are kept beside the build, so that the next run goes on from them.
+SECONDS ?= 60
+FUZZ_TARGETS ?= quantities hardware model config plan trace order pipeline
+fuzz-coverage:
+	crates/fuzz/run.sh $(SECONDS) $(FUZZ_TARGETS)
+
 fmt:
 	$(CARGO) fmt --all --check
 
